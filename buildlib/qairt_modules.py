@@ -5,16 +5,19 @@
     with qairt_modules():
         from qairt.gen_ai_api.configs.lade_config import LadeBuilderConfig
 
-Names: the Gen AI Builder's pages, docs.qualcomm.com 80-87189-2.
+Names: the Gen AI Builder's pages, docs.qualcomm.com 80-87189-2. Packages add modules of theirs
+through the entry-point group `qnnfarm.qairt_names`, whose objects are mappings as the one here.
 """
 
 import importlib
+import importlib.metadata
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType, ModuleType
 
 ROOT = "qairt"
+GROUP = "qnnfarm.qairt_names"
 
 _GENAI = "buildlib.genai"
 _SPECULATION = "buildlib.speculative.config"
@@ -33,7 +36,10 @@ _NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "qairt.modules.lora.lora_config": {"LoraBuilderInputConfig": "buildlib.lora.config"},
     }
 )
-"""Documented modules: the names in each, and the module here that has them."""
+"""Documented modules: the names in each, and the module here that has them.
+
+Where it has them under another name, `module:name`.
+"""
 
 
 @contextmanager
@@ -60,7 +66,7 @@ def _is_ours(name: str) -> bool:
 
 def _modules() -> dict[str, ModuleType]:
     made: dict[str, ModuleType] = {}
-    for name, contents in _NAMES.items():
+    for name, contents in _all_names().items():
         parts = name.split(".")
         for end in range(1, len(parts) + 1):
             package = ".".join(parts[:end])
@@ -70,5 +76,14 @@ def _modules() -> dict[str, ModuleType]:
                 if end > 1:
                     setattr(made[".".join(parts[: end - 1])], parts[end - 1], made[package])
         for attribute, home in contents.items():
-            setattr(made[name], attribute, getattr(importlib.import_module(home), attribute))
+            module, _, own = home.partition(":")
+            found = getattr(importlib.import_module(module), own or attribute)
+            setattr(made[name], attribute, found)
     return made
+
+
+def _all_names() -> dict[str, Mapping[str, str]]:
+    names = dict(_NAMES)
+    for entry in importlib.metadata.entry_points(group=GROUP):
+        names |= entry.load()
+    return names

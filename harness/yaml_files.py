@@ -80,6 +80,8 @@ class YamlFile(Generic[Model]):
                 return None, None
             self._refuse_same_keys(loader, root, "", set())
             return root, loader.construct_document(root)
+        except HarnessError:  # of ours, which may be a ValueError too
+            raise
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             line = None if mark is None else mark.line + 1

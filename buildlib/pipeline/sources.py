@@ -216,9 +216,19 @@ def attached_source(path: Path, parent: ModelSource, encodings: Path | None) -> 
 
 
 def find_source(
-    path: Path, calibration_text: str | None, files: SourceFiles | None = None
+    path: Path,
+    calibration_text: str | None,
+    files: SourceFiles | None = None,
+    *,
+    calibrates: bool = True,
 ) -> ModelSource:
     """Find the source in a model folder, or in the folder of an ONNX file.
+
+    Args:
+        path: the folder, or the file.
+        calibration_text: in place of the text in the folder.
+        files: those that have other names or places.
+        calibrates: whether a checkpoint without text is refused.
 
     Raises:
         ModelNotFoundError: no folder, or nothing in it that can be built.
@@ -249,9 +259,9 @@ def find_source(
         reason = f"it holds neither an ONNX model such as {MODEL_FILE} nor model.safetensors"
         raise ModelNotFoundError(str(folder), reason)
     text = calibration_text or _folder_text(folder)
-    if text is None:
+    if text is None and calibrates:
         raise CalibrationTextMissingError(str(folder))
-    return CheckpointSource(folder, text)
+    return CheckpointSource(folder, text or "")
 
 
 def _is_utf8(path: Path) -> bool:

@@ -37,6 +37,7 @@ from harness.cli import (
     inspect,
     libraries,
     perplexity,
+    pipeline,
     pool,
     results,
     run,
@@ -68,6 +69,7 @@ def build_app() -> typer.Typer:
     )
     app.callback()(_options)
     app.command("build")(build.build)
+    app.add_typer(pipeline.app, name="pipeline")
     app.command("inspect")(inspect.inspect)
     app.add_typer(config.app, name="config")
     app.command("generate")(generate.generate)

@@ -8,6 +8,11 @@
       GenieMissingError        this machine lacks Genie's libraries
       LibrariesFetchError
       PromptTooLongError
+      PipelineError            root of what is wrong with a pipeline
+        RecipeError            a recipe, or a stage's configuration, that cannot be used
+        PipelineStateError     its finished stages cannot give what is asked
+        ManifestError          no manifest, or none that can be read
+        ModelHubError          a model cannot be had from the hub
       AdbServerError
         AdbAddressError        an environment variable that cannot be used
       NoDeviceError

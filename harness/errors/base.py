@@ -126,3 +126,50 @@ class PromptTooLongError(HarnessError):
             "container takes prompts of up to {most_prompt}, and {context} tokens in all",
             prompt=pluralize(self.prompt_tokens, "token"),
         )
+
+
+class PipelineError(HarnessError):
+    """Root of what is wrong with a pipeline; stages pass on the errors of what they call."""
+
+
+class RecipeError(PipelineError, ValueError):
+    """A recipe, or a stage's configuration, that cannot be used.
+
+    Attributes:
+        path: of the file; empty for a recipe that is no file.
+        key: e.g. `stages.quantization.recipe_name`; empty for the whole recipe.
+        line: of the file, counted from 1; `None` where there is none.
+    """
+
+    path: str
+    key: str
+    reason: str
+    line: int | None = None
+
+    def __str__(self) -> str:
+        line = "" if self.line is None else ", line {line}"
+        key = ", {key:120}" if self.key and self.path else "{key:120}"
+        return self._fill(("{path}" + line if self.path else "recipe: ") + key + ": {reason}")
+
+
+class PipelineStateError(PipelineError, RuntimeError):
+    """Something is asked of a pipeline that its finished stages cannot give."""
+
+    reason: str
+    template = "{reason}"
+
+
+class ManifestError(PipelineError):
+    """A cache folder without the manifest of a pipeline, or with one that cannot be read."""
+
+    path: str
+    reason: str
+    template = "{path}: {reason}"
+
+
+class ModelHubError(PipelineError):
+    """A model that is no folder here cannot be had from the Hugging Face hub."""
+
+    model: str
+    reason: str
+    template = "{model}: no such folder, and {reason}"

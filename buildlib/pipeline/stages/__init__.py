@@ -1,6 +1,7 @@
 """Stages of a build, one a module, in the order in which they run.
 
 export               checkpoint → float ONNX with encodings
+author               checkpoint → float ONNX without encodings, for pipelines
 import_onnx          anybody's ONNX → the same canonical form
 complete_encodings   encodings for what has none, by calibration
 add_lora             adapters as inputs of the graph

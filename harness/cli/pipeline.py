@@ -1,0 +1,212 @@
+"""`qnnfarm pipeline`: one recipe from a checkpoint to measured text."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Self
+
+import typer
+from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from harness.cli.arguments import Json
+from harness.console import Row, answers, print_json, print_remark, print_rows, progress
+from harness.errors import WrongUseError
+
+if TYPE_CHECKING:
+    from harness.pipeline.answer import GenerationAnswer
+    from harness.pipeline.llm import LLMPipeline
+    from harness.pipeline.observers import StageFailed, StageFinished, StageStarted, StageStep
+
+app = typer.Typer(
+    help="One recipe from a checkpoint to measured text: load, quantize, build, evaluate.",
+    no_args_is_help=True,
+)
+
+Device = Annotated[
+    str | None,
+    typer.Option(
+        help="Device that evaluates and generates: SERIAL, SERIAL@HOST, virtual:NAME. Without it "
+        "this host does."
+    ),
+]
+
+
+@app.command("run")
+def run(
+    recipe: Annotated[Path, typer.Argument(help="The recipe, a YAML file.")],
+    model: Annotated[
+        str | None,
+        typer.Option(help="Folder of the model, or its id at the hub, in place of the recipe's."),
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option(metavar="STAGE", help="The last stage to run; by default all.")
+    ] = None,
+    prompt: Annotated[
+        str | None, typer.Option("--prompt", "-p", help="Text to generate from at the end.")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate at most.")] = 32,
+    device: Device = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for the output of the last stage: the container."),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Run a recipe's stages, evaluate its metrics, and generate from a prompt.
+
+    Stages that nothing has changed for come from the cache, so a run that was killed goes on
+    where it was.
+    """
+    from harness.pipeline.llm import LLMPipeline
+
+    pipe = LLMPipeline.from_pretrained(model, recipe=recipe)
+    with StageBar(pipe.config.settings.log_level) as bar:
+        pipe.add_observer(bar)
+        pipe.construct(until=until)
+    if not json:
+        _print_stages(pipe)
+    scores = {}
+    if pipe.config.settings.evaluator_config is not None:
+        print_remark(f"evaluating on {device or 'this host'}")
+        scores = pipe.evaluate(device=device)
+        for name, score in scores.items():
+            if not json:
+                answers().print(f"{name} {score:.4g} after {pipe.completed[-1]}")
+    answer = None
+    if prompt is not None:
+        answer = pipe.generate(prompt, device, max_tokens=max_tokens)
+        if not json:
+            answer.print()
+    folder = None if out is None else pipe.export(out)
+    if json:
+        print_json(_document(pipe, scores, answer, folder))
+    elif folder is not None:
+        answers().print(f"{folder}: the output of {pipe.completed[-1]}")
+
+
+@app.command("stages")
+def stages(json: Json = False) -> None:
+    """List the stages that recipes can name, with the keys of their sections."""
+    from harness.pipeline.registry import REGISTRY
+
+    rows, documents = [], []
+    for name, stage in REGISTRY.stages().items():
+        summary = (stage.__doc__ or "").strip().split("\n")[0]
+        keys = list(stage.Config.model_fields)
+        rows.append(Row([name, summary], [f"keys: {', '.join(keys) or 'none'}"]))
+        documents.append({"name": name, "summary": summary, "keys": keys})
+    if json:
+        print_json(documents)
+    else:
+        print_rows(("stage", "work"), rows)
+
+
+@app.command("init")
+def init(
+    model: Annotated[str, typer.Argument(help="Folder of the model, or its id at the hub.")],
+    out: Annotated[Path, typer.Option(help="File to write.")] = Path("recipe.yaml"),
+    target: Annotated[
+        str, typer.Option(help="SoC: `SM8750` is the phone, `SM8750:emulator` needs none.")
+    ] = "SM8750:emulator",
+) -> None:
+    """Write a first recipe for a model, with remarks on what to change."""
+    from harness.pipeline.defaults import recipe_text
+
+    if out.exists():
+        raise WrongUseError(f"{out} is there already; name another file with --out")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(recipe_text(model, target), encoding="utf-8")
+    answers().print(f"{out}: run it with `qnnfarm pipeline run {out} --prompt TEXT`")
+
+
+class StageBar:
+    """A progress bar over a pipeline's stages on stderr; a line a stage where that is no terminal.
+
+    Args:
+        level: `debug` tells every step, `info` every stage, the others none.
+    """
+
+    def __init__(self, level: str) -> None:
+        self._level = level
+        self._progress = progress(
+            SpinnerColumn(),
+            TextColumn("{task.fields[title]}", style="bold", markup=False),
+            BarColumn(bar_width=24),
+            TextColumn("{task.completed:.0f}/{task.total:.0f} {task.description}", markup=False),
+            TimeElapsedColumn(),
+        )
+        self._task = self._progress.add_task("starting", total=1, title="pipeline")
+
+    def __enter__(self) -> Self:
+        if self._level in {"debug", "info"}:
+            self._progress.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._progress.stop()
+
+    def on_stage_start(self, event: "StageStarted") -> None:
+        """Show the stage."""
+        self._progress.update(
+            self._task, completed=event.number - 1, total=event.total, title=event.stage,
+            description="",
+        )  # fmt: skip
+
+    def on_stage_step(self, event: "StageStep") -> None:
+        """Show the step."""
+        record = event.record
+        how = "cached" if record.reused else f"{record.seconds:.1f} s"
+        text = f"{record.operation} {record.subject} ({how})"
+        self._progress.update(self._task, description=text)
+        if self._level == "debug":
+            self._tell(f"{event.stage}: {text}")
+
+    def on_stage_end(self, event: "StageFinished") -> None:
+        """Advance."""
+        self._progress.update(self._task, completed=event.number)
+        if self._level in {"debug", "info"} and not self._progress.console.is_terminal:
+            how = "cached" if event.reused else f"{event.seconds:.1f} s"
+            self._tell(f"{event.number}/{event.total} {event.stage} ({how})")
+
+    def on_stage_error(self, event: "StageFailed") -> None:
+        """Show which stage failed; its error ends the command."""
+        if self._level in {"debug", "info"}:
+            self._tell(f"{event.stage} failed; finished stages are kept")
+
+    def _tell(self, text: str) -> None:
+        self._progress.console.print(text, markup=False, soft_wrap=True)
+
+
+def _print_stages(pipe: "LLMPipeline") -> None:
+    from buildlib.cache.sizes import size_text
+
+    if pipe.profiler is None:
+        return
+    rows = [
+        Row([
+            one.stage,
+            "cached" if one.reused else f"{one.seconds:.1f} s",
+            size_text(one.peak_memory_bytes),
+            size_text(one.output_bytes),
+        ])
+        for one in pipe.profiler.profiles
+    ]  # fmt: skip
+    headings = ("stage", "time", "peak memory", "new bytes")
+    print_rows(headings, rows, right=set(headings[1:]))
+
+
+def _document(
+    pipe: "LLMPipeline",
+    scores: dict[str, float],
+    answer: "GenerationAnswer | None",
+    folder: Path | None,
+) -> dict[str, object]:
+    from dataclasses import asdict
+
+    profiles = pipe.profiler.profiles if pipe.profiler is not None else []
+    return {
+        "model": pipe.model_name,
+        "manifest": str(pipe.manifest_path),
+        "stages": [asdict(one) for one in profiles],
+        "metrics": scores,
+        "answer": None if answer is None else asdict(answer),
+        "out": None if folder is None else str(folder),
+    }

@@ -1,0 +1,90 @@
+"""Generation of text by a pipeline: on a leased device by Genie, or on this host's loop."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from buildlib.container.container import GenAIContainer
+from harness.console import print_remark, print_text
+from harness.devices.devices import Devices
+from harness.devices.spec import DeviceSpec
+from harness.pipeline.host_model import HostModel
+from harness.pool.pool import Pool
+from harness.pool.requirement import Requirement
+from harness.results.metrics import METRICS
+from harness.runtimes.tokenizer import encode, load_tokenizer
+from harness.workloads.generate import Generate
+from harness.workloads.session import Session, SessionOptions
+
+WAIT_S = 60.0
+
+
+@dataclass(frozen=True)
+class GenerationAnswer:
+    """A generated text, and what its generation measured.
+
+    Attributes:
+        text: without the prompt.
+        metrics: by key of `harness.results.metrics`; none on this host.
+        where: the device, or the kind of model on this host.
+        emulator: whether it ran on an emulator, whose speed says nothing about hardware.
+    """
+
+    text: str
+    where: str
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    emulator: bool = False
+
+    def print(self) -> None:
+        """Print the text on stdout, and where and how fast it was generated on stderr."""
+        print_text(self.text)
+        shown = [
+            f"{METRICS[key].label.lower()} {METRICS[key].show(value)}"
+            for key, value in self.metrics.items()
+        ]
+        print_remark(f"{self.where}{': ' if shown else ''}{', '.join(shown)}")
+        if self.emulator:
+            print_remark("emulator speed says nothing about hardware speed")
+
+
+@contextmanager
+def leased_session(
+    container: GenAIContainer, device: DeviceSpec | str | None, wait_s: float = WAIT_S
+) -> Iterator[Session]:
+    """Lease a device, and open a session with a container that leaves nothing on it.
+
+    Args:
+        container: to run.
+        device: as `DeviceSpec.parse` takes it; None is `$ANDROID_SERIAL`, or the only one.
+        wait_s: how long to wait while others hold it.
+
+    Raises:
+        LeaseTimeoutError: others held it for longer, or it is out.
+        HarnessError: there is no such device, or it cannot be reached.
+    """
+    spec = DeviceSpec.parse(device) if isinstance(device, str) else device
+    purpose = f"a pipeline of {container.metadata.model.name}"
+    with (
+        Devices() as devices,
+        Pool.of([devices.resolve(spec)], devices=devices) as pool,
+        pool.acquire(Requirement(), timeout_s=wait_s, purpose=purpose) as lease,
+        Session(lease.device, container, SessionOptions()) as session,
+    ):
+        yield session
+
+
+def generate_on_device(session: Session, prompt: str, max_tokens: int) -> GenerationAnswer:
+    """Answer a prompt greedily on a session's device."""
+    workload = Generate.of(prompt=prompt, max_tokens=max_tokens)
+    workload.check(session.container)
+    result = workload.run(session).output
+    return GenerationAnswer(
+        result.text, session.device_label, result.metrics, session.properties.emulator
+    )
+
+
+def generate_on_host(model: HostModel, prompt: str, max_tokens: int) -> GenerationAnswer:
+    """Answer a prompt greedily on the host loop, up to an end-of-sequence token."""
+    encoder = load_tokenizer(model.tokenizer)
+    chosen = model.loop.greedy(encode(encoder, prompt), max_tokens, model.stop)
+    return GenerationAnswer(encoder.decode(chosen), f"this host, the {model.kind} model")

@@ -1,0 +1,80 @@
+"""A first recipe for a model, for people to change."""
+
+import json
+from pathlib import Path
+
+from buildlib.checkpoint.layout import CONFIG_FILE
+from buildlib.errors import CheckpointError
+from buildlib.targets import parse_target
+from harness.pipeline.hub import find_model
+from harness.pipeline.stages import RECIPES
+
+_CONTEXT, _PREFILL = 4096, 128
+_TEXTS = ("text/heldout.txt", "text/calibration.txt")
+
+_TEXT = """\
+# A recipe of `qnnfarm pipeline run`; docs/pipeline.md explains every key.
+model_id_or_path: {model}
+soc_details: {target}{remark}
+
+generator_config:
+  sequence_length: {ar}    # tokens of one prefill call
+  context_length: {cl}   # tokens of prompt and answer together
+
+{metrics}
+stages:
+  model_loader: {{}}
+  quantization:
+    recipe_name: w8a16   # {recipes}
+  genai_builder: {{}}
+"""
+_METRICS = """\
+evaluator_config:
+  metrics:
+    - name: perplexity
+      dataset: {text}    # a file beside the recipe, or in the model's folder
+      display_name: PPL
+      windows: 8
+"""
+_NO_METRICS = """\
+# evaluator_config:
+#   metrics:
+#     - name: perplexity
+#       dataset: heldout.txt    # a text beside the recipe that the model has not seen
+"""
+
+
+def recipe_text(model: str, target: str) -> str:
+    """Return the text of a recipe for a model and a target.
+
+    Raises:
+        ModelHubError: there is no such model.
+        CheckpointError: its `config.json` cannot be read.
+        UnknownSocError: there is no such target.
+    """
+    soc = parse_target(target)
+    found, _ = find_model(model, Path.cwd())
+    folder = found if found.is_dir() else found.parent
+    positions = _positions(folder)
+    cl = min(_CONTEXT, positions)
+    ar = _PREFILL if cl > 2 * _PREFILL else max(1, min(32, cl // 4))
+    text = next((name for name in _TEXTS if (folder / name).is_file()), None)
+    local = Path(model).expanduser().exists()
+    return _TEXT.format(
+        model=json.dumps(str(found.absolute()) if local else model),
+        target=str(soc),
+        remark="   # the emulator; the phone is " + soc.soc.name if soc.emulator else "",
+        ar=ar,
+        cl=cl,
+        metrics=_NO_METRICS if text is None else _METRICS.format(text=text),
+        recipes="or " + ", ".join(name for name in RECIPES if name != "w8a16"),
+    )
+
+
+def _positions(folder: Path) -> int:
+    path = folder / CONFIG_FILE
+    try:
+        positions = json.loads(path.read_text(encoding="utf-8")).get("max_position_embeddings")
+    except (OSError, ValueError, AttributeError) as error:
+        raise CheckpointError(path, f"cannot be read ({error})") from error
+    return positions if type(positions) is int and positions > 1 else _CONTEXT

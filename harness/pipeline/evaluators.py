@@ -1,0 +1,84 @@
+"""Metrics of `evaluate()`, after any stage, on this host or on a device.
+
+All cut a text into the windows that Genie scores on a device, so that a model can be compared with
+itself from stage to stage.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from harness.errors import RecipeError
+from harness.pipeline.host_model import HostModel
+from harness.pipeline.settings import MetricConfig
+from harness.workloads.session import Session
+
+
+class Evaluator(Protocol):
+    """One metric."""
+
+    def on_host(self, model: HostModel, metric: MetricConfig, text: str) -> float:
+        """Score a model that runs on this host."""
+        ...
+
+    def on_device(self, session: Session, metric: MetricConfig, text: str) -> float:
+        """Score a container on a leased device, by Genie."""
+        ...
+
+
+@dataclass(frozen=True)
+class PerplexityEvaluator:
+    """The perplexity of a text: `exp` of the mean negative log-likelihood of its tokens."""
+
+    def on_host(self, model: HostModel, metric: MetricConfig, text: str) -> float:
+        """Score on the host loop."""
+        import math
+
+        import numpy as np
+
+        from harness.runtimes.perplexity import cut_windows
+
+        windows = cut_windows(text, model.tokenizer, model.limit, metric.windows)
+        losses = [model.loop.losses(window.scored) for window in windows]
+        return math.exp(float(np.concatenate(losses).mean()))
+
+    def on_device(self, session: Session, metric: MetricConfig, text: str) -> float:
+        """Score by Genie's accuracy API."""
+        from harness.workloads.perplexity import score_text
+
+        return score_text(session, text, windows=metric.windows).output.perplexity
+
+
+EVALUATORS: Mapping[str, Callable[[], Evaluator]] = {"perplexity": PerplexityEvaluator}
+"""Evaluators by the name of their metric in recipes."""
+
+
+def find_evaluator(metric: MetricConfig) -> Evaluator:
+    """Return the evaluator of a metric.
+
+    Raises:
+        RecipeError: there is none of that name.
+    """
+    if metric.name not in EVALUATORS:
+        reason = f"there is no metric {metric.name!r}; there are {', '.join(EVALUATORS)}"
+        raise RecipeError("", "evaluator_config.metrics.name", reason)
+    return EVALUATORS[metric.name]()
+
+
+def read_dataset(metric: MetricConfig, folders: tuple[Path, ...]) -> str:
+    """Read the text of a metric from the first folder that has it.
+
+    Raises:
+        RecipeError: none has, or it is no readable text.
+    """
+    key = "evaluator_config.metrics.dataset"
+    path = next((p for f in folders if (p := f / metric.dataset).is_file()), None)
+    if path is None:
+        places = " or ".join(map(str, dict.fromkeys(folders)))
+        reason = f"there is no text file {metric.dataset} in {places}; nothing is downloaded"
+        raise RecipeError("", key, reason)
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError("", key, f"{path} cannot be read: {error}") from error

@@ -1,0 +1,97 @@
+"""The output of any stage as a model that runs on this host: float, quantized, or compiled."""
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from buildlib.checkpoint.config import load_config
+from buildlib.checkpoint.layout import CONFIG_FILE, ENCODINGS_FILE, MODEL_FILE, TOKENIZER_FILE
+from buildlib.container.container import GenAIContainer
+from buildlib.encodings.files import load_encodings
+from buildlib.graph.interface import require_shape
+from buildlib.quantize.qdq import apply_encodings
+from buildlib.reference.emulator import emulator_chains
+from buildlib.reference.host_loop import HostLoop
+from buildlib.reference.runners import OnnxRunner
+from buildlib.targets import parse_target
+from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
+from harness.errors import PipelineStateError
+from harness.pipeline.stage import ModelFolder
+from harness.runtimes.context_limit import ContextLimit
+
+
+@dataclass(frozen=True)
+class HostModel:
+    """A model that runs on this host.
+
+    Attributes:
+        kind: `float`, `quantized` (as QDQ on the CPU), or `compiled` (on the HTP emulator).
+        tokenizer: its `tokenizer.json`.
+        limit: of its context, by which texts are cut into windows.
+        stop: ids of tokens that end a text.
+    """
+
+    kind: str
+    tokenizer: Path
+    limit: ContextLimit
+    loop: HostLoop
+    stop: frozenset[int]
+
+
+@contextmanager
+def open_host_model(made: Mapping[str, object], scratch: Path) -> Iterator[HostModel]:
+    """Open the latest model for a block.
+
+    Args:
+        made: outputs of the finished stages by name: a container, or else a model.
+        scratch: folder for files that go away with the block.
+
+    Raises:
+        PipelineStateError: it has none, or one that only its device can run.
+        BuildError: the model cannot run.
+    """
+    container, model = made.get("container"), made.get("model")
+    if not isinstance(model, ModelFolder):
+        raise PipelineStateError("no stage has made a model yet; construct() runs them")
+    if isinstance(container, Path):
+        with _compiled(GenAIContainer.load(container), model.path) as opened:
+            yield opened
+    else:
+        with _onnx(model.path, scratch) as opened:
+            yield opened
+
+
+@contextmanager
+def _onnx(folder: Path, scratch: Path) -> Iterator[HostModel]:
+    path, config = folder / MODEL_FILE, load_config(folder / CONFIG_FILE)
+    shape = require_shape(path)
+    scratch.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=scratch, prefix=".evaluate.") as temporary:
+        encodings, kind = folder / ENCODINGS_FILE, "float"
+        if encodings.is_file():
+            kind = "quantized"
+            quantized = Path(temporary) / "quantized.onnx"
+            path = apply_encodings(path, load_encodings(encodings), quantized)
+        with HostLoop({shape.ar: [OnnxRunner(path)]}, config) as loop:
+            limit = ContextLimit(shape.cl, shape.ar)
+            stop = frozenset(config.eos_token_ids)
+            yield HostModel(kind, folder / TOKENIZER_FILE, limit, loop, stop)
+
+
+@contextmanager
+def _compiled(container: GenAIContainer, model: Path) -> Iterator[HostModel]:
+    target = parse_target(container.metadata.target.name)
+    if not target.emulator:
+        raise PipelineStateError(
+            f"the container is for {target}: name a device of that kind, or build for "
+            f"{target}:emulator"
+        )
+    config = load_config(model / CONFIG_FILE)
+    cl = container.metadata.graphs.context_length
+    binaries = [container.path / name for name in container.genie_config.ctx_bins]
+    chains = emulator_chains(binaries, OrtQnnToolchain(), soc_model=target.soc.soc_model, cl=cl)
+    with HostLoop(chains, config) as loop:
+        tokenizer, limit = container.files[TOKENIZER_FILE], ContextLimit.of(container)
+        yield HostModel("compiled", tokenizer, limit, loop, frozenset(config.eos_token_ids))

@@ -1,0 +1,442 @@
+"""`LLMPipeline`: reads a recipe, runs its stages in order, evaluates and generates.
+
+    pipe = LLMPipeline.from_pretrained("model_dir", recipe="recipe.yaml")
+    pipe.construct()
+    pipe.evaluate()
+    pipe.generate("Hello", device=Device(type="android", identifier="<serial>@<host>")).print()
+
+The names are the vendor's ("Pipeline Overview", docs.qualcomm.com 80-87189-2).
+"""
+
+import tempfile
+import time
+import weakref
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from os import PathLike
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import TypeAdapter, ValidationError
+
+from buildlib.cache.store import StageCache
+from buildlib.container.container import GenAIContainer
+from buildlib.paths import absolute_user_path, default_cache_root, user_path
+from buildlib.pipeline.runner import StageRecord, StageRunner
+from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
+from harness.devices.spec import DeviceSpec
+from harness.errors import ManifestError, PipelineStateError, RecipeError
+from harness.pipeline.answer import (
+    GenerationAnswer,
+    generate_on_device,
+    generate_on_host,
+    leased_session,
+)
+from harness.pipeline.evaluators import find_evaluator, read_dataset
+from harness.pipeline.host_model import open_host_model
+from harness.pipeline.hub import find_model
+from harness.pipeline.manifest import FILE, PipelineManifest, StageEntry, find_manifest
+from harness.pipeline.observers import (
+    StageFailed,
+    StageFinished,
+    StageObserver,
+    StageProfilerObserver,
+    StageStarted,
+    StageStep,
+)
+from harness.pipeline.recipe import LLMPipelineConfig, Recipe, check_config
+from harness.pipeline.stage import ModelFolder, StageConfig, StageContext, StageOutput, bind_inputs
+
+MAX_TOKENS = 32
+
+
+class StageConfigs:
+    """The configurations of a pipeline's stages, to be changed before `construct()`.
+
+    `pipe.stages.quantization.recipe_name = "w4a16"`
+    """
+
+    def __init__(self, configs: Mapping[str, StageConfig]) -> None:
+        self.__dict__.update(configs)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  (each stage has its own class)
+        known = list(self)
+        near = get_close_matches(name, known, 1)
+        told = f"did you mean {near[0]}?" if near else f"it has {', '.join(known)}"
+        raise AttributeError(f"this pipeline has no stage {name!r}: {told}")
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"stages.{name}: assign the keys of its configuration instead")
+
+    def __getitem__(self, name: str) -> Any:  # noqa: ANN401
+        return getattr(self, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(vars(self))
+
+    def __len__(self) -> int:
+        return len(vars(self))
+
+
+@dataclass(frozen=True)
+class _Done:
+    """A stage that this object has run."""
+
+    config: Mapping[str, Any]
+    output: StageOutput
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Place of a stage among those of a run, counted from 1."""
+
+    stage: str
+    number: int
+    total: int
+
+
+class LLMPipeline:
+    """Pipeline of one model.
+
+    Attributes:
+        config: the checked recipe.
+        stages: configurations of the stages.
+        model_dir: folder of the model, or its ONNX file.
+        model_name: names its folder in the cache.
+        cache_root: of the stage cache.
+        profiler: what each stage cost; None with `enable_observers: false`.
+    """
+
+    def __init__(self, config: LLMPipelineConfig, model: str | None = None) -> None:
+        """Nothing is run or read yet.
+
+        Args:
+            config: the checked recipe.
+            model: in place of the recipe's `model_id_or_path`.
+
+        Raises:
+            RecipeError: neither names a model.
+            ModelHubError: it is no folder, and cannot be had from the hub.
+        """
+        self.config = config
+        self.stages = StageConfigs(config.configs)
+        self.profiler: StageProfilerObserver | None = None
+        self._observers: list[StageObserver] = []
+        if config.settings.enable_observers:
+            self.profiler = StageProfilerObserver()
+            self.add_observer(self.profiler)
+        settings = config.settings
+        named = model or settings.model_id_or_path
+        if named is None:
+            raise RecipeError("", "model_id_or_path", "it is missing; name the model")
+        loader = config.configs.get("model_loader")
+        revision = getattr(getattr(loader, "hf_pretrained_kwargs", None), "revision", None)
+        base = Path.cwd() if model else config.folder
+        self.model_dir, self.model_name = find_model(named, base, revision)
+        self.cache_root = self._cache_root()
+        self._done: dict[str, _Done] = {}
+        self._entries: dict[str, StageEntry] = {}
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        model_id_or_path: str | PathLike[str] | None = None,
+        recipe: str | PathLike[str] | Mapping[str, Any] | None = None,
+        **settings: Any,  # noqa: ANN401
+    ) -> Self:
+        """Make the pipeline of a model.
+
+        Args:
+            model_id_or_path: a folder, or an id of the Hugging Face hub; by default the recipe's.
+            recipe: a YAML file, or a mapping; by default the stages `model_loader`, `quantization`
+                and `genai_builder` with their defaults.
+            settings: top-level keys in place of the recipe's, such as `cache_dir`.
+
+        Raises:
+            RecipeError: names file, line and key of what is wrong.
+            ModelHubError: the model is no folder, and cannot be had from the hub.
+        """
+        read = recipe or {}
+        if isinstance(read, str | PathLike):
+            read = Recipe.from_file(read)
+        config = LLMPipelineConfig.of(read, settings)
+        return cls(config, None if model_id_or_path is None else str(model_id_or_path))
+
+    @classmethod
+    def load(cls, cache_dir: str | PathLike[str], model: str | None = None) -> Self:
+        """Open a pipeline that has run, with the outputs of its finished stages.
+
+        `evaluate()`, `generate()` and `export()` work at once; `construct()` goes on from there.
+
+        Args:
+            cache_dir: of the recipe that ran.
+            model: its name, where several pipelines ran with one `cache_dir`.
+
+        Raises:
+            ManifestError: there is no such pipeline, or its manifest cannot be read.
+        """
+        path = find_manifest(absolute_user_path(cache_dir), model)
+        manifest = PipelineManifest.load(path)
+        recipe = Recipe(manifest.recipe)
+        recipe.path = Path(manifest.folder) / FILE
+        pipe = cls(LLMPipelineConfig.of(recipe), manifest.model)
+        for entry in manifest.stages:
+            stage = pipe.config.stages.get(entry.name)
+            try:
+                output = None if stage is None else entry.read_output(stage)
+            except ValidationError:
+                output = None
+            if output is None or not _is_there(output):
+                break
+            pipe._done[entry.name] = _Done({}, output)  # construct() asks the cache
+            pipe._entries[entry.name] = entry
+        return pipe
+
+    @property
+    def manifest_path(self) -> Path:
+        """Path of the manifest, which is written after each stage."""
+        return self.cache_root / self.model_name / FILE
+
+    @property
+    def completed(self) -> tuple[str, ...]:
+        """Names of the finished stages, in order."""
+        return tuple(self._done)
+
+    def add_observer(self, observer: StageObserver) -> None:
+        """Let an observer receive the events of stages, after those added before it.
+
+        Raises:
+            ValueError: it was added already.
+        """
+        if observer in self._observers:
+            raise ValueError("the observer was added already")
+        self._observers.append(observer)
+
+    def construct(self, *, until: str | None = None) -> Self:
+        """Run the stages in order; those that nothing has changed for come from the cache.
+
+        Args:
+            until: the last stage to run; by default all.
+
+        Raises:
+            QnnfarmError: what a stage raises; finished stages are kept.
+        """
+        names = list(self.config.stages)
+        if until is not None and until not in names:
+            near = get_close_matches(until, names, 1)
+            told = f"did you mean {near[0]}?" if near else f"it has {', '.join(names)}"
+            raise PipelineStateError(f"this pipeline has no stage {until!r}: {told}")
+        if until is not None:
+            names = names[: names.index(until) + 1]
+        configs = {name: check_config(name, self.stages[name]) for name in names}
+        made: dict[str, object] = {}
+        fresh = False
+        with StageCache(self.cache_root, self.model_name) as cache:
+            for number, name in enumerate(names, start=1):
+                config = configs[name].model_dump(mode="json")
+                done = self._done.get(name)
+                if fresh or done is None or done.config != config:
+                    fresh = True
+                    self._forget_from(name)
+                    at = _Place(name, number, len(names))
+                    output = self._run(at, configs[name], made, cache)
+                    self._done[name] = _Done(config, output)
+                    self._save_manifest()
+                made |= vars(self._done[name].output)
+        return self
+
+    def evaluate(
+        self, *, device: DeviceSpec | str | None = None, stage: str | None = None
+    ) -> dict[str, float]:
+        """Compute the recipe's metrics for the output of a stage, by default of the latest.
+
+        Without a device they run on this host: the float or quantized model on the CPU, a
+        container for the emulator on the emulator.
+
+        Args:
+            device: runs the container, by Genie.
+            stage: a finished one.
+
+        Returns:
+            Scores by display name, such as `{"PPL_heldout": 19.4}`.
+
+        Raises:
+            PipelineStateError: no stage has run, or there is no container for the device.
+            RecipeError: the recipe has no `evaluator_config`, or a metric or text that is unknown.
+        """
+        made = self._made("evaluate()", stage)
+        wanted = self.config.settings.evaluator_config
+        if wanted is None:
+            reason = "it is missing; name the metrics that evaluate() is to compute"
+            raise RecipeError("", "evaluator_config", reason)
+        folders = (self.config.folder, self._model_folder)
+        work = [(m, find_evaluator(m), read_dataset(m, folders)) for m in wanted.metrics]
+        if device is not None:
+            with leased_session(self._container(), device) as session:
+                scores = {m.key: e.on_device(session, m, text) for m, e, text in work}
+        else:
+            with open_host_model(made, self.cache_root / self.model_name) as model:
+                scores = {m.key: e.on_host(model, m, text) for m, e, text in work}
+        self._keep_scores(stage or self.completed[-1], scores)
+        return scores
+
+    def generate(
+        self,
+        prompt: str,
+        device: DeviceSpec | str | None = None,
+        *,
+        max_tokens: int = MAX_TOKENS,
+    ) -> GenerationAnswer:
+        """Answer a prompt greedily: on a device by Genie, else on this host's loop.
+
+        Args:
+            prompt: taken as it is.
+            device: runs the container; None runs the output of the latest stage on this host.
+            max_tokens: where generation stops if no end-of-sequence token comes first.
+
+        Raises:
+            PipelineStateError: no stage has run, or there is no container for the device.
+            HarnessError: the device, or the prompt, cannot be used.
+        """
+        made = self._made("generate()")
+        if device is not None:
+            with leased_session(self._container(), device) as session:
+                return generate_on_device(session, prompt, max_tokens)
+        with open_host_model(made, self.cache_root / self.model_name) as model:
+            return generate_on_host(model, prompt, max_tokens)
+
+    def export(self, export_dir: str | PathLike[str]) -> Path:
+        """Copy the output of the latest stage to a folder: a container, or a model with encodings.
+
+        Raises:
+            PipelineStateError: no stage has run.
+            WrongUseError: something is at the destination that may not be replaced.
+        """
+        self._made("export()")
+        name = self.completed[-1]
+        return self.config.stages[name]().export(
+            self._done[name].output, absolute_user_path(export_dir)
+        )
+
+    @property
+    def manifest(self) -> PipelineManifest:
+        """The finished stages."""
+        settings = self.config.settings.model_dump(mode="json", exclude_defaults=True)
+        sections = {
+            name: self.stages[name].model_dump(mode="json", exclude_defaults=True)
+            for name in self.stages
+        }
+        return PipelineManifest(
+            model=str(self.model_dir),
+            folder=str(self.config.folder),
+            recipe={**settings, "stages": sections},
+            stages=tuple(self._entries.values()),
+        )
+
+    def _run(
+        self, at: "_Place", config: StageConfig, made: Mapping[str, object], cache: StageCache
+    ) -> StageOutput:
+        name, stage = at.stage, self.config.stages[at.stage]
+        records: list[StageRecord] = []
+
+        def on_record(record: StageRecord) -> None:
+            records.append(record)
+            for observer in self._observers:
+                observer.on_stage_step(StageStep(name, record))
+
+        runner = StageRunner(OrtQnnToolchain(), cache, self.cache_root, on_record)
+        context = StageContext(
+            name, self.config.settings, self.model_dir, self.model_name, self.cache_root,
+            runner, on_record, self.config.folder,
+        )  # fmt: skip
+        began = time.monotonic()
+        for observer in self._observers:
+            observer.on_stage_start(StageStarted(name, at.number, at.total))
+        try:
+            output: StageOutput = stage().run(bind_inputs(stage, made), config, context)
+        except BaseException as error:
+            for observer in self._observers:
+                observer.on_stage_error(StageFailed(name, error))
+            raise
+        seconds = time.monotonic() - began
+        reused = all(record.reused for record in records)
+        folders = tuple(record.entry for record in records)
+        for observer in self._observers:
+            observer.on_stage_end(
+                StageFinished(name, at.number, at.total, seconds, reused, folders)
+            )
+        self._entries[name] = StageEntry(
+            name=name,
+            config=config.model_dump(mode="json"),
+            output=TypeAdapter(stage.Output).dump_python(output, mode="json"),
+            seconds=round(seconds, 3),
+            reused=reused,
+        )
+        return output
+
+    def _forget_from(self, name: str) -> None:
+        """Forget what was made by a stage and those after it."""
+        names = list(self.config.stages)
+        for later in names[names.index(name) :]:
+            self._done.pop(later, None)
+            self._entries.pop(later, None)
+
+    def _made(self, what: str, stage: str | None = None) -> dict[str, object]:
+        """Return the outputs of all finished stages by name, up to `stage`."""
+        if not self._done:
+            raise PipelineStateError(f"{what} needs a finished stage; call construct() first")
+        if stage is not None and stage not in self._done:
+            told = ", ".join(self._done)
+            raise PipelineStateError(f"{what}: {stage!r} is no finished stage; there are {told}")
+        made: dict[str, object] = {}
+        for name, done in self._done.items():
+            made |= vars(done.output)
+            if name == stage:
+                break
+        return made
+
+    def _container(self) -> GenAIContainer:
+        path = self._made("a device").get("container")
+        if not isinstance(path, Path):
+            reason = "a device runs containers; construct() up to the genai_builder first"
+            raise PipelineStateError(reason)
+        return GenAIContainer.load(path)
+
+    @property
+    def _model_folder(self) -> Path:
+        return self.model_dir if self.model_dir.is_dir() else self.model_dir.parent
+
+    def _keep_scores(self, name: str, scores: Mapping[str, float]) -> None:
+        entry = self._entries[name]
+        update = {"metrics": {**entry.metrics, **scores}}
+        self._entries[name] = entry.model_copy(update=update)
+        self._save_manifest()
+
+    def _save_manifest(self) -> None:
+        try:
+            self.manifest.save(self.manifest_path)
+        except OSError as error:
+            reason = f"cannot be written: {error.strerror or error}"
+            raise ManifestError(str(self.manifest_path), reason) from error
+
+    def _cache_root(self) -> Path:
+        settings = self.config.settings
+        if settings.enable_cache:
+            if settings.cache_dir is None:
+                return default_cache_root()
+            return (self.config.folder / user_path(settings.cache_dir)).absolute()
+        parent = None
+        if settings.cache_dir is not None:
+            parent = self.config.folder / user_path(settings.cache_dir)
+            parent.mkdir(parents=True, exist_ok=True)
+        folder = tempfile.TemporaryDirectory(prefix="qnnfarm-pipeline-", dir=parent)
+        weakref.finalize(self, folder.cleanup)
+        return Path(folder.name).absolute()
+
+
+def _is_there(output: StageOutput) -> bool:
+    """Whether the folders of an output exist."""
+    values = vars(output).values()
+    paths = [v.path if isinstance(v, ModelFolder) else v for v in values]
+    return all(path.exists() for path in paths if isinstance(path, Path))

@@ -1,0 +1,96 @@
+"""`StageRegistry`: the stages that recipes can name.
+
+A package offers its own stages through the entry-point group `qnnfarm.pipeline_stages`: the entry's
+name is the stage's, its object the class.
+"""
+
+import importlib.metadata
+import re
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from harness.errors import WrongUseError
+from harness.pipeline.stage import AnyStage, Stage
+
+GROUP = "qnnfarm.pipeline_stages"
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
+_S = TypeVar("_S", bound=type[AnyStage])
+
+
+class StageRegistry:
+    """Stages by name: those of installed packages, and those that a program registers."""
+
+    def __init__(self) -> None:
+        self._own: dict[str, type[AnyStage]] = {}
+
+    def register(self, name: str, stage: type[AnyStage]) -> None:
+        """Add a stage, or replace one that this registry was given before.
+
+        Raises:
+            WrongUseError: the name is not lower-case letters, digits and underscores, or that of a
+                stage of an installed package; or the class is no stage.
+        """
+        if not _NAME.fullmatch(name):
+            raise WrongUseError(
+                f"stage {name!r}: a name has lower-case letters, digits and underscores"
+            )
+        if name in {entry.name for entry in importlib.metadata.entry_points(group=GROUP)}:
+            raise WrongUseError(f"stage {name!r}: there is one of that name; choose another")
+        self._own[name] = _checked(name, stage)
+
+    def unregister(self, name: str) -> None:
+        """Forget a stage that this registry was given."""
+        self._own.pop(name, None)
+
+    def stages(self) -> Mapping[str, type[AnyStage]]:
+        """Return every stage by name.
+
+        Raises:
+            WrongUseError: an installed package's stage cannot be loaded.
+        """
+        found: dict[str, type[AnyStage]] = {}
+        for entry in importlib.metadata.entry_points(group=GROUP):
+            try:
+                loaded = entry.load()
+            except Exception as error:  # an import can raise anything
+                reason = f"stage {entry.name} ({entry.value}) cannot be loaded: {error}"
+                raise WrongUseError(reason) from error
+            found[entry.name] = _checked(entry.name, loaded)
+        return {**_in_order(found), **self._own}
+
+
+def _in_order(found: Mapping[str, type[AnyStage]]) -> dict[str, type[AnyStage]]:
+    first = {name: found[name] for name in BUILT_IN if name in found}
+    return {**first, **dict(sorted(found.items()))}
+
+
+def _checked(name: str, stage: object) -> type[AnyStage]:
+    if not (isinstance(stage, type) and issubclass(stage, Stage)):
+        raise WrongUseError(
+            f"stage {name!r}: {stage!r} is no class of harness.pipeline.stage.Stage"
+        )
+    if stage.name not in {"", name}:
+        raise WrongUseError(f"stage {name!r}: its class is registered as {stage.name!r}")
+    stage.name = name
+    return stage
+
+
+BUILT_IN = ("model_loader", "quantization_opt", "quantization", "genai_builder")
+"""Stages of this project, in the order in which they run."""
+
+REGISTRY = StageRegistry()
+"""The registry of this process, which `register_stage` adds to."""
+
+
+def register_stage(name: str) -> Callable[[_S], _S]:
+    """Register a class as the stage of a name: a decorator.
+
+    Raises:
+        WrongUseError: see `StageRegistry.register`.
+    """
+
+    def register(stage: _S) -> _S:
+        REGISTRY.register(name, stage)
+        return stage
+
+    return register

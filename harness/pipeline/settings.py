@@ -1,0 +1,97 @@
+"""Settings of a pipeline: the keys of a recipe outside its stages.
+
+Names: "Pipeline Configuration", docs.qualcomm.com 80-87189-2; docs/pipeline.md says which are ours.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from buildlib.errors import BuildError
+from buildlib.targets import parse_target
+
+NonEmpty = Annotated[str, Field(min_length=1, pattern=r"\A[^\x00]+\z")]
+PositiveInt = Annotated[int, Field(ge=1)]
+DEFAULT_WINDOWS = 8
+
+
+def _known_target(text: str) -> str:
+    try:
+        parse_target(text)
+    except BuildError as error:
+        raise ValueError(str(error)) from error
+    return text
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", validate_assignment=True)
+
+
+class GeneratorConfig(_Section):
+    """Sizes of the model's graphs.
+
+    Attributes:
+        sequence_length: tokens of one call of the prefill graph (AR).
+        context_length: tokens that a graph can attend to (CL).
+    """
+
+    sequence_length: PositiveInt = 128
+    context_length: PositiveInt = 4096
+
+
+class MetricConfig(_Section):
+    """A metric of `evaluate()`.
+
+    Attributes:
+        dataset: a text file, relative to the recipe or in the model's folder.
+        display_name: its key in what `evaluate()` returns.
+        windows: pieces of the text, from its start, each of the context length; None: all.
+    """
+
+    name: NonEmpty
+    dataset: NonEmpty
+    display_name: NonEmpty | None = None
+    windows: PositiveInt | None = DEFAULT_WINDOWS
+
+    @property
+    def key(self) -> str:
+        """The name in results."""
+        return self.display_name or self.name
+
+
+class EvaluatorConfig(_Section):
+    """Metrics that `evaluate()` computes.
+
+    Attributes:
+        context_length: of the windows; by default that of the graphs.
+    """
+
+    context_length: PositiveInt | None = None
+    metrics: Annotated[tuple[MetricConfig, ...], Field(min_length=1)]
+
+
+class Settings(_Section):
+    """A recipe as it stands, before its stages are checked by their own models.
+
+    Attributes:
+        model_id_or_path: a folder, relative to the recipe; or an id of the Hugging Face hub.
+        soc_details: `chipset:SM8750`, `SM8750`, or `SM8750:emulator`.
+        enable_observers: whether time, memory and bytes of each stage are recorded.
+        enable_cache: whether outputs of stages are kept and used again.
+        cache_dir: where, relative to the recipe; by default the user's cache folder.
+        checkpoint: a stage; every finished stage is kept, this one too.
+        log_level: of what is told while stages run.
+        stages: section of each stage, in the order in which they run.
+    """
+
+    model_id_or_path: NonEmpty | None = None
+    backend: Literal["HTP"] = "HTP"
+    soc_details: Annotated[NonEmpty, AfterValidator(_known_target)] | None = None
+    enable_observers: bool = True
+    enable_cache: bool = True
+    cache_dir: NonEmpty | None = None
+    checkpoint: NonEmpty | None = None
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    generator_config: GeneratorConfig = Field(default_factory=GeneratorConfig)
+    evaluator_config: EvaluatorConfig | None = None
+    stages: dict[str, dict[str, Any] | None] = Field(default_factory=dict)

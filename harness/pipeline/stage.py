@@ -1,0 +1,232 @@
+"""The contract of a stage: an input, a configuration and an output, each a class of its own."""
+
+import dataclasses
+import hashlib
+import inspect
+import re
+import secrets
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter
+
+from buildlib.cache.layout import SIDECAR
+from buildlib.paths import user_path
+from buildlib.pipeline.runner import OnStage, StageRunner
+from buildlib.pipeline.stage import Stage as CachedStage
+from harness.errors import RecipeError, WrongUseError
+from harness.pipeline.settings import Settings
+
+
+class StageConfig(BaseModel):
+    """Base of the configurations of stages: the keys of a stage's section in a recipe.
+
+    Fields may be assigned until `construct()`; unknown keys and values of other types are refused.
+    """
+
+    model_config = ConfigDict(extra="forbid", validate_assignment=True)
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """A model on its way from stage to stage.
+
+    Attributes:
+        path: folder with `model.onnx`, `config.json` and `tokenizer.json`, and `model.encodings`
+            once it is quantized.
+        key: SHA-256 over everything that it was made from.
+    """
+
+    path: Path
+    key: str
+
+
+@dataclass(frozen=True)
+class StageInput:
+    """Base of the inputs of stages; each field is the output of that name of an earlier stage."""
+
+
+@dataclass(frozen=True)
+class StageOutput:
+    """Base of the outputs of stages.
+
+    A field holds a `ModelFolder`, a path, or what JSON can hold. The manifest keeps it.
+    """
+
+
+InputT = TypeVar("InputT", bound=StageInput)
+ConfigT = TypeVar("ConfigT", bound=StageConfig)
+OutputT = TypeVar("OutputT", bound=StageOutput)
+
+
+class Stage(ABC, Generic[InputT, ConfigT, OutputT]):
+    """One step of a pipeline, registered by `register_stage`.
+
+    Attributes:
+        name: its section in recipes, set by `register_stage`.
+        Input: frozen dataclass of what it takes.
+        Config: model of its section.
+        Output: frozen dataclass of what it gives.
+    """
+
+    name: ClassVar[str] = ""
+    Input: ClassVar[type[StageInput]] = StageInput
+    Config: ClassVar[type[StageConfig]] = StageConfig
+    Output: ClassVar[type[StageOutput]] = StageOutput
+
+    @abstractmethod
+    def run(self, inputs: InputT, config: ConfigT, context: "StageContext") -> OutputT:
+        """Do the work, through the cache of `context`.
+
+        Raises:
+            QnnfarmError: whatever went wrong; `construct()` passes it on.
+        """
+
+    def export(self, output: OutputT, destination: Path) -> Path:
+        """Copy the output to a new folder, and return it.
+
+        Raises:
+            WrongUseError: there is something at the destination already.
+        """
+        folder = next(
+            (value.path for value in vars(output).values() if isinstance(value, ModelFolder)), None
+        )
+        if folder is None:
+            raise WrongUseError(f"the stage {self.name} makes no folder to export")
+        if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
+            raise WrongUseError(f"{destination}: it is there already; name a new folder")
+        hidden = shutil.ignore_patterns(".*", SIDECAR)
+        shutil.copytree(folder, destination, dirs_exist_ok=True, ignore=hidden)
+        return destination
+
+
+AnyStage = Stage[Any, Any, Any]
+
+
+@dataclass(frozen=True)
+class StageContext:
+    """Everything around one run of a stage.
+
+    Attributes:
+        stage: the name of the stage.
+        settings: of the pipeline.
+        model_dir: the user's model.
+        model_name: of the model, and of its folder in the cache.
+        cache_root: of the stage cache.
+        runner: runs stages of the build library through the cache.
+        on_record: to be called with the records of stages that others run.
+        folder_of_recipe: what its relative paths are relative to.
+    """
+
+    stage: str
+    settings: Settings
+    model_dir: Path
+    model_name: str
+    cache_root: Path
+    runner: StageRunner
+    on_record: OnStage
+    folder_of_recipe: Path
+
+    def resolve(self, path: str) -> Path:
+        """Resolve a path of the recipe."""
+        return self.folder_of_recipe / user_path(path)
+
+    def folder(
+        self,
+        stage: AnyStage,
+        inputs: StageInput,
+        config: StageConfig,
+        fill: Callable[[Path], None],
+    ) -> ModelFolder:
+        """Return the folder that `fill` makes of an empty one, from the cache if nothing changed.
+
+        It is made again when the inputs, the configuration or the file of the stage's class change.
+        """
+        keys = tuple(v.key for v in vars(inputs).values() if isinstance(v, ModelFolder))
+        others = {k: v for k, v in vars(inputs).items() if not isinstance(v, ModelFolder)}
+        plain = TypeAdapter(dict[str, Any]).dump_python(others, mode="json")
+        made = _CustomFolder(
+            stage.name,
+            self.model_dir,
+            keys,
+            {
+                "stage": stage.name,
+                "config": config.model_dump(mode="json"),
+                "inputs": plain,
+                "code": _code_sha256(type(stage)),
+            },
+            fill,
+        )
+        entry = self.runner.run(made)
+        return ModelFolder(entry.folder, entry.hash)
+
+
+@dataclass(frozen=True)
+class _CustomFolder(CachedStage):
+    """A user's stage as the build library's cache knows stages."""
+
+    name: str
+    model_dir: Path
+    keys: tuple[str, ...]
+    decides: Mapping[str, object]
+    fill: Callable[[Path], None]
+
+    @property
+    def operation(self) -> str:  # type: ignore[override]  # of each object its own
+        return re.sub(r"[^a-z]", "", self.name.lower()) or "custom"
+
+    @property
+    def subject(self) -> str:
+        return self.name
+
+    @property
+    def source(self) -> Path:
+        return self.model_dir
+
+    @property
+    def options(self) -> Mapping[str, object]:
+        return self.decides
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return self.keys
+
+    def run(self, folder: Path) -> None:
+        self.fill(folder)
+
+
+def _code_sha256(kind: type) -> str:
+    """Hash the file of a class; one without a file is new at each call, and so never cached."""
+    try:
+        file = inspect.getsourcefile(kind)
+    except TypeError:
+        file = None
+    if file is None or not Path(file).is_file():
+        return secrets.token_hex(32)
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+
+
+def bind_inputs(stage: type[AnyStage], made: Mapping[str, object]) -> StageInput:
+    """Fill a stage's input with what earlier stages made, by the names of its fields."""
+    names = [field.name for field in dataclasses.fields(stage.Input)]
+    return stage.Input(**{name: made[name] for name in names if name in made})
+
+
+def check_bindings(stages: Mapping[str, type[AnyStage]]) -> None:
+    """Check that each stage finds its inputs among the outputs of the stages before it.
+
+    Raises:
+        RecipeError: one does not; names the stage and the input.
+    """
+    made: set[str] = set()
+    for name, stage in stages.items():
+        for field in dataclasses.fields(stage.Input):
+            missing = field.default is field.default_factory is dataclasses.MISSING
+            if missing and field.name not in made:
+                reason = f"it needs {field.name}, which no stage before it makes"
+                raise RecipeError("", f"stages.{name}", reason)
+        made |= {field.name for field in dataclasses.fields(stage.Output)}

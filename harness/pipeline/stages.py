@@ -1,0 +1,324 @@
+"""The four stages of this project, thin over the building blocks of `buildlib`."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from buildlib.cache.layout import CacheEntry
+from buildlib.checkpoint.layout import CONFIG_FILE, ENCODINGS_FILE, MODEL_FILE, TOKENIZER_FILE
+from buildlib.container.container import GenAIContainer
+from buildlib.errors import CalibrationTextMissingError, InputFileError
+from buildlib.genai import GenAIBuilderHTP
+from buildlib.graph.shape import GraphShape
+from buildlib.pipeline.sources import (
+    CALIBRATION_TEXT,
+    CheckpointSource,
+    OnnxSource,
+    find_source,
+)
+from buildlib.pipeline.stages.author import AuthorModel
+from buildlib.pipeline.stages.complete_encodings import CompleteEncodings
+from buildlib.pipeline.stages.import_onnx import ImportOnnx
+from buildlib.quantize.options import QuantizationOptions
+from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
+from buildlib.validation import first_fault
+from harness.errors import RecipeError
+from harness.pipeline.settings import NonEmpty, PositiveInt
+from harness.pipeline.stage import (
+    ModelFolder,
+    Stage,
+    StageConfig,
+    StageContext,
+    StageInput,
+    StageOutput,
+)
+
+
+class _Accepted(BaseModel):
+    """Documented keys whose one meaning here is what is done anyway."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class ModelConfigOverrides(_Accepted):
+    """The documented overrides of a model's configuration.
+
+    Attributes:
+        input_tokens_per_inference: tokens of one call of the float model; by default
+            `sequence_length` of `generator_config`.
+    """
+
+    input_tokens_per_inference: PositiveInt | None = None
+    transposed_key_cache: Literal[True] = True
+    return_new_key_value_only: Literal[True] = True
+    num_logits_to_keep: Literal[0] = 0
+
+
+def _known_overrides(given: dict[str, Any]) -> dict[str, Any]:
+    try:
+        ModelConfigOverrides.model_validate(given)
+    except ValidationError as error:
+        raise ValueError(str(first_fault(error, ModelConfigOverrides))) from error
+    return given
+
+
+class PretrainedKwargs(_Accepted):
+    """Arguments of loading.
+
+    Attributes:
+        revision: branch, tag or commit of a model of the hub.
+    """
+
+    revision: NonEmpty | None = None
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
+    attn_implementation: Literal["eager"] = "eager"
+    trust_remote_code: bool = False
+
+
+class TokenizerKwargs(_Accepted):
+    """Arguments of loading the tokenizer, none of which changes `tokenizer.json`."""
+
+    trust_remote_code: bool = False
+
+
+class ModelLoaderConfig(StageConfig):
+    """Section `model_loader`."""
+
+    model_reauthoring: Literal[True] = True
+    apply_default_adaptations: Literal[True] = True
+    load_tokenizer: Literal[True] = True
+    execution_environment: Literal["cpu", "gpu"] = "cpu"
+    model_config_overrides: Annotated[dict[str, Any], AfterValidator(_known_overrides)] = Field(
+        default_factory=dict
+    )
+    hf_pretrained_kwargs: PretrainedKwargs = Field(default_factory=PretrainedKwargs)
+    hf_tokenizer_kwargs: TokenizerKwargs = Field(default_factory=TokenizerKwargs)
+
+
+@dataclass(frozen=True)
+class ModelLoaderOutput(StageOutput):
+    """The model in float, in the one form that all later stages know."""
+
+    model: ModelFolder
+
+
+class ModelLoader(Stage[StageInput, ModelLoaderConfig, ModelLoaderOutput]):
+    """Load a checkpoint or an ONNX export as canonical float ONNX; weights stay in its files."""
+
+    Config = ModelLoaderConfig
+    Output = ModelLoaderOutput
+
+    def run(
+        self,
+        inputs: StageInput,  # noqa: ARG002
+        config: ModelLoaderConfig,
+        context: StageContext,
+    ) -> ModelLoaderOutput:
+        """Author the checkpoint's graph, or import the ONNX."""
+        overrides = ModelConfigOverrides.model_validate(config.model_config_overrides)
+        sizes = context.settings.generator_config
+        ar = overrides.input_tokens_per_inference or sizes.sequence_length
+        shape = GraphShape(ar, sizes.context_length)
+        source = find_source(context.model_dir, None, calibrates=False)
+        files = context.runner.watch.hash(source.inputs())
+        match source:
+            case CheckpointSource():
+                entry = context.runner.run(AuthorModel(source, files, shape))
+            case OnnxSource():
+                entry = context.runner.run(ImportOnnx(source, files, shape))
+        return ModelLoaderOutput(ModelFolder(entry.folder, entry.hash))
+
+
+@dataclass(frozen=True)
+class ModelInput(StageInput):
+    """A model folder."""
+
+    model: ModelFolder
+
+
+class QuantizationOptConfig(StageConfig):
+    """Section `quantization_opt`.
+
+    Attributes:
+        techniques: applied one after the other; none leaves the model as it is.
+    """
+
+    techniques: tuple[NonEmpty, ...] = ()
+
+
+@dataclass(frozen=True)
+class QuantizationOptOutput(StageOutput):
+    """The model in float, easier to quantize."""
+
+    model: ModelFolder
+
+
+class QuantizationOpt(Stage[ModelInput, QuantizationOptConfig, QuantizationOptOutput]):
+    """Change the float weights so that they quantize better, without changing what they compute."""
+
+    Input = ModelInput
+    Config = QuantizationOptConfig
+    Output = QuantizationOptOutput
+
+    def run(
+        self,
+        inputs: ModelInput,
+        config: QuantizationOptConfig,
+        context: StageContext,  # noqa: ARG002
+    ) -> QuantizationOptOutput:
+        """Apply the techniques."""
+        for name in config.techniques:
+            reason = f"there is no technique {name!r} yet; leave the list empty"
+            raise RecipeError("", "stages.quantization_opt.techniques", reason)
+        return QuantizationOptOutput(inputs.model)
+
+
+RECIPES: Mapping[str, QuantizationOptions] = {
+    "w8a16": QuantizationOptions(param_bitwidth=8),
+    "w4a16": QuantizationOptions(param_bitwidth=4),
+    "w4a16_lpbq": QuantizationOptions(param_bitwidth=4, lpbq_block_size=64),
+}
+"""Quantization recipes by name."""
+
+
+def _known_recipe(name: str) -> str:
+    if name not in RECIPES:
+        raise ValueError(f"there is no recipe {name!r}; there are {', '.join(RECIPES)}")
+    return name
+
+
+def _no_arguments() -> defaultdict[str, dict[str, Any]]:
+    return defaultdict(dict)
+
+
+class QuantizationConfig(StageConfig):
+    """Section `quantization`.
+
+    Attributes:
+        recipe_name: which of the quantization recipes.
+        technique_kwargs: arguments of its techniques, by technique.
+        calibration_text: a text file, relative to the recipe; by default the model's own
+            `text/calibration.txt`.
+    """
+
+    recipe_name: Annotated[NonEmpty, AfterValidator(_known_recipe)] = "w8a16"
+    technique_kwargs: defaultdict[str, dict[str, Any]] = Field(default_factory=_no_arguments)
+    calibration_text: NonEmpty | None = None
+
+
+@dataclass(frozen=True)
+class QuantizationOutput(StageOutput):
+    """The model in float with encodings for all of it."""
+
+    model: ModelFolder
+
+
+class Quantization(Stage[ModelInput, QuantizationConfig, QuantizationOutput]):
+    """Choose the grid of every weight and activation, calibrated on text."""
+
+    Input = ModelInput
+    Config = QuantizationConfig
+    Output = QuantizationOutput
+
+    def run(
+        self, inputs: ModelInput, config: QuantizationConfig, context: StageContext
+    ) -> QuantizationOutput:
+        """Calibrate."""
+        source = onnx_source(inputs.model, context, _calibration_text(config, context))
+        imported = CacheEntry("load", inputs.model.path, inputs.model.key, reused=True)
+        options = RECIPES[config.recipe_name]
+        entry = context.runner.run(CompleteEncodings(imported, source, options))
+        return QuantizationOutput(ModelFolder(entry.folder, entry.hash))
+
+
+def _calibration_text(config: QuantizationConfig, context: StageContext) -> str | None:
+    """Read the text that the recipe names, or that lies in the model's folder."""
+    given = config.calibration_text
+    folder = context.model_dir if context.model_dir.is_dir() else context.model_dir.parent
+    path = folder / CALIBRATION_TEXT if given is None else context.resolve(given)
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        if given is not None:
+            raise InputFileError(str(path), error.strerror or str(error)) from error
+    if (folder / MODEL_FILE).exists():
+        return None  # whose encodings may be complete
+    raise CalibrationTextMissingError(str(folder))
+
+
+def onnx_source(model: ModelFolder, context: StageContext, text: str | None) -> OnnxSource:
+    """Return a stage's model folder as a source of the Gen AI Builder, by the model's own name."""
+    folder = model.path
+    encodings = folder / ENCODINGS_FILE
+    return OnnxSource(
+        name=context.model_name,
+        model=folder / MODEL_FILE,
+        encodings=encodings if encodings.is_file() else None,
+        config=(folder / CONFIG_FILE).read_text(encoding="utf-8"),
+        config_file=folder / CONFIG_FILE,
+        tokenizer=folder / TOKENIZER_FILE,
+        calibration_text=text,
+    )
+
+
+class GenAIBuilderConfig(StageConfig):
+    """Section `genai_builder`: the options of the Gen AI Builder, by its own names.
+
+    Attributes:
+        transformation_options: by dotted keys; AR and CL follow `generator_config`.
+        compilation_options: by dotted keys.
+    """
+
+    transformation_options: dict[str, Any] = Field(default_factory=dict)
+    compilation_options: dict[str, Any] = Field(default_factory=dict)
+    prepare_embedding_lut: bool = False
+    max_workers: PositiveInt | None = None
+
+
+@dataclass(frozen=True)
+class GenAIBuilderOutput(StageOutput):
+    """The container, in the stage cache."""
+
+    container: Path
+
+
+_AR = "arn_cl_options.auto_regression_number"
+_CL = "arn_cl_options.context_length"
+
+
+class GenAIBuilder(Stage[ModelInput, GenAIBuilderConfig, GenAIBuilderOutput]):
+    """Compile the quantized model into a container, by the Gen AI Builder."""
+
+    Input = ModelInput
+    Config = GenAIBuilderConfig
+    Output = GenAIBuilderOutput
+
+    def run(
+        self, inputs: ModelInput, config: GenAIBuilderConfig, context: StageContext
+    ) -> GenAIBuilderOutput:
+        """Build."""
+        settings = context.settings
+        if settings.soc_details is None:
+            reason = "the genai_builder needs it; name the SoC, such as chipset:SM8750"
+            raise RecipeError("", "soc_details", reason)
+        sizes = settings.generator_config
+        builder = GenAIBuilderHTP(
+            onnx_source(inputs.model, context, None), context.cache_root, OrtQnnToolchain()
+        )
+        builder.set_targets([settings.soc_details])
+        shapes = {_AR: sorted({1, sizes.sequence_length}), _CL: [sizes.context_length]}
+        builder.set_transformation_options(shapes | config.transformation_options)
+        builder.set_compilation_options(config.compilation_options)
+        builder.prepare_embedding_lut = config.prepare_embedding_lut
+        builder.max_workers = config.max_workers
+        build = builder.plan()
+        outputs = build.outputs(context.on_record)
+        return GenAIBuilderOutput(outputs.container)
+
+    def export(self, output: GenAIBuilderOutput, destination: Path) -> Path:
+        """Save the container to a folder; a container that is there is replaced."""
+        return GenAIContainer.load(output.container).save(destination, exist_ok=True).path

@@ -1,0 +1,148 @@
+"""`LLMPipeline` from a checkpoint to text, with the real compiler and Genie."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from buildlib.container.container import GenAIContainer
+from harness.devices.adb.device import AdbDevice
+from harness.devices.spec import DeviceSpec
+from harness.errors import ManifestError, PipelineStateError, RecipeError, WrongUseError
+from harness.pipeline.llm import LLMPipeline
+from harness.pipeline.observers import StageFinished, StageObserver
+from suites.models import tiny_llama
+from tests.harness.pipeline.conftest import MakeRecipe
+
+
+class Reused(StageObserver):
+    """Whether each stage came from the cache."""
+
+    def __init__(self) -> None:
+        self.stages: dict[str, bool] = {}
+
+    def on_stage_end(self, event: StageFinished) -> None:
+        self.stages[event.stage] = event.reused
+
+
+def run_again(pipe: LLMPipeline, until: str | None = None) -> dict[str, bool]:
+    seen = Reused()
+    pipe.add_observer(seen)
+    pipe.construct(until=until)
+    return seen.stages
+
+
+def test_perplexity_stays_from_float_to_the_emulator_and_the_device(
+    built: LLMPipeline, virtual_device: AdbDevice
+) -> None:
+    scores = {stage: built.evaluate(stage=stage)["PPL_heldout"] for stage in built.completed}
+    device = DeviceSpec("android", virtual_device.serial)
+    scores["device"] = built.evaluate(device=device)["PPL_heldout"]
+    assert scores["device"] == pytest.approx(scores["genai_builder"], rel=5e-3)
+    assert all(v == pytest.approx(scores["model_loader"], rel=0.02) for v in scores.values())
+    assert len(set(scores.values())) == 4  # each is a run of its own
+
+
+def test_generate_gives_one_text_on_the_host_and_on_the_device(
+    built: LLMPipeline, virtual_device: AdbDevice, capsys: pytest.CaptureFixture[str]
+) -> None:
+    on_host = built.generate("And the LORD", max_tokens=8)
+    on_device = built.generate(
+        "And the LORD", device=DeviceSpec("android", virtual_device.serial), max_tokens=8
+    )
+    assert on_device.text == on_host.text != ""
+    assert on_device.emulator
+    assert on_device.metrics["generated_tokens"] == 8
+    on_device.print()
+    printed = capsys.readouterr()
+    assert printed.out == on_device.text + "\n"
+    assert virtual_device.serial in printed.err
+    assert "emulator speed says nothing" in printed.err
+
+
+def test_the_container_is_the_builders_own(built: LLMPipeline, tmp_path: Path) -> None:
+    saved = GenAIContainer.load(built.export(tmp_path / "container"))
+    assert saved.metadata.model.name == "tiny_llama"
+    assert saved.precision == "W8A16"
+    assert saved.metadata.graphs.auto_regression_numbers == (1, 8)
+
+
+def test_an_unchanged_pipeline_comes_from_the_cache(built: LLMPipeline) -> None:
+    cache = built.config.settings.cache_dir
+    assert cache is not None
+    reused = run_again(LLMPipeline.load(cache))
+    assert reused == {"model_loader": True, "quantization": True, "genai_builder": True}
+
+
+def test_a_changed_stage_runs_with_all_that_follow(built: LLMPipeline) -> None:
+    cache = built.config.settings.cache_dir
+    assert cache is not None
+    pipe = LLMPipeline.load(cache)
+    pipe.stages.quantization.recipe_name = "w4a16"
+    pipe.stages.genai_builder.transformation_options["split_model.num_splits"] = 2
+    assert run_again(pipe, until="quantization") == {"model_loader": True, "quantization": False}
+    assert pipe.completed == ("model_loader", "quantization")
+
+
+def test_no_bytes_are_kept_twice(built: LLMPipeline) -> None:
+    assert built.profiler is not None
+    sizes = {one.stage: one.output_bytes for one in built.profiler.profiles}
+    weights = (tiny_llama.folder() / "model.safetensors").stat().st_size
+    assert sizes["quantization"] < weights / 4
+    assert all(one.peak_memory_bytes > 1 << 20 for one in built.profiler.profiles)
+
+
+def test_load_needs_a_manifest_and_tells_of_several(tmp_path: Path, built: LLMPipeline) -> None:
+    with pytest.raises(ManifestError, match="no pipeline has run with this cache_dir"):
+        LLMPipeline.load(tmp_path)
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        shutil.copy(built.manifest_path, tmp_path / name)
+    with pytest.raises(ManifestError, match="pipelines of one, two; name one"):
+        LLMPipeline.load(tmp_path)
+    assert LLMPipeline.load(tmp_path, model="two").completed[-1] == "genai_builder"
+    (tmp_path / "two/pipeline_manifest.json").write_text("{}")
+    with pytest.raises(ManifestError, match="no manifest of a pipeline"):
+        LLMPipeline.load(tmp_path, model="two")
+
+
+def test_stages_whose_outputs_are_gone_are_not_finished(built: LLMPipeline, tmp_path: Path) -> None:
+    text = built.manifest_path.read_text().replace("quantize_", "gone_")
+    (tmp_path / "pipeline_manifest.json").write_text(text)
+    assert LLMPipeline.load(tmp_path).completed == ("model_loader",)
+
+
+@pytest.mark.parametrize("what", ["evaluate", "export", "generate"])
+def test_what_needs_a_stage_says_so(what: str, make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    pipe = LLMPipeline.from_pretrained(recipe=make_recipe())
+    with pytest.raises(PipelineStateError, match=r"call construct\(\) first"):
+        getattr(pipe, what)(*(() if what == "evaluate" else (str(tmp_path / "x"),)))
+    assert issubclass(PipelineStateError, RuntimeError)
+
+
+def test_a_device_needs_a_container(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    pipe = LLMPipeline.from_pretrained(recipe=make_recipe()).construct(until="model_loader")
+    with pytest.raises(PipelineStateError, match="up to the genai_builder first"):
+        pipe.generate("Hello", device="virtual:none")
+    folder = pipe.export(tmp_path / "float")
+    assert {"model.onnx", "config.json", "tokenizer.json"} <= {p.name for p in folder.iterdir()}
+    with pytest.raises(WrongUseError, match="name a new folder"):
+        pipe.export(folder)
+
+
+def test_without_a_cache_nothing_stays(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    recipe = make_recipe(enable_cache=False, cache_dir=str(tmp_path / "work"))
+    pipe = LLMPipeline.from_pretrained(recipe=recipe).construct(until="model_loader")
+    assert list((tmp_path / "work").iterdir())
+    del pipe
+    assert not list((tmp_path / "work").iterdir())
+
+
+def test_a_changed_value_is_checked_before_anything_runs(make_recipe: MakeRecipe) -> None:
+    pipe = LLMPipeline.from_pretrained(recipe=make_recipe())
+    pipe.stages.model_loader.model_config_overrides["input_tokens_per_inference"] = 0
+    with pytest.raises(RecipeError, match="input_tokens_per_inference"):
+        pipe.construct()
+    assert pipe.completed == ()
+    with pytest.raises(AttributeError, match="did you mean quantization"):
+        _ = pipe.stages.quantisation

@@ -1,0 +1,145 @@
+"""Recipes: what is refused before anything runs, and where the error says it is."""
+
+from pathlib import Path
+
+import pytest
+
+from harness.errors import RecipeError, WrongUseError
+from harness.pipeline.defaults import recipe_text
+from harness.pipeline.llm import LLMPipeline
+from harness.pipeline.recipe import LLMPipelineConfig, Recipe
+from suites.models import tiny_llama
+
+GOOD = f"""\
+model_id_or_path: {tiny_llama.folder()}
+soc_details: SM8750:emulator
+stages:
+  model_loader: {{}}
+  quantization:
+    recipe_name: w8a16
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "line", "told"),
+    [
+        (
+            ("soc_details:", "soc_detail:"),
+            2,
+            "soc_detail: there is no such key: did you mean soc_d",
+        ),
+        (("SM8750:emulator", "SM9999"), 2, "soc_details: .*SM9999"),
+        (("recipe_name", "recipe_nam"), 6, "stages.quantization.recipe_nam: .*mean recipe_name"),
+        (("w8a16", "w8a61"), 6, "recipe_name: there is no recipe 'w8a61'.*w8a16"),
+        (("  quantization:", "  quantisation:"), 5, "no such stage: did you mean quantization"),
+        (("  model_loader: {}\n", ""), 4, "stages.quantization: it needs model, which no stage"),
+        (
+            ("{}", "{execution_environment: tpu}"),
+            4,
+            "execution_environment: must be 'cpu' or 'gpu'",
+        ),
+        (
+            ("{}", "{model_config_overrides: {ar: 1}}"),
+            4,
+            "model_config_overrides: /ar: there is no",
+        ),
+        (("{}", "3"), 4, "stages.model_loader: must be a mapping"),
+        (("stages:", "checkpoint: builder\nstages:"), 3, "checkpoint: 'builder' is none of its st"),
+        (("stages:", "evaluator_config: {metrics: []}\nstages:"), 3, "metrics: must have 1 or mo"),
+        (("stages:", "backend: CPU\nstages:"), 3, "backend: must be 'HTP'"),
+        (("stages:", "stages: {}\nstages:"), 4, "stages: the key is given twice"),
+        (("stages:", "stages: ["), 5, "it is no YAML"),
+    ],
+)
+def test_an_error_names_file_line_and_key(
+    tmp_path: Path, change: tuple[str, str], line: int, told: str
+) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(GOOD.replace(*change, 1))
+    with pytest.raises(RecipeError, match=told) as raised:
+        LLMPipeline.from_pretrained(recipe=path)
+    assert str(raised.value).startswith(f"{path}, line {line}")
+    assert "\n" not in str(raised.value)
+    assert isinstance(raised.value, ValueError)
+
+
+def test_a_recipe_in_a_program_is_checked_alike() -> None:
+    with pytest.raises(RecipeError, match=r"recipe: stages.quantization.recipe_nam: .*recipe_n"):
+        LLMPipeline.from_pretrained(
+            tiny_llama.folder(),
+            recipe={"stages": {"model_loader": {}, "quantization": {"recipe_nam": "w8a16"}}},
+        )
+    with pytest.raises(RecipeError, match="model_id_or_path: it is missing"):
+        LLMPipeline.from_pretrained()
+    with pytest.raises(RecipeError, match="cache_dirs: there is no such key"):
+        LLMPipeline.from_pretrained(tiny_llama.folder(), cache_dirs="x")
+
+
+def test_a_recipe_comes_back_from_its_file(tmp_path: Path) -> None:
+    recipe = Recipe({"backend": "HTP", "stages": {"model_loader": {}}})
+    path = recipe.to_yaml(tmp_path / "mine.yml")
+    assert Recipe.from_file(path) == recipe
+    with pytest.raises(RecipeError, match=r"ends in .yaml or .yml"):
+        Recipe.from_file(tmp_path / "mine.json")
+    with pytest.raises(RecipeError, match="cannot be read"):
+        Recipe.from_file(tmp_path / "none.yaml")
+
+
+def test_relative_paths_are_relative_to_the_recipe(tmp_path: Path) -> None:
+    folder = tmp_path / "here"
+    folder.mkdir()
+    (folder / "model").symlink_to(tiny_llama.folder())
+    (folder / "recipe.yaml").write_text("model_id_or_path: model\ncache_dir: kept\n")
+    pipe = LLMPipeline.from_pretrained(recipe=folder / "recipe.yaml")
+    assert (pipe.model_dir, pipe.cache_root) == (folder / "model", folder / "kept")
+    assert pipe.model_name == "tiny_llama"
+    assert tuple(pipe.stages) == ("model_loader", "quantization", "genai_builder")
+
+
+def test_the_first_recipe_of_a_model_is_a_recipe(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(recipe_text(str(tiny_llama.folder()), "SM8650"))
+    config = LLMPipelineConfig.of(Recipe.from_file(path))
+    sizes = config.settings.generator_config
+    assert (sizes.sequence_length, sizes.context_length) == (128, 512)
+    assert config.settings.evaluator_config is not None
+    assert config.settings.soc_details == "SM8650"
+
+
+def test_a_dataset_and_a_metric_must_be_known(tmp_path: Path) -> None:
+    for metric, told in (
+        ({"name": "perplexity", "dataset": "wikitext"}, "no text file wikitext .*downloaded"),
+        ({"name": "bleu", "dataset": "text/heldout.txt"}, "no metric 'bleu'; there are perplexity"),
+    ):
+        pipe = LLMPipeline.from_pretrained(
+            tiny_llama.folder(),
+            recipe={
+                "cache_dir": str(tmp_path),
+                "generator_config": {"sequence_length": 8, "context_length": 48},
+                "evaluator_config": {"metrics": [metric]},
+                "stages": {"model_loader": {}},
+            },
+        )
+        with pytest.raises(RecipeError, match=told):
+            pipe.construct().evaluate()
+
+
+def test_a_model_of_the_hub_needs_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
+    with pytest.raises(Exception, match=r"org/name: no such folder, and .*qnnfarm\[hub\]"):
+        LLMPipeline.from_pretrained("org/name")
+    with pytest.raises(Exception, match="no id of the Hugging Face hub either"):
+        LLMPipeline.from_pretrained("/no/such/folder")
+
+
+def test_names_of_stages_are_checked() -> None:
+    from harness.pipeline.registry import StageRegistry
+    from harness.pipeline.stages import ModelLoader
+
+    registry = StageRegistry()
+    with pytest.raises(WrongUseError, match="lower-case"):
+        registry.register("My stage", ModelLoader)
+    with pytest.raises(WrongUseError, match="there is one of that name"):
+        registry.register("quantization", ModelLoader)
+    with pytest.raises(WrongUseError, match="is no class of harness"):
+        registry.register("mine", int)  # type: ignore[arg-type]
