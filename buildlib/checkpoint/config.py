@@ -1,8 +1,7 @@
 """The `config.json` of a decoder-only language model, as far as building it needs.
 
-Keys and defaults: the configuration classes of Hugging Face transformers. Rotary scaling is read as
-far as Genie has it: Genie 1.21 takes `longrope` too, but which of its two lists it uses at which
-length is not documented; it does not take `dynamic`, `su` or `yarn` as files write them.
+Keys and defaults: the configuration classes of Hugging Face transformers. What a rotary scaling
+does to frequencies is in `buildlib.graph.rope`.
 """
 
 import json
@@ -55,8 +54,55 @@ class Llama3RopeScaling(BaseModel):
         return self
 
 
-RopeScaling = LinearRopeScaling | Llama3RopeScaling
-_KINDS = ("linear", "llama3")
+class DynamicRopeScaling(BaseModel):
+    """Another base for each length beyond `max_position_embeddings`; up to that no scaling."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    rope_type: Literal["dynamic"]
+
+
+class YarnRopeScaling(BaseModel):
+    """Slow frequencies divided by the factor, fast ones kept, and sharper attention."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    rope_type: Literal["yarn"]
+    factor: float = Field(ge=1.0, allow_inf_nan=False)
+    original_max_position_embeddings: int = Field(ge=1, le=1 << 24, strict=True)
+    beta_fast: float = Field(default=32.0, gt=0.0, allow_inf_nan=False)
+    beta_slow: float = Field(default=1.0, gt=0.0, allow_inf_nan=False)
+    attention_factor: float | None = Field(default=None, gt=0.0, allow_inf_nan=False)
+    mscale: float | None = Field(default=None, ge=0.0, allow_inf_nan=False)
+    mscale_all_dim: float | None = Field(default=None, ge=0.0, allow_inf_nan=False)
+    truncate: bool = True
+
+
+Divisor = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+
+
+class LongRopeScaling(BaseModel):
+    """Every frequency divided by an own factor, of one list or another by the length of contexts.
+
+    Attributes:
+        short_factor: up to the original length.
+        long_factor: beyond it.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    rope_type: Literal["longrope"]
+    short_factor: tuple[Divisor, ...]
+    long_factor: tuple[Divisor, ...]
+    factor: float = Field(gt=0.0, allow_inf_nan=False)
+    original_max_position_embeddings: int = Field(ge=2, le=1 << 24, strict=True)
+    attention_factor: float | None = Field(default=None, gt=0.0, allow_inf_nan=False)
+
+
+RopeScaling = (
+    LinearRopeScaling | Llama3RopeScaling | DynamicRopeScaling | YarnRopeScaling | LongRopeScaling
+)
+_KINDS = ("linear", "llama3", "dynamic", "yarn", "longrope")
 
 
 def merged_rope(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -66,7 +112,7 @@ def merged_rope(config: Mapping[str, Any]) -> dict[str, Any]:
     `rope_type` or `type`. No scaling is None.
 
     Raises:
-        PydanticCustomError: of type `UNSUPPORTED`: a scaling that Genie cannot be told.
+        PydanticCustomError: of type `UNSUPPORTED`: a scaling that is not known.
     """
     merged: dict[str, Any] = {}
     parameters = config.get("rope_parameters")
@@ -86,17 +132,31 @@ def merged_rope(config: Mapping[str, Any]) -> dict[str, Any]:
     scaling = merged.get("rope_scaling")
     if isinstance(scaling, dict):
         kind = scaling.get("rope_type", scaling.get("type"))
-        merged["rope_scaling"] = _scaling(kind, scaling)
+        merged["rope_scaling"] = _scaling(kind, scaling, config)
     return merged
 
 
-def _scaling(kind: object, scaling: Mapping[str, Any]) -> dict[str, Any] | None:
+def _scaling(
+    kind: object, scaling: Mapping[str, Any], config: Mapping[str, Any]
+) -> dict[str, Any] | None:
     if kind == "default":
         return None
+    if kind == "su" or (kind == "yarn" and "short_factor" in scaling):  # names in first Phi 3 files
+        kind = "longrope"
     if not isinstance(kind, str) or kind not in _KINDS:
         shown = repr(kind)
         raise _unsupported(f"rope scaling {shown if len(shown) <= 40 else shown[:37] + '...'}")
-    return {**scaling, "rope_type": kind}
+    filled = {key: value for key, value in scaling.items() if value is not None}
+    filled["rope_type"] = kind
+    if kind in {"yarn", "longrope"}:
+        positions = config.get("max_position_embeddings")
+        original = config.get("original_max_position_embeddings")
+        if original is not None:
+            filled["original_max_position_embeddings"] = original
+        original = filled.setdefault("original_max_position_embeddings", positions)
+        if type(positions) is int and type(original) is int and original > 0:
+            filled.setdefault("factor", positions / original)
+    return filled
 
 
 def _unsupported(what: str) -> PydanticCustomError:
@@ -211,6 +271,11 @@ class DecoderConfig(BaseModel):
             "partial_rotary_factor gives an odd number of rotary dimensions, or none": not (
                 self.rotary_dim and self.rotary_dim % 2 == 0
             ),
+            "rope_scaling needs a factor for every second rotary dimension": isinstance(
+                self.rope_scaling, LongRopeScaling
+            )
+            and {len(self.rope_scaling.short_factor), len(self.rope_scaling.long_factor)}
+            != {self.rotary_dim // 2},
             "bos_token_id lies outside the vocabulary": self.bos_token_id >= self.vocab_size,
             "eos_token_id lies outside the vocabulary": any(
                 token >= self.vocab_size for token in self.eos_token_ids
@@ -236,6 +301,19 @@ class DecoderConfig(BaseModel):
     def rotary_dim(self) -> int:
         """Dimensions of a head that rotary positions turn; there are half as many cosines."""
         return int(self.head_dim * self.partial_rotary_factor)
+
+    @property
+    def context_limit(self) -> tuple[int, str] | None:
+        """The longest context that can be built, and why; None if the model bounds none."""
+        limits = []
+        if self.sliding_window is not None:
+            why = f"the model looks back {self.sliding_window} tokens at most (sliding_window"
+            limits.append((self.sliding_window, why))
+        if isinstance(self.rope_scaling, DynamicRopeScaling):
+            positions = self.max_position_embeddings
+            why = f"beyond {positions} tokens rotary positions depend on the length (dynamic rope"
+            limits.append((positions, why))
+        return min(limits, default=None)
 
     @property
     def family(self) -> Family:

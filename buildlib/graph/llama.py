@@ -20,7 +20,8 @@ from buildlib.checkpoint.tensor_file import TensorRef
 from buildlib.graph import interface
 from buildlib.graph.builder import GraphBuilder
 from buildlib.graph.files import save_model
-from buildlib.graph.shape import GraphShape, check_sliding_window
+from buildlib.graph.rope import rotation_length
+from buildlib.graph.shape import GraphShape, check_context
 from buildlib.graph.values import infer_shapes
 
 _SHORTEST = 1e-12  # a row no longer than this is not divided by its length
@@ -37,10 +38,10 @@ def build_llama(checkpoint: Checkpoint, shape: GraphShape) -> ir.Model:
     """Build the whole model: embedding, decoder layers, final norm and output projection.
 
     Raises:
-        InvalidShapeError: the context is longer than attention reaches (`sliding_window`).
+        InvalidShapeError: the context is longer than the model can have.
     """
     config = checkpoint.config
-    check_sliding_window(shape, config.sliding_window)
+    check_context(shape, config.context_limit)
     builder = GraphBuilder()
     inputs = {
         name: builder.input(
@@ -176,12 +177,15 @@ class _Layer:
         config, op = self.config, self._op
         kv, group, dim = config.num_key_value_heads, config.group_size, config.head_dim
         cap = config.attn_logit_softcapping
-        scale = np.array(config.attention_scale / (cap or 1.0), dtype=np.float32)
+        factor = config.attention_scale / (cap or 1.0)
+        if config.rotary_dim == dim and config.has_rope(self.index):
+            factor *= rotation_length(config) ** 2
+        scale = np.array(factor, dtype=np.float32)
         query = op(
             "Mul",
             [
                 self._head_norm(self._heads(flat, "q", group), "q"),
-                self.builder.constant("attention_scale", scale),
+                self.builder.constant(f"attention_scale_{factor:.9g}", scale),
             ],
             "q_scaled",
         )
@@ -265,6 +269,11 @@ class _Layer:
         op = self._op
         cos, sin = self.inputs[interface.COS], self.inputs[interface.SIN]
         first, second, *passed = self._halves(heads, which)
+        if which == "q" and passed:  # else the scale of all scores has it
+            length = rotation_length(self.config) ** 2
+            name = f"layer_{self.index}_q_{{}}_scaled"
+            first = _scaled(self.builder, first, length, name.format("first"))
+            second = _scaled(self.builder, second, length, name.format("second"))
         first_cos = op("Mul", [first, cos], f"{which}_first_cos")
         second_sin = op("Mul", [second, sin], f"{which}_second_sin")
         second_cos = op("Mul", [second, cos], f"{which}_second_cos")

@@ -51,15 +51,12 @@ def _near_divisors(ar: int, cl: int) -> str:
     return ", ".join(map(str, dict.fromkeys((below, above))))
 
 
-def check_sliding_window(shape: GraphShape, sliding_window: int | None) -> None:
-    """Refuse a context longer than the sliding window that the model was trained with.
+def check_context(shape: GraphShape, limit: tuple[int, str] | None) -> None:
+    """Refuse a context longer than the model can have (`DecoderConfig.context_limit`).
 
     Raises:
-        InvalidShapeError: the context is longer than the window that the model looks back.
+        InvalidShapeError: says why.
     """
-    if sliding_window is not None and shape.cl > sliding_window:
-        reason = (
-            f"the model looks back {sliding_window} tokens at most (sliding_window in "
-            "config.json): choose a context length up to that"
-        )
+    if limit is not None and shape.cl > limit[0]:
+        reason = f"{limit[1]} in config.json): choose a context length up to that"
         raise InvalidShapeError(shape.ar, shape.cl, reason)

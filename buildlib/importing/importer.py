@@ -15,7 +15,7 @@ from buildlib.errors import CheckpointError, InvalidShapeError, UnsupportedGraph
 from buildlib.graph import interface
 from buildlib.graph.builder import OPSET
 from buildlib.graph.files import tensor_array
-from buildlib.graph.rope import rope_tables
+from buildlib.graph.rope import rope_tables, rotation_length
 from buildlib.graph.shape import GraphShape
 from buildlib.graph.values import static_shape
 from buildlib.importing.assembly import assemble
@@ -88,6 +88,7 @@ class ImportModel(Pass):
         shape: target shape; None keeps the export's own.
         fixed_keep_theirs: the shape applies to exports with symbolic sizes only.
         rope: after a run, the rotary embedding that the source computes itself.
+        takes_rotations: after a run, whether a source in another form takes it from its host.
     """
 
     name = "import"
@@ -99,6 +100,7 @@ class ImportModel(Pass):
         self.shape = shape
         self.fixed_keep_theirs = fixed_keep_theirs
         self.rope: RopeTables | None = None
+        self.takes_rotations = False
         self._path = Path()
 
     def run(self, source: Path, target: Path) -> Path:
@@ -136,7 +138,8 @@ class ImportModel(Pass):
         keep = self.shape is None or (self.fixed_keep_theirs and probe.is_fixed)
         shape = _own_shape(probe) if self.shape is None or keep else self.shape
         tables = interpreter.attention.tables
-        if tables is not None and not any(role.kind == "cos" for role in roles):
+        self.takes_rotations = any(role.kind == "cos" for role in roles)
+        if tables is not None and not self.takes_rotations:
             tolerance = interpreter.roots.precision.tolerance
             self.rope = RopeTables(probe.past, *tables, tolerance=tolerance)
         return assemble(model, interpreter, shape)
@@ -230,17 +233,25 @@ def _unsupported_error(path: Path, model: ir.Model, refusal: Refusal) -> Unsuppo
     return UnsupportedGraphError(path, refusal.reason, node.op_type, str(node.name), count)
 
 
-def check_rotation(rope: RopeTables | None, config: DecoderConfig, path: Path) -> None:
-    """Compare the rotary embedding that a source computes with the one that hosts will feed.
+def check_rotation(importing: ImportModel, config: DecoderConfig, path: Path) -> None:
+    """Compare the rotary embedding of an imported source with the one that hosts will feed.
 
     Args:
-        rope: tables of the source; None if it takes them from its host.
+        importing: after its run.
         config: configuration that hosts compute theirs from.
         path: path of the configuration, for messages.
 
     Raises:
         CheckpointError: `rope_theta`, scaling or rotary dimensions are not the model's.
     """
+    length = rotation_length(config)
+    if importing.takes_rotations and length != 1.0:
+        reason = (
+            f"rope_scaling makes cosines {length:.4g} times as long, and the ONNX takes them from "
+            "its host, which feeds none longer than 1; export it with its own"
+        )
+        raise CheckpointError(path, reason)
+    rope = importing.rope
     if rope is None:
         return
     count, width = rope.cos.shape

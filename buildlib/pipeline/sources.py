@@ -143,10 +143,12 @@ def positions_of(source: ModelSource) -> float | None:
         scaling = config.get(key)
         if not isinstance(scaling, dict):
             continue
-        factor = scaling.get("factor")
-        linear = scaling.get("rope_type", scaling.get("type")) == "linear"
-        if linear and isinstance(factor, int | float):  # some files tell those without it
-            return positions * factor
+        factor, kind = scaling.get("factor"), scaling.get("rope_type", scaling.get("type"))
+        original = scaling.get("original_max_position_embeddings", positions)
+        if not isinstance(factor, int | float) or not isinstance(original, int):
+            continue
+        if kind in {"linear", "yarn"}:  # some files tell those without it
+            return max(positions, original * factor) if kind == "yarn" else positions * factor
     return positions
 
 

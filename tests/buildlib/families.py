@@ -38,6 +38,23 @@ _SIZES: dict[str, Any] = {
     "pad_token_id": 0,
 }
 
+_YARN: dict[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "beta_fast": 4.0,
+}
+
+
+def _longrope(original: int) -> dict[str, Any]:
+    """Return Phi 4's form of LongRoPE: on three quarters of each head, original length outside."""
+    lists = {"short_factor": [1.0, 1.5, 2.0], "long_factor": [1.2, 3.0, 5.0]}
+    scaling = {"rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.75}
+    sizes = {"original_max_position_embeddings": original, "max_position_embeddings": 128}
+    return {"rope_parameters": scaling | lists, **sizes}
+
+
 RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("Gemma", {"head_dim": 12}),
     "gemma2": (
@@ -65,6 +82,34 @@ RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "llama-biases": ("Llama", {"attention_bias": True, "mlp_bias": True, "hidden_act": "gelu"}),
     "olmo2": ("Olmo2", {"attention_bias": True}),
+    "llama-dynamic": (
+        "Llama",
+        {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 4.0}},
+    ),
+    "llama-linear": (
+        "Llama",
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}},
+    ),
+    "llama-llama3": (
+        "Llama",
+        {
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 500.0,
+                "factor": 4.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 16,
+            }
+        },
+    ),
+    "phi3-longrope": ("Phi3", _longrope(original=64)),
+    "phi3-longrope-beyond": ("Phi3", _longrope(original=8)),
+    "qwen2-yarn": ("Qwen2", {"rope_parameters": _YARN}),
+    "qwen3-yarn": (
+        "Qwen3",
+        {"rope_parameters": _YARN | {"mscale": 1.0, "mscale_all_dim": 0.5, "truncate": False}},
+    ),
     "phi3": ("Phi3", {"partial_rotary_factor": 0.5, "sliding_window": 64}),
     "seed_oss": ("SeedOss", {"head_dim": 12, "attention_out_bias": True}),
     "smollm3": ("SmolLM3", {"no_rope_layer_interval": 2}),

@@ -7,7 +7,7 @@ from pathlib import Path
 from buildlib.cache.layout import CacheEntry
 from buildlib.checkpoint.config import load_config
 from buildlib.checkpoint.layout import CONFIG_FILE, MODEL_FILE
-from buildlib.graph.shape import GraphShape, check_sliding_window
+from buildlib.graph.shape import GraphShape, check_context
 from buildlib.passes.arcl import convert_arcl
 from buildlib.pipeline.stage import Stage
 
@@ -37,7 +37,5 @@ class ConvertShape(Stage):
         return (self.model.hash,)
 
     def run(self, folder: Path) -> None:
-        check_sliding_window(
-            self.shape, load_config(self.model.folder / CONFIG_FILE).sliding_window
-        )
+        check_context(self.shape, load_config(self.model.folder / CONFIG_FILE).context_limit)
         convert_arcl(self.source, self.shape, folder / MODEL_FILE)

@@ -82,4 +82,4 @@ class ImportOnnx(Stage):
         check_interface(imported, source.model)
         check_sizes(imported, config, source.config_file)
         check_types(imported, source.model)
-        check_rotation(importing.rope, config, source.config_file)
+        check_rotation(importing, config, source.config_file)

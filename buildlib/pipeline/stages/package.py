@@ -7,7 +7,13 @@ from pathlib import Path
 
 from buildlib.cache.key import combined_sha256
 from buildlib.cache.layout import CacheEntry
-from buildlib.checkpoint.config import DecoderConfig, load_config
+from buildlib.checkpoint.config import (
+    DecoderConfig,
+    DynamicRopeScaling,
+    LinearRopeScaling,
+    Llama3RopeScaling,
+    load_config,
+)
 from buildlib.checkpoint.layout import CONFIG_FILE, TOKENIZER_FILE
 from buildlib.container.genie_config import Context, GenieConfig, basic_dialog
 from buildlib.container.genie_engine import Lora
@@ -16,6 +22,7 @@ from buildlib.container.htp_config import htp_config
 from buildlib.container.manifest import GraphsRecord, ModelRecord, PartKind, plain_name
 from buildlib.container.writer import ContainerContents, ContainerFile, write_container
 from buildlib.embedding.config import TABLE_FILE, EmbeddingConfig
+from buildlib.graph.rope import frequency_divisors
 from buildlib.lora.adapters import LORA_FOLDER
 from buildlib.pipeline.plan import BuildPlan
 from buildlib.pipeline.stage import Stage
@@ -193,7 +200,6 @@ def genie_config(
 ) -> GenieConfig:
     """The dialog of a decoder: its sizes, its special tokens, its rotary positions."""
     eos = config.eos_token_ids
-    scaling = config.rope_scaling
     return basic_dialog(
         context=Context(
             size=context_length,
@@ -204,7 +210,30 @@ def genie_config(
         head_dim=config.head_dim,
         rotary_dim=config.rotary_dim,
         rope_theta=config.rope_theta,
-        rope_scaling=RopeScaling.model_validate(scaling.model_dump()) if scaling else None,
+        rope_scaling=genie_rope_scaling(config, context_length),
         ctx_bins=ctx_bins,
         emulator=target.emulator,
+    )
+
+
+def genie_rope_scaling(config: DecoderConfig, context_length: int) -> RopeScaling | None:
+    """Tell Genie the scaling of rotary positions at a context length.
+
+    Scalings that Genie does not know become its `longrope`, which divides each frequency by a
+    number of its own; with a factor of 1 it makes cosines and sines no longer (seen with Genie
+    1.21). Both of its lists are the same, so that no length decides between them.
+    """
+    scaling = config.rope_scaling
+    match scaling:
+        case None | DynamicRopeScaling():
+            return None
+        case LinearRopeScaling() | Llama3RopeScaling():
+            return RopeScaling.model_validate(scaling.model_dump())
+    divisors = tuple(frequency_divisors(config, context_length).tolist())
+    return RopeScaling(
+        rope_type="longrope",
+        factor=1.0,
+        original_max_position_embeddings=context_length,
+        short_factor=divisors,
+        long_factor=divisors,
     )

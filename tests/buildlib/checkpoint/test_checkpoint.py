@@ -10,6 +10,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from buildlib.checkpoint.checkpoint import Checkpoint
+from buildlib.checkpoint.config import Llama3RopeScaling
 from buildlib.errors import CheckpointError, UnsupportedModelError
 
 
@@ -75,7 +76,8 @@ def test_a_truncated_file_is_refused(copy: Path, keep: int) -> None:
         ({"model_type": "qwen3"}, CheckpointError),
         ({"attention_bias": True}, CheckpointError),
         ({"hidden_act": "relu2"}, UnsupportedModelError),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, UnsupportedModelError),
+        ({"rope_scaling": {"rope_type": "mrope", "factor": 2.0}}, UnsupportedModelError),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 0.5}}, CheckpointError),
         ({"hidden_size": 44}, CheckpointError),
         ({"hidden_size": -1}, CheckpointError),
         ({"hidden_size": "40"}, CheckpointError),
@@ -111,5 +113,5 @@ def test_several_eos_ids_and_llama3_scaling_are_read(copy: Path) -> None:
     }
     config = Checkpoint.load(change(copy, eos_token_id=[1, 5], rope_scaling=scaling)).config
     assert config.eos_token_ids == (1, 5)
-    assert config.rope_scaling is not None
+    assert isinstance(config.rope_scaling, Llama3RopeScaling)
     assert config.rope_scaling.factor == 8.0

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -13,11 +14,14 @@ from buildlib.checkpoint.config import (
     DecoderConfig,
     LinearRopeScaling,
     LlamaConfig,
+    LongRopeScaling,
     load_checkpoint_config,
     load_config,
 )
-from buildlib.errors import CheckpointError, UnsupportedModelError
-from buildlib.graph.rope import rope_tables
+from buildlib.errors import CheckpointError, InvalidShapeError, UnsupportedModelError
+from buildlib.graph.rope import rope_tables, rotation_length
+from buildlib.graph.shape import GraphShape, check_context
+from buildlib.pipeline.stages.package import genie_rope_scaling
 
 EXPORTS = Path(__file__).parents[2] / "fixtures" / "exports"
 
@@ -105,13 +109,49 @@ def test_linear_scaling_divides_the_angles(tmp_path: Path) -> None:
     assert sines[8] == pytest.approx(rope_tables(load(tmp_path), 9)[1][2], abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    "kind", ["longrope", "su", "yarn", "dynamic", "mrope", None, 3, ["linear"]]
-)
-def test_a_scaling_that_genie_cannot_be_told_is_named(tmp_path: Path, kind: object) -> None:
+@pytest.mark.parametrize("kind", ["proportional", "mrope", None, 3, ["linear"]])
+def test_a_scaling_that_is_not_known_is_named(tmp_path: Path, kind: object) -> None:
     with pytest.raises(UnsupportedModelError) as caught:
         load(tmp_path, rope_scaling={"type": kind, "factor": 4.0})
-    assert f"rope scaling {kind!r} (known are linear, llama3)" in str(caught.value)
+    assert f"rope scaling {kind!r} (known are linear, llama3, dynamic, yarn, longrope)" in str(
+        caught.value
+    )
+
+
+def test_what_a_scaling_leaves_out_follows_from_other_keys(tmp_path: Path) -> None:
+    lists = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    for kind in ("su", "yarn", "longrope"):
+        scaling = load(
+            tmp_path,
+            rope_scaling={"type": kind, **lists},
+            max_position_embeddings=4096,
+            original_max_position_embeddings=1024,
+        ).rope_scaling
+        assert isinstance(scaling, LongRopeScaling)
+        assert (scaling.factor, scaling.original_max_position_embeddings) == (4.0, 1024)
+    too_short = {"type": "su", "factor": 2.0, "short_factor": [1.0], "long_factor": [1.0]}
+    with pytest.raises(CheckpointError, match="a factor for every second rotary dimension"):
+        load(tmp_path, rope_scaling=too_short | {"original_max_position_embeddings": 64})
+
+
+def test_genie_is_told_any_scaling_as_factors_of_each_frequency(tmp_path: Path) -> None:
+    lists = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    scaling = {"type": "longrope", "original_max_position_embeddings": 64, **lists}
+    config = load(tmp_path, rope_scaling=scaling, max_position_embeddings=256)
+    for length, factor in ((64, 1.0), (128, 2.0)):
+        told = genie_rope_scaling(config, length)
+        assert told is not None
+        assert (told.rope_type, told.factor) == ("longrope", 1.0)
+        assert told.short_factor == told.long_factor == (factor,) * 8
+    assert genie_rope_scaling(load(tmp_path, rope_scaling={"type": "dynamic"}), 64) is None
+    assert rotation_length(config) == pytest.approx((1 + np.log(4) / np.log(64)) ** 0.5)
+
+
+def test_dynamic_scaling_bounds_the_context(tmp_path: Path) -> None:
+    config = load(tmp_path, rope_scaling={"type": "dynamic"}, max_position_embeddings=64)
+    check_context(GraphShape(16, 64), config.context_limit)
+    with pytest.raises(InvalidShapeError, match="beyond 64 tokens rotary positions depend on"):
+        check_context(GraphShape(16, 128), config.context_limit)
 
 
 def test_rotary_parameters_for_each_kind_of_layer_are_refused(tmp_path: Path) -> None:
