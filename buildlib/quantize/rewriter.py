@@ -12,6 +12,8 @@ from buildlib.quantize.grids import ParameterUse, missing_encodings_error
 from buildlib.quantize.structure import LAYOUT_OPS, moved_inputs
 from buildlib.quantize.weight_file import WeightStore
 
+SIGNAL, NOISE = "__signal", "__noise"
+
 
 @dataclass
 class QdqRewriter:
@@ -50,6 +52,61 @@ class QdqRewriter:
             for output in node.outputs:
                 if str(output.name) in self.grids and node.op_type != "DequantizeLinear":
                     self._quantize_output(output, node)
+
+    def round_activations(self) -> None:
+        """Round every value that has a grid to it, and keep it in float32 by its own name."""
+        nodes = list(self.graph)
+        for value in list(self.graph.inputs):
+            if (grid := self.grids.get(str(value.name))) is not None:
+                uses = list(value.uses())
+                stored = self._quantize(value, grid, f"{value.name}_q")
+                real = self._dequantize(stored, grid, f"{value.name}_dq")
+                for use in uses:
+                    use.node.replace_input_with(use.idx, real)
+                self.graph.insert_before(
+                    next(iter(self.graph)), [_producer(stored), _producer(real)]
+                )
+        for node in nodes:
+            for output in node.outputs:
+                name = str(output.name)
+                if (grid := self.grids.get(name)) is not None:
+                    uses = list(output.uses())
+                    output.name = f"{name}_real"
+                    stored = self._quantize(output, grid, f"{name}_q")
+                    real = self._dequantize(stored, grid, name)
+                    _producer(real).name = f"{name}_round"  # a node may have the value's name
+                    for use in uses:
+                        use.node.replace_input_with(use.idx, real)
+                    for index, value in enumerate(self.graph.outputs):
+                        if value is output:
+                            self.graph.outputs[index] = real
+                    self.graph.insert_after(node, [_producer(stored), _producer(real)])
+
+    def add_noise_outputs(self) -> None:
+        """Add the sums of squares of every value with a grid, and of its rounding errors.
+
+        They are outputs `{name}__signal` and `{name}__noise` for each; nothing else changes.
+        """
+        values = [*self.graph.inputs, *(output for node in self.graph for output in node.outputs)]
+        for value in values:
+            name = str(value.name)
+            if (grid := self.grids.get(name)) is None:
+                continue
+            stored = self._quantize(value, grid, f"{name}__q")
+            real = self._dequantize(stored, grid, f"{name}__dq")
+            error = ir.node("Sub", [value, real])
+            error.outputs[0].name = f"{name}__error"
+            self.graph.extend([_producer(stored), _producer(real), error])
+            for squared, suffix in ((value, SIGNAL), (error.outputs[0], NOISE)):
+                output = ir.Value(
+                    name=f"{name}{suffix}",
+                    type=ir.TensorType(ir.DataType.FLOAT),
+                    shape=ir.Shape(()),
+                )
+                self.graph.append(
+                    ir.node("ReduceSumSquare", [squared], {"keepdims": 0}, outputs=[output])
+                )
+                self.graph.outputs.append(output)
 
     def _parameter(self, use: ParameterUse, grid: Grid) -> ir.Value:
         """Return the dequantized value of an initializer, made once for each grid."""

@@ -1,5 +1,6 @@
 """Distance of the next-token distributions of two models, step by step."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -7,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 Logits = npt.NDArray[np.float32]
+Tokens = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,16 @@ class Divergence:
     loss_float: float
     steps: int
 
+    @property
+    def perplexity(self) -> float:
+        """`exp` of the loss."""
+        return math.exp(self.loss)
+
+    @property
+    def perplexity_float(self) -> float:
+        """`exp` of the loss of the model in float, over the same steps."""
+        return math.exp(self.loss_float)
+
 
 def measure_divergence(
     device: Sequence[Logits], reference: Sequence[Logits], following: Sequence[Sequence[int]]
@@ -45,9 +57,25 @@ def measure_divergence(
     Raises:
         ValueError: they are of different steps or vocabularies, or not finite.
     """
-    totals = np.zeros(4)
-    steps = 0
+    sums = DivergenceSums()
     for ours, theirs, tokens in zip(device, reference, following, strict=True):
+        sums.add(ours, theirs, tokens)
+    return sums.mean()
+
+
+class DivergenceSums:
+    """Sums over steps, which come some at a time."""
+
+    def __init__(self) -> None:
+        self._totals = np.zeros(4)
+        self._steps = 0
+
+    def add(self, ours: Logits, theirs: Logits, tokens: Sequence[int] | Tokens) -> None:
+        """Add steps: their logits, those of the model in float, and the tokens that follow.
+
+        Raises:
+            ValueError: as `measure_divergence`.
+        """
         if ours.shape != theirs.shape or len(ours) != len(tokens):
             raise ValueError(f"logits {ours.shape} beside {theirs.shape} of {len(tokens)} steps")
         if not (np.isfinite(ours).all() and np.isfinite(theirs).all()):
@@ -55,15 +83,18 @@ def measure_divergence(
         q, p = _log_softmax(ours), _log_softmax(theirs)
         rows = np.arange(len(tokens))
         same = ours.argmax(axis=1) == theirs.argmax(axis=1)
-        totals += (
+        self._totals += (
             float((np.exp(p) * (p - q)).sum()),
             float(same.sum()),
             float(-q[rows, tokens].sum()),
             float(-p[rows, tokens].sum()),
         )
-        steps += len(tokens)
-    kl, top1, loss, loss_float = (float(total) / steps for total in totals)
-    return Divergence(max(kl, 0.0), top1, loss, loss_float, steps)
+        self._steps += len(tokens)
+
+    def mean(self) -> Divergence:
+        """Return the means over all steps so far."""
+        kl, top1, loss, loss_float = (float(total) / self._steps for total in self._totals)
+        return Divergence(max(kl, 0.0), top1, loss, loss_float, self._steps)
 
 
 def _log_softmax(logits: Logits) -> npt.NDArray[np.float64]:

@@ -6,12 +6,13 @@ weights and caches of one segment, and the hidden states on its borders. What ea
 is the same, up to the rounding of sums over the empty slots that are left out.
 """
 
+import itertools
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -82,6 +83,7 @@ class SegmentLoop(AbstractContextManager["SegmentLoop"]):
         )
         reshaped = ArClConversion(self.shape).transform if self.shape != own else None
         self._model, self._segments = load_segments(model_path, reshaped)
+        self._copies = itertools.count()
         self._scratch = tempfile.TemporaryDirectory(dir=model_path.parent, prefix=".segments.")
 
     def __enter__(self) -> Self:
@@ -117,6 +119,36 @@ class SegmentLoop(AbstractContextManager["SegmentLoop"]):
         """
         return extract_segments(self._model, self._segments, range(index, index + 1))
 
+    @contextmanager
+    def open_segment(
+        self, index: int, *, change: Callable[[ir.Model], object] | None = None
+    ) -> Iterator["SegmentRunner"]:
+        """Load one segment, for as many passes of all windows as are wanted.
+
+        Args:
+            index: of the segment.
+            change: changes the segment before it is loaded: adds outputs, or replaces weights.
+
+        Raises:
+            ModelFileError: ONNX Runtime cannot load it.
+        """
+        model = self.segment(index)
+        if change is not None:
+            change(model)
+        path = save_model(model, Path(self._scratch.name) / f"segment_{next(self._copies)}.onnx")
+        borders = [str(value.name) for value in self._segments.borders]
+        runner = OnnxRunner(path)
+        try:
+            yield SegmentRunner(
+                self,
+                runner,
+                borders[index - 1] if index else None,
+                borders[index] if index < len(borders) else None,
+            )
+        finally:
+            runner.close()
+            path.unlink()
+
     def run(
         self,
         index: int,
@@ -132,7 +164,7 @@ class SegmentLoop(AbstractContextManager["SegmentLoop"]):
             index: of the segment.
             hidden: what the segment before it returned; None for the embedding.
             on_outputs: sees all outputs of each call by name, and its number of tokens.
-            change: changes the segment before it runs: adds outputs, or replaces weights.
+            change: as `open_segment` takes it.
             on_window: called after each window.
 
         Returns:
@@ -142,59 +174,68 @@ class SegmentLoop(AbstractContextManager["SegmentLoop"]):
         Raises:
             ModelFileError: ONNX Runtime cannot run it.
         """
-        model = self.segment(index)
-        if change is not None:
-            change(model)
-        path = save_model(model, Path(self._scratch.name) / f"segment_{index}.onnx")
-        borders = [str(value.name) for value in self._segments.borders]
-        before = borders[index - 1] if index else None
-        after = borders[index] if index < len(borders) else None
-        runner = OnnxRunner(path)
-        states: Hidden | None = None
-        try:
-            for number, n_tokens, outputs in self._calls(runner, before, hidden):
-                if on_outputs is not None:
-                    on_outputs(outputs, n_tokens)
-                if after is not None:
-                    if states is None:
-                        states = self._room(outputs[after].shape)
-                    states[number] = outputs[after]
-                if on_window is not None and (number + 1) in self._window_ends:
-                    on_window()
-        finally:
-            runner.close()
-        path.unlink()
-        return states
+        with self.open_segment(index, change=change) as segment:
+            return segment.run(hidden, on_outputs=on_outputs, on_window=on_window)
 
-    @property
-    def _window_ends(self) -> set[int]:
-        lengths = [len(window) // self.shape.ar for window in self.windows]
-        return set(np.cumsum(lengths).tolist())
+    def inputs_at(self, n_past: int, tokens: Sequence[int]) -> dict[str, npt.NDArray[Any]]:
+        """Return the inputs of a call of `tokens` after `n_past` others."""
+        return self._inputs.at(self.shape.ar, n_past, tokens)
 
-    def _calls(
-        self, runner: OnnxRunner, before: str | None, hidden: Hidden | None
-    ) -> Iterator[tuple[int, int, Arrays]]:
-        """Yield number, tokens and outputs of each call."""
-        number = 0
-        for window in self.windows:
-            cache = KvCache(runner.ports.inputs.values(), self.shape.cl)
-            for tokens in _in_calls(window, self.shape.ar):
-                check_cancelled()
-                values = self._inputs.at(self.shape.ar, cache.n_past, tokens)
-                values |= cache.past(self.shape.past)
-                if before is not None and hidden is not None:
-                    values[before] = hidden[number]
-                outputs = runner.run(runner.ports.feeds(values))
-                cache.append(outputs, len(tokens))
-                yield number, len(tokens), outputs
-                number += 1
-
-    def _room(self, dims: tuple[int, ...]) -> Hidden:
+    def room(self, dims: tuple[int, ...]) -> Hidden:
+        """Return an array for the border after a segment, given that of one call."""
         shape = (self.n_calls, *dims)
         if np.prod(shape, dtype=np.int64) * 4 <= _IN_MEMORY_BYTES:
             return np.empty(shape, np.float32)
         with tempfile.TemporaryFile(dir=self._scratch.name) as file:
             return np.memmap(file, np.float32, "w+", shape=shape)
+
+
+class SegmentRunner:
+    """A segment of a `SegmentLoop`, loaded."""
+
+    def __init__(
+        self, loop: SegmentLoop, runner: OnnxRunner, before: str | None, after: str | None
+    ) -> None:
+        self._loop = loop
+        self._runner = runner
+        self._before = before
+        self._after = after
+
+    def run(
+        self,
+        hidden: Hidden | None,
+        *,
+        on_outputs: Callable[[Arrays, int], None] | None = None,
+        on_window: Callable[[], None] | None = None,
+    ) -> Hidden | None:
+        """Run all calls of all windows, as `SegmentLoop.run` does."""
+        states: Hidden | None = None
+        number = 0
+        for window in self._loop.windows:
+            cache = KvCache(self._runner.ports.inputs.values(), self._loop.shape.cl)
+            for tokens in _in_calls(window, self._loop.shape.ar):
+                check_cancelled()
+                outputs = self._call(cache, tokens, None if hidden is None else hidden[number])
+                if on_outputs is not None:
+                    on_outputs(outputs, len(tokens))
+                if self._after is not None:
+                    if states is None:
+                        states = self._loop.room(outputs[self._after].shape)
+                    states[number] = outputs[self._after]
+                number += 1
+            if on_window is not None:
+                on_window()
+        return states
+
+    def _call(
+        self, cache: KvCache, tokens: Sequence[int], hidden: npt.NDArray[np.float32] | None
+    ) -> Arrays:
+        values = self._loop.inputs_at(cache.n_past, tokens) | cache.past(self._loop.shape.past)
+        if self._before is not None and hidden is not None:
+            values[self._before] = hidden
+        outputs = self._runner.run(self._runner.ports.feeds(values))
+        cache.append(outputs, len(tokens))
+        return outputs
 
 
 def _in_calls(window: Sequence[int], ar: int) -> Iterator[list[int]]:

@@ -6,7 +6,6 @@ the logits to a custom sampler of ours.
 """
 
 import hashlib
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,8 +102,8 @@ def compare_steps(
         values = {
             KL_DIVERGENCE: divergence.kl,
             TOP1_AGREEMENT: divergence.top1,
-            PERPLEXITY: math.exp(divergence.loss),
-            PERPLEXITY_FLOAT: math.exp(divergence.loss_float),
+            PERPLEXITY: divergence.perplexity,
+            PERPLEXITY_FLOAT: divergence.perplexity_float,
         }
         if recorder is not None:
             recorder.add_values(values)

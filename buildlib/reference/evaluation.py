@@ -1,0 +1,182 @@
+"""Evaluation of a model on text beside the model in float: perplexity, KL divergence, top-1.
+
+The same function takes the model of any stage: float ONNX, QDQ on the CPU, compiled graphs on the
+emulator. The float model runs once; its logits stay in a temporary file, and memory holds those of
+one call.
+"""
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from buildlib.cancellation import check_cancelled
+from buildlib.checkpoint.config import DecoderConfig
+from buildlib.errors import CalibrationError
+from buildlib.reference.divergence import Divergence, DivergenceSums, Logits
+from buildlib.reference.feeds import Embed
+from buildlib.reference.host_loop import HostLoop
+from buildlib.reference.runners import Arrays, OnnxRunner, PartRunner, part_sizes
+
+
+class FloatLogits(AbstractContextManager["FloatLogits"]):
+    """Logits of the model in float over windows of text, kept in a temporary file.
+
+    The file has positions x vocabulary x 4 bytes, and goes when this is closed.
+
+    Args:
+        windows: token ids without bos, all of which are predicted: the positions that Genie scores.
+        config: configuration of the model.
+        folder: place of the file; by default the system's for temporary files.
+
+    Attributes:
+        inputs: the tokens to feed for each window: bos, and all but the last.
+
+    Raises:
+        CalibrationError: there are no tokens, or one lies outside the vocabulary.
+    """
+
+    def __init__(
+        self,
+        windows: Sequence[Sequence[int]],
+        config: DecoderConfig,
+        folder: Path | None = None,
+    ) -> None:
+        self.inputs = tuple((config.bos_token_id, *window[:-1]) for window in windows if window)
+        self._following = np.array([token for window in windows for token in window], np.int64)
+        if not self._following.size:
+            raise CalibrationError("there is no text to evaluate the model on")
+        if not 0 <= self._following.min() <= self._following.max() < config.vocab_size:
+            raise CalibrationError(f"a token lies outside the vocabulary of {config.vocab_size}")
+        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  (closed by close)
+        shape = (self._following.size, config.vocab_size)
+        self._logits = np.memmap(self._file, np.float32, "w+", shape=shape)
+        self._recorded = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Remove the file."""
+        self._file.close()
+
+    def restart(self) -> None:
+        """Record from the first position again."""
+        self._recorded = 0
+
+    def record(self, logits: Logits) -> None:
+        """Keep the logits of the model in float at the next positions."""
+        end = self._recorded + len(logits)
+        self._logits[self._recorded : end] = logits
+        self._recorded = end
+
+    def compare(self, logits: Logits, start: int, sums: DivergenceSums) -> None:
+        """Add another model's logits at the positions from `start` on to its sums."""
+        where = slice(start, start + len(logits))
+        sums.add(logits, self._logits[where], self._following[where])
+
+
+class Measurement:
+    """Divergence of one model from float, whose logits come call by call."""
+
+    def __init__(self, reference: FloatLogits) -> None:
+        self._reference = reference
+        self._sums = DivergenceSums()
+        self._positions = 0
+
+    def add(self, logits: Logits) -> None:
+        """Take the logits of the next positions."""
+        self._reference.compare(logits, self._positions, self._sums)
+        self._positions += len(logits)
+
+    def result(self) -> Divergence:
+        """Return the divergence over all positions so far."""
+        return self._sums.mean()
+
+
+def record_float(
+    model_path: Path,
+    config: DecoderConfig,
+    windows: Sequence[Sequence[int]],
+    *,
+    constants: Arrays | None = None,
+    n_threads: int = 0,
+) -> FloatLogits:
+    """Run a whole float ONNX model, and keep its logits; the caller closes them.
+
+    Args:
+        model_path: at a prefill shape, in canonical form.
+        config: configuration of the model.
+        windows: token ids without bos, each shorter than the context length.
+        constants: inputs that are the same at every call, such as LoRA weights.
+        n_threads: threads of ONNX Runtime; 0 for one per core.
+
+    Raises:
+        CalibrationError: there are no tokens, or one lies outside the vocabulary.
+        ModelFileError: the file is no model that can run.
+        PromptTooLongError: a window does not fit into the context.
+    """
+    reference = FloatLogits(windows, config)
+    try:
+        runner = OnnxRunner(model_path, n_threads=n_threads, plain=True)
+        ar, _ = part_sizes({port.name: port.shape for port in runner.ports.inputs.values()})
+        with HostLoop({ar: [runner]}, config, constants=constants) as loop:
+            for logits in _calls(loop, reference.inputs, ar):
+                reference.record(logits)
+    except BaseException:
+        reference.close()
+        raise
+    return reference
+
+
+def evaluate_model(
+    chains: Mapping[int, Sequence[PartRunner]],
+    config: DecoderConfig,
+    reference: FloatLogits,
+    *,
+    embed: Embed | None = None,
+    constants: Arrays | None = None,
+) -> Divergence:
+    """Evaluate a model of any stage over the windows of its reference.
+
+    The result has the perplexity (`exp` of the mean negative log-likelihood of all tokens of the
+    windows, each led by bos), the KL divergence in nats and the top-1 agreement, as llama.cpp
+    defines them (see `Divergence`).
+
+    Args:
+        chains: parts in order, by AR: `OnnxRunner`s, or `emulator_chains`. They are closed.
+        config: configuration of the model.
+        reference: of the model in float.
+        embed: the embedding table, for a model that takes embeddings.
+        constants: inputs that are the same at every call, such as LoRA weights.
+
+    Raises:
+        PromptTooLongError: a window does not fit into the context.
+        RunnerDiedError: the emulator failed.
+        ValueError: logits that are not finite, or of another vocabulary.
+    """
+    measurement = Measurement(reference)
+    with HostLoop(chains, config, embed=embed, constants=constants) as loop:
+        for logits in _calls(loop, reference.inputs, max(chains)):
+            measurement.add(logits)
+    return measurement.result()
+
+
+def _calls(loop: HostLoop, inputs: Sequence[Sequence[int]], ar: int) -> Iterator[Logits]:
+    for window in inputs:
+        loop.reset()
+        for start in range(0, len(window), ar):
+            check_cancelled()
+            yield loop.feed(window[start : start + ar])
