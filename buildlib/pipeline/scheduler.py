@@ -3,12 +3,14 @@
 Tasks run in threads: their heavy work happens in child processes.
 """
 
+import contextlib
 import os
+import queue
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Generic, TypeAlias, TypeVar, cast
 
 from buildlib.cancellation import CancelScope
 from buildlib.errors import InvalidOptionError
@@ -16,6 +18,9 @@ from buildlib.errors import InvalidOptionError
 T = TypeVar("T")
 
 WORKERS_VARIABLE = "QAIRT_MAX_BUILD_WORKERS"
+_LOOK_S = 0.5
+_Ended: TypeAlias = tuple[int, T | None, BaseException | None]
+"""Number of a task with its result, or with what it raised."""
 
 
 @dataclass(frozen=True)
@@ -67,30 +72,37 @@ def run_bounded(tasks: Sequence[Task[T]], *, max_workers: int, memory_bytes: int
 
 
 class _Run(Generic[T]):
+    """One call of `run_bounded`: the caller's thread decides, the others only work.
+
+    A signal can interrupt the caller's thread between any two bytecodes, so it shares no lock of
+    Python's with them, which it could leave locked.
+    """
+
     def __init__(self, tasks: Sequence[Task[T]], max_workers: int, memory_bytes: int) -> None:
         self._tasks = tasks
         self._max_workers = max_workers
         self._memory_bytes = memory_bytes
-        self._changed = threading.Condition()
         self._waiting = list(range(len(tasks)))
         self._running: set[int] = set()
+        self._ended: queue.SimpleQueue[_Ended[T]] = queue.SimpleQueue()
         self._results: dict[int, T] = {}
-        self._error: BaseException | None = None
         self._scope = CancelScope()
         self._threads: list[threading.Thread] = []
 
     def results(self) -> list[T]:
         try:
-            with self._changed:
-                while self._error is None and (self._waiting or self._running):
-                    self._start_fitting()
-                    self._changed.wait()
+            while self._waiting or self._running:
+                self._start_fitting()
+                number, result, error = self._next_ended()
+                self._running.discard(number)
+                if error is not None:
+                    raise error
+                self._results[number] = cast("T", result)
         finally:
             if self._waiting or self._running:
                 self._scope.cancel()
-            self._join()
-        if self._error is not None:
-            raise self._error
+            for thread in self._threads:
+                thread.join()
         return [self._results[number] for number in range(len(self._tasks))]
 
     def _start_fitting(self) -> None:
@@ -106,28 +118,27 @@ class _Run(Generic[T]):
             self._running.add(number)
             used += needed
             name = self._tasks[number].name
-            thread = threading.Thread(target=self._work, args=(number,), name=name)
+            # A daemon: if a signal interrupts its start, it may wait for ever to begin.
+            thread = threading.Thread(target=self._work, args=(number,), name=name, daemon=True)
             thread.start()
             self._threads.append(thread)
 
+    def _next_ended(self) -> "_Ended[T]":
+        """Wait for the next task that ends.
+
+        Looks up now and then: a signal that arrives right before a wait, or in another thread, does
+        not end it, and its handler would only run with the next bytecode.
+        """
+        while True:
+            with contextlib.suppress(queue.Empty):
+                return self._ended.get(timeout=_LOOK_S)
+
     def _work(self, number: int) -> None:
-        error: BaseException | None = None
         try:
             with self._scope.enter():
-                result = self._tasks[number].run()
-        except BaseException as caught:  # noqa: BLE001 - it is raised by the caller's thread
-            error = caught
-        with self._changed:
-            self._running.discard(number)
-            if error is None:
-                self._results[number] = result
-            elif self._error is None:
-                self._error = error
-            self._changed.notify()
-
-    def _join(self) -> None:
-        for thread in self._threads:
-            thread.join()
+                self._ended.put((number, self._tasks[number].run(), None))
+        except BaseException as error:  # noqa: BLE001 - it is raised by the caller's thread
+            self._ended.put((number, None, error))
 
 
 _PROC = Path("/proc")

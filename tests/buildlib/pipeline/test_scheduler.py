@@ -187,6 +187,23 @@ def test_interrupt_kills_children_and_keeps_what_is_finished(tmp_path: Path) -> 
     assert (tmp_path / "finished").read_text() == "whole"
 
 
+def test_a_signal_that_does_not_end_the_wait_is_seen_soon(tmp_path: Path) -> None:
+    """As one that arrives right before the wait, or in a thread other than the waiting one."""
+    pids = tmp_path / "pids"
+    before = signal.signal(signal.SIGUSR1, signal.default_int_handler)
+
+    def run() -> None:
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+        sleeper(pids)()
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run_bounded([Task("sleeps", run)], max_workers=1, memory_bytes=0)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert not any(is_running(pid) for pid in wait_for_lines(pids, 1))
+
+
 def test_no_task_and_no_worker() -> None:
     assert run_bounded([], max_workers=1, memory_bytes=0) == []
     with pytest.raises(ValueError, match="0 workers"):
