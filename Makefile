@@ -28,9 +28,9 @@ fuzz:
 exports:
 	$(PYTHON) -m pytest -m "slow or not slow" tests/buildlib/pipeline/test_exports.py
 
-# Writers of results on each engine, `qnnfarm run` and `qnnfarm nightly`, each killed at a hundred random moments.
+# Writers of results on each engine, `qnnfarm run` and `qnnfarm nightly`, each killed at a hundred random moments; `qnnfarm pipeline run` at fifty.
 kills:
-	$(PYTHON) -m pytest -n 0 -s -m slow tests/harness/results/test_killed_writers.py tests/harness/plans/test_killed_runs.py
+	$(PYTHON) -m pytest -n 0 -s -m slow tests/harness/results/test_killed_writers.py tests/harness/plans/test_killed_runs.py tests/harness/pipeline/test_resume.py
 
 # Hundreds of faults over pushes, runs and leases; `QNNFARM_CHAOS_SEED=7 make chaos` for others.
 chaos:
