@@ -59,21 +59,21 @@ def open_host_model(made: Mapping[str, object], scratch: Path) -> Iterator[HostM
         with _compiled(GenAIContainer.load(container), model.path) as opened:
             yield opened
     else:
-        with _onnx(model.path, scratch) as opened:
+        with _onnx(model, scratch) as opened:
             yield opened
 
 
 @contextmanager
-def _onnx(folder: Path, scratch: Path) -> Iterator[HostModel]:
+def _onnx(model: ModelFolder, scratch: Path) -> Iterator[HostModel]:
+    folder = model.path
     path, config = folder / MODEL_FILE, load_config(folder / CONFIG_FILE)
     shape = require_shape(path)
     scratch.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=scratch, prefix=".evaluate.") as temporary:
-        encodings, kind = folder / ENCODINGS_FILE, "float"
-        if encodings.is_file():
-            kind = "quantized"
-            quantized = Path(temporary) / "quantized.onnx"
-            path = apply_encodings(path, load_encodings(encodings), quantized)
+        kind = "quantized" if model.quantized else "float"
+        if model.quantized:
+            encodings = load_encodings(folder / ENCODINGS_FILE)
+            path = apply_encodings(path, encodings, Path(temporary) / "quantized.onnx")
         with HostLoop({shape.ar: [OnnxRunner(path)]}, config) as loop:
             limit = ContextLimit(shape.cl, shape.ar)
             stop = frozenset(config.eos_token_ids)

@@ -37,12 +37,14 @@ class ModelFolder:
 
     Attributes:
         path: folder with `model.onnx`, `config.json` and `tokenizer.json`, and `model.encodings`
-            once it is quantized.
+            of what is quantized.
         key: SHA-256 over everything that it was made from.
+        quantized: whether there are encodings for all of it.
     """
 
     path: Path
     key: str
+    quantized: bool = False
 
 
 @dataclass(frozen=True)

@@ -232,7 +232,7 @@ class Quantization(Stage[ModelInput, QuantizationConfig, QuantizationOutput]):
         imported = CacheEntry("load", inputs.model.path, inputs.model.key, reused=True)
         options = RECIPES[config.recipe_name]
         entry = context.runner.run(CompleteEncodings(imported, source, options))
-        return QuantizationOutput(ModelFolder(entry.folder, entry.hash))
+        return QuantizationOutput(ModelFolder(entry.folder, entry.hash, quantized=True))
 
 
 def _calibration_text(config: QuantizationConfig, context: StageContext) -> str | None:

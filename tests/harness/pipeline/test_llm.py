@@ -1,16 +1,19 @@
 """`LLMPipeline` from a checkpoint to text, with the real compiler and Genie."""
 
-import shutil
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from buildlib.container.container import GenAIContainer
+from buildlib.qairt_modules import qairt_modules
 from harness.devices.adb.device import AdbDevice
 from harness.devices.spec import DeviceSpec
 from harness.errors import ManifestError, PipelineStateError, RecipeError, WrongUseError
 from harness.pipeline.llm import LLMPipeline
 from harness.pipeline.observers import StageFinished, StageObserver
+from harness.pipeline.recipe import Recipe
 from suites.models import tiny_llama
 from tests.harness.pipeline.conftest import MakeRecipe
 
@@ -96,8 +99,7 @@ def test_load_needs_a_manifest_and_tells_of_several(tmp_path: Path, built: LLMPi
     with pytest.raises(ManifestError, match="no pipeline has run with this cache_dir"):
         LLMPipeline.load(tmp_path)
     for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-        shutil.copy(built.manifest_path, tmp_path / name)
+        built.manifest.save(tmp_path / name / "pipeline_manifest.json")
     with pytest.raises(ManifestError, match="pipelines of one, two; name one"):
         LLMPipeline.load(tmp_path)
     assert LLMPipeline.load(tmp_path, model="two").completed[-1] == "genai_builder"
@@ -107,7 +109,7 @@ def test_load_needs_a_manifest_and_tells_of_several(tmp_path: Path, built: LLMPi
 
 
 def test_stages_whose_outputs_are_gone_are_not_finished(built: LLMPipeline, tmp_path: Path) -> None:
-    text = built.manifest_path.read_text().replace("quantize_", "gone_")
+    text = built.manifest.model_dump_json().replace("quantize_", "gone_")
     (tmp_path / "pipeline_manifest.json").write_text(text)
     assert LLMPipeline.load(tmp_path).completed == ("model_loader",)
 
@@ -146,3 +148,58 @@ def test_a_changed_value_is_checked_before_anything_runs(make_recipe: MakeRecipe
     assert pipe.completed == ()
     with pytest.raises(AttributeError, match="did you mean quantization"):
         _ = pipe.stages.quantisation
+
+
+VENDOR = """\
+from qairt.api.configs.device import Device
+from qairt.experimental.pipeline.torch.llm.pipeline import LLMPipeline
+
+pipe = LLMPipeline.from_pretrained(
+    "meta-llama/Llama-3.2-3B-Instruct",
+    recipe="llama32_recipe.yaml"
+)
+pipe.construct()
+
+device = Device(type="android", identifier="<serial>@<hostname>")
+result = pipe.generate("Hello, how are you?", device=device)
+result.print()
+"""
+"""The snippet of "Pipeline Overview", docs.qualcomm.com 80-87189-2."""
+
+
+@pytest.fixture
+def working_folder(built: LLMPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the models and the recipes that documents name."""
+    for name in ("meta-llama/Llama-3.2-3B-Instruct", "path/to/model"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).symlink_to(tiny_llama.folder())
+    for name in ("llama32_recipe.yaml", "recipe.yaml"):
+        Recipe(built.manifest.recipe).to_yaml(tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("working_folder")
+def test_the_vendors_snippet_runs_as_it_stands(
+    virtual_device: AdbDevice, capsys: pytest.CaptureFixture[str]
+) -> None:
+    snippet = VENDOR.replace("<serial>@<hostname>", virtual_device.serial)
+    with qairt_modules():
+        exec(snippet, {})  # noqa: S102  (what is tested)
+    assert capsys.readouterr().out.strip()
+
+
+@pytest.mark.usefixtures("working_folder")
+def test_the_documents_snippets_run_as_they_stand(
+    virtual_device: AdbDevice, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (Path(__file__).parents[3] / "docs/pipeline.md").read_text(encoding="utf-8")
+    first, second = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[:2]
+    scope: dict[str, Any] = {}
+    exec(first.replace("<serial>@<host>", virtual_device.serial), scope)  # noqa: S102
+    assert capsys.readouterr().out.strip()
+    exec(second, scope)  # noqa: S102
+    scope["pipe"].construct(until="quantization")
+    entries = scope["pipe"].manifest.stages
+    assert entries[1].config["recipe_name"] == "w4a16"
+    assert entries[0].config["model_config_overrides"] == {"input_tokens_per_inference": 16}
