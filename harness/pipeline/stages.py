@@ -245,9 +245,9 @@ def _calibration_text(config: QuantizationConfig, context: StageContext) -> str 
     except OSError as error:
         if given is not None:
             raise InputFileError(str(path), error.strerror or str(error)) from error
-    if (folder / MODEL_FILE).exists():
-        return None  # whose encodings may be complete
-    raise CalibrationTextMissingError(str(folder))
+    if isinstance(find_source(context.model_dir, None, calibrates=False), CheckpointSource):
+        raise CalibrationTextMissingError(str(folder))
+    return None  # the encodings of an ONNX may be complete
 
 
 def onnx_source(model: ModelFolder, context: StageContext, text: str | None) -> OnnxSource:
