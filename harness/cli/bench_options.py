@@ -294,7 +294,7 @@ def open_series(
     with (
         report_interrupt(shown(db)),
         LazyResultsStore(db) as store,
-        device_source(names, pool, wait_s=wait_s) as source,
+        device_source(names, pool, command="bench", wait_s=wait_s) as source,
     ):
         yield BenchSeries(source, store, options, on_session, labels)
 

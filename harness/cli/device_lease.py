@@ -3,15 +3,17 @@
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.console import print_remark
-from harness.errors import LeaseTimeoutError, one_line
+from harness.errors import HarnessError, LeaseLostError, LeaseTimeoutError, one_line
 
 if TYPE_CHECKING:
     from harness.devices.base import Device
+    from harness.pool.failure_policy import Work
+    from harness.pool.lease import Lease
     from harness.pool.pool import Pool
     from harness.runtimes.base import LogLevel
     from harness.workloads.bench_series import DeviceSource
@@ -21,13 +23,16 @@ _AT_ONCE_S = 1.0
 
 
 @contextmanager
-def lease_device(name: str | None, *, wait_s: float, purpose: str) -> Iterator["Device"]:
+def lease_device(
+    name: str | None, *, wait_s: float, purpose: str, work: "Work | None" = None
+) -> Iterator["Device"]:
     """Lease the device of a name for this process.
 
     Args:
         name: as `DeviceSpec.parse` takes it; `None` is `$ANDROID_SERIAL`, or the only one.
         wait_s: how long to wait if others hold it. A device that is out for another reason is
             not waited for.
+        work: what is done on it, see `Lease.report`.
 
     Raises:
         LeaseTimeoutError: others held it for longer, or it is out.
@@ -53,8 +58,25 @@ def lease_device(name: str | None, *, wait_s: float, purpose: str) -> Iterator["
                 raise
             reason = f"{error.reason}; --wait is for devices that others hold"
             raise LeaseTimeoutError(error.requirement, error.timeout_s, reason) from None
-        with lease:
+        with _reporting(lease, work) as device:
+            yield device
+
+
+@contextmanager
+def _reporting(lease: "Lease", work: "Work | None") -> Iterator["Device"]:
+    """Hold a lease for a block, and report to the pool how the work in it ended."""
+    with lease:
+        try:
             yield lease.device
+        except LeaseLostError:
+            raise
+        except HarnessError as error:
+            if work is not None and (blame := lease.report(error, work)):
+                print_remark(f"the container is at fault: {blame}")
+            raise
+        if work is not None:
+            with suppress(HarnessError):
+                lease.report_success(work)
 
 
 class _Waiting:
@@ -95,6 +117,7 @@ def device_source(
     names: Sequence[str] | None,
     pool: Path | None,
     *,
+    command: str,
     wait_s: float,
     purpose: Callable[[int], str] = lambda number: f"session {number + 1}",
 ) -> "Iterator[DeviceSource]":
@@ -109,12 +132,14 @@ def device_source(
     Args:
         names: devices, or members of the pool, that take turns.
         pool: a pool's file.
+        command: what is done on the devices.
         wait_s: how long to wait for each lease.
         purpose: of the lease of a session, by its number.
 
     Raises:
         PoolError: the pool cannot be used.
     """
+    from harness.pool.failure_policy import Work, work_id
     from harness.pool.pool import Pool, find_config
     from harness.pool.requirement import Requirement
 
@@ -124,8 +149,13 @@ def device_source(
     def named(number: int) -> str | None:
         return names[number % len(names)] if names else None
 
-    def direct(number: int, _soc: str) -> AbstractContextManager["Device"]:
-        return lease_device(named(number), wait_s=wait_s, purpose=purpose(number))
+    def work(container: str) -> "Work | None":
+        return Work(work_id(container, command), command, time.time()) if container else None
+
+    def direct(number: int, _soc: str, container: str = "") -> AbstractContextManager["Device"]:
+        return lease_device(
+            named(number), wait_s=wait_s, purpose=purpose(number), work=work(container)
+        )
 
     path, _ = find_config(pool)
     if path is None:
@@ -135,16 +165,17 @@ def device_source(
         members = _member_names(opened)
 
         @contextmanager
-        def leased(number: int, soc: str) -> "Iterator[Device]":
+        def leased(number: int, soc: str, container: str = "") -> "Iterator[Device]":
             name = named(number)
             if name is not None and name not in members and pool is None:
-                with direct(number, soc) as device:
+                with direct(number, soc, container) as device:
                     yield device
                 return
             member = None if name is None else members.get(name, name)
             requirement = Requirement(name=member) if member else Requirement(soc=soc)
-            with opened.acquire(requirement, timeout_s=wait_s, purpose=purpose(number)) as lease:
-                yield lease.device
+            lease = opened.acquire(requirement, timeout_s=wait_s, purpose=purpose(number))
+            with _reporting(lease, work(container)) as device:
+                yield device
 
         yield leased
 
@@ -165,6 +196,7 @@ def open_session(
     name: str | None,
     pool: Path | None = None,
     *,
+    command: str,
     embeds: bool = False,
     wait_s: float = 0.0,
     log_level: "LogLevel | None" = None,
@@ -173,7 +205,7 @@ def open_session(
     """Load a container, lease a device, and open a session that leaves nothing on it.
 
     Args:
-        name, pool, wait_s: see `device_source`.
+        name, pool, command, wait_s: see `device_source`.
         embeds: whether the container must hold a text encoder, and not a dialog.
         log_level, trace: see `SessionOptions`.
 
@@ -193,9 +225,13 @@ def open_session(
     purpose = f"running {container.metadata.model.name}"
     with (
         device_source(
-            [name] if name else None, pool, wait_s=wait_s, purpose=lambda _: purpose
+            [name] if name else None,
+            pool,
+            command=command,
+            wait_s=wait_s,
+            purpose=lambda _: purpose,
         ) as source,
-        source(0, target_of(container).soc.name) as device,
+        source(0, target_of(container).soc.name, container.metadata.container_sha256) as device,
         Session(device, container, options) as session,
     ):
         yield session

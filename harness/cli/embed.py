@@ -103,6 +103,7 @@ def embed(
             container_dir,
             device,
             pool,
+            command="embed",
             embeds=True,
             wait_s=wait,
             log_level=log_level,

@@ -120,7 +120,13 @@ def generate(
         scratch_store(trace) as store,
         writing_trace(trace, store, [group_id]),
         open_session(
-            container_dir, device, pool, wait_s=wait, log_level=log_level, trace=bool(trace)
+            container_dir,
+            device,
+            pool,
+            command="generate",
+            wait_s=wait,
+            log_level=log_level,
+            trace=bool(trace),
         ) as session,
         showing_log(session, log_level),
     ):

@@ -156,6 +156,7 @@ class _Where:
                 self.container_dir,
                 self.device,
                 self.pool,
+                command="perplexity",
                 wait_s=self.wait,
                 log_level=self.log_level,
                 trace=self.trace is not None,

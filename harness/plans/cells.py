@@ -9,6 +9,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from harness.plans.plan_file import Retries
+from harness.pool.failure_policy import work_id
 from harness.pool.requirement import Requirement
 from harness.workloads.registry import AnyWorkload
 
@@ -27,8 +28,8 @@ class Cell:
         container: its folder; `None` for a plain command.
         affinity: the container's hash; cells of one affinity share what lies on a device.
         anti_affinity: cells of one anti-affinity go onto different devices; empty for any.
-        work: SHA-256 of what it does in what time: the same for its sessions and replicas, and in
-            the plans of other users.
+        work: id of what it does in what time, as `Work` has it: the same for its sessions and
+            replicas, and in the plans of other users.
         session: counted from 0.
     """
 
@@ -110,7 +111,7 @@ def make_cell(
         container=container,
         affinity=container_sha256,
         anti_affinity=_digest(replicas) if spread else "",
-        work=_digest(work | {"timeout_s": timeout_s}),
+        work=work_id(container_sha256, _digest(work | {"timeout_s": timeout_s})),
         session=session,
         retries=retries or Retries(),
         timeout_s=timeout_s,

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from harness.errors import HarnessError, one_line
+from harness.errors import FailureClass, HarnessError, one_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,6 +13,7 @@ class Work:
 
     Attributes:
         id: digest of what it does: the same in all sessions, for all users and on all devices.
+            Work with a container is `CONTAINER/DIGEST`, see `work_id`.
         label: for people.
         began: seconds since 1970 at which it began on the device.
     """
@@ -20,6 +21,16 @@ class Work:
     id: str
     label: str
     began: float
+
+    @property
+    def subject(self) -> str:
+        """What its failures count against, beside the device: its container, or itself."""
+        return self.id.partition("/")[0]
+
+
+def work_id(container_sha256: str, digest: str) -> str:
+    """Return the id of work with a container, or without one if that is empty."""
+    return f"{container_sha256}/{digest}" if container_sha256 else digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +43,7 @@ class FailureReport:
         recover: whether the device must be reached again before its next use.
         work: what failed; failures of unnamed work are not compared.
         answered: how the device answered a probe right after a time limit; empty if it did not.
+        is_device: whether no work can cause it, such as a lost connection or a corrupt file.
     """
 
     kind: str
@@ -40,6 +52,7 @@ class FailureReport:
     text: str
     work: Work | None = None
     answered: str = ""
+    is_device: bool = False
 
     @property
     def description(self) -> str:
@@ -62,19 +75,21 @@ class FailureReport:
 
         A device that answered a probe needs no recovery.
         """
+        recover = recover or (failure.needs_recovery and not answered)
         return cls(
             type(failure).__name__,
             max(failure.quarantine_weight, least_weight),
-            recover or (failure.needs_recovery and not answered),
+            recover,
             one_line(str(failure)),
             work,
             answered,
+            is_device=recover or failure.failure_class is FailureClass.DEVICE,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class EarlierFailure:
-    """An earlier failure of the same work, of the same kind, on any device.
+    """An earlier failure of the same container, or work without one, of one kind, on any device.
 
     Attributes:
         id: of its record.
@@ -114,7 +129,7 @@ def judge(
     """Judge a failure on a device by the evidence of all devices.
 
     Args:
-        earlier: failures of the same work since it last ended well anywhere.
+        earlier: failures of the same subject since the work that failed last ended well anywhere.
         last_good: number of the device's last lease that used it and ended without a failure.
     """
     work = report.work
@@ -125,8 +140,11 @@ def judge(
         return Judgement(blame, blame, [failure.id for failure in earlier if failure.counts])
     if report.answered:
         return Judgement(report.answered)
-    if any(f.key == key and f.counts and f.lease < last_good for f in earlier):
+    here = [f for f in earlier if f.key == key and f.counts]
+    if any(f.lease < last_good for f in here):
         return Judgement("it failed there before, and the device has served others well since")
+    if here and not report.is_device:
+        return Judgement("it failed there before, which counts once")
     return Judgement()
 
 

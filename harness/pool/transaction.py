@@ -181,8 +181,9 @@ class Transaction:
             rows = self.db.execute(
                 "SELECT evidence.id, key, name, at, lease,"  # noqa: S608
                 f" {COUNTS} AS counts FROM evidence JOIN devices USING (key)"
-                " WHERE work = ? AND kind = ? ORDER BY evidence.id",
-                (report.work.id, report.kind),
+                " WHERE substr(work, 1, instr(work || '/', '/') - 1) = ? AND kind = ?"
+                " ORDER BY evidence.id",
+                (report.work.subject, report.kind),
             )
             earlier = [
                 EarlierFailure(number, other, shown(name), at, lease, counts)

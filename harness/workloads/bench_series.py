@@ -8,7 +8,7 @@ each pair of sessions runs on one device, one after the other: A B, B A, A B, ..
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, Protocol
 
 from buildlib.container.container import GenAIContainer
 from harness.devices.base import Device
@@ -21,12 +21,25 @@ from harness.workloads.base import Recording
 from harness.workloads.bench import Bench
 from harness.workloads.session import Session, SessionOptions
 
-DeviceSource = Callable[[int, str], AbstractContextManager[Device]]
-"""Leases the device of a session for a block, by the session's number and its container's SoC."""
 OnSession = Callable[[int, str, Session], None]
 """Called when a session begins, with its number from 0 and its label."""
 Label = Literal["A", "B"]
 Benchmark = tuple[GenAIContainer, Bench]
+
+
+class DeviceSource(Protocol):
+    """Leases the device of a session for a block."""
+
+    def __call__(
+        self, number: int, soc: str, container: str = "", /
+    ) -> AbstractContextManager[Device]:
+        """Lease the device of a session.
+
+        Args:
+            number: of the session, from 0.
+            container: SHA-256 of what runs there, so that the pool can tell it from a bad device.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +74,7 @@ class BenchSeries:
         for number in range(sessions):
             for index, (container, bench) in enumerate(benchmarks):
                 recording = replace(recordings[index], session=number)
-                with self.devices(number, _soc(container)) as device:
+                with self.devices(number, _soc(container), _sha256(container)) as device:
                     run = self._run(device, container, bench, recording)
                 if number == 0:
                     recordings[index] = replace(recording, first=run)
@@ -99,7 +112,7 @@ class BenchSeries:
         runs = []
         for number in range(sessions):
             order: tuple[Label, ...] = ("B", "A") if number % 2 else ("A", "B")
-            with self.devices(number, _soc(a)) as device:
+            with self.devices(number, _soc(a), f"{_sha256(a)}-{_sha256(b)}") as device:
                 properties = device.properties()
                 for container in (a, b):
                     check_fit(container, properties)  # before the other is measured for nothing
@@ -142,6 +155,10 @@ class BenchSeries:
 
 def _soc(container: GenAIContainer) -> str:
     return target_of(container).soc.name
+
+
+def _sha256(container: GenAIContainer) -> str:
+    return container.metadata.container_sha256
 
 
 def _require_one(sessions: int) -> None:

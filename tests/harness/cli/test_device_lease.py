@@ -155,17 +155,20 @@ def test_a_pool_is_found_as_the_pool_commands_find_it(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pool.yaml").write_text(POOL)
     for name in ("here", "local"):  # as the pool calls it, and as `--device` does without one
-        with device_source([name], None, wait_s=60) as source, source(0, "SM8750") as device:
+        with (
+            device_source([name], None, command="bench", wait_s=60) as source,
+            source(0, "SM8750") as device,
+        ):
             assert device.type == "local"
     with (
-        device_source(None, None, wait_s=0) as source,
+        device_source(None, None, command="bench", wait_s=0) as source,
         pytest.raises(RequirementError, match="none has the SoC SM8750 \\(here: unknown\\)"),
         source(0, "SM8750"),
     ):
         pass
     (tmp_path / "pool.yaml").rename(tmp_path / "other.yaml")
     monkeypatch.setenv("QNNFARM_POOL", "other.yaml")
-    with device_source(["here"], None, wait_s=60) as source, source(0, "SM8750"):
+    with device_source(["here"], None, command="bench", wait_s=60) as source, source(0, "SM8750"):
         pass
 
 
@@ -175,17 +178,20 @@ def test_a_name_outside_a_pool_that_nobody_asked_for_is_a_device(
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "pool.yaml"
     path.write_text("devices: [{type: android, identifier: usb}]")
-    with device_source(["local"], None, wait_s=60) as source, source(0, "SM8750") as device:
+    with (
+        device_source(["local"], None, command="bench", wait_s=60) as source,
+        source(0, "SM8750") as device,
+    ):
         assert device.type == "local"
     with (
-        device_source(["local"], path, wait_s=0) as source,
+        device_source(["local"], path, command="bench", wait_s=0) as source,
         pytest.raises(RequirementError, match="the name local"),
         source(0, "SM8750"),
     ):
         pass
     monkeypatch.setenv("ANDROID_SERIAL", "nosuch")
     with (
-        device_source(None, None, wait_s=0) as source,
+        device_source(None, None, command="bench", wait_s=0) as source,
         pytest.raises(NoDeviceError, match="nosuch"),
         source(0, "SM8750"),
     ):

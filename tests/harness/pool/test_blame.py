@@ -2,7 +2,15 @@
 
 from collections.abc import Callable
 
-from harness.pool.failure_policy import FailureReport, Judgement, Work
+import pytest
+
+from harness.errors import (
+    DeploymentCorruptError,
+    DeviceLostError,
+    HarnessError,
+    RunnerError,
+)
+from harness.pool.failure_policy import FailureReport, Judgement, Work, work_id
 from harness.pool.states import Event
 from tests.harness.pool.conftest import Bench, process
 from tests.harness.pool.old_formats import downgrade
@@ -14,8 +22,16 @@ def _work(bench: Bench, name: str = "cell-1", *, began_ago_s: float = 0.0) -> Wo
     return Work(f"digest of {name}", name, bench.clock.now() - began_ago_s)
 
 
-def _crash(work: Work | None, *, answered: str = "", kind: str = "RunnerError") -> FailureReport:
-    return FailureReport(kind, 1.0, recover=False, text="it crashed", work=work, answered=answered)
+def _use(bench: Bench, command: str, container: str = "sha") -> Work:
+    return Work(work_id(container, command), command, bench.clock.now())
+
+
+def _crash(
+    work: Work | None, *, answered: str = "", kind: str = "RunnerError", weight: float = 1.0
+) -> FailureReport:
+    return FailureReport(
+        kind, weight, recover=False, text="it crashed", work=work, answered=answered
+    )
 
 
 def _fail(bench: Bench, grab: Grab, key: str, report: FailureReport) -> Judgement:
@@ -70,8 +86,7 @@ def test_work_that_fails_alike_on_two_devices_counts_against_itself(
 
 def test_evidence_that_comes_later_ends_a_quarantine(bench: Bench, grab: Grab) -> None:
     bench.add("a", "b")
-    for _ in range(3):
-        _fail(bench, grab, "a", _crash(_work(bench)))
+    _fail(bench, grab, "a", _crash(_work(bench), weight=3))
     assert bench.state("a") == "quarantined"
     _fail(bench, grab, "b", _crash(_work(bench)))
     assert (bench.state("a"), bench.state("b")) == ("ready", "ready")
@@ -93,8 +108,7 @@ def test_a_quarantine_that_rests_on_more_stands(bench: Bench, grab: Grab) -> Non
 
 def test_a_failed_probation_run_is_evidence_of_its_own(bench: Bench, grab: Grab) -> None:
     bench.add("a", "b")
-    for _ in range(3):
-        _fail(bench, grab, "a", _crash(_work(bench)))
+    _fail(bench, grab, "a", _crash(_work(bench), weight=3))
     run = bench.ledger.repairs.begin("a", process(2), force=True)
     assert run is not None
     bench.ledger.repairs.end("a", run.token, Event.NOT_PASSED, "bad file", retry_in_s=60)
@@ -137,12 +151,58 @@ def test_one_work_does_not_quarantine_a_device_that_serves_others_well(
     assert bench.state("a") == "quarantined"
 
 
-def test_failures_of_one_work_on_one_device_alone_count_as_ever(bench: Bench, grab: Grab) -> None:
+def test_work_that_fails_on_the_only_device_counts_once(bench: Bench, grab: Grab) -> None:
+    bench.add("a")
+    assert _fail(bench, grab, "a", _crash(_work(bench))) == Judgement()
+    for _ in range(4):
+        judgement = _fail(bench, grab, "a", _crash(_work(bench)))
+        assert judgement == Judgement("it failed there before, which counts once")
+    assert (bench.state("a"), _weight(bench, "a")) == ("ready", 1)
+    for number in range(2):  # but failures of several works are the device's
+        _fail(bench, grab, "a", _crash(_work(bench, f"other-{number}")))
+    assert bench.state("a") == "quarantined"
+
+
+def test_a_container_counts_once_whatever_is_done_with_it(bench: Bench, grab: Grab) -> None:
+    bench.add("a", "b")
+    for command in ("generate", "bench", "perplexity", "bench"):
+        _fail(bench, grab, "a", _crash(_use(bench, command)))
+        _succeed(bench, grab, "a", _use(bench, "inspect"))
+    assert (bench.state("a"), _weight(bench, "a")) == ("ready", 1)
+    assert _fail(bench, grab, "b", _crash(_use(bench, "embed"))).blame == "it fails alike on a"
+    assert (_weight(bench, "a"), _weight(bench, "b")) == (0, 0)
+
+
+def test_a_container_that_runs_elsewhere_accuses_the_device_each_time(
+    bench: Bench, grab: Grab
+) -> None:
     bench.add("a", "b")
     for _ in range(3):
         assert bench.state("a") == "ready"
-        _fail(bench, grab, "a", _crash(_work(bench)))
+        _fail(bench, grab, "a", _crash(_use(bench, "bench")))
+        _succeed(bench, grab, "b", _use(bench, "bench"))
     assert bench.state("a") == "quarantined"
+
+
+@pytest.mark.parametrize(
+    ("failure", "times"),
+    [
+        (DeviceLostError("a", "a push", "it is offline"), 3),
+        (DeploymentCorruptError("a", "model.bin", "0" * 64, "1" * 64), 2),
+        (RunnerError("a", "genie-t2t-run", "was killed by signal 11", 139, ""), 0),
+    ],
+)
+def test_what_no_container_can_cause_counts_each_time(
+    bench: Bench, grab: Grab, failure: HarnessError, times: int
+) -> None:
+    bench.add("a")
+    for _ in range(times or 9):
+        _fail(bench, grab, "a", FailureReport.of(failure, work=_use(bench, "bench")))
+        if bench.state("a") == "recovering":
+            run = bench.ledger.repairs.begin("a", process(2), force=True)
+            assert run is not None
+            bench.ledger.repairs.end("a", run.token, Event.RECOVERED, "it answers")
+    assert bench.state("a") == ("quarantined" if times else "ready")
 
 
 def test_unnamed_failures_are_not_compared(bench: Bench, grab: Grab) -> None:

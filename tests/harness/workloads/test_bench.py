@@ -64,7 +64,7 @@ def test_reference_tokens_come_from_their_file(tmp_path: Path) -> None:
 
 def test_named_devices_take_turns() -> None:
     """`local` is a device that needs neither an adb server nor a phone."""
-    with device_source(["local"], None, wait_s=5) as source:
+    with device_source(["local"], None, command="bench", wait_s=5) as source:
         for number in range(2):
             with source(number, "SM8750") as device:
                 assert device.type == "local"

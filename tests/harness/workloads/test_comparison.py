@@ -31,7 +31,7 @@ def test_sides_take_turns_on_the_same_device(
     held: list[int] = []
 
     @contextmanager
-    def devices(number: int, _soc: str) -> Iterator[AdbDevice]:
+    def devices(number: int, _soc: str, _container: str = "") -> Iterator[AdbDevice]:
         held.append(number)
         yield virtual_device
 
@@ -69,7 +69,7 @@ def test_a_side_that_its_perplexity_fails_is_refused_before_the_other_runs(
     object.__setattr__(b, "metadata", other)
 
     @contextmanager
-    def devices(_number: int, _soc: str) -> Iterator[AdbDevice]:
+    def devices(_number: int, _soc: str, _container: str = "") -> Iterator[AdbDevice]:
         yield virtual_device
 
     bench = Bench(prompt_tokens=4, new_tokens=2, repetitions=1, warmup=0)

@@ -210,7 +210,7 @@ def test_sessions_are_prepared_anew_and_agree(
     numbers: list[int] = []
 
     @contextmanager
-    def devices(number: int, soc: str) -> Iterator[AdbDevice]:
+    def devices(number: int, soc: str, _container: str = "") -> Iterator[AdbDevice]:
         assert soc == "SM8750"
         numbers.append(number)
         yield virtual_device
