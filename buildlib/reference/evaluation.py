@@ -6,7 +6,7 @@ one call.
 """
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
@@ -18,9 +18,10 @@ from buildlib.cancellation import check_cancelled
 from buildlib.checkpoint.config import DecoderConfig
 from buildlib.errors import CalibrationError
 from buildlib.reference.divergence import Divergence, DivergenceSums, Logits
-from buildlib.reference.feeds import Embed
 from buildlib.reference.host_loop import HostLoop
-from buildlib.reference.runners import Arrays, OnnxRunner, PartRunner, part_sizes
+from buildlib.reference.runners import Arrays, OnnxRunner, part_sizes
+
+_ROWS = 64
 
 
 class FloatLogits(AbstractContextManager["FloatLogits"]):
@@ -82,6 +83,14 @@ class FloatLogits(AbstractContextManager["FloatLogits"]):
         self._logits[self._recorded : end] = logits
         self._recorded = end
 
+    def own(self) -> Divergence:
+        """Return the evaluation of the model in float itself."""
+        sums = DivergenceSums()
+        for start in range(0, self._recorded, _ROWS):
+            logits = np.asarray(self._logits[start : min(start + _ROWS, self._recorded)])
+            self.compare(logits, start, sums)
+        return sums.mean()
+
     def compare(self, logits: Logits, start: int, sums: DivergenceSums) -> None:
         """Add another model's logits at the positions from `start` on to its sums."""
         where = slice(start, start + len(logits))
@@ -133,7 +142,7 @@ def record_float(
         runner = OnnxRunner(model_path, n_threads=n_threads, plain=True)
         ar, _ = part_sizes({port.name: port.shape for port in runner.ports.inputs.values()})
         with HostLoop({ar: [runner]}, config, constants=constants) as loop:
-            for logits in _calls(loop, reference.inputs, ar):
+            for logits in _calls(loop, reference.inputs):
                 reference.record(logits)
     except BaseException:
         reference.close()
@@ -141,14 +150,7 @@ def record_float(
     return reference
 
 
-def evaluate_model(
-    chains: Mapping[int, Sequence[PartRunner]],
-    config: DecoderConfig,
-    reference: FloatLogits,
-    *,
-    embed: Embed | None = None,
-    constants: Arrays | None = None,
-) -> Divergence:
+def evaluate_model(loop: HostLoop, reference: FloatLogits) -> Divergence:
     """Evaluate a model of any stage over the windows of its reference.
 
     The result has the perplexity (`exp` of the mean negative log-likelihood of all tokens of the
@@ -156,27 +158,26 @@ def evaluate_model(
     defines them (see `Divergence`).
 
     Args:
-        chains: parts in order, by AR: `OnnxRunner`s, or `emulator_chains`. They are closed.
-        config: configuration of the model.
+        loop: over `OnnxRunner`s, or `emulator_chains`.
         reference: of the model in float.
-        embed: the embedding table, for a model that takes embeddings.
-        constants: inputs that are the same at every call, such as LoRA weights.
 
     Raises:
         PromptTooLongError: a window does not fit into the context.
         RunnerDiedError: the emulator failed.
-        ValueError: logits that are not finite, or of another vocabulary.
+        CalibrationError: logits that are not finite, or of another vocabulary.
     """
     measurement = Measurement(reference)
-    with HostLoop(chains, config, embed=embed, constants=constants) as loop:
-        for logits in _calls(loop, reference.inputs, max(chains)):
+    try:
+        for logits in _calls(loop, reference.inputs):
             measurement.add(logits)
+    except ValueError as error:
+        raise CalibrationError(f"the model cannot be compared with float: {error}") from error
     return measurement.result()
 
 
-def _calls(loop: HostLoop, inputs: Sequence[Sequence[int]], ar: int) -> Iterator[Logits]:
+def _calls(loop: HostLoop, inputs: Sequence[Sequence[int]]) -> Iterator[Logits]:
     for window in inputs:
         loop.reset()
-        for start in range(0, len(window), ar):
+        for start in range(0, len(window), loop.largest_ar):
             check_cancelled()
-            yield loop.feed(window[start : start + ar])
+            yield loop.feed(window[start : start + loop.largest_ar])

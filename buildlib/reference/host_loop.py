@@ -74,6 +74,11 @@ class HostLoop(AbstractContextManager["HostLoop"]):
         free = self.cl - self._cache.n_past
         return free if free >= min(self._chains) else 0
 
+    @property
+    def largest_ar(self) -> int:
+        """Tokens that one call takes at most."""
+        return next(iter(self._chains))
+
     def reset(self) -> None:
         """Forget all tokens."""
         first = next(iter(self._chains.values()))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Self
 import typer
 from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from harness.cli.arguments import Json
+from harness.cli.arguments import Json, read_text
 from harness.console import Row, answers, print_json, print_remark, print_rows, progress
 from harness.errors import WrongUseError
 
@@ -28,17 +28,26 @@ Device = Annotated[
     ),
 ]
 
+Model = Annotated[
+    str | None,
+    typer.Option(help="Folder of the model, or its id at the hub, in place of the recipe's."),
+]
+Until = Annotated[
+    str | None, typer.Option(metavar="STAGE", help="The last stage to run; by default all.")
+]
+Windows = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="Pieces of the text, each of the context length; by default as the metric says."
+    ),
+]
+
 
 @app.command("run")
 def run(
     recipe: Annotated[Path, typer.Argument(help="The recipe, a YAML file.")],
-    model: Annotated[
-        str | None,
-        typer.Option(help="Folder of the model, or its id at the hub, in place of the recipe's."),
-    ] = None,
-    until: Annotated[
-        str | None, typer.Option(metavar="STAGE", help="The last stage to run; by default all.")
-    ] = None,
+    model: Model = None,
+    until: Until = None,
     prompt: Annotated[
         str | None, typer.Option("--prompt", "-p", help="Text to generate from at the end.")
     ] = None,
@@ -80,6 +89,43 @@ def run(
         print_json(_document(pipe, scores, answer, folder))
     elif folder is not None:
         answers().print(f"{folder}: the output of {pipe.completed[-1]}")
+
+
+@app.command("compare")
+def compare(
+    recipe: Annotated[Path, typer.Argument(help="The recipe, a YAML file.")],
+    model: Model = None,
+    until: Until = None,
+    text: Annotated[
+        Path | None,
+        typer.Option(help="Text to evaluate on; by default that of the recipe's first metric."),
+    ] = None,
+    windows: Windows = None,
+    device: Device = None,
+    db: Annotated[
+        str | None, typer.Option(help="Results database to keep what the device measures in.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Run a recipe's stages, and evaluate the output of each beside the model in float.
+
+    Perplexity, KL divergence from float and how often both find the same token most probable, over
+    the same text: in float and quantized on this host's CPU, compiled on the HTP emulator, and with
+    `--device` by Genie, with its speed.
+    """
+    from harness.pipeline.llm import LLMPipeline
+
+    content = None if text is None else read_text(text)
+    pipe = LLMPipeline.from_pretrained(model, recipe=recipe)
+    with StageBar(pipe.config.settings.log_level) as bar:
+        pipe.add_observer(bar)
+        pipe.construct(until=until)
+    print_remark(f"evaluating {', '.join(pipe.completed)}")
+    found = pipe.compare(device=device, text=content, windows=windows, db=db)
+    if json:
+        print_json({"model": pipe.model_name, **found.as_document()})
+    else:
+        found.print()
 
 
 @app.command("stages")

@@ -12,7 +12,8 @@ import tempfile
 import time
 import weakref
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from os import PathLike
 from pathlib import Path
@@ -33,6 +34,13 @@ from harness.pipeline.answer import (
     generate_on_host,
     leased_session,
 )
+from harness.pipeline.comparison import (
+    ComparedText,
+    StageComparison,
+    compare_on_device,
+    compare_on_host,
+    float_folder,
+)
 from harness.pipeline.evaluators import find_evaluator, read_dataset
 from harness.pipeline.host_model import open_host_model
 from harness.pipeline.hub import find_model
@@ -46,7 +54,11 @@ from harness.pipeline.observers import (
     StageStep,
 )
 from harness.pipeline.recipe import LLMPipelineConfig, Recipe, check_config
+from harness.pipeline.settings import DEFAULT_WINDOWS
 from harness.pipeline.stage import ModelFolder, StageConfig, StageContext, StageOutput, bind_inputs
+from harness.results.lazy_store import LazyResultsStore
+from harness.results.records import new_run_id
+from harness.workloads.base import UNRECORDED, Recording
 
 MAX_TOKENS = 32
 
@@ -280,6 +292,60 @@ class LLMPipeline:
                 scores = {m.key: e.on_host(model, m, text) for m, e, text in work}
         self._keep_scores(stage or self.completed[-1], scores)
         return scores
+
+    def compare(
+        self,
+        *,
+        device: DeviceSpec | str | None = None,
+        text: str | None = None,
+        windows: int | None = None,
+        db: str | None = None,
+    ) -> StageComparison:
+        """Evaluate the output of every finished stage on one text, beside the model in float.
+
+        Perplexity, KL divergence from float and top-1 agreement of each are kept in the manifest.
+
+        Args:
+            device: runs the container too, by Genie, and measures its speed.
+            text: to evaluate on; by default the data set of the recipe's first metric.
+            windows: pieces of it; by default as many as that metric has.
+            db: results database for what the device measures.
+
+        Raises:
+            PipelineStateError: no stage has run, or there is no container for the device.
+            RecipeError: no text is given, and the recipe names none.
+            HarnessError: the device could not do it.
+        """
+        stages = [(name, self._made("compare()", name)) for name in self.completed]
+        if not stages:
+            self._made("compare()")
+        compared = ComparedText(float_folder(stages[0][1]), *self._text(text, windows))
+        found = compare_on_host(stages, compared, self.cache_root / self.model_name)
+        for one in found.stages:
+            if one.values:
+                self._keep_scores(one.stage, one.values)
+        if device is None:
+            return found
+        with (
+            LazyResultsStore(db) if db is not None else nullcontext() as store,
+            leased_session(self._container(), device) as session,
+        ):
+            recording = UNRECORDED if store is None else Recording(store.open, new_run_id())
+            row = compare_on_device(session, compared, found, recording)
+            emulator = session.properties.emulator
+        return replace(found, stages=(*found.stages, row), emulator=emulator)
+
+    def _text(self, text: str | None, windows: int | None) -> tuple[str, int | None]:
+        """Return the text of a comparison and its number of windows."""
+        wanted = self.config.settings.evaluator_config
+        if text is not None:
+            return text, windows or DEFAULT_WINDOWS
+        if wanted is None:
+            reason = "it is missing; name the text of a metric, or give compare() one"
+            raise RecipeError("", "evaluator_config", reason)
+        metric = wanted.metrics[0]
+        folders = (self.config.folder, self._model_folder)
+        return read_dataset(metric, folders), windows or metric.windows
 
     def generate(
         self,

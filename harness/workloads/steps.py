@@ -29,6 +29,7 @@ from harness.workloads.perplexity import exported_float
 from harness.workloads.session import Session
 
 if TYPE_CHECKING:
+    from buildlib.checkpoint.config import DecoderConfig
     from buildlib.reference.divergence import Divergence, Logits
 
 KL_DIVERGENCE, TOP1_AGREEMENT = "kl_divergence", "top1_agreement"
@@ -127,14 +128,20 @@ def float_steps(
     checkpoint: Path, container: GenAIContainer, windows: Sequence[StepWindow]
 ) -> "list[Logits]":
     """Compute the logits of a checkpoint in float, on this host, at the steps of windows."""
+    with exported_float(checkpoint, container) as (_, model, config):
+        return model_steps(model, config, windows)
+
+
+def model_steps(
+    model: Path, config: "DecoderConfig", windows: Sequence[StepWindow]
+) -> "list[Logits]":
+    """Compute the logits of a whole float ONNX model, on this host, at the steps of windows."""
+    from buildlib.graph.interface import require_shape
     from buildlib.reference.host_loop import HostLoop
     from buildlib.reference.runners import OnnxRunner
 
     found = []
-    with (
-        exported_float(checkpoint, container) as (ar, model, config),
-        HostLoop({ar: [OnnxRunner(model)]}, config) as loop,
-    ):
+    with HostLoop({require_shape(model).ar: [OnnxRunner(model)]}, config) as loop:
         for window in windows:
             loop.reset()
             tokens = [config.bos_token_id, *window.prompt, *window.following[:-1]]

@@ -26,6 +26,7 @@ from buildlib.quantize.qdq import apply_encodings
 from buildlib.quantize.recipe import Bitwidths, complete_encodings
 from buildlib.reference.divergence import Divergence
 from buildlib.reference.evaluation import evaluate_model, record_float
+from buildlib.reference.host_loop import HostLoop
 from buildlib.reference.runners import OnnxRunner
 from buildlib.verify.comparison import sqnr_db
 
@@ -56,8 +57,11 @@ def quantized(
 ) -> Divergence:
     """The QDQ model on the CPU, as a build makes it."""
     path = apply_encodings(folder / "model.onnx", encodings, scratch / "qdq.onnx")
-    with record_float(folder / "model.onnx", config, WINDOWS) as reference:
-        return evaluate_model({16: [OnnxRunner(path)]}, config, reference)
+    with (
+        record_float(folder / "model.onnx", config, WINDOWS) as reference,
+        HostLoop({16: [OnnxRunner(path)]}, config) as loop,
+    ):
+        return evaluate_model(loop, reference)
 
 
 def round_weight(model: ir.Model, encoding: Encoding) -> npt.NDArray[np.float32]:
@@ -94,8 +98,11 @@ def test_variants_are_those_of_models_made_another_way(
     for use in list(value.uses()):  # a cast from float16
         use.node.replace_input_with(use.idx, value)
     save_model(changed, tmp_path / "one.onnx")
-    with record_float(tiny_export / "model.onnx", config, WINDOWS) as reference:
-        alone = evaluate_model({16: [OnnxRunner(tmp_path / "one.onnx")]}, config, reference)
+    with (
+        record_float(tiny_export / "model.onnx", config, WINDOWS) as reference,
+        HostLoop({16: [OnnxRunner(tmp_path / "one.onnx")]}, config) as loop,
+    ):
+        alone = evaluate_model(loop, reference)
     assert one.divergence.kl == pytest.approx(alone.kl, rel=0.02)
     assert 0 < one.divergence.kl < wanted.kl
 

@@ -25,8 +25,10 @@ def test_every_stage_is_evaluated_over_the_positions_of_its_float_model(
     encodings = load_encodings(tiny_export / "model.encodings")
     qdq = apply_encodings(model, encodings, tmp_path / "qdq.onnx")
     with record_float(model, config, WINDOWS) as reference:
-        same = evaluate_model({16: [OnnxRunner(model)]}, config, reference)
-        found = evaluate_model({16: [OnnxRunner(qdq)]}, config, reference)
+        with HostLoop({16: [OnnxRunner(model)]}, config) as loop:
+            same = evaluate_model(loop, reference)
+        with HostLoop({16: [OnnxRunner(qdq)]}, config) as loop:
+            found = evaluate_model(loop, reference)
     assert same.kl == pytest.approx(0.0, abs=1e-9)
     assert (same.top1, same.steps) == (1.0, sum(map(len, WINDOWS)))
     chains = {16: [model]}

@@ -1,0 +1,250 @@
+"""The stages of a pipeline side by side: perplexity, divergence from float, and speed.
+
+Stages run on this host over one text: float and quantized models on its CPU, a container for the
+emulator on the HTP emulator, all by the same loop. A device runs the container by Genie: it scores
+the same windows, its logits are compared with float at single decode steps, and its speed is what
+Genie's own profile says. The host has no speed of a model's.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from buildlib.checkpoint.config import load_config
+from buildlib.checkpoint.layout import CONFIG_FILE, MODEL_FILE, TOKENIZER_FILE
+from buildlib.graph.interface import require_shape
+from buildlib.reference.evaluation import FloatLogits, evaluate_model, record_float
+from harness.console import EMULATOR, Row, print_remark, print_rows
+from harness.errors import PipelineStateError
+from harness.pipeline.host_model import open_host_model
+from harness.pipeline.stage import ModelFolder
+from harness.results.metrics import METRICS
+from harness.results.perplexity import PERPLEXITY, PERPLEXITY_FLOAT, PERPLEXITY_QUANTIZED
+from harness.runtimes.base import Window
+from harness.runtimes.context_limit import ContextLimit
+from harness.runtimes.perplexity import cut_windows
+from harness.words import pluralize
+from harness.workloads.base import UNRECORDED, Recording
+from harness.workloads.generate import Generate
+from harness.workloads.perplexity import score_text
+from harness.workloads.session import Session
+from harness.workloads.steps import (
+    DEFAULT_STEP_WINDOWS,
+    KL_DIVERGENCE,
+    TOP1_AGREEMENT,
+    compare_steps,
+    cut_steps,
+    model_steps,
+)
+
+if TYPE_CHECKING:
+    from buildlib.reference.divergence import Divergence
+
+PREFILL, DECODE = "prefill_tokens_per_s", "decode_tokens_per_s"
+_COLUMNS = {
+    PERPLEXITY: "perplexity",
+    KL_DIVERGENCE: "KL",
+    TOP1_AGREEMENT: "top-1",
+    PREFILL: "prefill",
+    DECODE: "decode",
+}
+_ANSWER_TOKENS = 32
+_WHERE = {
+    "float": "CPU, float",
+    "quantized": "CPU, quantized",
+    "compiled": "HTP emulator, compiled",
+}
+
+
+@dataclass(frozen=True)
+class StageQuality:
+    """One stage, measured.
+
+    Attributes:
+        stage: name of the stage, or `device`.
+        where: what ran it.
+        values: by key of `harness.results.metrics`; empty if it cannot run here.
+        note: why it cannot, or what some values are over.
+    """
+
+    stage: str
+    where: str
+    values: Mapping[str, float] = field(default_factory=dict)
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class StageComparison:
+    """All stages, in order, over the same text.
+
+    Attributes:
+        windows: pieces of the text, each of the context length.
+        tokens: tokens scored.
+        emulator: whether the device was an emulator, whose speed says nothing about hardware.
+    """
+
+    stages: tuple[StageQuality, ...]
+    windows: int
+    tokens: int
+    emulator: bool = False
+
+    def print(self) -> None:
+        """Print a table on stdout, and what it is over on stderr."""
+        shown = [key for key in _COLUMNS if any(key in one.values for one in self.stages)]
+        float_loss = next((one.values.get(PERPLEXITY) for one in self.stages), None)
+        rows = []
+        for one in self.stages:
+            cells = [one.stage, one.where]
+            cells += [METRICS[k].show(one.values[k]) if k in one.values else "-" for k in shown]
+            found = one.values.get(PERPLEXITY)
+            away = f"{found / float_loss - 1:+.2%}" if found and float_loss else "-"
+            cells.insert(3, away)
+            rows.append(Row(cells, [one.note] if one.note else []))
+        labels = [_COLUMNS[key] for key in shown]
+        headings = ("stage", "runs on", labels[0], "from float", *labels[1:])
+        print_rows(headings, rows, right=set(headings[2:]))
+        over = f"{pluralize(self.tokens, 'token')} in {pluralize(self.windows, 'window')}"
+        print_remark(f"over {over}")
+        if self.emulator:
+            print_remark(EMULATOR)
+
+    def as_document(self) -> dict[str, object]:
+        """Return the comparison as JSON can hold it."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class ComparedText:
+    """The text of a comparison, cut for the model in float.
+
+    Attributes:
+        model: the folder of the model in float.
+        most: so many windows at most; None: all.
+    """
+
+    model: Path
+    text: str
+    most: int | None
+
+    @property
+    def windows(self) -> list[Window]:
+        """The windows that Genie scores at the model's AR and CL."""
+        shape = require_shape(self.model / MODEL_FILE)
+        limit = ContextLimit(shape.cl, shape.ar)
+        return cut_windows(self.text, self.model / TOKENIZER_FILE, limit, self.most)
+
+
+def float_folder(made: Mapping[str, object]) -> Path:
+    """Return the folder of the float model that the first stage made.
+
+    Raises:
+        PipelineStateError: it has made none.
+    """
+    folder = next((value.path for value in made.values() if isinstance(value, ModelFolder)), None)
+    if folder is None:
+        raise PipelineStateError("the first stage has made no model to compare with")
+    return folder
+
+
+def compare_on_host(
+    stages: Sequence[tuple[str, Mapping[str, object]]], text: ComparedText, scratch: Path
+) -> StageComparison:
+    """Evaluate the output of each stage on this host.
+
+    Args:
+        stages: finished stages, each with all outputs up to it; the first makes the float model.
+        text: to evaluate on.
+        scratch: folder for files that go away.
+
+    Raises:
+        BuildError: a model cannot run.
+        WrongUseError: the text is shorter than one window.
+    """
+    cut = text.windows
+    config = load_config(text.model / CONFIG_FILE)
+    scored = [window.scored for window in cut]
+    rows: list[StageQuality] = []
+    known: dict[object, StageQuality] = {}
+    with record_float(text.model / MODEL_FILE, config, scored) as reference:
+        for number, (name, made) in enumerate(stages):
+            # the first stage is the model in float, with or without encodings beside it
+            key = tuple(sorted((k, str(v)) for k, v in made.items()))
+            if key not in known:
+                known[key] = _evaluate(name, made, reference, scratch, is_float=not number)
+            same = known[key]
+            rows.append(StageQuality(name, same.where, same.values, same.note))
+    return StageComparison(tuple(rows), len(cut), sum(map(len, scored)))
+
+
+def _evaluate(
+    name: str,
+    made: Mapping[str, object],
+    reference: FloatLogits,
+    scratch: Path,
+    *,
+    is_float: bool,
+) -> StageQuality:
+    if is_float:
+        return StageQuality(name, _WHERE["float"], _values(reference.own()))
+    try:
+        with open_host_model(made, scratch) as model:
+            found = evaluate_model(model.loop, reference)
+            return StageQuality(name, _WHERE[model.kind], _values(found))
+    except PipelineStateError as error:
+        return StageQuality(name, "-", note=str(error))
+
+
+def _values(found: "Divergence") -> dict[str, float]:
+    return {
+        PERPLEXITY: found.perplexity,
+        KL_DIVERGENCE: found.kl,
+        TOP1_AGREEMENT: found.top1,
+    }
+
+
+def compare_on_device(
+    session: Session,
+    text: ComparedText,
+    host: StageComparison,
+    recording: Recording = UNRECORDED,
+) -> StageQuality:
+    """Measure a container on a leased device, by Genie, beside what the host found.
+
+    Args:
+        session: with the container.
+        text: that the host evaluated.
+        host: its references are stored with the device's perplexity.
+        recording: where runs are stored.
+
+    Raises:
+        HarnessError: the device could not do it.
+    """
+    scored = score_text(
+        session, text.text, recording, windows=text.most, references=_references(host)
+    )
+    steps = cut_steps(text.windows[:DEFAULT_STEP_WINDOWS])
+    config = load_config(text.model / CONFIG_FILE)
+    expected = model_steps(text.model / MODEL_FILE, config, steps)
+    compared = compare_steps(session, text.text, steps, expected, recording)
+    prompt = text.windows[0].text[: len(text.windows[0].text) // 2]
+    tokens = min(_ANSWER_TOKENS, ContextLimit.of(session.container).context_length // 4)
+    workload = Generate.of(prompt=prompt, max_tokens=tokens)
+    workload.check(session.container)
+    answer = workload.run(session, recording).output
+    values = {PERPLEXITY: scored.output.perplexity}
+    values |= {key: compared.values[key] for key in (KL_DIVERGENCE, TOP1_AGREEMENT)}
+    values |= {key: answer.metrics[key] for key in (PREFILL, DECODE) if key in answer.metrics}
+    n_steps = sum(len(window.following) for window in steps)
+    note = f"KL divergence and top-1 over {pluralize(n_steps, 'decode step')}; speed by Genie"
+    return StageQuality("device", session.device_label, values, note)
+
+
+def _references(host: StageComparison) -> dict[str, float]:
+    """Return the host's perplexities by metric: in float, and of the latest quantized model."""
+    found = {}
+    for one in host.stages:
+        key = PERPLEXITY_FLOAT if one.where == _WHERE["float"] else PERPLEXITY_QUANTIZED
+        if one.values and one.where != _WHERE["compiled"]:
+            found[key] = one.values[PERPLEXITY]
+    return found
