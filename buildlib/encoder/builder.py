@@ -27,7 +27,7 @@ from buildlib.pipeline.plan import BuildPlan
 from buildlib.pipeline.runner import OnStage, StageRunner
 from buildlib.pipeline.sources import ModelSource, OnnxSource
 from buildlib.pipeline.stages.package import CONTAINER
-from buildlib.quantize.recipe import Bitwidths
+from buildlib.quantize.bitwidths import Bitwidths
 from buildlib.toolchains.base import CompileConfig, Toolchain
 
 DEFAULT_LENGTH = 128

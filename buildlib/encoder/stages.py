@@ -27,9 +27,10 @@ from buildlib.pipeline.plan import BuildPlan
 from buildlib.pipeline.sources import OnnxSource
 from buildlib.pipeline.stage import Stage
 from buildlib.pipeline.stages.package import CONTAINER
+from buildlib.quantize.bitwidths import Bitwidths
 from buildlib.quantize.options import QuantizationOptions
 from buildlib.quantize.qdq import apply_encodings
-from buildlib.quantize.recipe import Bitwidths, encodings_from_ranges
+from buildlib.quantize.recipe import encodings_from_ranges
 from buildlib.quantize.summary import summarize_quantization
 from buildlib.targets import Target
 from buildlib.toolchains.base import CompileConfig, Toolchain

@@ -15,8 +15,8 @@ from buildlib.graph import interface
 from buildlib.graph.files import tensor_array
 from buildlib.graph.values import is_parameter, source_of, static_shape
 from buildlib.quantize.grids import activation_names
-from buildlib.quantize.recipe import per_channel_encoding
 from buildlib.quantize.structure import channel_axis, shared_grids
+from buildlib.quantize.weight_grids import per_channel_encoding
 from buildlib.reference.divergence import Divergence
 from buildlib.verify.comparison import sqnr_db
 

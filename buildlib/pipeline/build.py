@@ -30,12 +30,14 @@ from buildlib.pipeline.sources import CheckpointSource, ModelSource, OnnxSource
 from buildlib.pipeline.stages.add_forecast import AddForecast
 from buildlib.pipeline.stages.add_lora import AddLora
 from buildlib.pipeline.stages.arcl import ConvertShape
+from buildlib.pipeline.stages.author import AuthorModel
 from buildlib.pipeline.stages.compile_part import CompilePart
 from buildlib.pipeline.stages.complete_encodings import CompleteEncodings
 from buildlib.pipeline.stages.convert import Convert
 from buildlib.pipeline.stages.export import Export
 from buildlib.pipeline.stages.extract_embedding import ExtractEmbedding
 from buildlib.pipeline.stages.import_onnx import ImportOnnx
+from buildlib.pipeline.stages.optimize_weights import OptimizeWeights
 from buildlib.pipeline.stages.package import CONTAINER, Package, PreparedModel, compose
 from buildlib.pipeline.stages.prepare_draft import GiveHiddenStates, PrepareDraft
 from buildlib.pipeline.stages.quantize_weights import QuantizeWeights
@@ -255,13 +257,17 @@ class Build:
         group = self.sources.group(source)
         match source:
             case OnnxSource():
-                imported = runner.run(ImportOnnx(source, files, shape), group)
-                return runner.run(CompleteEncodings(imported, source, quantization), group)
+                entry = runner.run(ImportOnnx(source, files, shape), group)
             case CheckpointSource():
                 if shape is None:
                     key = "arn_cl_options.skip_ar_cl_conversion"
                     raise InvalidOptionError(key, "a checkpoint has no AR and CL to keep", ())
-                return runner.run(Export(source, files, shape, quantization))
+                if not quantization.weight_techniques:
+                    return runner.run(Export(source, files, shape, quantization))
+                entry = runner.run(AuthorModel(source, files, shape))
+        if quantization.weight_techniques and source.calibration_text is not None:
+            entry = runner.run(OptimizeWeights(entry, source, quantization), group)
+        return runner.run(CompleteEncodings(entry, source, quantization), group)
 
     def _prepare(
         self,
@@ -397,12 +403,19 @@ class Build:
         apart = SplitEnds(embedding=options.split_embedding, head=options.split_lm_head)
         return choose_splits(weights_by_segment(export.folder / MODEL_FILE), MAX_PART_BYTES, apart)
 
+    def _export_stages(self, source: ModelSource) -> int:
+        """Return the number of stages of `_export`."""
+        techniques = bool(self.plan.conversion.quantization.weight_techniques)
+        if isinstance(source, OnnxSource):
+            return 2 + (techniques and source.calibration_text is not None)
+        return 3 if techniques else 1
+
     def _stage_count(self, plan: BuildPlan, n_parts: int) -> int:
         shapes, sources = len(plan.shapes), self.sources.distinct()
         added = plan.additions
         more = (added.lora is not None) + (added.embedding is not None)
         more += isinstance(added.speculative, SsdBuilderConfig | EagletBuilderConfig)
-        made = sum(more + (2 if isinstance(source, OnnxSource) else 1) for source in sources)
+        made = sum(more + self._export_stages(source) for source in sources)
         weights = sum(any(self.sources[s] == source for s in plan.shapes) for source in sources)
         own = 2 * shapes + n_parts * (weights + shapes + 1) + 1
         drafts = isinstance(added.speculative, EagletBuilderConfig)

@@ -8,6 +8,7 @@ from buildlib.checkpoint.tokenizer import text_windows
 from buildlib.graph import interface
 from buildlib.graph.files import link_into, load_model
 from buildlib.quantize.calibration import window_length
+from buildlib.quantize.optimization import technique_windows
 
 
 def link_configuration(model_folder: Path, into: Path) -> None:
@@ -16,11 +17,22 @@ def link_configuration(model_folder: Path, into: Path) -> None:
         link_into(model_folder / name, into)
 
 
-def calibration_windows(model_folder: Path, text: str | None) -> list[list[int]]:
-    """Cut a calibration text into windows of tokens for a model."""
+def calibration_windows(
+    model_folder: Path, text: str | None, *, techniques: bool = False
+) -> list[list[int]]:
+    """Cut a calibration text into windows of tokens for a model.
+
+    Args:
+        model_folder: with its tokenizer.
+        text: none gives no windows.
+        techniques: cut as much as techniques that change weights need.
+    """
     shape = interface.model_shape(load_model(model_folder / MODEL_FILE))
     if text is None or shape is None:
         return []
     config = load_config(model_folder / CONFIG_FILE)
     tokenizer = model_folder / TOKENIZER_FILE
-    return text_windows(tokenizer, text, window_length(shape), config.bos_token_id)
+    if not techniques:
+        return text_windows(tokenizer, text, window_length(shape), config.bos_token_id)
+    length, count = technique_windows(window_length(shape))
+    return text_windows(tokenizer, text, length, config.bos_token_id, count)

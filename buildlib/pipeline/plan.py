@@ -20,7 +20,7 @@ from buildlib.pipeline.options import (
     SplitModelConfig,
 )
 from buildlib.pipeline.parts import Part
-from buildlib.quantize.recipe import Bitwidths
+from buildlib.quantize.bitwidths import Bitwidths
 from buildlib.speculative.config import SpeculativeConfig, check_speculation
 from buildlib.targets import Target
 from buildlib.toolchains.base import CompileConfig

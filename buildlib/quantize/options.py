@@ -1,24 +1,89 @@
-"""Options of quantization, in the vendor's vocabulary."""
+"""Options of quantization, in the vendor's vocabulary, and recipes that set them by a name."""
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, LiteralString, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+TechniqueName = Literal["spinquant", "seqmse", "gptq", "gptaq"]
+RangeName = Literal["minmax", "percentile", "mse"]
+
+RECIPES: Mapping[str, Mapping[str, Any]] = {
+    "w8a16": {"param_bitwidth": 8},
+    "w8a8": {"param_bitwidth": 8, "act_bitwidth": 8, "activation_ranges": "mse"},
+    "w4a16": {"param_bitwidth": 4, "techniques": ("gptaq",)},
+    "w4a16-rtn": {"param_bitwidth": 4, "techniques": ()},
+    "w4a16-seqmse": {"param_bitwidth": 4, "techniques": ("seqmse",)},
+    "w4a16-gptq": {"param_bitwidth": 4, "techniques": ("gptq",)},
+    "w4a16-gptaq": {"param_bitwidth": 4, "techniques": ("gptaq",)},
+    "w4a16-spinquant": {"param_bitwidth": 4, "techniques": ("spinquant", "gptaq")},
+    "w4a16-lpbq": {"param_bitwidth": 4, "lpbq_block_size": 64, "techniques": ("gptaq",)},
+    "LPBQ_SeqMSE": {"param_bitwidth": 4, "lpbq_block_size": 64, "techniques": ("seqmse",)},
+}
+"""Options by the name of a recipe; `LPBQ_SeqMSE` is the vendor's."""
+
+_REFUSED: Mapping[str, str] = {
+    "SpinQuant_AdaScale": "AdaScale learns its scales by gradient descent through each decoder "
+    "layer, which needs torch, and nothing here does; w4a16-spinquant has the rotations of "
+    "SpinQuant, and GPTAQ in place of AdaScale",
+}
 
 
 class QuantizationOptions(BaseModel):
     """Bits of values that the encodings leave open, which is all of a checkpoint.
 
+    Names without a counterpart in the vendor's builder are ours: all but the three of bits.
+
     Attributes:
+        recipe: name of a recipe that sets all options that are not set themselves.
         act_bitwidth: bits of activations, tables and norms; keys and values always have 8.
         bias_bitwidth: bits of biases.
-        param_bitwidth: bits of weights of linear layers; the output projection always has 8.
+        param_bitwidth: bits of weights of linear layers; the output projection has 8.
         lpbq_block_size: 4-bit weights get a scale for each block of this many inputs (LPBQ); `None`
-            gives a scale for each output channel. A name of ours.
+            gives a scale for each output channel.
+        mixed_precision: `PATTERN=BITS` for weights by name, such as `*.down_proj.weight=8`; the
+            last that matches decides, of the output projection too.
+        techniques: applied to the weights in this order; `None` is GPTAQ where weights have 4 bits,
+            and none where all have 8.
+        activation_ranges: estimator of the ranges of activations.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    recipe: Annotated[str, Field(min_length=1)] | None = None
     act_bitwidth: Literal[8, 16] = 16
     bias_bitwidth: Literal[8, 32] = 32
     param_bitwidth: Literal[4, 8] = 8
     lpbq_block_size: Annotated[int, Field(ge=1)] | None = None
+    mixed_precision: tuple[str, ...] = ()
+    techniques: tuple[TechniqueName, ...] | None = None
+    activation_ranges: RangeName = "minmax"
+
+    @model_validator(mode="after")
+    def _apply_recipe(self) -> Self:
+        if self.recipe is None:
+            return self
+        if self.recipe in _REFUSED:
+            reason = f"{self.recipe} cannot be done: {_REFUSED[self.recipe]}"
+            raise _unknown(reason)
+        if self.recipe not in RECIPES:
+            reason = f"there is no recipe {self.recipe!r}; there are {', '.join(RECIPES)}"
+            raise _unknown(reason)
+        for key, value in RECIPES[self.recipe].items():
+            if key not in self.model_fields_set:  # which stays what the user has set
+                self.__dict__[key] = value
+        return self
+
+    @property
+    def weight_techniques(self) -> tuple[TechniqueName, ...]:
+        """The techniques to apply, with the default of 4 bits."""
+        if self.techniques is not None:
+            return self.techniques
+        fewer = any(text.endswith("=4") for text in self.mixed_precision)
+        return ("gptaq",) if self.param_bitwidth == 4 or fewer else ()
+
+
+def _unknown(reason: str) -> PydanticCustomError:
+    text: LiteralString = "{reason}"  # noqa: RUF027  (a template of pydantic's)
+    return PydanticCustomError("recipe", text, {"reason": reason})

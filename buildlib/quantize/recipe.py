@@ -7,13 +7,13 @@ symmetric around 128.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import onnx_ir as ir
 
 from buildlib.checkpoint.config import DecoderConfig
 from buildlib.encodings.attachment import attach
@@ -23,6 +23,7 @@ from buildlib.errors import EncodingsError, InvalidOptionError
 from buildlib.graph import interface
 from buildlib.graph.files import load_model, tensor_array
 from buildlib.graph.values import static_shape
+from buildlib.quantize.bitwidths import BLOCK_KEY, Bitwidths
 from buildlib.quantize.calibration import Range, fixed_ranges, observe_ranges, rotated_ranges
 from buildlib.quantize.grids import (
     INPUT_STEP,
@@ -33,54 +34,10 @@ from buildlib.quantize.grids import (
     missing_encodings_error,
     parameter_uses,
 )
-from buildlib.quantize.options import QuantizationOptions
 from buildlib.quantize.structure import channel_axis, head_weights, shared_grids
+from buildlib.quantize.weight_grids import chunks, lpbq_encoding, per_channel_encoding
 
 _KV_BITS = 8
-_HEAD_BITS = 8
-_LPBQ_BITS = 4
-_BLOCK_KEY = "lpbq_block_size"
-_PREFIX = "quantization."
-_ALLOWED_BITS = {"act_bitwidth": (8, 16), "bias_bitwidth": (32,), "param_bitwidth": (4, 8)}
-_CHUNK_VALUES = 1 << 20
-_SMALLEST_SCALE = 1e-9
-_LPBQ_BITS, _LPBQ_FULL_BITS = 4, 8
-
-
-@dataclass(frozen=True)
-class Bitwidths:
-    """Bits of values without an encoding.
-
-    Keys and values have 8; tables and norms have those of activations. Biases have 32: the QNN
-    provider of ONNX Runtime compiles no others. The output projection has 8, whatever the other
-    weights have: its errors go straight into the logits.
-
-    Attributes:
-        lpbq_block_size: weights of 4 bits get a scale for each block of this many inputs; None: one
-            for each output channel.
-
-    Raises:
-        InvalidOptionError: a number that cannot be built.
-    """
-
-    act_bitwidth: int = 16
-    bias_bitwidth: int = 32
-    param_bitwidth: int = 8
-    lpbq_block_size: int | None = None
-
-    @classmethod
-    def from_options(cls, options: QuantizationOptions) -> Self:
-        """Take the bits from a builder's options."""
-        return cls(**options.model_dump())
-
-    def __post_init__(self) -> None:
-        for key, known in _ALLOWED_BITS.items():
-            if getattr(self, key) not in known:
-                reason = f"{getattr(self, key)} bits cannot be built"
-                raise InvalidOptionError(_PREFIX + key, reason, tuple(map(str, known)))
-        if self.lpbq_block_size is not None and self.param_bitwidth != _LPBQ_BITS:
-            reason = f"LPBQ is of 4 bits, and {_PREFIX}param_bitwidth is {self.param_bitwidth}"
-            raise InvalidOptionError(_PREFIX + _BLOCK_KEY, reason, ())
 
 
 def complete_encodings(
@@ -106,10 +63,13 @@ def complete_encodings(
     Raises:
         EncodingsError: encodings of values that the model has not, or that contradict each other;
             or activations or weights without any, and no text.
-        InvalidOptionError: LPBQ is asked for, and the compiler takes none of a weight's width.
+        InvalidOptionError: LPBQ is asked for, and the compiler takes none of a weight's width; or a
+            pattern of `mixed_precision` matches no weight.
         CalibrationError: the text cannot calibrate this model.
         ModelFileError: the model cannot be read, or tells no AR and CL.
     """
+    if bitwidths is not None:
+        bitwidths.check_patterns({use.name for use in matrix_uses(load_model(model_path).graph)})
 
     def observe() -> Mapping[str, Range]:
         return observe_ranges(model_path, config, token_windows, progress).ranges()
@@ -147,7 +107,7 @@ def encodings_from_ranges(
     names = activation_names(graph)
     uses = _unencoded(parameter_uses(graph, given, grids), given)
     heads = head_weights(graph)
-    _check_blocks([use for name, use in uses.items() if name not in heads], bits)
+    check_blocks(uses.values(), heads, bits)
     ranges = fixed_ranges(graph)
     unknown = [name for name in names if name not in grids and name not in ranges]
     if observe is None:
@@ -199,14 +159,21 @@ def _is_matrix(use: ParameterUse) -> bool:
     return channel_axis(use.node, use.index) is not None
 
 
-def _check_blocks(uses: Sequence[ParameterUse], bits: Bitwidths) -> None:
-    """Check that every matrix can have the requested blocks, before any text is run."""
-    size = bits.lpbq_block_size
-    if size is None:
-        return
+def matrix_uses(graph: ir.Graph) -> list[ParameterUse]:
+    """Return the uses of constants as weights of matrices."""
+    return [use for use in parameter_uses(graph, {}, {}) if _is_matrix(use)]
+
+
+def check_blocks(uses: Iterable[ParameterUse], heads: Collection[str], bits: Bitwidths) -> None:
+    """Check that every matrix can have the requested blocks, before any text is run.
+
+    Raises:
+        InvalidOptionError: the compiler takes none of a weight's width.
+    """
     for use in uses:
         axis, shape = channel_axis(use.node, use.index), static_shape(use.source)
-        if axis is None or shape is None:
+        size = bits.weight_format(use.name, head=use.name in heads).block_size
+        if axis is None or shape is None or size is None:
             continue
         inputs = math.prod(shape) // shape[axis]
         step = next((step for step in (INPUT_STEP, size) if inputs % step), None)
@@ -217,7 +184,7 @@ def _check_blocks(uses: Sequence[ParameterUse], bits: Bitwidths) -> None:
             f"{use.name} has {inputs} inputs, {why}, and the compiler gets such LPBQ wrong; "
             "without this option 4 bits have a scale for each output channel"
         )
-        raise InvalidOptionError(_PREFIX + _BLOCK_KEY, reason, ())
+        raise InvalidOptionError(BLOCK_KEY, reason, ())
 
 
 class _EncodingBuilder:
@@ -271,11 +238,10 @@ class _EncodingBuilder:
         axis = channel_axis(use.node, use.index)
         if axis is not None:
             array = tensor_array(use.source.const_value)
-            if use.name in self.heads:
-                return per_channel_encoding(use.name, array, axis, _HEAD_BITS)
-            if self.bits.lpbq_block_size is not None:
-                return lpbq_encoding(use.name, array, axis, self.bits.lpbq_block_size)
-            return per_channel_encoding(use.name, array, axis, self.bits.param_bitwidth)
+            fmt = self.bits.weight_format(use.name, head=use.name in self.heads)
+            if fmt.block_size is not None:
+                return lpbq_encoding(use.name, array, axis, fmt.block_size)
+            return per_channel_encoding(use.name, array, axis, fmt.bits)
         if use.name in self.shared:
             return self.shared[use.name]
         return asymmetric_encoding(use.name, *self.ranges[use.name], self.bits.act_bitwidth)
@@ -297,76 +263,10 @@ def encoding_from_grid(name: str, grid: Grid) -> Encoding:
 def value_range(name: str, weights: npt.NDArray[Any]) -> tuple[float, float]:
     """Return the smallest and the largest value."""
     low, high = np.inf, -np.inf
-    for rows in _chunks(weights):
+    for rows in chunks(weights):
         low, high = min(low, float(rows.min())), max(high, float(rows.max()))
     _check_finite(name, np.array([low, high]))
     return low, high
-
-
-def per_channel_encoding(name: str, weights: npt.NDArray[Any], axis: int, bits: int) -> Encoding:
-    """Return the symmetric encoding that covers each channel's largest magnitude."""
-    others = tuple(a for a in range(weights.ndim) if a != axis)
-    parts = [np.abs(rows).max(axis=others) for rows in _chunks(weights)]
-    magnitudes = np.concatenate(parts) if axis == 0 else np.max(parts, axis=0)
-    _check_finite(name, magnitudes)
-    half = 1 << (bits - 1)
-    scales = np.maximum(magnitudes.astype(np.float64) / (half - 1), _SMALLEST_SCALE)
-    return Encoding(
-        name=name,
-        dtype="INT",
-        enc_type="PER_CHANNEL",
-        bw=bits,
-        is_sym=True,
-        scale=tuple(scales.tolist()),
-        offset=(-half,) * len(scales),
-        axis=axis,
-    )
-
-
-def lpbq_encoding(name: str, weights: npt.NDArray[Any], axis: int, block_size: int) -> Encoding:
-    """Return the LPBQ encoding of a weight.
-
-    Each weight has 4 bits, the scale of each block along the other axis has 4, and each channel has
-    one float scale: the largest block scale of a channel is 16 of its steps.
-
-    Args:
-        name: name of the tensor.
-        weights: [out, in] if `axis` is 0, [in, out] if it is 1.
-        axis: axis of the channels.
-        block_size: divides the number of inputs.
-    """
-    if weights.ndim != 2 or weights.shape[1 - axis] % block_size:
-        reason = f"blocks of {block_size} for a weight of shape {list(weights.shape)}"
-        raise EncodingsError(name, reason)
-    by_channel = np.asarray(weights, np.float32) if axis == 0 else np.asarray(weights.T, np.float32)
-    blocks = np.abs(by_channel.reshape(len(by_channel), -1, block_size)).max(axis=2)
-    _check_finite(name, blocks)
-    wanted = np.maximum(blocks.astype(np.float64) / ((1 << (_LPBQ_BITS - 1)) - 1), _SMALLEST_SCALE)
-    steps = 1 << (_LPBQ_FULL_BITS - _LPBQ_BITS)
-    scales = wanted.max(axis=1) / steps
-    factors = np.clip(np.ceil(wanted / scales[:, None] - 1e-9), 1, steps).astype(np.uint8)
-    return Encoding(
-        name=name,
-        dtype="INT",
-        enc_type="LPBQ",
-        bw=_LPBQ_FULL_BITS,
-        compressed_bw=_LPBQ_BITS,
-        is_sym=True,
-        scale=tuple(scales.tolist()),
-        offset=(-(1 << (_LPBQ_FULL_BITS - 1)),) * len(scales),
-        block_size=block_size,
-        per_block_int_scale=factors.tobytes(),
-        axis=axis,
-        block_axis=1 - axis,
-    )
-
-
-def _chunks(weights: npt.NDArray[Any]) -> Iterator[npt.NDArray[np.float32]]:
-    """Yield some rows at a time, as float32; a scalar as one row."""
-    rows = weights.reshape(1) if weights.ndim == 0 else weights
-    step = max(1, _CHUNK_VALUES // max(1, rows[:1].size))
-    for start in range(0, len(rows), step):
-        yield np.asarray(rows[start : start + step], np.float32)
 
 
 def _check_finite(name: str, values: npt.NDArray[Any]) -> None:

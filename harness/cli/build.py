@@ -97,6 +97,13 @@ def build(
     calibration: Annotated[
         Path | None, typer.Option(help="Text to calibrate on where encodings are missing.")
     ] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            help="Quantization recipe, such as `w8a16`, `w4a16` or `LPBQ_SeqMSE`; docs/"
+            "quantization.md has all, measured."
+        ),
+    ] = None,
     option: Annotated[
         list[str] | None,
         typer.Option(
@@ -172,6 +179,7 @@ def build(
         "arn_cl_options.auto_regression_number": _parse_numbers("--ar", ar, "1,32"),
         "arn_cl_options.context_length": _parse_numbers("--cl", cl, "4096"),
         "split_model.num_splits": splits,
+        "quantization.recipe": recipe,
         "lora_config.lora_config_path": None if lora is None else str(lora),
         "prepare_embedding_lut": embedding_lut or None,
     }

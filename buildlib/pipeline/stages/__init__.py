@@ -1,8 +1,9 @@
 """Stages of a build, one a module, in the order in which they run.
 
 export               checkpoint → float ONNX with encodings
-author               checkpoint → float ONNX without encodings, for pipelines
+author               checkpoint → float ONNX without encodings
 import_onnx          anybody's ONNX → the same canonical form
+optimize_weights     weights changed by GPTAQ and its like, on their grids
 complete_encodings   encodings for what has none, by calibration
 add_lora             adapters as inputs of the graph
 add_forecast         rows and prefix of forecast tokens

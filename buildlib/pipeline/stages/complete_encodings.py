@@ -13,24 +13,25 @@ from buildlib.encodings.model import Encodings
 from buildlib.graph.files import load_model, save_model
 from buildlib.pipeline.model_folder import calibration_windows, link_configuration
 from buildlib.pipeline.original_paths import original_paths
-from buildlib.pipeline.sources import OnnxSource
+from buildlib.pipeline.sources import ModelSource
 from buildlib.pipeline.stage import Stage
+from buildlib.quantize.bitwidths import Bitwidths
 from buildlib.quantize.options import QuantizationOptions
-from buildlib.quantize.recipe import Bitwidths, complete_encodings
+from buildlib.quantize.recipe import complete_encodings
 
 
 @dataclass(frozen=True)
 class CompleteEncodings(Stage):
-    """The imported model with encodings for all of it.
+    """The model with encodings for all of it.
 
     Attributes:
-        export: that was imported; errors name its files.
+        export: that it was made of; errors name its files.
         quantization: bits of what has no encodings.
     """
 
     operation = "quantize"
     imported: CacheEntry
-    export: OnnxSource
+    export: ModelSource
     quantization: QuantizationOptions
 
     @property

@@ -15,9 +15,10 @@ from buildlib.graph.llama import export_onnx
 from buildlib.graph.shape import GraphShape
 from buildlib.pipeline.sources import CheckpointSource
 from buildlib.pipeline.stage import Stage
+from buildlib.quantize.bitwidths import Bitwidths
 from buildlib.quantize.calibration import window_length
 from buildlib.quantize.options import QuantizationOptions
-from buildlib.quantize.recipe import Bitwidths, complete_encodings
+from buildlib.quantize.recipe import complete_encodings
 
 
 @dataclass(frozen=True)

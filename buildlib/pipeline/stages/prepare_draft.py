@@ -15,8 +15,9 @@ from buildlib.graph.files import link_into, load_model, save_model
 from buildlib.graph.validation import check_model, check_types
 from buildlib.pipeline.model_folder import calibration_windows, link_configuration
 from buildlib.pipeline.stage import Stage
+from buildlib.quantize.bitwidths import Bitwidths
 from buildlib.quantize.options import QuantizationOptions
-from buildlib.quantize.recipe import Bitwidths, encodings_from_ranges
+from buildlib.quantize.recipe import encodings_from_ranges
 from buildlib.speculative.draft_model import (
     DraftHead,
     HiddenStatesOutput,

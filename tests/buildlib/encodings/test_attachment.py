@@ -7,7 +7,7 @@ import pytest
 from buildlib.encodings.attachment import attach, collect, encoding_of, inherit
 from buildlib.encodings.model import Encodings, asymmetric_encoding
 from buildlib.errors import EncodingsError
-from buildlib.quantize.recipe import per_channel_encoding
+from buildlib.quantize.weight_grids import per_channel_encoding
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from buildlib.encodings.files import load_encodings, save_encodings
 from buildlib.encodings.grid import activation_grid, weight_grid
 from buildlib.encodings.model import asymmetric_encoding, symmetric_encoding
 from buildlib.errors import EncodingsError
-from buildlib.quantize.recipe import per_channel_encoding
+from buildlib.quantize.weight_grids import per_channel_encoding
 
 ONE: dict[str, Any] = {
     "name": "x", "dtype": "INT", "enc_type": "PER_TENSOR", "bw": 16, "is_sym": False,

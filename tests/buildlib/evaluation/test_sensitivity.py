@@ -22,8 +22,9 @@ from buildlib.evaluation.proposal import (
 from buildlib.evaluation.sensitivity import UNIT_KINDS, Granularity, Sensitivity, rank_tensors
 from buildlib.evaluation.sweep import SensitivityModel
 from buildlib.graph.files import load_model, save_model, tensor_array
+from buildlib.quantize.bitwidths import Bitwidths
 from buildlib.quantize.qdq import apply_encodings
-from buildlib.quantize.recipe import Bitwidths, complete_encodings
+from buildlib.quantize.recipe import complete_encodings
 from buildlib.reference.divergence import Divergence
 from buildlib.reference.evaluation import evaluate_model, record_float
 from buildlib.reference.host_loop import HostLoop

@@ -16,7 +16,7 @@ from buildlib.encodings.files import load_encodings
 from buildlib.encodings.model import Encoding
 from buildlib.errors import PassError, UnsupportedGraphError
 from buildlib.graph.shape import GraphShape
-from buildlib.quantize.recipe import lpbq_encoding, per_channel_encoding
+from buildlib.quantize.weight_grids import lpbq_encoding, per_channel_encoding
 
 Change = Callable[[onnx.ModelProto], None]
 ImportChanged = Callable[..., Path]

@@ -19,6 +19,7 @@ from suites.models import tiny_llama
 ARS, CLS = "arn_cl_options.auto_regression_number", "arn_cl_options.context_length"
 ACT, PARAM = "quantization.act_bitwidth", "quantization.param_bitwidth"
 BLOCK = "quantization.lpbq_block_size"
+TECHNIQUES = "quantization.techniques"
 
 LINEAR = 4 * (2 * 144 * 144 + 2 * 144 * 48 + 3 * 144 * 400)
 """Numbers in the linear layers of the reference model: q, o, k, v, gate, up, down."""
@@ -73,7 +74,7 @@ def check_bits(
 
 @pytest.mark.parametrize(
     ("options", "precision", "kind"),
-    [({PARAM: 4}, "W4A16", "int4"), ({ACT: 8}, "W8A8", "int8")],
+    [({PARAM: 4, TECHNIQUES: ()}, "W4A16", "int4"), ({ACT: 8}, "W8A8", "int8")],
 )
 def test_a_checkpoint_has_the_bits_that_are_asked_for(
     options: dict[str, object], precision: str, kind: str, build_cache: Path, tiny_bundle: Path

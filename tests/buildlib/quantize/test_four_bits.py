@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from buildlib.encodings.model import Encoding, Encodings, asymmetric_encoding
 from buildlib.errors import EncodingsError
 from buildlib.quantize.qdq import apply_encodings
-from buildlib.quantize.recipe import lpbq_encoding, per_channel_encoding
+from buildlib.quantize.weight_grids import lpbq_encoding, per_channel_encoding
 from buildlib.reference.emulator import EmulatorProcess
 from buildlib.reference.runners import Arrays, OnnxRunner
 from buildlib.targets import parse_target

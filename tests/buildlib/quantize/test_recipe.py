@@ -1,6 +1,7 @@
 """Encodings for values without one."""
 
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +11,10 @@ from buildlib.checkpoint.config import DecoderConfig, load_config
 from buildlib.encodings.files import load_encodings
 from buildlib.encodings.model import Encoding, Encodings
 from buildlib.errors import EncodingsError, InvalidOptionError
+from buildlib.quantize.bitwidths import Bitwidths
 from buildlib.quantize.grids import check_shared_caches
 from buildlib.quantize.qdq import apply_encodings
-from buildlib.quantize.recipe import Bitwidths, complete_encodings
+from buildlib.quantize.recipe import complete_encodings
 from buildlib.reference.host_loop import HostLoop
 from buildlib.reference.runners import OnnxRunner, read_ports
 
@@ -126,7 +128,7 @@ def test_requested_bits_are_used(
 @pytest.mark.parametrize("key", ["act_bitwidth", "bias_bitwidth", "param_bitwidth"])
 def test_bits_that_cannot_be_built(key: str) -> None:
     with pytest.raises(InvalidOptionError, match=key):
-        Bitwidths(**{key: 12})
+        Bitwidths(**{**asdict(Bitwidths()), key: 12})
 
 
 def test_contradictory_caches_are_refused_by_name(

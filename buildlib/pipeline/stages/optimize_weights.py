@@ -1,0 +1,75 @@
+"""`optimize`: weights changed by techniques such as GPTAQ, so that they quantize better."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from buildlib.cache.key import text_sha256
+from buildlib.cache.layout import CacheEntry
+from buildlib.checkpoint.config import load_config
+from buildlib.checkpoint.layout import CONFIG_FILE, ENCODINGS_FILE, MODEL_FILE
+from buildlib.encodings.files import load_encodings, save_encodings
+from buildlib.encodings.model import Encodings
+from buildlib.pipeline.model_folder import calibration_windows, link_configuration
+from buildlib.pipeline.original_paths import original_paths
+from buildlib.pipeline.sources import ModelSource
+from buildlib.pipeline.stage import Stage
+from buildlib.quantize.bitwidths import Bitwidths
+from buildlib.quantize.optimization import optimize_weights
+from buildlib.quantize.options import QuantizationOptions
+from buildlib.quantize.techniques.base import FloatModel
+
+
+@dataclass(frozen=True)
+class OptimizeWeights(Stage):
+    """The float model with changed weights, and encodings of those that lie on their grids.
+
+    Attributes:
+        model: in canonical form, with encodings of some values or none.
+        export: that it was made of; errors name its files.
+        quantization: the techniques, and the bits of weights.
+    """
+
+    operation = "optimize"
+    model: CacheEntry
+    export: ModelSource
+    quantization: QuantizationOptions
+
+    @property
+    def subject(self) -> str:
+        return "weights"
+
+    @property
+    def source(self) -> Path:
+        return self.model.folder
+
+    @property
+    def options(self) -> Mapping[str, object]:
+        bits, text = Bitwidths.from_options(self.quantization), self.export.calibration_text
+        return {
+            "techniques": self.quantization.weight_techniques,
+            "param_bitwidth": bits.param_bitwidth,
+            "lpbq_block_size": bits.lpbq_block_size,
+            "mixed_precision": bits.mixed_precision,
+            "calibration_sha256": text_sha256(text) if text else None,
+        }
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return (self.model.hash,)
+
+    def run(self, folder: Path) -> None:
+        source = self.model.folder
+        encodings = source / ENCODINGS_FILE
+        text = self.export.calibration_text
+        model = FloatModel(
+            source / MODEL_FILE,
+            load_encodings(encodings) if encodings.is_file() else Encodings(),
+            load_config(source / CONFIG_FILE),
+            calibration_windows(source, text, techniques=True),
+            Bitwidths.from_options(self.quantization),
+        )
+        with original_paths(self.export):
+            changed = optimize_weights(model, self.quantization.weight_techniques, folder)
+        link_configuration(source, folder)
+        save_encodings(changed.encodings, folder / ENCODINGS_FILE)

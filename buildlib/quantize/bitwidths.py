@@ -1,0 +1,114 @@
+"""Bits of values without an encoding: of activations, and of weights by their names."""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Self
+
+from buildlib.errors import InvalidOptionError
+from buildlib.quantize.options import QuantizationOptions
+
+_HEAD_BITS = 8
+_LPBQ_BITS = 4
+_PREFIX = "quantization."
+BLOCK_KEY = f"{_PREFIX}lpbq_block_size"
+_MIXED_KEY = f"{_PREFIX}mixed_precision"
+_ALLOWED_BITS = {"act_bitwidth": (8, 16), "bias_bitwidth": (32,), "param_bitwidth": (4, 8)}
+
+
+@dataclass(frozen=True)
+class WeightFormat:
+    """Bits of a weight; 4 can have a scale for each block of inputs (LPBQ)."""
+
+    bits: int
+    block_size: int | None = None
+
+
+@dataclass(frozen=True)
+class Bitwidths:
+    """Bits of values without an encoding.
+
+    Keys and values have 8; tables and norms have those of activations. Biases have 32: the QNN
+    provider of ONNX Runtime compiles no others. The output projection has 8, whatever the other
+    weights have: its errors go straight into the logits.
+
+    Attributes:
+        lpbq_block_size: weights of 4 bits get a scale for each block of this many inputs; None: one
+            for each output channel.
+        mixed_precision: `PATTERN=BITS` of weights by name, where `*` stands for any characters; the
+            last that matches decides.
+
+    Raises:
+        InvalidOptionError: a number that cannot be built.
+    """
+
+    act_bitwidth: int = 16
+    bias_bitwidth: int = 32
+    param_bitwidth: int = 8
+    lpbq_block_size: int | None = None
+    mixed_precision: tuple[str, ...] = ()
+
+    @classmethod
+    def from_options(cls, options: QuantizationOptions) -> Self:
+        """Take the bits from a builder's options."""
+        return cls(
+            options.act_bitwidth,
+            options.bias_bitwidth,
+            options.param_bitwidth,
+            options.lpbq_block_size,
+            options.mixed_precision,
+        )
+
+    def __post_init__(self) -> None:
+        for key, known in _ALLOWED_BITS.items():
+            if getattr(self, key) not in known:
+                reason = f"{getattr(self, key)} bits cannot be built"
+                raise InvalidOptionError(_PREFIX + key, reason, tuple(map(str, known)))
+        patterns = self._patterns()
+        four = _LPBQ_BITS in {self.param_bitwidth, *(bits for _, bits in patterns)}
+        if self.lpbq_block_size is not None and not four:
+            reason = f"LPBQ is of 4 bits, and {_PREFIX}param_bitwidth is {self.param_bitwidth}"
+            raise InvalidOptionError(BLOCK_KEY, reason, ())
+
+    def weight_format(self, name: str, *, head: bool = False) -> WeightFormat:
+        """Return the format of the weight of a matrix.
+
+        Args:
+            name: of the constant.
+            head: whether it is the output projection.
+        """
+        bits = _HEAD_BITS if head else self.param_bitwidth
+        for pattern, wanted in self._patterns():
+            if fnmatchcase(name, pattern):
+                bits = wanted
+        return WeightFormat(bits, self.lpbq_block_size if bits == _LPBQ_BITS else None)
+
+    def check_patterns(self, names: Collection[str]) -> None:
+        """Refuse a pattern that matches no weight.
+
+        Args:
+            names: of all weights of matrices.
+
+        Raises:
+            InvalidOptionError: names the pattern, and some weights.
+        """
+        for pattern, _ in self._patterns():
+            if not any(fnmatchcase(name, pattern) for name in names):
+                reason = f"no weight of this model has a name like {pattern!r}"
+                raise InvalidOptionError(_MIXED_KEY, reason, _some_kinds(names))
+
+    def _patterns(self) -> list[tuple[str, int]]:
+        found = []
+        for text in self.mixed_precision:
+            pattern, separator, bits = text.rpartition("=")
+            if not separator or not pattern or bits not in {"4", "8"}:
+                reason = f"{text!r} is not PATTERN=BITS with 4 or 8 bits, such as *.down_proj.*=8"
+                raise InvalidOptionError(_MIXED_KEY, reason, ())
+            found.append((pattern, int(bits)))
+        return found
+
+
+def _some_kinds(names: Iterable[str]) -> tuple[str, ...]:
+    """Return weights whose names differ in more than the number of their layer, at most eight."""
+    kinds = {"".join(c for c in name if not c.isdigit()): name for name in sorted(names)}
+    return tuple(sorted(kinds.values())[:8])

@@ -1,0 +1,68 @@
+"""Techniques of a recipe, applied to a float model one after the other."""
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from buildlib.checkpoint.layout import MODEL_FILE
+from buildlib.graph.files import load_model, save_model
+from buildlib.quantize.options import TechniqueName
+from buildlib.quantize.techniques import gptaq, gptq, seqmse
+from buildlib.quantize.techniques.base import FloatModel, WeightTechnique
+from buildlib.quantize.techniques.layerwise import LayerwiseTechnique
+from buildlib.quantize.techniques.rotation import Rotation
+
+CALIBRATION_TOKENS = 8192
+"""Tokens of text that techniques see: four times as many change little (see docs)."""
+
+_WINDOW_TOKENS = 512
+
+
+def techniques() -> Mapping[TechniqueName, WeightTechnique]:
+    """Return all techniques by name."""
+    return {
+        "spinquant": Rotation("spinquant"),
+        "seqmse": LayerwiseTechnique("seqmse", seqmse.solve),
+        "gptq": LayerwiseTechnique("gptq", gptq.solve),
+        "gptaq": LayerwiseTechnique("gptaq", gptaq.solve),
+    }
+
+
+def optimize_weights(
+    model: FloatModel,
+    names: Sequence[TechniqueName],
+    folder: Path,
+    progress: Callable[[int, int], None] | None = None,
+) -> FloatModel:
+    """Apply techniques in order, and write `model.onnx` with its weights into `folder`.
+
+    Weights that a technique quantizes lie on their grids then: the encodings of the returned model
+    have them, and quantize them to the same integers.
+
+    Args:
+        model: stays as it is.
+        names: of the techniques.
+        folder: on the file system of the model, whose unchanged weights are linked.
+        progress: told (layers done, layers in all) of each technique.
+
+    Raises:
+        BuildError: as `WeightTechnique.optimize`.
+    """
+    known = techniques()
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".techniques.") as scratch:
+        for number, name in enumerate(names):
+            step = Path(scratch) / str(number)
+            step.mkdir()
+            model = known[name].optimize(model, step, progress)
+        path = save_model(load_model(model.path), folder / MODEL_FILE)
+    return model.changed(path, model.encodings)
+
+
+def technique_windows(length: int) -> tuple[int, int]:
+    """Return length and number of the windows of text for techniques.
+
+    Args:
+        length: of the context.
+    """
+    each = min(length, _WINDOW_TOKENS)
+    return each, -(-CALIBRATION_TOKENS // each)

@@ -1,0 +1,1 @@
+"""Techniques that change float weights so that they quantize better."""

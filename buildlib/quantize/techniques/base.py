@@ -1,0 +1,62 @@
+"""`WeightTechnique`: the Protocol of techniques that change weights, and what they work on."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from buildlib.checkpoint.config import DecoderConfig
+from buildlib.encodings.model import Encodings
+from buildlib.quantize.bitwidths import Bitwidths
+
+
+@dataclass(frozen=True)
+class FloatModel:
+    """A whole float model, and all that a technique needs to know of it.
+
+    Attributes:
+        path: in canonical form, weights beside it.
+        encodings: of some of its values. A weight that has one stays as it is.
+        config: configuration of the model.
+        token_windows: text in tokens.
+        bits: of the weights to quantize.
+    """
+
+    path: Path
+    encodings: Encodings
+    config: DecoderConfig
+    token_windows: Sequence[Sequence[int]]
+    bits: Bitwidths
+
+    def changed(self, path: Path, encodings: Encodings) -> "FloatModel":
+        """Return the model that a technique made of this one."""
+        return replace(self, path=path, encodings=encodings)
+
+
+class WeightTechnique(Protocol):
+    """A change of a float model."""
+
+    @property
+    def name(self) -> str:
+        """Its name in recipes."""
+        ...
+
+    def optimize(
+        self, model: FloatModel, folder: Path, progress: Callable[[int, int], None] | None = None
+    ) -> FloatModel:
+        """Write a changed `model.onnx` into `folder`, with files of new weights beside it.
+
+        Memory holds the weights and inputs of one layer.
+
+        Args:
+            model: stays as it is.
+            folder: empty, on the file system of the model, whose unchanged weights are linked.
+            progress: told (layers done, layers in all).
+
+        Raises:
+            InvalidOptionError: the technique cannot do this model; says why.
+            CalibrationError: the text cannot calibrate this model.
+            ModelFileError: the model cannot be read or run.
+            PassError: it is no whole model, or more than one value connects two layers.
+        """
+        ...

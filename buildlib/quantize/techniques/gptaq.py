@@ -1,0 +1,20 @@
+"""GPTAQ: GPTQ towards the outputs of the float model, with the inputs that a device will see.
+
+Li, Yin, Lee, Xiao, Panda, "GPTAQ: Efficient Finetuning-Free Quantization for Asymmetric
+Calibration", 2025. Its objective `|Q x - W x_real|^2` is GPTQ's about the weights that solve it
+without rounding: `|(Q - W') x|^2 + const` with `W' = W E[x_real x^T] E[x x^T]^-1`. So the weights
+become W' first, drawn to W by the damping of the Hessian, and GPTQ rounds those.
+"""
+
+from buildlib.quantize.bitwidths import WeightFormat
+from buildlib.quantize.techniques import gptq
+from buildlib.quantize.techniques.layerwise import LayerInputs, Solution
+from buildlib.quantize.weight_grids import Weights
+
+
+def solve(weights: Weights, fmt: WeightFormat, inputs: LayerInputs) -> Solution:
+    """Return weights whose outputs on the inputs as seen are near the float model's."""
+    if inputs.real is not inputs.seen:
+        drawn = weights @ inputs.cross + inputs.damping * weights
+        weights = (drawn @ inputs.inverse).astype(weights.dtype)
+    return gptq.solve(weights, fmt, inputs)

@@ -1,0 +1,282 @@
+"""Rotations of SpinQuant, folded into weights: the model computes the same, with fewer outliers.
+
+Liu et al., "SpinQuant: LLM Quantization with Learned Rotations", 2024: R1 turns the residual stream
+and R2 the values of each head; both vanish into the weights before and after. They are random here,
+not learned: a Hadamard matrix with random signs, times a random orthogonal matrix where the width
+is no power of two (as in QuaRot). The gains of the norms that read the residual stream are folded
+into the weights behind them first.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from buildlib.cancellation import check_cancelled
+from buildlib.checkpoint.layout import MODEL_FILE
+from buildlib.errors import InvalidOptionError
+from buildlib.graph import interface
+from buildlib.graph.files import load_model, save_model, tensor_array
+from buildlib.graph.values import is_parameter, source_of, static_shape
+from buildlib.quantize.structure import channel_axis, head_weights
+from buildlib.quantize.techniques.base import FloatModel
+from buildlib.quantize.tensor_writer import TensorWriter, replace_constant
+
+_SEED = 0
+_CHUNK_ROWS = 4096
+_LAYOUT = frozenset({"Reshape", "Identity", "Squeeze", "Unsqueeze"})
+_PRODUCTS = frozenset({"Gemm", "MatMul"})
+Matrix = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """`WeightTechnique` that folds R1 and R2 into the weights of a whole model."""
+
+    name: str
+
+    def optimize(
+        self, model: FloatModel, folder: Path, progress: Callable[[int, int], None] | None = None
+    ) -> FloatModel:
+        """Write the rotated model; its weights are on no grid yet."""
+        if model.encodings.by_name():
+            raise _refused("it changes weights and activations, and some have encodings")
+        whole = load_model(model.path)
+        plan = _Search(whole.graph).changes()
+        heads = head_weights(whole.graph)
+        ends = {n for n, change in plan.items() if n in heads or change.table or change.ones}
+        # Two files: techniques after this one replace what is in the second, and drop it.
+        for part, names in (("ends", ends), ("layers", plan.keys() - ends)):
+            shapes = {name: change.shape for name, change in plan.items() if name in names}
+            with TensorWriter(folder / f"{self.name}_{part}.safetensors", shapes) as file:
+                for done, name in enumerate(shapes, 1):
+                    check_cancelled()
+                    for start, rows in plan[name].rows():
+                        file.write(name, rows, start)
+                    if progress is not None:
+                        progress(done, len(shapes))
+                for name in shapes:
+                    replace_constant(whole.graph, name, file.tensor(name))
+        return model.changed(save_model(whole, folder / MODEL_FILE), model.encodings)
+
+
+@dataclass
+class _Change:
+    """New values of a constant: `left @ values * gain @ right` of a matrix [out, in] or a table.
+
+    Attributes:
+        source: the constant.
+        transposed: whether it is stored as [in, out].
+        gain: of the norm before it, [in].
+        right: rotation of its inputs, or of the rows of a table.
+        left: rotation of its outputs.
+        ones: it is a gain that was folded away.
+        table: it is the table of the tokens.
+    """
+
+    source: ir.Value
+    transposed: bool = False
+    gain: Matrix | None = None
+    right: Matrix | None = None
+    left: Matrix | None = None
+    ones: bool = False
+    table: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return static_shape(self.source) or ()
+
+    def rows(self) -> Iterator[tuple[int, Matrix]]:
+        """Yield the new values as stored, some rows at a time if nothing mixes rows."""
+        assert self.source.const_value is not None  # noqa: S101  (an initializer)
+        if self.ones:
+            yield 0, np.ones(self.shape)
+            return
+        stored = tensor_array(self.source.const_value)
+        if self.transposed or self.left is not None or stored.ndim == 1:
+            whole = stored.T if self.transposed else stored
+            new = self._turned(whole.astype(np.float64))
+            yield 0, new.T if self.transposed else new
+            return
+        for start in range(0, len(stored), _CHUNK_ROWS):
+            yield start, self._turned(stored[start : start + _CHUNK_ROWS].astype(np.float64))
+
+    def _turned(self, values: Matrix) -> Matrix:
+        if self.gain is not None:
+            values = values * self.gain
+        if self.right is not None:
+            values = values @ self.right
+        return values if self.left is None else self.left @ values
+
+
+class _Search:
+    """Finds what turns with the residual stream, and with the values of each head."""
+
+    def __init__(self, graph: ir.Graph) -> None:
+        self._graph = graph
+        self._found: dict[str, _Change] = {}
+        self._stream: set[ir.Value] = set()
+        self._random = np.random.default_rng(_SEED)
+        self._width = 0
+        self._r1: Matrix = np.eye(1)
+
+    def changes(self) -> dict[str, _Change]:
+        """Return the change of each constant by its name.
+
+        Raises:
+            InvalidOptionError: something on the residual stream does not turn with it.
+        """
+        for node in self._graph:
+            if node.op_type == "Gather" and not self._stream and _constant(node, 0) is not None:
+                self._begin(node)
+            elif any(value in self._stream for value in node.inputs):
+                self._follow(node)
+        if not self._stream:
+            raise _refused("the model looks up no tokens in a table")
+        for value in self._graph.outputs:
+            layer = interface.kv_layer(str(value.name))
+            if layer is not None and str(value.name) == interface.past_value(layer, "out"):
+                self._turn_values(value, layer)
+        return self._found
+
+    def _begin(self, node: ir.Node) -> None:
+        table = self._change(node, 0)
+        self._width = table.shape[-1]
+        self._r1 = random_orthogonal(self._width, self._random)
+        table.right, table.table = self._r1, True
+        self._stream.add(node.outputs[0])
+
+    def _follow(self, node: ir.Node) -> None:
+        """Take one node that reads the stream."""
+        if node.op_type == "RMSNormalization" and node.inputs[0] in self._stream:
+            self._fold_gain(node)
+            return
+        others = [value for value in node.inputs if value is not None and value not in self._stream]
+        if node.op_type == "Add" and len(others) == 1 and not is_parameter(others[0]):
+            self._turn_outputs(_product_before(others[0]))
+        elif node.op_type == "Mul" and len(others) == 1 and _is_scalar(others[0]):
+            pass
+        elif node.op_type not in _LAYOUT or _width(node.outputs[0]) != self._width:
+            raise _refused(f"{node.name} ({node.op_type}) reads the residual stream")
+        self._stream.update(node.outputs)
+
+    def _fold_gain(self, node: ir.Node) -> None:
+        gain = self._change(node, 1)
+        assert gain.source.const_value is not None  # noqa: S101  (an initializer)
+        values = tensor_array(gain.source.const_value).astype(np.float64)
+        gain.ones = True
+        for product in _products_after(node.outputs[0]):
+            weight = self._change(product, 1)
+            weight.gain, weight.right = values, self._r1
+
+    def _turn_outputs(self, product: ir.Node) -> None:
+        for index in range(1, len(product.inputs)):
+            self._change(product, index).left = self._r1.T
+
+    def _turn_values(self, value: ir.Value, layer: int) -> None:
+        """Turn the values of a layer's heads, and turn them back behind the attention."""
+        before = _product_before(value)
+        past = next(
+            (v for v in self._graph.inputs if v.name == interface.past_value(layer, "in")), None
+        )
+        after = None if past is None else _product_behind_attention(past)
+        dims = static_shape(value)
+        if after is None or dims is None:
+            raise _refused(f"nothing multiplies the values of layer {layer}")
+        r2 = random_orthogonal(dims[-1], self._random)
+        for index in range(1, len(before.inputs)):
+            change = self._change(before, index, again=True)
+            change.left = np.kron(np.eye(_outputs(change) // dims[-1]), r2.T)
+        weight = self._change(after, 1, again=True)
+        heads = math.prod(weight.shape) // _outputs(weight) // dims[-1]
+        weight.right = np.kron(np.eye(heads), r2)
+
+    def _change(self, node: ir.Node, index: int, *, again: bool = False) -> _Change:
+        source = _constant(node, index)
+        if source is None:
+            raise _refused(f"{node.name} ({node.op_type}) computes with no constant")
+        name = str(source.name)
+        if name in self._found and not again:
+            raise _refused(f"{name} is used twice, as tied embeddings are; export it untied")
+        transposed = index == 1 and channel_axis(node, 1) == 1
+        return self._found.setdefault(name, _Change(source, transposed))
+
+
+def random_orthogonal(width: int, random: np.random.Generator) -> Matrix:
+    """Return a random orthogonal matrix: Hadamard as far as powers of two divide the width."""
+    from scipy.linalg import hadamard
+
+    power = width & -width
+    other, _ = np.linalg.qr(random.normal(size=(width // power, width // power)))
+    signs = random.choice([-1.0, 1.0], size=(width, 1))
+    turned: Matrix = signs * np.kron(other, hadamard(power) / math.sqrt(power))
+    return turned
+
+
+def _constant(node: ir.Node, index: int) -> ir.Value | None:
+    value = node.inputs[index] if index < len(node.inputs) else None
+    return source_of(value) if value is not None and is_parameter(value) else None
+
+
+def _outputs(change: _Change) -> int:
+    return change.shape[-1 if change.transposed else 0]
+
+
+def _width(value: ir.Value) -> int | None:
+    dims = static_shape(value)
+    return dims[-1] if dims else None
+
+
+def _is_scalar(value: ir.Value) -> bool:
+    return is_parameter(value) and math.prod(static_shape(source_of(value)) or (2,)) == 1
+
+
+def _product_before(value: ir.Value) -> ir.Node:
+    """Return the product that makes a value, but for its layout and a factor."""
+    node = value.producer()
+    while node is not None and node.op_type not in _PRODUCTS:
+        scaled = node.op_type == "Mul" and any(v is not None and _is_scalar(v) for v in node.inputs)
+        if not (scaled or node.op_type in _LAYOUT or node.op_type == "Transpose"):
+            break
+        data = next((v for v in node.inputs if v is not None and not is_parameter(v)), None)
+        node = None if data is None else data.producer()
+    if node is None or node.op_type not in _PRODUCTS or _constant(node, 1) is None:
+        raise _refused(f"no weight alone makes {value.name}")
+    return node
+
+
+def _products_after(value: ir.Value) -> list[ir.Node]:
+    """Return the products that read a value, but for its layout."""
+    found = []
+    for node, index in value.uses():
+        if node.op_type in _LAYOUT:
+            found += _products_after(node.outputs[0])
+        elif node.op_type in _PRODUCTS and index == 0 and _constant(node, 1) is not None:
+            found.append(node)
+        else:
+            raise _refused(f"{node.name} ({node.op_type}) reads a norm of the residual stream")
+    return found
+
+
+def _product_behind_attention(past: ir.Value) -> ir.Node | None:
+    """Return the product with a weight that first reads what attention makes of the values."""
+    value = past
+    while True:
+        users = [node for node, _ in value.uses()]
+        if len(users) != 1:
+            return None
+        node = users[0]
+        if node.op_type in _PRODUCTS and _constant(node, 1) is not None:
+            return node
+        if node.op_type not in _LAYOUT | {"Concat", "MatMul", "Transpose"}:
+            return None
+        value = node.outputs[0]
+
+
+def _refused(reason: str) -> InvalidOptionError:
+    return InvalidOptionError("quantization.techniques", f"spinquant cannot be used: {reason}", ())

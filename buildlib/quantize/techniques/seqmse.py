@@ -1,0 +1,32 @@
+"""SeqMSE: the step of each channel that gives the least error of the layer's output.
+
+AIMET's "Sequential MSE": layer by layer, a few steps below the one that covers the largest weight
+are tried, with the inputs that the layers quantized before give; weights round to the nearest.
+"""
+
+import numpy as np
+
+from buildlib.quantize.bitwidths import WeightFormat
+from buildlib.quantize.techniques.layerwise import LayerInputs, Solution
+from buildlib.quantize.weight_grids import (
+    SHRINKAGES,
+    Weights,
+    full_steps,
+    round_to,
+    stored_steps,
+)
+
+
+def solve(weights: Weights, fmt: WeightFormat, inputs: LayerInputs) -> Solution:
+    """Return the weights rounded with the best steps; blocks of a channel shrink together."""
+    full = full_steps(weights, fmt)
+    wanted = weights @ inputs.cross
+    best = np.full(len(weights), np.inf)
+    steps, values = full.copy(), weights.copy()
+    for part in SHRINKAGES:
+        tried = round_to(weights, stored_steps(full * part, fmt, weights.shape[1]), fmt.bits)
+        error = (tried * (tried @ inputs.hessian - 2 * wanted)).sum(axis=1)
+        better = error < best
+        best[better], steps[better] = error[better], full[better] * part
+        values[better] = tried[better]
+    return Solution(values, steps)

@@ -1,0 +1,166 @@
+"""Grids of weights: steps for each channel or block, and the encodings that say them."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from buildlib.encodings.model import Encoding
+from buildlib.errors import EncodingsError
+from buildlib.quantize.bitwidths import WeightFormat
+
+Weights = npt.NDArray[np.float32]
+"""Weights [out, in], whatever the order of their axes in the model."""
+
+_CHUNK_VALUES = 1 << 20
+_SMALLEST_SCALE = 1e-9
+_LPBQ_BITS, _LPBQ_FULL_BITS = 4, 8
+_FACTORS = 1 << (_LPBQ_FULL_BITS - _LPBQ_BITS)
+SHRINKAGES = np.linspace(1.0, 0.4, 25)
+"""Parts of the step that covers the largest magnitude, which a search of steps tries."""
+
+
+def full_steps(weights: Weights, fmt: WeightFormat) -> npt.NDArray[np.float64]:
+    """Return the steps [out, blocks] that cover the largest magnitude of each block.
+
+    Without blocks a channel is one.
+    """
+    magnitudes = np.abs(_in_blocks(weights, fmt)).max(axis=2)
+    half = (1 << (fmt.bits - 1)) - 1
+    steps: npt.NDArray[np.float64] = magnitudes.astype(np.float64) / half
+    return np.maximum(steps, _SMALLEST_SCALE, out=steps)
+
+
+def fit_steps(
+    weights: Weights, fmt: WeightFormat, importance: npt.NDArray[Any]
+) -> npt.NDArray[np.float64]:
+    """Return the steps [out, blocks] of the least square error of the weights.
+
+    Args:
+        weights: to round to the nearest.
+        fmt: bits and blocks.
+        importance: factor of the error of each input, such as its mean square.
+    """
+    full = full_steps(weights, fmt)
+    blocks = _in_blocks(weights, fmt)
+    factor = np.broadcast_to(importance.astype(np.float32), weights.shape)
+    factor = factor.reshape(blocks.shape)
+    best, steps = np.full(full.shape, np.inf), full.copy()
+    for part in SHRINKAGES:
+        tried = full * part
+        step = tried[:, :, None].astype(np.float32)
+        error = ((round_to(blocks, step, fmt.bits) - blocks) ** 2 * factor).sum(axis=2)
+        better = error < best
+        best[better], steps[better] = error[better], tried[better]
+    return steps
+
+
+def stored_steps(steps: npt.NDArray[Any], fmt: WeightFormat, width: int) -> Weights:
+    """Return the step of each weight, [out, in] or [out, 1], as an encoding can say it."""
+    if fmt.block_size is None:
+        return steps.astype(np.float32)
+    scales, factors = _lpbq_factors(steps)
+    stored = factors.astype(np.float32) * scales.astype(np.float32)[:, None]
+    return np.repeat(stored, width // stored.shape[1], axis=1)
+
+
+def round_to(weights: Weights, steps: Weights, bits: int) -> Weights:
+    """Return weights rounded to the nearest integer multiple of their steps, saturated."""
+    half = 1 << (bits - 1)
+    rounded: Weights = np.clip(np.rint(weights / steps), -half, half - 1) * steps
+    return rounded
+
+
+def encode_steps(name: str, steps: npt.NDArray[Any], fmt: WeightFormat, axis: int) -> Encoding:
+    """Return the encoding of a weight by its steps [out, blocks].
+
+    Args:
+        name: of the tensor.
+        steps: for LPBQ those of each block, which its encoding rounds to multiples of a channel's.
+        fmt: bits and blocks.
+        axis: axis of the channels in the stored tensor.
+
+    Raises:
+        EncodingsError: a step is not finite.
+    """
+    if not np.isfinite(steps).all():
+        raise EncodingsError(name, "its values are not finite")
+    if fmt.block_size is None:
+        half = 1 << (fmt.bits - 1)
+        return Encoding(
+            name=name,
+            dtype="INT",
+            enc_type="PER_CHANNEL",
+            bw=fmt.bits,
+            is_sym=True,
+            scale=tuple(steps[:, 0].tolist()),
+            offset=(-half,) * len(steps),
+            axis=axis,
+        )
+    scales, factors = _lpbq_factors(steps)
+    return Encoding(
+        name=name,
+        dtype="INT",
+        enc_type="LPBQ",
+        bw=_LPBQ_FULL_BITS,
+        compressed_bw=_LPBQ_BITS,
+        is_sym=True,
+        scale=tuple(scales.tolist()),
+        offset=(-(1 << (_LPBQ_FULL_BITS - 1)),) * len(scales),
+        block_size=fmt.block_size,
+        per_block_int_scale=factors.tobytes(),
+        axis=axis,
+        block_axis=1 - axis,
+    )
+
+
+def per_channel_encoding(name: str, weights: npt.NDArray[Any], axis: int, bits: int) -> Encoding:
+    """Return the symmetric encoding that covers each channel's largest magnitude."""
+    others = tuple(a for a in range(weights.ndim) if a != axis)
+    parts = [np.abs(rows).max(axis=others) for rows in chunks(weights)]
+    magnitudes = np.concatenate(parts) if axis == 0 else np.max(parts, axis=0)
+    steps = np.maximum(magnitudes.astype(np.float64) / ((1 << (bits - 1)) - 1), _SMALLEST_SCALE)
+    return encode_steps(name, steps[:, None], WeightFormat(bits), axis)
+
+
+def lpbq_encoding(name: str, weights: npt.NDArray[Any], axis: int, block_size: int) -> Encoding:
+    """Return the LPBQ encoding of a weight.
+
+    Each weight has 4 bits, the scale of each block along the other axis has 4, and each channel has
+    one float scale: the largest block scale of a channel is 16 of its steps.
+
+    Args:
+        name: name of the tensor.
+        weights: [out, in] if `axis` is 0, [in, out] if it is 1.
+        axis: axis of the channels.
+        block_size: divides the number of inputs.
+    """
+    if weights.ndim != 2 or weights.shape[1 - axis] % block_size:
+        reason = f"blocks of {block_size} for a weight of shape {list(weights.shape)}"
+        raise EncodingsError(name, reason)
+    fmt = WeightFormat(_LPBQ_BITS, block_size)
+    by_channel = np.asarray(weights if axis == 0 else weights.T, np.float32)
+    return encode_steps(name, full_steps(by_channel, fmt), fmt, axis)
+
+
+def chunks(weights: npt.NDArray[Any]) -> Iterator[npt.NDArray[np.float32]]:
+    """Yield some rows at a time, as float32; a scalar as one row."""
+    rows = weights.reshape(1) if weights.ndim == 0 else weights
+    step = max(1, _CHUNK_VALUES // max(1, rows[:1].size))
+    for start in range(0, len(rows), step):
+        yield np.asarray(rows[start : start + step], np.float32)
+
+
+def _in_blocks(weights: Weights, fmt: WeightFormat) -> Weights:
+    """Return weights as [out, blocks, inputs of a block]."""
+    return weights.reshape(len(weights), -1, fmt.block_size or weights.shape[1])
+
+
+def _lpbq_factors(
+    steps: npt.NDArray[Any],
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.uint8]]:
+    """Return the scale of each channel, and the integer that each block multiplies it by."""
+    scales = steps.max(axis=1) / _FACTORS
+    factors = np.clip(np.ceil(steps / scales[:, None] - 1e-9), 1, _FACTORS)
+    return scales, factors.astype(np.uint8)

@@ -1,0 +1,233 @@
+"""Techniques that change weights: what they keep, what they improve, and what they refuse."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+import pytest
+
+from buildlib.checkpoint.checkpoint import Checkpoint
+from buildlib.checkpoint.tokenizer import load_tokenizer, text_windows
+from buildlib.encodings.grid import weight_grid
+from buildlib.encodings.model import Encodings, asymmetric_encoding
+from buildlib.errors import InvalidOptionError
+from buildlib.graph.files import load_model, tensor_array
+from buildlib.graph.llama import export_onnx
+from buildlib.graph.shape import GraphShape
+from buildlib.quantize.bitwidths import Bitwidths, WeightFormat
+from buildlib.quantize.optimization import optimize_weights
+from buildlib.quantize.options import QuantizationOptions, TechniqueName
+from buildlib.quantize.qdq import quantize_weights
+from buildlib.quantize.recipe import complete_encodings
+from buildlib.quantize.techniques import gptaq, gptq, seqmse
+from buildlib.quantize.techniques.base import FloatModel
+from buildlib.quantize.techniques.layerwise import LayerInputs, LayerwiseTechnique, Solution, Solver
+from buildlib.quantize.techniques.rotation import random_orthogonal
+from buildlib.quantize.weight_file import SharedWeights
+from buildlib.quantize.weight_grids import full_steps, round_to, stored_steps
+from buildlib.reference.host_loop import HostLoop
+from buildlib.reference.perplexity import onnx_perplexity
+from buildlib.reference.runners import OnnxRunner
+from suites.models import tiny_llama
+
+Floats = npt.NDArray[np.float32]
+SHAPE = GraphShape(16, 48)
+FORMATS = [WeightFormat(4), WeightFormat(4, 16), WeightFormat(8)]
+SOLVERS: dict[str, Solver] = {"gptq": gptq.solve, "gptaq": gptaq.solve, "seqmse": seqmse.solve}
+
+
+def float_model(folder: Path, bits: Bitwidths | None = None, n_windows: int = 3) -> FloatModel:
+    checkpoint = Checkpoint.load(folder)
+    rng = np.random.default_rng(5)
+    windows = rng.integers(0, checkpoint.config.vocab_size, (n_windows, 32)).tolist()
+    model = export_onnx(checkpoint, SHAPE, folder)
+    return FloatModel(model, Encodings(), checkpoint.config, windows, bits or Bitwidths())
+
+
+def optimized(model: FloatModel, folder: Path, *names: TechniqueName) -> FloatModel:
+    folder.mkdir()
+    return optimize_weights(model, names, folder)
+
+
+def constant(value: ir.Value) -> Floats:
+    assert value.const_value is not None
+    return tensor_array(value.const_value)
+
+
+def logits(model: FloatModel) -> Floats:
+    with HostLoop({SHAPE.ar: [OnnxRunner(model.path)]}, model.config) as loop:
+        return loop.feed(model.token_windows[0])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"model_type": "qwen3", "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 8},
+        {"model_type": "qwen2", "tie_word_embeddings": False, "hidden_size": 48},
+    ],
+)
+def test_rotations_leave_the_logits_as_they_are(
+    changes: dict[str, object], make_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    model = float_model(make_checkpoint(tmp_path / "model", np.float32, **changes))
+    turned = optimized(model, tmp_path / "turned", "spinquant")
+    assert np.abs(logits(turned) - logits(model)).max() < 1e-3
+    before, after = (load_model(m.path).graph.initializers for m in (model, turned))
+    name = "model.layers.1.self_attn.v_proj.weight"
+    assert np.abs(constant(after[name]) - constant(before[name])).max() > 0.1
+    gains = [constant(value) for key, value in after.items() if key.endswith("layernorm.weight")]
+    assert len(gains) == 4
+    assert all((gain == 1).all() for gain in gains)
+
+
+@pytest.mark.parametrize("width", [1, 3, 16, 40, 144])
+def test_rotations_are_orthogonal(width: int) -> None:
+    matrix = random_orthogonal(width, np.random.default_rng(0))
+    assert np.abs(matrix @ matrix.T - np.eye(width)).max() < 1e-12
+
+
+def layer_inputs(rng: np.random.Generator, tokens: int, width: int) -> LayerInputs:
+    """Inputs with a few strong directions, and what the layers before made of them."""
+    real = rng.normal(size=(tokens, width)) @ rng.normal(size=(width, width)) ** 3
+    seen = real + 0.3 * rng.normal(size=real.shape) * np.abs(real).mean() + 0.2
+    return LayerInputs(real.astype(np.float32), seen.astype(np.float32))
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("name", SOLVERS)
+def test_the_output_error_is_lower_than_with_rounding_to_the_nearest(
+    name: str, fmt: WeightFormat
+) -> None:
+    rng = np.random.default_rng(3)
+    weights = rng.standard_t(4, size=(24, 160)).astype(np.float32)
+    inputs = layer_inputs(rng, 512, 160)
+    found = SOLVERS[name](weights, fmt, inputs)
+    steps = stored_steps(full_steps(weights, fmt), fmt, 160)
+    nearest = round_to(weights, steps, fmt.bits)
+    aim = inputs.seen if name == "gptq" else inputs.real
+
+    def error(values: Floats) -> float:
+        return float(np.square(inputs.seen @ values.T - aim @ weights.T).mean())
+
+    assert error(found.values) < (0.9 if fmt.bits == 4 else 1.0) * error(nearest)
+    stored = stored_steps(found.steps, fmt, 160)
+    integers = found.values / stored
+    assert np.abs(integers - np.rint(integers)).max() < 1e-4
+    assert np.abs(np.rint(integers)).max() <= 1 << (fmt.bits - 1)
+
+
+def test_inputs_that_are_always_zero_do_no_harm() -> None:
+    zeros = np.zeros((8, 6), np.float32)
+    weights = np.ones((3, 6), np.float32)
+    for solver in SOLVERS.values():
+        found = solver(weights, WeightFormat(4), LayerInputs(zeros, zeros.copy()))
+        assert np.isfinite(found.values).all()
+
+
+@pytest.mark.parametrize("technique", ["seqmse", "gptaq"])
+@pytest.mark.parametrize("block", [None, 32])
+def test_weights_on_their_grids_become_the_same_integers(
+    technique: TechniqueName,
+    block: int | None,
+    make_checkpoint: Callable[..., Path],
+    tmp_path: Path,
+) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "num_attention_heads": 4}
+    bits = Bitwidths(param_bitwidth=4, lpbq_block_size=block)
+    model = float_model(make_checkpoint(tmp_path / "model", **sizes), bits)
+    done = optimized(model, tmp_path / "done", technique)
+    given = done.encodings.by_name()
+    assert len(given) == 14
+    complete = complete_encodings(done.path, done.encodings, done.config, done.token_windows, bits)
+    weights = SharedWeights(quantize_weights(done.path, tmp_path / "integers", complete))
+    graph = load_model(done.path).graph
+    for name, encoding in given.items():
+        grid, tensor = weight_grid(encoding), graph.initializers[name].const_value
+        assert tensor is not None
+        values = tensor_array(tensor)
+        turned = block is not None  # LPBQ is stored as [in, out]
+        stored = weights.weight(name, tensor, grid, int(turned), transposed=turned)
+        integers = np.fromfile(stored.path, np.uint8, stored.nbytes, offset=stored.offset or 0)
+        integers = np.stack([integers & 15, integers >> 4], 1).astype(np.int8)
+        integers = np.where(integers > 7, integers - 16, integers).reshape(stored.shape.numpy())
+        again = grid.dequantize(integers, int(turned))
+        assert ((again.T if turned else again) == values).all()
+        assert len(np.unique(integers)) > 8
+
+
+def test_patterns_choose_the_bits_of_weights(tiny: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for path in tiny.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    patterns = ("*.down_proj.weight=8", "model.layers.0.*=8", "*.0.*.q_proj.*=4", "lm_head*=4")
+    model = float_model(folder, Bitwidths(param_bitwidth=4, mixed_precision=patterns), 1)
+    done = optimized(model, tmp_path / "done", "gptq")
+    complete = complete_encodings(
+        done.path, done.encodings, done.config, done.token_windows, done.bits
+    )
+    bits = {
+        name.removeprefix("model.layers.").removesuffix(".weight"): one.bw
+        for name, one in complete.by_name().items()
+        if "proj" in name or "lm_head" in name
+    }
+    assert bits.pop("lm_head") == 4
+    assert {name for name, width in bits.items() if width == 4} == {
+        "0.self_attn.q_proj",
+        *(f"1.self_attn.{which}_proj" for which in "qkvo"),
+        "1.mlp.gate_proj",
+        "1.mlp.up_proj",
+    }
+    wrong = replace(model, bits=Bitwidths(mixed_precision=("*.experts.*=4",)))
+    said = r"no weight of this model has a name like '\*\.experts\.\*'.*lm_head\.weight"
+    with pytest.raises(InvalidOptionError, match=said):
+        optimized(wrong, tmp_path / "wrong", "gptq")
+    with pytest.raises(InvalidOptionError, match=said):
+        complete_encodings(model.path, Encodings(), model.config, (), wrong.bits)
+
+
+@pytest.mark.parametrize("text", ["down_proj", "=4", "*=3", "*=16"])
+def test_patterns_that_say_no_bits_are_refused(text: str) -> None:
+    with pytest.raises(InvalidOptionError, match=r"mixed_precision.*is not PATTERN=BITS"):
+        Bitwidths(mixed_precision=(text,))
+
+
+def test_models_with_encodings_are_not_rotated(tiny: Path, tmp_path: Path) -> None:
+    model = float_model(tiny)
+    given = Encodings(activation_encodings=(asymmetric_encoding("logits", -1.0, 1.0, 16),))
+    with pytest.raises(InvalidOptionError, match="spinquant cannot be used: it changes weights"):
+        optimized(replace(model, encodings=given), tmp_path / "out", "spinquant")
+
+
+def round_to_nearest(weights: Floats, fmt: WeightFormat, inputs: LayerInputs) -> Solution:
+    del inputs
+    steps = full_steps(weights, fmt)
+    return Solution(round_to(weights, stored_steps(steps, fmt, weights.shape[1]), fmt.bits), steps)
+
+
+def test_four_bits_close_half_of_the_gap_to_float(trained: Path, tmp_path: Path) -> None:
+    """The demand on the default, on text that neither the model nor the technique has seen."""
+    checkpoint, shape = Checkpoint.load(trained), GraphShape(64, 192)
+    path = export_onnx(checkpoint, shape, tmp_path)
+    text = tiny_llama.calibration_text()
+    windows = text_windows(checkpoint.tokenizer_path, text, 128, 0, 64)
+    bits = Bitwidths.from_options(QuantizationOptions(recipe="w4a16"))
+    model = FloatModel(path, Encodings(), checkpoint.config, windows, bits)
+    (default,) = QuantizationOptions(param_bitwidth=4).weight_techniques
+    best = optimized(model, tmp_path / "best", default)
+    (tmp_path / "nearest").mkdir()
+    few = replace(model, token_windows=windows[:1])
+    worst = LayerwiseTechnique("nearest", round_to_nearest).optimize(few, tmp_path / "nearest")
+    tokens = load_tokenizer(checkpoint.tokenizer_path).encode(tiny_llama.heldout_text()).ids
+    scored = [tokens[start : start + 127] for start in range(0, len(tokens) - 127, 127 * 4)]
+    in_float, gap, rest = (
+        math.log(onnx_perplexity({64: [each]}, checkpoint.config, scored))
+        for each in (path, worst.path, best.path)
+    )
+    assert 0.02 < gap - in_float < 0.06
+    assert rest - in_float < 0.5 * (gap - in_float)
