@@ -5,13 +5,13 @@ itself from stage to stage.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 from harness.errors import RecipeError
 from harness.pipeline.host_model import HostModel
-from harness.pipeline.settings import MetricConfig
+from harness.pipeline.settings import EvaluatorConfig, MetricConfig
 from harness.workloads.session import Session
 
 
@@ -52,6 +52,36 @@ class PerplexityEvaluator:
 
 EVALUATORS: Mapping[str, Callable[[], Evaluator]] = {"perplexity": PerplexityEvaluator}
 """Evaluators by the name of their metric in recipes."""
+
+
+_LENGTH = "evaluator_config.context_length"
+
+
+def with_windows_of(wanted: EvaluatorConfig, model: HostModel) -> HostModel:
+    """Return a model of this host with the window length of the recipe.
+
+    Raises:
+        RecipeError: its graphs have a shorter context.
+    """
+    length, longest = wanted.context_length, model.limit.context_length
+    if length is None:
+        return model
+    if not model.limit.prefill_ar < length <= longest:
+        reason = f"{length} is not between {model.limit.prefill_ar + 1} and {longest}"
+        raise RecipeError("", _LENGTH, f"{reason}, the context of the graphs")
+    return replace(model, limit=replace(model.limit, context_length=length))
+
+
+def refuse_other_windows(wanted: EvaluatorConfig, session: Session) -> None:
+    """Check that the recipe's windows are those that Genie scores.
+
+    Raises:
+        RecipeError: Genie scores windows of the container's context length alone.
+    """
+    own = session.container.metadata.graphs.context_length
+    if wanted.context_length not in {None, own}:
+        reason = f"on a device windows have the container's {own} tokens; leave it out"
+        raise RecipeError("", _LENGTH, reason)
 
 
 def find_evaluator(metric: MetricConfig) -> Evaluator:

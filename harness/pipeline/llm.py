@@ -41,7 +41,12 @@ from harness.pipeline.comparison import (
     compare_on_host,
     float_folder,
 )
-from harness.pipeline.evaluators import find_evaluator, read_dataset
+from harness.pipeline.evaluators import (
+    find_evaluator,
+    read_dataset,
+    refuse_other_windows,
+    with_windows_of,
+)
 from harness.pipeline.host_model import open_host_model
 from harness.pipeline.hub import find_model
 from harness.pipeline.manifest import FILE, PipelineManifest, StageEntry, find_manifest
@@ -242,18 +247,20 @@ class LLMPipeline:
         if until is not None:
             names = names[: names.index(until) + 1]
         configs = {name: check_config(name, self.stages[name]) for name in names}
+        for name, config in configs.items():
+            self.config.stages[name]().check(config, self.config.settings)
         made: dict[str, object] = {}
         fresh = False
         with StageCache(self.cache_root, self.model_name) as cache:
             for number, name in enumerate(names, start=1):
-                config = configs[name].model_dump(mode="json")
+                values = configs[name].model_dump(mode="json")
                 done = self._done.get(name)
-                if fresh or done is None or done.config != config:
+                if fresh or done is None or done.config != values:
                     fresh = True
                     self._forget_from(name)
                     at = _Place(name, number, len(names))
                     output = self._run(at, configs[name], made, cache)
-                    self._done[name] = _Done(config, output)
+                    self._done[name] = _Done(values, output)
                     self._save_manifest()
                 made |= vars(self._done[name].output)
         return self
@@ -286,9 +293,11 @@ class LLMPipeline:
         work = [(m, find_evaluator(m), read_dataset(m, folders)) for m in wanted.metrics]
         if device is not None:
             with leased_session(self._container(), device) as session:
+                refuse_other_windows(wanted, session)
                 scores = {m.key: e.on_device(session, m, text) for m, e, text in work}
         else:
-            with open_host_model(made, self.cache_root / self.model_name) as model:
+            with open_host_model(made, self.cache_root / self.model_name) as opened:
+                model = with_windows_of(wanted, opened)
                 scores = {m.key: e.on_host(model, m, text) for m, e, text in work}
         self._keep_scores(stage or self.completed[-1], scores)
         return scores

@@ -80,6 +80,13 @@ class Stage(ABC, Generic[InputT, ConfigT, OutputT]):
     Config: ClassVar[type[StageConfig]] = StageConfig
     Output: ClassVar[type[StageOutput]] = StageOutput
 
+    def check(self, config: ConfigT, settings: Settings) -> None:
+        """Refuse what a model of the section cannot; called before any stage runs.
+
+        Raises:
+            QnnfarmError: names the key.
+        """
+
     @abstractmethod
     def run(self, inputs: InputT, config: ConfigT, context: "StageContext") -> OutputT:
         """Do the work, through the cache of `context`.

@@ -12,8 +12,9 @@ from buildlib.cache.layout import CacheEntry
 from buildlib.checkpoint.layout import CONFIG_FILE, ENCODINGS_FILE, MODEL_FILE, TOKENIZER_FILE
 from buildlib.container.container import GenAIContainer
 from buildlib.errors import CalibrationTextMissingError, InputFileError
-from buildlib.genai import GenAIBuilderHTP
+from buildlib.genai import GenAIBuilderHTP, OptionSets
 from buildlib.graph.shape import GraphShape
+from buildlib.pipeline.plan import BuildPlan
 from buildlib.pipeline.sources import (
     CALIBRATION_TEXT,
     CheckpointSource,
@@ -24,10 +25,11 @@ from buildlib.pipeline.stages.author import AuthorModel
 from buildlib.pipeline.stages.complete_encodings import CompleteEncodings
 from buildlib.pipeline.stages.import_onnx import ImportOnnx
 from buildlib.quantize.options import QuantizationOptions
+from buildlib.targets import parse_target
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from buildlib.validation import first_fault
 from harness.errors import RecipeError
-from harness.pipeline.settings import NonEmpty, PositiveInt
+from harness.pipeline.settings import NonEmpty, PositiveInt, Settings
 from harness.pipeline.stage import (
     ModelFolder,
     Stage,
@@ -195,18 +197,29 @@ def _no_arguments() -> defaultdict[str, dict[str, Any]]:
     return defaultdict(dict)
 
 
+def _refuse_arguments(
+    given: defaultdict[str, dict[str, Any]],
+) -> defaultdict[str, dict[str, Any]]:
+    for technique, arguments in given.items():
+        for key in arguments:
+            raise ValueError(f"{technique}.{key}: techniques take no arguments here; leave it out")
+    return given
+
+
 class QuantizationConfig(StageConfig):
     """Section `quantization`.
 
     Attributes:
         recipe_name: which of the quantization recipes.
-        technique_kwargs: arguments of its techniques, by technique.
+        technique_kwargs: arguments of its techniques, none of which takes any here.
         calibration_text: a text file, relative to the recipe; by default the model's own
             `text/calibration.txt`.
     """
 
     recipe_name: Annotated[NonEmpty, AfterValidator(_known_recipe)] = "w8a16"
-    technique_kwargs: defaultdict[str, dict[str, Any]] = Field(default_factory=_no_arguments)
+    technique_kwargs: Annotated[
+        defaultdict[str, dict[str, Any]], AfterValidator(_refuse_arguments)
+    ] = Field(default_factory=_no_arguments)
     calibration_text: NonEmpty | None = None
 
 
@@ -290,6 +303,13 @@ _AR = "arn_cl_options.auto_regression_number"
 _CL = "arn_cl_options.context_length"
 
 
+def _transformation(config: GenAIBuilderConfig, settings: Settings) -> dict[str, Any]:
+    """Return the transformation options, with the shapes that the recipe has for all stages."""
+    sizes = settings.generator_config
+    shapes = {_AR: sorted({1, sizes.sequence_length}), _CL: [sizes.context_length]}
+    return shapes | config.transformation_options
+
+
 class GenAIBuilder(Stage[ModelInput, GenAIBuilderConfig, GenAIBuilderOutput]):
     """Compile the quantized model into a container, by the Gen AI Builder."""
 
@@ -297,21 +317,29 @@ class GenAIBuilder(Stage[ModelInput, GenAIBuilderConfig, GenAIBuilderOutput]):
     Config = GenAIBuilderConfig
     Output = GenAIBuilderOutput
 
+    def check(self, config: GenAIBuilderConfig, settings: Settings) -> None:
+        """Refuse options that the builder has not, and shapes that it cannot build."""
+        if settings.soc_details is None:
+            reason = "the genai_builder needs it; name the SoC, such as chipset:SM8750"
+            raise RecipeError("", "soc_details", reason)
+        options = OptionSets().with_transformation(_transformation(config, settings))
+        options = options.with_compilation(config.compilation_options)
+        BuildPlan.create(
+            options.transformation,
+            options.conversion,
+            options.compile_config(parse_target(settings.soc_details)),
+        )
+
     def run(
         self, inputs: ModelInput, config: GenAIBuilderConfig, context: StageContext
     ) -> GenAIBuilderOutput:
         """Build."""
         settings = context.settings
-        if settings.soc_details is None:
-            reason = "the genai_builder needs it; name the SoC, such as chipset:SM8750"
-            raise RecipeError("", "soc_details", reason)
-        sizes = settings.generator_config
         builder = GenAIBuilderHTP(
             onnx_source(inputs.model, context, None), context.cache_root, OrtQnnToolchain()
         )
-        builder.set_targets([settings.soc_details])
-        shapes = {_AR: sorted({1, sizes.sequence_length}), _CL: [sizes.context_length]}
-        builder.set_transformation_options(shapes | config.transformation_options)
+        builder.set_targets([settings.soc_details or ""])
+        builder.set_transformation_options(_transformation(config, settings))
         builder.set_compilation_options(config.compilation_options)
         builder.prepare_embedding_lut = config.prepare_embedding_lut
         builder.max_workers = config.max_workers

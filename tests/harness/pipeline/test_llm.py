@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from buildlib.container.container import GenAIContainer
+from buildlib.errors import InvalidOptionError
 from buildlib.qairt_modules import qairt_modules
 from harness.devices.adb.device import AdbDevice
 from harness.devices.spec import DeviceSpec
@@ -122,6 +123,20 @@ def test_what_needs_a_stage_says_so(what: str, make_recipe: MakeRecipe, tmp_path
     assert issubclass(PipelineStateError, RuntimeError)
 
 
+def test_windows_may_be_shorter_than_the_context(make_recipe: MakeRecipe) -> None:
+    scores = {}
+    for length in (48, 24, 8):
+        recipe = make_recipe()
+        recipe["evaluator_config"]["context_length"] = length
+        pipe = LLMPipeline.from_pretrained(recipe=recipe).construct(until="model_loader")
+        if length == 8:
+            with pytest.raises(RecipeError, match="8 is not between 9 and 48"):
+                pipe.evaluate()
+        else:
+            scores[length] = pipe.evaluate()["PPL_heldout"]
+    assert scores[24] > scores[48]  # with less to go by
+
+
 def test_a_device_needs_a_container(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     pipe = LLMPipeline.from_pretrained(recipe=make_recipe()).construct(until="model_loader")
     with pytest.raises(PipelineStateError, match="up to the genai_builder first"):
@@ -144,6 +159,15 @@ def test_a_changed_value_is_checked_before_anything_runs(make_recipe: MakeRecipe
     pipe = LLMPipeline.from_pretrained(recipe=make_recipe())
     pipe.stages.model_loader.model_config_overrides["input_tokens_per_inference"] = 0
     with pytest.raises(RecipeError, match="input_tokens_per_inference"):
+        pipe.construct()
+    assert pipe.completed == ()
+    pipe.stages.model_loader.model_config_overrides.clear()
+    pipe.stages.quantization.technique_kwargs["seqmse"]["num_batches"] = 30
+    with pytest.raises(RecipeError, match=r"seqmse.num_batches: techniques take no arguments"):
+        pipe.construct()
+    pipe.stages.quantization.technique_kwargs.clear()
+    pipe.stages.genai_builder.transformation_options["split_model.num_split"] = 2
+    with pytest.raises(InvalidOptionError, match=r"split_model.num_splits"):
         pipe.construct()
     assert pipe.completed == ()
     with pytest.raises(AttributeError, match="did you mean quantization"):
