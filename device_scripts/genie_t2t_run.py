@@ -157,13 +157,11 @@ class Clock:
     def __init__(self, most: int = 0) -> None:
         self.most = most
         self.init_s = 0.0
-        self.prompt_tokens = 0
         self.pieces: List[float] = []
         self._began = 0.0
 
-    def start(self, prompt_tokens: int) -> None:
+    def start(self) -> None:
         """Begin a query."""
-        self.prompt_tokens = prompt_tokens
         self.pieces = []
         self._began = time.monotonic()
 
@@ -180,7 +178,6 @@ class Clock:
             {
                 "format": 1,
                 "init_s": self.init_s,
-                "prompt_tokens": self.prompt_tokens,
                 "pieces": [round(moment, 6) for moment in self.pieces],
             }
         )
@@ -209,7 +206,7 @@ def ask_tokens(
 
     flush_c()
     write(b"[PROMPT]: " + " ".join(map(str, tokens)).encode() + b"\n\n[BEGIN]: ")
-    clock.start(1 + len(tokens))
+    clock.start()
     status = dialog.token_query(tokens, sink)
     write(b"[END]\n\n")
     check_status(status, generated=count > 0)
@@ -251,7 +248,7 @@ def _print_answer(
 
     flush_c()
     write(b"[PROMPT]: " + prompt + b"\n\n[BEGIN]: ")
-    clock.start(0)
+    clock.start()
     status = query(sink)
     write(b"[END]\n\n")
     check_status(status, generated=bool(clock.pieces))

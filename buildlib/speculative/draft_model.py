@@ -259,14 +259,23 @@ def observe_draft(
 def _hidden_states(
     target: Path, config: DecoderConfig, windows: Sequence[Sequence[int]]
 ) -> Iterator[tuple[Sequence[int], Array]]:
-    """Yield each window with the target's hidden states `[n, hidden]` after its tokens."""
+    """Yield each window with the target's hidden states `[n, hidden]` after its tokens.
+
+    Adapters are off: their inputs are zero.
+    """
     kept: list[Array] = []
 
     def keep(outputs: Arrays, n_tokens: int) -> None:
         kept.append(outputs[interface.LAST_HIDDEN_STATES][0, :n_tokens])
 
     shape = interface.require_shape(target)
-    with HostLoop({shape.ar: [OnnxRunner(target)]}, config, on_outputs=keep) as loop:
+    runner = OnnxRunner(target)
+    off = {
+        name: np.zeros(port.shape, np.float32)
+        for name, port in runner.ports.inputs.items()
+        if interface.LORA in name
+    }
+    with HostLoop({shape.ar: [runner]}, config, on_outputs=keep, constants=off) as loop:
         for window in windows:
             tokens = list(window[: len(window) // shape.ar * shape.ar])
             if not tokens:

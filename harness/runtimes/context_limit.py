@@ -7,8 +7,19 @@ from buildlib.container.genie_config import GenieConfig
 from harness.errors import PromptTooLongError, WrongUseError
 
 _TOKENS = "input_ids"
-SECOND_QUERY_TOKENS = 2
-"""Tokens that Genie 1.21 puts before a later query of a dialog whose answer was empty."""
+
+
+def added_tokens(config: GenieConfig, *, after_empty_answer: bool = False) -> int:
+    """Return how many tokens Genie 1.21 puts before a prompt of text or tokens.
+
+    Bos, unless the configuration has -1 for it. Before a query after one that was to answer nothing
+    there is one more, and with an embedding table on the host another: Genie then generates one
+    token even so.
+    """
+    added = int(config.dialog.context.bos_token >= 0)
+    if after_empty_answer:
+        added += 1 + (config.dialog.embedding is not None)
+    return added
 
 
 @dataclass(frozen=True, slots=True)

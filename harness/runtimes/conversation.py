@@ -13,11 +13,13 @@ from buildlib.files import atomic_write_bytes
 from harness.devices.base import PullItem
 from harness.errors import HostFileError, RuntimeOutputError, WrongUseError
 from harness.runtimes.base import Conversation, ConversationRequest, Turn
-from harness.runtimes.dialog_settings import alpha_tensor, lora_engine
+from harness.runtimes.dialog_settings import alpha_tensor
 from harness.runtimes.run_folder import RunFolder
 
 _STATE_FILE = "qnnfarm-state.json"
 _RESTORED = "restored"
+_ENGINE = "primary"
+"""Genie's name of the engine that answers, in dialogs of every type."""
 _MOST_FILES = 1000
 _LARGEST_STATE = 4 << 30
 
@@ -80,12 +82,12 @@ class ConversationScript:
         return "\n".join([*lines, ""])
 
     def _lora(self, conversation: Conversation) -> list[str]:
-        engine, alpha = lora_engine(self.config), alpha_tensor(self.config)
+        alpha = alpha_tensor(self.config)
         lines = []
         for name, strength in (conversation.lora or {}).items():
             lines += [
-                f"dialog applyLora dialog {engine} {shlex.quote(name)}",
-                f"dialog setLoraStrength dialog {engine} {alpha} {strength!r}",
+                f"dialog applyLora dialog {_ENGINE} {shlex.quote(name)}",
+                f"dialog setLoraStrength dialog {_ENGINE} {alpha} {strength!r}",
             ]
         return lines
 

@@ -21,7 +21,6 @@ from harness.runtimes.context_limit import ContextLimit
 
 _Text = Annotated[str, Field(min_length=1, max_length=1000, pattern=r"\A[^\x00]+\Z")]
 _Strength = Annotated[float, Field(ge=-1000, le=1000, allow_inf_nan=False)]
-_ENGINE = {"spd": "target", "eaglet": "target"}
 _TEMP = 1.0
 _SEED = 42
 _RANDOM_SEED = -1
@@ -145,7 +144,18 @@ class DialogSettings(BaseModel):
         """
         if self.genie_config is None:
             config = self.config_of(container)
+            self._refuse_unadapted_drafts(config, container)
             ContextLimit.of(container).of_dialog(config).check(prompt_tokens, new_tokens)
+
+    def _refuse_unadapted_drafts(self, config: GenieConfig, container: GenAIContainer) -> None:
+        """Refuse adapters where Genie 1.21 on the emulator gives another text than the model's."""
+        adapted = any((self.lora or {}).values())
+        if adapted and config.dialog.type == "spd" and container.metadata.target.emulator:
+            raise WrongUseError(
+                f"{container.path} drafts with another model (spd), and the emulator then gives "
+                "another text than the adapted model: build it as ssd-q1 or eaglet, or without a "
+                "draft"
+            )
 
     def _check_adapters(self, config: GenieConfig, container: GenAIContainer) -> None:
         found = config.dialog.target_engine.model.lora
@@ -175,11 +185,6 @@ def parse_lora(text: str) -> tuple[str, float]:
         return name, float(strength) if equals else 1.0
     except ValueError:
         raise WrongUseError(f"--lora {text[:60]!r} is no NAME=STRENGTH, as in red=0.5") from None
-
-
-def lora_engine(config: GenieConfig) -> str:
-    """Name of the engine that adapters are applied to."""
-    return _ENGINE.get(config.dialog.type, "primary")
 
 
 def alpha_tensor(config: GenieConfig) -> str:

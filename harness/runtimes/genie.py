@@ -37,7 +37,7 @@ from harness.runtimes.base import (
     Turn,
     Window,
 )
-from harness.runtimes.context_limit import SECOND_QUERY_TOKENS, ContextLimit
+from harness.runtimes.context_limit import ContextLimit, added_tokens
 from harness.runtimes.conversation import ConversationScript, read_state, write_state
 from harness.runtimes.dialog_settings import DialogSettings, alpha_tensor, bound_answer
 from harness.runtimes.embedding import EncoderRun
@@ -438,9 +438,10 @@ class GenieRuntime:
         if request.embeddings is not None:
             return len(request.embeddings) // row_bytes(config, self._container)
         if request.token_ids is not None:
-            own = 1 + (SECOND_QUERY_TOKENS if request.fill_token_ids else 0)
-            return own + len(request.fill_token_ids) + len(request.token_ids)
-        return 1 + len(encode(self._tokenizer, request.prompt or ""))
+            own, fill = added_tokens(config), request.fill_token_ids
+            later = added_tokens(config, after_empty_answer=True) if fill else 0
+            return own + len(fill) + later + len(request.token_ids)
+        return added_tokens(config) + len(encode(self._tokenizer, request.prompt or ""))
 
     def _answer(self, text: str, turn: Turn) -> str:
         if isinstance(turn, str):

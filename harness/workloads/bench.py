@@ -9,7 +9,8 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from buildlib.container.container import GenAIContainer
-from harness.errors import RuntimeOutputError
+from buildlib.container.genie_config import GenieConfig
+from harness.errors import RuntimeOutputError, WrongUseError
 from harness.results.identity import SHORTEST_PROMPT
 from harness.results.perplexity import PerplexityBound
 from harness.results.records import OutputCheck, Run, TelemetrySeries
@@ -18,7 +19,7 @@ from harness.results.stability import THROTTLING
 from harness.results.store import ResultsStore, RunRecorder
 from harness.results.warmup import MIN_STEADY, Warmup, detect_warmup
 from harness.runtimes.base import GenerationRequest, GenerationResult
-from harness.runtimes.context_limit import SECOND_QUERY_TOKENS
+from harness.runtimes.context_limit import added_tokens
 from harness.runtimes.dialog_settings import SETTING_KEYS, DialogSettings
 from harness.telemetry.throttling import judge_throttling
 from harness.workloads.base import (
@@ -51,6 +52,8 @@ from harness.workloads.session import Session
 PREFILL = "prefill_tokens_per_s"
 STEADY_METRICS = (PREFILL, "decode_tokens_per_s")
 """Warm-up ends when these are steady."""
+_LEAST_AT_A_DEPTH = 3
+"""Tokens of a prompt after a depth: at most two of Genie's own, and one."""
 _QUALITY_KEYS = frozenset({"perplexity_text", "perplexity_windows", "reference"})
 
 
@@ -126,7 +129,8 @@ class Bench(DialogSettings, WorkloadModel):
         """Run one session, and store every repetition as it comes."""
         self.check(session.container)
         runtime = session.runtime
-        prompt = self._cut_prompt(session.tokenizer)
+        config = self.config_of(session.container, session.resolve)
+        prompt = self._cut_prompt(session.tokenizer, config)
         quality = self.judge_container(session, recording.store)
         expectations = tuple(self._expectations(session, recording, quality))
         record = WorkloadRecord(
@@ -178,17 +182,24 @@ class Bench(DialogSettings, WorkloadModel):
 
     @model_validator(mode="after")
     def _long_enough_at_a_depth(self) -> Self:
-        if self.depth_tokens is not None and self.prompt_tokens <= SECOND_QUERY_TOKENS:
-            least = SECOND_QUERY_TOKENS + 1
-            raise ValueError(f"prompt_tokens: after a depth, Genie takes {least} or more")
+        if self.depth_tokens is not None and self.prompt_tokens < _LEAST_AT_A_DEPTH:
+            raise ValueError(
+                f"prompt_tokens: after a depth, Genie takes {_LEAST_AT_A_DEPTH} or more"
+            )
         return self
 
-    def _cut_prompt(self, tokenizer: Path) -> BenchPrompt:
+    def _cut_prompt(self, tokenizer: Path, config: GenieConfig) -> BenchPrompt:
         """Cut the tokens of the depth and of the prompt, without those that Genie adds."""
-        if self.depth_tokens is None:
-            return cut_prompt(tokenizer, self.prompt_tokens - 1)
-        own = 1 + SECOND_QUERY_TOKENS
-        return cut_prompt(tokenizer, self.depth_tokens + self.prompt_tokens - own)
+        depth = self._own_depth(config)
+        added = added_tokens(config, after_empty_answer=depth > 0)
+        if self.prompt_tokens <= added:
+            reason = f"Genie adds {added} tokens to it: give {added + 1} or more"
+            raise WrongUseError(f"prompt_tokens {self.prompt_tokens}: {reason}")
+        return cut_prompt(tokenizer, depth + self.prompt_tokens - added)
+
+    def _own_depth(self, config: GenieConfig) -> int:
+        """Tokens of the depth, without those that Genie adds."""
+        return 0 if self.depth_tokens is None else self.depth_tokens - added_tokens(config)
 
     def _check_prompt(self, session: Session, result: GenerationResult) -> None:
         """Refuse figures of another prompt than the one that is measured at a depth.
@@ -222,12 +233,13 @@ class Bench(DialogSettings, WorkloadModel):
         expectations: Sequence[Expectation],
         answers: list[GenerationResult],
     ) -> None:
-        depth = 0 if self.depth_tokens is None else self.depth_tokens - 1  # without bos
+        config = self.config_of(session.container, session.resolve)
+        depth = self._own_depth(config)
         request = GenerationRequest(
             self.new_tokens,
             token_ids=prompt.token_ids[depth:],
             fill_token_ids=prompt.token_ids[:depth],
-            config=self.config_of(session.container, session.resolve),
+            config=config,
             lora=self.lora or {},
         )
         steadiness, throttled = _Steadiness(self), False

@@ -74,7 +74,8 @@ class Dialog(DialogSettings, WorkloadModel):
         self.check_dialog(container, SHORTEST_PROMPT, self.max_tokens)
         for dialog in self.dialogs:
             if isinstance(dialog, AdaptedTurns) and self.genie_config is None:
-                DialogSettings(lora=dialog.lora).config_of(container)
+                adapted = DialogSettings(lora=dialog.lora)
+                adapted.check_dialog(container, SHORTEST_PROMPT, self.max_tokens)
 
     def run(
         self, session: Session, recording: Recording = UNRECORDED

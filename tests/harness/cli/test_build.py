@@ -40,7 +40,9 @@ def eaglet_options(tmp_path: Path) -> Path:
 def test_a_container_that_speculates_is_built_and_speculates(
     qnnfarm: Run, kind: str, eaglet_options: Path, tmp_path: Path, virtual_device: AdbDevice
 ) -> None:
-    options = SSD if kind == "ssd-q1" else ("--options", eaglet_options)
+    """The one that drafts with a head has adapters too, applied alike to prompts and turns."""
+    adapters = ("--lora", MODEL / "lora" / "lora_config.yaml")
+    options = SSD if kind == "ssd-q1" else ("--options", eaglet_options, *adapters, "--splits", "2")
     built = qnnfarm("build", MODEL, *TARGET, *SHAPE, *options, "--out", tmp_path / "out")
     assert built.returncode == 0, built.stderr
     dialog = json.loads((tmp_path / "out" / "genie_config.json").read_text())["dialog"]
@@ -53,6 +55,12 @@ def test_a_container_that_speculates_is_built_and_speculates(
     answer = json.loads(asked.stdout)
     assert answer["text"]
     assert answer["metrics"]["token_acceptance_rate"] > 1
+    if kind == "eaglet":
+        where = (tmp_path / "out", "--device", virtual_device.serial, "--lora", "law=1")
+        adapted = qnnfarm("generate", *where, *prompt)
+        turns = qnnfarm("generate", *where, "--prompt", "And", *prompt)
+        assert adapted.returncode == turns.returncode == 0, adapted.stderr + turns.stderr
+        assert json.loads(adapted.stdout)["text"] != answer["text"]
 
 
 @pytest.mark.parametrize(

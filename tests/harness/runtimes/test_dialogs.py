@@ -10,9 +10,13 @@ import numpy as np
 import pytest
 
 from buildlib.container.container import GenAIContainer
+from buildlib.container.genie_config import GenieConfig
+from buildlib.container.genie_decoding import Spd
 from harness.devices.adb.device import AdbDevice
 from harness.errors import HostFileError, PromptTooLongError, WrongUseError
 from harness.results.store import ResultsStore
+from harness.runtimes.base import GenerationRequest
+from harness.runtimes.context_limit import added_tokens
 from harness.runtimes.genie import GenieRuntime
 from harness.runtimes.run_folder import RunFolder
 from harness.runtimes.starting import starting
@@ -124,6 +128,47 @@ def test_a_state_is_of_its_container_and_written_once(session: Session, tmp_path
         talk(session, TEXT, restore=str(tmp_path))
     with pytest.raises(HostFileError, match="it exists already"):
         talk(session, TEXT, save=str(tmp_path / "saved"))
+
+
+def test_without_bos_a_prompt_has_its_own_tokens_alone(
+    session: Session, changed: Callable[[Edit], str]
+) -> None:
+    """Measured on Genie 1.21: bos-token -1 puts none before a prompt, so one token more fits."""
+    alone = changed(lambda dialog: dialog["context"].update({"bos-token": -1}))
+    prompts: tuple[dict[str, object], ...] = ({"prompt": TEXT}, {"tokens": TOKENS})
+    for prompt in prompts:
+        told = Generate.of(**prompt, max_tokens=2, genie_config=alone).run(session).output.metrics
+        assert told["prompt_tokens"] == len(TOKENS)
+    longest = TOKENS * 9 + TOKENS[:4]  # CL - AR + 1
+    assert len(ids(session, longest, max_tokens=1, genie_config=alone)) == 1
+    for tokens, other in ((longest, None), ((*longest, 5), alone)):
+        with pytest.raises(PromptTooLongError):
+            ids(session, tokens, max_tokens=1, genie_config=other)
+    config = GenieConfig.from_file(Path(alone)).with_dialog(max_num_tokens=2)
+    deep = GenerationRequest(2, token_ids=TOKENS, fill_token_ids=(7, 8, 9), config=config)
+    later = added_tokens(config, after_empty_answer=True)
+    assert session.runtime.generate(deep).metrics["prompt_tokens"] == later + len(TOKENS)
+
+
+def test_adapters_of_a_dialog_that_drafts_are_refused_on_the_emulator(
+    dialog_container: GenAIContainer,
+) -> None:
+    """Measured on Genie 1.21: 14 of 15 texts were not those of the adapted model."""
+    plain = dialog_container.genie_config
+    engine = plain.dialog.target_engine
+    engine = engine.model_copy(update={"model": engine.model.with_lora(None)})
+    drafting = GenAIContainer(
+        dialog_container.path,
+        dialog_container.metadata,
+        plain.with_type("spd", draft=engine, spd=Spd(draft_len=4)),
+        dialog_container.htp_config,
+    )
+    with pytest.raises(WrongUseError, match="another text than the adapted model: build it as"):
+        Generate.of(prompt=TEXT, lora={"red": 1.0}).check(drafting)
+    turns = {"turns": [TEXT], "lora": {"red": 1.0}}
+    with pytest.raises(WrongUseError, match="another text than the adapted model"):
+        Dialog.of(dialogs=[turns]).check(drafting)
+    Generate.of(prompt=TEXT, lora={"red": 0.0}).check(drafting)
 
 
 def test_a_sliding_window_generates_twice_the_context(
