@@ -18,6 +18,7 @@ class MemoryMeter:
 
     def __init__(self, period_s: float = 0.1) -> None:
         self.peak_bytes = 0
+        self._since_lap = 0
         self._period_s = period_s
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True)
@@ -35,9 +36,16 @@ class MemoryMeter:
         self._end.set()
         self._thread.join()
 
+    def lap(self) -> int:
+        """Return the largest sample since the last call."""
+        peak, self._since_lap = self._since_lap, 0
+        return peak
+
     def _sample(self) -> None:
         while not self._end.is_set():
-            self.peak_bytes = max(self.peak_bytes, sum(map(resident_bytes, _family(os.getpid()))))
+            now = sum(map(resident_bytes, _family(os.getpid())))
+            self.peak_bytes = max(self.peak_bytes, now)
+            self._since_lap = max(self._since_lap, now)
             self._end.wait(self._period_s)
 
 

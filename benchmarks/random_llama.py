@@ -9,8 +9,9 @@ import json
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, TypedDict
+from typing import Any, BinaryIO, Literal, TypedDict
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -39,6 +40,18 @@ LLAMA_1B: Sizes = {
 }  # fmt: skip
 """Llama-3.2-1B's shape; with a head of its own its float32 weights are 6.0 GB."""
 
+LLAMA_3B: Sizes = {
+    "layers": 28, "hidden": 3072, "heads": 24, "kv_heads": 8, "head_dim": 128, "mlp": 8192,
+    "vocab": 128_256,
+}  # fmt: skip
+"""Llama-3.2-3B's shape; tied, as that is, its bfloat16 weights are 6.4 GB."""
+
+StoredDtype = Literal["F32", "BF16"]
+_NUMPY: dict[StoredDtype, np.dtype[Any]] = {
+    "F32": np.dtype(np.float32),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+}
+
 _BLOCK = 1 << 24
 _SMALLEST_SHIFT = 104_729  # a prime: no two matrices begin at one place of the block
 
@@ -56,6 +69,7 @@ def make_random_llama(
     shape: GraphShape,
     tied: bool = False,
     sparse: bool = False,
+    dtype: StoredDtype = "F32",
 ) -> Path:
     """Write `config.json`, `model.safetensors` and `model.onnx`; returns the latter's path.
 
@@ -71,6 +85,7 @@ def make_random_llama(
         shape: that the model is exported at.
         tied: the head is the embedding, stored once.
         sparse: leave the weights a hole in the file, all zero: it takes no room on the disk.
+        dtype: of the stored weights.
     """
     folder.mkdir(parents=True, exist_ok=True)
     data = {
@@ -93,45 +108,44 @@ def make_random_llama(
     (folder / CONFIG_FILE).write_text(json.dumps(data, indent=1))
     tensors = expected_tensors(LlamaConfig.model_validate(data))
     with (folder / "model.safetensors").open("wb") as file:
-        file.write(_header(tensors))
+        file.write(_header(tensors, dtype))
         if sparse:
-            file.truncate(file.tell() + sum(map(_n_bytes, tensors.values())))
+            file.truncate(file.tell() + sum(_n_bytes(dims, dtype) for dims in tensors.values()))
         else:
-            _write_weights(file, tensors)
+            _write_weights(file, tensors, dtype)
     return export_onnx(Checkpoint.load(folder), shape, folder)
 
 
-def _header(tensors: dict[str, tuple[int, ...]]) -> bytes:
-    """A safetensors header for float32 tensors that follow each other."""
+def _header(tensors: dict[str, tuple[int, ...]], dtype: StoredDtype) -> bytes:
+    """A safetensors header for tensors of one type that follow each other."""
     end = 0
     entries: dict[str, object] = {}
     for name, dims in tensors.items():
-        begin, end = end, end + _n_bytes(dims)
-        entries[name] = {"dtype": "F32", "shape": dims, "data_offsets": [begin, end]}
+        begin, end = end, end + _n_bytes(dims, dtype)
+        entries[name] = {"dtype": dtype, "shape": dims, "data_offsets": [begin, end]}
     text = json.dumps(entries).encode()
     text += b" " * (-len(text) % 64)
     return struct.pack("<Q", len(text)) + text
 
 
-def _n_bytes(dims: tuple[int, ...]) -> int:
-    return int(np.prod(dims)) * 4
+def _n_bytes(dims: tuple[int, ...], dtype: StoredDtype) -> int:
+    return int(np.prod(dims)) * _NUMPY[dtype].itemsize
 
 
-def _write_weights(file: BinaryIO, tensors: dict[str, tuple[int, ...]]) -> None:
+def _write_weights(file: BinaryIO, tensors: dict[str, tuple[int, ...]], dtype: StoredDtype) -> None:
     block = np.random.default_rng(7).standard_normal(_BLOCK, np.float32)
     for number, (name, dims) in enumerate(tensors.items()):
         if len(dims) == 1:
-            file.write((1.0 + 0.1 * block[number : number + dims[0]]).tobytes())
+            norm = 1.0 + 0.1 * block[number : number + dims[0]]
+            file.write(norm.astype(_NUMPY[dtype]).tobytes())
             continue
         deviation = 0.5 if "embed" in name else 1.0 / np.sqrt(dims[1])
-        scaled = block * np.float32(deviation)
+        scaled = (block * np.float32(deviation)).astype(_NUMPY[dtype])
         pieces = _pieces(scaled, number * _SMALLEST_SHIFT, int(np.prod(dims)))
-        file.writelines(piece.data for piece in pieces)
+        file.writelines(piece.view(np.uint8).data for piece in pieces)
 
 
-def _pieces(
-    block: npt.NDArray[np.float32], start: int, count: int
-) -> Iterator[npt.NDArray[np.float32]]:
+def _pieces(block: npt.NDArray[Any], start: int, count: int) -> Iterator[npt.NDArray[Any]]:
     """`count` numbers of the block from `start` on, round and round."""
     while count:
         start %= block.size
@@ -150,6 +164,7 @@ def main() -> None:
     parser.add_argument("--ar", type=int, default=128)
     parser.add_argument("--cl", type=int, default=4096)
     parser.add_argument("--tied", action="store_true")
+    parser.add_argument("--dtype", choices=("F32", "BF16"), default="F32")
     parser.add_argument("--sparse", action="store_true", help="weights that are zero, unstored")
     options = vars(parser.parse_args())
     shape = GraphShape(options.pop("ar"), options.pop("cl"))
