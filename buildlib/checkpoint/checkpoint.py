@@ -1,19 +1,29 @@
 """`Checkpoint`: configuration and lazily readable tensors of one model folder."""
 
 import json
+import os
+import re
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+import numpy as np
+
 from buildlib.checkpoint.config import LlamaConfig, load_checkpoint_config
 from buildlib.checkpoint.layout import CONFIG_FILE, TOKENIZER_FILE
-from buildlib.checkpoint.tensor_file import TensorRef, read_header
+from buildlib.checkpoint.tensor_file import TensorRef, find_nonfinite, read_header
+from buildlib.checkpoint.tokenizer import check_tokenizer
 from buildlib.errors import CheckpointError
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _MAX_INDEX_BYTES = 64 << 20
+_HEAD = "lm_head.weight"
+_COMPUTED = re.compile(r"\.rotary_emb\.|\.self_attn\.(?:masked_)?bias$")
+"""Buffers that some exporters store and every reader computes."""
+_COMPARED_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -49,7 +59,33 @@ class Checkpoint:
             if ref.shape != shape:
                 found = f"tensor {name!r} is {list(ref.shape)}, config.json says {list(shape)}"
                 raise CheckpointError(ref.path, found)
+        _refuse_others(config, tensors)
         return cls(folder, config, MappingProxyType(_unfused(config, tensors)))
+
+    def check_content(self) -> None:
+        """Check what headers do not tell: values of tensors, and the tokenizer. Reads all bytes.
+
+        Raises:
+            CheckpointError: a weight is NaN or infinite, a stored output projection differs from
+                the embedding that it is said to be, or the tokenizer is not that of the model.
+        """
+        check_tokenizer(self.tokenizer_path, self.config)
+        refs = list(self.tensors.values())
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            for ref, place in zip(refs, pool.map(find_nonfinite, refs), strict=True):
+                if place is not None:
+                    value = ref.numpy()[place]
+                    reason = f"tensor {ref.name[:80]!r}: {value} at {list(place)}, no number"
+                    raise CheckpointError(ref.path, reason)
+        stored = self.tensors.get(_HEAD)
+        if stored is None or not self.config.tie_word_embeddings:
+            return
+        if stored.shape != self.lm_head.shape or not _same_bytes(stored, self.lm_head):
+            reason = (
+                f"tie_word_embeddings is true in config.json, but {_HEAD!r} is stored and differs "
+                "from the embedding"
+            )
+            raise CheckpointError(stored.path, reason)
 
     @property
     def tokenizer_path(self) -> Path:
@@ -61,6 +97,27 @@ class Checkpoint:
         """The output projection `[vocab, hidden]`: the embedding itself when tied."""
         tied = self.config.tie_word_embeddings
         return self.tensors["model.embed_tokens.weight" if tied else "lm_head.weight"]
+
+
+def _refuse_others(config: LlamaConfig, tensors: Mapping[str, TensorRef]) -> None:
+    """Refuse tensors that the configuration has no place for: they would be left out silently."""
+    known = expected_tensors(config).keys() | {_HEAD}
+    others = [n for n in tensors if n not in known and not _COMPUTED.search(n)]
+    if others:
+        more = f" (and {len(others) - 1} more)" if len(others) > 1 else ""
+        reason = (
+            f"tensor {others[0][:80]!r}{more} has no place in the model of its config.json, "
+            f"a {config.model_type} of {config.num_hidden_layers} layers"
+        )
+        raise CheckpointError(tensors[others[0]].path, reason)
+
+
+def _same_bytes(one: TensorRef, other: TensorRef) -> bool:
+    rows = max(1, _COMPARED_BYTES * one.shape[0] // max(1, one.n_bytes))
+    if one.dtype != other.dtype:
+        return False
+    a, b = one.numpy().view(np.uint8), other.numpy().view(np.uint8)
+    return all(np.array_equal(a[i : i + rows], b[i : i + rows]) for i in range(0, len(a), rows))
 
 
 def expected_tensors(config: LlamaConfig) -> dict[str, tuple[int, ...]]:

@@ -58,6 +58,38 @@ class TensorRef:
         return TensorRef(name, self.dtype, shape, self.path, offset, (stop - start) * n_bytes)
 
 
+_EXPONENTS: dict[str, int] = {"F16": 0xF800, "BF16": 0xFF00, "F32": 0xFF000000}
+"""Bits of infinity without its sign, shifted left by one: the least that is no finite number."""
+_CHUNK_BYTES = 4 << 20
+
+
+def find_nonfinite(ref: TensorRef) -> tuple[int, ...] | None:
+    """Return the place of the first NaN or infinity in a tensor, or None; reads all its bytes.
+
+    Bits are compared as integers, which is as fast for 16-bit floats as memory is read; numpy takes
+    ten to a hundred times as long for `isfinite` of them.
+    """
+    width = _NUMPY[ref.dtype].itemsize
+    bits = np.empty(_CHUNK_BYTES // width, np.dtype(f"<u{width}"))
+    shifted = np.empty_like(bits)
+    with ref.path.open("rb", buffering=0) as file:
+        file.seek(ref.offset)
+        done = 0
+        while done < ref.n_bytes:
+            wanted = min(_CHUNK_BYTES, ref.n_bytes - done)
+            count = file.readinto(bits.view(np.uint8)[:wanted].data)
+            count -= count % width
+            if not count:
+                raise CheckpointError(ref.path, f"tensor {ref.name[:80]!r}: the file ends in it")
+            file.seek(ref.offset + done + count)
+            some = np.left_shift(bits[: count // width], 1, out=shifted[: count // width])
+            if some.max() >= _EXPONENTS[ref.dtype]:
+                first = done // width + int(np.argmax(some >= _EXPONENTS[ref.dtype]))
+                return tuple(int(index) for index in np.unravel_index(first, ref.shape))
+            done += count
+    return None
+
+
 def read_header(path: Path) -> dict[str, TensorRef]:
     """All tensors of a safetensors file, without reading their data.
 

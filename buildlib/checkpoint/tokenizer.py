@@ -4,9 +4,12 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from buildlib.checkpoint.config import DecoderConfig
 from buildlib.errors import CalibrationError, CheckpointError
 
 DEFAULT_WINDOWS = 8
+_OTHER_MODALITIES = {"<image_soft_token>"}
+"""Tokens of text-only Gemma 3 that its embedding has no row for; no text has them."""
 
 
 def text_windows(
@@ -37,6 +40,33 @@ def load_tokenizer(path: Path) -> Tokenizer:
         raise CheckpointError(path, error.strerror or "cannot be read") from error
     except Exception as error:  # the library raises bare Exceptions
         raise CheckpointError(path, f"no tokenizer ({str(error)[:120]})") from error
+
+
+def check_tokenizer(path: Path, config: DecoderConfig) -> None:
+    """Check that a tokenizer fits a model: an embedding for each id, a token for each special id.
+
+    Raises:
+        CheckpointError: it does not; or there is no tokenizer to read.
+    """
+    tokenizer = load_tokenizer(path)
+    ids = tokenizer.get_vocab(with_added_tokens=True)
+    size = config.vocab_size
+    outside = [(each, token) for token, each in ids.items() if each >= size]
+    outside = [found for found in outside if found[1] not in _OTHER_MODALITIES]
+    if outside:
+        number, token = min(outside)
+        reason = (
+            f"token {token[:40]!r} has the id {number}, and the model has embeddings for {size} "
+            "(vocab_size in config.json): it is the tokenizer of another model"
+        )
+        raise CheckpointError(path, reason)
+    for key, special in (
+        ("bos_token_id", (config.bos_token_id,)),
+        ("eos_token_id", config.eos_token_ids),
+    ):
+        for each in special:
+            if tokenizer.id_to_token(each) is None:
+                raise CheckpointError(path, f"it has no token {each}, the {key} of config.json")
 
 
 def spread_windows(

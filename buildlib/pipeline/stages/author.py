@@ -46,6 +46,7 @@ class AuthorModel(Stage):
 
     def run(self, folder: Path) -> None:
         checkpoint = Checkpoint.load(self.checkpoint.folder)
+        checkpoint.check_content()
         for path in (checkpoint.folder / CONFIG_FILE, checkpoint.tokenizer_path):
             atomic_write_bytes(folder / path.name, path.read_bytes())
         export_onnx(checkpoint, self.shape, folder)

@@ -94,6 +94,7 @@ def export_checkpoint(
         InvalidOptionError: bits that a weight cannot have.
     """
     checkpoint = Checkpoint.load(checkpoint_dir)
+    checkpoint.check_content()
     windows = text_windows(
         checkpoint.tokenizer_path,
         calibration_text,

@@ -8,7 +8,7 @@ from pathlib import Path
 from buildlib.cache.key import combined_sha256, text_sha256
 from buildlib.checkpoint.config import load_config
 from buildlib.checkpoint.layout import CONFIG_FILE, ENCODINGS_FILE, MODEL_FILE, TOKENIZER_FILE
-from buildlib.checkpoint.tokenizer import load_tokenizer
+from buildlib.checkpoint.tokenizer import check_tokenizer
 from buildlib.encodings.files import load_encodings, save_encodings
 from buildlib.files import atomic_write_bytes
 from buildlib.graph.files import external_tensors, link_into, load_model
@@ -62,10 +62,10 @@ class ImportOnnx(Stage):
         }
         model = load_model(source.model)
         check_model(model, source.model)
-        load_tokenizer(source.tokenizer)
         atomic_write_bytes(folder / CONFIG_FILE, source.config.encode())
         with original_paths(source, copies):
             config = load_config(folder / CONFIG_FILE)
+        check_tokenizer(source.tokenizer, config)
         atomic_write_bytes(folder / TOKENIZER_FILE, source.tokenizer.read_bytes())
         with tempfile.TemporaryDirectory(dir=folder, prefix=".source.") as scratch:
             placed = link_into(source.model, Path(scratch), MODEL_FILE)

@@ -5,10 +5,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
+import numpy.typing as npt
 import pytest
 from safetensors.numpy import load_file, save_file
+from tokenizers import AddedToken, Tokenizer
 
+from buildlib.checkpoint import tensor_file
 from buildlib.checkpoint.checkpoint import Checkpoint
 from buildlib.checkpoint.config import Llama3RopeScaling
 from buildlib.errors import CheckpointError, UnsupportedModelError
@@ -115,3 +119,102 @@ def test_several_eos_ids_and_llama3_scaling_are_read(copy: Path) -> None:
     assert config.eos_token_ids == (1, 5)
     assert isinstance(config.rope_scaling, Llama3RopeScaling)
     assert config.rope_scaling.factor == 8.0
+
+
+def rewrite(folder: Path, **changes: npt.NDArray[Any] | None) -> Path:
+    """Replace, add or (None) remove tensors; `__` stands for a dot in their names."""
+    tensors = load_file(folder / "model.safetensors")
+    for key, values in changes.items():
+        name = key.replace("__", ".")
+        if values is None:
+            del tensors[name]
+        else:
+            tensors[name] = values
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+BIAS = np.zeros(72, np.float16)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "said"),
+    [
+        ("model__norm__weight", None, "'model.norm.weight' is missing"),
+        ("model__norm__weight", BIAS, r"'model.norm.weight' is \[72\], config.json says \[40\]"),
+        ("model__layers__0__self_attn__q_proj__bias", BIAS, "q_proj.bias' has no place"),
+        ("model__layers__2__mlp__up_proj__weight", BIAS, "a llama of 2 layers"),
+        ("visual__proj", BIAS, "'visual.proj' has no place"),
+        ("lm_head__weight", np.ones((300, 40), np.float16), "differs from the embedding"),
+        ("lm_head__weight", np.ones((200, 40), np.float16), "differs from the embedding"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_named(
+    copy: Path, name: str, values: npt.NDArray[Any] | None, said: str
+) -> None:
+    rewrite(copy, **{name: values})
+    with pytest.raises(CheckpointError, match=said):
+        Checkpoint.load(copy).check_content()
+
+
+def test_what_others_store_beside_the_weights_is_no_fault(copy: Path) -> None:
+    embedding = load_file(copy / "model.safetensors")["model.embed_tokens.weight"]
+    rewrite(
+        copy,
+        model__layers__0__self_attn__rotary_emb__inv_freq=np.ones(6, np.float32),
+        lm_head__weight=embedding,
+    )
+    Checkpoint.load(copy).check_content()
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, None])
+def test_weights_that_are_no_numbers_are_named_with_their_place(
+    make_checkpoint: Callable[..., Path],
+    tmp_path: Path,
+    dtype: npt.DTypeLike,
+    value: float | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tensor_file, "_CHUNK_BYTES", 1000)
+    folder = make_checkpoint(tmp_path / "model", dtype)
+    checkpoint = Checkpoint.load(folder)
+    ref = checkpoint.tensors["model.layers.1.mlp.down_proj.weight"]
+    largest = ml_dtypes.finfo(dtype).max  # type: ignore[no-untyped-call]
+    values = np.memmap(ref.path, dtype, mode="r+", offset=ref.offset, shape=ref.shape)
+    values[7, 5], values[31, 60] = -largest, largest if value is None else value
+    values.flush()
+    if value is None:
+        checkpoint.check_content()
+        return
+    with pytest.raises(CheckpointError, match=r"down_proj.weight': -?(nan|inf) at \[31, 60\]"):
+        checkpoint.check_content()
+
+
+@pytest.mark.parametrize(
+    ("config", "added", "said"),
+    [
+        ({}, [AddedToken("<a>", special=True)], "'<a>' has the id 300.*embeddings for 300"),
+        ({}, [AddedToken("<image_soft_token>", special=True)], None),
+        ({"bos_token_id": 299}, [], "no token 299, the bos_token_id"),
+        ({"eos_token_id": [1, 298, 299]}, [], "no token 299, the eos_token_id"),
+        ({"eos_token_id": [1, 298]}, [], None),
+    ],
+)
+def test_the_tokenizer_of_another_model_is_refused(
+    copy: Path, config: dict[str, object], added: list[AddedToken], said: str | None
+) -> None:
+    change(copy, **config)
+    path = copy / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    if not added:
+        tokenizer["model"]["vocab"].popitem()
+    changed = Tokenizer.from_str(json.dumps(tokenizer))
+    changed.add_special_tokens(added)
+    changed.save(str(path))
+    checkpoint = Checkpoint.load(copy)
+    if said is None:
+        checkpoint.check_content()
+        return
+    with pytest.raises(CheckpointError, match=said):
+        checkpoint.check_content()
