@@ -5,9 +5,9 @@ from pathlib import Path
 
 from buildlib.checkpoint.layout import CONFIG_FILE
 from buildlib.errors import CheckpointError
+from buildlib.quantize.options import RECIPES
 from buildlib.targets import parse_target
 from harness.pipeline.hub import find_model
-from harness.pipeline.stages import RECIPES
 
 _CONTEXT, _PREFILL = 4096, 128
 _TEXTS = ("text/heldout.txt", "text/calibration.txt")

@@ -1,12 +1,18 @@
 """The four stages of this project, thin over the building blocks of `buildlib`."""
 
 from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from buildlib.cache.layout import CacheEntry
 from buildlib.checkpoint.layout import CONFIG_FILE, ENCODINGS_FILE, MODEL_FILE, TOKENIZER_FILE
@@ -24,7 +30,8 @@ from buildlib.pipeline.sources import (
 from buildlib.pipeline.stages.author import AuthorModel
 from buildlib.pipeline.stages.complete_encodings import CompleteEncodings
 from buildlib.pipeline.stages.import_onnx import ImportOnnx
-from buildlib.quantize.options import QuantizationOptions
+from buildlib.pipeline.stages.optimize_weights import OptimizeWeights
+from buildlib.quantize.options import RECIPES, QuantizationOptions, TechniqueName
 from buildlib.targets import parse_target
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from buildlib.validation import first_fault
@@ -142,14 +149,39 @@ class ModelInput(StageInput):
     model: ModelFolder
 
 
+def _unknown_options(error: ValidationError) -> ValueError:
+    fault = first_fault(error, QuantizationOptions)
+    return ValueError(f"{fault.key}: {fault.reason}" if fault.key else fault.reason)
+
+
 class QuantizationOptConfig(StageConfig):
     """Section `quantization_opt`.
 
     Attributes:
         techniques: applied one after the other; none leaves the model as it is.
+        options: of the quantization that the weights are prepared for, such as
+            `lpbq_block_size`; by default 4 bits with a scale for each output channel.
     """
 
-    techniques: tuple[NonEmpty, ...] = ()
+    techniques: tuple[TechniqueName, ...] = ()
+    options: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _has_known_options(self) -> Self:
+        self.quantization()
+        return self
+
+    def quantization(self) -> QuantizationOptions:
+        """Return the options of the techniques.
+
+        Raises:
+            ValueError: one that there is not, or a value that it cannot take.
+        """
+        given = {"param_bitwidth": 4, **self.options, "techniques": self.techniques}
+        try:
+            return QuantizationOptions(**given)
+        except ValidationError as error:
+            raise _unknown_options(error) from error
 
 
 @dataclass(frozen=True)
@@ -160,37 +192,31 @@ class QuantizationOptOutput(StageOutput):
 
 
 class QuantizationOpt(Stage[ModelInput, QuantizationOptConfig, QuantizationOptOutput]):
-    """Change the float weights so that they quantize better, without changing what they compute."""
+    """Change the float weights by techniques, so that they quantize better."""
 
     Input = ModelInput
     Config = QuantizationOptConfig
     Output = QuantizationOptOutput
 
     def run(
-        self,
-        inputs: ModelInput,
-        config: QuantizationOptConfig,
-        context: StageContext,  # noqa: ARG002
+        self, inputs: ModelInput, config: QuantizationOptConfig, context: StageContext
     ) -> QuantizationOptOutput:
         """Apply the techniques."""
-        for name in config.techniques:
-            reason = f"there is no technique {name!r} yet; leave the list empty"
-            raise RecipeError("", "stages.quantization_opt.techniques", reason)
-        return QuantizationOptOutput(inputs.model)
+        if not config.techniques:
+            return QuantizationOptOutput(inputs.model)
+        source = onnx_source(inputs.model, context, _calibration_text(None, context))
+        model = _as_entry(inputs.model)
+        entry = context.runner.run(OptimizeWeights(model, source, config.quantization()))
+        return QuantizationOptOutput(ModelFolder(entry.folder, entry.hash))
 
 
-RECIPES: Mapping[str, QuantizationOptions] = {
-    "w8a16": QuantizationOptions(param_bitwidth=8),
-    "w4a16": QuantizationOptions(param_bitwidth=4),
-    "w4a16_lpbq": QuantizationOptions(param_bitwidth=4, lpbq_block_size=64),
-}
-"""Quantization recipes by name."""
+def recipe_named(name: str) -> str:
+    """Return the name of a quantization recipe as its table has it, for any case and `_` for `-`.
 
-
-def _known_recipe(name: str) -> str:
-    if name not in RECIPES:
-        raise ValueError(f"there is no recipe {name!r}; there are {', '.join(RECIPES)}")
-    return name
+    The vendor's documents have `lpbq_seqmse` beside `LPBQ_SeqMSE`.
+    """
+    plain = {known.lower().replace("-", "_"): known for known in RECIPES}
+    return plain.get(name.lower().replace("-", "_"), name)
 
 
 def _no_arguments() -> defaultdict[str, dict[str, Any]]:
@@ -206,21 +232,47 @@ def _refuse_arguments(
     return given
 
 
+def _known_recipe(name: str) -> str:
+    try:
+        QuantizationOptions(recipe=recipe_named(name))
+    except ValidationError as error:
+        raise _unknown_options(error) from error
+    return name
+
+
 class QuantizationConfig(StageConfig):
     """Section `quantization`.
 
     Attributes:
-        recipe_name: which of the quantization recipes.
+        recipe_name: which of the quantization recipes (docs/quantization.md).
+        options: of quantization, in place of the recipe's, such as `mixed_precision`.
         technique_kwargs: arguments of its techniques, none of which takes any here.
         calibration_text: a text file, relative to the recipe; by default the model's own
             `text/calibration.txt`.
     """
 
     recipe_name: Annotated[NonEmpty, AfterValidator(_known_recipe)] = "w8a16"
+    options: dict[str, Any] = Field(default_factory=dict)
     technique_kwargs: Annotated[
         defaultdict[str, dict[str, Any]], AfterValidator(_refuse_arguments)
     ] = Field(default_factory=_no_arguments)
     calibration_text: NonEmpty | None = None
+
+    @model_validator(mode="after")
+    def _has_known_options(self) -> Self:
+        self.quantization()
+        return self
+
+    def quantization(self) -> QuantizationOptions:
+        """Return the options of the recipe with those that replace them.
+
+        Raises:
+            ValueError: one that there is not, or a value that it cannot take.
+        """
+        try:
+            return QuantizationOptions(**{**self.options, "recipe": recipe_named(self.recipe_name)})
+        except ValidationError as error:
+            raise _unknown_options(error) from error
 
 
 @dataclass(frozen=True)
@@ -240,17 +292,22 @@ class Quantization(Stage[ModelInput, QuantizationConfig, QuantizationOutput]):
     def run(
         self, inputs: ModelInput, config: QuantizationConfig, context: StageContext
     ) -> QuantizationOutput:
-        """Calibrate."""
-        source = onnx_source(inputs.model, context, _calibration_text(config, context))
-        imported = CacheEntry("load", inputs.model.path, inputs.model.key, reused=True)
-        options = RECIPES[config.recipe_name]
-        entry = context.runner.run(CompleteEncodings(imported, source, options))
+        """Apply the recipe's techniques, and calibrate."""
+        text = _calibration_text(config.calibration_text, context)
+        source = onnx_source(inputs.model, context, text)
+        entry, options = _as_entry(inputs.model), config.quantization()
+        if options.weight_techniques and text is not None:
+            entry = context.runner.run(OptimizeWeights(entry, source, options))
+        entry = context.runner.run(CompleteEncodings(entry, source, options))
         return QuantizationOutput(ModelFolder(entry.folder, entry.hash, quantized=True))
 
 
-def _calibration_text(config: QuantizationConfig, context: StageContext) -> str | None:
+def _as_entry(model: ModelFolder) -> CacheEntry:
+    return CacheEntry("load", model.path, model.key, reused=True)
+
+
+def _calibration_text(given: str | None, context: StageContext) -> str | None:
     """Read the text that the recipe names, or that lies in the model's folder."""
-    given = config.calibration_text
     folder = context.model_dir if context.model_dir.is_dir() else context.model_dir.parent
     path = folder / CALIBRATION_TEXT if given is None else context.resolve(given)
     try:

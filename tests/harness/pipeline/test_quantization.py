@@ -1,0 +1,68 @@
+"""The stages `quantization_opt` and `quantization`: recipes, options and techniques by name."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from buildlib.encodings.files import load_encodings
+from harness.errors import RecipeError
+from harness.pipeline.llm import LLMPipeline
+from harness.pipeline.stage import ModelFolder
+from tests.harness.pipeline.conftest import MakeRecipe
+
+
+@pytest.mark.parametrize(
+    ("section", "told"),
+    [
+        ({"recipe_name": "w3a16"}, r"recipe_name: there is no recipe 'w3a16'; there are w8a16, "),
+        ({"recipe_name": "SpinQuant_AdaScale"}, r"cannot be done: AdaScale learns"),
+        (
+            {"options": {"param_bits": 4}},
+            r"quantization: param_bits: there is no such key: did you mean param_bit",
+        ),
+        ({"options": {"act_bitwidth": 12}}, r"act_bitwidth: must be 8 or 16"),
+    ],
+)
+def test_what_there_is_not_is_refused_by_name(
+    make_recipe: MakeRecipe, section: dict[str, Any], told: str
+) -> None:
+    stages = {"model_loader": {}, "quantization": section}
+    with pytest.raises(RecipeError, match=told):
+        LLMPipeline.from_pretrained(recipe=make_recipe(stages=stages))
+
+
+@pytest.mark.parametrize("name", ["lpbq_seqmse", "LPBQ_SeqMSE", "w4a16_lpbq", "W4A16-LPBQ"])
+def test_a_recipes_name_is_read_as_the_vendors_documents_write_it(
+    make_recipe: MakeRecipe, name: str
+) -> None:
+    stages = {"model_loader": {}, "quantization": {"recipe_name": name}}
+    pipe = LLMPipeline.from_pretrained(recipe=make_recipe(stages=stages))
+    assert pipe.stages.quantization.quantization().lpbq_block_size == 64
+
+
+def bits_of(pipe: LLMPipeline) -> dict[str, int]:
+    """Bits of the weights of linear layers after `quantization`."""
+    model = pipe.manifest.stages[-1].output["model"]
+    folder = ModelFolder(Path(model["path"]), model["key"]).path
+    encodings = load_encodings(folder / "model.encodings")
+    return {one.name: one.bw for one in encodings.param_encodings if "_proj.weight" in one.name}
+
+
+def test_techniques_change_weights_before_and_in_quantization(make_recipe: MakeRecipe) -> None:
+    stages = {
+        "model_loader": {},
+        "quantization_opt": {"techniques": ["spinquant"]},
+        "quantization": {
+            "recipe_name": "w4a16-rtn",
+            "options": {"mixed_precision": ["*.down_proj.weight=8"]},
+        },
+    }
+    pipe = LLMPipeline.from_pretrained(recipe=make_recipe(stages=stages)).construct()
+    score = {stage: pipe.evaluate(stage=stage)["PPL_heldout"] for stage in pipe.completed}
+    rotated = score["quantization_opt"]
+    assert rotated == pytest.approx(score["model_loader"], rel=1e-4)
+    assert rotated != score["model_loader"]
+    assert score["quantization"] != pytest.approx(rotated, rel=1e-3)
+    bits = bits_of(pipe)
+    assert {n for n, b in bits.items() if b == 8} == {n for n in bits if "down_proj" in n}
