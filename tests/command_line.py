@@ -1,18 +1,22 @@
 """The command line as its users run it: a process, its streams and its exit code.
 
 The process is forked from one that has imported all commands, which takes longer than most of them.
+Other programs of a test that need our packages are forked from it too.
 """
 
+import contextlib
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import IO
+from typing import IO, Self
 
 import harness.cli
 
@@ -61,32 +65,145 @@ def qnnfarm(
     return subprocess.CompletedProcess(words, status or 0, *texts)
 
 
+class Started:
+    """A command that runs, as `subprocess.Popen` has it: streams, signals, an exit status.
+
+    It is in the process group of the tests.
+
+    Args:
+        arguments: as `qnnfarm` has them; or `-c`, a program, and its arguments, as Python has them.
+    """
+
+    def __init__(
+        self,
+        *arguments: str | Path,
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        self._words = [str(argument) for argument in arguments]
+        (given, taken), out, err = os.pipe(), os.pipe(), os.pipe()
+        theirs = (given, out[1], err[1])
+        folder, variables = cwd or Path.cwd(), os.environ if env is None else env
+        self._process = _fork(self._words, folder, variables, theirs)
+        for end in theirs:
+            os.close(end)
+        self.stdin = os.fdopen(taken, "w", encoding="utf-8")
+        self.stdout, self.stderr = (os.fdopen(end, encoding="utf-8") for end, _ in (out, err))
+
+    @property
+    def pid(self) -> int:
+        """Number of the process."""
+        assert self._process.pid is not None
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """Exit status, negative for a signal; `None` while it runs."""
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        """Return the exit status, or `None` while it runs."""
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait until it has ended and return its exit status."""
+        self._process.join(timeout)
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired(self._words, timeout or 0)
+        return self.returncode
+
+    def communicate(self, said: str = "", timeout: float | None = None) -> tuple[str, str]:
+        """Say something on its standard input; return the rest of its streams at its end."""
+        if not self.stdin.closed:
+            with contextlib.suppress(BrokenPipeError), self.stdin:
+                self.stdin.write(said)
+        texts: dict[str, str] = {}
+
+        def read(name: str, stream: IO[str]) -> None:
+            texts[name] = "" if stream.closed else stream.read()
+
+        readers = [
+            threading.Thread(target=read, args=(name, stream), daemon=True)
+            for name, stream in (("out", self.stdout), ("err", self.stderr))
+        ]
+        for reader in readers:
+            reader.start()
+        self.wait(timeout)
+        for reader in readers:
+            reader.join()
+        self._close()
+        return texts["out"], texts["err"]
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, if it still runs."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """End it at once."""
+        self.send_signal(signal.SIGKILL)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+        self.wait()
+
+    def __del__(self) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        for stream in (self.stdin, self.stdout, self.stderr):
+            with contextlib.suppress(OSError):
+                stream.close()
+
+
 def start(
-    words: Sequence[str], *, cwd: Path, env: Mapping[str, str], streams: tuple[IO[bytes], IO[bytes]]
+    words: Sequence[str],
+    *,
+    cwd: Path,
+    env: Mapping[str, str],
+    streams: tuple[IO[bytes], IO[bytes]],
 ) -> BaseProcess:
-    """Start `qnnfarm WORD...`, with files for its output and its errors."""
-    paths = [f"/proc/{os.getpid()}/fd/{stream.fileno()}" for stream in streams]
-    process = _CONTEXT.Process(target=_run, args=(list(words), str(cwd), dict(env), paths))
+    """Start `qnnfarm WORD...` with files for its output and its errors."""
+    with Path(os.devnull).open("rb") as nothing:
+        files = (nothing.fileno(), *(stream.fileno() for stream in streams))
+        return _fork(words, cwd, env, files)
+
+
+def _fork(
+    words: Sequence[str], cwd: Path, env: Mapping[str, str], files: Sequence[int]
+) -> BaseProcess:
+    """Fork a process whose first three files are these."""
+    passed = [Connection(os.dup(file)) for file in files]  # as what can be sent to a process
+    process = _CONTEXT.Process(target=_run, args=(list(words), str(cwd), dict(env), passed))
     process.start()
+    for connection in passed:
+        connection.close()
     return process
 
 
-def _run(words: list[str], folder: str, variables: dict[str, str], streams: list[str]) -> None:
-    """Be `python -m harness.cli`."""
+def _run(
+    words: list[str], folder: str, variables: dict[str, str], streams: list[Connection]
+) -> None:
+    """Be `python -m harness.cli WORD...`, or `python -c PROGRAM WORD...`."""
     from harness.cli.app import main
 
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(variables)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    files = [os.open(os.devnull, os.O_RDONLY)]
-    files += [os.open(path, os.O_WRONLY | os.O_APPEND) for path in streams]
-    for number, file in enumerate(files):
-        os.dup2(file, number)
-        os.close(file)
+    for number, stream in enumerate(streams):
+        os.dup2(stream.fileno(), number)
+        stream.close()
     sys.stdin, sys.stdout, sys.stderr = (
         open(number, mode, encoding="utf-8", closefd=False)  # noqa: SIM115 - until the end
         for number, mode in enumerate("rww")
     )
+    if words[:1] == ["-c"]:
+        sys.argv = ["-c", *words[2:]]
+        exec(compile(words[1], "<string>", "exec"), {"__name__": "__main__"})  # noqa: S102 - a test's
+        return
     sys.argv = [_PROGRAM, *words]
     main()

@@ -7,8 +7,6 @@ import pwd
 import shutil
 import signal
 import sqlite3
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -31,10 +29,10 @@ from harness.devices.adb.server import ensure_server
 from harness.virtual_device import manager
 from harness.virtual_device.faults import ALWAYS, Slow
 from suites.models import tiny_llama
-from tests.command_line import IMPORTED
+from tests.command_line import IMPORTED, Done, Started
 from tests.conftest import kill_server
 
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
+Run = Callable[..., Done]
 
 
 def _commands(group: TyperGroup, before: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -241,7 +239,7 @@ def test_doctor_says_who_can_use_the_devices_of_an_adb_server(
     assert f"; {user} alone can use its devices" in at_a_socket
 
 
-def one_line_error(done: "subprocess.CompletedProcess[str]", *said: str) -> None:
+def one_line_error(done: Done, *said: str) -> None:
     """It failed with one line on stderr that says this, and no traceback."""
     assert done.returncode in {1, 2}, done.stdout
     told = [line for line in done.stderr.splitlines() if line.startswith("qnnfarm: ")]
@@ -355,10 +353,8 @@ def test_an_interrupted_bench_leaves_nothing_on_the_device(
     adb_environment: Path, tmp_path: Path, virtual_device: AdbDevice, tiny_bundle: Path
 ) -> None:
     db = tmp_path / "r.db"
-    command = [sys.executable, "-m", "harness.cli", "bench", str(tiny_bundle), "--db", str(db)]
-    command += ["--device", virtual_device.serial, "-r", "50", "-w", "1"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
+    words = ("bench", tiny_bundle, "--db", db, "--device", virtual_device.serial)
+    with Started(*words, "-r", "50", "-w", "1") as process:
         assert "repetition 1, at most 51" in process.stderr.readline()
         process.send_signal(signal.SIGINT)
         process.wait(timeout=250)

@@ -3,9 +3,9 @@
 import os
 import signal
 import socket
-import subprocess
-import sys
 from pathlib import Path
+
+from tests.command_line import Started
 
 _PLAN = "name: quick\npool: pool.yaml\nworkloads: [{kind: command, command: ['true']}]\n"
 
@@ -17,16 +17,10 @@ def test_who_looks_for_devices_says_for_which(adb_environment: Path, tmp_path: P
     with socket.create_server(("127.0.0.1", 0)) as silent:  # it takes connections, and says nothing
         options = f"HostName 127.0.0.1\n  Port {silent.getsockname()[1]}\n  ConnectTimeout 120\n"
         (tmp_path / ".ssh" / "config").write_text(f"Host silent\n  {options}")
-        process = subprocess.Popen(
-            [sys.executable, "-m", "harness.cli", "run", tmp_path / "plan.yaml", "--db", "r.db"],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=adb_environment,
-            env=os.environ | {"HOME": str(tmp_path)},
-        )
+        words = ("run", tmp_path / "plan.yaml", "--db", "r.db")
+        home = os.environ | {"HOME": str(tmp_path)}
+        process = Started(*words, cwd=adb_environment, env=home)
         try:
-            assert process.stderr is not None
             said = process.stderr.readline()
             process.send_signal(signal.SIGINT)
         except BaseException:

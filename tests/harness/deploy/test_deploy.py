@@ -3,7 +3,6 @@
 import secrets
 import shlex
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ from harness.deploy.deployment import DeployFile
 from harness.deploy.scripts import installed_scripts
 from harness.devices.adb.device import AdbDevice
 from harness.errors import DeviceCommandError, HostFileError
+from tests.command_line import Started
 from tests.system import program
 
 RandomFile = Callable[[int], Path]
@@ -176,12 +176,7 @@ def test_processes_that_deploy_the_same_at_the_same_time(
         " + ' && sha256sum *']).stdout); remove_run(d, sys.argv[2])"
     )
     running = [
-        subprocess.Popen(
-            [sys.executable, "-c", code, virtual_device.serial, f"race-{number}", *map(str, files)],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for number in range(3)
+        Started("-c", code, virtual_device.serial, f"race-{number}", *files) for number in range(3)
     ]
     outputs = {process.communicate(timeout=250)[0] for process in running}
     assert [process.returncode for process in running] == [0, 0, 0]

@@ -1,7 +1,6 @@
 """Room is made by evicting what was used longest ago, never what is in use."""
 
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from harness.deploy.eviction import EvictionPolicy
 from harness.devices.adb.device import AdbDevice
 from harness.errors import DeviceFullError
 from harness.virtual_device.manager import VirtualDevice
+from tests.command_line import Started
 
 RandomFile = Callable[[int], Path]
 MakeDevice = Callable[..., tuple[VirtualDevice, AdbDevice]]
@@ -139,12 +139,7 @@ def test_deployments_that_evict_at_the_same_time(
     expected = subprocess.run(["sha256sum", *paths], capture_output=True, text=True, check=True)
     right = {line.split()[0] for line in expected.stdout.splitlines()}
     running = [
-        subprocess.Popen(
-            [sys.executable, "-c", _DEPLOY_OFTEN, device.serial, name, *map(str, paths)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        Started("-c", _DEPLOY_OFTEN, device.serial, name, *paths)
         for name in ("one", "two", "three")
     ]
     for process in running:

@@ -1,8 +1,6 @@
 """What an interrupted push had brought whole is not pushed again."""
 
 import hashlib
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +8,7 @@ import pytest
 
 from harness.deploy.deploy import deploy, store_usage
 from harness.devices.adb.device import AdbDevice
+from tests.command_line import Started
 from tests.tcp_meter import TcpMeter
 
 RandomFile = Callable[[int], Path]
@@ -40,8 +39,7 @@ def _sha256(path: Path) -> str:
 def test_a_host_that_is_killed_in_the_middle(metered: Metered, random_file: RandomFile) -> None:
     device, meter = metered
     paths = [random_file(_PART) for _ in range(6)]
-    command = [sys.executable, "-c", _DEPLOY_AND_DIE, device.serial, *map(str, paths)]
-    assert subprocess.run(command, check=False, timeout=120).returncode == -9
+    assert Started("-c", _DEPLOY_AND_DIE, device.serial, *paths).wait(120) == -9
     before = meter.total_bytes
     deployment = deploy(device, {path.name: path for path in paths}, run_id="second")
     sent = meter.total_bytes - before

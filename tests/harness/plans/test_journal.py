@@ -17,6 +17,7 @@ from harness.errors import DeviceLostError, JournalError, PlanBusyError
 from harness.plans.cells import Cell
 from harness.plans.journal import Journal, journal_path
 from harness.plans.outcome import CellOutcome, CellResult, Failure
+from tests.command_line import Started
 from tests.harness.plans.farm import cells
 
 ONE, TWO = "1" * 32, "2" * 32
@@ -122,12 +123,7 @@ def test_one_process_has_it_at_a_time_and_a_killed_one_no_longer(tmp_path: Path)
         "import sys, pathlib; from harness.plans.journal import Journal\n"
         "with Journal(pathlib.Path(sys.argv[1])): print('has it', flush=True); sys.stdin.read()"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", code, str(path)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        cwd=Path(__file__).parents[3],
-    ) as holder:  # fmt: skip
-        assert holder.stdout is not None
+    with Started("-c", code, path) as holder:
         assert holder.stdout.readline() == "has it\n"
         with pytest.raises(PlanBusyError, match="another `qnnfarm run`"):
             Journal(path).__enter__()
@@ -373,10 +369,7 @@ def test_a_crash_while_it_is_replaced_leaves_the_old_or_the_new_one_whole(
     old = path.read_bytes()
     for number in range(1, 50):
         path.write_bytes(old)
-        ended = subprocess.run(
-            [sys.executable, "-c", _CUT_DOWN, str(path), str(number), when],
-            check=False, timeout=120, cwd=Path(__file__).parents[3],
-        ).returncode  # fmt: skip
+        ended = Started("-c", _CUT_DOWN, path, str(number), when).wait(120)
         with Journal(path) as journal:
             campaigns.append(journal.plan_run_id)
             assert journal.expected_s(todo[0].key, todo[0].group) == 2.5

@@ -5,8 +5,6 @@ import getpass
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,12 +20,13 @@ from harness.results.store import ResultsStore, RunFilter
 from harness.virtual_device import manager
 from harness.virtual_device.faults import ALWAYS, Stall
 from tests import command_line
+from tests.command_line import Started
 
 pytestmark = pytest.mark.timeout(900)
 _PATIENCE_S = 250
 """No command takes so long, however slow the machine is."""
 MakeDevice = Callable[..., tuple[manager.VirtualDevice, AdbDevice]]
-Start = Callable[..., "subprocess.Popen[str]"]
+Start = Callable[..., Started]
 
 
 class Lab:
@@ -71,17 +70,11 @@ def lab(tmp_path: Path, make_virtual_device: MakeDevice) -> Lab:
 @pytest.fixture
 def start(adb_environment: Path) -> Iterator[Start]:
     """Starts `qnnfarm run ARGUMENT...`; ends what a test leaves."""
-    started: list[subprocess.Popen[str]] = []
+    started: list[Started] = []
 
-    def run(*arguments: str | Path) -> "subprocess.Popen[str]":
-        process = subprocess.Popen(
-            [sys.executable, "-m", "harness.cli", "run", *map(str, arguments)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"COLUMNS": "160"},
-            cwd=adb_environment,
-        )
+    def run(*arguments: str | Path) -> Started:
+        variables = os.environ | {"COLUMNS": "160"}
+        process = Started("run", *arguments, cwd=adb_environment, env=variables)
         started.append(process)
         return process
 
@@ -91,7 +84,7 @@ def start(adb_environment: Path) -> Iterator[Start]:
         process.communicate()
 
 
-def finish(process: "subprocess.Popen[str]") -> tuple[dict[str, object], str]:
+def finish(process: Started) -> tuple[dict[str, object], str]:
     out, err = process.communicate(timeout=_PATIENCE_S)
     return json.loads(out) if out.startswith("{") else {"text": out}, err
 
@@ -102,7 +95,7 @@ def by_label(answer: dict[str, object]) -> dict[str, dict[str, object]]:
     return {cell["cell"]: cell for cell in cells}
 
 
-def wait_for(condition: Callable[[], object], process: "subprocess.Popen[str]") -> None:
+def wait_for(condition: Callable[[], object], process: Started) -> None:
     deadline = time.monotonic() + _PATIENCE_S
     while not condition():
         assert process.poll() is None, process.communicate()
@@ -196,7 +189,6 @@ def test_who_waits_for_devices_is_told_why(lab: Lab, start: Start) -> None:
             pool.admin.drain(name, "swollen")
         process = start(lab.plan(workloads=[QUICK]))
         said: list[str] = []
-        assert process.stderr is not None
         patience = threading.Timer(250, process.kill)  # so that it ends if nothing is ever said
         patience.start()
         while "swollen" not in "".join(said):

@@ -5,8 +5,6 @@ import re
 import secrets
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +22,7 @@ from harness.pool.opener import DeviceOpener
 from harness.pool.pool import Pool
 from harness.pool.requirement import Requirement
 from harness.virtual_device import manager
+from tests.command_line import Started
 from tests.device_echo import echo_on
 from tests.harness.pool.conftest import close
 
@@ -198,10 +197,8 @@ device.shell("sleep 500", timeout_s=600)
 def test_a_killed_holder_of_another_ledger_on_this_host_is_gone_at_once(
     name: str, open_pool: OpenPool, tmp_path: Path
 ) -> None:
-    words = [sys.executable, "-c", _HOLDER, name, str(tmp_path / "other.db")]
-    with subprocess.Popen(words, stdout=subprocess.PIPE) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == b"holds\n"
+    with Started("-c", _HOLDER, name, tmp_path / "other.db") as holder:
+        assert holder.stdout.readline() == "holds\n"
         pool = open_pool("one")
         with pytest.raises(LeaseTimeoutError):
             pool.acquire(ANY, timeout_s=1)

@@ -6,8 +6,6 @@ import pwd
 import secrets
 import signal
 import sqlite3
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -45,6 +43,7 @@ from harness.pool.requirement import Requirement
 from harness.pool.states import MemberState
 from harness.virtual_device import manager
 from harness.virtual_device.faults import ALWAYS, Stall
+from tests.command_line import Started
 from tests.harness.pool.conftest import close
 
 ANY = Requirement()
@@ -275,13 +274,8 @@ def let_pass(ledger: Path, seconds: float) -> None:
         db.execute("UPDATE leases SET beat = beat - ?", (seconds,))
 
 
-def hold(name: str, ledger: Path, ttl: int) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", _HOLDER, name, str(ledger), str(ttl)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+def hold(name: str, ledger: Path, ttl: int) -> Started:
+    return Started("-c", _HOLDER, name, ledger, str(ttl))
 
 
 def test_a_suspended_holder_loses_the_device_and_finds_out(

@@ -15,6 +15,7 @@ from harness.pool.database import Database
 from harness.pool.failure_policy import QuarantineRule
 from harness.pool.ledger import Ledger
 from harness.pool.records import Facts
+from tests.command_line import Started
 
 _PROGRAM = """
 import json, os, sys, time
@@ -47,13 +48,9 @@ _TTL_S = 3600
 """However slow the machine is: who waits keeps the place, and no lease runs out by itself."""
 
 
-def start(folder: Path, *, count: int = 1, rounds: int, devices: int = 3) -> subprocess.Popen[str]:
+def start(folder: Path, *, count: int = 1, rounds: int, devices: int = 3) -> Started:
     numbers = [str(n) for n in (_TTL_S, count, rounds, devices)]
-    return subprocess.Popen(
-        [sys.executable, "-c", _PROGRAM, str(folder), *numbers],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    return Started("-c", _PROGRAM, folder, *numbers)
 
 
 @pytest.fixture
@@ -103,9 +100,7 @@ with Database(Path(sys.argv[1])).writing() as db:
     db.execute("DELETE FROM devices")
     os.kill(os.getpid(), signal.SIGKILL)
 """
-    words = [sys.executable, "-c", program, str(tmp_path / "pool.db")]
-    done = subprocess.run(words, check=False)
-    assert done.returncode == -signal.SIGKILL
+    assert Started("-c", program, tmp_path / "pool.db").wait() == -signal.SIGKILL
     assert set(ledger.devices.rows("abc")) == set("abc")
 
 

@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,6 +24,7 @@ from harness.pool.requirement import Requirement
 from harness.pool.states import MemberState
 from harness.virtual_device import manager
 from harness.virtual_device.faults import Reboot
+from tests.command_line import Started
 from tests.conftest import kill_server
 from tests.harness.pool.conftest import close
 
@@ -245,11 +244,11 @@ def test_a_recovery_that_was_cut_off_begins_its_step_again(
     def text(patience_s: float, most_s: float = 3600.0) -> str:
         return _STEPS.format(log=log, patience_s=patience_s, most_s=most_s)
 
-    def begin(how: str, patience_s: float) -> "subprocess.Popen[bytes]":
-        words = [how, str(tmp_path / "p.db"), virtual.serial, text(patience_s)]
-        return subprocess.Popen([sys.executable, "-c", _PROGRAM, *words])
+    def begin(how: str, patience_s: float) -> Started:
+        words = (how, tmp_path / "p.db", virtual.serial, text(patience_s))
+        return Started("-c", _PROGRAM, *words)
 
-    def comes_to(child: "subprocess.Popen[bytes]", step: str) -> None:
+    def comes_to(child: Started, step: str) -> None:
         while next(iter(pool.ledger.devices.rows(_keys(pool)).values())).step != step:
             assert child.poll() is None
             time.sleep(0.05)
@@ -284,8 +283,8 @@ def test_a_device_that_came_back_meanwhile_is_found_by_the_next_process(
 ) -> None:
     pool = make_pool("recovery: {return_timeout_s: 3600}", kind="android")
     lose(pool, lambda: manager.stop(virtual.name))
-    words = ["waits", str(tmp_path / "p.db"), virtual.serial, "recovery: {return_timeout_s: 3600}"]
-    with subprocess.Popen([sys.executable, "-c", _PROGRAM, *words]) as child:
+    words = ("waits", tmp_path / "p.db", virtual.serial, "recovery: {return_timeout_s: 3600}")
+    with Started("-c", _PROGRAM, *words) as child:
         while next(iter(pool.ledger.devices.rows(_keys(pool)).values())).step != "reconnect":
             assert child.poll() is None
             time.sleep(0.05)

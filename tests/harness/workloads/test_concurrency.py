@@ -1,11 +1,10 @@
 """How many sessions ran at once on this host."""
 
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 from harness.workloads.concurrency import SessionCount
+from tests.command_line import Started
 
 _JOIN = """
 import sys
@@ -37,11 +36,7 @@ def test_each_knows_the_most_that_it_was_part_of(tmp_path: Path) -> None:
 
 
 def test_a_killed_session_counts_no_more(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", _JOIN, str(tmp_path)]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as other:
-        assert other.stdout is not None
+    with Started("-c", _JOIN, tmp_path) as other:
         assert other.stdout.readline() == "1\n"
         mine = SessionCount(tmp_path)
         mine.join()
