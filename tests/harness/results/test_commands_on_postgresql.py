@@ -14,6 +14,7 @@ from tests.command_line import Done, qnnfarm
 from tests.harness.results.places import PostgresqlPlace
 
 MakeRun = Callable[..., Run]
+IMPORTED = ("-W", "ignore::pytest.PytestAssertRewriteWarning")  # our packages, in this process
 pytestmark = pytest.mark.timeout(900)
 
 
@@ -59,12 +60,12 @@ def test_the_plugin_checks_a_servers_database_and_makes_nothing(
         "[pytest]\naddopts = -p no:cacheprovider -p no:xdist -p harness.pytest_plugin\n"
     )
     pytester.makepyfile("def test_one(): pass")
-    fine = pytester.runpytest_subprocess("--qnnfarm-db", postgresql.location)
+    fine = pytester.runpytest_inprocess(*IMPORTED, "--qnnfarm-db", postgresql.location)
     fine.assert_outcomes(passed=1)
     assert postgresql.server.password not in fine.stdout.str()
     assert postgresql.rows("SELECT tablename FROM pg_tables WHERE schemaname = 'public'") == []
     away = f"postgresql+psycopg://u:geheim@127.0.0.1:{new_port()}/results"
-    refused = pytester.runpytest_subprocess("--qnnfarm-db", away)
+    refused = pytester.runpytest_inprocess(*IMPORTED, "--qnnfarm-db", away)
     assert refused.ret == pytest.ExitCode.USAGE_ERROR
     (line,) = [text for text in refused.stderr.lines if text]
     assert line.startswith(
@@ -103,22 +104,6 @@ def test_what_is_benched_is_kept_there(
         kept = store.get_run(first["id"])
         assert (kept.status, len(kept.values("decode_tokens_per_s"))) == ("done", 1)
         assert store.telemetry(first["id"])
-
-
-def test_what_is_compared_is_kept_there(
-    measuring: Callable[..., Done],
-    postgresql: PostgresqlPlace,
-    tiny_bundle: Path,
-) -> None:
-    one = ("--metric", "decode_tokens_per_s", "--sessions", "5")
-    compare = measuring("compare", tiny_bundle, tiny_bundle, *one, *SHORT)
-    with ResultsStore.open(postgresql.location, create=False) as store:
-        runs = store.list_runs()
-    assert postgresql.server.password not in compare.stdout + compare.stderr
-    assert sorted((run.label, run.status) for run in runs) == [
-        *[("A", "done")] * 5,
-        *[("B", "done")] * 5,
-    ]
 
 
 def test_what_is_scored_is_kept_there(

@@ -4,8 +4,6 @@ import contextlib
 import os
 import signal
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -24,6 +22,7 @@ from harness.results import schema
 from harness.results.database import open_database
 from harness.results.records import Run
 from harness.results.store import ResultsStore
+from tests.command_line import Started
 from tests.harness.results.places import Place, PostgresqlPlace
 
 MakeRun = Callable[..., Run]
@@ -46,17 +45,9 @@ with ResultsStore.open(location) as store:
 
 
 @contextmanager
-def writer(
-    location: str, run: Run, repetitions: int, *more: str
-) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-c", WRITER, location, run.model_dump_json(), str(repetitions)]
-    with subprocess.Popen(
-        [*command, *more],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
+def writer(location: str, run: Run, repetitions: int, *more: str) -> Iterator[Started]:
+    words = (location, run.model_dump_json(), str(repetitions), *more)
+    with Started("-c", WRITER, *words) as process:
         try:
             yield process
         finally:
@@ -64,7 +55,7 @@ def writer(
 
 
 def test_processes_write_at_once_and_lose_nothing(place: Place, make_run: MakeRun) -> None:
-    runs = [make_run() for _ in range(4)]
+    runs = [make_run() for _ in range(3)]
     with contextlib.ExitStack() as stack:
         # All of them also race to make the database.
         processes = [stack.enter_context(writer(place.location, run, 15)) for run in runs]

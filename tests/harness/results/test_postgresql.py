@@ -17,6 +17,7 @@ from harness.results.database import open_database
 from harness.results.database import shown as shown_location
 from harness.results.records import Measurement, Run
 from harness.results.store import ResultsStore, RunRecorder
+from tests.command_line import Started
 from tests.harness.results.places import PostgresqlPlace
 from tests.postgresql_server import PostgresqlServer, running_postgresql_server
 
@@ -299,13 +300,8 @@ def test_a_writer_that_is_ended_while_it_waits_leaves_nothing(
     postgresql: PostgresqlPlace, make_run: MakeRun, number: signal.Signals
 ) -> None:
     run = make_run(measurements=[Measurement(metric="init_s", value=1.0)])
-    command = [sys.executable, "-c", WRITE, postgresql.location, run.model_dump_json()]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+    with Started("-c", WRITE, postgresql.location, run.model_dump_json()) as process:
         try:
-            assert process.stdout is not None
-            assert process.stdin is not None
             assert process.stdout.readline() == "open\n"
             # It has its row written, and waits with those of the measurements.
             with (

@@ -216,7 +216,7 @@ def goes(run: Run, runs: Sequence[Run]) -> bool:
 
 
 @settings(
-    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(drawn=RUNS)
 def test_what_stays_is_read_and_reported_as_if_nothing_else_had_been(
@@ -324,7 +324,7 @@ def test_a_file_that_another_writes_to_keeps_its_room_for_later(
 def test_the_size_of_a_servers_tables(postgresql: PostgresqlPlace, make_run: MakeRun) -> None:
     with ResultsStore.open(postgresql.location) as store:
         empty = disk_usage(store.database).total_bytes
-        for _ in range(50):
+        for _ in range(5):
             add(store, made(make_run, 1), 5)
         assert disk_usage(store.database).total_bytes > empty > 0
 
