@@ -24,7 +24,7 @@ genie-table:
 fuzz:
 	$(PYTHON) -m pytest -n 0 -s -m slow tests/fuzz
 
-# Exports of all tools in `tests/fixtures/exports` through every stage; the suite takes one of each tool.
+# Exports of all tools in `tests/fixtures/exports` through every stage; the suite takes three of them.
 exports:
 	$(PYTHON) -m pytest -m "slow or not slow" tests/buildlib/pipeline/test_exports.py
 

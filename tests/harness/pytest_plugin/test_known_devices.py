@@ -32,20 +32,20 @@ def _run(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("workers", ["-pno:xdist", "-n2"])
 @pytest.mark.parametrize(
-    ("device", "words"),
+    ("device", "words", "runs"),
     [
-        ("nothere", "no adb device 'nothere'"),
-        ("127.0.0.1:7", "127.0.0.1:7"),  # of no other test: a pool may know those
-        ("virtual:nothere", "no virtual device 'nothere'"),
+        ("nothere", "no adb device 'nothere'", ["-n2"]),
+        # What was looked for once is not known from then on. Of no other test: a pool may know it.
+        ("127.0.0.1:7", "127.0.0.1:7", ["-pno:xdist", "-pno:xdist"]),
+        ("virtual:nothere", "no virtual device 'nothere'", ["-pno:xdist"]),
     ],
 )
 def test_it_is_wrong_use_in_one_line(
-    tmp_path: Path, adb_server: AdbServer, device: str, words: str, workers: str
+    tmp_path: Path, adb_server: AdbServer, device: str, words: str, runs: list[str]
 ) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    for _ in range(2):  # what was looked for once is not known from then on
+    for workers in runs:
         done = _run(tmp_path, f"--device={device}", workers)
         told = done.stdout + done.stderr
         assert done.returncode == pytest.ExitCode.USAGE_ERROR, told

@@ -58,7 +58,7 @@ class _Lines:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("options", [(), ("-v",), ("-s",), ("-n2",), ("-n2", "-v")], ids="".join)
+@pytest.mark.parametrize("options", [(), ("-s",), ("-n2", "-v")], ids="".join)
 def test_it_is_said_once_while_it_lasts(
     tmp_path: Path, two_devices: tuple[str, str], options: tuple[str, ...]
 ) -> None:
