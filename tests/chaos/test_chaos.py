@@ -33,7 +33,7 @@ WORKERS = int(os.environ.get("QNNFARM_CHAOS_WORKERS", "2"))
 LOG = os.environ.get("QNNFARM_CHAOS_LOG", os.devnull)
 _ROOT = Path(__file__).parents[2]
 _CASE_TIMEOUT_S = 900.0
-_FEW = 9
+_FEW = 5
 
 
 class Worker:

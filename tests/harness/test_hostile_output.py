@@ -288,7 +288,7 @@ PARSERS: dict[str, Parser] = {
 
 
 @pytest.mark.parametrize(
-    "size", [2_000_000, pytest.param(10_000_000, marks=pytest.mark.slow)], ids=["2 MB", "10 MB"]
+    "size", [1_000_000, pytest.param(10_000_000, marks=pytest.mark.slow)], ids=["1 MB", "10 MB"]
 )
 def test_no_output_of_a_device_freezes_us(size: int) -> None:
     child = subprocess.run(

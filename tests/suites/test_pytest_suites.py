@@ -143,6 +143,7 @@ def test_lengths_are_those_that_fit() -> None:
     assert choose_lengths((7,), HARDWARE_LENGTHS.pp, 3) == (7,)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_suite_of_embeddings_passes_on_the_reference_encoder(
     tmp_path: Path, virtual_device: AdbDevice, encoder_bundle: Path

@@ -22,6 +22,20 @@ BLUE = _ATTENTION | {"mlp.down_proj": (72, 40)}
 
 
 @pytest.fixture(scope="session")
+def graphs_container(tiny: Path, tiny_text: str, build_cache: Path) -> GenAIContainer:
+    """Random weights in six graphs: AR 1, 8 and 16 at CL 48 and 64."""
+    builder = GenAIBuilderFactory.create(tiny, cache_root=build_cache, calibration_text=tiny_text)
+    builder.set_targets(["SM8750:emulator"]).set_transformation_options(
+        {
+            "arn_cl_options.auto_regression_number": (1, 8, 16),
+            "arn_cl_options.context_length": (48, 64),
+            "split_model.num_splits": 1,
+        }
+    )
+    return builder.build()
+
+
+@pytest.fixture(scope="session")
 def dialog_container(
     tiny: Path,
     tiny_text: str,

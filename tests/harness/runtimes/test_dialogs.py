@@ -83,7 +83,7 @@ def test_every_graph_goes_on_alike(
     virtual_device: AdbDevice, graphs_container: GenAIContainer
 ) -> None:
     """Three ARs by two CLs: however much of a text is its prompt, it ends the same."""
-    prompt = (42, 79, 260, 823)
+    prompt = (42, 79, 260, 123)
     with Session(virtual_device, graphs_container) as session:
         whole = ids(session, prompt, max_tokens=40)
         assert len(whole) == 40
@@ -304,10 +304,11 @@ def test_tables_of_every_type_are_looked_up(session: Session) -> None:
 
 
 def test_lookahead_ends_at_a_bound_and_is_clocked(
-    virtual_device: AdbDevice, graphs_container: GenAIContainer, tmp_path: Path
+    virtual_device: AdbDevice, tiny_bundle: Path, tmp_path: Path
 ) -> None:
     """It ignores max-num-tokens, and Genie's profile has no figures of it but its creation."""
-    document = json.loads(graphs_container.genie_config.to_json())
+    container = GenAIContainer.load(tiny_bundle)
+    document = json.loads(container.genie_config.to_json())
     block = {"version": 1, "window": 2, "ngram": 3, "gcap": 2}
     document["dialog"] |= {"type": "lade", "lade": block}
     (tmp_path / "lade.json").write_text(json.dumps(document))
@@ -315,7 +316,7 @@ def test_lookahead_ends_at_a_bound_and_is_clocked(
     workload = Generate.of(prompt="In the beginning", max_tokens=4, genie_config=lade)
     with (
         ResultsStore.open(tmp_path / "results.db") as store,
-        Session(virtual_device, graphs_container) as session,
+        Session(virtual_device, container) as session,
     ):
         result = workload.run(session, Recording(lambda: store)).output
         plain = Generate.of(prompt="In the beginning", max_tokens=4).run(session).output

@@ -14,7 +14,7 @@ def test_generation_is_sampled_when_asked(virtual_device: AdbDevice, tiny_bundle
     properties = virtual_device.properties()
     runtime = GenieRuntime(virtual_device, properties, container, telemetry_hz=20.0)
     try:
-        request = GenerationRequest(40, prompt="In the beginning")
+        request = GenerationRequest(12, prompt="In the beginning")
         began = time.monotonic()
         sampled = runtime.generate(request)
         passed_s = time.monotonic() - began
