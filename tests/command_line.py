@@ -23,7 +23,7 @@ import harness.cli
 _PROGRAM = str(Path(harness.cli.__file__).with_name("__main__.py"))
 IMPORTED = (
     "harness.cli.app", "harness.plans.plan_run", "buildlib.genai", "reports.page",
-    "reports.html_file", "vl_convert", "pandas", "scipy.stats",
+    "reports.html_file", "vl_convert", "pandas", "scipy.stats", "tests.forked_commands",
 )  # fmt: skip
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(list(IMPORTED))
