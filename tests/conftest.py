@@ -29,11 +29,13 @@ from harness.devices.types import device_types
 from harness.virtual_device import manager
 from harness.virtual_device.namespace import FORCE_VARIABLE, NamespaceKind, probe_namespace
 from suites.models import tiny_encoder, tiny_llama
+from tests.buildlib.conftest import make_checkpoint
 from tests.private_adb import free_port, private_environment
 from tests.system import lacking_package, require_library
 from tools.system_packages import LIBRARIES
 
 SOC = "SM8750"
+__all__ = ["make_checkpoint"]  # a fixture of all packages
 
 # On CI the same examples each time, so that a red run can be repeated; elsewhere new ones.
 # How long an example takes says how busy the machine is, so there is no deadline.
@@ -232,6 +234,29 @@ def encoder_bundle(encoder_model: Path, build_cache: Path) -> Path:
     builder = GenAIBuilderFactory.create(encoder_model, cache_root=build_cache)
     builder.set_targets([f"{SOC}:emulator"])
     builder.set_transformation_options({"arn_cl_options.context_length": (64,)})
+    return builder.build().path
+
+
+@pytest.fixture(scope="session")
+def small_bundle(
+    make_checkpoint: Callable[..., Path],
+    build_cache: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
+    """A bundle of random weights in the shapes of `tiny_bundle`; a run takes a third of its time.
+
+    For tests of what happens to a run, whatever is answered.
+    """
+    checkpoint = make_checkpoint(tmp_path_factory.mktemp("small") / "small_llama")
+    text = "".join(chr(0x100 + number) for number in range(2, 300)) * 2
+    builder = GenAIBuilderFactory.create(checkpoint, cache_root=build_cache, calibration_text=text)
+    builder.set_targets([f"{SOC}:emulator"]).set_transformation_options(
+        {
+            "arn_cl_options.auto_regression_number": (1, 32),
+            "arn_cl_options.context_length": (192,),
+            "split_model.num_splits": 1,
+        }
+    )
     return builder.build().path
 
 

@@ -7,23 +7,17 @@ import pytest
 
 from harness.devices.adb.device import AdbDevice
 from harness.exit_codes import GOOD, NO_ANSWER
-from suites.models import tiny_llama
 from tests.harness.cli.conftest import Run
-from tests.harness.cli.test_commands import SHAPE
 
 
 def test_the_verdict_is_the_exit_code(
-    qnnfarm: Run, tmp_path: Path, virtual_device: AdbDevice, reference_outputs: object
+    qnnfarm: Run, tmp_path: Path, virtual_device: AdbDevice, small_bundle: Path
 ) -> None:
-    container = tmp_path / "container"
-    target = ("--target", "SM8750:emulator")
-    built = qnnfarm("build", tiny_llama.folder(), *target, *SHAPE, "--out", container)
-    assert built.returncode == 0, built.stderr
     little = ("-p", "8", "-n", "2", "-r", "1", "-w", "0", "--no-gate", "--json")
     speed = ("--metric", "decode_tokens_per_s", "--threshold", "1")
     judged = (*speed, "--sessions", "5", "--judge-emulator")
     where = ("--device", virtual_device.serial, "--db", tmp_path / "r.db")
-    done = qnnfarm("compare", container, container, *where, *judged, *little, timeout_s=1200)
+    done = qnnfarm("compare", small_bundle, small_bundle, *where, *judged, *little, timeout_s=1200)
     answer = json.loads(done.stdout)
     # A loss of everything is allowed, so that no noise makes a regression of it.
     assert (done.returncode, answer["verdict"]) in {
@@ -60,16 +54,18 @@ def test_what_can_have_no_verdict_is_refused_first(
 
 
 def test_a_refused_measurement_leaves_no_database(
-    qnnfarm: Run, adb_server: object, tiny_bundle: Path, tmp_path: Path
+    qnnfarm: Run, adb_server: object, small_bundle: Path, tmp_path: Path
 ) -> None:
     text = tmp_path / "text.txt"
     text.write_text("In the beginning. " * 500)
-    commands = (["bench"], ["compare", tiny_bundle], ["perplexity", "--text", text])
+    commands = (["bench"], ["compare", small_bundle], ["perplexity", "--text", text])
     for command, *more in commands:
         db = tmp_path / f"{command}.db"
-        done = qnnfarm(command, tiny_bundle, *more, "--db", db, "--device", "nosuch", "--wait", "0")
+        done = qnnfarm(
+            command, small_bundle, *more, "--db", db, "--device", "nosuch", "--wait", "0"
+        )
         assert done.returncode == 2, done.stderr
         assert "'nosuch'" in done.stderr
         assert not db.exists()
-    done = qnnfarm("bench", tiny_bundle, "--db", tmp_path / "no" / "x.db", "--device", "nosuch")
+    done = qnnfarm("bench", small_bundle, "--db", tmp_path / "no" / "x.db", "--device", "nosuch")
     assert "its folder does not exist" in done.stderr

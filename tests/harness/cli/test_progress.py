@@ -75,12 +75,12 @@ def _on_a_terminal(*arguments: str | Path) -> str:
 
 
 def test_a_command_shows_what_it_pushes_and_only_that(
-    adb_server: AdbServer, tiny_bundle: Path
+    adb_server: AdbServer, small_bundle: Path
 ) -> None:
     name = f"progress-{os.getpid()}"
     serial = manager.start(name, "SM8750").serial
     adb_server.connect(serial)
-    query = ("generate", tiny_bundle, "--device", serial, "--prompt", "In", "--max-tokens", "1")
+    query = ("generate", small_bundle, "--device", serial, "--prompt", "In", "--max-tokens", "1")
     try:
         assert f"push to {serial}" in _on_a_terminal(*query)
         assert f"push to {serial}" not in _on_a_terminal(*query)

@@ -108,12 +108,12 @@ QUICK = {"kind": "command", "label": "quick", "command": ["echo", "it's $HOME"]}
 
 
 def test_a_matrix_of_all_kinds_of_work_is_measured(
-    lab: Lab, start: Start, tiny_bundle: Path
+    lab: Lab, start: Start, small_bundle: Path
 ) -> None:
     text = lab.folder / "text.txt"
     text.write_text("In the beginning God created the heaven and the earth. " * 60)
     plan = lab.plan(
-        containers=[{"path": str(tiny_bundle), "label": "tiny"}],
+        containers=[{"path": str(small_bundle), "label": "tiny"}],
         devices=[{"soc": "SM8750", "label": "phone"}],
         workloads=[
             {"kind": "bench", "prompt_tokens": 16, "new_tokens": 4, "repetitions": 1,
@@ -246,7 +246,7 @@ def refused(adb_environment: Path, tmp_path: Path) -> Callable[..., str]:
 
 
 def test_a_plan_that_cannot_be_used_is_refused_before_anything_runs(
-    refused: Callable[..., str], tmp_path: Path, tiny_bundle: Path
+    refused: Callable[..., str], tmp_path: Path, small_bundle: Path
 ) -> None:
     bench: dict[str, object] = {"kind": "bench"}
     missing = {"containers": [{"path": "../../no/such"}], "workloads": [bench]}
@@ -264,17 +264,17 @@ def test_a_plan_that_cannot_be_used_is_refused_before_anything_runs(
         f"qnnfarm: {file}, line 1, device: there is no such key: did you mean devices?"
     )
     long = {
-        "containers": [{"path": str(tiny_bundle)}],
+        "containers": [{"path": str(small_bundle)}],
         "workloads": [{**bench, "prompt_tokens": 500}],
     }
     assert refused(long).startswith("workloads[0].prompt_tokens: ")
 
 
 def test_after_a_kill_it_goes_on_and_repeats_nothing(
-    lab: Lab, start: Start, tiny_bundle: Path
+    lab: Lab, start: Start, small_bundle: Path
 ) -> None:
     plan = lab.plan(
-        containers=[{"path": str(tiny_bundle), "label": "tiny"}],
+        containers=[{"path": str(small_bundle), "label": "tiny"}],
         workloads=[
             {"kind": "bench", "prompt_tokens": 16, "new_tokens": 4, "repetitions": 1,
              "warmup": 0, "sessions": 3},
@@ -329,10 +329,10 @@ def test_an_interrupt_leaves_no_process_and_no_lease(lab: Lab, start: Start) -> 
 
 
 def test_an_interrupt_of_a_benchmark_is_stored_as_such_and_cleaned(
-    lab: Lab, start: Start, tiny_bundle: Path
+    lab: Lab, start: Start, small_bundle: Path
 ) -> None:
     plan = lab.plan(
-        containers=[{"path": str(tiny_bundle)}],
+        containers=[{"path": str(small_bundle)}],
         workloads=[{"kind": "bench", "label": "long", "repetitions": 500, "warmup": 0}],
         conditions="none",
         telemetry=False,

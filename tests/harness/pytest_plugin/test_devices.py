@@ -91,11 +91,11 @@ def test_fails(run_container):
 
 
 def test_a_container_runs_and_what_it_measures_is_kept(
-    farm: Farm, two_devices: tuple[str, str], tiny_bundle: Path, tmp_path: Path
+    farm: Farm, two_devices: tuple[str, str], small_bundle: Path, tmp_path: Path
 ) -> None:
     db = tmp_path / "results.db"
     outcome = farm(
-        _RUNS, f"--device=virtual:{two_devices[0]}", "--container", tiny_bundle,
+        _RUNS, f"--device=virtual:{two_devices[0]}", "--container", small_bundle,
         "--qnnfarm-db", db,
     )  # fmt: skip
     assert outcome.counts() == {"tests": 3, "failures": 1}, outcome.output
@@ -103,7 +103,7 @@ def test_a_container_runs_and_what_it_measures_is_kept(
         runs = store.list_runs(RunFilter())
     by_id = {run.id: run for run in runs}
     assert [run.status for run in runs] == ["done"] * 3, runs
-    name = tiny_bundle.name
+    name = small_bundle.name
     loose = {run.label: run for run in runs if run.workload.prompt_tokens is None}
     assert set(loose) == {"test_it.py::test_prompt", "pp3"}
     assert len(loose["test_it.py::test_prompt"].values("ttft_s")) == 2
@@ -114,7 +114,7 @@ def test_a_container_runs_and_what_it_measures_is_kept(
     assert bench.label == "test_it.py::test_bench"
 
     assert "| model " in outcome.output
-    rows = [line for line in outcome.output.splitlines() if line.startswith("| tiny_llama")]
+    rows = [line for line in outcome.output.splitlines() if line.startswith("| small_llama")]
     assert [row.split("|")[6].strip() for row in rows] == ["pp3", "pp32"]
     assert "its speed says nothing about hardware speed" in outcome.output
 

@@ -40,11 +40,11 @@ def _runs(db: Path) -> tuple[Run, ...]:
 
 
 def test_only_what_passed_is_a_result(
-    farm: Farm, two_devices: tuple[str, str], tiny_bundle: Path, tmp_path: Path
+    farm: Farm, two_devices: tuple[str, str], small_bundle: Path, tmp_path: Path
 ) -> None:
     db = tmp_path / "results.db"
     outcome = farm(
-        _ENDS, f"--device=virtual:{two_devices[0]}", "--container", tiny_bundle,
+        _ENDS, f"--device=virtual:{two_devices[0]}", "--container", small_bundle,
         "--qnnfarm-db", db,
     )  # fmt: skip
     found = {run.label.partition("::")[2]: (run.status, run.error) for run in _runs(db)}
@@ -68,11 +68,11 @@ def test_two_lengths(run_container, record_measurement, n):
 
 
 def test_workloads_are_kept_apart_and_sessions_together(
-    farm: Farm, two_devices: tuple[str, str], tiny_bundle: Path, tmp_path: Path
+    farm: Farm, two_devices: tuple[str, str], small_bundle: Path, tmp_path: Path
 ) -> None:
     db = tmp_path / "results.db"
     outcome = farm(
-        _WORKLOADS, f"--device=virtual:{two_devices[0]}", "--container", tiny_bundle,
+        _WORKLOADS, f"--device=virtual:{two_devices[0]}", "--container", small_bundle,
         "--qnnfarm-db", db, "--repeat=2",
     )  # fmt: skip
     assert outcome.returncode == 0, outcome.output

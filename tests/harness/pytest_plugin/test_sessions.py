@@ -84,16 +84,18 @@ def test_measures(run_container, record_measurement):
 
 
 def test_workers_of_xdist_share_the_pool(
-    farm: Farm, two_devices: tuple[str, str], tiny_bundle: Path, pytester: pytest.Pytester
+    farm: Farm, two_devices: tuple[str, str], small_bundle: Path, pytester: pytest.Pytester
 ) -> None:
     specs = [f"--device=virtual:{name}" for name in two_devices]
-    outcome = farm(_WORKERS, *specs, "-n2", "--dist=load", "--container", tiny_bundle, "--repeat=2")
+    outcome = farm(
+        _WORKERS, *specs, "-n2", "--dist=load", "--container", small_bundle, "--repeat=2"
+    )
     assert outcome.counts() == {"tests": 16, "failures": 2}, outcome.output
     assert "dmesg of" in outcome.output
     used = {path.name.partition("-")[2] for path in pytester.path.glob("used-*")}
     assert {name.partition("-")[2] for name in used} == set(two_devices), used
     assert not list(pytester.path.glob("held-*"))
-    rows = [line for line in outcome.output.splitlines() if line.startswith("| tiny_llama")]
+    rows = [line for line in outcome.output.splitlines() if line.startswith("| small_llama")]
     assert {row.split("|")[6].strip() for row in rows} == {"pp32"}, outcome.output
     (db,) = (pytester.path / "tmp").glob("qnnfarm-results.db")
     with ResultsStore.open(db, create=False) as store:

@@ -94,9 +94,9 @@ def measuring(
 def test_what_is_benched_is_kept_there(
     measuring: Callable[..., Done],
     postgresql: PostgresqlPlace,
-    tiny_bundle: Path,
+    small_bundle: Path,
 ) -> None:
-    bench = measuring("bench", tiny_bundle, *SHORT, "--json")
+    bench = measuring("bench", small_bundle, *SHORT, "--json")
     assert bench.returncode == 0, bench.stderr
     (first,) = json.loads(bench.stdout)["benchmarks"][0]["sessions"]
     assert postgresql.server.password not in bench.stdout + bench.stderr
@@ -109,10 +109,10 @@ def test_what_is_benched_is_kept_there(
 def test_what_is_scored_is_kept_there(
     measuring: Callable[..., Done],
     postgresql: PostgresqlPlace,
-    tiny_bundle: Path,
+    small_bundle: Path,
 ) -> None:
     text = tiny_llama.folder() / "text" / "heldout.txt"
-    scored = measuring("perplexity", tiny_bundle, "--text", text, "--windows", "1", "--json")
+    scored = measuring("perplexity", small_bundle, "--text", text, "--windows", "1", "--json")
     assert scored.returncode == 0, scored.stderr
     with ResultsStore.open(postgresql.location, create=False) as store:
         (run,) = store.list_runs(RunFilter(kind="perplexity"))
@@ -132,11 +132,11 @@ workloads:
 def test_a_plan_goes_on_where_it_was(
     measuring: Callable[..., Done],
     postgresql: PostgresqlPlace,
-    tiny_bundle: Path,
+    small_bundle: Path,
     tmp_path: Path,
 ) -> None:
     plan = tmp_path / "plan.yaml"
-    plan.write_text(PLAN.format(container=tiny_bundle))
+    plan.write_text(PLAN.format(container=small_bundle))
     dry = measuring("run", plan, "--dry-run", named=False)
     assert dry.returncode == 0, dry.stderr
     assert postgresql.server.password not in dry.stdout + dry.stderr

@@ -26,7 +26,7 @@ from tests.harness.results.conftest import _make_run
 
 
 def test_sides_take_turns_on_the_same_device(
-    virtual_device: AdbDevice, tiny_bundle: Path, tmp_path: Path
+    virtual_device: AdbDevice, small_bundle: Path, tmp_path: Path
 ) -> None:
     held: list[int] = []
 
@@ -35,7 +35,7 @@ def test_sides_take_turns_on_the_same_device(
         held.append(number)
         yield virtual_device
 
-    container = GenAIContainer.load(tiny_bundle)
+    container = GenAIContainer.load(small_bundle)
     bench = Bench(prompt_tokens=4, new_tokens=2, repetitions=1, warmup=0)
     with LazyResultsStore(str(tmp_path / "results.db")) as store:
         series = BenchSeries(devices, store)
@@ -61,9 +61,9 @@ def test_sides_take_turns_on_the_same_device(
 
 
 def test_a_side_that_its_perplexity_fails_is_refused_before_the_other_runs(
-    virtual_device: AdbDevice, tiny_bundle: Path, tmp_path: Path
+    virtual_device: AdbDevice, small_bundle: Path, tmp_path: Path
 ) -> None:
-    a = GenAIContainer.load(tiny_bundle)
+    a = GenAIContainer.load(small_bundle)
     b = copy.copy(a)
     other = a.metadata.model_copy(update={"container_sha256": "b" * 64})
     object.__setattr__(b, "metadata", other)

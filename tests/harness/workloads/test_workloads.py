@@ -39,10 +39,10 @@ def store(tmp_path: Path) -> Iterator[ResultsStore]:
 
 
 @pytest.fixture
-def session(virtual_device: AdbDevice, tiny_bundle: Path, tmp_path: Path) -> Iterator[Session]:
+def session(virtual_device: AdbDevice, small_bundle: Path, tmp_path: Path) -> Iterator[Session]:
     (tmp_path / "text.txt").write_text(TEXT)
     options = SessionOptions(folder=tmp_path)
-    with Session(virtual_device, GenAIContainer.load(tiny_bundle), options) as opened:
+    with Session(virtual_device, GenAIContainer.load(small_bundle), options) as opened:
         yield opened
 
 
@@ -163,8 +163,8 @@ def test_a_command_needs_no_container_and_no_store(virtual_device: AdbDevice) ->
     ids=lambda workload: workload.kind,
 )
 def test_a_container_of_too_short_a_context_is_refused(
-    tiny_bundle: Path, workload: AnyWorkload
+    small_bundle: Path, workload: AnyWorkload
 ) -> None:
     with pytest.raises(PromptTooLongError) as caught:
-        workload.check(GenAIContainer.load(tiny_bundle))
+        workload.check(GenAIContainer.load(small_bundle))
     assert "\n" not in str(caught.value)
