@@ -41,12 +41,19 @@ def after(operation: str, do: Callable[[], object]) -> Callable[[StageRecord], N
     return on_stage
 
 
+@pytest.fixture(scope="module")
+def clean(tiny_export: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """SHA-256 of the container that nobody disturbs."""
+    folder = tmp_path_factory.mktemp("clean")
+    model = Path(shutil.copytree(tiny_export, folder / "model"))
+    return small_builder(model, folder / "cache").build().metadata.container_sha256
+
+
 @pytest.mark.parametrize("operation", ["import", "transform"])
 def test_weights_that_are_written_over_end_the_build_and_spoil_no_entry(
-    operation: str, model: Path, tmp_path: Path
+    operation: str, model: Path, clean: str, tmp_path: Path
 ) -> None:
     """Stages link to the user's files: whoever writes into those writes into the links."""
-    clean = small_builder(model, tmp_path / "clean").build().metadata.container_sha256
     (weights,) = model.glob("*.safetensors")
     before = weights.read_bytes()
 

@@ -24,8 +24,8 @@ def small_builder(folder: Path, cache: Path) -> GenAIBuilderHTP:
     )
 
 
-@pytest.mark.parametrize("name", ["Llama 3.2 (мой)\n[b]", "a" * 240])
-def test_a_folder_may_have_any_name(name: str, tmp_path: Path) -> None:
+def test_a_folder_may_have_any_name(tmp_path: Path) -> None:
+    name = f"Llama 3.2 (мой)\n[b]{'a' * 200}"
     model = copy_of_export("torchscript-llama", tmp_path / name)
     container = small_builder(model, tmp_path / "cache").build()
     assert GenAIContainer.load(container.path).metadata.model.name == plain_name(name)

@@ -47,11 +47,16 @@ def fill(store: ResultsStore, make_run: Callable[..., Run]) -> Fill:
     return write
 
 
+IN_A_FILE = pytest.mark.parametrize("place", ["sqlite"], indirect=True)
+"""For what is computed from results once they are read, which the tests of both engines do."""
+
+
 def decode(store: ResultsStore) -> Series:
     (series,) = read_series(store, DECODE)
     return series
 
 
+@IN_A_FILE
 def test_a_loss_has_its_night_and_commits(store: ResultsStore, fill: Fill) -> None:
     fill([50.0] * 20 + [40.0] * 3)
     series = decode(store)
@@ -65,6 +70,7 @@ def test_a_loss_has_its_night_and_commits(store: ResultsStore, fill: Fill) -> No
     assert "pp64+tg16" in series.name
 
 
+@IN_A_FILE
 def test_another_container_of_one_name_goes_on_with_the_series(
     store: ResultsStore, fill: Fill, make_run: Callable[..., Run]
 ) -> None:
@@ -76,6 +82,7 @@ def test_another_container_of_one_name_goes_on_with_the_series(
     assert f"container {'a' * 12} → {'b' * 12}" in series.differences(change)
 
 
+@IN_A_FILE
 def test_what_is_not_comparable_is_another_series(
     store: ResultsStore, fill: Fill, make_run: Callable[..., Run]
 ) -> None:
@@ -127,6 +134,7 @@ def test_a_loss_is_told_once_and_fixed_by_its_recovery(store: ResultsStore, fill
     assert (settled.state, settled.note) == ("fixed", f"recovered on 2026-01-29 at {'28' * 6}")
 
 
+@IN_A_FILE
 def test_only_what_is_new_is_reviewed(
     store: ResultsStore, fill: Fill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,6 +147,7 @@ def test_only_what_is_new_is_reviewed(
     assert [alert.metric.key for alert in alerts.review_new(store)] == ["decode_tokens_per_s"]
 
 
+@IN_A_FILE
 @pytest.mark.parametrize("state", ["acknowledged", "expected", "fixed"])
 def test_a_settled_loss_stays_settled(
     store: ResultsStore, fill: Fill, state: alerts.AlertState
@@ -153,6 +162,7 @@ def test_a_settled_loss_stays_settled(
     assert (kept.id, kept.state) == (alert.id, state)
 
 
+@IN_A_FILE
 def test_alerts_of_one_cause_are_one_group(store: ResultsStore, fill: Fill) -> None:
     fill([50.0] * 20 + [40.0] * 2)
     (one,) = alerts.review(store, read_series(store, DECODE))

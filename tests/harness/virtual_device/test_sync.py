@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from harness.virtual_device.events import EventLog
 
 _TMP = "/data/local/tmp"
-_BIG = 300 * 1000 * 1000
+_BIG = 100 * 1000 * 1000
 
 
 def _write_noise(path: Path, size: int) -> str:
@@ -58,7 +58,7 @@ def test_round_trip(on_device: Adb, tmp_path: Path, size: int) -> None:
     assert _sha256(tmp_path / "back") == digest
 
 
-def test_round_trip_of_300_megabytes(
+def test_round_trip_of_100_megabytes(
     start_device: Callable[..., VirtualDevice],
     adb: Adb,
     tmp_path: Path,
