@@ -3,8 +3,6 @@
 import io
 import os
 import pty
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from harness import console
 from harness.cli.progress import deploy_progress
 from harness.devices.adb.client import AdbServer
 from harness.virtual_device import manager
+from tests.command_line import start
 
 _ESC = "\x1b"
 
@@ -57,16 +56,13 @@ def _on_a_terminal(*arguments: str | Path) -> str:
 
     reader = threading.Thread(target=read)
     reader.start()
+    variables = os.environ | {"TERM": "xterm", "COLUMNS": "120"}
     try:
-        subprocess.run(
-            [sys.executable, "-m", "harness.cli", *map(str, arguments)],
-            env={**os.environ, "TERM": "xterm", "COLUMNS": "120"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=theirs,
-            timeout=280,
-            check=True,
-        )
+        with Path(os.devnull).open("wb") as nothing, open(theirs, "wb", closefd=False) as terminal:
+            streams = (nothing, terminal)
+            process = start([*map(str, arguments)], cwd=Path.cwd(), env=variables, streams=streams)
+            process.join(280)
+            assert process.exitcode == 0
     finally:
         os.close(theirs)
         reader.join(120)
