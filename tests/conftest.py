@@ -191,6 +191,16 @@ def build_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return shared / "build-cache"
 
 
+def made_once(folder: Path, make: Callable[[Path], object]) -> Path:
+    """A folder that one of the xdist workers fills and the others find filled."""
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            making = folder.with_name(f"{folder.name}.making")
+            make(making)
+            making.rename(folder)
+    return folder
+
+
 def plan_reference(cache: Path, target: str) -> Build:
     """The build that the demo does: AR 1 and 32, context 192, two parts."""
     builder = GenAIBuilderFactory.create(tiny_llama.folder(), cache_root=cache)

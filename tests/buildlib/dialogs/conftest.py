@@ -1,6 +1,7 @@
 """Dialogs of the real Genie on the emulator, with the trained model built in one part."""
 
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from buildlib.targets import parse_target
 from buildlib.toolchains.compile_config import CompileConfig
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from buildlib.toolchains.ort_qnn.wheel import find_libraries
+from tests.conftest import made_once
 
 
 @dataclass(frozen=True)
@@ -84,17 +86,30 @@ class GenieLab:
 
 
 @pytest.fixture(scope="session")
-def genie_lab(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> GenieLab:
+def genie_lab(trained: Path, build_cache: Path) -> GenieLab:
     """The trained model, exported."""
-    text = (trained / "text" / "calibration.txt").read_text()
-    folder = tmp_path_factory.mktemp("lab")
-    return GenieLab(export_checkpoint(trained, text, folder, GraphShape(32, 192)))
+
+    def export(folder: Path) -> None:
+        text = (trained / "text" / "calibration.txt").read_text()
+        export_checkpoint(trained, text, folder, GraphShape(32, 192))
+
+    return GenieLab(made_once(build_cache.with_name("genie-lab"), export))
 
 
 @pytest.fixture(scope="session")
 def plain_dialog(
-    genie_lab: GenieLab, tmp_path_factory: pytest.TempPathFactory
+    genie_lab: GenieLab, build_cache: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, GenieConfig]:
-    """The trained model as it is, compiled: its folder, and its configuration."""
+    """The trained model as it is, compiled: a folder of its worker, and its configuration."""
+
+    def build(folder: Path) -> None:
+        folder.mkdir()
+        config = genie_lab.compile(genie_lab.export / "model.onnx", folder)
+        (folder / "genie_config.json").write_text(config.to_json())
+
+    built = made_once(build_cache.with_name("plain-dialog"), build)
     folder = tmp_path_factory.mktemp("plain")
-    return folder, genie_lab.compile(genie_lab.export / "model.onnx", folder)
+    skip = shutil.ignore_patterns("*.onnx", "*.dlc", "*.safetensors", "*.encodings")
+    shutil.copytree(built, folder, ignore=skip, dirs_exist_ok=True)
+    config = GenieConfig.model_validate_json((folder / "genie_config.json").read_text())
+    return folder, config
