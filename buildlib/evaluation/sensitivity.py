@@ -126,7 +126,7 @@ def rank_tensors(
     units = [unit for unit in find_units(graphs, encodings, model.ar) if unit.kind in kinds]
     if chosen == "layer":
         units = _by_layer(units, len(graphs))
-    noise = model.record(encodings) | _weight_noise(graphs, encodings)
+    noise = model.record(encodings) | _weight_noise(model, graphs, encodings)
     measured = model.measure([unit.low for unit in units] + [encodings], progress=progress)
     without: Sequence[Measured | None] = [None] * len(units)
     if both_ways:
@@ -270,16 +270,20 @@ def _weights_of(graphs: Sequence[ir.Graph]) -> int:
     )
 
 
-def _weight_noise(graphs: Sequence[ir.Graph], encodings: Quantized) -> dict[str, float]:
-    """Return the SQNR of each weight of a matrix, in dB."""
+def _weight_noise(
+    model: SensitivityModel, graphs: Sequence[ir.Graph], encodings: Quantized
+) -> dict[str, float]:
+    """Return the SQNR in dB of each weight of a matrix, against that of the float model."""
     found = {}
     for graph in graphs:
         for name, (value, axis) in _matrices(graph).items():
             if name not in encodings or encodings[name].dtype != "INT" or value.const_value is None:
                 continue
             array, grid = tensor_array(value.const_value), weight_grid(encodings[name])
+            changed = model.weight(name, encodings)
+            stored = array if changed is None else tensor_array(changed)
             try:
-                rounded = grid.dequantize(grid.quantize(array, axis), axis)
+                rounded = grid.dequantize(grid.quantize(stored, axis), axis)
             except ValueError as error:
                 raise EncodingsError(name, str(error)) from error
             found[name] = sqnr_db(array, rounded)

@@ -21,10 +21,14 @@ import onnx_ir as ir
 from buildlib.checkpoint.config import DecoderConfig
 from buildlib.encodings.grid import Grid, activation_grid
 from buildlib.encodings.model import Encoding
+from buildlib.errors import CalibrationError
 from buildlib.graph import interface
+from buildlib.graph.files import load_model, tensor_array
 from buildlib.graph.values import is_parameter, source_of
 from buildlib.quantize.grids import activation_names, parameter_uses
 from buildlib.quantize.rewriter import NOISE, SIGNAL, QdqRewriter
+from buildlib.quantize.structure import channel_axis
+from buildlib.quantize.tensor_writer import replace_constant
 from buildlib.quantize.weight_file import WeightFile
 from buildlib.reference.divergence import Divergence
 from buildlib.reference.evaluation import FloatLogits, Measurement
@@ -57,6 +61,8 @@ class SensitivityModel(AbstractContextManager["SensitivityModel"]):
         model_path: in canonical form, at a prefill shape.
         config: configuration of the model.
         windows: token ids without bos; each is cut to whole calls.
+        changed: weights that the quantized model has in place of the float ones, by
+            `changed_weights`; a variant has them where it has the encodings that go with them.
 
     Attributes:
         names: the values of each segment that can be quantized. The border into a segment belongs
@@ -69,8 +75,14 @@ class SensitivityModel(AbstractContextManager["SensitivityModel"]):
     """
 
     def __init__(
-        self, model_path: Path, config: DecoderConfig, windows: Sequence[Sequence[int]]
+        self,
+        model_path: Path,
+        config: DecoderConfig,
+        windows: Sequence[Sequence[int]],
+        changed: Mapping[str, ir.TensorProtocol] | None = None,
     ) -> None:
+        self._changed_weights = dict(changed or {})
+        self._own: Quantized = {}
         bos = config.bos_token_id
         self._loop = SegmentLoop(model_path, config, [[bos, *window[:-1]] for window in windows])
         ar = self._loop.shape.ar
@@ -110,9 +122,13 @@ class SensitivityModel(AbstractContextManager["SensitivityModel"]):
     def record(self, encodings: Quantized) -> dict[str, float]:
         """Run the model in float, and keep its logits as the reference of all variants.
 
+        Args:
+            encodings: of the quantized model.
+
         Returns:
             SQNR in dB of each activation with an encoding: 10 log10(sum(x^2) / sum((x - q(x))^2)).
         """
+        self._own = encodings
         sums: dict[str, float] = {}
 
         def see(outputs: Arrays, n_tokens: int) -> None:
@@ -203,9 +219,18 @@ class SensitivityModel(AbstractContextManager["SensitivityModel"]):
 
     def _open(self, index: int, encodings: Quantized) -> AbstractContextManager[SegmentRunner]:
         chosen = self._at(index, encodings)
-        return self._loop.open_segment(
-            index, change=lambda model: round_values(model, chosen, self._weights)
-        )
+
+        def change(model: ir.Model) -> None:
+            for name, tensor in self._changed_weights.items():
+                if name in chosen and chosen[name] is self._own.get(name):
+                    replace_constant(model.graph, name, tensor)
+            round_values(model, chosen, self._weights)
+
+        return self._loop.open_segment(index, change=change)
+
+    def weight(self, name: str, encodings: Quantized) -> ir.TensorProtocol | None:
+        """Return the weight that a variant with these encodings has; None for the float one."""
+        return self._changed_weights.get(name) if name in encodings else None
 
 
 @dataclass
@@ -228,6 +253,44 @@ class _Run:
 
         self.started = True
         self.hidden = segment.run(hidden, on_outputs=see)
+
+
+def changed_weights(float_model: Path, quantized: Path) -> dict[str, ir.TensorProtocol]:
+    """Return the weights that a technique has changed, of two canonical models of one shape.
+
+    Raises:
+        CalibrationError: other constants differ too: the model was rotated, and its weights are no
+            longer those of the float model.
+        ModelFileError: a model cannot be read.
+    """
+    ours, theirs = (load_model(path).graph for path in (float_model, quantized))
+    matrices = {
+        str(source_of(node.inputs[1]).name)
+        for node in ours
+        if channel_axis(node, 1) is not None and node.inputs[1] is not None
+    }
+    found = {}
+    for name, value in theirs.initializers.items():
+        stored = ours.initializers.get(name)
+        if stored is None or stored.const_value is None or value.const_value is None:
+            continue
+        if _same(stored.const_value, value.const_value):
+            continue
+        if name not in matrices:
+            raise CalibrationError(
+                f"{name} is not that of the model in float: its quantization rotated the model, "
+                "and costs of single weights mean nothing then; leave spinquant out"
+            )
+        found[name] = value.const_value
+    return found
+
+
+def _same(one: ir.TensorProtocol, other: ir.TensorProtocol) -> bool:
+    if isinstance(one, ir.ExternalTensor) and isinstance(other, ir.ExternalTensor):
+        places = [(tensor.offset, Path(tensor.path)) for tensor in (one, other)]
+        if places[0][0] == places[1][0] and places[0][1].samefile(places[1][1]):
+            return True
+    return one.shape == other.shape and np.array_equal(tensor_array(one), tensor_array(other))
 
 
 def round_values(model: ir.Model, encodings: Quantized, weights: Path) -> None:

@@ -57,7 +57,8 @@ def save_model(model: ir.Model, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     sources: dict[str, Path] = {}
     for source in {Path(tensor.path) for tensor in external_tensors(model)}:
-        if sources.setdefault(source.name, source) != source:
+        other = sources.setdefault(source.name, source)
+        if other != source and not other.samefile(source):
             raise ModelFileError(path, f"it has weights in two files called {source.name!r}")
     for source in sources.values():
         if source.parent.resolve() != path.parent.resolve():

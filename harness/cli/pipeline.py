@@ -1,7 +1,7 @@
 """`qnnfarm pipeline`: one recipe from a checkpoint to measured text."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 import typer
 from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -9,6 +9,7 @@ from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColum
 from harness.cli.arguments import Json, read_text
 from harness.console import Row, answers, print_json, print_remark, print_rows, progress
 from harness.errors import WrongUseError
+from harness.exit_codes import BAD
 
 if TYPE_CHECKING:
     from harness.pipeline.answer import GenerationAnswer
@@ -126,6 +127,96 @@ def compare(
         print_json({"model": pipe.model_name, **found.as_document()})
     else:
         found.print()
+
+
+@app.command("bisect")
+def bisect(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RECIPE|MODEL|CONTAINER",
+            help="A recipe; or the folder of a checkpoint or ONNX model, which the options below "
+            "quantize; or a container, whose sizes and bits are taken, with its `--model`.",
+        ),
+    ],
+    bound: Annotated[
+        str | None,
+        typer.Option(
+            metavar="P%|N|kl=N",
+            help="Propose mixed precision whose perplexity is at most P percent above float, or at "
+            "most N; or whose KL divergence from float is at most N nats.",
+        ),
+    ] = None,
+    model: Model = None,
+    text: Annotated[
+        Path | None,
+        typer.Option(help="Text to measure on; by default that of the recipe's first metric."),
+    ] = None,
+    windows: Windows = None,
+    by: Annotated[
+        Literal["tensor", "layer"] | None,
+        typer.Option(help="Rank tensors or layers; by default layers of large models."),
+    ] = None,
+    weights_only: Annotated[
+        bool, typer.Option("--weights-only", help="Rank weights alone, which takes less time.")
+    ] = False,
+    both_ways: Annotated[
+        bool,
+        typer.Option("--both-ways", help="Measure too what one gives that alone is left in float."),
+    ] = False,
+    build: Annotated[
+        bool, typer.Option(help="Build the proposal, and check it on the HTP emulator.")
+    ] = True,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="New folder for the proposal's model, which `qnnfarm build` takes."),
+    ] = None,
+    top: Annotated[int, typer.Option(min=1, help="Rows of the ranking to print.")] = 20,
+    quantization: Annotated[
+        str, typer.Option(help="Quantization recipe of a model that is given without a recipe.")
+    ] = "w4a16",
+    ar: Annotated[int | None, typer.Option(min=1, help="Its tokens per prefill call.")] = None,
+    cl: Annotated[int | None, typer.Option(min=1, help="Its context length in tokens.")] = None,
+    target: Annotated[str, typer.Option(help="Its SoC.")] = "SM8750:emulator",
+    json: Json = False,
+) -> None:
+    """Rank tensors or layers by what their quantization costs, and propose mixed precision.
+
+    Each is quantized alone, on this host, with all else in float: SQNR of the tensor and of its
+    layer's output, and the KL divergence of the logits. With `--bound`, the fewest bytes of weights
+    at 8 bits in place of 4 are searched with which the model is within it, measured at each step;
+    the proposal is then built and checked on the emulator. Exits 1 if the bound is not met.
+    """
+    from buildlib.evaluation.proposal import QualityBound
+    from buildlib.evaluation.sensitivity import UNIT_KINDS
+    from harness.pipeline.bisect import BisectOptions, bisect_pipeline, recipe_of
+    from harness.pipeline.llm import LLMPipeline
+
+    wanted = BisectOptions(
+        bound=None if bound is None else QualityBound.parse(bound),
+        granularity=by,
+        kinds=("weight",) if weights_only else UNIT_KINDS,
+        both_ways=both_ways,
+        build=build,
+        out=None if out is None else out.absolute(),
+    )
+    if out is not None and out.exists():
+        raise WrongUseError(f"{out} is there already; name a new folder")
+    content = None if text is None else read_text(text)
+    if source.suffix in {".yaml", ".yml"}:
+        pipe = LLMPipeline.from_pretrained(model, recipe=source)
+    else:
+        found, recipe = recipe_of(source, model, quantization, (ar, cl), target)
+        pipe = LLMPipeline.from_pretrained(found, recipe=recipe)
+    with StageBar(pipe.config.settings.log_level) as bar:
+        pipe.add_observer(bar)
+        result = bisect_pipeline(pipe, content, windows, wanted)
+    if json:
+        print_json({"model": pipe.model_name, **result.as_document()})
+    else:
+        result.print(top)
+    if not result.met:
+        raise typer.Exit(BAD)
 
 
 @app.command("stages")

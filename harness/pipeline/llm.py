@@ -328,7 +328,7 @@ class LLMPipeline:
         stages = [(name, self._made("compare()", name)) for name in self.completed]
         if not stages:
             self._made("compare()")
-        compared = ComparedText(float_folder(stages[0][1]), *self._text(text, windows))
+        compared = ComparedText(float_folder(stages[0][1]), *self.text_to_compare(text, windows))
         found = compare_on_host(stages, compared, self.cache_root / self.model_name)
         for one in found.stages:
             if one.values:
@@ -344,8 +344,20 @@ class LLMPipeline:
             emulator = session.properties.emulator
         return replace(found, stages=(*found.stages, row), emulator=emulator)
 
-    def _text(self, text: str | None, windows: int | None) -> tuple[str, int | None]:
-        """Return the text of a comparison and its number of windows."""
+    def outputs(self, stage: str | None = None) -> dict[str, object]:
+        """Return the outputs of all finished stages by name, up to `stage`.
+
+        Raises:
+            PipelineStateError: no stage has run, or not this one.
+        """
+        return self._made("outputs()", stage)
+
+    def text_to_compare(self, text: str | None, windows: int | None) -> tuple[str, int | None]:
+        """Return the text of a comparison, by default the recipe's, and its number of windows.
+
+        Raises:
+            RecipeError: no text is given, and the recipe names none.
+        """
         wanted = self.config.settings.evaluator_config
         if text is not None:
             return text, windows or DEFAULT_WINDOWS

@@ -12,7 +12,7 @@ import pytest
 from buildlib.checkpoint.config import DecoderConfig, load_config
 from buildlib.encodings.grid import weight_grid
 from buildlib.encodings.model import Encoding, Encodings
-from buildlib.errors import InvalidOptionError
+from buildlib.errors import CalibrationError, InvalidOptionError
 from buildlib.evaluation.proposal import (
     QualityBound,
     measure_sweep,
@@ -20,11 +20,13 @@ from buildlib.evaluation.proposal import (
     propose_precision,
 )
 from buildlib.evaluation.sensitivity import UNIT_KINDS, Granularity, Sensitivity, rank_tensors
-from buildlib.evaluation.sweep import SensitivityModel
+from buildlib.evaluation.sweep import SensitivityModel, changed_weights
 from buildlib.graph.files import load_model, save_model, tensor_array
 from buildlib.quantize.bitwidths import Bitwidths
+from buildlib.quantize.optimization import optimize_weights
 from buildlib.quantize.qdq import apply_encodings
 from buildlib.quantize.recipe import complete_encodings
+from buildlib.quantize.techniques.base import FloatModel
 from buildlib.reference.divergence import Divergence
 from buildlib.reference.evaluation import evaluate_model, record_float
 from buildlib.reference.host_loop import HostLoop
@@ -106,6 +108,31 @@ def test_variants_are_those_of_models_made_another_way(
         alone = evaluate_model(loop, reference)
     assert one.divergence.kl == pytest.approx(alone.kl, rel=0.02)
     assert 0 < one.divergence.kl < wanted.kl
+
+
+def test_weights_that_a_technique_changed_count_as_changed(
+    tiny_export: Path, config: DecoderConfig, tmp_path: Path
+) -> None:
+    path, bits = tiny_export / "model.onnx", Bitwidths(param_bitwidth=4)
+    given = FloatModel(path, Encodings(), config, WINDOWS, bits)
+    made = optimize_weights(given, ["gptq"], tmp_path)
+    encodings = complete_encodings(made.path, made.encodings, config, WINDOWS, bits)
+    qdq = apply_encodings(made.path, encodings, tmp_path / "changed_qdq.onnx")
+    with (
+        record_float(path, config, WINDOWS) as reference,
+        HostLoop({16: [OnnxRunner(qdq)]}, config) as loop,
+    ):
+        wanted = evaluate_model(loop, reference)
+    changed = changed_weights(path, made.path)
+    assert len(changed) == 14
+    with SensitivityModel(path, config, WINDOWS, changed) as model:
+        model.record(encodings.by_name())
+        [found] = model.measure([encodings.by_name()])
+    assert found.divergence.kl == pytest.approx(wanted.kl, rel=0.02)
+    (tmp_path / "rotated").mkdir()
+    rotated = optimize_weights(given, ["spinquant"], tmp_path / "rotated")
+    with pytest.raises(CalibrationError, match="leave spinquant out"):
+        changed_weights(path, rotated.path)
 
 
 @pytest.mark.parametrize("granularity", ["tensor", "layer"])
