@@ -30,6 +30,7 @@ class SupportedLLMs(StrEnum):
     BAICHUAN = "baichuan"
     GEMMA = "gemma"
     GEMMA2 = "gemma2"
+    GEMMA3 = "gemma3_text"
     GLM = "glm"
     GLM4 = "glm4"
     GRANITE = "granite"
@@ -139,6 +140,18 @@ _QUERY_SCALE: dict[str, Callable[[Keys], Any]] = {
 }
 
 
+def _alternating(keys: Keys) -> object:
+    """Return the kind of attention of each layer; every `sliding_window_pattern`th sees all."""
+    given, step = keys.get("layer_types"), keys.get("sliding_window_pattern")
+    layers = keys.get("num_hidden_layers")
+    if given is not None or not isinstance(layers, int) or not 0 < layers <= 1024:
+        return given
+    if not isinstance(step, int) or step < 1:
+        return given
+    kinds = ("full_attention", "sliding_attention")
+    return [kinds[(layer + 1) % step != 0] for layer in range(layers)]
+
+
 def _rope_layers(keys: Keys) -> object:
     """Return 1 for each layer with rotary positions and 0 for each without."""
     given = keys.get("no_rope_layers")
@@ -178,13 +191,31 @@ FAMILIES: Mapping[SupportedLLMs, Family] = {
             "tie_word_embeddings": True,
             "query_pre_attn_scalar": 256,
             "sliding_window": 4096,
+            "sliding_window_pattern": 2,
             "attn_logit_softcapping": 50.0,
             "final_logit_softcapping": 30.0,
         },
-        derived=_GEMMA | _QUERY_SCALE,
+        derived=_GEMMA | _QUERY_SCALE | {"layer_types": _alternating},
         needs_bos=True,
         gain_offset=1.0,
         layer_norms=_SANDWICH,
+    ),
+    SupportedLLMs.GEMMA3: Family(
+        ("Gemma3ForCausalLM",),
+        defaults={
+            "head_dim": 256,
+            "tie_word_embeddings": True,
+            "query_pre_attn_scalar": 256,
+            "sliding_window": 4096,
+            "sliding_window_pattern": 6,
+            "rope_theta": 1e6,
+            "rope_local_base_freq": 1e4,
+        },
+        derived=_GEMMA | _QUERY_SCALE | {"layer_types": _alternating},
+        needs_bos=True,
+        gain_offset=1.0,
+        layer_norms=_SANDWICH,
+        qk_norm="head",
     ),
     SupportedLLMs.GLM: Family(
         ("GlmForCausalLM",),

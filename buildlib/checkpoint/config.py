@@ -116,6 +116,8 @@ def merged_rope(config: Mapping[str, Any]) -> dict[str, Any]:
     """
     merged: dict[str, Any] = {}
     parameters = config.get("rope_parameters")
+    if isinstance(parameters, dict) and _LAYER_KINDS & set(parameters):
+        parameters, merged = _by_layer_kind(parameters)
     if isinstance(parameters, dict):
         if any(isinstance(value, dict) for value in parameters.values()):
             raise _unsupported("rope_parameters that differ between layers")
@@ -134,6 +136,20 @@ def merged_rope(config: Mapping[str, Any]) -> dict[str, Any]:
         kind = scaling.get("rope_type", scaling.get("type"))
         merged["rope_scaling"] = _scaling(kind, scaling, config)
     return merged
+
+
+_SLIDING = "sliding_attention"
+_LAYER_KINDS = frozenset({"full_attention", _SLIDING})
+
+
+def _by_layer_kind(parameters: Mapping[str, Any]) -> tuple[object, dict[str, Any]]:
+    """Return rotary parameters of layers that see all, and the base of those with a window."""
+    full, local = parameters.get("full_attention"), parameters.get(_SLIDING)
+    if not isinstance(full, dict) or not isinstance(local, dict) or set(parameters) - _LAYER_KINDS:
+        raise _unsupported("rope_parameters that differ between layers")
+    if local.get("rope_type", "default") != "default":
+        raise _unsupported("rope scaling of layers with a sliding window")
+    return full, {"rope_local_base_freq": local.get("rope_theta")}
 
 
 def _scaling(
@@ -184,6 +200,10 @@ class DecoderConfig(BaseModel):
         architecture: the family, or None: unknown, and then built as its graph and keys say.
         partial_rotary_factor: share of `head_dim` that rotary positions turn, from its start.
         sliding_window: how many tokens back attention reaches, itself included; None for all.
+        rope_local_base_freq: base of the frequencies in layers with a window; None: `rope_theta`,
+            without `rope_scaling` only here.
+        layer_types: for each layer `full_attention` or `sliding_attention`; None: all layers have
+            the sliding window, if there is one.
         attention_bias: whether the projections to queries, keys and values have a bias.
         attention_out_bias: whether the projection after attention has one.
         use_parallel_residual: whether attention and MLP read the same norm.
@@ -212,7 +232,9 @@ class DecoderConfig(BaseModel):
     rope_theta: float = Field(default=10000.0, gt=1.0, allow_inf_nan=False)
     rope_scaling: RopeScaling | None = Field(default=None, discriminator="rope_type")
     partial_rotary_factor: float = Field(default=1.0, gt=0.0, le=1.0)
+    rope_local_base_freq: float | None = Field(default=None, gt=1.0, allow_inf_nan=False)
     sliding_window: Size | None = None
+    layer_types: tuple[Annotated[str, Field(max_length=100)], ...] | None = None
     tie_word_embeddings: bool = False
     hidden_act: Annotated[str, Field(max_length=100)] = "silu"
     attention_bias: bool = False
@@ -255,7 +277,9 @@ class DecoderConfig(BaseModel):
             filled["num_key_value_heads"] = heads
         if filled.get("head_dim") is None:
             filled["head_dim"] = _head_dim(hidden, heads)
-        if filled.get("use_sliding_window") is False:
+        kinds = filled.get("layer_types")
+        no_window = isinstance(kinds, list) and kinds and _SLIDING not in kinds
+        if filled.get("use_sliding_window") is False or no_window:
             filled["sliding_window"] = None
         eos = filled.get("eos_token_id")
         if filled.get("bos_token_id") is None and not family.needs_bos:
@@ -302,11 +326,14 @@ class DecoderConfig(BaseModel):
         """Dimensions of a head that rotary positions turn; there are half as many cosines."""
         return int(self.head_dim * self.partial_rotary_factor)
 
-    @property
-    def context_limit(self) -> tuple[int, str] | None:
-        """The longest context that can be built, and why; None if the model bounds none."""
+    def context_limit(self, *, windowed: bool) -> tuple[int, str] | None:
+        """The longest context that can be built, and why; None if the model bounds none.
+
+        Args:
+            windowed: whether the graph hides by itself what lies before the sliding window.
+        """
         limits = []
-        if self.sliding_window is not None:
+        if self.sliding_window is not None and not windowed:
             why = f"the model looks back {self.sliding_window} tokens at most (sliding_window"
             limits.append((self.sliding_window, why))
         if isinstance(self.rope_scaling, DynamicRopeScaling):
@@ -325,6 +352,16 @@ class DecoderConfig(BaseModel):
         """Factor of attention scores."""
         given = self.attention_multiplier
         return self.head_dim**-0.5 if given is None else given
+
+    def has_window(self, layer: int) -> bool:
+        """Whether a layer looks back `sliding_window` tokens only."""
+        if self.sliding_window is None:
+            return False
+        return self.layer_types is None or self.layer_types[layer] == _SLIDING
+
+    def has_local_rope(self, layer: int) -> bool:
+        """Whether a layer turns queries and keys by frequencies of its own base."""
+        return self.rope_local_base_freq is not None and self.has_window(layer)
 
     def has_rope(self, layer: int) -> bool:
         """Whether a layer turns queries and keys by their positions."""
@@ -348,9 +385,14 @@ class LlamaConfig(DecoderConfig):
         if self.hidden_act not in _ACTIVATIONS:
             known = ", ".join(_ACTIVATIONS)
             raise unsupported(f"hidden_act {self.hidden_act[:40]!r} (known are {known})")
-        if self.no_rope_layers is not None and len(self.no_rope_layers) < self.num_hidden_layers:
-            msg = "no_rope_layers is shorter than num_hidden_layers"
-            raise ValueError(msg)
+        for key in ("no_rope_layers", "layer_types"):
+            given = getattr(self, key)
+            if given is not None and len(given) < self.num_hidden_layers:
+                msg = f"{key} is shorter than num_hidden_layers"
+                raise ValueError(msg)
+        other = next((kind for kind in self.layer_types or () if kind not in _LAYER_KINDS), None)
+        if other is not None:
+            raise unsupported(f"layer_types {other[:40]!r} (known are {', '.join(_LAYER_KINDS)})")
         return self
 
 

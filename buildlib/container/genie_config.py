@@ -45,6 +45,7 @@ from buildlib.container.genie_engine import (
 )
 from buildlib.container.genie_positions import PositionalEncoding, RopeScaling
 from buildlib.container.layout import HTP_CONFIG, TOKENIZER
+from buildlib.graph.interface import LOCAL_PREFIX
 
 GenieDatatype = Literal["float32", "native", "ufixed8", "ufixed16", "sfixed8", "sfixed16"]
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
@@ -335,16 +336,24 @@ def basic_dialog(
     rope_scaling: RopeScaling | None,
     ctx_bins: Sequence[str],
     emulator: bool,
+    local_rope_theta: float | None = None,
 ) -> GenieConfig:
     """The configuration of a plain dialog with a Llama-like model.
+
+    Args:
+        local_rope_theta: base of a second set of rotations, whose inputs have the prefix `local_`.
 
     On the emulator Genie's threads neither spin nor are bound to the big cores that a phone has.
     """
     waits = {"poll": False, "cpu_mask": "0x0", "use_mmap": False} if emulator else {}
     htp = QnnHtp.model_validate({"kv_dim": head_dim, "allow_async_init": False, **waits})
-    encoding = PositionalEncoding(
+    first = PositionalEncoding(
         rope_dim=rotary_dim // 2, rope_theta=rope_theta, rope_scaling=rope_scaling
     )
+    positions: PositionalEncoding | tuple[PositionalEncoding, ...] = first
+    if local_rope_theta is not None:
+        local = {"rope_theta": local_rope_theta, "rope_scaling": None, "prefix": LOCAL_PREFIX}
+        positions = (first, first.model_copy(update=local))
     return GenieConfig(
         dialog=Dialog(
             context=context,
@@ -353,7 +362,7 @@ def basic_dialog(
             engine=Engine(
                 backend=Backend(qnn_htp=htp, extensions=HTP_CONFIG),
                 model=Model(
-                    binary=Binaries(ctx_bins=tuple(ctx_bins)), positional_encoding=encoding
+                    binary=Binaries(ctx_bins=tuple(ctx_bins)), positional_encoding=positions
                 ),
             ),
         )

@@ -255,7 +255,14 @@ class Model(GenieModel):
     type: Annotated[Literal["binary", "library"], WRITTEN] = "binary"
     binary: Binaries | None = None
     library: Library | None = None
-    positional_encoding: PositionalEncoding | None = None
+    positional_encoding: (
+        Annotated[
+            Annotated[PositionalEncoding, One]
+            | Annotated[tuple[PositionalEncoding, ...], Field(min_length=1), Several],
+            OneOrSeveral,
+        ]
+        | None
+    ) = None
     draft_token_map: Text | None = None
 
     @model_validator(mode="after")

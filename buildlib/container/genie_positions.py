@@ -15,6 +15,7 @@ from buildlib.container.config_model import (
     GenieModel,
     Positive,
     Size32,
+    Text,
     refuse,
 )
 
@@ -94,12 +95,17 @@ class PositionalEncoding(GenieModel):
     """Positions of tokens; `rope_dim` is half of the dimensions of a head that turn.
 
     `absolute` hands `position_ids` to the graph, as encoders want them.
+
+    Attributes:
+        prefix: stands before the names of the inputs that take cosines and sines; so layers can
+            turn by several bases.
     """
 
     type: Annotated[Literal["rope", "alibi", "absolute", "none"], WRITTEN] = "rope"
     rope_dim: Count32 | None = None
     rope_theta: Positive | None = None
     rope_scaling: RopeScaling | None = None
+    prefix: Text | None = None
 
     @model_validator(mode="after")
     def _rope_keys_are_of_rope(self) -> Self:

@@ -121,6 +121,8 @@ class EncoderEngine(GenieModel):
         if self.model.draft_token_map is not None:
             raise refuse("an encoder has none", "model", "draft-token-map")
         positions = self.model.positional_encoding
+        if isinstance(positions, tuple):
+            raise refuse("an encoder has one", "model", "positional-encoding")
         if positions is not None and positions.type not in {"rope", "none"}:
             reason = f"an encoder has positions of type rope or none, not {positions.type}"
             raise refuse(reason, "model", "positional-encoding", "type")

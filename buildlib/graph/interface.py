@@ -22,6 +22,13 @@ INPUTS_EMBEDS = "inputs_embeds"
 ATTENTION_MASK = "attention_mask"
 COS = "position_ids_cos"
 SIN = "position_ids_sin"
+LOCAL_PREFIX = "local_"
+"""By which Genie tells a second set of rotations from the first."""
+LOCAL_COS = LOCAL_PREFIX + COS
+LOCAL_SIN = LOCAL_PREFIX + SIN
+ROTATIONS = frozenset({COS, SIN, LOCAL_COS, LOCAL_SIN})
+WINDOW_MASK = "window_mask"
+"""Value inside of graphs: the mask of layers that look back a sliding window only."""
 LOGITS = "logits"
 HIDDEN_STATES = "hidden_states"
 """Input of a draft head: the target's hidden states."""
@@ -77,7 +84,10 @@ def input_shapes(config: DecoderConfig, shape: GraphShape) -> dict[str, tuple[in
         COS: (1, 1, ar, config.rotary_dim // 2),
         SIN: (1, 1, ar, config.rotary_dim // 2),
     }
-    for layer in range(config.num_hidden_layers):
+    layers = range(config.num_hidden_layers)
+    if any(map(config.has_local_rope, layers)):
+        shapes[LOCAL_COS] = shapes[LOCAL_SIN] = shapes[COS]
+    for layer in layers:
         shapes[past_key(layer, "in")] = (kv, 1, dim, past)
         shapes[past_value(layer, "in")] = (kv, 1, past, dim)
     return shapes
@@ -117,7 +127,7 @@ def dims_at(name: str, dims: Sequence[int], shape: GraphShape) -> tuple[int, ...
         return (*dims[:axis], length, *dims[axis + 1 :])
     if name == ATTENTION_MASK:
         return (*dims[:2], shape.ar, shape.cl)
-    if name in {COS, SIN}:
+    if name in ROTATIONS:
         return (*dims[:2], shape.ar, *dims[3:])
     if LORA in name:
         return tuple(dims)

@@ -22,8 +22,9 @@ from buildlib.graph.builder import GraphBuilder
 from buildlib.graph.files import save_model
 from buildlib.graph.rope import rotation_length
 from buildlib.graph.shape import GraphShape, check_context
-from buildlib.graph.values import infer_shapes
+from buildlib.graph.values import infer_shapes, static_shape
 
+_END = (1 << 31) - 1  # of a Slice to the last entry
 _SHORTEST = 1e-12  # a row no longer than this is not divided by its length
 
 
@@ -41,7 +42,7 @@ def build_llama(checkpoint: Checkpoint, shape: GraphShape) -> ir.Model:
         InvalidShapeError: the context is longer than the model can have.
     """
     config = checkpoint.config
-    check_context(shape, config.context_limit)
+    check_context(shape, config.context_limit(windowed=True))
     builder = GraphBuilder()
     inputs = {
         name: builder.input(
@@ -72,12 +73,42 @@ def decode(
     """
     config = checkpoint.config
     outputs: list[ir.Value] = []
+    inputs = dict(inputs)
+    mask = inputs[interface.ATTENTION_MASK]
+    window, length = config.sliding_window, (static_shape(mask) or (0,))[-1]
+    if window is not None and length > window:
+        inputs[interface.WINDOW_MASK] = _window_mask(builder, mask, window)
     for layer in range(config.num_hidden_layers):
         decoder = _Layer(builder, checkpoint, inputs, layer)
         hidden, new_key, new_value = decoder.build(hidden)
         outputs += [new_key, new_value]
     norm = _norm(builder, checkpoint, "model.norm", hidden, "final_norm")
     return [_head(builder, checkpoint, norm), *outputs]
+
+
+def _window_mask(builder: GraphBuilder, mask: ir.Value, window: int) -> ir.Value:
+    """Add the mask of layers that see a sliding window: `mask` with more slots hidden.
+
+    Genie feeds no such mask, but slots stand in the order of positions. So a slot is in the window
+    of a token if the token sees fewer than `window` slots after it, which a running sum counts.
+    """
+
+    def number(value: float) -> ir.Value:
+        return builder.constant(f"factor_{value:.9g}", np.array(value, dtype=np.float32))
+
+    seen = builder.op("Mul", [mask, number(-1.0 / interface.MASKED)], "window_hidden")
+    seen = builder.op("Add", [seen, number(1.0)], "window_seen")
+    axis = builder.constant("int_3", np.array([3], dtype=np.int64))
+    counts = builder.op("CumSum", [seen, axis], "window_counts")
+    bounds = [
+        builder.constant(f"int_{bound}", np.array([bound], dtype=np.int64))
+        for bound in (-1, _END, 3)
+    ]
+    total = builder.op("Slice", [counts, *bounds], "window_total")
+    later = builder.op("Sub", [total, counts], "window_later")
+    near = builder.op("Less", [later, number(window - 0.5)], "window_near")
+    near.dtype = ir.DataType.BOOL
+    return builder.op("Where", [near, mask, number(interface.MASKED)], interface.WINDOW_MASK)
 
 
 def _head(builder: GraphBuilder, checkpoint: Checkpoint, norm: ir.Value) -> ir.Value:
@@ -178,8 +209,8 @@ class _Layer:
         kv, group, dim = config.num_key_value_heads, config.group_size, config.head_dim
         cap = config.attn_logit_softcapping
         factor = config.attention_scale / (cap or 1.0)
-        if config.rotary_dim == dim and config.has_rope(self.index):
-            factor *= rotation_length(config) ** 2
+        if config.rotary_dim == dim:
+            factor *= self._rotation_length**2
         scale = np.array(factor, dtype=np.float32)
         query = op(
             "Mul",
@@ -203,7 +234,7 @@ class _Layer:
         if cap is not None:
             bounded = op("Tanh", [scores], "scores_tanh")
             scores = _scaled(self.builder, bounded, cap, f"layer_{self.index}_scores_capped")
-        masked = op("Add", [scores, self.inputs[interface.ATTENTION_MASK]], "masked_scores")
+        masked = op("Add", [scores, self._mask], "masked_scores")
         weights = op("Softmax", [masked], "attention_weights", axis=-1)
         attended = op("MatMul", [weights, values], "attended")
         attended = op("Transpose", [attended], "attended_by_token", perm=[2, 0, 1, 3])
@@ -267,10 +298,14 @@ class _Layer:
         if not self.config.has_rope(self.index):
             return heads
         op = self._op
-        cos, sin = self.inputs[interface.COS], self.inputs[interface.SIN]
+        local = self.config.has_local_rope(self.index)
+        names = (
+            (interface.LOCAL_COS, interface.LOCAL_SIN) if local else (interface.COS, interface.SIN)
+        )
+        cos, sin = (self.inputs[name] for name in names)
         first, second, *passed = self._halves(heads, which)
         if which == "q" and passed:  # else the scale of all scores has it
-            length = rotation_length(self.config) ** 2
+            length = self._rotation_length**2
             name = f"layer_{self.index}_q_{{}}_scaled"
             first = _scaled(self.builder, first, length, name.format("first"))
             second = _scaled(self.builder, second, length, name.format("second"))
@@ -283,6 +318,17 @@ class _Layer:
             op("Add", [second_cos, first_sin], f"{which}_second_rotated"),
         ]
         return op("Concat", [*halves, *passed], f"{which}_rotated", axis=-1)
+
+    @property
+    def _mask(self) -> ir.Value:
+        whole = self.inputs[interface.ATTENTION_MASK]
+        windowed = self.config.has_window(self.index)
+        return self.inputs.get(interface.WINDOW_MASK, whole) if windowed else whole
+
+    @property
+    def _rotation_length(self) -> float:
+        turned = self.config.has_rope(self.index) and not self.config.has_local_rope(self.index)
+        return rotation_length(self.config) if turned else 1.0
 
     def _halves(self, heads: ir.Value, which: str) -> tuple[ir.Value, ...]:
         """Return the two halves that turn against each other, and what does not turn."""

@@ -35,6 +35,14 @@ def rope_tables(
     return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
 
+def local_rope_tables(
+    config: DecoderConfig, context_length: int
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """Return cosines and sines of layers with a window (`DecoderConfig.rope_local_base_freq`)."""
+    update = {"rope_theta": config.rope_local_base_freq, "rope_scaling": None}
+    return rope_tables(config.model_copy(update=update), context_length)
+
+
 def frequency_divisors(config: DecoderConfig, context_length: int) -> Floats:
     """Return by what a scaling divides each frequency, [rotary_dim/2]."""
     frequencies = _frequencies(config)
@@ -53,7 +61,10 @@ def frequency_divisors(config: DecoderConfig, context_length: int) -> Floats:
 
 
 def rotation_length(config: DecoderConfig) -> float:
-    """Return the length that a scaling gives to pairs of a cosine and a sine."""
+    """Return the length that a scaling gives to pairs of a cosine and a sine.
+
+    Layers whose rotations have a base of their own have no scaling.
+    """
     match config.rope_scaling:
         case YarnRopeScaling(attention_factor=given) | LongRopeScaling(attention_factor=given) if (
             given is not None

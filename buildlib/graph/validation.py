@@ -151,7 +151,7 @@ def _leading_dims(name: str, shape: GraphShape) -> tuple[int, ...] | None:
     """Return the first dimensions that an input must have; None for key/value inputs."""
     if name in {interface.INPUT_IDS, interface.INPUTS_EMBEDS}:
         return 1, shape.ar
-    return (1, 1, shape.ar) if name in {interface.COS, interface.SIN} else None
+    return (1, 1, shape.ar) if name in interface.ROTATIONS else None
 
 
 def _check_bias(node: ir.Node, path: Path) -> None:

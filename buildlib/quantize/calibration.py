@@ -19,7 +19,7 @@ from buildlib.encodings.grid import Grid
 from buildlib.graph import interface
 from buildlib.graph.files import load_model, save_model
 from buildlib.graph.shape import GraphShape
-from buildlib.graph.values import is_parameter, is_real
+from buildlib.graph.values import is_parameter, is_real, static_shape
 from buildlib.reference.runners import Arrays
 from buildlib.reference.segment_loop import SegmentLoop
 
@@ -28,12 +28,16 @@ _LOW, _HIGH = "__low", "__high"
 Range = tuple[float, float]
 _INPUTS: dict[str, Range] = {
     interface.ATTENTION_MASK: (interface.MASKED, 0.0),
-    interface.COS: (-1.0, 1.0),
-    interface.SIN: (-1.0, 1.0),
+    **dict.fromkeys(interface.ROTATIONS, (-1.0, 1.0)),
 }
 
-_FUNCTIONS: dict[str, Range] = {"Softmax": (0.0, 1.0), "Sigmoid": (0.0, 1.0)}
-_ROTATIONS = {interface.COS, interface.SIN}
+_FUNCTIONS: dict[str, Range] = {"Softmax": (0.0, 1.0), "Sigmoid": (0.0, 1.0), "Tanh": (-1.0, 1.0)}
+_LATER = "window_later"  # a difference of counts of slots
+_WINDOW: dict[str, Range] = {
+    interface.WINDOW_MASK: (interface.MASKED, 0.0),
+    "window_hidden": (-1.0, 0.0),
+    "window_seen": (0.0, 1.0),
+}
 
 
 @dataclass
@@ -94,8 +98,14 @@ def fixed_ranges(graph: ir.Graph) -> dict[str, Range]:
     """Return the ranges, by name, of inputs that Genie feeds and of values of bounded functions."""
     found = {str(v.name): _INPUTS[str(v.name)] for v in graph.inputs if str(v.name) in _INPUTS}
     for node in graph:
-        if node.op_type in _FUNCTIONS:
-            found[str(node.outputs[0].name)] = _FUNCTIONS[node.op_type]
+        output = node.outputs[0]
+        if output.name in _WINDOW:
+            found[str(output.name)] = _WINDOW[str(output.name)]
+        elif node.op_type in _FUNCTIONS:
+            found[str(output.name)] = _FUNCTIONS[node.op_type]
+        elif node.op_type == "CumSum":  # of slots, to tell those in a sliding window
+            counts = (0.0, float((static_shape(output) or (1,))[-1]))
+            found |= {str(output.name): counts, _LATER: counts}
     return found
 
 
@@ -110,8 +120,8 @@ def rotated_ranges(graph: ir.Graph, grids: Mapping[str, Grid]) -> dict[str, Rang
     for node in graph:
         names = [str(value.name) for value in node.inputs if value is not None]
         output = str(node.outputs[0].name)
-        if node.op_type == "Mul" and _ROTATIONS & set(names):
-            data = next((name for name in names if name not in _ROTATIONS), None)
+        if node.op_type == "Mul" and interface.ROTATIONS & set(names):
+            data = next((name for name in names if name not in interface.ROTATIONS), None)
             if data is not None and data in grids:
                 products[output] = _magnitude(grids[data])
         elif node.op_type in {"Add", "Sub"} and names and all(name in products for name in names):

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from buildlib.checkpoint.config import DecoderConfig
 from buildlib.graph import interface
-from buildlib.graph.rope import rope_tables
+from buildlib.graph.rope import local_rope_tables, rope_tables
 from buildlib.reference.runners import Arrays, Port
 
 Embed = Callable[[npt.NDArray[np.int32]], npt.NDArray[np.float32]]
@@ -38,7 +38,13 @@ class CallInputs:
     ) -> None:
         self._cl = cl
         self._padding = config.eos_token_ids[0]
-        self._cos, self._sin = rope_tables(config, rotations_cl or cl)
+        n_rotations = rotations_cl or cl
+        tables = rope_tables(config, n_rotations)
+        self._rotations = dict(zip((interface.COS, interface.SIN), tables, strict=True))
+        if config.rope_local_base_freq is not None:
+            tables = local_rope_tables(config, n_rotations)
+            names = (interface.LOCAL_COS, interface.LOCAL_SIN)
+            self._rotations |= dict(zip(names, tables, strict=True))
         self._embed = embed
         self._constants: Mapping[str, npt.NDArray[Any]] = dict(constants or {})
 
@@ -58,8 +64,7 @@ class CallInputs:
             **self._constants,
             interface.INPUT_IDS: ids,
             interface.ATTENTION_MASK: mask[None, None],
-            interface.COS: self._cos[None, None, where],
-            interface.SIN: self._sin[None, None, where],
+            **{name: table[None, None, where] for name, table in self._rotations.items()},
         }
         if self._embed is not None:
             values[interface.INPUTS_EMBEDS] = self._embed(ids)

@@ -62,9 +62,23 @@ RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
         {
             "head_dim": 12,
             "query_pre_attn_scalar": 10,
-            "sliding_window": 32,
+            "sliding_window": 10,
             "attn_logit_softcapping": 3.0,
             "final_logit_softcapping": 5.0,
+        },
+    ),
+    "gemma3": (
+        "Gemma3",
+        {
+            "head_dim": 12,
+            "num_hidden_layers": 3,
+            "query_pre_attn_scalar": 10,
+            "sliding_window": 10,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 50000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
         },
     ),
     "glm": ("Glm", {"head_dim": 16}),
@@ -110,6 +124,7 @@ RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3",
         {"rope_parameters": _YARN | {"mscale": 1.0, "mscale_all_dim": 0.5, "truncate": False}},
     ),
+    "mistral-window": ("Mistral", {"sliding_window": 10, "head_dim": 12}),
     "phi3": ("Phi3", {"partial_rotary_factor": 0.5, "sliding_window": 64}),
     "seed_oss": ("SeedOss", {"head_dim": 12, "attention_out_bias": True}),
     "smollm3": ("SmolLM3", {"no_rope_layer_interval": 2}),
@@ -165,7 +180,8 @@ def compute(name: str) -> tuple[dict[str, Any], list[int], npt.NDArray[np.float3
     import transformers
 
     stem, changes = RECIPES[name]
-    config = getattr(transformers, f"{stem}Config")(**(_SIZES | changes))
+    kind = "Gemma3TextConfig" if stem == "Gemma3" else f"{stem}Config"
+    config = getattr(transformers, kind)(**(_SIZES | changes))
     config.architectures = [f"{stem}ForCausalLM"]
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     with torch.no_grad():

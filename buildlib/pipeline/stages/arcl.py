@@ -7,6 +7,8 @@ from pathlib import Path
 from buildlib.cache.layout import CacheEntry
 from buildlib.checkpoint.config import load_config
 from buildlib.checkpoint.layout import CONFIG_FILE, MODEL_FILE
+from buildlib.graph import interface
+from buildlib.graph.files import load_proto
 from buildlib.graph.shape import GraphShape, check_context
 from buildlib.passes.arcl import convert_arcl
 from buildlib.pipeline.stage import Stage
@@ -37,5 +39,8 @@ class ConvertShape(Stage):
         return (self.model.hash,)
 
     def run(self, folder: Path) -> None:
-        check_context(self.shape, load_config(self.model.folder / CONFIG_FILE).context_limit)
+        config = load_config(self.model.folder / CONFIG_FILE)
+        made = {name for node in load_proto(self.source).graph.node for name in node.output}
+        windowed = interface.WINDOW_MASK in made
+        check_context(self.shape, config.context_limit(windowed=windowed))
         convert_arcl(self.source, self.shape, folder / MODEL_FILE)

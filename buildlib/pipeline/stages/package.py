@@ -200,6 +200,7 @@ def genie_config(
 ) -> GenieConfig:
     """The dialog of a decoder: its sizes, its special tokens, its rotary positions."""
     eos = config.eos_token_ids
+    local = map(config.has_local_rope, range(config.num_hidden_layers))
     return basic_dialog(
         context=Context(
             size=context_length,
@@ -213,6 +214,7 @@ def genie_config(
         rope_scaling=genie_rope_scaling(config, context_length),
         ctx_bins=ctx_bins,
         emulator=target.emulator,
+        local_rope_theta=config.rope_local_base_freq if any(local) else None,
     )
 
 

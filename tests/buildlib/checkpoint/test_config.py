@@ -21,7 +21,8 @@ from buildlib.checkpoint.config import (
 from buildlib.errors import CheckpointError, InvalidShapeError, UnsupportedModelError
 from buildlib.graph.rope import rope_tables, rotation_length
 from buildlib.graph.shape import GraphShape, check_context
-from buildlib.pipeline.stages.package import genie_rope_scaling
+from buildlib.pipeline.stages.package import genie_config, genie_rope_scaling
+from buildlib.targets import parse_target
 
 EXPORTS = Path(__file__).parents[2] / "fixtures" / "exports"
 
@@ -149,15 +150,36 @@ def test_genie_is_told_any_scaling_as_factors_of_each_frequency(tmp_path: Path) 
 
 def test_dynamic_scaling_bounds_the_context(tmp_path: Path) -> None:
     config = load(tmp_path, rope_scaling={"type": "dynamic"}, max_position_embeddings=64)
-    check_context(GraphShape(16, 64), config.context_limit)
+    check_context(GraphShape(16, 64), config.context_limit(windowed=True))
     with pytest.raises(InvalidShapeError, match="beyond 64 tokens rotary positions depend on"):
-        check_context(GraphShape(16, 128), config.context_limit)
+        check_context(GraphShape(16, 128), config.context_limit(windowed=True))
 
 
-def test_rotary_parameters_for_each_kind_of_layer_are_refused(tmp_path: Path) -> None:
+def test_layers_with_a_window_may_have_a_base_of_their_own(tmp_path: Path) -> None:
     both = {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}
-    with pytest.raises(UnsupportedModelError, match="differ between layers"):
+    kinds = ["sliding_attention", "full_attention"]
+    config = load(tmp_path, rope_parameters=both, layer_types=kinds, sliding_window=64)
+    assert (config.rope_theta, config.rope_local_base_freq) == (1e6, 1e4)
+    assert [config.has_local_rope(layer) for layer in range(2)] == [True, False]
+    told = genie_config(config, 128, ["a.bin"], parse_target("SM8750"))
+    positions = told.dialog.target_engine.model.positional_encoding
+    assert isinstance(positions, tuple)
+    assert [(p.prefix, p.rope_theta) for p in positions] == [(None, 1e6), ("local_", 1e4)]
+
+
+@pytest.mark.parametrize("local", [{"rope_type": "linear", "factor": 2.0}, None])
+def test_other_rotary_parameters_for_each_kind_of_layer_are_refused(
+    tmp_path: Path, local: object
+) -> None:
+    both = {"full_attention": {"rope_theta": 1e6}, "sliding_attention": local}
+    with pytest.raises(UnsupportedModelError, match=r"differ between layers|sliding window"):
         load(tmp_path, rope_parameters=both)
+
+
+def test_layers_without_a_window_have_none(tmp_path: Path) -> None:
+    kinds = ["full_attention", "full_attention"]
+    assert load(tmp_path, sliding_window=32, layer_types=kinds).sliding_window is None
+    assert load(tmp_path, sliding_window=32).has_window(1)
 
 
 def test_a_window_that_is_switched_off_is_none(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import pytest
 
 from buildlib.checkpoint.checkpoint import Checkpoint
 from buildlib.checkpoint.config import LlamaConfig
-from buildlib.errors import InvalidShapeError
 from buildlib.graph import interface
 from buildlib.graph.llama import export_onnx
 from buildlib.graph.rope import rope_tables
@@ -139,15 +138,6 @@ def test_qwen_fills_its_cache_as_transformers_does(name: str, tmp_path: Path) ->
         values = outputs[interface.past_value(layer, "out")][:, 0]
         np.testing.assert_allclose(keys, sample[f"key_{layer}"], rtol=0, atol=1e-5)
         np.testing.assert_allclose(values, sample[f"value_{layer}"], rtol=0, atol=1e-5)
-
-
-def test_a_context_beyond_the_sliding_window_is_refused(
-    make_checkpoint: Callable[..., Path], tmp_path: Path
-) -> None:
-    folder = make_checkpoint(tmp_path / "model", model_type="mistral", sliding_window=64)
-    with pytest.raises(InvalidShapeError, match="looks back 64 tokens at most"):
-        export_onnx(Checkpoint.load(folder), GraphShape(16, 96), tmp_path / "out")
-    assert not (tmp_path / "out").exists()
 
 
 def test_the_trained_model_equals_a_plain_forward_pass(trained: Path, tmp_path: Path) -> None:
