@@ -447,7 +447,7 @@ class LLMPipeline:
                 observer.on_stage_error(StageFailed(name, error))
             raise
         seconds = time.monotonic() - began
-        reused = all(record.reused for record in records)
+        reused = bool(records) and all(record.reused for record in records)
         folders = tuple(record.entry for record in records)
         for observer in self._observers:
             observer.on_stage_end(

@@ -82,7 +82,7 @@ def test_a_changed_stage_runs_with_all_that_follow(built: LLMPipeline) -> None:
     cache = built.config.settings.cache_dir
     assert cache is not None
     pipe = LLMPipeline.load(cache)
-    pipe.stages.quantization.recipe_name = "w4a16"
+    pipe.stages.quantization.recipe_name = "w4a16-rtn"
     pipe.stages.genai_builder.transformation_options["split_model.num_splits"] = 2
     assert run_again(pipe, until="quantization") == {"model_loader": True, "quantization": False}
     assert pipe.completed == ("model_loader", "quantization")
@@ -223,7 +223,7 @@ def test_the_documents_snippets_run_as_they_stand(
     exec(first.replace("<serial>@<host>", virtual_device.serial), scope)  # noqa: S102
     assert capsys.readouterr().out.strip()
     exec(second, scope)  # noqa: S102
-    scope["pipe"].construct(until="quantization")
-    entries = scope["pipe"].manifest.stages
-    assert entries[1].config["recipe_name"] == "w4a16"
-    assert entries[0].config["model_config_overrides"] == {"input_tokens_per_inference": 16}
+    manifest = scope["pipe"].construct(until="model_loader").manifest
+    assert manifest.recipe["stages"]["quantization"] == {"recipe_name": "w4a16"}
+    changed = manifest.stages[0].config["model_config_overrides"]
+    assert changed == {"input_tokens_per_inference": 16}

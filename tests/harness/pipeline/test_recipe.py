@@ -1,14 +1,19 @@
 """Recipes: what is refused before anything runs, and where the error says it is."""
 
+import json
+import re
 from pathlib import Path
 
 import pytest
 
+import suites
 from harness.errors import RecipeError, WrongUseError
 from harness.pipeline.defaults import recipe_text
 from harness.pipeline.llm import LLMPipeline
 from harness.pipeline.recipe import LLMPipelineConfig, Recipe
+from harness.pipeline.registry import BUILT_IN
 from suites.models import tiny_llama
+from tests.command_line import qnnfarm
 
 GOOD = f"""\
 model_id_or_path: {tiny_llama.folder()}
@@ -104,6 +109,33 @@ def test_the_first_recipe_of_a_model_is_a_recipe(tmp_path: Path) -> None:
     assert (sizes.sequence_length, sizes.context_length) == (128, 512)
     assert config.settings.evaluator_config is not None
     assert config.settings.soc_details == "SM8650"
+
+
+def test_the_recipe_of_the_reference_model_is_one() -> None:
+    recipe = Recipe.from_file(Path(suites.__file__).with_name("recipes") / "tiny_llama.yaml")
+    pipe = LLMPipeline.from_pretrained(recipe=recipe)
+    assert pipe.model_dir.resolve() == tiny_llama.folder().resolve()
+    assert tuple(pipe.stages) == BUILT_IN
+    config = pipe.config.settings.evaluator_config
+    assert config is not None
+    assert (pipe.model_dir / config.metrics[0].dataset).is_file()
+
+
+def test_the_command_writes_a_recipe_and_lists_stages(tmp_path: Path) -> None:
+    made = qnnfarm("pipeline", "init", tiny_llama.folder(), "--out", "mine.yaml", cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
+    assert "qnnfarm pipeline run mine.yaml" in made.stdout
+    again = qnnfarm("pipeline", "init", tiny_llama.folder(), "--out", "mine.yaml", cwd=tmp_path)
+    assert (again.returncode, again.stderr.count("\n")) == (2, 1)
+    listed = qnnfarm("pipeline", "stages", "--json")
+    assert [one["name"] for one in json.loads(listed.stdout)][:4] == list(BUILT_IN)
+    text = (tmp_path / "mine.yaml").read_text().replace("w8a16 ", "w8a61 ", 1)
+    (tmp_path / "mine.yaml").write_text(text)
+    wrong = qnnfarm("pipeline", "run", "mine.yaml", cwd=tmp_path)
+    assert wrong.returncode == 2
+    assert re.fullmatch(
+        r"qnnfarm: .*mine\.yaml, line \d+, stages\.quantization\..*\n", wrong.stderr
+    )
 
 
 def test_a_dataset_and_a_metric_must_be_known(tmp_path: Path) -> None:
