@@ -77,7 +77,7 @@ def decode(
     mask = inputs[interface.ATTENTION_MASK]
     window, length = config.sliding_window, (static_shape(mask) or (0,))[-1]
     if window is not None and length > window:
-        inputs[interface.WINDOW_MASK] = _window_mask(builder, mask, window)
+        inputs[interface.WINDOW_MASK] = window_mask(builder, mask, window)
     for layer in range(config.num_hidden_layers):
         decoder = _Layer(builder, checkpoint, inputs, layer)
         hidden, new_key, new_value = decoder.build(hidden)
@@ -86,7 +86,7 @@ def decode(
     return [_head(builder, checkpoint, norm), *outputs]
 
 
-def _window_mask(builder: GraphBuilder, mask: ir.Value, window: int) -> ir.Value:
+def window_mask(builder: GraphBuilder, mask: ir.Value, window: int) -> ir.Value:
     """Add the mask of layers that see a sliding window: `mask` with more slots hidden.
 
     Genie feeds no such mask, but slots stand in the order of positions. So a slot is in the window

@@ -45,6 +45,7 @@ class Head:
         key_scale: factor of keys before they enter the cache.
         score_scale: factor of scores.
         width: width of the rotary embedding.
+        window: slots that a token looks back, if its mask hides those before.
         origins: values of the source by role.
     """
 
@@ -60,6 +61,7 @@ class Head:
     score_scale: float
     width: int
     masked: bool
+    window: int | None
     origins: tuple[tuple[str, ir.Value], ...]
 
 
@@ -130,21 +132,45 @@ class Attention:
         return Scores(rows, length, origins=origins)
 
     def add_mask(self, node: ir.Node, scores: Scores, mask: Concrete) -> Scores:
-        """Add a mask, which must be the causal one, to scores."""
+        """Add a mask, which must be the causal one or a sliding window's, to scores."""
         if not mask.varies and mask.array.size == 1 and float(mask.array.reshape(())) == 0.0:
             return scores
-        seen, numbers = self._visible_and_mask(scores, mask.array)
+        seen, tokens, numbers = self._visible_and_mask(scores, mask.array)
+        window = self._window(tokens, numbers > _HIDDEN)
+        seen = self._within(seen, tokens, window)
         ok = np.where(seen, np.abs(numbers) < _SEEN, numbers <= _HIDDEN)
         if scores.masked or not ok.all():
-            raise Refusal("adds a mask that is not the causal one (a sliding window?)", node)
-        return replace(scores, masked=True, origins=(*scores.origins, ("masked", node.outputs[0])))
+            raise Refusal("adds a mask that is not the causal one, nor a sliding window's", node)
+        return self._masked(scores, window, node)
 
     def select(self, node: ir.Node, scores: Scores, keep: Concrete, other: Concrete) -> Scores:
         """Select scores by `keep`, else `other`, which must hide what the causal mask hides."""
-        seen, kept = self._visible_and_mask(scores, keep.array.astype(bool))
-        if not np.array_equal(kept, seen) or float(other.array.max()) > _HIDDEN:
+        seen, tokens, kept = self._visible_and_mask(scores, keep.array.astype(bool))
+        window = self._window(tokens, kept)
+        same = np.array_equal(kept, self._within(seen, tokens, window))
+        if not same or float(other.array.max()) > _HIDDEN:
             raise Refusal("selects scores by a mask that is not the causal one", node)
-        return replace(scores, masked=True, origins=(*scores.origins, ("masked", node.outputs[0])))
+        return self._masked(scores, window, node)
+
+    def _masked(self, scores: Scores, window: int | None, node: ir.Node) -> Scores:
+        origins = (*scores.origins, ("masked", node.outputs[0]))
+        return replace(scores, masked=True, window=window, origins=origins)
+
+    def _window(self, tokens: Ids, seen: Numbers) -> int | None:
+        """Return how far back the last token sees; None if to the first slot, or to none."""
+        last = self.probe.past + self.probe.ar - 1
+        rows = seen.reshape(-1, seen.shape[-1])[tokens.reshape(-1) == self.probe.ar - 1]
+        slots = np.flatnonzero(rows[0]) if len(rows) else np.empty(0, np.int64)
+        if not len(slots) or slots[0] <= self.probe.first_visible:
+            return None
+        return int(last - slots[0] + 1)
+
+    def _within(self, seen: Numbers, tokens: Ids, window: int | None) -> Numbers:
+        """Return visibility within a sliding window."""
+        if window is None:
+            return seen
+        oldest = self.probe.past + tokens - window + 1
+        return np.asarray(seen & (np.arange(seen.shape[-1]) >= oldest[..., None]))
 
     def attend_values(self, node: ir.Node, weights: Scores, values: LinearForm) -> LinearForm:
         """Multiply probabilities with values [..., CL, head_dim]."""
@@ -221,8 +247,8 @@ class Attention:
                 )
         return tuple(specs), head, token
 
-    def _visible_and_mask(self, scores: Scores, mask: Numbers) -> tuple[Numbers, Numbers]:
-        """Return visibility and mask by row; repeated rows only once."""
+    def _visible_and_mask(self, scores: Scores, mask: Numbers) -> tuple[Numbers, Ids, Numbers]:
+        """Return visibility, token and mask by row; repeated rows only once."""
         tokens = self._tokens(scores.rows)
         if np.broadcast_shapes(mask.shape, scores.shape) != scores.shape:
             raise Refusal(f"masks scores {scores.shape} by {mask.shape}")
@@ -231,7 +257,8 @@ class Attention:
             first = tokens.take([0], axis)
             if mask.shape[axis] == 1 and (tokens == first).all():
                 tokens = first
-        return self.probe.visible()[tokens], np.broadcast_to(mask, (*tokens.shape, scores.width))
+        numbers = np.broadcast_to(mask, (*tokens.shape, scores.width))
+        return self.probe.visible()[tokens], tokens, numbers
 
     def _tokens(self, rows: Ids) -> Ids:
         """Return the token of each row."""
@@ -308,6 +335,7 @@ def _head(
         score_scale=weights.scale,
         width=keys.new.rotation.width,
         masked=weights.masked,
+        window=weights.window,
         origins=tuple((name, value) for name, value in (*origins, *extra) if value is not None),
     )
 

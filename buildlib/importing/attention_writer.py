@@ -7,6 +7,7 @@ import onnx_ir as ir
 
 from buildlib.encodings.attachment import inherit
 from buildlib.graph import interface
+from buildlib.graph.llama import window_mask
 from buildlib.importing.attention import Head, Source
 from buildlib.importing.encoding_transfer import transfer_encoding
 from buildlib.importing.refusal import Refusal
@@ -36,6 +37,7 @@ class AttentionWriter:
         self.rotations_written: list[RotationSteps] = []
         self.value_ranges: list[tuple[int, int]] = []
         self.resolver: ActivationResolver | None = None
+        self._windowed: tuple[int, ir.Value] | None = None
 
     def write_attention(self, parts: tuple[AttentionOutput, ...]) -> Activation:
         """Write the attention of all heads of a layer, [AR, n_heads * head_dim]."""
@@ -91,7 +93,7 @@ class AttentionWriter:
             factor = self.writer.constant(f"factor_{scale:.9g}", np.array(scale))
             scores = op(layer, "Mul", [scores, factor], "scaled_scores")
             transfer_encoding(scores, _origins(heads, "scaled"))
-        scores = op(layer, "Add", [scores, self.mask], "masked_scores")
+        scores = op(layer, "Add", [scores, self._mask_of(head)], "masked_scores")
         transfer_encoding(scores, _origins(heads, "masked"))
         weights = op(layer, "Softmax", [scores], "attention_weights", axis=-1)
         transfer_encoding(weights, _origins(heads, "weights"))
@@ -105,6 +107,17 @@ class AttentionWriter:
         rows = self.writer.activation(flat, origin, width)
         inherit(flat, attended)
         return rows
+
+    def _mask_of(self, head: Head) -> ir.Value:
+        """Return the mask that a host feeds, or that of a sliding window, written once."""
+        if head.window is None:
+            return self.mask
+        if self._windowed is None:
+            self._windowed = (head.window, window_mask(self.writer.builder, self.mask, head.window))
+        window, mask = self._windowed
+        if window != head.window:
+            raise Refusal(f"has sliding windows of {window} and of {head.window} tokens")
+        return mask
 
     def _heads(
         self,
@@ -249,7 +262,13 @@ def _origins(heads: Sequence[Head], name: str) -> list[ir.Value]:
 
 def _settings(head: Head) -> tuple[float, ...]:
     scales = (head.query_scale, head.key_scale, head.joined_scale, head.score_scale)
-    return (*(float(f"{scale:.4g}") for scale in scales), head.width, head.masked, head.dim)
+    return (
+        *(float(f"{scale:.4g}") for scale in scales),
+        head.width,
+        head.masked,
+        head.dim,
+        head.window or 0,
+    )
 
 
 def _input(name: str) -> ir.Value:

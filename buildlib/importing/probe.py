@@ -93,6 +93,11 @@ class Probe:
             seen &= (slots >= self.past) | (slots % _HIDDEN_STEP != 0)
         return seen
 
+    @property
+    def first_visible(self) -> int:
+        """The first slot that any token sees."""
+        return int(np.flatnonzero(self.visible()[-1])[0])
+
     def _mask(self, dims: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         if len(dims) <= 2:
             return np.ones(dims, dtype)

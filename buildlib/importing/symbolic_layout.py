@@ -130,7 +130,7 @@ def describe(value: AbstractValue | None) -> str:
 
 
 def _joined_scores(node: ir.Node, scores: list[Scores], axis: int) -> Scores:
-    if len({(part.stage, part.scale, part.masked, part.width) for part in scores}) > 1:
+    if len({(part.stage, part.scale, part.masked, part.window, part.width) for part in scores}) > 1:
         raise Refusal("joins attention scores that were scaled or masked differently", node)
     origins = tuple(dict.fromkeys(origin for part in scores for origin in part.origins))
     rows = np.concatenate([part.rows for part in scores], axis)

@@ -165,6 +165,7 @@ class Scores:
         width: CL, the last dimension.
         stage: `scores`, `probabilities`, or `nan` for the answer to whether these are NaN.
         masked: whether the causal mask was added.
+        window: how many slots back that mask lets a token see, its own included; None for all.
         origins: values of the source at each stage so far, by role.
     """
 
@@ -173,6 +174,7 @@ class Scores:
     stage: str = "scores"
     scale: float = 1.0
     masked: bool = False
+    window: int | None = None
     origins: tuple[tuple[str, ir.Value], ...] = ()
 
     @property

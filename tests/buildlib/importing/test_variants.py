@@ -15,8 +15,10 @@ from onnxruntime.transformers.float16 import convert_float_to_float16
 from buildlib.encodings.files import load_encodings
 from buildlib.encodings.model import Encoding
 from buildlib.errors import PassError, UnsupportedGraphError
+from buildlib.graph import interface
 from buildlib.graph.shape import GraphShape
 from buildlib.quantize.weight_grids import lpbq_encoding, per_channel_encoding
+from buildlib.reference.runners import OnnxRunner, read_ports
 
 Change = Callable[[onnx.ModelProto], None]
 ImportChanged = Callable[..., Path]
@@ -298,6 +300,41 @@ def test_a_mask_is_followed_at_one_token_too(change: Change, import_changed: Imp
 
     with pytest.raises(UnsupportedGraphError, match="not the causal one"):
         import_changed("aihub-llama", decoding, GraphShape(1, 16))
+
+
+WINDOW = 6
+
+
+def mask_of_a_sliding_window(model: onnx.ModelProto) -> None:
+    """Hide by a constant what lies before the window of a token, of a past that is full."""
+    ar, cl = SHAPE.ar, SHAPE.cl
+    distance = (cl - ar + np.arange(ar))[:, None] - np.arange(cl)
+    hidden = np.where(distance >= WINDOW, -100.0, 0.0).astype(np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(hidden[None, None], "before_window"))
+    _use_instead(model, "attention_mask", "windowed")
+    node = helper.make_node("Min", ["attention_mask", "before_window"], ["windowed"])
+    model.graph.node.insert(0, node)
+
+
+def test_the_mask_of_a_sliding_window_is_made_from_the_one_that_is_fed(
+    import_changed: ImportChanged,
+) -> None:
+    windowed = import_changed(_FED, mask_of_a_sliding_window, SHAPE)
+    whole = import_changed(_FED, nothing, SHAPE)
+    rng, results = np.random.default_rng(0), []
+    mask = np.zeros((SHAPE.ar, SHAPE.cl), np.float32)
+    mask[:, SHAPE.past :][np.triu_indices(SHAPE.ar, 1)] = interface.MASKED
+    near = np.tril(np.ones_like(mask), SHAPE.past) * np.triu(
+        np.ones_like(mask), SHAPE.past - WINDOW + 1
+    )
+    feeds = {
+        port.name: rng.normal(size=port.shape).astype(port.dtype)
+        for port in read_ports(whole).inputs.values()
+    }
+    for path, fed in ((windowed, mask), (whole, np.where(near, mask, interface.MASKED))):
+        given = feeds | {interface.ATTENTION_MASK: fed[None, None].astype(np.float32)}
+        results.append(OnnxRunner(path, n_threads=1).run(given)[interface.LOGITS])
+    np.testing.assert_allclose(results[0], results[1], rtol=0, atol=1e-5)
 
 
 def _rename_output(model: onnx.ModelProto, name: str, new: str) -> None:
