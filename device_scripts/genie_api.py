@@ -50,6 +50,12 @@ PERFORMANCE_POLICIES = {
     "GENIE_PERFORMANCE_LOW_POWER_SAVER": 80,
     "GENIE_PERFORMANCE_EXTREME_POWER_SAVER": 90,
 }
+PRIORITIES = {
+    "GENIE_DIALOG_PRIORITY_LOW": 0,
+    "GENIE_DIALOG_PRIORITY_NORMAL": 100,
+    "GENIE_DIALOG_PRIORITY_NORMAL_HIGH": 150,
+    "GENIE_DIALOG_PRIORITY_HIGH": 200,
+}
 SENTENCE_COMPLETE = 0
 SENTENCE_REWIND = 5
 ACTION_ABORT = 1
@@ -65,12 +71,13 @@ _U32 = ctypes.c_uint32
 _QueryCallback = ctypes.CFUNCTYPE(None, _Text, ctypes.c_int, _Handle)
 _TokenCallback = ctypes.CFUNCTYPE(None, ctypes.POINTER(_U32), _U32, ctypes.c_int, _Handle)
 _EmbeddingCallback = ctypes.CFUNCTYPE(None, ctypes.c_int32, _Handle, _U32, _Handle)
-_SamplerCallback = ctypes.CFUNCTYPE(
+SamplerFunction = ctypes.CFUNCTYPE(
     None, _U32, _Handle, _U32, ctypes.POINTER(ctypes.c_int32), _Handle
 )
 _VectorCallback = ctypes.CFUNCTYPE(
     None, ctypes.POINTER(_U32), _U32, ctypes.POINTER(ctypes.c_float), _Handle
 )
+NodeTextFunction = ctypes.CFUNCTYPE(None, _Text, ctypes.c_int, _Handle)
 _AllocCallback = ctypes.CFUNCTYPE(None, ctypes.c_size_t, ctypes.POINTER(ctypes.c_void_p))
 # handle, format, level, nanoseconds since the log was made, the format's va_list
 _LogCallback = ctypes.CFUNCTYPE(None, _Handle, _Text, ctypes.c_int, ctypes.c_uint64, _Handle)
@@ -124,6 +131,8 @@ _SIGNATURES: Dict[str, Tuple[Any, ...]] = {
     "GenieDialog_applyLora": (_Handle, _Text, _Text),
     "GenieDialog_setLoraStrength": (_Handle, _Text, _Text, ctypes.c_float),
     "GenieDialog_setPerformancePolicy": (_Handle, ctypes.c_int),
+    "GenieDialog_setPriority": (_Handle, _Text, ctypes.c_int),
+    "GenieDialog_bindEngine": (_Handle, _Text, _Handle),
     "GenieDialog_getTokenizer": (_Handle, ctypes.POINTER(_Handle)),
     "GenieDialog_free": (_Handle,),
     "GenieTokenizer_encode": (
@@ -140,14 +149,40 @@ _SIGNATURES: Dict[str, Tuple[Any, ...]] = {
         _AllocCallback,
         ctypes.POINTER(ctypes.c_void_p),
     ),
-    "GenieSampler_registerUserDataCallback": (_Text, _SamplerCallback, _Handle),
+    "GenieSampler_registerUserDataCallback": (_Text, SamplerFunction, _Handle),
     "GenieEmbeddingConfig_createFromJson": (_Text, ctypes.POINTER(_Handle)),
     "GenieEmbeddingConfig_bindProfiler": (_Handle, _Handle),
     "GenieEmbeddingConfig_bindLogger": (_Handle, _Handle),
     "GenieEmbeddingConfig_free": (_Handle,),
     "GenieEmbedding_create": (_Handle, ctypes.POINTER(_Handle)),
     "GenieEmbedding_generate": (_Handle, _Text, _VectorCallback, _Handle),
+    "GenieEmbedding_setPerformancePolicy": (_Handle, ctypes.c_int),
     "GenieEmbedding_free": (_Handle,),
+    "GenieEngineConfig_createFromJson": (_Text, ctypes.POINTER(_Handle)),
+    "GenieEngineConfig_bindProfiler": (_Handle, _Handle),
+    "GenieEngineConfig_bindLogger": (_Handle, _Handle),
+    "GenieEngineConfig_free": (_Handle,),
+    "GenieEngine_create": (_Handle, ctypes.POINTER(_Handle)),
+    "GenieEngine_free": (_Handle,),
+    "GenieNodeConfig_createFromJson": (_Text, ctypes.POINTER(_Handle)),
+    "GenieNodeConfig_bindProfiler": (_Handle, _Handle),
+    "GenieNodeConfig_bindLogger": (_Handle, _Handle),
+    "GenieNodeConfig_free": (_Handle,),
+    "GenieNode_create": (_Handle, ctypes.POINTER(_Handle)),
+    "GenieNode_setData": (_Handle, ctypes.c_int, _Handle, ctypes.c_size_t, _Text),
+    "GenieNode_setTextCallback": (_Handle, ctypes.c_int, NodeTextFunction),
+    "GenieNode_free": (_Handle,),
+    "GeniePipelineConfig_createFromJson": (_Text, ctypes.POINTER(_Handle)),
+    "GeniePipelineConfig_bindProfiler": (_Handle, _Handle),
+    "GeniePipelineConfig_bindLogger": (_Handle, _Handle),
+    "GeniePipelineConfig_free": (_Handle,),
+    "GeniePipeline_create": (_Handle, ctypes.POINTER(_Handle)),
+    "GeniePipeline_addNode": (_Handle, _Handle),
+    "GeniePipeline_execute": (_Handle, _Handle),
+    "GeniePipeline_reset": (_Handle,),
+    "GeniePipeline_save": (_Handle, _Text),
+    "GeniePipeline_restore": (_Handle, _Text),
+    "GeniePipeline_free": (_Handle,),
     "GenieAccuracyConfig_createFromJson": (_Text, ctypes.POINTER(_Handle)),
     "GenieAccuracyConfig_free": (_Handle,),
     "GenieAccuracy_createFromDialog": (_Handle, _Handle, ctypes.POINTER(_Handle)),
@@ -556,6 +591,15 @@ class Dialog(Owned):
             "GenieDialog_setPerformancePolicy", self.handle, PERFORMANCE_POLICIES[policy]
         )
 
+    def set_priority(self, engine: str, priority: str) -> None:
+        """Set the priority of an engine on the NPU, a key of `PRIORITIES`."""
+        number = PRIORITIES[priority]
+        self.genie.call("GenieDialog_setPriority", self.handle, engine.encode(), number)
+
+    def bind_engine(self, role: str, engine: Owned) -> None:
+        """Use another engine in place of the dialog's own: ``draft`` of a dialog with two."""
+        self.genie.call("GenieDialog_bindEngine", self.handle, role.encode(), engine.handle)
+
     def apply_lora(self, engine: str, adapter: str) -> None:
         """Activate an adapter that the configuration names."""
         self.genie.call("GenieDialog_applyLora", self.handle, engine.encode(), adapter.encode())
@@ -643,38 +687,10 @@ class Embedding(Owned):
             raise GenieError(name, -10)
         return found[-1]
 
-
-class SamplerCallback:
-    """A sampler that dialogs choose tokens by: ``{"type": "custom", "callback-name": NAME}``.
-
-    The library calls it as long as a dialog of that sampler lives, so it must live as long.
-
-    Args:
-        choose: gets the logits of a step, float32 for each token of the vocabulary, and returns the
-            next token. Its first exception ends nothing in the library: `check` raises it.
-    """
-
-    def __init__(self, genie: Genie, name: str, choose: Callable[[bytes], int]) -> None:
-        self._choose = choose
-        self._failures: List[BaseException] = []
-        self._callback = _SamplerCallback(self._answer)
-        register = "GenieSampler_registerUserDataCallback"
-        genie.call(register, name.encode(), self._callback, None)
-
-    def check(self) -> None:
-        """Raise what the function raised."""
-        if self._failures:
-            raise self._failures[0]
-
-    def _answer(self, size: int, logits: Any, count: int, tokens: Any, _user: Any) -> None:
-        token = 0
-        try:
-            if not self._failures:
-                token = self._choose(ctypes.string_at(logits, size))
-        except BaseException as error:  # noqa: BLE001  (raised again by `check`)
-            self._failures.append(error)
-        for index in range(count):
-            tokens[index] = token
+    def set_performance(self, policy: str) -> None:
+        """Set the clock policy, a key of `PERFORMANCE_POLICIES`."""
+        name = "GenieEmbedding_setPerformancePolicy"
+        self.genie.call(name, self.handle, PERFORMANCE_POLICIES[policy])
 
 
 class AccuracyConfig(Owned):

@@ -60,8 +60,10 @@ class Usage:
 
 _MIXED_CASE = frozenset(
     (
+        "addNode",
         "applyLora",
         "batchQuery",
+        "bindEngine",
         "embeddingQuery",
         "embeddingTokenQuery",
         "rewindQuery",
@@ -70,6 +72,7 @@ _MIXED_CASE = frozenset(
         "setPerformance",
         "setPriority",
         "setStopSequence",
+        "setText",
         "tokenQuery",
     )
 )
@@ -161,7 +164,7 @@ def _command(
         refused = _longest(words, unsupported)
         if refused is not None:
             reason = f"'{' '.join(refused)}' is documented for genie-app but not supported here"
-            raise ScriptError(line, reason)
+            raise ScriptError(line, f"{reason}: {unsupported[refused].note}")
         shown = " ".join(word.text for word in words[:3])
         raise ScriptError(line, f"unknown command: {shown[:80]} (genie-app -h lists all)")
     arguments = tuple(words[len(known) :])

@@ -7,8 +7,9 @@ given. Standard library only, Python 3.8+. Exit status: 0 success, 1 Genie faile
 """
 
 import argparse
+import ctypes
 import json
-from typing import IO, TYPE_CHECKING, List, NamedTuple, Optional, Sequence
+from typing import IO, TYPE_CHECKING, Any, Callable, List, NamedTuple, Optional, Sequence
 
 if TYPE_CHECKING:
     from device_scripts import genie_api, genie_t2t_run
@@ -95,6 +96,39 @@ class Steps:
         return self._following[self.done - 1]
 
 
+class SamplerCallback:
+    """A sampler that dialogs choose tokens by: ``{"type": "custom", "callback-name": NAME}``.
+
+    The library calls it as long as a dialog of that sampler lives, so it must live as long.
+
+    Args:
+        choose: gets the logits of a step, float32 for each token of the vocabulary, and returns the
+            next token. Its first exception ends nothing in the library: `check` raises it.
+    """
+
+    def __init__(self, genie: genie_api.Genie, name: str, choose: Callable[[bytes], int]) -> None:
+        self._choose = choose
+        self._failures: List[BaseException] = []
+        self._callback = genie_api.SamplerFunction(self._answer)
+        register = "GenieSampler_registerUserDataCallback"
+        genie.call(register, name.encode(), self._callback, None)
+
+    def check(self) -> None:
+        """Raise what the function raised."""
+        if self._failures:
+            raise self._failures[0]
+
+    def _answer(self, size: int, logits: Any, count: int, tokens: Any, _user: Any) -> None:
+        token = 0
+        try:
+            if not self._failures:
+                token = self._choose(ctypes.string_at(logits, size))
+        except BaseException as error:  # noqa: BLE001  (raised again by `check`)
+            self._failures.append(error)
+        for index in range(count):
+            tokens[index] = token
+
+
 def run(options: argparse.Namespace, stop: genie_api.Stop) -> None:
     """Do what the options ask for.
 
@@ -109,7 +143,7 @@ def run(options: argparse.Namespace, stop: genie_api.Stop) -> None:
     with open(options.output_file, "wb") as sink, genie_api.Resources() as resources:
         log = resources.add(genie_api.Log(genie, options.log)) if options.log else None
         steps = Steps(sink)
-        sampler = genie_api.SamplerCallback(genie, SAMPLER, steps)
+        sampler = SamplerCallback(genie, SAMPLER, steps)
         profile = None
         if options.trace is not None:
             profile = resources.add(genie_api.Profile(genie, trace=True))

@@ -114,8 +114,7 @@ def run(options: argparse.Namespace, stop: genie_api.Stop) -> None:
     if options.summary is not None:
         genie_t2t_run.write_file(json.dumps(summary).encode(), options.summary, "summary")
     for prompt, found in zip(prompts, summary["embeddings"]):
-        shape = "x".join(map(str, found["shape"]))
-        genie_t2t_run.write(b"[PROMPT]: " + prompt + f"\n[EMBEDDING]: {shape}\n\n".encode())
+        genie_t2t_run.show_embedding(prompt, found["shape"])
 
 
 def main(arguments: Optional[Sequence[str]] = None, stop: Optional[genie_api.Stop] = None) -> int:

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Callable, List, Optional, Sequence, Tuple
 
 if TYPE_CHECKING:
-    from device_scripts import genie_api, genie_embeddings, genie_trace
+    from device_scripts import genie_api, genie_embeddings, genie_nodes, genie_trace
 else:  # beside this file on the device
     import genie_api
     import genie_embeddings
+    import genie_nodes
     import genie_trace
 
 _LARGEST_TOKEN = (1 << 31) - 1
@@ -35,6 +36,18 @@ def lora(text: str) -> Tuple[str, str, float]:
     if not adapter or not tensor:
         raise ValueError(text)
     return adapter, tensor, float(value)
+
+
+def engine_switch(text: str) -> Tuple[str, str]:
+    """Read ENGINE_TYPE,CONFIG.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    role, path = text.split(",", 1)
+    if not role or not path:
+        raise ValueError(text)
+    return role, path.strip()
 
 
 def parser() -> argparse.ArgumentParser:
@@ -75,6 +88,12 @@ def parser() -> argparse.ArgumentParser:
         "--fill_file",
         metavar="FILE",
         help="token ids that fill the context before a query of -tok (option of ours)",
+    )
+    build.add_argument(
+        "--allow_engine_switch",
+        metavar="ENGINE_TYPE,CONFIG",
+        type=engine_switch,
+        help="engine (draft) to replace before the query, and the JSON of the other one",
     )
     build.add_argument("-w", metavar="PROMPT", dest="rewind", help="second query, with KV rewind")
     build.add_argument("--log", choices=tuple(genie_api.LOG_LEVELS), help="Genie's own log")
@@ -254,6 +273,13 @@ def _print_answer(
     check_status(status, generated=bool(clock.pieces))
 
 
+def show_embedding(text: bytes, shape: Sequence[int]) -> None:
+    """Print a text that was embedded, and the shape of its vectors."""
+    flush_c()
+    sizes = "x".join(map(str, shape))
+    write(b"[PROMPT]: " + text + f"\n[EMBEDDING]: {sizes}\n\n".encode())
+
+
 def token_bound(config: bytes) -> int:
     """Return the bound that this runner keeps itself: lade dialogs ignore ``max-num-tokens``."""
     try:
@@ -370,6 +396,12 @@ def run(options: argparse.Namespace, stop: genie_api.Stop) -> None:
             adapter, tensor, value = options.lora
             dialog.apply_lora("primary", adapter)
             dialog.set_lora_strength("primary", tensor, value)
+        if options.allow_engine_switch:
+            role, path = options.allow_engine_switch
+            content = genie_api.read_file(path, "engine configuration")
+            engine = genie_nodes.EngineConfig(genie, c_string(content, "the engine configuration"))
+            resources.add(engine).bind(log)
+            dialog.bind_engine(role, resources.add(genie_nodes.Engine(engine)))
         query(dialog)
         if options.rewind is not None:
             ask(dialog, os.fsencode(options.rewind), rewind=True, clock=clock)

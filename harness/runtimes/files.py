@@ -14,8 +14,8 @@ from harness.runtimes.libraries.base import GenieLibraries
 
 _RUNNER_FILES = (
     "genie_api.py", "genie_app.py", "genie_app_script.py", "genie_embeddings.py",
-    "genie_logits.py", "genie_perplexity.py", "genie_t2e_run.py", "genie_t2t_run.py",
-    "genie_trace.py",
+    "genie_logits.py", "genie_nodes.py", "genie_perplexity.py", "genie_t2e_run.py",
+    "genie_t2t_run.py", "genie_trace.py",
 )  # fmt: skip
 _EMULATOR_ABI = "x86_64"
 _HARDWARE_ABIS = ("arm64-v8a", "aarch64")  # Android's and Linux's name for one thing

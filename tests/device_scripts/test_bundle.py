@@ -213,6 +213,92 @@ nothing after exit is run, but it is checked
     assert done.stdout.endswith("accuracy config ac\naccuracy a\n")
 
 
+def test_an_app_script_of_nodes_and_pipelines(runner: "Runner", short_bundle: Path) -> None:
+    """Measured on Genie 1.21: a node says what the dialog of its configuration says."""
+    dialog = json.loads((short_bundle / "genie_config.json").read_text())["dialog"]
+    (short_bundle / "node.json").write_text(json.dumps({"text-generator": dialog}))
+    (short_bundle / "pipeline.json").write_text("{}")
+    (short_bundle / "saved").mkdir()
+    (short_bundle / "script").write_text(
+        f"""dialog config create c genie_config.json
+dialog create d c
+dialog setPriority d primary GENIE_DIALOG_PRIORITY_HIGH
+dialog query d "{TEXT}" answer
+dialog free d
+node config create nc node.json
+node create n nc
+pipeline config create pc pipeline.json
+pipeline create p pc
+pipeline addNode p n
+node setText n "{TEXT}"
+pipeline execute p said
+pipeline save p saved
+node setText n "And"
+pipeline execute p after
+pipeline reset p
+pipeline restore p saved
+node setText n "And"
+pipeline execute p restored
+"""
+    )
+    done = runner.run("genie_app.py", "-s", "script", cwd=short_bundle)
+    assert done.returncode == 0, done.stderr
+    assert (short_bundle / "said").read_bytes() == (short_bundle / "answer").read_bytes() != b""
+    assert (short_bundle / "restored").read_bytes() == (short_bundle / "after").read_bytes() != b""
+
+
+def test_an_app_script_of_embeddings(
+    runner: "Runner", encoder_bundle: Path, tmp_path: Path
+) -> None:
+    bundle = tmp_path / "encoder"
+    shutil.copytree(encoder_bundle, bundle)
+    (bundle / "text").write_text(TEXT)
+    (bundle / "script").write_text(
+        f"""profile create p
+embedding config create c genie_config.json
+embedding config bind profile c p
+embedding create e c
+embedding setPerformance e GENIE_PERFORMANCE_BURST
+embedding generate e "{TEXT}" vector.raw
+embedding generate e text again.raw
+profile save p p.json
+"""
+    )
+    done = runner.run("genie_app.py", "-s", "script", "--trace", "trace.json", cwd=bundle)
+    assert done.returncode == 0, done.stderr
+    assert "[EMBEDDING]: 1x144" in done.stdout
+    assert (bundle / "vector.raw").read_bytes() == (bundle / "again.raw").read_bytes()
+    assert (bundle / "vector.raw").stat().st_size == 4 * 144
+    names = [
+        event["name"] for event in json.loads((bundle / "trace.json").read_text())["traceEvents"]
+    ]
+    assert names.count("GenieEmbedding_generate") == 2
+
+
+def test_the_engine_that_drafts_is_switched(runner: "Runner", short_bundle: Path) -> None:
+    """The documented flag: a dialog with two engines gets another draft, and says the same."""
+    document = json.loads((short_bundle / "genie_config.json").read_text())
+    dialog = document["dialog"]
+    draft = {"role": "draft", **dialog["engine"]}
+    alone = {"version": 1, "context": dialog["context"], "engine": draft}
+    (short_bundle / "engine.json").write_text(json.dumps({"standalone-engine": alone}))
+    dialog |= {
+        "type": "spd",
+        "spd": {"version": 1, "draft-len": 3},
+        "engine": [{"role": "target", **dialog["engine"]}, draft],
+    }
+    (short_bundle / "spd.json").write_text(json.dumps(document))
+    asked = ("genie_t2t_run.py", "-c", "spd.json", "-p", TEXT)
+    plain = runner.run(*asked, cwd=short_bundle)
+    switch = ("--allow_engine_switch", "draft,engine.json")
+    switched = runner.run(*asked, *switch, cwd=short_bundle)
+    assert plain.returncode == switched.returncode == 0, plain.stderr + switched.stderr
+    assert switched.stdout.partition("[BEGIN]")[2] == plain.stdout.partition("[BEGIN]")[2] != ""
+    wrong = runner.run(*asked, "--allow_engine_switch", "other,engine.json", cwd=short_bundle)
+    assert wrong.returncode == 1
+    assert "GenieDialog_bindEngine failed" in wrong.stderr
+
+
 @pytest.mark.parametrize(
     ("line", "status", "message"),
     [
@@ -228,6 +314,7 @@ nothing after exit is run, but it is checked
             "line 2: GenieDialogConfig_createFromJson failed: GENIE_STATUS_ERROR_JSON_FORMAT (-7)",
         ),
         ("log create l loud", 2, "line 2: unknown level loud"),
+        ("pipeline addNode p n", 2, "line 2: there is no pipeline p"),
         ("sleep forever", 2, "line 2: not a number of milliseconds"),
     ],
 )

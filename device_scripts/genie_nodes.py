@@ -1,0 +1,106 @@
+"""Engines, nodes and pipelines of libGenie, for the runners beside this file (Python 3.8+).
+
+A pipeline runs nodes; each node is a model with its own configuration. Measured on Genie 1.21: a
+``text-generator`` node takes its text at port 0, and calls back for its text at any port.
+"""
+
+import ctypes
+from typing import TYPE_CHECKING, List, Optional
+
+if TYPE_CHECKING:
+    from device_scripts import genie_api
+else:  # beside this file on the device
+    import genie_api
+
+_TEXT_INPUT, _TEXT_OUTPUT = 0, 1
+
+
+class EngineConfig(genie_api.Config):
+    """A configuration of an engine of its own (``standalone-engine``)."""
+
+    _kind = "GenieEngineConfig"
+    _free = "GenieEngineConfig_free"
+
+
+class Engine(genie_api.Owned):
+    """A loaded engine, for dialogs to use in place of their own."""
+
+    _free = "GenieEngine_free"
+
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config.genie, config.genie.create("GenieEngine_create", config.handle))
+
+
+class NodeConfig(genie_api.Config):
+    """A configuration of a node."""
+
+    _kind = "GenieNodeConfig"
+    _free = "GenieNodeConfig_free"
+
+
+class Node(genie_api.Owned):
+    """A model as a part of pipelines."""
+
+    _free = "GenieNode_free"
+
+    def __init__(self, config: NodeConfig) -> None:
+        super().__init__(config.genie, config.genie.create("GenieNode_create", config.handle))
+        self._text = ctypes.create_string_buffer(b"")  # Genie reads it when the pipeline runs
+        self._said: List[bytes] = []
+        self._callback = genie_api.NodeTextFunction(self._take)
+        name = "GenieNode_setTextCallback"
+        self.genie.call(name, self.handle, _TEXT_OUTPUT, self._callback)
+
+    def set_text(self, text: bytes) -> None:
+        """Set what the node reads when its pipeline runs."""
+        self._text = ctypes.create_string_buffer(text)
+        pointer = ctypes.cast(self._text, ctypes.c_void_p)
+        self.genie.call("GenieNode_setData", self.handle, _TEXT_INPUT, pointer, len(text), None)
+
+    def take_text(self) -> bytes:
+        """Return what the node has said since the last time."""
+        said, self._said = b"".join(self._said), []
+        return said
+
+    def _take(self, piece: Optional[bytes], _code: int, _user: Optional[int]) -> None:
+        if piece:
+            self._said.append(piece)
+
+
+class PipelineConfig(genie_api.Config):
+    """A configuration of a pipeline."""
+
+    _kind = "GeniePipelineConfig"
+    _free = "GeniePipelineConfig_free"
+
+
+class Pipeline(genie_api.Owned):
+    """Nodes that run together."""
+
+    _free = "GeniePipeline_free"
+
+    def __init__(self, config: PipelineConfig) -> None:
+        super().__init__(config.genie, config.genie.create("GeniePipeline_create", config.handle))
+        self._nodes: List[Node] = []
+
+    def add(self, node: Node) -> None:
+        """Add a node, which must live as long as the pipeline."""
+        self.genie.call("GeniePipeline_addNode", self.handle, node.handle)
+        self._nodes.append(node)
+
+    def execute(self) -> bytes:
+        """Run all nodes, and return what they said."""
+        self.genie.call("GeniePipeline_execute", self.handle, None)
+        return b"".join(node.take_text() for node in self._nodes)
+
+    def reset(self) -> None:
+        """Forget what was said so far."""
+        self.genie.call("GeniePipeline_reset", self.handle)
+
+    def save(self, folder: str) -> None:
+        """Save the state into a folder, which has to exist."""
+        self.genie.call("GeniePipeline_save", self.handle, folder.encode())
+
+    def restore(self, folder: str) -> None:
+        """Restore what `save` wrote."""
+        self.genie.call("GeniePipeline_restore", self.handle, folder.encode())
