@@ -1,7 +1,7 @@
 # The commands of a contributor; `.ci/run` runs the same ones.
 PYTHON ?= .venv/bin/python
 
-.PHONY: check format test genie-table fuzz exports families kills chaos nights board demo screenshots wheel-check
+.PHONY: check format test genie-table quantization-table fuzz exports families kills chaos nights board demo screenshots wheel-check
 
 check:
 	$(PYTHON) -m ruff check .
@@ -23,6 +23,10 @@ genie-table:
 # A build of every family of checkpoints on the emulator against float; the suite takes one of them.
 families:
 	$(PYTHON) -m pytest -n 0 -m "slow or not slow" tests/buildlib/pipeline/test_families.py
+
+# Every quantization recipe on the reference model, from weights to the emulator; writes the table of docs/quantization.md.
+quantization-table:
+	$(PYTHON) -m tools.quantization_table
 
 # Thousands of damaged models; `QNNFARM_FUZZ_SEED=7 make fuzz` for others.
 fuzz:

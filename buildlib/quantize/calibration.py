@@ -20,12 +20,14 @@ from buildlib.graph import interface
 from buildlib.graph.files import load_model, save_model
 from buildlib.graph.shape import GraphShape
 from buildlib.graph.values import is_parameter, is_real, static_shape
+from buildlib.quantize.options import RangeName
+from buildlib.quantize.ranges import minmax, mse, percentile
+from buildlib.quantize.ranges.base import Histogram, Range, RangeEstimator
 from buildlib.reference.runners import Arrays
-from buildlib.reference.segment_loop import SegmentLoop
+from buildlib.reference.segment_loop import Hidden, SegmentLoop
 
 _WINDOW_TOKENS = 1024
 _LOW, _HIGH = "__low", "__high"
-Range = tuple[float, float]
 _INPUTS: dict[str, Range] = {
     interface.ATTENTION_MASK: (interface.MASKED, 0.0),
     **dict.fromkeys(interface.ROTATIONS, (-1.0, 1.0)),
@@ -38,6 +40,25 @@ _WINDOW: dict[str, Range] = {
     "window_hidden": (-1.0, 0.0),
     "window_seen": (0.0, 1.0),
 }
+
+
+@dataclass(frozen=True)
+class RangeChoice:
+    """Estimator of ranges, and the bits of the grids that cover them."""
+
+    estimate: RangeEstimator
+    bits: int
+    kv_bits: int = 8
+
+
+def find_estimator(name: RangeName) -> RangeEstimator:
+    """Return the estimator of a name."""
+    known: dict[RangeName, RangeEstimator] = {
+        "minmax": minmax.estimate,
+        "percentile": percentile.estimate,
+        "mse": mse.estimate,
+    }
+    return known[name]
 
 
 @dataclass
@@ -149,6 +170,7 @@ def observe_ranges(
     progress: Callable[[int, int], None] | None = None,
     *,
     constants: Arrays | None = None,
+    choice: RangeChoice | None = None,
 ) -> RangeObserver:
     """Run text through a whole model and return the observed ranges of its activations.
 
@@ -162,6 +184,7 @@ def observe_ranges(
         token_windows: text in tokens, each window at most the context length.
         progress: called with (windows that went through a segment, such in all).
         constants: inputs that are the same at every call, such as LoRA weights.
+        choice: takes narrower ranges than the whole ones; each segment runs twice for it.
 
     Raises:
         CalibrationError: no window holds a whole call, or a token lies outside the vocabulary.
@@ -180,11 +203,45 @@ def observe_ranges(
 
         hidden = None
         for index in range(loop.n_segments):
+            before = hidden
             hidden = loop.run(
                 index,
-                hidden,
+                before,
                 on_outputs=ranges.observe,
                 change=add_range_outputs,
                 on_window=count,
             )
+            if choice is not None:
+                _narrow(loop, index, before, ranges, choice)
     return ranges
+
+
+def _narrow(
+    loop: SegmentLoop,
+    index: int,
+    before: Hidden | None,
+    ranges: RangeObserver,
+    choice: RangeChoice,
+) -> None:
+    """Replace the ranges of a segment's activations by what the estimator makes of their values."""
+    counts: dict[str, Histogram] = {}
+
+    def add_outputs(model: ir.Model) -> None:
+        graph = model.graph
+        shown = set(graph.outputs)
+        for value in (value for node in graph for value in node.outputs):
+            name = str(value.name)
+            if name in ranges.low:
+                counts[name] = Histogram.empty(ranges.low[name], ranges.high[name])
+                if value not in shown:
+                    graph.outputs.append(value)
+
+    def count(outputs: Arrays, n_tokens: int) -> None:
+        del n_tokens
+        for name, histogram in counts.items():
+            histogram.add(outputs[name])
+
+    loop.run(index, before, on_outputs=count, change=add_outputs)
+    for name, histogram in counts.items():
+        bits = choice.kv_bits if interface.is_kv(name) else choice.bits
+        ranges.low[name], ranges.high[name] = choice.estimate(histogram, bits)

@@ -24,7 +24,13 @@ from buildlib.graph import interface
 from buildlib.graph.files import load_model, tensor_array
 from buildlib.graph.values import static_shape
 from buildlib.quantize.bitwidths import BLOCK_KEY, Bitwidths
-from buildlib.quantize.calibration import Range, fixed_ranges, observe_ranges, rotated_ranges
+from buildlib.quantize.calibration import (
+    RangeChoice,
+    find_estimator,
+    fixed_ranges,
+    observe_ranges,
+    rotated_ranges,
+)
 from buildlib.quantize.grids import (
     INPUT_STEP,
     ParameterUse,
@@ -34,6 +40,8 @@ from buildlib.quantize.grids import (
     missing_encodings_error,
     parameter_uses,
 )
+from buildlib.quantize.options import RangeName
+from buildlib.quantize.ranges.base import Range
 from buildlib.quantize.structure import channel_axis, head_weights, shared_grids
 from buildlib.quantize.weight_grids import chunks, lpbq_encoding, per_channel_encoding
 
@@ -48,6 +56,7 @@ def complete_encodings(
     bitwidths: Bitwidths | None = None,
     *,
     progress: Callable[[int, int], None] | None = None,
+    ranges: RangeName = "minmax",
 ) -> Encodings:
     """Return encodings for every float value of a whole model: the given ones and new ones.
 
@@ -59,6 +68,7 @@ def complete_encodings(
             the model itself is filled in: masks, rotations, probabilities, small constants.
         bitwidths: bits of new encodings.
         progress: as `observe_ranges` calls it.
+        ranges: estimator of the ranges of activations.
 
     Raises:
         EncodingsError: encodings of values that the model has not, or that contradict each other;
@@ -71,8 +81,13 @@ def complete_encodings(
     if bitwidths is not None:
         bitwidths.check_patterns({use.name for use in matrix_uses(load_model(model_path).graph)})
 
+    choice = None
+    if ranges != "minmax":  # which are observed anyway
+        act_bits = (bitwidths or Bitwidths()).act_bitwidth
+        choice = RangeChoice(find_estimator(ranges), act_bits, _KV_BITS)
+
     def observe() -> Mapping[str, Range]:
-        return observe_ranges(model_path, config, token_windows, progress).ranges()
+        return observe_ranges(model_path, config, token_windows, progress, choice=choice).ranges()
 
     return encodings_from_ranges(
         model_path, encodings, observe if token_windows else None, bitwidths

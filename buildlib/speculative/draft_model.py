@@ -34,7 +34,8 @@ from buildlib.graph.llama import decode
 from buildlib.graph.shape import GraphShape
 from buildlib.graph.values import infer_shapes, static_shape
 from buildlib.passes.base import SORTED, STATIC, Condition, Pass
-from buildlib.quantize.calibration import Range, RangeObserver, instrument_ranges
+from buildlib.quantize.calibration import RangeObserver, instrument_ranges
+from buildlib.quantize.ranges.base import Range
 from buildlib.reference.feeds import CallInputs, KvCache
 from buildlib.reference.host_loop import HostLoop
 from buildlib.reference.runners import Arrays, OnnxRunner

@@ -66,6 +66,7 @@ class CompleteEncodings(Stage):
             load_config(imported / CONFIG_FILE),
             calibration_windows(imported, self.export.calibration_text),
             Bitwidths.from_options(self.quantization),
+            ranges=self.quantization.activation_ranges,
         )
         link_configuration(imported, folder)
         save_encodings(complete, folder / ENCODINGS_FILE)

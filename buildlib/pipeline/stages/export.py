@@ -17,7 +17,7 @@ from buildlib.pipeline.sources import CheckpointSource
 from buildlib.pipeline.stage import Stage
 from buildlib.quantize.bitwidths import Bitwidths
 from buildlib.quantize.calibration import window_length
-from buildlib.quantize.options import QuantizationOptions
+from buildlib.quantize.options import QuantizationOptions, RangeName
 from buildlib.quantize.recipe import complete_encodings
 
 
@@ -61,7 +61,8 @@ class Export(Stage):
     def run(self, folder: Path) -> None:
         bits = Bitwidths.from_options(self.quantization)
         text = self.checkpoint.calibration_text
-        export_checkpoint(self.checkpoint.folder, text, folder, self.shape, bits)
+        ranges = self.quantization.activation_ranges
+        export_checkpoint(self.checkpoint.folder, text, folder, self.shape, bits, ranges=ranges)
 
 
 def export_checkpoint(
@@ -72,6 +73,7 @@ def export_checkpoint(
     bitwidths: Bitwidths | None = None,
     *,
     n_windows: int = DEFAULT_WINDOWS,
+    ranges: RangeName = "minmax",
     progress: Callable[[int, int], None] | None = None,
 ) -> Path:
     """Export a checkpoint without torch, into the folder that the Gen AI Builder takes.
@@ -86,6 +88,7 @@ def export_checkpoint(
         shape: of the ONNX; a prefill shape, as calibration runs at it.
         bitwidths: of weights and activations; by default W8A16.
         n_windows: windows of text, spread over all of it, that calibrate activations.
+        ranges: estimator of the ranges of activations.
         progress: as `observe_ranges` calls it.
 
     Raises:
@@ -107,7 +110,7 @@ def export_checkpoint(
         atomic_write_bytes(out_dir / path.name, path.read_bytes())
     model = export_onnx(checkpoint, shape, out_dir)
     encodings = complete_encodings(
-        model, Encodings(), checkpoint.config, windows, bitwidths, progress=progress
+        model, Encodings(), checkpoint.config, windows, bitwidths, progress=progress, ranges=ranges
     )
     save_encodings(encodings, out_dir / ENCODINGS_FILE)
     return out_dir

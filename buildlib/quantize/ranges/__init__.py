@@ -1,0 +1,1 @@
+"""Estimators of the ranges of activations."""
