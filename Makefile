@@ -26,7 +26,7 @@ families:
 
 # Every quantization recipe on the reference model, from weights to the emulator; writes the table of docs/quantization.md.
 quantization-table:
-	$(PYTHON) -m tools.quantization_table
+	nice -n 10 $(PYTHON) -m tools.quantization_table
 
 # Thousands of damaged models; `QNNFARM_FUZZ_SEED=7 make fuzz` for others.
 fuzz:

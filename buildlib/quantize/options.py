@@ -16,7 +16,6 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
     "w4a16-rtn": {"param_bitwidth": 4, "techniques": ()},
     "w4a16-seqmse": {"param_bitwidth": 4, "techniques": ("seqmse",)},
     "w4a16-gptq": {"param_bitwidth": 4, "techniques": ("gptq",)},
-    "w4a16-gptaq": {"param_bitwidth": 4, "techniques": ("gptaq",)},
     "w4a16-spinquant": {"param_bitwidth": 4, "techniques": ("spinquant", "gptaq")},
     "w4a16-lpbq": {"param_bitwidth": 4, "lpbq_block_size": 64, "techniques": ("gptaq",)},
     "LPBQ_SeqMSE": {"param_bitwidth": 4, "lpbq_block_size": 64, "techniques": ("seqmse",)},

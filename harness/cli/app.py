@@ -31,6 +31,7 @@ from harness.cli import (
     devices,
     doctor,
     embed,
+    export,
     gate,
     generate,
     history,
@@ -70,6 +71,7 @@ def build_app() -> typer.Typer:
     app.callback()(_options)
     app.command("build")(build.build)
     app.add_typer(pipeline.app, name="pipeline")
+    app.command("export")(export.export)
     app.command("inspect")(inspect.inspect)
     app.add_typer(config.app, name="config")
     app.command("generate")(generate.generate)

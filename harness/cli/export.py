@@ -1,0 +1,42 @@
+"""`qnnfarm export`: a model as float ONNX, for tools that quantize it."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harness.console import answers
+from harness.errors import WrongUseError
+
+
+def export(
+    model_dir: Annotated[
+        Path, typer.Argument(help="A checkpoint in Hugging Face layout, or an ONNX export.")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder of the ONNX; made if need be.")],
+    for_aimet: Annotated[
+        bool,
+        typer.Option(
+            "--for-aimet",
+            help="With every weight a float32 initializer, as aimet-onnx needs them: it silently "
+            "leaves weights behind a Cast in float.",
+        ),
+    ] = False,
+    ar: Annotated[int, typer.Option(min=1, help="Tokens per graph call.")] = 128,
+    cl: Annotated[int, typer.Option(min=2, help="Context length in tokens.")] = 4096,
+) -> None:
+    """Write a model as float ONNX in canonical form, with tokenizer and configuration beside it.
+
+    Quantize it with AIMET, and build it with what AIMET writes: `qnnfarm build OUT --encodings
+    model.encodings`.
+    """
+    from buildlib.graph.shape import GraphShape
+    from buildlib.paths import user_path
+    from buildlib.pipeline.aimet_export import export_for_aimet
+
+    if not for_aimet:
+        raise WrongUseError("say what for: --for-aimet is the only form yet")
+    path = export_for_aimet(model_dir, user_path(out), GraphShape(ar, cl))
+    answers().print(
+        f"{path}: float32, AR {ar}, CL {cl}; build it with `qnnfarm build {out} --encodings FILE`"
+    )
