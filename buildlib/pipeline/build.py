@@ -187,7 +187,10 @@ class Build:
             )
             for part in chain
         ]
-        built = run_bounded(tasks, max_workers=self.max_workers, memory_bytes=available_memory())
+        # A third stays for the page cache, through which all weights are read, and for others.
+        built = run_bounded(
+            tasks, max_workers=self.max_workers, memory_bytes=available_memory() * 2 // 3
+        )
         binaries = tuple(part.binary for part in built)
         drafts = dict.fromkeys(main.prepared.draft, self._draft(runner, plan, main))
         composition = composition.with_binaries(drafts)

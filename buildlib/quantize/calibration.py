@@ -26,7 +26,7 @@ from buildlib.quantize.ranges.base import Histogram, Range, RangeEstimator
 from buildlib.reference.runners import Arrays
 from buildlib.reference.segment_loop import Hidden, SegmentLoop
 
-_WINDOW_TOKENS = 1024
+_WINDOW_TOKENS = 512
 _LOW, _HIGH = "__low", "__high"
 _INPUTS: dict[str, Range] = {
     interface.ATTENTION_MASK: (interface.MASKED, 0.0),
@@ -156,7 +156,7 @@ def _magnitude(grid: Grid) -> float:
 
 
 def window_length(shape: GraphShape) -> int:
-    """Return the length of text windows that calibrate a model: a whole call, up to 1024 tokens.
+    """Return the length of text windows that calibrate a model: a whole call, up to 512 tokens.
 
     Longer ones take their time, and show ranges that shorter ones from more places show as well.
     """
