@@ -99,6 +99,25 @@ class EmbeddingConfig(BaseModel):
             else None,
         )
 
+    @classmethod
+    def from_genie(cls, block: Embedding, folder: Path) -> Self | None:
+        """Return the table of a dialog's block, in the folder of its container; None without one.
+
+        Raises:
+            ValidationError: the block does not tell what the table holds.
+        """
+        if block.lut_path is None:
+            return None
+        own = {genie: kind for kind, genie in _GENIE_TYPES.items()}
+        quantized = block.quant_param
+        return cls(
+            embed_datatype=own[block.datatype or "float32"],
+            embed_length=block.size,
+            embed_path=folder / block.lut_path,
+            embed_quant_offset=None if quantized is None else int(quantized.offset),
+            embed_quant_scale=None if quantized is None else quantized.scale,
+        )
+
     def rows(self, tokens: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.float32]:
         """Look up tokens [...] as rows [..., embed_length]. The file is mapped."""
         table = np.memmap(self.embed_path, self.embed_datatype, mode="r")

@@ -9,6 +9,7 @@ from pathlib import Path
 from buildlib.checkpoint.config import load_config
 from buildlib.checkpoint.layout import CONFIG_FILE, ENCODINGS_FILE, MODEL_FILE, TOKENIZER_FILE
 from buildlib.container.container import GenAIContainer
+from buildlib.embedding.config import EmbeddingConfig
 from buildlib.encodings.files import load_encodings
 from buildlib.graph.interface import require_shape
 from buildlib.quantize.qdq import apply_encodings
@@ -92,6 +93,8 @@ def _compiled(container: GenAIContainer, model: Path) -> Iterator[HostModel]:
     cl = container.metadata.graphs.context_length
     binaries = [container.path / name for name in container.genie_config.ctx_bins]
     chains = emulator_chains(binaries, OrtQnnToolchain(), soc_model=target.soc.soc_model, cl=cl)
-    with HostLoop(chains, config) as loop:
+    block = container.genie_config.dialog.embedding
+    table = None if block is None else EmbeddingConfig.from_genie(block, container.path)
+    with HostLoop(chains, config, embed=None if table is None else table.rows) as loop:
         tokenizer, limit = container.files[TOKENIZER_FILE], ContextLimit.of(container)
         yield HostModel("compiled", tokenizer, limit, loop, frozenset(config.eos_token_ids))

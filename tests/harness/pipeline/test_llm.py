@@ -71,6 +71,16 @@ def test_the_container_is_the_builders_own(built: LLMPipeline, tmp_path: Path) -
     assert saved.metadata.graphs.auto_regression_numbers == (1, 8)
 
 
+def test_a_container_with_a_host_table_runs_on_this_host(
+    built: LLMPipeline, make_recipe: MakeRecipe
+) -> None:
+    recipe = make_recipe(cache_dir=built.config.settings.cache_dir)
+    recipe["stages"]["genai_builder"]["prepare_embedding_lut"] = True
+    pipe = LLMPipeline.from_pretrained(recipe=recipe).construct()
+    score = built.evaluate()["PPL_heldout"]
+    assert pipe.evaluate()["PPL_heldout"] == pytest.approx(score, rel=5e-3)
+
+
 def test_an_unchanged_pipeline_comes_from_the_cache(built: LLMPipeline) -> None:
     cache = built.config.settings.cache_dir
     assert cache is not None
