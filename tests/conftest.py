@@ -52,6 +52,11 @@ def pytest_configure() -> None:
         os.environ[FORCE_VARIABLE] = NamespaceKind.NONE
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with files that take long, or the last worker would be left alone with one."""
+    items.sort(key=lambda item: item.get_closest_marker("first") is None)
+
+
 def pytest_report_header() -> str | None:
     """Say where confinement is not tested."""
     support = probe_namespace()

@@ -18,6 +18,7 @@ from tests.reports.conftest import Sample, speeds
 from tests.system import program
 from tools import screenshots
 
+pytestmark = pytest.mark.first
 MakeStore = Callable[[Sequence[Run]], Path]
 Samples = Mapping[str, list[Run]]
 HOSTILE = (

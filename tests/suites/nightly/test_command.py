@@ -14,6 +14,7 @@ from harness.results.store import ResultsStore
 from suites.models import tiny_llama
 from tests import command_line
 
+pytestmark = pytest.mark.first
 BUILD = {
     "model": str(tiny_llama.folder()), "target": "SM8750:emulator", "ar": [1, 32], "cl": 192,
     "splits": 2,
