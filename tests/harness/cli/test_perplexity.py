@@ -64,9 +64,9 @@ def test_another_model_is_a_bad_answer(
 
 
 @pytest.fixture(scope="module")
-def speculating(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def speculating(small_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Containers of the same binaries whose dialogs look ahead, and draft, by the type."""
-    plain = GenAIContainer.load(tiny_bundle)
+    plain = GenAIContainer.load(small_bundle)
     engine = plain.genie_config.dialog.target_engine
     configs = {
         "lade": plain.genie_config.with_type("lade", lade=Lade(window=4, ngram=3, gcap=4)),
@@ -104,11 +104,11 @@ def repackage(plain: GenAIContainer, config: GenieConfig, folder: Path) -> GenAI
 
 @pytest.mark.genie_configuration("accuracy", "accuracy of a role")
 def test_a_speculating_container_is_scored_as_its_target(
-    qnnfarm: Run, virtual_device: AdbDevice, tiny_bundle: Path, speculating: dict[str, Path]
+    qnnfarm: Run, virtual_device: AdbDevice, small_bundle: Path, speculating: dict[str, Path]
 ) -> None:
     where = ("--device", virtual_device.serial, "--text", TEXT, "--windows", "1", "--json")
     answers = {}
-    for kind, folder in {"plain": tiny_bundle, **speculating}.items():
+    for kind, folder in {"plain": small_bundle, **speculating}.items():
         done = qnnfarm("perplexity", folder, *where)
         assert done.returncode == GOOD, done.stderr
         answers[kind] = json.loads(done.stdout)["perplexity"]
@@ -135,14 +135,17 @@ def test_the_draft_model_has_a_perplexity_of_its_own(
 
 
 def test_decode_steps_are_held_against_float(
-    qnnfarm: Run, virtual_device: AdbDevice, speculating: dict[str, Path], tmp_path: Path
+    qnnfarm: Run, virtual_device: AdbDevice, tiny_bundle: Path, tmp_path: Path
 ) -> None:
     """A dialog that looks ahead is decoded as its target, by the graph of one token a call."""
+    plain = GenAIContainer.load(tiny_bundle)
+    config = plain.genie_config.with_type("lade", lade=Lade(window=4, ngram=3, gcap=4))
+    lade = repackage(plain, config, tmp_path / "lade").path
     db = tmp_path / "results.db"
     where = ("--device", virtual_device.serial, "--db", db, "--text", TEXT, "--windows", "1")
     compared = ("--per-step", "--reference", tiny_llama.folder())
     trace = tmp_path / "trace.json"
-    done = qnnfarm("perplexity", speculating["lade"], *where, *compared, "--trace", trace, "--json")
+    done = qnnfarm("perplexity", lade, *where, *compared, "--trace", trace, "--json")
     assert done.returncode == GOOD, done.stderr
     events = Counter(event["name"] for event in json.loads(trace.read_text())["traceEvents"])
     assert events["QnnApi::graphExecute"] >= 2 * 80  # two parts

@@ -204,7 +204,7 @@ def test_a_perplexity_bound_is_measured_once_and_then_taken_from_the_store(
 
 
 def test_sessions_are_prepared_anew_and_agree(
-    virtual_device: AdbDevice, tiny_bundle: Path, store: ResultsStore
+    virtual_device: AdbDevice, small_bundle: Path, store: ResultsStore
 ) -> None:
     folders: list[str] = []
     numbers: list[int] = []
@@ -225,7 +225,7 @@ def test_sessions_are_prepared_anew_and_agree(
     store_of_series = LazyResultsStore(store.location)
     series = BenchSeries(devices, store_of_series, options, labels={"team": "camera"})
     longer = bench.model_copy(update={"prompt_tokens": 12})
-    container = GenAIContainer.load(tiny_bundle)
+    container = GenAIContainer.load(small_bundle)
     measured = list(series.run([(container, bench), (container, longer)], sessions=2))
     assert numbers == [0, 0, 1, 1]
     assert [index for index, _ in measured] == [0, 1, 0, 1]  # they take turns
