@@ -1,5 +1,6 @@
 """`qnnfarm pipeline`: one recipe from a checkpoint to measured text."""
 
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
@@ -12,6 +13,8 @@ from harness.errors import WrongUseError
 from harness.exit_codes import BAD
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from harness.pipeline.answer import GenerationAnswer
     from harness.pipeline.llm import LLMPipeline
     from harness.pipeline.observers import StageFailed, StageFinished, StageStarted, StageStep
@@ -189,7 +192,12 @@ def bisect(
     """
     from buildlib.evaluation.proposal import QualityBound
     from buildlib.evaluation.sensitivity import UNIT_KINDS
-    from harness.pipeline.bisect import BisectOptions, bisect_pipeline, recipe_of
+    from harness.pipeline.bisect import (
+        BisectOptions,
+        bisect_pipeline,
+        last_before_builder,
+        recipe_of,
+    )
     from harness.pipeline.llm import LLMPipeline
 
     wanted = BisectOptions(
@@ -210,7 +218,9 @@ def bisect(
         pipe = LLMPipeline.from_pretrained(found, recipe=recipe)
     with StageBar(pipe.config.settings.log_level) as bar:
         pipe.add_observer(bar)
-        result = bisect_pipeline(pipe, content, windows, wanted)
+        pipe.construct(until=last_before_builder(pipe))
+    with _ranking() as ranked:
+        result = bisect_pipeline(pipe, content, windows, wanted, ranked)
     if json:
         print_json({"model": pipe.model_name, **result.as_document()})
     else:
@@ -252,6 +262,20 @@ def init(
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(recipe_text(model, target), encoding="utf-8")
     answers().print(f"{out}: run it with `qnnfarm pipeline run {out} --prompt TEXT`")
+
+
+@contextmanager
+def _ranking() -> "Iterator[Callable[[int, int], None]]":
+    """Show a progress bar of a ranking on stderr; yield what takes (segments run, all)."""
+    print_remark("quantizing tensors one by one")
+    with progress(
+        SpinnerColumn(),
+        BarColumn(bar_width=24),
+        TextColumn("{task.completed:.0f}/{task.total:.0f} runs of a layer", markup=False),
+        TimeElapsedColumn(),
+    ) as shown:
+        task = shown.add_task("ranking", total=1)
+        yield lambda done, total: shown.update(task, completed=done, total=total)
 
 
 class StageBar:

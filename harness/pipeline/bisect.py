@@ -3,10 +3,12 @@
 The model in float is what the first stage made, the quantized one what the last stage before the
 builder did. Tensors are ranked on this host's CPU, with their own encodings: a weight that a
 technique has changed counts as changed. A mixture has the original weights at 8 bits where it
-raises them, and the quantized model's own everywhere else. The proposal is built for the emulator
-by the pipeline's own `genai_builder`, and checked there.
+raises them, and the quantized model's own everywhere else. The proposal is then an option of the
+recipe's quantization, which runs again with it, is built for the emulator, and checked there. A
+model that came with encodings follows no options: its mixture itself is built.
 """
 
+import copy
 import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -49,10 +51,12 @@ from harness.pipeline.comparison import ComparedText, float_folder
 from harness.pipeline.defaults import recipe_text
 from harness.pipeline.host_model import open_host_model
 from harness.pipeline.llm import LLMPipeline
+from harness.pipeline.recipe import Recipe
 from harness.pipeline.stage import ModelFolder
+from harness.pipeline.stages import Quantization
 from harness.words import pluralize
 
-BUILDER = "genai_builder"
+QUANTIZATION, BUILDER = "quantization", "genai_builder"
 RAISED = "raised.safetensors"
 """Weights that a technique had changed for 4 bits, as the model in float has them."""
 _EMULATOR = ":emulator"
@@ -108,8 +112,7 @@ class Bisection:
     @property
     def mixed_precision(self) -> list[str]:
         """The proposal as `quantization.mixed_precision` takes it: `NAME=BITS`."""
-        bits = {} if self.proposal is None else self.proposal.bits
-        return [f"{name}={number}" for name, number in sorted(bits.items())]
+        return _as_option(self.proposal)
 
     def print(self, top: int | None = 20) -> None:
         """Print the ranking, and the proposal."""
@@ -129,7 +132,7 @@ class Bisection:
     def _print_proposal(self, proposal: Proposal) -> None:
         console = answers()
         if not proposal.raised:
-            held = "it is within the bound" if proposal.met else "nothing of it can get more bits"
+            held = "no weight needs more bits" if proposal.met else "no weight can get more bits"
             console.print(f"{proposal.bound}: {held}")
         else:
             tensors = pluralize(len(proposal.bits), "weight")
@@ -217,11 +220,14 @@ def bisect_pipeline(
         return Bisection(found, len(scored), proposal)
     kept = pipe.cache_root / pipe.model_name
     with tempfile.TemporaryDirectory(dir=kept, prefix=".mixture.") as scratch:
-        mixture = write_mixture(
-            whole, folder, proposal, encodings, wanted.out or Path(scratch) / pipe.model_name
-        )
-        builds = wanted.build and BUILDER in pipe.config.stages and pipe.config.settings.soc_details
-        checked = _build_and_check(pipe, mixture, compared) if builds else None
+        if _takes_options(pipe, whole):
+            mixed = _with_options(pipe, proposal)
+        else:
+            place = Path(scratch) / pipe.model_name
+            write_mixture(whole, folder, proposal, encodings, place)
+            mixed = _of_mixture(pipe, place)
+        checked = _check(mixed, wanted, compared)
+        pipe.manifest.save(pipe.manifest_path)  # of this pipeline again, not of the mixed one
     return Bisection(found, len(scored), proposal, checked, wanted.out)
 
 
@@ -301,14 +307,26 @@ def write_mixture(
     return out
 
 
-def _quantized(pipe: LLMPipeline) -> list[dict[str, object]]:
-    """Return the outputs after each stage before the builder, which are run if need be."""
+def last_before_builder(pipe: LLMPipeline) -> str:
+    """Return the name of the stage whose output is ranked.
+
+    Raises:
+        PipelineStateError: the recipe has nothing between loading and building.
+    """
     names = list(pipe.config.stages)
     last = names.index(BUILDER) - 1 if BUILDER in names else len(names) - 1
     if last < 1:
         raise PipelineStateError("the recipe has no stage that quantizes the model")
-    pipe.construct(until=names[last])
-    return [pipe.outputs(name) for name in names[: last + 1]]
+    return names[last]
+
+
+def _quantized(pipe: LLMPipeline) -> list[dict[str, object]]:
+    """Return the outputs after each stage before the builder, which are run if need be."""
+    last = last_before_builder(pipe)
+    if last not in pipe.completed:
+        pipe.construct(until=last)
+    names = list(pipe.config.stages)
+    return [pipe.outputs(name) for name in names[: names.index(last) + 1]]
 
 
 def _last_model(made: Sequence[Mapping[str, object]]) -> Path:
@@ -318,31 +336,65 @@ def _last_model(made: Sequence[Mapping[str, object]]) -> Path:
     return model.path
 
 
-def _build_and_check(pipe: LLMPipeline, folder: Path, compared: ComparedText) -> Divergence:
-    """Build a mixture for the emulator by a pipeline of its own, and evaluate it there."""
-    settings = pipe.config.settings
-    target = settings.soc_details or ""
-    mixed = LLMPipeline.from_pretrained(
-        str(folder),
-        recipe={
-            **settings.model_dump(include={"generator_config", "log_level"}),
-            "soc_details": target if target.endswith(_EMULATOR) else target + _EMULATOR,
-            "cache_dir": str(pipe.cache_root),
-            "stages": {
-                "model_loader": {},
-                "quantization": {"recipe_name": "w8a16"},  # all of it has encodings
-                BUILDER: pipe.stages[BUILDER].model_dump(exclude_defaults=True),
-            },
-        },
-    ).construct()
+def _takes_options(pipe: LLMPipeline, whole: Path) -> bool:
+    """Whether the recipe's own stage can mix: what has encodings of its own follows no option."""
+    quantizes = pipe.config.stages.get(QUANTIZATION) is Quantization
+    return quantizes and not (whole / ENCODINGS_FILE).is_file()
+
+
+def _with_options(pipe: LLMPipeline, proposal: Proposal) -> LLMPipeline:
+    """Return the pipeline with the proposal among the options of its quantization."""
+    data = copy.deepcopy(dict(pipe.manifest.recipe))
+    section = data["stages"][QUANTIZATION]
+    options = section.setdefault("options", {})
+    options["mixed_precision"] = [*options.get("mixed_precision", ()), *_as_option(proposal)]
+    return _for_emulator(pipe, str(pipe.model_dir), data)
+
+
+def _of_mixture(pipe: LLMPipeline, folder: Path) -> LLMPipeline:
+    """Return a pipeline of a model whose values all have encodings."""
+    data = copy.deepcopy(dict(pipe.manifest.recipe))
+    stages = {"model_loader": {}, QUANTIZATION: {"recipe_name": "w8a16"}}
+    if BUILDER in data["stages"]:
+        stages[BUILDER] = data["stages"][BUILDER]
+    return _for_emulator(pipe, str(folder), {**data, "stages": stages})
+
+
+def _for_emulator(pipe: LLMPipeline, model: str, data: dict[str, Any]) -> LLMPipeline:
+    target = data.get("soc_details")
+    if target is not None and not target.endswith(_EMULATOR):
+        data["soc_details"] = target + _EMULATOR
+    data["cache_dir"] = str(pipe.cache_root)
+    data.pop("enable_cache", None)
+    data.pop("model_id_or_path", None)
+    recipe = Recipe(data)
+    recipe.path = pipe.config.folder / "recipe.yaml"
+    return LLMPipeline.from_pretrained(model, recipe=recipe)
+
+
+def _check(mixed: LLMPipeline, wanted: BisectOptions, compared: ComparedText) -> Divergence | None:
+    """Write a mixed model, build it for the emulator, and evaluate it there, as far as wanted."""
+    builds = wanted.build and BUILDER in mixed.config.stages
+    if not builds and wanted.out is None:
+        return None
+    mixed.construct(until=last_before_builder(mixed))
+    if wanted.out is not None:
+        mixed.export(wanted.out)
+    if not builds or mixed.config.settings.soc_details is None:
+        return None
+    mixed.construct()
     config = load_config(compared.model / CONFIG_FILE)
     scored = [window.scored for window in compared.windows]
-    scratch = pipe.cache_root / pipe.model_name
     with (
         record_float(compared.model / MODEL_FILE, config, scored) as reference,
-        open_host_model(mixed.outputs(), scratch) as model,
+        open_host_model(mixed.outputs(), mixed.cache_root / mixed.model_name) as model,
     ):
         return evaluate_model(model.loop, reference)
+
+
+def _as_option(proposal: Proposal | None) -> list[str]:
+    bits = {} if proposal is None else proposal.bits
+    return [f"{name}={number}" for name, number in sorted(bits.items())]
 
 
 def _cells(cost: UnitCost) -> list[str]:

@@ -10,12 +10,15 @@ from buildlib.checkpoint.config import load_config
 from buildlib.encodings.files import load_encodings
 from buildlib.evaluation.proposal import QualityBound
 from buildlib.quantize.qdq import apply_encodings
+from buildlib.reference.divergence import Divergence
 from buildlib.reference.evaluation import evaluate_model, record_float
 from buildlib.reference.host_loop import HostLoop
 from buildlib.reference.runners import OnnxRunner
 from harness.errors import PipelineStateError, WrongUseError
-from harness.pipeline.bisect import BisectOptions, bisect_pipeline, recipe_of
+from harness.pipeline.bisect import BisectOptions, bisect_pipeline, recipe_of, write_mixture
+from harness.pipeline.comparison import ComparedText
 from harness.pipeline.llm import LLMPipeline
+from harness.pipeline.stage import ModelFolder
 from suites.models import tiny_llama
 from tests.command_line import qnnfarm
 from tests.harness.pipeline.conftest import MakeRecipe
@@ -27,7 +30,7 @@ def test_a_proposal_is_built_and_holds_where_it_is_measured_again(
     make_recipe: MakeRecipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = make_recipe()
-    recipe["stages"]["quantization"] = {"recipe_name": "w4a16"}
+    recipe["stages"]["quantization"] = {"recipe_name": "w4a16-rtn"}
     pipe = LLMPipeline.from_pretrained(recipe=recipe)
     ranked = bisect_pipeline(pipe, options=LAYERS)
     assert ranked.met
@@ -44,38 +47,57 @@ def test_a_proposal_is_built_and_holds_where_it_is_measured_again(
     assert found.checked is not None
     assert found.checked.kl == pytest.approx(found.proposal.after.kl, rel=0.1)
 
-    made = pipe.outputs("model_loader")["model"]
-    whole = made.path  # type: ignore[attr-defined]  # a ModelFolder
-    config = load_config(whole / "config.json")
-    qdq = apply_encodings(
-        out / "model.onnx", load_encodings(out / "model.encodings"), tmp_path / "qdq.onnx"
+    whole, folder = (folder_of(pipe, stage) for stage in ("model_loader", "quantization"))
+    mixture = write_mixture(
+        whole, folder, found.proposal, found.sensitivity.encodings, tmp_path / "mixture"
     )
-    text = (tiny_llama.folder() / "text" / "heldout.txt").read_text()
-    windows = pipe_windows(pipe, whole, text)
-    with (
-        record_float(whole / "model.onnx", config, windows) as reference,
-        HostLoop({8: [OnnxRunner(qdq)]}, config) as loop,
-    ):
-        again = evaluate_model(loop, reference)
-    assert again.kl <= bound.limit * 1.03
-    assert again.kl == pytest.approx(found.proposal.after.kl, rel=0.03)
+    for model in (out, mixture):
+        again = quantized(pipe, whole, model, tmp_path)
+        assert again.kl <= bound.limit * 1.03
+        assert again.kl == pytest.approx(found.proposal.after.kl, rel=0.03)
+    assert pipe.manifest_path.read_text().count("mixed_precision") == 0
+    encodings = load_encodings(out / "model.encodings").by_name()
+    assert {encodings[text.removesuffix("=8")].bw for text in found.mixed_precision} == {8}
     found.print()
     printed = capsys.readouterr().out
     assert "quantization.mixed_precision:" in printed
     assert f"{out}: its model" in printed
 
 
-def pipe_windows(pipe: LLMPipeline, model: Path, text: str) -> list[tuple[int, ...]]:
-    from harness.pipeline.comparison import ComparedText
+def folder_of(pipe: LLMPipeline, stage: str) -> Path:
+    model = pipe.outputs(stage)["model"]
+    assert isinstance(model, ModelFolder)
+    return model.path
 
-    _, most = pipe.text_to_compare(None, None)
-    return [window.scored for window in ComparedText(model, text, most).windows]
+
+def quantized(pipe: LLMPipeline, whole: Path, folder: Path, scratch: Path) -> Divergence:
+    """A model folder as QDQ on the CPU, over the windows of the recipe's metric."""
+    config, encodings = load_config(whole / "config.json"), folder / "model.encodings"
+    path = apply_encodings(
+        folder / "model.onnx", load_encodings(encodings), scratch / f"{folder.name}_qdq.onnx"
+    )
+    text = ComparedText(whole, *pipe.text_to_compare(None, None))
+    windows = [window.scored for window in text.windows]
+    with (
+        record_float(whole / "model.onnx", config, windows) as reference,
+        HostLoop({8: [OnnxRunner(path)]}, config) as loop,
+    ):
+        return evaluate_model(loop, reference)
 
 
 def test_a_bound_out_of_reach_ends_with_1(build_cache: Path) -> None:
     model = str(tiny_llama.folder())
     command = ["pipeline", "bisect", model, "--ar", "8", "--cl", "48", "--windows", "1", "--json"]
-    command += ["--weights-only", "--by", "layer", "--no-build", "--bound", "kl=0.0000001"]
+    command += [
+        "--quantization",
+        "w4a16-rtn",
+        "--weights-only",
+        "--by",
+        "layer",
+        "--no-build",
+        "--bound",
+        "kl=0.0000001",
+    ]
     done = qnnfarm(*command, env=os.environ | {"QNNFARM_CACHE_DIR": str(build_cache)})
     assert done.returncode == 1, done.stderr
     document = json.loads(done.stdout)
