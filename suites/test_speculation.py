@@ -85,10 +85,11 @@ def test_speculation_changes_no_text(
             pairs.append(Answers(beside.runtime.generate(request).text, result.text))
             if _ACCEPTANCE in result.metrics:
                 rates.append(result.metrics[_ACCEPTANCE])
+    over = f"{kind} over {len(pairs)} prompts"
     if rates:
-        record_measurement.note(_ACCEPTANCE, sum(rates) / len(rates))
+        record_measurement(_ACCEPTANCE, sum(rates) / len(rates), test=over)
     differing = [pair for pair in pairs if not pair.agree]
-    record_measurement.note(_DIFFERING, len(differing))
+    record_measurement(_DIFFERING, len(differing), test=over)
     if kind in _MAY_DIFFER:
         assert all(pair.speculated for pair in pairs), "a query has no answer"
         return

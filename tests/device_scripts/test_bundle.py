@@ -275,6 +275,7 @@ profile save p p.json
     assert names.count("GenieEmbedding_generate") == 2
 
 
+@pytest.mark.genie_configuration("standalone engine")
 def test_the_engine_that_drafts_is_switched(runner: "Runner", short_bundle: Path) -> None:
     """The documented flag: a dialog with two engines gets another draft, and says the same."""
     document = json.loads((short_bundle / "genie_config.json").read_text())

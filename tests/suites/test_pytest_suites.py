@@ -158,5 +158,8 @@ def test_the_suite_of_embeddings_passes_on_the_reference_encoder(
     assert re.search(r"= 1 passed, \d+ skipped in ", done.stdout), done.stdout
     with ResultsStore.open(db, create=False) as store:
         (stored,) = store.list_runs(RunFilter(kind="embed"))
+        (least,) = (run for run in store.list_runs() if run.label == "least of 50 texts")
     assert len(stored.values("embed_s")) == len(stored.values("cosine_float")) == 50
+    assert least.values("cosine_float") == (min(stored.values("cosine_float")),)
     assert min(stored.values("cosine_float")) >= 0.98
+    assert "least of 50 texts of tiny_encoder" in done.stdout

@@ -352,8 +352,25 @@ def _others() -> Iterator[tuple[str, Values]]:
     yield "accuracy of a role", {"dataset": "t.txt", "type": "perplexity", "engine": engine}
 
 
+EXTENSIONS = Configuration(
+    "HTP backend extensions",
+    {
+        "devices": [
+            {
+                "soc_model": 69,
+                "dsp_arch": "v79",
+                "cores": [{"core_id": 0, "perf_profile": "burst", "rpc_control_latency": 100}],
+            }
+        ],
+        "memory": {"mem_type": "shared_buffer"},
+        "context": {"weight_sharing_enabled": True},
+    },
+)
+"""The file that `extensions` of an engine names; Genie has no parser to ask about it."""
+
+
 def configurations() -> list[Configuration]:
-    """All of them."""
+    """All that Genie's parsers judge."""
     of_dialogs: tuple[Callable[[], Iterator[tuple[str, Values]]], ...] = (
         _dialogs, _samplers, _embeddings, _positions, _engines, _adapters,
     )  # fmt: skip

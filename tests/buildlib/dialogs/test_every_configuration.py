@@ -21,7 +21,7 @@ from buildlib.embedding.extraction import EmbeddingExtraction
 from buildlib.embedding.table import write_table
 from buildlib.graph.files import link_into
 from buildlib.toolchains.ort_qnn.wheel import find_libraries
-from tests.buildlib.container.genie_configurations import changed
+from tests.buildlib.container.genie_configurations import EXTENSIONS, changed
 
 if TYPE_CHECKING:
     from tests.buildlib.dialogs.conftest import GenieLab
@@ -129,6 +129,22 @@ def test_it_runs(name: str, folder: Path, tiny_bundle: Path) -> None:
     assert run(folder, script, *query).partition("[BEGIN]: ")[2].rpartition("[END]")[0]
 
 
+@pytest.mark.genie_configuration("HTP backend extensions")
+@pytest.mark.parametrize("broken", [False, True])
+def test_the_file_of_extensions_is_read(folder: Path, tiny_bundle: Path, *, broken: bool) -> None:
+    """Genie only warns of one that it cannot read."""
+    values: dict[str, Any] = json.loads(GenAIContainer.load(tiny_bundle).genie_config.to_json())
+    named = {"dialog/max-num-tokens": 2, "dialog/engine/backend/extensions": "extensions.json"}
+    (folder / "query.json").write_text(json.dumps(changed(values, **named)))
+    content = json.dumps(EXTENSIONS.values)
+    (folder / "extensions.json").write_text(content[: -5 if broken else None])
+    script = Path(device_scripts.__file__).parent / "genie_t2t_run.py"
+    query = ("-c", "query.json", "-p", "In the beginning God created", "--log", "warn")
+    done = start(folder, script, *query)
+    assert done.returncode == 0, done.stderr
+    assert ("Failure in loading backend extensions" in done.stderr) == broken
+
+
 @pytest.mark.parametrize("name", named(CALLED))
 def test_a_program_calls_for_it(name: str, folder: Path) -> None:
     assert said(folder, CALLED[name]) == said(folder, "plain")
@@ -161,7 +177,13 @@ def test_vectors_give_the_text_of_the_table(name: str, embedded: Path) -> None:
 
 
 def run(folder: Path, script: Path, *arguments: str) -> str:
-    done = subprocess.run(
+    done = start(folder, script, *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def start(folder: Path, script: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
         [sys.executable, str(script), *arguments],
         cwd=folder,
         env={"LD_LIBRARY_PATH": find_libraries().search_path, "PATH": os.environ["PATH"]},
@@ -170,5 +192,3 @@ def run(folder: Path, script: Path, *arguments: str) -> str:
         timeout=300,
         check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
