@@ -39,6 +39,9 @@ SMALLEST = 0.025
 
 _SIZES = np.array([1, 1.4, 2, 2.8, 4, 6, 10, 16])
 """Sizes of changes that are looked for, in units of the smallest one."""
+_SIZES_OF_NOISE = np.array([0, 0, 0, 0, 0, 2, 4, 8])
+"""What they are at least, in units of the noise: else the greatest of a noisy series are as
+unremarkable as its outliers."""
 _NEVER = 1e9
 THRESHOLDS = np.array([_NEVER, 5.6, 4.5, *[7.0] * (WINDOW - 3)])
 """Of the statistic of a loss, by the nights since it began; one night is never enough."""
@@ -54,13 +57,15 @@ _DRIFT = 0.03
 _OFFSET_SD = 0.05
 """Of devices of one model, about their mean."""
 _JUMP_SD = 0.3
-"""Of the level at a change."""
+"""Of the level at a change, at least."""
 _MEMORY = 150
 """Residuals of sessions from which noise is learned."""
 _BANDWIDTH = 0.5
 _PRIOR_WEIGHT, _PRIOR_DF, _PRIOR_PEAK = 20.0, 6.0, 0.3827
 _CLIP = 3.0
 """Bound of innovations in standard deviations."""
+_OUTLIER = 5.0
+"""Bound of the first nights of a series of one device, about their median, likewise."""
 _FEWEST = 5
 """Residuals from which the noise is estimated anew."""
 _BATCH = 128
@@ -188,6 +193,12 @@ class _Forecast:
         self.floors = floors
         self.noise = np.maximum(_spread(first - middle[:, None]), floors)
         self.noise *= 1 + 3 / np.count_nonzero(~np.isnan(first), axis=1)
+        # The first night of a device says where its level is, unless it is an outlier.
+        alone = table.devices[:, :MIN_NIGHTS].max(axis=(1, 2)) == 0
+        bound = np.where(alone, _OUTLIER * self.noise, np.inf)[:, None, None]
+        level = middle[:, None, None]
+        early = np.clip(table.logs[:, :MIN_NIGHTS], level - bound, level + bound)
+        self.logs = np.concatenate([early, table.logs[:, MIN_NIGHTS:]], axis=1)
         self.state = np.zeros((series, states))
         self.state[:, 0] = middle
         self.covariance = np.zeros((series, states, states))
@@ -269,6 +280,8 @@ class _Forecast:
             of the noise's.
         """
         residuals, sessions, variance = self.compare(rows, np.full(len(rows), night))
+        greatest = changes.max(1, keepdims=True)  # what is farther off is at least that
+        residuals = np.clip(residuals, -greatest, greatest)
         noise, present = self.noise[rows], self.present[rows, night]
         learned = int(min(self.count[rows].max(), _MEMORY))
         points = self.residuals[rows, :learned] / noise[:, None] / np.sqrt(1 + _BANDWIDTH**2)
@@ -309,11 +322,10 @@ class _Watch:
         self.table = table
         self.signs = [1.0 if history.higher_is_better else -1.0 for history in histories]
         smallest = np.array([history.smallest for history in histories])
-        sizes = np.log1p(smallest[:, None] * _SIZES)
-        self.sizes = np.concatenate([-sizes, sizes], axis=1)
+        self.sizes = np.log1p(smallest[:, None] * _SIZES)
         self.forecast = _Forecast(table, smallest / 25)
         self.lengths = self.forecast.present.any(2).sum(1)
-        self.ratios = np.zeros((len(histories), WINDOW, self.sizes.shape[1]))  # tonight's first
+        self.ratios = np.zeros((len(histories), WINDOW, 2 * len(_SIZES)))  # tonight's first
         self.worth = np.zeros((len(histories), WINDOW))
         self.next = np.zeros(len(histories), np.int64)  # the first night not taken in
         self.began = np.zeros(len(histories), np.int64)  # the first night at the present level
@@ -346,7 +358,9 @@ class _Watch:
 
     def _statistics(self, rows: Ints, night: int) -> tuple[Floats, Floats]:
         """Evidence for a loss and for a gain by the nights since it began: [series, window]."""
-        ratios, worth, variance = self.forecast.log_ratios(rows, night, self.sizes[rows])
+        sizes = np.maximum(self.sizes[rows], _SIZES_OF_NOISE * self.forecast.noise[rows, None])
+        changes = np.concatenate([-sizes, sizes], axis=1)
+        ratios, worth, variance = self.forecast.log_ratios(rows, night, changes)
         self.ratios[rows, 1:], self.worth[rows, 1:] = self.ratios[rows, :-1], self.worth[rows, :-1]
         self.ratios[rows, 0], self.worth[rows, 0] = ratios, worth
         certain = 1 / (1 + np.cumsum(self.worth[rows], axis=1) * variance[:, None])
@@ -364,7 +378,8 @@ class _Watch:
         while self.next[row] < began:
             self._take_in(one)
         level = self.forecast.state[row, 0]
-        self.forecast.covariance[row, 0, 0] += _JUMP_SD**2
+        jump = np.nanmean(self.table.logs[row, began : night + 1]) - level
+        self.forecast.covariance[row, 0, 0] += max(_JUMP_SD, abs(jump)) ** 2
         for late in range(began, night + 1):
             self.forecast.take_in(one, np.array([late]), learn=False)
         self.next[row], self.began[row] = night + 1, began

@@ -70,6 +70,20 @@ def test_one_bad_night_is_no_change() -> None:
     assert detect(history(nights)) == ()
 
 
+def test_an_outlier_on_the_first_night_teaches_no_level() -> None:
+    nights = noisy([0.86 * 50.0] + [50.0] * 29, noise=0.003, sessions=1)
+    assert detect(history(nights)) == ()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_great_loss_of_a_noisy_series_is_told_soon(seed: int) -> None:
+    """Of noise of 20 %, a tenth of the value is no outlier."""
+    nights = noisy([50.0] * 19 + [5.0] * 11, seed=seed, noise=0.2, sessions=1)
+    (change,) = detect(history(nights))
+    assert (change.night, change.is_loss) == (19, True)
+    assert change.found <= 22
+
+
 def test_the_offset_of_a_new_device_is_no_change() -> None:
     nights = noisy([50.0] * 60, sessions=1, seed=2)
     values = [night[0] for night in nights]
