@@ -44,7 +44,7 @@ kills:
 chaos:
 	$(PYTHON) -m pytest -n 0 -s -m slow tests/chaos
 
-# Thirty nights of a plan on a virtual device that heats up on the twentieth. The machine must be idle, or heat does not show.
+# Thirty nights of a plan on a virtual device that heats up on the twentieth.
 nights:
 	$(PYTHON) -m pytest -n 0 -s -m slow tests/suites/nightly
 

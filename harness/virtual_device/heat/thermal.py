@@ -38,7 +38,7 @@ _BOUNDS = {
     "load_w": (0, 1000),
     "throttle_from_c": (0, 200),
     "throttle_to_c": (0, 300),
-    "min_speed": (0.05, 1),
+    "min_speed": (0.01, 1),
     "sustained_speed": (0.05, 1),
     "time_scale": (0.001, 1e5),
 }

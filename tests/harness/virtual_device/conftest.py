@@ -14,7 +14,6 @@ import pytest
 from harness.devices.adb.client import AdbServer
 from harness.errors import UnknownVirtualDeviceError
 from harness.virtual_device import manager
-from harness.virtual_device.linux import all_processes, command_line, process_stat
 from harness.virtual_device.manager import VirtualDevice
 from tests.harness.virtual_device.helpers import PATIENCE_S, Adb
 from tests.private_adb import private_variables
@@ -107,28 +106,6 @@ def start_device(
         with contextlib.suppress(UnknownVirtualDeviceError):
             manager.remove(device.name)
         adb("disconnect", device.serial)
-
-
-@pytest.fixture
-def stopped_share() -> Callable[[str], float]:
-    """The share of half a second for which the process with that argument is stopped."""
-
-    def share(argument: str) -> float:
-        deadline = time.monotonic() + PATIENCE_S
-        while not (found := _with_argument(argument)):
-            assert time.monotonic() < deadline
-        states = []
-        for _ in range(100):
-            stat = process_stat(found[0])
-            states.append(stat.state if stat else "gone")
-            time.sleep(0.005)
-        return states.count("T") / len(states)
-
-    return share
-
-
-def _with_argument(argument: str) -> list[int]:
-    return [p.pid for p in all_processes() if argument.encode() in command_line(p.pid)[:2]]
 
 
 @pytest.fixture(scope="session", params=["best", "none"])

@@ -1,11 +1,13 @@
 """Helpers of the tests of virtual devices."""
 
+import os
 import secrets
+import signal
 import subprocess
 import time
 from collections.abc import Callable
 
-from harness.virtual_device.linux import all_processes, command_line, process_stat
+from harness.virtual_device.linux import ProcessStat, all_processes, command_line, process_stat
 from harness.virtual_device.protocol import Command, pack_header
 
 Adb = Callable[..., subprocess.CompletedProcess[bytes]]
@@ -29,6 +31,43 @@ def running(marker: str) -> list[int]:
     """Processes, anywhere on this machine, with `marker` as an argument."""
     marked = marker.encode()
     return [p.pid for p in all_processes() if p.alive and marked in command_line(p.pid)]
+
+
+class Worker:
+    """A process on a device that keeps a processor busy, with a marker as its argument.
+
+    Args:
+        shell: runs a command on the device.
+    """
+
+    def __init__(self, shell: Callable[[str], object]) -> None:
+        marker = new_marker()
+        shell(f"setsid yes {marker} </dev/null >/dev/null 2>&1 &")
+        until(lambda: running(marker))
+        (self.pid,) = running(marker)
+
+    def speed(self) -> float:
+        """Share of a processor that it gets, over two seconds."""
+        began, before = time.monotonic(), self._stat().cpu_s
+        time.sleep(2)
+        return (self._stat().cpu_s - before) / (time.monotonic() - began)
+
+    def is_stopped(self) -> bool:
+        """Whether it is stopped at one of many moments of half a second."""
+        for _ in range(100):
+            if self._stat().state == "T":
+                return True
+            time.sleep(0.005)
+        return False
+
+    def end(self) -> None:
+        """Kill it."""
+        os.kill(self.pid, signal.SIGKILL)
+
+    def _stat(self) -> ProcessStat:
+        stat = process_stat(self.pid)
+        assert stat is not None
+        return stat
 
 
 def is_alive(pid: int) -> bool:

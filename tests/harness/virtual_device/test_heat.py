@@ -2,7 +2,6 @@
 
 import math
 import os
-import secrets
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ from harness.virtual_device import manager
 from harness.virtual_device.heat.sysfs import SysFiles
 from harness.virtual_device.heat.thermal import HeatSettings, HeatState, check_changes
 from harness.virtual_device.manager import VirtualDevice
-from tests.harness.virtual_device.helpers import Adb, until
+from tests.harness.virtual_device.helpers import Adb, Worker, until
 
 _COOL = HeatState(25, 25)
 
@@ -176,12 +175,9 @@ def test_work_heats_it_and_rest_cools_it(warm: VirtualDevice, shell: Shell) -> N
     until(lambda: int(shell(zone)) < hot - (hot - cool) // 4)
 
 
-def test_heat_slows_its_processes_and_is_seen(
-    warm: VirtualDevice, shell: Shell, stopped_share: Callable[[str], float]
-) -> None:
-    marker = f"{10**6 + secrets.randbelow(10**6)}.5"
-    pid = shell(f"setsid sleep {marker} </dev/null >/dev/null 2>&1 & echo $!").strip()
-    assert stopped_share(marker) == 0
+def test_heat_slows_its_processes_and_is_seen(warm: VirtualDevice, shell: Shell) -> None:
+    worker = Worker(shell)
+    assert not worker.is_stopped()
     state = manager.control(warm.name).heat(
         temperature_c=120, capacity_j_per_k=10_000, min_speed=0.1
     )
@@ -189,12 +185,13 @@ def test_heat_slows_its_processes_and_is_seen(
     assert (state.speed, state.status) == (0.1, 4)
     frequencies = shell(f"{_SYS} cat {_CPU0}/scaling_max_freq {_CPU0}/cpuinfo_max_freq")
     assert frequencies.split() == ["300000", "3000000"]
-    until(lambda: stopped_share(marker) > 0.2)  # 0.9 where nobody else uses the processor
+    until(worker.is_stopped)
+    assert worker.speed() < 0.15
     dumped = shell("dumpsys thermalservice")
     assert "Thermal Status: 4" in dumped
     manager.control(warm.name).heat(temperature_c=30)
-    until(lambda: stopped_share(marker) == 0)
-    assert shell(f"kill {pid}") == ""
+    until(lambda: not worker.is_stopped())
+    worker.end()
     assert "\tTemperature{mValue=11" in dumped or "\tTemperature{mValue=12" in dumped
 
 

@@ -1,7 +1,6 @@
 """Faults as `adb` sees them, and their events."""
 
 import asyncio
-import secrets
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +21,7 @@ from harness.virtual_device.faults import Runner, parse_fault
 from harness.virtual_device.injection import Injector
 from harness.virtual_device.manager import VirtualDevice
 from harness.virtual_device.namespace import NamespaceKind
-from tests.harness.virtual_device.helpers import PATIENCE_S, Adb, until
+from tests.harness.virtual_device.helpers import PATIENCE_S, Adb, Worker, until
 
 _TO = "/data/local/tmp/file"
 _RUN = "sh run.sh folder 9 log -- true; sleep 60"
@@ -241,17 +240,18 @@ def test_a_babbling_device_never_ends_until_its_client_leaves(
     assert on_struck("shell", "echo twice").stdout == b"twice\n"
 
 
-def test_throttled_processes_are_stopped_for_most_of_the_time(
-    struck: VirtualDevice, on_struck: Adb, stopped_share: Callable[[str], float]
+def test_throttled_processes_get_their_share_of_a_processor(
+    struck: VirtualDevice, on_struck: Adb
 ) -> None:
-    marker = f"{10**6 + secrets.randbelow(10**6)}.4"
-    on_struck("shell", f"setsid sleep {marker} </dev/null >/dev/null 2>&1 &")
-    assert stopped_share(marker) == 0
+    worker = Worker(lambda line: on_struck("shell", line))
+    assert not worker.is_stopped()
     _inject(struck, "throttle:factor=10")
     assert len(manager.control(struck.name).faults()) == 1
-    until(lambda: stopped_share(marker) > 0.2)
+    until(worker.is_stopped)
+    assert worker.speed() < 0.15
     manager.control(struck.name).clear()
-    until(lambda: stopped_share(marker) == 0)
+    until(lambda: not worker.is_stopped())
+    worker.end()
 
 
 def test_a_stopped_device_refuses_commands(

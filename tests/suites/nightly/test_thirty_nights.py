@@ -2,14 +2,16 @@
 
 The clock and the commits are simulated. In the quick test results are made up, for two phones that
 differ, and go through the real store, judgement and messages. In the slow one a real virtual device
-measures a real container each night, and heats up on the twentieth: for an idle machine, as on a
-busy one the device's pauses are lost among those of the scheduler.
+measures a real container each night, and heats up on the twentieth. Its clocks are low before that,
+so that a busy host does not show.
 """
 
 import json
+import os
 import random
 import subprocess
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -193,7 +195,7 @@ class Real:
         self, *, fresh: bool, skipped: Collection[str], on_begin: Callable[[str], None]
     ) -> Measured:
         self._night += 1
-        self._heat(100.0 if self._night >= SLOWER_FROM else 25.0)
+        self._heat(100.0 if self._night >= SLOWER_FROM else 80.0)
         result = self._real.measure(fresh=fresh, skipped=skipped, on_begin=on_begin)
         self._move()
         return result
@@ -219,8 +221,20 @@ def git(*words: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.fixture
+def ahead_of_others() -> Iterator[None]:
+    """What is started gets the processor before the host's other load, where that is allowed."""
+    niceness = os.getpriority(os.PRIO_PROCESS, 0)
+    with suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, 0, -10)
+    yield
+    with suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, 0, niceness)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(5400)
+@pytest.mark.usefixtures("ahead_of_others")
 def test_a_device_that_heats_up_is_one_alert(
     tmp_path: Path,
     make_virtual_device: Callable[..., tuple[manager.VirtualDevice, AdbDevice]],
@@ -238,7 +252,7 @@ def test_a_device_that_heats_up_is_one_alert(
 
     pool = tmp_path / "pool.yaml"
     pool.write_text(f"devices: [{{type: android, identifier: '{device.serial}'}}]\n")
-    bench = {"kind": "bench", "prompt_tokens": 16, "new_tokens": 3, "repetitions": 1, "warmup": 0}
+    bench = {"kind": "bench", "prompt_tokens": 16, "new_tokens": 3, "repetitions": 2, "warmup": 0}
     plan = {
         "name": "lab",
         "containers": [{"path": str(tiny_bundle), "label": "tiny"}],
@@ -250,9 +264,10 @@ def test_a_device_that_heats_up_is_one_alert(
     db = tmp_path / "results.db"
     steps = PlanSteps(Plan.model_validate(plan), tmp_path / "plan.yaml", str(db), pool)
 
-    def heat(temperature_c: float) -> None:  # which stays; above 95 degrees clocks are a tenth
+    # Clocks are a fifth at 80 degrees, so that a busy host does not show, and 3 % at 100.
+    def heat(temperature_c: float) -> None:
         manager.control(virtual.name).heat(
-            temperature_c=temperature_c, capacity_j_per_k=1e5, min_speed=0.1
+            temperature_c=temperature_c, capacity_j_per_k=1e5, throttle_from_c=20, min_speed=0.03
         )
 
     nights = Nights(tmp_path, Real(steps, db, heat), next_commit)
