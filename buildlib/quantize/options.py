@@ -11,7 +11,7 @@ RangeName = Literal["minmax", "percentile", "mse"]
 
 RECIPES: Mapping[str, Mapping[str, Any]] = {
     "w8a16": {"param_bitwidth": 8},
-    "w8a8": {"param_bitwidth": 8, "act_bitwidth": 8, "activation_ranges": "mse"},
+    "w8a8": {"param_bitwidth": 8, "act_bitwidth": 8},
     "w4a16": {"param_bitwidth": 4, "techniques": ("gptaq",)},
     "w4a16-rtn": {"param_bitwidth": 4, "techniques": ()},
     "w4a16-seqmse": {"param_bitwidth": 4, "techniques": ("seqmse",)},
