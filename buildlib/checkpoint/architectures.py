@@ -152,6 +152,21 @@ def _alternating(keys: Keys) -> object:
     return [kinds[(layer + 1) % step != 0] for layer in range(layers)]
 
 
+_QWEN: Keys = {"use_sliding_window": False, "max_window_layers": 28}
+
+
+def _windows_above(keys: Keys) -> object:
+    """Return the kind of attention of each layer: a window from `max_window_layers` on."""
+    given, first = keys.get("layer_types"), keys.get("max_window_layers")
+    layers = keys.get("num_hidden_layers")
+    if given is not None or keys.get("use_sliding_window") is not True:
+        return given
+    if not isinstance(layers, int) or not 0 < layers <= 1024 or not isinstance(first, int):
+        return given
+    kinds = ("full_attention", "sliding_attention")
+    return [kinds[layer >= first] for layer in range(layers)]
+
+
 def _rope_layers(keys: Keys) -> object:
     """Return 1 for each layer with rotary positions and 0 for each without."""
     given = keys.get("no_rope_layers")
@@ -266,11 +281,14 @@ FAMILIES: Mapping[SupportedLLMs, Family] = {
         fused={"self_attn.qkv_proj": _QKV, **_GATE_UP},
     ),
     SupportedLLMs.QWEN2: Family(
-        ("Qwen2ForCausalLM",), derived={"attention_bias": lambda _: True}
+        ("Qwen2ForCausalLM",),
+        defaults=_QWEN,
+        derived={"attention_bias": lambda _: True, "layer_types": _windows_above},
     ),
     SupportedLLMs.QWEN3: Family(
         ("Qwen3ForCausalLM",),
-        derived={"attention_out_bias": _attention_output_bias},
+        defaults=_QWEN,
+        derived={"attention_out_bias": _attention_output_bias, "layer_types": _windows_above},
         qk_norm="head",
     ),
     SupportedLLMs.SEED_OSS: Family(("SeedOssForCausalLM",), defaults={"attention_bias": True}),

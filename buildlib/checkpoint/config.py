@@ -400,6 +400,7 @@ _NO_DECODERS: Mapping[str, str] = {
     "is_encoder_decoder": "an encoder-decoder",
     "vision_config": "a model that sees",
     "audio_config": "a model that hears",
+    "use_bidirectional_attention": "a model whose tokens see later ones",
     "num_local_experts": "a mixture of experts",
     "num_experts": "a mixture of experts",
     "n_routed_experts": "a mixture of experts",

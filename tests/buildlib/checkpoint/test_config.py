@@ -176,6 +176,13 @@ def test_other_rotary_parameters_for_each_kind_of_layer_are_refused(
         load(tmp_path, rope_parameters=both)
 
 
+def test_qwen_has_windows_only_if_it_says_so_and_above_a_layer(tmp_path: Path) -> None:
+    qwen = {"model_type": "qwen2", "sliding_window": 32, "max_window_layers": 1}
+    assert load(tmp_path, **qwen).sliding_window is None
+    config = load(tmp_path, **qwen, use_sliding_window=True)
+    assert [config.has_window(layer) for layer in range(2)] == [False, True]
+
+
 def test_layers_without_a_window_have_none(tmp_path: Path) -> None:
     kinds = ["full_attention", "full_attention"]
     assert load(tmp_path, sliding_window=32, layer_types=kinds).sliding_window is None
@@ -221,6 +228,7 @@ def test_a_checkpoint_of_a_known_family_is_read(tmp_path: Path) -> None:
         ({"model_type": "qwen3_moe", "num_experts": 8}, "'qwen3_moe' is a mixture of experts"),
         ({"model_type": "mixtral", "num_local_experts": 8}, "is a mixture of experts"),
         ({"model_type": "gemma3", "vision_config": {"a": 1}}, "is a model that sees"),
+        ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "see later ones"),
         ({"model_type": "t5", "is_encoder_decoder": True}, "'t5' is an encoder-decoder"),
         ({"model_type": "llama", "quantization_config": {"bits": 4}}, "quantized already"),
         ({"model_type": "llama", "architectures": ["Other"]}, "architectures of other kinds"),

@@ -1,10 +1,16 @@
-"""Genie turns queries and keys by the factors of frequencies that it is told."""
+"""Genie turns queries and keys by the frequencies that it is told."""
 
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import onnx_ir as ir
+import pytest
+
 from buildlib.container.genie_config import GenieConfig
+from buildlib.encodings.attachment import inherit
+from buildlib.graph import interface
+from buildlib.passes.base import load_with_encodings, save_with_encodings
 
 if TYPE_CHECKING:
     from tests.buildlib.dialogs.conftest import GenieLab
@@ -26,3 +32,38 @@ def test_factors_of_each_frequency_are_the_scaling_that_they_stand_for(
     linear = with_scaling({"rope-type": "linear", "factor": 3.0})
     assert with_scaling(longrope) == linear
     assert linear != genie_lab.ask(folder, config)
+
+
+def with_local_rotations(model: Path, folder: Path) -> Path:
+    """Write a model whose odd layers take their rotations from inputs of their own."""
+    changed = load_with_encodings(model)
+    graph = changed.graph
+    for given in [v for v in graph.inputs if v.name in {interface.COS, interface.SIN}]:
+        name = interface.LOCAL_PREFIX + str(given.name)
+        local = inherit(ir.Value(name=name, type=given.type, shape=given.shape), given)
+        graph.inputs.append(local)
+        for use in list(given.uses()):
+            if int(str(use.node.name).split("_")[1]) % 2:
+                use.node.replace_input_with(use.idx, local)
+    return save_with_encodings(changed, folder / "model.onnx")
+
+
+@pytest.mark.slow
+def test_a_second_set_of_rotations_has_a_base_of_its_own(
+    genie_lab: "GenieLab", plain_dialog: tuple[Path, GenieConfig], tmp_path: Path
+) -> None:
+    (tmp_path / "source").mkdir()
+    model = with_local_rotations(genie_lab.export / "model.onnx", tmp_path / "source")
+    config = genie_lab.compile(model, tmp_path)
+    values = json.loads(config.to_json())
+    block = values["dialog"]["engine"]["model"]
+    first = block["positional-encoding"]
+
+    def answer(theta: float) -> str:
+        local = first | {"rope-theta": theta, "prefix": interface.LOCAL_PREFIX}
+        block["positional-encoding"] = [first, local]
+        return genie_lab.ask(tmp_path, GenieConfig.model_validate(values))
+
+    plain = genie_lab.ask(*plain_dialog)
+    assert answer(first["rope-theta"]) == plain
+    assert answer(50.0) != plain
