@@ -20,6 +20,7 @@ from buildlib.graph.shape import GraphShape
 from buildlib.graph.values import infer_shapes, static_shape
 
 _LONGEST_NAME = 1000
+_LONGEST_SHAPE = 64
 _CHUNK = 1 << 22
 _OF_TYPES = ("inconsistent type", "unsupported type")
 _REAL = frozenset({
@@ -49,17 +50,15 @@ def check_model(model: ir.Model, path: Path) -> None:
     for node in model.graph:
         _check_opset(node, model, path)
     _check_operand_types(model, path)
-    made = [str(value.name) for value in model.graph.inputs]
-    made += [str(value.name) for node in model.graph for value in node.outputs if value.name]
-    name, count = Counter(made).most_common(1)[0] if made else ("", 1)
-    if count > 1:
-        raise ModelFileError(path, f"value {name!r} is made {count} times")
+    _check_repeated(model, path)
     for value in model.graph.initializers.values():
         if value.const_value is None:
             raise ModelFileError(path, f"initializer {value.name!r} has no value")
         fault = _tensor_fault(value.const_value)
         if fault is not None:
             raise ModelFileError(path, f"tensor {str(value.name)!r} {fault}")
+    for node in model.graph:
+        _check_reshape(node, path)
 
 
 def check_interface(model: ir.Model, path: Path) -> None:
@@ -151,7 +150,7 @@ def _leading_dims(name: str, shape: GraphShape) -> tuple[int, ...] | None:
     """Return the first dimensions that an input must have; None for key/value inputs."""
     if name in {interface.INPUT_IDS, interface.INPUTS_EMBEDS}:
         return 1, shape.ar
-    return (1, 1, shape.ar) if name in interface.ROTATIONS else None
+    return (1, 1, shape.ar) if name in {interface.COS, interface.SIN} else None
 
 
 def _check_bias(node: ir.Node, path: Path) -> None:
@@ -196,7 +195,15 @@ def _check_opset(node: ir.Node, model: ir.Model, path: Path) -> None:
         return
     if not onnx.defs.has(node.op_type, version, node.domain):
         raise ModelFileError(path, f"it has opset {version}, which has no {where}")
-    known = onnx.defs.get_schema(node.op_type, version, node.domain).attributes
+    schema = onnx.defs.get_schema(node.op_type, version, node.domain)
+    for word, ends, least, most in (
+        ("inputs", node.inputs, schema.min_input, schema.max_input),
+        ("outputs", node.outputs, schema.min_output, schema.max_output),
+    ):
+        if not least <= len(ends) <= most:
+            wanted = f"{least}" if least == most else f"{least} to {most}"
+            raise ModelFileError(path, f"{where} has {len(ends)} {word}, it takes {wanted}")
+    known = schema.attributes
     for name, attribute in node.attributes.items():
         if name not in known:
             reason = f"{where} has an attribute {one_line(name)!r}, unknown to opset {version}"
@@ -205,6 +212,28 @@ def _check_opset(node: ir.Node, model: ir.Model, path: Path) -> None:
         if attribute.type.name != wanted:
             reason = f"{where} has {one_line(name)!r} as {attribute.type.name}, not {wanted}"
             raise ModelFileError(path, reason)
+
+
+def _check_repeated(model: ir.Model, path: Path) -> None:
+    """Check that no two values and no two nodes have one name."""
+    made = [str(value.name) for value in model.graph.inputs]
+    made += [str(value.name) for node in model.graph for value in node.outputs if value.name]
+    for name, count in Counter(made).most_common(1):
+        if count > 1:
+            raise ModelFileError(path, f"value {name!r} is made {count} times")
+    for name, count in Counter(str(node.name) for node in model.graph if node.name).most_common(1):
+        if count > 1:
+            raise ModelFileError(path, f"{count} nodes have the name {name!r}")
+
+
+def _check_reshape(node: ir.Node, path: Path) -> None:
+    """Check that a stored target shape has no dimension below -1, which stands for the rest."""
+    to = node.inputs[1] if node.op_type == "Reshape" and len(node.inputs) > 1 else None
+    if to is None or to.const_value is None or to.const_value.size > _LONGEST_SHAPE:
+        return
+    least = min(map(int, tensor_array(to.const_value).reshape(-1)), default=0)
+    if least < -1:
+        raise ModelFileError(path, f"Reshape ({str(node.name)!r}) has a dimension {least}")
 
 
 def _names(model: ir.Model) -> Iterator[str | bytes]:
