@@ -27,6 +27,11 @@ class Work:
         """What its failures count against, beside the device: its container, or itself."""
         return self.id.partition("/")[0]
 
+    @property
+    def has_container(self) -> bool:
+        """Whether it runs a container, which may itself be broken."""
+        return "/" in self.id
+
 
 def work_id(container_sha256: str, digest: str) -> str:
     """Return the id of work with a container, or without one if that is empty."""
@@ -143,8 +148,8 @@ def judge(
     here = [f for f in earlier if f.key == key and f.counts]
     if any(f.lease < last_good for f in here):
         return Judgement("it failed there before, and the device has served others well since")
-    if here and not report.is_device:
-        return Judgement("it failed there before, which counts once")
+    if here and work is not None and work.has_container and not report.is_device:
+        return Judgement("its container failed there before, which counts once")
     return Judgement()
 
 

@@ -151,12 +151,20 @@ def test_one_work_does_not_quarantine_a_device_that_serves_others_well(
     assert bench.state("a") == "quarantined"
 
 
-def test_work_that_fails_on_the_only_device_counts_once(bench: Bench, grab: Grab) -> None:
+def test_work_without_a_container_counts_each_time(bench: Bench, grab: Grab) -> None:
+    bench.add("a", "b")
+    for _ in range(3):
+        assert bench.state("a") == "ready"
+        _fail(bench, grab, "a", _crash(_work(bench)))
+    assert bench.state("a") == "quarantined"
+
+
+def test_a_container_that_fails_on_the_only_device_counts_once(bench: Bench, grab: Grab) -> None:
     bench.add("a")
-    assert _fail(bench, grab, "a", _crash(_work(bench))) == Judgement()
+    assert _fail(bench, grab, "a", _crash(_use(bench, "bench"))) == Judgement()
     for _ in range(4):
-        judgement = _fail(bench, grab, "a", _crash(_work(bench)))
-        assert judgement == Judgement("it failed there before, which counts once")
+        judgement = _fail(bench, grab, "a", _crash(_use(bench, "bench")))
+        assert judgement == Judgement("its container failed there before, which counts once")
     assert (bench.state("a"), _weight(bench, "a")) == ("ready", 1)
     for number in range(2):  # but failures of several works are the device's
         _fail(bench, grab, "a", _crash(_work(bench, f"other-{number}")))
