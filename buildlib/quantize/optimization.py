@@ -53,6 +53,9 @@ def optimize_weights(
     """
     known = techniques()
     with tempfile.TemporaryDirectory(dir=folder, prefix=".techniques.") as scratch:
+        # Techniques put files beside the model: not into an entry that other builds check.
+        given = save_model(load_model(model.path), Path(scratch) / "given" / MODEL_FILE)
+        model = model.changed(given, model.encodings)
         for number, name in enumerate(names):
             step = Path(scratch) / str(number)
             step.mkdir()

@@ -204,7 +204,17 @@ def bisect_pipeline(
     config = load_config(whole / CONFIG_FILE)
     encodings = load_encodings(folder / ENCODINGS_FILE).by_name()
     changed = changed_weights(whole / MODEL_FILE, folder / MODEL_FILE)
-    with SensitivityModel(whole / MODEL_FILE, config, scored, changed) as model:
+    kept = pipe.cache_root / pipe.model_name
+    with (
+        # Variants are put beside the model: not into an entry that other builds check.
+        tempfile.TemporaryDirectory(dir=kept, prefix=".variants.") as variants,
+        SensitivityModel(
+            save_model(load_model(whole / MODEL_FILE), Path(variants) / MODEL_FILE),
+            config,
+            scored,
+            changed,
+        ) as model,
+    ):
         found = rank_tensors(
             model,
             encodings,
@@ -218,7 +228,6 @@ def bisect_pipeline(
         proposal = propose_precision(found.costs, wanted.bound, measure_sweep(model, found))
     if not proposal.raised:
         return Bisection(found, len(scored), proposal)
-    kept = pipe.cache_root / pipe.model_name
     with tempfile.TemporaryDirectory(dir=kept, prefix=".mixture.") as scratch:
         if _takes_options(pipe, whole):
             mixed = _with_options(pipe, proposal)

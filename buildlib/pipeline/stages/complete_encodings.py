@@ -59,7 +59,9 @@ class CompleteEncodings(Stage):
             self._complete(self.imported.folder, folder)
 
     def _complete(self, imported: Path, folder: Path) -> None:
-        model, encodings = imported / MODEL_FILE, imported / ENCODINGS_FILE
+        # Calibration puts files beside the model: not into an entry that other builds check.
+        model = save_model(load_model(imported / MODEL_FILE), folder / MODEL_FILE)
+        encodings = imported / ENCODINGS_FILE
         complete = complete_encodings(
             model,
             load_encodings(encodings) if encodings.is_file() else Encodings(),
@@ -70,4 +72,3 @@ class CompleteEncodings(Stage):
         )
         link_configuration(imported, folder)
         save_encodings(complete, folder / ENCODINGS_FILE)
-        save_model(load_model(model), folder / MODEL_FILE)

@@ -121,6 +121,17 @@ def test_the_output_error_is_lower_than_with_rounding_to_the_nearest(
     assert np.abs(np.rint(integers)).max() <= 1 << (fmt.bits - 1)
 
 
+def test_nothing_is_put_beside_the_model_meanwhile(tiny: Path, tmp_path: Path) -> None:
+    """It may be in an entry of the stage cache, which other builds remove if a file is too many."""
+    model = float_model(tiny, Bitwidths(param_bitwidth=4))
+    before, seen = sorted(model.path.parent.iterdir()), []
+    optimize_weights(
+        model, ["gptq"], tmp_path, lambda *_: seen.append(sorted(model.path.parent.iterdir()))
+    )
+    assert seen
+    assert all(found == before for found in seen)
+
+
 def test_inputs_that_are_always_zero_do_no_harm() -> None:
     zeros = np.zeros((8, 6), np.float32)
     weights = np.ones((3, 6), np.float32)

@@ -26,13 +26,26 @@ from tests.harness.pipeline.conftest import MakeRecipe
 LAYERS = BisectOptions(granularity="layer", kinds=("weight",))
 
 
+class StageCacheState:
+    """Entries of the float model, which other pipelines remove if a file is too many."""
+
+    def __init__(self, pipe: LLMPipeline) -> None:
+        self._folder = folder_of(pipe, "model_loader")
+        self._names = sorted(self._folder.iterdir())
+
+    def check(self) -> None:
+        assert sorted(self._folder.iterdir()) == self._names
+
+
 def test_a_proposal_is_built_and_holds_where_it_is_measured_again(
     make_recipe: MakeRecipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = make_recipe()
     recipe["stages"]["quantization"] = {"recipe_name": "w4a16-rtn"}
     pipe = LLMPipeline.from_pretrained(recipe=recipe)
-    ranked = bisect_pipeline(pipe, options=LAYERS)
+    pipe.construct(until="quantization")
+    cached = StageCacheState(pipe)
+    ranked = bisect_pipeline(pipe, options=LAYERS, progress=lambda *_: cached.check())
     assert ranked.met
     names = [cost.unit.name for cost in ranked.sensitivity.costs]
     assert sorted(names)[:2] == ["head weights", "layer 0 weights"]
