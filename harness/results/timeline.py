@@ -32,6 +32,7 @@ _GAP_S = 0.05
 _WHOLE = frozenset({"QnnApi::graphExecute", "QnnNspModel::runInference"})
 """Functions of Genie that are kept where not all events fit."""
 _LONGEST_NAME = 200
+_LONGEST_S = 1e7  # no process of a runner lives for months
 _UNREADABLE = (
     AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError,
 )  # fmt: skip
@@ -166,7 +167,7 @@ def _parse(lines: Sequence[bytes]) -> Traces:
             document = json.loads(line)
             if "stages" in document:
                 named = ((visible(str(name)), float(s)) for name, s in document["stages"])
-                stages += [(name[:_LONGEST_NAME], s) for name, s in named if 0 <= s < math.inf]
+                stages += [(name[:_LONGEST_NAME], s) for name, s in named if 0 <= s < _LONGEST_S]
                 continue
             facts = document["otherData"]
             began = float(facts["began_us"])
@@ -190,7 +191,7 @@ def _parse_event(event: Any, began_us: float) -> Traced | None:  # noqa: ANN401 
         }
     except _UNREADABLE:
         return None
-    fits = math.isfinite(start) and math.isfinite(seconds) and seconds >= 0
+    fits = abs(start) < _LONGEST_S and 0 <= seconds < _LONGEST_S
     if not fits or kind not in {"call", "function", "token"} or not 0 <= thread < 1000:
         return None
     return Traced(kind, visible(str(name))[:_LONGEST_NAME], start, seconds, thread, figures)
