@@ -112,7 +112,7 @@ def propose_precision(
     kinds: Sequence[UnitKind] = ("weight",),
     attempts: int = DEFAULT_ATTEMPTS,
 ) -> Proposal:
-    """Find the fewest bytes of additional bits with which the model is within a bound.
+    """Find few bytes of additional bits with which the model is within a bound.
 
     Units are ordered by what they cost alone, in nats per byte that their higher bits add. The
     shortest head of that order within the bound is found by bisection, each step of it measured;

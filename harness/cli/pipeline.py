@@ -186,8 +186,8 @@ def bisect(
     """Rank tensors or layers by what their quantization costs, and propose mixed precision.
 
     Each is quantized alone, on this host, with all else in float: SQNR of the tensor and of its
-    layer's output, and the KL divergence of the logits. With `--bound`, the fewest bytes of weights
-    at 8 bits in place of 4 are searched with which the model is within it, measured at each step;
+    layer's output, and the KL divergence of the logits. With `--bound`, weights get 8 bits in place
+    of 4, those that cost most per byte first, until the model is within it, measured at each step;
     the proposal is then built and checked on the emulator. Exits 1 if the bound is not met.
     """
     from buildlib.evaluation.proposal import QualityBound
