@@ -26,10 +26,11 @@ find_free_kb() { # sets free_kb, of at most 9 digits
 # refused by toybox before 0.8.3) and `keep` what runs and deployments need, `size` in blocks of 512
 # bytes, `used` by time.
 list_contents() {
-  find runs -type l -exec ls -ld {} + 2>/dev/null
+  # In this order: a deployment takes its wants back once its run links to them.
   for wants in incoming/*/.wants; do
     [ -f "$wants" ] && while read -r sha rest; do echo "keep /$sha"; done <"$wants"
   done
+  find runs -type l -exec ls -ld {} + 2>/dev/null
   find store -mindepth 1 -maxdepth 1 -type f -exec stat -c 'size %b %n' {} + 2>/dev/null
   find store/.memo -type f -exec stat -c '%Y %n' {} + 2>/dev/null | sort -n | while read -r line; do
     echo "used $line"

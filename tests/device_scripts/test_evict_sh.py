@@ -181,3 +181,20 @@ def test_no_work_root(device: "DeviceShell", tmp_path: Path) -> None:
         done = device.run("evict.sh", folder, "1", "-")
         assert done.returncode == 1
         assert "run setup.sh" in done.stderr
+
+
+def test_what_is_linked_meanwhile_stays(device: "DeviceShell") -> None:
+    """A deployment links its run and takes its wants back, without asking for the lock."""
+    content = put(device, "a", 1)
+    area, run = want(device, "area", content), device.work_root / "runs" / "run"
+    run.mkdir()
+    after_runs = f"""
+        (real "$@")
+        case $1 in runs)
+            ln -s "{device.work_root}/store/{content}" "{run}/file"
+            rm -rf "{area}"
+        esac
+    """
+    done = device.with_tool("find", after_runs).run("evict.sh", device.work_root, "0", "0")
+    assert "evicted=0" in done.stdout
+    assert (run / "file").exists()
