@@ -1,6 +1,7 @@
 """The four stages of this project, thin over the building blocks of `buildlib`."""
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -149,9 +150,13 @@ class ModelInput(StageInput):
     model: ModelFolder
 
 
-def _unknown_options(error: ValidationError) -> ValueError:
-    fault = first_fault(error, QuantizationOptions)
-    return ValueError(f"{fault.key}: {fault.reason}" if fault.key else fault.reason)
+def _quantization_options(given: Mapping[str, Any]) -> QuantizationOptions:
+    try:
+        return QuantizationOptions(**given)
+    except ValidationError as error:
+        fault = first_fault(error, QuantizationOptions)
+        reason = f"{fault.key}: {fault.reason}" if fault.key else fault.reason
+        raise ValueError(reason) from error
 
 
 class QuantizationOptConfig(StageConfig):
@@ -178,10 +183,7 @@ class QuantizationOptConfig(StageConfig):
             ValueError: one that there is not, or a value that it cannot take.
         """
         given = {"param_bitwidth": 4, **self.options, "techniques": self.techniques}
-        try:
-            return QuantizationOptions(**given)
-        except ValidationError as error:
-            raise _unknown_options(error) from error
+        return _quantization_options(given)
 
 
 @dataclass(frozen=True)
@@ -233,10 +235,7 @@ def _refuse_arguments(
 
 
 def _known_recipe(name: str) -> str:
-    try:
-        QuantizationOptions(recipe=recipe_named(name))
-    except ValidationError as error:
-        raise _unknown_options(error) from error
+    _quantization_options({"recipe": recipe_named(name)})
     return name
 
 
@@ -269,10 +268,7 @@ class QuantizationConfig(StageConfig):
         Raises:
             ValueError: one that there is not, or a value that it cannot take.
         """
-        try:
-            return QuantizationOptions(**{**self.options, "recipe": recipe_named(self.recipe_name)})
-        except ValidationError as error:
-            raise _unknown_options(error) from error
+        return _quantization_options({**self.options, "recipe": recipe_named(self.recipe_name)})
 
 
 @dataclass(frozen=True)
