@@ -182,7 +182,9 @@ def test_what_ends_well_may_leave_something_running(any_device: Device) -> None:
     any_device.shell(["kill", "-9", str(pid)])
 
 
-def test_what_is_left_with_the_output_open_holds_nobody(any_device: Device) -> None:
+def test_what_is_left_with_the_output_open_holds_nobody(
+    any_device: Device, any_folder: str
+) -> None:
     began = time.monotonic()
     result = any_device.shell("echo out; echo err >&2; sleep 3600 & echo $!; exit 0", timeout_s=300)
     assert time.monotonic() - began < 200
@@ -190,9 +192,10 @@ def test_what_is_left_with_the_output_open_holds_nobody(any_device: Device) -> N
     assert (first, result.stderr, result.left) == ("out", "err\n", (f"{pid} sleep 3600",))
     assert _lives(any_device, int(pid))
     any_device.shell(["kill", "-9", pid])
+    left = f"(echo failed >&2; exec sleep 3600) & echo $! >{any_folder}/pid"
     with pytest.raises(DeviceCommandError, match="status 3: failed"):
-        any_device.shell("(echo failed >&2; sleep 3600) & sleep 0.5; exit 3", timeout_s=300)
-    any_device.shell(["pkill", "-9", "-xf", "sleep 3600"], check=False)
+        any_device.shell(f"{left}; sleep 0.5; exit 3", timeout_s=300)
+    any_device.shell(f"kill -9 $(cat {any_folder}/pid)")
     assert any_device.shell("(sleep 0.05; echo late) & echo early").left == ()
 
 
