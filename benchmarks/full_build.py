@@ -40,7 +40,7 @@ _AUTHORING = """
 import re, sys, time
 from pathlib import Path
 from buildlib.checkpoint.checkpoint import Checkpoint
-from buildlib.graph.llama import export_onnx
+from buildlib.graph.decoder import export_onnx
 from buildlib.graph.shape import GraphShape
 began = time.monotonic()
 export_onnx(Checkpoint.load(Path(sys.argv[1])), GraphShape(128, 4096), Path(sys.argv[2]))

@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from buildlib.checkpoint.checkpoint import Checkpoint, expected_tensors
-from buildlib.checkpoint.config import LlamaConfig
+from buildlib.checkpoint.config import CheckpointConfig
 from buildlib.checkpoint.layout import CONFIG_FILE
-from buildlib.graph.llama import export_onnx
+from buildlib.graph.decoder import export_onnx
 from buildlib.graph.shape import GraphShape
 
 
@@ -106,7 +106,7 @@ def make_random_llama(
         "eos_token_id": 1,
     }
     (folder / CONFIG_FILE).write_text(json.dumps(data, indent=1))
-    tensors = expected_tensors(LlamaConfig.model_validate(data))
+    tensors = expected_tensors(CheckpointConfig.model_validate(data))
     with (folder / "model.safetensors").open("wb") as file:
         file.write(_header(tensors, dtype))
         if sparse:

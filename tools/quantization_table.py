@@ -22,7 +22,7 @@ from buildlib.checkpoint.checkpoint import Checkpoint
 from buildlib.checkpoint.tokenizer import load_tokenizer
 from buildlib.errors import InvalidOptionError
 from buildlib.genai import GenAIBuilderFactory
-from buildlib.graph.llama import export_onnx
+from buildlib.graph.decoder import export_onnx
 from buildlib.graph.shape import GraphShape
 from buildlib.pipeline.runner import StageRecord
 from buildlib.quantize.options import RECIPES

@@ -2,7 +2,7 @@
 
 A family is Llama with differences, and an entry states only those: which keys it spells otherwise,
 what a file leaves out, and in what its layers differ. `DecoderConfig` reads the keys through it and
-`buildlib.graph.llama` writes every difference; neither knows a family by name.
+`buildlib.graph.decoder` writes every difference; neither knows a family by name.
 
 A model of no such family may build all the same from ONNX: what counts is its graph, which
 importing reads. A family stands here once its logits are checked against those of transformers

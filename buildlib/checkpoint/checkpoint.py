@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from buildlib.checkpoint.config import LlamaConfig, load_checkpoint_config
+from buildlib.checkpoint.config import CheckpointConfig, load_checkpoint_config
 from buildlib.checkpoint.layout import CONFIG_FILE, TOKENIZER_FILE
 from buildlib.checkpoint.tensor_file import TensorRef, find_nonfinite, read_header
 from buildlib.checkpoint.tokenizer import check_tokenizer
@@ -37,7 +37,7 @@ class Checkpoint:
     """
 
     folder: Path
-    config: LlamaConfig
+    config: CheckpointConfig
     tensors: Mapping[str, TensorRef]
 
     @classmethod
@@ -99,7 +99,7 @@ class Checkpoint:
         return self.tensors["model.embed_tokens.weight" if tied else "lm_head.weight"]
 
 
-def _refuse_others(config: LlamaConfig, tensors: Mapping[str, TensorRef]) -> None:
+def _refuse_others(config: CheckpointConfig, tensors: Mapping[str, TensorRef]) -> None:
     """Refuse tensors that the configuration has no place for: they would be left out silently."""
     known = expected_tensors(config).keys() | {_HEAD}
     others = [n for n in tensors if n not in known and not _COMPUTED.search(n)]
@@ -120,7 +120,7 @@ def _same_bytes(one: TensorRef, other: TensorRef) -> bool:
     return all(np.array_equal(a[i : i + rows], b[i : i + rows]) for i in range(0, len(a), rows))
 
 
-def expected_tensors(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
+def expected_tensors(config: CheckpointConfig) -> dict[str, tuple[int, ...]]:
     """Every tensor that a file must hold, with the shape that `config` implies."""
     hidden, norms = config.hidden_size, config.family.layer_norms
     shapes: dict[str, tuple[int, ...]] = {
@@ -145,12 +145,12 @@ def expected_tensors(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _norm_tensors(config: LlamaConfig, stem: str) -> dict[str, tuple[int, ...]]:
+def _norm_tensors(config: CheckpointConfig, stem: str) -> dict[str, tuple[int, ...]]:
     kinds = ("weight", "bias") if config.family.norm == "layer" else ("weight",)
     return {f"{stem}.{kind}": (config.hidden_size,) for kind in kinds}
 
 
-def _qk_norm_tensors(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
+def _qk_norm_tensors(config: CheckpointConfig) -> dict[str, tuple[int, ...]]:
     counts = (config.num_attention_heads, config.num_key_value_heads)
     dim = config.head_dim
     shapes: dict[str, tuple[int, ...]] = {}
@@ -169,7 +169,7 @@ Projection = tuple[int, int, bool]
 """Outputs and inputs of a projection, and whether it has a bias."""
 
 
-def projections(config: LlamaConfig) -> dict[str, Projection]:
+def projections(config: CheckpointConfig) -> dict[str, Projection]:
     """Projections of a layer by Llama's names."""
     hidden, mlp = config.hidden_size, config.intermediate_size
     queries = config.num_attention_heads * config.head_dim
@@ -185,7 +185,7 @@ def projections(config: LlamaConfig) -> dict[str, Projection]:
     }
 
 
-def _stored_projections(config: LlamaConfig) -> dict[str, list[Projection]]:
+def _stored_projections(config: CheckpointConfig) -> dict[str, list[Projection]]:
     """Projections that a file holds of a layer, each with those of Llama that it consists of."""
     single, fused = projections(config), config.family.fused
     inside = {name for parts in fused.values() for name in parts}
@@ -193,7 +193,7 @@ def _stored_projections(config: LlamaConfig) -> dict[str, list[Projection]]:
     return stored | {name: [shape] for name, shape in single.items() if name not in inside}
 
 
-def _unfused(config: LlamaConfig, stored: Mapping[str, TensorRef]) -> dict[str, TensorRef]:
+def _unfused(config: CheckpointConfig, stored: Mapping[str, TensorRef]) -> dict[str, TensorRef]:
     """Return the tensors with the rows of each fused projection under Llama's names."""
     tensors, single = dict(stored), projections(config)
     for layer in range(config.num_hidden_layers):

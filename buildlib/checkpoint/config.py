@@ -368,8 +368,8 @@ class DecoderConfig(BaseModel):
         return self.no_rope_layers is None or self.no_rope_layers[layer]
 
 
-class LlamaConfig(DecoderConfig):
-    """Configuration of a checkpoint that can be exported here: Llama and its relatives."""
+class CheckpointConfig(DecoderConfig):
+    """Configuration of a checkpoint of a family that can be exported here."""
 
     @model_validator(mode="before")
     @classmethod
@@ -434,14 +434,14 @@ def load_config(path: Path) -> DecoderConfig:
     return _load(path, DecoderConfig)
 
 
-def load_checkpoint_config(path: Path) -> LlamaConfig:
+def load_checkpoint_config(path: Path) -> CheckpointConfig:
     """Read and check the `config.json` of a checkpoint for export.
 
     Raises:
         CheckpointError: as `load_config`.
         UnsupportedModelError: also when our own export cannot express the model.
     """
-    return _load(path, LlamaConfig)
+    return _load(path, CheckpointConfig)
 
 
 def _head_dim(hidden: object, heads: object) -> int | None:

@@ -7,7 +7,7 @@ import onnx_ir as ir
 
 from buildlib.encodings.attachment import inherit
 from buildlib.graph import interface
-from buildlib.graph.llama import window_mask
+from buildlib.graph.decoder import window_mask
 from buildlib.importing.attention import Head, Source
 from buildlib.importing.encoding_transfer import transfer_encoding
 from buildlib.importing.refusal import Refusal

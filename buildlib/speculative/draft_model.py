@@ -29,8 +29,8 @@ from buildlib.errors import CalibrationError, ModelFileError
 from buildlib.files import atomic_write_bytes
 from buildlib.graph import interface
 from buildlib.graph.builder import GraphBuilder
+from buildlib.graph.decoder import decode
 from buildlib.graph.files import load_model, save_model, tensor_array
-from buildlib.graph.llama import decode
 from buildlib.graph.shape import GraphShape
 from buildlib.graph.values import infer_shapes, static_shape
 from buildlib.passes.base import SORTED, STATIC, Condition, Pass

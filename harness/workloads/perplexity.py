@@ -224,7 +224,7 @@ def exported_float(
     """
     from buildlib.checkpoint.checkpoint import Checkpoint
     from buildlib.checkpoint.config import load_config
-    from buildlib.graph.llama import export_onnx
+    from buildlib.graph.decoder import export_onnx
     from buildlib.graph.shape import GraphShape
 
     graphs = container.metadata.graphs

@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from buildlib.checkpoint.checkpoint import expected_tensors
-from buildlib.checkpoint.config import LlamaConfig
+from buildlib.checkpoint.config import CheckpointConfig
 
 MakeCheckpoint = Callable[..., Path]
 
@@ -40,7 +40,7 @@ def make_checkpoint() -> MakeCheckpoint:
 
     def make(folder: Path, dtype: npt.DTypeLike = np.float16, **changes: object) -> Path:
         data = TINY | changes
-        config = LlamaConfig.model_validate(data)
+        config = CheckpointConfig.model_validate(data)
         rng = np.random.default_rng(7)
         tensors = {}
         for name, shape in expected_tensors(config).items():

@@ -20,7 +20,7 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from buildlib.checkpoint.checkpoint import expected_tensors
-from buildlib.checkpoint.config import LlamaConfig
+from buildlib.checkpoint.config import CheckpointConfig
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "families"
 N_PREFILL, N_DECODE = 14, 10
@@ -155,7 +155,7 @@ def random_tensor(name: str, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
 
 def write_checkpoint(folder: Path, config: Mapping[str, Any]) -> Path:
     """Write a random checkpoint, with a tokenizer of a character for each token."""
-    read = LlamaConfig.model_validate(config)
+    read = CheckpointConfig.model_validate(config)
     tensors = {name: random_tensor(name, dims) for name, dims in expected_tensors(read).items()}
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "model.safetensors")

@@ -8,7 +8,7 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from buildlib.checkpoint.checkpoint import expected_tensors
-from buildlib.checkpoint.config import LlamaConfig
+from buildlib.checkpoint.config import CheckpointConfig
 from buildlib.graph.shape import GraphShape
 from buildlib.pipeline.stages.export import export_checkpoint
 
@@ -40,7 +40,7 @@ def write_model(folder: Path) -> Path:
     """Fill `folder` with ONNX, external float weights, encodings, configuration and tokenizer."""
     checkpoint = folder.with_name(f"{folder.name}.checkpoint")
     checkpoint.mkdir(parents=True)
-    config = LlamaConfig.model_validate(CONFIG)
+    config = CheckpointConfig.model_validate(CONFIG)
     rng = np.random.default_rng(11)
     tensors = {}
     for name, shape in expected_tensors(config).items():

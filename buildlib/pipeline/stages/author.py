@@ -8,7 +8,7 @@ from buildlib.cache.key import combined_sha256
 from buildlib.checkpoint.checkpoint import Checkpoint
 from buildlib.checkpoint.layout import CONFIG_FILE
 from buildlib.files import atomic_write_bytes
-from buildlib.graph.llama import export_onnx
+from buildlib.graph.decoder import export_onnx
 from buildlib.graph.shape import GraphShape
 from buildlib.pipeline.sources import CheckpointSource
 from buildlib.pipeline.stage import Stage

@@ -11,7 +11,7 @@ from buildlib.checkpoint.tokenizer import DEFAULT_WINDOWS, text_windows
 from buildlib.encodings.files import save_encodings
 from buildlib.encodings.model import Encodings
 from buildlib.files import atomic_write_bytes
-from buildlib.graph.llama import export_onnx
+from buildlib.graph.decoder import export_onnx
 from buildlib.graph.shape import GraphShape
 from buildlib.pipeline.sources import CheckpointSource
 from buildlib.pipeline.stage import Stage

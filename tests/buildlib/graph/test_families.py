@@ -9,8 +9,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from buildlib.checkpoint.checkpoint import Checkpoint
+from buildlib.graph.decoder import export_onnx
 from buildlib.graph.files import external_tensors, load_model
-from buildlib.graph.llama import export_onnx
 from buildlib.graph.shape import GraphShape
 from buildlib.passes.arcl import convert_arcl
 from buildlib.reference.host_loop import HostLoop

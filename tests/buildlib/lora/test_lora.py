@@ -19,8 +19,8 @@ from buildlib.errors import (
     PassError,
     UnsupportedModelError,
 )
+from buildlib.graph.decoder import export_onnx
 from buildlib.graph.files import load_model
-from buildlib.graph.llama import export_onnx
 from buildlib.graph.shape import GraphShape
 from buildlib.importing.importer import ImportModel
 from buildlib.lora.adapters import Adapters

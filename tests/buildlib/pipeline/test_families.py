@@ -9,7 +9,7 @@ import pytest
 from buildlib.checkpoint.checkpoint import Checkpoint
 from buildlib.checkpoint.config import load_config
 from buildlib.genai import GenAIBuilderFactory
-from buildlib.graph.llama import export_onnx
+from buildlib.graph.decoder import export_onnx
 from buildlib.graph.shape import GraphShape
 from buildlib.reference.emulator import emulator_chains
 from buildlib.reference.host_loop import HostLoop, token_losses

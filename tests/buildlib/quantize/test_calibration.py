@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from buildlib.checkpoint.checkpoint import Checkpoint
 from buildlib.checkpoint.config import load_config
 from buildlib.errors import CalibrationError, PassError
+from buildlib.graph.decoder import export_onnx
 from buildlib.graph.files import load_model, save_model
-from buildlib.graph.llama import export_onnx
 from buildlib.graph.shape import GraphShape
 from buildlib.quantize.calibration import RangeObserver, instrument_ranges, observe_ranges
 from buildlib.reference import segment_loop

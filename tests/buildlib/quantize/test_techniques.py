@@ -15,8 +15,8 @@ from buildlib.checkpoint.tokenizer import load_tokenizer, text_windows
 from buildlib.encodings.grid import weight_grid
 from buildlib.encodings.model import Encodings, asymmetric_encoding
 from buildlib.errors import InvalidOptionError
+from buildlib.graph.decoder import export_onnx
 from buildlib.graph.files import load_model, tensor_array
-from buildlib.graph.llama import export_onnx
 from buildlib.graph.shape import GraphShape
 from buildlib.quantize.bitwidths import Bitwidths, WeightFormat
 from buildlib.quantize.optimization import optimize_weights

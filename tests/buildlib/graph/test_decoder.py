@@ -9,9 +9,9 @@ import numpy.typing as npt
 import pytest
 
 from buildlib.checkpoint.checkpoint import Checkpoint
-from buildlib.checkpoint.config import LlamaConfig
+from buildlib.checkpoint.config import CheckpointConfig
 from buildlib.graph import interface
-from buildlib.graph.llama import export_onnx
+from buildlib.graph.decoder import export_onnx
 from buildlib.graph.rope import rope_tables
 from buildlib.graph.shape import GraphShape
 from buildlib.passes.arcl import convert_arcl
@@ -45,11 +45,11 @@ def forward(checkpoint: Checkpoint, tokens: list[int]) -> Array:
     return np.asarray(normed @ checkpoint.lm_head.numpy().astype(np.float64).T)
 
 
-def norm(x: Array, weight: Array, config: LlamaConfig) -> Array:
+def norm(x: Array, weight: Array, config: CheckpointConfig) -> Array:
     return np.asarray(x / np.sqrt((x * x).mean(-1, keepdims=True) + config.rms_norm_eps) * weight)
 
 
-def attention(x: Array, own: dict[str, Array], config: LlamaConfig) -> Array:
+def attention(x: Array, own: dict[str, Array], config: CheckpointConfig) -> Array:
     n, dim = len(x), config.head_dim
     half = dim // 2
     inverse = config.rope_theta ** (-np.arange(half) * 2 / dim)
@@ -174,8 +174,10 @@ def test_llama3_scaling_keeps_fast_and_slows_slow_frequencies() -> None:
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192,
     }
-    plain_sin = rope_tables(LlamaConfig.model_validate(plain), 2)[1][1]
-    scaled_sin = rope_tables(LlamaConfig.model_validate(plain | {"rope_scaling": scaling}), 2)[1][1]
+    plain_sin = rope_tables(CheckpointConfig.model_validate(plain), 2)[1][1]
+    scaled_sin = rope_tables(CheckpointConfig.model_validate(plain | {"rope_scaling": scaling}), 2)[
+        1
+    ][1]
     assert scaled_sin[0] == plain_sin[0]
     assert scaled_sin[-1] == pytest.approx(plain_sin[-1] / 8, rel=1e-6)
     ratios = scaled_sin / plain_sin

@@ -1,4 +1,4 @@
-"""Float ONNX of a Llama or a relative of it, with (AR, CL) only in the shapes of its inputs.
+"""Float ONNX of a decoder, Llama or its like, with (AR, CL) only in the shapes of its inputs.
 
 Projections are Gemm with transposed weights, because a checkpoint stores them that way: its bytes
 are used in place. Query heads are grouped by the key/value head they share, [n_kv, group, AR,
@@ -14,7 +14,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from buildlib.checkpoint.checkpoint import Checkpoint, projections
-from buildlib.checkpoint.config import LlamaConfig
+from buildlib.checkpoint.config import CheckpointConfig
 from buildlib.checkpoint.layout import MODEL_FILE
 from buildlib.checkpoint.tensor_file import TensorRef
 from buildlib.graph import interface
@@ -30,12 +30,12 @@ _SHORTEST = 1e-12  # a row no longer than this is not divided by its length
 
 def export_onnx(checkpoint: Checkpoint, shape: GraphShape, folder: Path) -> Path:
     """Write `folder/model.onnx`, float32, with the checkpoint's own files linked beside it."""
-    model = build_llama(checkpoint, shape)
+    model = build_decoder(checkpoint, shape)
     infer_shapes(model)
     return save_model(model, folder / MODEL_FILE)
 
 
-def build_llama(checkpoint: Checkpoint, shape: GraphShape) -> ir.Model:
+def build_decoder(checkpoint: Checkpoint, shape: GraphShape) -> ir.Model:
     """Build the whole model: embedding, decoder layers, final norm and output projection.
 
     Raises:
@@ -178,7 +178,7 @@ class _Layer:
     index: int
 
     @property
-    def config(self) -> LlamaConfig:
+    def config(self) -> CheckpointConfig:
         return self.checkpoint.config
 
     def build(self, hidden: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
