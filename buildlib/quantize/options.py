@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, LiteralString, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 TechniqueName = Literal["spinquant", "seqmse", "gptq", "gptaq"]
@@ -29,13 +29,27 @@ _REFUSED: Mapping[str, str] = {
 }
 
 
+def _as_in_table(name: str) -> str:
+    """Return the name of a recipe as its table has it, for any case and `_` for `-`.
+
+    The vendor's documents have `lpbq_seqmse` beside `LPBQ_SeqMSE`.
+    """
+    plain = {_plain(known): known for known in (*RECIPES, *_REFUSED)}
+    return plain.get(_plain(name), name)
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "_")
+
+
 class QuantizationOptions(BaseModel):
     """Bits of values that the encodings leave open, which is all of a checkpoint.
 
     Names without a counterpart in the vendor's builder are ours: all but the three of bits.
 
     Attributes:
-        recipe: name of a recipe that sets all options that are not set themselves.
+        recipe: name of a recipe that sets all options that are not set themselves; in any case, and
+            with `_` or `-`.
         act_bitwidth: bits of activations, tables and norms; keys and values always have 8.
         bias_bitwidth: bits of biases.
         param_bitwidth: bits of weights of linear layers; the output projection has 8.
@@ -50,7 +64,7 @@ class QuantizationOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    recipe: Annotated[str, Field(min_length=1)] | None = None
+    recipe: Annotated[str, Field(min_length=1), AfterValidator(_as_in_table)] | None = None
     act_bitwidth: Literal[8, 16] = 16
     bias_bitwidth: Literal[8, 32] = 32
     param_bitwidth: Literal[4, 8] = 8

@@ -159,6 +159,7 @@ def build(
         "shapes": [ar, cl, splits],
         "encodings": None if encodings is None else str(encodings.absolute()),
         "calibration": text,
+        "recipe": recipe,
         "options": option,
         "options_file": None if options_file is None else read_text(options_file),
         "additions": [None if lora is None else str(lora.absolute()), embedding_lut],

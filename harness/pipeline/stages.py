@@ -32,7 +32,7 @@ from buildlib.pipeline.stages.author import AuthorModel
 from buildlib.pipeline.stages.complete_encodings import CompleteEncodings
 from buildlib.pipeline.stages.import_onnx import ImportOnnx
 from buildlib.pipeline.stages.optimize_weights import OptimizeWeights
-from buildlib.quantize.options import RECIPES, QuantizationOptions, TechniqueName
+from buildlib.quantize.options import QuantizationOptions, TechniqueName
 from buildlib.targets import parse_target
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from buildlib.validation import first_fault
@@ -212,15 +212,6 @@ class QuantizationOpt(Stage[ModelInput, QuantizationOptConfig, QuantizationOptOu
         return QuantizationOptOutput(ModelFolder(entry.folder, entry.hash))
 
 
-def recipe_named(name: str) -> str:
-    """Return the name of a quantization recipe as its table has it, for any case and `_` for `-`.
-
-    The vendor's documents have `lpbq_seqmse` beside `LPBQ_SeqMSE`.
-    """
-    plain = {known.lower().replace("-", "_"): known for known in RECIPES}
-    return plain.get(name.lower().replace("-", "_"), name)
-
-
 def _no_arguments() -> defaultdict[str, dict[str, Any]]:
     return defaultdict(dict)
 
@@ -235,7 +226,7 @@ def _refuse_arguments(
 
 
 def _known_recipe(name: str) -> str:
-    _quantization_options({"recipe": recipe_named(name)})
+    _quantization_options({"recipe": name})
     return name
 
 
@@ -268,7 +259,7 @@ class QuantizationConfig(StageConfig):
         Raises:
             ValueError: one that there is not, or a value that it cannot take.
         """
-        return _quantization_options({**self.options, "recipe": recipe_named(self.recipe_name)})
+        return _quantization_options({**self.options, "recipe": self.recipe_name})
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,18 @@ def test_a_container_that_speculates_is_built_and_speculates(
         assert json.loads(adapted.stdout)["text"] != answer["text"]
 
 
+def test_a_recipe_gives_its_bits(qnnfarm: Run, tmp_path: Path) -> None:
+    where = (*TARGET, "--ar", "1,8", "--cl", "48", "--splits", "1", "--out", tmp_path / "out")
+    built = qnnfarm("build", MODEL, *where, "--recipe", "W4A16_RTN", "--json")
+    assert built.returncode == 0, built.stderr
+    (summary,) = json.loads(built.stdout)
+    assert summary["precision"] == "W4A16"
+    assert summary["size_bytes"] < 3_400_000  # of W8A16 4.4 MB
+    refused = qnnfarm("build", MODEL, *where, "--recipe", "w4a61")
+    assert refused.returncode == 2
+    assert "w4a16" in refused.stderr
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [

@@ -44,6 +44,10 @@ def test_an_unchanged_build_looks_at_files_alone(
     assert "buildlib.cache.finished_builds" in imported
     assert imported.isdisjoint({"onnx", "onnx_ir", "numpy", "onnxruntime", "buildlib.genai"})
 
+    other = qnnfarm(*build, "--recipe", "w4a16-rtn")
+    assert other.returncode == 2  # another container than the one that is there
+    assert "--overwrite" in other.stderr
+
     with (out / "tokenizer.json").open("a") as file:
         file.write(" ")
     refused = qnnfarm(*build)
