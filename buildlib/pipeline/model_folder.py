@@ -9,6 +9,7 @@ from buildlib.graph import interface
 from buildlib.graph.files import link_into, load_model
 from buildlib.quantize.calibration import window_length
 from buildlib.quantize.optimization import technique_windows
+from buildlib.quantize.options import QuantizationOptions
 
 
 def link_configuration(model_folder: Path, into: Path) -> None:
@@ -18,21 +19,23 @@ def link_configuration(model_folder: Path, into: Path) -> None:
 
 
 def calibration_windows(
-    model_folder: Path, text: str | None, *, techniques: bool = False
+    model_folder: Path, text: str | None, *, quantization: QuantizationOptions | None = None
 ) -> list[list[int]]:
     """Cut a calibration text into windows of tokens for a model.
 
     Args:
         model_folder: with its tokenizer.
         text: none gives no windows.
-        techniques: cut as much as techniques that change weights need.
+        quantization: whose techniques need as much; by default what calibration needs.
     """
     shape = interface.model_shape(load_model(model_folder / MODEL_FILE))
     if text is None or shape is None:
         return []
     config = load_config(model_folder / CONFIG_FILE)
     tokenizer = model_folder / TOKENIZER_FILE
-    if not techniques:
+    if quantization is None:
         return text_windows(tokenizer, text, window_length(shape), config.bos_token_id)
-    length, count = technique_windows(window_length(shape))
+    length, count = technique_windows(
+        window_length(shape), quantization.weight_techniques, quantization.technique_kwargs
+    )
     return text_windows(tokenizer, text, length, config.bos_token_id, count)

@@ -18,6 +18,7 @@ from pydantic import (
 
 from buildlib.errors import InvalidOptionError, UnknownOptionError
 from buildlib.quantize.options import QuantizationOptions
+from buildlib.quantize.techniques.arguments import TechniqueArguments
 from buildlib.validation import first_fault
 
 OptionValue = str | int | float | bool | None | tuple[str | int | float | bool | None, ...]
@@ -49,8 +50,11 @@ class Options(BaseModel):
                 raise InvalidOptionError(key, _BIAS_REASON, ())
             if key not in known:
                 raise UnknownOptionError(key, known)
-            section, _, name = key.rpartition(".")
-            (values.setdefault(section, {}) if section else values)[name] = value
+            *sections, name = key.split(".")
+            inner = values
+            for section in sections:
+                inner = inner.setdefault(section, {})
+            inner[name] = value
         try:
             return type(self).model_validate(values)
         except ValidationError as error:
@@ -126,6 +130,16 @@ class ConversionConfig(Options):
     """Options of quantization and of the conversion to DLCs."""
 
     quantization: QuantizationOptions = QuantizationOptions()
+
+    def used_options(self) -> dict[str, OptionValue]:
+        """All options but the arguments of techniques that are not applied."""
+        applied = self.quantization.weight_techniques
+        others = tuple(
+            f"quantization.technique_kwargs.{name}."
+            for name in TechniqueArguments.model_fields
+            if name not in applied
+        )
+        return {key: one for key, one in self.as_options().items() if not key.startswith(others)}
 
 
 # Documented options that mean nothing here, or that no code here can honour.

@@ -21,6 +21,7 @@ from buildlib.pipeline.options import (
 )
 from buildlib.pipeline.parts import Part
 from buildlib.quantize.bitwidths import Bitwidths
+from buildlib.quantize.options import check_arguments
 from buildlib.speculative.config import SpeculativeConfig, check_speculation
 from buildlib.targets import Target
 from buildlib.toolchains.base import CompileConfig
@@ -124,6 +125,7 @@ class BuildPlan:
         added = additions or Additions()
         transformation = _split_off_ends(transformation, added)
         Bitwidths.from_options(conversion.quantization)
+        check_arguments(conversion.quantization)
         _check_splits(transformation.split_model, n_layers)
         ars = {shape.ar for shape in shapes}
         if added.speculative is not None and ars:
@@ -189,7 +191,7 @@ class BuildPlan:
         }
         return {
             **self.transformation.as_options(),
-            **self.conversion.as_options(),
+            **self.conversion.used_options(),
             **self.compilation.as_options(),
             **own,
             **self.additions.as_options(),

@@ -1,13 +1,16 @@
 """Techniques of a recipe, applied to a float model one after the other."""
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from buildlib.checkpoint.layout import MODEL_FILE
 from buildlib.graph.files import load_model, save_model
 from buildlib.quantize.options import TechniqueName
 from buildlib.quantize.techniques import gptaq, gptq, seqmse
+from buildlib.quantize.techniques.arguments import TechniqueArguments
 from buildlib.quantize.techniques.base import FloatModel, WeightTechnique
 from buildlib.quantize.techniques.layerwise import LayerwiseTechnique
 from buildlib.quantize.techniques.rotation import Rotation
@@ -21,13 +24,16 @@ Three times as many closed 65 % of the gap of the reference model to float, thes
 _WINDOW_TOKENS = 512
 
 
-def techniques() -> Mapping[TechniqueName, WeightTechnique]:
+def techniques(arguments: TechniqueArguments) -> Mapping[TechniqueName, WeightTechnique]:
     """Return all techniques by name."""
+    seq, first, second = arguments.seqmse, arguments.gptq, arguments.gptaq
+    solve_gptq = partial(gptq.solve, arguments=first)
+    solve_gptaq = partial(gptaq.solve, arguments=second)
     return {
-        "spinquant": Rotation("spinquant"),
-        "seqmse": LayerwiseTechnique("seqmse", seqmse.solve),
-        "gptq": LayerwiseTechnique("gptq", gptq.solve),
-        "gptaq": LayerwiseTechnique("gptaq", gptaq.solve),
+        "spinquant": Rotation("spinquant", arguments.spinquant.seed),
+        "seqmse": LayerwiseTechnique("seqmse", partial(seqmse.solve, arguments=seq)),
+        "gptq": LayerwiseTechnique("gptq", solve_gptq, first.damping),
+        "gptaq": LayerwiseTechnique("gptaq", solve_gptaq, second.damping),
     }
 
 
@@ -36,6 +42,7 @@ def optimize_weights(
     names: Sequence[TechniqueName],
     folder: Path,
     progress: Callable[[int, int], None] | None = None,
+    arguments: TechniqueArguments | None = None,
 ) -> FloatModel:
     """Apply techniques in order, and write `model.onnx` with its weights into `folder`.
 
@@ -47,11 +54,13 @@ def optimize_weights(
         names: of the techniques.
         folder: on the file system of the model, whose unchanged weights are linked.
         progress: told (layers done, layers in all) of each technique.
+        arguments: of the techniques.
 
     Raises:
         BuildError: as `WeightTechnique.optimize`.
     """
-    known = techniques()
+    arguments = arguments or TechniqueArguments()
+    known, windows = techniques(arguments), model.token_windows
     with tempfile.TemporaryDirectory(dir=folder, prefix=".techniques.") as scratch:
         # Techniques put files beside the model: not into an entry that other builds check.
         given = save_model(load_model(model.path), Path(scratch) / "given" / MODEL_FILE)
@@ -59,16 +68,23 @@ def optimize_weights(
         for number, name in enumerate(names):
             step = Path(scratch) / str(number)
             step.mkdir()
-            model = known[name].optimize(model, step, progress)
+            count = min(arguments.num_batches(name) or len(windows), len(windows))
+            shown = [windows[index * len(windows) // count] for index in range(count)]
+            model = known[name].optimize(replace(model, token_windows=shown), step, progress)
         path = save_model(load_model(model.path), folder / MODEL_FILE)
     return model.changed(path, model.encodings)
 
 
-def technique_windows(length: int) -> tuple[int, int]:
+def technique_windows(
+    length: int, names: Iterable[TechniqueName], arguments: TechniqueArguments
+) -> tuple[int, int]:
     """Return length and number of the windows of text for techniques.
 
     Args:
         length: of the context.
+        names: of the techniques.
+        arguments: of the techniques.
     """
     each = min(length, _WINDOW_TOKENS)
-    return each, -(-CALIBRATION_TOKENS // each)
+    default = -(-CALIBRATION_TOKENS // each)
+    return each, max(arguments.num_batches(name) or default for name in names)

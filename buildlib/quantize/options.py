@@ -6,6 +6,9 @@ from typing import Annotated, Any, Literal, LiteralString, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from buildlib.errors import InvalidOptionError
+from buildlib.quantize.techniques.arguments import TechniqueArguments
+
 TechniqueName = Literal["spinquant", "seqmse", "gptq", "gptaq"]
 RangeName = Literal["minmax", "percentile", "mse"]
 
@@ -59,6 +62,7 @@ class QuantizationOptions(BaseModel):
             last that matches decides, of the output projection too.
         techniques: applied to the weights in this order; `None` is GPTAQ where weights have 4 bits,
             and none where all have 8.
+        technique_kwargs: arguments of the techniques.
         activation_ranges: estimator of the ranges of activations.
     """
 
@@ -71,6 +75,7 @@ class QuantizationOptions(BaseModel):
     lpbq_block_size: Annotated[int, Field(ge=1)] | None = None
     mixed_precision: tuple[str, ...] = ()
     techniques: tuple[TechniqueName, ...] | None = None
+    technique_kwargs: TechniqueArguments = TechniqueArguments()
     activation_ranges: RangeName = "minmax"
 
     @model_validator(mode="after")
@@ -88,6 +93,16 @@ class QuantizationOptions(BaseModel):
                 self.__dict__[key] = value
         return self
 
+    @model_validator(mode="after")
+    def _take_block_size(self) -> Self:
+        size = self.technique_kwargs.lpbq.block_size
+        if size is not None:
+            if "lpbq_block_size" in self.model_fields_set and self.lpbq_block_size != size:
+                reason = f"technique_kwargs.lpbq.block_size is {size}"
+                raise _unknown(f"lpbq_block_size is {self.lpbq_block_size}, and {reason}")
+            self.__dict__["lpbq_block_size"] = size
+        return self
+
     @property
     def weight_techniques(self) -> tuple[TechniqueName, ...]:
         """The techniques to apply, with the default of 4 bits."""
@@ -95,6 +110,18 @@ class QuantizationOptions(BaseModel):
             return self.techniques
         fewer = any(text.endswith("=4") for text in self.mixed_precision)
         return ("gptaq",) if self.param_bitwidth == 4 or fewer else ()
+
+
+def check_arguments(options: QuantizationOptions) -> None:
+    """Refuse arguments of techniques that are not applied.
+
+    Raises:
+        InvalidOptionError: names the technique, and those that are applied.
+    """
+    applied = options.weight_techniques
+    for name in options.technique_kwargs.model_fields_set - {"lpbq", *applied}:
+        reason = f"{name} is not applied; the techniques are {', '.join(applied) or 'none'}"
+        raise InvalidOptionError(f"quantization.technique_kwargs.{name}", reason, ())
 
 
 def _unknown(reason: str) -> PydanticCustomError:

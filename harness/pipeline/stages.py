@@ -18,7 +18,7 @@ from pydantic import (
 from buildlib.cache.layout import CacheEntry
 from buildlib.checkpoint.layout import CONFIG_FILE, ENCODINGS_FILE, MODEL_FILE, TOKENIZER_FILE
 from buildlib.container.container import GenAIContainer
-from buildlib.errors import CalibrationTextMissingError, InputFileError
+from buildlib.errors import CalibrationTextMissingError, InputFileError, InvalidOptionError
 from buildlib.genai import GenAIBuilderHTP, OptionSets
 from buildlib.graph.shape import GraphShape
 from buildlib.pipeline.plan import BuildPlan
@@ -32,7 +32,7 @@ from buildlib.pipeline.stages.author import AuthorModel
 from buildlib.pipeline.stages.complete_encodings import CompleteEncodings
 from buildlib.pipeline.stages.import_onnx import ImportOnnx
 from buildlib.pipeline.stages.optimize_weights import OptimizeWeights
-from buildlib.quantize.options import QuantizationOptions, TechniqueName
+from buildlib.quantize.options import QuantizationOptions, TechniqueName, check_arguments
 from buildlib.targets import parse_target
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from buildlib.validation import first_fault
@@ -150,13 +150,28 @@ class ModelInput(StageInput):
     model: ModelFolder
 
 
-def _quantization_options(given: Mapping[str, Any]) -> QuantizationOptions:
+def _no_arguments() -> defaultdict[str, dict[str, Any]]:
+    return defaultdict(dict)
+
+
+TechniqueKwargs = defaultdict[str, dict[str, Any]]
+"""Arguments by the name of a technique."""
+
+
+def _quantization_options(
+    given: dict[str, Any], arguments: Mapping[str, Mapping[str, Any]] | None = None
+) -> QuantizationOptions:
+    kwargs = {name: values for name, values in (arguments or {}).items() if values}
     try:
-        return QuantizationOptions(**given)
+        options = QuantizationOptions(**(given | ({"technique_kwargs": kwargs} if kwargs else {})))
+        check_arguments(options)
+    except InvalidOptionError as error:
+        raise ValueError(f"{error.key.removeprefix('quantization.')}: {error.reason}") from error
     except ValidationError as error:
         fault = first_fault(error, QuantizationOptions)
         reason = f"{fault.key}: {fault.reason}" if fault.key else fault.reason
         raise ValueError(reason) from error
+    return options
 
 
 class QuantizationOptConfig(StageConfig):
@@ -166,10 +181,12 @@ class QuantizationOptConfig(StageConfig):
         techniques: applied one after the other; none leaves the model as it is.
         options: of the quantization that the weights are prepared for, such as
             `lpbq_block_size`; by default 4 bits with a scale for each output channel.
+        technique_kwargs: arguments of the techniques.
     """
 
     techniques: tuple[TechniqueName, ...] = ()
     options: dict[str, Any] = Field(default_factory=dict)
+    technique_kwargs: TechniqueKwargs = Field(default_factory=_no_arguments)
 
     @model_validator(mode="after")
     def _has_known_options(self) -> Self:
@@ -183,7 +200,7 @@ class QuantizationOptConfig(StageConfig):
             ValueError: one that there is not, or a value that it cannot take.
         """
         given = {"param_bitwidth": 4, **self.options, "techniques": self.techniques}
-        return _quantization_options(given)
+        return _quantization_options(given, self.technique_kwargs)
 
 
 @dataclass(frozen=True)
@@ -212,19 +229,6 @@ class QuantizationOpt(Stage[ModelInput, QuantizationOptConfig, QuantizationOptOu
         return QuantizationOptOutput(ModelFolder(entry.folder, entry.hash))
 
 
-def _no_arguments() -> defaultdict[str, dict[str, Any]]:
-    return defaultdict(dict)
-
-
-def _refuse_arguments(
-    given: defaultdict[str, dict[str, Any]],
-) -> defaultdict[str, dict[str, Any]]:
-    for technique, arguments in given.items():
-        for key in arguments:
-            raise ValueError(f"{technique}.{key}: techniques take no arguments here; leave it out")
-    return given
-
-
 def _known_recipe(name: str) -> str:
     _quantization_options({"recipe": name})
     return name
@@ -236,16 +240,14 @@ class QuantizationConfig(StageConfig):
     Attributes:
         recipe_name: which of the quantization recipes (docs/quantization.md).
         options: of quantization, in place of the recipe's, such as `mixed_precision`.
-        technique_kwargs: arguments of its techniques, none of which takes any here.
+        technique_kwargs: arguments of its techniques.
         calibration_text: a text file, relative to the recipe; by default the model's own
             `text/calibration.txt`.
     """
 
     recipe_name: Annotated[NonEmpty, AfterValidator(_known_recipe)] = "w8a16"
     options: dict[str, Any] = Field(default_factory=dict)
-    technique_kwargs: Annotated[
-        defaultdict[str, dict[str, Any]], AfterValidator(_refuse_arguments)
-    ] = Field(default_factory=_no_arguments)
+    technique_kwargs: TechniqueKwargs = Field(default_factory=_no_arguments)
     calibration_text: NonEmpty | None = None
 
     @model_validator(mode="after")
@@ -259,7 +261,8 @@ class QuantizationConfig(StageConfig):
         Raises:
             ValueError: one that there is not, or a value that it cannot take.
         """
-        return _quantization_options({**self.options, "recipe": self.recipe_name})
+        given = {**self.options, "recipe": self.recipe_name}
+        return _quantization_options(given, self.technique_kwargs)
 
 
 @dataclass(frozen=True)

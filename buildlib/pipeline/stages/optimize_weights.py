@@ -47,7 +47,10 @@ class OptimizeWeights(Stage):
     def options(self) -> Mapping[str, object]:
         bits, text = Bitwidths.from_options(self.quantization), self.export.calibration_text
         return {
-            "techniques": self.quantization.weight_techniques,
+            "techniques": {
+                name: getattr(self.quantization.technique_kwargs, name).model_dump()
+                for name in self.quantization.weight_techniques
+            },
             "param_bitwidth": bits.param_bitwidth,
             "lpbq_block_size": bits.lpbq_block_size,
             "mixed_precision": bits.mixed_precision,
@@ -66,10 +69,15 @@ class OptimizeWeights(Stage):
             source / MODEL_FILE,
             load_encodings(encodings) if encodings.is_file() else Encodings(),
             load_config(source / CONFIG_FILE),
-            calibration_windows(source, text, techniques=True),
+            calibration_windows(source, text, quantization=self.quantization),
             Bitwidths.from_options(self.quantization),
         )
         with original_paths(self.export):
-            changed = optimize_weights(model, self.quantization.weight_techniques, folder)
+            changed = optimize_weights(
+                model,
+                self.quantization.weight_techniques,
+                folder,
+                arguments=self.quantization.technique_kwargs,
+            )
         link_configuration(source, folder)
         save_encodings(changed.encodings, folder / ENCODINGS_FILE)

@@ -8,13 +8,21 @@ become W' first, drawn to W by the damping of the Hessian, and GPTQ rounds those
 
 from buildlib.quantize.bitwidths import WeightFormat
 from buildlib.quantize.techniques import gptq
+from buildlib.quantize.techniques.arguments import GptqArguments
 from buildlib.quantize.techniques.layerwise import LayerInputs, Solution
 from buildlib.quantize.weight_grids import Weights
 
+_DEFAULTS = GptqArguments()
 
-def solve(weights: Weights, fmt: WeightFormat, inputs: LayerInputs) -> Solution:
+
+def solve(
+    weights: Weights,
+    fmt: WeightFormat,
+    inputs: LayerInputs,
+    arguments: GptqArguments = _DEFAULTS,
+) -> Solution:
     """Return weights whose outputs on the inputs as seen are near the float model's."""
     if inputs.real is not inputs.seen:
         drawn = weights @ inputs.cross + inputs.damping * weights
         weights = (drawn @ inputs.inverse).astype(weights.dtype)
-    return gptq.solve(weights, fmt, inputs)
+    return gptq.solve(weights, fmt, inputs, arguments)

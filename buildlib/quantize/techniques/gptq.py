@@ -10,22 +10,36 @@ import numpy as np
 import numpy.typing as npt
 
 from buildlib.quantize.bitwidths import WeightFormat
+from buildlib.quantize.techniques.arguments import GptqArguments
 from buildlib.quantize.techniques.layerwise import LayerInputs, Matrix, Solution
 from buildlib.quantize.weight_grids import Weights, fit_steps, round_to, stored_steps
 
-_BLOCK = 128
+_DEFAULTS = GptqArguments()
 
 
-def solve(weights: Weights, fmt: WeightFormat, inputs: LayerInputs) -> Solution:
+def solve(
+    weights: Weights,
+    fmt: WeightFormat,
+    inputs: LayerInputs,
+    arguments: GptqArguments = _DEFAULTS,
+) -> Solution:
     """Return weights of small output error on the inputs as seen."""
     steps = fit_steps(weights, fmt, inputs.hessian.diagonal() + inputs.damping)
     stored = stored_steps(steps, fmt, weights.shape[1])
-    order = np.argsort(-inputs.hessian.diagonal(), kind="stable")
-    return Solution(round_in_order(weights, stored, fmt.bits, inputs.inverse, order), steps)
+    order = np.arange(weights.shape[1])
+    if arguments.act_order:
+        order = np.argsort(-inputs.hessian.diagonal(), kind="stable")
+    size = arguments.block_size
+    return Solution(round_in_order(weights, stored, fmt.bits, inputs.inverse, order, size), steps)
 
 
 def round_in_order(
-    weights: Weights, steps: Weights, bits: int, inverse: Matrix, order: npt.NDArray[np.intp]
+    weights: Weights,
+    steps: Weights,
+    bits: int,
+    inverse: Matrix,
+    order: npt.NDArray[np.intp],
+    block_size: int,
 ) -> Weights:
     """Round weights input by input; what is left open takes up the error of what is done.
 
@@ -35,13 +49,14 @@ def round_in_order(
         bits: of the integers.
         inverse: of the damped Hessian, [in, in].
         order: of the inputs.
+        block_size: inputs that are done before the weights behind them are corrected.
     """
     upper = np.linalg.cholesky(inverse[np.ix_(order, order)]).T.astype(np.float32)
     width = len(order)
     by_input = np.broadcast_to(steps, weights.shape).T[order]
     open_weights = np.ascontiguousarray(weights.T[order])
-    for begin in range(0, width, _BLOCK):
-        end = min(begin + _BLOCK, width)
+    for begin in range(0, width, block_size):
+        end = min(begin + block_size, width)
         errors = np.empty((end - begin, len(weights)), np.float32)
         for row in range(begin, end):
             rounded = round_to(open_weights[row], by_input[row], bits)

@@ -23,6 +23,7 @@ from buildlib.quantize.bitwidths import WeightFormat
 from buildlib.quantize.grids import ParameterUse
 from buildlib.quantize.recipe import check_blocks, matrix_uses
 from buildlib.quantize.structure import channel_axis, head_weights
+from buildlib.quantize.techniques.arguments import GptqArguments
 from buildlib.quantize.techniques.base import FloatModel
 from buildlib.quantize.tensor_writer import TensorWriter, replace_constant
 from buildlib.quantize.weight_grids import Weights, encode_steps
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from buildlib.encodings.model import Encoding
 
 Matrix = npt.NDArray[Any]
-_DAMPING = 0.01  # of the mean diagonal of the Hessian, as in GPTQ
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,12 @@ class LayerInputs:
     Attributes:
         real: of the float model.
         seen: with the weights before quantized.
+        damping_part: of the mean diagonal of the Hessian, which is added to it.
     """
 
     real: Matrix
     seen: Matrix
+    damping_part: float = GptqArguments().damping
 
     @cached_property
     def hessian(self) -> Matrix:
@@ -61,7 +63,7 @@ class LayerInputs:
     @cached_property
     def damping(self) -> float:
         """Addition to the diagonal of the Hessian, so that it can be inverted."""
-        return float(_DAMPING * self.hessian.diagonal().mean()) or 1.0
+        return float(self.damping_part * self.hessian.diagonal().mean()) or 1.0
 
     @cached_property
     def inverse(self) -> Matrix:
@@ -95,10 +97,15 @@ class Solver(Protocol):
 
 @dataclass(frozen=True)
 class LayerwiseTechnique:
-    """`WeightTechnique` that solves one weight after the other, in the order of the data flow."""
+    """`WeightTechnique` that solves one weight after the other, in the order of the data flow.
+
+    Attributes:
+        damping: of the Hessians that its solver sees, as a part of their mean diagonal.
+    """
 
     name: str
     solver: Solver
+    damping: float = GptqArguments().damping
 
     def optimize(
         self, model: FloatModel, folder: Path, progress: Callable[[int, int], None] | None = None
@@ -114,7 +121,7 @@ class LayerwiseTechnique:
             TensorWriter(folder / f"{self.name}.safetensors", shapes) as file,
             SegmentLoop(model.path, model.config, model.token_windows) as loop,
         ):
-            work = _LayerWork(loop, file, self.solver, model, uses)
+            work = _LayerWork(loop, file, self, model, uses)
             n_layers = loop.n_segments - 2
             real = seen = loop.run(0, None)
             for index in range(1, n_layers + 1):
@@ -160,14 +167,14 @@ class _LayerWork:
         self,
         loop: SegmentLoop,
         file: TensorWriter,
-        solver: Solver,
+        technique: LayerwiseTechnique,
         model: FloatModel,
         uses: Mapping[str, ParameterUse],
     ) -> None:
         self.encodings: list[Encoding] = []
         self._loop = loop
         self._file = file
-        self._solver = solver
+        self._technique = technique
         self._model = model
         self._uses = uses
 
@@ -183,7 +190,7 @@ class _LayerWork:
             shown = inputs if seen is real and not done else None
             if shown is None:
                 shown = self._run(index, seen, [name], done)[1][name]
-            layer = LayerInputs(inputs, shown)
+            layer = LayerInputs(inputs, shown, self._technique.damping)
             for use in uses:
                 self._solve(use, layer)
                 done.append(use.name)
@@ -205,7 +212,7 @@ class _LayerWork:
         axis = channel_axis(use.node, use.index) or 0
         array = tensor_array(use.source.const_value).astype(np.float32)
         fmt = self._model.bits.weight_format(use.name)
-        solution = self._solver(array if axis == 0 else array.T, fmt, inputs)
+        solution = self._technique.solver(array if axis == 0 else array.T, fmt, inputs)
         self.encodings.append(encode_steps(use.name, solution.steps, fmt, axis))
         self._file.write(use.name, solution.values if axis == 0 else solution.values.T)
 

@@ -27,7 +27,6 @@ from buildlib.quantize.structure import channel_axis, head_weights
 from buildlib.quantize.techniques.base import FloatModel
 from buildlib.quantize.tensor_writer import TensorWriter, replace_constant
 
-_SEED = 0
 _CHUNK_ROWS = 4096
 _LAYOUT = frozenset({"Reshape", "Identity", "Squeeze", "Unsqueeze"})
 _PRODUCTS = frozenset({"Gemm", "MatMul"})
@@ -36,9 +35,14 @@ Matrix = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Rotation:
-    """`WeightTechnique` that folds R1 and R2 into the weights of a whole model."""
+    """`WeightTechnique` that folds R1 and R2 into the weights of a whole model.
+
+    Attributes:
+        seed: of the random matrices.
+    """
 
     name: str
+    seed: int = 0
 
     def optimize(
         self, model: FloatModel, folder: Path, progress: Callable[[int, int], None] | None = None
@@ -47,7 +51,7 @@ class Rotation:
         if model.encodings.by_name():
             raise _refused("it changes weights and activations, and some have encodings")
         whole = load_model(model.path)
-        plan = _Search(whole.graph).changes()
+        plan = _Search(whole.graph, self.seed).changes()
         heads = head_weights(whole.graph)
         ends = {n for n, change in plan.items() if n in heads or change.table or change.ones}
         # Two files: techniques after this one replace what is in the second, and drop it.
@@ -117,11 +121,11 @@ class _Change:
 class _Search:
     """Finds what turns with the residual stream, and with the values of each head."""
 
-    def __init__(self, graph: ir.Graph) -> None:
+    def __init__(self, graph: ir.Graph, seed: int) -> None:
         self._graph = graph
         self._found: dict[str, _Change] = {}
         self._stream: set[ir.Value] = set()
-        self._random = np.random.default_rng(_SEED)
+        self._random = np.random.default_rng(seed)
         self._width = 0
         self._r1: Matrix = np.eye(1)
 

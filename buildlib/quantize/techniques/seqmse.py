@@ -7,23 +7,30 @@ are tried, with the inputs that the layers quantized before give; weights round 
 import numpy as np
 
 from buildlib.quantize.bitwidths import WeightFormat
+from buildlib.quantize.techniques.arguments import SeqMseArguments
 from buildlib.quantize.techniques.layerwise import LayerInputs, Solution
 from buildlib.quantize.weight_grids import (
-    SHRINKAGES,
     Weights,
     full_steps,
     round_to,
     stored_steps,
 )
 
+_DEFAULTS = SeqMseArguments()
 
-def solve(weights: Weights, fmt: WeightFormat, inputs: LayerInputs) -> Solution:
+
+def solve(
+    weights: Weights,
+    fmt: WeightFormat,
+    inputs: LayerInputs,
+    arguments: SeqMseArguments = _DEFAULTS,
+) -> Solution:
     """Return the weights rounded with the best steps; blocks of a channel shrink together."""
     full = full_steps(weights, fmt)
     wanted = weights @ inputs.cross
     best = np.full(len(weights), np.inf)
     steps, values = full.copy(), weights.copy()
-    for part in SHRINKAGES:
+    for part in np.linspace(1.0, 0.4, arguments.num_candidates):
         tried = round_to(weights, stored_steps(full * part, fmt, weights.shape[1]), fmt.bits)
         error = (tried * (tried @ inputs.hessian - 2 * wanted)).sum(axis=1)
         better = error < best

@@ -6,7 +6,8 @@ from buildlib.errors import InvalidOptionError
 from buildlib.pipeline.options import ConversionConfig
 from buildlib.quantize.bitwidths import Bitwidths
 from buildlib.quantize.optimization import techniques
-from buildlib.quantize.options import RECIPES, QuantizationOptions
+from buildlib.quantize.options import RECIPES, QuantizationOptions, check_arguments
+from buildlib.quantize.techniques.arguments import TechniqueArguments
 
 RECIPE = "quantization.recipe"
 
@@ -14,7 +15,7 @@ RECIPE = "quantization.recipe"
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_can_be_asked_for(name: str) -> None:
     options = ConversionConfig().with_options({RECIPE: name}).quantization
-    assert set(options.weight_techniques) <= techniques().keys()
+    assert set(options.weight_techniques) <= techniques(TechniqueArguments()).keys()
     bits = Bitwidths.from_options(options)
     assert f"w{bits.param_bitwidth}" in name or bits.lpbq_block_size == 64
 
@@ -45,3 +46,43 @@ def test_four_bits_are_gptaq_unless_other_techniques_are_asked_for() -> None:
 def test_recipes_that_cannot_be_done_are_refused_by_name(name: str, said: str) -> None:
     with pytest.raises(InvalidOptionError, match=said):
         ConversionConfig().with_options({RECIPE: name})
+
+
+KWARGS = "quantization.technique_kwargs"
+
+
+def test_arguments_of_techniques_are_options() -> None:
+    config = ConversionConfig().with_options({f"{KWARGS}.gptaq.damping": 0.05, RECIPE: "w4a16"})
+    config = config.with_options({f"{KWARGS}.gptaq.act_order": False})
+    arguments = config.quantization.technique_kwargs.gptaq
+    assert (arguments.damping, arguments.block_size, arguments.act_order) == (0.05, 128, False)
+    check_arguments(config.quantization)
+    used = {key for key in config.used_options() if key.startswith(KWARGS)}
+    assert used == {f"{KWARGS}.gptaq.{key}" for key in type(arguments).model_fields}
+    wrong = config.with_options({f"{KWARGS}.gptq.damping": 0.05})
+    with pytest.raises(InvalidOptionError, match="gptq is not applied; the techniques are gptaq"):
+        check_arguments(wrong.quantization)
+
+
+def test_blocks_of_lpbq_have_the_vendors_name_too() -> None:
+    key = f"{KWARGS}.lpbq.block_size"
+    found = ConversionConfig().with_options({RECIPE: "LPBQ_SeqMSE", key: 32}).quantization
+    assert found.lpbq_block_size == 32
+    with pytest.raises(InvalidOptionError, match=r"lpbq_block_size is 16, and .* is 32"):
+        ConversionConfig().with_options({key: 32, "quantization.lpbq_block_size": 16})
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("gptaq.dampng", 0.1, r"did you mean quantization.technique_kwargs.gptaq.damping\?"),
+        ("gptqa.damping", 0.1, r"did you mean quantization.technique_kwargs.gptq.damping\?"),
+        ("gptaq.damping", 0, "must be greater than 0"),
+        ("gptaq.damping", "much", "must be a number, not 'much'"),
+        ("seqmse.num_candidates", 0, "must be at least 1"),
+        ("spinquant.seed", -1, "must be at least 0"),
+    ],
+)
+def test_wrong_arguments_are_refused(key: str, value: object, said: str) -> None:
+    with pytest.raises(InvalidOptionError, match=said):
+        ConversionConfig().with_options({f"{KWARGS}.{key}": value})

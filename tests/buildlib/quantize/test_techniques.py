@@ -1,6 +1,7 @@
 """Techniques that change weights: what they keep, what they improve, and what they refuse."""
 
 import math
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from buildlib.quantize.options import QuantizationOptions, TechniqueName
 from buildlib.quantize.qdq import quantize_weights
 from buildlib.quantize.recipe import complete_encodings
 from buildlib.quantize.techniques import gptaq, gptq, seqmse
+from buildlib.quantize.techniques.arguments import TechniqueArguments
 from buildlib.quantize.techniques.base import FloatModel
 from buildlib.quantize.techniques.layerwise import LayerInputs, LayerwiseTechnique, Solution, Solver
 from buildlib.quantize.techniques.rotation import random_orthogonal
@@ -130,6 +132,30 @@ def test_nothing_is_put_beside_the_model_meanwhile(tiny: Path, tmp_path: Path) -
     )
     assert seen
     assert all(found == before for found in seen)
+
+
+def test_arguments_reach_the_techniques(tiny: Path, tmp_path: Path) -> None:
+    model = float_model(tiny, Bitwidths(param_bitwidth=4))
+
+    def weights(name: TechniqueName, **arguments: object) -> Floats:
+        given = TechniqueArguments.model_validate({name: arguments})
+        with tempfile.TemporaryDirectory(dir=tmp_path) as folder:
+            done = optimize_weights(model, [name], Path(folder), arguments=given)
+            found = load_model(done.path).graph.initializers
+            return constant(found["model.layers.1.self_attn.v_proj.weight"]).copy()
+
+    changes: list[tuple[TechniqueName, dict[str, object]]] = [
+        ("spinquant", {"seed": 1}),
+        ("seqmse", {"num_candidates": 2}),
+        ("gptq", {"damping": 0.5}),
+        ("gptaq", {"damping": 0.5}),
+        ("gptaq", {"act_order": False}),
+        ("gptaq", {"num_batches": 1}),
+    ]
+    for name, arguments in changes:
+        assert np.abs(weights(name, **arguments) - weights(name)).max() > 0, arguments
+    same = weights("gptq", block_size=5) - weights("gptq")
+    assert np.abs(same).max() < 1e-6
 
 
 def test_inputs_that_are_always_zero_do_no_harm() -> None:

@@ -173,9 +173,15 @@ def test_a_changed_value_is_checked_before_anything_runs(make_recipe: MakeRecipe
     assert pipe.completed == ()
     pipe.stages.model_loader.model_config_overrides.clear()
     pipe.stages.quantization.technique_kwargs["seqmse"]["num_batches"] = 30
-    with pytest.raises(RecipeError, match=r"seqmse.num_batches: techniques take no arguments"):
+    with pytest.raises(RecipeError, match=r"technique_kwargs.seqmse: seqmse is not applied"):
+        pipe.construct()
+    pipe.stages.quantization.recipe_name = "LPBQ_SeqMSE"
+    pipe.stages.quantization.technique_kwargs["seqmse"]["num_batchs"] = 30
+    said = r"technique_kwargs.seqmse.num_batchs: there is no such key: did you mean num_batches"
+    with pytest.raises(RecipeError, match=said):
         pipe.construct()
     pipe.stages.quantization.technique_kwargs.clear()
+    pipe.stages.quantization.recipe_name = "w8a16"
     pipe.stages.genai_builder.transformation_options["split_model.num_split"] = 2
     with pytest.raises(InvalidOptionError, match=r"split_model.num_splits"):
         pipe.construct()
