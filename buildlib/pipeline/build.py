@@ -259,6 +259,8 @@ class Build:
         shape, quantization = self._shape_for(source), self.plan.conversion.quantization
         group = self.sources.group(source)
         match source:
+            case OnnxSource(canonical=CacheEntry() as made):
+                return made
             case OnnxSource():
                 entry = runner.run(ImportOnnx(source, files, shape), group)
             case CheckpointSource():
@@ -410,6 +412,8 @@ class Build:
         """Return the number of stages of `_export`."""
         techniques = bool(self.plan.conversion.quantization.weight_techniques)
         if isinstance(source, OnnxSource):
+            if source.canonical is not None:
+                return 0
             return 2 + (techniques and source.calibration_text is not None)
         return 3 if techniques else 1
 

@@ -4,6 +4,7 @@ import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from buildlib.cache.layout import CacheEntry
 from buildlib.checkpoint.architectures import SupportedLLMs, detect_architecture
 from buildlib.checkpoint.layout import CONFIG_FILE, ENCODINGS_FILE, MODEL_FILE, TOKENIZER_FILE
 from buildlib.errors import (
@@ -29,6 +30,8 @@ class OnnxSource:
         config: text of its `config.json`.
         config_file: the path of that file, for messages.
         calibration_text: for tensors without encodings.
+        canonical: the entry of the cache that it is, where stages have made it: canonical ONNX with
+            encodings for all of it, which a build takes as it is.
     """
 
     name: str
@@ -38,6 +41,7 @@ class OnnxSource:
     config_file: Path
     tokenizer: Path
     calibration_text: str | None
+    canonical: CacheEntry | None = None
 
     @property
     def folder(self) -> Path:
@@ -50,7 +54,7 @@ class OnnxSource:
         Raises:
             ModelNotFoundError: there is no such file.
         """
-        return replace(self, encodings=_require_file(path, self.folder))
+        return replace(self, encodings=_require_file(path, self.folder), canonical=None)
 
     def inputs(self) -> dict[str, Path]:
         """Every file that decides the build, by role."""

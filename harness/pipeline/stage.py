@@ -40,11 +40,13 @@ class ModelFolder:
             of what is quantized.
         key: SHA-256 over everything that it was made from.
         quantized: whether there are encodings for all of it.
+        canonical: whether the ONNX has the form that our own stages give it; any other is imported.
     """
 
     path: Path
     key: str
     quantized: bool = False
+    canonical: bool = False
 
 
 @dataclass(frozen=True)

@@ -140,7 +140,7 @@ class ModelLoader(Stage[StageInput, ModelLoaderConfig, ModelLoaderOutput]):
                 entry = context.runner.run(AuthorModel(source, files, shape))
             case OnnxSource():
                 entry = context.runner.run(ImportOnnx(source, files, shape))
-        return ModelLoaderOutput(ModelFolder(entry.folder, entry.hash))
+        return ModelLoaderOutput(ModelFolder(entry.folder, entry.hash, canonical=True))
 
 
 @dataclass(frozen=True)
@@ -224,9 +224,9 @@ class QuantizationOpt(Stage[ModelInput, QuantizationOptConfig, QuantizationOptOu
         if not config.techniques:
             return QuantizationOptOutput(inputs.model)
         source = onnx_source(inputs.model, context, _calibration_text(None, context))
-        model = _as_entry(inputs.model)
+        model = _canonical(inputs.model, context)
         entry = context.runner.run(OptimizeWeights(model, source, config.quantization()))
-        return QuantizationOptOutput(ModelFolder(entry.folder, entry.hash))
+        return QuantizationOptOutput(ModelFolder(entry.folder, entry.hash, canonical=True))
 
 
 def _known_recipe(name: str) -> str:
@@ -285,11 +285,20 @@ class Quantization(Stage[ModelInput, QuantizationConfig, QuantizationOutput]):
         """Apply the recipe's techniques, and calibrate."""
         text = _calibration_text(config.calibration_text, context)
         source = onnx_source(inputs.model, context, text)
-        entry, options = _as_entry(inputs.model), config.quantization()
+        entry, options = _canonical(inputs.model, context), config.quantization()
         if options.weight_techniques and text is not None:
             entry = context.runner.run(OptimizeWeights(entry, source, options))
         entry = context.runner.run(CompleteEncodings(entry, source, options))
-        return QuantizationOutput(ModelFolder(entry.folder, entry.hash, quantized=True))
+        made = ModelFolder(entry.folder, entry.hash, quantized=True, canonical=True)
+        return QuantizationOutput(made)
+
+
+def _canonical(model: ModelFolder, context: StageContext) -> CacheEntry:
+    """Return the model as an entry of the cache, imported if a user's stage has made it."""
+    if model.canonical:
+        return _as_entry(model)
+    source = onnx_source(model, context, None)
+    return context.runner.run(ImportOnnx(source, context.runner.watch.hash(source.inputs()), None))
 
 
 def _as_entry(model: ModelFolder) -> CacheEntry:
@@ -313,15 +322,20 @@ def _calibration_text(given: str | None, context: StageContext) -> str | None:
 def onnx_source(model: ModelFolder, context: StageContext, text: str | None) -> OnnxSource:
     """Return a stage's model folder as a source of the Gen AI Builder, by the model's own name."""
     folder = model.path
-    encodings = folder / ENCODINGS_FILE
+    encodings, config = folder / ENCODINGS_FILE, folder / CONFIG_FILE
+    try:
+        content = config.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputFileError(str(config), error.strerror or str(error)) from error
     return OnnxSource(
         name=context.model_name,
         model=folder / MODEL_FILE,
         encodings=encodings if encodings.is_file() else None,
-        config=(folder / CONFIG_FILE).read_text(encoding="utf-8"),
-        config_file=folder / CONFIG_FILE,
+        config=content,
+        config_file=config,
         tokenizer=folder / TOKENIZER_FILE,
         calibration_text=text,
+        canonical=_as_entry(model) if model.canonical and model.quantized else None,
     )
 
 

@@ -106,6 +106,12 @@ def test_no_bytes_are_kept_twice(built: LLMPipeline) -> None:
     assert all(one.peak_memory_bytes > 1 << 20 for one in built.profiler.profiles)
 
 
+def test_the_builder_takes_the_model_as_the_stages_before_it_made_it(built: LLMPipeline) -> None:
+    made = {entry.name.partition("_")[0] for entry in built.manifest_path.parent.iterdir()}
+    assert {"load", "quantize", "arcl", "package"} <= made
+    assert "import" not in made
+
+
 def test_load_needs_a_manifest_and_tells_of_several(tmp_path: Path, built: LLMPipeline) -> None:
     with pytest.raises(ManifestError, match="no pipeline has run with this cache_dir"):
         LLMPipeline.load(tmp_path)

@@ -2,11 +2,13 @@
 
 import importlib.metadata
 import re
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 
 from harness.errors import RecipeError, WrongUseError
@@ -67,9 +69,32 @@ class Count(Stage[CountInput, CountConfig, CountOutput]):
 @pytest.fixture(autouse=True)
 def count_stage() -> Iterator[None]:
     register_stage("count")(Count)
+    register_stage("rewrite")(Rewrite)
     yield
-    for name in ("count", "stamp"):
+    for name in ("count", "rewrite", "stamp"):
         REGISTRY.unregister(name)
+
+
+@dataclass(frozen=True)
+class RewriteOutput(StageOutput):
+    model: ModelFolder
+
+
+class Rewrite(Stage[CountInput, StageConfig, RewriteOutput]):
+    """Leave the model in other words than the stages of this project."""
+
+    Input, Output = CountInput, RewriteOutput
+
+    def run(self, inputs: CountInput, config: StageConfig, context: StageContext) -> RewriteOutput:
+        def fill(folder: Path) -> None:
+            shutil.copytree(inputs.model.path, folder, dirs_exist_ok=True)
+            model = onnx.load(folder / "model.onnx", load_external_data=False)
+            for node in model.graph.node:
+                for names in (node.input, node.output):
+                    names[:] = [name.replace("_q_heads", "_queries") for name in names]
+            onnx.save(model, folder / "model.onnx")
+
+        return RewriteOutput(context.folder(self, inputs, config, fill))
 
 
 class Log(StageObserver):
@@ -133,6 +158,20 @@ def test_a_failing_stage_keeps_those_before_it(tmp_path: Path) -> None:
     pipe.construct()
     assert log.lines.count("start model_loader 1/2") == 1
     assert [*pipe.completed] == ["model_loader", "count"]
+
+
+def test_a_model_that_ones_own_stage_made_is_imported(tmp_path: Path) -> None:
+    pipe, log = make_pipe(tmp_path)
+    sections: dict[str, Any] = {"model_loader": {}, "rewrite": {}, "quantization": {}}
+    recipe = {**pipe.manifest.recipe, "stages": sections}
+    changed = LLMPipeline.from_pretrained(tiny_llama.folder(), recipe=recipe)
+    changed.add_observer(log)
+    changed.construct()
+    steps = [line.removeprefix("step ") for line in log.lines if line.startswith("step")]
+    assert steps == [
+        "model_loader load", "rewrite rewrite", "quantization import", "quantization quantize",
+    ]  # fmt: skip
+    assert (changed.export(tmp_path / "out") / "model.encodings").is_file()
 
 
 def test_a_stages_keys_are_checked_as_all_others(tmp_path: Path) -> None:
