@@ -48,7 +48,9 @@ def pytest_configure() -> None:
     """Refuse to run with an installation that is older than this checkout's entry points."""
     if "virtual" not in device_types():
         raise pytest.UsageError("entry points are stale: `pip install --no-deps -e .` renews them")
-    if probe_namespace().kind is NamespaceKind.NONE:  # for workers and commands too
+    # For workers and commands too:
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the cores are the workers' already
+    if probe_namespace().kind is NamespaceKind.NONE:
         os.environ[FORCE_VARIABLE] = NamespaceKind.NONE
 
 

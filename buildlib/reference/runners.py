@@ -178,6 +178,8 @@ def _session(path: Path, n_threads: int, *, plain: bool) -> Any:  # noqa: ANN401
     options = ort.SessionOptions()
     options.add_session_config_entry("session.disable_quant_qdq", "1")
     options.intra_op_num_threads = n_threads
+    # Threads that wait for work would keep a core busy, which other programs want as well.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = 3
     if plain:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
