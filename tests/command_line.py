@@ -23,7 +23,14 @@ import harness.cli
 _PROGRAM = str(Path(harness.cli.__file__).with_name("__main__.py"))
 IMPORTED = (
     "harness.cli.app", "harness.plans.plan_run", "buildlib.genai", "reports.page",
-    "reports.html_file", "vl_convert", "pandas", "scipy.stats", "tests.forked_commands",
+    "reports.html_file", "vl_convert", "pandas", "scipy.stats",
+    # What commands import when they need it.
+    "buildlib.builder_options", "buildlib.cache.finished_builds", "buildlib.cache.inventory",
+    "buildlib.toolchains.ort_qnn.toolchain", "buildlib.verify", "encodings.idna",
+    "harness.cli.device_lease", "harness.cli.progress", "harness.devices.adb.discovery",
+    "harness.virtual_device.device_type", "harness.virtual_device.manager", "rich.markdown",
+    "sqlalchemy.dialects.sqlite", "typer._adapters", "typer.rich_utils", "tests.command_line",
+    "tests.forked_commands",  # the last
 )  # fmt: skip
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(list(IMPORTED))
