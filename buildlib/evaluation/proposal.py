@@ -8,7 +8,7 @@ from typing import Literal, Self
 
 from buildlib.encodings.model import Encoding
 from buildlib.errors import InvalidOptionError
-from buildlib.evaluation.sensitivity import Sensitivity, Unit, UnitCost, UnitKind
+from buildlib.evaluation.sensitivity import Unit, UnitCost, UnitKind
 from buildlib.evaluation.sweep import Quantized, SensitivityModel
 from buildlib.reference.divergence import Divergence
 
@@ -61,6 +61,16 @@ class QualityBound:
             return found.perplexity
         return math.expm1(found.loss - found.loss_float)
 
+    def beside(self, found: Divergence) -> "QualityBound":
+        """Return this bound for other texts: a perplexity becomes its distance from float.
+
+        Args:
+            found: any model on the text that the bound is meant for.
+        """
+        if self.measure != "perplexity":
+            return self
+        return QualityBound("relative", self.limit / found.perplexity_float - 1)
+
     def holds(self, found: Divergence) -> bool:
         """Whether a model is within the bound."""
         return self.value(found) <= self.limit
@@ -104,85 +114,95 @@ class Proposal:
         return sum(unit.bytes_more for unit in self.raised)
 
 
-def propose_precision(
-    costs: Sequence[UnitCost],
-    bound: QualityBound,
-    measure: Measure,
-    *,
-    kinds: Sequence[UnitKind] = ("weight",),
-    attempts: int = DEFAULT_ATTEMPTS,
-) -> Proposal:
-    """Find few bytes of additional bits with which the model is within a bound.
+class PrecisionSearch:
+    """Search for few bytes of additional bits with which a model is within a bound.
 
-    Units are ordered by what they cost alone, in nats per byte that their higher bits add. The
-    shortest head of that order within the bound is found by bisection, each step of it measured;
-    then its units are tried without, the largest first. Measured, not estimated: the sum of single
-    costs tells little about the whole.
+    Units are ordered by what they cost alone, in nats per byte that their higher bits add.
+    Mixtures are measured, each once, not estimated: the sum of single costs tells little about the
+    whole.
 
     Args:
         costs: by tensor or by layer.
         bound: to get within.
         measure: `measure_sweep`, or what builds the model.
         kinds: kinds of units that may get more bits.
-        attempts: how many units are tried without once the bound is met.
     """
-    search = _Search(measure, bound)
-    order = _by_gain(costs, kinds)
-    if search.holds(()):
-        return search.proposal(())
-    if not order or not search.holds(order):
-        return search.proposal(order)
-    low, high = 0, len(order)  # within the bound at `high`, outside at `low`
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if search.holds(order[:middle]) else (middle, high)
-    kept = list(order[:high])
-    for unit in sorted(kept, key=lambda unit: -unit.bytes_more)[:attempts]:
-        others = [one for one in kept if one is not unit]
-        if search.holds(others):
-            kept = others
-    return search.proposal(kept)
 
-
-def mixed_encodings(encodings: Quantized, raised: Sequence[Unit]) -> dict[str, Encoding]:
-    """Return the encodings of a model with some units at their higher bits."""
-    high = {name: encoding for unit in raised for name, encoding in unit.high.items()}
-    return {**encodings, **high}
-
-
-def measure_sweep(model: SensitivityModel, sensitivity: Sensitivity) -> Measure:
-    """Return what measures mixtures by rounding the float model, on the windows of the ranking."""
-
-    def measure(raised: Sequence[Unit]) -> Divergence:
-        if not raised:
-            return sensitivity.whole
-        mixed = mixed_encodings(sensitivity.encodings, raised)
-        [measured] = model.measure([mixed], mixed)
-        return measured.divergence
-
-    return measure
-
-
-def _by_gain(costs: Sequence[UnitCost], kinds: Sequence[UnitKind]) -> list[Unit]:
-    raisable = [cost for cost in costs if cost.unit.high and cost.unit.kind in kinds]
-    raisable.sort(key=lambda cost: -cost.alone.kl / max(1, cost.unit.bytes_more))
-    return [cost.unit for cost in raisable]
-
-
-class _Search:
-    """Mixtures that were measured, each once."""
-
-    def __init__(self, measure: Measure, bound: QualityBound) -> None:
-        self._measure = measure
+    def __init__(
+        self,
+        costs: Sequence[UnitCost],
+        bound: QualityBound,
+        measure: Measure,
+        kinds: Sequence[UnitKind] = ("weight",),
+    ) -> None:
+        raisable = [cost for cost in costs if cost.unit.high and cost.unit.kind in kinds]
+        raisable.sort(key=lambda cost: -cost.alone.kl / max(1, cost.unit.bytes_more))
+        self._order = [cost.unit for cost in raisable]
         self._bound = bound
+        self._measure = measure
         self._known: dict[frozenset[str], Divergence] = {}
 
-    def holds(self, raised: Sequence[Unit]) -> bool:
-        """Whether the model with these raised is within the bound."""
+    def propose(self, attempts: int = DEFAULT_ATTEMPTS) -> Proposal:
+        """Find a mixture within the bound.
+
+        The shortest head of the order within the bound is found by bisection; then its units are
+        tried without, the largest first.
+
+        Args:
+            attempts: how many units are tried without once the bound is met.
+        """
+        order = self._order
+        if self._holds(()):
+            return self._proposal(())
+        if not order or not self._holds(order):
+            return self._proposal(order)
+        kept = list(order[: self._shortest(lambda n: self._holds(order[:n]), len(order))])
+        for unit in sorted(kept, key=lambda unit: -unit.bytes_more)[:attempts]:
+            others = [one for one in kept if one is not unit]
+            if self._holds(others):
+                kept = others
+        return self._proposal(kept)
+
+    def extend(self, proposal: Proposal, margin: float) -> Proposal | None:
+        """Raise the next units of the order, for a model that turned out to be worse than measured.
+
+        They are the fewest with which the bound holds by the margin; if none do, as many again as
+        the proposal has.
+
+        Args:
+            proposal: of this search.
+            margin: how much worse the model is than the proposal says, in the bound's measure.
+
+        Returns:
+            None if the proposal has all that can be raised.
+        """
+        there = {unit.name for unit in proposal.raised}
+        left = [unit for unit in self._order if unit.name not in there]
+        if not left:
+            return None
+        limit = self._bound.limit - max(margin, 0.0)
+
+        def suffices(count: int) -> bool:
+            return self._bound.value(self._find((*proposal.raised, *left[:count]))) <= limit
+
+        count = min(len(left), max(1, len(proposal.raised)))
+        if limit > 0 and suffices(len(left)):
+            count = self._shortest(suffices, len(left))
+        return self._proposal((*proposal.raised, *left[:count]))
+
+    @staticmethod
+    def _shortest(holds: Callable[[int], bool], most: int) -> int:
+        """Return the least count that holds, by bisection; `most` does, and 0 does not."""
+        low, high = 0, most
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if holds(middle) else (middle, high)
+        return high
+
+    def _holds(self, raised: Sequence[Unit]) -> bool:
         return self._bound.holds(self._find(raised))
 
-    def proposal(self, raised: Sequence[Unit]) -> Proposal:
-        """Make a proposal of these."""
+    def _proposal(self, raised: Sequence[Unit]) -> Proposal:
         before, after = self._find(()), self._find(raised)
         met = self._bound.holds(after)
         return Proposal(self._bound, tuple(raised), before, after, met, len(self._known))
@@ -192,3 +212,25 @@ class _Search:
         if key not in self._known:
             self._known[key] = self._measure(raised)
         return self._known[key]
+
+
+def mixed_encodings(encodings: Quantized, raised: Sequence[Unit]) -> dict[str, Encoding]:
+    """Return the encodings of a model with some units at their higher bits."""
+    high = {name: encoding for unit in raised for name, encoding in unit.high.items()}
+    return {**encodings, **high}
+
+
+def measure_sweep(model: SensitivityModel, encodings: Quantized) -> Measure:
+    """Return what measures mixtures by rounding the float model, on the windows of `model`.
+
+    Args:
+        model: which has recorded its logits in float.
+        encodings: of the whole model without mixtures, by name.
+    """
+
+    def measure(raised: Sequence[Unit]) -> Divergence:
+        mixed = mixed_encodings(encodings, raised)
+        [measured] = model.measure([mixed], mixed)
+        return measured.divergence
+
+    return measure

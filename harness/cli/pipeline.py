@@ -156,6 +156,13 @@ def bisect(
         typer.Option(help="Text to measure on; by default that of the recipe's first metric."),
     ] = None,
     windows: Windows = None,
+    choose_on: Annotated[
+        Path | None,
+        typer.Option(
+            help="Text to rank and choose on, while `--text` checks; by default as many further "
+            "windows of that."
+        ),
+    ] = None,
     by: Annotated[
         Literal["tensor", "layer"] | None,
         typer.Option(help="Rank tensors or layers; by default layers of large models."),
@@ -170,6 +177,12 @@ def bisect(
     build: Annotated[
         bool, typer.Option(help="Build the proposal, and check it on the HTP emulator.")
     ] = True,
+    tries: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Proposals to check at most, each with more weights than the one before."
+        ),
+    ] = 4,
     out: Annotated[
         Path | None,
         typer.Option(help="New folder for the proposal's model, which `qnnfarm build` takes."),
@@ -187,25 +200,28 @@ def bisect(
 
     Each is quantized alone, on this host, with all else in float: SQNR of the tensor and of its
     layer's output, and the KL divergence of the logits. With `--bound`, weights get 8 bits in place
-    of 4, those that cost most per byte first, until the model is within it, measured at each step;
-    the proposal is then built and checked on the emulator. Exits 1 if the bound is not met.
+    of 4, those that cost most per byte first, until the model is within it, measured at each step.
+    The proposal is then checked on windows that had no part in choosing it, on this host and built
+    on the emulator; while it fails, the next weights get 8 bits. Exits 1 if the bound is not met.
     """
     from buildlib.evaluation.proposal import QualityBound
     from buildlib.evaluation.sensitivity import UNIT_KINDS
     from harness.pipeline.bisect import (
         BisectOptions,
         bisect_pipeline,
-        last_before_builder,
         recipe_of,
     )
     from harness.pipeline.llm import LLMPipeline
+    from harness.pipeline.mixture import last_before_builder
 
     wanted = BisectOptions(
         bound=None if bound is None else QualityBound.parse(bound),
         granularity=by,
         kinds=("weight",) if weights_only else UNIT_KINDS,
         both_ways=both_ways,
+        choose_on=None if choose_on is None else read_text(choose_on),
         build=build,
+        tries=tries,
         out=None if out is None else out.absolute(),
     )
     if out is not None and out.exists():

@@ -3,64 +3,55 @@
 The model in float is what the first stage made, the quantized one what the last stage before the
 builder did. Tensors are ranked on this host's CPU, with their own encodings: a weight that a
 technique has changed counts as changed. A mixture has the original weights at 8 bits where it
-raises them, and the quantized model's own everywhere else. The proposal is then an option of the
-recipe's quantization, which runs again with it, is built for the emulator, and checked there. A
-model that came with encodings follows no options: its mixture itself is built.
+raises them, and the quantized model's own everywhere else. It is chosen on some windows of text and
+checked on others: on the CPU, and then, as an option of the recipe's quantization, which runs again
+with it, built for the emulator. A model that came with encodings follows no options: its mixture
+itself is built. While a check fails, the next weights of the ranking are raised.
 """
 
-import copy
-import math
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml
 
-from buildlib.cache.sizes import size_text
 from buildlib.checkpoint.config import load_config
 from buildlib.checkpoint.layout import CONFIG_FILE, ENCODINGS_FILE, MODEL_FILE
 from buildlib.container.container import GenAIContainer
 from buildlib.container.manifest import is_container
-from buildlib.encodings.files import load_encodings, save_encodings
+from buildlib.encodings.files import load_encodings
 from buildlib.evaluation.proposal import (
+    Measure,
+    PrecisionSearch,
     Proposal,
     QualityBound,
     measure_sweep,
-    mixed_encodings,
-    propose_precision,
 )
 from buildlib.evaluation.sensitivity import (
     UNIT_KINDS,
     Granularity,
-    Sensitivity,
-    UnitCost,
     UnitKind,
     rank_tensors,
 )
-from buildlib.evaluation.sweep import Quantized, SensitivityModel, changed_weights
-from buildlib.graph.files import load_model, save_model, tensor_array
-from buildlib.pipeline.model_folder import link_configuration
-from buildlib.quantize.tensor_writer import TensorWriter, replace_constant
+from buildlib.evaluation.sweep import SensitivityModel, changed_weights
+from buildlib.graph.files import load_model, save_model
 from buildlib.reference.divergence import Divergence
-from buildlib.reference.evaluation import evaluate_model, record_float
-from harness.console import Row, answers, print_rows
+from buildlib.reference.evaluation import FloatLogits, evaluate_model
+from buildlib.targets import parse_target
 from harness.errors import PipelineStateError, WrongUseError
+from harness.pipeline.bisection import Bisection, Check, Try
 from harness.pipeline.comparison import ComparedText, float_folder
 from harness.pipeline.defaults import recipe_text
 from harness.pipeline.host_model import open_host_model
 from harness.pipeline.llm import LLMPipeline
-from harness.pipeline.recipe import Recipe
+from harness.pipeline.mixture import BUILDER, MixtureMaker, last_before_builder
 from harness.pipeline.stage import ModelFolder
-from harness.pipeline.stages import Quantization
-from harness.words import pluralize
+from harness.runtimes.base import Window
 
-QUANTIZATION, BUILDER = "quantization", "genai_builder"
-RAISED = "raised.safetensors"
-"""Weights that a technique had changed for 4 bits, as the model in float has them."""
-_EMULATOR = ":emulator"
-_HEADINGS = ("tensor", "KL alone", "SQNR", "layer's SQNR", "bits", "KL without")
+DEFAULT_TRIES = 4
 
 
 @dataclass(frozen=True)
@@ -72,7 +63,10 @@ class BisectOptions:
         granularity: by default tensors, and layers of large models.
         kinds: of tensors to rank; weights alone can get more bits.
         both_ways: measure too what the model gains if one alone is left in float.
+        choose_on: text to rank and choose on; by default windows of the text to check on, after
+            those that check.
         build: build the proposal, and check it on the emulator.
+        tries: proposals to check at most, each with more weights than the one before.
         out: new folder for the model of the proposal, which `qnnfarm build` takes.
     """
 
@@ -80,100 +74,10 @@ class BisectOptions:
     granularity: Granularity | None = None
     kinds: tuple[UnitKind, ...] = UNIT_KINDS
     both_ways: bool = False
+    choose_on: str | None = None
     build: bool = True
+    tries: int = DEFAULT_TRIES
     out: Path | None = None
-
-
-@dataclass(frozen=True)
-class Bisection:
-    """Result of a search.
-
-    Attributes:
-        windows: pieces of the text that all was measured on.
-        proposal: None without a bound.
-        checked: the built proposal on the emulator; None if nothing was built.
-        out: folder of its model.
-    """
-
-    sensitivity: Sensitivity
-    windows: int
-    proposal: Proposal | None = None
-    checked: Divergence | None = None
-    out: Path | None = None
-
-    @property
-    def met(self) -> bool:
-        """Whether the bound holds wherever it was measured; true without a bound."""
-        proposal = self.proposal
-        if proposal is None:
-            return True
-        return proposal.met and (self.checked is None or proposal.bound.holds(self.checked))
-
-    @property
-    def mixed_precision(self) -> list[str]:
-        """The proposal as `quantization.mixed_precision` takes it: `NAME=BITS`."""
-        return _as_option(self.proposal)
-
-    def print(self, top: int | None = 20) -> None:
-        """Print the ranking, and the proposal."""
-        costs = self.sensitivity.costs
-        rows = [Row(_cells(cost)) for cost in costs[:top]]
-        both = any(cost.rest is not None for cost in costs)
-        headings = _HEADINGS if both else _HEADINGS[:-1]
-        print_rows(
-            headings, [Row(row.cells[: len(headings)]) for row in rows], right=set(headings[1:])
-        )
-        if len(rows) < len(costs):
-            answers().print(f"and {len(costs) - len(rows)} that cost less")
-        answers().print(f"all of it quantized: {_describe(self.sensitivity.whole)}")
-        if self.proposal is not None:
-            self._print_proposal(self.proposal)
-
-    def _print_proposal(self, proposal: Proposal) -> None:
-        console = answers()
-        if not proposal.raised:
-            held = "no weight needs more bits" if proposal.met else "no weight can get more bits"
-            console.print(f"{proposal.bound}: {held}")
-        else:
-            tensors = pluralize(len(proposal.bits), "weight")
-            console.print(
-                f"{proposal.bound}: {tensors} at 8 bits, {size_text(proposal.bytes_more)} more: "
-                f"{_describe(proposal.after)}"
-            )
-            if not proposal.met:
-                console.print("that is all that can get more bits, and the bound is not met")
-            console.print("quantization.mixed_precision:")
-            for text in self.mixed_precision:
-                console.print(f"  - {text}")
-        if self.out is not None:
-            console.print(f"{self.out}: its model, for `qnnfarm build`")
-        if self.checked is not None:
-            console.print(f"built, on the HTP emulator: {_describe(self.checked)}")
-
-    def as_document(self) -> dict[str, object]:
-        """Return the result as JSON can hold it; SQNRs that are infinite are null."""
-        proposal = self.proposal
-        return {
-            "windows": self.windows,
-            "positions": self.sensitivity.whole.steps,
-            "granularity": self.sensitivity.granularity,
-            "whole": _values(self.sensitivity.whole),
-            "costs": [_cost_document(cost) for cost in self.sensitivity.costs],
-            "proposal": None
-            if proposal is None
-            else {
-                "bound": str(proposal.bound),
-                "met": proposal.met,
-                "measurements": proposal.measurements,
-                "bytes_more": proposal.bytes_more,
-                "mixed_precision": self.mixed_precision,
-                "before": _values(proposal.before),
-                "after": _values(proposal.after),
-            },
-            "emulator": None if self.checked is None else _values(self.checked),
-            "out": None if self.out is None else str(self.out),
-            "met": self.met,
-        }
 
 
 def bisect_pipeline(
@@ -188,35 +92,36 @@ def bisect_pipeline(
     Args:
         pipe: its stages up to the builder are run if they have not been.
         text: to measure on; by default the data set of the recipe's first metric.
-        windows: pieces of it; by default as many as that metric has.
+        windows: pieces of it; by default as many as that metric has. With a bound they check the
+            proposal, and as many others choose it.
         options: what to rank, and the bound.
         progress: called with (segments run, such in all) while tensors are ranked.
 
     Raises:
         PipelineStateError: no stage quantizes the model.
+        WrongUseError: the text is too short.
         BuildError: a model cannot run, or the proposal not be built.
     """
     wanted = options or BisectOptions()
     made = _quantized(pipe)
     whole, folder = float_folder(made[0]), _last_model(made)
-    compared = ComparedText(whole, *pipe.text_to_compare(text, windows))
-    scored = [window.scored for window in compared.windows]
-    config = load_config(whole / CONFIG_FILE)
+    choosing, held_out = _cut(pipe, whole, (text, windows), wanted)
     encodings = load_encodings(folder / ENCODINGS_FILE).by_name()
     changed = changed_weights(whole / MODEL_FILE, folder / MODEL_FILE)
     kept = pipe.cache_root / pipe.model_name
-    with (
+    with ExitStack() as stack:
         # Variants are put beside the model: not into an entry that other builds check.
-        tempfile.TemporaryDirectory(dir=kept, prefix=".variants.") as variants,
-        SensitivityModel(
-            save_model(load_model(whole / MODEL_FILE), Path(variants) / MODEL_FILE),
-            config,
-            scored,
-            changed,
-        ) as model,
-    ):
+        scratch = Path(stack.enter_context(TemporaryDirectory(dir=kept, prefix=".variants.")))
+        model = save_model(load_model(whole / MODEL_FILE), scratch / MODEL_FILE)
+        config = load_config(whole / CONFIG_FILE)
+
+        def open_model(cut: Sequence[Window]) -> SensitivityModel:
+            scored = [window.scored for window in cut]
+            return stack.enter_context(SensitivityModel(model, config, scored, changed))
+
+        ranking = open_model(choosing)
         found = rank_tensors(
-            model,
+            ranking,
             encodings,
             granularity=wanted.granularity,
             kinds=wanted.kinds,
@@ -224,20 +129,24 @@ def bisect_pipeline(
             progress=progress,
         )
         if wanted.bound is None:
-            return Bisection(found, len(scored))
-        proposal = propose_precision(found.costs, wanted.bound, measure_sweep(model, found))
-    if not proposal.raised:
-        return Bisection(found, len(scored), proposal)
-    with tempfile.TemporaryDirectory(dir=kept, prefix=".mixture.") as scratch:
-        if _takes_options(pipe, whole):
-            mixed = _with_options(pipe, proposal)
-        else:
-            place = Path(scratch) / pipe.model_name
-            write_mixture(whole, folder, proposal, encodings, place)
-            mixed = _of_mixture(pipe, place)
-        checked = _check(mixed, wanted, compared)
-        pipe.manifest.save(pipe.manifest_path)  # of this pipeline again, not of the mixed one
-    return Bisection(found, len(scored), proposal, checked, wanted.out)
+            return Bisection(found, len(choosing))
+        checking = open_model(held_out)
+        checking.record(encodings)
+        make = MixtureMaker(pipe, whole, folder, encodings, scratch)
+        verifier = _Verifier(make, wanted, checking.reference, measure_sweep(checking, encodings))
+        quantized = verifier.measure(())
+        search = PrecisionSearch(
+            found.costs, wanted.bound.beside(quantized), measure_sweep(ranking, encodings)
+        )
+        tries = _find(search, verifier, wanted)
+        if wanted.out is not None:
+            make.export(tries[-1].proposal, wanted.out)
+        pipe.manifest.save(pipe.manifest_path)  # of this pipeline again, not of a mixed one
+    checks = (Check("CPU", "choosing", found.whole), Check("CPU", "held out", quantized))
+    return Bisection(
+        found, len(choosing), wanted.bound, len(held_out), checks, tries,
+        wanted.out, _build_command(pipe, wanted.out),
+    )  # fmt: skip
 
 
 def recipe_of(
@@ -280,55 +189,6 @@ def recipe_of(
     return named, recipe
 
 
-def write_mixture(
-    float_model: Path, quantized: Path, proposal: Proposal, encodings: Quantized, out: Path
-) -> Path:
-    """Write the model of a proposal as the folder that `qnnfarm build` takes.
-
-    Args:
-        float_model: folder of the model in float, whose weights the raised tensors have.
-        quantized: folder of the quantized model, which gives everything else.
-        proposal: what is raised.
-        encodings: of the quantized model, by name.
-        out: new folder.
-
-    Raises:
-        ModelFileError: the models cannot be read, or `out` not be written.
-    """
-    model = load_model(quantized / MODEL_FILE)
-    changed = changed_weights(float_model / MODEL_FILE, quantized / MODEL_FILE)
-    original = load_model(float_model / MODEL_FILE).graph.initializers
-    back = {n: t for n in proposal.bits if n in changed and (t := original[n].const_value)}
-    out.mkdir(parents=True, exist_ok=True)
-    if back:
-        shapes = {name: tuple(tensor.shape.numpy()) for name, tensor in back.items()}
-        with TensorWriter(out / RAISED, shapes) as writer:
-            for name, tensor in back.items():
-                writer.write(name, tensor_array(tensor))
-                replace_constant(model.graph, name, writer.tensor(name))
-    save_model(model, out / MODEL_FILE)
-    given = load_encodings(quantized / ENCODINGS_FILE)
-    mixed = mixed_encodings(encodings, proposal.raised)
-    groups = ("activation_encodings", "param_encodings")
-    update = {group: tuple(mixed[e.name] for e in getattr(given, group)) for group in groups}
-    save_encodings(given.model_copy(update=update), out / ENCODINGS_FILE)
-    link_configuration(quantized, out)
-    return out
-
-
-def last_before_builder(pipe: LLMPipeline) -> str:
-    """Return the name of the stage whose output is ranked.
-
-    Raises:
-        PipelineStateError: the recipe has nothing between loading and building.
-    """
-    names = list(pipe.config.stages)
-    last = names.index(BUILDER) - 1 if BUILDER in names else len(names) - 1
-    if last < 1:
-        raise PipelineStateError("the recipe has no stage that quantizes the model")
-    return names[last]
-
-
 def _quantized(pipe: LLMPipeline) -> list[dict[str, object]]:
     """Return the outputs after each stage before the builder, which are run if need be."""
     last = last_before_builder(pipe)
@@ -345,106 +205,76 @@ def _last_model(made: Sequence[Mapping[str, object]]) -> Path:
     return model.path
 
 
-def _takes_options(pipe: LLMPipeline, whole: Path) -> bool:
-    """Whether the recipe's own stage can mix: what has encodings of its own follows no option."""
-    quantizes = pipe.config.stages.get(QUANTIZATION) is Quantization
-    return quantizes and not (whole / ENCODINGS_FILE).is_file()
+def _build_command(pipe: LLMPipeline, out: Path | None) -> str:
+    """Return the command that builds a model with the shapes of a pipeline."""
+    if out is None:
+        return ""
+    settings = pipe.config.settings
+    target = "SM8750" if settings.soc_details is None else parse_target(settings.soc_details)
+    sizes = settings.generator_config
+    shape = f"--ar 1,{sizes.sequence_length} --cl {sizes.context_length}"
+    return f"qnnfarm build {out} --target {target} {shape} --out CONTAINER"
 
 
-def _with_options(pipe: LLMPipeline, proposal: Proposal) -> LLMPipeline:
-    """Return the pipeline with the proposal among the options of its quantization."""
-    data = copy.deepcopy(dict(pipe.manifest.recipe))
-    section = data["stages"][QUANTIZATION]
-    options = section.setdefault("options", {})
-    options["mixed_precision"] = [*options.get("mixed_precision", ()), *_as_option(proposal)]
-    return _for_emulator(pipe, str(pipe.model_dir), data)
+def _cut(
+    pipe: LLMPipeline, whole: Path, given: tuple[str | None, int | None], wanted: BisectOptions
+) -> tuple[list[Window], list[Window]]:
+    """Return the windows that rank and choose, and those that check, none of which is the same."""
+    text, most = pipe.text_to_compare(*given)
+    if wanted.bound is None:
+        return ComparedText(whole, wanted.choose_on or text, most).windows, []
+    if wanted.choose_on is not None:
+        choosing = ComparedText(whole, wanted.choose_on, most).windows
+        return choosing, ComparedText(whole, text, most).windows
+    cut = ComparedText(whole, text, None if most is None else 2 * most).windows
+    if len(cut) < 2:
+        raise WrongUseError(
+            "the text has one window, and choosing a mixture and checking it need one each: name "
+            "a longer text, or another to choose on"
+        )
+    checking = len(cut) - len(cut) // 2
+    return cut[checking:], cut[:checking]
 
 
-def _of_mixture(pipe: LLMPipeline, folder: Path) -> LLMPipeline:
-    """Return a pipeline of a model whose values all have encodings."""
-    data = copy.deepcopy(dict(pipe.manifest.recipe))
-    stages = {"model_loader": {}, QUANTIZATION: {"recipe_name": "w8a16"}}
-    if BUILDER in data["stages"]:
-        stages[BUILDER] = data["stages"][BUILDER]
-    return _for_emulator(pipe, str(folder), {**data, "stages": stages})
+def _find(search: PrecisionSearch, verifier: "_Verifier", wanted: BisectOptions) -> tuple[Try, ...]:
+    """Propose, check, and raise more while a check fails."""
+    tries: list[Try] = []
+    proposal: Proposal | None = search.propose()
+    while proposal is not None:
+        checks = verifier.check(proposal)
+        tries.append(Try(proposal, checks))
+        bound, last = proposal.bound, checks[-1].found
+        if bound.holds(last) or len(tries) == wanted.tries:
+            break
+        proposal = search.extend(proposal, bound.value(last) - bound.value(proposal.after))
+    return tuple(tries)
 
 
-def _for_emulator(pipe: LLMPipeline, model: str, data: dict[str, Any]) -> LLMPipeline:
-    target = data.get("soc_details")
-    if target is not None and not target.endswith(_EMULATOR):
-        data["soc_details"] = target + _EMULATOR
-    data["cache_dir"] = str(pipe.cache_root)
-    data.pop("enable_cache", None)
-    data.pop("model_id_or_path", None)
-    recipe = Recipe(data)
-    recipe.path = pipe.config.folder / "recipe.yaml"
-    return LLMPipeline.from_pretrained(model, recipe=recipe)
+@dataclass
+class _Verifier:
+    """Checks of proposals over held-out text: by the sweep, and if that holds, as they are built.
 
+    Attributes:
+        reference: logits in float over that text.
+        measure: measures mixtures over it by rounding the float model.
+    """
 
-def _check(mixed: LLMPipeline, wanted: BisectOptions, compared: ComparedText) -> Divergence | None:
-    """Write a mixed model, build it for the emulator, and evaluate it there, as far as wanted."""
-    builds = wanted.build and BUILDER in mixed.config.stages
-    if not builds and wanted.out is None:
-        return None
-    mixed.construct(until=last_before_builder(mixed))
-    if wanted.out is not None:
-        mixed.export(wanted.out)
-    if not builds or mixed.config.settings.soc_details is None:
-        return None
-    mixed.construct()
-    config = load_config(compared.model / CONFIG_FILE)
-    scored = [window.scored for window in compared.windows]
-    with (
-        record_float(compared.model / MODEL_FILE, config, scored) as reference,
-        open_host_model(mixed.outputs(), mixed.cache_root / mixed.model_name) as model,
-    ):
-        return evaluate_model(model.loop, reference)
+    make: MixtureMaker
+    wanted: BisectOptions
+    reference: FloatLogits
+    measure: Measure
 
+    def check(self, proposal: Proposal) -> tuple[Check, ...]:
+        """Measure one."""
+        found = self.measure(proposal.raised)
+        checks = [Check("CPU", "choosing", proposal.after), Check("CPU", "held out", found)]
+        if self.wanted.build and proposal.bound.holds(found):
+            mixed = self.make.pipeline(proposal)
+            if BUILDER in mixed.config.stages and mixed.config.settings.soc_details is not None:
+                mixed.construct()
+                checks.append(Check("HTP emulator", "held out", self._on_emulator(mixed)))
+        return tuple(checks)
 
-def _as_option(proposal: Proposal | None) -> list[str]:
-    bits = {} if proposal is None else proposal.bits
-    return [f"{name}={number}" for name, number in sorted(bits.items())]
-
-
-def _cells(cost: UnitCost) -> list[str]:
-    rest = "-" if cost.rest is None else f"{cost.rest.kl:.5f}"
-    sqnr, output = (_decibels(value) for value in (cost.sqnr_db, cost.output_sqnr_db))
-    return [cost.unit.name, f"{cost.alone.kl:.5f}", sqnr, output, str(cost.unit.bits), rest]
-
-
-def _decibels(value: float | None) -> str:
-    return "-" if value is None or not math.isfinite(value) else f"{value:.1f} dB"
-
-
-def _describe(found: Divergence) -> str:
-    away = found.perplexity / found.perplexity_float - 1
-    return (
-        f"perplexity {found.perplexity:.3f} ({away:+.2%} from float), KL {found.kl:.5f} nats, "
-        f"top-1 {found.top1:.1%}"
-    )
-
-
-def _values(found: Divergence) -> dict[str, float]:
-    return {
-        "perplexity": found.perplexity,
-        "perplexity_float": found.perplexity_float,
-        "kl_divergence": found.kl,
-        "top1_agreement": found.top1,
-    }
-
-
-def _cost_document(cost: UnitCost) -> dict[str, object]:
-    def finite(value: float | None) -> float | None:
-        return value if value is not None and math.isfinite(value) else None
-
-    return {
-        "name": cost.unit.name,
-        "kind": cost.unit.kind,
-        "tensors": sorted(cost.unit.low),
-        "bits": cost.unit.bits,
-        "bytes_more": cost.unit.bytes_more,
-        "sqnr_db": finite(cost.sqnr_db),
-        "output_sqnr_db": finite(cost.output_sqnr_db),
-        "alone": _values(cost.alone),
-        "without": None if cost.rest is None else _values(cost.rest),
-    }
+    def _on_emulator(self, mixed: LLMPipeline) -> Divergence:
+        with open_host_model(mixed.outputs(), mixed.cache_root / mixed.model_name) as model:
+            return evaluate_model(model.loop, self.reference)

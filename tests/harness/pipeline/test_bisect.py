@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,14 +16,16 @@ from buildlib.reference.evaluation import evaluate_model, record_float
 from buildlib.reference.host_loop import HostLoop
 from buildlib.reference.runners import OnnxRunner
 from harness.errors import PipelineStateError, WrongUseError
-from harness.pipeline.bisect import BisectOptions, bisect_pipeline, recipe_of, write_mixture
+from harness.pipeline.bisect import BisectOptions, bisect_pipeline, recipe_of
 from harness.pipeline.comparison import ComparedText
 from harness.pipeline.llm import LLMPipeline
+from harness.pipeline.mixture import write_mixture
 from harness.pipeline.stage import ModelFolder
 from suites.models import tiny_llama
 from tests.command_line import qnnfarm
 from tests.harness.pipeline.conftest import MakeRecipe
 
+EASY_TEXT = "And the LORD spake unto Moses, saying, " * 20
 LAYERS = BisectOptions(granularity="layer", kinds=("weight",))
 
 
@@ -53,28 +56,51 @@ def test_a_proposal_is_built_and_holds_where_it_is_measured_again(
     out = tmp_path / "mixed"
     wanted = BisectOptions(bound, "layer", ("weight",), out=out)
     found = bisect_pipeline(pipe, options=wanted)
+    assert found.met
     assert found.proposal is not None
-    assert found.proposal.met
-    assert 0 < len(found.proposal.raised) < 4
+    assert 0 < len(found.proposal.raised) < 5
     assert all(text.endswith("proj.weight=8") for text in found.mixed_precision)
-    assert found.checked is not None
-    assert found.checked.kl == pytest.approx(found.proposal.after.kl, rel=0.1)
+    assert found.quantized[1].found == pytest.approx(ranked.sensitivity.whole)  # the same windows
+    assert found.sensitivity.whole.kl != found.quantized[1].found.kl
+    checks = {(check.where, check.windows): check.found for check in found.tries[-1].checks}
+    held_out = checks["CPU", "held out"].kl
+    assert held_out <= bound.limit
+    assert found.checked is checks["HTP emulator", "held out"]
+    assert found.checked.kl == pytest.approx(held_out, rel=0.1)
 
     whole, folder = (folder_of(pipe, stage) for stage in ("model_loader", "quantization"))
     mixture = write_mixture(
         whole, folder, found.proposal, found.sensitivity.encodings, tmp_path / "mixture"
     )
     for model in (out, mixture):
-        again = quantized(pipe, whole, model, tmp_path)
-        assert again.kl <= bound.limit * 1.03
-        assert again.kl == pytest.approx(found.proposal.after.kl, rel=0.03)
+        assert quantized(pipe, whole, model, tmp_path).kl == pytest.approx(held_out, rel=0.03)
     assert pipe.manifest_path.read_text().count("mixed_precision") == 0
     encodings = load_encodings(out / "model.encodings").by_name()
     assert {encodings[text.removesuffix("=8")].bw for text in found.mixed_precision} == {8}
     found.print()
     printed = capsys.readouterr().out
     assert "quantization.mixed_precision:" in printed
-    assert f"{out}: its model" in printed
+    assert f"`qnnfarm build {out} --target SM8750:emulator --ar 1,8 --cl 48" in printed
+
+
+def test_weights_are_raised_until_text_that_did_not_choose_agrees(
+    make_recipe: MakeRecipe, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = make_recipe()
+    recipe["stages"]["quantization"] = {"recipe_name": "w4a16-rtn"}
+    pipe = LLMPipeline.from_pretrained(recipe=recipe)
+    bound = QualityBound("kl", 0.03)
+    wanted = BisectOptions(bound, "layer", ("weight",), choose_on=EASY_TEXT, build=False)
+    found = bisect_pipeline(pipe, options=wanted)
+    assert found.met
+    first, *_, last = found.tries
+    assert not bound.holds(first.checks[-1].found)
+    assert bound.holds(last.checks[-1].found)
+    n_raised = [len(one.proposal.raised) for one in found.tries]
+    assert n_raised == sorted(set(n_raised))
+    assert n_raised[-1] < 6
+    replace(found, tries=(first,)).print()
+    assert "over held-out text after 1 proposal" in capsys.readouterr().out
 
 
 def folder_of(pipe: LLMPipeline, stage: str) -> Path:
@@ -98,27 +124,22 @@ def quantized(pipe: LLMPipeline, whole: Path, folder: Path, scratch: Path) -> Di
         return evaluate_model(loop, reference)
 
 
-def test_a_bound_out_of_reach_ends_with_1(build_cache: Path) -> None:
-    model = str(tiny_llama.folder())
-    command = ["pipeline", "bisect", model, "--ar", "8", "--cl", "48", "--windows", "1", "--json"]
-    command += [
-        "--quantization",
-        "w4a16-rtn",
-        "--weights-only",
-        "--by",
-        "layer",
-        "--no-build",
-        "--bound",
-        "kl=0.0000001",
-    ]
-    done = qnnfarm(*command, env=os.environ | {"QNNFARM_CACHE_DIR": str(build_cache)})
+def test_a_bound_that_held_out_text_misses_ends_with_1(build_cache: Path, tmp_path: Path) -> None:
+    easy = tmp_path / "easy.txt"
+    easy.write_text(EASY_TEXT)
+    command = f"pipeline bisect {tiny_llama.folder()} --ar 8 --cl 48 --windows 1 --json --no-build"
+    command += " --quantization w4a16-rtn --weights-only --by layer --bound kl=0.02 --tries 1"
+    arguments = [*command.split(), "--choose-on", str(easy)]
+    done = qnnfarm(*arguments, env=os.environ | {"QNNFARM_CACHE_DIR": str(build_cache)})
     assert done.returncode == 1, done.stderr
     document = json.loads(done.stdout)
     assert document["granularity"] == "layer"
     assert document["met"] is False
-    assert len(document["proposal"]["mixed_precision"]) == 28
-    after, before = (document["proposal"][key]["kl_divergence"] for key in ("after", "before"))
-    assert after < before / 10
+    assert document["proposal"]["met"] is True
+    [one] = document["tries"]
+    assert [check["windows"] for check in one["checks"]] == ["choosing", "held out"]
+    chosen, held_out = (check["kl_divergence"] for check in one["checks"])
+    assert chosen < 0.02 < held_out
 
 
 def test_what_cannot_be_ranked_says_why(make_recipe: MakeRecipe, tiny_bundle: Path) -> None:
