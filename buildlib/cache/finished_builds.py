@@ -33,6 +33,7 @@ class FinishedBuild:
     Attributes:
         read: SHA-256 of the user's files.
         listed: names in the folders where files are looked for.
+        absent: paths where a file would have been read instead.
         made: SHA-256 of the files of its containers.
         entries: folders of the cache.
         answer: JSON values, for the caller.
@@ -40,6 +41,7 @@ class FinishedBuild:
 
     read: Mapping[str, str]
     listed: Mapping[str, list[str]]
+    absent: list[str]
     made: Mapping[str, str]
     entries: list[str]
     answer: list[Any]
@@ -53,6 +55,7 @@ class FinishedBuild:
         containers: Iterable[Path],
         entries: Iterable[Path],
         answer: list[Any],
+        absent: Iterable[Path] = (),
     ) -> Self:
         """Describe a build that has just ended.
 
@@ -64,6 +67,7 @@ class FinishedBuild:
             return cls(
                 {str(path): memo.digest(path).sha256 for path in sorted(set(read))},
                 {str(folder): _names(folder) for folder in sorted(set(listed))},
+                sorted(set(map(str, absent))),
                 {str(path): memo.digest(path).sha256 for path in made if path.is_file()},
                 sorted(set(map(str, entries))),
                 answer,
@@ -75,6 +79,8 @@ class FinishedBuild:
         if not all(mark.is_file() for mark in marks):
             return False
         if any(_names(Path(folder)) != names for folder, names in self.listed.items()):
+            return False
+        if any(Path(path).exists() for path in self.absent):
             return False
         with HashMemo.at(root / MEMO_FILE) as memo:
             try:
@@ -115,7 +121,7 @@ def remember_finished(root: Path, request: Mapping[str, object], finished: Finis
 def _record(root: Path, request: Mapping[str, object]) -> Path:
     decisive = {
         "request": request,
-        "code": _code_state(Path(__file__).parents[1]),
+        "code": code_state(Path(__file__).parents[1]),
         "versions": [_version(name) for name in _PACKAGES],
         "environment": sorted(i for i in os.environ.items() if i[0].startswith(_VARIABLES)),
     }
@@ -123,7 +129,7 @@ def _record(root: Path, request: Mapping[str, object]) -> Path:
     return root / FINISHED / f"{digest}.json"
 
 
-def _code_state(package: Path) -> list[tuple[str, int, int]]:
+def code_state(package: Path) -> list[tuple[str, int, int]]:
     """Name, size and date of every source file of a package."""
     found = []
     for parent, folders, names in os.walk(package):

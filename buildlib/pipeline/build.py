@@ -148,7 +148,7 @@ class Build:
             outputs = self._run(runner)
             added = self.plan.additions
             if added.lora is None and added.speculative is None and not self.sources.by_ar:
-                self.inputs = runner.watch.files | set(self.sources.main.text_files())
+                self.inputs = frozenset((*runner.watch.hashes, *self.sources.main.text_files()))
             return outputs
 
     @property

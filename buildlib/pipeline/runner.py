@@ -33,9 +33,9 @@ class SourceWatch:
         self._hashes: dict[Path, str] = {}
 
     @property
-    def files(self) -> frozenset[Path]:
-        """Every file that was hashed."""
-        return frozenset(self._hashes)
+    def hashes(self) -> Mapping[Path, str]:
+        """SHA-256 of every file that was hashed."""
+        return dict(self._hashes)
 
     def hash(self, files: Mapping[str, Path]) -> dict[str, str]:
         """Return SHA-256 of files by name, and watch them from now on.

@@ -1,21 +1,21 @@
 """`qnnfarm pipeline`: one recipe from a checkpoint to measured text."""
 
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import typer
 from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from harness.cli.arguments import Json, read_text
-from harness.console import Row, answers, print_json, print_remark, print_rows, progress
+from harness.console import Row, answers, print_json, print_remark, print_rows, print_text, progress
 from harness.errors import WrongUseError
 from harness.exit_codes import BAD
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
-    from harness.pipeline.answer import GenerationAnswer
     from harness.pipeline.llm import LLMPipeline
     from harness.pipeline.observers import StageFailed, StageFinished, StageStarted, StageStep
 
@@ -68,31 +68,47 @@ def run(
     Stages that nothing has changed for come from the cache, so a run that was killed goes on
     where it was.
     """
-    from harness.pipeline.llm import LLMPipeline
+    from harness.pipeline.finished_run import RecordedRun
 
-    pipe = LLMPipeline.from_pretrained(model, recipe=recipe)
+    recorded = None
+    if device is None:
+        place = None if out is None else str(out.absolute())
+        recorded = RecordedRun.of(
+            recipe, model, until=until, prompt=prompt, max_tokens=max_tokens, out=place
+        )
+    done = None if recorded is None else recorded.answer()
+    if done is not None:
+        _tell_again(done, json=json)
+        return
+    from harness.pipeline.llm import LLMPipeline
+    from harness.pipeline.observers import StageFilesObserver
+
+    pipe, files = LLMPipeline.from_pretrained(model, recipe=recipe), StageFilesObserver()
+    pipe.add_observer(files)
     with StageBar(pipe.config.settings.log_level) as bar:
         pipe.add_observer(bar)
         pipe.construct(until=until)
+    document = _document(pipe)
     if not json:
-        _print_stages(pipe)
-    scores = {}
+        _print_stages(document)
     if pipe.config.settings.evaluator_config is not None:
         print_remark(f"evaluating on {device or 'this host'}")
-        scores = pipe.evaluate(device=device)
-        for name, score in scores.items():
-            if not json:
-                answers().print(f"{name} {score:.4g} after {pipe.completed[-1]}")
-    answer = None
+        document["metrics"] = pipe.evaluate(device=device)
+        if not json:
+            _print_metrics(document)
     if prompt is not None:
         answer = pipe.generate(prompt, device, max_tokens=max_tokens)
+        document["answer"] = asdict(answer)
         if not json:
             answer.print()
     folder = None if out is None else pipe.export(out)
+    document["out"] = None if folder is None else str(folder)
     if json:
-        print_json(_document(pipe, scores, answer, folder))
+        print_json(document)
     elif folder is not None:
-        answers().print(f"{folder}: the output of {pipe.completed[-1]}")
+        _print_out(document)
+    if recorded is not None:
+        recorded.remember(pipe, files, document, folder)
 
 
 @app.command("compare")
@@ -352,38 +368,64 @@ class StageBar:
         self._progress.console.print(text, markup=False, soft_wrap=True)
 
 
-def _print_stages(pipe: "LLMPipeline") -> None:
-    from buildlib.cache.sizes import size_text
-
-    if pipe.profiler is None:
-        return
-    rows = [
-        Row([
-            one.stage,
-            "cached" if one.reused else f"{one.seconds:.1f} s",
-            size_text(one.peak_memory_bytes),
-            size_text(one.output_bytes),
-        ])
-        for one in pipe.profiler.profiles
-    ]  # fmt: skip
-    headings = ("stage", "time", "peak memory", "new bytes")
-    print_rows(headings, rows, right=set(headings[1:]))
-
-
-def _document(
-    pipe: "LLMPipeline",
-    scores: dict[str, float],
-    answer: "GenerationAnswer | None",
-    folder: Path | None,
-) -> dict[str, object]:
-    from dataclasses import asdict
-
+def _document(pipe: "LLMPipeline") -> dict[str, Any]:
     profiles = pipe.profiler.profiles if pipe.profiler is not None else []
     return {
         "model": pipe.model_name,
         "manifest": str(pipe.manifest_path),
+        "completed": list(pipe.completed),
         "stages": [asdict(one) for one in profiles],
-        "metrics": scores,
-        "answer": None if answer is None else asdict(answer),
-        "out": None if folder is None else str(folder),
+        "metrics": {},
+        "answer": None,
+        "out": None,
     }
+
+
+def _tell_again(document: dict[str, Any], *, json: bool) -> None:
+    """Tell what a run answered that has nothing to do this time."""
+    print_remark("nothing has changed since this ran")
+    for stage in document["stages"]:
+        stage |= {"seconds": 0.0, "reused": True, "peak_memory_bytes": _peak_memory()}
+    if json:
+        print_json(document)
+        return
+    _print_stages(document)
+    _print_metrics(document)
+    if document["answer"] is not None:
+        print_text(document["answer"]["text"])
+        print_remark(document["answer"]["where"])
+    _print_out(document)
+
+
+def _peak_memory() -> int:
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _print_stages(document: "Mapping[str, Any]") -> None:
+    from buildlib.cache.sizes import size_text
+
+    if not document["stages"]:
+        return
+    rows = [
+        Row([
+            one["stage"],
+            "cached" if one["reused"] else f"{one['seconds']:.1f} s",
+            size_text(one["peak_memory_bytes"]),
+            size_text(one["output_bytes"]),
+        ])
+        for one in document["stages"]
+    ]  # fmt: skip
+    headings = ("stage", "time", "peak memory", "output")
+    print_rows(headings, rows, right=set(headings[1:]))
+
+
+def _print_metrics(document: "Mapping[str, Any]") -> None:
+    for name, score in document["metrics"].items():
+        answers().print(f"{name} {score:.4g} after {document['completed'][-1]}")
+
+
+def _print_out(document: "Mapping[str, Any]") -> None:
+    if document["out"] is not None:
+        answers().print(f"{document['out']}: the output of {document['completed'][-1]}")

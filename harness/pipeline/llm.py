@@ -23,7 +23,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from buildlib.cache.store import StageCache
 from buildlib.container.container import GenAIContainer
-from buildlib.paths import absolute_user_path, default_cache_root, user_path
+from buildlib.paths import absolute_user_path
 from buildlib.pipeline.runner import StageRecord, StageRunner
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from harness.devices.spec import DeviceSpec
@@ -451,7 +451,9 @@ class LLMPipeline:
         folders = tuple(record.entry for record in records)
         for observer in self._observers:
             observer.on_stage_end(
-                StageFinished(name, at.number, at.total, seconds, reused, folders)
+                StageFinished(
+                    name, at.number, at.total, seconds, reused, folders, runner.watch.hashes
+                )
             )
         self._entries[name] = StageEntry(
             name=name,
@@ -508,18 +510,16 @@ class LLMPipeline:
             raise ManifestError(str(self.manifest_path), reason) from error
 
     def _cache_root(self) -> Path:
-        settings = self.config.settings
+        settings, folder = self.config.settings, self.config.folder
         if settings.enable_cache:
-            if settings.cache_dir is None:
-                return default_cache_root()
-            return (self.config.folder / user_path(settings.cache_dir)).absolute()
+            return settings.cache_root(folder)
         parent = None
         if settings.cache_dir is not None:
-            parent = self.config.folder / user_path(settings.cache_dir)
+            parent = settings.cache_root(folder)
             parent.mkdir(parents=True, exist_ok=True)
-        folder = tempfile.TemporaryDirectory(prefix="qnnfarm-pipeline-", dir=parent)
-        weakref.finalize(self, folder.cleanup)
-        return Path(folder.name).absolute()
+        scratch = tempfile.TemporaryDirectory(prefix="qnnfarm-pipeline-", dir=parent)
+        weakref.finalize(self, scratch.cleanup)
+        return Path(scratch.name).absolute()
 
 
 def _is_there(output: StageOutput) -> bool:

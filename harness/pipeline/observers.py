@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,6 +44,7 @@ class StageFinished:
     Attributes:
         reused: whether all of it came from the cache.
         folders: its outputs in the cache.
+        files: SHA-256 of the user's files that it read.
     """
 
     stage: str
@@ -52,6 +53,7 @@ class StageFinished:
     seconds: float
     reused: bool
     folders: tuple[Path, ...]
+    files: Mapping[Path, str]
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,24 @@ class StageProfilerObserver(StageObserver):
     def _stop(self) -> int:
         sampler, self._sampler = self._sampler, None
         return 0 if sampler is None else sampler.stop()
+
+
+class StageFilesObserver(StageObserver):
+    """Collects the files that stages read and made.
+
+    Attributes:
+        read: SHA-256 of the user's files.
+        entries: folders in the stage cache.
+    """
+
+    def __init__(self) -> None:
+        self.read: dict[Path, str] = {}
+        self.entries: set[Path] = set()
+
+    def on_stage_end(self, event: StageFinished) -> None:
+        """Add the stage's."""
+        self.read |= event.files
+        self.entries |= set(event.folders)
 
 
 @dataclass

@@ -3,11 +3,13 @@
 Names: "Pipeline Configuration", docs.qualcomm.com 80-87189-2; docs/pipeline.md says which are ours.
 """
 
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from buildlib.errors import BuildError
+from buildlib.paths import default_cache_root, user_path
 from buildlib.targets import parse_target
 
 NonEmpty = Annotated[str, Field(min_length=1, pattern=r"\A[^\x00]+\z")]
@@ -95,3 +97,9 @@ class Settings(_Section):
     generator_config: GeneratorConfig = Field(default_factory=GeneratorConfig)
     evaluator_config: EvaluatorConfig | None = None
     stages: dict[str, dict[str, Any] | None] = Field(default_factory=dict)
+
+    def cache_root(self, folder: Path) -> Path:
+        """Return the root of the stage cache; `folder` is that of the recipe."""
+        if self.cache_dir is None:
+            return default_cache_root()
+        return (folder / user_path(self.cache_dir)).absolute()

@@ -135,6 +135,7 @@ class ModelLoader(Stage[StageInput, ModelLoaderConfig, ModelLoaderOutput]):
         shape = GraphShape(ar, sizes.context_length)
         source = find_source(context.model_dir, None, calibrates=False)
         files = context.runner.watch.hash(source.inputs())
+        context.runner.watch.hash({path.name: path for path in source.text_files()})
         match source:
             case CheckpointSource():
                 entry = context.runner.run(AuthorModel(source, files, shape))
@@ -309,11 +310,9 @@ def _calibration_text(given: str | None, context: StageContext) -> str | None:
     """Read the text that the recipe names, or that lies in the model's folder."""
     folder = context.model_dir if context.model_dir.is_dir() else context.model_dir.parent
     path = folder / CALIBRATION_TEXT if given is None else context.resolve(given)
-    try:
+    if given is not None or path.is_file():
+        context.runner.watch.hash({path.name: path})
         return path.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        if given is not None:
-            raise InputFileError(str(path), error.strerror or str(error)) from error
     if isinstance(find_source(context.model_dir, None, calibrates=False), CheckpointSource):
         raise CalibrationTextMissingError(str(folder))
     return None  # the encodings of an ONNX may be complete

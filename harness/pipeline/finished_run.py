@@ -1,0 +1,143 @@
+"""Record of a finished `qnnfarm pipeline run`, by which an unchanged one is answered.
+
+What a run gives on this host is decided by files. While all that it read and made is as it was, its
+answer stands: no stage is looked up, and no text is scored again.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import yaml
+
+from buildlib.cache.finished_builds import (
+    FinishedBuild,
+    code_state,
+    find_finished,
+    remember_finished,
+)
+from buildlib.errors import InputFileError
+from buildlib.paths import absolute_user_path, user_path
+from harness.pipeline.settings import Settings
+
+if TYPE_CHECKING:
+    from harness.pipeline.llm import LLMPipeline
+    from harness.pipeline.observers import StageFilesObserver
+
+_OUR_STAGES = "harness.pipeline.stages"
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """One run of a recipe on this host.
+
+    Attributes:
+        root: of the stage cache, with the record.
+        request: all that decides the run but the content of files.
+    """
+
+    root: Path
+    request: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, recipe: Path, model: str | None, **arguments: object) -> Self | None:
+        """Describe a run; None if no record can stand for it, or its recipe is wrong.
+
+        Runs without a cache leave nothing to go by, and a model of the hub may have changed there.
+
+        Args:
+            recipe: the file.
+            model: in place of the recipe's.
+            arguments: others of the command, as JSON values.
+        """
+        file = absolute_user_path(recipe)
+        try:
+            text = file.read_text(encoding="utf-8")
+            settings = Settings.model_validate(yaml.safe_load(text) or {})
+        except (OSError, ValueError, yaml.YAMLError):
+            return None
+        named = model or settings.model_id_or_path
+        if named is None or not settings.enable_cache:
+            return None
+        path = (Path.cwd() if model else file.parent) / user_path(named)
+        if not path.exists():
+            return None
+        request = {
+            "recipe": str(file),
+            "text": text,
+            "model": str(path.absolute()),
+            "harness": code_state(Path(__file__).parents[1]),
+            **arguments,
+        }
+        return cls(settings.cache_root(file.parent), request)
+
+    def answer(self) -> dict[str, Any] | None:
+        """Return what the run answered, if everything is as it left it."""
+        found = find_finished(self.root, self.request)
+        if found is None:
+            return None
+        answer: dict[str, Any]
+        answer, made = found.answer
+        return answer if _made(Path(answer["manifest"])) == made else None
+
+    def remember(
+        self,
+        pipe: "LLMPipeline",
+        files: "StageFilesObserver",
+        answer: dict[str, Any],
+        out: Path | None,
+    ) -> None:
+        """Keep the answer of the run that has just ended, if all that decides it is known.
+
+        A user's own stage may read other files than those of the model, or do more than make some.
+
+        Args:
+            pipe: that ran.
+            files: of its stages.
+            answer: JSON values, with the path of its `manifest`.
+            out: folder that it wrote.
+        """
+        from buildlib.pipeline.sources import CALIBRATION_TEXT
+
+        if any(stage.__module__ != _OUR_STAGES for stage in pipe.config.stages.values()):
+            return
+        model = pipe.model_dir if pipe.model_dir.is_dir() else pipe.model_dir.parent
+        texts, absent = _data_sets(pipe.config.settings, (pipe.config.folder, model))
+        try:
+            finished = FinishedBuild.of(
+                self.root,
+                [*files.read, *texts],
+                [model, (model / CALIBRATION_TEXT).parent],
+                [] if out is None else [out],
+                files.entries,
+                [answer, _made(pipe.manifest_path)],
+                absent,
+            )
+        except InputFileError:
+            return
+        if all(finished.read[str(path)] == sha256 for path, sha256 in files.read.items()):
+            remember_finished(self.root, self.request, finished)
+
+
+def _made(manifest: Path) -> list[Any] | None:
+    """Return the recipe and the outputs in a manifest, which another recipe's run replaces."""
+    try:
+        content = json.loads(manifest.read_text(encoding="utf-8"))
+        return [content["recipe"], [[one["name"], one["output"]] for one in content["stages"]]]
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
+def _data_sets(settings: Settings, folders: tuple[Path, ...]) -> tuple[list[Path], list[Path]]:
+    """Return the texts of all metrics, and where one would come before them."""
+    texts, absent = [], []
+    wanted = settings.evaluator_config
+    for metric in () if wanted is None else wanted.metrics:
+        for path in (folder / metric.dataset for folder in folders):
+            if path.is_file():
+                texts.append(path)
+                break
+            absent.append(path)
+    return texts, absent
