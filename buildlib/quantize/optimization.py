@@ -10,6 +10,7 @@ from buildlib.checkpoint.layout import MODEL_FILE
 from buildlib.graph.files import load_model, save_model
 from buildlib.quantize.options import TechniqueName
 from buildlib.quantize.techniques import gptaq, gptq, seqmse
+from buildlib.quantize.techniques.adascale import AdaScale
 from buildlib.quantize.techniques.arguments import TechniqueArguments
 from buildlib.quantize.techniques.base import FloatModel, WeightTechnique
 from buildlib.quantize.techniques.layerwise import LayerwiseTechnique
@@ -34,6 +35,7 @@ def techniques(arguments: TechniqueArguments) -> Mapping[TechniqueName, WeightTe
         "seqmse": LayerwiseTechnique("seqmse", partial(seqmse.solve, arguments=seq)),
         "gptq": LayerwiseTechnique("gptq", solve_gptq, first.damping),
         "gptaq": LayerwiseTechnique("gptaq", solve_gptaq, second.damping),
+        "adascale": AdaScale("adascale", arguments.adascale),
     }
 
 

@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 from buildlib.errors import InvalidOptionError
 from buildlib.quantize.techniques.arguments import TechniqueArguments
 
-TechniqueName = Literal["spinquant", "seqmse", "gptq", "gptaq"]
+TechniqueName = Literal["spinquant", "seqmse", "gptq", "gptaq", "adascale"]
 RangeName = Literal["minmax", "percentile", "mse"]
 
 RECIPES: Mapping[str, Mapping[str, Any]] = {
@@ -20,16 +20,12 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
     "w4a16-seqmse": {"param_bitwidth": 4, "techniques": ("seqmse",)},
     "w4a16-gptq": {"param_bitwidth": 4, "techniques": ("gptq",)},
     "w4a16-spinquant": {"param_bitwidth": 4, "techniques": ("spinquant", "gptaq")},
+    "w4a16-adascale": {"param_bitwidth": 4, "techniques": ("adascale",)},
     "w4a16-lpbq": {"param_bitwidth": 4, "lpbq_block_size": 64, "techniques": ("gptaq",)},
     "LPBQ_SeqMSE": {"param_bitwidth": 4, "lpbq_block_size": 64, "techniques": ("seqmse",)},
+    "SpinQuant_AdaScale": {"param_bitwidth": 4, "techniques": ("spinquant", "adascale")},
 }
-"""Options by the name of a recipe; `LPBQ_SeqMSE` is the vendor's."""
-
-_REFUSED: Mapping[str, str] = {
-    "SpinQuant_AdaScale": "AdaScale learns its scales by gradient descent through each decoder "
-    "layer, which needs torch, and nothing here does; w4a16-spinquant has the rotations of "
-    "SpinQuant, and GPTAQ in place of AdaScale",
-}
+"""Options by the name of a recipe; the last two names are the vendor's."""
 
 
 def _as_in_table(name: str) -> str:
@@ -37,7 +33,7 @@ def _as_in_table(name: str) -> str:
 
     The vendor's documents have `lpbq_seqmse` beside `LPBQ_SeqMSE`.
     """
-    plain = {_plain(known): known for known in (*RECIPES, *_REFUSED)}
+    plain = {_plain(known): known for known in RECIPES}
     return plain.get(_plain(name), name)
 
 
@@ -82,9 +78,6 @@ class QuantizationOptions(BaseModel):
     def _apply_recipe(self) -> Self:
         if self.recipe is None:
             return self
-        if self.recipe in _REFUSED:
-            reason = f"{self.recipe} cannot be done: {_REFUSED[self.recipe]}"
-            raise _unknown(reason)
         if self.recipe not in RECIPES:
             reason = f"there is no recipe {self.recipe!r}; there are {', '.join(RECIPES)}"
             raise _unknown(reason)

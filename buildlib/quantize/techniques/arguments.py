@@ -61,6 +61,20 @@ class GptqArguments(TextArguments):
     act_order: bool = True
 
 
+class AdaScaleArguments(TextArguments):
+    """Arguments of `adascale`.
+
+    Attributes:
+        num_iterations: steps for each decoder layer, of one window of text each.
+        learning_rate: of Adam at the first step; it falls to zero.
+        seed: of the order of windows.
+    """
+
+    num_iterations: Count = 512
+    learning_rate: Annotated[float, Field(gt=0, le=1)] = 0.002
+    seed: Annotated[int, Field(ge=0)] = 0
+
+
 class LpbqArguments(Arguments):
     """Arguments of `lpbq`.
 
@@ -80,6 +94,7 @@ class TechniqueArguments(BaseModel):
     seqmse: SeqMseArguments = SeqMseArguments()
     gptq: GptqArguments = GptqArguments()
     gptaq: GptqArguments = GptqArguments()
+    adascale: AdaScaleArguments = AdaScaleArguments()
     lpbq: LpbqArguments = LpbqArguments()
 
     def num_batches(self, name: str) -> int | None:

@@ -112,7 +112,7 @@ class LayerwiseTechnique:
     ) -> FloatModel:
         """Write the model with its weights on their grids, and return it with their encodings."""
         whole = load_model(model.path)
-        uses = _open_uses(whole.graph, model)
+        uses = open_uses(whole.graph, model)
         check_blocks(uses.values(), (), model.bits)
         if not uses:
             return model.changed(save_model(whole, folder / MODEL_FILE), model.encodings)
@@ -135,7 +135,7 @@ class LayerwiseTechnique:
         return model.changed(save_model(whole, folder / MODEL_FILE), encodings)
 
 
-def _open_uses(graph: ir.Graph, model: FloatModel) -> dict[str, ParameterUse]:
+def open_uses(graph: ir.Graph, model: FloatModel) -> dict[str, ParameterUse]:
     """Return the weights of matrices to quantize: without an encoding, and of one matrix only."""
     uses = matrix_uses(graph)
     model.bits.check_patterns({use.name for use in uses})

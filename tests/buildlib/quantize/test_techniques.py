@@ -25,7 +25,7 @@ from buildlib.quantize.options import QuantizationOptions, TechniqueName
 from buildlib.quantize.qdq import quantize_weights
 from buildlib.quantize.recipe import complete_encodings
 from buildlib.quantize.techniques import gptaq, gptq, seqmse
-from buildlib.quantize.techniques.arguments import TechniqueArguments
+from buildlib.quantize.techniques.arguments import AdaScaleArguments, TechniqueArguments
 from buildlib.quantize.techniques.base import FloatModel
 from buildlib.quantize.techniques.layerwise import LayerInputs, LayerwiseTechnique, Solution, Solver
 from buildlib.quantize.techniques.rotation import random_orthogonal
@@ -39,6 +39,7 @@ from suites.models import tiny_llama
 Floats = npt.NDArray[np.float32]
 SHAPE = GraphShape(16, 48)
 FORMATS = [WeightFormat(4), WeightFormat(4, 16), WeightFormat(8)]
+QUICK = TechniqueArguments(adascale=AdaScaleArguments(num_iterations=48, learning_rate=0.005))
 SOLVERS: dict[str, Solver] = {"gptq": gptq.solve, "gptaq": gptaq.solve, "seqmse": seqmse.solve}
 
 
@@ -52,7 +53,7 @@ def float_model(folder: Path, bits: Bitwidths | None = None, n_windows: int = 3)
 
 def optimized(model: FloatModel, folder: Path, *names: TechniqueName) -> FloatModel:
     folder.mkdir()
-    return optimize_weights(model, names, folder)
+    return optimize_weights(model, names, folder, arguments=QUICK)
 
 
 def constant(value: ir.Value) -> Floats:
@@ -138,7 +139,8 @@ def test_arguments_reach_the_techniques(tiny: Path, tmp_path: Path) -> None:
     model = float_model(tiny, Bitwidths(param_bitwidth=4))
 
     def weights(name: TechniqueName, **arguments: object) -> Floats:
-        given = TechniqueArguments.model_validate({name: arguments})
+        quick = {"adascale": {"num_iterations": 3, "learning_rate": 0.05}}
+        given = TechniqueArguments.model_validate({**quick, name: quick.get(name, {}) | arguments})
         with tempfile.TemporaryDirectory(dir=tmp_path) as folder:
             done = optimize_weights(model, [name], Path(folder), arguments=given)
             found = load_model(done.path).graph.initializers
@@ -151,10 +153,14 @@ def test_arguments_reach_the_techniques(tiny: Path, tmp_path: Path) -> None:
         ("gptaq", {"damping": 0.5}),
         ("gptaq", {"act_order": False}),
         ("gptaq", {"num_batches": 1}),
+        ("adascale", {"num_iterations": 4}),
+        ("adascale", {"num_iterations": 3, "learning_rate": 0.1}),
+        ("adascale", {"num_iterations": 3, "seed": 5}),
     ]
+    default = {name: weights(name) for name in dict(changes)}
     for name, arguments in changes:
-        assert np.abs(weights(name, **arguments) - weights(name)).max() > 0, arguments
-    same = weights("gptq", block_size=5) - weights("gptq")
+        assert np.abs(weights(name, **arguments) - default[name]).max() > 0, arguments
+    same = weights("gptq", block_size=5) - default["gptq"]
     assert np.abs(same).max() < 1e-6
 
 
@@ -166,7 +172,7 @@ def test_inputs_that_are_always_zero_do_no_harm() -> None:
         assert np.isfinite(found.values).all()
 
 
-@pytest.mark.parametrize("technique", ["seqmse", "gptaq"])
+@pytest.mark.parametrize("technique", ["seqmse", "gptaq", "adascale"])
 @pytest.mark.parametrize("block", [None, 32])
 def test_weights_on_their_grids_become_the_same_integers(
     technique: TechniqueName,
@@ -245,6 +251,15 @@ def round_to_nearest(weights: Floats, fmt: WeightFormat, inputs: LayerInputs) ->
     del inputs
     steps = full_steps(weights, fmt)
     return Solution(round_to(weights, stored_steps(steps, fmt, weights.shape[1]), fmt.bits), steps)
+
+
+def test_learned_scales_bring_the_logits_near_those_in_float(tiny: Path, tmp_path: Path) -> None:
+    model = float_model(tiny, Bitwidths(param_bitwidth=4))
+    found = optimized(model, tmp_path / "learned", "adascale")
+    (tmp_path / "nearest").mkdir()
+    nearest = LayerwiseTechnique("nearest", round_to_nearest).optimize(model, tmp_path / "nearest")
+    errors = [np.square(logits(one) - logits(model)).mean() for one in (found, nearest)]
+    assert errors[0] < 0.6 * errors[1]
 
 
 def test_four_bits_close_half_of_the_gap_to_float(trained: Path, tmp_path: Path) -> None:

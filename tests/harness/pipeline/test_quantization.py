@@ -16,7 +16,6 @@ from tests.harness.pipeline.conftest import MakeRecipe
     ("section", "told"),
     [
         ({"recipe_name": "w3a16"}, r"recipe_name: there is no recipe 'w3a16'; there are w8a16, "),
-        ({"recipe_name": "SpinQuant_AdaScale"}, r"cannot be done: AdaScale learns"),
         (
             {"options": {"param_bits": 4}},
             r"quantization: param_bits: there is no such key: did you mean param_bit",
