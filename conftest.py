@@ -1,4 +1,4 @@
-"""What every test of the project runs under."""
+"""Plugins and fixtures of all tests."""
 
 import pytest
 

@@ -63,7 +63,7 @@ class Series:
     step: int
 
     def history(self) -> History:
-        """The series as qnnfarm gets it."""
+        """Return the series as qnnfarm gets it."""
         nights, sessions = self.logs.shape
         return History(
             values=np.exp(self.logs + self.offsets).ravel().tolist(),

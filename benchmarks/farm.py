@@ -53,7 +53,7 @@ class Load:
         return max(sum(self.seconds) / self.devices, *self.seconds)
 
     def overhead_s(self, busy_s: float) -> float:
-        """Seconds that a cell took beyond its command, when the devices were taken for `busy_s`."""
+        """Return seconds of a cell beyond its command, with devices taken for `busy_s`."""
         return (busy_s - sum(self.seconds)) / len(self.seconds)
 
 
@@ -79,7 +79,7 @@ class TimedPool:
 
 
 def first_contact(serials: Sequence[str]) -> float:
-    """Seconds of one lease of all devices, which have not seen the harness before."""
+    """Return the seconds of one lease of all devices, which have not seen the harness before."""
     from harness.devices.spec import DeviceSpec
     from harness.pool.pool import Pool
     from harness.pool.requirement import Requirement
@@ -93,7 +93,7 @@ def first_contact(serials: Sequence[str]) -> float:
 
 
 def run_plan(load: Load, serials: Sequence[str], folder: Path) -> tuple["Summary", TimedPool]:
-    """All commands as cells of one plan."""
+    """Run all commands as cells of one plan."""
     from contextlib import closing
 
     from harness.devices.spec import DeviceSpec
@@ -129,7 +129,7 @@ def run_plan(load: Load, serials: Sequence[str], folder: Path) -> tuple["Summary
 
 
 def run_script(load: Load, serials: Sequence[str], adb: str, folder: Path) -> tuple[float, float]:
-    """The same commands from shell scripts, one a device; seconds of all, and of all devices.
+    """Run the commands from a script a device; return seconds of all, and of all devices.
 
     Raises:
         RuntimeError: a command failed, so that the time is not that of the same work.
@@ -165,7 +165,7 @@ def run_script(load: Load, serials: Sequence[str], adb: str, folder: Path) -> tu
 
 
 def contend(count: int, processes: int) -> list[float]:
-    """Seconds that leases took which several processes took and gave back at once."""
+    """Return the seconds that leases took which several processes took and gave back at once."""
     code = (
         "import sys, time\n"
         "from harness.pool.requirement import Requirement\n"
@@ -198,7 +198,7 @@ def connect_all(server: "AdbServer", serials: Sequence[str]) -> None:
 
 
 def children() -> list[int]:
-    """Processes started by this one."""
+    """Return processes started by this one."""
     return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
 
 

@@ -89,7 +89,7 @@ class Outcome:
 def make_model(
     folder: Path, sizes: Sizes, origin: Origin, bits: int, text_bytes: int | None
 ) -> Path:
-    """A model folder as the builder takes it; as a checkpoint tied and in bfloat16."""
+    """Make a model folder as the builder takes it; as a checkpoint tied and in bfloat16."""
     began = time.monotonic()
     shape = GraphShape(AR, CL)
     checkpoint = origin == "checkpoint"
@@ -148,7 +148,7 @@ def write_as_others(model_path: Path) -> None:
 
 
 def measure_authoring(checkpoint: Path, scratch: Path) -> tuple[float, int]:
-    """Seconds and peak bytes of writing the float ONNX of a checkpoint, in a process of its own."""
+    """Measure seconds and peak bytes of writing the float ONNX, in a process of its own."""
     command = [sys.executable, "-c", _AUTHORING, str(checkpoint), str(scratch)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     shutil.rmtree(scratch)
@@ -188,7 +188,7 @@ def build(command: Sequence[str], cache: Path) -> Outcome:
 
 
 def disk_bytes(folder: Path) -> int:
-    """Bytes below a folder, a file with several names counted once."""
+    """Return bytes below a folder, a file with several names counted once."""
     files = (path.stat() for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
     return sum({stat.st_ino: stat.st_size for stat in files}.values())
 

@@ -150,7 +150,7 @@ def measure(label: str, step: str, model: Path, scratch: Path) -> None:
 
 
 def bytes_written(source: Path, out: Path) -> int:
-    """Bytes of the files of `out` that are not files of `source` under another name."""
+    """Return the bytes of the files of `out` that are not files of `source` under another name."""
     inodes = {file.stat().st_ino for file in source.iterdir()}
     sizes = {
         file.stat().st_ino: file.stat().st_size

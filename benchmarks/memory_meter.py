@@ -50,7 +50,7 @@ class MemoryMeter:
 
 
 def _family(root: int) -> list[int]:
-    """A process and all that descend from it."""
+    """Return a process and all that descend from it."""
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:

@@ -54,7 +54,7 @@ class Bench:
     wire: TcpMeter
 
     def adb_push(self, files: Mapping[str, Path]) -> float:
-        """Seconds of `adb push` into an empty folder."""
+        """Return the seconds of `adb push` into an empty folder."""
         folder = f"{self.device.work_root}/pushed"
         self.device.shell(f"rm -rf {folder} && mkdir -p {folder}", timeout_s=120)
         command = [self.adb, "-s", self.device.serial, "push", *map(str, files.values()), folder]
@@ -65,7 +65,7 @@ class Bench:
         return seconds
 
     def deploy(self, files: Mapping[str, Path]) -> float:
-        """Seconds of a deployment; its run folder is removed afterwards."""
+        """Return the seconds of a deployment; its run folder is removed afterwards."""
         from harness.deploy.deploy import deploy, remove_run
 
         run_id = f"bench-{secrets.token_hex(6)}"
@@ -82,7 +82,7 @@ class Bench:
         return self.deploy(files)
 
     def hash_rate(self) -> float:
-        """Bytes per second at which the device hashes one large file, alone."""
+        """Return bytes per second at which the device hashes one large file, alone."""
         script = (
             "cd $TMPDIR && dd if=/dev/urandom of=hash.me bs=1048576 count=64 2>/dev/null\n"
             "hash=sha256sum; ! command -v openssl >/dev/null || hash='openssl dgst -sha256'\n"
@@ -93,7 +93,7 @@ class Bench:
 
 
 def make_files(folder: Path, total: int) -> dict[str, Path]:
-    """Files of random data that sum up to about `total` bytes."""
+    """Return files of random data that sum up to about `total` bytes."""
     sizes = {name: int(share * total) for name, share in _SHARES.items()}
     sizes |= {f"config/{number}.json": _SMALL_BYTES for number in range(_SMALL_FILES)}
     files = {}

@@ -117,7 +117,7 @@ def make_random_llama(
 
 
 def _header(tensors: dict[str, tuple[int, ...]], dtype: StoredDtype) -> bytes:
-    """A safetensors header for tensors of one type that follow each other."""
+    """Return a safetensors header for tensors of one type that follow each other."""
     end = 0
     entries: dict[str, object] = {}
     for name, dims in tensors.items():

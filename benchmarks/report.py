@@ -55,7 +55,7 @@ VISIBLE = """
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one report took."""
+    """Cost of one report."""
 
     seconds: float
     cpu_s: float

@@ -204,7 +204,7 @@ class Bench:
         self._back = scratch / "back"
 
     def seconds(self, act: str) -> float:
-        """Seconds of one of `ACTS` with all files."""
+        """Return the seconds of one of `ACTS` with all files."""
         shutil.rmtree(self._back, ignore_errors=True)
         self._back.mkdir()
         began = time.monotonic()

@@ -49,7 +49,7 @@ class Cost:
 
 
 def make_sysfs(root: Path) -> tuple[str, ...]:
-    """A folder like a phone's sysfs; gives the files that are sampled."""
+    """Make a folder like a phone's sysfs; return the files that are sampled."""
     files = {
         "class/devfreq/ddr/cur_freq": "4224000000",
         "class/power_supply/battery/type": "Battery",
@@ -101,7 +101,7 @@ def sample(shell: str, seconds: float, run_dir: Path, environment: Mapping[str, 
 def sample_naively(
     seconds: float, files: Sequence[str], rounds: Path, environment: Mapping[str, str]
 ) -> Cost:
-    """The same files with `cat`, `sed` and `sleep`; its rate falls with what it costs.
+    """Read the same files with `cat`, `sed` and `sleep`; its rate falls with what it costs.
 
     Args:
         rounds: file for a line a round; new.

@@ -167,7 +167,7 @@ def _speculation(values: Mapping[str, object]) -> SpeculativeConfig:
 
 
 def _kind_of(given: Mapping[str, object]) -> str | None:
-    """The kind that one of these keys is required by: each kind but `lade` needs a file."""
+    """Return the kind that one of these keys is required by: each kind but `lade` needs a file."""
     for kind, model in _SPECULATIONS.items():
         if any(field.is_required() and name in given for name, field in model.model_fields.items()):
             return kind

@@ -83,7 +83,7 @@ class OptionSets:
         return replace(self, compilation={**self.compilation, **options})
 
     def as_options(self) -> dict[str, object]:
-        """All options under their dotted keys; of compilation, those that were set."""
+        """Return all options under their dotted keys; of compilation, those that were set."""
         return {
             **self.transformation.as_options(),
             **self.conversion.as_options(),
@@ -104,7 +104,7 @@ class OptionSets:
         return self.with_transformation({key: value})
 
     def compile_config(self, target: Target) -> CompileConfig:
-        """All compilation options for a target.
+        """Return all compilation options for a target.
 
         Raises:
             InvalidOptionError: a value that the target cannot have.
@@ -154,7 +154,7 @@ class GenAIBuilderFactory:
         calibration_text: str | None = None,
         toolchain: Toolchain | None = None,
     ) -> "GenAIBuilderHTP":
-        """A builder for the model in a folder: a decoder, or the ONNX of a text encoder.
+        """Return a builder for the model in a folder: a decoder, or the ONNX of a text encoder.
 
         Args:
             pretrained_model_path: a folder with ONNX and encodings, the ONNX file itself, or a
@@ -316,7 +316,7 @@ class GenAIBuilderHTP:
 
     @property
     def parallel_build(self) -> bool:
-        """Whether parts are built at once, which `max_workers` bounds."""
+        """True if parts are built at once, which `max_workers` bounds."""
         return self.max_workers != 1
 
     @parallel_build.setter
@@ -326,7 +326,7 @@ class GenAIBuilderHTP:
 
     @property
     def weight_sharing(self) -> bool:
-        """Whether the graphs of a part keep one copy of their weights; hardware only."""
+        """True if the graphs of a part keep one copy of their weights; hardware only."""
         return bool(self._options.compilation.get(_WEIGHT_SHARING, True))
 
     @weight_sharing.setter
@@ -335,7 +335,7 @@ class GenAIBuilderHTP:
 
     @property
     def skip_ar_conversion(self) -> bool:
-        """Whether the model keeps its AR, at every context length.
+        """True if the model keeps its AR, at every context length.
 
         `arn_cl_options.skip_ar_cl_conversion` keeps its context length too.
         """
@@ -347,7 +347,7 @@ class GenAIBuilderHTP:
 
     @property
     def multi_graph(self) -> bool:
-        """Whether graphs are made for several context lengths."""
+        """True if graphs are made for several context lengths."""
         return len(self._options.transformation.arn_cl_options.context_length) > 1
 
     @multi_graph.setter
@@ -360,7 +360,7 @@ class GenAIBuilderHTP:
 
     @property
     def native_kv(self) -> bool:
-        """Whether caches have the NPU's own layout: never, with this toolchain."""
+        """True if caches have the NPU's own layout: never, with this toolchain."""
         return False
 
     @native_kv.setter
@@ -597,11 +597,11 @@ class AttachedBuilder:
 
     @property
     def sets_mha2sha(self) -> bool:
-        """Whether its attention is taken apart as it says itself."""
+        """True if its attention is taken apart as it says itself."""
         return any(key.startswith(_MHA_OPTIONS) for key in self._set)
 
     def mha_config(self, parent: OptionSets) -> MhaConfig:
-        """Options that take attention apart: the parent's where it has none itself."""
+        """Return options that take attention apart: the parent's where it has none itself."""
         own = {key: value for key, value in self._set.items() if key.startswith(_MHA_OPTIONS)}
         return parent.transformation.with_options(own).mha2sha
 

@@ -50,7 +50,7 @@ class Target:
 
     @property
     def weight_sharing(self) -> bool:
-        """Whether graphs of one binary share weights: hardware does, the emulator cannot."""
+        """True if graphs of one binary share weights: hardware does, the emulator cannot."""
         return not self.emulator
 
     def __str__(self) -> str:
@@ -87,12 +87,12 @@ _CATALOG = (
 
 
 def catalog() -> tuple[Soc, ...]:
-    """Every SoC that containers can be built for."""
+    """Return every SoC that containers can be built for."""
     return _CATALOG
 
 
 def find_soc(name: str) -> Soc:
-    """The SoC of that part number, in upper or lower case.
+    """Return the SoC of that part number, in upper or lower case.
 
     Raises:
         UnknownSocError: the catalog has none of that name.

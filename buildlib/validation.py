@@ -111,12 +111,12 @@ class Fault:
 
 
 def first_fault(error: ValidationError, model: type[BaseModel] | None = None) -> Fault:
-    """The first fault; with the model that was validated, it names the nearest known key."""
+    """Return the first fault; with the model that was validated, it names the nearest known key."""
     return faults(error, model)[0]
 
 
 def faults(error: ValidationError, model: type[BaseModel] | None = None) -> tuple[Fault, ...]:
-    """All faults, as `first_fault` gives the first."""
+    """Return all faults, as `first_fault` gives the first."""
     return tuple(_fault(found, model) for found in error.errors(include_url=False))
 
 
@@ -155,7 +155,7 @@ class _Context(dict[str, object]):
 
 
 def _models_at(model: type[BaseModel] | None, location: Location) -> list[type[BaseModel]]:
-    """The models that a location may be of; of a union with kinds the one of its kind."""
+    """Return the models that a location may be of; of a union with kinds the one of its kind."""
     models = [] if model is None else [model]
     for step in location:
         if len(models) > 1 and (of_kind := [each for each in models if _kind(each) == step]):
@@ -173,7 +173,7 @@ def _models_in(annotation: object) -> Iterator[type[BaseModel]]:
 
 
 def _fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
-    """The fields by the keys that stand for them."""
+    """Return the fields by the keys that stand for them."""
     return {field.alias or name: field for name, field in model.model_fields.items()}
 
 
@@ -183,7 +183,7 @@ def _kind(model: type[BaseModel]) -> object:
 
 
 def _of_what(model: type[BaseModel] | None, location: Location) -> str:
-    """The entries of the list at a location, in words; empty where they are models, or unknown."""
+    """Return the entries of the list at a location in words; empty if models, or unknown."""
     fields = [_fields(each).get(str(location[-1])) for each in _models_at(model, location[:-1])]
     kinds = {kind for field in fields if field for kind in _plain_types(field.annotation)}
     return next((words for kind, words in _ENTRIES.items() if kind in kinds), "")

@@ -54,7 +54,7 @@ class Usage:
         self.most = None if "..." in arguments else len(arguments)
 
     def accepts(self, count: int) -> bool:
-        """Whether the command takes this number of arguments."""
+        """Return whether the command takes this number of arguments."""
         return count >= self.fewest and (self.most is None or count <= self.most)
 
 

@@ -68,7 +68,7 @@ def call(name: str, began_ns: int) -> Event:
 
 
 def _calls(profile: Dict[str, Any]) -> List[Event]:
-    """The calls of Genie's API, with their figures."""
+    """Return the calls of Genie's API, with their figures."""
     found = []
     for component in profile["components"]:
         for call in component["events"]:
@@ -83,7 +83,7 @@ def _calls(profile: Dict[str, Any]) -> List[Event]:
 def _functions(
     profile: Dict[str, Any], calls: Sequence[Event], queries: Sequence[int]
 ) -> List[Event]:
-    """The functions inside the library, moved from their own clock onto that of the calls."""
+    """Return the functions inside the library, moved onto the clock of the calls."""
     found = []
     traced = profile.get("traceEvents") or ()  # null where Genie traces nothing, as of embeddings
     origin = _origin(traced, calls, queries)
@@ -120,7 +120,7 @@ def _most(events: List[Event]) -> Tuple[List[Event], int]:
 
 
 def _tokens(answers: Sequence[Answer]) -> List[Event]:
-    """Each token from the one before it, the first one from its query, by the callback's clock."""
+    """Return each token from its predecessor, or its query, by the callback's clock."""
     found: List[Event] = []
     number, before = 0, answers[0][0] // 1000 if answers else 0
     for moment, count in answers:

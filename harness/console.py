@@ -220,7 +220,7 @@ def _total(widths: Sequence[int]) -> int:
 
 
 def _line(cells: Sequence[Text], pads: Sequence[int]) -> Text:
-    """Cells of their columns' widths, which are negative where the text is on the left."""
+    """Return cells of their columns' widths, which are negative where the text is on the left."""
     line = Text()
     for number, (cell, pad) in enumerate(zip(cells, pads, strict=False)):
         spaces = " " * (abs(pad) - cell.cell_len)
@@ -232,7 +232,7 @@ def _line(cells: Sequence[Text], pads: Sequence[int]) -> Text:
 
 
 def _beneath(headings: Sequence[str], cells: Sequence[Text], beside: int) -> Text | None:
-    """The cells that do not fit beside the others."""
+    """Return the cells that do not fit beside the others."""
     last = len(headings) - 1
     texts = [
         cell.copy() if number == last else Text(f"{headings[number]} ").append_text(cell)
@@ -243,5 +243,5 @@ def _beneath(headings: Sequence[str], cells: Sequence[Text], beside: int) -> Tex
 
 
 def _one_line(cell: Text | str) -> Text:
-    """A cell without control characters, which would have no width."""
+    """Return a cell without control characters, which would have no width."""
     return Text(visible(" ".join(cell.splitlines()))) if isinstance(cell, str) else cell

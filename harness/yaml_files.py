@@ -66,7 +66,7 @@ class YamlFile(Generic[Model]):
         return self._fail(*self._place(location), reason)
 
     def _parse(self, text: str) -> tuple[yaml.Node | None, Any]:
-        """The tree of the document, and what it says."""
+        """Return the tree of the document, and what it says."""
         try:
             depth = 0
             for event in yaml.parse(text, Loader=yaml.SafeLoader):
@@ -144,7 +144,7 @@ class YamlFile(Generic[Model]):
         return line, path
 
     def _invalid(self, error: ValidationError, model: type[BaseModel]) -> HarnessError:
-        """The first complaint with its place, and as much of the others as a line holds."""
+        """Return the first complaint with its place, and as much of the others as a line holds."""
         reasons: dict[tuple[int | None, str], dict[str, None]] = {}
         for found in error.errors(include_url=False, include_input=False):
             place = self._place(found["loc"], missing=found["type"] == MISSING)

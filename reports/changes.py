@@ -139,7 +139,7 @@ def _change(series: Series, alerts: Sequence[Alert]) -> Change | None:
 
 
 def _newest_level(series: Series, alerts: Sequence[Alert]) -> tuple[Level | None, Alert | None]:
-    """The change with which the present begins: an unsettled loss, else the newest one."""
+    """Return the change with which the present begins: an unsettled loss, else the newest one."""
     known = [
         (change, find_alert(series, change, alerts) if change.is_loss else None)
         for change in series.changes

@@ -360,7 +360,7 @@ def beside_figure(a: Run, b: Run) -> Figure:
 
 
 def _flat(run: Run) -> Iterable[tuple[str, str]]:
-    """The settings and facts of a run by name, as text."""
+    """Return the settings and facts of a run by name, as text."""
     left_out = {"id", "measurements", "generated_text", "conditions"}
     for key, value in run.model_dump(mode="json", exclude=left_out).items():
         parts = value.items() if isinstance(value, dict) else [("", value)]

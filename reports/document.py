@@ -119,7 +119,7 @@ def _container(container: ContainerInfo | None) -> dict[str, object]:
 
 
 def _values(row: PerplexityRow) -> dict[str, object]:
-    """The values, and how much text they are over."""
+    """Return the values, and how much text they are over."""
     definition = row.key.definition
     scored = {"windows": definition.windows, "tokens": definition.tokens} if definition else {}
     return {**row.values, **scored}

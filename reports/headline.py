@@ -78,7 +78,7 @@ def _quiet(
     changes: Sequence[Change],
     lines: Sequence[str],
 ) -> Headline:
-    """The headline where nothing is wrong: what was judged, or why nothing was."""
+    """Return the headline where nothing is wrong: what was judged, or why nothing was."""
     judged = sum(one.verdict is not Verdict.NOT_ENOUGH_DATA for one in changes)
     judged += sum(
         found.verdict is not Verdict.NOT_ENOUGH_DATA
@@ -98,7 +98,7 @@ def _quiet(
 
 
 def _describe(changes: Sequence[Change]) -> Iterator[str]:
-    """The worst changes with their alerts, those of one subject and night in one line."""
+    """Yield the worst changes with their alerts, those of one subject and night in one line."""
     for alike in _grouped(changes, lambda one: (one.series.subject, one.since.at))[:MOST_NAMED]:
         since = f"{alike[0].since.at:%Y-%m-%d}"
         found = ", ".join(
@@ -130,7 +130,7 @@ def _describe_gate(gate: Gate) -> Iterator[str]:
 
 
 def _others(changes: Sequence[Change]) -> Iterator[str]:
-    """Changes that are no regression, but worth a look."""
+    """Yield changes that are no regression, but worth a look."""
     counts = {
         state: sum(one.status == state for one in changes)
         for state in ("acknowledged", "expected", "fixed", "improved")

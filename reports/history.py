@@ -171,7 +171,7 @@ def _points(group: Sequence[Series]) -> tuple[Point, ...]:
 
 
 def _began(series: Series) -> datetime:
-    """When the newest level of a series began."""
+    """Return the time at which the newest level of a series began."""
     return series.nights[series.changes[-1].night].at
 
 

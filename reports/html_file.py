@@ -245,7 +245,7 @@ def reproduce(figure: Figure, page: Page) -> str:
 
 @functools.cache
 def _environment() -> jinja2.Environment:
-    """The templates: everything that they print is escaped, and made visible before that."""
+    """Return the templates: everything that they print is escaped, and made visible before that."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("reports"),
         autoescape=True,
@@ -291,7 +291,7 @@ def spark_points(values: Sequence[float]) -> str:
 
 
 def _measured(run: Run) -> tuple[Metric, ...]:
-    """The metrics of a run, in the order of the registry."""
+    """Return the metrics of a run, in the order of the registry."""
     keys = {measurement.metric for measurement in run.measurements}
     return tuple(metric for key, metric in METRICS.items() if key in keys)
 

@@ -274,7 +274,7 @@ def load(
 
 
 def _alerts(store: ResultsStore, series: Sequence[Series], *, whole: bool) -> tuple[Alert, ...]:
-    """The alerts of the histories that are shown; of all histories, if all runs are."""
+    """Return the alerts of the histories that are shown; of all histories, if all runs are."""
     shown = {one.id for one in series}
     return assess(series, [one for one in list_alerts(store) if whole or one.series in shown])
 
@@ -339,7 +339,7 @@ def compare_two(location: str, a: str, b: str) -> Figure:
 
 
 def _run_pages(results: Results) -> tuple[RunPage, ...]:
-    """The pages of the runs that are listed in full, newest first."""
+    """Return the pages of the runs that are listed in full, newest first."""
     full = {run.id: run for run in results.full}
     before = find_runs_before(results.subjects, full.keys())
     return tuple(

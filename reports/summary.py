@@ -335,7 +335,7 @@ def _output(runs: Sequence[Run], perplexity: PerplexityRow | None) -> Output:
 
 
 def _grade(cells: Mapping[str, Cell]) -> tuple[str, tuple[str, ...]]:
-    """The worst grade of the rates, with reasons; an unknown grade is the worst."""
+    """Return the worst grade of the rates, with reasons; an unknown grade is the worst."""
     found = {key: cells[key].stability for key in GRADED if key in cells and cells[key].stability}
     grades = [stability.grade for stability in found.values() if stability is not None]
     if not grades:
@@ -350,12 +350,12 @@ def _grade(cells: Mapping[str, Cell]) -> tuple[str, tuple[str, ...]]:
 
 
 def _display_key(key: SpeedKey) -> tuple[object, ...]:
-    """Labels that distinguish rows for the reader."""
+    """Return labels that distinguish rows for the reader."""
     return (key.label, key.at_once, key.labels, _subject_key(key.subject))
 
 
 def _apart_remark(alike: Sequence[SpeedKey]) -> tuple[str, ...]:
-    """A remark on why rows that look the same are separate."""
+    """Return a remark on why rows that look the same are separate."""
     if len(alike) < 2:
         return ()
     return (f"Separate from a similar row because of: {', '.join(find_differences(alike))}",)

@@ -72,7 +72,7 @@ _STYLES = {"bad": "red", "doubt": "yellow", "good": "green", "none": "default"}
 
 
 def _headline(headline: Headline) -> list[Text]:
-    """The verdict over everything, and what it rests on."""
+    """Return the verdict over everything, and what it rests on."""
     words = Text(_single_line(headline.words), f"bold {_STYLES[headline.level]}")
     return [words, *(Text(f"  {_single_line(line)}") for line in headline.lines)]
 
@@ -82,7 +82,7 @@ def _print_line(console: Console, line: Text) -> None:
 
 
 def _failure(group: FailureGroup) -> str:
-    """The runs of a group, and how they ended."""
+    """Return the runs of a group, and how they ended."""
     newest, count = group.newest, len(group.runs)
     devices = group.devices
     where = devices[0] if len(devices) == 1 else pluralize(len(devices), "device")
@@ -95,13 +95,13 @@ def _failure(group: FailureGroup) -> str:
 
 
 def _display_key(row: Row) -> tuple[str, ...]:
-    """The name of a row; several containers may share it."""
+    """Return the name of a row; several containers may share it."""
     shape = container_shape(row.container) if row.container else ""
     return (row.name, row.subject.target, row.label, shape)
 
 
 def _ambiguous(rows: Sequence[Row]) -> frozenset[tuple[str, ...]]:
-    """Names that several containers share."""
+    """Return names that several containers share."""
     hashes: dict[tuple[str, ...], set[str]] = {}
     for row in rows:
         hashes.setdefault(_display_key(row), set()).add(row.subject.container_sha256)
@@ -131,7 +131,7 @@ def _remarks(row: Row, shared: Container[str], *, apart: bool) -> list[Text]:
 
 
 def _comparison(group: ComparisonGroup) -> list[Text]:
-    """The two sides, and a line for each metric."""
+    """Return the two sides, and a line for each metric."""
     a, b = (
         f"{_single_line(describe_container(run.container))} ({run.container.sha256[:12]})"
         for run in (group.a, group.b)
@@ -190,7 +190,7 @@ def _column(key: str, heading: str, cells: list[str]) -> NumberColumn:
 
 
 def _name(row: Row, *, apart: bool) -> str:
-    """The name of a row, with the container's hash if others share the name."""
+    """Return the name of a row, with the container's hash if others share the name."""
     workload = f" {_single_line(row.label)}" if row.label else ""
     lines = [_single_line(row.name), f"{_single_line(row.subject.target)}{workload}"]
     if row.container is not None:

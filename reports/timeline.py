@@ -100,7 +100,7 @@ Panel = tuple[_Kind, list[Counter], int]
 
 
 def _choose(counters: Sequence[Counter], kind: _Kind) -> tuple[list[Counter], int]:
-    """The channels of a kind that change most or are highest, and how many are left out."""
+    """Return the channels of a kind that change most or are highest, and how many are left out."""
     fitting = [
         one
         for one in counters

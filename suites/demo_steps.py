@@ -109,7 +109,7 @@ def demo_lock() -> Iterator[None]:
 
 
 def build(soc: str, folder: Path, progress: DemoProgress) -> BuildResult:
-    """The reference model for the emulator of a SoC; what the cache holds is not built again."""
+    """Build the reference model for the emulator of a SoC, as far as the cache lacks it."""
     progress.step(f"build tiny_llama for {soc}:emulator with the QNN compiler")
     builder = GenAIBuilderFactory.create(tiny_llama.folder())
     builder.set_targets([f"{soc}:emulator"]).set_transformation_options(

@@ -51,7 +51,7 @@ def _ids(
     new_tokens: int = _NEW_TOKENS,
     settings: DialogSettings | None = None,
 ) -> tuple[int, ...]:
-    """The answer to token ids."""
+    """Return the answer to token ids."""
     result = runner(token_ids=prompt, max_new_tokens=new_tokens, settings=settings)
     if result.token_ids is None:
         pytest.skip("the program on the device prints no token ids")
@@ -59,7 +59,7 @@ def _ids(
 
 
 def _prompt(runner: ContainerRunner, tokens: int) -> tuple[int, ...]:
-    """A prompt of so many tokens, of which Genie adds the first."""
+    """Return a prompt of so many tokens, of which Genie adds the first."""
     return cut_prompt(runner.container.files["tokenizer.json"], tokens - 1).token_ids
 
 

@@ -1,4 +1,4 @@
-"""Does the text encoder on the device embed texts as the model that it was built from?"""
+"""A text encoder on the device against the model that it was built from."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Does the container predict text as well as the model that it was built from?"""
+"""Perplexity of a container against the model that it was built from."""
 
 from pathlib import Path
 
@@ -95,7 +95,7 @@ def test_decode_steps(
 
 
 def _reference_checkpoint(container: GenAIContainer) -> Path | None:
-    """The reference model's checkpoint, if the container was built from it."""
+    """Return the reference model's checkpoint, if the container was built from it."""
     folder = tiny_llama.folder()
     own = container.files["tokenizer.json"].read_bytes()
     same = own == (folder / "tokenizer.json").read_bytes()

@@ -1,4 +1,4 @@
-"""Does it load, does it answer, does it answer the same twice?"""
+"""A container loads, answers, and answers the same twice."""
 
 from harness.pytest_plugin.container_runner import ContainerRunner
 from harness.pytest_plugin.measurements import MeasurementRecorder

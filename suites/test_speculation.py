@@ -1,4 +1,4 @@
-"""Does a dialog that speculates say what plain decoding says, and does speculation pay?
+"""Speculative decoding against plain decoding: its text and its gain.
 
 The container speculates; `--suite-param plain=DIR` is one of the same model that does not.
 """
@@ -36,7 +36,7 @@ class Answers:
 
     @property
     def agree(self) -> bool:
-        """Whether both say the same, up to tokens that one of them did not come to."""
+        """True if both say the same, up to tokens that one of them did not come to."""
         shorter, longer = sorted((self.plain, self.speculated), key=len)
         return longer.startswith(shorter) and 2 * len(shorter) > len(longer)
 

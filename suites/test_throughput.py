@@ -138,7 +138,7 @@ def _skip_unless_it_fits(runner: ContainerRunner, prompt_tokens: int, new_tokens
 
 
 def _capacity(folder: Path) -> _Capacity:
-    """The capacity of a container; the test itself reports a folder that holds none."""
+    """Return the capacity of a container; the test itself reports a folder that holds none."""
     try:
         metadata = read_metadata(folder)
     except BuildError:

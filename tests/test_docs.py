@@ -1,4 +1,4 @@
-"""The documents name files that exist, and are wrapped."""
+"""Documents name files that exist and are wrapped; docstrings begin plainly."""
 
 import re
 from pathlib import Path
@@ -16,6 +16,11 @@ _FILE = re.compile(
     r"(?:/[\w-]+)*(?:/[\w.-]+\.(?:py|sh|md|yaml)|/)(?![\w*])"
 )
 _LONGEST_LINE = 100
+_PACKAGES = ("buildlib", "device_scripts", "harness", "reports", "suites")
+_CLAUSE = re.compile(
+    r'(?:\A|:\n)\s*r?"""(?:What|How|Where|Whether|When|Who|Whose|Those|Everything|Something)\b.*'
+)
+"""A docstring that begins with a clause, where its first line is a noun phrase or an imperative."""
 
 
 @pytest.mark.parametrize("path", _DOCUMENTS, ids=lambda path: path.name)
@@ -29,3 +34,11 @@ def test_prose_is_wrapped(path: Path) -> None:
     text = re.sub(r"(?ms)^ *```.*?^ *```", "", path.read_text(encoding="utf-8"))
     prose = [line for line in text.splitlines() if not line.startswith(("|", "#", "    ", "<"))]
     assert [line for line in prose if len(line) > _LONGEST_LINE] == []
+
+
+@pytest.mark.parametrize("package", _PACKAGES)
+def test_no_docstring_begins_with_a_clause(package: str) -> None:
+    sources = {path: path.read_text(encoding="utf-8") for path in (_ROOT / package).rglob("*.py")}
+    assert [
+        f"{path}: {found}" for path in sources for found in _CLAUSE.findall(sources[path])
+    ] == []

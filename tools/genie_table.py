@@ -65,7 +65,7 @@ def run_marked() -> dict[str, bool]:
 
 
 def rows(ran: dict[str, bool]) -> Iterator[tuple[str, ...]]:
-    """The rows of the table.
+    """Yield the rows of the table.
 
     Args:
         ran: whether the tests of a configuration passed; those without tests are not in it.

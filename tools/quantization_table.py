@@ -53,7 +53,7 @@ _HEADER = (
 
 @dataclass
 class Measured:
-    """What one recipe costs and gives.
+    """Size and quality of one recipe.
 
     Attributes:
         size: bytes of the integer weights.

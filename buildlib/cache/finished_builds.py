@@ -74,7 +74,7 @@ class FinishedBuild:
             )
 
     def holds(self, root: Path) -> bool:
-        """Whether all files are as they were; the entries then count as used."""
+        """Return whether all files are as they were; the entries then count as used."""
         marks = [Path(entry) / LAST_USED for entry in self.entries]
         if not all(mark.is_file() for mark in marks):
             return False

@@ -13,7 +13,7 @@ from pydantic import BaseModel, TypeAdapter
 
 @dataclass(frozen=True)
 class StageKey:
-    """Everything that the output of a stage depends on.
+    """Options, inputs and code that determine the output of a stage.
 
     Attributes:
         config: options of the stage: JSON values, mappings, sequences, paths, enumerations,

@@ -50,24 +50,24 @@ def entry_name(operation: str, digest: str) -> str:
 
 
 def is_entry_name(name: str) -> bool:
-    """Whether a folder of that name is an entry."""
+    """Return whether a folder of that name is an entry."""
     return _ENTRY.fullmatch(name) is not None
 
 
 def is_model_name(name: str) -> bool:
-    """Whether a model can have that name, and its entries a folder of it."""
+    """Return whether a model can have that name, and its entries a folder of it."""
     return name not in {"", ".", "..", BUILDS, FINISHED, _LOCKS} and Path(name).name == name
 
 
 def model_folders(root: Path) -> list[Path]:
-    """The folders of models, in the order of their names."""
+    """Return the folders of models, in the order of their names."""
     if not root.is_dir():
         return []
     return sorted(path for path in root.iterdir() if path.is_dir() and is_model_name(path.name))
 
 
 def entry_folders(root: Path) -> Iterator[Path]:
-    """Every entry below a root, whole or not."""
+    """Yield every entry below a root, whole or not."""
     for model in model_folders(root):
         yield from sorted(p for p in model.iterdir() if is_entry_name(p.name) and p.is_dir())
 

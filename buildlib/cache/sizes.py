@@ -32,7 +32,7 @@ def parse_size(text: str, option: str) -> int:
 
 
 def parse_age(text: str, option: str) -> timedelta:
-    """The time span of `30d`, `12h`, `90m`, `45s` or `2w`.
+    """Return the time span of `30d`, `12h`, `90m`, `45s` or `2w`.
 
     Raises:
         InvalidOptionError: it is none; names the option.

@@ -121,7 +121,7 @@ def _same_bytes(one: TensorRef, other: TensorRef) -> bool:
 
 
 def expected_tensors(config: CheckpointConfig) -> dict[str, tuple[int, ...]]:
-    """Every tensor that a file must hold, with the shape that `config` implies."""
+    """Return every tensor that a file must hold, with the shape that `config` implies."""
     hidden, norms = config.hidden_size, config.family.layer_norms
     shapes: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (config.vocab_size, hidden),
@@ -170,7 +170,7 @@ Projection = tuple[int, int, bool]
 
 
 def projections(config: CheckpointConfig) -> dict[str, Projection]:
-    """Projections of a layer by Llama's names."""
+    """Return projections of a layer by Llama's names."""
     hidden, mlp = config.hidden_size, config.intermediate_size
     queries = config.num_attention_heads * config.head_dim
     keys = config.num_key_value_heads * config.head_dim
@@ -186,7 +186,7 @@ def projections(config: CheckpointConfig) -> dict[str, Projection]:
 
 
 def _stored_projections(config: CheckpointConfig) -> dict[str, list[Projection]]:
-    """Projections that a file holds of a layer, each with those of Llama that it consists of."""
+    """Return a layer's projections in the file, each with those of Llama that it fuses."""
     single, fused = projections(config), config.family.fused
     inside = {name for parts in fused.values() for name in parts}
     stored = {stem: [single[name] for name in parts] for stem, parts in fused.items()}

@@ -327,7 +327,7 @@ class DecoderConfig(BaseModel):
         return int(self.head_dim * self.partial_rotary_factor)
 
     def context_limit(self, *, windowed: bool) -> tuple[int, str] | None:
-        """The longest context that can be built, and why; None if the model bounds none.
+        """Return the longest context that can be built, and why; None if the model bounds none.
 
         Args:
             windowed: whether the graph hides by itself what lies before the sliding window.
@@ -354,17 +354,17 @@ class DecoderConfig(BaseModel):
         return self.head_dim**-0.5 if given is None else given
 
     def has_window(self, layer: int) -> bool:
-        """Whether a layer looks back `sliding_window` tokens only."""
+        """Return whether a layer looks back `sliding_window` tokens only."""
         if self.sliding_window is None:
             return False
         return self.layer_types is None or self.layer_types[layer] == _SLIDING
 
     def has_local_rope(self, layer: int) -> bool:
-        """Whether a layer turns queries and keys by frequencies of its own base."""
+        """Return whether a layer turns queries and keys by frequencies of its own base."""
         return self.rope_local_base_freq is not None and self.has_window(layer)
 
     def has_rope(self, layer: int) -> bool:
-        """Whether a layer turns queries and keys by their positions."""
+        """Return whether a layer turns queries and keys by their positions."""
         return self.no_rope_layers is None or self.no_rope_layers[layer]
 
 

@@ -46,13 +46,13 @@ class TensorRef:
     n_bytes: int
 
     def numpy(self) -> npt.NDArray[Any]:
-        """The tensor as a read-only view of the mapped file, in its stored type."""
+        """Return the tensor as a read-only view of the mapped file, in its stored type."""
         return np.memmap(
             self.path, _NUMPY[self.dtype], mode="r", offset=self.offset, shape=self.shape
         )
 
     def rows(self, start: int, stop: int, name: str) -> "TensorRef":
-        """Entries [start, stop) along the first axis, as a tensor that lies in the same file."""
+        """Return entries [start, stop) along the first axis, as a tensor of the same file."""
         n_bytes = self.n_bytes // self.shape[0]
         shape, offset = (stop - start, *self.shape[1:]), self.offset + start * n_bytes
         return TensorRef(name, self.dtype, shape, self.path, offset, (stop - start) * n_bytes)
@@ -91,7 +91,7 @@ def find_nonfinite(ref: TensorRef) -> tuple[int, ...] | None:
 
 
 def read_header(path: Path) -> dict[str, TensorRef]:
-    """All tensors of a safetensors file, without reading their data.
+    """Return all tensors of a safetensors file, without reading their data.
 
     Raises:
         CheckpointError: the file is missing, truncated, or its header is not to be trusted.

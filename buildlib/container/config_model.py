@@ -113,7 +113,7 @@ class ConfigModel(BaseModel):
 
     @classmethod
     def faults_of(cls, text: str | bytes) -> tuple[Fault, ...]:
-        """All faults of a text; none if `from_json` reads it."""
+        """Return all faults of a text; none if `from_json` reads it."""
         try:
             cls._read(text)
         except ValidationError as error:
@@ -140,7 +140,7 @@ class ConfigModel(BaseModel):
 
 
 def _repeated_key(text: bytes) -> str | None:
-    """The first key that an object has twice: one of its values would be lost."""
+    """Return the first key that an object has twice: one of its values would be lost."""
     found: list[str] = []
 
     def note(pairs: list[tuple[str, object]]) -> None:

@@ -134,7 +134,7 @@ class GenAIContainer(GenAIContainerable):
 
     @property
     def embeds(self) -> bool:
-        """Whether it holds a text encoder, which embeds texts and answers no prompts."""
+        """True if it holds a text encoder, which embeds texts and answers no prompts."""
         return isinstance(self.configuration, TextEmbeddingConfig)
 
     @property
@@ -223,7 +223,7 @@ class GenAIContainer(GenAIContainerable):
             raise ContainerExistsError(str(destination), "lies in the container itself")
 
     def _is_at(self, folder: Path) -> bool:
-        """Whether a folder holds the files of this container and nothing else."""
+        """Return whether a folder holds the files of this container and nothing else."""
         try:
             found = {
                 path.relative_to(folder).as_posix()

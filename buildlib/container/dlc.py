@@ -49,7 +49,7 @@ class DlcInfo:
 
 
 def is_dlc(path: Path) -> bool:
-    """Whether a file is an archive with a model in it."""
+    """Return whether a file is an archive with a model in it."""
     try:
         with zipfile.ZipFile(path) as archive:
             return "model" in archive.namelist()

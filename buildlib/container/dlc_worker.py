@@ -100,7 +100,7 @@ class _Recorder:
             self._set(place, self._tensor, c.c_void_p, c.c_void_p)
 
     def read(self, system: FunctionTable, dlc: bytes) -> DlcGraph:
-        """The graph of a DLC."""
+        """Return the graph of a DLC."""
         handle, graphs, count = c.c_void_p(), c.c_void_p(), c.c_uint32()
         system.call(
             SystemFunction.DLC_CREATE_FROM_FILE,
@@ -149,7 +149,7 @@ class _Recorder:
 
 
 def describe(request: bytes) -> object:
-    """The graphs of the DLC whose path is the request."""
+    """Return the graphs of the DLC whose path is the request."""
     graph = _Recorder().read(
         load_system(find_libraries().system), os.fsencode(os.fsdecode(request))
     )

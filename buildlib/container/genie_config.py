@@ -247,7 +247,7 @@ class GenieConfig(GenieModel):
 
     @property
     def referenced_files(self) -> tuple[str, ...]:
-        """Everything that Genie opens for this configuration; of adapters and prefixes, folders."""
+        """Files that Genie opens for this configuration; folders of adapters and prefixes."""
         dialog = self.dialog
         names = list(self.ctx_bins)
         for engine in dialog.engines:
@@ -269,7 +269,7 @@ class GenieConfig(GenieModel):
         stop_sequence: tuple[str, ...] | None = None,
         context_size: int | None = None,
     ) -> "GenieConfig":
-        """A copy for one run, with other bounds on what is generated, or another sampler."""
+        """Return a copy for one run, with other bounds on what is generated, or another sampler."""
         given: dict[str, object | None] = {
             "sampler": sampler,
             "max_num_tokens": max_num_tokens,
@@ -280,17 +280,17 @@ class GenieConfig(GenieModel):
         return self._changed({key: value for key, value in given.items() if value is not None})
 
     def as_basic(self) -> "GenieConfig":
-        """A copy that is a plain dialog with the model whose tokens are generated."""
+        """Return a plain dialog with the model whose tokens are generated."""
         blocks = ("lade", "spd", "ssd", "multistream", "eaglet", "kv_share")
         engine = self.dialog.target_engine.model_copy(update={"role": None})
         return self._changed({"type": "basic", "engine": engine, **dict.fromkeys(blocks)})
 
     def with_embedding(self, embedding: Embedding) -> "GenieConfig":
-        """A copy that looks tokens up on the host."""
+        """Return a copy that looks tokens up on the host."""
         return self._changed({"embedding": embedding})
 
     def with_lora(self, lora: Lora) -> "GenieConfig":
-        """A copy whose (target) engine has adapters."""
+        """Return a copy whose (target) engine has adapters."""
 
         def adapted(engine: Engine) -> Engine:
             return engine.model_copy(update={"model": engine.model.with_lora(lora)})
@@ -305,7 +305,7 @@ class GenieConfig(GenieModel):
     def with_type(
         self, kind: str, *, draft: Engine | None = None, **block: GenieModel
     ) -> "GenieConfig":
-        """A copy that is a dialog of another type, with that type's block.
+        """Return a copy of another type, with that type's block.
 
         Args:
             kind: the type.
@@ -338,7 +338,7 @@ def basic_dialog(
     emulator: bool,
     local_rope_theta: float | None = None,
 ) -> GenieConfig:
-    """The configuration of a plain dialog with a Llama-like model.
+    """Return the configuration of a plain dialog with a Llama-like model.
 
     Args:
         local_rope_theta: base of a second set of rotations, whose inputs have the prefix `local_`.

@@ -87,7 +87,7 @@ class Sampler(GenieModel):
 
     @property
     def is_greedy(self) -> bool:
-        """Whether it takes the most probable token each time."""
+        """True if it takes the most probable token each time."""
         return self.type != "custom" and (self.top_k == 1 or self.temp == 0)
 
 

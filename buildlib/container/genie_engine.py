@@ -283,7 +283,7 @@ class Model(GenieModel):
         return block.lora if block else None
 
     def with_lora(self, lora: Lora | None) -> Self:
-        """A copy with these adapters, or with none."""
+        """Return a copy with these adapters, or with none."""
         changed = {
             name: block.model_copy(update={"lora": lora})
             for name, block in (("binary", self.binary), ("library", self.library))
@@ -292,11 +292,11 @@ class Model(GenieModel):
         return self.model_copy(update=changed)
 
     def with_ctx_bins(self, names: tuple[str, ...]) -> Self:
-        """A copy of a model of context binaries that lie elsewhere."""
+        """Return a copy of a model of context binaries that lie elsewhere."""
         return self.model_copy(update={"binary": Binaries(ctx_bins=names, lora=self.lora)})
 
     def files(self) -> Iterator[str]:
-        """Files and folders that Genie opens for it."""
+        """Yield files and folders that Genie opens for it."""
         yield from self.ctx_bins
         if self.library is not None:
             yield self.library.model_bin
@@ -388,7 +388,7 @@ class Engine(GenieModel):
         return self
 
     def files(self) -> Iterator[str]:
-        """Files and folders that Genie opens for it."""
+        """Yield files and folders that Genie opens for it."""
         yield from self.model.files()
         yield from self.backend.files
         contexts = [self.longcontext, *(group.longcontext for group in self.cache_groups or ())]

@@ -61,7 +61,7 @@ class SamplerConfig(GenieModel):
 
 
 class Trace(GenieModel):
-    """Whether Genie records what it does, call by call."""
+    """Trace of the calls of Genie."""
 
     version: Version = 1
     enable: Annotated[bool, WRITTEN] = True
@@ -174,7 +174,7 @@ class Judgement:
 
     @property
     def accepted(self) -> bool:
-        """Whether nobody refuses it."""
+        """True if nobody refuses it."""
         return not self.ours and (self.genie is None or not self.genie.faults)
 
     @property

@@ -114,7 +114,7 @@ class HtpConfig(ConfigModel):
 
 
 def htp_config(compiled: CompileConfig | Target) -> HtpConfig:
-    """The extensions that Genie runs binaries with, or those that suit a target.
+    """Return the extensions that Genie runs binaries with, or those that suit a target.
 
     What the compiler alone reads is left out: all options of graphs, and most of contexts.
 

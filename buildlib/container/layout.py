@@ -15,7 +15,7 @@ _LONGEST_STEM = 120  # file names end at 255 bytes, and what is unfinished has l
 
 
 def binary_name(model_name: str, part: int, parts: int) -> str:
-    """Name of the context binary of a split; parts count from 1.
+    """Return the name of the context binary of a split; parts count from 1.
 
     A model is named after its folder, which may have a name that no file of a container can have.
     """
@@ -40,11 +40,11 @@ def file_name_problem(names: Iterable[str]) -> str | None:
 
 
 def archive_stem(model_name: str) -> str:
-    """A model's name as a part of file names."""
+    """Return a model's name as a part of file names."""
     return re.sub(r"[^A-Za-z0-9_.+-]+", "_", model_name).lstrip(".-")[:_LONGEST_STEM] or "model"
 
 
 def has_file(files: Iterable[str], name: str) -> bool:
-    """Whether a name is that of one of the files, or of a folder with some."""
+    """Return whether a name is that of one of the files, or of a folder with some."""
     below = name.rstrip("/") + "/"
     return any(file == name or file.startswith(below) for file in files)

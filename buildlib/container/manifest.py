@@ -44,7 +44,7 @@ _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
 def plain_name(text: str) -> str:
-    """A name for a model from the name of its folder, which may be any."""
+    """Return a name for a model from the name of its folder, which may be any."""
     return _CONTROLS.sub(" ", text)[:MAX_NAME].strip() or "model"
 
 
@@ -209,7 +209,7 @@ def read_metadata(folder: Path) -> ContainerMetadata:
 
 
 def is_container(folder: Path) -> bool:
-    """Whether a folder holds a container, whole or damaged, and nothing beside it."""
+    """Return whether a folder holds a container, whole or damaged, and nothing beside it."""
     try:
         known = {METADATA, *read_metadata(folder).files}
     except ContainerError:
@@ -249,7 +249,7 @@ def build_metadata(
     files: Mapping[str, FileRecord],
     created_at: datetime,
 ) -> ContainerMetadata:
-    """A manifest with its content digest; mappings are sorted: equal content, equal text."""
+    """Return a manifest with its content digest; mappings are sorted: equal content, equal text."""
     sorted_model = model.model_copy(
         update={"inputs": _sorted(model.inputs), "quantization": _sorted(model.quantization)}
     )

@@ -161,7 +161,7 @@ class TextEmbeddingConfig(GenieModel):
 
     @property
     def referenced_files(self) -> tuple[str, ...]:
-        """Everything that Genie opens for this configuration."""
+        """Files that Genie opens for this configuration."""
         engine = self.embedding.engine
         names = [*engine.model.files(), self.embedding.tokenizer.path]
         names += engine.backend.files
@@ -202,7 +202,7 @@ def text_embedding(
     *,
     emulator: bool,
 ) -> TextEmbeddingConfig:
-    """The configuration of an encoder with a pooled output."""
+    """Return the configuration of an encoder with a pooled output."""
     htp = EncoderHtp(use_mmap=not emulator, disable_kv_cache=True)
     return TextEmbeddingConfig(
         embedding=TextEmbedding(

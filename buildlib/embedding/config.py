@@ -60,7 +60,7 @@ class EmbeddingConfig(BaseModel):
 
     @property
     def is_quantized(self) -> bool:
-        """Whether the file holds integers."""
+        """True if the file holds integers."""
         return self.embed_datatype != "float32"
 
     @property
@@ -77,7 +77,7 @@ class EmbeddingConfig(BaseModel):
         return Grid(dtype, (self.embed_quant_scale,), (-self.embed_quant_offset,))
 
     def genie(self, lut_path: str = TABLE_FILE) -> Embedding:
-        """The block of the dialog; `lut_path` is the file's name in the container.
+        """Return the block of the dialog; `lut_path` is the file's name in the container.
 
         Raises:
             InvalidOptionError: a signed type, while graphs here take unsigned integers.

@@ -44,7 +44,7 @@ class EmbeddingExtraction(Pass):
 
 
 def find_lookup(model: ir.Model) -> ir.Node | None:
-    """The Gather that makes hidden states of `input_ids`, if there is one and no other use."""
+    """Return the Gather that makes hidden states of `input_ids`, if it is their only use."""
     ids = next((v for v in model.graph.inputs if v.name == interface.INPUT_IDS), None)
     if ids is None:
         return None
@@ -62,7 +62,7 @@ def find_lookup(model: ir.Model) -> ir.Node | None:
 
 
 def table_of(lookup: ir.Node) -> ir.Value:
-    """The stored table [vocab, hidden] of a lookup."""
+    """Return the stored table [vocab, hidden] of a lookup."""
     data = lookup.inputs[0]
     assert data is not None  # noqa: S101  (a Gather)
     return source_of(data)

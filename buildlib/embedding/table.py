@@ -58,7 +58,7 @@ def write_table(model_path: Path, out_path: Path, datatype: EmbedDatatype) -> Em
 
 
 def table_chunks(table: ir.Value) -> Iterator[npt.NDArray[np.float32]]:
-    """Rows [n, hidden] as float32, a few megabytes at a time."""
+    """Yield rows [n, hidden] as float32, a few megabytes at a time."""
     tensor, shape = table.const_value, static_shape(table)
     assert tensor is not None  # noqa: S101  (an initializer)
     assert shape is not None  # noqa: S101  (an initializer)

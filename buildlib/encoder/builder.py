@@ -37,7 +37,7 @@ _STAGES = 4
 
 
 def encodes_text(source: ModelSource) -> bool:
-    """Whether a source is a text encoder; an ONNX that cannot be read is none, as a build says."""
+    """Return whether a source is a text encoder; an unreadable ONNX is none."""
     try:
         return isinstance(source, OnnxSource) and is_encoder(load_model(source.model))
     except ModelFileError:

@@ -139,7 +139,7 @@ def embed_in_float(
 
 
 def _feeds(session: Any, ids: Sequence[int]) -> dict[str, npt.NDArray[Any]]:  # noqa: ANN401
-    """Inputs of the model in its own types, as long as the text or as the model insists."""
+    """Return inputs of the model in its own types, as long as the text or as the model insists."""
     inputs = {each.name: each for each in session.get_inputs()}
     fixed = inputs[interface.INPUT_IDS].shape[1] if interface.INPUT_IDS in inputs else None
     length = fixed if isinstance(fixed, int) else len(ids)

@@ -63,7 +63,7 @@ class EncoderConfig(BaseModel):
 
 
 def is_encoder(model: ir.Model) -> bool:
-    """Whether an ONNX model is a text encoder: tokens in, vectors out, no caches."""
+    """Return whether an ONNX model is a text encoder: tokens in, vectors out, no caches."""
     inputs = {str(value.name) for value in model.graph.inputs}
     outputs = {str(value.name) for value in model.graph.outputs}
     vectors = outputs & {*POOLED_NAMES, *SEQUENCE_NAMES}

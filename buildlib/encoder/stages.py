@@ -216,7 +216,7 @@ class PackageEncoder(Stage):
         return encoder_binary(self.model.export.name)
 
     def configuration(self) -> TextEmbeddingConfig:
-        """The embedding: the sizes of the encoder and what its tokenizer puts around texts."""
+        """Return the embedding: sizes of the encoder, and what its tokenizer puts around texts."""
         graph = load_model(self.imported.folder / MODEL_FILE).graph
         shape = static_shape(graph.outputs[-1]) or (1, 1)
         context = EncoderContext(

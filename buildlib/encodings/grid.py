@@ -40,7 +40,7 @@ class Grid:
 
     @property
     def per_channel(self) -> bool:
-        """Whether every channel has its own scale."""
+        """True if every channel has its own scale."""
         return len(self.scale) > 1 or self.block_size is not None
 
     @property

@@ -72,7 +72,7 @@ class QualityBound:
         return QualityBound("relative", self.limit / found.perplexity_float - 1)
 
     def holds(self, found: Divergence) -> bool:
-        """Whether a model is within the bound."""
+        """Return whether a model is within the bound."""
         return self.value(found) <= self.limit
 
 

@@ -58,7 +58,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class UnitCost:
-    """What the quantization of a unit costs.
+    """Cost of quantizing a unit.
 
     Attributes:
         sqnr_db: 10 log10(sum(x^2) / sum((x - q(x))^2)), the lowest of its weights and activations;

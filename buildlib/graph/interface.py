@@ -64,7 +64,7 @@ def token_axis(name: str) -> int:
 
 
 def is_kv(name: str) -> bool:
-    """Whether `name` is a key/value input or output."""
+    """Return whether `name` is a key/value input or output."""
     return _KV.fullmatch(name) is not None
 
 

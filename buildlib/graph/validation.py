@@ -264,7 +264,7 @@ def _tensor_fault(tensor: ir.TensorProtocol) -> str | None:
 
 
 def _has_data(proto: onnx.TensorProto) -> bool:
-    """Whether the tensor has data: onnx_ir reads zeros if it has none."""
+    """Return whether the tensor has data: onnx_ir reads zeros if it has none."""
     kept = (
         proto.float_data, proto.int32_data, proto.int64_data, proto.double_data, proto.uint64_data,
         proto.string_data,
@@ -273,7 +273,7 @@ def _has_data(proto: onnx.TensorProto) -> bool:
 
 
 def _is_finite(chunk: np.ndarray) -> bool:
-    """Whether all terms are finite: a sum is not if a term is not; if it overflows, look again."""
+    """Return whether all terms are finite, by their sum, and one by one if that overflows."""
     with np.errstate(over="ignore", invalid="ignore"):
         return bool(np.isfinite(chunk.sum(dtype=np.float32))) or bool(np.isfinite(chunk).all())
 

@@ -60,12 +60,12 @@ def source_of(value: ir.Value) -> ir.Value:
 
 
 def is_parameter(value: ir.Value) -> bool:
-    """Whether the value is a constant of the model, as stored or cast."""
+    """Return whether the value is a constant of the model, as stored or cast."""
     return source_of(value).is_initializer()
 
 
 def is_real(value: ir.Value) -> bool:
-    """Whether the value holds numbers to quantize, unlike token ids and shapes."""
+    """Return whether the value holds numbers to quantize, unlike token ids and shapes."""
     return source_of(value).dtype in _REAL
 
 

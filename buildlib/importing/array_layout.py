@@ -78,7 +78,7 @@ class _Call:
         self.opset = opset
 
     def ints(self, index: int, name: str) -> list[int] | None:
-        """Integers given as input `index` after the first, or as attribute `name`."""
+        """Return integers given as input `index` after the first, or as attribute `name`."""
         given = self.parameters[index] if index < len(self.parameters) else None
         if given is not None:
             return [int(number) for number in given.reshape(-1)]

@@ -85,7 +85,7 @@ def _logits(model: ir.Model, interpreter: Interpreter) -> ir.Value:
 
 
 def _is_by_token(placed: Placement) -> bool:
-    """Whether tokens follow each other, and along some axis the features of each."""
+    """Return whether tokens follow each other, and along some axis the features of each."""
     n_features = placed.rows.features
     for axis in (axis for axis, size in enumerate(placed.feature.shape) if size == n_features):
         feature, token = (np.moveaxis(ids, axis, -1) for ids in (placed.feature, placed.token))
@@ -96,7 +96,7 @@ def _is_by_token(placed: Placement) -> bool:
 
 
 def _is_cache(interpreter: Interpreter, form: LinearForm) -> bool:
-    """Whether an output is keys or values: past and new ones, or new ones alone."""
+    """Return whether an output is keys or values: past and new ones, or new ones alone."""
     roots, layers = interpreter.roots, interpreter.layers
     if form.varies:
         return True

@@ -149,7 +149,7 @@ class ImportModel(Pass):
 
 
 def is_canonical(model: ir.Model) -> bool:
-    """Whether a model has the canonical inputs and outputs, and no (AR, CL) in its operators."""
+    """Return whether a model has the canonical interface, and no (AR, CL) in its operators."""
     inputs = {str(value.name): static_shape(value) for value in model.graph.inputs}
     names = set(inputs)
     needed = {interface.ATTENTION_MASK, interface.past_key(0, "in"), interface.past_value(0, "in")}
@@ -192,7 +192,7 @@ def _is_canonical(node: ir.Node) -> bool:
 
 
 def _is_weight(value: ir.Value | None) -> bool:
-    """Whether a value is stored in the file, possibly in another type than it is used in."""
+    """Return whether a value is stored in the file, possibly in another type than it is used in."""
     if value is None:
         return False
     maker = value.producer()

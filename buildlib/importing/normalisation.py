@@ -113,7 +113,7 @@ def operand(node: ir.Node, index: int) -> ir.Value:
 
 
 def same_form(first: LinearForm, second: LinearForm) -> bool:
-    """Whether both are the same elements, unchanged."""
+    """Return whether both are the same elements, unchanged."""
     if first is second:
         return True
     return (

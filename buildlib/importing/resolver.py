@@ -31,7 +31,7 @@ class Piece:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is all features."""
+        """True if it is all features."""
         return self.start == 0 and self.stop == self.rows.features
 
 

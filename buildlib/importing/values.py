@@ -100,7 +100,7 @@ class LinearForm:
 
     @property
     def is_plain(self) -> bool:
-        """Whether each element is an element of another tensor, unchanged."""
+        """True if each element is an element of another tensor, unchanged."""
         return len(self.ids) == 1 and isinstance(self.coefs[0], float) and self.coefs[0] == 1.0
 
     def dense(self, term: int) -> Floats:

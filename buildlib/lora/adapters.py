@@ -77,7 +77,7 @@ class Adapters:
         return tuple(case.name for case in self.cases)
 
     def tensors(self, name: str) -> dict[str, Matrix]:
-        """A [in, rank] and B [rank, out] of every branch for a use case, by input."""
+        """Return A [in, rank] and B [rank, out] of every branch for a use case, by input."""
         (case,) = (case for case in self.cases if case.name == name)
         found: dict[str, Matrix] = {}
         for branch in self.branches:
@@ -98,7 +98,7 @@ class Adapters:
         return found
 
     def genie(self, alpha_name: str) -> Lora:
-        """The block of the engine, for files as `write` puts them."""
+        """Return the block of the engine, for files as `write` puts them."""
         adapters = (LoraAdapter(name=name, path=f"{LORA_FOLDER}/{name}") for name in self.names)
         return Lora(lora_version=1, alpha_tensor_name=alpha_name, adapters=tuple(adapters))
 

@@ -17,12 +17,12 @@ from buildlib.passes.base import SORTED, STATIC, Condition, Pass
 
 
 def a_name(module: Module) -> str:
-    """The input that takes A [in, rank]."""
+    """Return the input that takes A [in, rank]."""
     return f"lora_a_{module.layer}_{module.name}"
 
 
 def b_name(module: Module) -> str:
-    """The input that takes B [rank, out]."""
+    """Return the input that takes B [rank, out]."""
     return f"lora_b_{module.layer}_{module.name}"
 
 

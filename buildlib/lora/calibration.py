@@ -28,7 +28,7 @@ _ALPHA_STEP = 1.0 / 32767
 
 
 def alpha_encoding(name: str) -> Encoding:
-    """The grid of the strength: 0 to 2 in steps that hit 1 exactly.
+    """Return the grid of the strength: 0 to 2 in steps that hit 1 exactly.
 
     Zero is the integer zero, which is what Genie leaves in an input that it has not been given.
     """
@@ -50,7 +50,7 @@ def calibrate_adapters(
     token_windows: Sequence[Sequence[int]],
     mode: UpdatableMode = "adapter_only",
 ) -> Encodings:
-    """The encodings beside a float model with branches, completed for its adapters.
+    """Return the encodings beside a float model with branches, completed for its adapters.
 
     Args:
         model_path: what `LoraBranches` wrote, at a prefill shape, with the encodings of the model
@@ -95,7 +95,7 @@ def _observe(
     config: DecoderConfig,
     token_windows: Sequence[Sequence[int]],
 ) -> RangeObserver:
-    """The ranges of all values, over all use cases and without any."""
+    """Return the ranges of all values, over all use cases and without any."""
     ranges = RangeObserver()
     for index, name in enumerate(adapters.names):
         tensors = adapters.tensors(name)
@@ -106,7 +106,7 @@ def _observe(
 
 
 def _branch_values(model_path: Path, known: Mapping[str, Encoding]) -> list[str]:
-    """Names of the values that the branches brought: their inputs and what they compute."""
+    """Return the names of the values of branches: their inputs and what they compute."""
     graph = load_model(model_path).graph
     values = (*graph.inputs, *(value for node in graph for value in node.outputs))
     names = [str(value.name) for value in values if interface.LORA in str(value.name)]
@@ -116,7 +116,7 @@ def _branch_values(model_path: Path, known: Mapping[str, Encoding]) -> list[str]
 def _widened(
     model_path: Path, known: Mapping[str, Encoding], ranges: RangeObserver
 ) -> dict[str, Encoding]:
-    """Every integer encoding, wide enough for the ranges of all that share its grid."""
+    """Return every integer encoding, wide enough for the ranges of all that share its grid."""
     widened = dict(known)
     for names in shared_grids(load_model(model_path).graph):
         encodings = [known[name] for name in names if name in known]

@@ -109,7 +109,7 @@ class LoraSet(_Model):
         )
 
     def files(self) -> dict[str, Path]:
-        """Every file that the adapters are read from, by adapter and name."""
+        """Return every file that the adapters are read from, by adapter and name."""
         return {
             f"{adapter.name}/{path.name}": path
             for adapter in self.adapters
@@ -140,7 +140,7 @@ class LoraSet(_Model):
         return _validated(path, data).with_absolute_paths(path.parent)
 
     def with_absolute_paths(self, folder: Path) -> "LoraSet":
-        """A copy with paths relative to `folder` made absolute."""
+        """Return a copy with paths relative to `folder` made absolute."""
         adapters = tuple(a.model_copy(update={"path": folder / a.path}) for a in self.adapters)
         return self.model_copy(update={"adapters": adapters})
 

@@ -54,7 +54,7 @@ class LowRank:
         return self.a.shape[0]
 
     def matrices(self) -> tuple[Matrix, Matrix]:
-        """A [rank, in] and scale * B [out, rank]."""
+        """Return A [rank, in] and scale * B [out, rank]."""
         a = self.a.numpy().astype(np.float32)
         b = self.b.numpy().astype(np.float32) * np.float32(self.scale)
         for ref, values in ((self.a, a), (self.b, b)):
@@ -87,7 +87,7 @@ class _PeftConfig(BaseModel):
 
 
 def read_adapter(folder: Path) -> Mapping[Module, LowRank]:
-    """All modules of an adapter, in order; matrices stay in the file.
+    """Return all modules of an adapter, in order; matrices stay in the file.
 
     Raises:
         CheckpointError: a file is missing, corrupt, or contradicts itself.

@@ -105,7 +105,7 @@ class _Finder:
         return None if head is None else head.inputs[0]
 
     def _mlp(self, attention: ir.Node, end: ir.Value) -> dict[str, ir.Node]:
-        """The linear modules on the way from attention's output to `end`."""
+        """Return the linear modules on the way from attention's output to `end`."""
         reached = {attention.outputs[0]}
         linear: list[ir.Node] = []
         wanted = self._between(attention, end)
@@ -127,7 +127,7 @@ class _Finder:
         return {"gate_proj": gate, "up_proj": up, "down_proj": down}
 
     def _upstream(self, value: ir.Value | None) -> ir.Node | None:
-        """The nearest linear node above `value`."""
+        """Return the nearest linear node above `value`."""
         while value is not None:
             node = value.producer()
             if node is None or is_linear(node):
@@ -137,7 +137,7 @@ class _Finder:
         return None
 
     def _downstream(self, value: ir.Value, wanted: Callable[[ir.Node], bool]) -> ir.Node | None:
-        """The first node below `value`, in the graph's order, that is wanted."""
+        """Return the first node below `value`, in the graph's order, that is wanted."""
         reached = {value}
         todo = sorted({use.node for use in value.uses()}, key=self._order.__getitem__)
         while todo:
@@ -167,7 +167,7 @@ class _Finder:
 
 
 def is_linear(node: ir.Node) -> bool:
-    """Whether the node multiplies with a stored matrix."""
+    """Return whether the node multiplies with a stored matrix."""
     if node.op_type not in {"Gemm", "MatMul"}:
         return False
     weight = node.inputs[1]

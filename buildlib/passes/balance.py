@@ -32,7 +32,7 @@ class ModelWeights:
 
 @dataclass(frozen=True)
 class SplitEnds:
-    """Whether embedding and head are parts of their own."""
+    """Ends of a model, embedding and head, that are parts of their own."""
 
     embedding: bool = False
     head: bool = False

@@ -96,7 +96,7 @@ class ProjectionSlicer:
 
 
 def _is_sliceable(value: ir.Value) -> bool:
-    """Whether every slice of `value` can be computed from rows of weights alone."""
+    """Return whether every slice of `value` can be computed from rows of weights alone."""
     node = value.producer()
     if node is None or not _dims(value):
         return False
@@ -119,7 +119,7 @@ def _is_sliceable(value: ir.Value) -> bool:
 
 
 def _is_row(value: ir.Value, width: int) -> bool:
-    """Whether a constant is one number, or a row of `width`."""
+    """Return whether a constant is one number, or a row of `width`."""
     dims = _dims(value)
     return all(dim == 1 for dim in dims[:-1]) and (not dims or dims[-1] in {1, width})
 

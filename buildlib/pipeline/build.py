@@ -459,13 +459,13 @@ class BuiltPart:
     binary: Path
 
     def onnx(self, shape: GraphShape) -> str:
-        """Name of the part's float ONNX."""
+        """Return the name of the part's float ONNX."""
         return f"{self.part.graph(shape)}.onnx"
 
     def qdq(self, shape: GraphShape) -> Path:
-        """The part as QDQ ONNX."""
+        """Return the part as QDQ ONNX."""
         return self.converted[shape].folder / f"{self.part.graph(shape)}.qdq.onnx"
 
     def dlc(self, shape: GraphShape) -> Path:
-        """The part as DLC."""
+        """Return the part as DLC."""
         return self.converted[shape].folder / f"{self.part.graph(shape)}.dlc"

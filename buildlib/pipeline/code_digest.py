@@ -44,7 +44,7 @@ class CodeDigest:
             return self._digests[modules]
 
     def imports(self, module: str) -> frozenset[str]:
-        """Modules of the package that a module imports itself, with their parent packages."""
+        """Return modules of the package that a module imports itself, with parent packages."""
         return self._source(module)[1]
 
     def _closure(self, modules: Iterable[str]) -> list[str]:
@@ -78,7 +78,7 @@ class CodeDigest:
             yield from self._with_parents(match[1])
 
     def _with_parents(self, module: str) -> Iterator[str]:
-        """A module of the package, and the packages that hold it; nothing for any other name."""
+        """Return a module of the package with its parent packages; none for other names."""
         if self._path(module) is None:
             return
         words = module.split(".")

@@ -35,7 +35,7 @@ class Options(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     def with_options(self, options: Mapping[str, object]) -> Self:
-        """A copy with dotted keys set, such as `split_model.num_splits`.
+        """Return a copy with dotted keys set, such as `split_model.num_splits`.
 
         Raises:
             InvalidOptionError: a key that does not exist or is not honoured here, or a value that
@@ -62,7 +62,7 @@ class Options(BaseModel):
             raise InvalidOptionError(fault.key, fault.reason, ()) from error
 
     def as_options(self) -> dict[str, OptionValue]:
-        """All options under their dotted keys."""
+        """Return all options under their dotted keys."""
         return _dotted(self.model_dump())
 
 
@@ -108,7 +108,7 @@ _StartPoint = Annotated[
 
 
 class MhaConfig(Options):
-    """Whether multi-head attention becomes single-head attention, head by head.
+    """Options of turning multi-head attention into single-head attention.
 
     Attributes:
         m2s_additional_start_points: checked against the ONNX; every attention is found without.
@@ -132,7 +132,7 @@ class ConversionConfig(Options):
     quantization: QuantizationOptions = QuantizationOptions()
 
     def used_options(self) -> dict[str, OptionValue]:
-        """All options but the arguments of techniques that are not applied."""
+        """Return all options but the arguments of techniques that are not applied."""
         applied = self.quantization.weight_techniques
         others = tuple(
             f"quantization.technique_kwargs.{name}."

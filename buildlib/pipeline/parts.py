@@ -19,14 +19,14 @@ class Part:
         return f"{self.number}_of_{self.count}"
 
     def graph(self, shape: GraphShape) -> str:
-        """Name of the part's files and graph at a shape: `ar32_cl192_1_of_2`."""
+        """Return the name of the part's files and graph at a shape: `ar32_cl192_1_of_2`."""
         return f"{shape}_{self.stem}"
 
     def binary_name(self, model: str) -> str:
-        """Name of the part's context binary, as AI Hub's bundles have it."""
+        """Return the name of the part's context binary, as AI Hub's bundles have it."""
         return binary_name(model, self.number, self.count)
 
 
 def all_parts(count: int) -> tuple[Part, ...]:
-    """All parts of a model in the order of data flow."""
+    """Return all parts of a model in the order of data flow."""
     return tuple(Part(number, count) for number in range(1, count + 1))

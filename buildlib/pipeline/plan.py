@@ -50,7 +50,7 @@ class Additions:
     speculative: SpeculativeConfig | None = None
 
     def as_options(self) -> dict[str, OptionValue]:
-        """The options that are set, under dotted keys."""
+        """Return the options that are set, under dotted keys."""
         options: dict[str, OptionValue] = {}
         if self.embedding is not None:
             options["embedding.embed_datatype"] = self.embedding
@@ -155,11 +155,11 @@ class BuildPlan:
 
     @property
     def keeps_shape(self) -> bool:
-        """Whether the model keeps its (AR, CL), or its AR."""
+        """True if the model keeps its (AR, CL), or its AR."""
         return self.keeps_ar or self.transformation.arn_cl_options.skip_ar_cl_conversion
 
     def at(self, shapes: Iterable[GraphShape]) -> "BuildPlan":
-        """A copy for the shapes that the models have.
+        """Return a copy for the shapes that the models have.
 
         Raises:
             InvalidOptionError: none of them decodes.
@@ -179,7 +179,7 @@ class BuildPlan:
         return replace(self, shapes=found)
 
     def as_options(self) -> dict[str, OptionValue]:
-        """All options under their dotted keys."""
+        """Return all options under their dotted keys."""
         own: dict[str, Any] = {
             f"ar{ar}.{key}": value
             for ar, options in self.graph_options.items()

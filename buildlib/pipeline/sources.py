@@ -49,7 +49,7 @@ class OnnxSource:
         return self.model.parent
 
     def with_encodings(self, path: Path) -> "OnnxSource":
-        """A copy with other encodings.
+        """Return a copy with other encodings.
 
         Raises:
             ModelNotFoundError: there is no such file.
@@ -57,7 +57,7 @@ class OnnxSource:
         return replace(self, encodings=_require_file(path, self.folder), canonical=None)
 
     def inputs(self) -> dict[str, Path]:
-        """Every file that decides the build, by role."""
+        """Return every file that decides the build, by role."""
         from buildlib.graph.files import external_tensors, load_model
 
         data = {Path(tensor.path) for tensor in external_tensors(load_model(self.model))}
@@ -68,13 +68,13 @@ class OnnxSource:
         return files
 
     def texts(self) -> dict[str, str]:
-        """Texts that decide the build, by the names of their files."""
+        """Return texts that decide the build, by the names of their files."""
         calibration = self.calibration_text
         text = {} if calibration is None else {CALIBRATION_TEXT.as_posix(): calibration}
         return {CONFIG_FILE: self.config, **text}
 
     def text_files(self) -> list[Path]:
-        """Files that the texts are read from where they are not given."""
+        """Return files that the texts are read from where they are not given."""
         usual = (self.config_file, self.folder / CALIBRATION_TEXT)
         return [path for path in usual if path.is_file()]
 
@@ -92,17 +92,17 @@ class CheckpointSource:
         return self.folder.resolve().name
 
     def inputs(self) -> dict[str, Path]:
-        """Every file that decides the build, by name."""
+        """Return every file that decides the build, by name."""
         paths = [self.folder / CONFIG_FILE, self.folder / TOKENIZER_FILE]
         paths += sorted(self.folder.glob("*.safetensors*"))
         return {path.name: path for path in paths if path.is_file()}
 
     def texts(self) -> dict[str, str]:
-        """Texts that decide the build, by the names of their files."""
+        """Return texts that decide the build, by the names of their files."""
         return {CALIBRATION_TEXT.as_posix(): self.calibration_text}
 
     def text_files(self) -> list[Path]:
-        """Files that the texts are read from where they are not given."""
+        """Return files that the texts are read from where they are not given."""
         path = self.folder / CALIBRATION_TEXT
         return [path] if path.is_file() else []
 

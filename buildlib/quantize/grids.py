@@ -89,7 +89,7 @@ def _share_caches(graph: ir.Graph, grids: dict[str, Grid]) -> None:
 
 
 def same_grid(one: Grid, other: Grid) -> bool:
-    """Whether two grids give integers the same meaning, at float32 precision."""
+    """Return whether two grids give integers the same meaning, at float32 precision."""
     pair = (one.dtype, one.zero_point) == (other.dtype, other.zero_point)
     return pair and all(abs(a - b) <= 1e-6 * a for a, b in zip(one.scale, other.scale, strict=True))
 
@@ -180,7 +180,7 @@ def parameter_uses(
 
 
 def is_bias(node: ir.Node, index: int) -> bool:
-    """Whether input `index` is added to a product of the node."""
+    """Return whether input `index` is added to a product of the node."""
     return index == 2 and node.op_type in _BIASED
 
 

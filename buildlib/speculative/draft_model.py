@@ -192,7 +192,7 @@ class DraftHead:
 
 
 def shared_encodings(target: Encodings) -> Encodings:
-    """Encodings of a head's inputs and outputs that the target decides.
+    """Return encodings of a head's inputs and outputs that the target decides.
 
     Args:
         target: of the model with its hidden states as output, its table on the host.

@@ -26,12 +26,12 @@ Matrix = npt.NDArray[np.float32]
 
 
 def prefix_key(layer: int) -> str:
-    """Name of the prefix's keys in a layer."""
+    """Return the name of the prefix's keys in a layer."""
     return f"prefix_key_{layer}"
 
 
 def prefix_value(layer: int) -> str:
-    """Name of the prefix's values in a layer."""
+    """Return the name of the prefix's values in a layer."""
     return f"prefix_value_{layer}"
 
 

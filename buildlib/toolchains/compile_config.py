@@ -200,7 +200,7 @@ class CompileConfig(BaseModel):
 
     @property
     def weight_sharing(self) -> bool:
-        """Whether graphs of one binary keep one copy of equal weights."""
+        """True if graphs of one binary keep one copy of equal weights."""
         return bool(self.context.weight_sharing_enabled)
 
     @property

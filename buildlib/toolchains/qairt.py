@@ -17,6 +17,6 @@ COMPILER = "the QAIRT SDK's toolchain"
 
 
 def sdk_root(environment: Mapping[str, str] = os.environ) -> Path | None:
-    """The folder of the SDK, or None where no variable names one."""
+    """Return the folder of the SDK, or None where no variable names one."""
     root = next((environment[name] for name in ROOT_VARIABLES if environment.get(name)), None)
     return None if root is None else Path(root)

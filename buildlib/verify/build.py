@@ -93,7 +93,7 @@ def _embed(outputs: BuildOutputs) -> Embed | None:
 
 
 def _no_adapters(outputs: BuildOutputs) -> dict[str, npt.NDArray[Any]]:
-    """Inputs of adapters, none of which is active."""
+    """Return inputs of adapters, none of which is active."""
     model = load_model(outputs.export / MODEL_FILE)
     inputs = {str(value.name): static_shape(value) for value in model.graph.inputs}
     return {
@@ -106,7 +106,7 @@ def _no_adapters(outputs: BuildOutputs) -> dict[str, npt.NDArray[Any]]:
 def _sources(
     outputs: BuildOutputs, sources: Sources, config: DecoderConfig
 ) -> dict[Path, OpenPart]:
-    """The exports as they came; a checkpoint has none, and a table has rounded its embedding."""
+    """Return exports as they came; none of a checkpoint, or with a rounded embedding."""
     found: dict[Path, OpenPart] = {}
     if outputs.prepared.table is not None:
         return found

@@ -78,7 +78,7 @@ class VerificationReport:
 
     @property
     def passed(self) -> bool:
-        """Whether there are comparisons and all are within bounds."""
+        """True if there are comparisons and all are within bounds."""
         return bool(self.comparisons) and all(one.passed for one in self.comparisons)
 
     @property

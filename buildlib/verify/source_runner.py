@@ -59,7 +59,7 @@ class SourcePart:
         return {self.shape.ar: SourceRunner(self.path, self.config, self.shape)}
 
     def is_reduced_precision(self) -> bool:
-        """Whether it computes in less than float32, unlike the model imported from it."""
+        """Return whether it computes in less than float32, unlike the model imported from it."""
         return precision_of(load_model(self.path)) != SINGLE
 
 

@@ -111,7 +111,7 @@ def _load(entry: importlib.metadata.EntryPoint) -> Callable[..., object]:
 
 
 def command_line() -> "Command":
-    """The command of `build_app`, whose help names no type beside a flag, which takes no value."""
+    """Return the command of `build_app`, whose help names no type beside a flag."""
     command = typer.main.get_command(build_app())
     _hide_types_of_flags(command, None)
     return command

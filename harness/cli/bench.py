@@ -211,7 +211,7 @@ def _nothing(_number: int, _label: str, _session: "Session") -> None:
 
 
 def _document(result: Result) -> dict[str, object]:
-    """A benchmark with the means of its metrics, and its sessions with every repetition."""
+    """Return a benchmark with the means of its metrics, and its sessions with every repetition."""
     from dataclasses import asdict
 
     from harness.results.identity import SpeedKey

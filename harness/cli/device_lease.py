@@ -181,7 +181,7 @@ def device_source(
 
 
 def _member_names(pool: "Pool") -> dict[str, str]:
-    """The names of a pool's members by everything that `--device` may call them."""
+    """Return the names of a pool's members by everything that `--device` may call them."""
     members = pool.members()
     return {
         **{str(member.spec): member.name for member in members},

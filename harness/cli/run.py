@@ -84,7 +84,7 @@ def _show_cells(plan_run: "PlanRun", *, as_json: bool) -> None:
 
 
 def _failed_runs(plan_run: "PlanRun", summary: "Summary") -> dict[str, str]:
-    """The stored runs of the failed cells, by the cell's key."""
+    """Return the stored runs of the failed cells, by the cell's key."""
     runner = plan_run.runner
     if runner is None:
         return {}

@@ -17,7 +17,7 @@ _LINE = re.compile(r"([0-9a-f]{64})  (\S+)")
 
 
 def hash_files(paths: Iterable[Path], memo: Path | None = None) -> dict[Path, FileDigest]:
-    """The digests of `paths`, from the memo where the file is what it was.
+    """Return the digests of `paths`, from the memo where the file is what it was.
 
     Raises:
         HostFileError: a file is missing, unreadable or not regular, or changed meanwhile.

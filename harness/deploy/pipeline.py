@@ -15,7 +15,7 @@ BATCH_BYTES = 16 << 20
 
 
 def batches(contents: Iterable[FileDigest], at_least: int = BATCH_BYTES) -> list[list[FileDigest]]:
-    """Groups of at least `at_least` bytes each but for the last, the largest files first.
+    """Return groups of at least `at_least` bytes each but for the last, the largest files first.
 
     One group is hashed on the device while the next is sent: after the last byte only the last
     group, which has the smallest files, is still to be hashed.

@@ -46,7 +46,7 @@ class ScriptSet:
 
 @cache
 def installed_scripts() -> ScriptSet:
-    """All of `device_scripts/*.sh`."""
+    """Return all of `device_scripts/*.sh`."""
     folder = resources.files("device_scripts")
     found = [entry for entry in folder.iterdir() if entry.name.endswith(".sh")]
     return ScriptSet(tuple(sorted((entry.name, entry.read_bytes()) for entry in found)))
@@ -58,7 +58,7 @@ def scripts_folder(work_root: str) -> str:
 
 
 def intact(folder: str) -> str:
-    """A condition for a device's shell: `folder` holds the scripts, each as we have it."""
+    """Return a condition for a device's shell: `folder` holds the scripts, each as we have it."""
     hashes = installed_scripts().hashes
     names = shlex.join(hashes)
     wanted = "\n".join(f"{sha256}  {name}" for name, sha256 in hashes.items())
@@ -67,7 +67,7 @@ def intact(folder: str) -> str:
 
 
 def ensure_scripts(device: Device, deadline: Deadline) -> str:
-    """The folder on the device that holds the scripts, after they have been brought there.
+    """Return the folder on the device that holds the scripts, after they have been brought there.
 
     Raises:
         DeploymentCorruptError: what arrived is not what was sent.
@@ -86,7 +86,7 @@ def ensure_scripts(device: Device, deadline: Deadline) -> str:
 
 
 def _wrong(device: Device, folder: str, scripts: ScriptSet, deadline: Deadline) -> list[str]:
-    """Names of the scripts that `folder` lacks or has with another content."""
+    """Return the names of the scripts that `folder` lacks or has with another content."""
     found = hashes_on(device, folder, scripts.hashes, timeout_s=deadline.remaining())
     return [name for name, sha256 in scripts.hashes.items() if found.get(name) != sha256]
 

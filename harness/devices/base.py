@@ -161,7 +161,7 @@ class Device(Protocol):
         ...
 
     def forward(self, remote: str) -> AbstractContextManager[tuple[str, int]]:
-        """An address of this host that leads to `remote`, `tcp:PORT` on the device's loopback.
+        """Yield an address of this host that leads to `remote`, `tcp:PORT` on the device.
 
         Raises:
             ValueError: `remote` has another form.

@@ -159,7 +159,7 @@ class Devices(Closeable):
         return self._server or ensure_server()
 
     def adb_of(self, name: str) -> "RemoteAdb":
-        """The adb server of another host, through the connection to it; nothing is asked yet.
+        """Return the adb server of another host, over the connection to it; asks nothing yet.
 
         Raises:
             HostError: the host's configuration cannot be used.

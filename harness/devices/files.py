@@ -22,7 +22,7 @@ from harness.errors import (
 
 
 def stat_local(path: Path) -> os.stat_result:
-    """Facts of a regular file.
+    """Return facts of a regular file.
 
     Raises:
         HostFileError: it is none, or not there.
@@ -37,7 +37,7 @@ def stat_local(path: Path) -> os.stat_result:
 
 
 def open_local(path: Path) -> BinaryIO:
-    """A file to read, unbuffered.
+    """Return a file to read, unbuffered.
 
     Raises:
         HostFileError: it cannot be read.

@@ -24,7 +24,7 @@ _CHUNK = 256 * 1024
 
 
 def is_ours(connection: socket.socket) -> bool:
-    """Whether our user, or root, has the other end of an accepted IPv4 loopback connection.
+    """Return whether our user, or root, has the other end of an accepted IPv4 loopback connection.
 
     Where the system does not tell, as outside Linux, it is taken to be ours.
     """

@@ -46,7 +46,7 @@ class Sighting:
 
 
 def all_of(devices: Devices, *, timeout_s: float = 10.0) -> list[Sighting]:
-    """The devices of this host's adb server, in its order, and by their own names if they have any.
+    """Return the devices of this host's adb server, in its order, by their own names if any.
 
     Raises:
         AdbServerError: it answers no more.
@@ -73,7 +73,7 @@ def named(
     *,
     timeout_s: float = 10.0,
 ) -> list[Sighting]:
-    """The devices that `specs` name, in their order; what is wrong with one is in its line."""
+    """Return the devices that `specs` name, in order; an entry says what is wrong with it."""
 
     def look(spec: DeviceSpec) -> Sighting:
         try:
@@ -97,7 +97,7 @@ def _ask(spec: DeviceSpec, device: Device, serial: str, timeout_s: float) -> Sig
 
 
 def _at_once(look: Callable[[Item], Sighting], items: Iterable[Item]) -> list[Sighting]:
-    """Each item in a thread of its own, so that one that hangs costs the others nothing."""
+    """Run each item in a thread of its own, so that one that hangs costs the others nothing."""
     every = list(items)
     with ThreadPoolExecutor(max(1, min(_AT_ONCE, len(every)))) as threads:
         return list(threads.map(look, every))

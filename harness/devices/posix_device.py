@@ -53,10 +53,10 @@ class PosixDevice(ShellDevice):
 
     @abstractmethod
     def _files(self, deadline: Deadline) -> AbstractContextManager[Files]:
-        """Its file system."""
+        """Return its file system."""
 
     def _find_root(self, timeout_s: float) -> str:
-        """The first of these that is ours and where programs may be run.
+        """Return the first of these that is ours and where programs may be run.
 
         `$TMPDIR/qnnfarm`, `~/.cache/qnnfarm-device`, `/var/tmp/qnnfarm-UID`, `/tmp/qnnfarm-UID`.
         """

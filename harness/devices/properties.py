@@ -55,7 +55,7 @@ _MOST_CPUS = 256
 
 
 def parse(output: str) -> dict[str, str]:
-    r"""What `SCRIPT` printed, by the name of the source.
+    r"""Parse the output of `SCRIPT`: text by the name of its source.
 
     >>> parse("@@machine\naarch64\n\n@@/etc/machine-id\nabc\n")
     {'machine': 'aarch64', '/etc/machine-id': 'abc'}
@@ -70,7 +70,7 @@ def parse(output: str) -> dict[str, str]:
 def linux_properties(
     serial: str, said: Mapping[str, str], free_bytes: int | None
 ) -> DeviceProperties:
-    """The properties that the harness knows by name."""
+    """Return the properties that the harness knows by name."""
 
     def text(*names: str) -> str:
         return next((value for name in names if (value := printable(said.get(name, "")))), "")
@@ -106,7 +106,7 @@ _CLOCK = re.compile(
 
 
 def ram_of(said: Mapping[str, str]) -> int | None:
-    """The memory in what `HARDWARE` printed.
+    """Return the memory in what `HARDWARE` printed.
 
     >>> ram_of({"memory": "MemTotal:       11534336 kB"})
     11811160064
@@ -116,7 +116,7 @@ def ram_of(said: Mapping[str, str]) -> int | None:
 
 
 def clocks_of(said: Mapping[str, str]) -> dict[str, float]:
-    r"""The limits of the clocks in what `HARDWARE` printed, which is in kHz.
+    r"""Return the limits of the clocks in what `HARDWARE` printed, which is in kHz.
 
     >>> clocks_of({"clocks": "cpu0=2000000/2200000/0\ncpu1=2000000/2200000/0"})
     {'cpu_cap_hz:0': 2000000000.0, 'cpu_max_hz:0': 2200000000.0}
@@ -131,7 +131,7 @@ def clocks_of(said: Mapping[str, str]) -> dict[str, float]:
 
 
 def soc_name(said: Mapping[str, str]) -> str:
-    r"""The SoC by its name in the catalog, else in the kernel's words.
+    r"""Return the SoC by its name in the catalog, else in the kernel's words.
 
     >>> soc_name({"/proc/device-tree/compatible": "acme,board\nqcom,sm8750"})
     'SM8750'
@@ -170,7 +170,7 @@ DF = "df -Pk"
 
 
 def parse_getprop(output: str) -> dict[str, str]:
-    r"""The properties in the output of `getprop`; a value may have several lines.
+    r"""Return the properties in the output of `getprop`; a value may have several lines.
 
     >>> parse_getprop("[ro.soc.model]: [SM8750]\n[x]: [a\nb]\nnoise\n")
     {'ro.soc.model': 'SM8750', 'x': 'a\nb'}
@@ -202,7 +202,7 @@ def parse_df(output: str) -> int | None:
 
 
 def parse_dumpsys(output: str) -> dict[str, str]:
-    r"""The lines `name: value` of a service's dump.
+    r"""Return the lines `name: value` of a service's dump.
 
     >>> parse_dumpsys("Battery state:\n  level: 85\n  AC powered: true\n")
     {'level': '85', 'AC powered': 'true'}
@@ -211,7 +211,7 @@ def parse_dumpsys(output: str) -> dict[str, str]:
 
 
 def parse_battery(output: str) -> Battery | None:
-    """The output of `dumpsys battery`, whose temperature is in tenths of a degree.
+    """Return the output of `dumpsys battery`, whose temperature is in tenths of a degree.
 
     A battery that is full, or must not be charged, is not charging though a charger is there.
     """
@@ -241,7 +241,7 @@ def properties_from(
     battery: Battery | None,
     said: Mapping[str, str] = MappingProxyType({}),
 ) -> DeviceProperties:
-    """The properties that the harness knows by name.
+    """Return the properties that the harness knows by name.
 
     Args:
         said: what `HARDWARE` printed.
@@ -275,12 +275,12 @@ def properties_from(
 
 
 def printable(value: str) -> str:
-    """A value that a device gave, cut, with control characters as spaces."""
+    """Return a value that a device gave, cut, with control characters as spaces."""
     return "".join(c if c.isprintable() else " " for c in value[:_MAX_VALUE]).strip()
 
 
 def hexagon_of(soc: str) -> str | None:
-    """The Hexagon architecture of an SoC of the catalog, e.g. `v79`."""
+    """Return the Hexagon architecture of an SoC of the catalog, e.g. `v79`."""
     from buildlib.errors import UnknownSocError
     from buildlib.targets import find_soc
 

@@ -79,7 +79,7 @@ class ShellDevice(ABC):
 
     @abstractmethod
     def _find_root(self, timeout_s: float) -> str:
-        """The path of our folder, which need not exist yet."""
+        """Return the path of our folder, which need not exist yet."""
 
     @abstractmethod
     def _execute(
@@ -94,7 +94,7 @@ class ShellDevice(ABC):
     def _typed(
         self, action: str, timeout_s: float, log: Callable[[], str] | None = None
     ) -> AbstractContextManager[None]:
-        """Turns bare failures inside into errors of the harness; see `Failures.typed`."""
+        """Turn bare failures inside into errors of the harness; see `Failures.typed`."""
 
     @abstractmethod
     def _ask_to_reboot(self, timeout_s: float) -> None:
@@ -170,14 +170,14 @@ class ShellDevice(ABC):
                 time.sleep(min(_REBOOT_POLL_S, deadline.remaining()))
 
     def _is_back(self, before: str, deadline: Deadline) -> bool:
-        """Whether it runs commands, after another boot than `before`."""
+        """Return whether it runs commands, after another boot than `before`."""
         try:
             return self._is_up(deadline) and self.boot_id(timeout_s=deadline.remaining()) != before
         except _NOT_YET:
             return False
 
     def _is_up(self, deadline: Deadline) -> bool:  # noqa: ARG002 - for devices that know more
-        """Whether it says that it has come up; may fail as a device does that has not."""
+        """Return whether it says that it has come up; may fail as a device does that has not."""
         return True
 
     def _run(
@@ -234,12 +234,12 @@ class ShellDevice(ABC):
 
 
 def _unstarted(failure: BaseException) -> bool:
-    """Whether the failure leaves no doubt that a command without a greeting never ran."""
+    """Return whether the failure leaves no doubt that a command without a greeting never ran."""
     return isinstance(failure, FailReply | ServerUnreachable | HarnessError)
 
 
 def forwarded_port(remote: str) -> int:
-    """The port of `tcp:PORT`.
+    """Return the port of `tcp:PORT`.
 
     Raises:
         ValueError: it has another form.

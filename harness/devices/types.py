@@ -186,7 +186,7 @@ def check_type_name(name: str) -> str:
 
 @cache
 def device_types() -> Mapping[str, DeviceType]:
-    """All device types by name: the built-in ones, then those of entry points."""
+    """Return all device types by name: the built-in ones, then those of entry points."""
     types: dict[str, DeviceType] = {
         "android": AndroidType(),
         "linux": LinuxType(),

@@ -8,7 +8,7 @@ from harness.words import pluralize
 
 
 class FailureClass(StrEnum):
-    """Whose fault a failure is, which decides whether a plan tries the cell again."""
+    """Part at fault for a failure, which decides whether a plan tries the cell again."""
 
     DEVICE = "device"
     """The device, or the way to it: another device may do better."""
@@ -82,7 +82,7 @@ class ConfigurationLimitError(HarnessError):
 
 
 class GenieMissingError(HarnessError):
-    """This machine has no Genie, or not all of it, for devices of a kind.
+    """Genie, or part of it, missing on this machine for devices of a kind.
 
     Attributes:
         soc: of the devices.
@@ -153,7 +153,7 @@ class RecipeError(PipelineError, ValueError):
 
 
 class PipelineStateError(PipelineError, RuntimeError):
-    """Something is asked of a pipeline that its finished stages cannot give."""
+    """Request that the finished stages of a pipeline cannot serve."""
 
     reason: str
     template = "{reason}"

@@ -369,7 +369,7 @@ class RunnerError(DeviceError):
         return f"{ended}; it said: {self._last_lines()}" if self.log_tail.strip() else ended
 
     def _last_lines(self) -> str:
-        """The last line, where it ended, after the library's last errors, why it ended."""
+        """Return the last line, where it ended, after the library's last errors, why it ended."""
         *before, last = map(one_line, self.log_tail.strip().splitlines())
         errors = [line for line in before if "[ERROR]" in line and line != last]
         return " | ".join([*dict.fromkeys(errors[-2:]), last])[:400]
@@ -438,7 +438,7 @@ class VirtualDeviceRecordError(VirtualDeviceError):
 
 
 class VirtualDeviceConfinementError(VirtualDeviceError):
-    """This machine grants no namespace in which a virtual device sees its own files alone."""
+    """Namespace of a virtual device refused by this machine's kernel."""
 
     name: str
     reason: str

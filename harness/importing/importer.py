@@ -195,7 +195,7 @@ def _foreign_runs(tool: Tool, text: str, refused: list[tuple[int, str]]) -> Iter
 
 
 def _collect(runs: Iterable[ForeignRun], refused: list[tuple[int, str]]) -> Iterator[ForeignRun]:
-    """The runs up to a line at which the reader gives up."""
+    """Yield the runs up to a line at which the reader gives up."""
     try:
         yield from runs
     except UnreadableError as error:
@@ -261,7 +261,7 @@ def _run_of(foreign: ForeignRun, facts: Facts, origin: Origin, created_at: datet
 
 
 def _prompt_tokens(foreign: ForeignRun) -> int | None:
-    """The prompt's length, if it is told or all repetitions share it; 0 is no prompt."""
+    """Return the prompt's length, if it is told or all repetitions share it; 0 is no prompt."""
     if foreign.prompt_tokens is not None:
         return foreign.prompt_tokens or None
     lengths = {values.get("prompt_tokens") for values in foreign.repetitions}

@@ -58,7 +58,7 @@ def read_executorch(lines: Sequence[str]) -> Iterator[ForeignRun]:
 
 
 def _observed(number: int, report: str) -> dict[str, float]:
-    """Metrics of one `PyTorchObserver` report, by the formulas of ExecuTorch's `print_report`."""
+    """Compute the metrics of a `PyTorchObserver` report as ExecuTorch's `print_report` does."""
     try:
         told = json.loads(report)
         second = float(told["SCALING_FACTOR_UNITS_PER_SECOND"])

@@ -70,7 +70,7 @@ class Bisection:
 
     @property
     def met(self) -> bool:
-        """Whether the bound holds wherever the last proposal was measured; true without a bound."""
+        """True if the bound holds wherever the last proposal was measured; true without a bound."""
         if self.bound is None or not self.tries:
             return True
         held_out = (check.found for check in self.tries[-1].checks if check.windows == "held out")

@@ -523,7 +523,7 @@ class LLMPipeline:
 
 
 def _is_there(output: StageOutput) -> bool:
-    """Whether the folders of an output exist."""
+    """Return whether the folders of an output exist."""
     values = vars(output).values()
     paths = [v.path if isinstance(v, ModelFolder) else v for v in values]
     return all(path.exists() for path in paths if isinstance(path, Path))

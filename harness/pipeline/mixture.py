@@ -64,7 +64,7 @@ class MixtureMaker:
         mixed.export(out)
 
     def _takes_options(self) -> bool:
-        """Whether the recipe's own stage can mix: own encodings follow no option."""
+        """Return whether the recipe's own stage can mix: own encodings follow no option."""
         quantizes = self.pipe.config.stages.get(QUANTIZATION) is Quantization
         return quantizes and not (self.whole / ENCODINGS_FILE).is_file()
 

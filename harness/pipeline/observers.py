@@ -89,7 +89,7 @@ class StageObserver(Protocol):
 
 @dataclass(frozen=True)
 class StageProfile:
-    """What one stage cost.
+    """Cost of one stage.
 
     Attributes:
         peak_memory_bytes: resident memory of this process and its children together, at most,

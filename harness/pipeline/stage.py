@@ -120,7 +120,7 @@ AnyStage = Stage[Any, Any, Any]
 
 @dataclass(frozen=True)
 class StageContext:
-    """Everything around one run of a stage.
+    """Surroundings of one run of a stage.
 
     Attributes:
         stage: the name of the stage.

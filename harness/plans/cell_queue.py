@@ -57,7 +57,7 @@ class Durations:
 
 
 def _groups(cell: Cell) -> tuple[object, ...]:
-    """Groups of similar cells, the closest first."""
+    """Return groups of similar cells, the closest first."""
     return cell.group, cell.workload, cell.workload.kind
 
 
@@ -102,14 +102,14 @@ class CellQueue:
         return max(0.0, self._left_s)
 
     def requirements(self) -> Sequence[tuple[Requirement, int]]:
-        """Requirements of waiting cells, each with the number of its cells."""
+        """Return requirements of waiting cells, each with the number of its cells."""
         counts: dict[Requirement, int] = {}
         for (requirement, _), group in self._groups.items():
             counts[requirement] = counts.get(requirement, 0) + len(group)
         return [(requirement, count) for requirement, count in counts.items() if count]
 
     def waiting(self, requirement: Requirement) -> Iterator[Cell]:
-        """Cells that wait for a device of this requirement."""
+        """Yield cells that wait for a device of this requirement."""
         for (other, _), group in self._groups.items():
             if other == requirement:
                 yield from (entry.cell for entry in group)

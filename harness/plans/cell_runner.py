@@ -151,7 +151,7 @@ class DeviceCellRunner:
 
     @property
     def has_results(self) -> bool:
-        """Whether there is a database."""
+        """True if there is a database."""
         return self.store.existing is not None
 
     def _recording(self, cell: Cell, session: Session, cancel: CancelToken) -> Recording:

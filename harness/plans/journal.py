@@ -33,7 +33,7 @@ _ID = re.compile(r"[0-9a-f]{32}")
 
 
 def journal_path(name: str, plan_file: Path, db: str) -> Path:
-    """Path of the journal of a plan that writes into a results database."""
+    """Return the path of the journal of a plan that writes into a results database."""
     identity = json.dumps([str(plan_file.absolute()), db])
     digest = hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest()[:16]
     return state_dir() / "plans" / f"{name}-{digest}.jsonl"
@@ -140,7 +140,7 @@ class Journal(Closeable):
         self._content.cells.clear()
 
     def lost(self) -> set[str]:
-        """Keys of the cells that were running when an earlier run of the plan died."""
+        """Return the keys of the cells that were running when an earlier run of the plan died."""
         return {key for key, entry in self._content.cells.items() if entry.status == "left"}
 
     def entry(self, key: str) -> JournalEntry | None:
@@ -202,7 +202,7 @@ class Journal(Closeable):
             self._synced = upto
 
     def _usable(self) -> int:
-        """The open file; every line written to it so far is whole."""
+        """Return the open file; every line written to it so far is whole."""
         if self._file is None or self._broken:
             raise JournalError(str(self._path), self._broken or "it is closed")
         return self._file

@@ -46,7 +46,7 @@ class Members:
         self._matching: dict[Requirement, Sequence[str]] = {}
 
     def matching(self, requirement: Requirement) -> Sequence[str]:
-        """Names of the devices of the required kind."""
+        """Return the names of the devices of the required kind."""
         names = self._matching.get(requirement)
         if names is None:
             names = [name for name, member in self._by_name.items() if meets(requirement, member)]
@@ -54,19 +54,19 @@ class Members:
         return names
 
     def candidates(self, requirement: Requirement) -> Sequence[MemberStatus]:
-        """The devices that would do once they are free or back."""
+        """Return the devices that would do once they are free or back."""
         try:
             return candidates(replace(requirement, count=1), list(self._by_name.values()))
         except RequirementError:
             return ()
 
     def usable(self, names: Iterable[str]) -> list[str]:
-        """Devices that can be leased now or soon, the ready ones first."""
+        """Return devices that can be leased now or soon, the ready ones first."""
         usable = [n for n in names if self._by_name[n].state not in _OUT_OF_USE]
         return sorted(usable, key=lambda n: self._by_name[n].state is not MemberState.READY)
 
     def ready(self, names: Iterable[str]) -> list[str]:
-        """Devices that are free."""
+        """Return devices that are free."""
         return [n for n in names if self._by_name[n].state is MemberState.READY]
 
     def fits(self, name: str, leased_as: Requirement, requirement: Requirement) -> bool:
@@ -215,7 +215,7 @@ class LeaseRequests:
                 self._fail(list(self._queue.waiting(requirement)), error)
 
     def starving(self, members: Members, leased: Collection[str]) -> Sequence[Requirement]:
-        """Requirements of waiting cells that no leased device serves, though one is requested."""
+        """Return requirements of waiting cells that no leased device serves, though requested."""
         return [
             requirement
             for requirement, _ in self._queue.requirements()
@@ -245,7 +245,7 @@ class LeaseRequests:
         free: Sequence[str],
         usable: Sequence[str],
     ) -> Iterator[Requirement]:
-        """Requests for cells that are tried again elsewhere, or spread over devices."""
+        """Yield requests for cells that are tried again elsewhere, or spread over devices."""
         for cell in list(self._queue.waiting(requirement)):
             if self._placement.is_exhausted(cell, names):
                 reason = f"all {len(names)} run another replica of the cell: lower its `count`"

@@ -286,7 +286,7 @@ def container_label(plan_file: Path, entry: ContainerEntry) -> str:
 
 
 def cell_as_mapping(cell: Cell) -> Mapping[str, object]:
-    """A cell in JSON answers."""
+    """Return a cell in JSON answers."""
     return {
         "cell": cell.label,
         "key": cell.key,

@@ -92,7 +92,7 @@ class CellOutcome:
         return self.failures[-1][1] if self.status == "failed" and self.failures else None
 
     def as_mapping(self) -> Mapping[str, object]:
-        """The outcome in JSON answers."""
+        """Return the outcome in JSON answers."""
         return {
             "cell": self.cell.label,
             "key": self.cell.key,

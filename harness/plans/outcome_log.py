@@ -35,7 +35,7 @@ class Attempt:
         return Work(self.cell.work, f"cell {self.cell.label}", self.began)
 
     def elapsed_s(self) -> float:
-        """Seconds since it began."""
+        """Return the seconds since it began."""
         return time.monotonic() - self.start
 
     def is_overdue(self) -> bool:

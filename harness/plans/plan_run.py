@@ -54,7 +54,7 @@ class PlanRun:
 
     @property
     def has_results(self) -> bool:
-        """Whether there is a database; none is made before there is something to keep."""
+        """True if there is a database; none is made before there is something to keep."""
         return self.runner is not None and self.runner.has_results
 
     @property

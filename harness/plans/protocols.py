@@ -54,7 +54,7 @@ class DevicePool(Protocol):
     """Source of leases; implemented in `harness.pool`."""
 
     def members(self) -> Sequence[MemberStatus]:
-        """The devices, as they are now."""
+        """Return the devices, as they are now."""
         ...
 
     def acquire(

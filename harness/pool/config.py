@@ -183,7 +183,7 @@ class RecoveryConfig(_Model):
 
 
 class QuarantineConfig(_Model):
-    """When failures bring quarantine, and how long it lasts before a probation run.
+    """Limits beyond which failures bring quarantine, and its length before a probation run.
 
     Attributes:
         backoff_s: doubled by each probation that fails and each return, up to `max_backoff_s`.

@@ -24,12 +24,12 @@ class Work:
 
     @property
     def subject(self) -> str:
-        """What its failures count against, beside the device: its container, or itself."""
+        """Container, or else the work itself, that failures count against beside the device."""
         return self.id.partition("/")[0]
 
     @property
     def has_container(self) -> bool:
-        """Whether it runs a container, which may itself be broken."""
+        """True if it runs a container, which may itself be broken."""
         return "/" in self.id
 
 
@@ -169,7 +169,7 @@ class FailureRecord:
 
 @dataclass(frozen=True, slots=True)
 class QuarantineRule:
-    """When failures bring quarantine, and how long it lasts.
+    """Limits beyond which failures bring quarantine, and its length.
 
     Attributes:
         limit: sum of weights that brings quarantine.

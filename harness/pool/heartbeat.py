@@ -76,7 +76,7 @@ class Heartbeat:
 
     @property
     def active(self) -> bool:
-        """Whether there is a lease to renew."""
+        """True if there is a lease to renew."""
         return bool(self._terms)
 
     def _run(self) -> None:

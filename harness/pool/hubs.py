@@ -182,7 +182,7 @@ class HubMapper:
         return hub.location in locations if locations else bool(self._named(port))
 
     def _named(self, port: PortStatus) -> str:
-        """The device that a port's description names; empty if it names none."""
+        """Return the device that a port's description names; empty if it names none."""
         words = port.description.split()
         return next((name for serial, name in self.names.items() if serial in words), "")
 
@@ -205,7 +205,7 @@ class HubMapper:
         return True
 
     def _switch_off_and_on(self, port: HubPort) -> frozenset[str]:
-        """The serials that disappeared meanwhile; all of them are back."""
+        """Return the serials that disappeared meanwhile; all of them are back."""
         before = self._present()
         gone: frozenset[str] = frozenset()
         try:

@@ -55,7 +55,7 @@ class Notification:
     body: str = ""
 
     def as_mapping(self) -> Mapping[str, object]:
-        """The JSON object."""
+        """Return the JSON object."""
         own = ("event", "subject", "text", "at", "host")
         return {**{key: getattr(self, key) for key in own}, **self.details}
 
@@ -96,7 +96,7 @@ def _sendmail(receiver: ReceiverConfig) -> str:
 
 
 def _mail(receiver: ReceiverConfig, notification: Notification) -> bytes:
-    """A mail with the recipients in its header, where `sendmail -t` finds them."""
+    """Return a mail with the recipients in its header, where `sendmail -t` finds them."""
     mail = EmailMessage()
     mail["To"] = ", ".join(receiver.mail)
     if receiver.mail_from:

@@ -113,5 +113,5 @@ TRANSITIONS: Mapping[MemberState, Mapping[Event, MemberState]] = MappingProxyTyp
 
 
 def after(state: MemberState, event: Event) -> MemberState | None:
-    """The state that follows; `None` where the event cannot happen or changes nothing."""
+    """Return the state that follows; `None` where the event cannot happen or changes nothing."""
     return TRANSITIONS[state].get(event)

@@ -149,7 +149,7 @@ class ContainerRunner:
 
     @property
     def emulated(self) -> bool:
-        """Whether the device is an emulator, whose speed says nothing about hardware."""
+        """True if the device is an emulator, whose speed says nothing about hardware."""
         return self.target.device_info.emulator
 
     @property

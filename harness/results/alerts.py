@@ -256,7 +256,7 @@ def _review_one(connection: Connection, series: Series) -> list[str]:
 
 
 def _recovery(series: Series, number: int) -> Night | None:
-    """The night on which later changes had taken back half of a loss."""
+    """Return the night on which later changes had taken back half of a loss."""
     loss = gained = -math.log(series.changes[number].ratio)
     for later in series.changes[number + 1 :]:
         gained -= math.log(later.ratio)

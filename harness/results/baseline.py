@@ -128,7 +128,7 @@ def _resolve(heads: Sequence[RunHead], reference: str, judged: Point | None) -> 
 
 
 def _commits(heads: Iterable[RunHead]) -> Iterator[Point]:
-    """A point for each commit, in the order of the runs."""
+    """Yield a point for each commit, in the order of the runs."""
     grouped: dict[str | None, list[RunHead]] = {}
     for head in heads:
         grouped.setdefault(head.commit, []).append(head)
@@ -143,7 +143,7 @@ def _limited(points: Iterable[Point]) -> Iterator[Point]:
 
 
 def _end_of(date: str) -> datetime:
-    """The moment that a date means: its end, if it names a day only."""
+    """Return the moment that a date means: its end, if it names a day only."""
     try:
         moment = datetime.fromisoformat(date)
     except ValueError as error:

@@ -212,7 +212,7 @@ class _Forecast:
         self.squares = np.full(series, 10.0)
 
     def compare(self, rows: Ints, nights: Ints) -> tuple[Floats, Floats, Floats]:
-        """Residuals of a night of each row, their number, and the variance of their forecast."""
+        """Return residuals of a night of each row, their number, and their forecast's variance."""
         present, devices = self.present[rows, nights], self.devices[rows, nights] + 1
         state = self.state[rows]
         expected = state[:, :1] + np.take_along_axis(state, devices, 1)

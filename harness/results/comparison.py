@@ -349,7 +349,7 @@ def _compare_metric(
 def _pair(
     runs: Sequence[Run], number: int, key: str
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """The values of A and B in one session; empty if they ran on different devices."""
+    """Return the values of A and B in one session; empty if they ran on different devices."""
     sides = {run.label: run for run in runs if run.session == number}
     a, b = sides.get("A"), sides.get("B")
     if a is None or b is None or a.device.serial != b.device.serial:

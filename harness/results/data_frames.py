@@ -86,7 +86,7 @@ def frames(db: str | Path, wanted: RunFilter = _EVERY_RUN, *, telemetry: bool = 
 
 
 def _join(measured: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
-    """Repetitions with the columns of their runs, in the order of the runs."""
+    """Return repetitions with the columns of their runs, in the order of the runs."""
     named = {"id": "run_id", "prompt_tokens": "prompt_tokens_requested"}
     ordered = runs.rename(columns=named).assign(_order=range(len(runs)))
     joined = measured.merge(ordered, on="run_id")
@@ -98,7 +98,7 @@ def _join(measured: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
 def _read_runs(
     connection: Connection, query: Select[Any], wanted: RunFilter, chosen: AbstractSet[str] | None
 ) -> pd.DataFrame:
-    """The runs of a query; of these, those that are chosen, if what SQL cannot tell was asked."""
+    """Return the runs of a query; only the chosen ones, where SQL cannot choose."""
     listed = [dict(row) for row in connection.execute(query).mappings()]
     for row in listed:
         if row["status"] == "running" and has_ended(row["writer"]):
@@ -127,7 +127,7 @@ def _label_columns(labels: Sequence[Mapping[str, str]]) -> "dict[str, pd.Series[
 
 
 def _series(table: Table, name: str, values: Sequence[Any]) -> "pd.Series[Any]":
-    """A column in pandas' type for what the database has; missing values stay missing."""
+    """Return a column in pandas' type for what the database has; missing values stay missing."""
     kind = table.c[name].type
     if isinstance(kind, JSON):
         texts = [

@@ -221,7 +221,7 @@ def _check_file(path: Path, *, create: bool) -> None:
 
 
 def _sqlite_uri(path: Path, *, create: bool) -> str:
-    """The file as SQLite's URI.
+    """Return the file as SQLite's URI.
 
     `immutable` where the folder is read-only: readers of a WAL database could not coordinate there.
     """

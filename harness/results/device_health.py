@@ -13,7 +13,7 @@ ENTRY_POINTS = "qnnfarm.device_health"
 
 @dataclass(frozen=True, slots=True)
 class DeviceEvent:
-    """Something that happened to a device.
+    """Event in the life of a device.
 
     Attributes:
         what: kind of event: `granted`, `failed`, `distrusted`; `day` or `month` for a total.

@@ -264,7 +264,7 @@ def _why_apart(key: CellKey, terms: Terms, old: Sequence[_Groups], new: _Groups)
 
 
 def _metrics(before: _Group, after: _Group, options: GateOptions) -> list[Metric]:
-    """The judged metrics that either side has."""
+    """Return the judged metrics that either side has."""
     return [
         find_metric(key) for key in options.metrics if before.sessions(key) or after.sessions(key)
     ]
@@ -389,7 +389,7 @@ def _judge(cell: GateCell, threshold: float, *, is_change: bool) -> GateCell:
 
 
 def _missing(new: _Groups, old: Sequence[_Groups], options: GateOptions) -> list[GateCell]:
-    """The cells that the best point of the baseline has, and the new results have not."""
+    """Return the cells that the best point of the baseline has, and the new results have not."""
     measured = {key for key, _ in new}
     cells = []
     for (key, _), group in old[0].items():

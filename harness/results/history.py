@@ -163,7 +163,7 @@ class Series:
         return self.newest.device.emulator
 
     def commits(self, change: Change) -> tuple[str | None, str | None]:
-        """The last commit before a change, and the first one with it."""
+        """Return the last commit before a change, and the first one with it."""
         return self.nights[change.night - 1].commit, self.nights[change.night].commit
 
     def differences(self, change: Change) -> tuple[str, ...]:
@@ -292,13 +292,13 @@ def _identity(run: Run) -> str:
 
 
 def _container_label(label: str) -> str:
-    """The container's label in a plan, from a cell's; a plan may hold several alike."""
+    """Return the container's label in a plan, from a cell's; a plan may hold several alike."""
     container, _, rest = label.partition("/")
     return container if rest else ""
 
 
 def _nights(nights: Iterable[Sequence[RunMeans]], key: str) -> tuple[Night, ...]:
-    """The nights in which a metric was measured."""
+    """Return the nights in which a metric was measured."""
     found = []
     for night in nights:
         means = [(one, one.means[key].value) for one in night if key in one.means]

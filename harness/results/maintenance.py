@@ -280,7 +280,7 @@ def _batches(connection: Connection, policy: PrunePolicy) -> list[Sequence[str]]
 def _old_groups(
     connection: Connection, policy: PrunePolicy, among: Sequence[str] | None = None
 ) -> Sequence[str]:
-    """The groups that the policy removes something of, oldest first; of all, or of `among`."""
+    """Return the groups that the policy takes from, oldest first; of all, or of `among`."""
     table = schema.runs
     newest = func.max(table.c.created_at)
     holds = select(table.c.group_id)

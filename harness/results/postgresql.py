@@ -146,7 +146,7 @@ def _connecting(named: Mapping[str, object]) -> dict[str, object]:
 
 
 def _beginning(*, writes: bool, lock_timeout_s: float) -> str:
-    """The first statements of a transaction, in one message.
+    """Return the first statements of a transaction, in one message.
 
     They set everything that the store depends on, whatever a server, role or database defaults to.
     """

@@ -122,7 +122,7 @@ class RunParser:
         )
 
     def _shared(self, kind: str, make: Callable[[Mapping[str, Any]], Any], values: Any) -> Any:  # noqa: ANN401
-        """The record of a row; that of an earlier row if the columns are equal."""
+        """Return the record of a row; that of an earlier row if the columns are equal."""
         key = kind + repr([values[name] for name in _COLUMNS[kind]])
         if key not in self._known:
             self._known[key] = make(values)

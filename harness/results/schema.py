@@ -300,7 +300,7 @@ def _to_6(connection: Connection) -> None:
 
 
 def _to_7(connection: Connection) -> None:
-    """Nothing was reviewed yet: the next review judges all that was measured."""
+    """Create the table of reviews, empty: the next review judges all measurements."""
     reviews.create(connection)
 
 

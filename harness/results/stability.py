@@ -138,7 +138,7 @@ def _part(distance: float) -> float:
 
 
 def _tail(values: Sequence[float]) -> float:
-    """The farther of p99/p50 and p50/p1: the bad tail of a rate is the low one."""
+    """Return the farther of p99/p50 and p50/p1: the bad tail of a rate is the low one."""
     low, middle, high = map(float, np.quantile(values, (1 - TAIL, 0.5, TAIL)))
     return max(_ratio(high, middle), _ratio(middle, low))
 

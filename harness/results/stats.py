@@ -115,7 +115,7 @@ def _spread(stats: Stats) -> list[str]:
 
 
 def _first(sessions: Sequence[Sequence[float]]) -> list[str]:
-    """A remark if a first repetition is far from the others: the warm-up was too short."""
+    """Return a remark if a first repetition is far from the others: the warm-up was too short."""
     apart = 0.0
     for values in sessions:
         if len(values) >= MIN_REPETITIONS:

@@ -466,7 +466,7 @@ class ResultsStore(Closeable):
     def _fetch(
         self, query: Select[Any]
     ) -> tuple[Sequence[RowMapping], Mapping[str, Sequence[RowMapping]]]:
-        """The rows of runs, and of their measurements by run."""
+        """Return the rows of runs, and of their measurements by run."""
         with self.database.reading() as connection, refuse_unreadable_rows(self.location):
             return connection.execute(query).mappings().all(), _measurements(connection, query)
 
@@ -648,7 +648,7 @@ _NEWEST_FIRST = (schema.runs.c.created_at.desc(), schema.runs.c.id.desc())
 
 
 def select_runs(wanted: RunFilter) -> Select[Any]:
-    """The query of a filter, newest first."""
+    """Return the query of a filter, newest first."""
     table = schema.runs
     query = select(table).order_by(*_NEWEST_FIRST)
     for column, value in wanted.equal.items():

@@ -102,7 +102,7 @@ def _restore(data: bytes, kind: str) -> npt.NDArray[np.generic]:
 
 
 def _encode(values: Sequence[float | None]) -> tuple[int, npt.NDArray[np.generic]]:
-    """The number of decimals, and the integers; floats where no number of decimals is exact."""
+    """Return the number of decimals and the integers; floats where none is exact."""
     floats = np.array(values, dtype=_FLOAT)  # NaN for None
     known = floats[~np.isnan(floats)]
     for decimals in range(_MOST_DECIMALS + 1):

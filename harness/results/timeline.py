@@ -276,7 +276,7 @@ def with_power(series: Sequence[TelemetrySeries]) -> tuple[TelemetrySeries, ...]
 
 
 def _phases(values: Mapping[str, float], start: float, part: str) -> Iterator[Span]:
-    """The phases of one repetition, from when its runner began."""
+    """Yield the phases of one repetition, from when its runner began."""
     at = start
     load, first = values.get("init_s", 0.0), values.get("ttft_s", 0.0)
     if load:
@@ -295,7 +295,7 @@ def _phases(values: Mapping[str, float], start: float, part: str) -> Iterator[Sp
 
 
 def _traced_phases(events: Sequence[Traced], start: float, part: str) -> list[Span]:
-    """The phases of one process by its trace; none without one."""
+    """Return the phases of one process by its trace; none without one."""
     calls = sorted((e for e in events if e.kind == "call"), key=lambda e: e.start_s)
     tokens = sorted((e for e in events if e.kind == "token"), key=lambda e: e.start_s)
     if not calls:
@@ -425,7 +425,7 @@ class _Slice:
 
 
 def _events(line: Timeline, traced: Sequence[Traced], offset: float) -> Iterator[dict[str, object]]:
-    """The events of one run, without `pid`."""
+    """Yield the events of one run, without `pid`."""
     run = line.run
     name = f"{run.kind} of {run.container.model} on {run.device.serial}"
     yield {"ph": "M", "name": "process_name", "args": {"name": visible(name)}}
@@ -448,7 +448,7 @@ def _events(line: Timeline, traced: Sequence[Traced], offset: float) -> Iterator
 
 
 def _nested(slices: Sequence[_Slice], offset: float) -> Iterator[dict[str, object]]:
-    """The slices, each within the one around it on its thread.
+    """Yield the slices, each within the one around it on its thread.
 
     Genie rounds starts and durations to microseconds, and we to tenths; so an end can lie behind
     that of its caller, and Perfetto drops such a slice.

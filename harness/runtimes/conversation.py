@@ -36,7 +36,7 @@ class ConversationScript:
     saved: ClassVar[str] = "saved"
 
     def inputs(self) -> dict[str, str | bytes]:
-        """Files that the script reads, and itself."""
+        """Return files that the script reads, and itself."""
         files: dict[str, str | bytes] = {self.name: self._text()}
         for number, conversation in enumerate(self.request.conversations):
             for index, turn in enumerate(conversation.turns):
@@ -45,7 +45,7 @@ class ConversationScript:
         return files
 
     def answers(self) -> tuple[tuple[tuple[str, Turn], ...], ...]:
-        """Files that the script writes, each with what was asked, by conversation."""
+        """Return files that the script writes, each with what was asked, by conversation."""
         return tuple(
             tuple(
                 (f"answer_{number}_{index}.txt", turn)

@@ -63,13 +63,13 @@ class DialogSettings(BaseModel):
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the most probable token is chosen each time."""
+        """True if the most probable token is chosen each time."""
         given = (self.temp, self.top_k, self.top_p, self.seed)
         return self.top_k == 1 or self.temp == 0 or all(value is None for value in given)
 
     @property
     def is_reproducible(self) -> bool:
-        """Whether the same query gives the same text again."""
+        """True if the same query gives the same text again."""
         return self.is_greedy or self.seed != _RANDOM_SEED
 
     @property
@@ -188,7 +188,7 @@ def parse_lora(text: str) -> tuple[str, float]:
 
 
 def alpha_tensor(config: GenieConfig) -> str:
-    """Name of the tensor that takes an adapter's strength."""
+    """Return the name of the tensor that takes an adapter's strength."""
     lora = config.dialog.target_engine.model.lora
     return (lora.alpha_tensor_name if lora else None) or "alpha"
 

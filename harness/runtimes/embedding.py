@@ -115,7 +115,7 @@ class EncoderRun:
         return EmbeddingResult((vectors,), {"init_s": init_s, **memory}, profile)
 
     def _times(self, profile: str) -> tuple[float, float]:
-        """Seconds to load the encoder and to embed the text, by Genie's profile."""
+        """Return the seconds to load the encoder and to embed the text, by Genie's profile."""
         try:
             events = [e for c in json.loads(profile)["components"] for e in c["events"]]
             by_type = {event["type"]: float(event["duration"]) for event in events}

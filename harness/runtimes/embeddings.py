@@ -17,7 +17,7 @@ _LARGEST = 1 << 30
 
 
 def row_bytes(config: GenieConfig, container: GenAIContainer) -> int:
-    """Bytes of one embedding as Genie takes it.
+    """Return the bytes of one embedding as Genie takes it.
 
     Whatever the type of a table of integers, Genie takes prompts as the graph's input has them; its
     16 bits are those of every container of the builder.

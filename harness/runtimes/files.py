@@ -76,7 +76,7 @@ def target_of(container: GenAIContainer) -> Target:
 
 
 def device_files(container: GenAIContainer, genie: GenieLibraries) -> Mapping[str, DeployFile]:
-    """Everything a run needs on the device, by its name in the run folder."""
+    """Collect the files that a run needs on the device, by name in the run folder."""
     files = {name: DeployFile(path) for name, path in container.files.items()}
     files |= {name: DeployFile(path) for name, path in genie.files.items()}
     if genie.programs:

@@ -68,7 +68,7 @@ _END = "[END]"
 
 
 def generated_text(output: str, device: str) -> str:
-    """The generated text between the marks.
+    """Return the generated text between the marks.
 
     The prompt is echoed before the first mark and the model's text may itself hold marks, so the
     text runs from the first mark at the start of a line to the last end mark.
@@ -89,7 +89,7 @@ _ASKED_IN_WORDS = frozenset({"spd", "ssd-q1", "eaglet"})
 
 
 def _query_of(request: GenerationRequest) -> tuple[str, str, str | bytes]:
-    """Name of the query's file, the flag that takes it, and its content."""
+    """Return the name of the query's file, the flag that takes it, and its content."""
     if request.prompt is not None:
         return "prompt.txt", "--prompt_file", request.prompt
     if request.embeddings is not None:
@@ -107,7 +107,7 @@ def _refuse_unbounded(config: GenieConfig) -> None:
 
 
 def _lora_arguments(lora: Mapping[str, float], config: GenieConfig) -> list[str]:
-    """Options of a runner that apply adapters; Genie applies one at a time."""
+    """Return options of a runner that apply adapters; Genie applies one at a time."""
     alpha = alpha_tensor(config)
     return [
         word
@@ -434,7 +434,7 @@ class GenieRuntime:
             raise RuntimeChoiceError(self._device.serial, reason)
 
     def _count_tokens(self, request: GenerationRequest, config: GenieConfig) -> int:
-        """Tokens that the prompt takes in the context, with those that Genie adds."""
+        """Return tokens that the prompt takes in the context, with those that Genie adds."""
         if request.embeddings is not None:
             return len(request.embeddings) // row_bytes(config, self._container)
         if request.token_ids is not None:

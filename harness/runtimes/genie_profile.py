@@ -38,7 +38,7 @@ _UNREADABLE = (
 
 
 def parse_profile(text: str, device: str) -> dict[str, float]:
-    """The metrics of the last query in a profile.
+    """Return the metrics of the last query in a profile.
 
     Raises:
         RuntimeOutputError: not a profile, a figure without a known unit, or one that is missing.
@@ -47,7 +47,7 @@ def parse_profile(text: str, device: str) -> dict[str, float]:
 
 
 def parse_figures(text: str, device: str) -> dict[str, float]:
-    """The metrics that a profile has; of a query that filled its context there are none.
+    """Return the metrics that a profile has; of a query that filled its context there are none.
 
     Raises:
         RuntimeOutputError: not a profile, or a figure without a known unit.
@@ -61,7 +61,7 @@ def parse_figures(text: str, device: str) -> dict[str, float]:
 
 
 def lacks_figures(figures: Mapping[str, float]) -> bool:
-    """Whether a profile has not told of its query: of one come all figures, or none."""
+    """Return whether a profile has not told of its query: of one come all figures, or none."""
     return not figures.keys() >= _REQUIRED
 
 
@@ -110,7 +110,7 @@ class _Clock(BaseModel):
 
 
 def parse_clock(text: str, device: str, prompt_tokens: int) -> dict[str, float]:
-    """The metrics of a query by the clock of the runner's token callback.
+    """Return the metrics of a query by the clock of the runner's token callback.
 
     They are what the profile would say, measured from outside: a prefill ends with the first token.
 

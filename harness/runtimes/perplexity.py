@@ -73,7 +73,7 @@ class _Result(BaseModel):
 def parse_perplexity(
     text: str, windows: Sequence[Window], device: str, positions: Positions = "first_cl_minus_ar"
 ) -> PerplexityResult:
-    """The result as numbers.
+    """Return the result as numbers.
 
     Args:
         positions: that the windows were cut for.

@@ -48,7 +48,7 @@ class RunOutcome:
 
     @property
     def succeeded(self) -> bool:
-        """Whether it left by itself with status 0."""
+        """True if it left by itself with status 0."""
         return self.reason == "exited" and self.exit_status == 0
 
     @property
@@ -79,7 +79,7 @@ class RunOutcome:
 
 
 def parse_run_line(output: str) -> RunOutcome | None:
-    """The outcome in the last line of `run.sh`'s output; None when that is not there."""
+    """Return the outcome in the last line of `run.sh`'s output; None when that is not there."""
     match = _LINE.match(output.rstrip().rpartition("\n")[2].strip())
     if match is None:
         return None

@@ -21,10 +21,10 @@ _PYTHON = ("env", "PYTHONPATH=.", "PYTHONDONTWRITEBYTECODE=1", "python3")
 
 
 def runner_of(program: Program, genie: GenieLibraries) -> Runner:
-    """The runner that takes the place of a documented program there."""
+    """Return the runner that takes the place of a documented program there."""
     return program if program in genie.programs else _OURS[program]
 
 
 def starting(runner: Runner) -> tuple[str, ...]:
-    """The words that start it in a run folder, before its own options."""
+    """Return the words that start it in a run folder, before its own options."""
     return (*_PYTHON, runner) if runner.endswith(".py") else (f"./{runner}",)

@@ -24,6 +24,6 @@ def load_tokenizer(path: Path) -> "Tokenizer":
 
 
 def encode(tokenizer: "Tokenizer", text: str) -> list[int]:
-    """The ids of a text, without the special tokens that some tokenizers add."""
+    """Return the ids of a text, without the special tokens that some tokenizers add."""
     ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
     return ids

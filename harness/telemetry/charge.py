@@ -36,7 +36,7 @@ class ChargeWindow:
 def wait_for_charge(
     read: Callable[[], BatteryReading], window: ChargeWindow, clock: Clock
 ) -> Iterator[ConditionRecord]:
-    """Records of the battery's health and of its charge, once that is in the window or cannot be.
+    """Yield records of the battery's health, and of its charge once in the window or hopeless.
 
     Only what can still come true is waited for: a level that is too low and no charger is final.
     """

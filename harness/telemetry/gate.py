@@ -63,14 +63,14 @@ class _History:
     readings: list[Mapping[str, float]] = field(default_factory=list)
 
     def since(self, moment: float) -> list[Mapping[str, float]] | None:
-        """The readings from a moment on; `None` when they do not reach back to it."""
+        """Return the readings from a moment on; `None` when they do not reach back to it."""
         if not self.times or self.times[0] > moment:
             return None
         pairs = zip(self.times, self.readings, strict=True)
         return [reading for at, reading in pairs if at >= moment]
 
     def is_blind(self) -> bool:
-        """Whether the device has shown no temperature at all, and often enough to say so."""
+        """Return whether the device has shown no temperature at all, and often enough to say so."""
         return len(self.readings) >= _LOOKS and not any(self.readings)
 
 
@@ -139,7 +139,7 @@ def _waiting(alive: Mapping[str, float], gate: ThermalGate) -> str:
 
 
 def frozen_zones(times: list[float], readings: list[Mapping[str, float]]) -> frozenset[str]:
-    """Zones that never changed while another moved by degrees: their sensors are stuck."""
+    """Return zones that never changed while another moved by degrees: their sensors are stuck."""
     if not times or times[-1] - times[0] < _FROZEN_S:
         return frozenset()
     everywhere = set.intersection(*(set(reading) for reading in readings))

@@ -59,7 +59,7 @@ class Preparation:
 
 
 def parse_records(output: str) -> tuple[ConditionRecord, ...]:
-    """The records in the output of `prepare.sh`; lines that are none are left out."""
+    """Return the records in the output of `prepare.sh`; lines that are none are left out."""
     matches = filter(None, map(_RECORD.fullmatch, output.splitlines()))
     found = (
         ConditionRecord(

@@ -63,7 +63,7 @@ class Recording:
     dropped: int = 0
 
     def latest(self, kind: str) -> dict[str, float]:
-        """The last value of each channel of a kind, by what follows the colon in its name."""
+        """Return the last value of each channel of a kind, by its name behind the colon."""
         found = {}
         for series in self.series:
             name, _, rest = series.channel.partition(":")

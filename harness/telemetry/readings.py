@@ -30,7 +30,7 @@ class BatteryReading:
 
     @property
     def present(self) -> bool:
-        """Whether there is a battery that tells anything."""
+        """True if there is a battery that tells anything."""
         return self.level_percent is not None
 
 
@@ -65,7 +65,7 @@ class Sensors:
         self._env = env
 
     def read(self) -> Reading:
-        """Values of the sensors now.
+        """Return values of the sensors now.
 
         Raises:
             DeviceError: the device failed, or cannot run the script.
@@ -98,7 +98,7 @@ class Sensors:
 
 
 def battery_of(recording: Recording) -> BatteryReading:
-    """The battery by the files of the kernel; the temperature there is in tenths of a degree."""
+    """Return the battery by the kernel's files, which have tenths of a degree."""
     words = recording.battery
     level, tenths = _number(words.get("capacity")), _number(words.get("temp"))
     return BatteryReading(
@@ -111,7 +111,7 @@ def battery_of(recording: Recording) -> BatteryReading:
 
 
 def battery_of_service(output: str) -> BatteryReading:
-    """The battery by `dumpsys battery`."""
+    """Return the battery by `dumpsys battery`."""
     known = parse_battery(output)
     if known is None or known.level_percent is None or not 0 <= known.level_percent <= 100:
         return BatteryReading()

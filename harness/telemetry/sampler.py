@@ -74,7 +74,7 @@ def sampling(
 
 
 def _fetch(device: Device, run_dir: str, timeout_s: float) -> Recording:
-    """The recording in a run folder, which is disarmed."""
+    """Return the recording in a run folder, which is disarmed."""
     script = (
         f"cd {shlex.quote(run_dir)}/.qnnfarm && rm -f telemetry.period && "
         f"{{ [ ! -f telemetry ] || head -c {MOST_BYTES} telemetry; }}"

@@ -69,7 +69,7 @@ def _known(series: TelemetrySeries) -> list[tuple[float, float]]:
 
 
 def _lowered_cap(series: TelemetrySeries) -> str | None:
-    """The kernel's own limit fell below what it was at the start."""
+    """Return a cap of the kernel that fell below its value at the start."""
     known = _known(series)
     if kind_of(series.channel) != "cpu_cap_hz" or not known:
         return None
@@ -84,7 +84,7 @@ def _lowered_cap(series: TelemetrySeries) -> str | None:
 
 
 def _hot_times(series: Sequence[TelemetrySeries]) -> list[tuple[float, str, float]]:
-    """Times at which each zone was hot."""
+    """Return times at which each zone was hot."""
     found = []
     for one in series:
         if kind_of(one.channel) != "temp_c":

@@ -41,13 +41,13 @@ def kind_of(channel: str) -> str:
 
 
 def unit_of(channel: str) -> str | None:
-    """The unit of a channel's values; `None` for a channel that is not known."""
+    """Return the unit of a channel's values; `None` for a channel that is not known."""
     quantity = _QUANTITIES.get(kind_of(channel))
     return None if quantity is None else quantity.unit
 
 
 def parse_value(text: str, wire_unit: str, channel: str, *, page_bytes: int) -> float | None:
-    """A value of a channel; `None` for what is no number or cannot be true.
+    """Return a value of a channel; `None` for what is no number or cannot be true.
 
     Args:
         text: as the file said it.

@@ -80,7 +80,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def online(self) -> bool:
-        """Whether the peer has authenticated."""
+        """True if the peer has authenticated."""
         return self._state is _State.ONLINE
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

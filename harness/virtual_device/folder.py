@@ -63,7 +63,7 @@ class DeviceRecord:
 
     @property
     def running(self) -> bool:
-        """Whether the recorded process still runs."""
+        """True if the recorded process still runs."""
         if self.pid is None or self.machine_boot != machine_boot_id():
             return False
         process = process_stat(self.pid)

@@ -101,12 +101,12 @@ class Injector:
 
     @property
     def stalled(self) -> bool:
-        """Whether a stall holds."""
+        """True if a stall holds."""
         return not self._flowing.is_set()
 
     @property
     def idle(self) -> bool:
-        """Whether no fault is armed and no stall holds."""
+        """True if no fault is armed and no stall holds."""
         return not self._armed and self._flowing.is_set()
 
     def arm(self, fault: Fault) -> None:

@@ -70,7 +70,7 @@ class ProcessStat:
 
     @property
     def alive(self) -> bool:
-        """Whether it still runs: neither a zombie nor dead."""
+        """True if it still runs: neither a zombie nor dead."""
         return self.state not in {"Z", "X"}
 
 

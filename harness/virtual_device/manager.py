@@ -88,7 +88,7 @@ class VirtualDevice:
 
     @property
     def confined(self) -> bool:
-        """Whether its processes see nothing of the host; while it is stopped, they will."""
+        """True if its processes see nothing of the host; while it is stopped, they will."""
         return not self.unconfined and self.namespace is not NamespaceKind.NONE
 
 

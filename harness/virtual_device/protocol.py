@@ -66,7 +66,7 @@ def pack_header(
     *,
     with_checksum: bool,
 ) -> bytes:
-    """The 24 bytes that go before `payload`."""
+    """Return the 24 bytes that go before `payload`."""
     check = checksum(payload) if with_checksum else 0
     return _HEADER.pack(command, arg0, arg1, len(payload), check, command ^ _MASK)
 

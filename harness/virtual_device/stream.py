@@ -64,7 +64,7 @@ class Stream:
 
     @property
     def has_data(self) -> bool:
-        """Whether a read would not wait for data."""
+        """True if a read would not wait for data."""
         return bool(self._chunks)
 
     async def opened(self) -> None:
@@ -159,7 +159,7 @@ class ExactReader:
 
     @property
     def has_more(self) -> bool:
-        """Whether something can be read without waiting."""
+        """True if something can be read without waiting."""
         return bool(self._rest) or self._stream.has_data
 
     async def some(self, limit: int) -> memoryview:

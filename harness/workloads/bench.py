@@ -100,7 +100,7 @@ class Bench(DialogSettings, WorkloadModel):
 
     @property
     def measures_prompt(self) -> bool:
-        """Whether its prompt is longer than the shortest one, whose speed says nothing."""
+        """True if its prompt is longer than the shortest one, whose speed says nothing."""
         return self.prompt_tokens > SHORTEST_PROMPT
 
     @property
@@ -198,7 +198,7 @@ class Bench(DialogSettings, WorkloadModel):
         return cut_prompt(tokenizer, depth + self.prompt_tokens - added)
 
     def _own_depth(self, config: GenieConfig) -> int:
-        """Tokens of the depth, without those that Genie adds."""
+        """Return tokens of the depth, without those that Genie adds."""
         return 0 if self.depth_tokens is None else self.depth_tokens - added_tokens(config)
 
     def _check_prompt(self, session: Session, result: GenerationResult) -> None:
@@ -287,7 +287,7 @@ class _Steadiness:
         return self.count >= self.bench.repetitions and self._warmup() is not None
 
     def _warmup(self) -> int | None:
-        """Repetitions before all metrics are steady, if enough steady ones came after."""
+        """Return repetitions before all metrics are steady, if enough steady ones came after."""
         warmups = [self._detect(values) for values in self.values.values()]
         if self.bench.warmup != "auto" or not all(warmup.reached for warmup in warmups):
             return None

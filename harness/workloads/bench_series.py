@@ -136,7 +136,7 @@ class BenchSeries:
     def _failed_first(
         self, device: Device, bench: Bench, containers: Mapping[Label, GenAIContainer]
     ) -> tuple[Label, ...]:
-        """The side that its perplexity fails, so that nothing is measured in vain before it."""
+        """Return the first side that fails its perplexity, before anything is measured."""
         for label, container in containers.items():
             with Session(device, container, self.options) as session:
                 quality = bench.judge_container(session, self.store.open())

@@ -88,7 +88,7 @@ class Generate(DialogSettings, WorkloadModel):
 
     @property
     def is_conversation(self) -> bool:
-        """Whether it has turns, or a state that it begins or ends with."""
+        """True if it has turns, or a state that it begins or ends with."""
         return isinstance(self.prompt, tuple) or bool(self.save or self.restore)
 
     def check(self, container: GenAIContainer) -> None:
@@ -164,7 +164,7 @@ class Generate(DialogSettings, WorkloadModel):
         return (self.prompt,) if isinstance(self.prompt, str) else self.prompt or ()
 
     def _shown_prompt(self) -> str | None:
-        """The prompt as the store keeps it."""
+        """Return the prompt as the store keeps it."""
         if self.tokens is not None:
             return " ".join(map(str, self.tokens))
         if isinstance(self.prompt, tuple):

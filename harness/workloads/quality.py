@@ -119,7 +119,7 @@ class QualityCheck:
         return scored
 
     def _read(self, session: Session) -> tuple[str, str]:
-        """The text with its hash; of the built-in passage, repeated as needed, its own hash."""
+        """Return the text with its hash; for the built-in passage, the hash of one copy."""
         if self.text is not None:
             text = read_text(session.resolve(str(self.text)))
             return text, _sha256(text)

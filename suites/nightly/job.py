@@ -112,7 +112,7 @@ class NightlyJob:
             return night
 
     def _tonight(self, nights: Sequence[Night], *, again: bool) -> Night:
-        """The newest night of this date if it is not over, or is not to be repeated."""
+        """Return the newest night of this date if it is not over, or is not to be repeated."""
         name = night_name(self.now())
         tonight = [each for each in nights if each.name.partition(".")[0] == name]
         if not tonight:

@@ -79,7 +79,7 @@ def compose(night: Night, settings: NightlyEntry) -> Notification:
 
 
 def _report(night: Night, settings: NightlyEntry) -> str:
-    """Address of the report; without the address of the folder, its path in that."""
+    """Return the address of the report; without the address of the folder, its path in that."""
     if not night.report:
         return ""
     path = f"{night.name}/{REPORT}"

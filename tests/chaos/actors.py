@@ -53,7 +53,7 @@ class Actor:
 
     @property
     def ended(self) -> bool:
-        """Whether it is gone."""
+        """True if it is gone."""
         return not self._open
 
     @property
@@ -142,7 +142,7 @@ def _play(part: Part, write: int, log: Path) -> NoReturn:
 
 
 def _interrupted(error: BaseException | None) -> bool:
-    """Whether it began with an interrupt, which a library in the middle of a step made another."""
+    """Return whether it began with an interrupt, even if a library made it another error."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__context__
     return error is not None

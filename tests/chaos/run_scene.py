@@ -219,7 +219,7 @@ def _complaints(lab: Lab, case: Case, ends: list[End]) -> list[str]:
 
 
 def _wrong_run(lab: Lab, run: Run) -> list[str]:
-    """Whether what is stored as good is what was right without a fault."""
+    """Return whether what is stored as good is what was right without a fault."""
     count = run.workload.repetitions or 1
     wrong = []
     right = lab.texts[key_of(run)]

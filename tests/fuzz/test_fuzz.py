@@ -87,7 +87,7 @@ class Worker:
 
 
 def is_alive(child: subprocess.Popen[bytes]) -> bool:
-    """Whether a child that says nothing lives; one that has closed its pipe may need a moment."""
+    """Return whether a silent child lives; one that closed its pipe may need a moment."""
     try:
         child.wait(0.5)
     except subprocess.TimeoutExpired:

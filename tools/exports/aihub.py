@@ -102,7 +102,7 @@ def _load(checkpoint: Path, export: Export) -> torch.nn.Module:
 def _steps(
     module: torch.nn.Module, config: object, tokens: torch.Tensor, shape: tuple[int, int]
 ) -> list[Step]:
-    """The text in chunks of AR tokens, the past filled from its end."""
+    """Return the text in chunks of AR tokens, the past filled from its end."""
     ar, cl = shape
     cache = Cache.empty(config, cl - ar)
     inputs, outputs = names(config)

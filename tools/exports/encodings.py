@@ -39,7 +39,7 @@ def save_encodings(
 
 
 def is_cache(name: str) -> bool:
-    """Whether a graph input or output of this name is part of the key/value cache."""
+    """Return whether a graph input or output of this name is part of the key/value cache."""
     return name.startswith(("past_", "present."))
 
 

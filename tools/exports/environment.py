@@ -19,7 +19,7 @@ class Environment:
     alone: tuple[str, ...] = ()
 
     def ensure(self, parent: Path) -> Path:
-        """The interpreter of the environment in `parent`, made unless it is there already.
+        """Return the interpreter of the environment in `parent`, made unless it is there already.
 
         Raises:
             subprocess.CalledProcessError: pip failed.

@@ -22,7 +22,7 @@ class Cache:
 
     @classmethod
     def empty(cls, config: Any, past: int) -> "Cache":  # noqa: ANN401
-        """Zeros for `past` tokens."""
+        """Return zeros for `past` tokens."""
         heads, size = config.num_key_value_heads, head_dim(config)
         shapes = [(heads, 1, size, past), (heads, 1, past, size)] * config.num_hidden_layers
         return cls([torch.zeros(shape) for shape in shapes])
@@ -43,7 +43,7 @@ def head_dim(config: Any) -> int:  # noqa: ANN401
 
 
 def names(config: Any) -> tuple[list[str], list[str]]:  # noqa: ANN401
-    """Names of inputs and outputs, in order."""
+    """Return the names of inputs and outputs, in order."""
     kinds = [
         f"past_{kind}_{layer}"
         for layer in range(config.num_hidden_layers)
@@ -62,7 +62,7 @@ def mask(done: int, ar: int, cl: int) -> torch.Tensor:
 
 
 def rope(config: Any, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: ANN401
-    """Cosines and sines [1, 1, AR, head_dim/2] of unscaled rotary embeddings."""
+    """Return cosines and sines [1, 1, AR, head_dim/2] of unscaled rotary embeddings."""
     size = head_dim(config)
     theta = getattr(config, "rope_theta", None) or config.rope_parameters["rope_theta"]
     frequencies = theta ** (-torch.arange(0, size, 2).double() / size)

@@ -116,7 +116,7 @@ def _names(layers: int) -> tuple[list[str], list[str]]:
 
 
 def _steps(module: WithCache, tokens: torch.Tensor, fixed: tuple[int, int] | None) -> list[Step]:
-    """A prompt and two calls of one token, or calls of the fixed length, oldest entries first.
+    """Return a prompt and two calls of one token, or calls of the fixed length.
 
     With fixed dimensions the past is filled from its end and the mask hides the rest.
     """

@@ -65,7 +65,7 @@ RECIPES: dict[str, Recipe] = {
 
 
 def make_model(recipe: Recipe, attention: str) -> transformers.PreTrainedModel:
-    """A model in float32 and evaluation mode, `attention` being `eager` or `sdpa`.
+    """Return a model in float32 and evaluation mode, `attention` being `eager` or `sdpa`.
 
     Weights are larger than the library's own start values: with those attention is close to
     uniform and the residual stream close to the embedding, so that many mistakes do not show.

@@ -83,7 +83,7 @@ class _Layer(nn.Module):
         past_key: torch.Tensor,
         past_value: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The new hidden state, keys and values."""
+        """Return the new hidden state, keys and values."""
         columns = self._columns(self.before(hidden))
         query = self._rotated(self._split(self.q(columns), self.heads), rotation)
         key = self._rotated(self._split(self.k(columns), self.kv_heads), rotation)
@@ -189,7 +189,7 @@ def make(name: str, folder: Path) -> str:
 
 
 def _steps(module: Notebook, tokens: torch.Tensor) -> list[Step]:
-    """The text in chunks of AR tokens, the past filled from its end."""
+    """Return the text in chunks of AR tokens, the past filled from its end."""
     ar, cl = _SHAPE
     config = module.config
     heads = config.num_key_value_heads if module.per_head else 1

@@ -30,7 +30,7 @@ def whole_text(model: PreTrainedModel, tokens: torch.Tensor) -> dict[str, torch.
 
 
 def cached(cache: DynamicCache) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Keys and values of each layer, from a cache of any version of transformers."""
+    """Return keys and values of each layer, from a cache of any version of transformers."""
     if hasattr(cache, "layers"):
         return [(layer.keys, layer.values) for layer in cache.layers]
     return list(zip(cache.key_cache, cache.value_cache, strict=True))
@@ -46,7 +46,7 @@ def save_sample(path: Path, whole: Mapping[str, torch.Tensor], steps: list[Step]
 
 
 def check_steps(model_path: Path, steps: list[Step], tolerance: float = 2e-5) -> float:
-    """The largest difference between the exported graph, in ONNX Runtime, and the torch module.
+    """Return the largest difference between the exported graph and the torch module.
 
     Raises:
         RuntimeError: it is above `tolerance`, that is, the export is wrong.

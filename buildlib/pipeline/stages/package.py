@@ -151,7 +151,7 @@ class Package(Stage):
 
 
 def compose(plan: BuildPlan, prepared: PreparedModel, ctx_bins: Sequence[str]) -> Composition:
-    """The dialog of a build's container.
+    """Return the dialog of a build's container.
 
     Args:
         plan: of the build.
@@ -198,7 +198,7 @@ def compose(plan: BuildPlan, prepared: PreparedModel, ctx_bins: Sequence[str]) -
 def genie_config(
     config: DecoderConfig, context_length: int, ctx_bins: Sequence[str], target: Target
 ) -> GenieConfig:
-    """The dialog of a decoder: its sizes, its special tokens, its rotary positions."""
+    """Return the dialog of a decoder: its sizes, its special tokens, its rotary positions."""
     eos = config.eos_token_ids
     local = map(config.has_local_rope, range(config.num_hidden_layers))
     return basic_dialog(

@@ -46,7 +46,7 @@ class DeviceEntry:
 
     @property
     def usable(self) -> bool:
-        """Whether commands can be run on it."""
+        """True if commands can be run on it."""
         return self.state == "device"
 
 
@@ -73,7 +73,7 @@ class AdbServer:
         return self.name or str(self.address)
 
     def devices(self) -> list[DeviceEntry]:
-        """All devices it knows, in whatever state."""
+        """Return all devices it knows, in whatever state."""
         try:
             return parse_devices(self._ask("host:devices-l"))
         except FailReply as error:
@@ -143,7 +143,7 @@ class AdbServer:
             return "unauthorized" if reason.startswith("device unauthorized") else reason
 
     def _ask(self, service: str, timeout_s: float = _QUERY_TIMEOUT_S) -> str:
-        """The answer to a host service, or `FailReply`; only a connect may time out innocently."""
+        """Return the answer to a host service; only a connect may time out innocently."""
         try:
             return query(self.address, service, Deadline(timeout_s))
         except (StreamClosed, ServerUnreachable) as error:
@@ -156,7 +156,7 @@ class AdbServer:
 
 
 def parse_devices(answer: str) -> list[DeviceEntry]:
-    """The entries of an answer to `host:devices-l`; lines that are none are left out.
+    """Return the entries of an answer to `host:devices-l`; lines that are none are left out.
 
     >>> parse_devices("127.0.0.1:5555 device product:x model:Pixel_9 transport_id:1")[0].state
     'device'

@@ -42,7 +42,7 @@ class ServerAddress:
 
     @property
     def local(self) -> bool:
-        """Whether it is on this host alone: only there may a server be started."""
+        """True if it is on this host alone: only there may a server be started."""
         if self.path or self.host == "localhost":
             return True
         try:
@@ -56,7 +56,7 @@ class ServerAddress:
         return str(self) if self.path else f"tcp:{self}"
 
     def connect(self, timeout_s: float) -> socket.socket:
-        """A connection to it, which the caller closes."""
+        """Return a connection to it, which the caller closes."""
         if not self.path:
             return socket.create_connection((self.host, self.port), timeout_s)
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -76,7 +76,7 @@ class ServerAddress:
 
 
 def address_from(environ: Mapping[str, str]) -> ServerAddress | None:
-    """The address that `environ` names, if it names one.
+    """Return the address that `environ` names, if it names one.
 
     Raises:
         AdbAddressError: a variable has a form that cannot be used.
@@ -128,7 +128,7 @@ class StreamClosed(Exception):  # noqa: N818
 
 
 class ServerUnreachable(Exception):  # noqa: N818
-    """Nothing accepts connections at the server's address."""
+    """Refused connection: no server listens at the address."""
 
 
 class Connection(Closeable):
@@ -185,7 +185,7 @@ class Connection(Closeable):
             raise FailReply(f"no adb server: it answered {status!r}")
 
     def receive_block(self) -> str:
-        """A text that is preceded by its length in four hexadecimal digits."""
+        """Read a text behind its length in four hexadecimal digits."""
         digits = self.receive(4)
         if not _LENGTH.fullmatch(digits):
             raise FailReply(f"no adb server: {digits!r} is no length")
@@ -281,7 +281,7 @@ class Connection(Closeable):
         return bool(events & ~select.POLLOUT), bool(events & select.POLLOUT)
 
     def has_input(self) -> bool:
-        """Whether a read would not wait."""
+        """Return whether a read would not wait."""
         return bool(self._poll(select.POLLIN, 0))
 
     def _poll(self, flags: int, timeout_s: float) -> int:
@@ -292,7 +292,7 @@ class Connection(Closeable):
 
 
 def query(address: ServerAddress, service: str, deadline: Deadline) -> str:
-    """The text that the server answers to a `host:` service."""
+    """Return the text that the server answers to a `host:` service."""
     with Connection(address, deadline) as connection:
         connection.request(service)
         return connection.receive_block()
@@ -314,7 +314,7 @@ def command(
 def open_service(
     address: ServerAddress, serial: str, service: str, deadline: Deadline
 ) -> Connection:
-    """A connection to `service` on the device `serial`, which the caller closes."""
+    """Return a connection to `service` on the device `serial`, which the caller closes."""
     connection = Connection(address, deadline)
     try:
         connection.request(f"host:transport:{serial}")

@@ -93,7 +93,7 @@ class Failures:
             raise self._refused(action, where, str(error)[:_LOG_TAIL]) from None
 
     def _closed(self, action: str, reason: str) -> HarnessError:
-        """The connection ended: is it the server that died, or the device, or its adb daemon?"""
+        """Make the error of an ended connection, with the state that the adb server tells."""
         state = self._server.state(self._serial)
         if state == "unauthorized":
             return DeviceUnauthorizedError(self._shown)

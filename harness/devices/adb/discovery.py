@@ -20,7 +20,7 @@ _TCP_SERIAL = re.compile(r".+:\d{1,5}")
 
 
 def list_devices(server: AdbServer | None = None) -> list[DeviceEntry]:
-    """All devices of the adb server, in whatever state.
+    """Return all devices of the adb server, in whatever state.
 
     Raises:
         AdbServerError: see `ensure_server`.
@@ -42,7 +42,7 @@ def connect_tcp(server: AdbServer, serial: str) -> None:
 
 
 def open_device(serial: str | None = None, *, server: AdbServer | None = None) -> AdbDevice:
-    """The device that `serial`, else `$ANDROID_SERIAL` names, else the only one there is.
+    """Return the device that `serial`, else `$ANDROID_SERIAL` names, else the only one there is.
 
     Raises:
         NoDeviceError: there is none, or not that one.

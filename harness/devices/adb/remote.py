@@ -41,7 +41,7 @@ class RemoteAdb(Closeable):
             tunnel.close()
 
     def server(self) -> AdbServer:
-        """The server, at this host's end of the tunnel.
+        """Return the server, at this host's end of the tunnel.
 
         Raises:
             AdbServerError: it does not run there.
@@ -62,11 +62,11 @@ class RemoteAdb(Closeable):
         return replace(found, name=self._shown)
 
     def devices(self) -> list[DeviceEntry]:
-        """All devices that it knows."""
+        """Return all devices that it knows."""
         return self.server().devices()
 
     def open(self, serial: str) -> AdbDevice:
-        """A device of it, which calls itself `serial@host`.
+        """Return a device of it, which calls itself `serial@host`.
 
         Raises:
             NoDeviceError, DeviceUnauthorizedError, DeviceLostError: see `open_device`.

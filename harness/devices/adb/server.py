@@ -49,7 +49,7 @@ def own_address() -> ServerAddress:
 
 
 def server_address() -> ServerAddress:
-    """The address that the environment names; else that of a server that runs, or would run.
+    """Return the address that the environment names; else that of a server that runs, or would run.
 
     A server of ours comes before another at adb's own port, because our devices hang on it.
     """
@@ -69,7 +69,7 @@ def _answers(address: ServerAddress) -> bool:
 
 
 def resolve_server(address: ServerAddress | None = None) -> AdbServer:
-    """The adb server that runs at `address`, by default at `server_address()`.
+    """Return the adb server that runs at `address`, by default at `server_address()`.
 
     Raises:
         AdbServerError: none runs there, or something else does.
@@ -82,7 +82,7 @@ def resolve_server(address: ServerAddress | None = None) -> AdbServer:
 
 
 def ensure_server(address: ServerAddress | None = None) -> AdbServer:
-    """The adb server at `address`, started if it is on this host and does not run.
+    """Return the adb server at `address`, started if it is on this host and does not run.
 
     Raises:
         AdbServerError: something else answers, or none could be started there.
@@ -106,7 +106,7 @@ def ensure_server(address: ServerAddress | None = None) -> AdbServer:
 
 
 def find_adb() -> Path:
-    """The `adb` program: the user's on the PATH, else the one that comes with adbutils.
+    """Return the `adb` program: the user's on the PATH, else the one that comes with adbutils.
 
     Raises:
         AdbServerError: there is neither.
@@ -120,7 +120,7 @@ def find_adb() -> Path:
 
 
 def _probe(address: ServerAddress) -> AdbServer:
-    """The running server; `ServerUnreachable` if nothing listens there."""
+    """Return the running server; `ServerUnreachable` if nothing listens there."""
     try:
         answer = query(address, "host:version", Deadline(_PROBE_TIMEOUT_S))
         if _VERSION.fullmatch(answer):
@@ -207,7 +207,7 @@ def _spawn_detached(command: list[str], log_path: Path) -> int:
 
 
 def _listens(pid: int, address: ServerAddress) -> bool:
-    """Whether a process of ours has the listening socket of `address`, by the kernel's own tables.
+    """Return whether a process of ours listens on `address`, by the kernel's own tables.
 
     A table read while sockets come and go may lack lines: a `False` is worth asking again.
     """
@@ -235,7 +235,7 @@ class ListeningSocket(NamedTuple):
 
 
 def listening_sockets(pid: int | Literal["self"], port: int) -> list[ListeningSocket]:
-    """The sockets that listen at a port, in the network that a process sees."""
+    """Return the sockets that listen at a port, in the network that a process sees."""
     tables = [Path(f"/proc/{pid}/net/{name}") for name in ("tcp", "tcp6")]
     lines = [line for table in tables if table.exists() for line in table.read_text().splitlines()]
     # Columns: number, local address, remote address, state (0A: listening), ..., uid, ..., inode.

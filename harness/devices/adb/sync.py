@@ -41,7 +41,7 @@ class FileStat:
 
     @property
     def is_file(self) -> bool:
-        """Whether it is a regular file."""
+        """True if it is a regular file."""
         return stat.S_ISREG(self.mode)
 
 

@@ -69,7 +69,7 @@ class _Refusable(paramiko.AgentKey):
     def sign_ssh_data(  # type: ignore[override]  # bytes, whatever its stubs say
         self, data: bytes, algorithm: str | None = None
     ) -> bytes:
-        """A signature, or none that any host would accept."""
+        """Return a signature, or none that any host would accept."""
         try:
             return bytes(super().sign_ssh_data(data, algorithm))
         except (paramiko.SSHException, OSError, EOFError) as error:
@@ -133,7 +133,7 @@ def _load(file: Path, seen: set[bytes], remarks: list[str]) -> paramiko.PKey | N
 
 
 def _public_blob(file: Path) -> bytes | None:
-    """The public half beside a private key, as an agent gives it."""
+    """Return the public half beside a private key, as an agent gives it."""
     try:
         return PublicBlob.from_file(f"{file}.pub").key_blob
     except (OSError, ValueError, UnicodeDecodeError):
@@ -150,7 +150,7 @@ OpenChannel = Callable[[tuple[str, int], Deadline], paramiko.Channel]
 
 
 def connect(host: HostConfig, deadline: Deadline, jump: OpenChannel | None) -> paramiko.Transport:
-    """A connection that the caller closes.
+    """Return a connection that the caller closes.
 
     Raises:
         HostUnreachableError, HostKeyError, HostAuthError, HostConfigError

@@ -111,7 +111,7 @@ class SshHost(Closeable):
 
     @classmethod
     def named(cls, asked: str, config_file: Path | None = None) -> Self:
-        """The host of that name; see `resolve_host`."""
+        """Return the host of that name; see `resolve_host`."""
         return cls(resolve_host(asked, config_file))
 
     @property
@@ -141,7 +141,7 @@ class SshHost(Closeable):
             raise self._too_slow() from None
 
     def ensure_connected(self, deadline: Deadline) -> paramiko.Transport:
-        """The connection, made if there is none.
+        """Return the connection, made if there is none.
 
         Raises:
             HostUnreachableError, HostKeyError, HostAuthError, HostConfigError
@@ -162,7 +162,7 @@ class SshHost(Closeable):
             self._lock.release()
 
     def session(self, deadline: Deadline) -> paramiko.Channel:
-        """A channel for one command or subsystem; the caller closes it.
+        """Return a channel for one command or subsystem; the caller closes it.
 
         Raises:
             FailReply: the host opens no more.
@@ -172,7 +172,7 @@ class SshHost(Closeable):
         return self._open("session", None, deadline)
 
     def channel_to(self, address: tuple[str, int], deadline: Deadline) -> paramiko.Channel:
-        """A channel to an address as the host sees it; the caller closes it.
+        """Return a channel to an address as the host sees it; the caller closes it.
 
         Raises:
             FailReply: nothing listens there, or the host forwards nothing.
@@ -284,7 +284,7 @@ def closing_by(channel: paramiko.Channel, deadline: Deadline) -> Iterator[None]:
 
 
 def stands(channel: paramiko.Channel, *, patience_s: float = _PATIENCE_S) -> bool:
-    """Whether the connection of a channel that has ended stands.
+    """Return whether the connection of a channel that has ended stands.
 
     When it is lost, its channels end a moment before it knows of that itself; so the host is asked
     for an answer, which may be that it does not know the question. One who gives none, as when it

@@ -1,4 +1,4 @@
-"""Whether a host is the one that it says: its key against known_hosts files, strictly."""
+"""Strict check of host keys against known_hosts files."""
 
 import base64
 import hmac
@@ -121,7 +121,7 @@ def _read(host: HostConfig, file: Path) -> list[str]:
 
 
 def _names(patterns: str, name: str) -> bool:
-    """Whether one of several names, hashed or with `*` and `?`, is meant, and none with a `!`."""
+    """Return whether a name, hashed or with `*` and `?`, matches, and none with a `!` does."""
     name = name.lower()
     found = False
     for pattern in patterns.lower().split(",") if "|" not in patterns else [patterns]:
@@ -136,7 +136,7 @@ def _matches(pattern: str, name: str) -> bool:
 
 
 def _is_hash_of(pattern: str, name: str) -> bool:
-    """Whether `|1|SALT|HASH` is that of a name."""
+    """Return whether `|1|SALT|HASH` is that of a name."""
     parts = pattern.split("|")
     if len(parts) != 4 or parts[:2] != ["", "1"]:
         return False

@@ -36,7 +36,7 @@ class QairtSdk:
     def from_environment(
         cls, platform: str, environment: Mapping[str, str] = os.environ
     ) -> Self | None:
-        """The SDK that the environment names, or None."""
+        """Return the SDK that the environment names, or None."""
         root = sdk_root(environment)
         return None if root is None else cls(root, platform)
 

@@ -35,7 +35,7 @@ class FetchedWheel:
 
     @classmethod
     def of_the_compiler(cls) -> Self:
-        """Whose version is that of the wheel which compiles.
+        """Locate the fetched libraries of the compiling wheel's version.
 
         Raises:
             ToolchainMissingError: that one is not installed.

@@ -126,7 +126,7 @@ def _read(file: Path) -> str:
 
 
 def _clocks(state: HeatState, limit: float, governor: str) -> dict[str, str]:
-    """Clocks of all CPUs, which change together, and of the memory."""
+    """Return clocks of all CPUs, which change together, and of the memory."""
     highest = round(MAX_KHZ * limit)
     share = {"performance": 1.0, "powersave": 0.0}.get(governor, min(1.0, state.busy_cores))
     current = max(MIN_KHZ, round(highest * share))

@@ -24,7 +24,7 @@ _FRESH_S = 0.01
 
 @dataclass(slots=True)
 class _Clock:
-    """What processes did, against what a slower clock allows.
+    """CPU time that processes used, against what a slower clock allows.
 
     Attributes:
         cpu_s: CPU time of the device at the last look.

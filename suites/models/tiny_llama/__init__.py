@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def folder() -> Path:
-    """The checkpoint's folder, as installed."""
+    """Return the checkpoint's folder, as installed."""
     return Path(__file__).parent
 
 
@@ -19,7 +19,7 @@ def heldout_text() -> str:
 
 
 def calibration_text() -> str:
-    """An excerpt of the training text, for choosing quantization ranges; one chapter a line."""
+    """Return an excerpt of the training text for calibration, one chapter a line."""
     return _read("calibration.txt")
 
 

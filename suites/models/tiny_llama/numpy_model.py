@@ -18,13 +18,13 @@ Array = NDArray[np.float32]
 
 
 def load_weights(folder: Path) -> dict[str, Array]:
-    """The checkpoint's tensors, widened from fp16."""
+    """Return the checkpoint's tensors, widened from fp16."""
     tensors = load_file(folder / "model.safetensors")
     return {name: tensor.astype(np.float32) for name, tensor in tensors.items()}
 
 
 def logits(architecture: Architecture, weights: Mapping[str, Array], ids: Ids) -> Array:
-    """Scores of the next token, `[length, vocab]`, after each of `ids` `[length]`."""
+    """Return scores of the next token, `[length, vocab]`, after each of `ids` `[length]`."""
     embedding = weights["model.embed_tokens.weight"]
     hidden = embedding[ids]
     for index in range(architecture.num_hidden_layers):

@@ -51,7 +51,7 @@ def initial_parameters(architecture: Architecture, seed: int) -> dict[str, Tenso
 
 
 def logits(architecture: Architecture, parameters: Parameters, ids: Tensor) -> Tensor:
-    """Scores of the next token, `[batch, length, vocab]`, after each of `ids` `[batch, length]`."""
+    """Return scores of the next token `[batch, length, vocab]` for `ids` `[batch, length]`."""
     hidden, _ = hidden_states(architecture, parameters, ids)
     return F.linear(hidden, parameters["model.embed_tokens.weight"])
 
@@ -74,7 +74,7 @@ def hidden_states(
 
 
 def layer_parameters(parameters: Parameters, index: int) -> dict[str, Tensor]:
-    """Parameters of one decoder layer, without the prefix of its number."""
+    """Return parameters of one decoder layer, without the prefix of its number."""
     prefix = f"model.layers.{index}."
     return {
         name.removeprefix(prefix): tensor

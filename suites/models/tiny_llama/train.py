@@ -100,7 +100,7 @@ class Progress:
 
 
 def batch(recipe: Recipe, architecture: Architecture, ids: Tensor, step: int) -> Tensor:
-    """The windows of one step, `[batch, length + 1]`, at random places of the text `ids` `[n]`."""
+    """Return the windows of one step, `[batch, length + 1]`, at random places of `ids` `[n]`."""
     generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
     length = recipe.lengths[step % len(recipe.lengths)]
     count = max(1, recipe.batch_tokens // length)

@@ -91,7 +91,7 @@ def start_training(
 def random_windows(
     ids: Tensor, count: int, length: int, generator: torch.Generator, bos: int
 ) -> Tensor:
-    """Windows `[count, length]` at random places of `ids` `[n]`, each led by `bos`."""
+    """Return windows `[count, length]` at random places of `ids` `[n]`, each led by `bos`."""
     starts = torch.randint(len(ids) - length, (count, 1), generator=generator)
     windows = ids[starts + torch.arange(length)]
     windows[:, 0] = bos

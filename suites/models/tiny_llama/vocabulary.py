@@ -21,7 +21,7 @@ SIZE = 1280
 
 
 def train(text: Path) -> Tokenizer:
-    """A tokenizer of `SIZE` tokens; ids 0 and 1 are begin and end of text.
+    """Return a tokenizer of `SIZE` tokens; ids 0 and 1 are begin and end of text.
 
     Encoding a text adds neither of them.
     """

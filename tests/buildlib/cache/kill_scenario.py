@@ -95,7 +95,7 @@ def forked(work: Callable[[], None]) -> int:
 
 
 def changes(event: str, arguments: tuple[object, ...]) -> bool:
-    """Whether a call can leave the disk or a lock as it was not before; reading cannot."""
+    """Return whether a call can leave the disk or a lock as it was not before; reading cannot."""
     if event == "open":
         flags = arguments[2]
         return isinstance(flags, int) and bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))

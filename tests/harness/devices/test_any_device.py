@@ -22,7 +22,7 @@ _HOSTILE = 'it\'s "a" $(name) `of` -ü\u202e 漢字,0644'
 
 
 def _lives(device: Device, pid: int) -> bool:
-    """Whether a process runs there; one that is dead, but not reaped, has no command line."""
+    """Return whether a process runs there; a zombie has no command line."""
     return device.shell(f"grep -q . /proc/{pid}/cmdline", check=False).exit_status == 0
 
 

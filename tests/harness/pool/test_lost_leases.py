@@ -70,7 +70,7 @@ def age(device: LeasedDevice) -> None:
 
 
 def held_elsewhere(pool: Pool, device: LeasedDevice) -> bool:
-    """Whether a look at the device found that this process holds it, through another ledger."""
+    """Return whether a probe found that this process holds the device by another ledger."""
     holder = re.compile(rf"is held by .*\(pid {os.getpid()}\) on .*, through another ledger")
     return any(holder.search(event.text) for event in pool.history(device.member))
 

@@ -53,7 +53,7 @@ class Worker:
         return (self._stat().cpu_s - before) / (time.monotonic() - began)
 
     def is_stopped(self) -> bool:
-        """Whether it is stopped at one of many moments of half a second."""
+        """Return whether it is stopped at one of many moments of half a second."""
         for _ in range(100):
             if self._stat().state == "T":
                 return True
@@ -71,7 +71,7 @@ class Worker:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs."""
+    """Return whether a process runs."""
     found = process_stat(pid)
     return found is not None and found.alive
 

@@ -85,7 +85,7 @@ def train(model: TrainedModel, recipe: Recipe) -> Head:
     half = recipe.windows // 2
 
     def distance(found: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss of hidden states, and the share of tokens that they agree on."""
+        """Return loss of hidden states, and the share of tokens that they agree on."""
         scores = F.linear(found, model.embedding)
         tokens = F.linear(wanted, model.embedding)
         apart = F.cross_entropy(scores.flatten(0, 1), tokens.argmax(-1).flatten())

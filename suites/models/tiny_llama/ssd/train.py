@@ -83,7 +83,7 @@ class Forecaster:
         )
 
     def scores(self, model: TrainedModel, ids: Tensor, places: Tensor) -> Tensor:
-        """Scores `[batch, n_places, forecast_tokens, vocab]` of forecasts behind some tokens.
+        """Return scores `[batch, n_places, forecast_tokens, vocab]` of forecasts.
 
         Args:
             model: the frozen model.
@@ -117,7 +117,7 @@ class Forecaster:
         return torch.cat((prefix, text, each_other.expand(batch, -1, -1)), dim=-1)[:, None]
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything under the names that the builder reads."""
+        """Name the tensors as the builder reads them."""
         found = {FORECAST_EMBEDDING: self.embedding}
         for index, (key, value) in enumerate(self.prefix):
             found |= {prefix_key(index): key, prefix_value(index): value}
