@@ -4,6 +4,7 @@ ONNX Runtime writes the DLCs. The context binary is made from them through the Q
 all graphs of a part share one binary, in one step, under names that we choose.
 """
 
+import functools
 import re
 import tempfile
 from collections import Counter
@@ -30,7 +31,7 @@ from buildlib.toolchains.base import BinaryInfo
 from buildlib.toolchains.child_process import Step, run_step
 from buildlib.toolchains.compile_config import CompileConfig
 from buildlib.toolchains.htp_extensions import HtpGraphConfig
-from buildlib.toolchains.ort_qnn.wheel import TOOLCHAIN, find_libraries
+from buildlib.toolchains.ort_qnn.wheel import TOOLCHAIN, WheelLibraries, find_libraries
 from buildlib.toolchains.requests import (
     CompileRequest,
     ConvertRequest,
@@ -86,12 +87,11 @@ class OrtQnnToolchain:
         from importlib.metadata import version
 
         libraries = find_libraries()
-        reported = self._run("versions", libraries.folder, None, self.timeouts.versions_s)
         return {
             "toolchain": TOOLCHAIN,
             "onnxruntime": version("onnxruntime"),
             "onnxruntime_qnn": libraries.version,
-            **TypeAdapter(dict[str, str]).validate_python(reported),
+            **_reported_versions(libraries, self.timeouts.versions_s, self.log_dir),
         }
 
     def check(self, config: CompileConfig) -> None:
@@ -189,8 +189,15 @@ class OrtQnnToolchain:
     def _run(self, command: str, subject: Path, request: object, timeout_s: float) -> Any:  # noqa: ANN401 - JSON
         libraries = find_libraries()
         step = Step(_WORKER, command, subject, timeout_s, libraries.search_path)
-        body = b"" if request is None else TypeAdapter(type(request)).dump_json(request)
-        return run_step(step, body, self.log_dir)
+        return run_step(step, TypeAdapter(type(request)).dump_json(request), self.log_dir)
+
+
+@functools.cache  # every build asks, and the libraries of a process stay the same
+def _reported_versions(
+    libraries: WheelLibraries, timeout_s: float, log_dir: Path | None
+) -> dict[str, str]:
+    step = Step(_WORKER, "versions", libraries.folder, timeout_s, libraries.search_path)
+    return TypeAdapter(dict[str, str]).validate_python(run_step(step, b"", log_dir))
 
 
 def _compile_request(dlcs: Sequence[Path], binary: Path, config: CompileConfig) -> CompileRequest:
