@@ -17,7 +17,7 @@ def builder_for(folder: Path, text: str, cache: Path) -> GenAIBuilderHTP:
     builder = GenAIBuilderFactory.create(folder, cache_root=cache, calibration_text=text)
     return builder.set_targets(["SM8750:emulator"]).set_transformation_options(
         {
-            "arn_cl_options.auto_regression_number": [1, 16],
+            "arn_cl_options.auto_regression_number": [1],
             "arn_cl_options.context_length": [96],
         }
     )

@@ -2,7 +2,6 @@
 
 import shutil
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -71,14 +70,20 @@ def test_weights_that_are_written_over_end_the_build_and_spoil_no_entry(
     assert again.metadata.container_sha256 == clean
 
 
-def test_a_new_date_on_the_same_bytes_is_no_change(model: Path, tmp_path: Path) -> None:
+def test_a_new_date_is_no_change_and_a_model_that_was_imported_may_go(
+    model: Path, clean: str, tmp_path: Path
+) -> None:
     (weights,) = model.glob("*.safetensors")
-    small_builder(model, tmp_path / "cache").build(after("arcl", weights.touch))
+    touch = after("import", weights.touch)
+    remove = after("arcl", lambda: shutil.rmtree(model))
 
+    def on_stage(record: StageRecord) -> None:
+        touch(record)
+        remove(record)
 
-def test_a_model_that_was_imported_may_go(model: Path, tmp_path: Path) -> None:
-    remove = partial(shutil.rmtree, model)
-    small_builder(model, tmp_path / "cache").build(after("arcl", remove))
+    built = small_builder(model, tmp_path / "cache").build(on_stage)
+    assert not model.exists()
+    assert built.metadata.container_sha256 == clean
 
 
 def test_a_build_that_waits_for_another_can_be_ended(tmp_path: Path) -> None:
