@@ -11,6 +11,7 @@ import hashlib
 import importlib.metadata
 import json
 import os
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -107,15 +108,48 @@ def find_finished(root: Path, request: Mapping[str, object]) -> FinishedBuild | 
         if path.stat().st_size > _MAX_BYTES:
             return None
         found = FinishedBuild(**json.loads(path.read_text(encoding="utf-8")))
-        return found if found.holds(root) else None
+        if not found.holds(root):
+            return None
     except (OSError, ValueError, TypeError, AttributeError):  # none, or not as we write them
         return None
+    with contextlib.suppress(OSError):
+        path.touch()
+    return found
 
 
 def remember_finished(root: Path, request: Mapping[str, object], finished: FinishedBuild) -> None:
     """Keep a finished build under its request; that it cannot be kept is no error."""
     with contextlib.suppress(OSError):
         atomic_write_bytes(_record(root, request), json.dumps(asdict(finished)).encode())
+
+
+def remove_stale(root: Path, older_than_s: float | None = None, *, everything: bool = False) -> int:
+    """Remove the records of builds whose entries are gone, which answer nothing any more.
+
+    Args:
+        root: the cache root.
+        older_than_s: remove those too that no request has asked for in this time.
+        everything: remove all.
+
+    Returns:
+        The number of removed records.
+    """
+    removed = 0
+    for path in (root / FINISHED).glob("*.json"):
+        with contextlib.suppress(OSError):
+            unused = older_than_s is not None and time.time() - path.stat().st_mtime > older_than_s
+            if everything or unused or _is_stale(path):
+                path.unlink()
+                removed += 1
+    return removed
+
+
+def _is_stale(path: Path) -> bool:
+    try:
+        entries = json.loads(path.read_text(encoding="utf-8"))["entries"]
+        return not all((Path(entry) / LAST_USED).is_file() for entry in entries)
+    except (ValueError, LookupError, TypeError):  # not as we write them
+        return True
 
 
 def _record(root: Path, request: Mapping[str, object]) -> Path:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from filelock import Timeout
 
+from buildlib.cache.finished_builds import remove_stale
 from buildlib.cache.layout import LAST_USED, entry_folders, entry_lock, leftovers, model_folders
 from buildlib.cache.running_builds import entries_in_use
 
@@ -102,7 +103,7 @@ def prune(
     everything: bool = False,
     dry_run: bool = False,
 ) -> PruneResult:
-    """Remove leftovers of dead builds, and entries as the arguments say.
+    """Remove leftovers of dead builds, entries as the arguments say, and records of their builds.
 
     Args:
         root: the cache root.
@@ -139,6 +140,9 @@ def prune(
         removed.append(usage)
         shares.subtract(usage.inodes.keys())
         left -= sum(size for inode, size in usage.inodes.items() if not shares[inode])
+    if not dry_run and (removed or older_than is not None or everything):
+        age_s = None if older_than is None else older_than.total_seconds()
+        remove_stale(root, age_s, everything=everything)
     return PruneResult(tuple(removed), tuple(busy), tuple(swept), before - left, left)
 
 

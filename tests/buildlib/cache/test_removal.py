@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from buildlib.cache.finished_builds import FinishedBuild, find_finished, remember_finished
 from buildlib.cache.key import StageKey
-from buildlib.cache.layout import LAST_USED, entry_folders
+from buildlib.cache.layout import FINISHED, LAST_USED, entry_folders
 from buildlib.cache.removal import Usage, disk_usage, prune
 from buildlib.cache.sizes import parse_age, parse_size, size_text
 from buildlib.cache.store import StageCache
@@ -55,6 +56,30 @@ def test_by_age_all_and_in_play(make: Make, tmp_path: Path) -> None:
     assert [u.folder for u in prune(tmp_path, older_than=timedelta(hours=1)).removed] == [old]
     assert [u.folder for u in prune(tmp_path, everything=True).removed] == [new]
     assert list(entry_folders(tmp_path)) == []
+
+
+def test_records_of_finished_builds_go_with_their_entries(make: Make, tmp_path: Path) -> None:
+    old, new = make(1, 7200), make(2, 60)
+    for name, entries in {"both": [old, new], "new": [new], "unused": [new]}.items():
+        finished = FinishedBuild.of(tmp_path, [], [], [], entries, [name])
+        remember_finished(tmp_path, {"name": name}, finished)
+    (unused,) = (p for p in (tmp_path / FINISHED).iterdir() if '["unused"]' in p.read_text())
+    (tmp_path / FINISHED / "torn.json").write_text("{")
+
+    def kept() -> set[str]:
+        texts = [path.read_text() for path in (tmp_path / FINISHED).iterdir()]
+        return {name for name in ("both", "new", "unused", "{") for t in texts if name in t[-20:]}
+
+    prune(tmp_path, to_bytes=Usage.of(new).size_bytes, dry_run=True)
+    assert kept() == {"both", "new", "unused", "{"}
+    prune(tmp_path, to_bytes=Usage.of(new).size_bytes)
+    assert kept() == {"new", "unused"}
+    os.utime(unused, (1, 1))
+    assert find_finished(tmp_path, {"name": "new"}) is not None  # which counts as a use
+    prune(tmp_path, older_than=timedelta(hours=1))
+    assert kept() == {"new"}
+    prune(tmp_path, everything=True)
+    assert kept() == set()
 
 
 def test_a_clock_that_was_wrong_keeps_no_entry_for_ever(make: Make, tmp_path: Path) -> None:
