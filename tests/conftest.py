@@ -5,6 +5,7 @@ cache folders, so that nothing of the user's is touched. They live as long as th
 """
 
 import contextlib
+import gc
 import os
 import secrets
 import signal
@@ -52,6 +53,17 @@ def pytest_configure() -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the cores are the workers' already
     if probe_namespace().kind is NamespaceKind.NONE:
         os.environ[FORCE_VARIABLE] = NamespaceKind.NONE
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect without the collector of garbage, which finds none in what stays to the end."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -3,10 +3,8 @@
 import io
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
-import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
@@ -32,24 +30,25 @@ def export(*arguments: str) -> bytes:
     return result.stdout_bytes
 
 
-READERS: dict[str, Callable[[Path], pd.DataFrame]] = {
-    "parquet": pd.read_parquet,
-    "csv": pd.read_csv,
-    "jsonl": lambda path: pd.read_json(path, lines=True),
-}
+def test_other_tools_read_it(db: str, tmp_path: Path) -> None:
+    import pandas as pd
 
-
-@pytest.mark.parametrize("suffix", READERS)
-def test_other_tools_read_it(db: str, tmp_path: Path, suffix: str) -> None:
-    path = tmp_path / f"out.{suffix}"
-    export(str(path), "--db", db)
-    rows = READERS[suffix](path)
-    assert rows["decode_tokens_per_s"].tolist() == [16.0, 17.5]
-    assert pd.to_datetime(rows["created_at"]).dt.tz is not None
-    assert rows["emulator"].tolist() == [True, True]
+    files = {suffix: tmp_path / f"out.{suffix}" for suffix in ("parquet", "csv", "jsonl")}
+    for path in files.values():
+        export(str(path), "--db", db)
+    for rows in (
+        pd.read_parquet(files["parquet"]),
+        pd.read_csv(files["csv"]),
+        pd.read_json(files["jsonl"], lines=True),
+    ):
+        assert rows["decode_tokens_per_s"].tolist() == [16.0, 17.5]
+        assert pd.to_datetime(rows["created_at"]).dt.tz is not None
+        assert rows["emulator"].tolist() == [True, True]
 
 
 def test_stdout_and_filters(db: str) -> None:
+    import pandas as pd
+
     shown = export("-", "--format", "jsonl", "--rows", "runs", "--since", "1d", "--db", db)
     (line,) = shown.splitlines()
     assert json.loads(line)["labels.a"] == "1"

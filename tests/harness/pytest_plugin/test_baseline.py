@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-import scipy.stats  # noqa: F401 - else each run of pytest in this process would load it anew
 
 from harness.results.store import ResultsStore
 from tests.harness.results.test_gate import night
@@ -15,6 +14,12 @@ import pytest
 def test_measured(record_property, run):
     record_property("qnnfarm.run", run)
 """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def loaded_once() -> None:
+    """Or each run of pytest in this process would load it anew."""
+    import scipy.stats  # noqa: F401
 
 
 IMPORTED = ("-W", "ignore::pytest.PytestAssertRewriteWarning")  # our packages, in this process

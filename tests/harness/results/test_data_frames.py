@@ -5,7 +5,6 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 import harness.results
@@ -60,7 +59,7 @@ def test_a_row_is_a_repetition_with_its_run(filled: Place) -> None:
     assert rows["is_warmup"].tolist() == [True, False, False]
     assert rows["repetition"].tolist() == [0, 0, 1]
     assert rows["prompt_tokens"].tolist()[1] == 64.0
-    assert pd.isna(rows["prompt_tokens"].tolist()[2])
+    assert rows["prompt_tokens"].isna().tolist()[2]
     assert set(rows["prompt_tokens_requested"]) == {64}
     assert set(rows["labels.team"]) == {"camera"}
     assert json.loads(rows["ars"][0]) == [1, 32]
