@@ -137,6 +137,7 @@ def compare(
 
     content = None if text is None else read_text(text)
     pipe = LLMPipeline.from_pretrained(model, recipe=recipe)
+    pipe.text_to_compare(content, windows)  # refuses before stages run
     with StageBar(pipe.config.settings.log_level) as bar:
         pipe.add_observer(bar)
         pipe.construct(until=until)
@@ -220,6 +221,7 @@ def bisect(
     The proposal is then checked on windows that had no part in choosing it, on this host and built
     on the emulator; while it fails, the next weights get 8 bits. Exits 1 if the bound is not met.
     """
+    from buildlib.container.manifest import is_container
     from buildlib.evaluation.proposal import QualityBound
     from buildlib.evaluation.sensitivity import UNIT_KINDS
     from harness.pipeline.bisect import (
@@ -239,6 +241,7 @@ def bisect(
         build=build,
         tries=tries,
         out=None if out is None else out.absolute(),
+        container=source if is_container(source) else None,
     )
     if out is not None and out.exists():
         raise WrongUseError(f"{out} is there already; name a new folder")
@@ -246,8 +249,11 @@ def bisect(
     if source.suffix in {".yaml", ".yml"}:
         pipe = LLMPipeline.from_pretrained(model, recipe=source)
     else:
+        if model is not None and not is_container(source):
+            raise WrongUseError(f"{source} is no container: --model is that of a container")
         found, recipe = recipe_of(source, model, quantization, (ar, cl), target)
         pipe = LLMPipeline.from_pretrained(found, recipe=recipe)
+    pipe.text_to_compare(content, windows)  # refuses before stages run
     with StageBar(pipe.config.settings.log_level) as bar:
         pipe.add_observer(bar)
         pipe.construct(until=last_before_builder(pipe))

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
@@ -38,20 +38,25 @@ from buildlib.evaluation.sensitivity import (
 )
 from buildlib.evaluation.sweep import SensitivityModel, changed_weights
 from buildlib.graph.files import load_model, save_model
+from buildlib.pipeline.sources import OnnxSource, find_source
+from buildlib.quantize.options import RECIPES, QuantizationOptions
 from buildlib.reference.divergence import Divergence
 from buildlib.reference.evaluation import FloatLogits, evaluate_model
 from buildlib.targets import parse_target
+from harness.console import print_remark
 from harness.errors import PipelineStateError, WrongUseError
 from harness.pipeline.bisection import Bisection, Check, Try
 from harness.pipeline.comparison import ComparedText, float_folder
 from harness.pipeline.defaults import recipe_text
 from harness.pipeline.host_model import open_host_model
+from harness.pipeline.hub import find_model
 from harness.pipeline.llm import LLMPipeline
 from harness.pipeline.mixture import BUILDER, MixtureMaker, last_before_builder
 from harness.pipeline.stage import ModelFolder
 from harness.runtimes.base import Window
 
 DEFAULT_TRIES = 4
+DEFAULT_RECIPE = "w8a16"
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,8 @@ class BisectOptions:
         build: build the proposal, and check it on the emulator.
         tries: proposals to check at most, each with more weights than the one before.
         out: new folder for the model of the proposal, which `qnnfarm build` takes.
+        container: one of the model in float, to check beside its quantization; those for the
+            emulator alone can run here.
     """
 
     bound: QualityBound | None = None
@@ -78,6 +85,7 @@ class BisectOptions:
     build: bool = True
     tries: int = DEFAULT_TRIES
     out: Path | None = None
+    container: Path | None = None
 
 
 def bisect_pipeline(
@@ -129,12 +137,14 @@ def bisect_pipeline(
             progress=progress,
         )
         if wanted.bound is None:
-            return Bisection(found, len(choosing))
+            given = _check_container(wanted.container, whole, ranking.reference, "choosing")
+            return Bisection(found, len(choosing), container=given)
         checking = open_model(held_out)
         checking.record(encodings)
         make = MixtureMaker(pipe, whole, folder, encodings, scratch)
         verifier = _Verifier(make, wanted, checking.reference, measure_sweep(checking, encodings))
         quantized = verifier.measure(())
+        given = _check_container(wanted.container, whole, checking.reference, "held out")
         search = PrecisionSearch(
             found.costs, wanted.bound.beside(quantized), measure_sweep(ranking, encodings)
         )
@@ -145,7 +155,7 @@ def bisect_pipeline(
     checks = (Check("CPU", "choosing", found.whole), Check("CPU", "held out", quantized))
     return Bisection(
         found, len(choosing), wanted.bound, len(held_out), checks, tries,
-        wanted.out, _build_command(pipe, wanted.out),
+        wanted.out, _build_command(pipe, wanted.out), given,
     )  # fmt: skip
 
 
@@ -161,16 +171,17 @@ def recipe_of(
     Args:
         source: folder of a model, or a container.
         model: that a container was built from.
-        quantization: quantization recipe of a model; a container's is told by its bits.
+        quantization: quantization recipe of a model; a container tells the options of its build.
         shape: AR and CL; None is what the container has, or what suits the model.
         target: of a model; a container has its own.
 
     Raises:
-        WrongUseError: a container without its model.
+        WrongUseError: a container without its model, or whose bits that model does not tell.
         BuildError: the model or container cannot be read.
     """
     ar, cl = shape
     named = model or str(source)
+    section: dict[str, Any] = {"recipe_name": quantization}
     if is_container(source):
         if model is None:
             raise WrongUseError(f"{source} has no weights in float: name its checkpoint, --model")
@@ -178,15 +189,49 @@ def recipe_of(
         graphs = container.metadata.graphs
         ar, cl = ar or max(graphs.auto_regression_numbers), cl or graphs.context_length
         target = container.metadata.target.name
-        quantization = (container.precision or quantization).lower()
+        section = _quantization_of(container, find_model(model, Path.cwd())[0])
     recipe = yaml.safe_load(recipe_text(named, target))
     sizes = recipe["generator_config"]
     recipe["generator_config"] = {
         "sequence_length": ar or sizes["sequence_length"],
         "context_length": cl or sizes["context_length"],
     }
-    recipe["stages"]["quantization"] = {"recipe_name": quantization}
+    recipe["stages"]["quantization"] = section
     return named, recipe
+
+
+def _quantization_of(container: GenAIContainer, model: Path) -> dict[str, Any]:
+    """Return the section `quantization` of a container's model, from the options of its build."""
+    name = container.path.name
+    source = find_source(model, None, calibrates=False)
+    if isinstance(source, OnnxSource) and source.encodings is not None:
+        return {"recipe_name": DEFAULT_RECIPE}  # its encodings decide
+    if ENCODINGS_FILE in container.metadata.model.inputs:
+        bits = str(container.precision).lower()
+        if bits not in RECIPES:
+            raise WrongUseError(
+                f"{name} is {container.precision} by encodings that {model} has not: name the "
+                "folder that it was built from, --model, or bisect its recipe"
+            )
+        print_remark(f"{name} was built from encodings that {model.name} has not: taking {bits}")
+        return {"recipe_name": bits}
+    group, techniques = "quantization.", "technique_kwargs."
+    given = {
+        key.removeprefix(group): value
+        for key, value in container.metadata.options.items()
+        if key.startswith(group) and value is not None
+    }
+    recipe = str(given.pop("recipe", DEFAULT_RECIPE))
+    usual = QuantizationOptions(recipe=recipe).model_dump()
+    options: dict[str, Any] = {}
+    arguments: dict[str, dict[str, Any]] = {}
+    for key, value in given.items():
+        if key.startswith(techniques):
+            technique, _, argument = key.removeprefix(techniques).partition(".")
+            arguments.setdefault(technique, {})[argument] = value
+        elif value != usual.get(key):
+            options[key] = value
+    return {"recipe_name": recipe, "options": options, "technique_kwargs": arguments}
 
 
 def _quantized(pipe: LLMPipeline) -> list[dict[str, object]]:
@@ -272,9 +317,21 @@ class _Verifier:
             mixed = self.make.pipeline(proposal)
             if BUILDER in mixed.config.stages and mixed.config.settings.soc_details is not None:
                 mixed.construct()
-                checks.append(Check("HTP emulator", "held out", self._on_emulator(mixed)))
+                found = _run_container(mixed.outputs(), self.reference)
+                checks.append(Check("HTP emulator", "held out", found))
         return tuple(checks)
 
-    def _on_emulator(self, mixed: LLMPipeline) -> Divergence:
-        with open_host_model(mixed.outputs(), mixed.cache_root / mixed.model_name) as model:
-            return evaluate_model(model.loop, self.reference)
+
+def _check_container(
+    path: Path | None, whole: Path, reference: FloatLogits, windows: Literal["choosing", "held out"]
+) -> Check | None:
+    """Evaluate a container that was given; None if it runs on a device alone."""
+    if path is None or not GenAIContainer.load(path).metadata.target.emulator:
+        return None
+    made = {"container": path, "model": ModelFolder(whole, "")}
+    return Check("HTP emulator", windows, _run_container(made, reference))
+
+
+def _run_container(made: Mapping[str, object], reference: FloatLogits) -> Divergence:
+    with open_host_model(made, Path()) as model:  # a container needs no scratch folder
+        return evaluate_model(model.loop, reference)

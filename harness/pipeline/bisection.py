@@ -46,6 +46,7 @@ class Bisection:
         tries: proposals in turn, the last of which is the result; none without a bound.
         out: folder of its model.
         build_command: that makes a container of it.
+        container: check of the container that was given.
     """
 
     sensitivity: Sensitivity
@@ -56,6 +57,7 @@ class Bisection:
     tries: tuple[Try, ...] = ()
     out: Path | None = None
     build_command: str = ""
+    container: Check | None = None
 
     @property
     def proposal(self) -> Proposal | None:
@@ -92,12 +94,12 @@ class Bisection:
         )
         if len(rows) < len(costs):
             answers().print(f"and {len(costs) - len(rows)} that cost less")
-        if self.proposal is None:
-            self._print_checks([("quantized", Check("CPU", "choosing", self.sensitivity.whole))])
-        else:
-            checks = [("quantized", check) for check in self.quantized]
-            checks += [(_name(one.proposal), check) for one in self.tries for check in one.checks]
-            self._print_checks(checks)
+        quantized = self.quantized or (Check("CPU", "choosing", self.sensitivity.whole),)
+        checks = [("container", self.container)] if self.container is not None else []
+        checks += [("quantized", check) for check in quantized]
+        checks += [(_name(one.proposal), check) for one in self.tries for check in one.checks]
+        self._print_checks(checks)
+        if self.proposal is not None:
             self._print_proposal(self.proposal)
 
     def _print_checks(self, checks: Sequence[tuple[str, Check]]) -> None:
@@ -113,9 +115,9 @@ class Bisection:
         ]  # fmt: skip
         print_rows(_CHECK_HEADINGS, rows, right=set(_CHECK_HEADINGS[3:]))
         tokens = pluralize(self.sensitivity.whole.steps, "token")
-        told = f"{tokens} in {pluralize(self.windows, 'window')} rank"
+        told = f"{tokens} in {pluralize(self.windows, 'window')} to rank"
         if self.held_out:
-            told += f" and choose, {pluralize(self.held_out, 'other')} check"
+            told += f" and choose on, {self.held_out} held out to check on"
         print_remark(told)
 
     def _print_proposal(self, proposal: Proposal) -> None:
@@ -154,6 +156,7 @@ class Bisection:
             "granularity": self.sensitivity.granularity,
             "whole": _values(self.sensitivity.whole),
             "costs": [_cost_document(cost) for cost in self.sensitivity.costs],
+            "container": None if self.container is None else _check_document(self.container),
             "quantized": [_check_document(check) for check in self.quantized],
             "tries": [_try_document(one) for one in self.tries],
             "proposal": None

@@ -362,7 +362,7 @@ class LLMPipeline:
         if text is not None:
             return text, windows or DEFAULT_WINDOWS
         if wanted is None:
-            reason = "it is missing; name the text of a metric, or give compare() one"
+            reason = "it is missing; name the text of a metric in it, or give one, `--text`"
             raise RecipeError("", "evaluator_config", reason)
         metric = wanted.metrics[0]
         folders = (self.config.folder, self._model_folder)

@@ -2,12 +2,17 @@
 
 import json
 import os
+import shutil
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from buildlib.checkpoint.config import load_config
+from buildlib.container.container import GenAIContainer
+from buildlib.container.manifest import container_digest
 from buildlib.encodings.files import load_encodings
 from buildlib.evaluation.proposal import QualityBound
 from buildlib.quantize.qdq import apply_encodings
@@ -148,8 +153,85 @@ def test_what_cannot_be_ranked_says_why(make_recipe: MakeRecipe, tiny_bundle: Pa
         bisect_pipeline(pipe)
     with pytest.raises(WrongUseError, match="no weights in float"):
         recipe_of(tiny_bundle, None, "w4a16", (None, None), "SM8750")
+
+
+def container_like(
+    bundle: Path,
+    folder: Path,
+    options: Mapping[str, Any],
+    encodings: Mapping[str, str] | None = None,
+    precision: str = "W8A16",
+) -> Path:
+    """Write a copy of a container with other options of quantization, or built from encodings."""
+    shutil.copytree(bundle, folder, copy_function=os.link)
+    metadata = GenAIContainer.load(bundle).metadata
+    model = metadata.model.model_copy(
+        update={
+            "inputs": {**metadata.model.inputs, **(encodings or {})},
+            "quantization": {**metadata.model.quantization, "precision": precision},
+        }
+    )
+    kept = {k: v for k, v in metadata.options.items() if not k.startswith("quantization.")}
+    update = {
+        "model": model,
+        "options": kept | {f"quantization.{k}": v for k, v in options.items()},
+        "container_sha256": container_digest(
+            model, metadata.graphs, metadata.target, metadata.files
+        ),
+    }
+    (folder / "metadata.json").unlink()
+    (folder / "metadata.json").write_text(metadata.model_copy(update=update).to_json())
+    return folder
+
+
+def test_a_container_is_quantized_as_it_was_built(
+    tiny_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     model = str(tiny_llama.folder())
-    _, recipe = recipe_of(tiny_bundle, model, "w4a16", (None, None), "SM8750")
-    assert recipe["soc_details"] == "SM8750:emulator"
-    assert recipe["generator_config"] == {"sequence_length": 32, "context_length": 192}
-    assert recipe["stages"]["quantization"] == {"recipe_name": "w8a16"}
+
+    def section(folder: Path) -> dict[str, Any]:
+        named, recipe = recipe_of(folder, model, "ignored", (None, None), "SM8850")
+        assert named == model
+        assert recipe["soc_details"] == "SM8750:emulator"
+        assert recipe["generator_config"] == {"sequence_length": 32, "context_length": 192}
+        LLMPipeline.from_pretrained(named, recipe=recipe)  # refuses keys that there are not
+        found: dict[str, Any] = recipe["stages"]["quantization"]
+        return found
+
+    plain = container_like(tiny_bundle, tmp_path / "plain", {})
+    assert section(plain)["recipe_name"] == "w8a16"
+    options = {
+        "recipe": "w4a16",
+        "param_bitwidth": 4,
+        "techniques": ("gptaq",),
+        "act_bitwidth": 8,
+        "mixed_precision": ("*.down_proj.weight=8",),
+        "technique_kwargs.gptaq.damping": 0.02,
+    }
+    found = section(container_like(tiny_bundle, tmp_path / "mixed", options))
+    assert found["recipe_name"] == "w4a16"
+    assert found["options"] == {"act_bitwidth": 8, "mixed_precision": ("*.down_proj.weight=8",)}
+    assert found["technique_kwargs"] == {"gptaq": {"damping": 0.02}}
+
+    of_encodings = {"model.encodings": "0" * 64}
+    known = container_like(tiny_bundle, tmp_path / "known", {}, of_encodings, "W4A16")
+    assert section(known) == {"recipe_name": "w4a16"}
+    assert "encodings that tiny_llama has not: taking w4a16" in capsys.readouterr().err
+    unknown = container_like(tiny_bundle, tmp_path / "unknown", {}, of_encodings, "W4/8A16")
+    with pytest.raises(WrongUseError, match="W4/8A16 by encodings"):
+        section(unknown)
+
+
+def test_a_container_is_measured_beside_its_quantization(
+    tiny_bundle: Path, build_cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = str(tiny_llama.folder())
+    named, recipe = recipe_of(tiny_bundle, model, "w8a16", (None, None), "SM8750")
+    pipe = LLMPipeline.from_pretrained(named, recipe=recipe | {"cache_dir": str(build_cache)})
+    wanted = replace(LAYERS, container=tiny_bundle)
+    found = bisect_pipeline(pipe, windows=1, options=wanted)
+    assert found.container is not None
+    assert found.container.where == "HTP emulator"
+    assert found.container.found.kl == pytest.approx(found.sensitivity.whole.kl, rel=0.5)
+    found.print()
+    assert "container  HTP emulator" in capsys.readouterr().out
