@@ -6,7 +6,7 @@ what a file leaves out, and in what its layers differ. `DecoderConfig` reads the
 
 A model of no such family may build all the same from ONNX: what counts is its graph, which
 importing reads. A family stands here once its logits are checked against those of transformers
-(Baichuan: against a plain forward pass, as transformers has no such model).
+(Baichuan: against its formulas in numpy, as transformers has no such model).
 """
 
 from collections.abc import Callable, Mapping

@@ -3,7 +3,8 @@
     python -m tests.buildlib.families [NAME ...]
 
 writes `tests/fixtures/families/NAME.json` (`config.json` as transformers writes it) and `NAME.npz`
-(tokens, and the logits after each) where torch and transformers are installed. Weights are in no
+(tokens, and the logits after each) where torch and transformers are installed. Baichuan, which
+transformers does not have, is computed in numpy. Weights are in no
 file: they follow from the name and shape of each tensor, so that tests make them without torch.
 """
 
@@ -136,6 +137,14 @@ RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Classes of transformers without `Config` and `ForCausalLM`, and changes of `_SIZES`."""
 
+BAICHUAN: dict[str, Any] = {
+    **_SIZES,
+    "model_type": "baichuan",
+    "architectures": ["BaichuanForCausalLM"],
+    "num_key_value_heads": 4,
+}
+"""`config.json` of the family that transformers has no model of; it comes with code of its own."""
+
 
 def random_tensor(name: str, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
     """Return the weights of one tensor.
@@ -167,11 +176,63 @@ def write_checkpoint(folder: Path, config: Mapping[str, Any]) -> Path:
     return folder
 
 
+def family_config(name: str) -> dict[str, Any]:
+    """Return `config.json` of a family."""
+    return BAICHUAN if name == "baichuan" else load_family(name)[0]
+
+
 def load_family(name: str) -> tuple[dict[str, Any], list[int], npt.NDArray[np.float32]]:
     """Return `config.json`, tokens, and the logits [n, vocab] of transformers."""
     sample = np.load(FIXTURES / f"{name}.npz")
     config = json.loads((FIXTURES / f"{name}.json").read_text())
     return config, sample["tokens"].tolist(), sample["logits"]
+
+
+def baichuan_logits(tokens: list[int]) -> npt.NDArray[np.float64]:
+    """Return the logits [n, vocab] of Baichuan 2 7B after each token, in numpy.
+
+    The formulas are those of `modeling_baichuan.py` beside the published weights: one projection to
+    queries, keys and values (`W_pack`), rotated halves, and rows of the output projection that are
+    divided by their lengths (`NormHead`).
+    """
+    sizes, n, heads = BAICHUAN, len(tokens), BAICHUAN["num_attention_heads"]
+    hidden, inner, vocab = (
+        sizes[key] for key in ("hidden_size", "intermediate_size", "vocab_size")
+    )
+    dim = hidden // heads
+    angles = np.outer(np.arange(n), 10000.0 ** (-np.arange(0, dim, 2) / dim))
+    angles = np.concatenate([angles, angles], axis=1)
+
+    def weight(name: str, *shape: int) -> npt.NDArray[np.float64]:
+        return random_tensor(f"{name}.weight", shape).astype(np.float64)
+
+    def normed(rows: npt.NDArray[np.float64], name: str) -> npt.NDArray[np.float64]:
+        return rows / np.sqrt((rows**2).mean(-1, keepdims=True) + 1e-6) * weight(name, hidden)
+
+    def rotated(rows: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        turned = np.concatenate([-rows[..., dim // 2 :], rows[..., : dim // 2]], axis=-1)
+        return rows * np.cos(angles) + turned * np.sin(angles)
+
+    state = weight("model.embed_tokens", vocab, hidden)[tokens]
+    for index in range(sizes["num_hidden_layers"]):
+        layer = f"model.layers.{index}"
+        packed = normed(state, f"{layer}.input_layernorm")
+        packed = packed @ weight(f"{layer}.self_attn.W_pack", 3 * hidden, hidden).T
+        query, key, value = packed.reshape(n, 3, heads, dim).transpose(1, 2, 0, 3)
+        scores = rotated(query) @ rotated(key).transpose(0, 2, 1) / np.sqrt(dim)
+        scores = np.exp(np.where(np.tri(n, dtype=bool), scores, -np.inf))
+        attended = (scores / scores.sum(-1, keepdims=True)) @ value
+        attended = attended.transpose(1, 0, 2).reshape(n, hidden)
+        state = state + attended @ weight(f"{layer}.self_attn.o_proj", hidden, hidden).T
+        rows = normed(state, f"{layer}.post_attention_layernorm")
+        gate, up = (
+            rows @ weight(f"{layer}.mlp.{name}_proj", inner, hidden).T for name in ("gate", "up")
+        )
+        down = weight(f"{layer}.mlp.down_proj", hidden, inner)
+        state = state + (gate / (1 + np.exp(-gate)) * up) @ down.T
+    head = weight("lm_head", vocab, hidden)
+    head /= np.linalg.norm(head, axis=1, keepdims=True)
+    return np.asarray(normed(state, "model.norm") @ head.T)
 
 
 def compute(name: str) -> tuple[dict[str, Any], list[int], npt.NDArray[np.float32]]:

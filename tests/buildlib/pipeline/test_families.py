@@ -49,11 +49,11 @@ def sampled(loop: HostLoop, seed: int) -> tuple[list[int], npt.NDArray[np.float3
     "name",
     [
         pytest.param(name, marks=() if name == EVERYDAY else pytest.mark.slow)
-        for name in families.RECIPES
+        for name in (*families.RECIPES, "baichuan")
     ],
 )
 def test_the_perplexity_on_the_emulator_is_that_in_float(name: str, tmp_path: Path) -> None:
-    folder = families.write_checkpoint(tmp_path / "model", families.load_family(name)[0])
+    folder = families.write_checkpoint(tmp_path / "model", families.family_config(name))
     binary = build(folder, tmp_path / "cache")
     config, soc = load_config(folder / "config.json"), parse_target("SM8750:emulator").soc
     chains = emulator_chains([binary], OrtQnnToolchain(), soc_model=soc.soc_model)
