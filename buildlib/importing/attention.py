@@ -44,6 +44,7 @@ class Head:
         query_scale: factor of the query, including that of joined keys.
         key_scale: factor of keys before they enter the cache.
         score_scale: factor of scores.
+        query_stretch, key_stretch: factor of the elements that turn, besides.
         width: width of the rotary embedding.
         window: slots that a token looks back, if its mask hides those before.
         origins: values of the source by role.
@@ -59,6 +60,8 @@ class Head:
     key_scale: float
     joined_scale: float
     score_scale: float
+    query_stretch: float
+    key_stretch: float
     width: int
     masked: bool
     window: int | None
@@ -333,6 +336,8 @@ def _head(
         key_scale=keys.new.rotation.scale,
         joined_scale=keys.scale,
         score_scale=weights.scale,
+        query_stretch=product.queries.rotation.stretch,
+        key_stretch=keys.new.rotation.stretch,
         width=keys.new.rotation.width,
         masked=weights.masked,
         window=weights.window,

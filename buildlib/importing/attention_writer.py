@@ -186,6 +186,9 @@ class AttentionWriter:
             rotated, passed = self.writer.builder.ops("Split", [heads, sizes], names, axis=-1)
             inherit(rotated, heads)
             inherit(passed, heads)
+            stretch = head.query_stretch if which == "q" else head.key_stretch
+            rotated = self._scaled(rotated, stretch, layer, f"{which}_to_rotate")
+            scale *= stretch
         else:
             rotated = heads
         names = (self.writer.name(f"{name}_first"), self.writer.name(f"{name}_second"))
@@ -262,6 +265,7 @@ def _origins(heads: Sequence[Head], name: str) -> list[ir.Value]:
 
 def _settings(head: Head) -> tuple[float, ...]:
     scales = (head.query_scale, head.key_scale, head.joined_scale, head.score_scale)
+    scales += (head.query_stretch, head.key_stretch)
     return (
         *(float(f"{scale:.4g}") for scale in scales),
         head.width,

@@ -18,11 +18,13 @@ class Rotation:
     Attributes:
         width: 0 without rotary embedding.
         scale: factor of all elements.
+        stretch: factor of those that turn besides, as LongRoPE and YaRN have it.
         cos, sin: [rows, width/2].
     """
 
     width: int
     scale: float
+    stretch: float
     cos: Floats
     sin: Floats
 
@@ -191,7 +193,7 @@ def _rotation(own: Floats, turned: Floats, partner: npt.NDArray[Any], tolerance:
     width = int(paired.sum())
     if not width:
         empty = np.zeros((len(own), 0))
-        return Rotation(0, _constant(own, tolerance), empty, empty)
+        return Rotation(0, _constant(own, tolerance), 1.0, empty, empty)
     half = width // 2
     where = np.arange(width)
     if width % 2 or not paired[:width].all():
@@ -206,10 +208,12 @@ def _rotation(own: Floats, turned: Floats, partner: npt.NDArray[Any], tolerance:
         and np.allclose(sin, turned[:, half:width], atol=tolerance)
     ):
         raise UnequalHalvesRefusal
-    scale = _constant(np.hypot(cos, sin), tolerance)
-    if width < dim and not np.allclose(own[:, width:], scale, atol=tolerance * abs(scale)):
-        raise Refusal("scales rotated and other elements of a head differently")
-    return Rotation(width, scale, cos / scale, sin / scale)
+    length = scale = _constant(np.hypot(cos, sin), tolerance)
+    if width < dim:
+        passed = _constant(own[:, width:], tolerance)
+        if abs(passed - length) > tolerance * abs(length):
+            scale = passed
+    return Rotation(width, scale, length / scale, cos / length, sin / length)
 
 
 class UnequalHalvesRefusal(Refusal):

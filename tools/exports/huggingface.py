@@ -49,6 +49,8 @@ EXPORTS = {
     "torchscript-qwen3": Export("qwen3", "eager", weights=True),
     "dynamo-mistral": Export("mistral", "sdpa", dynamo=True, opset=18),
     "dynamo-phi3": Export("phi3", "eager", dynamo=True, opset=18),
+    "dynamo-llama-yarn": Export("llama-yarn", "sdpa", dynamo=True, opset=18),
+    "dynamo-phi3-longrope": Export("phi3-longrope", "sdpa", dynamo=True, opset=18),
 }
 
 

@@ -9,6 +9,13 @@ import transformers
 TOKENS = 12
 """Length of the token sequence that every sample runs."""
 
+_YARN_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "beta_fast": 4.0,
+}
 _LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 500000.0,
@@ -59,6 +66,23 @@ RECIPES: dict[str, Recipe] = {
             "partial_rotary_factor": 0.75,
             "original_max_position_embeddings": 128,
             "sliding_window": None,
+        },
+    ),
+    "llama-yarn": Recipe("LlamaConfig", 8, {"rope_parameters": _YARN_ROPE}),
+    "phi3-longrope": Recipe(
+        "Phi3Config",
+        9,
+        {
+            "partial_rotary_factor": 0.75,
+            "original_max_position_embeddings": 64,
+            "sliding_window": None,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 0.75,
+                "short_factor": [1.0, 1.5, 2.0],
+                "long_factor": [1.2, 3.0, 5.0],
+            },
         },
     ),
 }

@@ -1,6 +1,5 @@
 """Real exports of other tools, imported, compared with PyTorch's results."""
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,9 +11,11 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
+from buildlib.checkpoint.config import load_config
 from buildlib.encodings.files import load_encodings
 from buildlib.errors import InvalidShapeError
 from buildlib.graph import interface
+from buildlib.graph.rope import rope_tables
 from buildlib.graph.shape import GraphShape
 from buildlib.importing.importer import ImportModel, is_canonical
 from buildlib.passes.mha2sha import convert_mha2sha
@@ -179,18 +180,10 @@ def _run(
 def _tables(
     name: str, half: int, length: int
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """From `config.json`, by the formulas of Hugging Face."""
-    config = json.loads((EXPORTS / name / "config.json").read_text())
-    rope = config.get("rope_parameters") or {}
-    theta = rope.get("rope_theta", config.get("rope_theta", 10000.0))
-    frequencies = theta ** -(np.arange(half) / half)
-    if rope.get("rope_type") == "llama3":
-        turns = rope["original_max_position_embeddings"] * frequencies / (2 * np.pi)
-        low, high = rope["low_freq_factor"], rope["high_freq_factor"]
-        blend = np.clip((turns - low) / (high - low), 0.0, 1.0)
-        frequencies = frequencies * (blend + (1.0 - blend) / rope["factor"])
-    angles = np.outer(np.arange(length), frequencies)
-    return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    """From `config.json`, as hosts make them; `test_families.py` checks these formulas."""
+    cos, sin = rope_tables(load_config(EXPORTS / name / "config.json"), length)
+    assert cos.shape == (length, half)
+    return cos, sin
 
 
 def _noise(path: Path) -> Arrays:
