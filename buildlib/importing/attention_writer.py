@@ -264,8 +264,10 @@ def _origins(heads: Sequence[Head], name: str) -> list[ir.Value]:
 
 
 def _settings(head: Head) -> tuple[float, ...]:
-    scales = (head.query_scale, head.key_scale, head.joined_scale, head.score_scale)
-    scales += (head.query_stretch, head.key_stretch)
+    scales = (
+        *(head.query_scale, head.key_scale, head.joined_scale, head.score_scale),
+        *(head.query_stretch, head.key_stretch),
+    )
     return (
         *(float(f"{scale:.4g}") for scale in scales),
         head.width,

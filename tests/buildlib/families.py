@@ -207,11 +207,12 @@ def baichuan_logits(tokens: list[int]) -> npt.NDArray[np.float64]:
         return random_tensor(f"{name}.weight", shape).astype(np.float64)
 
     def normed(rows: npt.NDArray[np.float64], name: str) -> npt.NDArray[np.float64]:
-        return rows / np.sqrt((rows**2).mean(-1, keepdims=True) + 1e-6) * weight(name, hidden)
+        lengths = np.sqrt((rows**2).mean(-1, keepdims=True) + 1e-6)
+        return np.asarray(rows / lengths * weight(name, hidden))
 
     def rotated(rows: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         turned = np.concatenate([-rows[..., dim // 2 :], rows[..., : dim // 2]], axis=-1)
-        return rows * np.cos(angles) + turned * np.sin(angles)
+        return np.asarray(rows * np.cos(angles) + turned * np.sin(angles))
 
     state = weight("model.embed_tokens", vocab, hidden)[tokens]
     for index in range(sizes["num_hidden_layers"]):
