@@ -9,6 +9,7 @@ that of the float model; Adam takes a step for each window of text.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ from buildlib.reference.runners import Port
 from buildlib.reference.segment_loop import Hidden, SegmentLoop
 
 Array = npt.NDArray[Any]
+_THREADED_WEIGHTS = 1 << 22
 _BETAS, _EPSILON = (0.9, 0.999), 1e-8
 
 
@@ -69,7 +71,8 @@ class AdaScale:
                 layer = _Layer(loop, index, uses, model)
                 after = loop.run(index, real)
                 if layer.weights and seen is not None and after is not None:
-                    layer.learn(seen, after, self.arguments)
+                    with layer.limited_threads():
+                        layer.learn(seen, after, self.arguments)
                 for name, weight in layer.weights.items():
                     file.write(name, weight.stored(weight.rounded()))
                     encodings.append(weight.encoding())
@@ -173,6 +176,19 @@ class _Layer:
         self._after = next(
             str(value.name) for value in graph.outputs if not interface.is_kv(str(value.name))
         )
+
+    def limited_threads(self) -> AbstractContextManager[object]:
+        """Keep the products of a small layer on one thread: on two they take ten times as long.
+
+        That is where other processes want the cores: OpenBLAS waits by spinning.
+        """
+        from threadpoolctl import threadpool_limits
+
+        n_weights = sum(weight.parameters["s2"].size for weight in self.weights.values())
+        limits: AbstractContextManager[object] = threadpool_limits(
+            1 if n_weights < _THREADED_WEIGHTS else None
+        )
+        return limits
 
     def learn(self, seen: Hidden, after: Hidden, arguments: AdaScaleArguments) -> None:
         """Learn the scales that bring the layer's output near that of the float model.
