@@ -85,6 +85,7 @@ def run(
 
     pipe, files = LLMPipeline.from_pretrained(model, recipe=recipe), StageFilesObserver()
     pipe.add_observer(files)
+    pipe.check_metrics()  # before stages that take hours
     with StageBar(pipe.config.settings.log_level) as bar:
         pipe.add_observer(bar)
         pipe.construct(until=until)

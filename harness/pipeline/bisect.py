@@ -61,7 +61,7 @@ DEFAULT_RECIPE = "w8a16"
 
 @dataclass(frozen=True)
 class BisectOptions:
-    """What is ranked, and what may get more bits.
+    """Tensors to rank, and those that may get more bits.
 
     Attributes:
         bound: to get within; None ranks only.

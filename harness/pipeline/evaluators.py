@@ -4,14 +4,14 @@ All cut a text into the windows that Genie scores on a device, so that a model c
 itself from stage to stage.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 from harness.errors import RecipeError
 from harness.pipeline.host_model import HostModel
-from harness.pipeline.settings import EvaluatorConfig, MetricConfig
+from harness.pipeline.settings import EvaluatorConfig, MetricConfig, MetricName
 from harness.workloads.session import Session
 
 
@@ -50,7 +50,7 @@ class PerplexityEvaluator:
         return score_text(session, text, windows=metric.windows).output.perplexity
 
 
-EVALUATORS: Mapping[str, Callable[[], Evaluator]] = {"perplexity": PerplexityEvaluator}
+EVALUATORS: Mapping[MetricName, Evaluator] = {"perplexity": PerplexityEvaluator()}
 """Evaluators by the name of their metric in recipes."""
 
 
@@ -82,18 +82,6 @@ def refuse_other_windows(wanted: EvaluatorConfig, session: Session) -> None:
     if wanted.context_length not in {None, own}:
         reason = f"on a device windows have the container's {own} tokens; leave it out"
         raise RecipeError("", _LENGTH, reason)
-
-
-def find_evaluator(metric: MetricConfig) -> Evaluator:
-    """Return the evaluator of a metric.
-
-    Raises:
-        RecipeError: there is none of that name.
-    """
-    if metric.name not in EVALUATORS:
-        reason = f"there is no metric {metric.name!r}; there are {', '.join(EVALUATORS)}"
-        raise RecipeError("", "evaluator_config.metrics.name", reason)
-    return EVALUATORS[metric.name]()
 
 
 def read_dataset(metric: MetricConfig, folders: tuple[Path, ...]) -> str:

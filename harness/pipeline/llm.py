@@ -42,7 +42,7 @@ from harness.pipeline.comparison import (
     float_folder,
 )
 from harness.pipeline.evaluators import (
-    find_evaluator,
+    EVALUATORS,
     read_dataset,
     refuse_other_windows,
     with_windows_of,
@@ -59,7 +59,7 @@ from harness.pipeline.observers import (
     StageStep,
 )
 from harness.pipeline.recipe import LLMPipelineConfig, Recipe, check_config
-from harness.pipeline.settings import DEFAULT_WINDOWS
+from harness.pipeline.settings import DEFAULT_WINDOWS, EvaluatorConfig, MetricConfig
 from harness.pipeline.stage import ModelFolder, StageConfig, StageContext, StageOutput, bind_inputs
 from harness.results.lazy_store import LazyResultsStore
 from harness.results.records import new_run_id
@@ -265,6 +265,16 @@ class LLMPipeline:
                 made |= vars(self._done[name].output)
         return self
 
+    def check_metrics(self) -> None:
+        """Read the texts of the recipe's metrics, so that `evaluate()` will find them.
+
+        Raises:
+            RecipeError: one is missing, or is no text.
+        """
+        wanted = self.config.settings.evaluator_config
+        for metric in () if wanted is None else wanted.metrics:
+            self._text_of(metric)
+
     def evaluate(
         self, *, device: DeviceSpec | str | None = None, stage: str | None = None
     ) -> dict[str, float]:
@@ -282,15 +292,11 @@ class LLMPipeline:
 
         Raises:
             PipelineStateError: no stage has run, or there is no container for the device.
-            RecipeError: the recipe has no `evaluator_config`, or a metric or text that is unknown.
+            RecipeError: the recipe has no `evaluator_config`, or a text of it cannot be read.
         """
         made = self._made("evaluate()", stage)
-        wanted = self.config.settings.evaluator_config
-        if wanted is None:
-            reason = "it is missing; name the metrics that evaluate() is to compute"
-            raise RecipeError("", "evaluator_config", reason)
-        folders = (self.config.folder, self._model_folder)
-        work = [(m, find_evaluator(m), read_dataset(m, folders)) for m in wanted.metrics]
+        wanted = self._metrics("name the metrics that evaluate() is to compute")
+        work = [(m, EVALUATORS[m.name], self._text_of(m)) for m in wanted.metrics]
         if device is not None:
             with leased_session(self._container(), device) as session:
                 refuse_other_windows(wanted, session)
@@ -358,15 +364,10 @@ class LLMPipeline:
         Raises:
             RecipeError: no text is given, and the recipe names none.
         """
-        wanted = self.config.settings.evaluator_config
         if text is not None:
             return text, windows or DEFAULT_WINDOWS
-        if wanted is None:
-            reason = "it is missing; name the text of a metric in it, or give one, `--text`"
-            raise RecipeError("", "evaluator_config", reason)
-        metric = wanted.metrics[0]
-        folders = (self.config.folder, self._model_folder)
-        return read_dataset(metric, folders), windows or metric.windows
+        metric = self._metrics("name the text of a metric in it, or give one, `--text`").metrics[0]
+        return self._text_of(metric), windows or metric.windows
 
     def generate(
         self,
@@ -492,9 +493,15 @@ class LLMPipeline:
             raise PipelineStateError(reason)
         return GenAIContainer.load(path)
 
-    @property
-    def _model_folder(self) -> Path:
-        return self.model_dir if self.model_dir.is_dir() else self.model_dir.parent
+    def _metrics(self, advice: str) -> EvaluatorConfig:
+        wanted = self.config.settings.evaluator_config
+        if wanted is None:
+            raise RecipeError("", "evaluator_config", f"it is missing; {advice}")
+        return wanted
+
+    def _text_of(self, metric: MetricConfig) -> str:
+        model = self.model_dir if self.model_dir.is_dir() else self.model_dir.parent
+        return read_dataset(metric, (self.config.folder, model))
 
     def _keep_scores(self, name: str, scores: Mapping[str, float]) -> None:
         entry = self._entries[name]

@@ -14,6 +14,7 @@ from buildlib.targets import parse_target
 
 NonEmpty = Annotated[str, Field(min_length=1, pattern=r"\A[^\x00]+\z")]
 PositiveInt = Annotated[int, Field(ge=1)]
+MetricName = Literal["perplexity"]
 DEFAULT_WINDOWS = 8
 
 
@@ -50,7 +51,7 @@ class MetricConfig(_Section):
         windows: pieces of the text, from its start, each of the context length; None: all.
     """
 
-    name: NonEmpty
+    name: MetricName
     dataset: NonEmpty
     display_name: NonEmpty | None = None
     windows: PositiveInt | None = DEFAULT_WINDOWS

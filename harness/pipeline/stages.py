@@ -1,7 +1,8 @@
 """The four stages of this project, thin over the building blocks of `buildlib`."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -338,6 +339,30 @@ def onnx_source(model: ModelFolder, context: StageContext, text: str | None) -> 
     )
 
 
+def _known_transformation(given: dict[str, Any]) -> dict[str, Any]:
+    with _as_value_error():
+        OptionSets().with_transformation(given)
+    return given
+
+
+def _known_compilation(given: dict[str, Any]) -> dict[str, Any]:
+    with _as_value_error():
+        OptionSets().with_compilation(given)
+    return given
+
+
+@contextmanager
+def _as_value_error() -> Iterator[None]:
+    try:
+        yield
+    except InvalidOptionError as error:
+        raise ValueError(str(error)) from error
+
+
+_Transformation = Annotated[dict[str, Any], AfterValidator(_known_transformation)]
+_Compilation = Annotated[dict[str, Any], AfterValidator(_known_compilation)]
+
+
 class GenAIBuilderConfig(StageConfig):
     """Section `genai_builder`: the options of the Gen AI Builder, by its own names.
 
@@ -346,8 +371,12 @@ class GenAIBuilderConfig(StageConfig):
         compilation_options: by dotted keys.
     """
 
-    transformation_options: dict[str, Any] = Field(default_factory=dict)
-    compilation_options: dict[str, Any] = Field(default_factory=dict)
+    transformation_options: Annotated[dict[str, Any], AfterValidator(_known_transformation)] = (
+        Field(default_factory=dict)
+    )
+    compilation_options: Annotated[dict[str, Any], AfterValidator(_known_compilation)] = Field(
+        default_factory=dict
+    )
     prepare_embedding_lut: bool = False
     max_workers: PositiveInt | None = None
 

@@ -139,21 +139,18 @@ def test_the_command_writes_a_recipe_and_lists_stages(tmp_path: Path) -> None:
 
 
 def test_a_dataset_and_a_metric_must_be_known(tmp_path: Path) -> None:
+    """They are refused before any stage runs."""
     for metric, told in (
-        ({"name": "perplexity", "dataset": "wikitext"}, "no text file wikitext .*downloaded"),
-        ({"name": "bleu", "dataset": "text/heldout.txt"}, "no metric 'bleu'; there are perplexity"),
+        ("{name: perplexity, dataset: wikitext}", r"dataset: there is no text .*nothing is down"),
+        ("{name: bleu, dataset: text/heldout.txt}", r"recipe.yaml, line 1, .*must be 'perplexity'"),
     ):
-        pipe = LLMPipeline.from_pretrained(
-            tiny_llama.folder(),
-            recipe={
-                "cache_dir": str(tmp_path),
-                "generator_config": {"sequence_length": 8, "context_length": 48},
-                "evaluator_config": {"metrics": [metric]},
-                "stages": {"model_loader": {}},
-            },
-        )
-        with pytest.raises(RecipeError, match=told):
-            pipe.construct().evaluate()
+        recipe = tmp_path / "recipe.yaml"
+        recipe.write_text(f"evaluator_config: {{metrics: [{metric}]}}\ncache_dir: cache\n{GOOD}")
+        for command in ("run", "compare", "bisect"):
+            done = qnnfarm("pipeline", command, recipe, cwd=tmp_path)
+            assert done.returncode == 2
+            assert re.search(told, done.stderr)
+            assert not (tmp_path / "cache").exists()
 
 
 def test_a_model_of_the_hub_needs_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
