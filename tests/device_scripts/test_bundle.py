@@ -24,15 +24,18 @@ TEXT = (
 )
 
 
+ASKED = "In the beginning God created"
+
+
 @pytest.fixture
 def short_bundle(bundle: Path, tmp_path: Path) -> Path:
-    """The bundle with answers of eight tokens, so that the context does not fill up."""
+    """The bundle with answers of four tokens."""
     folder = tmp_path / "bundle"
     folder.mkdir()
     for file in bundle.iterdir():
         (folder / file.name).symlink_to(file.resolve())
     config = json.loads((bundle / "genie_config.json").read_text())
-    config["dialog"]["max-num-tokens"] = 8
+    config["dialog"]["max-num-tokens"] = 4
     (folder / "genie_config.json").unlink()
     (folder / "genie_config.json").write_text(json.dumps(config))
     return folder
@@ -69,7 +72,7 @@ def test_prompt_prompt_file_and_tokens(
     assert tokenizer.decode([int(i) for i in answer(by_tokens.stdout).split()]) == text
     query = last_query(short_bundle / "p.json")
     assert query["num-prompt-tokens"]["value"] == len(ids) + 1
-    assert query["num-generated-tokens"]["value"] == 8
+    assert query["num-generated-tokens"]["value"] == 4
     assert query["time-to-first-token"]["unit"] == "us"
 
 
@@ -179,7 +182,7 @@ dialog create d c
 dialog setPerformance d GENIE_PERFORMANCE_BURST
 loop 2
   dialog reset d
-  dialog query d "{TEXT}" answer
+  dialog query d "{ASKED}" answer
 endloop
 dialog save d saved
 dialog query d "And" after
@@ -187,7 +190,7 @@ dialog reset d
 dialog restore d saved
 dialog query d "And" restored
 dialog setStopSequence d stop.json
-dialog setMaxNumTokens d 8
+dialog setMaxNumTokens d 6
 dialog reset d
 dialog tokenQuery d tokens ids
 profile save p p.json
@@ -207,7 +210,7 @@ nothing after exit is run, but it is checked
     after = (short_bundle / "after").read_bytes()
     assert after
     assert (short_bundle / "restored").read_bytes() == after
-    assert len((short_bundle / "ids").read_text().split()) == 8
+    assert len((short_bundle / "ids").read_text().split()) == 6
     events = json.loads((short_bundle / "p.json").read_text())["components"][0]["events"]
     assert sum(event["type"] == "GenieDialog_query" for event in events) >= 2
     assert done.stdout.endswith("accuracy config ac\naccuracy a\n")
@@ -223,14 +226,14 @@ def test_an_app_script_of_nodes_and_pipelines(runner: "Runner", short_bundle: Pa
         f"""dialog config create c genie_config.json
 dialog create d c
 dialog setPriority d primary GENIE_DIALOG_PRIORITY_HIGH
-dialog query d "{TEXT}" answer
+dialog query d "{ASKED}" answer
 dialog free d
 node config create nc node.json
 node create n nc
 pipeline config create pc pipeline.json
 pipeline create p pc
 pipeline addNode p n
-node setText n "{TEXT}"
+node setText n "{ASKED}"
 pipeline execute p said
 pipeline save p saved
 node setText n "And"
@@ -289,7 +292,7 @@ def test_the_engine_that_drafts_is_switched(runner: "Runner", short_bundle: Path
         "engine": [{"role": "target", **dialog["engine"]}, draft],
     }
     (short_bundle / "spd.json").write_text(json.dumps(document))
-    asked = ("genie_t2t_run.py", "-c", "spd.json", "-p", TEXT)
+    asked = ("genie_t2t_run.py", "-c", "spd.json", "-p", ASKED)
     plain = runner.run(*asked, cwd=short_bundle)
     switch = ("--allow_engine_switch", "draft,engine.json")
     switched = runner.run(*asked, *switch, cwd=short_bundle)

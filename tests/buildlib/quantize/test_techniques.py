@@ -267,7 +267,7 @@ def test_four_bits_close_half_of_the_gap_to_float(trained: Path, tmp_path: Path)
     checkpoint, shape = Checkpoint.load(trained), GraphShape(64, 192)
     path = export_onnx(checkpoint, shape, tmp_path)
     text = tiny_llama.calibration_text()
-    windows = text_windows(checkpoint.tokenizer_path, text, 128, 0, 64)
+    windows = text_windows(checkpoint.tokenizer_path, text, 128, 0, 32)
     bits = Bitwidths.from_options(QuantizationOptions(recipe="w4a16"))
     model = FloatModel(path, Encodings(), checkpoint.config, windows, bits)
     (default,) = QuantizationOptions(param_bitwidth=4).weight_techniques
@@ -276,7 +276,7 @@ def test_four_bits_close_half_of_the_gap_to_float(trained: Path, tmp_path: Path)
     few = replace(model, token_windows=windows[:1])
     worst = LayerwiseTechnique("nearest", round_to_nearest).optimize(few, tmp_path / "nearest")
     tokens = load_tokenizer(checkpoint.tokenizer_path).encode(tiny_llama.heldout_text()).ids
-    scored = [tokens[start : start + 127] for start in range(0, len(tokens) - 127, 127 * 4)]
+    scored = [tokens[start : start + 127] for start in range(0, len(tokens) - 127, 127 * 8)]
     in_float, gap, rest = (
         math.log(onnx_perplexity({64: [each]}, checkpoint.config, scored))
         for each in (path, worst.path, best.path)

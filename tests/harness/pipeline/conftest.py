@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from harness.pipeline.llm import LLMPipeline
 from suites.models import tiny_llama
@@ -28,7 +29,7 @@ def make_recipe(build_cache: Path) -> MakeRecipe:
                         "name": "perplexity",
                         "dataset": "text/heldout.txt",
                         "display_name": "PPL_heldout",
-                        "windows": 2,
+                        "windows": 1,
                     }
                 ]
             },
@@ -43,8 +44,9 @@ def make_recipe(build_cache: Path) -> MakeRecipe:
     return make
 
 
-@pytest.fixture(scope="module")
-def built(make_recipe: MakeRecipe, tmp_path_factory: pytest.TempPathFactory) -> LLMPipeline:
-    """A pipeline that has run all its stages, with a cache of its own."""
-    cache = tmp_path_factory.mktemp("pipeline")
-    return LLMPipeline.from_pretrained(recipe=make_recipe(cache_dir=str(cache))).construct()
+@pytest.fixture(scope="session")
+def built(make_recipe: MakeRecipe, build_cache: Path) -> LLMPipeline:
+    """A pipeline that has run all its stages; its cache is for all xdist workers."""
+    cache = build_cache.with_name("pipeline-cache")
+    with FileLock(f"{cache}.lock"):
+        return LLMPipeline.from_pretrained(recipe=make_recipe(cache_dir=str(cache))).construct()

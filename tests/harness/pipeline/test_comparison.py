@@ -23,7 +23,7 @@ def test_stages_and_device_stand_side_by_side(
     found = built.compare(device=device, db=str(tmp_path / "results.db"))
     rows = {row.stage: row for row in found.stages}
     assert list(rows) == ["model_loader", "quantization", "genai_builder", "device"]
-    assert (found.windows, found.tokens) == (2, 80)
+    assert (found.windows, found.tokens) == (1, 40)
     start = rows["model_loader"].values
     assert start["kl_divergence"] == 0.0
     assert start["top1_agreement"] == 1.0
@@ -38,7 +38,7 @@ def test_stages_and_device_stand_side_by_side(
     assert not any("tokens_per_s" in key for row in found.stages[:3] for key in row.values)
     with ResultsStore.open(str(tmp_path / "results.db")) as store:
         runs = [run for run in store.list_runs(RunFilter()) if run.workload.perplexity]
-    scored = [r for r in runs if r.workload.perplexity and r.workload.perplexity.windows == 2]
+    scored = [r for r in runs if r.workload.perplexity and r.workload.perplexity.windows == 1]
     kept = last_values(
         next(run for run in scored if "perplexity_quantized_cpu" in last_values(run))
     )

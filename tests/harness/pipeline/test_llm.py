@@ -143,6 +143,7 @@ def test_windows_may_be_shorter_than_the_context(make_recipe: MakeRecipe) -> Non
     for length in (48, 24, 8):
         recipe = make_recipe()
         recipe["evaluator_config"]["context_length"] = length
+        recipe["evaluator_config"]["metrics"][0]["windows"] = 2
         pipe = LLMPipeline.from_pretrained(recipe=recipe).construct(until="model_loader")
         if length == 8:
             with pytest.raises(RecipeError, match="8 is not between 9 and 48"):
@@ -214,10 +215,10 @@ result.print()
 
 @pytest.fixture
 def working_folder(built: LLMPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the models and the recipes that documents name."""
-    for name in ("meta-llama/Llama-3.2-3B-Instruct", "path/to/model"):
-        (tmp_path / name).parent.mkdir(parents=True)
-        (tmp_path / name).symlink_to(tiny_llama.folder())
+    """A folder with the model that the vendor names, and the recipes that documents name."""
+    model = tmp_path / "meta-llama" / "Llama-3.2-3B-Instruct"
+    model.parent.mkdir()
+    model.symlink_to(tiny_llama.folder())
     for name in ("llama32_recipe.yaml", "recipe.yaml"):
         Recipe(built.manifest.recipe).to_yaml(tmp_path / name)
     monkeypatch.chdir(tmp_path)
@@ -241,7 +242,8 @@ def test_the_documents_snippets_run_as_they_stand(
     text = (Path(__file__).parents[3] / "docs/pipeline.md").read_text(encoding="utf-8")
     first, second = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[:2]
     scope: dict[str, Any] = {}
-    exec(first.replace("<serial>@<host>", virtual_device.serial), scope)  # noqa: S102
+    first = first.replace("<serial>@<host>", virtual_device.serial)
+    exec(first.replace("path/to/model", str(tiny_llama.folder())), scope)  # noqa: S102
     assert capsys.readouterr().out.strip()
     exec(second, scope)  # noqa: S102
     manifest = scope["pipe"].construct(until="model_loader").manifest

@@ -17,6 +17,8 @@ from unittest.mock import ANY
 import pytest
 import yaml
 
+from harness.pipeline.llm import LLMPipeline
+from harness.pipeline.stage import ModelFolder
 from tests.command_line import qnnfarm, start
 from tests.harness.pipeline.conftest import MakeRecipe
 
@@ -47,10 +49,13 @@ def finish(recipe: Path) -> dict[str, bool]:
 
 def content(recipe: Path) -> dict[str, str]:
     """SHA-256 of everything that a run has made: the container, and the quantized model."""
-    container = recipe.parent / "container"
     manifest = json.loads((recipe.parent / "cache/tiny_llama/pipeline_manifest.json").read_text())
     assert [stage["name"] for stage in manifest["stages"]] == list(STAGES)
     quantized = Path(manifest["stages"][1]["output"]["model"]["path"])
+    return digests(recipe.parent / "container", quantized)
+
+
+def digests(container: Path, quantized: Path) -> dict[str, str]:
     files = [path for path in container.rglob("*") if path.is_file() and path.name[0] != "."]
     files += [quantized / "model.onnx", quantized / "model.encodings"]
     found = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
@@ -68,23 +73,29 @@ def wait_for(text: str, errors: Path, process: BaseProcess) -> None:
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(make_recipe: MakeRecipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    recipe = write_recipe(tmp_path_factory.mktemp("pipeline") / "whole", make_recipe())
-    assert finish(recipe) == dict.fromkeys(STAGES, False)
-    return recipe
+def cut(make_recipe: MakeRecipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The recipe whose run is cut off, and then comes to its end."""
+    return write_recipe(tmp_path_factory.mktemp("pipeline") / "cut", make_recipe())
+
+
+@pytest.fixture
+def expected(built: LLMPipeline, tmp_path: Path) -> dict[str, str]:
+    """Content of a run that nobody disturbed."""
+    model = built.outputs("quantization")["model"]
+    assert isinstance(model, ModelFolder)
+    return digests(built.export(tmp_path / "undisturbed"), model.path)
 
 
 def test_a_killed_and_an_interrupted_run_go_on_to_the_same_bytes(
-    uninterrupted: Path, make_recipe: MakeRecipe, tmp_path: Path
+    expected: dict[str, str], cut: Path, tmp_path: Path
 ) -> None:
-    recipe = write_recipe(tmp_path / "cut", make_recipe())
     for after, pause, number, code in (
         ("1/3 model_loader", 0.2, signal.SIGKILL, -signal.SIGKILL),
         ("2/3 quantization", 1.0, signal.SIGINT, 130),
     ):
         errors = tmp_path / f"{number}.txt"
         with (tmp_path / "out").open("wb") as out, errors.open("wb") as err:
-            process = begin(recipe, out, err)
+            process = begin(cut, out, err)
             wait_for(after, errors, process)
             time.sleep(pause)
             os.kill(process.pid or 0, number)
@@ -92,16 +103,17 @@ def test_a_killed_and_an_interrupted_run_go_on_to_the_same_bytes(
         assert process.exitcode == code, errors.read_text()
     assert "finished stages are kept" in errors.read_text()
     assert "Traceback" not in errors.read_text()
-    reused = finish(recipe)
+    reused = finish(cut)
     assert reused["model_loader"]
     assert reused["quantization"]
-    assert content(recipe) == content(uninterrupted)
+    assert content(cut) == expected
 
 
-def test_an_unchanged_run_looks_at_files_alone(uninterrupted: Path) -> None:
-    words = ("pipeline", "run", uninterrupted, "--out", uninterrupted.parent / "container")
+def test_an_unchanged_run_looks_at_files_alone(cut: Path) -> None:
+    finish(cut)
+    words = ("pipeline", "run", cut, "--out", cut.parent / "container")
     first = json.loads(qnnfarm(*words, "--json").stdout)
-    expected = content(uninterrupted)
+    expected = content(cut)
     command = [sys.executable, "-X", "importtime", "-m", "harness.cli", *map(str, words), "--json"]
     again = subprocess.run(command, capture_output=True, text=True, check=True)
     known = {"seconds": 0.0, "reused": True, "peak_memory_bytes": ANY}
@@ -112,20 +124,20 @@ def test_an_unchanged_run_looks_at_files_alone(uninterrupted: Path) -> None:
     assert imported.isdisjoint({"onnx", "onnx_ir", "numpy", "buildlib.genai", "sqlalchemy"})
     shown = qnnfarm(*words)
     assert shown.returncode == 0
-    assert f"{uninterrupted.parent / 'container'}: the output of genai_builder" in shown.stdout
-    (uninterrupted.parent / "container/tokenizer.json").write_text("{}")
-    assert finish(uninterrupted) == dict.fromkeys(STAGES, True)
-    assert content(uninterrupted) == expected
+    assert f"{cut.parent / 'container'}: the output of genai_builder" in shown.stdout
+    (cut.parent / "container/tokenizer.json").write_text("{}")
+    assert finish(cut) == dict.fromkeys(STAGES, True)
+    assert content(cut) == expected
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(6 * 3600)
 def test_a_run_killed_at_any_moment_goes_on_to_the_same_bytes(
-    uninterrupted: Path, make_recipe: MakeRecipe, tmp_path: Path
+    expected: dict[str, str], make_recipe: MakeRecipe, tmp_path: Path
 ) -> None:
     """One run after the other is killed over the same cache until one comes to its end."""
     rng = random.Random(int(os.environ.get("QNNFARM_KILL_SEED", "1")))  # noqa: S311
-    expected, began = content(uninterrupted), time.monotonic()
+    began = time.monotonic()
     finish(write_recipe(tmp_path / "timed", make_recipe()))
     longest = (time.monotonic() - began) / 2
     killed: dict[str, int] = {}
