@@ -42,7 +42,7 @@ def test_an_import_loads_only_what_it_needs(statement: str, absent: set[str]) ->
 
 def test_reading_results_needs_only_leaves_of_the_build_library() -> None:
     loaded = loaded_by("import harness.results.store")
-    leaves = {"buildlib.error_base", "buildlib.files", "buildlib.validation"}
+    leaves = {"buildlib.closeable", "buildlib.error_base", "buildlib.files", "buildlib.validation"}
     assert {name for name in loaded if name.startswith("buildlib.")} == leaves
 
 

@@ -19,8 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass
 from io import FileIO
 from pathlib import Path
-from typing import Self
 
+from buildlib.closeable import Closeable
 from buildlib.errors import InputFileError
 from buildlib.paths import default_cache_root
 
@@ -54,7 +54,7 @@ def hash_files(paths: Iterable[Path], memo: Path | None = None) -> dict[Path, Fi
         return dict(zip(paths, pool.map(known.digest, paths), strict=True))
 
 
-class HashMemo:
+class HashMemo(Closeable):
     """Known hashes, in a SQLite file that processes and threads share.
 
     If it is damaged or cannot be written, files are hashed again.
@@ -69,12 +69,6 @@ class HashMemo:
     def at(cls, path: Path | None) -> "HashMemo":
         """Open the memo in a file; by default the one in the cache root."""
         return cls(path or default_cache_root() / MEMO_FILE)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the file; later hashes are not remembered."""

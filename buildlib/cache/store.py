@@ -7,7 +7,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Self
 
 from filelock import FileLock, Timeout
 
@@ -19,6 +18,7 @@ from buildlib.cache.removal import prune, remove_entry, remove_leftovers
 from buildlib.cache.running_builds import RunningBuild, entries_in_use
 from buildlib.cache.sizes import default_limit
 from buildlib.cancellation import check_cancelled
+from buildlib.closeable import Closeable
 from buildlib.errors import CacheError, ToolchainError
 from buildlib.files import scratch_folder, sync_folder
 
@@ -27,7 +27,7 @@ _WAIT_S = 0.5  # for another build's lock, before a look whether this one is to 
 _FULL_BYTES = 1 << 20  # where less is free, a compiler's failure is taken for the disk's
 
 
-class StageCache:
+class StageCache(Closeable):
     """Stage outputs of one model below `<cache_root>/<model>`, for one build.
 
     An entry appears whole or not at all: it is made in a temporary folder beside its place and
@@ -59,12 +59,6 @@ class StageCache:
         self._limit = default_limit() if limit_bytes is None else limit_bytes
         self._opening = threading.Lock()
         self._open: _Resources | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """End the build: other builds may remove its entries."""

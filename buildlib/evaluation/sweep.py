@@ -12,13 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 import onnx_ir as ir
 
 from buildlib.checkpoint.config import DecoderConfig
+from buildlib.closeable import Closeable
 from buildlib.encodings.grid import Grid, activation_grid
 from buildlib.encodings.model import Encoding
 from buildlib.errors import CalibrationError
@@ -54,7 +53,7 @@ class Measured:
     output_sqnr_db: float | None = None
 
 
-class SensitivityModel(AbstractContextManager["SensitivityModel"]):
+class SensitivityModel(Closeable):
     """A whole float model, and the windows over which its variants are measured.
 
     Args:
@@ -92,15 +91,8 @@ class SensitivityModel(AbstractContextManager["SensitivityModel"]):
         graphs = [self._loop.segment(index).graph for index in range(self._loop.n_segments)]
         self.names = [_names(graph, first=not index) for index, graph in enumerate(graphs)]
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Remove its files."""
         self._loop.close()
         self.reference.close()
         self._scratch.cleanup()

@@ -7,15 +7,13 @@ one call.
 
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 
 from buildlib.cancellation import check_cancelled
 from buildlib.checkpoint.config import DecoderConfig
+from buildlib.closeable import Closeable
 from buildlib.errors import CalibrationError
 from buildlib.reference.divergence import Divergence, DivergenceSums, Logits
 from buildlib.reference.host_loop import HostLoop
@@ -24,7 +22,7 @@ from buildlib.reference.runners import Arrays, OnnxRunner, part_sizes
 _ROWS = 64
 
 
-class FloatLogits(AbstractContextManager["FloatLogits"]):
+class FloatLogits(Closeable):
     """Logits of the model in float over windows of text, kept in a temporary file.
 
     The file has positions x vocabulary x 4 bytes, and goes when this is closed.
@@ -57,17 +55,6 @@ class FloatLogits(AbstractContextManager["FloatLogits"]):
         shape = (self._following.size, config.vocab_size)
         self._logits = np.memmap(self._file, np.float32, "w+", shape=shape)
         self._recorded = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Remove the file."""

@@ -5,14 +5,12 @@ a difference of the graphs. Genie does inference on devices, not this module.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
 from buildlib.checkpoint.config import DecoderConfig
+from buildlib.closeable import Closeable
 from buildlib.errors import PromptTooLongError
 from buildlib.graph import interface
 from buildlib.graph.shape import GraphShape
@@ -20,7 +18,7 @@ from buildlib.reference.feeds import CallInputs, Embed, KvCache
 from buildlib.reference.runners import Arrays, PartRunner, part_sizes
 
 
-class HostLoop(AbstractContextManager["HostLoop"]):
+class HostLoop(Closeable):
     """A model as one chain of parts for each AR, over one context length.
 
     Args:
@@ -50,17 +48,6 @@ class HostLoop(AbstractContextManager["HostLoop"]):
         self._config = config
         self._on_outputs = on_outputs
         self.reset()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def __enter__(self) -> Self:
-        return self
 
     def close(self) -> None:
         """Close all runners."""

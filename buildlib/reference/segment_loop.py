@@ -9,10 +9,9 @@ is the same, up to the rounding of sums over the empty slots that are left out.
 import itertools
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +19,7 @@ import onnx_ir as ir
 
 from buildlib.cancellation import check_cancelled
 from buildlib.checkpoint.config import DecoderConfig
+from buildlib.closeable import Closeable
 from buildlib.errors import CalibrationError
 from buildlib.graph import interface
 from buildlib.graph.files import save_model
@@ -36,7 +36,7 @@ _IN_MEMORY_BYTES = 1 << 30
 _PREFILL_ARS = (128, 32, 8)  # of a model that comes as a decode graph
 
 
-class SegmentLoop(AbstractContextManager["SegmentLoop"]):
+class SegmentLoop(Closeable):
     """A whole float model in segments, and windows of tokens to run through them one by one.
 
     Segment 0 is the embedding, segment i + 1 layer i, the last one final norm and output
@@ -85,17 +85,6 @@ class SegmentLoop(AbstractContextManager["SegmentLoop"]):
         self._model, self._segments = load_segments(model_path, reshaped)
         self._copies = itertools.count()
         self._scratch = tempfile.TemporaryDirectory(dir=model_path.parent, prefix=".segments.")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Remove the copies of segments."""

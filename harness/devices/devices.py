@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.closeable import Closeable
+from buildlib.closeable import Closeable
 from harness.devices.adb.client import AdbServer
 from harness.devices.adb.server import ensure_server
 from harness.devices.base import Device

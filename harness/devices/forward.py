@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from buildlib.closeable import Closeable
 from harness.clock import Deadline, DeadlineExceeded
-from harness.closeable import Closeable
 from harness.devices.adb.connection import FailReply, ServerUnreachable, StreamClosed
 from harness.errors import HarnessError
 

@@ -18,8 +18,8 @@ from typing import Self
 
 from filelock import FileLock, Timeout
 
+from buildlib.closeable import Closeable
 from buildlib.files import atomic_write, sync_folder
-from harness.closeable import Closeable
 from harness.errors import JournalError, PlanBusyError
 from harness.paths import state_dir
 from harness.plans.outcome import CellOutcome, CellResult, CellStatus

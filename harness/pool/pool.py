@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
+from buildlib.closeable import Closeable
 from harness.clock import Clock, SystemClock
-from harness.closeable import Closeable
 from harness.devices.devices import Devices
 from harness.devices.spec import DeviceSpec
 from harness.devices.types import device_types

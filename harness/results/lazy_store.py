@@ -2,7 +2,7 @@
 
 import threading
 
-from harness.closeable import Closeable
+from buildlib.closeable import Closeable
 from harness.results.database import database_file
 from harness.results.store import ResultsStore
 

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from sqlalchemy import Connection, RowMapping, Select, Table, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from harness.closeable import Closeable
+from buildlib.closeable import Closeable
 from harness.errors import (
     CorruptRunError,
     MissingStoreError,

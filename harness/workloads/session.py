@@ -9,8 +9,8 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from buildlib.closeable import Closeable
 from buildlib.container.container import GenAIContainer
-from harness.closeable import Closeable
 from harness.deploy.deploy import DEPLOY_TIMEOUT_S
 from harness.deploy.deployment import Deployment
 from harness.deploy.pipeline import Shown

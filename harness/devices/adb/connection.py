@@ -17,8 +17,8 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from buildlib.closeable import Closeable
 from harness.clock import Deadline, DeadlineExceeded
-from harness.closeable import Closeable
 from harness.errors import AdbAddressError
 
 DEFAULT_HOST = "127.0.0.1"

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from harness.closeable import Closeable
+from buildlib.closeable import Closeable
 from harness.devices.adb.client import AdbServer, DeviceEntry
 from harness.devices.adb.connection import ServerAddress
 from harness.devices.adb.device import AdbDevice

@@ -9,8 +9,8 @@ from typing import Protocol, Self
 
 import paramiko
 
+from buildlib.closeable import Closeable
 from harness.clock import Deadline, DeadlineExceeded
-from harness.closeable import Closeable
 from harness.devices.adb.connection import FailReply, StreamClosed
 from harness.devices.ssh.config import HostConfig, resolve_host
 from harness.devices.ssh.connection import OpenChannel, connect, hang_up

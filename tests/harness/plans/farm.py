@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from typing import cast
 
-from harness.closeable import Closeable
+from buildlib.closeable import Closeable
 from harness.devices.spec import DeviceSpec
 from harness.errors import HarnessError, LeaseTimeoutError, RequirementError
 from harness.plans.cancellation import CancelToken
