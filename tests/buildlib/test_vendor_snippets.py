@@ -112,11 +112,19 @@ def run(snippet: str, **given: object) -> dict[str, Any]:
     return scope
 
 
+@pytest.fixture(scope="module")
+def cache_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The cache of all builders of this file."""
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.fixture
-def builder(tiny_export: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GenAIBuilderHTP:
+def builder(
+    tiny_export: Path, cache_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> GenAIBuilderHTP:
     """A builder of a small model, in a working folder of its own."""
     monkeypatch.chdir(tmp_path)
-    made = GenAIBuilderFactory.create(tiny_export, cache_root=tmp_path / "cache")
+    made = GenAIBuilderFactory.create(tiny_export, cache_root=cache_root)
     return made.set_targets(["chipset:SM8850"]).set_transformation_options(
         {
             "arn_cl_options.auto_regression_number": [1, 64],
@@ -196,7 +204,7 @@ def test_an_attached_builder(builder: GenAIBuilderHTP, tiny_export: Path, tmp_pa
 
 
 def test_the_stages_of_an_attached_builder_have_a_folder_of_its_name(
-    builder: GenAIBuilderHTP, tiny_export: Path, tmp_path: Path
+    builder: GenAIBuilderHTP, tiny_export: Path, cache_root: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(tiny_export, tmp_path / "source")
     place = tmp_path / "ar1" / "ar1_model.onnx"
@@ -204,12 +212,13 @@ def test_the_stages_of_an_attached_builder_have_a_folder_of_its_name(
     child = builder.attach_model_for_arn(1, place, tmp_path / "source" / "model.encodings")
     assert child.name == "attached_ar1"
     builder.build()
-    own = {path.name.partition("_")[0] for path in (tmp_path / "cache" / "attached_ar1").iterdir()}
+    own = {path.name.partition("_")[0] for path in (cache_root / "attached_ar1").iterdir()}
     assert own == {"import", "quantize", "arcl", "transform", "convert"}
 
 
 def test_a_stage_is_replayed_from_its_sidecar(
     builder: GenAIBuilderHTP,
+    cache_root: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -232,7 +241,7 @@ def test_a_stage_is_replayed_from_its_sidecar(
     assert config == builder.plan().plan.compilation.compiled_part()
 
     done = subprocess.run(  # noqa: S602  (the documented command)
-        FIND.replace("<cache_root>", str(tmp_path / "cache")),
+        FIND.replace("<cache_root>", str(cache_root)),
         shell=True,
         capture_output=True,
         text=True,

@@ -35,6 +35,7 @@ from suites.nightly.steps import PlanSteps
 from tests import system
 from tests.reports.conftest import Sample, speeds
 
+pytestmark = pytest.mark.first
 NIGHTS, SLOWER_FROM = 30, 20
 FIRST = datetime(2026, 10, 31, 22, 30, tzinfo=ZoneInfo("UTC"))
 PLAN = Plan.model_validate({"name": "lab", "workloads": [{"kind": "command", "command": ["true"]}]})
