@@ -91,6 +91,21 @@ class PostgresqlServer:
             sql.Identifier(database)
         ))  # fmt: skip
 
+    def empty(self, database: str) -> None:
+        """Make a database as it was when it was new, whoever is connected to it.
+
+        A new one takes four times as long, and the first to connect to it as long again.
+        """
+        self._tell(sql.SQL(
+            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = {}"
+        ).format(sql.Literal(database)))  # fmt: skip
+        self._tell(sql.SQL("ALTER DATABASE {} RESET ALL").format(sql.Identifier(database)))
+        with contextlib.closing(self.connect(database)) as connection:
+            connection.execute(
+                "DROP SCHEMA public CASCADE; CREATE SCHEMA public; "
+                "GRANT USAGE ON SCHEMA public TO PUBLIC"
+            )
+
     def _tell(self, statement: sql.Composed) -> None:
         with contextlib.closing(self.connect()) as connection:
             connection.execute(statement)

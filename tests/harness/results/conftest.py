@@ -1,6 +1,5 @@
 """Places for results on both engines, and sample records; the numbers are made up."""
 
-import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -64,18 +63,17 @@ def make_run() -> Callable[..., Run]:
 
 @pytest.fixture(scope="session")
 def postgresql_server(new_port: Callable[[], int]) -> Iterator[PostgresqlServer]:
-    """A server that the tests of a worker share; each has a database of its own."""
+    """A server that the tests of a worker share, with a database `tests`."""
     with running_postgresql_server(new_port) as server:
+        server.create("tests")
         yield server
 
 
 @pytest.fixture
 def postgresql(postgresql_server: PostgresqlServer) -> Iterator[PostgresqlPlace]:
-    """A new, empty database of that server."""
-    place = PostgresqlPlace(postgresql_server, f"t{secrets.token_hex(6)}")
-    postgresql_server.create(place.database)
-    yield place
-    postgresql_server.drop(place.database)
+    """An empty database of that server."""
+    yield PostgresqlPlace(postgresql_server, "tests")
+    postgresql_server.empty("tests")
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
