@@ -472,7 +472,7 @@ class GenAIBuilderHTP:
             self._toolchain.check(config)
         workers = default_workers() if self.max_workers is None else self.max_workers
         if workers < 1:
-            raise InvalidOptionError("max_workers", f"{workers} is no number from 1 up", ())
+            raise InvalidOptionError("max_workers", f"{workers} is not a number from 1 up", ())
         self._warn_of_length()
         sources = Sources(
             self._source,

@@ -25,7 +25,7 @@ _NO_SUCH_KEY = "extra_forbidden"
 _TAG = "union_tag_invalid"
 _LISTS = {"tuple_type", "list_type", "frozen_set_type", "set_type"}
 _REASONS = {
-    _NO_SUCH_KEY: "there is no such key",
+    _NO_SUCH_KEY: "unknown key",
     MISSING: "it is missing",
     "json_invalid": "it is not valid JSON: {error}",
     "json_type": "it is not valid JSON",

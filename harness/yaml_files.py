@@ -45,8 +45,8 @@ class YamlFile(Generic[Model]):
         content: the model.
 
     Raises:
-        HarnessError: from `fail`; it is no YAML, is nested too deeply, gives a key twice, or does
-            not fit the model.
+        HarnessError: from `fail`; it is not valid YAML, is nested too deeply, gives a key twice,
+            or does not fit the model.
     """
 
     def __init__(self, text: str, model: type[Model], fail: Fail) -> None:
@@ -86,9 +86,9 @@ class YamlFile(Generic[Model]):
             mark = error.problem_mark or error.context_mark
             line = None if mark is None else mark.line + 1
             problem = error.problem or error.context or "it cannot be read"
-            raise self._fail(line, "", f"it is no YAML: {problem}") from error
+            raise self._fail(line, "", f"not valid YAML: {problem}") from error
         except (yaml.YAMLError, ValueError, OverflowError) as error:
-            raise self._fail(None, "", f"it is no YAML: {error}") from error
+            raise self._fail(None, "", f"not valid YAML: {error}") from error
         except RecursionError as error:
             raise self._fail(None, "", "it is nested too deeply") from error
 

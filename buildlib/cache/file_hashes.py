@@ -82,7 +82,7 @@ class HashMemo(Closeable):
         """
         try:
             if not stat.S_ISREG(path.stat().st_mode):  # to open a pipe would wait for a writer
-                raise InputFileError(str(path), "it is no regular file")
+                raise InputFileError(str(path), "it is not a regular file")
             with path.open("rb", buffering=0) as file:
                 status = os.fstat(file.fileno())
                 with self._guard:

@@ -34,7 +34,7 @@ class StageKey:
 
         Raises:
             TypeError: an option is nothing that JSON can hold.
-            ValueError: an option is no finite number.
+            ValueError: an option is not a finite number.
         """
         parts = {
             "operation": self.operation,
@@ -63,7 +63,7 @@ def plain_config(config: Mapping[str, object]) -> dict[str, Any]:
 
     Raises:
         TypeError: a value is nothing that JSON can hold.
-        ValueError: a value is no finite number.
+        ValueError: a value is not a finite number.
     """
     text = json.dumps(config, sort_keys=True, allow_nan=False, default=_plain)
     values: dict[str, Any] = json.loads(text)

@@ -19,7 +19,7 @@ def parse_size(text: str, option: str) -> int:
     """Read a size as pydantic's `ByteSize` does: `50GB`, `1.5 GiB`, `1000`; `5Gi` too.
 
     Raises:
-        InvalidOptionError: it is no size; names the option.
+        InvalidOptionError: it is not a size; names the option.
     """
     size = text.strip()
     try:
@@ -27,7 +27,7 @@ def parse_size(text: str, option: str) -> int:
             raise ValueError
         return _SIZE.validate_python(f"{size}b" if size.lower().endswith("i") else size)
     except ValueError:
-        reason = f"{text!r} is no size such as 50GB or 512MiB"
+        reason = f"{text!r} is not a size such as 50GB or 512MiB"
         raise InvalidOptionError(option, reason, ()) from None
 
 
@@ -41,7 +41,7 @@ def parse_age(text: str, option: str) -> timedelta:
     try:
         return timedelta(**{_UNITS[found[2].lower()]: float(found[1])}) if found else _no_age()
     except (OverflowError, ValueError):
-        reason = f"{text!r} is no time span such as 30d or 12h"
+        reason = f"{text!r} is not a time span such as 30d or 12h"
         raise InvalidOptionError(option, reason, ()) from None
 
 
@@ -49,7 +49,7 @@ def default_limit() -> int | None:
     """Return the limit of `QNNFARM_CACHE_LIMIT` in bytes; `None` is no limit.
 
     Raises:
-        InvalidOptionError: it is no size.
+        InvalidOptionError: it is not a size.
     """
     text = os.environ.get(LIMIT_VARIABLE)
     return parse_size(text, LIMIT_VARIABLE) if text else None

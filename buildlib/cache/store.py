@@ -49,7 +49,7 @@ class StageCache(Closeable):
 
         Raises:
             CacheError: the model's name cannot be a folder's.
-            InvalidOptionError: `QNNFARM_CACHE_LIMIT` is no size.
+            InvalidOptionError: `QNNFARM_CACHE_LIMIT` is not a size.
         """
         if not is_model_name(model_name):
             raise CacheError(str(cache_root), f"no folder can have the model's name {model_name!r}")

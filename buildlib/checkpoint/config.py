@@ -289,7 +289,7 @@ class DecoderConfig(BaseModel):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         problems = {
-            "num_attention_heads is no multiple of num_key_value_heads": self.num_attention_heads
+            "num_attention_heads is not a multiple of num_key_value_heads": self.num_attention_heads
             % self.num_key_value_heads,
             "head_dim is odd": self.head_dim % 2,
             "partial_rotary_factor gives an odd number of rotary dimensions, or none": not (
@@ -448,7 +448,7 @@ def _head_dim(hidden: object, heads: object) -> int | None:
     if not isinstance(hidden, int) or not isinstance(heads, int) or heads < 1:
         return None  # their own checks say more
     if hidden % heads:
-        msg = "hidden_size is no multiple of num_attention_heads, and there is no head_dim"
+        msg = "hidden_size is not a multiple of num_attention_heads, and there is no head_dim"
         raise ValueError(msg)
     return hidden // heads
 

@@ -59,7 +59,7 @@ class TensorRef:
 
 
 _EXPONENTS: dict[str, int] = {"F16": 0xF800, "BF16": 0xFF00, "F32": 0xFF000000}
-"""Bits of infinity without its sign, shifted left by one: the least that is no finite number."""
+"""Bits of infinity without its sign, shifted left by one: the least that is not a finite number."""
 _CHUNK_BYTES = 4 << 20
 
 

@@ -69,7 +69,7 @@ class GenAIContainerable:
             verify: compare the content of every file with its hash, not just its size.
 
         Raises:
-            ContainerError: any of its kinds; the folder is no container, or was changed.
+            ContainerError: any of its kinds; the folder is not a container, or was changed.
             GenieConfigError: a configuration in it is not readable.
             TypeError: the folder holds another kind of container than this class.
         """
@@ -119,7 +119,7 @@ class GenAIContainer(GenAIContainerable):
         Raises:
             ContainerVersionError: a later version of the project wrote it.
             ContainerFileError: a file is missing, or has changed since it was written.
-            ContainerError: the folder is no container.
+            ContainerError: the folder is not a container.
             GenieConfigError: a configuration in it is not readable.
         """
         folder = user_path(path)

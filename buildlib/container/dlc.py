@@ -81,7 +81,7 @@ def inspect_dlc(path: Path, *, timeout_s: float = _TIMEOUT_S) -> DlcInfo:
         raise
     except ToolchainError as error:
         Path(error.log_path).unlink(missing_ok=True)
-        raise InputFileError(str(path), f"it is no readable DLC ({error.reason})") from error
+        raise InputFileError(str(path), f"it is not a readable DLC ({error.reason})") from error
     except ValidationError as error:
         raise InputFileError(str(path), "its description makes no sense") from error
     return DlcInfo(graphs, size, members)

@@ -160,7 +160,7 @@ def check_replaceable(
         return
     path = str(destination)
     if destination.is_symlink() or not destination.is_dir():
-        raise ContainerExistsError(path, "is there already and is no folder")
+        raise ContainerExistsError(path, "is there already and is not a folder")
     if not any(destination.iterdir()):
         return
     if not exist_ok:

@@ -27,7 +27,7 @@ _HEADINGS = ("Failed to validate", "# LIBNATIVE", "Error:")
 _AT = re.compile(r"at '(?P<pointer>/[^']*)': (?P<reason>.*)")
 _OF_A_KEY = (
     (re.compile(r"required property '([^']+)' not found in object"), "it is missing"),
-    (re.compile(r"validation failed for additional property '([^']+)'.*"), "there is no such key"),
+    (re.compile(r"validation failed for additional property '([^']+)'.*"), "unknown key"),
 )
 _WORDS = {
     "the subschema has succeeded, but it is required to not validate": (

@@ -198,12 +198,14 @@ def read_metadata(folder: Path) -> ContainerMetadata:
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):  # to read a pipe would wait for a writer
-            raise ContainerError(str(folder), f"{METADATA} is no file: not a container")
+            raise ContainerError(str(folder), f"{METADATA} is not a file: not a container")
         if status.st_size > _MAX_BYTES:
             raise ContainerError(str(folder), f"{METADATA} is larger than {_MAX_BYTES} bytes")
         text = path.read_bytes()
     except OSError as error:
         reason = f"{METADATA} cannot be read ({error.strerror}): not a container"
+        if not folder.exists():
+            reason = "there is no such folder"
         raise ContainerError(str(folder), reason) from error
     return parse_metadata(text, str(folder))
 

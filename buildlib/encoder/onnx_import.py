@@ -101,7 +101,7 @@ def _static(path: Path, length: int) -> onnx.ModelProto:
     import onnxruntime as ort
 
     if not interface.is_encoder(load_model(path)):
-        raise ModelFileError(path, "it is no text encoder: input_ids in, hidden states out")
+        raise ModelFileError(path, "it is not a text encoder: input_ids in, hidden states out")
     try:
         model = onnx.load(path)
         for value in model.graph.input:

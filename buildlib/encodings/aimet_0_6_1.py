@@ -52,7 +52,7 @@ def _checked(cells: object) -> list[Json]:
     if not isinstance(cells, list) or not cells:
         raise MalformedError(f"its encodings are {shown(cells)}")
     if not all(isinstance(cell, dict) for cell in cells):
-        raise MalformedError("one of its encodings is no object")
+        raise MalformedError("one of its encodings is not an object")
     return cells
 
 

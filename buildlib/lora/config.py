@@ -98,7 +98,7 @@ class LoraSet(_Model):
                 raise ValueError(f"{twice!r} stands twice")
         unknown = {name for case in self.use_cases for name in case.adapters} - set(names)
         if unknown:
-            raise ValueError(f"a use case names {min(unknown)!r}, which is no adapter")
+            raise ValueError(f"a use case names {min(unknown)!r}, which is not an adapter")
         return self
 
     @property

@@ -63,7 +63,7 @@ class Pass(ABC):
         """Transform the file `source` into `target`.
 
         Raises:
-            ModelFileError: `source` is no sound model.
+            ModelFileError: `source` is not a sound model.
             EncodingsError: the encodings beside it are not those of this model.
             PassError: a condition does not hold; nothing is written then.
         """

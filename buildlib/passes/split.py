@@ -45,8 +45,8 @@ def split_model(
         split_lm_head: whether the last part is only the final norm and the output projection.
 
     Raises:
-        ModelFileError: it is no sound model.
-        PassError: it is no whole model, or more than one value connects two layers.
+        ModelFileError: it is not a sound model.
+        PassError: it is not a whole model, or more than one value connects two layers.
         InvalidOptionError: more parts than layers.
     """
     model, segments = load_segments(model_path)
@@ -74,8 +74,8 @@ def weights_by_segment(model_path: Path) -> ModelWeights:
     """Return the weights of a whole model by segment, for `choose_splits`.
 
     Raises:
-        ModelFileError: it is no sound model.
-        PassError: it is no whole model, or more than one value connects two layers.
+        ModelFileError: it is not a sound model.
+        PassError: it is not a whole model, or more than one value connects two layers.
     """
     _model, segments = load_segments(model_path)
     return segments.weights()
@@ -91,8 +91,8 @@ def load_segments(
         change: changes it first, such as `ArClConversion(shape).transform`.
 
     Raises:
-        ModelFileError: it is no sound model.
-        PassError: it is no whole model, or more than one value connects two layers.
+        ModelFileError: it is not a sound model.
+        PassError: it is not a whole model, or more than one value connects two layers.
     """
     model = load_with_encodings(model_path)
     check_conditions(_NAME, "precondition", (SORTED, STATIC, _HAS_MASK), model, model_path)

@@ -287,7 +287,7 @@ def quantized_bytes(part: Path) -> int:
     Weights of 4 bits count as 8: DLCs unpack them.
 
     Raises:
-        ModelFileError: it is no sound model.
+        ModelFileError: it is not a sound model.
     """
     total = 0
     for value in load_model(part).graph.initializers.values():

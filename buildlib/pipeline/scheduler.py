@@ -40,13 +40,13 @@ def default_workers() -> int:
     """Return the number of cores for this process; `QAIRT_MAX_BUILD_WORKERS` overrides it.
 
     Raises:
-        InvalidOptionError: the variable is no number from 1 up.
+        InvalidOptionError: the variable is not a number from 1 up.
     """
     text = os.environ.get(WORKERS_VARIABLE)
     if not text:
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
     if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise InvalidOptionError(WORKERS_VARIABLE, f"{text!r} is no number from 1 up", ())
+        raise InvalidOptionError(WORKERS_VARIABLE, f"{text!r} is not a number from 1 up", ())
     return int(text)
 
 

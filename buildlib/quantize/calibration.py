@@ -189,7 +189,7 @@ def observe_ranges(
     Raises:
         CalibrationError: no window holds a whole call, or a token lies outside the vocabulary.
         ModelFileError: the model tells no AR and CL, or cannot be run.
-        PassError: it is no whole model, or more than one value connects two layers.
+        PassError: it is not a whole model, or more than one value connects two layers.
     """
     ranges = RangeObserver()
     with SegmentLoop(model_path, config, token_windows, constants=constants) as loop:

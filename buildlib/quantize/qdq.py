@@ -62,7 +62,7 @@ def quantize_weights(model_path: Path, folder: Path, encodings: Encodings | None
 
     Raises:
         EncodingsError: as `apply_encodings` does.
-        ModelFileError: the part is no sound model.
+        ModelFileError: the part is not a sound model.
     """
     if encodings is None:
         encodings = load_encodings(model_path.with_suffix(ENCODINGS_SUFFIX))

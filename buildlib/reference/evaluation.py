@@ -121,7 +121,7 @@ def record_float(
 
     Raises:
         CalibrationError: there are no tokens, or one lies outside the vocabulary.
-        ModelFileError: the file is no model that can run.
+        ModelFileError: the file is not a model that can run.
         PromptTooLongError: a window does not fit into the context.
     """
     reference = FloatLogits(windows, config)

@@ -25,7 +25,7 @@ def onnx_perplexity(
 
     Raises:
         PromptTooLongError: a window does not fit into the context.
-        ModelFileError: a file is no model that can run.
+        ModelFileError: a file is not a model that can run.
     """
     runners = {ar: [OnnxRunner(path) for path in paths] for ar, paths in chains.items()}
     with HostLoop(runners, config) as loop:

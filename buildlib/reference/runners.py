@@ -129,7 +129,7 @@ class OnnxRunner:
             then stay pages of their files, which the system can drop, and loading takes no time.
 
     Raises:
-        ModelFileError: the file is no model that can run.
+        ModelFileError: the file is not a model that can run.
     """
 
     def __init__(self, path: Path, *, n_threads: int = 0, plain: bool = False) -> None:

@@ -267,7 +267,7 @@ def _check_file(path: Path, key: str) -> None:
 
 
 def _check_draft_folder(folder: Path) -> None:
-    reason = f"{folder} is no folder: a draft is built, or trained, before"
+    reason = f"{folder} is not a folder: a draft is built, or trained, before"
     _require(folder.is_dir(), "draft_container", reason)
 
 

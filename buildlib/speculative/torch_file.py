@@ -46,7 +46,7 @@ def read_torch_file(path: Path) -> dict[str, npt.NDArray[np.float32]]:
     except OSError as error:
         raise InputFileError(str(path), error.strerror or "it cannot be read") from error
     except Exception as error:  # pickle and zipfile raise many kinds
-        raise InputFileError(str(path), f"it is no file of torch.save ({error})") from error
+        raise InputFileError(str(path), f"it is not a file of torch.save ({error})") from error
     if not isinstance(found, dict) or not all(
         isinstance(name, str) and isinstance(value, np.ndarray) for name, value in found.items()
     ):

@@ -242,7 +242,7 @@ def _named(entry: object) -> list[HtpGraphConfig]:
         return [validated(HtpGraphConfig, entry)]
     names = entry["graph_names"]
     if not _is_array(names) or not all(isinstance(name, str) for name in names):
-        raise InvalidOptionError("graphs.graph_names", f"{names!r} is no list of names", ())
+        raise InvalidOptionError("graphs.graph_names", f"{names!r} is not a list of names", ())
     options = {key: value for key, value in entry.items() if key != "graph_names"}
     return [validated(HtpGraphConfig, {**options, "name": name}) for name in names]
 

@@ -87,7 +87,7 @@ def verify_outputs(
 
     Raises:
         CalibrationError: a token lies outside the vocabulary, or there is none.
-        ModelFileError: a file is no model that can run.
+        ModelFileError: a file is not a model that can run.
         RunnerDiedError: the emulator failed.
     """
     verification = _Verification(models, emulator, options or VerifyOptions(), on_comparison)

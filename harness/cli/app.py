@@ -175,7 +175,7 @@ def _usage_line(error: Any) -> str:  # noqa: ANN401 - typer exports no type for 
     said = re.sub(r"'[A-Z_]+\.\.\.'", lambda several: several[0].lower(), said)  # as of others
     said = f"{said[:1].lower()}{said[1:]}".rstrip(".").replace(". Did you", ": did you")
     path = error.ctx.command_path if getattr(error, "ctx", None) else "qnnfarm"
-    said += f"{'' if said.endswith('?') else ';'} `{path} -h` shows what it takes"
+    said += f"{'' if said.endswith('?') else ';'} `{path} -h` shows the usage"
     return f"qnnfarm: {one_line(said, _LONGEST_LINE)}\n"
 
 

@@ -79,7 +79,8 @@ def read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise WrongUseError(f"cannot read the text {path}: {error}") from error
+        said = "it is not UTF-8" if isinstance(error, UnicodeError) else error.strerror
+        raise WrongUseError(f"cannot read the text {path}: {said}") from error
 
 
 @contextmanager

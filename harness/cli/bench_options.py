@@ -128,7 +128,7 @@ class QualityOptions:
             return {}
         bound = parse_bound(self.max_perplexity)
         if self.reference is not None and not self.reference.is_dir():
-            raise WrongUseError(f"--reference: {self.reference} is no folder of a checkpoint")
+            raise WrongUseError(f"--reference: {self.reference} is not a folder of a checkpoint")
         found = {
             "max_perplexity": str(bound) if bound.relative else bound.limit,
             "perplexity_text": None if self.text is None else str(self.text.absolute()),
@@ -246,7 +246,7 @@ def _window(text: str) -> tuple[float, float]:
     match = re.fullmatch(r"([0-9]{1,3})-([0-9]{1,3})", text)
     low, high = (int(match[1]), int(match[2])) if match else (1, 0)
     if not 0 <= low < high <= 100:
-        raise WrongUseError(f"{text[:20]!r} is no window of charge in percent: as in 20-80")
+        raise WrongUseError(f"{text[:20]!r} is not a window of charge in percent: as in 20-80")
     return float(low), float(high)
 
 

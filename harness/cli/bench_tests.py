@@ -127,7 +127,9 @@ def _numbers(option: str, texts: Sequence[str] | None) -> tuple[int, ...]:
     words = [word for text in texts or () for word in text.split(",")]
     strange = next((word for word in words if not re.fullmatch(r"[0-9]{1,7}", word.strip())), None)
     if strange is not None:
-        raise WrongUseError(f"{option}: {strange[:20]!r} is no number of tokens: as in 64,128")
+        raise WrongUseError(
+            f"{option}: {strange[:20]!r} is not a number of tokens such as 64, or 64,128"
+        )
     return tuple(dict.fromkeys(map(int, words)))
 
 

@@ -298,7 +298,7 @@ def _refuse_unwritable(folder: Path) -> None:
 
 
 class StageProgress:
-    """A progress bar over a build's stages on stderr; a line a stage where that is no terminal."""
+    """A progress bar over a build's stages on stderr; lines where it is no terminal."""
 
     def __init__(self, title: str) -> None:
         self._progress = progress(

@@ -88,5 +88,5 @@ def parse_tokens(text: str) -> tuple[int, ...]:
             ) from error
     strange = next((word for word in words if not word.isdigit() or len(word) > 9), None)
     if strange is not None or not words:
-        raise WrongUseError(f"--tokens: {(strange or text)[:20]!r} is no token id")
+        raise WrongUseError(f"--tokens: {(strange or text)[:20]!r} is not a token id")
     return tuple(int(word) for word in words)

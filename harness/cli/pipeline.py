@@ -318,7 +318,7 @@ def _ranking() -> "Iterator[Callable[[int, int], None]]":
 
 
 class StageBar:
-    """A progress bar over a pipeline's stages on stderr; a line a stage where that is no terminal.
+    """A progress bar over a pipeline's stages on stderr; lines where it is no terminal.
 
     Args:
         level: `debug` tells every step, `info` every stage, the others none.

@@ -23,7 +23,7 @@ def deploy_progress(device: str) -> Iterator["OnProgress"]:
     """Show one deployment to `device`; gives its `on_progress`.
 
     The bar appears with the first pushed byte, says when the device hashes, and goes away at the
-    end. There is none where stderr is no terminal.
+    end. There is none where stderr is not a terminal.
     """
     device = visible(device)
     with progress(

@@ -32,7 +32,7 @@ def stat_local(path: Path) -> os.stat_result:
     except (OSError, ValueError) as error:
         raise HostFileError(str(path), _reason(error)) from None
     if not stat_bits.S_ISREG(stat.st_mode):
-        raise HostFileError(str(path), "it is no regular file")
+        raise HostFileError(str(path), "it is not a regular file")
     return stat
 
 

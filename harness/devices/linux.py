@@ -40,7 +40,7 @@ class SftpFiles:
         mode = self._mode(path)
         if mode is not None:
             if not stat_bits.S_ISDIR(mode):
-                raise NotADirectoryError(errno.ENOTDIR, f"{path} is no folder")
+                raise NotADirectoryError(errno.ENOTDIR, f"{path} is not a folder")
             return
         parent = os.path.dirname(path.rstrip("/"))  # noqa: PTH120 - a path of the device
         if parent and parent != path:
@@ -64,7 +64,7 @@ class SftpFiles:
         """See `Files`."""
         found = self._client.stat(_encode(path))
         if found.st_mode is None or not stat_bits.S_ISREG(found.st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file")
+            raise OSError(errno.EINVAL, "it is not a regular file")
         total = 0
         with self._client.open(_encode(path), "rb") as file:
             file.MAX_REQUEST_SIZE = _REQUEST

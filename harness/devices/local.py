@@ -50,7 +50,7 @@ class HereFiles:
         number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(number, "rb") as file:
             if not stat_bits.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise OSError(errno.EINVAL, "it is no regular file")
+                raise OSError(errno.EINVAL, "it is not a regular file")
             while piece := file.read(CHUNK):
                 self._deadline.remaining()
                 sink.write(piece)

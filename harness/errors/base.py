@@ -136,7 +136,7 @@ class RecipeError(PipelineError, ValueError):
     """A recipe, or a stage's configuration, that cannot be used.
 
     Attributes:
-        path: of the file; empty for a recipe that is no file.
+        path: of the file; empty for a recipe that is not a file.
         key: e.g. `stages.quantization.recipe_name`; empty for the whole recipe.
         line: of the file, counted from 1; `None` where there is none.
     """
@@ -168,7 +168,7 @@ class ManifestError(PipelineError):
 
 
 class ModelHubError(PipelineError):
-    """A model that is no folder here cannot be had from the Hugging Face hub."""
+    """A model that is not a folder here cannot be had from the Hugging Face hub."""
 
     model: str
     reason: str

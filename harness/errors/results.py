@@ -15,12 +15,12 @@ class MissingStoreError(StoreError):
 
 
 class NotAStoreError(StoreError):
-    """A file that is no results database, or a damaged one."""
+    """A file that is not a results database, or a damaged one."""
 
     ends_plan = True
     location: str
     reason: str
-    template = "{location} is no results database: {reason}"
+    template = "{location} is not a results database: {reason}"
 
 
 class NewerSchemaError(StoreError):

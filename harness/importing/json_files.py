@@ -51,7 +51,7 @@ def read_entries(text: str) -> Iterator[tuple[int, Entry]]:
         except RecursionError as error:
             raise UnreadableError(line, "it is nested too deep") from error
         if not isinstance(entry, dict):
-            raise UnreadableError(line, "it is no object")
+            raise UnreadableError(line, "it is not an object")
         yield line, entry
         position = _skip(text, position, "," if in_array else "")
     if in_array and position >= len(text):
@@ -150,13 +150,13 @@ def _reason(error: Exception) -> str:
 def _list(entry: Entry, key: str) -> Sequence[object]:
     values = entry[key]
     if not isinstance(values, list) or not values:
-        raise ValueError(f"{key} is no list of numbers")
+        raise ValueError(f"{key} is not a list of numbers")
     return values
 
 
 def _number(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{str(value)[:40]!r} is no number")
+        raise ValueError(f"{str(value)[:40]!r} is not a number")
     return float(value)
 
 

@@ -88,7 +88,7 @@ def read_dataset(metric: MetricConfig, folders: tuple[Path, ...]) -> str:
     """Read the text of a metric from the first folder that has it.
 
     Raises:
-        RecipeError: none has, or it is no readable text.
+        RecipeError: none has, or it is not a readable text.
     """
     key = "evaluator_config.metrics.dataset"
     path = next((p for f in folders if (p := f / metric.dataset).is_file()), None)

@@ -134,7 +134,7 @@ class LLMPipeline:
 
         Raises:
             RecipeError: neither names a model.
-            ModelHubError: it is no folder, and cannot be had from the hub.
+            ModelHubError: it is not a folder, and cannot be had from the hub.
         """
         self.config = config
         self.stages = StageConfigs(config.configs)
@@ -172,7 +172,7 @@ class LLMPipeline:
 
         Raises:
             RecipeError: names file, line and key of what is wrong.
-            ModelHubError: the model is no folder, and cannot be had from the hub.
+            ModelHubError: the model is not a folder, and cannot be had from the hub.
         """
         read = recipe or {}
         if isinstance(read, str | PathLike):

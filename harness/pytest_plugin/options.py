@@ -240,7 +240,7 @@ def _db(text: str, base: Path) -> str | None:
 
 def _whole(text: str) -> int:
     if not _SESSIONS.fullmatch(text):
-        raise pytest.UsageError(f"--repeat: {text!r} is no number of sessions from 1 to 99999")
+        raise pytest.UsageError(f"--repeat: {text!r} is not a number of sessions from 1 to 99999")
     return int(text)
 
 
@@ -250,7 +250,7 @@ def _seconds(text: str) -> float | None:
     except ValueError:
         seconds = math.nan
     if not 0 <= seconds < math.inf:
-        raise pytest.UsageError(f"qnnfarm_lease_timeout: {text!r} is no number of seconds")
+        raise pytest.UsageError(f"qnnfarm_lease_timeout: {text!r} is not a number of seconds")
     return seconds or None
 
 

@@ -155,7 +155,7 @@ def _end_of(date: str) -> datetime:
 def _known(heads: Sequence[RunHead]) -> str:
     """Say what the store has instead, for the error."""
     if not heads:
-        return "it has no runs but those that are judged"
+        return "all its runs are among those to judge"
     branches = sorted({head.branch for head in heads if head.branch})
     newest = [point.name for point, _ in zip(find_nights(heads), range(_SHOWN), strict=False)]
     words = f"the branches {', '.join(branches[:_SHOWN])} and " if branches else ""

@@ -120,7 +120,7 @@ def open_database(
 
     Raises:
         MissingStoreError: there is no such file, and `create` is off.
-        NotAStoreError: the file is no database.
+        NotAStoreError: the file is not a database.
         StoreUnavailableError: the URL, its driver, the folder or the server cannot be used.
     """
     __tracebackhide__ = True  # pytest would show the location, and so its password
@@ -144,7 +144,7 @@ def exists(location: str | Path) -> bool:
     """Return whether there is a database to open; for a server, only opening it will tell.
 
     Raises:
-        NotAStoreError: the file is no database.
+        NotAStoreError: the file is not a database.
         StoreUnavailableError: there is none, and none can be created there.
     """
     path = database_file(location)

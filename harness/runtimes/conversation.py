@@ -137,7 +137,7 @@ def read_state(folder: Path, container: GenAIContainer) -> Mapping[str, bytes]:
     """Read a state that `write_state` wrote: contents by their names in the run folder.
 
     Raises:
-        WrongUseError: it is no state, or one of another container.
+        WrongUseError: it is not a state, or one of another container.
     """
     try:
         record = json.loads((folder / _STATE_FILE).read_bytes())

@@ -49,7 +49,7 @@ def read_embeddings(path: Path, config: GenieConfig, container: GenAIContainer) 
         raise HostFileError(str(path), error.strerror or str(error)) from error
     if not rows or len(rows) % size:
         raise WrongUseError(
-            f"{path} has {len(rows):,} bytes, which is no number of embeddings of {size:,} bytes"
+            f"{path} has {len(rows):,} bytes, which is not a number of embeddings of {size:,} bytes"
         )
     return rows
 

@@ -47,7 +47,7 @@ def unit_of(channel: str) -> str | None:
 
 
 def parse_value(text: str, wire_unit: str, channel: str, *, page_bytes: int) -> float | None:
-    """Return a value of a channel; `None` for what is no number or cannot be true.
+    """Return a value of a channel; `None` for what is not a number or cannot be true.
 
     Args:
         text: as the file said it.

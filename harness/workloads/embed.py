@@ -165,7 +165,7 @@ def read_lines(path: Path) -> tuple[str, ...]:
     """Read a file of texts, one a line; empty lines are left out.
 
     Raises:
-        HostFileError: it is no readable UTF-8.
+        HostFileError: it is not readable UTF-8.
         WrongUseError: it has no text, or too many.
     """
     try:

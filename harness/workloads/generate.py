@@ -79,7 +79,7 @@ class Generate(DialogSettings, WorkloadModel):
         given = [key for key in _PROMPT_KEYS if getattr(self, key) is not None]
         if len(given) != 1:
             wrong = f"not {' and '.join(given)} together" if given else "none is given"
-            raise ValueError(f"one of {', '.join(_PROMPT_KEYS)} is the prompt: {wrong}")
+            raise ValueError(f"give one of {', '.join(_PROMPT_KEYS)}: {wrong}")
         if self.rewind and not isinstance(self.prompt, tuple):
             raise ValueError("rewind needs several prompts, each of which is a turn")
         if self.embeddings is not None and (self.save or self.restore):
@@ -184,7 +184,7 @@ def read_prompt(session: Session, name: str) -> str:
     """Read a file that holds a prompt.
 
     Raises:
-        HostFileError: it is no readable UTF-8, empty, or too large.
+        HostFileError: it is not readable UTF-8, empty, or too large.
     """
     path = session.resolve(name)
     try:

@@ -125,7 +125,7 @@ def read_tokens(path: Path) -> tuple[int, ...]:
         raise WrongUseError(f"{path} holds no tokens, or too many")
     strange = next((word for word in words if not re.fullmatch(r"[0-9]{1,9}", word)), None)
     if strange is not None:
-        raise WrongUseError(f"{path} holds {strange[:20]!r}, which is no token id")
+        raise WrongUseError(f"{path} holds {strange[:20]!r}, which is not a token id")
     return tuple(int(word) for word in words)
 
 

@@ -130,7 +130,7 @@ def read_text(path: Path) -> str:
     """Read a text to score.
 
     Raises:
-        HostFileError: it is no readable UTF-8.
+        HostFileError: it is not readable UTF-8.
     """
     try:
         return path.read_text(encoding="utf-8")

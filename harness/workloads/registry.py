@@ -27,6 +27,6 @@ def from_json(text: str) -> AnyWorkload:
     """Read a workload from JSON.
 
     Raises:
-        ValueError: it is no workload of a known type.
+        ValueError: it is not a workload of a known type.
     """
     return _ADAPTER.validate_json(text)

@@ -30,9 +30,9 @@ class Whole(BaseModel):
     ("values", "said"),
     [
         ({"parts": [{}, {"bits": 5}]}, "/parts/1/bits: must be 4 or 8, not 5"),
-        ({"parts": [{"bit": 4}]}, "/parts/0/bit: there is no such key: did you mean bits?"),
+        ({"parts": [{"bit": 4}]}, "/parts/0/bit: unknown key: did you mean bits?"),
         ({"parts": [{"n-thread": 4}]},
-         "/parts/0/n-thread: there is no such key: did you mean n-threads?"),
+         "/parts/0/n-thread: unknown key: did you mean n-threads?"),
         ({"parts": [{"n-threads": 7}]}, "/parts/0/n-threads: must be at most 6, not 7"),
         ({"parts": [{"n-threads": "x"}]}, "/parts/0/n-threads: must be a whole number"),
         ({"parts": [{"names": 1}]}, "/parts/0/names: must be a list of texts"),
@@ -41,7 +41,7 @@ class Whole(BaseModel):
         ({"by_name": {"a/b~c": {"bits": "four" * 100}}}, "/by_name/a~1b~0c/bits: must be 4 or 8"),
         ({"label": "a"}, "/label: must have at least 2 characters"),
         ({"label": "A!"}, "/label: must match pattern ^[a-z]+$"),
-        ({"lable": "a"}, "/lable: there is no such key: did you mean label?"),
+        ({"lable": "a"}, "/lable: unknown key: did you mean label?"),
         (3, "must be a mapping of keys"),
     ],
 )  # fmt: skip

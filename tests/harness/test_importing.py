@@ -130,13 +130,13 @@ def damaged(tmp_path: Path, name: str, old: str, new: str) -> Path:
 @pytest.mark.parametrize(
     ("name", "old", "new", "said"),
     [
-        ("llama-bench.jsonl", "119.03", '"fast"', r"line 2: 'fast' is no number"),
+        ("llama-bench.jsonl", "119.03", '"fast"', r"line 2: 'fast' is not a number"),
         ("llama-bench.jsonl", '"n_gen": 0, ', "", r"line 1: it lacks 'n_gen'"),
         ("llama-bench.jsonl", "[500.0, 501.0]", "[-1.0]", r"line 3: total_tokens_per_s cannot"),
         ("llama-bench.json", '"n_prompt": 0,', '"n_prompt": -4,', r"line 51: n_prompt is '-4'"),
         ("llama-bench.json", "\n]", "", r"line \d+: the array does not end"),
         ("genie-profile.json", '"toks/sec"', '"furlongs"', r"line 1: unreadable Genie profile"),
-        ("ai-hub-profile.json", "3700", "null", r"line 1: 'None' is no number"),
+        ("ai-hub-profile.json", "3700", "null", r"line 1: 'None' is not a number"),
         ("qnn-llama-runner.log", '"first_token_ms":', '"x":', r"line 6: the report lacks 'first"),
         ("qnn-llama-runner.log", "1000}", "1000", r"line 6: the report cannot be read"),
         ("etdump.txt", "1.125900", "fast", r"line 6: 'fast' is no average time"),
@@ -155,7 +155,7 @@ def test_what_cannot_be_read_is_refused_by_line(
 def test_the_rest_can_be_imported_without_it(tmp_path: Path) -> None:
     path = damaged(tmp_path, "llama-bench.jsonl", "119.03", '"fast"')
     found = read_runs(path, skip=True)
-    assert (len(found.runs), found.refused) == (2, ((2, "'fast' is no number"),))
+    assert (len(found.runs), found.refused) == (2, ((2, "'fast' is not a number"),))
     path.write_text('{"samples_ts": []}\n')
     with pytest.raises(ImportedFileError, match="line 1"):
         read_runs(path, skip=True)

@@ -57,6 +57,6 @@ class WeightTechnique(Protocol):
             InvalidOptionError: the technique cannot do this model; says why.
             CalibrationError: the text cannot calibrate this model.
             ModelFileError: the model cannot be read or run.
-            PassError: it is no whole model, or more than one value connects two layers.
+            PassError: it is not a whole model, or more than one value connects two layers.
         """
         ...

@@ -104,7 +104,7 @@ class OrtQnnToolchain:
         Raises:
             ToolchainMissingError: the wheel is not usable here.
             UnsupportedOperatorsError: some of the model does not run on the tensor processor.
-            ToolchainError: it is no model, or the converter died.
+            ToolchainError: it is not a model, or the converter died.
         """
         with tempfile.TemporaryDirectory(prefix=f".{dlc.name}.", dir=dlc.parent) as scratch:
             request = ConvertRequest(

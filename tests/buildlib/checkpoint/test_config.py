@@ -197,7 +197,7 @@ def test_a_window_that_is_switched_off_is_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"num_attention_heads": 5}, "hidden_size is no multiple of num_attention_heads"),
+        ({"num_attention_heads": 5}, "hidden_size is not a multiple of num_attention_heads"),
         ({"partial_rotary_factor": 0.2}, "odd number of rotary dimensions"),
         ({"partial_rotary_factor": 0.01}, "odd number of rotary dimensions, or none"),
         ({"partial_rotary_factor": 1.5}, "partial_rotary_factor"),

@@ -83,7 +83,7 @@ def test_greedy_is_read_as_top_k_1_with_a_warning() -> None:
         ('{"version": 1, "seed": 1, "seed": 2}', "'seed' stands twice"),
         ('{"version": 1, "seed": null}', "/seed: must not be null"),
         ('{"seed": 1}', "/version: it is missing"),
-        ('{"version": 1, "top_k": 1}', "/top_k: there is no such key: did you mean top-k"),
+        ('{"version": 1, "top_k": 1}', "/top_k: unknown key: did you mean top-k"),
         ('{"version": 1, "type": "custom"}', "/callback-name: it is missing"),
         ('{"version": 1, "type": "custom", "callback-name": "f", "seed": 1}', "/seed: a sampler"),
     ],

@@ -152,7 +152,7 @@ def test_a_home_folder_is_one(
 
 def test_a_manifest_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "metadata.json")
-    with pytest.raises(ContainerError, match="is no file"):
+    with pytest.raises(ContainerError, match="is not a file"):
         GenAIContainer.load(tmp_path)
 
 

@@ -97,7 +97,7 @@ def bare_erf(model: onnx.ModelProto) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (rename_output, "it is no text encoder"),
+        (rename_output, "it is not a text encoder"),
         (drop_mask, "it has no attention_mask"),
         (compare_mask, "export it with eager attention"),
         (bare_erf, "is no part of a GELU"),

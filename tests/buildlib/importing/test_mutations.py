@@ -74,7 +74,7 @@ def check_mutation(seed: int, name: str) -> str:
                 }
                 | dict(zip([v.name for v in session.get_inputs()][3:], caches, strict=True)),
             )[0]
-        except Exception:  # noqa: BLE001  (the changed export is no model that runs)
+        except Exception:  # noqa: BLE001  (the changed export is not a model that runs)
             return "unrunnable"
         got = _imported_logits(out, ids, tables, caches)
         scale = max(1e-3, float(np.abs(want).max()))

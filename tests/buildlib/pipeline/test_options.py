@@ -133,7 +133,7 @@ def test_configurations_are_judged_before_any_work(
     with pytest.raises(InvalidOptionError, match=r"speculative_config.*LadeBuilderConfig"):
         builder.plan()
     builder.speculative_config = SpdBuilderConfig(draft_container=tmp_path / "none")
-    with pytest.raises(InvalidOptionError, match=r"draft_container.*is no folder"):
+    with pytest.raises(InvalidOptionError, match=r"draft_container.*is not a folder"):
         builder.plan()
     builder.speculative_config = None
     builder.lora_config = LoraBuilderInputConfig(lora_config_path=tmp_path / "none")

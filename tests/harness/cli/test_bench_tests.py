@@ -61,8 +61,8 @@ def test_a_depth_is_before_prompts_and_generations_alike(
     [
         ({"p": ["0"], "n": ["0"]}, "-p 0 -n 0 measures nothing"),
         ({"n": ["0"], "d": ["32"]}, "-d 32 -n 0 measures nothing: a depth is that of -p or -n"),
-        ({"p": ["64;128"]}, "-p: '64;128' is no number of tokens"),
-        ({"n": ["-1"]}, "-n: '-1' is no number"),
+        ({"p": ["64;128"]}, "-p: '64;128' is not a number of tokens"),
+        ({"n": ["-1"]}, "-n: '-1' is not a number"),
         ({"pg": ["64"]}, "-pg: '64' is no pair"),
         ({"pg": ["0,16"]}, "-pg: '0,16' is no pair"),
         ({"p": [",".join(map(str, range(2, 1500)))]}, "1,498 tests are too many"),

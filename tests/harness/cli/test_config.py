@@ -23,7 +23,7 @@ def test_files_of_several_kinds(qnnfarm: Run, tmp_path: Path, tiny_bundle: Path)
     assert bad.returncode == BAD
     dialog, sampler = json.loads(bad.stdout)
     place = f"/{HTP}/pol"
-    hint = "there is no such key: did you mean poll?"
+    hint = "unknown key: did you mean poll?"
     assert dialog["ours"] == {"accepts": False, "faults": [{"pointer": place, "reason": hint}]}
     assert [fault["pointer"] for fault in dialog["genie"]["faults"]] == [place]
     assert sampler["accepted"]

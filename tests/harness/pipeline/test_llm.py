@@ -183,7 +183,7 @@ def test_a_changed_value_is_checked_before_anything_runs(make_recipe: MakeRecipe
         pipe.construct()
     pipe.stages.quantization.recipe_name = "LPBQ_SeqMSE"
     pipe.stages.quantization.technique_kwargs["seqmse"]["num_batchs"] = 30
-    said = r"technique_kwargs.seqmse.num_batchs: there is no such key: did you mean num_batches"
+    said = r"technique_kwargs.seqmse.num_batchs: unknown key: did you mean num_batches"
     with pytest.raises(RecipeError, match=said):
         pipe.construct()
     pipe.stages.quantization.technique_kwargs.clear()

@@ -18,7 +18,7 @@ from tests.harness.pipeline.conftest import MakeRecipe
         ({"recipe_name": "w3a16"}, r"recipe_name: there is no recipe 'w3a16'; there are w8a16, "),
         (
             {"options": {"param_bits": 4}},
-            r"quantization: param_bits: there is no such key: did you mean param_bit",
+            r"quantization: param_bits: unknown key: did you mean param_bit",
         ),
         ({"options": {"act_bitwidth": 12}}, r"act_bitwidth: must be 8 or 16"),
     ],

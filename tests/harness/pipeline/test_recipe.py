@@ -31,7 +31,7 @@ stages:
         (
             ("soc_details:", "soc_detail:"),
             2,
-            "soc_detail: there is no such key: did you mean soc_d",
+            "soc_detail: unknown key: did you mean soc_d",
         ),
         (("SM8750:emulator", "SM9999"), 2, "soc_details: .*SM9999"),
         (("recipe_name", "recipe_nam"), 6, "stages.quantization.recipe_nam: .*mean recipe_name"),
@@ -53,7 +53,7 @@ stages:
         (("stages:", "evaluator_config: {metrics: []}\nstages:"), 3, "metrics: must have 1 or mo"),
         (("stages:", "backend: CPU\nstages:"), 3, "backend: must be 'HTP'"),
         (("stages:", "stages: {}\nstages:"), 4, "stages: the key is given twice"),
-        (("stages:", "stages: ["), 5, "it is no YAML"),
+        (("stages:", "stages: ["), 5, "not valid YAML"),
     ],
 )
 def test_an_error_names_file_line_and_key(
@@ -76,7 +76,7 @@ def test_a_recipe_in_a_program_is_checked_alike() -> None:
         )
     with pytest.raises(RecipeError, match="model_id_or_path: it is missing"):
         LLMPipeline.from_pretrained()
-    with pytest.raises(RecipeError, match="cache_dirs: there is no such key"):
+    with pytest.raises(RecipeError, match="cache_dirs: unknown key"):
         LLMPipeline.from_pretrained(tiny_llama.folder(), cache_dirs="x")
 
 

@@ -175,7 +175,7 @@ def test_a_model_that_ones_own_stage_made_is_imported(tmp_path: Path) -> None:
 
 
 def test_a_stages_keys_are_checked_as_all_others(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"count.units: there is no such key: did you mean unit"):
+    with pytest.raises(RecipeError, match=r"count.units: unknown key: did you mean unit"):
         make_pipe(tmp_path, units=2)
 
 

@@ -72,14 +72,14 @@ MINIMAL = "name: x\nworkloads: [{kind: bench}]\n"
     ("text", "key", "reason"),
     [
         ("name: x\n", "workloads", "it is missing"),
-        (MINIMAL + "colour: red\n", "colour", "there is no such key"),
-        (MINIMAL + "devices: [{sco: SM8750}]\n", "devices[0].sco", "there is no such key"),
+        (MINIMAL + "colour: red\n", "colour", "unknown key"),
+        (MINIMAL + "devices: [{sco: SM8750}]\n", "devices[0].sco", "unknown key"),
         (MINIMAL + "devices: [{count: 0}]\n", "devices[0].count", "or must be 'all'"),
         (MINIMAL + "devices: [{tags: a b}]\n", "devices[0].tags", "must be a list of texts"),
         (MINIMAL + "retries: {device: -1}\n", "retries.device", "must be at least 0"),
         (MINIMAL + "timeouts: {cell_s: .inf}\n", "timeouts.cell_s", "finite"),
         (MINIMAL + "conditions: {max_temp_c: 900}\n", "conditions", "900 is not between"),
-        (MINIMAL + "conditions: {warm: true}\n", "conditions.warm", "there is no such key"),
+        (MINIMAL + "conditions: {warm: true}\n", "conditions.warm", "unknown key"),
         (MINIMAL + "exclude: [{}]\n", "exclude[0]", "name a container"),
         ("name: x\nworkloads: [{kind: bench}, {kind: bench, new_tokens: 0}]\n",
          "workloads[1].new_tokens", "must be at least 1"),
@@ -99,17 +99,17 @@ MINIMAL = "name: x\nworkloads: [{kind: bench}]\n"
         ("name: x\nworkloads: [{kind: command, comand: [ls]}]\n",
          "workloads[0].command", "it is missing; line 2, workloads[0].comand: there is no such"),
         ("name: x\nworkloads: [{kind: generate, prompt: x, new_tokens: 4}]\n",
-         "workloads[0].new_tokens", "there is no such key"),
+         "workloads[0].new_tokens", "unknown key"),
         ("name: x\nworkloads: [{kind: generate}]\n",
-         "workloads[0]", "one of prompt, prompt_file, tokens, embeddings is the prompt: none is"),
+         "workloads[0]", "give one of prompt, prompt_file, tokens, embeddings: none is"),
         ("name: x\nworkloads: [{kind: bench, lora: {red: 1, blue: 1}}]\n",
          "workloads[0].lora", "2 adapters: Genie applies one at a time"),
-        (MINIMAL + "devices: [\n", "", "it is no YAML: "),
+        (MINIMAL + "devices: [\n", "", "not valid YAML: "),
         (MINIMAL + "colour: red\ndb: 3\n",
-         "db", "must be a text; line 3, colour: there is no such key"),
+         "db", "must be a text; line 3, colour: unknown key"),
         ("- a\n- b\n", "", "no mapping of keys"),
-        ("name: [\n", "", "it is no YAML"),
-        ("!!python/object/apply:os.system [ls]\n", "", "it is no YAML"),
+        ("name: [\n", "", "not valid YAML"),
+        ("!!python/object/apply:os.system [ls]\n", "", "not valid YAML"),
         ("[" * 5000, "", "nested too deeply"),
         ("", "name", "it is missing; workloads: it is missing"),
     ],
@@ -138,7 +138,7 @@ def test_labels_are_short_texts_of_the_user(tmp_path: Path) -> None:
 def test_the_line_of_a_mistake_is_named(tmp_path: Path) -> None:
     with pytest.raises(PlanFileError, match=r"plan\.yaml, line 3, name: the key is given twice"):
         load(tmp_path, MINIMAL + "name: y\n")
-    with pytest.raises(PlanFileError, match=r"plan\.yaml, line 4: it is no YAML: "):
+    with pytest.raises(PlanFileError, match=r"plan\.yaml, line 4: not valid YAML: "):
         load(tmp_path, MINIMAL + "devices: [\n")
 
 

@@ -261,7 +261,7 @@ def test_a_plan_that_cannot_be_used_is_refused_before_anything_runs(
     assert refused(quick, "--pool", file) == missing_pool
     (tmp_path / "pool.yaml").write_text("device: []\n")
     assert refused(quick, "--pool", file) == (
-        f"qnnfarm: {file}, line 1, device: there is no such key: did you mean devices?"
+        f"qnnfarm: {file}, line 1, device: unknown key: did you mean devices?"
     )
     long = {
         "containers": [{"path": str(small_bundle)}],

@@ -97,7 +97,7 @@ def test_an_empty_file_is_all_devices_of_the_adb_server() -> None:
             "devices[1]",
             "two devices are named b",
         ),
-        ("lease: {ttl: 3}\nhost: {}", 1, "lease.ttl", "; line 2, host: there is no such key"),
+        ("lease: {ttl: 3}\nhost: {}", 1, "lease.ttl", "; line 2, host: unknown key"),
         ("recovery:\n  steps: [reboot, reboot]", 2, "recovery.steps", "twice"),
         ("recovery:\n  steps: [burn]", 2, "recovery.steps[0]", "reconnect"),
         ("adb_server: {ours: true}\nadb_server: {ours: false}", 2, "adb_server", "twice"),
