@@ -14,7 +14,6 @@ from harness.cli.arguments import (
     PoolFile,
     TraceFile,
     Wait,
-    writing_trace,
 )
 from harness.cli.bench_options import (
     Charge,
@@ -43,6 +42,7 @@ from harness.cli.dialog_options import (
     TopP,
     dialog_fields,
 )
+from harness.cli.recorded_session import writing_trace
 from harness.console import EMULATOR, Row, answers, print_json, print_remark, print_rows, print_text
 from harness.errors import HarnessError, WrongUseError
 from harness.words import pluralize

@@ -15,11 +15,9 @@ from harness.cli.arguments import (
     PoolFile,
     TraceFile,
     Wait,
-    scratch_store,
-    showing_log,
-    writing_trace,
 )
-from harness.console import answers, print_json, print_remark
+from harness.cli.recorded_session import open_recorded_session
+from harness.console import EMULATOR, answers, print_json, print_remark
 from harness.errors import WrongUseError
 
 if TYPE_CHECKING:
@@ -82,10 +80,6 @@ def embed(
 
     Exits 1 where a cosine is below `--min-cosine`.
     """
-    from harness.cli.device_lease import open_session
-    from harness.results.lazy_store import LazyResultsStore
-    from harness.results.records import new_run_id
-    from harness.workloads.base import UNRECORDED, Recording
     from harness.workloads.embed import Embed
 
     workload = Embed.of(
@@ -95,23 +89,17 @@ def embed(
         per_token=per_token,
     )
     _check_output(output, len(workload.texts or ()), per_token=per_token)
-    group_id = new_run_id()
-    with (
-        LazyResultsStore(db) if db is not None else scratch_store(trace) as store,
-        writing_trace(trace, store, [group_id]),
-        open_session(
-            container_dir,
-            device,
-            pool,
-            command="embed",
-            embeds=True,
-            wait_s=wait,
-            log_level=log_level,
-            trace=trace is not None,
-        ) as session,
-        showing_log(session, log_level),
-    ):
-        recording = UNRECORDED if store is None else Recording(store.open, group_id)
+    with open_recorded_session(
+        container_dir,
+        device,
+        pool,
+        command="embed",
+        db=db,
+        embeds=True,
+        wait_s=wait,
+        log_level=log_level,
+        trace=trace,
+    ) as (session, recording):
         found = workload.run(session, recording).output
         longest = session.container.embedding_config.context_length
     for text, tokens in zip(found.texts, found.tokens, strict=True):
@@ -210,4 +198,4 @@ def _show(found: "Embeddings", session: "Session") -> None:
         f"{session.device_label}: {pluralize(len(seconds), 'text')}, {mean:.1f} ms each{least}"
     )
     if session.properties.emulator:
-        print_remark("emulator speed says nothing about hardware speed")
+        print_remark(EMULATOR)

@@ -16,9 +16,6 @@ from harness.cli.arguments import (
     PoolFile,
     TraceFile,
     Wait,
-    scratch_store,
-    showing_log,
-    writing_trace,
 )
 from harness.cli.dialog_options import (
     GenieConfigFile,
@@ -31,7 +28,8 @@ from harness.cli.dialog_options import (
     dialog_fields,
     parse_tokens,
 )
-from harness.console import print_json, print_remark, print_text
+from harness.cli.recorded_session import open_recorded_session
+from harness.console import EMULATOR, print_json, print_remark, print_text
 from harness.errors import WrongUseError
 
 if TYPE_CHECKING:
@@ -94,9 +92,6 @@ def generate(
     json: Json = False,
 ) -> None:
     """Generate text on a device and print its speed; greedily, unless sampling is asked for."""
-    from harness.cli.device_lease import open_session
-    from harness.results.records import new_run_id
-    from harness.workloads.base import UNRECORDED, Recording
     from harness.workloads.generate import Generate
 
     texts = list(prompt or ())
@@ -104,6 +99,8 @@ def generate(
         texts, prompt_file = [*texts, _read_stdin()], None
     for text in texts:
         _check_text(text)
+    if not texts and prompt_file is None and tokens is None and embeddings is None:
+        raise WrongUseError("give a prompt: --prompt, --prompt-file, --tokens or --embeddings")
     workload = Generate.of(
         prompt=texts[0] if len(texts) == 1 else tuple(texts) or None,
         prompt_file=None if prompt_file is None else str(Path(prompt_file).absolute()),
@@ -115,23 +112,16 @@ def generate(
         restore=None if restore is None else str(restore.absolute()),
         **dialog_fields(temp, top_k, top_p, seed, stop, lora, genie_config),
     )
-    group_id = new_run_id()
-    with (
-        scratch_store(trace) as store,
-        writing_trace(trace, store, [group_id]),
-        open_session(
-            container_dir,
-            device,
-            pool,
-            command="generate",
-            wait_s=wait,
-            log_level=log_level,
-            trace=bool(trace),
-        ) as session,
-        showing_log(session, log_level),
-    ):
+    with open_recorded_session(
+        container_dir,
+        device,
+        pool,
+        command="generate",
+        wait_s=wait,
+        log_level=log_level,
+        trace=trace,
+    ) as (session, recording):
         workload.check(session.container)
-        recording = Recording(store.open, group_id) if store else UNRECORDED
         result = workload.run(session, recording).output
     if json:
         print_json({**session.device_fields, **_document(texts, result)})
@@ -186,4 +176,4 @@ def _show(result: "GenerationResult", session: "Session") -> None:
         labels = ", ".join(METRICS[key].label.lower() for key in METRICS if key in result.clocked)
         print_remark(f"Genie's profile lacks {labels}: by the clock of the token callback")
     if session.properties.emulator:
-        print_remark("emulator speed says nothing about hardware speed")
+        print_remark(EMULATOR)

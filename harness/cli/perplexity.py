@@ -1,7 +1,6 @@
 """`qnnfarm perplexity`: scores a text on a device with Genie's accuracy API."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -18,17 +17,17 @@ from harness.cli.arguments import (
     TraceFile,
     Wait,
     read_text,
-    scratch_store,
-    showing_log,
-    writing_trace,
 )
 from harness.cli.dialog_options import LoraAdapter
+from harness.cli.recorded_session import open_recorded_session
 from harness.console import answers, print_json, print_remark
 from harness.errors import WrongUseError
 from harness.exit_codes import BAD
 from harness.words import pluralize
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from harness.runtimes.base import LogLevel as LogLevelName
     from harness.runtimes.base import ModelRole, PerplexityResult
     from harness.workloads.base import Recording
@@ -138,32 +137,18 @@ class _Where:
     log_level: "LogLevelName | None"
     trace: Path | None
 
-    @contextmanager
-    def open(self) -> "Iterator[tuple[Session, Recording]]":
+    def open(self) -> "AbstractContextManager[tuple[Session, Recording]]":
         """Open the session and the recording of its run."""
-        from harness.cli.device_lease import open_session
-        from harness.results.lazy_store import LazyResultsStore
-        from harness.results.records import new_run_id
-        from harness.workloads.base import UNRECORDED, Recording
-
-        group_id = new_run_id()
-        with (
-            LazyResultsStore(self.db)
-            if self.db is not None
-            else scratch_store(self.trace) as store,
-            writing_trace(self.trace, store, [group_id]),
-            open_session(
-                self.container_dir,
-                self.device,
-                self.pool,
-                command="perplexity",
-                wait_s=self.wait,
-                log_level=self.log_level,
-                trace=self.trace is not None,
-            ) as session,
-            showing_log(session, self.log_level),
-        ):
-            yield session, UNRECORDED if store is None else Recording(store.open, group_id)
+        return open_recorded_session(
+            self.container_dir,
+            self.device,
+            self.pool,
+            command="perplexity",
+            db=self.db,
+            wait_s=self.wait,
+            log_level=self.log_level,
+            trace=self.trace,
+        )
 
 
 def _score(

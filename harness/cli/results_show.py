@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli.arguments import Json, TraceFile
+from harness.cli.recorded_session import save_trace
 from harness.console import (
     EMULATOR,
     Row,
@@ -51,7 +52,6 @@ def show(
     Of a group, as the sessions of a benchmark or both sides of a comparison, it shows all runs.
     """
     from harness.results.store import ResultsStore
-    from harness.results.timeline import write_trace
 
     with ResultsStore.open(db, create=False) as store:
         runs = store.find_runs(run)
@@ -60,8 +60,7 @@ def show(
             for run_id, kept in artifacts.items():
                 _save(store, kept, save / run_id)
         if trace is not None:
-            write_trace(store, runs, trace)
-            print_remark(f"wrote {trace}: open it in ui.perfetto.dev")
+            save_trace(store, runs, trace)
     if json:
         print_json(
             [

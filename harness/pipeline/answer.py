@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from buildlib.container.container import GenAIContainer
-from harness.console import print_remark, print_text
+from harness.console import EMULATOR, print_remark, print_text
 from harness.devices.devices import Devices
 from harness.devices.spec import DeviceSpec
 from harness.pipeline.host_model import HostModel
@@ -44,7 +44,7 @@ class GenerationAnswer:
         ]
         print_remark(f"{self.where}{': ' if shown else ''}{', '.join(shown)}")
         if self.emulator:
-            print_remark("emulator speed says nothing about hardware speed")
+            print_remark(EMULATOR)
 
 
 @contextmanager

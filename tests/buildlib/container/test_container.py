@@ -248,6 +248,11 @@ def test_what_is_no_manifest_is_refused(text: str | None, said: str, tmp_path: P
     assert "\n" not in str(caught.value)
 
 
+def test_a_folder_that_is_missing_is_told_as_one(tmp_path: Path) -> None:
+    with pytest.raises(ContainerError, match="there is no such folder"):
+        GenAIContainer.load(tmp_path / "none")
+
+
 def edit(container: GenAIContainer, change: Callable[[dict[str, object]], None]) -> None:
     path = container.path / "metadata.json"
     values = json.loads(path.read_text())

@@ -186,7 +186,7 @@ Q_PROJ = "model.model.layers.0.self_attn.q_proj_sha.0.weight"
             "config.json",
             in_config(num_key_value_heads=3),
             CheckpointError,
-            "no multiple of num_key",
+            "not a multiple of num_key",
         ),
         ("config.json", in_config(num_hidden_layers=3), CheckpointError, "3, the ONNX model has 2"),
         (

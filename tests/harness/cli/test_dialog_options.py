@@ -70,7 +70,7 @@ def test_workloads_with_settings_go_to_json_and_back() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "give one of prompt, prompt_file, tokens, embeddings: none is given"),
+        ([], "give a prompt: --prompt, --prompt-file, --tokens or --embeddings"),
         (["--prompt", "a", "--tokens", "1"], "not prompt and tokens together"),
         (["--prompt", "a", "--rewind"], "rewind needs several prompts"),
         (["--prompt", "a", "--temp", "-1"], "temp"),

@@ -112,7 +112,7 @@ def test_telemetry_alone(fill: Callable[[], Path], tmp_path: Path) -> None:
     [
         (["ls"], "no results database"),
         (["prune", "--older-than", "90d"], "no results database"),
-        (["prune", "--older-than", "soon"], "no time span"),
+        (["prune", "--older-than", "soon"], "not a time span"),
         (["prune", "--older-than", "9999999d"], "nothing can be that old"),
         (["prune"], "--older-than"),
     ],

@@ -60,7 +60,7 @@ def test_generate_gives_one_text_on_the_host_and_on_the_device(
     printed = capsys.readouterr()
     assert printed.out == on_device.text + "\n"
     assert virtual_device.serial in printed.err
-    assert "emulator speed says nothing" in printed.err
+    assert "its speed says nothing" in printed.err
 
 
 def test_the_container_is_the_builders_own(built: LLMPipeline, tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ stages:
         (
             ("{}", "{model_config_overrides: {ar: 1}}"),
             4,
-            "model_config_overrides: /ar: there is no",
+            "model_config_overrides: /ar: unknown key",
         ),
         (("{}", "3"), 4, "stages.model_loader: must be a mapping"),
         (("stages:", "checkpoint: builder\nstages:"), 3, "checkpoint: 'builder' is none of its st"),

@@ -97,7 +97,7 @@ MINIMAL = "name: x\nworkloads: [{kind: bench}]\n"
         (MINIMAL + "devices: [{count: 1, count: 2}]\n", "devices[0].count", "given twice"),
         (MINIMAL + "devices: [{[a]: 2}]\n", "devices[0]", "cannot be a key"),
         ("name: x\nworkloads: [{kind: command, comand: [ls]}]\n",
-         "workloads[0].command", "it is missing; line 2, workloads[0].comand: there is no such"),
+         "workloads[0].command", "it is missing; line 2, workloads[0].comand: unknown key"),
         ("name: x\nworkloads: [{kind: generate, prompt: x, new_tokens: 4}]\n",
          "workloads[0].new_tokens", "unknown key"),
         ("name: x\nworkloads: [{kind: generate}]\n",

@@ -61,7 +61,7 @@ def test_an_empty_file_is_all_devices_of_the_adb_server() -> None:
         ("devices: []", 1, "devices", "name a device"),
         ("devices:\n  - {discover: adb, name: x}", 2, "devices[0]", "of their own"),
         ("devices:\n  - {name: x}", 2, "devices[0]", "either"),
-        ("\nleases: {}", 2, "leases", "no such key"),
+        ("\nleases: {}", 2, "leases", "unknown key"),
         ("lease:\n  ttl_s: -1", 2, "lease.ttl_s", "at least 1"),
         ("lease:\n  ttl_s: .nan", 2, "lease.ttl_s", "finite|greater"),
         ("recovery: {power_cycle: rm -rf /}", 1, "recovery.power_cycle", "must be a list of texts"),

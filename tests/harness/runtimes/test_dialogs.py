@@ -256,7 +256,7 @@ def test_embeddings_answer_as_their_tokens_do(session: Session, tmp_path: Path) 
         assert result.text == expected, name
         assert result.metrics["prompt_tokens"] == len(prompt)
     (tmp_path / "half.raw").write_bytes(b"\0" * 81)
-    with pytest.raises(WrongUseError, match="no number of embeddings of 80 bytes"):
+    with pytest.raises(WrongUseError, match="not a number of embeddings of 80 bytes"):
         Generate.of(embeddings=str(tmp_path / "half.raw")).run(session)
 
 

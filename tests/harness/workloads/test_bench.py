@@ -58,7 +58,7 @@ def test_reference_tokens_come_from_their_file(tmp_path: Path) -> None:
     assert (bench.reference_tokens, bench.max_perplexity) == (str(path), 20.0)
     assert bench.warmup == "auto"
     path.write_text("[5, x]")
-    with pytest.raises(WrongUseError, match="no token id"):
+    with pytest.raises(WrongUseError, match="not a token id"):
         bench_workload(64, 16, 3, None, 3, path, QualityOptions(None, None, None, None))
 
 

@@ -1,0 +1,144 @@
+"""Recordings of what commands run: results, traces and the library's log."""
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.console import print_remark
+from harness.errors import HarnessError, WrongUseError
+
+if TYPE_CHECKING:
+    from harness.results.lazy_store import LazyResultsStore
+    from harness.results.records import Run
+    from harness.results.store import ResultsStore
+    from harness.runtimes.base import LogLevel
+    from harness.workloads.base import Recording
+    from harness.workloads.session import Session
+
+
+@contextmanager
+def open_recorded_session(
+    container_dir: Path,
+    name: str | None,
+    pool: Path | None,
+    *,
+    command: str,
+    db: str | None = None,
+    embeds: bool = False,
+    wait_s: float,
+    log_level: "LogLevel | None",
+    trace: Path | None,
+) -> "Iterator[tuple[Session, Recording]]":
+    """Open a session with what its run is recorded in.
+
+    Args:
+        container_dir, name, pool, command, embeds, wait_s, log_level: see `open_session`.
+        db: results database; None records nothing, or what the trace needs.
+        trace: file to write a trace to; None for none.
+
+    Raises:
+        HarnessError: see `open_session`.
+        WrongUseError: the folder of `trace` does not exist.
+    """
+    from harness.cli.device_lease import open_session
+    from harness.results.lazy_store import LazyResultsStore
+    from harness.results.records import new_run_id
+    from harness.workloads.base import UNRECORDED, Recording
+
+    group_id = new_run_id()
+    with (
+        LazyResultsStore(db) if db is not None else _scratch_store(trace) as store,
+        writing_trace(trace, store, [group_id]),
+        open_session(
+            container_dir,
+            name,
+            pool,
+            command=command,
+            embeds=embeds,
+            wait_s=wait_s,
+            log_level=log_level,
+            trace=trace is not None,
+        ) as session,
+        _showing_log(session, log_level),
+    ):
+        yield session, UNRECORDED if store is None else Recording(store.open, group_id)
+
+
+@contextmanager
+def _scratch_store(trace: Path | None) -> "Iterator[LazyResultsStore | None]":
+    """Make a store for a trace where the user keeps no results; None without a trace."""
+    if trace is None:
+        yield None
+        return
+    from harness.results.lazy_store import LazyResultsStore
+
+    with (
+        tempfile.TemporaryDirectory(prefix="qnnfarm-") as folder,
+        LazyResultsStore(str(Path(folder) / "results.db")) as store,
+    ):
+        yield store
+
+
+@contextmanager
+def _showing_log(session: "Session", log_level: "LogLevel | None") -> Iterator[None]:
+    """Print the log of the session's last process after the block, if a level was asked for."""
+    try:
+        yield
+    finally:
+        if log_level is not None:
+            with suppress(HarnessError):
+                for line in session.runtime.read_log().splitlines():
+                    print_remark(line)
+
+
+@contextmanager
+def writing_trace(
+    trace: Path | None, store: "LazyResultsStore | None", group_ids: Sequence[str]
+) -> Iterator[None]:
+    """Write the trace of what the block stores, also of what fails in it.
+
+    Args:
+        trace: the file; None for none.
+        group_ids: of the runs, once the block has ended.
+
+    Raises:
+        WrongUseError: the file's folder does not exist.
+    """
+    if trace is None or store is None:
+        yield
+        return
+    if not trace.parent.is_dir():
+        raise WrongUseError(f"--trace {trace}: there is no folder {trace.parent}")
+    try:
+        yield
+    except HarnessError as error:
+        try:
+            _write_trace(trace, store, group_ids)
+        except HarnessError as unwritten:
+            error.add_note(f"and there is no trace: {unwritten}")
+        raise
+    _write_trace(trace, store, group_ids)
+
+
+def _write_trace(trace: Path, store: "LazyResultsStore", group_ids: Sequence[str]) -> None:
+    from harness.results.store import RunFilter
+
+    if store.existing is None:
+        return
+    found = [store.existing.list_runs(RunFilter(group_id=group_id)) for group_id in group_ids]
+    runs = sorted((run for group in found for run in group), key=lambda run: run.created_at)
+    save_trace(store.existing, runs, trace)
+
+
+def save_trace(store: "ResultsStore", runs: "Sequence[Run]", trace: Path) -> None:
+    """Write the trace of stored runs, and say where.
+
+    Raises:
+        HostFileError: the file cannot be written.
+    """
+    from harness.results.timeline import write_trace
+
+    write_trace(store, runs, trace)
+    print_remark(f"wrote {trace}: open it in ui.perfetto.dev")
