@@ -1,11 +1,13 @@
 """Write the table of docs/quantization.md: `python3 -m tools.quantization_table`.
 
 Each recipe quantizes the reference model in a process and on a core of its own, and is compared
-with the model in float over held-out text: the changed weights in float, QDQ on the CPU, compiled
-on the emulator. `--jobs N` runs so many at once.
+with the model in float over all held-out text: the changed weights in float, QDQ on the CPU,
+compiled on the emulator. `--jobs N` runs so many at once; `--windows N` takes only so much text.
 """
 
+import argparse
 import json
+import math
 import os
 import resource
 import subprocess
@@ -38,7 +40,8 @@ from suites.models import tiny_llama
 BEGIN, END = "<!-- written by tools/quantization_table.py -->", "<!-- end of the table -->"
 _DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "quantization.md"
 _SHAPE, _TARGET = GraphShape(64, 192), "SM8750:emulator"
-_WINDOW, _WINDOWS = 128, 64
+_WINDOW = 128
+_NEAREST = "w4a16-rtn"
 _ALSO: Mapping[str, Mapping[str, Any]] = {
     "w4a16, `*.down_proj.weight=8`": {
         "recipe": "w4a16",
@@ -47,7 +50,7 @@ _ALSO: Mapping[str, Mapping[str, Any]] = {
 }
 _HEADER = (
     "recipe", "bits", "weights", "CPU time", "memory", "weights in float", "QDQ on the CPU",
-    "emulator", "KL", "top-1",
+    "emulator", "gap closed", "KL", "top-1",
 )  # fmt: skip
 
 
@@ -60,6 +63,7 @@ class Measured:
         seconds: of the processor, on techniques and calibration.
         memory: largest resident set up to the end of calibration, in bytes.
         perplexity: of the changed model in float, as QDQ, and on the emulator.
+        rise, error: of the loss on the emulator over that in float, and its standard error.
         kl: of the emulator from the model in float, in nats.
         top1: part of the positions where both find the same token most probable.
     """
@@ -69,16 +73,15 @@ class Measured:
     seconds: float
     memory: int
     perplexity: tuple[float, float, float]
+    rise: float
+    error: float
     kl: float
     top1: float
 
 
-def measure(options: Mapping[str, Any], folder: Path) -> Measured:
+def measure(options: Mapping[str, Any], windows: int | None, folder: Path) -> Measured:
     """Build the reference model by a recipe, and compare its stages with float."""
     checkpoint = Checkpoint.load(tiny_llama.folder())
-    reference = record_float(
-        export_onnx(checkpoint, _SHAPE, folder / "float"), checkpoint.config, held_out(checkpoint)
-    )
     builder = GenAIBuilderFactory.create(tiny_llama.folder(), cache_root=folder / "cache")
     shapes = {
         "arn_cl_options.auto_regression_number": [1, _SHAPE.ar],
@@ -100,7 +103,8 @@ def measure(options: Mapping[str, Any], folder: Path) -> Measured:
     qdq = outputs.qdq_parts[_SHAPE]
     soc = parse_target(_TARGET).soc.soc_model
     emulator = emulator_chains(outputs.binaries, OrtQnnToolchain(), soc_model=soc, cl=_SHAPE.cl)
-    with reference:
+    exact = export_onnx(checkpoint, _SHAPE, folder / "float")
+    with record_float(exact, checkpoint.config, held_out(checkpoint, windows)) as reference:
         found = [
             _evaluate(checkpoint, {_SHAPE.ar: [OnnxRunner(changed)]}, reference),
             _evaluate(checkpoint, {_SHAPE.ar: [OnnxRunner(path) for path in qdq]}, reference),
@@ -112,17 +116,20 @@ def measure(options: Mapping[str, Any], folder: Path) -> Measured:
         seconds,
         memory,
         (found[0].perplexity, found[1].perplexity, found[2].perplexity),
+        found[2].loss - found[2].loss_float,
+        found[2].error,
         found[2].kl,
         found[2].top1,
     )
 
 
-def held_out(checkpoint: Checkpoint) -> list[list[int]]:
-    """Return windows from all over the held-out text."""
+def held_out(checkpoint: Checkpoint, windows: int | None = None) -> list[list[int]]:
+    """Return all of the held-out text in windows, or so many of them from all over it."""
     tokens = load_tokenizer(checkpoint.tokenizer_path).encode(tiny_llama.heldout_text()).ids
-    last = len(tokens) - _WINDOW
-    starts = [last * index // (_WINDOWS - 1) for index in range(_WINDOWS)]
-    return [tokens[start : start + _WINDOW] for start in starts]
+    starts = range(0, len(tokens) - _WINDOW + 1, _WINDOW)
+    count = min(windows or len(starts), len(starts))
+    chosen = [starts[index * len(starts) // count] for index in range(count)]
+    return [tokens[start : start + _WINDOW] for start in chosen]
 
 
 def _evaluate(
@@ -132,15 +139,26 @@ def _evaluate(
         return evaluate_model(loop, reference)
 
 
-def _row(name: str, options: Mapping[str, Any]) -> list[str]:
-    """Measure a recipe in a process of its own; return the cells of its row."""
-    command = [sys.executable, "-m", "tools.quantization_table", json.dumps(options)]
+def _measured(options: Mapping[str, Any], windows: int | None) -> Measured | str:
+    """Measure a recipe in a process of its own, or return why it is refused."""
+    arguments = [json.dumps(options), *([] if windows is None else [str(windows)])]
+    command = [sys.executable, "-m", "tools.quantization_table", "--one", *arguments]
     env = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=env)
     found = json.loads(done.stdout.splitlines()[-1])
-    if "refused" in found:
-        return [name, f"not for this model: {found['refused']}", *[""] * (len(_HEADER) - 2)]
-    one = Measured(**found)
+    return str(found["refused"]) if "refused" in found else Measured(**found)
+
+
+def _cells(name: str, one: Measured | str, nearest: Measured | None) -> list[str]:
+    """Return the row of a recipe.
+
+    Args:
+        name: of the recipe.
+        one: what it gives, or why it is refused.
+        nearest: rounding to the nearest with the same bits, for the gap.
+    """
+    if isinstance(one, str):
+        return [name, f"not for this model: {one}", *[""] * (len(_HEADER) - 2)]
     return [
         name,
         one.bits,
@@ -148,40 +166,79 @@ def _row(name: str, options: Mapping[str, Any]) -> list[str]:
         f"{one.seconds:.0f} s",
         f"{one.memory / 1e6:.0f} MB",
         *(f"{each:.3f}" for each in one.perplexity),
+        "" if nearest is None or one.bits != nearest.bits else gap_closed(one, nearest),
         f"{one.kl:.4f}",
         f"{one.top1:.1%}",
     ]
 
 
+def gap_closed(one: Measured, nearest: Measured) -> str:
+    """Return the part of the gap to float that a recipe closes, with its standard error.
+
+    The errors of both losses count as independent. They are not, as the text is the same, so the
+    true one is smaller.
+    """
+    left = one.rise / nearest.rise
+    error = math.hypot(one.error, left * nearest.error) / nearest.rise
+    return "0 %" if one == nearest else f"{1 - left:.0%} ± {error:.0%}".replace("%", " %")
+
+
+def _print_one(options: Mapping[str, Any], windows: int | None) -> None:
+    """Measure one recipe and print the result as JSON."""
+    os.sched_setaffinity(0, {os.getpid() % (os.cpu_count() or 1)})
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            print(json.dumps(asdict(measure(options, windows, Path(folder)))))
+        except InvalidOptionError as error:
+            print(json.dumps({"refused": error.reason.partition(",")[0]}))
+
+
 def main() -> None:
-    """Measure all recipes and write the table, or one and print it."""
-    jobs = int(sys.argv[2]) if sys.argv[1:2] == ["--jobs"] else 1
-    if len(sys.argv) == 2:
-        core = os.getpid() % (os.cpu_count() or 1)
-        os.sched_setaffinity(0, {core})
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                print(json.dumps(asdict(measure(json.loads(sys.argv[1]), Path(folder)))))
-            except InvalidOptionError as error:
-                print(json.dumps({"refused": error.reason.partition(",")[0]}))
+    """Measure all recipes and write the table."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--jobs", type=int, default=1, help="recipes to measure at once")
+    parser.add_argument("--windows", type=int, help=f"windows of {_WINDOW} tokens; default: all")
+    parser.add_argument("--one", nargs="+", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.one:
+        _print_one(json.loads(asked.one[0]), int(asked.one[1]) if asked.one[1:] else None)
         return
     recipes = {f"`{name}`": {"recipe": name} for name in RECIPES} | dict(_ALSO)
-    lines = [f"| {' | '.join(_HEADER)} |", f"| {' | '.join('---' for _ in _HEADER)} |"]
-    with ThreadPoolExecutor(jobs) as pool:
-        for cells in pool.map(_row, recipes, recipes.values()):
-            lines.append(f"| {' | '.join(cells)} |")
-            print(lines[-1], flush=True)
+    found: dict[str, Measured | str] = {}
+    with ThreadPoolExecutor(asked.jobs) as pool:
+        results = pool.map(lambda one: _measured(one, asked.windows), recipes.values())
+        for name, one in zip(recipes, results, strict=True):
+            found[name] = one
+            print(" | ".join(_cells(name, one, None)), flush=True)
     checkpoint = Checkpoint.load(tiny_llama.folder())
+    windows = held_out(checkpoint, asked.windows)
     with tempfile.TemporaryDirectory() as folder:
         path = export_onnx(checkpoint, _SHAPE, Path(folder))
-        with record_float(path, checkpoint.config, held_out(checkpoint)) as reference:
+        with record_float(path, checkpoint.config, windows) as reference:
             exact = reference.own().perplexity
-    lines.append(f"| float | | | | | {exact:.3f} | | | | |")
+    write_table(found, exact, sum(map(len, windows)))
+
+
+def write_table(found: Mapping[str, Measured | str], exact: float, n_tokens: int) -> None:
+    """Write the table into the document.
+
+    Args:
+        found: by the name of a recipe.
+        exact: perplexity in float.
+        n_tokens: that were scored.
+    """
+    nearest = found[f"`{_NEAREST}`"]
+    if isinstance(nearest, str):
+        raise SystemExit(f"{_NEAREST} cannot be measured: {nearest}")
+    rows = [list(_HEADER), ["---"] * len(_HEADER)]
+    rows += [_cells(name, one, nearest) for name, one in found.items()]
+    rows.append(["float", "", "", "", "", f"{exact:.3f}", *[""] * (len(_HEADER) - 6)])
+    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    said = f"{n_tokens:,} tokens in windows of {_WINDOW}:"
     text = _DOCUMENT.read_text(encoding="utf-8")
     before, _, rest = text.partition(BEGIN)
     after = rest.partition(END)[2]
-    table = "\n".join(lines)
-    _DOCUMENT.write_text(f"{before}{BEGIN}\n\n{table}\n\n{END}{after}", encoding="utf-8")
+    _DOCUMENT.write_text(f"{before}{BEGIN}\n\n{said}\n\n{table}\n\n{END}{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":

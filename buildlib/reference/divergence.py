@@ -22,6 +22,7 @@ class Divergence:
         top1: part of the steps whose most probable token is the same.
         loss, loss_float: mean negative log-likelihood of the tokens that followed, in nats.
         steps: number of steps.
+        error: standard error of `loss - loss_float`, with steps independent of each other.
     """
 
     kl: float
@@ -29,6 +30,7 @@ class Divergence:
     loss: float
     loss_float: float
     steps: int
+    error: float = 0.0
 
     @property
     def perplexity(self) -> float:
@@ -67,7 +69,7 @@ class DivergenceSums:
     """Sums over steps, which come some at a time."""
 
     def __init__(self) -> None:
-        self._totals = np.zeros(4)
+        self._totals = np.zeros(5)
         self._steps = 0
 
     def add(self, ours: Logits, theirs: Logits, tokens: Sequence[int] | Tokens) -> None:
@@ -82,19 +84,23 @@ class DivergenceSums:
             raise ValueError("logits that are not finite")
         q, p = _log_softmax(ours), _log_softmax(theirs)
         rows = np.arange(len(tokens))
+        rises = p[rows, tokens] - q[rows, tokens]
         same = ours.argmax(axis=1) == theirs.argmax(axis=1)
         self._totals += (
             float((np.exp(p) * (p - q)).sum()),
             float(same.sum()),
             float(-q[rows, tokens].sum()),
             float(-p[rows, tokens].sum()),
+            float(np.square(rises).sum()),
         )
         self._steps += len(tokens)
 
     def mean(self) -> Divergence:
         """Return the means over all steps so far."""
-        kl, top1, loss, loss_float = (float(total) / self._steps for total in self._totals)
-        return Divergence(max(kl, 0.0), top1, loss, loss_float, self._steps)
+        kl, top1, loss, loss_float, squares = (float(one) / self._steps for one in self._totals)
+        variance = max(squares - (loss - loss_float) ** 2, 0.0)
+        error = math.sqrt(variance / self._steps)
+        return Divergence(max(kl, 0.0), top1, loss, loss_float, self._steps, error)
 
 
 def _log_softmax(logits: Logits) -> npt.NDArray[np.float64]:

@@ -94,17 +94,26 @@ def test_the_default_is_w8a16(tiny_bundle: Path) -> None:
     assert "uint16: " in str(container.metadata.model.quantization["activations"])
 
 
-def test_lpbq_is_built_where_the_width_allows(wide: Path, tiny_text: str, tmp_path: Path) -> None:
-    builder = of(wide, tiny_text, tmp_path / "cache", {PARAM: 4, BLOCK: 32})
+@pytest.mark.parametrize("block", [16, 64])
+def test_lpbq_is_built_where_the_width_allows(
+    block: int, make_checkpoint: Callable[..., Path], tiny_text: str, tmp_path: Path
+) -> None:
+    folder = make_checkpoint(tmp_path / "model", **SIZES | {"intermediate_size": 128})
+    builder = of(folder, tiny_text, tmp_path / "cache", {PARAM: 4, BLOCK: block})
     report = builder.verify(emulator=True)
     assert report.passed, report.to_json()
     container = builder.build()
     assert container.precision == "W4A16"
     assert str(container.metadata.model.quantization["weights"]).startswith("int4 LPBQ: ")
-    assert weights_in_dlcs(builder.plan())["int4"] == LINEAR
-    wider = of(wide, tiny_text, tmp_path / "cache", {PARAM: 4, BLOCK: 64})
+    assert weights_in_dlcs(builder.plan())["int4"] == LINEAR + 2 * 3 * 64 * 32
+
+
+def test_blocks_that_do_not_divide_the_inputs_are_refused(
+    wide: Path, tiny_text: str, tmp_path: Path
+) -> None:
+    builder = of(wide, tiny_text, tmp_path / "cache", {PARAM: 4, BLOCK: 64})
     with pytest.raises(InvalidOptionError, match=r"down_proj.* 96 inputs, which 64 does not"):
-        wider.build()
+        builder.build()
 
 
 def test_lpbq_that_cannot_be_had_is_refused_by_name(tmp_path: Path) -> None:

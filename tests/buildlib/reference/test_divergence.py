@@ -55,3 +55,17 @@ def test_what_cannot_be_compared_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match="logits"):
         measure_divergence([device], [reference], [following])
+
+
+def test_the_error_of_the_loss_is_that_of_its_steps() -> None:
+    rng = np.random.default_rng(2)
+    device, reference = rng.normal(size=(2, 50, 7)).astype(np.float32)
+    tokens = rng.integers(0, 7, 50).tolist()
+    whole = measure_divergence([device], [reference], [tokens])
+    alone = [
+        measure_divergence([device[[step]]], [reference[[step]]], [[tokens[step]]])
+        for step in range(50)
+    ]
+    rises = np.array([one.loss - one.loss_float for one in alone])
+    assert whole.error == pytest.approx(rises.std() / np.sqrt(50))
+    assert [one.error for one in alone] == pytest.approx([0.0] * 50, abs=1e-6)
