@@ -4,7 +4,7 @@ Parts are balanced by the bytes of their weights as encoded. A separate embeddin
 projection counts as a part.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import onnx_ir as ir
@@ -130,24 +130,37 @@ def extract_segments(model: ir.Model, segments: Segments, part: range) -> ir.Mod
     if part.stop < len(segments.members):
         outputs.insert(0, segments.borders[part.stop - 1])
     nodes = _with_constants(model.graph, members, first)
-    copied_values: dict[ir.Value, ir.Value] = {}
-    initializers: list[ir.Value] = []
-    inputs = [_copied_value(first, copied_values)] if first is not None else []
     used = {value for node in nodes for value in node.inputs if value is not None}
-    inputs += [
-        _copied_value(value, copied_values)
-        for value in model.graph.inputs
-        if value in used - {first}
-    ]
-    for name in model.graph.initializers:
-        value = model.graph.initializers[name]
-        if value in used:
-            initializers.append(_copied_value(value, copied_values))
+    inputs = [] if first is None else [first]
+    inputs += [value for value in model.graph.inputs if value in used - {first}]
+    return extract_nodes(model, nodes, inputs, outputs)
+
+
+def extract_nodes(
+    model: ir.Model,
+    nodes: Collection[ir.Node],
+    inputs: Sequence[ir.Value],
+    outputs: Sequence[ir.Value],
+) -> ir.Model:
+    """Copy nodes into a model of their own; values keep their names and encodings.
+
+    Args:
+        model: that has the nodes; its constants come along by reference.
+        nodes: in order.
+        inputs: all values that the nodes read and none makes, but constants.
+        outputs: made by the nodes.
+    """
+    copied_values: dict[ir.Value, ir.Value] = {}
+    used = {value for node in nodes for value in node.inputs if value is not None}
+    constants = [value for value in model.graph.initializers.values() if value in used]
     copies = [
         ir.Node(
             node.domain,
             node.op_type,
-            [None if value is None else copied_values[value] for value in node.inputs],
+            [
+                None if value is None else _copied_value(value, copied_values)
+                for value in node.inputs
+            ],
             node.attributes,
             outputs=[_copied_value(value, copied_values) for value in node.outputs],
             name=node.name,
@@ -155,10 +168,10 @@ def extract_segments(model: ir.Model, segments: Segments, part: range) -> ir.Mod
         for node in nodes
     ]
     graph = ir.Graph(
-        inputs,
-        [copied_values[value] for value in outputs],
+        [_copied_value(value, copied_values) for value in inputs],
+        [_copied_value(value, copied_values) for value in outputs],
         nodes=copies,
-        initializers=initializers,
+        initializers=[_copied_value(value, copied_values) for value in constants],
         opset_imports=model.graph.opset_imports,
     )
     result = ir.Model(graph, ir_version=model.ir_version, producer_name=model.producer_name)

@@ -36,6 +36,9 @@ def calibration_windows(
     if quantization is None:
         return text_windows(tokenizer, text, window_length(shape), config.bos_token_id)
     length, count = technique_windows(
-        window_length(shape), quantization.weight_techniques, quantization.technique_kwargs
+        window_length(shape),
+        quantization.weight_techniques,
+        quantization.technique_kwargs,
+        config.hidden_size,
     )
     return text_windows(tokenizer, text, length, config.bos_token_id, count)

@@ -16,12 +16,8 @@ from buildlib.quantize.techniques.base import FloatModel, WeightTechnique
 from buildlib.quantize.techniques.layerwise import LayerwiseTechnique
 from buildlib.quantize.techniques.rotation import Rotation
 
-CALIBRATION_TOKENS = 8192
-"""Tokens of text that techniques see.
-
-Three times as many closed 65 % of the gap of the reference model to float, these 61 %.
-"""
-
+_TOKENS, _TOKENS_OF_WIDE_MODELS = 8192, 4096
+_WIDE = 2048
 _WINDOW_TOKENS = 512
 
 
@@ -77,8 +73,17 @@ def optimize_weights(
     return model.changed(path, model.encodings)
 
 
+def calibration_tokens(hidden_size: int) -> int:
+    """Return the tokens of text that techniques see by default.
+
+    4096 for models from 2048 hidden states on, whose layers take a second for some hundred tokens
+    and are damped for the few (`default_damping`), 8192 for others.
+    """
+    return _TOKENS_OF_WIDE_MODELS if hidden_size >= _WIDE else _TOKENS
+
+
 def technique_windows(
-    length: int, names: Iterable[TechniqueName], arguments: TechniqueArguments
+    length: int, names: Iterable[TechniqueName], arguments: TechniqueArguments, hidden_size: int
 ) -> tuple[int, int]:
     """Return length and number of the windows of text for techniques.
 
@@ -86,7 +91,8 @@ def technique_windows(
         length: of the context.
         names: of the techniques.
         arguments: of the techniques.
+        hidden_size: of the model.
     """
     each = min(length, _WINDOW_TOKENS)
-    default = -(-CALIBRATION_TOKENS // each)
+    default = -(-calibration_tokens(hidden_size) // each)
     return each, max(arguments.num_batches(name) or default for name in names)

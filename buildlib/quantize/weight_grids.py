@@ -14,6 +14,7 @@ Weights = npt.NDArray[np.float32]
 """Weights [out, in], whatever the order of their axes in the model."""
 
 _CHUNK_VALUES = 1 << 20
+_CACHED_VALUES = 1 << 16  # of a search, in the cache of a core
 _SMALLEST_SCALE = 1e-9
 _LPBQ_BITS, _LPBQ_FULL_BITS = 4, 8
 _FACTORS = 1 << (_LPBQ_FULL_BITS - _LPBQ_BITS)
@@ -42,18 +43,35 @@ def fit_steps(
         fmt: bits and blocks.
         importance: factor of the error of each input, such as its mean square.
     """
-    full = full_steps(weights, fmt)
     blocks = _in_blocks(weights, fmt)
-    factor = np.broadcast_to(importance.astype(np.float32), weights.shape)
-    factor = factor.reshape(blocks.shape)
-    best, steps = np.full(full.shape, np.inf), full.copy()
+    full = full_steps(weights, fmt)
+    factor = importance.astype(np.float32).reshape(blocks.shape[1:])
+    parts = np.ones(full.shape)
+    rows = max(1, _CACHED_VALUES // weights.shape[1])
+    for start in range(0, len(weights), rows):
+        one = slice(start, start + rows)
+        scaled = np.divide(blocks[one], full[one, :, None], dtype=np.float32, casting="same_kind")
+        parts[one] = _best_parts(scaled, factor, fmt.bits)
+    return full * parts
+
+
+def _best_parts(
+    scaled: Weights, factor: npt.NDArray[np.float32], bits: int
+) -> npt.NDArray[np.float64]:
+    """Return the parts of a step of 1 that are best for blocks [out, blocks, inputs]."""
+    half = 1 << (bits - 1)
+    best = np.full(scaled.shape[:2], np.inf)
+    parts = np.ones(scaled.shape[:2])
+    rounded, error = np.empty_like(scaled), np.empty_like(scaled)
     for part in SHRINKAGES:
-        tried = full * part
-        step = tried[:, :, None].astype(np.float32)
-        error = ((round_to(blocks, step, fmt.bits) - blocks) ** 2 * factor).sum(axis=2)
-        better = error < best
-        best[better], steps[better] = error[better], tried[better]
-    return steps
+        np.multiply(scaled, np.float32(1 / part), out=error)
+        np.clip(np.rint(error, out=rounded), -half, half - 1, out=rounded)
+        np.subtract(rounded, error, out=error)
+        np.square(error, out=error)
+        sums = np.einsum("obi,bi->ob", error, factor) * part**2
+        better = sums < best
+        best[better], parts[better] = sums[better], part
+    return parts
 
 
 def stored_steps(steps: npt.NDArray[Any], fmt: WeightFormat, width: int) -> Weights:

@@ -8,7 +8,7 @@ is the same, up to the rounding of sums over the empty slots that are left out.
 
 import itertools
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -124,16 +124,39 @@ class SegmentLoop(Closeable):
         model = self.segment(index)
         if change is not None:
             change(model)
+        with self._loaded(model) as runner:
+            yield SegmentRunner(self, runner, *self.borders(index))
+
+    def borders(self, index: int) -> tuple[str | None, str | None]:
+        """Return the names of the borders before and after a segment."""
+        names = [str(value.name) for value in self._segments.borders]
+        before = names[index - 1] if index else None
+        return before, names[index] if index < len(names) else None
+
+    def run_step(self, model: ir.Model, given: Mapping[str, Hidden]) -> dict[str, Hidden]:
+        """Run all calls of all windows through a part of a segment.
+
+        Args:
+            model: made of a copy of a segment.
+            given: values of all calls by name, among them those that the part does not compute.
+
+        Returns:
+            Its outputs, other than caches, in the same form.
+
+        Raises:
+            ModelFileError: ONNX Runtime cannot run it.
+        """
+        names = [str(value.name) for value in model.graph.outputs]
+        with self._loaded(model) as runner:
+            segment = SegmentRunner(self, runner, None, None)
+            return segment.keep(given, [name for name in names if not interface.is_kv(name)])
+
+    @contextmanager
+    def _loaded(self, model: ir.Model) -> Iterator[OnnxRunner]:
         path = save_model(model, Path(self._scratch.name) / f"segment_{next(self._copies)}.onnx")
-        borders = [str(value.name) for value in self._segments.borders]
         runner = OnnxRunner(path)
         try:
-            yield SegmentRunner(
-                self,
-                runner,
-                borders[index - 1] if index else None,
-                borders[index] if index < len(borders) else None,
-            )
+            yield runner
         finally:
             runner.close()
             path.unlink()
@@ -170,13 +193,13 @@ class SegmentLoop(Closeable):
         """Return the inputs of a call of `tokens` after `n_past` others."""
         return self._inputs.at(self.shape.ar, n_past, tokens)
 
-    def room(self, dims: tuple[int, ...]) -> Hidden:
-        """Return an array for the border after a segment, given that of one call."""
-        shape = (self.n_calls, *dims)
-        if np.prod(shape, dtype=np.int64) * 4 <= _IN_MEMORY_BYTES:
-            return np.empty(shape, np.float32)
+    def room(self, value: npt.NDArray[Any]) -> Hidden:
+        """Return an array for a value of all calls, given that of one call."""
+        shape = (self.n_calls, *value.shape)
+        if self.n_calls * value.nbytes <= _IN_MEMORY_BYTES:
+            return np.empty(shape, value.dtype)
         with tempfile.TemporaryFile(dir=self._scratch.name) as file:
-            return np.memmap(file, np.float32, "w+", shape=shape)
+            return np.memmap(file, value.dtype, "w+", shape=shape)
 
 
 class SegmentRunner:
@@ -198,31 +221,48 @@ class SegmentRunner:
         on_window: Callable[[], None] | None = None,
     ) -> Hidden | None:
         """Run all calls of all windows, as `SegmentLoop.run` does."""
-        states: Hidden | None = None
+        given = {} if hidden is None or self._before is None else {self._before: hidden}
+        names = [] if self._after is None else [self._after]
+        kept = self.keep(given, names, on_outputs=on_outputs, on_window=on_window)
+        return None if self._after is None else kept[self._after]
+
+    def keep(
+        self,
+        given: Mapping[str, Hidden],
+        names: Sequence[str],
+        *,
+        on_outputs: Callable[[Arrays, int], None] | None = None,
+        on_window: Callable[[], None] | None = None,
+    ) -> dict[str, Hidden]:
+        """Run all calls of all windows, and return outputs of all calls by name.
+
+        Args:
+            given: values of all calls by name, such as the border before.
+            names: of the outputs to keep.
+            on_outputs: as `SegmentLoop.run` takes it.
+            on_window: as `SegmentLoop.run` takes it.
+        """
+        kept: dict[str, Hidden] = {}
         number = 0
         for window in self._loop.windows:
             cache = KvCache(self._runner.ports.inputs.values(), self._loop.shape.cl)
             for tokens in _in_calls(window, self._loop.shape.ar):
                 check_cancelled()
-                outputs = self._call(cache, tokens, None if hidden is None else hidden[number])
+                outputs = self._call(cache, tokens, {key: v[number] for key, v in given.items()})
                 if on_outputs is not None:
                     on_outputs(outputs, len(tokens))
-                if self._after is not None:
-                    if states is None:
-                        states = self._loop.room(outputs[self._after].shape)
-                    states[number] = outputs[self._after]
+                for name in names:
+                    if name not in kept:
+                        kept[name] = self._loop.room(outputs[name])
+                    kept[name][number] = outputs[name]
                 number += 1
             if on_window is not None:
                 on_window()
-        return states
+        return kept
 
-    def _call(
-        self, cache: KvCache, tokens: Sequence[int], hidden: npt.NDArray[np.float32] | None
-    ) -> Arrays:
+    def _call(self, cache: KvCache, tokens: Sequence[int], given: Arrays) -> Arrays:
         values = self._loop.inputs_at(cache.n_past, tokens) | cache.past(self._loop.shape.past)
-        if self._before is not None and hidden is not None:
-            values[self._before] = hidden
-        outputs = self._runner.run(self._runner.ports.feeds(values))
+        outputs = self._runner.run(self._runner.ports.feeds(values | dict(given)))
         cache.append(outputs, len(tokens))
         return outputs
 

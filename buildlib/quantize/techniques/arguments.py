@@ -31,7 +31,8 @@ class TextArguments(Arguments):
     """Arguments of a technique that runs text.
 
     Attributes:
-        num_batches: windows of up to 512 tokens that it sees; `None` is 8192 tokens.
+        num_batches: windows of up to 512 tokens that it sees; `None` is what
+            `buildlib.quantize.optimization.calibration_tokens` says.
     """
 
     num_batches: Count | None = None
@@ -51,13 +52,14 @@ class GptqArguments(TextArguments):
     """Arguments of `gptq`, and of `gptaq`.
 
     Attributes:
-        damping: addition to the diagonal of the Hessian, as a part of its mean (`percdamp`).
-        block_size: inputs rounded before the rest of the weights is corrected; decides time alone.
+        damping: addition to the diagonal of the Hessian, as a part of its mean (`percdamp`); `None`
+            is 0.01, or more where the text has few tokens for the inputs of a layer.
+        block_size: inputs rounded one by one, and then corrected by as many; decides time alone.
         act_order: take inputs by falling activations rather than in their order.
     """
 
-    damping: Annotated[float, Field(gt=0, le=1)] = 0.01
-    block_size: Count = 128
+    damping: Annotated[float, Field(gt=0, le=1)] | None = None
+    block_size: Count = 64
     act_order: bool = True
 
 

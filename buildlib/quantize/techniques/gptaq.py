@@ -2,9 +2,11 @@
 
 Li, Yin, Lee, Xiao, Panda, "GPTAQ: Efficient Finetuning-Free Quantization for Asymmetric
 Calibration", 2025. Its objective `|Q x - W x_real|^2` is GPTQ's about the weights that solve it
-without rounding: `|(Q - W') x|^2 + const` with `W' = W E[x_real x^T] E[x x^T]^-1`. So the weights
-become W' first, drawn to W by the damping of the Hessian, and GPTQ rounds those.
+without rounding: `|(Q - W') x|^2 + const` with `W' = W + W E[(x_real - x) x^T] E[x x^T]^-1`. So the
+weights become W' first, drawn to W by the damping of the Hessian, and GPTQ rounds those.
 """
+
+import numpy as np
 
 from buildlib.quantize.bitwidths import WeightFormat
 from buildlib.quantize.techniques import gptq
@@ -23,6 +25,8 @@ def solve(
 ) -> Solution:
     """Return weights whose outputs on the inputs as seen are near the float model's."""
     if inputs.real is not inputs.seen:
-        drawn = weights @ inputs.cross + inputs.damping * weights
-        weights = (drawn @ inputs.inverse).astype(weights.dtype)
+        factor = inputs.factor(by_size=arguments.act_order)
+        moved = np.empty(weights.T.shape, np.float32)
+        moved[factor.order] = factor.solve(inputs.missed(weights)[factor.order])
+        weights = weights + moved.T
     return gptq.solve(weights, fmt, inputs, arguments)

@@ -2,13 +2,13 @@
 
 Text runs through each decoder layer twice: in float, and as a device will compute it so far, with
 the weights that are quantized already. Of each weight a solver sees its inputs in both, and chooses
-integers. Linear layers that read the same input (queries, keys, values) are solved together, and
-those after them see what they now compute.
+integers. Linear layers that read the same input (queries, keys, values) share what follows from it,
+and those after them see what they now compute: the second run goes from one such input to the next.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -17,23 +17,47 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from buildlib.checkpoint.layout import MODEL_FILE
+from buildlib.errors import CalibrationError
 from buildlib.graph.files import load_model, save_model, tensor_array
 from buildlib.graph.values import source_of, static_shape
+from buildlib.passes.steps import cut_into_steps
 from buildlib.quantize.bitwidths import WeightFormat
 from buildlib.quantize.grids import ParameterUse
 from buildlib.quantize.recipe import check_blocks, matrix_uses
 from buildlib.quantize.structure import channel_axis, head_weights
-from buildlib.quantize.techniques.arguments import GptqArguments
 from buildlib.quantize.techniques.base import FloatModel
 from buildlib.quantize.tensor_writer import TensorWriter, replace_constant
 from buildlib.quantize.weight_grids import Weights, encode_steps
-from buildlib.reference.runners import Arrays
 from buildlib.reference.segment_loop import Hidden, SegmentLoop
 
 if TYPE_CHECKING:
     from buildlib.encodings.model import Encoding
 
 Matrix = npt.NDArray[Any]
+_LEAST_DAMPING = 0.01
+
+
+@dataclass(frozen=True)
+class Factor:
+    """Cholesky factor of the damped Hessian of inputs in some order.
+
+    Attributes:
+        order: of the inputs.
+        lower: `L` with `L L^T` the Hessian, [in, in].
+    """
+
+    order: npt.NDArray[np.intp]
+    lower: Matrix
+
+    def solve(self, right: Matrix) -> Matrix:
+        """Return `H^-1 right` for `right` of [in, out]; inputs of both are in order."""
+        from scipy.linalg import blas  # lazily: it takes its time
+
+        trsm = blas.strsm if self.lower.dtype == np.float32 else blas.dtrsm
+        solved = trsm(1.0, self.lower, right.T, side=1, lower=1, trans_a=1)
+        solved = trsm(1.0, self.lower, solved, side=1, lower=1, overwrite_b=1)
+        found: Matrix = solved.T
+        return found
 
 
 @dataclass(frozen=True)
@@ -43,17 +67,21 @@ class LayerInputs:
     Attributes:
         real: of the float model.
         seen: with the weights before quantized.
-        damping_part: of the mean diagonal of the Hessian, which is added to it.
+        damping_part: of the mean diagonal of the Hessian, which is added to it; by default what
+            `default_damping` says.
     """
 
     real: Matrix
     seen: Matrix
-    damping_part: float = GptqArguments().damping
+    damping_part: float | None = None
+    _factors: dict[bool, Factor] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
     def hessian(self) -> Matrix:
         """Mean of `x x^T` over the inputs as seen, [in, in]: that of the squared output error."""
-        return (self.seen.T @ self.seen) / len(self.seen)
+        sums = self.seen.T @ self.seen
+        sums /= len(self.seen)
+        return sums
 
     @cached_property
     def cross(self) -> Matrix:
@@ -61,17 +89,61 @@ class LayerInputs:
         return (self.real.T @ self.seen) / len(self.seen)
 
     @cached_property
-    def damping(self) -> float:
-        """Addition to the diagonal of the Hessian, so that it can be inverted."""
-        return float(self.damping_part * self.hessian.diagonal().mean()) or 1.0
+    def drift(self) -> Matrix:
+        """Mean of `x (x_real - x)^T`, [in, in]."""
+        drift: Matrix = self.seen.T @ (self.real - self.seen)
+        return drift / len(self.seen)
+
+    def missed(self, weights: Weights) -> Matrix:
+        """Return the mean of `x y^T`, [in, out]; `y` is what outputs miss to the float model's."""
+        (tokens, width), n_outputs = self.seen.shape, len(weights)
+        if 2 * n_outputs > width + n_outputs * width / tokens:  # products that this way takes
+            missed: Matrix = self.drift @ weights.T
+        else:
+            missed = self.seen.T @ ((self.real - self.seen) @ weights.T) / tokens
+        return missed
 
     @cached_property
-    def inverse(self) -> Matrix:
-        """Inverse of the damped Hessian, float64."""
-        damped = self.hessian.astype(np.float64)
-        damped[np.diag_indices_from(damped)] += self.damping
-        inverse: Matrix = np.linalg.inv(damped)
-        return (inverse + inverse.T) / 2
+    def damping(self) -> float:
+        """Addition to the diagonal of the Hessian, so that it can be inverted."""
+        part = self.damping_part or default_damping(*self.seen.shape)
+        return float(part * self.hessian.diagonal().mean()) or 1.0
+
+    def factor(self, *, by_size: bool) -> Factor:
+        """Return the Cholesky factor of the damped Hessian.
+
+        In float32, as the Hessian is, if rounding leaves it positive definite.
+
+        Args:
+            by_size: order inputs by rising mean square.
+        """
+        if by_size not in self._factors:
+            order = np.arange(self.seen.shape[1])
+            if by_size:
+                order = np.argsort(-self.hessian.diagonal(), kind="stable")[::-1]
+            self._factors[by_size] = Factor(order, self._lower(order))
+        return self._factors[by_size]
+
+    def _lower(self, order: npt.NDArray[np.intp]) -> Matrix:
+        from scipy.linalg import lapack  # lazily: it takes its time
+
+        for dtype, potrf in ((np.float32, lapack.spotrf), (np.float64, lapack.dpotrf)):
+            damped: Matrix = self.hessian[np.ix_(order, order)].astype(dtype, copy=False)
+            np.einsum("ii->i", damped)[:] += self.damping
+            lower, failed = potrf(damped.T, lower=1, clean=1, overwrite_a=1)
+            if not failed and np.isfinite(lower.diagonal()).all():
+                found: Matrix = lower
+                return found
+        raise CalibrationError("the inputs of a layer are not finite")
+
+
+def default_damping(n_tokens: int, width: int) -> float:
+    """Return the addition to a Hessian, as a part of its mean diagonal.
+
+    GPTQ's 1 % suits many more tokens than inputs. With few, the Hessian takes directions that the
+    text did not show for ones that do not matter, and errors gather there.
+    """
+    return max(_LEAST_DAMPING, width / n_tokens)
 
 
 @dataclass(frozen=True)
@@ -105,7 +177,7 @@ class LayerwiseTechnique:
 
     name: str
     solver: Solver
-    damping: float = GptqArguments().damping
+    damping: float | None = None
 
     def optimize(
         self, model: FloatModel, folder: Path, progress: Callable[[int, int], None] | None = None
@@ -123,7 +195,7 @@ class LayerwiseTechnique:
         ):
             work = _LayerWork(loop, file, self, model, uses)
             n_layers = loop.n_segments - 2
-            real = seen = loop.run(0, None)
+            real = seen = _embedded(loop)
             for index in range(1, n_layers + 1):
                 real, seen = work.quantize(index, real, seen)
                 if progress is not None:
@@ -177,64 +249,78 @@ class _LayerWork:
         self._technique = technique
         self._model = model
         self._uses = uses
+        self._done: set[str] = set()
 
-    def quantize(
-        self, index: int, real: Hidden | None, seen: Hidden | None
-    ) -> tuple[Hidden | None, Hidden | None]:
+    def quantize(self, index: int, real: Hidden, seen: Hidden) -> tuple[Hidden, Hidden]:
         """Quantize the weights of a segment; return the borders after it, in float and as seen."""
-        groups = self._groups(index)
-        after_real, inputs_real = self._run(index, real, list(groups), ())
-        done: list[str] = []
-        for name, uses in groups.items():
-            inputs = inputs_real.pop(name)
-            shown = inputs if seen is real and not done else None
-            if shown is None:
-                shown = self._run(index, seen, [name], done)[1][name]
+        segment = self._loop.segment(index)
+        groups = self._groups(segment)
+        before, after = self._loop.borders(index)
+        in_float = self._in_float(index, list(groups), {str(before): real})
+        steps = cut_into_steps(segment, list(groups))
+        values = {str(before): seen}
+        for number, (name, uses) in enumerate(groups.items()):
+            values = self._advance(steps[number:], values)
+            inputs = _rows(in_float.pop(name))
+            same = seen is real and number == 0
+            shown = inputs if same else _rows(values[name])
             layer = LayerInputs(inputs, shown, self._technique.damping)
             for use in uses:
                 self._solve(use, layer)
-                done.append(use.name)
-        last = index == self._loop.n_segments - 2
-        return after_real, None if last else self._run(index, seen, (), done)[0]
+        if index == self._loop.n_segments - 2:
+            return real, seen  # nobody reads what follows
+        return in_float[str(after)], self._advance(steps[-1:], values)[str(after)]
 
-    def _groups(self, index: int) -> dict[str, list[ParameterUse]]:
+    def _groups(self, segment: ir.Model) -> dict[str, list[ParameterUse]]:
         """Return the weights of a segment by the name of the input that they multiply."""
         groups: dict[str, list[ParameterUse]] = {}
-        for node in self._loop.segment(index).graph:
+        for node in segment.graph:
             data, weight = (*node.inputs, None, None)[:2]
             name = "" if weight is None else str(source_of(weight).name)
             if data is not None and name in self._uses and channel_axis(node, 1) is not None:
                 groups.setdefault(str(data.name), []).append(self._uses[name])
         return groups
 
+    def _in_float(
+        self, index: int, names: Sequence[str], given: Mapping[str, Hidden]
+    ) -> dict[str, Hidden]:
+        """Return the given values, those of the names, and the border after the segment."""
+        model = self._loop.segment(index)
+        values = {str(value.name): value for node in model.graph for value in node.outputs}
+        shown = {str(value.name) for value in model.graph.outputs}
+        added = [values[name] for name in names if name in values and name not in shown]
+        model.graph.outputs.extend(added)
+        return {**given, **self._loop.run_step(model, given)}
+
+    def _advance(
+        self, steps: Sequence[ir.Model], values: Mapping[str, Hidden]
+    ) -> dict[str, Hidden]:
+        """Run the first step with the weights so far; return what it makes and others read."""
+        first, *rest = steps
+        for name in self._done & set(first.graph.initializers):
+            replace_constant(first.graph, name, self._file.tensor(name))
+        made = self._loop.run_step(first, values) if len(first.graph) else {}
+        read = {str(value.name) for step in rest for value in step.graph.inputs}
+        return {name: value for name, value in values.items() if name in read} | made
+
     def _solve(self, use: ParameterUse, inputs: LayerInputs) -> None:
         assert use.source.const_value is not None  # noqa: S101  (an initializer)
         axis = channel_axis(use.node, use.index) or 0
-        array = tensor_array(use.source.const_value).astype(np.float32)
+        array = np.array(tensor_array(use.source.const_value), np.float32)
         fmt = self._model.bits.weight_format(use.name)
         solution = self._technique.solver(array if axis == 0 else array.T, fmt, inputs)
         self.encodings.append(encode_steps(use.name, solution.steps, fmt, axis))
         self._file.write(use.name, solution.values if axis == 0 else solution.values.T)
+        self._done.add(use.name)
 
-    def _run(
-        self, index: int, hidden: Hidden | None, names: Sequence[str], done: Sequence[str]
-    ) -> tuple[Hidden | None, dict[str, Matrix]]:
-        """Run a segment with the weights `done`; return the border after it, and values by name."""
-        found: dict[str, list[Matrix]] = {name: [] for name in names}
 
-        def see(outputs: Arrays, n_tokens: int) -> None:
-            for name, parts in found.items():
-                array = outputs[name]
-                parts.append(array.reshape(-1, array.shape[-1])[:n_tokens])
+def _embedded(loop: SegmentLoop) -> Hidden:
+    """Return what the embedding makes of all windows."""
+    hidden = loop.run(0, None)
+    assert hidden is not None  # noqa: S101  (only the head has no border after it)
+    return hidden
 
-        change = partial(self._change, names=names, done=done)
-        after = self._loop.run(index, hidden, on_outputs=see, change=change)
-        return after, {name: np.concatenate(parts) for name, parts in found.items()}
 
-    def _change(self, model: ir.Model, names: Sequence[str], done: Sequence[str]) -> None:
-        graph = model.graph
-        for name in done:
-            replace_constant(graph, name, self._file.tensor(name))
-        values = {str(value.name): value for node in graph for value in node.outputs}
-        shown = {str(value.name) for value in graph.outputs}
-        graph.outputs.extend(values[name] for name in names if name not in shown)
+def _rows(values: Hidden) -> Matrix:
+    """Return a value of all calls as [tokens, width]."""
+    return values.reshape(-1, values.shape[-1])

@@ -50,7 +50,7 @@ def test_arguments_of_techniques_are_options() -> None:
     config = ConversionConfig().with_options({f"{KWARGS}.gptaq.damping": 0.05, RECIPE: "w4a16"})
     config = config.with_options({f"{KWARGS}.gptaq.act_order": False})
     arguments = config.quantization.technique_kwargs.gptaq
-    assert (arguments.damping, arguments.block_size, arguments.act_order) == (0.05, 128, False)
+    assert (arguments.damping, arguments.block_size, arguments.act_order) == (0.05, 64, False)
     check_arguments(config.quantization)
     used = {key for key in config.used_options() if key.startswith(KWARGS)}
     assert used == {f"{KWARGS}.gptaq.{key}" for key in type(arguments).model_fields}

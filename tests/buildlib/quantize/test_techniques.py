@@ -15,7 +15,7 @@ from buildlib.checkpoint.checkpoint import Checkpoint
 from buildlib.checkpoint.tokenizer import load_tokenizer, text_windows
 from buildlib.encodings.grid import weight_grid
 from buildlib.encodings.model import Encodings, asymmetric_encoding
-from buildlib.errors import InvalidOptionError
+from buildlib.errors import CalibrationError, InvalidOptionError
 from buildlib.graph.decoder import export_onnx
 from buildlib.graph.files import load_model, tensor_array
 from buildlib.graph.shape import GraphShape
@@ -25,7 +25,11 @@ from buildlib.quantize.options import QuantizationOptions, TechniqueName
 from buildlib.quantize.qdq import quantize_weights
 from buildlib.quantize.recipe import complete_encodings
 from buildlib.quantize.techniques import gptaq, gptq, seqmse
-from buildlib.quantize.techniques.arguments import AdaScaleArguments, TechniqueArguments
+from buildlib.quantize.techniques.arguments import (
+    AdaScaleArguments,
+    GptqArguments,
+    TechniqueArguments,
+)
 from buildlib.quantize.techniques.base import FloatModel
 from buildlib.quantize.techniques.layerwise import LayerInputs, LayerwiseTechnique, Solution, Solver
 from buildlib.quantize.techniques.rotation import random_orthogonal
@@ -122,6 +126,68 @@ def test_the_output_error_is_lower_than_with_rounding_to_the_nearest(
     integers = found.values / stored
     assert np.abs(integers - np.rint(integers)).max() < 1e-4
     assert np.abs(np.rint(integers)).max() <= 1 << (fmt.bits - 1)
+
+
+def gptq_by_the_paper(
+    weights: Floats, steps: Floats, inputs: LayerInputs, order: npt.NDArray[np.intp]
+) -> Floats:
+    """Round column by column with the inverse of the Hessian, in float64."""
+    hessian = inputs.seen.astype(np.float64).T @ inputs.seen / len(inputs.seen)
+    hessian[np.diag_indices_from(hessian)] += inputs.damping
+    upper = np.linalg.cholesky(np.linalg.inv(hessian[np.ix_(order, order)])).T
+    open_weights = weights.T[order].astype(np.float64)
+    for row in range(len(order)):
+        rounded = round_to(open_weights[row], steps[:, 0], 4)
+        error = (open_weights[row] - rounded) / upper[row, row]
+        open_weights[row + 1 :] -= np.outer(upper[row, row + 1 :], error)
+        open_weights[row] = rounded
+    found = np.empty_like(weights.T)
+    found[order] = open_weights
+    return found.T
+
+
+@pytest.mark.parametrize("block_size", [1, 7, 64, 300])
+def test_blocks_in_float32_round_as_gptq_of_the_paper_does_in_float64(block_size: int) -> None:
+    rng = np.random.default_rng(3)
+    weights = rng.standard_t(4, size=(24, 160)).astype(np.float32)
+    inputs = layer_inputs(rng, 512, 160)
+    fmt = WeightFormat(4)
+    found = gptq.solve(weights, fmt, inputs, GptqArguments(block_size=block_size))
+    steps = stored_steps(found.steps, fmt, 160)
+    order = inputs.factor(by_size=True).order[::-1]
+    by_paper = gptq_by_the_paper(weights, steps, inputs, order)
+
+    def error(values: Floats) -> float:
+        return float(np.square(inputs.seen @ (values - weights).T).mean())
+
+    assert np.mean(np.abs(found.values - by_paper) > steps / 2) < 0.005
+    assert error(found.values) == pytest.approx(error(by_paper), rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["gptq", "gptaq"])
+def test_text_of_fewer_tokens_than_inputs_does_no_harm(name: str) -> None:
+    """Errors on other text, with the default damping and with GPTQ's."""
+    rng = np.random.default_rng(3)
+    weights = rng.standard_t(4, size=(24, 160)).astype(np.float32)
+    inputs = layer_inputs(rng, 2048, 160)
+    fmt = WeightFormat(4)
+
+    def error(values: Floats) -> float:
+        return float(np.square(inputs.seen @ values.T - inputs.real @ weights.T).mean())
+
+    def solved(damping: float | None) -> float:
+        shown = LayerInputs(inputs.real[:64], inputs.seen[:64], damping)
+        return error(SOLVERS[name](weights, fmt, shown).values)
+
+    nearest = error(round_to(weights, stored_steps(full_steps(weights, fmt), fmt, 160), 4))
+    assert solved(None) < nearest
+    assert solved(None) < 0.95 * solved(0.01)
+
+
+def test_inputs_that_are_not_finite_are_refused() -> None:
+    inputs = np.full((8, 6), np.nan, np.float32)
+    with pytest.raises(CalibrationError, match="not finite"):
+        gptq.solve(np.ones((3, 6), np.float32), WeightFormat(4), LayerInputs(inputs, inputs))
 
 
 def test_nothing_is_put_beside_the_model_meanwhile(tiny: Path, tmp_path: Path) -> None:

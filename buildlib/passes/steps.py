@@ -1,0 +1,87 @@
+"""Cut of a model, such as one decoder layer, into steps that end where given values are known."""
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from buildlib.passes.split import extract_nodes
+
+
+def cut_into_steps(model: ir.Model, names: Sequence[str]) -> list[ir.Model]:
+    """Return models that compute a model one after the other, one more than names.
+
+    Each computes what the next name needs and no step before has computed, the last one the rest.
+    Its outputs are that value, those that a later step reads, and the outputs of the model among
+    what it computes. A step that has nothing to compute has no nodes.
+
+    Args:
+        model: stays as it is; constants are copied by reference.
+        names: of values in it, in the order of the data flow.
+    """
+    graph = model.graph
+    values = {str(value.name): value for node in graph for value in node.outputs}
+    varying = _varying(graph)
+    members: list[set[ir.Node]] = []
+    done: set[ir.Node] = set()
+    for name in names:
+        found = _ancestors(values[name], varying) - done if name in values else set()
+        members.append(found)
+        done |= found
+    members.append({node for node in graph if node in varying} - done)
+    return [
+        _step(model, own, members[number + 1 :], set(names), _constant_nodes(own, varying))
+        for number, own in enumerate(members)
+    ]
+
+
+def _step(
+    model: ir.Model,
+    own: set[ir.Node],
+    later: Sequence[set[ir.Node]],
+    names: set[str],
+    constants: set[ir.Node],
+) -> ir.Model:
+    graph = model.graph
+    wanted = {value for nodes in later for node in nodes for value in node.inputs}
+    wanted.update(graph.outputs)
+    made = [value for node in graph if node in own for value in node.outputs]
+    outputs = [value for value in made if value in wanted or value.name in names]
+    nodes = [node for node in graph if node in own | constants]
+    inside = {value for node in nodes for value in node.outputs} | set(graph.initializers.values())
+    read = [value for node in nodes for value in node.inputs if value is not None]
+    inputs = dict.fromkeys(value for value in read if value not in inside)
+    return extract_nodes(model, nodes, list(inputs), outputs)
+
+
+def _varying(graph: ir.Graph) -> set[ir.Node]:
+    """Return the nodes that depend on an input."""
+    known = set(graph.inputs) - set(graph.initializers.values())
+    found = set()
+    for node in graph:
+        if any(value in known for value in node.inputs):
+            found.add(node)
+            known.update(node.outputs)
+    return found
+
+
+def _ancestors(value: ir.Value, among: set[ir.Node]) -> set[ir.Node]:
+    found: set[ir.Node] = set()
+    todo = [value]
+    while todo:
+        node = todo.pop().producer()
+        if node in among and node not in found:
+            found.add(node)
+            todo += [each for each in node.inputs if each is not None]
+    return found
+
+
+def _constant_nodes(nodes: set[ir.Node], varying: set[ir.Node]) -> set[ir.Node]:
+    """Return the nodes that need no input and that others need, such as casts of weights."""
+    found: set[ir.Node] = set()
+    todo = [value for node in nodes for value in node.inputs if value is not None]
+    while todo:
+        maker = todo.pop().producer()
+        if maker is not None and maker not in varying and maker not in found:
+            found.add(maker)
+            todo += [value for value in maker.inputs if value is not None]
+    return found
