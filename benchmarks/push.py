@@ -183,7 +183,7 @@ def report(results: Results, total: int) -> bool:
 
 def run(folder: Path, args: argparse.Namespace) -> bool:
     """Make the files, measure and report."""
-    from harness.deploy.hashing import hash_files
+    from harness.deploy.digests import hash_files
 
     link = args.link * 1e6 if args.link else None
     with bench(folder, link) as bed:

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from harness.clock import Deadline
-from harness.deploy.hashing import FileDigest
+from harness.deploy.digests import FileDigest
 from harness.devices.base import Device, PushItem
 
 BATCH_BYTES = 16 << 20

@@ -15,7 +15,7 @@ from importlib import resources
 from pathlib import Path
 
 from harness.clock import Deadline
-from harness.deploy.hashing import hashes_on
+from harness.deploy.digests import hashes_on
 from harness.devices.base import Device, PushItem
 from harness.errors import DeploymentCorruptError, DeviceFullError, HarnessError
 

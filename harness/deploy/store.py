@@ -19,8 +19,8 @@ from types import TracebackType
 from typing import Self
 
 from harness.clock import Deadline
+from harness.deploy.digests import FileDigest
 from harness.deploy.eviction import EvictionPolicy, Room, bytes_on_disk, make_room, require_room
-from harness.deploy.hashing import FileDigest
 from harness.deploy.pipeline import Pipeline, Progress
 from harness.devices.base import Device
 from harness.errors import (

@@ -40,8 +40,6 @@ from harness.runtimes.base import (
 from harness.runtimes.context_limit import ContextLimit, added_tokens
 from harness.runtimes.conversation import ConversationScript, read_state, write_state
 from harness.runtimes.dialog_settings import DialogSettings, alpha_tensor, bound_answer
-from harness.runtimes.embedding import EncoderRun
-from harness.runtimes.embeddings import row_bytes
 from harness.runtimes.files import check_fit, device_files, target_of
 from harness.runtimes.genie_profile import (
     complete_figures,
@@ -53,9 +51,11 @@ from harness.runtimes.genie_profile import (
 )
 from harness.runtimes.libraries.choice import find_genie
 from harness.runtimes.perplexity import cut_windows, parse_perplexity
+from harness.runtimes.prompt_embeddings import row_bytes
 from harness.runtimes.run_folder import RunFolder
-from harness.runtimes.starting import runner_of, starting
+from harness.runtimes.runners import runner_command, runner_of
 from harness.runtimes.steps import STEP_RUNNER, STEP_SAMPLER, StepRun
+from harness.runtimes.text_encoder import EncoderRun
 from harness.runtimes.tokenizer import encode, load_tokenizer
 from harness.telemetry.sampler import Sampling, sampling
 
@@ -247,7 +247,7 @@ class GenieRuntime:
         self._queries += 1
         profile = f"profile-{self._queries}.json"  # none can be taken for that of another query
         clock = f"clock-{self._queries}.json"
-        command = [*starting(self.runner), "-c", "query_config.json", *query]
+        command = [*runner_command(self.runner), "-c", "query_config.json", *query]
         command += ["--profile", profile, *self._logging]
         trace = f"trace-{self._queries}.json"
         command += ["--trace", trace] if self._trace else []
@@ -324,7 +324,7 @@ class GenieRuntime:
         if request.restore is not None:
             state = read_state(request.restore, self._container)
         folder.send({"query_config.json": config.to_json(), **script.inputs(), **state})
-        command = [*starting(self.app_runner), "-s", script.name]
+        command = [*runner_command(self.app_runner), "-s", script.name]
         if self._has_python:  # options of ours
             command += [*self._logging, *(["--trace", "trace.json"] if self._trace else [])]
         with self._sampling() as samples:
@@ -391,7 +391,7 @@ class GenieRuntime:
         if config.dialog.type == "ssd-q1":  # converted by Genie, it keeps its prefix in the context
             config = config.as_basic()
         folder.send({**inputs, "query_config.json": config.to_json()})
-        command = [*starting(self.perplexity_runner), "-c", "query_config.json"]
+        command = [*runner_command(self.perplexity_runner), "-c", "query_config.json"]
         command += ["--ar", str(self._limit_of(role).prefill_ar), "--role", role, *adapters]
         command += [*self._logging, *(["--trace", "traces.jsonl"] if self._trace else [])]
         command += ["--out", "perplexity.json", "--window-files", *names]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.deploy.deployment import Deployment
-from harness.deploy.hashing import hashes_on
+from harness.deploy.digests import hashes_on
 from harness.deploy.store import DISK_FULL
 from harness.devices.base import Device, PushItem
 from harness.errors import DeploymentCorruptError, DeviceFullError, RunnerError, RuntimeOutputError

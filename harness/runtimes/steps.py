@@ -15,7 +15,7 @@ from harness.results.records import Runner
 from harness.runtimes.base import StepLogits, StepWindow
 from harness.runtimes.genie_profile import parse_trace
 from harness.runtimes.run_folder import RunFolder
-from harness.runtimes.starting import starting
+from harness.runtimes.runners import runner_command
 
 if TYPE_CHECKING:
     import numpy as np
@@ -63,7 +63,14 @@ class StepRun:
         """
         content = json.dumps([asdict(window) for window in windows])
         self.folder.send({_CONFIG: config.to_json(), _WINDOWS: content})
-        command = [*starting(STEP_RUNNER), "-c", _CONFIG, "--windows", _WINDOWS, *self.logging]
+        command = [
+            *runner_command(STEP_RUNNER),
+            "-c",
+            _CONFIG,
+            "--windows",
+            _WINDOWS,
+            *self.logging,
+        ]
         command += ["--output_file", _OUTPUT, "--summary", _SUMMARY]
         command += ["--trace", _TRACE] if self.trace else []
         timeout_s = self.timeout_s * len(windows)

@@ -18,7 +18,7 @@ from harness.runtimes.base import (
 )
 from harness.runtimes.conversation import check_save
 from harness.runtimes.dialog_settings import SETTING_KEYS, DialogSettings
-from harness.runtimes.embeddings import read_embeddings
+from harness.runtimes.prompt_embeddings import read_embeddings
 from harness.workloads.base import (
     UNRECORDED,
     NonEmpty,

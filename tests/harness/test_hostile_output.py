@@ -22,8 +22,8 @@ import pytest
 
 from buildlib.error_base import QnnfarmError, one_line
 from harness.clock import Deadline
+from harness.deploy.digests import FileDigest, hashes_on
 from harness.deploy.eviction import EvictionPolicy, make_room, read_usage
-from harness.deploy.hashing import FileDigest, hashes_on
 from harness.deploy.store import DeviceStore
 from harness.devices.adb.client import AdbServer, parse_devices
 from harness.devices.adb.connection import Connection, FailReply

@@ -19,7 +19,7 @@ from harness.runtimes.base import GenerationRequest
 from harness.runtimes.context_limit import added_tokens
 from harness.runtimes.genie import GenieRuntime
 from harness.runtimes.run_folder import RunFolder
-from harness.runtimes.starting import starting
+from harness.runtimes.runners import runner_command
 from harness.workloads.base import Recording
 from harness.workloads.dialog import Dialog
 from harness.workloads.generate import Generate
@@ -282,7 +282,7 @@ def test_tables_of_every_type_are_looked_up(session: Session) -> None:
         config = json.dumps(document)
         folder.send({"callback.json": config, "rows.raw": rows, "table.raw": lut})
         source, target = encodings or ("", "")
-        command = [*starting(session.runtime.runner), "-c", "callback.json"]
+        command = [*runner_command(session.runtime.runner), "-c", "callback.json"]
         command += ["-e", f"rows.raw{target}", "-t", f"table.raw{source}"]
         folder.run(command, name="runner", timeout_s=120, stdout="said.txt")
         return folder.read("said.txt").partition("[BEGIN]: ")[2].rpartition("[END]")[0]

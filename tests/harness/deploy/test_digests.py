@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.deploy.hashing import hash_files
+from harness.deploy.digests import hash_files
 from harness.errors import HostFileError
 
 

@@ -21,10 +21,10 @@ _PYTHON = ("env", "PYTHONPATH=.", "PYTHONDONTWRITEBYTECODE=1", "python3")
 
 
 def runner_of(program: Program, genie: GenieLibraries) -> Runner:
-    """Return the runner that takes the place of a documented program there."""
+    """Return the runner of a documented program: itself where it exists, else ours."""
     return program if program in genie.programs else _OURS[program]
 
 
-def starting(runner: Runner) -> tuple[str, ...]:
-    """Return the words that start it in a run folder, before its own options."""
+def runner_command(runner: Runner) -> tuple[str, ...]:
+    """Return the command that starts a runner in a run folder, without its options."""
     return (*_PYTHON, runner) if runner.endswith(".py") else (f"./{runner}",)

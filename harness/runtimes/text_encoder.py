@@ -16,7 +16,7 @@ from harness.results.records import Runner
 from harness.runtimes.base import EmbeddingResult, TextVectors
 from harness.runtimes.genie_profile import parse_trace
 from harness.runtimes.run_folder import RunFolder
-from harness.runtimes.starting import starting
+from harness.runtimes.runners import runner_command
 
 CONFIG, OUTPUT, SUMMARY, PROFILE = "query_config.json", "output.raw", "summary.json", "profile.json"
 _PROMPTS = "prompts.json"
@@ -127,7 +127,7 @@ class EncoderRun:
         return times[0] * _MICROSECONDS, times[1] * _MICROSECONDS
 
     def _command(self) -> list[str]:
-        command = [*starting(self.runner), "-c", CONFIG, "--output_file", OUTPUT]
+        command = [*runner_command(self.runner), "-c", CONFIG, "--output_file", OUTPUT]
         return [*command, "--profile", PROFILE, *self.logging]
 
     def _run(self, command: Sequence[str], texts: int) -> Mapping[str, float]:
