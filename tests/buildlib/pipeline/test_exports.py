@@ -56,6 +56,7 @@ def test_an_unknown_family_is_built_with_a_warning(folder: Path, tmp_path: Path)
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.warns(UnknownArchitectureWarning, match="no known family"):
         builder = builder_for(folder, tmp_path / "cache")
+    builder.set_options({"arn_cl_options.auto_regression_number": [1]})
     container = builder.build()
     assert container.metadata.model.architecture == "newcomer"
 
