@@ -25,6 +25,8 @@ from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from buildlib.toolchains.ort_qnn.wheel import find_libraries
 from tests.conftest import made_once
 
+ANSWER = "answer.txt"
+
 
 @dataclass(frozen=True)
 class GenieLab:
@@ -105,7 +107,7 @@ def plain_dialog(
     def build(folder: Path) -> None:
         folder.mkdir()
         config = genie_lab.compile(genie_lab.export / "model.onnx", folder)
-        (folder / "genie_config.json").write_text(config.to_json())
+        (folder / ANSWER).write_text(genie_lab.ask(folder, config))
 
     built = made_once(build_cache.with_name("plain-dialog"), build)
     folder = tmp_path_factory.mktemp("plain")
@@ -113,3 +115,9 @@ def plain_dialog(
     shutil.copytree(built, folder, ignore=skip, dirs_exist_ok=True)
     config = GenieConfig.model_validate_json((folder / "genie_config.json").read_text())
     return folder, config
+
+
+@pytest.fixture(scope="session")
+def plain_answer(plain_dialog: tuple[Path, GenieConfig]) -> str:
+    """What Genie answers in the plain dialog."""
+    return (plain_dialog[0] / ANSWER).read_text()
