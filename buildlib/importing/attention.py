@@ -43,7 +43,8 @@ class Head:
     Attributes:
         query_scale: factor of the query, including that of joined keys.
         key_scale: factor of keys before they enter the cache.
-        score_scale: factor of scores.
+        score_scale: factor of scores, after their bound if they have one.
+        bounded: factor of scores before the hyperbolic tangent that bounds them; None: none does.
         query_stretch, key_stretch: factor of the elements that turn, besides.
         width: width of the rotary embedding.
         window: slots that a token looks back, if its mask hides those before.
@@ -60,6 +61,7 @@ class Head:
     key_scale: float
     joined_scale: float
     score_scale: float
+    bounded: float | None
     query_stretch: float
     key_stretch: float
     width: int
@@ -286,7 +288,10 @@ class Attention:
             reason = f"rotates {rotation.width} elements of a head, elsewhere {cos.shape[1] * 2}"
             raise Refusal(reason)
         if not self._are_near((rotation.cos, rotation.sin), (cos[token], sin[token])):
-            raise Refusal("has rotary embeddings of different angles, or in the other direction")
+            raise Refusal(
+                "has rotary embeddings of different angles, or in the other direction; a model "
+                "with two bases, such as Gemma 3, is built from its checkpoint"
+            )
         self.width = rotation.width
 
     def _check_fed(self, cos: Floats, sin: Floats) -> None:
@@ -336,6 +341,7 @@ def _head(
         key_scale=keys.new.rotation.scale,
         joined_scale=keys.scale,
         score_scale=weights.scale,
+        bounded=weights.bounded,
         query_stretch=product.queries.rotation.stretch,
         key_stretch=keys.new.rotation.stretch,
         width=keys.new.rotation.width,

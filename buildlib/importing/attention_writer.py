@@ -88,6 +88,12 @@ class AttentionWriter:
         scores = transfer_encoding(
             op(layer, "MatMul", [query, keys], "scores"), _origins(heads, "scores")
         )
+        if head.bounded is not None:
+            bounded = self._snapped(head.bounded, dim)
+            scores = self._scaled(scores, bounded, layer, "scores_to_bound")
+            transfer_encoding(scores, _origins(heads, "to_bound"))
+            scores = op(layer, "Tanh", [scores], "scores_tanh")
+            transfer_encoding(scores, _origins(heads, "bounded"))
         scale = self._snapped(head.score_scale, dim)
         if scale != 1.0:
             factor = self.writer.constant(f"factor_{scale:.9g}", np.array(scale))
@@ -266,7 +272,7 @@ def _origins(heads: Sequence[Head], name: str) -> list[ir.Value]:
 def _settings(head: Head) -> tuple[float, ...]:
     scales = (
         *(head.query_scale, head.key_scale, head.joined_scale, head.score_scale),
-        *(head.query_stretch, head.key_stretch),
+        *(head.query_stretch, head.key_stretch, head.bounded or 0.0),
     )
     return (
         *(float(f"{scale:.4g}") for scale in scales),

@@ -71,6 +71,8 @@ class Elementwise:
             return handler(node, list(concrete))
         if isinstance(first, NormStep) and node.op_type in {"Sqrt", "Reciprocal"}:
             return self.norms.root(node, first)
+        if isinstance(first, Scores) and node.op_type == "Tanh":
+            return _bounded(node, first)
         if node.op_type in _UNARY and isinstance(first, LinearForm):
             placed = self.resolver.resolve(first, operand(node, 0))
             given = {name: attribute.value for name, attribute in node.attributes.items()}
@@ -157,9 +159,25 @@ class Elementwise:
             if not first.varies and same_form(first, second):
                 return NormStep(first, first.shape, "square")
             return self._joined(node, first, second, "Mul")
+        if isinstance(first, LinearForm) and isinstance(second, NormStep):
+            return self._cube(node, first, second)
         if isinstance(first, Scores) and isinstance(second, Concrete):
             return self._scaled_scores(node, first, second.array)
         raise Refusal("is not supported on these inputs", node)
+
+    def _cube(self, node: ir.Node, form: LinearForm, square: NormStep) -> LinearForm:
+        """Write x * x * x, of which x * x is no step of a normalisation."""
+        if square.stage != "square" or not same_form(form, square.source):
+            raise Refusal("is not supported on these inputs", node)
+        return self._cubed(node, form)
+
+    def _cubed(self, node: ir.Node, form: LinearForm) -> LinearForm:
+        placed = self.resolver.resolve(form, node.outputs[0])
+        rows, name = placed.rows, f"{node.outputs[0].name}_square"
+        squares = self.writer.elementwise([rows, rows], "Mul", ir.Value(name=name))
+        return placed.move_to(
+            self.writer.elementwise([squares, rows], "Mul", node.outputs[0]), node
+        )
 
     def _times(
         self, node: ir.Node, form: LinearForm, concrete: Concrete, index: int = 0
@@ -208,6 +226,8 @@ class Elementwise:
             raise Refusal("is not supported on these inputs", node)
         if power == 2.0 and not first.varies:
             return NormStep(first, first.shape, "square")
+        if power == 3.0 and not first.varies:
+            return self._cubed(node, first)
         placed = self.resolver.resolve(first, operand(node, 0))
         exponent = self.writer.constant(f"factor_{power:.9g}", np.array(power))
         rows = self.writer.elementwise([placed.rows], "Pow", node.outputs[0], constants=[exponent])
@@ -275,6 +295,20 @@ class Elementwise:
         if vector is None:
             raise Refusal("adds other numbers to other tokens", node)
         return vector
+
+
+def _bounded(node: ir.Node, scores: Scores) -> Scores:
+    """Bound scores by their hyperbolic tangent, once and before the mask."""
+    if scores.stage != "scores" or scores.masked or scores.bounded is not None:
+        raise Refusal("bounds masked attention scores, or bounds them twice", node)
+    roles = {"scaled": "to_bound"}
+    origins = [(roles.get(role, role), value) for role, value in scores.origins]
+    return replace(
+        scores,
+        scale=1.0,
+        bounded=scores.scale,
+        origins=(*origins, ("bounded", node.outputs[0])),
+    )
 
 
 def _inverse(node: ir.Node, concrete: Concrete) -> Numbers:

@@ -164,6 +164,8 @@ class Scores:
         rows: for each row of CL scores, which query it is of; all dimensions but the last.
         width: CL, the last dimension.
         stage: `scores`, `probabilities`, or `nan` for the answer to whether these are NaN.
+        scale: factor of scores, after their bound if they have one.
+        bounded: factor of scores before the hyperbolic tangent that bounds them; None: none does.
         masked: whether the causal mask was added.
         window: how many slots back that mask lets a token see, its own included; None for all.
         origins: values of the source at each stage so far, by role.
@@ -173,6 +175,7 @@ class Scores:
     width: int
     stage: str = "scores"
     scale: float = 1.0
+    bounded: float | None = None
     masked: bool = False
     window: int | None = None
     origins: tuple[tuple[str, ir.Value], ...] = ()

@@ -136,6 +136,7 @@ class SourceRunner:
 
     def run(self, feeds: Arrays) -> Arrays:
         """Return all outputs of the canonical model."""
+        feeds = self._aligned(feeds)
         given: dict[str, Array] = {
             str(role.value.name): self._array_for(role, feeds) for role in self._others
         }
@@ -163,6 +164,18 @@ class SourceRunner:
     def close(self) -> None:
         """Free the session."""
         self._session = None
+
+    def _aligned(self, feeds: Arrays) -> Arrays:
+        """Move the past to the end of its slots: an export's window counts empty ones, too."""
+        past, mask = self._shape.past, feeds[interface.ATTENTION_MASK]
+        empty = past - int(np.count_nonzero(mask[0, 0, 0, :past] == 0))
+        moved = {
+            name: np.roll(array, empty, interface.token_axis(name))
+            for name, array in feeds.items()
+            if interface.is_kv(name)
+        }
+        seen = np.concatenate([np.roll(mask[..., :past], empty, -1), mask[..., past:]], axis=-1)
+        return {**feeds, **moved, interface.ATTENTION_MASK: seen}
 
     def _array_for(self, role: Role, feeds: Arrays) -> Array:
         """Return the array for an input that is no cache."""

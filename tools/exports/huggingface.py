@@ -51,6 +51,7 @@ EXPORTS = {
     "dynamo-phi3": Export("phi3", "eager", dynamo=True, opset=18),
     "dynamo-llama-yarn": Export("llama-yarn", "sdpa", dynamo=True, opset=18),
     "dynamo-phi3-longrope": Export("phi3-longrope", "sdpa", dynamo=True, opset=18),
+    "dynamo-gemma2": Export("gemma2", "eager", dynamo=True, opset=18),
 }
 
 

@@ -85,6 +85,18 @@ RECIPES: dict[str, Recipe] = {
             },
         },
     ),
+    "gemma2": Recipe(
+        "Gemma2Config",
+        10,
+        {
+            "head_dim": 12,
+            "query_pre_attn_scalar": 10,
+            "sliding_window": 6,
+            "tie_word_embeddings": True,
+            "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": 5.0,
+        },
+    ),
 }
 
 
