@@ -1,10 +1,13 @@
 """The suite of speculating containers, as users run it, on containers built as users build them."""
 
+import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 
+from buildlib.container.container import GenAIContainer
 from buildlib.genai import GenAIBuilderFactory
 from buildlib.speculative.config import (
     EagletBuilderConfig,
@@ -27,11 +30,8 @@ EAGLET = EagletBuilderConfig(
 )
 
 
-def run_suite(
-    how: SpeculativeConfig, plain: Path, cache: Path, serial: str, folder: Path, prompts: int = 3
-) -> str:
-    """Build a container that speculates, and run its suite; return what pytest printed."""
-    builder = GenAIBuilderFactory.create(MODEL, cache_root=cache)
+def build(how: SpeculativeConfig | None, cache: Path, model: Path) -> GenAIContainer:
+    builder = GenAIBuilderFactory.create(model, cache_root=cache)
     builder.set_targets(["SM8750:emulator"]).set_transformation_options(
         {
             "arn_cl_options.auto_regression_number": [1, 32],
@@ -39,8 +39,22 @@ def run_suite(
             "split_model.num_splits": 2,
         }
     )
-    builder.speculative_config = how
-    container = builder.build()
+    if how is not None:
+        builder.speculative_config = how
+    return builder.build()
+
+
+def run_suite(
+    how: SpeculativeConfig,
+    plain: Path,
+    cache: Path,
+    serial: str,
+    folder: Path,
+    prompts: int = 3,
+    model: Path = MODEL,
+) -> str:
+    """Build a container that speculates, and run its suite; return what pytest printed."""
+    container = build(how, cache, model)
     assert container.genie_config.dialog.type != "basic"
     done = run_pytest(
         folder, "--pyargs", "suites.test_speculation", f"--device={serial}",
@@ -70,6 +84,20 @@ def test_greedy_text_is_plain_decoding_s(
     report = run_suite(how, tiny_bundle, build_cache, virtual_device.serial, tmp_path)
     (rate,) = re.findall(r'token_acceptance_rate[^"]*" value="([\d.]+)"', report)
     assert float(rate) > 1.0
+
+
+@pytest.mark.slow
+def test_a_tree_keeps_to_a_sliding_window(
+    build_cache: Path, virtual_device: AdbDevice, tmp_path: Path
+) -> None:
+    """A slot is in the window of a token by how many it sees, so branches do not count."""
+    model = tmp_path / "windowed"
+    shutil.copytree(MODEL, model, ignore=shutil.ignore_patterns("*.py", "ssd", "eaglet", "lora"))
+    config = json.loads((model / "config.json").read_text())
+    config |= {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
+    (model / "config.json").write_text(json.dumps(config | {"sliding_window": 48}))
+    plain = build(None, build_cache, model)
+    run_suite(SSD, plain.path, build_cache, virtual_device.serial, tmp_path, 2, model)
 
 
 @pytest.mark.slow
