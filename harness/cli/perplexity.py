@@ -273,6 +273,7 @@ def _document(result: "PerplexityResult") -> dict[str, object]:
 
 def _show(result: "PerplexityResult", session: "Session", references: Mapping[str, float]) -> None:
     from harness.results.identity import describe_container
+    from harness.results.perplexity import explain_chance
 
     whose = " of the draft model" if result.positions.startswith("draft_") else ""
     answers().print(
@@ -283,3 +284,7 @@ def _show(result: "PerplexityResult", session: "Session", references: Mapping[st
     for value in references.values():
         away = result.perplexity / value - 1
         answers().print(f"in float on this host {value:.3f}: the device is {away:+.2%} from it")
+        n_vocab = session.container.genie_config.dialog.context.n_vocab
+        remark = explain_chance(value, n_vocab)
+        if remark is not None:
+            print_remark(remark)

@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from harness.errors import WrongUseError
-from harness.results.perplexity import PerplexityBound
+from harness.results.perplexity import PerplexityBound, explain_chance
 from harness.results.records import Measurement, OutputCheck, PerplexityDefinition, Run
 from harness.results.records import Workload as WorkloadRecord
 from harness.results.store import ResultsStore
@@ -211,3 +211,8 @@ def test_a_number_that_failed_its_bound_is_a_number(store: ResultsStore) -> None
 def test_bounds_that_are_none(fields: dict[str, object], said: str) -> None:
     with pytest.raises(WrongUseError, match=said):
         Bench.of(**fields)
+
+
+def test_a_text_that_the_model_predicts_worse_than_by_chance_measures_little() -> None:
+    assert explain_chance(64.0, 64) is None
+    assert "worse than by chance (a perplexity of 64)" in str(explain_chance(64.1, 64))
