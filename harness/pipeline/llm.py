@@ -11,7 +11,7 @@ The names are the vendor's ("Pipeline Overview", docs.qualcomm.com 80-87189-2).
 import tempfile
 import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -60,40 +60,19 @@ from harness.pipeline.observers import (
 )
 from harness.pipeline.recipe import LLMPipelineConfig, Recipe, check_config
 from harness.pipeline.settings import DEFAULT_WINDOWS, EvaluatorConfig, MetricConfig
-from harness.pipeline.stage import ModelFolder, StageConfig, StageContext, StageOutput, bind_inputs
+from harness.pipeline.stage import (
+    ModelFolder,
+    StageConfig,
+    StageConfigs,
+    StageContext,
+    StageOutput,
+    bind_inputs,
+)
 from harness.results.lazy_store import LazyResultsStore
 from harness.results.records import new_run_id
 from harness.workloads.base import UNRECORDED, Recording
 
 MAX_TOKENS = 32
-
-
-class StageConfigs:
-    """The configurations of a pipeline's stages, to be changed before `construct()`.
-
-    `pipe.stages.quantization.recipe_name = "w4a16"`
-    """
-
-    def __init__(self, configs: Mapping[str, StageConfig]) -> None:
-        self.__dict__.update(configs)
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  (each stage has its own class)
-        known = list(self)
-        near = get_close_matches(name, known, 1)
-        told = f"did you mean {near[0]}?" if near else f"it has {', '.join(known)}"
-        raise AttributeError(f"this pipeline has no stage {name!r}: {told}")
-
-    def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"stages.{name}: assign the keys of its configuration instead")
-
-    def __getitem__(self, name: str) -> Any:  # noqa: ANN401
-        return getattr(self, name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(vars(self))
-
-    def __len__(self) -> int:
-        return len(vars(self))
 
 
 @dataclass(frozen=True)

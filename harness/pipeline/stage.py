@@ -7,8 +7,9 @@ import re
 import secrets
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -29,6 +30,34 @@ class StageConfig(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", validate_assignment=True)
+
+
+class StageConfigs:
+    """The configurations of a pipeline's stages, to be changed before `construct()`.
+
+    `pipe.stages.quantization.recipe_name = "w4a16"`
+    """
+
+    def __init__(self, configs: Mapping[str, StageConfig]) -> None:
+        self.__dict__.update(configs)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  (each stage has its own class)
+        known = list(self)
+        near = get_close_matches(name, known, 1)
+        told = f"did you mean {near[0]}?" if near else f"it has {', '.join(known)}"
+        raise AttributeError(f"this pipeline has no stage {name!r}: {told}")
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"stages.{name}: assign the keys of its configuration instead")
+
+    def __getitem__(self, name: str) -> Any:  # noqa: ANN401
+        return getattr(self, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(vars(self))
+
+    def __len__(self) -> int:
+        return len(vars(self))
 
 
 @dataclass(frozen=True)

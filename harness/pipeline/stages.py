@@ -1,5 +1,6 @@
 """The four stages of this project, thin over the building blocks of `buildlib`."""
 
+from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -111,24 +112,31 @@ class ModelLoaderConfig(StageConfig):
 
 
 @dataclass(frozen=True)
-class ModelLoaderOutput(StageOutput):
-    """The model in float, in the one form that all later stages know."""
+class ModelInput(StageInput):
+    """A model folder."""
 
     model: ModelFolder
 
 
-class ModelLoader(Stage[StageInput, ModelLoaderConfig, ModelLoaderOutput]):
+@dataclass(frozen=True)
+class ModelOutput(StageOutput):
+    """A model folder, in place of the one that was taken."""
+
+    model: ModelFolder
+
+
+class ModelLoader(Stage[StageInput, ModelLoaderConfig, ModelOutput]):
     """Load a checkpoint or an ONNX export as canonical float ONNX; weights stay in its files."""
 
     Config = ModelLoaderConfig
-    Output = ModelLoaderOutput
+    Output = ModelOutput
 
     def run(
         self,
         inputs: StageInput,  # noqa: ARG002
         config: ModelLoaderConfig,
         context: StageContext,
-    ) -> ModelLoaderOutput:
+    ) -> ModelOutput:
         """Author the checkpoint's graph, or import the ONNX."""
         overrides = ModelConfigOverrides.model_validate(config.model_config_overrides)
         sizes = context.settings.generator_config
@@ -142,14 +150,7 @@ class ModelLoader(Stage[StageInput, ModelLoaderConfig, ModelLoaderOutput]):
                 entry = context.runner.run(AuthorModel(source, files, shape))
             case OnnxSource():
                 entry = context.runner.run(ImportOnnx(source, files, shape))
-        return ModelLoaderOutput(ModelFolder(entry.folder, entry.hash, canonical=True))
-
-
-@dataclass(frozen=True)
-class ModelInput(StageInput):
-    """A model folder."""
-
-    model: ModelFolder
+        return ModelOutput(ModelFolder(entry.folder, entry.hash, canonical=True))
 
 
 def _no_arguments() -> defaultdict[str, dict[str, Any]]:
@@ -176,7 +177,24 @@ def _quantization_options(
     return options
 
 
-class QuantizationOptConfig(StageConfig):
+class _QuantizationSection(StageConfig):
+    """Section whose keys set options of quantization, all of which are checked at once."""
+
+    @abstractmethod
+    def quantization(self) -> QuantizationOptions:
+        """Return the options.
+
+        Raises:
+            ValueError: one that there is not, or a value that it cannot take.
+        """
+
+    @model_validator(mode="after")
+    def _has_known_options(self) -> Self:
+        self.quantization()
+        return self
+
+
+class QuantizationOptConfig(_QuantizationSection):
     """Section `quantization_opt`.
 
     Attributes:
@@ -190,45 +208,29 @@ class QuantizationOptConfig(StageConfig):
     options: dict[str, Any] = Field(default_factory=dict)
     technique_kwargs: TechniqueKwargs = Field(default_factory=_no_arguments)
 
-    @model_validator(mode="after")
-    def _has_known_options(self) -> Self:
-        self.quantization()
-        return self
-
     def quantization(self) -> QuantizationOptions:
-        """Return the options of the techniques.
-
-        Raises:
-            ValueError: one that there is not, or a value that it cannot take.
-        """
+        """Return the options of the techniques."""
         given = {"param_bitwidth": 4, **self.options, "techniques": self.techniques}
         return _quantization_options(given, self.technique_kwargs)
 
 
-@dataclass(frozen=True)
-class QuantizationOptOutput(StageOutput):
-    """The model in float, easier to quantize."""
-
-    model: ModelFolder
-
-
-class QuantizationOpt(Stage[ModelInput, QuantizationOptConfig, QuantizationOptOutput]):
+class QuantizationOpt(Stage[ModelInput, QuantizationOptConfig, ModelOutput]):
     """Change the float weights by techniques, so that they quantize better."""
 
     Input = ModelInput
     Config = QuantizationOptConfig
-    Output = QuantizationOptOutput
+    Output = ModelOutput
 
     def run(
         self, inputs: ModelInput, config: QuantizationOptConfig, context: StageContext
-    ) -> QuantizationOptOutput:
+    ) -> ModelOutput:
         """Apply the techniques."""
         if not config.techniques:
-            return QuantizationOptOutput(inputs.model)
+            return ModelOutput(inputs.model)
         source = onnx_source(inputs.model, context, _calibration_text(None, context))
         model = _canonical(inputs.model, context)
         entry = context.runner.run(OptimizeWeights(model, source, config.quantization()))
-        return QuantizationOptOutput(ModelFolder(entry.folder, entry.hash, canonical=True))
+        return ModelOutput(ModelFolder(entry.folder, entry.hash, canonical=True))
 
 
 def _known_recipe(name: str) -> str:
@@ -236,7 +238,7 @@ def _known_recipe(name: str) -> str:
     return name
 
 
-class QuantizationConfig(StageConfig):
+class QuantizationConfig(_QuantizationSection):
     """Section `quantization`.
 
     Attributes:
@@ -252,38 +254,22 @@ class QuantizationConfig(StageConfig):
     technique_kwargs: TechniqueKwargs = Field(default_factory=_no_arguments)
     calibration_text: NonEmpty | None = None
 
-    @model_validator(mode="after")
-    def _has_known_options(self) -> Self:
-        self.quantization()
-        return self
-
     def quantization(self) -> QuantizationOptions:
-        """Return the options of the recipe with those that replace them.
-
-        Raises:
-            ValueError: one that there is not, or a value that it cannot take.
-        """
+        """Return the options of the recipe with those that replace them."""
         given = {**self.options, "recipe": self.recipe_name}
         return _quantization_options(given, self.technique_kwargs)
 
 
-@dataclass(frozen=True)
-class QuantizationOutput(StageOutput):
-    """The model in float with encodings for all of it."""
-
-    model: ModelFolder
-
-
-class Quantization(Stage[ModelInput, QuantizationConfig, QuantizationOutput]):
+class Quantization(Stage[ModelInput, QuantizationConfig, ModelOutput]):
     """Choose the grid of every weight and activation, calibrated on text."""
 
     Input = ModelInput
     Config = QuantizationConfig
-    Output = QuantizationOutput
+    Output = ModelOutput
 
     def run(
         self, inputs: ModelInput, config: QuantizationConfig, context: StageContext
-    ) -> QuantizationOutput:
+    ) -> ModelOutput:
         """Apply the recipe's techniques, and calibrate."""
         text = _calibration_text(config.calibration_text, context)
         source = onnx_source(inputs.model, context, text)
@@ -292,7 +278,7 @@ class Quantization(Stage[ModelInput, QuantizationConfig, QuantizationOutput]):
             entry = context.runner.run(OptimizeWeights(entry, source, options))
         entry = context.runner.run(CompleteEncodings(entry, source, options))
         made = ModelFolder(entry.folder, entry.hash, quantized=True, canonical=True)
-        return QuantizationOutput(made)
+        return ModelOutput(made)
 
 
 def _canonical(model: ModelFolder, context: StageContext) -> CacheEntry:
