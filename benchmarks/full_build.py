@@ -1,6 +1,6 @@
 """The whole build of a model of Llama's shape, timed as users run it: as `qnnfarm build`.
 
-Random weights, AR 1 and 128 at CL 4096, 3 parts, weight-shared for a phone. From a bfloat16
+Random weights, AR 1 and 128 at CL 4096, weight-shared for a phone. From a bfloat16
 checkpoint, from a float ONNX without encodings in the layout of other generators (`MatMul`), or
 from a float ONNX with encodings. Then the same command with nothing changed, and with one option of
 the compiler changed. Time and peak memory of all processes, stage by stage.
@@ -220,9 +220,12 @@ def run(root: Path, args: argparse.Namespace) -> bool:
     cache, out = root / "cache", root / "out"
     command = [
         str(model), "--target", args.target, "--out", str(out), "--ar", f"1,{AR}", "--cl", str(CL),
-        "--splits", str(args.splits), "-O", f"quantization.param_bitwidth={args.bits}",
+        "-O", f"quantization.param_bitwidth={args.bits}",
     ]  # fmt: skip
-    print(f"{args.shape} from {args.origin}, W{args.bits}A16, {args.splits} parts, {args.target}")
+    if args.splits:
+        command += ["--splits", str(args.splits)]
+    parts = f"{args.splits or 'default'} parts"
+    print(f"{args.shape} from {args.origin}, W{args.bits}A16, {parts}, {args.target}")
     first = build(command, cache)
     text = f"{first.seconds:7.1f} s{first.peak_bytes / GIB:7.2f} GiB {first.cpu_s:.0f} s of CPU"
     print(f"  {'whole build':<38}{text}")
@@ -263,7 +266,7 @@ def main() -> int:
     parser.add_argument(
         "--text-bytes", type=int, help="calibrate on so much text alone: the same memory, less time"
     )
-    parser.add_argument("--splits", type=int, default=3)
+    parser.add_argument("--splits", type=int, help="parts; by default as many as a build chooses")
     parser.add_argument("--target", default="SM8750")
     parser.add_argument("--first-only", action="store_true", help="change no option")
     parser.add_argument("--folder", type=Path, help="work here, not in a temporary folder")

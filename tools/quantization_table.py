@@ -163,7 +163,7 @@ def _cells(name: str, one: Measured | str, nearest: Measured | None) -> list[str
         name,
         one.bits,
         f"{one.size / 1e6:.2f} MB",
-        f"{one.seconds:.0f} s",
+        f"{one.seconds:.1f} s",
         f"{one.memory / 1e6:.0f} MB",
         *(f"{each:.3f}" for each in one.perplexity),
         "" if nearest is None or one.bits != nearest.bits else gap_closed(one, nearest),

@@ -25,7 +25,7 @@ from buildlib.pipeline.original_paths import original_paths
 from buildlib.pipeline.parts import Part, all_parts
 from buildlib.pipeline.plan import MAX_PART_BYTES, BuildPlan, quantized_bytes
 from buildlib.pipeline.runner import OnStage, StageRecord, StageRunner
-from buildlib.pipeline.scheduler import Task, available_memory, run_bounded
+from buildlib.pipeline.scheduler import Task, run_bounded, usable_memory
 from buildlib.pipeline.sources import CheckpointSource, ModelSource, OnnxSource
 from buildlib.pipeline.stages.add_forecast import AddForecast
 from buildlib.pipeline.stages.add_lora import AddLora
@@ -187,10 +187,7 @@ class Build:
             )
             for part in chain
         ]
-        # A third stays for the page cache, through which all weights are read, and for others.
-        built = run_bounded(
-            tasks, max_workers=self.max_workers, memory_bytes=available_memory() * 2 // 3
-        )
+        built = run_bounded(tasks, max_workers=self.max_workers, memory_bytes=usable_memory())
         binaries = tuple(part.binary for part in built)
         drafts = dict.fromkeys(main.prepared.draft, self._draft(runner, plan, main))
         composition = composition.with_binaries(drafts)

@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,9 @@ from buildlib.errors import (
     UnknownSocError,
 )
 from buildlib.genai import GenAIBuilderFactory, GenAIBuilderHTP
+from buildlib.pipeline import build, scheduler
 from buildlib.pipeline.build import BuildOutputs
+from buildlib.pipeline.scheduler import Task, run_bounded
 from suites.models import tiny_llama
 
 
@@ -52,6 +55,21 @@ def test_the_second_build_runs_no_stage(build_cache: Path, reference_outputs: Bu
         ["export", "arcl", "transform", "quantize", "convert", "compile", "package"], True
     )
     assert container.path == reference_outputs.container
+
+
+def test_parts_share_two_thirds_of_the_memory_that_is_there(
+    build_cache: Path, reference_outputs: BuildOutputs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bounds = []
+
+    def record(tasks: list[Task[Any]], *, max_workers: int, memory_bytes: int) -> list[Any]:
+        bounds.append(memory_bytes)
+        return run_bounded(tasks, max_workers=max_workers, memory_bytes=memory_bytes)
+
+    monkeypatch.setattr(scheduler, "available_memory", lambda *_: 9 << 30)
+    monkeypatch.setattr(build, "run_bounded", record)
+    builder_for(tiny_llama.folder(), build_cache).plan().run()
+    assert bounds == [6 << 30]
 
 
 def test_a_phone_target_shares_weights_and_most_stages(
