@@ -23,7 +23,7 @@ from buildlib.targets import parse_target
 from buildlib.toolchains.base import CompileConfig
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 
-SHAPES = (GraphShape(16, 96), GraphShape(1, 96))
+SHAPES = (GraphShape(1, 96),)
 
 
 def test_compiled_graphs_are_the_quantized_ones(tiny_export: Path, tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_compiled_graphs_are_the_quantized_ones(tiny_export: Path, tmp_path: Pat
     assert {ar: [part.ports for part in chain] for ar, chain in chains.items()} == {
         ar: [runner.ports for runner in chain] for ar, chain in on_cpu.items()
     }
-    tokens = np.random.default_rng(4).integers(0, 300, 20).tolist()
+    tokens = np.random.default_rng(4).integers(0, 300, 12).tolist()
     with HostLoop(on_cpu, config) as cpu, HostLoop(chains, config) as emulated:
         expected, found = cpu.feed(tokens), emulated.feed(tokens)
         step = np.ptp(expected) / 65535
