@@ -4,7 +4,7 @@ Names and defaults: `BuilderTransformerConfig` and its parts, docs.qualcomm.com 
 (`genai_builder_configuration`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Self
 
 from pydantic import (
@@ -35,7 +35,7 @@ class Options(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     def with_options(self, options: Mapping[str, object]) -> Self:
-        """Return a copy with dotted keys set, such as `split_model.num_splits`.
+        """Return a copy with dotted keys set, such as `split_model.num_splits`, or sections.
 
         Raises:
             InvalidOptionError: a key that does not exist or is not honoured here, or a value that
@@ -43,7 +43,7 @@ class Options(BaseModel):
         """
         values: dict[str, Any] = self.model_dump(exclude_unset=True)
         known = tuple(self.as_options())
-        for key, value in options.items():
+        for key, value in _by_dotted_keys(options):
             if key in _NOT_HONOURED:
                 raise InvalidOptionError(key, _NOT_HONOURED[key], ())
             if key == _BIAS_BITS and value == _UNKNOWN_BIAS_BITS:
@@ -154,6 +154,14 @@ _NOT_HONOURED: Mapping[str, str] = {
 _BIAS_BITS = "quantization.bias_bitwidth"
 _UNKNOWN_BIAS_BITS = 8
 _BIAS_REASON = "onnxruntime-qnn compiles biases of 32 bits alone; 8 need the QAIRT SDK's toolchain"
+
+
+def _by_dotted_keys(options: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+    for key, value in options.items():
+        if isinstance(value, Mapping) and key not in _NOT_HONOURED:
+            yield from _by_dotted_keys({f"{key}.{name}": one for name, one in value.items()})
+        else:
+            yield key, value
 
 
 def _dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, OptionValue]:

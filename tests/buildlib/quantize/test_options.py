@@ -48,7 +48,7 @@ KWARGS = "quantization.technique_kwargs"
 
 def test_arguments_of_techniques_are_options() -> None:
     config = ConversionConfig().with_options({f"{KWARGS}.gptaq.damping": 0.05, RECIPE: "w4a16"})
-    config = config.with_options({f"{KWARGS}.gptaq.act_order": False})
+    config = config.with_options({KWARGS: {"gptaq": {"act_order": False}}})
     arguments = config.quantization.technique_kwargs.gptaq
     assert (arguments.damping, arguments.block_size, arguments.act_order) == (0.05, 64, False)
     check_arguments(config.quantization)
