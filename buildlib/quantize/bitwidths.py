@@ -13,6 +13,7 @@ _LPBQ_BITS = 4
 _PREFIX = "quantization."
 BLOCK_KEY = f"{_PREFIX}lpbq_block_size"
 _MIXED_KEY = f"{_PREFIX}mixed_precision"
+_ACTIVATION_KEY = f"{_PREFIX}activation_precision"
 _ALLOWED_BITS = {"act_bitwidth": (8, 16), "bias_bitwidth": (32,), "param_bitwidth": (4, 8)}
 
 
@@ -37,6 +38,8 @@ class Bitwidths:
             for each output channel.
         mixed_precision: `PATTERN=BITS` of weights by name, where `*` stands for any characters; the
             last that matches decides.
+        activation_precision: the same of activations; values that share a grid have the bits of the
+            first of them, by name, that a pattern matches.
 
     Raises:
         InvalidOptionError: a number that cannot be built.
@@ -47,6 +50,7 @@ class Bitwidths:
     param_bitwidth: int = 8
     lpbq_block_size: int | None = None
     mixed_precision: tuple[str, ...] = ()
+    activation_precision: tuple[str, ...] = ()
 
     @classmethod
     def from_options(cls, options: QuantizationOptions) -> Self:
@@ -57,6 +61,7 @@ class Bitwidths:
             options.param_bitwidth,
             options.lpbq_block_size,
             options.mixed_precision,
+            options.activation_precision,
         )
 
     def __post_init__(self) -> None:
@@ -65,6 +70,7 @@ class Bitwidths:
                 reason = f"{getattr(self, key)} bits cannot be built"
                 raise InvalidOptionError(_PREFIX + key, reason, tuple(map(str, known)))
         patterns = self._patterns()
+        self._activation_patterns()
         four = _LPBQ_BITS in {self.param_bitwidth, *(bits for _, bits in patterns)}
         if self.lpbq_block_size is not None and not four:
             reason = f"LPBQ is of 4 bits, and {_PREFIX}param_bitwidth is {self.param_bitwidth}"
@@ -83,29 +89,57 @@ class Bitwidths:
                 bits = wanted
         return WeightFormat(bits, self.lpbq_block_size if bits == _LPBQ_BITS else None)
 
-    def check_patterns(self, names: Collection[str]) -> None:
-        """Refuse a pattern that matches no weight.
+    def activation_bits(self, names: Collection[str]) -> int:
+        """Return the bits of activations that share a grid, by their names."""
+        bits = {
+            name: wanted
+            for pattern, wanted in self._activation_patterns()
+            for name in names
+            if fnmatchcase(name, pattern)
+        }
+        return bits[min(bits)] if bits else self.act_bitwidth
+
+    def check_patterns(
+        self, weights: Collection[str], activations: Collection[str] | None = None
+    ) -> None:
+        """Refuse a pattern that matches nothing.
 
         Args:
-            names: of all weights of matrices.
+            weights: names of all weights of matrices.
+            activations: names of all activations but keys and values; None checks weights alone.
 
         Raises:
-            InvalidOptionError: names the pattern, and some weights.
+            InvalidOptionError: names the pattern, and some of what there is.
         """
-        for pattern, _ in self._patterns():
-            if not any(fnmatchcase(name, pattern) for name in names):
-                reason = f"no weight of this model has a name like {pattern!r}"
-                raise InvalidOptionError(_MIXED_KEY, reason, _some_kinds(names))
+        checked: tuple[tuple[str, str, list[tuple[str, int]], Collection[str] | None], ...] = (
+            (_MIXED_KEY, "weight", self._patterns(), weights),
+            (_ACTIVATION_KEY, "activation", self._activation_patterns(), activations),
+        )
+        for key, kind, patterns, names in checked:
+            for pattern, _ in patterns:
+                if names is not None and not any(fnmatchcase(name, pattern) for name in names):
+                    reason = f"no {kind} of this model has a name like {pattern!r}"
+                    raise InvalidOptionError(key, reason, _some_kinds(names))
 
     def _patterns(self) -> list[tuple[str, int]]:
-        found = []
-        for text in self.mixed_precision:
-            pattern, separator, bits = text.rpartition("=")
-            if not separator or not pattern or bits not in {"4", "8"}:
-                reason = f"{text!r} is not PATTERN=BITS with 4 or 8 bits, such as *.down_proj.*=8"
-                raise InvalidOptionError(_MIXED_KEY, reason, ())
-            found.append((pattern, int(bits)))
-        return found
+        return _parse(_MIXED_KEY, self.mixed_precision, (4, 8), "*.down_proj.*=8")
+
+    def _activation_patterns(self) -> list[tuple[str, int]]:
+        return _parse(_ACTIVATION_KEY, self.activation_precision, (8, 16), "layer_*_output=16")
+
+
+def _parse(
+    key: str, texts: Iterable[str], known: tuple[int, int], example: str
+) -> list[tuple[str, int]]:
+    found = []
+    for text in texts:
+        pattern, _, bits = text.rpartition("=")
+        if not pattern or bits not in map(str, known):
+            numbers = " or ".join(map(str, known))
+            reason = f"{text!r} is not PATTERN=BITS with {numbers} bits, such as {example}"
+            raise InvalidOptionError(key, reason, ())
+        found.append((pattern, int(bits)))
+    return found
 
 
 def _some_kinds(names: Iterable[str]) -> tuple[str, ...]:

@@ -56,6 +56,8 @@ class QuantizationOptions(BaseModel):
             gives a scale for each output channel.
         mixed_precision: `PATTERN=BITS` for weights by name, such as `*.down_proj.weight=8`; the
             last that matches decides, of the output projection too.
+        activation_precision: `PATTERN=BITS` for activations by name, such as `layer_*_output=16`;
+            the last that matches decides.
         techniques: applied to the weights in this order; `None` is GPTAQ where weights have 4 bits,
             and none where all have 8.
         technique_kwargs: arguments of the techniques.
@@ -70,6 +72,7 @@ class QuantizationOptions(BaseModel):
     param_bitwidth: Literal[4, 8] = 8
     lpbq_block_size: Annotated[int, Field(ge=1)] | None = None
     mixed_precision: tuple[str, ...] = ()
+    activation_precision: tuple[str, ...] = ()
     techniques: tuple[TechniqueName, ...] | None = None
     technique_kwargs: TechniqueArguments = TechniqueArguments()
     activation_ranges: RangeName = "minmax"

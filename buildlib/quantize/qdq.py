@@ -21,6 +21,7 @@ from buildlib.quantize.grids import activation_grids, parameter_uses
 from buildlib.quantize.recipe import value_range
 from buildlib.quantize.rewriter import QdqRewriter
 from buildlib.quantize.weight_file import SharedWeights, WeightFile, WeightStore
+from buildlib.quantize.widths import convert_widths
 
 _PART = re.compile(r"\d+_of_\d+$")
 _OPSET = 21  # the first with 16-bit QuantizeLinear in the standard domain
@@ -117,6 +118,7 @@ class QdqPass(Pass):
         encodings = dict(self.encodings)
         grids = activation_grids(model.graph, encodings)
         transposed = rewrite_block_gemms(model.graph, encodings, grids)
+        convert_widths(model.graph, encodings, grids)
         uses = parameter_uses(model.graph, encodings, grids, transposed)
         work = QdqRewriter(model.graph, grids, self.weights)
         work.quantize_parameters(uses)

@@ -79,7 +79,9 @@ def complete_encodings(
         ModelFileError: the model cannot be read, or tells no AR and CL.
     """
     if bitwidths is not None:
-        bitwidths.check_patterns({use.name for use in matrix_uses(load_model(model_path).graph)})
+        graph = load_model(model_path).graph
+        names = {name for name in activation_names(graph) if not interface.is_kv(name)}
+        bitwidths.check_patterns({use.name for use in matrix_uses(graph)}, names)
 
     choice = None
     if ranges != "minmax":  # which are observed anyway
@@ -227,6 +229,7 @@ class _EncodingBuilder:
     def share_encodings(self, groups: Sequence[set[str]]) -> None:
         """Make one encoding for all values of each group, which must lie on one grid."""
         for names in groups:
+            bits = self.bits.activation_bits(names)
             known = next((self.grids[name] for name in sorted(names) if name in self.grids), None)
             seen = [self.ranges[name] for name in names if name in self.ranges]
             if known is None and not seen:
@@ -239,7 +242,7 @@ class _EncodingBuilder:
                 elif any(map(interface.is_kv, names)):
                     self.shared[name] = symmetric_encoding(name, max(-low, high), _KV_BITS)
                 else:
-                    self.shared[name] = asymmetric_encoding(name, low, high, self.bits.act_bitwidth)
+                    self.shared[name] = asymmetric_encoding(name, low, high, bits)
 
     def activation(self, name: str) -> Encoding:
         """Return the encoding of a computed value or an input."""

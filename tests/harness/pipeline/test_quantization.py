@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from buildlib.encodings.files import load_encodings
+from buildlib.errors import InvalidOptionError
 from harness.errors import RecipeError
 from harness.pipeline.llm import LLMPipeline
 from harness.pipeline.stage import ModelFolder
@@ -65,3 +66,34 @@ def test_techniques_change_weights_before_and_in_quantization(make_recipe: MakeR
     assert score["quantization"] != pytest.approx(rotated, rel=1e-3)
     bits = bits_of(pipe)
     assert {n for n, b in bits.items() if b == 8} == {n for n in bits if "down_proj" in n}
+
+
+def test_activations_of_8_and_16_bits_stand_in_one_graph(make_recipe: MakeRecipe) -> None:
+    def make(patterns: list[str]) -> LLMPipeline:
+        recipe = make_recipe()
+        options = {"activation_precision": patterns}
+        recipe["stages"]["quantization"] = {"recipe_name": "w8a8", "options": options}
+        return LLMPipeline.from_pretrained(recipe=recipe)
+
+    narrow = make([]).construct(until="quantization").compare(windows=1).stages[-1].values
+    # a residual stream, products, and values that meet the mask, an input, of 8 bits
+    pipe = make(["layer_?_output=16", "*_gated=16", "layer_0_*=16", "layer_0_up_proj=8"])
+    found = {one.stage: one.values for one in pipe.construct().compare(windows=1).stages}
+    folder = pipe.outputs("quantization")["model"]
+    assert isinstance(folder, ModelFolder)
+    encodings = load_encodings(folder.path / "model.encodings").by_name()
+    names = (
+        "layer_3_output",
+        "layer_1_gated",
+        "layer_0_scores",
+        "layer_0_up_proj",
+        "layer_1_scores",
+    )
+    assert [encodings[name].bw for name in names] == [16, 16, 16, 8, 8]
+    on_cpu, on_emulator = (found[stage] for stage in ("quantization", "genai_builder"))
+    assert on_cpu["kl_divergence"] < 0.8 * narrow["kl_divergence"]
+    assert on_emulator["kl_divergence"] == pytest.approx(on_cpu["kl_divergence"], rel=0.5)
+    with pytest.raises(InvalidOptionError, match="no activation of this model has a name like"):
+        make(["nothing=16"]).construct(until="quantization")
+    with pytest.raises(InvalidOptionError, match="PATTERN=BITS with 8 or 16 bits"):
+        make(["layer_0_*=4"]).construct(until="quantization")
