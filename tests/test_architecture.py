@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.first
 ROOT = Path(__file__).parents[1]
 
 

@@ -23,6 +23,7 @@ from reports.text import LONGEST_TEXT, POSITIONS, listing, percent, shorten
 from tests.reports import lab
 from tests.reports.conftest import Sample, perplexity, speeds
 
+pytestmark = pytest.mark.first
 Samples = Mapping[str, list[Run]]
 MOMENT = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 GROUP = "d" * 32

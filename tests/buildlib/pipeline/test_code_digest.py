@@ -66,7 +66,8 @@ def reached_by_parsing(module: str) -> set[str]:
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    return Path(shutil.copytree(PACKAGE, tmp_path / "buildlib"))
+    compiled = shutil.ignore_patterns("__pycache__")
+    return Path(shutil.copytree(PACKAGE, tmp_path / "buildlib", ignore=compiled))
 
 
 def test_imports_are_those_that_python_parses() -> None:
