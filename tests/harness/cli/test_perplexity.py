@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -135,25 +136,28 @@ def test_the_draft_model_has_a_perplexity_of_its_own(
 
 
 def test_decode_steps_are_held_against_float(
-    qnnfarm: Run, virtual_device: AdbDevice, tiny_bundle: Path, tmp_path: Path
+    qnnfarm: Run,
+    virtual_device: AdbDevice,
+    speculating: dict[str, Path],
+    make_checkpoint: Callable[..., Path],
+    tmp_path: Path,
 ) -> None:
     """A dialog that looks ahead is decoded as its target, by the graph of one token a call."""
-    plain = GenAIContainer.load(tiny_bundle)
-    config = plain.genie_config.with_type("lade", lade=Lade(window=4, ngram=3, gcap=4))
-    lade = repackage(plain, config, tmp_path / "lade").path
+    text = tmp_path / "text.txt"
+    text.write_text("".join(chr(0x100 + 2 + 97 * place % 298) for place in range(400)))
     db = tmp_path / "results.db"
-    where = ("--device", virtual_device.serial, "--db", db, "--text", TEXT, "--windows", "1")
-    compared = ("--per-step", "--reference", tiny_llama.folder())
+    where = ("--device", virtual_device.serial, "--db", db, "--text", text, "--windows", "1")
+    compared = ("--per-step", "--reference", make_checkpoint(tmp_path / "small_llama"))
     trace = tmp_path / "trace.json"
-    done = qnnfarm("perplexity", lade, *where, *compared, "--trace", trace, "--json")
+    done = qnnfarm("perplexity", speculating["lade"], *where, *compared, "--trace", trace, "--json")
     assert done.returncode == GOOD, done.stderr
     events = Counter(event["name"] for event in json.loads(trace.read_text())["traceEvents"])
-    assert events["QnnApi::graphExecute"] >= 2 * 80  # two parts
+    assert events["QnnApi::graphExecute"] >= 80
     assert {"load", "prefill", "decode", "token 80"} <= events.keys()
     answer = json.loads(done.stdout)
     assert (answer["steps"], answer["positions"]) == (80, "decode_steps")
     assert 0 < answer["kl_divergence"] < 0.01
-    assert answer["top1_agreement"] >= 0.95
+    assert answer["top1_agreement"] >= 0.9  # of random weights
     assert answer["perplexity"] == pytest.approx(answer["perplexity_float"], rel=0.03)
     with ResultsStore.open(db) as store:
         (run,) = store.list_runs(RunFilter(kind="perplexity"))
