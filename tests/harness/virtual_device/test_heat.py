@@ -240,7 +240,7 @@ def test_two_readings_in_a_row_agree(warm: VirtualDevice, shell: Shell) -> None:
     spin = "(while :; do :; done) </dev/null >/dev/null 2>&1 & echo $!"
     pids = shell(f"{spin}; {spin}").split()
     most = 0.0
-    for _ in range(300):
+    for _ in range(60):
         reading = manager.control(warm.name).heat()
         assert reading is not None
         most = max(most, reading.power_w)
