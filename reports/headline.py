@@ -90,7 +90,7 @@ def _quiet(
         words = f"Nothing regressed in {pluralize(judged, 'comparison')}"
         return Headline("good", words, tuple(lines))
     why = (
-        "A verdict needs a past to compare with: some nights of the same, or `--baseline`."
+        "A verdict needs a past to compare with: some nights of the same, or a --baseline."
         if results.measured
         else "There are no results yet."
     )

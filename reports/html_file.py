@@ -32,7 +32,7 @@ from reports import figures, text
 from reports.changes import SPARK_POINTS
 from reports.errors import OutputPathError, ReportWriteError
 from reports.figures import Figure, Spec
-from reports.page import Page, RunPage, brief_speeds
+from reports.page import Page, RunPage, brief_results
 
 TEMPLATE = "report.html.j2"
 PAGES = {
@@ -197,7 +197,7 @@ def _render(
         has_charts=bool(page.results.measured),
         command=lambda figure: reproduce(figure, page),
         specs=Specs(),
-        means=lambda run_id: brief_speeds(means[run_id]),
+        means=lambda run_id: brief_results(means[run_id]),
         trend=_Trends(page),
         generated_at=generated_at,
         version=qnnfarm_version(),

@@ -39,7 +39,10 @@ MOST_PRESENT = 1000
 """Sessions behind the summary, the newest ones."""
 RECENT = timedelta(hours=24)
 """A failure this long before the newest run belongs to the verdict."""
-_BRIEF_METRICS = ("prefill_tokens_per_s", "decode_tokens_per_s", "ttft_s")
+_BRIEF_METRICS = (
+    "prefill_tokens_per_s", "decode_tokens_per_s", "ttft_s", "embed_s",
+    "perplexity", "kl_divergence", "cosine_float",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -399,8 +402,8 @@ def list_runs(runs: Sequence[Run], most: int = MOST_IN_FULL) -> Listing:
     )
 
 
-def brief_speeds(one: RunMeans) -> str:
-    """Format the means of a run's speeds in one line; empty if it has none."""
+def brief_results(one: RunMeans) -> str:
+    """Format the main means of a run in one line: speeds and quality; empty if it has none."""
     return ", ".join(
         f"{find_metric(key).label} {find_metric(key).show(one.means[key].value)}"
         for key in _BRIEF_METRICS

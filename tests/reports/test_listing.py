@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from harness.results.means import RunMeans
 from harness.results.records import Run
 from reports import html_file, page
-from reports.page import MOST_IN_FULL, Results, brief_speeds, list_runs
+from reports.page import MOST_IN_FULL, Results, brief_results, list_runs
 from tests.reports.conftest import Sample, speeds
 
 _VALUES = speeds([999, 1000, 1002], [50, 51, 52], [0.04, 0.04, 0.04], 1310)
@@ -41,9 +41,11 @@ def test_every_run_is_listed_once_and_links_lead_to_it() -> None:
     assert '<i class="chip">emulator</i>' in line
 
 
-def test_a_run_without_speeds_has_no_figures() -> None:
-    run = Sample("SM8750", emulator=True).run(1, "perplexity", {"perplexity": [25.5]})
-    assert brief_speeds(RunMeans.of(run)) == ""
+def test_a_run_without_speeds_shows_its_perplexity() -> None:
+    sample = Sample("SM8750", emulator=True)
+    scored = sample.run(1, "perplexity", {"perplexity": [25.5]})
+    assert brief_results(RunMeans.of(scored)) == "Perplexity on device 25.500"
+    assert brief_results(RunMeans.of(sample.run(2, "perplexity", {}))) == ""
 
 
 def test_few_runs_are_all_in_full() -> None:
