@@ -90,15 +90,18 @@ class StageComparison:
     emulator: bool = False
 
     def print(self) -> None:
-        """Print a table on stdout, and what it is over on stderr."""
+        """Print a table on stdout, and what it is over on stderr; float has no distance to show."""
         shown = [key for key in _COLUMNS if any(key in one.values for one in self.stages)]
         float_loss = next((one.values.get(PERPLEXITY) for one in self.stages), None)
         rows = []
         for one in self.stages:
+            is_float = one.values == self.stages[0].values
+            known = {PERPLEXITY} & one.values.keys() if is_float else one.values.keys()
             cells = [one.stage, one.where]
-            cells += [METRICS[k].show(one.values[k]) if k in one.values else "-" for k in shown]
+            cells += [METRICS[k].show(one.values[k]) if k in known else "-" for k in shown]
             found = one.values.get(PERPLEXITY)
             away = f"{found / float_loss - 1:+.2%}" if found and float_loss else "-"
+            away = "-" if is_float else away
             cells.insert(3, away)
             rows.append(Row(cells, [one.note] if one.note else []))
         labels = [_COLUMNS[key] for key in shown]
