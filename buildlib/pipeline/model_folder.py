@@ -7,7 +7,7 @@ from buildlib.checkpoint.layout import CONFIG_FILE, MODEL_FILE, TOKENIZER_FILE
 from buildlib.checkpoint.tokenizer import text_windows
 from buildlib.graph import interface
 from buildlib.graph.files import link_into, load_model
-from buildlib.quantize.calibration import window_length
+from buildlib.quantize.calibration import window_count, window_length
 from buildlib.quantize.optimization import technique_windows
 from buildlib.quantize.options import QuantizationOptions
 
@@ -34,7 +34,8 @@ def calibration_windows(
     config = load_config(model_folder / CONFIG_FILE)
     tokenizer = model_folder / TOKENIZER_FILE
     if quantization is None:
-        return text_windows(tokenizer, text, window_length(shape), config.bos_token_id)
+        length = window_length(shape)
+        return text_windows(tokenizer, text, length, config.bos_token_id, window_count(length))
     length, count = technique_windows(
         window_length(shape),
         quantization.weight_techniques,

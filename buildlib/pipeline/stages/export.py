@@ -7,7 +7,7 @@ from pathlib import Path
 from buildlib.cache.key import combined_sha256, text_sha256
 from buildlib.checkpoint.checkpoint import Checkpoint
 from buildlib.checkpoint.layout import CONFIG_FILE, ENCODINGS_FILE
-from buildlib.checkpoint.tokenizer import DEFAULT_WINDOWS, text_windows
+from buildlib.checkpoint.tokenizer import text_windows
 from buildlib.encodings.files import save_encodings
 from buildlib.encodings.model import Encodings
 from buildlib.files import atomic_write_bytes
@@ -16,7 +16,7 @@ from buildlib.graph.shape import GraphShape
 from buildlib.pipeline.sources import CheckpointSource
 from buildlib.pipeline.stage import Stage
 from buildlib.quantize.bitwidths import Bitwidths
-from buildlib.quantize.calibration import window_length
+from buildlib.quantize.calibration import window_count, window_length
 from buildlib.quantize.options import QuantizationOptions, RangeName
 from buildlib.quantize.recipe import complete_encodings
 
@@ -72,7 +72,7 @@ def export_checkpoint(
     shape: GraphShape,
     bitwidths: Bitwidths | None = None,
     *,
-    n_windows: int = DEFAULT_WINDOWS,
+    n_windows: int | None = None,
     ranges: RangeName = "minmax",
     progress: Callable[[int, int], None] | None = None,
 ) -> Path:
@@ -87,7 +87,8 @@ def export_checkpoint(
         out_dir: made if need be.
         shape: of the ONNX; a prefill shape, as calibration runs at it.
         bitwidths: of weights and activations; by default W8A16.
-        n_windows: windows of text, spread over all of it, that calibrate activations.
+        n_windows: windows of text, spread over all of it, that calibrate activations; by default
+            what `window_count` says.
         ranges: estimator of the ranges of activations.
         progress: as `observe_ranges` calls it.
 
@@ -98,12 +99,13 @@ def export_checkpoint(
     """
     checkpoint = Checkpoint.load(checkpoint_dir)
     checkpoint.check_content()
+    length = window_length(shape)
     windows = text_windows(
         checkpoint.tokenizer_path,
         calibration_text,
-        window_length(shape),
+        length,
         checkpoint.config.bos_token_id,
-        n_windows,
+        n_windows or window_count(length),
     )
     out_dir.mkdir(parents=True, exist_ok=True)
     for path in (checkpoint.folder / CONFIG_FILE, checkpoint.tokenizer_path):

@@ -15,7 +15,13 @@ from buildlib.errors import CalibrationError, PassError
 from buildlib.graph.decoder import export_onnx
 from buildlib.graph.files import load_model, save_model
 from buildlib.graph.shape import GraphShape
-from buildlib.quantize.calibration import RangeObserver, instrument_ranges, observe_ranges
+from buildlib.quantize.calibration import (
+    RangeObserver,
+    instrument_ranges,
+    observe_ranges,
+    window_count,
+    window_length,
+)
 from buildlib.reference import segment_loop
 from buildlib.reference.host_loop import HostLoop
 from buildlib.reference.runners import Arrays, OnnxRunner
@@ -148,3 +154,14 @@ def test_a_model_without_borders_is_refused(tiny_export: Path, tmp_path: Path) -
     broken = save_model(model, tmp_path / "model.onnx")
     with pytest.raises(PassError, match="logits is missing"):
         observe_ranges(broken, load_config(tiny_export / "config.json"), [[1] * 16])
+
+
+@pytest.mark.parametrize(
+    ("ar", "cl", "length", "count"),
+    [(32, 192, 192, 8), (128, 1024, 1024, 4), (128, 4096, 2048, 2), (4096, 8192, 4096, 2)],
+)
+def test_windows_are_as_long_as_the_context_up_to_2048_tokens(
+    ar: int, cl: int, length: int, count: int
+) -> None:
+    assert window_length(GraphShape(ar, cl)) == length
+    assert window_count(length) == count
