@@ -79,8 +79,8 @@ class AdaScale:
                 real, seen = after, loop.run(index, seen, change=_with_weights(layer, file))
                 if progress is not None:
                     progress(index, n_layers)
-            for name in uses:
-                replace_constant(whole.graph, name, file.tensor(name))
+            for encoding in encodings:
+                replace_constant(whole.graph, encoding.name, file.tensor(encoding.name))
         params = (*model.encodings.param_encodings, *encodings)
         changed = model.encodings.model_copy(update={"param_encodings": params})
         return model.changed(save_model(whole, folder / MODEL_FILE), changed)

@@ -200,8 +200,8 @@ class LayerwiseTechnique:
                 real, seen = work.quantize(index, real, seen)
                 if progress is not None:
                     progress(index, n_layers)
-            for name in uses:
-                replace_constant(whole.graph, name, file.tensor(name))
+            for encoding in work.encodings:
+                replace_constant(whole.graph, encoding.name, file.tensor(encoding.name))
         params = (*model.encodings.param_encodings, *work.encodings)
         encodings = model.encodings.model_copy(update={"param_encodings": params})
         return model.changed(save_model(whole, folder / MODEL_FILE), encodings)

@@ -17,7 +17,7 @@ from buildlib.encodings.grid import weight_grid
 from buildlib.encodings.model import Encodings, asymmetric_encoding
 from buildlib.errors import CalibrationError, InvalidOptionError
 from buildlib.graph.decoder import export_onnx
-from buildlib.graph.files import load_model, tensor_array
+from buildlib.graph.files import load_model, save_model, tensor_array
 from buildlib.graph.shape import GraphShape
 from buildlib.quantize.bitwidths import Bitwidths, WeightFormat
 from buildlib.quantize.optimization import optimize_weights
@@ -298,6 +298,28 @@ def test_patterns_choose_the_bits_of_weights(tiny: Path, tmp_path: Path) -> None
         optimized(wrong, tmp_path / "wrong", "gptq")
     with pytest.raises(InvalidOptionError, match=said):
         complete_encodings(model.path, Encodings(), model.config, (), wrong.bits)
+
+
+@pytest.mark.parametrize("technique", ["gptq", "adascale"])
+def test_a_weight_outside_the_layers_stays_as_it_is(
+    technique: TechniqueName, tiny: Path, tmp_path: Path
+) -> None:
+    """Such as the projection of a factorized embedding."""
+    model = float_model(tiny)
+    whole = load_model(model.path)
+    embedding = next(node for node in whole.graph if node.op_type == "Gather")
+    width = constant(whole.graph.initializers["model.norm.weight"]).size
+    weight = ir.val("projection", const_value=ir.tensor(np.eye(width, dtype=np.float32)))
+    whole.graph.register_initializer(weight)
+    product = ir.node("MatMul", [embedding.outputs[0], weight])
+    projected, embedded = product.outputs[0], embedding.outputs[0]
+    projected.name, projected.type, projected.shape = "projected", embedded.type, embedded.shape
+    embedded.replace_all_uses_with(projected)
+    product.replace_input_with(0, embedded)
+    whole.graph.insert_after(embedding, product)
+    changed = replace(model, path=save_model(whole, tmp_path / "projected.onnx"))
+    found = load_model(optimized(changed, tmp_path / "out", technique).path).graph
+    assert np.array_equal(constant(found.initializers["projection"]), np.eye(width))
 
 
 @pytest.mark.parametrize("text", ["down_proj", "=4", "*=3", "*=16"])
