@@ -38,7 +38,8 @@ from buildlib.pipeline.sources import (
     positions_of,
 )
 from buildlib.targets import Target, parse_target
-from buildlib.toolchains.base import CompileConfig, Toolchain
+from buildlib.toolchains.base import Toolchain
+from buildlib.toolchains.compile_config import CompileConfig
 from buildlib.toolchains.htp_extensions import HtpConfigHelper
 
 GRAPH_OPTIONS = "graphs."

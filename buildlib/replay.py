@@ -19,7 +19,8 @@ from pathlib import Path
 from buildlib.errors import InputFileError
 from buildlib.files import atomic_path
 from buildlib.paths import user_path
-from buildlib.toolchains.base import BinaryInfo, CompileConfig, Toolchain
+from buildlib.toolchains.base import BinaryInfo, Toolchain
+from buildlib.toolchains.compile_config import CompileConfig
 
 _STRUCTURE = "model"
 

@@ -28,7 +28,8 @@ from buildlib.pipeline.runner import OnStage, StageRunner
 from buildlib.pipeline.sources import ModelSource, OnnxSource
 from buildlib.pipeline.stages.package import CONTAINER
 from buildlib.quantize.bitwidths import Bitwidths
-from buildlib.toolchains.base import CompileConfig, Toolchain
+from buildlib.toolchains.base import Toolchain
+from buildlib.toolchains.compile_config import CompileConfig
 
 DEFAULT_LENGTH = 128
 """Tokens of the longest text, if no context length is set; a shorter model sets a lower one."""

@@ -33,7 +33,8 @@ from buildlib.quantize.qdq import apply_encodings
 from buildlib.quantize.recipe import encodings_from_ranges
 from buildlib.quantize.summary import summarize_quantization
 from buildlib.targets import Target
-from buildlib.toolchains.base import CompileConfig, Toolchain
+from buildlib.toolchains.base import Toolchain
+from buildlib.toolchains.compile_config import CompileConfig
 
 GRAPH = "encoder"
 """Name of the graph, and of its files."""

@@ -24,7 +24,7 @@ from buildlib.quantize.bitwidths import Bitwidths
 from buildlib.quantize.options import check_arguments
 from buildlib.speculative.config import SpeculativeConfig, check_speculation
 from buildlib.targets import Target
-from buildlib.toolchains.base import CompileConfig
+from buildlib.toolchains.compile_config import CompileConfig
 
 MAX_PART_BYTES = 1 << 30
 """Weights of one part, as they are encoded, when the number of parts is chosen.

@@ -9,12 +9,13 @@ import os
 import select
 import struct
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from buildlib.reference.runners import Arrays
+if TYPE_CHECKING:
+    from buildlib.reference.runners import Arrays
 
 _MAX_HEADER_BYTES = 16 << 20
 _MAX_ARRAY_BYTES = 4 << 30
@@ -25,7 +26,7 @@ class BrokenFrameError(Exception):
     """The other side is gone, silent for too long, or sends something else than a frame."""
 
 
-def write_frame(fd: int, header: dict[str, Any], arrays: Arrays) -> None:
+def write_frame(fd: int, header: dict[str, Any], arrays: "Arrays") -> None:
     """Send a frame; blocks until the other side has taken it."""
     listed = [[name, str(array.dtype), list(array.shape)] for name, array in arrays.items()]
     text = json.dumps(header | {"arrays": listed}).encode()

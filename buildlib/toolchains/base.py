@@ -3,12 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from buildlib.targets import Target
-from buildlib.toolchains.compile_config import CompileConfig
+if TYPE_CHECKING:
+    from buildlib.targets import Target
+    from buildlib.toolchains.compile_config import CompileConfig
 
-__all__ = ["BinaryInfo", "CompileConfig", "GraphInfo", "ScaleOffset", "TensorInfo", "Toolchain"]
+
 _BASE = 250 << 20
 _GRAPH_COPIES = 2.15
 _BINARY_COPIES = 3.8
@@ -118,21 +119,21 @@ class Toolchain(Protocol):
             ToolchainMissingError: it is not installed here.
         """
 
-    def check(self, config: CompileConfig) -> None:
+    def check(self, config: "CompileConfig") -> None:
         """Refuse options that `compile` cannot honour; costs nothing, so it can be called early.
 
         Raises:
             InvalidOptionError: it cannot; names the option, and the toolchain that can.
         """
 
-    def convert(self, onnx: Path, dlc: Path, target: Target) -> None:
+    def convert(self, onnx: Path, dlc: Path, target: "Target") -> None:
         """Convert ONNX in QDQ form to a DLC.
 
         Raises:
             ToolchainError: the model is refused, or the converter died.
         """
 
-    def compile(self, dlcs: Sequence[Path], binary: Path, config: CompileConfig) -> None:
+    def compile(self, dlcs: Sequence[Path], binary: Path, config: "CompileConfig") -> None:
         """Compile DLCs to one context binary, whose graphs are named by the stems of the DLCs.
 
         Raises:

@@ -58,7 +58,7 @@ def run_step(step: Step, request: bytes, log_dir: Path | None = None) -> Any:  #
 
     Args:
         step: the step to run.
-        request: JSON for the worker.
+        request: as the worker of the step reads it.
         log_dir: where logs are kept, one file a step; by default the temporary folder, and then
             only the logs of failed steps are kept.
 

@@ -1,4 +1,7 @@
-"""Requests of `OrtQnnToolchain` to its child process, as JSON on stdin. All paths are absolute."""
+"""Requests of `OrtQnnToolchain` to its child process, pickled on stdin. All paths are absolute.
+
+Pickled, as a child that need not import pydantic starts in half the time.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path

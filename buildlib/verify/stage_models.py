@@ -11,7 +11,8 @@ from buildlib.reference.emulator import emulator_chains
 from buildlib.reference.feeds import Embed
 from buildlib.reference.runners import Arrays, OnnxRunner, PartRunner
 from buildlib.targets import Target
-from buildlib.toolchains.base import CompileConfig, Toolchain
+from buildlib.toolchains.base import Toolchain
+from buildlib.toolchains.compile_config import CompileConfig
 from buildlib.verify.trace import OpenPart
 
 Wholes = Mapping[GraphShape, Path]

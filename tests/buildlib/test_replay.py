@@ -14,7 +14,7 @@ from buildlib.cache.store import StageCache
 from buildlib.errors import InputFileError, InvalidOptionError
 from buildlib.replay import CompiledModel, DlcModel, compile, load  # noqa: A004
 from buildlib.targets import parse_target
-from buildlib.toolchains.base import CompileConfig
+from buildlib.toolchains.compile_config import CompileConfig
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 
 PHONE = parse_target("SM8750")

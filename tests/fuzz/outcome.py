@@ -32,7 +32,8 @@ from buildlib.graph.values import static_shape
 from buildlib.pipeline.build import BuildOutputs
 from buildlib.reference.runners import OnnxRunner
 from buildlib.targets import Target
-from buildlib.toolchains.base import BinaryInfo, CompileConfig, Toolchain
+from buildlib.toolchains.base import BinaryInfo, Toolchain
+from buildlib.toolchains.compile_config import CompileConfig
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from buildlib.verify.comparison import StageComparison
 from buildlib.verify.source_runner import SourcePart

@@ -15,7 +15,8 @@ from buildlib.graph.shape import GraphShape
 from buildlib.pipeline.original_paths import original_paths
 from buildlib.pipeline.parts import Part
 from buildlib.pipeline.stage import Stage
-from buildlib.toolchains.base import CompileConfig, Toolchain
+from buildlib.toolchains.base import Toolchain
+from buildlib.toolchains.compile_config import CompileConfig
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ all graphs of a part share one binary, in one step, under names that we choose.
 """
 
 import functools
+import pickle
 import re
 import tempfile
 from collections import Counter
@@ -189,7 +190,7 @@ class OrtQnnToolchain:
     def _run(self, command: str, subject: Path, request: object, timeout_s: float) -> Any:  # noqa: ANN401 - JSON
         libraries = find_libraries()
         step = Step(_WORKER, command, subject, timeout_s, libraries.search_path)
-        return run_step(step, TypeAdapter(type(request)).dump_json(request), self.log_dir)
+        return run_step(step, pickle.dumps(request), self.log_dir)
 
 
 @functools.cache  # every build asks, and the libraries of a process stay the same

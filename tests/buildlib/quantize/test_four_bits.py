@@ -16,7 +16,7 @@ from buildlib.quantize.weight_grids import lpbq_encoding, per_channel_encoding
 from buildlib.reference.emulator import EmulatorProcess
 from buildlib.reference.runners import Arrays, OnnxRunner
 from buildlib.targets import parse_target
-from buildlib.toolchains.base import CompileConfig
+from buildlib.toolchains.compile_config import CompileConfig
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 
 WIDTH_IN, WIDTH_OUT, TOKENS, BLOCK = 128, 96, 16, 32

@@ -20,7 +20,7 @@ from buildlib.reference.frames import BrokenFrameError, read_frame, write_frame
 from buildlib.reference.host_loop import HostLoop
 from buildlib.reference.runners import OnnxRunner
 from buildlib.targets import parse_target
-from buildlib.toolchains.base import CompileConfig
+from buildlib.toolchains.compile_config import CompileConfig
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 
 SHAPES = (GraphShape(1, 96),)

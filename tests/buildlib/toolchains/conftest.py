@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from buildlib.targets import parse_target
-from buildlib.toolchains.base import CompileConfig
+from buildlib.toolchains.compile_config import CompileConfig
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 
 WIDTH_IN, WIDTH_OUT = 256, 512

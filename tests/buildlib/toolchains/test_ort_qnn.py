@@ -18,7 +18,8 @@ from buildlib.errors import (
     UnsupportedOperatorsError,
 )
 from buildlib.targets import parse_target
-from buildlib.toolchains.base import CompileConfig, ScaleOffset, Toolchain
+from buildlib.toolchains.base import ScaleOffset, Toolchain
+from buildlib.toolchains.compile_config import CompileConfig
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain, Timeouts
 from buildlib.toolchains.requests import CompileRequest, GraphRequest
 
