@@ -6,5 +6,5 @@ pytest_plugins = ["harness.pytest_plugin", "pytester"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest files first; all else keeps its order."""
+    """Begin with files that take long, or the last worker would be left alone with one."""
     items.sort(key=lambda item: item.get_closest_marker("first") is None)

@@ -38,8 +38,7 @@ from tools.system_packages import LIBRARIES
 SOC = "SM8750"
 __all__ = ["make_checkpoint"]  # a fixture of all packages
 
-# On CI the same examples each time, so that a red run can be repeated; elsewhere new ones, and
-# fewer a run.
+# On CI the same examples each time, so that a red run can be repeated; elsewhere fewer, and new.
 # How long an example takes says how busy the machine is, so there is no deadline.
 settings.register_profile("ci", derandomize=True, print_blob=True, deadline=None)
 settings.register_profile("here", deadline=None, max_examples=40)
@@ -65,11 +64,6 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.enable()
         gc.freeze()
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with files that take long, or the last worker would be left alone with one."""
-    items.sort(key=lambda item: item.get_closest_marker("first") is None)
 
 
 def pytest_report_header() -> str | None:
