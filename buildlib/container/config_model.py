@@ -3,7 +3,7 @@
 import codecs
 import json
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, cast
 
 from pydantic import (
     BaseModel,
@@ -11,13 +11,20 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
+    GetCoreSchemaHandler,
     Tag,
     ValidationError,
     ValidationInfo,
     model_validator,
 )
 from pydantic.alias_generators import to_snake
-from pydantic_core import InitErrorDetails, PydanticCustomError, PydanticKnownError
+from pydantic_core import (
+    CoreSchema,
+    InitErrorDetails,
+    PydanticCustomError,
+    PydanticKnownError,
+    core_schema,
+)
 
 from buildlib.errors import GenieConfigError
 from buildlib.validation import ARRAY, NULL, OBJECT, RULE, Fault, faults
@@ -50,8 +57,25 @@ Texts = tuple[Text, ...]
 
 One = Tag(OBJECT)
 Several = Tag(ARRAY)
-OneOrSeveral = Discriminator(lambda value: ARRAY if isinstance(value, list | tuple) else OBJECT)
-"""Reader of a value that may stand alone or in an array: errors name the key alone."""
+
+
+class _OneOrSeveral:
+    """Annotation of a value that may stand alone or in an array: errors name the key alone."""
+
+    def __get_pydantic_core_schema__(
+        self, source: object, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        schema = Discriminator(_form).__get_pydantic_core_schema__(source, handler)
+        # Pydantic would call `_form` to write a value as well, and drop what is raised meanwhile:
+        # a KeyboardInterrupt was lost.
+        return cast("CoreSchema", {**schema, "serialization": core_schema.simple_ser_schema("any")})
+
+
+def _form(value: object) -> str:
+    return ARRAY if isinstance(value, list | tuple) else OBJECT
+
+
+OneOrSeveral = _OneOrSeveral()
 
 
 def kebab(name: str) -> str:

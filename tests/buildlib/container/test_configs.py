@@ -1,7 +1,9 @@
 """The typed configurations, with Genie's own parser as the judge."""
 
 import json
+import sys
 from pathlib import Path
+from types import FrameType
 
 import pytest
 from hypothesis import given
@@ -156,3 +158,28 @@ def test_foreign_json_is_one_typed_line(value: object) -> None:
     with pytest.raises(GenieConfigError) as caught:
         GenieConfig.from_json(json.dumps({"dialog": value}))
     assert "\n" not in str(caught.value)
+
+
+def test_an_interrupt_while_a_configuration_is_written_is_not_lost() -> None:
+    """Pydantic drops what is raised in a discriminator that it calls, as by Ctrl-C."""
+    config = basic_dialog(
+        context=Context(size=4096, n_vocab=100, bos_token=1, eos_token=2, n_embd=64),
+        head_dim=64,
+        rotary_dim=64,
+        rope_theta=1e4,
+        rope_scaling=None,
+        ctx_bins=("model.bin",),
+        emulator=False,
+    )
+    called: list[str] = []
+
+    def record(frame: FrameType, event: str, _: object) -> None:
+        if event == "call":
+            called.append(frame.f_code.co_name)
+
+    sys.setprofile(record)
+    try:
+        config.model_dump(mode="json")
+    finally:
+        sys.setprofile(None)
+    assert called == ["model_dump"]
