@@ -63,7 +63,7 @@ class Options(BaseModel):
 
     def as_options(self) -> dict[str, OptionValue]:
         """Return all options under their dotted keys."""
-        return _dotted(self.model_dump())
+        return dict(_by_dotted_keys(self.model_dump()))
 
 
 class ARnContextLengthConfig(Options):
@@ -156,19 +156,9 @@ _UNKNOWN_BIAS_BITS = 8
 _BIAS_REASON = "onnxruntime-qnn compiles biases of 32 bits alone; 8 need the QAIRT SDK's toolchain"
 
 
-def _by_dotted_keys(options: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+def _by_dotted_keys(options: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for key, value in options.items():
         if isinstance(value, Mapping) and key not in _NOT_HONOURED:
             yield from _by_dotted_keys({f"{key}.{name}": one for name, one in value.items()})
         else:
             yield key, value
-
-
-def _dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, OptionValue]:
-    flat: dict[str, OptionValue] = {}
-    for name, value in values.items():
-        if isinstance(value, dict):
-            flat |= _dotted(value, f"{prefix}{name}.")
-        else:
-            flat[f"{prefix}{name}"] = value
-    return flat

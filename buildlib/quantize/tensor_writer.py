@@ -3,22 +3,21 @@
 import json
 import math
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from buildlib.closeable import Closeable
 from buildlib.encodings.attachment import inherit
 from buildlib.files import sync_file
 
 _ALIGNMENT = 64
 
 
-class TensorWriter(AbstractContextManager["TensorWriter"]):
+class TensorWriter(Closeable):
     """A safetensors file whose tensors can be written and read in any order.
 
     Args:
@@ -42,15 +41,8 @@ class TensorWriter(AbstractContextManager["TensorWriter"]):
             file.write(len(text).to_bytes(8, "little") + text)
             file.truncate(self._start + offset)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Bring the file to the disk."""
         sync_file(self.path)
 
     def write(self, name: str, array: npt.NDArray[Any], start: int = 0) -> None:

@@ -20,6 +20,7 @@ from buildlib.cache.finished_builds import (
 )
 from buildlib.errors import InputFileError
 from buildlib.paths import absolute_user_path, user_path
+from harness.pipeline.hub import folder_of
 from harness.pipeline.settings import Settings
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ class RecordedRun:
 
         if any(stage.__module__ != _OUR_STAGES for stage in pipe.config.stages.values()):
             return
-        model = pipe.model_dir if pipe.model_dir.is_dir() else pipe.model_dir.parent
+        model = folder_of(pipe.model_dir)
         texts, absent = _data_sets(pipe.config.settings, (pipe.config.folder, model))
         try:
             finished = FinishedBuild.of(

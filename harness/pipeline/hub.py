@@ -38,3 +38,8 @@ def find_model(model: str, base: Path, revision: str | None = None) -> tuple[Pat
         reason = f"the Hugging Face hub did not give it: {error}"
         raise ModelHubError(model, reason) from error
     return Path(folder), model.partition("/")[2]
+
+
+def folder_of(model: Path) -> Path:
+    """Return the folder of a model, which may be named by its ONNX file."""
+    return model if model.is_dir() else model.parent

@@ -48,7 +48,7 @@ from harness.pipeline.evaluators import (
     with_windows_of,
 )
 from harness.pipeline.host_model import open_host_model
-from harness.pipeline.hub import find_model
+from harness.pipeline.hub import find_model, folder_of
 from harness.pipeline.manifest import FILE, PipelineManifest, StageEntry, find_manifest
 from harness.pipeline.observers import (
     StageFailed,
@@ -479,8 +479,7 @@ class LLMPipeline:
         return wanted
 
     def _text_of(self, metric: MetricConfig) -> str:
-        model = self.model_dir if self.model_dir.is_dir() else self.model_dir.parent
-        return read_dataset(metric, (self.config.folder, model))
+        return read_dataset(metric, (self.config.folder, folder_of(self.model_dir)))
 
     def _keep_scores(self, name: str, scores: Mapping[str, float]) -> None:
         entry = self._entries[name]

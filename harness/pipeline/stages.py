@@ -39,6 +39,7 @@ from buildlib.targets import parse_target
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from buildlib.validation import first_fault
 from harness.errors import RecipeError
+from harness.pipeline.hub import folder_of
 from harness.pipeline.settings import NonEmpty, PositiveInt, Settings
 from harness.pipeline.stage import (
     ModelFolder,
@@ -295,7 +296,7 @@ def _as_entry(model: ModelFolder) -> CacheEntry:
 
 def _calibration_text(given: str | None, context: StageContext) -> str | None:
     """Read the text that the recipe names, or that lies in the model's folder."""
-    folder = context.model_dir if context.model_dir.is_dir() else context.model_dir.parent
+    folder = folder_of(context.model_dir)
     path = folder / CALIBRATION_TEXT if given is None else context.resolve(given)
     if given is not None or path.is_file():
         context.runner.watch.hash({path.name: path})
@@ -357,12 +358,8 @@ class GenAIBuilderConfig(StageConfig):
         compilation_options: by dotted keys.
     """
 
-    transformation_options: Annotated[dict[str, Any], AfterValidator(_known_transformation)] = (
-        Field(default_factory=dict)
-    )
-    compilation_options: Annotated[dict[str, Any], AfterValidator(_known_compilation)] = Field(
-        default_factory=dict
-    )
+    transformation_options: _Transformation = Field(default_factory=dict)
+    compilation_options: _Compilation = Field(default_factory=dict)
     prepare_embedding_lut: bool = False
     max_workers: PositiveInt | None = None
 

@@ -31,7 +31,7 @@ from buildlib.quantize.recipe import check_blocks
 from buildlib.quantize.structure import channel_axis
 from buildlib.quantize.techniques.arguments import AdaScaleArguments
 from buildlib.quantize.techniques.base import FloatModel
-from buildlib.quantize.techniques.layerwise import open_uses
+from buildlib.quantize.techniques.layerwise import open_uses, with_weights
 from buildlib.quantize.tensor_writer import TensorWriter, replace_constant
 from buildlib.quantize.weight_grids import Weights, encode_steps, fit_steps, round_to, stored_steps
 from buildlib.reference.feeds import KvCache
@@ -76,17 +76,13 @@ class AdaScale:
                 for name, weight in layer.weights.items():
                     file.write(name, weight.stored(weight.rounded()))
                     encodings.append(weight.encoding())
-                real, seen = after, loop.run(index, seen, change=_with_weights(layer, file))
+                real, seen = after, loop.run(index, seen, change=_weights_of(layer, file))
                 if progress is not None:
                     progress(index, n_layers)
-            for encoding in encodings:
-                replace_constant(whole.graph, encoding.name, file.tensor(encoding.name))
-        params = (*model.encodings.param_encodings, *encodings)
-        changed = model.encodings.model_copy(update={"param_encodings": params})
-        return model.changed(save_model(whole, folder / MODEL_FILE), changed)
+        return with_weights(model, whole, file, encodings, folder)
 
 
-def _with_weights(layer: "_Layer", file: TensorWriter) -> Callable[[ir.Model], None]:
+def _weights_of(layer: "_Layer", file: TensorWriter) -> Callable[[ir.Model], None]:
     def change(model: ir.Model) -> None:
         for name in layer.weights:
             replace_constant(model.graph, name, file.tensor(name))

@@ -200,11 +200,30 @@ class LayerwiseTechnique:
                 real, seen = work.quantize(index, real, seen)
                 if progress is not None:
                     progress(index, n_layers)
-            for encoding in work.encodings:
-                replace_constant(whole.graph, encoding.name, file.tensor(encoding.name))
-        params = (*model.encodings.param_encodings, *work.encodings)
-        encodings = model.encodings.model_copy(update={"param_encodings": params})
-        return model.changed(save_model(whole, folder / MODEL_FILE), encodings)
+        return with_weights(model, whole, file, work.encodings, folder)
+
+
+def with_weights(
+    model: FloatModel,
+    whole: ir.Model,
+    file: TensorWriter,
+    encodings: "Sequence[Encoding]",
+    folder: Path,
+) -> FloatModel:
+    """Write a model whose encoded weights are those of a file; all others stay as they are.
+
+    Args:
+        model: that a technique was given.
+        whole: its graph, changed in place.
+        file: of the new weights, in `folder`.
+        encodings: of these.
+        folder: gets `model.onnx`.
+    """
+    for encoding in encodings:
+        replace_constant(whole.graph, encoding.name, file.tensor(encoding.name))
+    params = (*model.encodings.param_encodings, *encodings)
+    changed = model.encodings.model_copy(update={"param_encodings": params})
+    return model.changed(save_model(whole, folder / MODEL_FILE), changed)
 
 
 def open_uses(graph: ir.Graph, model: FloatModel) -> dict[str, ParameterUse]:

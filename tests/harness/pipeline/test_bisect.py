@@ -48,7 +48,7 @@ class StageCacheState:
 def test_a_proposal_is_built_and_holds_where_it_is_measured_again(
     make_recipe: MakeRecipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    recipe = make_recipe()
+    recipe = make_recipe(cache_dir=str(tmp_path / "cache"))  # other tests write a shared manifest
     recipe["stages"]["quantization"] = {"recipe_name": "w4a16-rtn"}
     pipe = LLMPipeline.from_pretrained(recipe=recipe)
     pipe.construct(until="quantization")
