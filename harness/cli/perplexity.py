@@ -264,6 +264,7 @@ def _references(
 def _document(result: "PerplexityResult") -> dict[str, object]:
     return {
         "perplexity": result.perplexity,
+        "perplexity_error": result.error,
         "positions": result.positions,
         "tokens": result.tokens,
         "windows": list(result.windows),
@@ -276,8 +277,10 @@ def _show(result: "PerplexityResult", session: "Session", references: Mapping[st
     from harness.results.perplexity import explain_chance
 
     whose = " of the draft model" if result.positions.startswith("draft_") else ""
+    error = "" if result.error is None else f" ± {result.error:.3f}"
     answers().print(
-        f"perplexity{whose} {result.perplexity:.3f} over {pluralize(result.tokens, 'token')} in "
+        f"perplexity{whose} {result.perplexity:.3f}{error} over "
+        f"{pluralize(result.tokens, 'token')} in "
         f"{pluralize(len(result.windows), 'window')}, {describe_container(session.container_info)} "
         f"on {session.device_label}",
     )

@@ -429,8 +429,12 @@ def _print_stages(document: "Mapping[str, Any]") -> None:
 
 
 def _print_metrics(document: "Mapping[str, Any]") -> None:
-    for name, score in document["metrics"].items():
-        answers().print(f"{name} {score:.4g} after {document['completed'][-1]}")
+    metrics = document["metrics"]
+    for name, score in metrics.items():
+        if name.endswith("_error") and name.removesuffix("_error") in metrics:
+            continue
+        error = f" ± {metrics[f'{name}_error']:.2g}" if f"{name}_error" in metrics else ""
+        answers().print(f"{name} {score:.4g}{error} after {document['completed'][-1]}")
 
 
 def _print_out(document: "Mapping[str, Any]") -> None:

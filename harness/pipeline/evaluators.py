@@ -12,17 +12,30 @@ from typing import Protocol
 from harness.errors import RecipeError
 from harness.pipeline.host_model import HostModel
 from harness.pipeline.settings import EvaluatorConfig, MetricConfig, MetricName
+from harness.results.perplexity import standard_error
 from harness.workloads.session import Session
+
+
+@dataclass(frozen=True)
+class Score:
+    """Value of a metric.
+
+    Attributes:
+        error: its standard error; None if one window was scored.
+    """
+
+    value: float
+    error: float | None = None
 
 
 class Evaluator(Protocol):
     """One metric."""
 
-    def on_host(self, model: HostModel, metric: MetricConfig, text: str) -> float:
+    def on_host(self, model: HostModel, metric: MetricConfig, text: str) -> Score:
         """Score a model that runs on this host."""
         ...
 
-    def on_device(self, session: Session, metric: MetricConfig, text: str) -> float:
+    def on_device(self, session: Session, metric: MetricConfig, text: str) -> Score:
         """Score a container on a leased device, by Genie."""
         ...
 
@@ -31,27 +44,37 @@ class Evaluator(Protocol):
 class PerplexityEvaluator:
     """The perplexity of a text: `exp` of the mean negative log-likelihood of its tokens."""
 
-    def on_host(self, model: HostModel, metric: MetricConfig, text: str) -> float:
+    def on_host(self, model: HostModel, metric: MetricConfig, text: str) -> Score:
         """Score on the host loop."""
         import math
-
-        import numpy as np
 
         from harness.runtimes.perplexity import cut_windows
 
         windows = cut_windows(text, model.tokenizer, model.limit, metric.windows)
-        losses = [model.loop.losses(window.scored) for window in windows]
-        return math.exp(float(np.concatenate(losses).mean()))
+        losses = [float(model.loop.losses(window.scored).mean()) for window in windows]
+        perplexity = math.exp(math.fsum(losses) / len(losses))  # windows have as many tokens
+        return Score(perplexity, standard_error(losses))
 
-    def on_device(self, session: Session, metric: MetricConfig, text: str) -> float:
+    def on_device(self, session: Session, metric: MetricConfig, text: str) -> Score:
         """Score by Genie's accuracy API."""
         from harness.workloads.perplexity import score_text
 
-        return score_text(session, text, windows=metric.windows).output.perplexity
+        result = score_text(session, text, windows=metric.windows).output
+        return Score(result.perplexity, result.error)
 
 
 EVALUATORS: Mapping[MetricName, Evaluator] = {"perplexity": PerplexityEvaluator()}
 """Evaluators by the name of their metric in recipes."""
+
+
+def by_name(scores: Mapping[str, Score]) -> dict[str, float]:
+    """Return scores by display name, each error as `NAME_error` after its value."""
+    found: dict[str, float] = {}
+    for name, score in scores.items():
+        found[name] = score.value
+        if score.error is not None and f"{name}_error" not in scores:
+            found[f"{name}_error"] = score.error
+    return found
 
 
 _LENGTH = "evaluator_config.context_length"

@@ -43,6 +43,7 @@ from harness.pipeline.comparison import (
 )
 from harness.pipeline.evaluators import (
     EVALUATORS,
+    by_name,
     read_dataset,
     refuse_other_windows,
     with_windows_of,
@@ -267,7 +268,8 @@ class LLMPipeline:
             stage: a finished one.
 
         Returns:
-            Scores by display name, such as `{"PPL_heldout": 19.4}`.
+            Scores by display name, and the standard errors of those over several windows, such as
+            `{"PPL_heldout": 19.4, "PPL_heldout_error": 0.6}`.
 
         Raises:
             PipelineStateError: no stage has run, or there is no container for the device.
@@ -279,11 +281,12 @@ class LLMPipeline:
         if device is not None:
             with leased_session(self._container(), device) as session:
                 refuse_other_windows(wanted, session)
-                scores = {m.key: e.on_device(session, m, text) for m, e, text in work}
+                found = {m.key: e.on_device(session, m, text) for m, e, text in work}
         else:
             with open_host_model(made, self.cache_root / self.model_name) as opened:
                 model = with_windows_of(wanted, opened)
-                scores = {m.key: e.on_host(model, m, text) for m, e, text in work}
+                found = {m.key: e.on_host(model, m, text) for m, e, text in work}
+        scores = by_name(found)
         self._keep_scores(stage or self.completed[-1], scores)
         return scores
 

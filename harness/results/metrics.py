@@ -221,6 +221,15 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
             _bytes("peak_file_bytes", "Peak file pages", positive=True),
             _bytes("inference_peak_bytes", "Peak memory of inference"),
             _perplexity("perplexity", "Perplexity on device"),
+            Metric(
+                "perplexity_error",
+                "Standard error of perplexity",
+                "",
+                Direction.NEITHER,
+                "",
+                3,
+                maximum=1e15,
+            ),
             _perplexity("perplexity_float", "Perplexity, float on host"),
             _perplexity("perplexity_quantized_cpu", "Perplexity, quantized on CPU"),
             Metric(

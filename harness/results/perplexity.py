@@ -7,15 +7,17 @@ layers (`default_tolerance`).
 
 import math
 import re
-from collections.abc import Mapping
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
 from harness.errors import WrongUseError
 from harness.results.records import OutputCheck, Run
 
-PERPLEXITY, PERPLEXITY_FLOAT, PERPLEXITY_QUANTIZED = (
+PERPLEXITY, PERPLEXITY_ERROR, PERPLEXITY_FLOAT, PERPLEXITY_QUANTIZED = (
     "perplexity",
+    "perplexity_error",
     "perplexity_float",
     "perplexity_quantized_cpu",
 )
@@ -105,6 +107,22 @@ class PerplexityBound:
         verdict = f"{'within' if good else 'outside'} the tolerance of {self} (--max-perplexity)"
         reason = f"{found} is {away:+.1%} from the same model in float, {verdict}"
         return OutputCheck(outcome="passed" if good else "failed", reason=reason)
+
+
+def standard_error(losses: Sequence[float]) -> float | None:
+    """Compute the standard error of a text's perplexity; None for fewer than two windows.
+
+    That of the mean loss is the standard deviation of the windows' over the root of their number.
+    The delta method multiplies it by the perplexity, which is `exp` of that mean. Windows count as
+    independent; the tokens of one are not.
+
+    Args:
+        losses: mean negative log-likelihood of each window in nats, all over as many tokens.
+    """
+    if len(losses) < 2:
+        return None
+    error = statistics.stdev(losses) / math.sqrt(len(losses))
+    return math.exp(statistics.fmean(losses)) * error
 
 
 def explain_chance(perplexity_float: float, n_vocab: int) -> str | None:

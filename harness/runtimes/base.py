@@ -1,5 +1,6 @@
 """Protocol of a runtime, its queries and its answers."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from buildlib.container.genie_config import GenieConfig
 from harness.deploy.deployment import Deployment
+from harness.results.perplexity import standard_error
 from harness.results.records import Positions, Runner, TelemetrySeries
 
 if TYPE_CHECKING:
@@ -187,6 +189,11 @@ class PerplexityResult:
     retries: int
     positions: Positions
     traces: tuple[str, ...] = ()
+
+    @property
+    def error(self) -> float | None:
+        """Standard error of the perplexity; None for a single window."""
+        return standard_error([math.log(one) for one in self.windows])
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,12 @@ from pydantic import AfterValidator, Field, model_validator
 from buildlib.container.container import GenAIContainer
 from harness.errors import HostFileError, WrongUseError
 from harness.results.identity import describe_scored
-from harness.results.perplexity import PERPLEXITY, PERPLEXITY_FLOAT, PerplexityBound
+from harness.results.perplexity import (
+    PERPLEXITY,
+    PERPLEXITY_ERROR,
+    PERPLEXITY_FLOAT,
+    PerplexityBound,
+)
 from harness.results.records import PerplexityDefinition
 from harness.results.records import Workload as WorkloadRecord
 from harness.runtimes.base import ModelRole, PerplexityResult, Window
@@ -181,6 +186,8 @@ def score_text(
     with recording.start_if_stored(session, "perplexity", record) as recorder:
         result = runtime.score(cut, role, lora)
         values = {PERPLEXITY: result.perplexity, **(references or {})}
+        if result.error is not None:
+            values[PERPLEXITY_ERROR] = result.error
         if recorder is not None:
             recorder.add_values(values)
             keep_traces(session, recorder, result.traces)

@@ -1,6 +1,7 @@
 """`qnnfarm perplexity` beside the model that the container was built from."""
 
 import json
+import math
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -32,15 +33,19 @@ def test_what_the_host_computed_is_what_benchmarks_are_checked_against(
 ) -> None:
     db = tmp_path / "results.db"
     where = (tiny_bundle, "--device", virtual_device.serial, "--db", db)
-    scored = ("--text", TEXT, "--windows", "1", "--reference", tiny_llama.folder())
+    scored = ("--text", TEXT, "--windows", "2", "--reference", tiny_llama.folder())
     done = qnnfarm("perplexity", *where, *scored, "--json")
     assert done.returncode == GOOD, done.stderr
-    assert "scoring 1 window in float on this host" in done.stderr
+    assert "scoring 2 windows in float on this host" in done.stderr
     answer = json.loads(done.stdout)
     with ResultsStore.open(db) as store:
         (run,) = store.list_runs(RunFilter(kind="perplexity"))
     assert run.values("perplexity") == (answer["perplexity"],)
     assert run.values("perplexity_float") == (answer["perplexity_float"],)
+    one, other = map(math.log, answer["windows"])
+    error = answer["perplexity"] * abs(one - other) / 2  # sd / sqrt(2) of two values
+    assert run.values("perplexity_error") == (answer["perplexity_error"],)
+    assert answer["perplexity_error"] == pytest.approx(error)
     assert answer["perplexity_float"] != answer["perplexity"]  # which is quantized
     assert answer["perplexity_float"] == pytest.approx(answer["perplexity"], rel=0.03)
     bench = qnnfarm("bench", *where, "-p", "8", "-n", "2", "-r", "1", "-w", "0", "--no-gate")
@@ -60,6 +65,7 @@ def test_another_model_is_a_bad_answer(
     assert done.returncode == BAD, done.stdout + done.stderr
     perplexity, beside = done.stdout.splitlines()
     assert " in 1 window, tiny_llama W8A16" in perplexity
+    assert "±" not in perplexity  # of one window, whose spread is unknown
     assert beside.startswith("in float on this host ")
     assert "from the same model in float, more than the 3% of W8A16" in done.stderr
 

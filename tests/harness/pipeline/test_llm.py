@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from buildlib.container.container import GenAIContainer
 from buildlib.qairt_modules import qairt_modules
@@ -15,6 +16,7 @@ from harness.pipeline.llm import LLMPipeline
 from harness.pipeline.observers import StageFinished, StageObserver
 from harness.pipeline.recipe import Recipe
 from suites.models import tiny_llama
+from tests.command_line import qnnfarm
 from tests.harness.pipeline.conftest import MakeRecipe
 
 
@@ -156,6 +158,19 @@ def test_windows_may_be_shorter_than_the_context(make_recipe: MakeRecipe) -> Non
         else:
             scores[length] = pipe.evaluate()["PPL_heldout"]
     assert scores[24] > scores[48]  # with less to go by
+
+
+def test_a_score_over_several_windows_has_its_standard_error(
+    make_recipe: MakeRecipe, tmp_path: Path
+) -> None:
+    recipe, file = make_recipe(), tmp_path / "recipe.yaml"
+    recipe["evaluator_config"]["metrics"][0]["windows"] = 2
+    file.write_text(yaml.safe_dump(recipe, sort_keys=False))
+    done = qnnfarm("pipeline", "run", file, "--until", "model_loader")
+    line = re.compile(r"^PPL_heldout ([0-9.]+) ± ([0-9.]+) after model_loader$", re.MULTILINE)
+    found = line.search(done.stdout)
+    assert found is not None, done.stdout + done.stderr
+    assert 0 < float(found[2]) < float(found[1])
 
 
 def test_a_device_needs_a_container(make_recipe: MakeRecipe, tmp_path: Path) -> None:
