@@ -40,6 +40,7 @@ _PR_CAPBSET_DROP = 24
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_NO_NEW_PRIVS = 38
 _CAPABILITIES = range(64)
+_CAP_SYS_ADMIN = 21
 _CAPABILITY_VERSION_3 = 0x20080522
 _KEYCTL: Final = {"x86_64": 250, "aarch64": 219}
 """Number of keyctl(2), for which libc has no function."""
@@ -130,6 +131,15 @@ def machine_boot_id() -> str:
         return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return "unknown"
+
+
+def may_administer() -> bool:
+    """Return whether this process has `CAP_SYS_ADMIN`, which mounts and namespaces ask for."""
+    for line in (_PROC / "self/status").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name == "CapEff":
+            return bool(int(value, 16) >> _CAP_SYS_ADMIN & 1)
+    return False
 
 
 def unshare(flags: int) -> None:

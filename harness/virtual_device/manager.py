@@ -42,7 +42,12 @@ from harness.virtual_device.control import DeviceControl
 from harness.virtual_device.faults import Fault
 from harness.virtual_device.filesystem import DEVICE_FOLDERS
 from harness.virtual_device.folder import FILE_NAME, DeviceRecord, load_record, save_record
-from harness.virtual_device.namespace import FORCE_VARIABLE, NamespaceKind, probe_namespace
+from harness.virtual_device.namespace import (
+    FORCE_VARIABLE,
+    NamespaceKind,
+    expected_namespace,
+    probe_namespace,
+)
 from harness.virtual_device.processes import MARK_VARIABLE, kill_leftovers, kill_tree
 
 DeviceState = Literal["running", "stopped", "damaged"]
@@ -125,14 +130,21 @@ def start(
         if record.running:
             DeviceControl(name, folder).inject(*faults)
             return _view(folder, record)
-        kind = NamespaceKind.NONE if record.unconfined else _confinement(name)
+        kind = NamespaceKind.NONE if record.unconfined else expected_namespace()
+        kind = kind or _confinement(name)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         kill_leftovers({folder})
         for own in DEVICE_FOLDERS:
             (folder / "root" / own).mkdir(parents=True, exist_ok=True)
         (folder / "mnt").mkdir(exist_ok=True)
+        is_new = not (folder / FILE_NAME).exists()
         save_record(folder, record.stopped())
-        pid, port = _launch(name, folder, kind)
+        try:
+            pid, port, kind = _launch_in(name, folder, kind)
+        except VirtualDeviceConfinementError:
+            if is_new:
+                _delete_tree(folder)
+            raise
         record = record.with_process(pid, port, kind)
         save_record(folder, record)
         DeviceControl(name, folder).inject(*faults)
@@ -224,6 +236,20 @@ def _updated_record(
         old, new = f"{record.storage_bytes} bytes", f"{storage_bytes} bytes"
         raise VirtualDeviceChangeError(name, "storage", old, new)
     return replace(record, storage_bytes=storage_bytes)
+
+
+def _launch_in(name: str, folder: Path, kind: NamespaceKind) -> tuple[int, int, NamespaceKind]:
+    """Launch in a namespace of this kind, or of the best that is granted if it is not.
+
+    A probe takes as long as a launch, so there is one only after a launch has failed.
+    """
+    try:
+        return *_launch(name, folder, kind), kind
+    except VirtualDeviceStartError:
+        granted = kind if kind is NamespaceKind.NONE else _confinement(name)
+        if granted is kind:
+            raise
+    return *_launch(name, folder, granted), granted
 
 
 def _launch(name: str, folder: Path, kind: NamespaceKind) -> tuple[int, int]:

@@ -150,8 +150,8 @@ class Confinement:
         if boot_id.is_symlink() or not boot_id.is_file():
             boot_id.unlink(missing_ok=True)
             boot_id.touch()
-        if self.kind is NamespaceKind.ROOT:
-            _give(root, self.uid)
+        if os.geteuid() == 0:
+            _give(root, self.uid if self.kind is NamespaceKind.ROOT else 0)
 
     def _leave_host(self) -> None:
         """Leave the host's namespaces; the next forked child is the first process of new ones."""
@@ -338,6 +338,15 @@ def _expect(channel: socket.socket, start: str) -> str:
     if not message.startswith(start):
         raise OSError(message or "its process ended")
     return message.removeprefix(start)
+
+
+def expected_namespace() -> NamespaceKind | None:
+    """Return the kind that will be granted as far as one can tell without a try, or `None`."""
+    if os.environ.get(FORCE_VARIABLE) in {kind.value for kind in NamespaceKind}:
+        return None
+    if os.geteuid() != 0:
+        return NamespaceKind.USER
+    return NamespaceKind.ROOT if linux.may_administer() else None
 
 
 def probe_namespace() -> NamespaceSupport:

@@ -101,6 +101,7 @@ def test_where_nothing_is_granted_the_user_has_to_say_so(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused = NamespaceSupport(NamespaceKind.NONE, "user namespace: unshare: not permitted")
+    monkeypatch.setattr(manager, "expected_namespace", lambda: None)
     monkeypatch.setattr(manager, "probe_namespace", lambda: refused)
     with pytest.raises(VirtualDeviceConfinementError, match=r"not permitted.*--unconfined"):
         manager.start("bare", "SM8750")
@@ -142,6 +143,7 @@ def test_the_command_says_in_one_line_that_nothing_is_granted(
     refused = run(*device, "start", "bare")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert len(refused.stderr.splitlines()) == 1
+    assert list((tmp_path / "devices").glob("[!.]*")) == []
     assert "`qnnfarm device start bare --unconfined`" in refused.stderr
     try:
         started = run(*device, "start", "bare", "--unconfined")
