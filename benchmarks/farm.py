@@ -185,7 +185,7 @@ def contend(count: int, processes: int) -> list[float]:
 
 
 def percentiles(values: Sequence[float]) -> str:
-    """p50, p90, p99 and the largest, in milliseconds."""
+    """Compute p50, p90, p99 and the largest, in milliseconds."""
     cuts = quantiles(values, n=100, method="inclusive")
     shown = [f"p{p} {1000 * cuts[p - 1]:.0f} ms" for p in (50, 90, 99)]
     return f"{', '.join(shown)}, max {1000 * max(values):.0f} ms"

@@ -255,7 +255,7 @@ def run(root: Path, args: argparse.Namespace) -> bool:
 
 
 def main() -> int:
-    """0 if all limits hold."""
+    """Run the benchmark; return 0 if all limits hold."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", choices=tuple(GOALS), default="1B")
     parser.add_argument(

@@ -28,7 +28,7 @@ Step = Callable[[Path, Path], None]
 
 
 def our_passes(model: Path, out: Path) -> None:
-    """Both (AR, CL), each in three parts, every head's attention on its own."""
+    """Transform both (AR, CL), each in three parts, every head's attention on its own."""
     from buildlib.graph.shape import GraphShape
     from buildlib.passes.arcl import convert_arcl
     from buildlib.passes.mha2sha import convert_mha2sha
@@ -41,7 +41,7 @@ def our_passes(model: Path, out: Path) -> None:
 
 
 def graph_only(model: Path, out: Path) -> None:
-    """The least that one pass costs: onnx reads and writes the graph without weights."""
+    """Read and write the graph without weights by onnx: the least that one pass costs."""
     import onnx
 
     loaded = onnx.load(model, load_external_data=False)
@@ -53,13 +53,13 @@ class CannotError(Exception):
 
 
 def plain_copy(model: Path, out: Path) -> None:
-    """All bytes once."""
+    """Copy all bytes once."""
     for file in model.parent.iterdir():
         shutil.copyfile(file, out / file.name)
 
 
 def load_and_save(model: Path, out: Path) -> None:
-    """All weights through memory once."""
+    """Read all weights into memory and write them once."""
     import onnx
 
     loaded = onnx.load(model)
@@ -67,7 +67,7 @@ def load_and_save(model: Path, out: Path) -> None:
 
 
 def extract_three(model: Path, out: Path) -> None:
-    """Three parts by onnx's own function, which knows no boundaries: they are told."""
+    """Extract three parts by onnx's own function, which is told their boundaries."""
     import onnx
     import onnx.utils
     from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
@@ -118,7 +118,7 @@ def child(step: str, model: Path, out: Path) -> None:
 
 
 def peak_mb() -> float:
-    """Most memory this process had resident: of itself, where getrusage counts its parent's too."""
+    """Return the peak resident memory of this process alone; getrusage counts its parent's too."""
     status = Path("/proc/self/status")
     if not status.exists():
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -127,7 +127,7 @@ def peak_mb() -> float:
 
 
 def measure(label: str, step: str, model: Path, scratch: Path) -> None:
-    """One row of the table; what the step writes is deleted after."""
+    """Measure one row of the table; what the step writes is deleted after."""
     out = Path(tempfile.mkdtemp(dir=scratch, prefix="out."))
     began = time.perf_counter()
     command = [sys.executable, "-m", "benchmarks.graph_passes", "--child", step, model, out]

@@ -65,7 +65,7 @@ def _family(root: int) -> list[int]:
 
 
 def resident_bytes(pid: int) -> int:
-    """Of one process; 0 once it is gone."""
+    """Return the resident memory of one process; 0 once it is gone."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE
     except (OSError, ValueError, IndexError):

@@ -76,7 +76,7 @@ class Bench:
         return seconds
 
     def first_deploy(self, files: Mapping[str, Path]) -> float:
-        """As `deploy`, to a device that holds nothing."""
+        """Deploy to a device that holds nothing."""
         root = self.device.work_root
         self.device.shell(f"rm -rf {root}/store {root}/incoming", timeout_s=120)
         return self.deploy(files)
@@ -107,7 +107,7 @@ def make_files(folder: Path, total: int) -> dict[str, Path]:
 
 @contextlib.contextmanager
 def bench(folder: Path, link: float | None) -> Iterator[Bench]:
-    """A virtual device, an adb server and a wire that nothing else uses."""
+    """Start a virtual device, an adb server and a wire that nothing else uses."""
     with private_adb(folder) as server:
         from harness.devices.adb.device import AdbDevice
         from harness.virtual_device import manager
@@ -124,7 +124,7 @@ def bench(folder: Path, link: float | None) -> Iterator[Bench]:
 
 
 def spread(values: Sequence[float], unit: str, digits: int = 2) -> str:
-    """Median, least and most."""
+    """Format median, least and most."""
     shown = (f"{value:.{digits}f}" for value in (median(values), min(values), max(values)))
     return "{} {unit} (min {}, max {})".format(*shown, unit=unit)
 
@@ -145,7 +145,7 @@ class Results:
 
 
 def measure(bed: Bench, files: Mapping[str, Path], repetitions: int) -> Results:
-    """First pushes by turns, then unchanged ones."""
+    """Measure first pushes by turns, then unchanged ones."""
     results = Results()
     bed.deploy({"small": next(iter(files.values()))})  # the scripts are there from now on
     for number in range(repetitions):
@@ -202,7 +202,7 @@ def run(folder: Path, args: argparse.Namespace) -> bool:
 
 
 def main() -> int:
-    """0 if all limits hold."""
+    """Run the benchmark; return 0 if all limits hold."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mib", type=int, default=2048, help="size of the container")
     parser.add_argument("--repetitions", type=int, default=5, help="of each, by turns")

@@ -146,7 +146,7 @@ def _write_weights(file: BinaryIO, tensors: dict[str, tuple[int, ...]], dtype: S
 
 
 def _pieces(block: npt.NDArray[Any], start: int, count: int) -> Iterator[npt.NDArray[Any]]:
-    """`count` numbers of the block from `start` on, round and round."""
+    """Return `count` numbers of the block from `start` on, round and round."""
     while count:
         start %= block.size
         piece = block[start : start + count]

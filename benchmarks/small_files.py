@@ -239,7 +239,7 @@ class Bench:
 
 @contextlib.contextmanager
 def benches(folder: Path, source: Path, content: bytes) -> Iterator[dict[str, Bench]]:
-    """The virtual device and the daemon in memory, behind an adb server of their own."""
+    """Start the virtual device and the daemon in memory, behind an adb server of their own."""
     with private_adb(folder) as server:
         from harness.devices.adb.device import AdbDevice
         from harness.virtual_device import manager
@@ -282,7 +282,7 @@ def run(folder: Path, count: int, size: int, repetitions: int) -> bool:
 
 
 def main() -> int:
-    """0 if all limits hold."""
+    """Run the benchmark; return 0 if all limits hold."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--files", type=int, default=20_000)
     parser.add_argument("--bytes", type=int, default=1000, help="size of each file")

@@ -73,7 +73,7 @@ def make_sysfs(root: Path) -> tuple[str, ...]:
 
 
 def measure(command: Sequence[str], environment: Mapping[str, str]) -> tuple[float, float]:
-    """CPU seconds with children, and wall seconds, of a command whose stdin is a pipe."""
+    """Return CPU seconds with children, and wall seconds, of a command whose stdin is a pipe."""
     began = time.monotonic()
     read_end, write_end = os.pipe()
     process = subprocess.Popen(

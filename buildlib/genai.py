@@ -72,11 +72,11 @@ class OptionSets:
         return replace(self, transformation=self.transformation.with_options(options))
 
     def with_conversion(self, options: Mapping[str, object]) -> "OptionSets":
-        """As `with_transformation`."""
+        """Return a copy with options of the conversion set; see `with_transformation`."""
         return replace(self, conversion=self.conversion.with_options(options))
 
     def with_compilation(self, options: Mapping[str, object]) -> "OptionSets":
-        """As `with_transformation`; a value may still turn out not to fit the target."""
+        """Return a copy with options of the compiler set; the target may still refuse a value."""
         known = HtpConfigHelper.list_config_options()
         for key in options:
             if key not in known:

@@ -95,7 +95,7 @@ class YamlFile(Generic[Model]):
     def _refuse_same_keys(
         self, loader: yaml.SafeLoader, node: yaml.Node, path: str, checked: set[int]
     ) -> None:
-        """One of the values of a key that is given twice would silently be lost."""
+        """Refuse a key that is given twice, one of whose values would silently be lost."""
         if id(node) in checked:  # an alias
             return
         checked.add(id(node))
@@ -117,7 +117,7 @@ class YamlFile(Generic[Model]):
                 self._refuse_same_keys(loader, value, below, checked)
 
     def _place(self, location: Location, *, missing: bool = False) -> tuple[int | None, str]:
-        """Line and key of a location in the model, as near as the document leads.
+        """Return line and key of a location in the model, as near as the document leads.
 
         Parts of the location that the document does not have, such as the variant of a union, are
         left out, but for the last one when it is `missing`.

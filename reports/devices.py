@@ -100,7 +100,7 @@ def _unused(device: DeviceHealth) -> DeviceUse:
 
 
 def _order(use: DeviceUse) -> tuple[object, ...]:
-    """Devices that need somebody first."""
+    """Return a sort key by which devices that need somebody come first."""
     state = use.health.state if use.health else ""
     return (state in {"", "ready", "leased"}, -(use.failed + use.interrupted), use.serial)
 

@@ -145,7 +145,7 @@ def _others(changes: Sequence[Change]) -> Iterator[str]:
 
 
 def _lost_comparisons(results: "Results", sections: "Sequence[Section]") -> Iterator[str]:
-    """Recent comparisons in which B lost."""
+    """Return recent comparisons in which B lost."""
     if not results.measured:
         return
     since = results.measured[-1].run.created_at - RECENT

@@ -111,7 +111,7 @@ class PerplexityRow:
         return find_metric(key).show(self.values[key]) if key in self.values else ""
 
     def difference(self, reference: str) -> float | None:
-        """Relative distance of the device from the reference."""
+        """Return the relative distance of the device from the reference."""
         return deviation(self.values, reference)
 
 
@@ -323,7 +323,7 @@ def _choose_perplexity(
 
 
 def _output(runs: Sequence[Run], perplexity: PerplexityRow | None) -> Output:
-    """Judged as the runs were when they ran; else by a perplexity beside its host references."""
+    """Judge the output as its runs were judged; else by a perplexity beside its references."""
     if all(run.check.outcome == "passed" for run in runs):
         return "checked"
     if perplexity is None:

@@ -226,5 +226,5 @@ def _perplexity(row: Row) -> tuple[str, str]:
 
 
 def _single_line(value: str) -> str:
-    """Stored text on one line, with control characters made visible."""
+    """Return stored text on one line, with control characters made visible."""
     return visible(" ".join(value.split()))

@@ -73,7 +73,7 @@ class DemoProgress:
         )
 
     def detail(self, text: str) -> None:
-        """Progress of the step, or its result."""
+        """Print the progress of the step, or its result."""
         self._progress.update(self._task, description=text)
         self._progress.console.print(f"      {text}", markup=False, soft_wrap=True)
 
@@ -92,7 +92,7 @@ class DemoProgress:
 
 @contextmanager
 def demo_lock() -> Iterator[None]:
-    """Keeps a second demo of this user away: it would use, and stop, the same devices.
+    """Keep a second demo of this user away: it would use, and stop, the same devices.
 
     Raises:
         WrongUseError: one is running.
@@ -130,7 +130,7 @@ def build(soc: str, folder: Path, progress: DemoProgress) -> BuildResult:
 
 
 def host_references(built: BuildResult, progress: DemoProgress) -> Mapping[str, float]:
-    """Perplexity on the host, float and quantized, over the positions that devices will score."""
+    """Compute the perplexity on the host, float and quantized, over the devices' positions."""
     progress.step(
         f"perplexity on the host, float and quantized, over {WINDOWS} windows of held-out text"
     )
@@ -153,7 +153,7 @@ def host_references(built: BuildResult, progress: DemoProgress) -> Mapping[str, 
 
 @contextmanager
 def adb_server() -> Iterator[AdbServer]:
-    """The adb server that runs, else one that ends with the demo unless others came to use it."""
+    """Yield the adb server that runs, else one that ends with the demo unless others use it."""
     server = ensure_server()
     try:
         yield server
@@ -167,7 +167,7 @@ def _device_name(soc: str) -> str:
 
 @contextmanager
 def virtual_device(soc: str, server: AdbServer, progress: DemoProgress) -> Iterator[str]:
-    """The serial of a virtual device that stops with the demo; its files stay for the next one."""
+    """Yield the serial of a virtual device that stops with the demo; its files stay."""
     name = _device_name(soc)
     progress.step(f"start virtual device {name} and connect it to the adb server")
     serial = ""

@@ -137,7 +137,7 @@ def _same(one: os.stat_result, other: os.stat_result) -> bool:
 
 
 def _probe(file: FileIO, size: int) -> str:
-    """Hash of blocks spread evenly over a large file, from the first bytes to the last."""
+    """Hash blocks spread evenly over a large file, from the first bytes to the last."""
     if size < _WORTH_PROBING:
         return ""
     digest = hashlib.sha256()
@@ -263,5 +263,5 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def _signed(number: int) -> int:
-    """SQLite's integers end at 2^63; some file systems number inodes beyond."""
+    """Return a number as SQLite takes it, up to 2^63; some file systems number inodes beyond."""
     return number - (1 << 64) if number >= 1 << 63 else number

@@ -164,7 +164,7 @@ def _record(root: Path, request: Mapping[str, object]) -> Path:
 
 
 def code_state(package: Path) -> list[tuple[str, int, int]]:
-    """Name, size and date of every source file of a package."""
+    """Return name, size and date of every source file of a package."""
     found = []
     for parent, folders, names in os.walk(package):
         folders[:] = [name for name in folders if name != "__pycache__"]

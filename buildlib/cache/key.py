@@ -30,7 +30,7 @@ class StageKey:
     code_sha256: str = ""
 
     def digest(self) -> str:
-        """SHA-256 in hex; the order of options does not matter, that of sources does.
+        """Compute the SHA-256 in hex; the order of options does not matter, that of sources does.
 
         Raises:
             TypeError: an option is nothing that JSON can hold.
@@ -48,13 +48,13 @@ class StageKey:
 
 
 def combined_sha256(hashes: Mapping[str, str]) -> str:
-    """One hash over the names and the hashes of files, in any order."""
+    """Compute one hash over the names and the hashes of files, in any order."""
     lines = sorted(f"{name}\0{sha256}" for name, sha256 in hashes.items())
     return text_sha256("\n".join(lines))
 
 
 def text_sha256(text: str) -> str:
-    """SHA-256 of a text in UTF-8, in hex."""
+    """Compute the SHA-256 of a text in UTF-8, in hex."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 

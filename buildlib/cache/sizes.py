@@ -56,7 +56,7 @@ def default_limit() -> int | None:
 
 
 def size_text(size_bytes: int) -> str:
-    """`1.2 GB`: decimal units, as sizes are given to `parse_size`."""
+    """Format as `1.2 GB`: decimal units, as sizes are given to `parse_size`."""
     size = float(size_bytes)
     for unit in ("B", "kB", "MB", "GB"):
         if size < 999.5:

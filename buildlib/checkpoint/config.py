@@ -106,7 +106,7 @@ _KINDS = ("linear", "llama3", "dynamic", "yarn", "longrope")
 
 
 def merged_rope(config: Mapping[str, Any]) -> dict[str, Any]:
-    """`rope_theta`, `rope_scaling` and `partial_rotary_factor` under one spelling.
+    """Bring `rope_theta`, `rope_scaling` and `partial_rotary_factor` under one spelling.
 
     Newer files keep all three in `rope_parameters`, older ones at the top, the scaling's kind as
     `rope_type` or `type`. No scaling is None.

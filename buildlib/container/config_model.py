@@ -79,7 +79,7 @@ OneOrSeveral = _OneOrSeveral()
 
 
 def kebab(name: str) -> str:
-    """`max_num_tokens` as Genie writes it: `max-num-tokens`."""
+    """Write `max_num_tokens` as Genie does: `max-num-tokens`."""
     return to_snake(name).replace("_", "-")
 
 
@@ -119,7 +119,7 @@ class ConfigModel(BaseModel):
         return self
 
     def to_json(self) -> str:
-        """Text with the vendor's keys in the order of the fields, without what is not set."""
+        """Return text with the vendor's keys in the order of the fields, without unset ones."""
         values = self.model_dump(mode="json", by_alias=True, exclude_none=True)
         return json.dumps(values, indent=2, ensure_ascii=False) + "\n"
 

@@ -168,7 +168,7 @@ def _describe(tensor: Tensor) -> TensorInfo:
 
 
 def _weight_type(tensor: Tensor, described: TensorInfo) -> str:
-    """A DLC keeps integers of 4 bits in a byte each; their encoding tells how many bits count."""
+    """Return a weight's type; a DLC has a byte for each integer, whose encoding tells its bits."""
     params = tensor.quantize
     if params.definition != ENCODING_DEFINED or described.dtype not in _BYTES:
         return described.dtype

@@ -78,7 +78,7 @@ class RopeScaling(GenieModel):
         return self
 
     def dimensions(self) -> dict[str, int]:
-        """Rotary dimensions that its lists are made for, by key."""
+        """Return the rotary dimensions that its lists are made for, by key."""
         found = {}
         for key, factors in (
             ("short-factor", self.short_factor),

@@ -167,12 +167,12 @@ class ContainerMetadata(_Part):
         return sum(record.size_bytes for record in self.files.values())
 
     def to_json(self) -> str:
-        """Text in the order of the fields, with the time last."""
+        """Return text in the order of the fields, with the time last."""
         return json.dumps(self.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n"
 
 
 def content_digest(files: Mapping[str, FileRecord]) -> str:
-    """SHA-256 over names, sizes and hashes, in the order of the names."""
+    """Compute the SHA-256 over names, sizes and hashes, in the order of the names."""
     lines = (f"{files[name].sha256} {files[name].size_bytes} {name}\n" for name in sorted(files))
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
@@ -180,7 +180,7 @@ def content_digest(files: Mapping[str, FileRecord]) -> str:
 def container_digest(
     model: ModelRecord, graphs: GraphsRecord, target: TargetRecord, files: Mapping[str, FileRecord]
 ) -> str:
-    """SHA-256 over what identifies a container."""
+    """Compute the SHA-256 over what identifies a container."""
     about = {"model": model, "graphs": graphs, "target": target}
     values = {name: part.model_dump(mode="json") for name, part in about.items()}
     text = json.dumps({**values, "files": content_digest(files)}, sort_keys=True)

@@ -46,7 +46,7 @@ class Projection:
 
 
 def find_projections(model: ir.Model) -> dict[int, dict[str, Projection]]:
-    """By layer and Hugging Face name; a module whose place cannot be told is left out."""
+    """Find projections by layer and Hugging Face name, where a module's place can be told."""
     return _Finder(model).find()
 
 
@@ -92,7 +92,7 @@ class _Finder:
     def _end(
         self, attention: Mapping[int, Mapping[str, ir.Node]], following: int | None
     ) -> ir.Value | None:
-        """Value that the layer's last value flows into: the next layer's, or the logits."""
+        """Return the value that a layer's last one flows into: the next layer's, or the logits."""
         if following is not None:
             nodes = attention[following]
             node = nodes.get("q_proj") or nodes.get("qkv_proj")

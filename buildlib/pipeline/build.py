@@ -100,7 +100,7 @@ class Sources:
         return self.by_ar.get(shape.ar, self.main)
 
     def group(self, of: GraphShape | ModelSource) -> str | None:
-        """Folder of a shape's or source's stages below the cache's root; None for the model's."""
+        """Return the folder of a shape's or source's stages in the cache; None for the model's."""
         if isinstance(of, GraphShape):
             return self.names.get(of.ar)
         return next((self.names.get(ar) for ar, one in self.by_ar.items() if one == of), None)
@@ -442,7 +442,7 @@ class PreparedSource:
 
 
 def parts_folder(split: CacheEntry, plan: BuildPlan, shape: GraphShape) -> Path:
-    """Folder with the parts as they are before their attention is split into heads."""
+    """Return the folder with the parts before their attention is split into heads."""
     return split.folder / MULTI_HEAD if plan.mha_config(shape).enabled else split.folder
 
 

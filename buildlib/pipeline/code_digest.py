@@ -33,7 +33,7 @@ class CodeDigest:
         self._digests: dict[tuple[str, ...], str] = {}
 
     def of(self, *modules: str) -> str:
-        """SHA-256 in hex over the sources of `modules` and of all that they import, transitively.
+        """Compute the SHA-256 in hex over the sources of `modules` and all that they import.
 
         A module outside the package adds nothing: versions stand for the code of others.
         """

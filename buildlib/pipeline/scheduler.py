@@ -176,7 +176,7 @@ def _machine_memory(meminfo: Path) -> list[int]:
 
 
 def _control_group_memory(membership: Path, root: Path) -> list[int]:
-    """Memory left in each group from ours to the root, for both versions of control groups."""
+    """Yield the memory left in each control group, version 1 or 2, from ours to the root."""
     left = []
     for line in _text(membership).splitlines():
         _number, _, rest = line.partition(":")
@@ -196,7 +196,7 @@ def _control_group_memory(membership: Path, root: Path) -> list[int]:
 
 
 def _reclaimable(group: Path) -> int:
-    """Page cache that the kernel gives up when memory is short."""
+    """Return the page cache that the kernel gives up when memory is short."""
     for line in _text(group / "memory.stat").splitlines():
         name, _, value = line.partition(" ")
         if name in {"inactive_file", "total_inactive_file"} and value.isdigit():

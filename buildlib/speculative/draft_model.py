@@ -99,7 +99,7 @@ def _tensor(checkpoint: Checkpoint, name: str) -> TensorRef:
 
 
 def _final_norm(model: ir.Model) -> ir.Value | None:
-    """Input of the output projection, [1, AR, hidden]."""
+    """Add the final norm; return the input of the output projection, [1, AR, hidden]."""
     value = next((v for v in model.graph.outputs if v.name == interface.LOGITS), None)
     while value is not None and (node := value.producer()) is not None:
         if node.op_type not in _ROWS:

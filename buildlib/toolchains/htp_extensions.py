@@ -198,7 +198,7 @@ class HtpConfigHelper:
         group_context_config: HtpGroupContextConfig | None = None,
         section_extras: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """JSON values; graphs that follow each other with equal options share an entry."""
+        """Return JSON values; graphs that follow each other with equal options share an entry."""
         sections: dict[str, Any] = {
             "context": [config.as_extension() for config in context_configs],
             "graphs": _entries(graph_configs),

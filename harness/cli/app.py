@@ -57,7 +57,7 @@ _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
 
 def build_app() -> typer.Typer:
-    """Typer group of our commands and those of installed packages."""
+    """Make the Typer group of our commands and those of installed packages."""
     app = typer.Typer(
         name="qnnfarm",
         help="Build language models for Snapdragon NPUs and run them on a farm of devices.",
@@ -164,7 +164,7 @@ def main() -> NoReturn:
 
 
 def _usage_line(error: Any) -> str:  # noqa: ANN401 - typer exports no type for it
-    """One line about wrong options or arguments; empty if the help was shown instead."""
+    """Return one line about wrong options or arguments; empty if the help was shown instead."""
     if isinstance(error.__cause__, ValidationError):
         error.message = first_fault(error.__cause__).reason
     said = error.format_message()

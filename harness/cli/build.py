@@ -257,7 +257,7 @@ def _again(answer: dict[str, Any], seconds: float) -> Summary:
 
 
 def _tell_of(made: "Sequence[tuple[Summary, VerificationReport | None]]", *, json: bool) -> None:
-    """Summary of a build.
+    """Print a summary of a build.
 
     Raises:
         VerificationFailedError: a stage changed a model; those before it are told of.

@@ -31,7 +31,7 @@ def hash_files(paths: Iterable[Path], memo: Path | None = None) -> dict[Path, Fi
 def hashes_on(
     device: Device, folder: str, names: Iterable[str], *, timeout_s: float
 ) -> dict[str, str]:
-    """SHA-256 of files in a folder of a device, by their names; without those it cannot read.
+    """Compute the SHA-256 of files in a folder on a device, by name; without unreadable ones.
 
     Args:
         names: plain ones, without white space.

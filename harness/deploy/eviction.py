@@ -150,7 +150,7 @@ def require_room(
     policy: EvictionPolicy,
     incoming_bytes: int,
 ) -> Room:
-    """As `make_room`.
+    """Make room as `make_room` does.
 
     Raises:
         DeviceFullError: there is not enough room, and nothing was evicted.

@@ -50,7 +50,7 @@ def open_local(path: Path) -> BinaryIO:
 
 @contextmanager
 def receiving(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
-    """A file to write that appears under its name only at the end, and never by a link elsewhere.
+    """Yield a file that appears under its name only at the end, and never by a link elsewhere.
 
     Args:
         sync: whether its content is on the disk then.
@@ -108,7 +108,7 @@ class Files(Protocol):
         ...
 
     def size(self, path: str) -> int | None:
-        """Size of a regular file; `None` if there is none."""
+        """Return the size of a regular file; `None` if there is none."""
         ...
 
     def settle(self, temporary: str, path: str, mode: int, mtime: int) -> None:

@@ -113,7 +113,7 @@ class SftpFiles:
 
 @contextmanager
 def sftp_files(host: SshHost, deadline: Deadline) -> Iterator[SftpFiles]:
-    """The file system of a host until the end of the block.
+    """Yield the file system of a host until the end of the block.
 
     Raises:
         StreamClosed, DeadlineExceeded: also in place of what they made of an answer.
@@ -165,7 +165,7 @@ class LinuxDevice(PosixDevice):
 
     @contextmanager
     def forward(self, remote: str) -> Iterator[tuple[str, int]]:
-        """A tunnel to a port of its loopback; see `Device.forward`."""
+        """Open a tunnel to a port of its loopback; see `Device.forward`."""
         with Tunnel(self._host, forwarded_port(remote)) as tunnel:
             yield tunnel.address
 

@@ -140,7 +140,7 @@ class PosixDevice(ShellDevice):
             yield Transfer(self.serial, files, self._free_in)
 
     def _free_in(self, folder: str) -> int | None:
-        """For an error's text: that it cannot be told is none of its own."""
+        """Return the free space for an error's text; that it cannot be told is no error."""
         try:
             command = f"{DF} {shlex.quote(folder or '.')}"
             said = self.shell(command, timeout_s=_DF_TIMEOUT_S, check=False)

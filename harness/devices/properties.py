@@ -142,7 +142,7 @@ def soc_name(said: Mapping[str, str]) -> str:
 
 
 def _soc_names(said: Mapping[str, str]) -> Iterable[str]:
-    """Candidates, best first."""
+    """Return candidates, best first."""
     for file in ("machine", "family"):
         if name := printable(said.get(f"{_SOC}/{file}", "")).upper():
             yield name

@@ -33,7 +33,7 @@ class DeviceSpec:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """From `TYPE:IDENTIFIER`, `local`, or a bare identifier of an Android device.
+        """Parse `TYPE:IDENTIFIER`, `local`, or a bare identifier of an Android device.
 
         Raises:
             DeviceSpecError: it is none of them.

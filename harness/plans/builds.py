@@ -131,7 +131,7 @@ def _planned(entry: BuildEntry, plan_file: Path) -> "Build":
 
 
 def _content(folder: Path) -> str:
-    """Content hash of the container in a folder; empty if there is no whole one."""
+    """Return the content hash of the container in a folder; empty if there is no whole one."""
     try:
         return GenAIContainer.load(folder).metadata.container_sha256
     except BuildError:

@@ -132,11 +132,11 @@ class DeviceCellRunner:
         return _cell_result(result)
 
     def group_id(self, cell: Cell) -> str:
-        """Group of the cell's sessions in the store, the same as long as the plan goes on."""
+        """Return the group of the cell's sessions in the store, which resuming a plan keeps."""
         return hashlib.sha256(f"{self.plan_run_id}:{cell.group}".encode()).hexdigest()[:32]
 
     def stored_result(self, cell: Cell) -> CellResult | None:
-        """Result of a cell that an earlier run of the plan stored.
+        """Return the result of a cell that an earlier run of the plan stored.
 
         The store is asked, not the journal, so that a process killed between the two repeats
         nothing, and results that were deleted are measured again.

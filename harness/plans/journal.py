@@ -144,11 +144,11 @@ class Journal(Closeable):
         return {key for key, entry in self._content.cells.items() if entry.status == "left"}
 
     def entry(self, key: str) -> JournalEntry | None:
-        """State of a cell; `None` if it has not begun since the last fresh start."""
+        """Return the state of a cell; `None` if it has not begun since the last fresh start."""
         return self._content.cells.get(key)
 
     def expected_s(self, key: str, group: str) -> float | None:
-        """Duration of a cell when it was last done, in any run of the plan."""
+        """Return the duration of a cell when it was last done, in any run of the plan."""
         return self._content.durations.get(key, self._content.durations.get(group))
 
     def record_start(self, key: str, device: str) -> None:

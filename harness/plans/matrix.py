@@ -233,7 +233,7 @@ class _Expansion:
         ]
 
     def _content(self, number: int, workload: AnyWorkload) -> str:
-        """Hash of the files that a workload reads; empty if it reads none."""
+        """Hash the files that a workload reads; empty if it reads none."""
         named = ((key, getattr(workload, key)) for key in workload.input_keys)
         hashes = [
             self._hash(f"workloads[{number}].{key}", name, text=key not in workload.binary_keys)
@@ -281,7 +281,7 @@ def resolve_path(plan_file: Path, path: str) -> Path:
 
 
 def container_label(plan_file: Path, entry: ContainerEntry) -> str:
-    """Label of a container of a plan."""
+    """Return the label of a container of a plan."""
     return entry.label or resolve_path(plan_file, entry.path).name
 
 

@@ -131,7 +131,7 @@ class Summary:
         return f"{ended}{counts} in {self.elapsed_s:.1f} s"
 
     def count(self, status: CellStatus) -> int:
-        """Number of cells that ended so."""
+        """Count the cells that ended so."""
         return sum(outcome.status == status for outcome in self.outcomes)
 
     @property

@@ -126,7 +126,7 @@ class Retries(_Part):
     output: Annotated[int, Field(ge=0, le=100)] = 0
 
     def of(self, failure: FailureClass) -> int:
-        """Number of retries after failures of a class."""
+        """Return the number of retries after failures of a class."""
         if failure is FailureClass.LEASE:
             return _LOST_LEASES
         return 0 if failure is FailureClass.USE else int(getattr(self, failure.value))

@@ -187,7 +187,7 @@ def open_plan_run(
 
 
 def _earlier_result(cell: Cell, journal: Journal, runner: DeviceCellRunner) -> CellResult | None:
-    """Result of a cell from an earlier run; the store has all but those of plain commands."""
+    """Return the result of a cell from an earlier run; the store lacks those of plain commands."""
     entry = journal.entry(cell.key)
     if entry is None:
         return None

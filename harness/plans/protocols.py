@@ -88,23 +88,23 @@ class Observer(Protocol):
     """Gets the events of a run, in the threads in which they happen."""
 
     def on_cell_start(self, cell: Cell, device: str) -> None:
-        """A device began with a cell."""
+        """Tell that a device began with a cell."""
         ...
 
     def on_cell_retry(self, cell: Cell, device: str, failure: Failure) -> None:
-        """A try failed, and the cell waits for another."""
+        """Tell that a try failed, and that the cell waits for another."""
         ...
 
     def on_cell_end(self, outcome: CellOutcome) -> None:
-        """A cell is done, failed or interrupted."""
+        """Tell that a cell is done, failed or interrupted."""
         ...
 
     def on_no_device(self, outcomes: Sequence[CellOutcome]) -> None:
-        """Cells failed, all for the same reason: they will get no device."""
+        """Tell that cells failed, all for the same reason: they will get no device."""
         ...
 
     def on_wait(self, requirement: str, reason: str) -> None:
-        """Cells wait for a device, or the reason changed.
+        """Tell that cells wait for a device, or that the reason changed.
 
         Args:
             reason: who holds the devices, or why they are out; empty: the wait is over.
@@ -112,7 +112,7 @@ class Observer(Protocol):
         ...
 
     def on_stop(self) -> None:
-        """No more cells begin, and those that run are being ended."""
+        """Tell that no more cells begin, and that those that run are being ended."""
         ...
 
 

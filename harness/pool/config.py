@@ -280,7 +280,7 @@ def default_name(spec: DeviceSpec) -> str:
 
 
 def _unknown_soc(_: DeviceSpec) -> None:
-    """Know the SoC of no device."""
+    """Return None: the SoC of no device is known."""
 
 
 def load_config(

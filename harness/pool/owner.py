@@ -112,7 +112,7 @@ def _boot_id() -> str:
 
 
 def _label(pid: int, environ: Mapping[str, str]) -> str:
-    """`ann: pytest gw1 (pid 123)`; arguments are left out, for they may hold secrets."""
+    """Format as `ann: pytest gw1 (pid 123)`; arguments are left out, for they may hold secrets."""
     program = Path(sys.argv[0] if sys.argv else "").name or "python"
     if program == "__main__.py":
         program = Path(sys.argv[0]).parent.name

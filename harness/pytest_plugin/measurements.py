@@ -90,7 +90,7 @@ class MeasurementRecorder:
             self.show(test, metric, values, session=run.id)
 
     def show(self, test: str, metric: str, values: tuple[float, ...], *, session: str = "") -> None:
-        """A line of the table at the end of the session.
+        """Add a line to the table at the end of the session.
 
         Args:
             session: of which the values are repetitions; by default this test.

@@ -160,7 +160,7 @@ class _Table:
 
 
 def _place(history: History) -> tuple[list[int], list[int], list[int]]:
-    """Slot and row of each session: its place in its night; and the night of each row."""
+    """Return slot and row of each session, its place in its night; and the night of each row."""
     if not len(history.values) == len(history.nights) == len(history.devices):
         raise ValueError("values, nights and devices are not of one length")
     if not all(0 < value < np.inf for value in history.values):
@@ -273,7 +273,7 @@ class _Forecast:
             self.noise[known] = spread * (1 + 2 / np.minimum(self.count[known], _MEMORY))
 
     def log_ratios(self, rows: Ints, night: int, changes: Floats) -> tuple[Floats, Floats, Floats]:
-        """Log-likelihood ratios of each change of level against none, from one night of each row.
+        """Compute log-likelihood ratios of each change of level against none, from a night a row.
 
         Returns:
             them; how many independent sessions the night is worth; the forecast's variance in units
@@ -298,14 +298,14 @@ class _Forecast:
 
 
 def _spread(values: Floats) -> Floats:
-    """Standard deviation of a normal distribution with the same median absolute deviation."""
+    """Compute the standard deviation of a normal distribution of this median absolute deviation."""
     middle = np.nanmedian(values, axis=1)
     found: Floats = 1.4826 * np.nanmedian(np.abs(values - middle[:, None]), axis=1)
     return found
 
 
 def _density(z: Floats, points: Floats) -> Floats:
-    """Density of noise, not normalised, at `z` [series, n] given residuals [series, memory]."""
+    """Compute the noise density, not normalised, at `z` [series, n]; residuals [series, memory]."""
     exponents = z[:, :, None] - points[:, None, :]
     exponents *= exponents  # in place: these arrays are most of the time of a long history
     exponents *= -0.5 / _BANDWIDTH**2
@@ -357,7 +357,7 @@ class _Watch:
         self.next[rows] += 1
 
     def _statistics(self, rows: Ints, night: int) -> tuple[Floats, Floats]:
-        """Evidence for a loss and for a gain by the nights since it began: [series, window]."""
+        """Compute the evidence for a loss and a gain by nights since it began [series, window]."""
         sizes = np.maximum(self.sizes[rows], _SIZES_OF_NOISE * self.forecast.noise[rows, None])
         changes = np.concatenate([-sizes, sizes], axis=1)
         ratios, worth, variance = self.forecast.log_ratios(rows, night, changes)

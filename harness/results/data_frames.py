@@ -145,7 +145,7 @@ def _series(table: Table, name: str, values: Sequence[Any]) -> "pd.Series[Any]":
 def _read_measurements(
     connection: Connection, query: Select[Any], ids: Sequence[str], location: str
 ) -> pd.DataFrame:
-    """One row a repetition, a column for each metric that occurs, in the registry's order."""
+    """Return a row a repetition, a column for each metric that occurs, in the registry's order."""
     table = schema.measurements
     chosen = query.with_only_columns(schema.runs.c.id).subquery()
     rows = connection.execute(select(table).join(chosen, table.c.run_id == chosen.c.id)).all()

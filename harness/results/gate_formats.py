@@ -163,7 +163,7 @@ def _side(side: Side | None, metric: Metric) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text that markdown shows as it is: no markup, no HTML, no mention of anybody."""
+    """Return text that markdown shows as it is: no markup, no HTML, no mention of anybody."""
     single = " ".join(_xml(text).split())
     return _MARKUP.sub(r"\\\1", html.escape(single, quote=False)).replace("@", "&#64;")
 

@@ -177,7 +177,7 @@ class Series:
         )
 
     def levels(self) -> tuple[tuple[int, int, float], ...]:
-        """First night, last night and median of each stretch between changes."""
+        """Return first night, last night and median of each stretch between changes."""
         edges = [0, *(change.night for change in self.changes), len(self.nights)]
         return tuple(
             (first, end - 1, statistics.median([night.mean for night in self.nights[first:end]]))

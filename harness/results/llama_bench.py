@@ -78,7 +78,7 @@ def list_tests(sessions: Sequence[Run], *, together: bool = False) -> list[Test]
 
 
 def _speed_of_both(run: Run) -> tuple[float, ...]:
-    """Tokens/s of prompt and generation together, by repetition.
+    """Compute tokens/s of prompt and generation together, by repetition.
 
     The first token comes with the prompt; the decode rate is that of the others.
     """
@@ -172,7 +172,7 @@ def _cells(record: Mapping[str, Any], names: Sequence[str]) -> list[str]:
 
 
 def _csv(records: Sequence[Mapping[str, Any]]) -> str:
-    """Every value quoted, and no samples, as in llama-bench's."""
+    """Return the table with every value quoted and no samples, as llama-bench writes it."""
     keys = [key for key in records[0] if not key.startswith("samples_")] if records else []
     text = io.StringIO()
     writer = csv.writer(text, quoting=csv.QUOTE_ALL, lineterminator="\n")

@@ -166,7 +166,7 @@ def _pid_namespace() -> str:
 
 
 def _start_time(pid: int) -> str | None:
-    """Field 22 of /proc/PID/stat (proc(5)); the name before it may hold spaces and brackets."""
+    """Return field 22 of /proc/PID/stat (proc(5)); the name before it may hold any character."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -63,7 +63,7 @@ class UtcDateTime(TypeDecorator[datetime]):
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """To the database."""
+        """Convert a value for the database."""
         if value is None:
             return None
         moment = value.astimezone(UTC)
@@ -74,7 +74,7 @@ class UtcDateTime(TypeDecorator[datetime]):
         value: datetime | None,
         dialect: Dialect,  # noqa: ARG002  the base class names it
     ) -> datetime | None:
-        """From the database."""
+        """Convert a value from the database."""
         if value is None:
             return None
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
@@ -251,14 +251,14 @@ _GROUPS_AND_CONDITIONS = (
 
 
 def _to_2(connection: Connection) -> None:
-    """Each older run becomes a group of its own, with an unchecked output."""
+    """Migrate: each older run becomes a group of its own, with an unchecked output."""
     for statement in _GROUPS_AND_CONDITIONS:
         connection.execute(text(statement))
     telemetry.create(connection)
 
 
 def _to_3(connection: Connection) -> None:
-    """The precision of older containers is unknown."""
+    """Migrate: the precision of older containers is unknown."""
     connection.execute(text('ALTER TABLE runs ADD COLUMN "precision" TEXT'))
 
 
@@ -283,19 +283,19 @@ _ORIGINS_AND_BUILDS = (
 
 
 def _to_4(connection: Connection) -> None:
-    """Of older runs none of this is known."""
+    """Migrate: of older runs none of this is known."""
     for statement in _ORIGINS_AND_BUILDS:
         connection.execute(text(statement))
     artifacts.create(connection)
 
 
 def _to_5(connection: Connection) -> None:
-    """Older comparisons are judged by the default terms."""
+    """Migrate: older comparisons are judged by the default terms."""
     comparisons.create(connection)
 
 
 def _to_6(connection: Connection) -> None:
-    """The next review makes the alerts of all that was measured."""
+    """Migrate: the next review makes the alerts of all that was measured."""
     alerts.create(connection)
 
 
@@ -305,7 +305,7 @@ def _to_7(connection: Connection) -> None:
 
 
 def _to_8(connection: Connection) -> None:
-    """Older measurements are the runtimes' own figures."""
+    """Migrate: older measurements are the runtimes' own figures."""
     connection.execute(text("ALTER TABLE measurements ADD COLUMN source VARCHAR(32)"))
 
 

@@ -621,7 +621,7 @@ class RunRecorder:
 
     @contextmanager
     def _writing(self) -> Iterator[Connection]:
-        """A transaction over this run, which is not finished."""
+        """Open a transaction over this run, which must not be finished."""
         location = self._database.location
         with self._database.writing() as connection:
             status = connection.scalar(

@@ -486,7 +486,7 @@ def _span_slices(span: Span, *, even: bool) -> Iterator[_Slice]:
 
 
 def _parts(spans: Sequence[Span]) -> Iterator[_Slice]:
-    """One slice around all phases of a repetition."""
+    """Return one slice around all phases of a repetition."""
     parts: dict[str, list[Span]] = {}
     for span in spans:
         parts.setdefault(span.part, []).append(span)

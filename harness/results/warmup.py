@@ -80,7 +80,7 @@ def _steady(values: Sequence[float], tolerance: float) -> bool:
 
 
 def _noise(values: Sequence[float]) -> float:
-    """Standard deviation of the noise, without drift."""
+    """Estimate the standard deviation of the noise, without drift."""
     steps = [after - before for before, after in pairwise(values)]
     if not steps:
         return 0.0

@@ -265,11 +265,11 @@ class Runtime(Protocol):
         ...
 
     def versions(self) -> Mapping[str, str]:
-        """Identity of what runs on the device; deploys first if needed."""
+        """Return the identity of what runs on the device; deploy first if needed."""
         ...
 
     def sha256_of(self, file: str) -> str | None:
-        """Hash of a deployed file, such as the runner's; deploys first if needed."""
+        """Return the hash of a deployed file, such as the runner's; deploy first if needed."""
         ...
 
     def generate(self, request: GenerationRequest) -> GenerationResult:

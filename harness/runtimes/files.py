@@ -71,7 +71,7 @@ def check_fit(container: GenAIContainer, device: DeviceProperties) -> None:
 
 
 def target_of(container: GenAIContainer) -> Target:
-    """Target that the container was built for."""
+    """Return the target that the container was built for."""
     return parse_target(container.metadata.target.name)
 
 

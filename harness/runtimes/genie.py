@@ -207,7 +207,7 @@ class GenieRuntime:
                 remove_run(self._device, self._run_id)
 
     def versions(self) -> Mapping[str, str]:
-        """Identity of what runs on the device: hashes of its libraries; deploys first if needed."""
+        """Return the hashes of the libraries on the device; deploy first if needed."""
         return {"Genie from": self._origin} | {
             file.name: f"sha256:{file.sha256[:16]}"
             for file in self.prepare().files
@@ -215,7 +215,7 @@ class GenieRuntime:
         }
 
     def sha256_of(self, file: str) -> str | None:
-        """Hash of a deployed file, such as the runner's; deploys first if needed."""
+        """Return the hash of a deployed file, such as the runner's; deploy first if needed."""
         return next((each.sha256 for each in self.prepare().files if each.name == file), None)
 
     def generate(self, request: GenerationRequest) -> GenerationResult:
@@ -453,7 +453,7 @@ class GenieRuntime:
         return str(self._tokenizer.decode(list(ids)))
 
     def _parse_ids(self, printed: str) -> tuple[int, ...] | None:
-        """A token query is answered in ids; what the SDK's program prints is not documented."""
+        """Return the ids that answer a token query; the SDK does not document what it prints."""
         if re.fullmatch(r"[0-9 ]*", printed) is None:
             if not self._has_python:
                 return None

@@ -62,7 +62,7 @@ class RunOutcome:
         return {key: float(peak) for key, peak in peaks.items() if peak is not None}
 
     def in_words(self) -> str:
-        """Description of the end, to stand after the command's name."""
+        """Describe the end, in words that stand after the command's name."""
         match self.reason:
             case "timeout":
                 return f"hung and was killed after {self.elapsed_s:.0f} s"

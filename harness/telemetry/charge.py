@@ -71,7 +71,7 @@ def _health(battery: BatteryReading) -> ConditionRecord:
 
 
 def _judge(battery: BatteryReading, window: ChargeWindow) -> tuple[str | None, bool]:
-    """Problem with the charge, and whether waiting may solve it."""
+    """Return the problem with the charge, and whether waiting may solve it."""
     level = battery.level_percent
     if level is None:
         return "the device tells no level any more", True

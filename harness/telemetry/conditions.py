@@ -150,7 +150,7 @@ def prepared(
 def _gates(
     sensors: Sensors, conditions: Conditions, clock: Clock, on_wait: OnWait | None
 ) -> Iterator[ConditionRecord]:
-    """The charge first: what is asked of the temperature must hold when the run begins."""
+    """Yield the charge's gate first: the temperature must be right when the run begins."""
     if conditions.charge is not None:
         yield from wait_for_charge(lambda: sensors.read().battery, conditions.charge, clock)
     if conditions.gate is not None:
@@ -163,7 +163,7 @@ def _temperatures(sensors: Sensors) -> Mapping[str, float] | None:
 
 
 def _fails(record: ConditionRecord) -> bool:
-    """A board without a battery has no charge to be wrong; heat that cannot be seen is no pass."""
+    """Return whether it fails: not for want of a battery, but where heat cannot be seen."""
     if record.name == "thermal_gate":
         return record.outcome != "met"
     return record.outcome == "not-met"

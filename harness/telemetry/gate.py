@@ -150,7 +150,7 @@ def frozen_zones(times: list[float], readings: list[Mapping[str, float]]) -> fro
 
 
 def _opens(history: _History, alive: Mapping[str, float], gate: ThermalGate) -> str | None:
-    """Why the gate opens; `None` while it does not."""
+    """Say why the gate opens; `None` while it does not."""
     if not alive:
         return None
     zone = max(alive, key=alive.__getitem__)

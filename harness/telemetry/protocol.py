@@ -135,7 +135,7 @@ class _Reader:
         return True
 
     def _take_sample(self, line: str) -> bool:
-        """`s TIME FIRST VALUE... [/ FIRST VALUE...]...`: all of it, or nothing."""
+        """Take `s TIME FIRST VALUE... [/ FIRST VALUE...]...`: all of it, or nothing."""
         _, time, *rest = line.split(" ")
         if not _TIME.fullmatch(time) or int(time) < self._latest:
             return False

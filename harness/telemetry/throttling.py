@@ -99,7 +99,7 @@ def _hot_times(series: Sequence[TelemetrySeries]) -> list[tuple[float, str, floa
 def _capped_while_hot(
     series: TelemetrySeries, hot: Sequence[tuple[float, str, float]]
 ) -> str | None:
-    """Over whole windows while something is hot, a clock never reaches what it did at the start."""
+    """Find clocks that over whole hot windows never reach what they did at the start."""
     known = _known(series)
     if kind_of(series.channel) not in {"cpu_hz", "ddr_hz", "gpu_hz"} or not hot or not known:
         return None

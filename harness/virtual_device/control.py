@@ -213,7 +213,7 @@ def _is_outside(connection: socket.socket) -> bool:
 
 @contextlib.contextmanager
 def _socket_path(folder: Path) -> Iterator[str]:
-    """A path to the socket that fits into an address (108 bytes), for a folder of any depth."""
+    """Yield a path to the socket that fits into an address (108 bytes), in any folder."""
     descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{descriptor}/{CONTROL_NAME}"

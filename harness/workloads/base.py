@@ -283,7 +283,7 @@ def require_passed(check: OutputCheck, recorder: RunRecorder | None, serial: str
 
 
 def stored_result(run: Run) -> WorkloadResult[Run]:
-    """Result of a workload that was stored as a run."""
+    """Return the result of a workload that was stored as a run."""
     values = {
         key: stats.mean for key in METRICS if (stats := summarise([run.values(key)])) is not None
     }

@@ -215,7 +215,7 @@ class Bench(DialogSettings, WorkloadModel):
     def _expectations(
         self, session: Session, recording: Recording, quality: OutputCheck | None
     ) -> Iterator[Expectation]:
-        """Expectation of the output."""
+        """Yield what is expected of the output."""
         if self.reference_tokens is not None:
             token_ids = read_tokens(session.resolve(self.reference_tokens))[: self.new_tokens]
             yield ReferenceTokens.of(token_ids, session.tokenizer, self.reference_tokens)

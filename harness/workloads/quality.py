@@ -199,7 +199,7 @@ def _scored_tokens(run: Run) -> int:
 
 
 def _measured(store: ResultsStore, container: ContainerInfo, device: DeviceInfo) -> Iterator[Run]:
-    """Measured perplexities of a container on this kind of device, newest first.
+    """Return the perplexities of a container on this kind of device, newest first.
 
     A run that failed for its bound has a right number too; one with an adapter has that of another
     model.

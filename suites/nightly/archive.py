@@ -73,7 +73,7 @@ class Archive:
         return sorted(found, key=lambda night: (night.began_at, night.name))
 
     def path(self, night: Night) -> Path:
-        """Folder of a night."""
+        """Return the folder of a night."""
         return self.folder / night.name
 
     def save(self, night: Night) -> None:
@@ -142,7 +142,7 @@ def _read(path: Path) -> Night | None:
 
 
 def _template() -> jinja2.Template:
-    """The page; everything that it prints is escaped, and made visible before that."""
+    """Return the page's template, which escapes all that it prints, made visible before that."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("suites.nightly"),
         autoescape=True,

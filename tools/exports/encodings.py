@@ -187,5 +187,5 @@ def _old(activations: list[Grid], parameters: list[Grid]) -> dict[str, Any]:
 
 
 def _round(value: float) -> float:
-    """Six digits, for a shorter file."""
+    """Round to six digits, for a shorter file."""
     return float(f"{value:.6g}")

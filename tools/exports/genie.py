@@ -28,7 +28,7 @@ class Cache:
         return cls([torch.zeros(shape) for shape in shapes])
 
     def grown(self, new: list[torch.Tensor]) -> "Cache":
-        """With new entries at the end, and as many of the oldest gone."""
+        """Return a cache with new entries at its end, and as many of the oldest gone."""
         grown = []
         for index, (old, entry) in enumerate(zip(self.tensors, new, strict=True)):
             axis = 2 if index % 2 else 3
@@ -38,7 +38,7 @@ class Cache:
 
 
 def head_dim(config: Any) -> int:  # noqa: ANN401
-    """Size of one head."""
+    """Return the size of one head."""
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
@@ -54,7 +54,7 @@ def names(config: Any) -> tuple[list[str], list[str]]:  # noqa: ANN401
 
 
 def mask(done: int, ar: int, cl: int) -> torch.Tensor:
-    """Zero where token i of a call may look: the last `done` past entries and new ones up to i."""
+    """Return a mask, zero where token i may look: the last `done` entries and new ones up to i."""
     seen = torch.zeros(ar, cl, dtype=torch.bool)
     seen[:, cl - ar - done : cl - ar] = True
     seen[:, cl - ar :] = torch.ones(ar, ar).tril().bool()

@@ -69,7 +69,7 @@ class WithCache(torch.nn.Module):
         position_ids: torch.Tensor,
         *past: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
-        """`past` holds key and value of each layer in turn."""
+        """Run the model; `past` holds key and value of each layer in turn."""
         cache = DynamicCache()
         for layer in range(len(past) // 2):
             cache.update(past[2 * layer], past[2 * layer + 1], layer)

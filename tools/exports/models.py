@@ -124,6 +124,6 @@ def make_model(recipe: Recipe, attention: str) -> transformers.PreTrainedModel:
 
 
 def sample_tokens(recipe: Recipe) -> torch.Tensor:
-    """Token ids [1, TOKENS], without the special ones."""
+    """Return token ids [1, TOKENS], without the special ones."""
     generator = torch.Generator().manual_seed(recipe.seed + 1000)
     return torch.randint(3, _COMMON["vocab_size"], (1, TOKENS), generator=generator)

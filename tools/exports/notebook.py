@@ -112,7 +112,7 @@ class _Layer(nn.Module):
         return columns.permute(0, 3, 2, 1).squeeze(2)
 
     def _split(self, columns: torch.Tensor, heads: int) -> torch.Tensor:
-        """[1, heads*size, 1, AR] to [1, heads, AR, size]."""
+        """Reshape [1, heads*size, 1, AR] to [1, heads, AR, size]."""
         return columns.reshape(1, heads, self.size, -1).permute(0, 1, 3, 2)
 
     def _rotated(
@@ -143,7 +143,7 @@ class Notebook(nn.Module):
         sin: torch.Tensor,
         *past: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
-        """Logits, then the new keys and values."""
+        """Return logits, then the new keys and values."""
         hidden = self.embedding(input_ids)
         heads = self.config.num_key_value_heads if self.per_head else 1
         new: list[torch.Tensor] = []

@@ -20,7 +20,7 @@ Step = tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]
 
 
 def whole_text(model: PreTrainedModel, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Logits, keys and values of one forward pass over all tokens."""
+    """Return logits, keys and values of one forward pass over all tokens."""
     cache = DynamicCache()
     result = model(input_ids=tokens, past_key_values=cache, use_cache=True)
     arrays = {"tokens": tokens, "logits": result.logits}

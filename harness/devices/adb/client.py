@@ -135,7 +135,7 @@ class AdbServer:
         return True
 
     def state(self, serial: str) -> str:
-        """`device`, `offline`, `unauthorized`, ..., or why there is none, in its words."""
+        """Return `device`, `offline`, `unauthorized`, ..., or why there is none, in its words."""
         try:
             return self._ask(f"host-serial:{serial}:get-state")
         except FailReply as error:

@@ -247,7 +247,7 @@ class Connection(Closeable):
             raise StreamClosed(str(error)) from error
 
     def receive_some(self, limit: int) -> bytes:
-        """At least one and at most `limit` bytes.
+        """Receive at least one and at most `limit` bytes.
 
         Raises:
             StreamClosed: there are no more.
@@ -264,7 +264,7 @@ class Connection(Closeable):
         return data
 
     def receive(self, size: int) -> bytes:
-        """Exactly `size` bytes, which are refused above 1 MiB."""
+        """Receive exactly `size` bytes, which are refused above 1 MiB."""
         if size > _MAX_REPLY:
             raise FailReply(f"an answer of {size} bytes is not plausible")
         data = bytearray()

@@ -270,7 +270,7 @@ class AdbDevice(ShellDevice):
             yield forward.address
 
     def _find_root(self, timeout_s: float) -> str:
-        """`$TMPDIR/qnnfarm` of its shell, or below `/data/local/tmp`."""
+        """Return `$TMPDIR/qnnfarm` of its shell, or a folder below `/data/local/tmp`."""
         ask = 'printf %s "${TMPDIR:-/data/local/tmp}"'
         folder = self.shell(ask, timeout_s=timeout_s).stdout
         if not folder.startswith("/") or not folder.isprintable():

@@ -61,7 +61,7 @@ def known_keys(host: HostConfig) -> KnownKeys:
 
 
 def algorithms(keys: Iterable[paramiko.PKey], supported: Iterable[str]) -> list[str]:
-    """Key types to agree on with the host: those of known keys come first."""
+    """Return the key types to agree on with the host: those of known keys come first."""
     names = [key.get_name() for key in keys]
     wanted = [kind for name in names for kind in (_RSA if name == "ssh-rsa" else (name,))]
     supported = list(supported)

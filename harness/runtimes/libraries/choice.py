@@ -11,7 +11,7 @@ _SET_SDK = f"set {ROOT_VARIABLES[0]} to an unpacked QAIRT SDK"
 
 
 def find_genie(abi: str, soc: Soc) -> GenieLibraries:
-    """Genie for devices of that ABI.
+    """Find Genie for devices of that ABI.
 
     A board takes the wheel of the compiler's version before the SDK, since a context binary may be
     read by a runtime that is as new as its compiler, and not by an older one.

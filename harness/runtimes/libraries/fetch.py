@@ -60,7 +60,7 @@ def _download(version: str, folder: Path, pip: Sequence[str]) -> Path:
 
 
 def _unpack(archive: Path, folder: Path) -> None:
-    """Takes the libraries of the package's own folder, under their plain names."""
+    """Take the libraries of the package's own folder, under their plain names."""
     try:
         with zipfile.ZipFile(archive) as wheel:
             for member in wheel.infolist():

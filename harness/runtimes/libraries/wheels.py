@@ -14,7 +14,7 @@ _FOLDER = "libraries"
 
 
 def installed_wheel() -> GenieLibraries:
-    """For devices that are x86_64, as this machine is: the emulator, the same for every SoC.
+    """Find the wheel for devices that are x86_64 as this machine is: the emulator, of any SoC.
 
     Raises:
         ToolchainMissingError: the wheel is not installed, or not whole.

@@ -14,7 +14,7 @@ def folder() -> Path:
 
 
 def heldout_text() -> str:
-    """Text the model has not seen in training, one chapter a line."""
+    """Return text that the model has not seen in training, one chapter a line."""
     return _read("heldout.txt")
 
 

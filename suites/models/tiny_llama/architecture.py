@@ -31,7 +31,7 @@ class Architecture:
         return cls(**{name: config[name] for name in cls.__dataclass_fields__})
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Hugging Face's names of the tensors, in order of use; a projection is `[out, in]`."""
+        """Return shapes by Hugging Face's names, in order of use; a projection is `[out, in]`."""
         hidden, mlp = self.hidden_size, self.intermediate_size
         queries = self.num_attention_heads * self.head_dim
         keys = self.num_key_value_heads * self.head_dim
@@ -57,5 +57,5 @@ class Architecture:
         }
 
     def parameter_count(self) -> int:
-        """Number of trained parameters."""
+        """Count the trained parameters."""
         return sum(math.prod(shape) for shape in self.tensor_shapes().values())

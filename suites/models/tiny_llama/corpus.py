@@ -66,7 +66,7 @@ def _parse(line: str) -> tuple[str, int, str]:
 
 
 def split(all_chapters: Sequence[Chapter]) -> tuple[list[Chapter], list[Chapter]]:
-    """Training and held-out chapters."""
+    """Return training and held-out chapters."""
     heldout = list(all_chapters[HELDOUT_EVERY - 1 :: HELDOUT_EVERY])
     chosen = set(heldout)
     return [chapter for chapter in all_chapters if chapter not in chosen], heldout

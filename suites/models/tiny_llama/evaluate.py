@@ -88,7 +88,7 @@ def evaluate(folder: Path, text: str, *, window: int, max_windows: int | None = 
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description="Held-out perplexity of tiny_llama.")
     parser.add_argument("--checkpoint", type=Path, default=tiny_llama.folder())
     parser.add_argument("--text", type=Path, help="a file, instead of the held-out text")

@@ -57,7 +57,7 @@ def _mlp(weights: Mapping[str, Array], prefix: str, hidden: Array) -> Array:
 def _attention(
     architecture: Architecture, weights: Mapping[str, Array], prefix: str, hidden: Array
 ) -> Array:
-    """Causal attention over the whole of `hidden` `[length, hidden_size]`, head by head."""
+    """Apply causal attention to the whole of `hidden` `[length, hidden_size]`, head by head."""
     size = architecture.head_dim
     group = architecture.num_attention_heads // architecture.num_key_value_heads
     queries, keys, values = (hidden @ weights[f"{prefix}{part}_proj.weight"].T for part in "qkv")
@@ -75,7 +75,7 @@ def _attention(
 
 
 def _rotated(architecture: Architecture, head: Array) -> Array:
-    """RoPE on one head `[length, head_dim]`: element i turns with element i + head_dim/2."""
+    """Apply RoPE to one head `[length, head_dim]`: element i turns with element i + head_dim/2."""
     half = architecture.head_dim // 2
     frequencies = architecture.rope_theta ** (-np.arange(half) / half)
     angles = np.outer(np.arange(len(head)), frequencies)

@@ -33,7 +33,7 @@ class Seen:
 
 
 def initial_parameters(architecture: Architecture, seed: int) -> dict[str, Tensor]:
-    """Random float32 parameters.
+    """Return random float32 parameters.
 
     Norms are 1, the rest is normal; what adds to the residual stream is smaller by its depth.
     """
@@ -59,7 +59,7 @@ def logits(architecture: Architecture, parameters: Parameters, ids: Tensor) -> T
 def hidden_states(
     architecture: Architecture, parameters: Parameters, ids: Tensor
 ) -> tuple[Tensor, list[Cache]]:
-    """Hidden states after the final norm, `[batch, length, hidden]`, and the cache of each layer.
+    """Return hidden states after the final norm `[batch, length, hidden]`, and each layer's cache.
 
     The output projection takes them; Genie calls them `last_hidden_states`.
     """
@@ -90,7 +90,7 @@ def decoder_layer(
     positions: Tensor,
     seen: Seen | None = None,
 ) -> tuple[Tensor, Cache]:
-    """Hidden states `[batch, length, hidden]` after one layer, and the keys and values it made.
+    """Return hidden states `[batch, length, hidden]` after one layer, and its keys and values.
 
     Args:
         architecture: sizes of the model.
@@ -112,7 +112,7 @@ def rms_norm(architecture: Architecture, hidden: Tensor, weight: Tensor) -> Tens
 
 
 def _rotation(architecture: Architecture, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosine and sine, `[..., 1, length, head_dim]`, with each frequency once for both halves."""
+    """Return cosine and sine `[..., 1, length, head_dim]`, each frequency once for both halves."""
     half = torch.arange(0, architecture.head_dim, 2) / architecture.head_dim
     angles = positions[..., None] * architecture.rope_theta**-half
     angles = torch.cat((angles, angles), dim=-1).unsqueeze(-3)
@@ -120,7 +120,7 @@ def _rotation(architecture: Architecture, positions: Tensor) -> tuple[Tensor, Te
 
 
 def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """RoPE as Hugging Face lays it out: element i is paired with element i + head_dim/2."""
+    """Apply RoPE as Hugging Face lays it out: element i is paired with i + head_dim/2."""
     low, high = heads.chunk(2, dim=-1)
     return heads * cos + torch.cat((-high, low), dim=-1) * sin
 

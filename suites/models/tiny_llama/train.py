@@ -44,7 +44,7 @@ class Recipe:
     """Share of windows whose first token becomes begin-of-text; some runtimes start with it."""
 
     def rate(self, step: int) -> float:
-        """Learning rate: linear warm-up, then half a cosine down to a hundredth of the peak."""
+        """Return the learning rate: linear warm-up, then half a cosine to 1 % of the peak."""
         if step < self.warmup_steps:
             return self.peak_rate * (step + 1) / self.warmup_steps
         progress = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
@@ -119,7 +119,7 @@ def train(
     progress: Progress | None = None,
     log_every: int = 50,
 ) -> dict[str, Tensor]:
-    """Float32 parameters after training on the text `ids` `[n]`; prints the loss as it goes.
+    """Return float32 parameters trained on the text `ids` `[n]`; print the loss on the way.
 
     Raises:
         ValueError: the saved `progress` is no good.
@@ -167,7 +167,7 @@ def save_checkpoint(parameters: Mapping[str, Tensor], out: Path) -> None:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     recipe = Recipe()
     parser = argparse.ArgumentParser(description="Train the weights of tiny_llama.")
     parser.add_argument("--out", type=Path, required=True, help="folder for the checkpoint")

@@ -47,7 +47,7 @@ class TrainedModel:
         return self.parameters["model.embed_tokens.weight"]
 
     def windows(self, count: int, length: int, generator: torch.Generator) -> Tensor:
-        """Random windows of the text, `[count, length]`, led by begin-of-text as Genie's are."""
+        """Draw random windows of the text `[count, length]`, led by begin-of-text as in Genie."""
         return random_windows(self.ids, count, length, generator, self.architecture.bos_token_id)
 
     def continued(self, prompts: Tensor, n_tokens: int) -> Tensor:

@@ -69,7 +69,7 @@ def initial_head(model: TrainedModel) -> Head:
 
 
 def draft(model: TrainedModel, head: Head, embeddings: Tensor, states: Tensor) -> Tensor:
-    """Hidden states `[batch, length, hidden]` after tokens, from those before them."""
+    """Return hidden states `[batch, length, hidden]` after tokens, from those before them."""
     hidden = F.linear(torch.cat((embeddings, states), dim=-1), head["fc.weight"])
     positions = torch.arange(hidden.shape[1])
     hidden, _ = decoder_layer(model.architecture, head, hidden, positions)
@@ -131,7 +131,7 @@ def save_head(model: TrainedModel, head: Head, out: Path) -> None:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     recipe = Recipe()
     parser = argparse.ArgumentParser(description="Train a draft head for tiny_llama.")
     parser.add_argument("--out", type=Path, required=True, help="folder for the head")

@@ -14,19 +14,19 @@ _HELDOUT_PSALMS = slice(15, 20)  # chapters of the held-out text: psalms 2, 32, 
 
 
 def folder() -> Path:
-    """Folder of the adapters, as installed."""
+    """Return the folder of the adapters, as installed."""
     return Path(__file__).parent
 
 
 def heldout_text(name: str) -> str:
-    """Text of an adapter's kind that it has not seen in training."""
+    """Return text of an adapter's kind that it has not seen in training."""
     if name == "law":
         return (folder() / "text" / "law_heldout.txt").read_text(encoding="utf-8")
     return "\n".join(tiny_llama.heldout_text().splitlines()[_HELDOUT_PSALMS]) + "\n"
 
 
 def training_text(name: str) -> str:
-    """Text that an adapter is trained on; that of the psalms is in the repository alone."""
+    """Return text that an adapter is trained on; that of the psalms is in the repository alone."""
     if name == "law":
         return (folder() / "text" / "law_train.txt").read_text(encoding="utf-8")
     text = (tiny_llama.folder() / "text" / "train.txt").read_text(encoding="utf-8")

@@ -111,7 +111,7 @@ def save_adapter(adapter: Adapter, recipe: Recipe, out: Path) -> None:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     recipe = Recipe()
     parser = argparse.ArgumentParser(description="Train the adapters of tiny_llama.")
     parser.add_argument("--out", type=Path, required=True, help="folder for the PEFT folders")

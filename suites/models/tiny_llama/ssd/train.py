@@ -171,7 +171,7 @@ def train(model: TrainedModel, recipe: Recipe) -> Forecaster:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     recipe = Recipe()
     parser = argparse.ArgumentParser(description="Train a forecast prefix for tiny_llama.")
     parser.add_argument("--out", type=Path, required=True, help=f"folder for {FILE}")
