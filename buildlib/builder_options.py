@@ -18,6 +18,7 @@ from buildlib.errors import InvalidOptionError, UnknownOptionError
 from buildlib.genai import GenAIBuilderHTP
 from buildlib.lora.config import LoraBuilderInputConfig
 from buildlib.paths import user_path
+from buildlib.pipeline.options import by_dotted_keys
 from buildlib.speculative.config import (
     EagletBuilderConfig,
     LadeBuilderConfig,
@@ -87,18 +88,16 @@ def flatten_options(values: Mapping[str, object], folder: Path) -> dict[str, obj
         values: by dotted keys, or by sections.
         folder: that relative paths are relative to.
     """
-    flat: dict[str, object] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            inner = {f"{key}.{name}": one for name, one in value.items()}
-            flat |= flatten_options(inner, folder)
-        elif key in _PATHS and isinstance(value, str):
-            flat[key] = str(folder / user_path(value))
-        elif key == _ATTACHED and isinstance(value, list | tuple):
-            flat[key] = [_with_absolute_paths(entry, folder) for entry in value]
-        else:
-            flat[key] = value
-    return flat
+    return {key: _absolute(key, value, folder) for key, value in by_dotted_keys(values)}
+
+
+def _absolute(key: str, value: object, folder: Path) -> object:
+    """Return a value whose relative paths are relative to a folder."""
+    if key in _PATHS and isinstance(value, str):
+        return str(folder / user_path(value))
+    if key == _ATTACHED and isinstance(value, list | tuple):
+        return [_with_absolute_paths(entry, folder) for entry in value]
+    return value
 
 
 def apply_options(builder: GenAIBuilderHTP, options: Mapping[str, object]) -> None:

@@ -23,7 +23,7 @@ class Format(StrEnum):
 
 def report(
     db: Annotated[
-        str, typer.Option("--db", help="Results database: a file, or an SQLAlchemy URL.")
+        str, typer.Option("--db", help="Results database: a SQLite file, or a database URL.")
     ] = "results.db",
     out: Annotated[
         Path,

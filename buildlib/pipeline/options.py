@@ -43,7 +43,7 @@ class Options(BaseModel):
         """
         values: dict[str, Any] = self.model_dump(exclude_unset=True)
         known = tuple(self.as_options())
-        for key, value in _by_dotted_keys(options):
+        for key, value in by_dotted_keys(options):
             if key in _NOT_HONOURED:
                 raise InvalidOptionError(key, _NOT_HONOURED[key], ())
             if key == _BIAS_BITS and value == _UNKNOWN_BIAS_BITS:
@@ -63,7 +63,7 @@ class Options(BaseModel):
 
     def as_options(self) -> dict[str, OptionValue]:
         """Return all options under their dotted keys."""
-        return dict(_by_dotted_keys(self.model_dump()))
+        return dict(by_dotted_keys(self.model_dump()))
 
 
 class ARnContextLengthConfig(Options):
@@ -156,9 +156,10 @@ _UNKNOWN_BIAS_BITS = 8
 _BIAS_REASON = "onnxruntime-qnn compiles biases of 32 bits alone; 8 need the QAIRT SDK's toolchain"
 
 
-def _by_dotted_keys(options: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def by_dotted_keys(options: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield options under dotted keys, whose values may stand in nested mappings."""
     for key, value in options.items():
         if isinstance(value, Mapping) and key not in _NOT_HONOURED:
-            yield from _by_dotted_keys({f"{key}.{name}": one for name, one in value.items()})
+            yield from by_dotted_keys({f"{key}.{name}": one for name, one in value.items()})
         else:
             yield key, value

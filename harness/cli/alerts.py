@@ -17,9 +17,9 @@ app = typer.Typer(
 )
 
 Database = Annotated[
-    str, typer.Option("--db", help="Results database: a file, or an SQLAlchemy URL.")
+    str, typer.Option("--db", help="Results database: a SQLite file, or a database URL.")
 ]
-Ids = Annotated[list[str], typer.Argument(metavar="ID...", help="Ids of alerts, or beginnings.")]
+Ids = Annotated[list[str], typer.Argument(metavar="ID", help="Ids of alerts, or beginnings.")]
 Note = Annotated[str, typer.Option("--note", help="Why, in a few words.")]
 _COMMIT = 10
 
@@ -46,25 +46,25 @@ def ls(
 
 @app.command("acknowledge")
 def acknowledge(ids: Ids, db: Database = "results.db", note: Note = "", json: Json = False) -> None:
-    """Somebody works on them."""
+    """Mark alerts as being worked on."""
     _set(db, ids, "acknowledged", note, json=json)
 
 
 @app.command("fix")
 def fix(ids: Ids, db: Database = "results.db", note: Note = "", json: Json = False) -> None:
-    """They are fixed; a recovery in the history says so by itself."""
+    """Mark alerts as fixed; a recovery in the history does so by itself."""
     _set(db, ids, "fixed", note, json=json)
 
 
 @app.command("expect")
 def expect(ids: Ids, db: Database = "results.db", note: Note = "", json: Json = False) -> None:
-    """They are expected: the new level is the right one."""
+    """Mark alerts as expected: the new level is the right one."""
     _set(db, ids, "expected", note, json=json)
 
 
 @app.command("reopen")
 def reopen(ids: Ids, db: Database = "results.db", note: Note = "", json: Json = False) -> None:
-    """They are open again."""
+    """Open alerts again."""
     _set(db, ids, "open", note, json=json)
 
 

@@ -6,7 +6,6 @@ the user sees of it.
 
 import importlib.metadata
 import os
-import re
 import signal
 import sys
 import traceback
@@ -52,6 +51,8 @@ if TYPE_CHECKING:
 
 COMMANDS_GROUP = "qnnfarm.commands"
 _LONGEST_LINE = 2000
+_METAVARS = {"str": "TEXT", "path": "PATH", "int": "N", "float": "N", "%y-%m-%d": "YYYY-MM-DD"}
+"""Metavars of options by what typer calls their types; choices stand as they are."""
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 """Base of what typer raises for wrong options; it exports only this one kind."""
 
@@ -111,19 +112,28 @@ def _load(entry: importlib.metadata.EntryPoint) -> Callable[..., object]:
 
 
 def command_line() -> "Command":
-    """Return the command of `build_app`, whose help names no type beside a flag."""
+    """Return the command of `build_app`, whose help names values as command lines do."""
     command = typer.main.get_command(build_app())
-    _hide_types_of_flags(command, None)
+    _name_values(command, None)
     return command
 
 
-def _hide_types_of_flags(command: "Command", above: typer.Context | None) -> None:
+def _name_values(command: "Command", above: typer.Context | None) -> None:
+    """Give all parameters a metavar, in place of typer's `<list[str]>`."""
     context = typer.Context(command, parent=above, **command.context_settings)
+    parameter: Any
     for parameter in command.get_params(context):
         if getattr(parameter, "is_flag", False):
             parameter.metavar = ""
+        elif parameter.param_type_name == "argument":
+            parameter.metavar = parameter.metavar or parameter.name.upper()
+            parameter.display_type_rich = lambda **_: None
+        elif parameter.metavar is None:
+            shown = parameter.display_type(context).strip("<>")
+            kind = shown.removeprefix("list[").removesuffix("]").removesuffix(" range").lower()
+            parameter.metavar = _METAVARS.get(kind, shown)
     for below in getattr(command, "commands", {}).values():
-        _hide_types_of_flags(below, context)
+        _name_values(below, context)
 
 
 def main() -> NoReturn:
@@ -172,7 +182,6 @@ def _usage_line(error: Any) -> str:  # noqa: ANN401 - typer exports no type for 
         return str(said)
     if near := getattr(error, "possibilities", None):
         said = f"{error.message}: did you mean {' or '.join(sorted(near))}?"
-    said = re.sub(r"'[A-Z_]+\.\.\.'", lambda several: several[0].lower(), said)  # as of others
     said = f"{said[:1].lower()}{said[1:]}".rstrip(".").replace(". Did you", ": did you")
     path = error.ctx.command_path if getattr(error, "ctx", None) else "qnnfarm"
     said += f"{'' if said.endswith('?') else ';'} `{path} -h` shows the usage"

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 ContainerDirs = Annotated[
     list[Path],
-    typer.Argument(help="Folders of containers; several take turns.", metavar="CONTAINER_DIR..."),
+    typer.Argument(help="Folders of containers; several take turns.", metavar="CONTAINER_DIR"),
 ]
 Output = Annotated[
     Literal["md", "csv", "json", "jsonl"] | None,

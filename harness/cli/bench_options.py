@@ -96,7 +96,10 @@ MaxTemp = Annotated[
     ),
 ]
 Charge = Annotated[
-    str | None, typer.Option(help="Measure only within this window of charge, e.g. 20-80.")
+    str | None,
+    typer.Option(
+        metavar="LOW-HIGH", help="Measure only within this window of charge in percent: 20-80."
+    ),
 ]
 NoGate = Annotated[bool, typer.Option("--no-gate", help="Measure the device as it is.")]
 

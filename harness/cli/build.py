@@ -77,13 +77,15 @@ def build(
     ar: Annotated[
         str | None,
         typer.Option(
-            help="Tokens per graph call: 1 and one prefill length, or several.",
-            show_default="1,128",
+            metavar="N[,N...]",
+            help="Tokens per graph call: 1 and one prefill length, or several. By default 1,128.",
         ),
     ] = None,
     cl: Annotated[
         str | None,
-        typer.Option(help="Context length in tokens, or several.", show_default="4096"),
+        typer.Option(
+            metavar="N[,N...]", help="Context length in tokens, or several. By default 4096."
+        ),
     ] = None,
     splits: Annotated[
         int | None,

@@ -28,13 +28,13 @@ def check(
     files: Annotated[
         list[Path],
         typer.Argument(
-            metavar="FILE...",
+            metavar="FILE",
             help="Configuration files of any kind, or containers, whose configurations are meant.",
         ),
     ],
     json: Json = False,
 ) -> None:
-    """Ask our models and libGenie's own parser what they think of configuration files.
+    """Check configuration files with our models and with libGenie's own parser.
 
     Dialogs, text-to-embedding models, engines, samplers, profiles and accuracy are judged by both;
     HTP backend extensions by our models alone, since Genie has no parser for them. Nothing is run,

@@ -33,8 +33,9 @@ def start(
         bool | None,
         typer.Option(
             "--unconfined/--confined",
-            help="Its shell may do on this host whatever you may, or sees its own files alone.",
-            show_default="confined",
+            help="Its shell may do on this host whatever you may; by default it sees its own files "
+            "alone.",
+            show_default=False,
         ),
     ] = None,
     json: Json = False,

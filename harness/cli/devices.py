@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Specs = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[DEVICE]...",
+        metavar="DEVICE",
         help="SERIAL, SERIAL@HOST, linux:[USER@]HOST, virtual:NAME or local; "
         "by default all devices of the adb server.",
         show_default=False,

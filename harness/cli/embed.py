@@ -33,7 +33,7 @@ def embed(
     texts: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[TEXT]...",
+            metavar="TEXT",
             help="Texts to embed. Without any, and without `--file`, one a line from stdin.",
             show_default=False,
         ),

@@ -23,7 +23,7 @@ def history(
         str, typer.Argument(help="Key of a metric, or its beginning: decode, ttft, perplexity.")
     ],
     db: Annotated[
-        str, typer.Option("--db", help="Results database: a file, or an SQLAlchemy URL.")
+        str, typer.Option("--db", help="Results database: a SQLite file, or a database URL.")
     ] = "results.db",
     model: Annotated[str | None, typer.Option(help="Only containers of this model.")] = None,
     device: Annotated[

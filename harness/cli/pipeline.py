@@ -190,7 +190,9 @@ def bisect(
     ] = False,
     both_ways: Annotated[
         bool,
-        typer.Option("--both-ways", help="Measure too what one gives that alone is left in float."),
+        typer.Option(
+            "--both-ways", help="Measure too what the model gains if one alone is left in float."
+        ),
     ] = False,
     build: Annotated[
         bool, typer.Option(help="Build the proposal, and check it on the HTP emulator.")
@@ -209,9 +211,11 @@ def bisect(
     quantization: Annotated[
         str, typer.Option(help="Quantization recipe of a model that is given without a recipe.")
     ] = "w4a16",
-    ar: Annotated[int | None, typer.Option(min=1, help="Its tokens per prefill call.")] = None,
-    cl: Annotated[int | None, typer.Option(min=1, help="Its context length in tokens.")] = None,
-    target: Annotated[str, typer.Option(help="Its SoC.")] = "SM8750:emulator",
+    ar: Annotated[
+        int | None, typer.Option(min=1, help="Tokens per prefill call of such a model.")
+    ] = None,
+    cl: Annotated[int | None, typer.Option(min=1, help="Context length of such a model.")] = None,
+    target: Annotated[str, typer.Option(help="SoC of such a model.")] = "SM8750:emulator",
     json: Json = False,
 ) -> None:
     """Rank tensors or layers by what their quantization costs, and propose mixed precision.
@@ -251,7 +255,10 @@ def bisect(
         pipe = LLMPipeline.from_pretrained(model, recipe=source)
     else:
         if model is not None and not is_container(source):
-            raise WrongUseError(f"{source} is no container: --model is that of a container")
+            raise WrongUseError(
+                f"{source} is neither a recipe nor a container, and --model goes with those alone: "
+                "leave it out"
+            )
         found, recipe = recipe_of(source, model, quantization, (ar, cl), target)
         pipe = LLMPipeline.from_pretrained(found, recipe=recipe)
     pipe.text_to_compare(content, windows)  # refuses before stages run

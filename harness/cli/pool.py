@@ -113,7 +113,7 @@ def release(
 @app.command("drain")
 def drain(
     name: Name,
-    reason: Annotated[str, typer.Option(help="Why, for those who look.")],
+    reason: Annotated[str, typer.Option(help="Why, for `qnnfarm pool show`.")],
     pool: PoolFile = None,
 ) -> None:
     """Grant no new leases of a device; its current holder may finish."""

@@ -26,7 +26,7 @@ app.command("import")(import_results)
 app.command("show")(show)
 
 Database = Annotated[
-    str, typer.Option("--db", help="Results database: a file, or an SQLAlchemy URL.")
+    str, typer.Option("--db", help="Results database: a SQLite file, or a database URL.")
 ]
 
 

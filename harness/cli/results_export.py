@@ -46,7 +46,7 @@ def export(
         str, typer.Argument(help="File to write: .parquet, .csv or .jsonl; - is stdout.")
     ],
     db: Annotated[
-        str, typer.Option("--db", help="Results database: a file, or an SQLAlchemy URL.")
+        str, typer.Option("--db", help="Results database: a SQLite file, or a database URL.")
     ] = "results.db",
     rows: Annotated[
         Rows,

@@ -20,7 +20,7 @@ Tool = Literal["llama-bench", "genie", "executorch", "etdump", "mllm", "ai-hub"]
 def import_results(
     files: Annotated[list[Path], typer.Argument(help="Files that other tools wrote.")],
     db: Annotated[
-        str, typer.Option("--db", help="Results database: a file, or an SQLAlchemy URL.")
+        str, typer.Option("--db", help="Results database: a SQLite file, or a database URL.")
     ] = "results.db",
     tool: Annotated[
         Tool | None, typer.Option(help="Tool that wrote them; by default found by the content.")

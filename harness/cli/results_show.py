@@ -38,7 +38,7 @@ RunId = Annotated[
 def show(
     run: RunId,
     db: Annotated[
-        str, typer.Option("--db", help="Results database: a file, or an SQLAlchemy URL.")
+        str, typer.Option("--db", help="Results database: a SQLite file, or a database URL.")
     ] = "results.db",
     save: Annotated[
         Path | None,

@@ -75,6 +75,8 @@ def _positions(folder: Path) -> int:
     path = folder / CONFIG_FILE
     try:
         positions = json.loads(path.read_text(encoding="utf-8")).get("max_position_embeddings")
-    except (OSError, ValueError, AttributeError) as error:
+    except OSError as error:
+        raise CheckpointError(path, error.strerror or "cannot be read") from error
+    except (ValueError, AttributeError) as error:
         raise CheckpointError(path, f"cannot be read ({error})") from error
     return positions if type(positions) is int and positions > 1 else _CONTEXT

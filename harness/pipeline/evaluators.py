@@ -114,7 +114,7 @@ def read_dataset(metric: MetricConfig, folders: tuple[Path, ...]) -> str:
         RecipeError: none has, or it is not a readable text.
     """
     key = "evaluator_config.metrics.dataset"
-    path = next((p for f in folders if (p := f / metric.dataset).is_file()), None)
+    path, _ = metric.find_text(folders)
     if path is None:
         places = " or ".join(map(str, dict.fromkeys(folders)))
         reason = f"there is no text file {metric.dataset} in {places}; nothing is downloaded"

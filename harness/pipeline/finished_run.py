@@ -133,12 +133,6 @@ def _made(manifest: Path) -> list[Any] | None:
 
 def _data_sets(settings: Settings, folders: tuple[Path, ...]) -> tuple[list[Path], list[Path]]:
     """Return the texts of all metrics, and where one would come before them."""
-    texts, absent = [], []
     wanted = settings.evaluator_config
-    for metric in () if wanted is None else wanted.metrics:
-        for path in (folder / metric.dataset for folder in folders):
-            if path.is_file():
-                texts.append(path)
-                break
-            absent.append(path)
-    return texts, absent
+    found = [m.find_text(folders) for m in (() if wanted is None else wanted.metrics)]
+    return [text for text, _ in found if text], [one for _, before in found for one in before]

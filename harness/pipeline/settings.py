@@ -3,6 +3,7 @@
 Names: "Pipeline Configuration", docs.qualcomm.com 80-87189-2; docs/pipeline.md says which are ours.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -60,6 +61,16 @@ class MetricConfig(_Section):
     def key(self) -> str:
         """The name in results."""
         return self.display_name or self.name
+
+    def find_text(self, folders: Sequence[Path]) -> tuple[Path | None, list[Path]]:
+        """Find the data set in the first folder that has it.
+
+        Returns:
+            its file, None if no folder has one, and the places that come before it.
+        """
+        places = [folder / self.dataset for folder in folders]
+        number = next((n for n, place in enumerate(places) if place.is_file()), None)
+        return (None, places) if number is None else (places[number], places[:number])
 
 
 class EvaluatorConfig(_Section):

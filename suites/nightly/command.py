@@ -32,7 +32,7 @@ def nightly(
     ] = False,
     json: Json = False,  # noqa: FBT002
 ) -> None:
-    """Build what changed, run a plan, judge it against its history, report, and tell news.
+    """Build what changed, run a plan, judge it against its history, report, and send news.
 
     One night lasts from noon to noon: the command goes on with one that was cut off, and does
     nothing if it is over. Exits 1 if a regression is open or something was not measured, 2 if there
