@@ -249,6 +249,17 @@ class Stop:
         self._number = number
 
 
+def keep_to_one_cpu() -> None:
+    """Keep an emulator's process (x86-64) to the CPU that it is on, before it starts threads.
+
+    The emulator computes in one thread, while ten others wait in ``sched_yield``: on a CPU of
+    their own they would be busy with that, and slow down what else runs on the host.
+    """
+    if os.uname().machine == "x86_64":
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, {ctypes.CDLL(None).sched_getcpu()})
+
+
 class Genie:
     """The loaded library; every call checks its status.
 
@@ -258,6 +269,7 @@ class Genie:
 
     def __init__(self, library: str = "libGenie.so", stop: Optional[Stop] = None) -> None:
         self.stop = stop or Stop()
+        keep_to_one_cpu()
         try:
             self._library = ctypes.CDLL(library)
         except OSError as error:

@@ -13,7 +13,7 @@ from buildlib.reference.frames import BrokenFrameError, read_frame, write_frame
 from buildlib.toolchains.child_process import RefusedError
 from buildlib.toolchains.ort_qnn.wheel import find_libraries
 from buildlib.toolchains.qnn.api import HtpSession, load_system
-from buildlib.toolchains.qnn.execution import EmulatedGraph
+from buildlib.toolchains.qnn.execution import EmulatedGraph, keep_to_one_cpu
 
 if TYPE_CHECKING:
     from buildlib.reference.runners import Arrays
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Serve one parent."""
+    keep_to_one_cpu()
     answers = os.dup(1)
     os.dup2(2, 1)
     graphs: list[EmulatedGraph] = []

@@ -3,6 +3,7 @@
 import ast
 import ctypes
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -58,6 +59,14 @@ def test_version_log_and_profile_without_a_model(runner: "Runner", tmp_path: Pat
     assert (
         json.loads((tmp_path / "p.json").read_text())["header"]["artifact_type"] == "GENIE_PROFILE"
     )
+
+
+def test_an_emulator_s_process_keeps_to_one_cpu(runner: "Runner") -> None:
+    """Threads of the emulator wait busily wherever they find another."""
+    program = "import genie_api, os; genie_api.Genie(); print(len(os.sched_getaffinity(0)))"
+    command = [sys.executable, "-c", program]
+    printed = subprocess.check_output(command, env=runner.environment, cwd=SCRIPTS[0].parent)
+    assert int(printed) == 1
 
 
 def test_a_missing_library_is_one_line(runner: "Runner", tmp_path: Path) -> None:

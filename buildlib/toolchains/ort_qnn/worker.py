@@ -109,8 +109,9 @@ def execute(body: bytes) -> object:
     import numpy as np
 
     from buildlib.toolchains.qnn.api import HtpSession, load_system
-    from buildlib.toolchains.qnn.execution import EmulatedGraph
+    from buildlib.toolchains.qnn.execution import EmulatedGraph, keep_to_one_cpu
 
+    keep_to_one_cpu()
     request: ExecuteRequest = pickle.loads(body)  # noqa: S301 - of the parent
     libraries = find_libraries()
     system = load_system(libraries.system)

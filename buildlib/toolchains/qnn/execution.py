@@ -1,6 +1,8 @@
 """Execution of a graph of a context binary on the HTP emulator. For child processes only."""
 
+import contextlib
 import ctypes as c
+import os
 from collections.abc import Mapping
 from typing import TypeAlias
 
@@ -13,6 +15,16 @@ from buildlib.toolchains.qnn.api import BackendFunction, FunctionTable, HtpSessi
 from buildlib.toolchains.qnn.binary_info import raw_binary_info
 
 Arrays: TypeAlias = Mapping[str, npt.NDArray[np.generic]]
+
+
+def keep_to_one_cpu() -> None:
+    """Keep this process to the CPU that it is on, before it starts threads.
+
+    The emulator computes in one thread, while ten others wait in `sched_yield`: on a CPU of their
+    own they would be busy with that, and slow down what else runs on the host.
+    """
+    with contextlib.suppress(OSError):
+        os.sched_setaffinity(0, {c.CDLL(None).sched_getcpu()})
 
 
 class EmulatedGraph:

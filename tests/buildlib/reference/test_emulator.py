@@ -57,6 +57,7 @@ def test_compiled_graphs_are_the_quantized_ones(tiny_export: Path, tmp_path: Pat
         with pytest.raises(RunnerDiedError, match="missing"):
             chains[1][0].run(wrong)
         process = chains[1][0]._process._child
+        assert len(os.sched_getaffinity(process.pid)) == 1  # its idle threads wait busily
         process.kill()
         with pytest.raises(RunnerDiedError, match="exit status -9"):
             emulated.feed([1])
