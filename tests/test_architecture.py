@@ -33,6 +33,7 @@ def test_the_import_contracts_hold() -> None:
         ("import harness.results.store", {"adbutils", "onnxruntime", "onnx", "typer", "pandas"}),
         ("import harness.devices.adb.device", {"onnxruntime", "onnx", "sqlalchemy"}),
         ("import buildlib.genai", {"adbutils", "sqlalchemy", "onnxruntime_qnn"}),
+        ("import buildlib.container.container", {"onnx", "onnx_ir", "sympy"}),
         ("import buildlib.toolchains.ort_qnn.worker", {"onnx", "onnx_ir", "numpy", "pydantic"}),
         ("import buildlib.reference.emulator_worker", {"onnx", "onnx_ir", "pydantic"}),
         ("import harness.cli.app", {"onnxruntime", "onnx", "sqlalchemy", "numpy"}),

@@ -45,7 +45,6 @@ from buildlib.container.genie_engine import (
 )
 from buildlib.container.genie_positions import PositionalEncoding, RopeScaling
 from buildlib.container.layout import HTP_CONFIG, TOKENIZER
-from buildlib.graph.interface import LOCAL_PREFIX
 
 GenieDatatype = Literal["float32", "native", "ufixed8", "ufixed16", "sfixed8", "sfixed16"]
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
@@ -345,6 +344,8 @@ def basic_dialog(
 
     On the emulator Genie's threads neither spin nor are bound to the big cores that a phone has.
     """
+    from buildlib.graph.interface import LOCAL_PREFIX  # with onnx_ir, for those who build alone
+
     waits = {"poll": False, "cpu_mask": "0x0", "use_mmap": False} if emulator else {}
     htp = QnnHtp.model_validate({"kv_dim": head_dim, "allow_async_init": False, **waits})
     first = PositionalEncoding(
