@@ -61,6 +61,13 @@ class QualityBound:
             return found.perplexity
         return math.expm1(found.loss - found.loss_float)
 
+    def show(self, found: Divergence) -> str:
+        """Format what is held against the limit."""
+        value = self.value(found)
+        if self.measure == "relative":
+            return f"{value:+.2%} from float"
+        return f"{'KL divergence' if self.measure == 'kl' else 'perplexity'} {value:.4g}"
+
     def beside(self, found: Divergence) -> "QualityBound":
         """Return this bound for other texts: a perplexity becomes its distance from float.
 

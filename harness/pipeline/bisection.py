@@ -11,7 +11,7 @@ from buildlib.evaluation.proposal import Proposal, QualityBound
 from buildlib.evaluation.sensitivity import Sensitivity, UnitCost
 from buildlib.reference.divergence import Divergence
 from harness.console import Row, answers, print_remark, print_rows
-from harness.pipeline.comparison import distance_text, quality_cells
+from harness.pipeline.comparison import quality_cells
 from harness.words import pluralize
 
 _HEADINGS = ("tensor", "KL alone", "SQNR", "layer's SQNR", "bits", "KL without")
@@ -142,9 +142,16 @@ class Bisection:
         if self.met:
             return f"met {where}" + ("" if self.checked is not None else ", not built")
         if not proposal.met:
-            return "not met, and that is all that can get more bits"
-        reached = f"not met: {distance_text(last.found)} {where} over held-out text"
-        return f"{reached} after {pluralize(len(self.tries), 'proposal')}"
+            return "not met with more bits for all that can get them: give a looser --bound"
+        bound = proposal.bound
+        text = f"not met: {bound.show(last.found)} {where}"
+        if last.where == "HTP emulator":
+            cpu = next(c.found for c in self.tries[-1].checks[::-1] if c.where == "CPU")
+            text += f", though {bound.show(cpu)} on the CPU,"
+        text += f" over held-out text after {pluralize(len(self.tries), 'proposal')}"
+        able = sum(c.unit.kind == "weight" and bool(c.unit.high) for c in self.sensitivity.costs)
+        advice = "allow more --tries, or " if len(proposal.raised) < able else ""
+        return f"{text}: {advice}give a looser --bound"
 
     def as_document(self) -> dict[str, object]:
         """Return the result as JSON can hold it; SQNRs that are infinite are null."""

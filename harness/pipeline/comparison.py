@@ -209,12 +209,7 @@ def _values(found: "Divergence") -> dict[str, float]:
 def quality_cells(found: "Divergence") -> list[str]:
     """Return a model's perplexity, how far it is from float, KL divergence and top-1, as text."""
     perplexity, *others = (METRICS[key].show(value) for key, value in _values(found).items())
-    return [perplexity, distance_text(found), *others]
-
-
-def distance_text(found: "Divergence") -> str:
-    """Return how far a model's perplexity is above that in float."""
-    return f"{found.perplexity / found.perplexity_float - 1:+.2%}"
+    return [perplexity, f"{found.perplexity / found.perplexity_float - 1:+.2%}", *others]
 
 
 def compare_on_device(

@@ -1,4 +1,5 @@
 """A recipe of the reference model whose graphs are small, and the pipeline that ran it."""
+# ruff: noqa: F401 - fixtures of another package
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from filelock import FileLock
 
 from harness.pipeline.llm import LLMPipeline
 from suites.models import tiny_llama
+from tests.buildlib.conftest import make_checkpoint, tiny_text
 
 MakeRecipe = Callable[..., dict[str, Any]]
 

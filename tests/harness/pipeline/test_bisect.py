@@ -27,6 +27,7 @@ from harness.pipeline.llm import LLMPipeline
 from harness.pipeline.mixture import write_mixture
 from harness.pipeline.stage import ModelFolder
 from suites.models import tiny_llama
+from tests.buildlib.conftest import MakeCheckpoint
 from tests.command_line import qnnfarm
 from tests.harness.pipeline.conftest import MakeRecipe
 
@@ -106,6 +107,41 @@ def test_weights_are_raised_until_text_that_did_not_choose_agrees(
     assert n_raised[-1] < 6
     replace(found, tries=(first,)).print()
     assert "over held-out text after 1 proposal" in capsys.readouterr().out
+
+
+def test_weights_are_raised_until_the_emulator_agrees_with_the_cpu(
+    make_checkpoint: MakeCheckpoint,
+    tiny_text: str,
+    make_recipe: MakeRecipe,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    model, cache = make_checkpoint(tmp_path / "random"), str(tmp_path / "cache")
+    (model / "text").mkdir()
+    (model / "text/calibration.txt").write_text(tiny_text)
+    recipe = make_recipe(model_id_or_path=str(model), cache_dir=cache)
+    del recipe["evaluator_config"]
+    recipe["stages"]["quantization"] = {"recipe_name": "w4a16-rtn"}
+    pipe = LLMPipeline.from_pretrained(recipe=recipe)
+    loose = replace(LAYERS, bound=QualityBound("kl", 9.0))
+    [as_it_is] = bisect_pipeline(pipe, tiny_text, 1, loose).tries
+    _, cpu, emulator = (check.found.kl for check in as_it_is.checks)
+    assert cpu < emulator  # which rounds what the CPU computes in float32
+    bound = QualityBound("kl", (cpu + emulator) / 2)
+    found = bisect_pipeline(pipe, tiny_text, 1, replace(LAYERS, bound=bound, tries=2))
+    assert found.met
+    held_out = [[bound.holds(check.found) for check in one.checks[1:]] for one in found.tries]
+    assert held_out == [[True, False], [True, True]]
+    assert found.checked is found.tries[1].checks[-1].found
+    assert [bool(one.proposal.raised) for one in found.tries] == [False, True]
+
+    failed = replace(found, tries=found.tries[:1])
+    assert not failed.met
+    failed.print()
+    printed = capsys.readouterr().out
+    assert f"not met: KL divergence {emulator:.4g} on the HTP emulator, though" in printed
+    assert f"KL divergence {cpu:.4g} on the CPU, over held-out text after 1 proposal" in printed
+    assert "allow more --tries, or give a looser --bound" in printed
 
 
 def folder_of(pipe: LLMPipeline, stage: str) -> Path:
