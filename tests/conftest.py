@@ -64,6 +64,7 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.enable()
         gc.freeze()
+        gc.set_threshold(20_000, 50, 100)  # by default a tenth of the time goes to it
 
 
 def pytest_report_header() -> str | None:
