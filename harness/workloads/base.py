@@ -23,8 +23,9 @@ from harness.results.identity import describe_scored
 from harness.results.metrics import METRICS
 from harness.results.records import OutputCheck, Run, RunKind, new_run_id
 from harness.results.records import Workload as WorkloadRecord
+from harness.results.run_recorder import RunRecorder
 from harness.results.stats import summarise
-from harness.results.store import ResultsStore, RunRecorder
+from harness.results.store import ResultsStore
 from harness.results.timeline import TRACES, pack_traces
 from harness.runtimes.base import GenerationResult
 from harness.telemetry.device_log import read_device_log

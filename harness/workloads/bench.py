@@ -15,8 +15,9 @@ from harness.results.identity import SHORTEST_PROMPT
 from harness.results.perplexity import PerplexityBound
 from harness.results.records import OutputCheck, Run, TelemetrySeries
 from harness.results.records import Workload as WorkloadRecord
+from harness.results.run_recorder import RunRecorder
 from harness.results.stability import THROTTLING
-from harness.results.store import ResultsStore, RunRecorder
+from harness.results.store import ResultsStore
 from harness.results.warmup import MIN_STEADY, Warmup, detect_warmup
 from harness.runtimes.base import GenerationRequest, GenerationResult
 from harness.runtimes.context_limit import added_tokens

@@ -16,7 +16,8 @@ from harness.errors import MissingStoreError, StoreUnavailableError
 from harness.results.database import open_database
 from harness.results.database import shown as shown_location
 from harness.results.records import Measurement, Run
-from harness.results.store import ResultsStore, RunRecorder
+from harness.results.run_recorder import RunRecorder
+from harness.results.store import ResultsStore
 from tests.command_line import Started
 from tests.harness.results.places import PostgresqlPlace
 from tests.postgresql_server import PostgresqlServer, running_postgresql_server

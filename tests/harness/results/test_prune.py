@@ -30,7 +30,8 @@ from harness.results.records import (
     Workload,
     now,
 )
-from harness.results.store import ResultsStore, RunRecorder
+from harness.results.run_recorder import RunRecorder
+from harness.results.store import ResultsStore
 from harness.workloads.quality import stored_quality
 from reports import document, page
 from tests.harness.results.places import Place, PostgresqlPlace, SqlitePlace

@@ -29,7 +29,8 @@ from harness.results.records import (
     Workload,
     to_storable,
 )
-from harness.results.store import ResultsStore, RunFilter, RunRecorder
+from harness.results.run_recorder import RunRecorder
+from harness.results.store import ResultsStore, RunFilter
 from tests.harness.results.places import Place
 
 MakeRun = Callable[..., Run]

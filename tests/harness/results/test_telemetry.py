@@ -17,7 +17,8 @@ from harness.errors import (
     UnknownRunError,
 )
 from harness.results.records import Run, TelemetrySeries
-from harness.results.store import ResultsStore, RunRecorder
+from harness.results.run_recorder import RunRecorder
+from harness.results.store import ResultsStore
 from harness.results.telemetry import pack, unpack
 from tests.harness.results.places import Place
 
