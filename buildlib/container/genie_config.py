@@ -353,6 +353,8 @@ def basic_dialog(
     )
     positions: PositionalEncoding | tuple[PositionalEncoding, ...] = first
     if local_rope_theta is not None:
+        from buildlib.graph.interface import LOCAL_PREFIX  # readers of containers need no onnx
+
         local = {"rope_theta": local_rope_theta, "rope_scaling": None, "prefix": LOCAL_PREFIX}
         positions = (first, first.model_copy(update=local))
     return GenieConfig(

@@ -169,10 +169,10 @@ def _qnnfarm_lease(
 
 def _container_of(request: pytest.FixtureRequest) -> "GenAIContainer | None":
     """Return the container of a test that uses the plugin's `container` fixture."""
-    from buildlib.container.container import GenAIContainer
-
     if "container" not in request.fixturenames:
         return None
+    from buildlib.container.container import GenAIContainer
+
     container = request.getfixturevalue("container")
     return container if isinstance(container, GenAIContainer) else None
 
