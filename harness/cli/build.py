@@ -333,8 +333,8 @@ class StageProgress:
             self._task, completed=record.number, total=record.total, description=text
         )
         if not self._progress.console.is_terminal:
-            of = f"/{record.total}" if record.total else ""
-            self._progress.console.print(f"{self._title}: {record.number}{of} {text}")
+            place = f"{record.number}/{record.total} " if record.total else ""
+            self._progress.console.print(f"{self._title}: {place}{text}")
 
 
 def _print_comparisons(report: "VerificationReport") -> None:

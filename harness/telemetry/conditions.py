@@ -1,4 +1,4 @@
-"""Conditions for a measured run: established, waited for and restored."""
+"""Conditions for a measured run: established by `prepare.sh`, waited for and restored."""
 
 import logging
 import math
@@ -6,20 +6,26 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from itertools import islice
+from typing import Literal, get_args
 
 from harness.clock import Clock, SystemClock
 from harness.devices.base import Device
 from harness.errors import ConditionsError, ConditionsNotMetError, HarnessError, one_line
 from harness.telemetry.charge import ChargeWindow, wait_for_charge
-from harness.telemetry.gate import ConditionRecord, OnWait, ThermalGate, wait_until_cool
-from harness.telemetry.prepare import Preparation
+from harness.telemetry.gate import ConditionRecord, OnWait, Outcome, ThermalGate, wait_until_cool
 from harness.telemetry.readings import Sensors
 
 Policy = Literal["fail", "continue"]
 
 _log = logging.getLogger(__name__)
 _GOVERNOR = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
+_RECORD = re.compile(
+    r"record\|([a-z_]{1,30}(?:\.[0-9]{1,4})?)\|([a-z-]{1,20})"
+    r"\|([^|]{0,200})\|([^|]{0,200})\|([^|]{0,2000})"
+)
+_MOST_RECORDS = 200
+_PREPARE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +101,64 @@ class Conditions:
             "screen-off": self.screen_off,
         }
         return tuple(change for change, asked in wanted.items() if asked)
+
+
+class Preparation:
+    """The state of one device, changed and restored.
+
+    What is changed is noted on the device first. So is what a session that died has left: the
+    next `apply` undoes it before it does anything else.
+
+    Args:
+        device: whose.
+        scripts_dir: our scripts on it.
+        env: variables for the scripts, e.g. another root than `/sys`.
+    """
+
+    def __init__(
+        self, device: Device, scripts_dir: str, *, env: Mapping[str, str] | None = None
+    ) -> None:
+        self._device = device
+        self._script = f"{scripts_dir}/prepare.sh"
+        self._env = env
+
+    def apply(self, changes: Sequence[str]) -> tuple[ConditionRecord, ...]:
+        """Make changes by their names in `prepare.sh`; first undo what is left of another session.
+
+        Raises:
+            DeviceError: the device failed; a change it cannot make is a record, not an error.
+        """
+        return self._run("apply", *changes)
+
+    def restore(self) -> tuple[ConditionRecord, ...]:
+        """Undo all changes, the last one first.
+
+        Raises:
+            DeviceError: the device failed.
+        """
+        return self._run("restore")
+
+    def _run(self, mode: str, *changes: str) -> tuple[ConditionRecord, ...]:
+        command = ["sh", self._script, mode, self._device.work_root, *changes]
+        result = self._device.shell(command, timeout_s=_PREPARE_S, env=self._env)
+        return parse_records(result.stdout)
+
+
+def parse_records(output: str) -> tuple[ConditionRecord, ...]:
+    """Return the records in the output of `prepare.sh`; lines that are none are left out."""
+    matches = filter(None, map(_RECORD.fullmatch, output.splitlines()))
+    found = (
+        ConditionRecord(
+            name=match[1],
+            outcome=match[2],  # type: ignore[arg-type]  # checked below
+            reason=one_line(match[5]),
+            before=one_line(match[3]) or None,
+            after=one_line(match[4]) or None,
+        )
+        for match in matches
+        if match[2] in get_args(Outcome)
+    )
+    return tuple(islice(found, _MOST_RECORDS))
 
 
 @contextmanager

@@ -48,7 +48,7 @@ from harness.runtimes.genie import GenieRuntime, generated_text
 from harness.runtimes.genie_profile import parse_profile
 from harness.runtimes.perplexity import parse_perplexity
 from harness.runtimes.run_folder import parse_run_line
-from harness.telemetry.prepare import parse_records
+from harness.telemetry.conditions import parse_records
 from harness.telemetry.protocol import parse_recording
 from harness.telemetry.readings import battery_of_service
 from harness.telemetry.thermal_service import parse_thermal_service

@@ -11,9 +11,8 @@ import pytest
 from harness.devices.adb.device import AdbDevice
 from harness.errors import ConditionsError, ConditionsNotMetError, HarnessError
 from harness.telemetry.charge import ChargeWindow
-from harness.telemetry.conditions import Conditions, prepared
+from harness.telemetry.conditions import Conditions, Preparation, prepared
 from harness.telemetry.gate import ConditionRecord
-from harness.telemetry.prepare import Preparation
 from harness.telemetry.readings import Sensors
 from harness.virtual_device import manager
 from tests.clock import ManualClock
