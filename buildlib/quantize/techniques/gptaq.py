@@ -2,11 +2,11 @@
 
 Li, Yin, Lee, Xiao, Panda, "GPTAQ: Efficient Finetuning-Free Quantization for Asymmetric
 Calibration", 2025. Its objective `|Q x - W x_real|^2` is GPTQ's about the weights that solve it
-without rounding: `|(Q - W') x|^2 + const` with `W' = W + W E[(x_real - x) x^T] E[x x^T]^-1`. So the
-weights become W' first, drawn to W by the damping of the Hessian, and GPTQ rounds those.
+without rounding: `|(Q - W') x|^2 + const` with `W' = W + W E[(x_real - x) x^T] E[x x^T]^-1`, drawn
+to W by the damping of the Hessian. With the Cholesky factor `L L^T` of the Hessian its errors are
+`(Q - W') L = (Q - W) L - W E[(x_real - x) x^T] L^-T`: GPTQ's, but for a product that is known
+before the first weight is rounded. The steps are those of W.
 """
-
-import numpy as np
 
 from buildlib.quantize.bitwidths import WeightFormat
 from buildlib.quantize.techniques import gptq
@@ -24,9 +24,6 @@ def solve(
     arguments: GptqArguments = _DEFAULTS,
 ) -> Solution:
     """Return weights whose outputs on the inputs as seen are near the float model's."""
-    if inputs.real is not inputs.seen:
-        factor = inputs.factor(by_size=arguments.act_order)
-        moved = np.empty(weights.T.shape, np.float32)
-        moved[factor.order] = factor.solve(inputs.missed(weights)[factor.order])
-        weights = weights + moved.T
-    return gptq.solve(weights, fmt, inputs, arguments)
+    same = inputs.real is inputs.seen
+    missed = None if same else inputs.missed(weights, by_size=arguments.act_order)
+    return gptq.solve(weights, fmt, inputs, arguments, missed)

@@ -6,7 +6,12 @@ the authors' code), and each channel's step, or block's, is that of the least er
 weighted with the mean squares of their inputs.
 """
 
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
+import numpy.typing as npt
 
 from buildlib.quantize.bitwidths import WeightFormat
 from buildlib.quantize.techniques.arguments import GptqArguments
@@ -14,6 +19,7 @@ from buildlib.quantize.techniques.layerwise import Factor, LayerInputs, Matrix, 
 from buildlib.quantize.weight_grids import Weights, fit_steps, round_to, stored_steps
 
 _DEFAULTS = GptqArguments()
+_CHANNELS = 512  # that one thread rounds at a time: a block of their inputs lies in its cache
 
 
 def solve(
@@ -21,16 +27,52 @@ def solve(
     fmt: WeightFormat,
     inputs: LayerInputs,
     arguments: GptqArguments = _DEFAULTS,
+    missed: Matrix | None = None,
 ) -> Solution:
-    """Return weights of small output error on the inputs as seen."""
-    steps = fit_steps(weights, fmt, inputs.hessian.diagonal() + inputs.damping)
-    stored = stored_steps(steps, fmt, weights.shape[1])
+    """Return weights of small output error on the inputs as seen.
+
+    Args:
+        weights: [out, in].
+        fmt: of the grid.
+        inputs: of the layer.
+        arguments: of the technique.
+        missed: as `LayerInputs.missed` returns it, to make up for that as well.
+    """
     factor = inputs.factor(by_size=arguments.act_order)
-    return Solution(round_in_order(weights, stored, fmt.bits, factor, arguments.block_size), steps)
+    importance = inputs.sizes + inputs.damping
+    values = np.empty(weights.shape, np.float32)
+
+    def solve_channels(some: slice) -> npt.NDArray[np.float64]:
+        steps = fit_steps(weights[some], fmt, importance)
+        stored = stored_steps(steps, fmt, weights.shape[1])
+        added = None if missed is None else missed[some]
+        rounded = round_in_order(
+            weights[some], stored, fmt.bits, factor, arguments.block_size, added
+        )
+        values[some] = rounded
+        return steps
+
+    return Solution(values, np.concatenate(_by_channels(solve_channels, len(weights))))
+
+
+def _by_channels(work: Callable[[slice], Matrix], n_channels: int) -> list[Matrix]:
+    """Return what the work makes of some channels at a time, on all cores."""
+    some = [slice(start, start + _CHANNELS) for start in range(0, n_channels, _CHANNELS)]
+    if len(some) == 1:
+        return [work(some[0])]
+    from threadpoolctl import threadpool_limits
+
+    with threadpool_limits(1), ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(work, some))
 
 
 def round_in_order(
-    weights: Weights, steps: Weights, bits: int, factor: Factor, block_size: int
+    weights: Weights,
+    steps: Weights,
+    bits: int,
+    factor: Factor,
+    block_size: int,
+    missed: Matrix | None = None,
 ) -> Weights:
     """Round weights input by input; what is left open takes up the error of what is done.
 
@@ -47,49 +89,56 @@ def round_in_order(
         bits: of the integers.
         factor: of the damped Hessian.
         block_size: inputs that are done one by one; blocks correct others by matrix products.
+        missed: [out, in] in order, added to `e L`: what the errors are to make up for.
     """
     order = factor.order
-    # By input from here on: [in, out].
-    wanted = np.ascontiguousarray(weights.T[order])
-    by_input = steps.T if steps.shape[1] == 1 else steps.T[order]
-    by_input = np.broadcast_to(by_input, wanted.shape)
-    rounding = _Rounding(wanted, by_input, bits, factor.lower, block_size)
+    rounding = _Rounding(
+        np.take(weights, order, axis=1),
+        steps if steps.shape[1] == 1 else np.take(steps, order, axis=1),
+        bits,
+        factor.lower,
+        block_size,
+    )
+    if missed is not None:
+        rounding.found += missed / rounding.diagonal
     rounding.round(0, len(order))
-    found = np.empty_like(wanted)
-    found[order] = rounding.found
-    return np.ascontiguousarray(found.T)
+    return np.take(rounding.found, np.argsort(order), axis=1)
 
 
 class _Rounding:
-    """Weights [in, out] that are rounded from the last input to the first."""
+    """Weights [out, in] that are rounded from the last input to the first."""
 
     def __init__(
         self, wanted: Weights, steps: Weights, bits: int, lower: Matrix, block_size: int
     ) -> None:
         self.found = wanted.copy()  # first corrected, then rounded
+        self.diagonal = lower.diagonal().astype(np.float32)
         self._errors = wanted  # of what is rounded; before that what is wanted
-        self._steps = steps
+        self._steps = np.broadcast_to(steps, wanted.shape)
         self._bits = bits
         self._lower = lower.astype(np.float32, copy=False)
-        self._diagonal = self._lower.diagonal()[:, None].copy()
         self._block_size = block_size
 
     def round(self, begin: int, end: int) -> None:
         """Round inputs that those behind them have corrected; by halves, for large products."""
         if end - begin <= self._block_size:
-            for row in reversed(range(begin, end)):
-                if row + 1 < end:
-                    self._correct(row, row + 1, end)
-                self.found[row] = round_to(self.found[row], self._steps[row], self._bits)
-                self._errors[row] -= self.found[row]
+            self._round_block(slice(begin, end))
             return
         middle = (begin + end) // 2
         self.round(middle, end)
-        self._correct(begin, middle, end)
+        part = self._errors[:, middle:end] @ self._lower[middle:end, begin:middle]
+        part /= self.diagonal[begin:middle]
+        self.found[:, begin:middle] += part
         self.round(begin, middle)
 
-    def _correct(self, begin: int, middle: int, end: int) -> None:
-        """Correct inputs up to `middle` for the errors of those from there to `end`."""
-        part = self._lower[middle:end, begin:middle].T @ self._errors[middle:end]
-        part /= self._diagonal[begin:middle]
-        self.found[begin:middle] += part
+    def _round_block(self, block: slice) -> None:
+        """Round inputs one by one, in arrays [in, out] of their own."""
+        found, errors, steps = (
+            np.ascontiguousarray(one[:, block].T) for one in (self.found, self._errors, self._steps)
+        )
+        parts = (self._lower[block, block] / self.diagonal[block]).T
+        for row in reversed(range(len(found))):
+            found[row] += parts[row, row + 1 :] @ errors[row + 1 :]
+            found[row] = round_to(found[row], steps[row], self._bits)
+            errors[row] -= found[row]
+        self.found[:, block], self._errors[:, block] = found.T, errors.T

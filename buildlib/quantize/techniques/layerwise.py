@@ -43,21 +43,19 @@ class Factor:
 
     Attributes:
         order: of the inputs.
-        lower: `L` with `L L^T` the Hessian, [in, in].
+        lower: `L` with `L L^T` the Hessian, [in, in]; what is above its diagonal means nothing.
     """
 
     order: npt.NDArray[np.intp]
     lower: Matrix
 
-    def solve(self, right: Matrix) -> Matrix:
-        """Return `H^-1 right` for `right` of [in, out]; inputs of both are in order."""
+    def solve(self, rows: Matrix) -> Matrix:
+        """Return `rows L^-T` for rows [any, in] in order, whose memory it may use."""
         from scipy.linalg import blas  # lazily: it takes its time
 
         trsm = blas.strsm if self.lower.dtype == np.float32 else blas.dtrsm
-        solved = trsm(1.0, self.lower, right.T, side=1, lower=1, trans_a=1)
-        solved = trsm(1.0, self.lower, solved, side=1, lower=1, overwrite_b=1)
-        found: Matrix = solved.T
-        return found
+        solved: Matrix = trsm(1.0, self.lower, rows.T, lower=1, overwrite_b=1)
+        return solved.T
 
 
 @dataclass(frozen=True)
@@ -69,19 +67,20 @@ class LayerInputs:
         seen: with the weights before quantized.
         damping_part: of the mean diagonal of the Hessian, which is added to it; by default what
             `default_damping` says.
+        n_outputs: of all the layers that read them; decides time alone.
     """
 
     real: Matrix
     seen: Matrix
     damping_part: float | None = None
+    n_outputs: int = 0
     _factors: dict[bool, Factor] = field(default_factory=dict, repr=False, compare=False)
+    _drifts: dict[bool, Matrix] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
     def hessian(self) -> Matrix:
         """Mean of `x x^T` over the inputs as seen, [in, in]: that of the squared output error."""
-        sums = self.seen.T @ self.seen
-        sums /= len(self.seen)
-        return sums
+        return _mean_squares(self.seen)
 
     @cached_property
     def cross(self) -> Matrix:
@@ -89,25 +88,16 @@ class LayerInputs:
         return (self.real.T @ self.seen) / len(self.seen)
 
     @cached_property
-    def drift(self) -> Matrix:
-        """Mean of `x (x_real - x)^T`, [in, in]."""
-        drift: Matrix = self.seen.T @ (self.real - self.seen)
-        return drift / len(self.seen)
-
-    def missed(self, weights: Weights) -> Matrix:
-        """Return the mean of `x y^T`, [in, out]; `y` is what outputs miss to the float model's."""
-        (tokens, width), n_outputs = self.seen.shape, len(weights)
-        if 2 * n_outputs > width + n_outputs * width / tokens:  # products that this way takes
-            missed: Matrix = self.drift @ weights.T
-        else:
-            missed = self.seen.T @ ((self.real - self.seen) @ weights.T) / tokens
-        return missed
+    def sizes(self) -> Matrix:
+        """Mean square of each input as seen, the diagonal of the Hessian."""
+        sums: Matrix = np.einsum("ti,ti->i", self.seen, self.seen)
+        return sums / len(self.seen)
 
     @cached_property
     def damping(self) -> float:
         """Addition to the diagonal of the Hessian, so that it can be inverted."""
         part = self.damping_part or default_damping(*self.seen.shape)
-        return float(part * self.hessian.diagonal().mean()) or 1.0
+        return float(part * self.sizes.mean()) or 1.0
 
     def factor(self, *, by_size: bool) -> Factor:
         """Return the Cholesky factor of the damped Hessian.
@@ -120,21 +110,48 @@ class LayerInputs:
         if by_size not in self._factors:
             order = np.arange(self.seen.shape[1])
             if by_size:
-                order = np.argsort(-self.hessian.diagonal(), kind="stable")[::-1]
+                order = np.argsort(-self.sizes, kind="stable")[::-1]
             self._factors[by_size] = Factor(order, self._lower(order))
         return self._factors[by_size]
 
     def _lower(self, order: npt.NDArray[np.intp]) -> Matrix:
         from scipy.linalg import lapack  # lazily: it takes its time
 
+        inputs = np.take(self.seen, order, axis=1)
         for dtype, potrf in ((np.float32, lapack.spotrf), (np.float64, lapack.dpotrf)):
-            damped: Matrix = self.hessian[np.ix_(order, order)].astype(dtype, copy=False)
+            damped: Matrix = _mean_squares(inputs).astype(dtype, copy=False)
             np.einsum("ii->i", damped)[:] += self.damping
-            lower, failed = potrf(damped.T, lower=1, clean=1, overwrite_a=1)
+            lower, failed = potrf(damped.T, lower=1, clean=0, overwrite_a=1)
             if not failed and np.isfinite(lower.diagonal()).all():
                 found: Matrix = lower
                 return found
         raise CalibrationError("the inputs of a layer are not finite")
+
+    def missed(self, weights: Weights, *, by_size: bool) -> Matrix:
+        """Return the mean of `y x^T` times `L^-T`, [out, in] in the order of the factor.
+
+        `y` is what outputs with the inputs as seen miss to those of the float model.
+        """
+        factor, behind = self.factor(by_size=by_size), self.real - self.seen
+        if self.n_outputs < len(factor.order):  # fewer products by way of the tokens
+            return self._correlated(behind @ weights.T, factor)
+        if by_size not in self._drifts:
+            self._drifts[by_size] = self._correlated(behind, factor)
+        missed: Matrix = weights @ self._drifts[by_size]
+        return missed
+
+    def _correlated(self, values: Matrix, factor: Factor) -> Matrix:
+        """Return the mean of `v x^T` times `L^-T`, for values `v` of [tokens, any]."""
+        means = values.T @ self.seen
+        means /= len(self.seen)
+        return factor.solve(np.take(means, factor.order, axis=1))
+
+
+def _mean_squares(inputs: Matrix) -> Matrix:
+    """Return the mean of `x x^T` over inputs [tokens, in]."""
+    sums: Matrix = inputs.T @ inputs
+    sums /= len(inputs)
+    return sums
 
 
 def default_damping(n_tokens: int, width: int) -> float:
@@ -283,7 +300,11 @@ class _LayerWork:
             inputs = _rows(in_float.pop(name))
             same = seen is real and number == 0
             shown = inputs if same else _rows(values[name])
-            layer = LayerInputs(inputs, shown, self._technique.damping)
+            n_outputs = sum(
+                (static_shape(use.source) or (0, 0))[channel_axis(use.node, use.index) or 0]
+                for use in uses
+            )
+            layer = LayerInputs(inputs, shown, self._technique.damping, n_outputs)
             for use in uses:
                 self._solve(use, layer)
         if index == self._loop.n_segments - 2:

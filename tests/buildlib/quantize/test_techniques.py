@@ -164,6 +164,24 @@ def test_blocks_in_float32_round_as_gptq_of_the_paper_does_in_float64(block_size
     assert error(found.values) == pytest.approx(error(by_paper), rel=0.01)
 
 
+@pytest.mark.parametrize("n_outputs", [24, 600])
+def test_gptaq_rounds_as_gptq_does_the_weights_that_meet_the_float_model(n_outputs: int) -> None:
+    """With channels for two threads, by either order of products."""
+    rng = np.random.default_rng(3)
+    weights = rng.standard_t(4, size=(600, 160)).astype(np.float32)
+    drawn = layer_inputs(rng, 512, 160)
+    inputs = LayerInputs(drawn.real, drawn.seen, n_outputs=n_outputs)
+    found = gptaq.solve(weights, WeightFormat(4), inputs)
+    steps = stored_steps(found.steps, WeightFormat(4), 160)
+    real, seen = inputs.real.astype(np.float64), inputs.seen.astype(np.float64)
+    damped = seen.T @ seen / 512 + inputs.damping * np.eye(160)
+    moved = weights + np.linalg.solve(damped, seen.T @ ((real - seen) @ weights.T) / 512).T
+    order = inputs.factor(by_size=True).order[::-1]
+    by_paper = gptq_by_the_paper(moved.astype(np.float32), steps, inputs, order)
+    assert np.abs(moved - weights).max() > 0.1
+    assert np.mean(np.abs(found.values - by_paper) > steps / 2) < 0.005
+
+
 @pytest.mark.parametrize("name", ["gptq", "gptaq"])
 def test_text_of_fewer_tokens_than_inputs_does_no_harm(name: str) -> None:
     """Errors on other text, with the default damping and with GPTQ's."""
