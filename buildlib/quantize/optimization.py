@@ -29,7 +29,7 @@ def techniques(arguments: TechniqueArguments) -> Mapping[TechniqueName, WeightTe
     return {
         "spinquant": Rotation("spinquant", arguments.spinquant.seed),
         "seqmse": LayerwiseTechnique("seqmse", partial(seqmse.solve, arguments=seq)),
-        "gptq": LayerwiseTechnique("gptq", solve_gptq, first.damping),
+        "gptq": LayerwiseTechnique("gptq", solve_gptq, first.damping, in_float=False),
         "gptaq": LayerwiseTechnique("gptaq", solve_gptaq, second.damping),
         "adascale": AdaScale("adascale", arguments.adascale),
     }

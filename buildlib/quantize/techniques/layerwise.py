@@ -80,7 +80,9 @@ class LayerInputs:
     @cached_property
     def hessian(self) -> Matrix:
         """Mean of `x x^T` over the inputs as seen, [in, in]: that of the squared output error."""
-        return _mean_squares(self.seen)
+        sums: Matrix = self.seen.T @ self.seen
+        sums /= len(self.seen)
+        return sums
 
     @cached_property
     def cross(self) -> Matrix:
@@ -115,13 +117,15 @@ class LayerInputs:
         return self._factors[by_size]
 
     def _lower(self, order: npt.NDArray[np.intp]) -> Matrix:
-        from scipy.linalg import lapack  # lazily: it takes its time
+        from scipy.linalg import blas, lapack  # lazily: they take their time
 
-        inputs = np.take(self.seen, order, axis=1)
+        inputs = np.take(self.seen, order, axis=1).T
         for dtype, potrf in ((np.float32, lapack.spotrf), (np.float64, lapack.dpotrf)):
-            damped: Matrix = _mean_squares(inputs).astype(dtype, copy=False)
+            damped: Matrix = blas.ssyrk(1 / len(self.seen), inputs, lower=1).astype(
+                dtype, copy=False
+            )
             np.einsum("ii->i", damped)[:] += self.damping
-            lower, failed = potrf(damped.T, lower=1, clean=0, overwrite_a=1)
+            lower, failed = potrf(damped, lower=1, clean=0, overwrite_a=1)
             if not failed and np.isfinite(lower.diagonal()).all():
                 found: Matrix = lower
                 return found
@@ -145,13 +149,6 @@ class LayerInputs:
         means = values.T @ self.seen
         means /= len(self.seen)
         return factor.solve(np.take(means, factor.order, axis=1))
-
-
-def _mean_squares(inputs: Matrix) -> Matrix:
-    """Return the mean of `x x^T` over inputs [tokens, in]."""
-    sums: Matrix = inputs.T @ inputs
-    sums /= len(inputs)
-    return sums
 
 
 def default_damping(n_tokens: int, width: int) -> float:
@@ -190,11 +187,13 @@ class LayerwiseTechnique:
 
     Attributes:
         damping: of the Hessians that its solver sees, as a part of their mean diagonal.
+        in_float: text runs in float too; without, a solver sees the same inputs as real ones.
     """
 
     name: str
     solver: Solver
     damping: float | None = None
+    in_float: bool = True
 
     def optimize(
         self, model: FloatModel, folder: Path, progress: Callable[[int, int], None] | None = None
@@ -292,24 +291,24 @@ class _LayerWork:
         segment = self._loop.segment(index)
         groups = self._groups(segment)
         before, after = self._loop.borders(index)
-        in_float = self._in_float(index, list(groups), {str(before): real})
+        in_float = {}
+        if self._technique.in_float:
+            in_float = self._in_float(index, list(groups), {str(before): real})
         steps = cut_into_steps(segment, list(groups))
         values = {str(before): seen}
         for number, (name, uses) in enumerate(groups.items()):
             values = self._advance(steps[number:], values)
-            inputs = _rows(in_float.pop(name))
-            same = seen is real and number == 0
-            shown = inputs if same else _rows(values[name])
-            n_outputs = sum(
-                (static_shape(use.source) or (0, 0))[channel_axis(use.node, use.index) or 0]
-                for use in uses
-            )
+            shown = _rows(values[name])
+            same = not self._technique.in_float or (seen is real and number == 0)
+            inputs = shown if same else _rows(in_float.pop(name))
+            n_outputs = sum(_n_channels(use) for use in uses)
             layer = LayerInputs(inputs, shown, self._technique.damping, n_outputs)
             for use in uses:
                 self._solve(use, layer)
         if index == self._loop.n_segments - 2:
             return real, seen  # nobody reads what follows
-        return in_float[str(after)], self._advance(steps[-1:], values)[str(after)]
+        seen = self._advance(steps[-1:], values)[str(after)]
+        return in_float.get(str(after), seen), seen
 
     def _groups(self, segment: ir.Model) -> dict[str, list[ParameterUse]]:
         """Return the weights of a segment by the name of the input that they multiply."""
@@ -359,6 +358,10 @@ def _embedded(loop: SegmentLoop) -> Hidden:
     hidden = loop.run(0, None)
     assert hidden is not None  # noqa: S101  (only the head has no border after it)
     return hidden
+
+
+def _n_channels(use: ParameterUse) -> int:
+    return (static_shape(use.source) or (0, 0))[channel_axis(use.node, use.index) or 0]
 
 
 def _rows(values: Hidden) -> Matrix:
