@@ -1,5 +1,6 @@
 """Techniques of a recipe, applied to a float model one after the other."""
 
+import math
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -29,8 +30,8 @@ def techniques(arguments: TechniqueArguments) -> Mapping[TechniqueName, WeightTe
     return {
         "spinquant": Rotation("spinquant", arguments.spinquant.seed),
         "seqmse": LayerwiseTechnique("seqmse", partial(seqmse.solve, arguments=seq)),
-        "gptq": LayerwiseTechnique("gptq", solve_gptq, first.damping, in_float=False),
-        "gptaq": LayerwiseTechnique("gptaq", solve_gptaq, second.damping),
+        "gptq": LayerwiseTechnique("gptq", solve_gptq, first.damping, math.inf),
+        "gptaq": LayerwiseTechnique("gptaq", solve_gptaq, second.damping, second.float_text),
         "adascale": AdaScale("adascale", arguments.adascale),
     }
 

@@ -49,7 +49,7 @@ class SeqMseArguments(TextArguments):
 
 
 class GptqArguments(TextArguments):
-    """Arguments of `gptq`, and of `gptaq`.
+    """Arguments of `gptq`.
 
     Attributes:
         damping: addition to the diagonal of the Hessian, as a part of its mean (`percdamp`); `None`
@@ -61,6 +61,17 @@ class GptqArguments(TextArguments):
     damping: Annotated[float, Field(gt=0, le=1)] | None = None
     block_size: Count = 64
     act_order: bool = True
+
+
+class GptaqArguments(GptqArguments):
+    """Arguments of `gptaq`.
+
+    Attributes:
+        float_text: tokens for each input of the widest layer from which on it looks at the float
+            model; with fewer it rounds as GPTQ does.
+    """
+
+    float_text: Annotated[float, Field(ge=0)] = 2.0
 
 
 class AdaScaleArguments(TextArguments):
@@ -95,7 +106,7 @@ class TechniqueArguments(BaseModel):
     spinquant: SpinQuantArguments = SpinQuantArguments()
     seqmse: SeqMseArguments = SeqMseArguments()
     gptq: GptqArguments = GptqArguments()
-    gptaq: GptqArguments = GptqArguments()
+    gptaq: GptaqArguments = GptaqArguments()
     adascale: AdaScaleArguments = AdaScaleArguments()
     lpbq: LpbqArguments = LpbqArguments()
 

@@ -6,6 +6,7 @@ integers. Linear layers that read the same input (queries, keys, values) share w
 and those after them see what they now compute: the second run goes from one such input to the next.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -187,13 +188,14 @@ class LayerwiseTechnique:
 
     Attributes:
         damping: of the Hessians that its solver sees, as a part of their mean diagonal.
-        in_float: text runs in float too; without, a solver sees the same inputs as real ones.
+        float_text: text runs in float too from so many tokens on for each input of the widest
+            layer; with fewer, a solver sees the same inputs as real ones.
     """
 
     name: str
     solver: Solver
     damping: float | None = None
-    in_float: bool = True
+    float_text: float = 0.0
 
     def optimize(
         self, model: FloatModel, folder: Path, progress: Callable[[int, int], None] | None = None
@@ -209,7 +211,10 @@ class LayerwiseTechnique:
             TensorWriter(folder / f"{self.name}.safetensors", shapes) as file,
             SegmentLoop(model.path, model.config, model.token_windows) as loop,
         ):
-            work = _LayerWork(loop, file, self, model, uses)
+            widest = max(math.prod(shapes[name]) // _n_channels(use) for name, use in uses.items())
+            n_tokens = sum(len(window) for window in loop.windows)
+            in_float = n_tokens >= self.float_text * widest
+            work = _LayerWork(loop, file, self, model, uses, in_float=in_float)
             n_layers = loop.n_segments - 2
             real = seen = _embedded(loop)
             for index in range(1, n_layers + 1):
@@ -277,6 +282,8 @@ class _LayerWork:
         technique: LayerwiseTechnique,
         model: FloatModel,
         uses: Mapping[str, ParameterUse],
+        *,
+        in_float: bool,
     ) -> None:
         self.encodings: list[Encoding] = []
         self._loop = loop
@@ -284,6 +291,7 @@ class _LayerWork:
         self._technique = technique
         self._model = model
         self._uses = uses
+        self._runs_in_float = in_float
         self._done: set[str] = set()
 
     def quantize(self, index: int, real: Hidden, seen: Hidden) -> tuple[Hidden, Hidden]:
@@ -292,14 +300,14 @@ class _LayerWork:
         groups = self._groups(segment)
         before, after = self._loop.borders(index)
         in_float = {}
-        if self._technique.in_float:
+        if self._runs_in_float:
             in_float = self._in_float(index, list(groups), {str(before): real})
         steps = cut_into_steps(segment, list(groups))
         values = {str(before): seen}
         for number, (name, uses) in enumerate(groups.items()):
             values = self._advance(steps[number:], values)
             shown = _rows(values[name])
-            same = not self._technique.in_float or (seen is real and number == 0)
+            same = not self._runs_in_float or (seen is real and number == 0)
             inputs = shown if same else _rows(in_float.pop(name))
             n_outputs = sum(_n_channels(use) for use in uses)
             layer = LayerInputs(inputs, shown, self._technique.damping, n_outputs)

@@ -248,6 +248,23 @@ def test_arguments_reach_the_techniques(tiny: Path, tmp_path: Path) -> None:
     assert np.abs(same).max() < 1e-6
 
 
+def test_gptaq_rounds_as_gptq_where_text_is_short(tiny: Path, tmp_path: Path) -> None:
+    model = float_model(tiny, Bitwidths(param_bitwidth=4))
+    n_tokens = sum(map(len, model.token_windows))
+    widest = max(int(model.config.intermediate_size), int(model.config.hidden_size))
+
+    def weights(name: TechniqueName, **arguments: float) -> Floats:
+        given = TechniqueArguments.model_validate({name: arguments})
+        with tempfile.TemporaryDirectory(dir=tmp_path) as folder:
+            done = optimize_weights(model, [name], Path(folder), arguments=given)
+            found = load_model(done.path).graph.initializers
+            return constant(found["model.layers.1.mlp.down_proj.weight"]).copy()
+
+    plain = weights("gptq")
+    assert np.array_equal(weights("gptaq", float_text=(n_tokens + 1) / widest), plain)
+    assert not np.array_equal(weights("gptaq", float_text=n_tokens / widest), plain)
+
+
 def test_inputs_that_are_always_zero_do_no_harm() -> None:
     zeros = np.zeros((8, 6), np.float32)
     weights = np.ones((3, 6), np.float32)
