@@ -1,6 +1,5 @@
 """`Checkpoint`: configuration and lazily readable tensors of one model folder."""
 
-import json
 import os
 import re
 from collections.abc import Mapping
@@ -12,7 +11,7 @@ from types import MappingProxyType
 import numpy as np
 
 from buildlib.checkpoint.config import CheckpointConfig, load_checkpoint_config
-from buildlib.checkpoint.layout import CONFIG_FILE, TOKENIZER_FILE
+from buildlib.checkpoint.layout import CONFIG_FILE, TOKENIZER_FILE, read_json
 from buildlib.checkpoint.tensor_file import TensorRef, find_nonfinite, read_header
 from buildlib.checkpoint.tokenizer import check_tokenizer
 from buildlib.errors import CheckpointError
@@ -227,14 +226,7 @@ def _read_tensors(folder: Path) -> dict[str, TensorRef]:
 
 
 def _read_index(path: Path) -> dict[str, str]:
-    try:
-        if path.stat().st_size > _MAX_INDEX_BYTES:
-            raise CheckpointError(path, "larger than any index")
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CheckpointError(path, error.strerror or "cannot be read") from error
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(path, f"not valid JSON ({error})") from error
+    data = read_json(path, _MAX_INDEX_BYTES)
     weight_map = data.get("weight_map") if isinstance(data, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(path, "holds no weight_map")

@@ -4,7 +4,6 @@ Keys and defaults: the configuration classes of Hugging Face transformers. What 
 does to frequencies is in `buildlib.graph.rope`.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -19,6 +18,7 @@ from buildlib.checkpoint.architectures import (
     detect_architecture,
     family_of,
 )
+from buildlib.checkpoint.layout import read_json
 from buildlib.errors import CheckpointError, UnsupportedModelError
 from buildlib.validation import first_fault
 
@@ -184,7 +184,6 @@ def unsupported(what: str) -> PydanticCustomError:
     return PydanticCustomError(UNSUPPORTED, "{reason}", {"reason": what})
 
 
-_MAX_CONFIG_BYTES = 1 << 20
 _SPELLINGS = {"gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "swish": "silu"}
 _ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 
@@ -457,14 +456,7 @@ _Config = TypeVar("_Config", bound=DecoderConfig)
 
 
 def _load(path: Path, kind: type[_Config]) -> _Config:
-    try:
-        if path.stat().st_size > _MAX_CONFIG_BYTES:
-            raise CheckpointError(path, "larger than any config.json")
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CheckpointError(path, error.strerror or "cannot be read") from error
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(path, f"not valid JSON ({error})") from error
+    data = read_json(path)
     try:
         return kind.model_validate(data)
     except ValidationError as error:

@@ -1,8 +1,30 @@
-"""Names of the files in a model folder, before and after export."""
+"""Files of a model folder, before and after export: their names, and reading its JSON."""
 
-from typing import Final
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from buildlib.errors import CheckpointError
 
 CONFIG_FILE: Final = "config.json"
 TOKENIZER_FILE: Final = "tokenizer.json"
 MODEL_FILE: Final = "model.onnx"
 ENCODINGS_FILE: Final = "model.encodings"
+MAX_CONFIG_BYTES: Final = 1 << 20
+"""Size of the largest configuration that is read."""
+
+
+def read_json(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> Any:  # noqa: ANN401
+    """Read a JSON file of a model folder; its content is not trusted.
+
+    Raises:
+        CheckpointError: it cannot be read, is too large, or is no JSON.
+    """
+    try:
+        if path.stat().st_size > max_bytes:
+            raise CheckpointError(path, f"larger than {max_bytes:,} bytes")
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(path, error.strerror or "cannot be read") from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(path, f"not valid JSON ({error})") from error

@@ -4,7 +4,6 @@ Format: https://huggingface.co/docs/peft/developer_guides/checkpoint. A module's
 W + scale * B @ A, with A [rank, in] and B [out, rank].
 """
 
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from buildlib.checkpoint.layout import read_json
 from buildlib.checkpoint.tensor_file import TensorRef, read_header
 from buildlib.errors import CheckpointError, UnsupportedModelError
 from buildlib.validation import first_fault
@@ -23,7 +23,6 @@ from buildlib.validation import first_fault
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
-_MAX_BYTES = 1 << 20
 _KEY = re.compile(r"(?:^|\.)layers\.(\d+)\.(?:\w+\.)*?(\w+)\.lora_([AB])(?:\.\w+)?\.weight$")
 
 Matrix = npt.NDArray[np.float32]
@@ -130,15 +129,9 @@ def _low_rank(
 
 def _read_config(path: Path) -> _PeftConfig:
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise CheckpointError(path, f"larger than {_MAX_BYTES} bytes")
-        config = _PeftConfig.model_validate(json.loads(path.read_bytes()))
-    except OSError as error:
-        raise CheckpointError(path, error.strerror or "cannot be read") from error
+        config = _PeftConfig.model_validate(read_json(path))
     except ValidationError as error:
         raise CheckpointError(path, str(first_fault(error, _PeftConfig))) from error
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(path, "not valid JSON") from error
     beyond = {
         "use_dora": config.use_dora,
         "fan_in_fan_out": config.fan_in_fan_out,

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from buildlib.checkpoint.layout import CONFIG_FILE
+from buildlib.checkpoint.layout import CONFIG_FILE, read_json
 from buildlib.errors import CheckpointError
 from buildlib.quantize.options import RECIPES
 from buildlib.targets import parse_target
@@ -73,10 +73,8 @@ def recipe_text(model: str, target: str) -> str:
 
 def _positions(folder: Path) -> int:
     path = folder / CONFIG_FILE
-    try:
-        positions = json.loads(path.read_text(encoding="utf-8")).get("max_position_embeddings")
-    except OSError as error:
-        raise CheckpointError(path, error.strerror or "cannot be read") from error
-    except (ValueError, AttributeError) as error:
-        raise CheckpointError(path, f"cannot be read ({error})") from error
+    config = read_json(path)
+    if not isinstance(config, dict):
+        raise CheckpointError(path, "it holds no JSON object")
+    positions = config.get("max_position_embeddings")
     return positions if type(positions) is int and positions > 1 else _CONTEXT
