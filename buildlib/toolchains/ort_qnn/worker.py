@@ -40,6 +40,8 @@ def write_dlc(
         raise RefusedError(f"{_PROVIDER} offers no device")
     options = ort.SessionOptions()
     options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+    # Threads would keep a core busy while they wait for work, which conversion has not.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_provider_for_devices(
         [device],
         {
