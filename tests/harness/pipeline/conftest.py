@@ -1,27 +1,52 @@
-"""A recipe of the reference model whose graphs are small, and the pipeline that ran it."""
+"""A recipe of a small model whose graphs are small, and the pipeline that ran it."""
 # ruff: noqa: F401 - fixtures of another package
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from filelock import FileLock
+from safetensors.numpy import load_file, save_file
 
 from harness.pipeline.llm import LLMPipeline
 from suites.models import tiny_llama
 from tests.buildlib.conftest import make_checkpoint, tiny_text
+from tests.conftest import made_once
 
 MakeRecipe = Callable[..., dict[str, Any]]
+LAYERS = 2
+
+
+def write_short_model(folder: Path) -> None:
+    model = tiny_llama.folder()
+    code = shutil.ignore_patterns("*.py", "__pycache__", "eaglet", "lora", "ssd")
+    shutil.copytree(model, folder, ignore=code, copy_function=shutil.copy)
+    config = json.loads((model / "config.json").read_text()) | {"num_hidden_layers": LAYERS}
+    (folder / "config.json").write_text(json.dumps(config))
+    kept = tuple(f"model.layers.{number}." for number in range(LAYERS))
+    tensors = load_file(model / "model.safetensors")
+    short = {k: v for k, v in tensors.items() if ".layers." not in k or k.startswith(kept)}
+    save_file(short, folder / "model.safetensors")
 
 
 @pytest.fixture(scope="session")
-def make_recipe(build_cache: Path) -> MakeRecipe:
-    """`make_recipe(**top-level keys)`: AR 1 and 8, context 48, one part."""
+def short_model(build_cache: Path) -> Path:
+    """The reference model cut to its first layers, with its tokenizer and texts."""
+    folder = build_cache.with_name("short-models")
+    folder.mkdir(exist_ok=True)
+    return made_once(folder / tiny_llama.folder().name, write_short_model)
+
+
+@pytest.fixture(scope="session")
+def make_recipe(build_cache: Path, short_model: Path) -> MakeRecipe:
+    """`make_recipe(**top-level keys)`: the short model, AR 1 and 8, context 48, one part."""
 
     def make(**changes: object) -> dict[str, Any]:
         return {
-            "model_id_or_path": str(tiny_llama.folder()),
+            "model_id_or_path": str(short_model),
             "soc_details": "SM8750:emulator",
             "cache_dir": str(build_cache),
             "generator_config": {"sequence_length": 8, "context_length": 48},

@@ -15,7 +15,6 @@ from harness.errors import ManifestError, PipelineStateError, RecipeError, Wrong
 from harness.pipeline.llm import LLMPipeline
 from harness.pipeline.observers import StageFinished, StageObserver
 from harness.pipeline.recipe import Recipe
-from suites.models import tiny_llama
 from tests.command_line import qnnfarm
 from tests.harness.pipeline.conftest import MakeRecipe
 
@@ -104,10 +103,10 @@ def test_a_changed_stage_runs_with_all_that_follow(built: LLMPipeline) -> None:
     assert pipe.completed == ("model_loader", "quantization")
 
 
-def test_no_bytes_are_kept_twice(built: LLMPipeline) -> None:
+def test_no_bytes_are_kept_twice(built: LLMPipeline, short_model: Path) -> None:
     assert built.profiler is not None
     sizes = {one.stage: one.output_bytes for one in built.profiler.profiles}
-    weights = (tiny_llama.folder() / "model.safetensors").stat().st_size
+    weights = (short_model / "model.safetensors").stat().st_size
     assert sizes["quantization"] < weights / 4
     assert all(one.peak_memory_bytes > 1 << 20 for one in built.profiler.profiles)
 
@@ -234,11 +233,13 @@ result.print()
 
 
 @pytest.fixture
-def working_folder(built: LLMPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def working_folder(
+    built: LLMPipeline, short_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
     """A folder with the model that the vendor names, and the recipes that documents name."""
     model = tmp_path / "meta-llama" / "Llama-3.2-3B-Instruct"
     model.parent.mkdir()
-    model.symlink_to(tiny_llama.folder())
+    model.symlink_to(short_model)
     for name in ("llama32_recipe.yaml", "recipe.yaml"):
         Recipe(built.manifest.recipe).to_yaml(tmp_path / name)
     monkeypatch.chdir(tmp_path)
@@ -257,13 +258,13 @@ def test_the_vendors_snippet_runs_as_it_stands(
 
 @pytest.mark.usefixtures("working_folder")
 def test_the_documents_snippets_run_as_they_stand(
-    virtual_device: AdbDevice, capsys: pytest.CaptureFixture[str]
+    virtual_device: AdbDevice, short_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = (Path(__file__).parents[3] / "docs/pipeline.md").read_text(encoding="utf-8")
     first, second = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[:2]
     scope: dict[str, Any] = {}
     first = first.replace("<serial>@<host>", virtual_device.serial)
-    exec(first.replace("path/to/model", str(tiny_llama.folder())), scope)  # noqa: S102
+    exec(first.replace("path/to/model", str(short_model)), scope)  # noqa: S102
     assert capsys.readouterr().out.strip()
     exec(second, scope)  # noqa: S102
     manifest = scope["pipe"].construct(until="model_loader").manifest

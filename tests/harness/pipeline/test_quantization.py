@@ -83,7 +83,7 @@ def test_activations_of_8_and_16_bits_stand_in_one_graph(make_recipe: MakeRecipe
     assert isinstance(folder, ModelFolder)
     encodings = load_encodings(folder.path / "model.encodings").by_name()
     names = (
-        "layer_3_output",
+        "layer_1_output",
         "layer_1_gated",
         "layer_0_scores",
         "layer_0_up_proj",
