@@ -4,18 +4,14 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.buildlib.model_folders import copy_of_export
-from tests.command_line import Started
-
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
+from tests.command_line import Done, Started
+from tests.harness.cli.conftest import Run
 
 SHAPE = ("--target", "SM8750:emulator", "--ar", "1,8", "--cl", "24", "--splits", "1")
 NO_COMPILER = """
@@ -24,8 +20,16 @@ real = importlib.util.find_spec
 importlib.util.find_spec = lambda name, package=None: (
     None if name.partition(".")[0] == "onnxruntime_qnn" else real(name, package)
 )
+from harness.cli.app import main
+main()
 """
-
+FULL_DISK = """
+import resource, sys
+limit = 512 * int(sys.argv.pop(1))
+resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+from harness.cli.app import main
+main()
+"""
 
 SLOW_COMPILER = """
 import sys, time
@@ -46,8 +50,13 @@ def model(tmp_path: Path) -> Path:
 
 
 def command(model: Path, *more: str) -> list[str]:
-    out = str(model.with_name("out"))
-    return [sys.executable, "-m", "harness.cli", "build", str(model), *SHAPE, "--out", out, *more]
+    return ["build", str(model), *SHAPE, "--out", str(model.with_name("out")), *more]
+
+
+def run(*words: str, cache: Path) -> Done:
+    build = Started(*words, env=environment(cache))
+    out, err = build.communicate(timeout=250)
+    return Done(words, build.wait(), out, err)
 
 
 def environment(cache: Path) -> dict[str, str]:
@@ -72,12 +81,8 @@ def test_a_bad_file_is_one_line(qnnfarm: Run, model: Path, tmp_path: Path) -> No
     assert not out.exists()
 
 
-def test_a_machine_without_the_compiler(qnnfarm: Run, model: Path, tmp_path: Path) -> None:
-    hidden = tmp_path / "hidden"
-    hidden.mkdir()
-    (hidden / "sitecustomize.py").write_text(NO_COMPILER)
-    variables = {"PYTHONPATH": str(hidden), "QNNFARM_CACHE_DIR": str(tmp_path / "cache")}
-    done = qnnfarm("build", model, *SHAPE, "--out", tmp_path / "out", **variables)
+def test_a_machine_without_the_compiler(model: Path, tmp_path: Path) -> None:
+    done = run("-c", NO_COMPILER, *command(model), cache=tmp_path / "cache")
     assert done.returncode == 2
     (error,) = done.stderr.splitlines()
     assert "onnxruntime-qnn is not installed" in error
@@ -90,10 +95,7 @@ def test_a_machine_without_the_compiler(qnnfarm: Run, model: Path, tmp_path: Pat
 def test_a_full_disk(model: Path, tmp_path: Path, blocks: int) -> None:
     """No file gets longer than so many blocks of 512 bytes: the model, or the compiled graph."""
     cache = tmp_path / "cache"
-    limited = ["sh", "-c", f'ulimit -f {blocks} && exec "$@"', "sh", *command(model)]
-    done = subprocess.run(
-        limited, capture_output=True, text=True, env=environment(cache), check=False
-    )
+    done = run("-c", FULL_DISK, str(blocks), *command(model), cache=cache)
     assert done.returncode == 2
     error = done.stderr.splitlines()[-1]
     assert error.startswith(f"qnnfarm: cache {cache}/model/")
@@ -108,11 +110,7 @@ def test_an_interrupted_build_keeps_what_is_finished(model: Path, tmp_path: Path
     cache, slow = tmp_path / "cache", tmp_path / "slow"
     slow.mkdir()
     (slow / "sitecustomize.py").write_text(SLOW_COMPILER)
-    build = subprocess.Popen(
-        command(model), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        env=environment(cache) | {"PYTHONPATH": str(slow)},
-    )  # fmt: skip
-    with build:
+    with Started(*command(model), env=environment(cache) | {"PYTHONPATH": str(slow)}) as build:
         while not (children := [c for c in children_of(build.pid) if b"compile" in words_of(c)]):
             assert build.poll() is None
             time.sleep(0.01)
@@ -123,8 +121,7 @@ def test_an_interrupted_build_keeps_what_is_finished(model: Path, tmp_path: Path
     wait_until_gone(children)
     assert not (tmp_path / "out").exists()
     assert unfinished(cache) == []
-    again = Started(*command(model, "--json")[3:], env=environment(cache))
-    (summary,) = json.loads(again.communicate(timeout=250)[0])
+    (summary,) = json.loads(run(*command(model, "--json"), cache=cache).stdout)
     assert summary["stages_run"] == 2  # compile and package
     assert unfinished(cache) == []
 

@@ -125,19 +125,19 @@ def test_the_path_of_a_user(
     assert generated.stdout == answer["text"] + "\n"
     assert answer["metrics"]["generated_tokens"] == 6
 
-    short = ("-p", "40", "-n", "4", "-r", "2", "-w", "1", "--db", str(db))
+    short = ("-p", "8", "-n", "2", "-r", "2", "-w", "1", "--db", str(db))
     kept = ("--trace", tmp_path / "bench.json.gz", "--log-level", "info")
     (bench,) = json.loads(qnnfarm("bench", *on_device, *short, *kept, "--json").stdout)[
         "benchmarks"
     ]
     (run,) = bench["sessions"]
-    assert bench["workload"] == "pp40+tg4"
-    assert bench["metrics"]["prompt_tokens"]["mean"] == 40
+    assert bench["workload"] == "pp8+tg2"
+    assert bench["metrics"]["prompt_tokens"]["mean"] == 8
     assert bench["metrics"]["decode_tokens_per_s"]["n"] == 2
     measured = [m for m in run["measurements"] if m["metric"] == "prefill_tokens_per_s"]
     assert [m["is_warmup"] for m in measured] == [True, False, False]
     prompts = {m["value"] for m in run["measurements"] if m["metric"] == "prompt_tokens"}
-    assert prompts == {40}
+    assert prompts == {8}
     assert run["status"] == "done"
     assert run["provenance"]["library_versions"]["libGenie.so"].startswith("sha256:")
     assert rows(db, "SELECT count(*) FROM runs") == [(1,)]
@@ -196,10 +196,14 @@ def test_devices_are_started_listed_stopped_and_removed(
 
 
 def test_several_targets_get_a_folder_each(
-    qnnfarm: Run, tmp_path: Path, reference_outputs: object
+    qnnfarm: Run, tmp_path: Path, make_checkpoint: Callable[..., Path]
 ) -> None:
     targets = ("--target", "SM8750", "--target", "SM8750:emulator")
-    done = qnnfarm("build", tiny_llama.folder(), *targets, *SHAPE, "--out", tmp_path / "out")
+    text = tmp_path / "text.txt"
+    text.write_text("".join(chr(0x102 + number) for number in range(298)))
+    shape = ("--ar", "1", "--cl", "32", "--splits", "1", "--calibration", text)
+    model = make_checkpoint(tmp_path / "model")
+    done = qnnfarm("build", model, *targets, *shape, "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "out" / "SM8750" / "metadata.json").is_file()
     assert (tmp_path / "out" / "SM8750-emulator" / "metadata.json").is_file()
