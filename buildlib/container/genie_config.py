@@ -344,8 +344,6 @@ def basic_dialog(
 
     On the emulator Genie's threads neither spin nor are bound to the big cores that a phone has.
     """
-    from buildlib.graph.interface import LOCAL_PREFIX  # with onnx_ir, for those who build alone
-
     waits = {"poll": False, "cpu_mask": "0x0", "use_mmap": False} if emulator else {}
     htp = QnnHtp.model_validate({"kv_dim": head_dim, "allow_async_init": False, **waits})
     first = PositionalEncoding(
