@@ -21,8 +21,9 @@ from buildlib.cache.layout import CacheEntry
 from buildlib.checkpoint.layout import CONFIG_FILE, ENCODINGS_FILE, MODEL_FILE, TOKENIZER_FILE
 from buildlib.container.container import GenAIContainer
 from buildlib.errors import CalibrationTextMissingError, InputFileError, InvalidOptionError
-from buildlib.genai import GenAIBuilderHTP, OptionSets
+from buildlib.genai import GenAIBuilderHTP
 from buildlib.graph.shape import GraphShape
+from buildlib.option_sets import OptionSets
 from buildlib.pipeline.plan import BuildPlan
 from buildlib.pipeline.sources import (
     CALIBRATION_TEXT,
