@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 _PROC = Path("/proc")
+_READ_BYTES = 64 * 1024
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 CLONE_NEWNS: Final = 0x00020000
@@ -77,32 +78,46 @@ class ProcessStat:
 
 def process_stat(pid: int) -> ProcessStat | None:
     """Return the process of that pid, if it exists."""
-    try:
-        text = (_PROC / str(pid) / "stat").read_text(errors="replace")
-    except OSError:
+    content = _read(pid, "stat")
+    if not content:
         return None
-    fields = text.rpartition(")")[2].split()
+    fields = content[content.rindex(b")") + 2 :].split()
     parent, group, session, terminal = map(int, fields[1:5])
     cpu_s = sum(map(int, fields[11:15])) / _TICKS_PER_S
-    return ProcessStat(
-        pid, fields[0], parent, group, session, terminal, cpu_s, started=int(fields[19])
-    )
+    state = fields[0].decode()
+    return ProcessStat(pid, state, parent, group, session, terminal, cpu_s, started=int(fields[19]))
 
 
 def command_line(pid: int) -> list[bytes]:
     """Return the arguments of a process; empty for one that is gone, or a zombie."""
-    try:
-        return (_PROC / str(pid) / "cmdline").read_bytes().split(b"\0")[:-1]
-    except OSError:
-        return []
+    return _read(pid, "cmdline").split(b"\0")[:-1]
 
 
 def environment_of(pid: int) -> list[bytes]:
     """Return the initial environment of a process as `NAME=value`; empty if unreadable."""
+    content = _read(pid, "environ")
+    return content.split(b"\0") if content else []
+
+
+def _read(pid: int, name: str) -> bytes:
+    """Return a file of a process; empty if it cannot be read.
+
+    Devices read hundreds of these a second. `pathlib` takes twice as long.
+    """
     try:
-        return (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
+        file = os.open(f"/proc/{pid}/{name}", os.O_RDONLY)
     except OSError:
-        return []
+        return b""
+    try:
+        content = part = os.read(file, _READ_BYTES)
+        while part:
+            part = os.read(file, _READ_BYTES)
+            content += part
+    except OSError:  # it has ended meanwhile
+        return b""
+    finally:
+        os.close(file)
+    return content
 
 
 def all_processes() -> list[ProcessStat]:

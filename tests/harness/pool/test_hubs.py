@@ -2,11 +2,11 @@
 
 import json
 import os
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import adbutils
 import pytest
 import typer
 
@@ -27,38 +27,36 @@ from tests.harness.pool.conftest import close
 if TYPE_CHECKING:
     from tests.conftest import MakeDevice
 
-UHUBCTL = f"""#!{sys.executable}
-import json, os, pathlib, sys
-sys.path[:0] = {[str(Path.cwd()), *sys.path]!r}
-from harness.clock import Deadline
-from harness.devices.adb.connection import address_from, query
-
-folder = pathlib.Path(__file__).parent
-hubs = json.loads((folder / "hubs.json").read_text())
-words = sys.argv[1:]
-with (folder / "calls").open("a") as log:
-    log.write(" ".join(words) + "\\n")
-if words == ["-f"]:
-    for location, hub in hubs.items():
-        about = f"2109:2813 VIA Labs USB2.0 Hub, USB 2.10, 4 ports, {{hub['kind']}}"
-        print(f"Current status for hub {{location}} [{{about}}]")
-        for port, there in hub["ports"].items():
-            if there:
-                print(f"  Port {{port}}: 0503 power enable connect [{{there['said']}}]")
-            else:
-                print(f"  Port {{port}}: 0100 power")
-    raise SystemExit(0 if hubs else "No compatible devices detected!")
-options = dict(zip(words[::2], words[1::2]))
-there = hubs[options["-l"]]["ports"][options["-p"]]
-if "fails" in there:
-    raise SystemExit("Permission denied. Try running as root (sudo).")
-actions = {{"cycle": ["disconnect", "connect"], "off": ["disconnect"], "on": ["connect"]}}
-for action in actions[options["-a"]]:
-    for serial in there["serials"]:
-        query(address_from(os.environ), f"host:{{action}}:{{serial}}", Deadline(20))
+UHUBCTL = f"""#!/bin/sh
+folder=${{0%/*}}
+echo "$*" >>"$folder/calls"
+if [ "$*" = -f ]; then
+    [ -s "$folder/status" ] && exec cat "$folder/status"
+    echo "No compatible devices detected!" >&2
+    exit 1
+fi
+while [ $# -ge 2 ]; do
+    case $1 in -l) hub=$2 ;; -p) port=$2 ;; -a) action=$2 ;; esac
+    shift 2
+done
+there=$folder/$hub.$port
+if [ -e "$there.fails" ]; then
+    echo "Permission denied. Try running as root (sudo)." >&2
+    exit 1
+fi
+case $action in
+    off) actions=disconnect ;;
+    on) actions=connect ;;
+    cycle) actions="disconnect connect" ;;
+esac
+for action in $actions; do
+    while read -r serial; do
+        {adbutils.adb_path()} "$action" "$serial" </dev/null >/dev/null
+    done <"$there.serials"
+done
 """
 
-Hubs = Callable[[Mapping[str, object]], None]
+Hubs = Callable[[Mapping[str, Any]], None]
 
 
 @pytest.fixture
@@ -70,8 +68,23 @@ def set_hubs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hubs:
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     monkeypatch.setattr(hubs, "_TOGETHER_S", 0.3)
 
-    def set_to(content: Mapping[str, object]) -> None:
-        (folder / "hubs.json").write_text(json.dumps(content))
+    def set_to(content: Mapping[str, Any]) -> None:
+        for old in (*folder.glob("*.serials"), *folder.glob("*.fails")):
+            old.unlink()
+        lines: list[str] = []
+        for location, hub in content.items():
+            about = f"2109:2813 VIA Labs USB2.0 Hub, USB 2.10, 4 ports, {hub['kind']}"
+            lines.append(f"Current status for hub {location} [{about}]")
+            for number, there in hub["ports"].items():
+                if not there:
+                    lines.append(f"  Port {number}: 0100 power")
+                    continue
+                lines.append(f"  Port {number}: 0503 power enable connect [{there['said']}]")
+                serials = "".join(f"{serial}\n" for serial in there["serials"])
+                (folder / f"{location}.{number}.serials").write_text(serials)
+                if "fails" in there:
+                    (folder / f"{location}.{number}.fails").touch()
+        (folder / "status").write_text("".join(f"{line}\n" for line in lines))
 
     return set_to
 
