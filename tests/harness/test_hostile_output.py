@@ -8,13 +8,11 @@ Ten megabytes each are a campaign: `pytest -m slow tests/harness/test_hostile_ou
 import json
 import os
 import resource
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
@@ -59,6 +57,7 @@ from harness.virtual_device.protocol import FrameDecoder
 from harness.virtual_device.shell import parse_shell_service, parse_window_size, starts_runner
 from harness.workloads.command import Command
 from harness.workloads.session import Session
+from tests.command_line import Started
 
 SIZE = int(os.environ.get("QNNFARM_HOSTILE_BYTES", "2000000"))
 LONGEST_S = 30.0
@@ -135,9 +134,9 @@ def greet(output: str) -> object:
     kept = BoundedOutput(1 << 20)
     stdout, _ = Job("true").outputs(kept, BoundedOutput(1), on_end=lambda: None)
     data = memoryview(output.encode())
-    for start in range(0, 1 << 20, 7):
+    for start in range(0, 1 << 18, 7):
         stdout.write(data[start : start + 7])
-    stdout.write(data[1 << 20 :])
+    stdout.write(data[1 << 18 :])
     return kept.text()
 
 
@@ -291,17 +290,12 @@ PARSERS: dict[str, Parser] = {
     "size", [500_000, pytest.param(10_000_000, marks=pytest.mark.slow)], ids=["0.5 MB", "10 MB"]
 )
 def test_no_output_of_a_device_freezes_us(size: int) -> None:
-    child = subprocess.run(
-        [sys.executable, __file__],
-        capture_output=True,
-        text=True,
-        cwd=Path.cwd(),
-        env=os.environ | {"QNNFARM_HOSTILE_BYTES": str(size)},
-        check=False,
-    )
-    told = [json.loads(line) for line in child.stdout.splitlines()]
+    program = f"from {__name__} import main; main()"
+    with Started("-c", program, env=os.environ | {"QNNFARM_HOSTILE_BYTES": str(size)}) as child:
+        output, errors = child.communicate()
+    told = [json.loads(line) for line in output.splitlines()]
     last = told[-1] if told else None
-    assert child.returncode == 0, f"ended by {child.returncode} at {last}: {child.stderr[-2000:]}"
+    assert child.returncode == 0, f"ended by {child.returncode} at {last}: {errors[-2000:]}"
     assert {entry["parser"] for entry in told} == set(PARSERS)
 
 
