@@ -21,7 +21,7 @@ from buildlib.reference.perplexity import onnx_perplexity
 from suites.models import tiny_llama
 
 _AR = 64
-_TOKENS = 4096
+_TOKENS = 2048
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from buildlib.quantize.techniques.layerwise import Factor, LayerInputs, Matrix, 
 from buildlib.quantize.weight_grids import Weights, fit_steps, round_to, stored_steps
 
 _DEFAULTS = GptqArguments()
-_CHANNELS = 512  # that one thread rounds at a time: a block of their inputs lies in its cache
+_CHANNELS = 1024  # that one thread rounds at a time: a block of their inputs lies in its cache
 
 
 def solve(

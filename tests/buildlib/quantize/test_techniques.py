@@ -164,11 +164,11 @@ def test_blocks_in_float32_round_as_gptq_of_the_paper_does_in_float64(block_size
     assert error(found.values) == pytest.approx(error(by_paper), rel=0.01)
 
 
-@pytest.mark.parametrize("n_outputs", [24, 600])
+@pytest.mark.parametrize("n_outputs", [24, 1100])
 def test_gptaq_rounds_as_gptq_does_the_weights_that_meet_the_float_model(n_outputs: int) -> None:
     """With channels for two threads, by either order of products."""
     rng = np.random.default_rng(3)
-    weights = rng.standard_t(4, size=(600, 160)).astype(np.float32)
+    weights = rng.standard_t(4, size=(1100, 160)).astype(np.float32)
     drawn = layer_inputs(rng, 512, 160)
     inputs = LayerInputs(drawn.real, drawn.seen, n_outputs=n_outputs)
     found = gptaq.solve(weights, WeightFormat(4), inputs)
