@@ -78,7 +78,7 @@ def test_the_longest_unused_goes_first_and_no_more_than_needed(device: "DeviceSh
     assert [path.name for path in (device.work_root / "store/.memo").iterdir()] == [c]
 
 
-def test_what_is_in_use_never_goes(device: "DeviceShell") -> None:
+def test_content_in_use_is_never_evicted(device: "DeviceShell") -> None:
     linked, wanted, free = put(device, "a", 1), put(device, "b", 2), put(device, "c", 3)
     link(device, ".run.building", linked)
     want(device, "live", wanted)
@@ -89,7 +89,7 @@ def test_what_is_in_use_never_goes(device: "DeviceShell") -> None:
     assert held(device) == {linked, wanted}
 
 
-def test_what_many_links_lead_to_never_goes(device: "DeviceShell") -> None:
+def test_content_with_many_links_is_never_evicted(device: "DeviceShell") -> None:
     """Nor where find's own readlink takes one link only, as that of Android 10."""
     one_link = device.with_tool("find", 'case $* in *"readlink {} +") exit 1 ;; esac\nreal "$@"')
     linked = [put(device, name, 1) for name in "abc"]
@@ -106,7 +106,7 @@ def test_where_it_does_not_help_nothing_goes(device: "DeviceShell") -> None:
     assert held(device) == contents
 
 
-def test_what_the_dead_left_goes_when_room_lacks(device: "DeviceShell") -> None:
+def test_leftovers_of_dead_runs_are_evicted_for_space(device: "DeviceShell") -> None:
     wanted = put(device, "a", 1)
     dead, live = want(device, "dead", wanted), want(device, "live", "0" * 64)
     hour_ago = time.time() - 3600
@@ -138,7 +138,7 @@ def test_an_area_that_is_a_link_costs_nobody_anything(
     assert (other / "file").exists()
 
 
-def test_what_a_host_of_the_future_left_ages_too(device: "DeviceShell") -> None:
+def test_leftovers_dated_in_the_future_age_too(device: "DeviceShell") -> None:
     area = device.work_root / "incoming" / "dead"
     area.mkdir()
     file = area / ("0" * 64)
@@ -183,7 +183,7 @@ def test_no_work_root(device: "DeviceShell", tmp_path: Path) -> None:
         assert "run setup.sh" in done.stderr
 
 
-def test_what_is_linked_meanwhile_stays(device: "DeviceShell") -> None:
+def test_content_linked_during_eviction_stays(device: "DeviceShell") -> None:
     """A deployment links its run and takes its wants back, without asking for the lock."""
     content = put(device, "a", 1)
     area, run = want(device, "area", content), device.work_root / "runs" / "run"

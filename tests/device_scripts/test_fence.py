@@ -401,7 +401,7 @@ def test_a_record_that_cannot_be_read_is_nobody_known(record: str) -> None:
     assert str(Holder.parse(record)) == "a holder that is not known"
 
 
-def test_what_a_device_says_of_its_holder_is_one_line() -> None:
+def test_the_holder_that_a_device_names_is_one_line() -> None:
     told = Holder.parse('{"label": "a\\u001b[31m\\nb", "host": "h\\u0007"}')
     assert str(told) == "a [31m b on h"
 

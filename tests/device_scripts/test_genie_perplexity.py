@@ -102,7 +102,7 @@ def test_a_hung_window_is_killed_started_again_and_counted(measure: Measure) -> 
         ("infinite", "perplexity of"),
     ],
 )
-def test_what_fails_leaves_no_result(measure: Measure, name: str, message: str) -> None:
+def test_a_failure_leaves_no_result(measure: Measure, name: str, message: str) -> None:
     status, out, error = measure(1 if name == "hangs" else 200, **{name: "1.0"})
     assert status == 1
     assert message in error.splitlines()[-1]

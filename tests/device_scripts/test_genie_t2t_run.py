@@ -111,7 +111,7 @@ def test_tokens_are_read(tokens: list[int], separator: str) -> None:
 @pytest.mark.parametrize(
     "text", [b"", b" \n", b"1 x", b"-1", b"1.5", b"2147483648", b"\xff", b"1\x002", "٣".encode()]
 )
-def test_what_is_no_token_is_refused(text: bytes) -> None:
+def test_invalid_token_ids_are_refused(text: bytes) -> None:
     with pytest.raises(genie_api.RunnerError):
         genie_t2t_run.parse_tokens(text)
 

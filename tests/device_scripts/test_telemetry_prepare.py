@@ -91,7 +91,9 @@ def test_a_second_apply_keeps_what_was_there_before_the_first(
     assert governors(sysfs) == {"walt"}
 
 
-def test_what_cannot_be_noted_is_not_changed(device: DeviceShell, phone: tuple[Path, Path]) -> None:
+def test_a_change_that_cannot_be_noted_is_not_made(
+    device: DeviceShell, phone: tuple[Path, Path]
+) -> None:
     _, state = phone
     tool = Path(device.environment["PATH"].split(":")[1]) / "cmd"
     tool.write_text('#!/bin/sh\nrm "$STATE/wakefulness"\n')
@@ -101,7 +103,7 @@ def test_what_cannot_be_noted_is_not_changed(device: DeviceShell, phone: tuple[P
     assert (state / "wakefulness").exists()
 
 
-def test_what_cannot_be_undone_now_is_left_for_the_next(
+def test_a_change_that_cannot_be_undone_is_left_for_the_next_session(
     device: DeviceShell, phone: tuple[Path, Path]
 ) -> None:
     sysfs, state = phone
@@ -121,9 +123,7 @@ def test_what_cannot_be_undone_now_is_left_for_the_next(
     assert governors(sysfs) == {"walt"}
 
 
-def test_what_a_command_says_forges_no_record(
-    device: DeviceShell, phone: tuple[Path, Path]
-) -> None:
+def test_output_of_commands_forges_no_record(device: DeviceShell, phone: tuple[Path, Path]) -> None:
     done = device.run("prepare.sh", "apply", device.work_root, "fixed-performance")
     found = records(done.stdout)
     assert list(found) == ["fixed_performance"]

@@ -107,7 +107,7 @@ def test_of_many_zones_the_telling_ones_are_chosen(device: DeviceShell, sysfs: P
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a user that may not read")
-def test_what_is_denied_is_told(device: DeviceShell, sysfs: Path) -> None:
+def test_denied_files_are_reported(device: DeviceShell, sysfs: Path) -> None:
     for name in ("current_now", "voltage_now"):
         (sysfs / "class/power_supply/battery" / name).chmod(0)
     (sysfs / "class/thermal/thermal_zone1/temp").write_text("")

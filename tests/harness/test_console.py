@@ -51,7 +51,7 @@ def test_a_wide_terminal_gets_the_same() -> None:
     assert shown(terminal=True, width=300) == shown(terminal=False, width=300)
 
 
-def test_what_has_no_room_on_a_terminal_stands_beneath_its_row() -> None:
+def test_cells_too_wide_for_a_terminal_stand_beneath_their_row() -> None:
     assert shown(terminal=True, width=80) == [
         "name     state   load  tags",
         "pixel-9  absent     9  lab nightly",

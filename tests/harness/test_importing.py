@@ -144,7 +144,7 @@ def damaged(tmp_path: Path, name: str, old: str, new: str) -> Path:
         ("mllm-llm-benchmark.log", "77.60929", "nan", r"line 33: Decode Speed is 'nan tokens/s'"),
     ],
 )
-def test_what_cannot_be_read_is_refused_by_line(
+def test_unreadable_files_are_refused_by_line(
     tmp_path: Path, name: str, old: str, new: str, said: str
 ) -> None:
     with pytest.raises(ImportedFileError, match=said) as caught:
@@ -171,7 +171,7 @@ def test_the_rest_can_be_imported_without_it(tmp_path: Path) -> None:
         ("event_block_name\n", "it has no results that etdump writes"),
     ],
 )
-def test_what_no_tool_writes_is_refused(tmp_path: Path, text: str, said: str) -> None:
+def test_files_of_no_known_tool_are_refused(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "file"
     path.write_text(text)
     with pytest.raises(ImportedFileError, match=said):

@@ -42,7 +42,7 @@ def entry(tmp_path: Path) -> Path:
         ).folder
 
 
-def test_what_was_written_is_read(entry: Path, memo: HashMemo) -> None:
+def test_records_are_read_as_they_were_written(entry: Path, memo: HashMemo) -> None:
     info, files = read_info(entry), read_files(entry)
     assert info.config == {"graphs": {"O": 3}, "ars": [1, 128]}
     assert info.hash == KEY.digest()

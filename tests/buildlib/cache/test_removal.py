@@ -105,7 +105,7 @@ def test_shared_files_count_once(make: Make, tmp_path: Path) -> None:
     assert pruned.left_bytes == 0
 
 
-def test_what_a_running_build_uses_stays(make: Make, tmp_path: Path) -> None:
+def test_entries_of_a_running_build_stay(make: Make, tmp_path: Path) -> None:
     folder, other = make(1, 100), make(2, 50)
     with StageCache(tmp_path, "tiny") as running:
         assert running.get_or_build(key(1), Path("m"), lambda _: None).reused
@@ -186,7 +186,7 @@ def test_sizes_as_people_write_them(text: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "GB", "-1GB", "1iB", "1e9", "10XB", "1 0"])
-def test_what_is_no_size(text: str) -> None:
+def test_invalid_sizes_are_refused(text: str) -> None:
     with pytest.raises(InvalidOptionError, match="limit"):
         parse_size(text, "limit")
 

@@ -41,7 +41,7 @@ def test_an_entry_has_the_documented_place_and_sidecar(cache: StageCache, tmp_pa
     assert info["config"] == json.loads(json.dumps(config))
 
 
-def test_what_is_no_json_becomes_json_or_is_refused(tmp_path: Path) -> None:
+def test_values_become_json_or_are_refused(tmp_path: Path) -> None:
     class Options(BaseModel):
         level: int = 3
 
@@ -199,7 +199,9 @@ def test_a_root_that_is_no_folder_is_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["pipe", "link", "name"])
-def test_what_an_entry_cannot_hold_is_refused(cache: StageCache, tmp_path: Path, kind: str) -> None:
+def test_invalid_files_of_an_entry_are_refused(
+    cache: StageCache, tmp_path: Path, kind: str
+) -> None:
     def odd(folder: Path) -> None:
         match kind:
             case "pipe":

@@ -103,7 +103,7 @@ def bare_erf(model: onnx.ModelProto) -> None:
         (bare_erf, "is no part of a GELU"),
     ],
 )
-def test_what_cannot_be_imported_is_refused(
+def test_unsupported_encoders_are_refused(
     export: Path, tmp_path: Path, change: Change, reason: str
 ) -> None:
     with pytest.raises(ModelFileError, match=reason):

@@ -204,7 +204,7 @@ def test_a_second_pass_and_foreign_modules_are_refused(
         ({"lora_alpha": float("nan")}, "lora_alpha"),
     ],
 )
-def test_what_is_no_plain_lora_is_refused(
+def test_adapters_beyond_plain_lora_are_refused(
     changes: dict[str, object], said: str, make_adapter: MakeAdapter, tmp_path: Path
 ) -> None:
     folder = make_adapter(tmp_path / "a", {"self_attn.q_proj": (40, 72)}, **changes)

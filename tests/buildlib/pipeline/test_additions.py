@@ -77,7 +77,7 @@ def test_lookahead_is_a_dialog_over_the_same_binaries(build_cache: Path) -> None
         builder.plan()
 
 
-def test_what_the_toolchain_cannot_do_is_refused_by_name(
+def test_unsupported_features_are_refused_by_name(
     tiny: Path, tiny_text: str, tmp_path: Path
 ) -> None:
     builder = builder_for(tiny, tiny_text, tmp_path)

@@ -77,7 +77,9 @@ def test_an_attached_builder_may_not_split_otherwise(
         builder.plan()
 
 
-def test_what_cannot_be_attached(tiny_export: Path, decode_export: Path, tmp_path: Path) -> None:
+def test_invalid_attachments_are_refused(
+    tiny_export: Path, decode_export: Path, tmp_path: Path
+) -> None:
     builder = parent(tiny_export, tmp_path)
     builder.attach_model_for_arn(1, decode_export)
     with pytest.raises(InvalidOptionError, match="attached already"):

@@ -85,7 +85,7 @@ def test_a_phone_target_shares_weights_and_most_stages(
     assert all(record.reused for record in upstream)
 
 
-def test_what_was_exported_is_a_model_folder_itself(
+def test_an_export_is_a_model_folder_itself(
     tmp_path: Path, reference_outputs: BuildOutputs
 ) -> None:
     onnx = tmp_path / "tiny_llama"

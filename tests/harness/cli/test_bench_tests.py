@@ -69,7 +69,7 @@ def test_a_depth_is_before_prompts_and_generations_alike(
     ],
     ids=str,
 )
-def test_what_genie_cannot_do_is_refused(options: dict[str, list[str]], said: str) -> None:
+def test_tests_that_genie_cannot_run_are_refused(options: dict[str, list[str]], said: str) -> None:
     with pytest.raises(WrongUseError) as caught:
         bench_tests(*(options.get(key) for key in ("p", "n", "pg", "d")))
     assert str(caught.value).startswith(said)

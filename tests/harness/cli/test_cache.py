@@ -88,7 +88,7 @@ def test_damage_is_named_and_repaired(qnnfarm: Run, root: Path) -> None:
     assert "2 of 2 entries" in qnnfarm("cache", "verify", "--cache", root).stdout
 
 
-def test_what_goes_and_what_stays(qnnfarm: Run, root: Path) -> None:
+def test_prune_removes_by_age_and_size(qnnfarm: Run, root: Path) -> None:
     prune = ("cache", "prune", "--cache", root)
     play = json.loads(qnnfarm(*prune, "--all", "--dry-run", "--json").stdout)
     assert len(play["removed"]) == 3

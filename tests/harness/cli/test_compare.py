@@ -41,7 +41,7 @@ def test_the_verdict_is_the_exit_code(
         (("--metric", "prompt_tokens"), "compare prefill_tokens_per_s"),
     ],
 )
-def test_what_can_have_no_verdict_is_refused_first(
+def test_comparisons_without_a_possible_verdict_are_refused_first(
     qnnfarm: Run, tmp_path: Path, options: tuple[str, ...], said: str
 ) -> None:
     database = tmp_path / "r.db"

@@ -29,7 +29,7 @@ def test_files_of_several_kinds(qnnfarm: Run, tmp_path: Path, tiny_bundle: Path)
     assert sampler["accepted"]
 
 
-def test_what_cannot_be_judged(qnnfarm: Run, tmp_path: Path) -> None:
+def test_files_of_unknown_kinds_are_no_answer(qnnfarm: Run, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('{"dialgo": {}}')
     done = qnnfarm("config", "check", tmp_path / "a.json")
     assert done.returncode == NO_ANSWER

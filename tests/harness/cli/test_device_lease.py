@@ -40,7 +40,7 @@ def test_a_device_that_is_used_is_not_used_by_others(
         pass
 
 
-def test_who_waits_is_told_for_what(
+def test_waiting_for_a_lease_names_its_holder(
     adb_environment: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     holding, done = threading.Event(), threading.Event()
@@ -63,7 +63,7 @@ def test_who_waits_is_told_for_what(
     assert "waiting for a device, 1.5 s at most: local is held by" in capsys.readouterr().err
 
 
-def test_what_is_not_there_is_not_waited_for(adb_server: object) -> None:
+def test_an_absent_device_is_not_waited_for(adb_server: object) -> None:
     with pytest.raises(NoDeviceError), lease_device("nosuch", wait_s=600, purpose=""):
         pass
     with (

@@ -68,7 +68,7 @@ def test_a_virtual_device_has_its_name_and_no_list_starts_one(
 
 
 @pytest.mark.parametrize("name", ["linux:a b", "linux:", "local:x", "$(id)", "a\x1b[2Jb"])
-def test_what_names_no_device(qnnfarm: Run, name: str) -> None:
+def test_names_of_no_device_are_refused(qnnfarm: Run, name: str) -> None:
     done = qnnfarm("devices", name)
     assert done.returncode == 2
     assert "names no device" in done.stderr

@@ -22,7 +22,7 @@ def test_tokens_are_ids_or_a_file_of_ids(tmp_path: Path) -> None:
             parse_tokens(wrong)
 
 
-def test_what_is_not_given_is_no_field() -> None:
+def test_options_left_out_set_no_field() -> None:
     assert dialog_fields(None, None, None, None, None, None, None) == {}
     fields = dialog_fields(0.5, 40, 0.9, 7, ["."], "red=0.5", None)
     assert fields == {

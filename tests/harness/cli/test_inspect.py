@@ -65,7 +65,7 @@ def test_single_files_and_entries(
 
 
 @pytest.mark.parametrize("content", [None, b"no binary", b"PK\5\6" + bytes(18)])
-def test_what_cannot_be_inspected_is_one_line(
+def test_files_that_cannot_be_inspected_give_one_line(
     qnnfarm: Run, tmp_path: Path, content: bytes | None
 ) -> None:
     path = tmp_path / "file"

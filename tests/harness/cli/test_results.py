@@ -62,7 +62,7 @@ def fill(tmp_path: Path) -> Callable[[], Path]:
     return make
 
 
-def test_what_there_is(fill: Callable[[], Path], tmp_path: Path) -> None:
+def test_ls_lists_runs_by_day_and_container(fill: Callable[[], Path], tmp_path: Path) -> None:
     path = fill()
     done = results(tmp_path, "ls")
     assert (done.returncode, done.stderr) == (0, "")
@@ -117,7 +117,7 @@ def test_telemetry_alone(fill: Callable[[], Path], tmp_path: Path) -> None:
         (["prune"], "--older-than"),
     ],
 )
-def test_what_cannot_be_done_is_said(tmp_path: Path, words: list[str], said: str) -> None:
+def test_impossible_requests_are_refused(tmp_path: Path, words: list[str], said: str) -> None:
     done = results(tmp_path, *words)
     assert done.returncode == NO_ANSWER
     assert said in done.stderr

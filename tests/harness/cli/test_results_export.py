@@ -65,7 +65,9 @@ def test_stdout_and_filters(db: str) -> None:
         (["out.csv", "--since", "yesterday"], "--since"),
     ],
 )
-def test_what_cannot_be_is_said_in_one_line(db: str, arguments: list[str], said: str) -> None:
+def test_impossible_exports_are_refused_in_one_line(
+    db: str, arguments: list[str], said: str
+) -> None:
     with pytest.raises(WrongUseError, match=said) as caught:
         export(*arguments, "--db", db)
     assert "\n" not in str(caught.value)

@@ -138,7 +138,7 @@ def test_a_deployment_that_takes_too_long(
         deploy(virtual_device, {"a": random_file(10)}, run_id="late", timeout_s=0.001)
 
 
-def test_what_dead_deployments_left_is_removed(
+def test_leftovers_of_dead_deployments_are_removed(
     make_virtual_device: MakeDevice, random_file: RandomFile
 ) -> None:
     _, device = make_virtual_device()
@@ -164,7 +164,7 @@ def test_scripts_that_do_not_arrive_leave_nothing(make_virtual_device: MakeDevic
     ]
 
 
-def test_what_interrupted_pushes_of_scripts_left_goes_when_it_is_old(
+def test_old_leftovers_of_interrupted_script_pushes_are_removed(
     make_virtual_device: MakeDevice, random_file: RandomFile
 ) -> None:
     _, device = make_virtual_device()

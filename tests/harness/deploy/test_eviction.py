@@ -35,7 +35,7 @@ def _fill(device: AdbDevice, random_file: RandomFile, names: str) -> dict[str, s
     return held
 
 
-def test_what_was_used_longest_ago_goes_first(
+def test_least_recently_used_content_is_evicted_first(
     make_virtual_device: MakeDevice, random_file: RandomFile
 ) -> None:
     _, device = make_virtual_device(storage_bytes=40 * _MIB)
@@ -62,7 +62,7 @@ def test_use_makes_young(make_virtual_device: MakeDevice, random_file: RandomFil
     assert held["first"] in _held(device)
 
 
-def test_what_a_run_links_to_stays(
+def test_content_linked_by_a_run_stays(
     make_virtual_device: MakeDevice, random_file: RandomFile
 ) -> None:
     _, device = make_virtual_device(storage_bytes=40 * _MIB)

@@ -65,7 +65,7 @@ def test_an_unchanged_deployment_sends_next_to_nothing(
     assert meter.total_bytes - before < _OVERHEAD / 2
 
 
-def test_what_waits_in_the_area_of_a_dead_deployment(
+def test_contents_pushed_by_a_dead_deployment_are_adopted(
     virtual_device: AdbDevice, run_id: str, random_file: RandomFile
 ) -> None:
     whole, half, other, new = (random_file(20_000 + number) for number in range(4))

@@ -105,7 +105,9 @@ def test_many_files_in_one_go(virtual_device: AdbDevice, folder: str, tmp_path: 
     assert virtual_device.shell(f"ls {folder} | wc -l").stdout.strip() == "200"
 
 
-def test_what_the_device_refuses(virtual_device: AdbDevice, folder: str, tmp_path: Path) -> None:
+def test_refused_transfers_leave_nothing(
+    virtual_device: AdbDevice, folder: str, tmp_path: Path
+) -> None:
     local = tmp_path / "file"
     local.write_bytes(b"x" * 2_000_000)
     with pytest.raises(DeviceTransferError) as caught:

@@ -263,7 +263,7 @@ def test_many_files_back_in_one_go(any_device: Device, any_folder: str, local_fo
     assert not list(local_folder.glob(".*"))
 
 
-def test_what_cannot_be_pushed_or_pulled(
+def test_impossible_transfers_are_refused(
     any_device: Device, any_folder: str, local_folder: Path
 ) -> None:
     local = local_folder / "file"

@@ -65,7 +65,7 @@ def test_an_answer_in_drops_ends_with_the_deadline(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize("version", [b"0004zzzz", b"0004-029", b"1388" + b"f" * 5000])
-def test_what_has_no_version_is_no_adb_server(serve: Serve, version: bytes) -> None:
+def test_a_server_without_a_version_is_no_adb_server(serve: Serve, version: bytes) -> None:
     with pytest.raises(AdbServerError, match="is no adb server: its version is"):
         resolve_server(serve(b"OKAY" + version))
 

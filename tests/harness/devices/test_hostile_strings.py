@@ -102,7 +102,7 @@ def test_a_link_in_the_place_of_a_pulled_file_leads_nowhere(
 @some
 @given(text=texts)
 @example(text="\x1b]0;title\x07\r\nfake: all is well")
-def test_what_a_device_says_stays_on_one_line(
+def test_output_of_a_device_stays_on_one_line(
     any_device: Device, local_folder: Path, text: str
 ) -> None:
     with pytest.raises(DeviceCommandError) as caught:

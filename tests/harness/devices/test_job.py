@@ -37,7 +37,7 @@ _NOISE = st.one_of(st.just(b""), st.binary(max_size=60), st.just(b"Welcome to\nq
 
 
 @given(_NOISE, st.binary(max_size=60), st.lists(st.integers(0, 180), max_size=8))
-def test_what_comes_from_the_greeting_on_stays(noise: bytes, rest: bytes, cuts: list[int]) -> None:
+def test_output_after_the_greeting_is_kept(noise: bytes, rest: bytes, cuts: list[int]) -> None:
     job = Job("true")
     assert _fed(job, noise + f"qnnfarm-job {job.token}\n".encode() + rest, cuts) == rest
     assert job.started
@@ -97,7 +97,7 @@ def test_the_end_is_taken_out_wherever_it_is_cut(
 
 
 @given(st.lists(st.sampled_from(["farewell", "q", "qnnfarm-end ", "1", "99999", "x", "\n"])))
-def test_what_is_no_end_stays(pieces: list[str]) -> None:
+def test_output_that_only_resembles_the_end_is_kept(pieces: list[str]) -> None:
     """A command cannot know the token; one that prints it all the same gets its output back."""
     job = Job("true")
     text = b"".join(job.farewell if p == "farewell" else p.encode() for p in pieces)

@@ -80,7 +80,7 @@ def test_a_connection_lost_in_a_command_leaves_nothing_there(make_board: MakeBoa
     assert device.shell("echo again").stdout == "again\n"
 
 
-def test_what_could_not_be_killed_is_killed_before_the_next_command(make_board: MakeBoard) -> None:
+def test_jobs_that_survived_are_killed_before_the_next_command(make_board: MakeBoard) -> None:
     server, device = make_board()
     seen = bytearray()
 
@@ -142,7 +142,7 @@ def test_a_full_device(make_board: MakeBoard, small: Path, tmp_path: Path, kind:
     assert list(small.iterdir()) == []
 
 
-def test_what_its_user_may_not(make_board: MakeBoard, tmp_path: Path) -> None:
+def test_transfers_without_permission_are_refused(make_board: MakeBoard, tmp_path: Path) -> None:
     _, device = make_board()
     local = tmp_path / "file"
     local.write_text("x")

@@ -36,7 +36,7 @@ def test_it_is_read(text: str, kind: str, serial: str, host: str | None) -> None
         "a@-h",
     ],
 )
-def test_what_could_be_an_option_or_a_command_is_refused(text: str) -> None:
+def test_identifiers_like_options_or_commands_are_refused(text: str) -> None:
     with pytest.raises(DeviceSpecError):
         DeviceSpec.parse(text)
 

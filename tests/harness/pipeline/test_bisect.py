@@ -183,7 +183,7 @@ def test_a_bound_that_held_out_text_misses_ends_with_1(build_cache: Path, tmp_pa
     assert chosen < 0.02 < held_out
 
 
-def test_what_cannot_be_ranked_says_why(make_recipe: MakeRecipe, tiny_bundle: Path) -> None:
+def test_models_that_cannot_be_ranked_say_why(make_recipe: MakeRecipe, tiny_bundle: Path) -> None:
     pipe = LLMPipeline.from_pretrained(recipe=make_recipe(stages={"model_loader": {}}))
     with pytest.raises(PipelineStateError, match="no stage that quantizes"):
         bisect_pipeline(pipe)

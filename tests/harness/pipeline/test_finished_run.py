@@ -93,7 +93,9 @@ def test_another_recipes_run_of_the_model_ends_it(recipe: Path) -> None:
     assert find(recipe) is not None
 
 
-def test_what_files_do_not_decide_has_no_record(recipe: Path, make_recipe: MakeRecipe) -> None:
+def test_runs_that_files_alone_do_not_decide_have_no_record(
+    recipe: Path, make_recipe: MakeRecipe
+) -> None:
     content = yaml.safe_load(recipe.read_text())
     for change in ({"enable_cache": False}, {"model_id_or_path": "org/name"}, {"cache_dirs": "c"}):
         recipe.write_text(dump(content | change))

@@ -137,7 +137,9 @@ def test_stages_whose_outputs_are_gone_are_not_finished(built: LLMPipeline, tmp_
 
 
 @pytest.mark.parametrize("what", ["evaluate", "export", "generate"])
-def test_what_needs_a_stage_says_so(what: str, make_recipe: MakeRecipe, tmp_path: Path) -> None:
+def test_methods_that_need_a_stage_say_so(
+    what: str, make_recipe: MakeRecipe, tmp_path: Path
+) -> None:
     pipe = LLMPipeline.from_pretrained(recipe=make_recipe())
     with pytest.raises(PipelineStateError, match=r"call construct\(\) first"):
         getattr(pipe, what)(*(() if what == "evaluate" else (str(tmp_path / "x"),)))

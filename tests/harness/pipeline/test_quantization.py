@@ -24,7 +24,7 @@ from tests.harness.pipeline.conftest import MakeRecipe
         ({"options": {"act_bitwidth": 12}}, r"act_bitwidth: must be 8 or 16"),
     ],
 )
-def test_what_there_is_not_is_refused_by_name(
+def test_invalid_options_are_refused_by_name(
     make_recipe: MakeRecipe, section: dict[str, Any], told: str
 ) -> None:
     stages = {"model_loader": {}, "quantization": section}

@@ -20,7 +20,7 @@ def make_plan(**keys: object) -> Plan:
     return Plan.model_validate({"name": "lab", "workloads": WORK, **keys})
 
 
-def test_what_has_not_changed_is_neither_built_nor_replaced(
+def test_an_unchanged_container_is_neither_built_nor_replaced(
     tmp_path: Path, tiny_bundle: Path, build_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("QNNFARM_CACHE_DIR", str(build_cache))

@@ -43,7 +43,7 @@ def test_a_transfer_ends_in_its_middle(virtual_device: AdbDevice, tmp_path: Path
     assert sum(sent) < 64 << 20
 
 
-def test_what_a_cut_breaks_counts_as_the_cut() -> None:
+def test_errors_caused_by_cancellation_count_as_cancellation() -> None:
     class Breaking:
         def boot_id(self) -> str:
             token.expire("serial", "cell x", 5.0)

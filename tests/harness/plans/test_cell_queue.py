@@ -183,7 +183,7 @@ def test_the_closest_that_is_known_is_expected() -> None:
     assert durations.expected_s(cell("c")) == 20.0
 
 
-def test_what_is_learned_changes_the_order_of_what_waits() -> None:
+def test_learned_durations_reorder_waiting_cells() -> None:
     todo = cells(6)
     queue = CellQueue(todo, Durations(todo))
 

@@ -25,7 +25,7 @@ def test_it_is_made_when_it_is_written_to(tmp_path: Path, form: str) -> None:
         assert again.location == before
 
 
-def test_what_is_no_database_is_refused_at_once(tmp_path: Path) -> None:
+def test_an_invalid_database_is_refused_at_once(tmp_path: Path) -> None:
     path = tmp_path / "results.db"
     path.write_text("notes of mine")
     with pytest.raises(NotAStoreError):

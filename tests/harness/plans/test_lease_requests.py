@@ -89,7 +89,7 @@ def test_requests_for_what_others_hold_do_not_keep_the_rest_waiting(
     assert [o.status for o in summary.outcomes] == ["failed"] * taken + ["done"] * (25 - taken)
 
 
-def test_what_a_limit_of_ours_keeps_waiting_is_not_without_a_device(
+def test_cells_waiting_for_our_limit_are_not_without_a_device(
     journal: Journal, clock: HandClock
 ) -> None:
     todo = cells(4, Requirement(name="a")) + cells(1, Requirement(name="b"), first=4)

@@ -94,14 +94,14 @@ def test_several_devices_are_replicas_that_keep_apart(cells_of: Expand) -> None:
         {"conditions": {"max_temp_c": 30.0}},
     ],
 )
-def test_what_changes_a_measurement_makes_another_cell(
+def test_settings_that_change_a_measurement_make_another_cell(
     cells_of: Expand, changed: dict[str, Any]
 ) -> None:
     before, after = cells_of(containers=TWO[:1]), cells_of(**{"containers": TWO[:1], **changed})
     assert {cell.key for cell in before}.isdisjoint(cell.key for cell in after)
 
 
-def test_what_changes_none_does_not(cells_of: Expand) -> None:
+def test_settings_that_change_no_measurement_keep_the_cell(cells_of: Expand) -> None:
     before = cells_of(containers=TWO[:1])
     after = cells_of(
         containers=TWO,
@@ -231,7 +231,7 @@ def test_a_cell_for_programs(cells_of: Expand) -> None:
     ],
     ids=["workloads", "devices", "replicas"],
 )
-def test_what_a_plan_asks_for_twice_is_done_twice(cells_of: Expand, plan: dict[str, Any]) -> None:
+def test_a_workload_listed_twice_runs_twice(cells_of: Expand, plan: dict[str, Any]) -> None:
     cells = cells_of(**plan)
     assert len({cell.key for cell in cells}) == len(cells)
     assert len({cell.label for cell in cells}) == len(cells)

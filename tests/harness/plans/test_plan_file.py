@@ -20,7 +20,7 @@ def load(folder: Path, text: str) -> Plan:
     return load_plan(path)
 
 
-def test_what_a_plan_leaves_out_has_a_default(tmp_path: Path) -> None:
+def test_keys_left_out_of_a_plan_have_defaults(tmp_path: Path) -> None:
     plan = load(tmp_path, "name: nightly\nworkloads: [{kind: bench}]\n")
     (entry,) = plan.workloads
     assert (entry.workload, entry.label, entry.sessions) == (Bench(), None, 1)
@@ -114,9 +114,7 @@ MINIMAL = "name: x\nworkloads: [{kind: bench}]\n"
         ("", "name", "it is missing; workloads: it is missing"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_named_by_file_and_key(
-    tmp_path: Path, text: str, key: str, reason: str
-) -> None:
+def test_errors_name_file_and_key(tmp_path: Path, text: str, key: str, reason: str) -> None:
     with pytest.raises(PlanFileError) as caught:
         load(tmp_path, text)
     assert caught.value.key == key

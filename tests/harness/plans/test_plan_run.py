@@ -182,7 +182,7 @@ def test_a_script_that_hangs_fails_and_puts_no_device_out(lab: Lab, start: Start
     assert any("cell any/hangs#" in text and "fails alike on" in text for text in told), told
 
 
-def test_who_waits_for_devices_is_told_why(lab: Lab, start: Start) -> None:
+def test_waiting_for_devices_is_explained(lab: Lab, start: Start) -> None:
     with Pool.open(lab.folder / "pool.yaml") as pool:
         first, second = (member.name for member in pool.members())
         for name in (first, second):

@@ -237,7 +237,7 @@ def test_more_replicas_than_devices_fail_with_the_reason(journal: Journal) -> No
     assert "lower its `count`" in failure.reason
 
 
-def test_what_is_finished_is_not_run_again(journal: Journal) -> None:
+def test_finished_cells_are_not_run_again(journal: Journal) -> None:
     todo = cells(4)
     before = {todo[1].key: CellResult(run_id="f" * 32, summary="as before")}
     runner = HandRunner()
@@ -304,7 +304,7 @@ def test_a_second_interrupt_goes_at_once(journal: Journal) -> None:
 
 
 @pytest.mark.parametrize("error", [StoreUnavailableError("db", "no space"), ZeroDivisionError()])
-def test_what_cannot_be_kept_or_is_a_bug_ends_the_run(journal: Journal, error: Exception) -> None:
+def test_an_unwritable_journal_or_a_bug_ends_the_run(journal: Journal, error: Exception) -> None:
     def fails(cell: Cell, *_: object) -> None:
         if cell.label == "cell-2":
             raise error

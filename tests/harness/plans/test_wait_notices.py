@@ -70,7 +70,7 @@ def test_another_reason_that_is_over_soon_is_not_worth_a_line(
     assert told.lines[-1] == ("any device", "")
 
 
-def test_what_is_over_soon_is_not_worth_a_line() -> None:
+def test_a_short_wait_prints_no_line() -> None:
     told = Told()
     notices = WaitNotices(told, after_s=3600)
     notices.update({ANY: [PHONE]})

@@ -216,7 +216,7 @@ noise
 """
 
 
-def test_what_uhubctl_prints_is_read() -> None:
+def test_the_output_of_uhubctl_is_parsed() -> None:
     usb3, usb2, root = parse_hubs(REAL)
     assert (usb3.location, usb3.kind, usb2.kind, root.kind) == ("2-1", "ppps", "ganged", "nops")
     assert [(status.port.port, status.connected) for status in usb2.ports] == [

@@ -108,7 +108,7 @@ def test_a_command_under_a_lease_that_is_taken_fails_as_a_lost_lease(
     assert pool.members()[0].failures == ()
 
 
-def test_what_succeeds_under_a_lost_lease_is_not_believed(open_pool: OpenPool) -> None:
+def test_success_under_a_lost_lease_does_not_count(open_pool: OpenPool) -> None:
     pool = open_pool("one")
     lease = pool.acquire(ANY, timeout_s=_PATIENCE_S)
     device, flag = lease.device, f"{lease.device.work_root}/begun"
@@ -144,7 +144,7 @@ def test_two_ledgers_wait_for_each_other(open_pool: OpenPool) -> None:
     assert "taken over" not in [event.what for event in two.history(device.member)]
 
 
-def test_who_shows_no_sign_of_life_loses_the_device_and_learns_to_whom(
+def test_a_holder_without_heartbeat_loses_the_device_and_learns_to_whom(
     open_pool: OpenPool,
 ) -> None:
     one, two = open_pool("one"), open_pool("two")

@@ -96,7 +96,7 @@ def test_two_users_lease_wait_die_and_take_over_under_any_umask(
     assert "root:" not in history
 
 
-def test_what_people_do_names_them(shared: SharedFolder) -> None:
+def test_administrative_actions_name_their_user(shared: SharedFolder) -> None:
     holder = shared.start(ANN, "-c", _HOLD)
     _line(holder)
     assert "released bench" in shared.qnnfarm(BOB, "pool", "release", "bench")

@@ -67,7 +67,7 @@ def test_a_young_content_without_a_row_stays(tmp_path: Path) -> None:
     assert folder.read(sha256) == b"about to be named"
 
 
-def test_what_is_damaged_or_gone_is_said(tmp_path: Path) -> None:
+def test_damaged_and_missing_artifacts_are_errors(tmp_path: Path) -> None:
     folder = ArtifactFolder(tmp_path)
     sha256 = folder.put(b"text")
     folder.path(sha256).write_bytes(b"tex!")

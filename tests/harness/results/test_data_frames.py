@@ -102,7 +102,7 @@ def test_telemetry_is_a_row_a_sample(place: Place, make_run: MakeRun) -> None:
     assert samples["channel"].unique().tolist() == ["temp_c:cpu"]
 
 
-def test_what_no_writer_lives_for_is_interrupted(place: Place, make_run: MakeRun) -> None:
+def test_a_run_without_a_living_writer_is_interrupted(place: Place, make_run: MakeRun) -> None:
     with ResultsStore.open(place.location) as store:
         store.begin_run(make_run())
     live = frames(place.location).runs["status"].tolist()

@@ -129,7 +129,7 @@ def test_a_transaction_reads_what_it_read_before(place: Place, make_run: MakeRun
         assert len(store.list_runs()) == 2
 
 
-def test_what_is_opened_to_be_read_writes_nothing(place: Place, make_run: MakeRun) -> None:
+def test_opening_to_read_writes_nothing(place: Place, make_run: MakeRun) -> None:
     with ResultsStore.open(place.location):
         pass
     with ResultsStore.open(place.location, create=False) as store:

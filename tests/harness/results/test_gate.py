@@ -170,7 +170,7 @@ def test_many_cells_raise_few_alarms() -> None:
     assert false <= 12  # 5 expected
 
 
-def test_what_is_not_comparable_is_named(store: ResultsStore) -> None:
+def test_differences_that_forbid_a_comparison_are_named(store: ResultsStore) -> None:
     night(store, 0, 20.0)
     run = session(10.0, 1)
     library = run.provenance.model_copy(update={"library_versions": {"genie": "1.22"}})
@@ -259,7 +259,9 @@ class TestReferences:
             ("2027-01-01", "cccccccccccc, 2026-11-03"),
         ],
     )
-    def test_what_they_mean(self, store: ResultsStore, reference: str, point: str) -> None:
+    def test_references_choose_their_baseline(
+        self, store: ResultsStore, reference: str, point: str
+    ) -> None:
         (cell,) = judge_gate(store, reference, options=DECODE).cells
         assert cell.baseline is not None
         assert cell.baseline.point == point
@@ -268,7 +270,7 @@ class TestReferences:
         gate = judge_gate(store, "main", candidate="topic", options=DECODE)
         assert (gate.candidate, gate.verdict) == ("cccccccccccc, 2026-11-03", Verdict.REGRESSED)
 
-    def test_what_is_not_there(self, store: ResultsStore) -> None:
+    def test_unknown_references_are_refused(self, store: ResultsStore) -> None:
         with pytest.raises(NoBaselineError, match="it has the branches main, topic and results of"):
             judge_gate(store, "release", options=DECODE)
         with pytest.raises(WrongUseError, match="no date"):

@@ -83,7 +83,7 @@ def test_another_container_of_one_name_goes_on_with_the_series(
 
 
 @IN_A_FILE
-def test_what_is_not_comparable_is_another_series(
+def test_runs_that_are_not_comparable_make_another_series(
     store: ResultsStore, fill: Fill, make_run: Callable[..., Run]
 ) -> None:
     run = make_run()

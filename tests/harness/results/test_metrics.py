@@ -34,7 +34,7 @@ def test_unknown_keys_are_refused_with_the_known_ones() -> None:
 
 @pytest.mark.parametrize("metric", METRICS.values(), ids=METRICS)
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -2.0, 1e300])
-def test_what_no_metric_can_be_is_refused(metric: Metric, value: float) -> None:
+def test_impossible_values_are_refused(metric: Metric, value: float) -> None:
     with pytest.raises(MetricValueError, match=metric.key) as caught:
         Measurement(metric=metric.key, value=value)
     assert "\n" not in str(caught.value)

@@ -120,7 +120,7 @@ def test_a_server_that_is_away_is_one_line(new_port: Callable[[], int]) -> None:
     assert "No such file" in refused("postgresql+psycopg://u:secret@/r?host=/no/such/folder")
 
 
-def test_who_is_not_let_in_is_told_in_one_line(postgresql: PostgresqlPlace) -> None:
+def test_a_refused_login_is_one_line(postgresql: PostgresqlPlace) -> None:
     server = postgresql.server
     wrong = postgresql.location.replace(server.password, "secretsecret")
     assert 'password authentication failed for user "lab"' in refused(wrong)
@@ -135,7 +135,7 @@ def test_who_is_not_let_in_is_told_in_one_line(postgresql: PostgresqlPlace) -> N
         postgresql.run("DROP ROLE guest")
 
 
-def test_who_may_only_read_gets_a_report(postgresql: PostgresqlPlace, make_run: MakeRun) -> None:
+def test_a_read_only_user_gets_a_report(postgresql: PostgresqlPlace, make_run: MakeRun) -> None:
     with ResultsStore.open(postgresql.location) as store:
         store.write_run(make_run())
     postgresql.run("CREATE ROLE reader LOGIN PASSWORD 'geheimer'")

@@ -104,7 +104,7 @@ def test_telemetry_alone(place: Place, store: ResultsStore, make_run: MakeRun) -
     assert place.rows("SELECT count(*) FROM telemetry") == [(2,)]
 
 
-def test_what_belongs_together_goes_together(store: ResultsStore, make_run: MakeRun) -> None:
+def test_sessions_of_a_group_are_removed_together(store: ResultsStore, make_run: MakeRun) -> None:
     """Half a comparison would be another comparison."""
     for days, group in ((100, "a" * 32), (80, "a" * 32), (100, "b" * 32), (95, "b" * 32)):
         add(store, made(make_run, days, group_id=group))
@@ -112,7 +112,7 @@ def test_what_belongs_together_goes_together(store: ResultsStore, make_run: Make
     assert {run.group_id for run in store.list_runs()} == {"a" * 32}
 
 
-def test_what_is_under_way_stays_and_what_died_goes(
+def test_running_runs_stay_and_dead_ones_are_removed(
     place: Place, store: ResultsStore, make_run: MakeRun
 ) -> None:
     here, elsewhere, dead = (made(make_run, 100, status="running") for _ in range(3))
@@ -125,7 +125,7 @@ def test_what_is_under_way_stays_and_what_died_goes(
     assert {run.id for run in store.list_runs()} == {here.id, elsewhere.id}
 
 
-def test_what_benchmarks_are_checked_against_stays(store: ResultsStore, make_run: MakeRun) -> None:
+def test_perplexities_that_check_benchmarks_stay(store: ResultsStore, make_run: MakeRun) -> None:
     workload = Workload(runner="genie_t2t_run.py", perplexity=DEFINED)
     run = made(make_run, 300, kind="perplexity", workload=workload)
     lost = made(make_run, 300, kind="perplexity", workload=workload, status="failed", error="away")

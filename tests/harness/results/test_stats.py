@@ -50,12 +50,12 @@ def test_nothing_gives_nothing() -> None:
         ([[8.0, 10.0, 10.1, 9.9]], "first repetition is 20% off the others"),
     ],
 )
-def test_what_cannot_be_trusted_is_said(sessions: list[list[float]], words: str) -> None:
+def test_untrustworthy_numbers_get_remarks(sessions: list[list[float]], words: str) -> None:
     assert any(words in remark for remark in remarks(sessions))
 
 
 @pytest.mark.parametrize("sessions", [[[5.0, 5.1, 4.9]], [[5.0, 5.1], [4.9, 5.0]]])
-def test_what_is_steady_is_left_alone(sessions: list[list[float]]) -> None:
+def test_steady_numbers_get_no_remark(sessions: list[list[float]]) -> None:
     assert remarks(sessions) == ()
 
 

@@ -170,7 +170,7 @@ def test_damaged_values_are_refused(stored: bytes) -> None:
         unpack(stored)
 
 
-def test_what_gets_too_long_is_refused() -> None:
+def test_too_many_samples_are_refused() -> None:
     with pytest.raises(TelemetryRecordError):
         unpack(zlib.compress(b"\0" * 200_000_000, 1))
 

@@ -49,7 +49,7 @@ def test_an_end_that_is_not_there_is_not_seen(values: list[float]) -> None:
 
 
 @given(speeds, st.lists(jitter, min_size=3, max_size=30))
-def test_what_hardly_moves_has_no_warmup(speed: float, moves: list[float]) -> None:
+def test_an_almost_constant_series_has_no_warmup(speed: float, moves: list[float]) -> None:
     assert detect_warmup([speed * (1 + move) for move in moves]).count == 0
 
 

@@ -40,7 +40,7 @@ def test_a_level_that_rises_is_waited_for() -> None:
         (BatteryReading(99, True, "Good"), "above 90 %, and it is charging: unplug it"),
     ],
 )
-def test_what_cannot_come_true_is_said_at_once(battery: BatteryReading, words: str) -> None:
+def test_an_impossible_charge_fails_at_once(battery: BatteryReading, words: str) -> None:
     found, clock = run(lambda _: battery, ChargeWindow(30, 90, max_wait_s=1000))
     assert found["charge"].outcome == "not-met"
     assert words in found["charge"].reason

@@ -137,7 +137,7 @@ def test_governors_are_set_and_restored_also_after_an_error(here: Here) -> None:
     assert not Path(here.device.work_root, "prepared").exists()
 
 
-def test_what_a_session_that_died_left_is_undone_by_the_next(here: Here) -> None:
+def test_changes_of_a_dead_session_are_undone_by_the_next(here: Here) -> None:
     Preparation(here.device, here.scripts_dir).apply(["governor=performance"])
     assert governors(here.sysfs) == {"performance"}  # and nobody restores
     with prepared(here.device, here.scripts_dir, Conditions(wake_lock=False)) as records:
@@ -145,7 +145,7 @@ def test_what_a_session_that_died_left_is_undone_by_the_next(here: Here) -> None
     assert {(record.name, record.outcome) for record in records} >= {("governor.0", "restored")}
 
 
-def test_what_cannot_be_done_is_recorded(here: Here) -> None:
+def test_impossible_changes_are_recorded(here: Here) -> None:
     shutil.rmtree(here.sysfs / "devices")
     (here.sysfs / "power/wake_lock").unlink()
     conditions = Conditions(governor="performance", screen_off=True, fixed_performance=True)
@@ -207,7 +207,7 @@ def test_records_are_json_scalars(here: Here) -> None:
         {"charge": ChargeWindow(-1, 20)},
     ],
 )
-def test_what_cannot_be_asked_for(wrong: dict[str, object]) -> None:
+def test_invalid_conditions_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ConditionsError):
         Conditions(**wrong)  # type: ignore[arg-type]
 

@@ -44,7 +44,7 @@ def test_a_run_is_sampled_in_the_units_of_its_channels(here: Here) -> None:
     assert sampled.recording.dropped == 0
 
 
-def test_what_follows_the_block_is_not_sampled(here: Here) -> None:
+def test_sampling_ends_with_the_block(here: Here) -> None:
     with sampling(here.device, here.scripts_dir, here.run_dir):
         run(here.device, here.scripts_dir, here.run_dir, until_sampled(1))
     state = Path(here.run_dir) / ".qnnfarm"

@@ -110,7 +110,7 @@ def test_logcat_follows_and_is_cleared(
     manager.remove("followed")
 
 
-def test_what_needs_android_says_in_one_line_what_this_is(on_device: Adb, tmp_path: Path) -> None:
+def test_commands_that_need_android_fail_with_one_line(on_device: Adb, tmp_path: Path) -> None:
     package = tmp_path / "app.apk"
     package.write_bytes(b"PK")
     for arguments in (

@@ -41,7 +41,7 @@ def _port(serial: str) -> int:
 
 
 @pytest.mark.parametrize("when", ["power", "reboot"])
-def test_nobody_gets_the_port_of_a_device_that_is_off(
+def test_the_port_of_a_device_that_is_off_stays_taken(
     start_device: Callable[..., VirtualDevice], adb: Adb, when: str
 ) -> None:
     device = start_device(f"off-{when}")

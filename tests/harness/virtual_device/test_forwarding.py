@@ -132,7 +132,7 @@ def test_listeners_end_with_the_connection(
 @pytest.mark.parametrize(
     "spec", ["tcp:70000", "tcp:x", "udp:5", "jdwp:1", "localfilesystem:/no/such/folder/socket"]
 )
-def test_what_cannot_be_listened_on(on_device: Adb, spec: str) -> None:
+def test_invalid_addresses_to_listen_on_are_refused(on_device: Adb, spec: str) -> None:
     refused = on_device("reverse", spec, "tcp:5000")
     assert refused.returncode == 1
     assert refused.stderr.count(b"\n") == 1

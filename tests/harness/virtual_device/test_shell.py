@@ -143,7 +143,7 @@ def test_a_background_process_does_not_hold_the_command(
     until(lambda: not running(marker))
 
 
-def test_what_was_written_before_the_end_comes_whole(on_device: Adb, marker: str) -> None:
+def test_output_before_the_end_arrives_whole(on_device: Adb, marker: str) -> None:
     """However much is still on its way to a slow client."""
     client = f"sleep {marker} & head -c 3000000 /dev/zero; echo $! >&2"
     done = on_device("shell", client)

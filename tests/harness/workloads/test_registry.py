@@ -64,7 +64,7 @@ def test_a_workload_comes_back(workload: AnyWorkload) -> None:
 @pytest.mark.parametrize(
     "text", ["", "{}", '{"kind": "no-such"}', '{"kind": "generate"}', '{"kind": "bench", "a": 1}']
 )
-def test_what_is_no_workload_is_refused(text: str) -> None:
+def test_invalid_workloads_are_refused(text: str) -> None:
     with pytest.raises(ValueError):
         from_json(text)
 

@@ -125,7 +125,7 @@ def test_a_failed_run_keeps_its_log(
     assert store.read_artifact(kept["run.log"]) == b"what went wrong"
 
 
-def test_what_is_not_recorded_leaves_no_run(session: Session, store: ResultsStore) -> None:
+def test_unrecorded_workloads_leave_no_run(session: Session, store: ResultsStore) -> None:
     result = Generate(prompt="In the beginning", max_tokens=4).run(session)
     assert result.run is None
     assert result.output.text

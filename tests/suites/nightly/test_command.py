@@ -94,7 +94,7 @@ def test_a_night_builds_runs_reports_and_is_over(lab: Lab) -> None:
     assert "build head" not in err, "nothing has changed"
 
 
-def test_what_is_wrong_is_told_once_and_shown_each_time(lab: Lab, tiny_bundle: Path) -> None:
+def test_an_error_is_notified_once_and_printed_each_time(lab: Lab, tiny_bundle: Path) -> None:
     lab.plan(
         containers=[
             {"path": "built/head", "build": BUILD | {"model": "nowhere"}},

@@ -206,7 +206,7 @@ def test_a_night_without_an_answer_is_told_and_tried_again(lab: Lab) -> None:
     assert len(lab.sent) == 2, "the regression was told the night before the last"
 
 
-def test_what_cannot_be_built_is_told_and_left_out(lab: Lab) -> None:
+def test_a_container_that_cannot_be_built_is_reported_and_skipped(lab: Lab) -> None:
     lab.builds = [
         ContainerBuild("base", "c" * 64, built=True),
         ContainerBuild("head", "c" * 64, built=True, error="no such checkpoint"),
@@ -240,7 +240,7 @@ def test_a_receiver_that_was_down_is_told_later(
     assert [text.partition(":")[0] for text in lab.texts] == ["lab 2026-11-22"]
 
 
-def test_who_wants_it_is_told_of_each_night(tmp_path: Path) -> None:
+def test_each_night_is_notified_on_request(tmp_path: Path) -> None:
     lab = Lab(tmp_path / "nights", when="always", tell=[{"mail": ["root"]}, {"command": ["a"]}])
     for _ in range(2):
         lab.run()

@@ -141,7 +141,7 @@ def test_a_remote_server_is_never_started(monkeypatch: pytest.MonkeyPatch) -> No
         resolve_server()
 
 
-def test_what_is_no_adb_server_is_named() -> None:
+def test_a_process_that_is_no_adb_server_is_named() -> None:
     with (
         _listener({"host:version": b"HTTP/1.1 400 Bad Request\r\n\r\n"}) as (at, _),
         pytest.raises(AdbServerError, match=f"127.0.0.1:{at.port}.*no adb server"),

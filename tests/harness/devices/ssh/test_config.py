@@ -83,7 +83,7 @@ def test_everything_that_is_said(config: Path) -> None:
     assert host.jump is None
 
 
-def test_what_is_asked_for_is_stronger(config: Path) -> None:
+def test_explicit_settings_override_the_ssh_config(config: Path) -> None:
     host = resolve_host("you@board:22", config)
     assert (host.user, host.port, host.known_as) == ("you", 22, "board.lab.example")
     assert resolve_host("[fe80::1%eth0]:2022", config).hostname == "fe80::1%eth0"

@@ -652,7 +652,7 @@ def test_what_is_closed_while_it_connects_is_closed_at_the_end(
     assert _run(host, "true")[0] == 0
 
 
-def test_who_waits_for_another_to_connect_does_so_within_its_own_time(tmp_path: Path) -> None:
+def test_waiting_for_another_connection_keeps_its_own_deadline(tmp_path: Path) -> None:
     accepted: list[socket.socket] = []
     config = tmp_path / "config"
     with contextlib.ExitStack() as stack:
@@ -732,7 +732,7 @@ def test_a_host_that_hangs_costs_its_timeout_alone(tmp_path: Path, answer: bytes
             host.connect()
 
 
-def test_what_is_no_ssh_server(tmp_path: Path) -> None:
+def test_an_invalid_ssh_server_is_refused(tmp_path: Path) -> None:
     with (
         _listener(b"HTTP/1.1 400 Bad Request\r\n" * 500) as port,
         pytest.raises(HostUnreachableError) as caught,
