@@ -29,11 +29,10 @@ IMPORTED = (
     "buildlib.toolchains.ort_qnn.toolchain", "buildlib.verify", "encodings.idna",
     "harness.cli.device_lease", "harness.cli.progress", "harness.devices.adb.discovery",
     "harness.virtual_device.device_type", "harness.virtual_device.manager", "rich.markdown",
-    "sqlalchemy.dialects.sqlite", "typer._adapters", "typer.rich_utils", "tests.command_line",
-    "tests.forked_commands",  # the last
+    "sqlalchemy.dialects.sqlite", "typer._adapters", "typer.rich_utils",
 )  # fmt: skip
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(list(IMPORTED))
+_CONTEXT.set_forkserver_preload(["tests.forked_commands"])
 
 Done = subprocess.CompletedProcess[str]
 

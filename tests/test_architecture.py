@@ -36,7 +36,6 @@ def test_the_import_contracts_hold() -> None:
             {"onnxruntime", "onnx", "onnx_ir", "numpy", "sqlalchemy"},
         ),
         ("import buildlib.genai", {"adbutils", "sqlalchemy", "onnxruntime_qnn"}),
-        ("import buildlib.container.container", {"onnx", "onnx_ir", "sympy"}),
         ("import buildlib.toolchains.ort_qnn.worker", {"onnx", "onnx_ir", "numpy", "pydantic"}),
         ("import buildlib.reference.emulator_worker", {"onnx", "onnx_ir", "pydantic"}),
         ("import harness.cli.app", {"onnxruntime", "onnx", "sqlalchemy", "numpy"}),
