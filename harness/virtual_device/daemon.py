@@ -1,4 +1,4 @@
-"""The process of one virtual device: `python -m harness.virtual_device.daemon FOLDER --ready-fd N`.
+"""The process of one virtual device, which `harness.virtual_device.manager` starts.
 
 It detaches from its starter, serves, and once it listens writes its pid and port to the descriptor,
 as one JSON line. A confined device is two processes: the outer one, which the record names, does
@@ -8,6 +8,7 @@ what needs the host's files; the inner one is the device, and dies with the oute
 import argparse
 import asyncio
 import functools
+import gc
 import json
 import logging
 import os
@@ -33,15 +34,22 @@ from harness.virtual_device.userland import own_commands
 _UMASK = 0o022
 
 
+def run() -> None:
+    """Be the process of a device, and end with its exit status."""
+    status = main()
+    logging.shutdown()
+    os._exit(status)  # to free each object first takes longer than all the rest of a shutdown
+
+
 def main() -> int:
     """Run the device and return the exit status of its process."""
-    parser = argparse.ArgumentParser(
-        prog="python -m harness.virtual_device.daemon", description=__doc__
-    )
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--ready-fd", type=int, required=True)
     parser.add_argument("--namespace", type=NamespaceKind, default=NamespaceKind.NONE)
     options = parser.parse_args()
+    gc.freeze()  # or each process of the device would copy what its collector looks at
+    gc.enable()
     if os.fork():
         os._exit(0)
     os.setsid()
@@ -100,9 +108,3 @@ async def _run(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, device.shut_down)
     await device.run(on_ready)
-
-
-if __name__ == "__main__":
-    status = main()
-    logging.shutdown()
-    os._exit(status)  # to free each object first takes longer than all the rest of a shutdown
