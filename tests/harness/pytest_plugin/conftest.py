@@ -74,7 +74,8 @@ def farm(
     def run(text: str, *arguments: str | Path) -> Outcome:
         pytester.makepyfile(test_it=text)
         done = pytester.runpytest_inprocess(*options(pytester.path), *map(str, arguments))
-        return Outcome(int(done.ret), done.stdout.str(), pytester.path / "junit.xml")
+        output = f"{done.stdout.str()}\n{done.stderr.str()}"
+        return Outcome(int(done.ret), output, pytester.path / "junit.xml")
 
     return run
 

@@ -1,9 +1,5 @@
 """A device that nobody knows ends the session before a test waits for it."""
 
-import os
-import subprocess
-from pathlib import Path
-
 import pytest
 
 from harness.devices.adb.client import AdbServer
@@ -13,22 +9,13 @@ from harness.pool.pool import Pool
 from harness.pytest_plugin.leases import check_known
 from harness.virtual_device import manager
 from tests.conftest import MakeDevice
-from tests.harness.pytest_plugin.conftest import command
+from tests.harness.pytest_plugin.conftest import Farm
 
 _TESTS = """
 def test_before(): print("it ran")
 
 def test_needs_it(device): print("it ran")
 """
-_PATIENCE_S = 250
-
-
-def _run(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    (folder / "test_it.py").write_text(_TESTS)
-    return subprocess.run(
-        command(folder, "-s", *arguments), cwd=folder, env=os.environ.copy(),
-        capture_output=True, text=True, timeout=_PATIENCE_S, check=False,
-    )  # fmt: skip
 
 
 @pytest.mark.timeout(600)
@@ -37,17 +24,14 @@ def _run(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
     [
         ("nothere", "no adb device 'nothere'", ["-n2"]),
         # What was looked for once is not known from then on. Of no other test: a pool may know it.
-        ("127.0.0.1:7", "127.0.0.1:7", ["-pno:xdist", "-pno:xdist"]),
-        ("virtual:nothere", "no virtual device 'nothere'", ["-pno:xdist"]),
+        ("127.0.0.1:7", "127.0.0.1:7", ["-n0", "-n0"]),
+        ("virtual:nothere", "no virtual device 'nothere'", ["-n0"]),
     ],
 )
-def test_it_is_wrong_use_in_one_line(
-    tmp_path: Path, adb_server: AdbServer, device: str, words: str, runs: list[str]
-) -> None:
-    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+def test_it_is_wrong_use_in_one_line(farm: Farm, device: str, words: str, runs: list[str]) -> None:
     for workers in runs:
-        done = _run(tmp_path, f"--device={device}", workers)
-        told = done.stdout + done.stderr
+        done = farm(_TESTS, "-s", f"--device={device}", workers)
+        told = done.output
         assert done.returncode == pytest.ExitCode.USAGE_ERROR, told
         (line,) = [text for text in told.splitlines() if text.startswith("ERROR: --device: ")]
         assert words in line
@@ -56,20 +40,19 @@ def test_it_is_wrong_use_in_one_line(
         assert "INTERNALERROR" not in told
 
 
-def test_tests_without_devices_do_not_ask(tmp_path: Path, adb_server: AdbServer) -> None:
-    (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    done = _run(tmp_path, "--device=virtual:nothere", "-k", "before", "-pno:xdist")
-    assert done.returncode == 0, done.stdout
-    assert "it ran" in done.stdout
+def test_tests_without_devices_do_not_ask(farm: Farm) -> None:
+    done = farm(_TESTS, "-s", "--device=virtual:nothere", "-k", "before", "-n0")
+    assert done.returncode == 0, done.output
+    assert "it ran" in done.output
 
 
 def test_one_of_an_ini_file_fails_the_tests_that_need_it(
-    tmp_path: Path, adb_server: AdbServer
+    farm: Farm, pytester: pytest.Pytester
 ) -> None:
-    (tmp_path / "pytest.ini").write_text("[pytest]\nqnnfarm_devices = virtual:nothere\n")
-    done = _run(tmp_path, "-pno:xdist")
-    assert "1 passed, 1 error" in done.stdout, done.stdout
-    assert "UnknownVirtualDeviceError: no virtual device 'nothere'" in done.stdout
+    pytester.makeini("[pytest]\nqnnfarm_devices = virtual:nothere\n")
+    done = farm(_TESTS, "-s", "-n0")
+    assert "1 passed, 1 error" in done.output, done.output
+    assert "UnknownVirtualDeviceError: no virtual device 'nothere'" in done.output
 
 
 def test_what_was_met_once_is_known_while_it_is_away(
