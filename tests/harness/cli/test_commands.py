@@ -354,10 +354,10 @@ def test_a_device_that_goes_away_during_the_push_is_one_line(
 
 
 def test_an_interrupted_bench_leaves_nothing_on_the_device(
-    adb_environment: Path, tmp_path: Path, virtual_device: AdbDevice, tiny_bundle: Path
+    adb_environment: Path, tmp_path: Path, virtual_device: AdbDevice, small_bundle: Path
 ) -> None:
     db = tmp_path / "r.db"
-    words = ("bench", tiny_bundle, "--db", db, "--device", virtual_device.serial)
+    words = ("bench", small_bundle, "--db", db, "--device", virtual_device.serial)
     with Started(*words, "-r", "50", "-w", "1") as process:
         assert "repetition 1, at most 51" in process.stderr.readline()
         process.send_signal(signal.SIGINT)

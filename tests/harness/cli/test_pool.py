@@ -88,7 +88,8 @@ def test_show_starts_nothing_and_repairs_nothing(adb_server: AdbServer, tmp_path
 
     def shown() -> list[str]:
         states = [row["seen"] or row["state"] for row in json.loads(said("--json"))]
-        assert all(state in said() for state in states)
+        text = said()
+        assert all(state in text for state in states)
         return states
 
     def said(*words: str) -> str:
