@@ -30,7 +30,16 @@ ASKED = "In the beginning God created"
 @pytest.fixture
 def short_bundle(bundle: Path, tmp_path: Path) -> Path:
     """The bundle with answers of four tokens."""
-    folder = tmp_path / "bundle"
+    return shortened(bundle, tmp_path / "bundle")
+
+
+@pytest.fixture
+def random_bundle(small_bundle: Path, tmp_path: Path) -> Path:
+    """One of random weights with answers of four tokens, where nobody looks at what is said."""
+    return shortened(small_bundle, tmp_path / "bundle")
+
+
+def shortened(bundle: Path, folder: Path) -> Path:
     folder.mkdir()
     for file in bundle.iterdir():
         (folder / file.name).symlink_to(file.resolve())
@@ -77,10 +86,10 @@ def test_prompt_prompt_file_and_tokens(
 
 
 def test_a_prompt_longer_than_the_context_fails_in_one_line(
-    runner: "Runner", short_bundle: Path
+    runner: "Runner", random_bundle: Path
 ) -> None:
     done = runner.run(
-        "genie_t2t_run.py", "-c", "genie_config.json", "-p", TEXT * 30, cwd=short_bundle
+        "genie_t2t_run.py", "-c", "genie_config.json", "-p", TEXT * 30, cwd=random_bundle
     )
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
@@ -117,23 +126,23 @@ def test_rewind_and_a_prompt_that_is_no_utf_8(
     assert "GenieDialog_query failed: GENIE_STATUS_ERROR_" in done.stderr
 
 
-def test_a_damaged_binary_is_an_error_not_a_hang(runner: "Runner", short_bundle: Path) -> None:
-    binary = min(short_bundle.glob("*.bin"))
+def test_a_damaged_binary_is_an_error_not_a_hang(runner: "Runner", random_bundle: Path) -> None:
+    binary = min(random_bundle.glob("*.bin"))
     data = binary.read_bytes()
     binary.unlink()
     binary.write_bytes(data[: len(data) // 2])
-    done = runner.run("genie_t2t_run.py", "-c", "genie_config.json", "-p", "x", cwd=short_bundle)
+    done = runner.run("genie_t2t_run.py", "-c", "genie_config.json", "-p", "x", cwd=random_bundle)
     assert done.returncode == 1
     assert "genie-t2t-run: error: GenieDialog_create failed: GENIE_STATUS_ERROR_" in done.stderr
 
 
-def test_a_reader_that_goes_away_ends_the_run(runner: "Runner", short_bundle: Path) -> None:
+def test_a_reader_that_goes_away_ends_the_run(runner: "Runner", random_bundle: Path) -> None:
     command = runner.command("genie_t2t_run.py", ["-c", "genie_config.json", "-p", TEXT])
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(
         command,
-        cwd=short_bundle,
+        cwd=random_bundle,
         env=runner.environment,
         stdout=writer,
         stderr=subprocess.PIPE,
@@ -323,10 +332,10 @@ def test_the_engine_that_drafts_is_switched(runner: "Runner", short_bundle: Path
     ],
 )
 def test_an_app_script_that_fails_names_its_line(
-    runner: "Runner", short_bundle: Path, line: str, status: int, message: str
+    runner: "Runner", random_bundle: Path, line: str, status: int, message: str
 ) -> None:
-    (short_bundle / "script").write_text(f"dialog config create c genie_config.json\n{line}\n")
-    done = runner.run("genie_app.py", "-s", "script", cwd=short_bundle)
+    (random_bundle / "script").write_text(f"dialog config create c genie_config.json\n{line}\n")
+    done = runner.run("genie_app.py", "-s", "script", cwd=random_bundle)
     assert done.returncode == status
     assert message in done.stderr.splitlines()[-1]
 
@@ -374,18 +383,18 @@ def _evaluates(pid: str) -> bool:
 
 
 def test_a_child_that_stands_still_is_killed_and_started_again(
-    runner: "Runner", short_bundle: Path
+    runner: "Runner", random_bundle: Path
 ) -> None:
-    (short_bundle / "w0").write_text(window_text(short_bundle))
+    (random_bundle / "w0").write_text(window_text(random_bundle))
     arguments = ["-c", "genie_config.json", "--ar", "32", "--out", "r.json"]
     began = time.monotonic()
     command = ("genie_perplexity.py", *arguments, "--window-files", "w0")
-    assert runner.run(*command, cwd=short_bundle).returncode == 0
+    assert runner.run(*command, cwd=random_bundle).returncode == 0
     timeout_s = max(6, math.ceil(8 * (time.monotonic() - began)))  # as the machine is slow
     arguments += ["--timeout", str(timeout_s)]
     process = subprocess.Popen(
         runner.command("genie_perplexity.py", [*arguments, "--window-files", "w0"]),
-        cwd=short_bundle,
+        cwd=random_bundle,
         env=runner.environment,
         stderr=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -402,5 +411,5 @@ def test_a_child_that_stands_still_is_killed_and_started_again(
         time.sleep(0.01)
     os.kill(found[0], signal.SIGSTOP)
     assert process.wait(timeout=250) == 0
-    assert json.loads((short_bundle / "r.json").read_text())["retries"] == 1
-    shutil.rmtree(short_bundle)
+    assert json.loads((random_bundle / "r.json").read_text())["retries"] == 1
+    shutil.rmtree(random_bundle)
