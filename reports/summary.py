@@ -19,6 +19,7 @@ from harness.results.identity import (
 from harness.results.metrics import Metric, find_metric
 from harness.results.perplexity import (
     PERPLEXITY,
+    PERPLEXITY_ERROR,
     PERPLEXITY_FLOAT,
     PERPLEXITY_QUANTIZED,
     REFERENCES,
@@ -395,11 +396,12 @@ def _repetitions(run: Run) -> int:
 def _perplexity(key: PerplexityKey, runs: tuple[Run, ...]) -> PerplexityRow:
     values: dict[str, float] = {}
     remarks = []
-    for name in (PERPLEXITY, PERPLEXITY_FLOAT, PERPLEXITY_QUANTIZED, *STEP_METRICS):
+    keys = (PERPLEXITY, PERPLEXITY_ERROR, PERPLEXITY_FLOAT, PERPLEXITY_QUANTIZED, *STEP_METRICS)
+    for name in keys:
         found = stats.summarise([run.values(name) for run in runs])
         if found is not None:
             values[name] = found.mean
-            if found.maximum > found.minimum * 1.001:
+            if found.maximum > found.minimum * 1.001 and name != PERPLEXITY_ERROR:
                 spread = f"{find_metric(name).format(found.minimum)} to {found.maximum:.3f}"
                 remarks.append(f"{find_metric(name).label}: runs differ, {spread}")
     if runs[-1].check.outcome != "passed":  # by a bound that the user gave

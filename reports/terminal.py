@@ -10,7 +10,7 @@ from harness.console import NumberColumn, print_numbers, visible
 from harness.results.comparison import Comparison, ComparisonGroup, Verdict
 from harness.results.identity import container_name, container_shape, describe_container
 from harness.results.metrics import Metric, find_metric
-from harness.results.perplexity import PERPLEXITY, PERPLEXITY_FLOAT
+from harness.results.perplexity import PERPLEXITY, PERPLEXITY_ERROR, PERPLEXITY_FLOAT
 from harness.words import NO_VALUE, pluralize
 from reports.headline import Headline
 from reports.page import Page, Section
@@ -220,7 +220,9 @@ def _perplexity(row: Row) -> tuple[str, str]:
         for key in (PERPLEXITY, PERPLEXITY_FLOAT)
     )
     difference = found.difference(PERPLEXITY_FLOAT)
-    lines = [device, "" if difference is None else percent(difference)]
+    error = found.values.get(PERPLEXITY_ERROR)
+    lines = [device, "" if error is None else f"± {find_metric(PERPLEXITY_ERROR).format(error)}"]
+    lines.append("" if difference is None else percent(difference))
     lines += found.scored.split(", ") if found.key.definition else []
     return "\n".join(line for line in lines if line), reference
 

@@ -19,7 +19,11 @@ _ALL = ("Prefill", "Decode", "TTFT", "Init", "Memory", "Perplexity", "in float",
 def _emulated(model: str = "tiny_llama") -> list[Run]:
     emulator = Sample("SM8750", emulator=True, model=model)
     values = speeds([4001, 4002, 4123], [16.2, 16.3, 17.1], [0.5, 0.51, 0.52], 310)
-    scores = {"perplexity": [25.565], "perplexity_float": [25.48]}
+    scores = {
+        "perplexity": [25.565],
+        "perplexity_error": [0.719],
+        "perplexity_float": [25.48],
+    }
     return [emulator.run(1, "bench", values), emulator.run(2, "perplexity", scores)]
 
 
@@ -138,6 +142,7 @@ def test_rows_that_look_alike_name_the_hashes_of_their_containers() -> None:
 
 def test_windows_and_tokens_stand_with_a_perplexity() -> None:
     table = "\n".join(_table(_shown(_emulated(), None)))
+    assert "± 0.719" in table
     assert "8 windows" in table
     assert "1,280 tokens" in table
 
