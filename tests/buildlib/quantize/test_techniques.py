@@ -219,8 +219,11 @@ def test_nothing_is_put_beside_the_model_meanwhile(tiny: Path, tmp_path: Path) -
     assert all(found == before for found in seen)
 
 
-def test_arguments_reach_the_techniques(tiny: Path, tmp_path: Path) -> None:
-    model = float_model(tiny, Bitwidths(param_bitwidth=4))
+def test_arguments_reach_the_techniques(
+    make_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = make_checkpoint(tmp_path / "model", num_hidden_layers=1)
+    model = float_model(folder, Bitwidths(param_bitwidth=4))
 
     def weights(name: TechniqueName, **arguments: object) -> Floats:
         quick = {"adascale": {"num_iterations": 3, "learning_rate": 0.05}}
@@ -228,7 +231,7 @@ def test_arguments_reach_the_techniques(tiny: Path, tmp_path: Path) -> None:
         with tempfile.TemporaryDirectory(dir=tmp_path) as folder:
             done = optimize_weights(model, [name], Path(folder), arguments=given)
             found = load_model(done.path).graph.initializers
-            return constant(found["model.layers.1.self_attn.v_proj.weight"]).copy()
+            return constant(found["model.layers.0.self_attn.v_proj.weight"]).copy()
 
     changes: list[tuple[TechniqueName, dict[str, object]]] = [
         ("spinquant", {"seed": 1}),
