@@ -20,6 +20,8 @@ real = importlib.util.find_spec
 importlib.util.find_spec = lambda name, package=None: (
     None if name.partition(".")[0] == "onnxruntime_qnn" else real(name, package)
 )
+"""
+MAIN = """
 from harness.cli.app import main
 main()
 """
@@ -27,8 +29,6 @@ FULL_DISK = """
 import resource, sys
 limit = 512 * int(sys.argv.pop(1))
 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-from harness.cli.app import main
-main()
 """
 
 SLOW_COMPILER = """
@@ -82,7 +82,7 @@ def test_a_bad_file_is_one_line(qnnfarm: Run, model: Path, tmp_path: Path) -> No
 
 
 def test_a_machine_without_the_compiler(model: Path, tmp_path: Path) -> None:
-    done = run("-c", NO_COMPILER, *command(model), cache=tmp_path / "cache")
+    done = run("-c", NO_COMPILER + MAIN, *command(model), cache=tmp_path / "cache")
     assert done.returncode == 2
     (error,) = done.stderr.splitlines()
     assert "onnxruntime-qnn is not installed" in error
@@ -95,7 +95,7 @@ def test_a_machine_without_the_compiler(model: Path, tmp_path: Path) -> None:
 def test_a_full_disk(model: Path, tmp_path: Path, blocks: int) -> None:
     """No file gets longer than so many blocks of 512 bytes: the model, or the compiled graph."""
     cache = tmp_path / "cache"
-    done = run("-c", FULL_DISK, str(blocks), *command(model), cache=cache)
+    done = run("-c", FULL_DISK + MAIN, str(blocks), *command(model), cache=cache)
     assert done.returncode == 2
     error = done.stderr.splitlines()[-1]
     assert error.startswith(f"qnnfarm: cache {cache}/model/")
