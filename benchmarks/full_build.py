@@ -35,7 +35,7 @@ Origin = Literal["checkpoint", "onnx", "encodings"]
 AR, CL = 128, 4096
 CHANGED_OPTION = "graphs.optimization_type=1"
 GIB = 1 << 30
-_STAGE = re.compile(r"[^:]+: \d+(?:/\d+)? (?P<what>.+) \((?P<how>cached|[\d.]+ s)\)")
+_STAGE = re.compile(r"[^:]+: (?:\d+/\d+ )?(?P<what>.+) \((?P<how>cached|[\d.]+ s)\)")
 _AUTHORING = """
 import re, sys, time
 from pathlib import Path
