@@ -100,6 +100,7 @@ def _run(step: Step, request: bytes, answer: Path, log_path: Path) -> int | None
         "LD_LIBRARY_PATH": step.library_path,
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "",
+        "OPENBLAS_NUM_THREADS": "1",  # NumPy starts one a core on import, and no step multiplies
         "QNNFARM_PARENT_PID": str(os.getpid()),
     }
     with log_path.open("wb") as log:

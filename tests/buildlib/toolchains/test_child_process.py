@@ -66,6 +66,10 @@ def floods(request):
         print("x" * 1000)
     os._exit(3)
 
+def threads(request):
+    import numpy
+    return len(os.listdir("/proc/self/task"))
+
 def echo(request):
     return {"said": request.decode()}
 
@@ -85,6 +89,13 @@ def run(
 ) -> object:
     step = Step(module, command, Path("model.onnx"), timeout_s, "/nowhere")
     return run_step(step, body, log_dir)
+
+
+def test_numpy_starts_no_threads_in_a_step(
+    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "2")
+    assert run(module, "threads", tmp_path) == 1
 
 
 def is_alive(pid: int) -> bool:
