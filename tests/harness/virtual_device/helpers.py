@@ -15,11 +15,12 @@ PATIENCE_S = 200
 
 
 def until(holds: Callable[[], object]) -> None:
-    """Wait until a condition holds."""
-    deadline = time.monotonic() + PATIENCE_S
+    """Wait until a condition holds, which may start a process to find out."""
+    deadline, pause_s = time.monotonic() + PATIENCE_S, 0.01
     while not holds():
         assert time.monotonic() < deadline
-        time.sleep(0.02)
+        time.sleep(pause_s)
+        pause_s = min(1.5 * pause_s, 0.2)
 
 
 def new_marker() -> str:
