@@ -92,7 +92,7 @@ def test_a_proposal_is_built_and_holds_where_it_is_measured_again(
 def test_weights_are_raised_until_text_that_did_not_choose_agrees(
     make_recipe: MakeRecipe, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    recipe = make_recipe(model_id_or_path=str(tiny_llama.folder()))
+    recipe = make_recipe()
     recipe["stages"]["quantization"] = {"recipe_name": "w4a16-rtn"}
     pipe = LLMPipeline.from_pretrained(recipe=recipe)
     bound = QualityBound("kl", 0.03)
@@ -104,7 +104,7 @@ def test_weights_are_raised_until_text_that_did_not_choose_agrees(
     assert bound.holds(last.checks[-1].found)
     n_raised = [len(one.proposal.raised) for one in found.tries]
     assert n_raised == sorted(set(n_raised))
-    assert n_raised[-1] < 6
+    assert n_raised[-1] < 3
     replace(found, tries=(first,)).print()
     assert "over held-out text after 1 proposal" in capsys.readouterr().out
 
