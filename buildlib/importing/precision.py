@@ -6,6 +6,8 @@ from types import MappingProxyType
 
 import onnx_ir as ir
 
+from buildlib.importing.refusal import Refusal
+
 
 @dataclass(frozen=True)
 class Precision:
@@ -31,11 +33,18 @@ _COARSER: Mapping[ir.DataType, Precision] = MappingProxyType(
 
 
 def precision_of(model: ir.Model) -> Precision:
-    """Return the precision of the coarsest type computed with, casts of weights aside."""
+    """Return the precision of the coarsest type computed with, casts of weights aside.
+
+    Raises:
+        Refusal: a cast is to no type.
+    """
     kinds = {value.dtype for value in model.graph.inputs}
     for node in model.graph:
         if node.op_type == "Cast" and "to" in node.attributes:
-            kinds.add(ir.DataType(node.attributes["to"].as_int()))
+            try:
+                kinds.add(ir.DataType(node.attributes["to"].as_int()))
+            except ValueError as error:
+                raise Refusal("casts to a type that ONNX does not have", node) from error
         else:
             kinds |= {v.dtype for v in node.inputs if v is not None and v.is_initializer()}
     for kind in (ir.DataType.BFLOAT16, ir.DataType.FLOAT16):

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from buildlib.errors import BuildError, UnsupportedGraphError
@@ -34,6 +34,7 @@ SWAPS = (
 
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 1 << 30), st.sampled_from(["dynamo-llama", "dynamo-qwen2"]))
+@example(200, "dynamo-llama")  # a Cast to type -2
 def test_a_changed_export_is_refused_or_imported_right(seed: int, name: str) -> None:
     check_mutation(seed, name)
 
