@@ -62,7 +62,8 @@ class BuildOutputs:
     Attributes:
         export: folder with `model.onnx`, `model.encodings`, `config.json` and `tokenizer.json`.
         prepared: the same with adapters and embedding table.
-        exports: the canonical model that each shape was made of.
+        versions: the canonical models that each shape was made of, by the operation that made or
+            changed each of them; the last is in `prepared`.
         float_models: whole float models by shape.
         multi_head_parts: its float parts by shape, before their heads were taken apart.
         float_parts: the parts that were quantized.
@@ -74,7 +75,7 @@ class BuildOutputs:
 
     export: Path
     prepared: PreparedModel
-    exports: Mapping[GraphShape, Path]
+    versions: Mapping[GraphShape, Mapping[str, CacheEntry]]
     float_models: Mapping[GraphShape, Path]
     multi_head_parts: PartFiles
     float_parts: PartFiles
@@ -216,7 +217,7 @@ class Build:
         return BuildOutputs(
             export=main.prepared.model,
             prepared=main.prepared,
-            exports={s: ready[self.sources[s]].entry.folder / MODEL_FILE for s in shapes},
+            versions={s: ready[self.sources[s]].versions for s in shapes},
             float_models={s: arcl[s].folder / MODEL_FILE for s in shapes},
             multi_head_parts=files(lambda s, part: parts_folder(split[s], plan, s) / part.onnx(s)),
             float_parts=files(lambda s, part: split[s].folder / part.onnx(s)),
@@ -233,7 +234,10 @@ class Build:
         exports = {source: self._export(runner, source, inputs[source]) for source in inputs}
         runner.watch.check(reread=True)
         if plan.keeps_shape:
-            own = {source: require_shape(exports[source].folder / MODEL_FILE) for source in exports}
+            own = {
+                source: require_shape(_last(exports[source]).folder / MODEL_FILE)
+                for source in exports
+            }
             for ar, source in self.sources.by_ar.items():
                 if own[source].ar != ar:
                     reason = f"the model attached for AR {ar} is at {own[source]}"
@@ -244,20 +248,22 @@ class Build:
             ready[source] = self._prepare(runner, source, export, inputs[source])
             if isinstance(source, OnnxSource) and source.encodings is not None:
                 quantization = plan.conversion.quantization
-                for text in ignored_options(export.folder, quantization, source.encodings.name):
+                for text in ignored_options(
+                    _last(export).folder, quantization, source.encodings.name
+                ):
                     warnings.warn(text, GivenEncodingsWarning, stacklevel=2)
         self._check_caches(ready)
         return plan, ready
 
     def _export(
         self, runner: StageRunner, source: ModelSource, files: Mapping[str, str]
-    ) -> CacheEntry:
-        """Bring one source into canonical form, with encodings for all of it."""
+    ) -> dict[str, CacheEntry]:
+        """Bring one source into canonical form, the last version with encodings for all of it."""
         shape, quantization = self._shape_for(source), self.plan.conversion.quantization
         group = self.sources.group(source)
         match source:
             case OnnxSource(canonical=CacheEntry() as made):
-                return made
+                return {made.operation: made}
             case OnnxSource():
                 entry = runner.run(ImportOnnx(source, files, shape), group)
             case CheckpointSource():
@@ -265,21 +271,26 @@ class Build:
                     key = "arn_cl_options.skip_ar_cl_conversion"
                     raise InvalidOptionError(key, "a checkpoint has no AR and CL to keep", ())
                 if not quantization.weight_techniques:
-                    return runner.run(Export(source, files, shape, quantization))
+                    entry = runner.run(Export(source, files, shape, quantization))
+                    return {entry.operation: entry}
                 entry = runner.run(AuthorModel(source, files, shape))
+        versions = {entry.operation: entry}
         if quantization.weight_techniques and source.calibration_text is not None:
             entry = runner.run(OptimizeWeights(entry, source, quantization), group)
-        return runner.run(CompleteEncodings(entry, source, quantization), group)
+            versions[entry.operation] = entry
+        complete = runner.run(CompleteEncodings(entry, source, quantization), group)
+        return {**versions, entry.operation: complete}
 
     def _prepare(
         self,
         runner: StageRunner,
         source: ModelSource,
-        export: CacheEntry,
+        exported: Mapping[str, CacheEntry],
         files: Mapping[str, str],
     ) -> "PreparedSource":
         """Add adapters, and take the embedding table out, as the plan says."""
-        entry, lora, table, group = export, None, None, self.sources.group(source)
+        versions = dict(exported)
+        entry, lora, table, group = _last(exported), None, None, self.sources.group(source)
         added = self.plan.additions
         if added.lora is not None:
             adapters = LoraSet.load(added.lora.lora_config_path)
@@ -287,22 +298,26 @@ class Build:
             entry = runner.run(
                 AddLora(entry, added.lora, adapters, hashes, source.calibration_text), group
             )
+            versions[entry.operation] = entry
             lora = entry.folder
         forecast = None
         if isinstance(added.speculative, SsdBuilderConfig):
             path = added.speculative.ssd_tensor_file
             hashes = runner.watch.hash({path.name: path})
             entry = runner.run(AddForecast(entry, added.speculative, hashes), group)
+            versions[entry.operation] = entry
             forecast = entry.folder
         spoken = None
         if isinstance(added.speculative, EagletBuilderConfig):
             spoken = entry = runner.run(GiveHiddenStates(entry), group)
+            versions[entry.operation] = entry
         if added.embedding is not None:
             entry = runner.run(ExtractEmbedding(entry, added.embedding), group)
+            versions[entry.operation] = entry
             table = entry.folder
         draft = () if spoken is None else (f"{DRAFT_FOLDER}/{self._draft_binary}",)
         prepared = PreparedModel(entry.folder, lora, table, forecast, draft)
-        return PreparedSource(entry, prepared, files, spoken)
+        return PreparedSource(versions, prepared, files, spoken)
 
     def _check_caches(self, ready: "Mapping[ModelSource, PreparedSource]") -> None:
         """Check that attached models and the main one quantize their caches alike."""
@@ -431,14 +446,24 @@ class PreparedSource:
     """A source in canonical form, with everything that the plan adds to it.
 
     Attributes:
+        versions: as `BuildOutputs` has them.
         inputs: hashes of the files it came from.
         spoken: with hidden states as an output, and the embedding still in the graph.
     """
 
-    entry: CacheEntry
+    versions: Mapping[str, CacheEntry]
     prepared: PreparedModel
     inputs: Mapping[str, str]
     spoken: CacheEntry | None = None
+
+    @property
+    def entry(self) -> CacheEntry:
+        """The last version."""
+        return _last(self.versions)
+
+
+def _last(versions: Mapping[str, CacheEntry]) -> CacheEntry:
+    return list(versions.values())[-1]
 
 
 def parts_folder(split: CacheEntry, plan: BuildPlan, shape: GraphShape) -> Path:

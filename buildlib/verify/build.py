@@ -22,9 +22,15 @@ from buildlib.pipeline.stages.extract_embedding import EMBEDDING_FILE
 from buildlib.reference.feeds import Embed
 from buildlib.verify.comparison import VerificationReport
 from buildlib.verify.source_runner import SourcePart
-from buildlib.verify.stage_models import StageModels, compile_for_emulator
-from buildlib.verify.trace import OpenPart
-from buildlib.verify.verifier import OnComparison, VerifyOptions, verify_outputs
+from buildlib.verify.stage_models import StageModels, Version, compile_for_emulator, onnx_parts
+from buildlib.verify.verifier import (
+    FINITE,
+    SAME_FLOAT,
+    SAME_HALF,
+    OnComparison,
+    VerifyOptions,
+    verify_outputs,
+)
 
 
 def verify_build(
@@ -63,8 +69,11 @@ def verify_build(
             )
         models = StageModels(
             config=config,
-            imported=outputs.exports,
-            sources=_sources(outputs, sources, config),
+            imported={
+                shape: list(versions.values())[-1].folder / MODEL_FILE
+                for shape, versions in outputs.versions.items()
+            },
+            earlier=_earlier(outputs, sources, config, wanted.n_threads),
             arcl=outputs.float_models,
             split=outputs.multi_head_parts,
             sha=None if outputs.float_parts == outputs.multi_head_parts else outputs.float_parts,
@@ -103,17 +112,28 @@ def _no_adapters(outputs: BuildOutputs) -> dict[str, npt.NDArray[Any]]:
     }
 
 
-def _sources(
-    outputs: BuildOutputs, sources: Sources, config: DecoderConfig
-) -> dict[Path, OpenPart]:
-    """Return exports as they came; none of a checkpoint, or with a rounded embedding."""
-    found: dict[Path, OpenPart] = {}
-    if outputs.prepared.table is not None:
-        return found
-    for shape, imported in outputs.exports.items():
-        source = sources[shape]
-        if isinstance(source, OnnxSource):
-            found[imported] = SourcePart(source.model, config, require_shape(imported))
+_MAY_CHANGE = {"optimize": FINITE, "embedding": FINITE}
+"""Bounds of the stages that change weights so that they quantize better, or round them."""
+
+
+def _earlier(
+    outputs: BuildOutputs, sources: Sources, config: DecoderConfig, n_threads: int
+) -> dict[Path, list[Version]]:
+    """Return what the model of each shape was made of: an export as it came, then each version."""
+    found: dict[Path, list[Version]] = {}
+    for shape, versions in outputs.versions.items():
+        source, stages = sources[shape], list(versions)
+        paths = [entry.folder / MODEL_FILE for entry in versions.values()]
+        own, made = require_shape(paths[-1]), found.setdefault(paths[-1], [])
+        if made:
+            continue
+        if isinstance(source, OnnxSource) and source.canonical is None:
+            export = SourcePart(source.model, config, own)
+            bound = SAME_HALF if export.is_reduced_precision() else SAME_FLOAT
+            made.append(Version(stages[0], bound, export))
+        for stage, path in zip(stages[1:], paths, strict=False):
+            [part] = onnx_parts({own.ar: [path]}, n_threads)
+            made.append(Version(stage, _MAY_CHANGE.get(stage, SAME_FLOAT), part))
     return found
 
 

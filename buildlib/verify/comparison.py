@@ -33,7 +33,7 @@ class Bound:
             case "relative":
                 return f"relative <= {self.limit:g}"
             case "sqnr":
-                return f"SQNR >= {self.limit:g} dB"
+                return f"SQNR >= {self.limit:.3g} dB"
             case _:
                 return self.measure
 

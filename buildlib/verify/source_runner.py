@@ -42,7 +42,7 @@ _OTHERS: tuple[Layout, ...] = (
 
 @dataclass(frozen=True)
 class SourcePart:
-    """Opens the export at `path` as a canonical model at `shape` (see `StageModels.sources`).
+    """Opens the export at `path` as a canonical model at `shape`.
 
     Attributes:
         path: the ONNX, with symbolic dimensions or fixed at `shape`.

@@ -13,10 +13,26 @@ from buildlib.reference.runners import Arrays, OnnxRunner, PartRunner
 from buildlib.targets import Target
 from buildlib.toolchains.base import Toolchain
 from buildlib.toolchains.compile_config import CompileConfig
+from buildlib.verify.comparison import Bound
 from buildlib.verify.trace import OpenPart
 
 Wholes = Mapping[GraphShape, Path]
 Parts = Mapping[GraphShape, Sequence[Path]]
+
+
+@dataclass(frozen=True)
+class Version:
+    """A whole model before a stage that keeps its shape.
+
+    Attributes:
+        stage: made the next version of it: `import`, `optimize`, `lora`.
+        bound: of what that stage may change.
+        open: opens it under the names and shapes of the canonical model.
+    """
+
+    stage: str
+    bound: Bound
+    open: OpenPart
 
 
 @dataclass(frozen=True)
@@ -26,8 +42,7 @@ class StageModels:
     Attributes:
         imported: for each shape, the whole model it was converted from: the same file
             for all shapes, but for models attached for an AR.
-        sources: by file of `imported`, the original export, opened with the
-            names and shapes of the imported one.
+        earlier: by file of `imported`, what it was made of, the first version first.
         arcl: the whole model at each shape.
         split: its parts, in the order of data flow.
         sha: the parts with single-head attention.
@@ -45,7 +60,7 @@ class StageModels:
     sha: Parts | None = None
     qdq: Parts | None = None
     binaries: Sequence[Path] | None = None
-    sources: Mapping[Path, OpenPart] = field(default_factory=dict)
+    earlier: Mapping[Path, Sequence[Version]] = field(default_factory=dict)
     embed: Embed | None = None
     constants: Arrays = field(default_factory=dict)
 

@@ -29,7 +29,6 @@ from buildlib.reference.host_loop import HostLoop
 from buildlib.reference.runners import OnnxRunner, read_ports
 from buildlib.toolchains.base import Toolchain
 from buildlib.verify.comparison import Bound, StageComparison, VerificationReport, compare
-from buildlib.verify.source_runner import SourcePart
 from buildlib.verify.stage_models import Parts, StageModels, emulated_parts, onnx_parts
 from buildlib.verify.trace import (
     OpenPart,
@@ -45,8 +44,8 @@ OnComparison = Callable[[StageComparison], None]
 EXACT = Bound("bit-exact")
 SAME_FLOAT = Bound("relative", 1e-5)
 SAME_HALF = Bound("sqnr", 40.0)
-COMPILED = Bound("sqnr", 40.0)
-COMPILED_8 = Bound("sqnr", 15.0)  # a step of 8 bits is all that they may differ by, and is large
+COMPILED_DB, COARSEST_DB = 40.0, 15.0  # a step of 8 bits is all that they may differ by, and large
+TWICE_THE_NOISE_DB = 3.0
 FINITE = Bound("finite")
 
 
@@ -124,7 +123,7 @@ class _Verification:
 
     def run(self, tokens: Sequence[int] | None) -> None:
         sample = self._sample(tokens)
-        imported = {path: self._import(path, sample) for path in self._imported}
+        imported = {path: self._whole(path, sample) for path in self._imported}
         for cl in self._lengths:
             trace = self._arcl(cl, sample, imported)
             for stage, chains, bound in (
@@ -138,7 +137,7 @@ class _Verification:
                 parts = emulated_parts(
                     self._models.binaries, self._emulator, cl, self._options.soc_model
                 )
-                self._stage("compile", self._compiled_bound(cl), cl, sample, trace, parts)
+                self._stage("compile", None, cl, sample, trace, parts)
 
     def _sample(self, tokens: Sequence[int] | None) -> list[int]:
         """Return the given tokens and their continuation by the model at the shortest context."""
@@ -165,17 +164,17 @@ class _Verification:
                 logits = loop.feed(prompt[-1:])
         return prompt
 
-    def _import(self, path: Path, sample: list[int]) -> Trace:
-        """Compare the imported model at its own shape with the export it was made from."""
+    def _whole(self, path: Path, sample: list[int]) -> Trace:
+        """Compare the versions of a whole model at its own shape, each with the one before it."""
         shape = self._imported[path]
         schedule = single_graph_schedule(shape.ar, shape.cl, len(sample))
-        parts = onnx_parts({shape.ar: [path]}, self._options.n_threads)
-        trace = self._run(parts, shape.cl, schedule, sample)
-        if path in self._models.sources:
-            opened = self._models.sources[path]
-            source = self._run([opened], shape.cl, schedule, sample)
-            coarse = isinstance(opened, SourcePart) and opened.is_reduced_precision()
-            self._compare("import", shape, SAME_HALF if coarse else SAME_FLOAT, source, trace)
+        earlier = self._models.earlier.get(path, ())
+        [last] = onnx_parts({shape.ar: [path]}, self._options.n_threads)
+        parts = [*(version.open for version in earlier), last]
+        trace = self._run(parts[:1], shape.cl, schedule, sample)
+        for version, part in zip(earlier, parts[1:], strict=True):
+            before, trace = trace, self._run([part], shape.cl, schedule, sample)
+            self._compare(version.stage, shape, version.bound, before, trace)
         return trace
 
     def _arcl(self, cl: int, sample: list[int], imported: Mapping[Path, Trace]) -> Trace:
@@ -200,7 +199,7 @@ class _Verification:
     def _stage(
         self,
         stage: str,
-        bound: Bound,
+        bound: Bound | None,
         cl: int,
         sample: list[int],
         before: Trace,
@@ -208,15 +207,25 @@ class _Verification:
     ) -> Trace:
         after = self._run(parts, cl, before.schedule, sample)
         for shape in self._models.at(cl):
-            self._compare(stage, shape, bound, before, after)
+            self._compare(stage, shape, bound or self._compiled_bound(shape), before, after)
         return after
 
-    def _compiled_bound(self, cl: int) -> Bound:
-        """Return the bound for activations of these bits: HTP and the CPU round differently."""
+    def _compiled_bound(self, shape: GraphShape) -> Bound:
+        """Return the bound of what HTP and the CPU may round differently.
+
+        They may differ by twice the noise that rounding to the same grids adds to float.
+        """
         chains = self._models.qdq or {}
-        last = [chains[shape][-1] for shape in self._models.at(cl) if shape in chains]
-        kinds = {str(read_ports(path).outputs[interface.LOGITS].dtype) for path in last}
-        return COMPILED_8 if "uint8" in kinds else COMPILED
+        if shape in chains:
+            logits = read_ports(chains[shape][-1]).outputs[interface.LOGITS]
+            if logits.dtype == np.uint8:
+                return Bound("sqnr", COARSEST_DB)
+        costs = (
+            one.sqnr_db - TWICE_THE_NOISE_DB
+            for one in self.comparisons
+            if (one.stage, one.subject) == ("quantize", str(shape))
+        )
+        return Bound("sqnr", max(COARSEST_DB, min([COMPILED_DB, *costs])))
 
     def _parts(self, chains: Parts, cl: int) -> list[OpenPart]:
         by_ar = {shape.ar: chains[shape] for shape in self._models.at(cl)}

@@ -37,8 +37,8 @@ from buildlib.toolchains.compile_config import CompileConfig
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from buildlib.verify.comparison import StageComparison
 from buildlib.verify.source_runner import SourcePart
-from buildlib.verify.stage_models import StageModels, onnx_parts
-from buildlib.verify.verifier import VerifyOptions, verify_outputs
+from buildlib.verify.stage_models import StageModels, Version, onnx_parts
+from buildlib.verify.verifier import SAME_FLOAT, VerifyOptions, verify_outputs
 from tests.fuzz import file_mutations, json_mutations, onnx_mutations
 from tests.fuzz.model import OPTIONS, SHAPE
 from tests.fuzz.mutations import Mutation, draw
@@ -213,7 +213,7 @@ def _model_fault(
         arcl={shape: found["model"][shape][0] for shape in shapes},
         qdq=found["qdq"],
         binaries=outputs.binaries if outputs else None,
-        sources={own: opener},
+        earlier={own: [Version("import", SAME_FLOAT, opener)]},
     )
     try:
         if outputs is not None:

@@ -17,8 +17,8 @@ from buildlib.graph.shape import GraphShape
 from buildlib.importing.importer import ImportModel
 from buildlib.passes.arcl import convert_arcl
 from buildlib.verify.source_runner import SourcePart, SourceRunner
-from buildlib.verify.stage_models import StageModels
-from buildlib.verify.verifier import VerifyOptions, verify_outputs
+from buildlib.verify.stage_models import StageModels, Version
+from buildlib.verify.verifier import SAME_FLOAT, SAME_HALF, VerifyOptions, verify_outputs
 
 EXPORTS = Path(__file__).parents[2] / "fixtures" / "exports"
 FEW = VerifyOptions(max_positions=11, continuation=3, n_threads=1)
@@ -38,7 +38,7 @@ def test_an_import_computes_what_the_export_does(name: str, tmp_path: Path) -> N
         config=config,
         imported={one: imported},
         arcl={one: convert_arcl(imported, one, tmp_path / "one.onnx")},
-        sources={imported: SourcePart(export, config, shape)},
+        earlier={imported: [Version("import", SAME_FLOAT, SourcePart(export, config, shape))]},
     )
     report = verify_outputs(models, options=FEW)
     assert report.passed, report.failures
@@ -64,7 +64,9 @@ def test_a_wrong_head_order_is_found(tmp_path: Path) -> None:
         config=config,
         imported={ASKED: imported},
         arcl={ASKED: imported},
-        sources={imported: lambda: {4: Exchanged(export, config, ASKED)}},
+        earlier={
+            imported: [Version("import", SAME_FLOAT, lambda: {4: Exchanged(export, config, ASKED)})]
+        },
     )
     report = verify_outputs(models, options=FEW)
     assert [one.stage for one in report.failures] == ["import"]
@@ -137,5 +139,7 @@ def _imported(folder: Path) -> StageModels:
     path = ImportModel(None if is_fixed else ASKED).run(export, folder / "out" / "model.onnx")
     shape = model_shape(load_model(path))
     assert shape is not None
-    sources = {path: SourcePart(export, config, shape)}
-    return StageModels(config=config, imported={shape: path}, arcl={shape: path}, sources=sources)
+    part = SourcePart(export, config, shape)
+    bound = SAME_HALF if part.is_reduced_precision() else SAME_FLOAT
+    earlier = {path: [Version("import", bound, part)]}
+    return StageModels(config=config, imported={shape: path}, arcl={shape: path}, earlier=earlier)

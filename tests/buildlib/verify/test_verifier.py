@@ -22,8 +22,14 @@ from buildlib.quantize.qdq import apply_encodings
 from buildlib.reference.runners import OnnxRunner, PartRunner
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from buildlib.verify.comparison import StageComparison
-from buildlib.verify.stage_models import StageModels
-from buildlib.verify.verifier import VerifyOptions, sample_tokens, verify_outputs
+from buildlib.verify.stage_models import StageModels, Version, onnx_parts
+from buildlib.verify.verifier import (
+    FINITE,
+    SAME_FLOAT,
+    VerifyOptions,
+    sample_tokens,
+    verify_outputs,
+)
 
 OWN = GraphShape(16, 96)
 SHAPES = (GraphShape(1, 96), OWN, GraphShape(1, 48), GraphShape(16, 48))
@@ -162,11 +168,37 @@ def test_a_source_of_another_naming_is_compared_through_its_adapter(models: Stag
         opened.append(OnnxRunner(path, n_threads=1, plain=True))
         return {16: opened[-1]}
 
-    with_source = dataclasses.replace(models, sources={path: open_source}, split=None, qdq=None)
+    earlier = {path: [Version("import", SAME_FLOAT, open_source)]}
+    with_source = dataclasses.replace(models, earlier=earlier, split=None, qdq=None)
     report = verify_outputs(with_source, options=FEW)
     assert report.comparisons[0].stage == "import"
     assert report.comparisons[0].max_abs_diff == 0
     assert len(opened) == 1
+
+
+def test_each_version_is_compared_with_the_one_before_it(
+    models: StageModels, tmp_path: Path
+) -> None:
+    """A stage that may change weights is not what an import is held against."""
+    before = models.imported[OWN]
+    after = spoiled(before, tmp_path, "layer_0_mlp_norm")
+    stages = {"import": SAME_FLOAT, "optimize": FINITE}
+    [whole] = onnx_parts({16: [before]})
+    one = dataclasses.replace(
+        models,
+        imported={OWN: after},
+        arcl={OWN: after},
+        earlier={after: [Version(stage, bound, whole) for stage, bound in stages.items()]},
+        split=None,
+        qdq=None,
+    )
+    report = verify_outputs(one, options=FEW)
+    assert report.passed, report.failures
+    assert [row.stage for row in report.comparisons] == ["import", "optimize", "arcl"]
+    assert report.comparisons[0].max_abs_diff == 0 < report.comparisons[1].max_abs_diff
+    wrong = {after: [Version("import", SAME_FLOAT, whole)]}
+    report = verify_outputs(dataclasses.replace(one, earlier=wrong), options=FEW)
+    assert [row.stage for row in report.failures] == ["import"]
 
 
 def test_samples_stay_inside_the_vocabulary(models: StageModels) -> None:
