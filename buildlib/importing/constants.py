@@ -16,6 +16,7 @@ from buildlib.importing.values import AbstractValue, Concrete, Numbers, Weight
 
 _LARGE_RANK = 2
 _LAZY = layout.PASS_THROUGH | {"Transpose", "Reshape", "Squeeze", "Unsqueeze"}
+_ANGLES = frozenset({"Cos", "Sin"})  # of positions, which some exports make from sizes of tensors
 _LARGEST = 1 << 26
 """Elements of the largest tensor that is computed here: a mask of 8,192 by 8,192."""
 
@@ -36,7 +37,9 @@ class Constants:
             if lazy is not None:
                 return [lazy]
         known = [part.concrete if isinstance(part, Weight) else part for part in inputs]
-        varies = any(isinstance(part, Concrete) and part.varies for part in known)
+        varies = node.op_type in _ANGLES or any(
+            isinstance(part, Concrete) and part.varies for part in known
+        )
         source = None
         if node.op_type in _LAZY and isinstance(known[0], Concrete):
             source = known[0].source if node.op_type != "Transpose" else None

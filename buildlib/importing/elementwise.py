@@ -185,7 +185,8 @@ class Elementwise:
         base = self.resolver.roots.single_owner(form.ids[0]) if form.is_plain else None
         if isinstance(base, NormedActivation) and base.gain is None and not concrete.varies:
             return self.norms.with_gain(node, form, base, concrete, index)
-        return form.scaled(concrete.array, varies=concrete.varies)
+        varies = concrete.varies or self.resolver.differs_by_token(form, concrete.array)
+        return form.scaled(concrete.array, varies=varies)
 
     def _div(self, node: ir.Node, inputs: list[AbstractValue | None]) -> AbstractValue:
         first, second = inputs

@@ -124,7 +124,10 @@ def find_probe(roles: list[Role]) -> Probe:
             raise Refusal(f"{reason} leave no past before {ar} tokens")
         return Probe(ar, total - ar, is_fixed=True, holes=holes)
     if not free:
-        raise Refusal(f"no mask and no symbolic dimension tell the past in {key.value.name}")
+        raise Refusal(
+            f"no mask and no symbolic dimension tell the past in {key.value.name}. Export it with "
+            "an attention_mask, or with dynamic lengths"
+        )
     return Probe(ar or _AR, _PAST, is_fixed=False, holes=holes)
 
 

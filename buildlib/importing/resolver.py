@@ -90,6 +90,18 @@ class ActivationResolver:
         scaled = self.writer.elementwise([rows], "Mul", origin, constants=[factor])
         return Placement(scaled, token, feature)
 
+    def differs_by_token(self, form: LinearForm, numbers: Numbers) -> bool:
+        """Return whether `numbers`, which broadcast with `form`, are others for other tokens."""
+        axes = [
+            axis
+            for axis in range(-min(numbers.ndim, len(form.shape)), 0)
+            if numbers.shape[axis] > 1 and np.ptp(numbers, axis).any()
+        ]
+        if not axes:
+            return False
+        _, _, token, _ = self._owners(form.ids[0])
+        return any(token.shape[axis] > 1 and np.ptp(token, axis).any() for axis in axes)
+
     def join(self, pieces: Sequence[Piece], origin: ir.Value) -> Activation:
         """Return the activation made of these pieces, in order."""
         key = tuple((piece.rows.offset, piece.start, piece.stop) for piece in pieces)

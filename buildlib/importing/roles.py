@@ -46,7 +46,10 @@ def find_roles(model: ir.Model) -> list[Role]:
     if not kinds & {"ids", "embeds"}:
         raise Refusal(f"no input holds token ids; inputs are {_names(inputs)}")
     if not {"key", "value"} <= kinds:
-        raise Refusal(f"no inputs hold the past keys and values; inputs are {_names(inputs)}")
+        raise Refusal(
+            f"no inputs hold the past keys and values; inputs are {_names(inputs)}. Export it with "
+            "past_key_values as inputs"
+        )
     _check_layers(roles)
     return roles
 

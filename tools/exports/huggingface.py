@@ -1,8 +1,9 @@
 """Exports of transformers' models by torch's two exporters, named as Optimum names them.
 
-Inputs `input_ids`, `attention_mask` [batch, past+new], `position_ids`, `past_key_values.<i>.key`
-and `.value` [batch, n_kv, past, head_dim]; outputs `logits`, `present.<i>.key` and `.value` with
-past and new entries. Run inside an environment that has torch and transformers.
+Inputs `input_ids`, `attention_mask` [batch, past+new] and `position_ids`, unless the model makes
+them itself, `past_key_values.<i>.key` and `.value` [batch, n_kv, past, head_dim]; outputs `logits`,
+`present.<i>.key` and `.value` with past and new entries. Run inside an environment that has torch
+and transformers.
 """
 
 import shutil
@@ -25,6 +26,7 @@ class Export:
     """One fixture: which model, how attention is written, which exporter.
 
     Attributes:
+        takes: inputs other than the cache; transformers makes the absent ones from lengths.
         fixed: (new tokens, past entries) of an export with fixed dimensions.
         external: weights in a file of their own.
         encodings: format of an encodings file to make, or None.
@@ -34,6 +36,7 @@ class Export:
     attention: Literal["eager", "sdpa"]
     dynamo: bool = False
     opset: int = 17
+    takes: tuple[str, ...] = ("input_ids", "attention_mask", "position_ids")
     fixed: tuple[int, int] | None = None
     external: bool = False
     encodings: Literal["0.6.1", "1.0.0"] | None = None
@@ -52,36 +55,35 @@ EXPORTS = {
     "dynamo-llama-yarn": Export("llama-yarn", "sdpa", dynamo=True, opset=18),
     "dynamo-phi3-longrope": Export("phi3-longrope", "sdpa", dynamo=True, opset=18),
     "dynamo-gemma2": Export("gemma2", "eager", dynamo=True, opset=18),
+    "dynamo-llama-ids": Export("llama", "sdpa", dynamo=True, opset=18, takes=("input_ids",)),
+    "torchscript-qwen3-ids-mask": Export("qwen3", "eager", takes=("input_ids", "attention_mask")),
 }
 
 
 class WithCache(torch.nn.Module):
     """The model with its key/value cache as plain inputs and outputs."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, takes: tuple[str, ...]) -> None:
         super().__init__()
         self.model = model
+        self.takes = takes
 
-    def forward(
-        self,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor,
-        position_ids: torch.Tensor,
-        *past: torch.Tensor,
-    ) -> tuple[torch.Tensor, ...]:
-        """Run the model; `past` holds key and value of each layer in turn."""
+    def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Run the model; behind what it takes stand key and value of each layer in turn."""
+        given, past = inputs[: len(self.takes)], inputs[len(self.takes) :]
         cache = DynamicCache()
         for layer in range(len(past) // 2):
             cache.update(past[2 * layer], past[2 * layer + 1], layer)
         result = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=cache,
-            use_cache=True,
+            **dict(zip(self.takes, given, strict=True)), past_key_values=cache, use_cache=True
         )
         present = [t for layer in cache.layers for t in (layer.keys, layer.values)]
         return (result.logits, *present)
+
+    def fed(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
+        """Return those of ids, mask and positions that it takes."""
+        names = ("input_ids", "attention_mask", "position_ids")
+        return [value for name, value in zip(names, inputs, strict=True) if name in self.takes]
 
 
 def make(name: str, folder: Path) -> str:
@@ -89,7 +91,7 @@ def make(name: str, folder: Path) -> str:
     export = EXPORTS[name]
     recipe = RECIPES[export.recipe]
     model = make_model(recipe, export.attention)
-    module = WithCache(model).eval()
+    module = WithCache(model, export.takes).eval()
     tokens = sample_tokens(recipe)
     steps = _steps(module, tokens, export.fixed)
     shutil.rmtree(folder, ignore_errors=True)
@@ -111,10 +113,10 @@ def make(name: str, folder: Path) -> str:
     return f"{name}: {size} bytes, ONNX Runtime differs from torch by {worst:.1e}"
 
 
-def _names(layers: int) -> tuple[list[str], list[str]]:
+def _names(module: WithCache) -> tuple[list[str], list[str]]:
+    layers = module.model.config.num_hidden_layers
     kinds = [(layer, kind) for layer in range(layers) for kind in ("key", "value")]
-    inputs = ["input_ids", "attention_mask", "position_ids"]
-    inputs += [f"past_key_values.{layer}.{kind}" for layer, kind in kinds]
+    inputs = [*module.takes, *(f"past_key_values.{layer}.{kind}" for layer, kind in kinds)]
     return inputs, ["logits", *(f"present.{layer}.{kind}" for layer, kind in kinds)]
 
 
@@ -124,10 +126,11 @@ def _steps(module: WithCache, tokens: torch.Tensor, fixed: tuple[int, int] | Non
     With fixed dimensions the past is filled from its end and the mask hides the rest.
     """
     config = module.model.config
-    inputs, outputs = _names(config.num_hidden_layers)
+    inputs, outputs = _names(module)
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     room = fixed[1] if fixed else 0
-    cache = [torch.zeros(1, config.num_key_value_heads, room, head) for _ in inputs[3:]]
+    n_caches = 2 * config.num_hidden_layers
+    cache = [torch.zeros(1, config.num_key_value_heads, room, head) for _ in range(n_caches)]
     chunks = tokens.split(fixed[0], 1) if fixed else tokens.split([TOKENS - 2, 1, 1], 1)
     steps: list[Step] = []
     done = 0
@@ -136,7 +139,7 @@ def _steps(module: WithCache, tokens: torch.Tensor, fixed: tuple[int, int] | Non
         past = cache[0].shape[2]
         mask = torch.ones(1, past + new, dtype=torch.int64)
         mask[:, : past - done] = 0
-        feed = (chunk, mask, torch.arange(done, done + new)[None], *cache)
+        feed = (*module.fed(chunk, mask, torch.arange(done, done + new)[None]), *cache)
         answer = module(*feed)
         given = dict(zip(inputs, feed, strict=True))
         steps.append((given, dict(zip(outputs, answer, strict=True))))
@@ -147,17 +150,17 @@ def _steps(module: WithCache, tokens: torch.Tensor, fixed: tuple[int, int] | Non
 
 def _export(module: WithCache, path: Path, export: Export) -> None:
     config = module.model.config
-    inputs, outputs = _names(config.num_hidden_layers)
+    inputs, outputs = _names(module)
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     new, past = export.fixed or (3, 5)
-    cache = [torch.zeros(1, config.num_key_value_heads, past, head) for _ in inputs[3:]]
+    n_caches = 2 * config.num_hidden_layers
+    cache = [torch.zeros(1, config.num_key_value_heads, past, head) for _ in range(n_caches)]
     mask = torch.ones(1, past + new, dtype=torch.int64)
     positions = torch.arange(past, past + new)[None]
-    args = (torch.ones(1, new, dtype=torch.int64), mask, positions, *cache)
+    args = (*module.fed(torch.ones(1, new, dtype=torch.int64), mask, positions), *cache)
     if export.dynamo:
         free = torch.export.Dim.DYNAMIC
-        kept = tuple({2: free} for _ in cache)
-        shapes = ({1: free}, {1: free}, {1: free}, kept)
+        shapes = (tuple([{1: free} for _ in module.takes] + [{2: free} for _ in cache]),)
         torch.onnx.export(
             module,
             args,
@@ -171,9 +174,11 @@ def _export(module: WithCache, path: Path, export: Export) -> None:
             verbose=False,
         )
         return
-    axes = {name: {0: "batch_size", 1: "sequence_length"} for name in (*inputs[:3], "logits")}
-    axes["attention_mask"] = {0: "batch_size", 1: "past_sequence_length + sequence_length"}
-    axes |= {name: {0: "batch_size", 2: "past_sequence_length"} for name in inputs[3:]}
+    axes = {name: {0: "batch_size", 1: "sequence_length"} for name in (*module.takes, "logits")}
+    if "attention_mask" in axes:
+        axes["attention_mask"] = {0: "batch_size", 1: "past_sequence_length + sequence_length"}
+    kept = inputs[len(module.takes) :]
+    axes |= {name: {0: "batch_size", 2: "past_sequence_length"} for name in kept}
     total = "past_sequence_length + sequence_length"
     axes |= {name: {0: "batch_size", 2: total} for name in outputs[1:]}
     torch.onnx.export(

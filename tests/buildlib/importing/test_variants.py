@@ -345,3 +345,14 @@ def _rename_output(model: onnx.ModelProto, name: str, new: str) -> None:
 def _use_instead(model: onnx.ModelProto, name: str, new: str) -> None:
     for node in model.graph.node:
         node.input[:] = [new if value == name else value for value in node.input]
+
+
+def test_an_export_without_caches_says_what_to_export(import_changed: ImportChanged) -> None:
+    def without_caches(model: onnx.ModelProto) -> None:
+        for value in [value for value in model.graph.input if "past" in value.name]:
+            model.graph.input.remove(value)
+            empty = np.zeros((1, 2, 0, 8), np.float32)
+            model.graph.initializer.append(numpy_helper.from_array(empty, value.name))
+
+    with pytest.raises(UnsupportedGraphError, match="past_key_values as inputs"):
+        import_changed(_SYMBOLIC, without_caches, SHAPE)
