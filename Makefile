@@ -1,7 +1,7 @@
 # The commands of a contributor; `.ci/run` runs the same ones.
 PYTHON ?= .venv/bin/python
 
-.PHONY: check format test genie-table quantization-table fuzz exports families kills chaos nights board demo screenshots wheel-check
+.PHONY: check format test genie-table genie-mutations quantization-table fuzz exports families kills chaos nights board demo screenshots wheel-check
 
 check:
 	$(PYTHON) -m ruff check .
@@ -19,6 +19,10 @@ test:
 # Every Genie configuration that some test runs on the emulator; writes the table of docs/genie-configurations.md.
 genie-table:
 	$(PYTHON) -m tools.genie_table
+
+# Random mutations of valid Genie configurations, judged by our models and by libGenie; `QNNFARM_FUZZ_SEED=7 make genie-mutations` for others.
+genie-mutations:
+	$(PYTHON) -m pytest -n 0 -q -s -m slow tests/buildlib/container/test_genie_agreement.py
 
 # A build of every family of checkpoints on the emulator against float; the suite takes one of them.
 families:

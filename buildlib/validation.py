@@ -1,7 +1,7 @@
 """Faults that pydantic finds, in our words: where, what is allowed, and the nearest known key."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import get_args
@@ -138,8 +138,8 @@ def reason_for(found: ErrorDetails, model: type[BaseModel] | None = None) -> str
         return f"there is no kind {context['tag']!r}, but {context['expected_tags']}"
     if kind == _NO_SUCH_KEY:
         keys = {key for each in _models_at(model, location[:-1]) for key in _fields(each)}
-        near = get_close_matches(str(location[-1]), keys, 1)
-        return _REASONS[kind] + (f": did you mean {near[0]}?" if near else "")
+        near = nearest_key(str(location[-1]), keys)
+        return _REASONS[kind] + (f": did you mean {near}?" if near else "")
     if kind in _REASONS:
         return _REASONS[kind].format_map(
             _Context({name: f"{v:g}" if isinstance(v, float) else v for name, v in context.items()})
@@ -147,6 +147,13 @@ def reason_for(found: ErrorDetails, model: type[BaseModel] | None = None) -> str
     if kind not in _PYDANTICS:  # one of ours
         return found["msg"]
     return _SHOULD.sub("must ", found["msg"]) if " should be " in found["msg"] else _OTHERWISE
+
+
+def nearest_key(given: str, keys: Iterable[str]) -> str | None:
+    """Return the key that an unknown one is nearest to, in whatever case it is written."""
+    by_lower = {key.lower(): key for key in keys}
+    near = get_close_matches(given.lower(), by_lower, 1)
+    return by_lower[near[0]] if near else None
 
 
 class _Context(dict[str, object]):

@@ -31,26 +31,28 @@ from buildlib.validation import ARRAY, NULL, OBJECT, RULE, Fault, faults
 
 _MAX_BYTES = 4 * 1024 * 1024
 _INT32 = 2**31 - 1
-_INT64 = 2**63 - 1
+INT64 = 2**63 - 1
+_FLOAT32 = 3.4028234663852886e38
 
 WRITTEN = object()
 """Mark of a key that has a default in Python, and that a file must have."""
 
 
-def _no_flag(value: object) -> object:
-    """Refuse `true` where 1 is allowed: in Python they are equal."""
-    if isinstance(value, bool):
+def _whole(value: object) -> object:
+    """Refuse `true` and `1.0` where 1 is allowed: in Python they are equal."""
+    if isinstance(value, bool | float):
         raise PydanticKnownError("int_type")
     return value
 
 
-NoFlag = BeforeValidator(_no_flag)
-Version = Annotated[Literal[1], NoFlag, WRITTEN]
-Count = Annotated[int, Field(ge=1, le=_INT64)]
-Size = Annotated[int, Field(ge=0, le=_INT64)]
+Whole = BeforeValidator(_whole)
+Version = Annotated[Literal[1], Whole, WRITTEN]
+Count = Annotated[int, Field(ge=1, le=INT64)]
+Size = Annotated[int, Field(ge=0, le=INT64)]
 Count32 = Annotated[int, Field(ge=1, le=_INT32)]
 Size32 = Annotated[int, Field(ge=0, le=_INT32)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
+Float32 = Annotated[float, Field(ge=-_FLOAT32, le=_FLOAT32, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Text = Annotated[str, Field(min_length=1)]
 Texts = tuple[Text, ...]

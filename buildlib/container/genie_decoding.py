@@ -4,15 +4,16 @@ Keys: "Genie Dialog JSON configuration", docs.qualcomm.com 80-63442-10. A key th
 written, and Genie takes its own default.
 """
 
-import warnings
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, ValidationInfo, model_validator
+from pydantic import Field, model_validator
 
 from buildlib.container.config_model import (
+    INT64,
     Count,
+    Count32,
+    Float32,
     GenieModel,
-    Number,
     Size,
     Size32,
     Text,
@@ -21,26 +22,22 @@ from buildlib.container.config_model import (
 )
 
 
-class GenieConfigWarning(UserWarning):
-    """A configuration says something that Genie ignores."""
-
-
 class TokenPenalty(GenieModel):
     """Penalty of the tokens that stand among the last ones."""
 
     version: Version = 1
     penalize_last_n: Size32 | None = None
-    repetition_penalty: Number | None = None
-    presence_penalty: Number | None = None
-    frequency_penalty: Number | None = None
+    repetition_penalty: Float32 | None = None
+    presence_penalty: Float32 | None = None
+    frequency_penalty: Float32 | None = None
 
 
 class Sampler(GenieModel):
     """Choice of the next token.
 
-    Genie reads `greedy` and ignores it, so it becomes `top_k` 1, which is what it means; a file
-    where that changes the choice is read with a `GenieConfigWarning`. A dialog that was created
-    with `top_k` 1 keeps choosing so, whatever sampler is applied to it later.
+    Genie reads `greedy` and ignores it, so it may only be true where `top_k` 1 or `temp` 0 make it
+    so. A dialog that was created with `top_k` 1 keeps choosing so, whatever sampler is applied to
+    it later.
 
     Attributes:
         seed: of the random numbers; -1 for another one each time.
@@ -51,25 +48,19 @@ class Sampler(GenieModel):
     version: Version = 1
     type: Literal["basic", "custom"] | None = None
     seed: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
-    temp: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] | None = None
+    temp: Annotated[Float32, Field(ge=0.0)] | None = None
     top_k: Annotated[int, Field(ge=0, le=2**32 - 1)] | None = None
     top_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
     greedy: bool | None = None
     token_penalty: TokenPenalty | None = None
     callback_name: Text | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _greedy_is_top_k_1(cls, values: Any, info: ValidationInfo) -> Any:  # noqa: ANN401 - JSON
-        if not isinstance(values, dict) or values.get("greedy") is not True:
-            return values
-        if values.get("type") == "custom":
-            return values
-        kept = {key: value for key, value in values.items() if key not in {"greedy", "top_k"}}
-        if info.mode == "json" and kept.get("top-k") != 1:
-            text = "Genie ignores sampler greedy: true; it is read as top-k: 1"
-            warnings.warn(text, GenieConfigWarning, stacklevel=2)
-        return {**kept, "top-k": 1}
+    @model_validator(mode="after")
+    def _greedy_is_so(self) -> Self:
+        if self.greedy and self.type != "custom" and not self.is_greedy:
+            reason = "Genie ignores true and samples at random: set top-k to 1"
+            raise refuse(reason, "greedy")
+        return self
 
     @model_validator(mode="after")
     def _custom_is_a_callback(self) -> Self:
@@ -99,7 +90,7 @@ class Lade(GenieModel):
 
     version: Version = 1
     window: Count | None = None
-    ngram: Annotated[int, Field(ge=2)] | None = None
+    ngram: Annotated[int, Field(ge=2, le=INT64)] | None = None
     gcap: Count | None = None
     update_mode: Literal["ALWAYS_FWD_ONE", "FWD_MAX_HIT", "FWD_LEVEL"] | None = None
 
@@ -131,7 +122,7 @@ class Ssd(GenieModel):
 
     version: Version = 1
     ssd_version: Version = 1
-    forecast_token_count: Count
+    forecast_token_count: Count32
     branches: Annotated[tuple[Count, ...], Field(min_length=1)]
     forecast_prefix: Count
     forecast_prefix_name: Text

@@ -13,7 +13,6 @@ from buildlib.container.config_model import (
     WRITTEN,
     Count32,
     GenieModel,
-    NoFlag,
     One,
     OneOrSeveral,
     Positive,
@@ -23,6 +22,7 @@ from buildlib.container.config_model import (
     Text,
     Texts,
     Version,
+    Whole,
     refuse,
 )
 from buildlib.container.genie_positions import PositionalEncoding
@@ -185,7 +185,7 @@ class Lora(GenieModel):
     """
 
     version: Version = 1
-    lora_version: Annotated[Literal[1, 2, 3] | None, NoFlag] = None
+    lora_version: Annotated[Literal[1, 2, 3] | None, Whole] = None
     alpha_tensor_name: Text | None = None
     adapters: Annotated[tuple[LoraAdapter, ...], Field(min_length=1)]
     groups: tuple[LoraGroup, ...] | None = None

@@ -5,10 +5,8 @@ Keys: the JSON pages of GenieEngine, GenieSampler, GenieProfile and GenieAccurac
 """
 
 import json
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -24,7 +22,7 @@ from buildlib.container.config_model import (
     refuse,
 )
 from buildlib.container.genie_config import Context, Embedding, GenieConfig
-from buildlib.container.genie_decoding import GenieConfigWarning, Sampler
+from buildlib.container.genie_decoding import Sampler
 from buildlib.container.genie_engine import Engine, Role
 from buildlib.container.genie_validator import (
     DIALOG,
@@ -36,7 +34,7 @@ from buildlib.container.genie_validator import (
 from buildlib.container.htp_config import BackendExtensionsConfig, HtpConfig
 from buildlib.container.text_embedding import TextEmbeddingConfig
 from buildlib.errors import GenieConfigError
-from buildlib.validation import Fault
+from buildlib.validation import Fault, nearest_key
 
 
 class StandaloneEngine(GenieModel):
@@ -162,14 +160,12 @@ class Judgement:
 
     Attributes:
         ours: faults that our model finds.
-        warnings: of our model.
         genie: Genie's verdict; `None` if it has no parser for this kind, or was not asked.
     """
 
     path: Path
     kind: ConfigKind
     ours: tuple[Fault, ...]
-    warnings: tuple[str, ...]
     genie: GenieVerdict | None
 
     @property
@@ -180,11 +176,7 @@ class Judgement:
     @property
     def config(self) -> ConfigModel | None:
         """The configuration, if our model takes it."""
-        if self.ours:
-            return None
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", GenieConfigWarning)
-            return self.kind.model.from_file(self.path)
+        return None if self.ours else self.kind.model.from_file(self.path)
 
 
 def kind_of(text: bytes, path: str) -> ConfigKind:
@@ -203,8 +195,8 @@ def kind_of(text: bytes, path: str) -> ConfigKind:
         if not values.keys().isdisjoint(kind.keys):
             return kind
     known = [key for kind in KINDS for key in kind.keys]
-    near = [match for key in values for match in get_close_matches(key, known, 1)]
-    hint = f": did you mean {near[0]}?" if near else f" (one of {', '.join(known)} tells it)"
+    near = next(filter(None, (nearest_key(key, known) for key in values)), None)
+    hint = f": did you mean {near}?" if near else f" (one of {', '.join(known)} tells it)"
     raise GenieConfigError(path, f"its kind cannot be told{hint}")
 
 
@@ -229,11 +221,7 @@ def judge_files(paths: Sequence[Path], *, ask: bool = True) -> list[Judgement]:
         else []
     )
     by_index = dict(zip(asked, verdicts, strict=True))
-    found = []
-    for index, (path, kind, text) in enumerate(zip(paths, kinds, texts, strict=True)):
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", GenieConfigWarning)
-            ours = kind.model.faults_of(text)
-        said = tuple(dict.fromkeys(str(each.message) for each in caught))
-        found.append(Judgement(path, kind, ours, said, by_index.get(index)))
-    return found
+    return [
+        Judgement(path, kind, kind.model.faults_of(text), by_index.get(index))
+        for index, (path, kind, text) in enumerate(zip(paths, kinds, texts, strict=True))
+    ]

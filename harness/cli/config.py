@@ -81,8 +81,6 @@ def _show(judged: "Judgement") -> None:
         console.print(f"  libGenie {why}")
     else:
         _show_verdict("libGenie", judged.genie.faults)
-    for warning in judged.warnings:
-        console.print(f"  warning: {warning}", style="yellow")
     for limit in _limits(judged):
         console.print(f"  not on the emulator: {limit}", style="yellow")
 
@@ -117,7 +115,6 @@ def _as_json(judged: "Judgement") -> dict[str, Any]:
         "accepted": judged.accepted,
         "ours": _verdict(judged.ours),
         "genie": None if judged.genie is None else _verdict(judged.genie.faults),
-        "warnings": list(judged.warnings),
         "not_on_emulator": [
             {"pointer": limit.pointer, "feature": limit.feature, "reason": limit.reason}
             for limit in _limits(judged)

@@ -228,6 +228,10 @@ def _samplers() -> Iterator[tuple[str, Values]]:
         changed(DIALOG, **{sampler: {"version": 1, "type": "basic", "greedy": False}}),
     )
     yield (
+        "sampler greedy",
+        changed(DIALOG, **{sampler: {"version": 1, "greedy": True, "top-k": 1}}),
+    )
+    yield (
         "sampler custom",
         changed(DIALOG, **{sampler: {"version": 1, "type": "custom", "callback-name": "choose"}}),
     )
@@ -453,7 +457,7 @@ class Mutation:
 
 def mutations(configuration: Configuration) -> Iterator[Mutation]:
     """Every single-field change of what a configuration has beyond its base."""
-    for path, value in _places(configuration.values, configuration.base):
+    for path, value in places(configuration.values, configuration.base):
         where = "".join(f"/{step}" for step in path)
         around = where.rpartition("/")[0]
         changes: dict[str, object] = {f"without {where}": ...}
@@ -464,7 +468,11 @@ def mutations(configuration: Configuration) -> Iterator[Mutation]:
             yield Mutation(change, around, _with(configuration.values, path, other))
 
 
-def _places(values: Any, base: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:  # noqa: ANN401
+def places(
+    values: Any,  # noqa: ANN401 - JSON
+    base: Any = None,  # noqa: ANN401 - JSON
+    path: Path = (),
+) -> Iterator[tuple[Path, Any]]:
     """Keys of all objects and entries of all arrays that the base does not have."""
     items = values.items() if isinstance(values, dict) else enumerate(values)
     for step, value in items:
@@ -478,7 +486,7 @@ def _places(values: Any, base: Any, path: Path = ()) -> Iterator[tuple[Path, Any
         if of_base is None and first:
             yield (*path, step), value
         if isinstance(value, dict | list) and (first or isinstance(value, dict)):
-            yield from _places(value, of_base, (*path, step))
+            yield from places(value, of_base, (*path, step))
 
 
 def _others_than(value: object) -> list[object]:

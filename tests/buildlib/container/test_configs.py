@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from buildlib.container.genie_config import Context, GenieConfig, basic_dialog
-from buildlib.container.genie_decoding import GenieConfigWarning, Sampler, TokenPenalty
+from buildlib.container.genie_decoding import Sampler, TokenPenalty
 from buildlib.container.genie_positions import RopeScaling
 from buildlib.container.genie_validator import check_genie_config, check_genie_text
 from buildlib.container.htp_config import HtpConfig, HtpContext, htp_config
@@ -68,15 +68,19 @@ def test_nonsense_is_refused_by_both(text: bytes) -> None:
     assert "\n" not in str(ours.value) + str(genies.value)
 
 
-def test_greedy_is_read_as_top_k_1_with_a_warning() -> None:
-    """Genie ignores `greedy`: what the file means is written as Genie does it."""
-    text = '{"version": 1, "greedy": true, "top-k": 40, "seed": 3}'
-    with pytest.warns(GenieConfigWarning, match="ignores sampler greedy"):
-        sampler = Sampler.from_json(text)
-    assert json.loads(sampler.to_json()) == {"version": 1, "top-k": 1, "seed": 3}
+@pytest.mark.parametrize("rest", ["", ', "top-k": 40', ', "temp": 0.5', ', "type": "basic"'])
+def test_greedy_that_genie_ignores_is_refused(rest: str) -> None:
+    said = "/greedy: Genie ignores true and samples at random: set top-k to 1"
+    with pytest.raises(GenieConfigError, match=said):
+        Sampler.from_json(f'{{"version": 1, "greedy": true{rest}}}')
+
+
+@pytest.mark.parametrize("rest", ['"top-k": 1', '"temp": 0', '"temp": 0.0, "top-k": 40'])
+def test_greedy_that_something_else_makes_so_is_kept(rest: str) -> None:
+    text = f'{{"version": 1, "greedy": true, {rest}}}'
+    sampler = Sampler.from_json(text)
     assert sampler.is_greedy
-    assert Sampler(greedy=True) == Sampler(top_k=1)  # and no warning where nothing was ignored
-    assert not Sampler.from_json('{"version": 1, "greedy": false, "temp": 0.5}').is_greedy
+    assert json.loads(sampler.to_json()) == json.loads(text)
 
 
 @pytest.mark.parametrize(
@@ -86,6 +90,9 @@ def test_greedy_is_read_as_top_k_1_with_a_warning() -> None:
         ('{"version": 1, "seed": null}', "/seed: must not be null"),
         ('{"seed": 1}', "/version: it is missing"),
         ('{"version": 1, "top_k": 1}', "/top_k: unknown key: did you mean top-k"),
+        ('{"version": 1, "TOP-K": 1}', "/TOP-K: unknown key: did you mean top-k"),
+        ('{"version": 1.0}', "/version: must be a whole number, not 1.0"),
+        ('{"version": 1, "temp": 1e308}', "/temp: must be at most 3.4"),
         ('{"version": 1, "type": "custom"}', "/callback-name: it is missing"),
         ('{"version": 1, "type": "custom", "callback-name": "f", "seed": 1}', "/seed: a sampler"),
     ],

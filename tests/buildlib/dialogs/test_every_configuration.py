@@ -51,6 +51,7 @@ RUNS: dict[str, dict[str, object]] = {
         "dialog/context/n-embd": 144,
     },
     "sampler basic": {SAMPLER: {"version": 1, "type": "basic", "greedy": False}},
+    "sampler greedy": {SAMPLER: {"version": 1, "greedy": True, "top-k": 1}},
     "sampler with token-penalty": {f"{SAMPLER}/token-penalty": PENALTY},
     "sampler of Genie's own defaults": {SAMPLER: {"version": 1}},
     "positions of QnnHtp": {

