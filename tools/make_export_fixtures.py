@@ -31,6 +31,7 @@ class _Exporter:
 
 _EXPORTERS = (
     _Exporter("huggingface", environment.HUGGINGFACE, ("torchscript-", "dynamo-")),
+    _Exporter("encoders", environment.HUGGINGFACE, ("encoder-",)),
     _Exporter("notebook", environment.HUGGINGFACE, ("notebook-",)),
     _Exporter("aihub", environment.AIHUB, ("aihub-",)),
 )

@@ -9,8 +9,10 @@ import math
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 
@@ -22,6 +24,8 @@ from buildlib.graph.builder import IR_VERSION, OPSET
 from buildlib.graph.files import load_model, save_model, tensor_array
 from buildlib.graph.interface import MASKED
 from buildlib.graph.values import infer_shapes, remove_unused
+from buildlib.importing.constants import fold
+from buildlib.importing.refusal import Refusal
 from buildlib.quantize.structure import LAYOUT_OPS
 from buildlib.reference.runners import OnnxRunner
 
@@ -47,6 +51,8 @@ def import_encoder(model_path: Path, out_path: Path, length: int, pooling: str =
     """
     model = ir.from_proto(_static(model_path, length))
     work = _Importer(model, model_path, length)
+    work.place_by_count()
+    work.select_by_mask()
     work.lookup_mask()
     work.take_int32()
     work.place_by_input()
@@ -72,8 +78,9 @@ def _compare(export: Path, imported: Path, length: int, pooling: str) -> None:
         ModelFileError: one has another.
     """
     random = np.random.default_rng(length)
-    lowest = _vocabulary(imported) - 1
-    texts = [random.integers(0, lowest, size).tolist() for size in (length, max(2, length // 3))]
+    last = _vocabulary(imported) - 1
+    sizes = (length, max(2, length // 3))  # of tokens in the upper half, where padding is not
+    texts = [random.integers(last // 2, last, size).tolist() for size in sizes]
     runner = OnnxRunner(imported)
     if interface.POOLED_OUTPUT not in runner.ports.outputs:
         return
@@ -141,6 +148,24 @@ def _static(path: Path, length: int) -> onnx.ModelProto:
     return model
 
 
+def _makers(value: ir.Value) -> list[ir.Node]:
+    """Return the nodes that a value is made by, from the last to the first."""
+    found: dict[ir.Node, None] = {}
+    left = [value.producer()]
+    while left:
+        node = left.pop()
+        if node is not None and node not in found:
+            found[node] = None
+            left += [part.producer() for part in node.inputs if part is not None]
+    return list(found)
+
+
+def _read_inputs(value: ir.Value) -> set[ir.Value]:
+    """Return the inputs of the graph that a value depends on."""
+    parts = {part for node in _makers(value) for part in node.inputs if part is not None}
+    return {part for part in parts if part.producer() is None and part.const_value is None}
+
+
 class _Importer:
     """Edits one graph in place."""
 
@@ -170,6 +195,78 @@ class _Importer:
             ir.node(kind, inputs, attributes=attributes, outputs=[output], name=name)  # type: ignore[arg-type]
         )
         return output
+
+    def place_by_count(self) -> None:
+        """Look positions up by `position_ids` where they count tokens, as RoBERTa's do.
+
+        Those count on from the number of the padding token, over all that is not padding.
+        """
+        if interface.POSITION_IDS in self.inputs:
+            return
+        for node in list(self.graph):
+            table, index = node.inputs[:2] if node.op_type == "Gather" else (None, None)
+            if table is None or index is None or table.const_value is None:
+                continue
+            if not any(made.op_type == "CumSum" for made in _makers(index)):
+                continue
+            places = self._computed(index).reshape(-1)
+            rows = tensor_array(table.const_value)
+            if not np.ptp(places):  # token types, which RoBERTa looks up by positions
+                row = self.constant(f"{table.name}_row", rows[places[:1]][None])
+                node.outputs[0].replace_all_uses_with(row)
+                continue
+            if len(places) != self.length or (np.diff(places) != 1).any():
+                raise self.refuse("its positions are made from tokens, and not by counting them")
+            first = int(places[0])
+            if first < 0 or first + self.length > len(rows):
+                reason = f"it has positions for {len(rows) - first} tokens"
+                raise self.refuse(f"{reason}: set the context length to them at most")
+            own = self.constant(f"{table.name}_by_position", rows[first : first + self.length])
+            node.replace_input_with(0, own)
+            node.replace_input_with(1, self._new_input(interface.POSITION_IDS))
+        remove_unused(self.graph)
+
+    def select_by_mask(self) -> None:
+        """Look up what is selected by the mask alone, however the exporter spreads it."""
+        mask = self.inputs.get(interface.ATTENTION_MASK)
+        for node in [node for node in self.graph if node.op_type == "Where"]:
+            made = node.outputs[0]
+            if mask is None or _read_inputs(made) != {mask}:
+                continue
+            real = np.arange(self.length) % 2
+            numbers = self._computed(made, real)
+            table = numbers.reshape(-1)[:2] if numbers.shape[-1:] == real.shape else np.zeros(2)
+            for each in (real, 1 - real):
+                wanted = np.broadcast_to(table[each], numbers.shape)
+                if not np.array_equal(self._computed(made, each), wanted):
+                    raise self._odd_mask(node)
+            bounded = np.where(table < _MINUS_INFINITY, MASKED, table)
+            values = self.constant(f"{made.name}_values", bounded)
+            found = self.node("Gather", [values, mask], f"{made.name}_by_mask", axis=0)
+            shape = self.constant(f"{made.name}_shape", [1] * (numbers.ndim - 1) + [-1], np.int64)
+            made.replace_all_uses_with(self.node("Reshape", [found, shape], f"{made.name}_row"))
+        remove_unused(self.graph)
+
+    def _computed(self, value: ir.Value, mask: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
+        """Compute a value for a text of one token, many times, which is not the padding."""
+        if value.const_value is not None:
+            return tensor_array(value.const_value)
+        node = value.producer()
+        if node is None:
+            is_mask = value.name == interface.ATTENTION_MASK
+            numbers = np.ones(self.length) if mask is None else mask
+            words = np.full(self.length, self._vocabulary() // 2)
+            return np.array([numbers if is_mask else words], np.int64)
+        inputs = [None if part is None else self._computed(part, mask) for part in node.inputs]
+        try:
+            return fold(node, inputs, OPSET)[node.outputs.index(value)]
+        except Refusal as refusal:
+            raise self.refuse(f"{node.op_type} ({node.name!s:.60}): {refusal.reason}") from refusal
+
+    def _vocabulary(self) -> int:
+        tables = [use.node.inputs[0] for use in self.inputs[interface.INPUT_IDS].uses()]
+        known = [table for table in tables if table is not None and table.const_value is not None]
+        return max((int(table.shape.numpy()[0]) for table in known if table.shape), default=2)
 
     def lookup_mask(self) -> None:
         """Replace casts of the mask by a table of 0 and 1: integers have no grid."""

@@ -98,7 +98,7 @@ def make(name: str, folder: Path) -> str:
     folder.mkdir(parents=True)
     path = folder / "model.onnx"
     _export(module, path, export)
-    _tidy(path, export)
+    tidy(path, external=export.external)
     worst = check_steps(path, steps)
     save_sample(folder / "sample.npz", whole_text(model, tokens), steps)
     model.config.save_pretrained(folder)
@@ -193,7 +193,7 @@ def _export(module: WithCache, path: Path, export: Export) -> None:
     )
 
 
-def _tidy(path: Path, export: Export) -> None:
+def tidy(path: Path, *, external: bool = False) -> None:
     """Drop what only names the exporting machine (stack traces); move weights out if asked."""
     model = onnx.load(path)
     for node in model.graph.node:
@@ -207,7 +207,7 @@ def _tidy(path: Path, export: Export) -> None:
     onnx.save(
         model,
         path,
-        save_as_external_data=export.external,
+        save_as_external_data=external,
         location="model.onnx_data",
         size_threshold=256,
     )

@@ -20,6 +20,7 @@ from buildlib.reference.runners import OnnxRunner
 from suites.models import tiny_encoder
 
 LENGTH = 64
+ENCODERS = Path(__file__).parents[2] / "fixtures" / "encoders"
 Change = Callable[[onnx.ModelProto], None]
 
 
@@ -55,6 +56,24 @@ def test_the_imported_model_is_the_same_model(
     expected = embed_in_float(export / "model.onnx", tokens, pooling)
     for ours, theirs in zip(pooled(model, tokens), expected, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["encoder-roberta", "encoder-xlm-roberta"])
+def test_positions_that_count_tokens_begin_with_the_text(name: str, tmp_path: Path) -> None:
+    """RoBERTa's begin behind the number of its padding token; torch is the judge."""
+    sample = np.load(ENCODERS / name / "sample.npz")
+    model = import_encoder(ENCODERS / name / "model.onnx", tmp_path / "model.onnx", 32)
+    runner = OnnxRunner(model)
+    for size in (32, 9):
+        states = runner.run(padded_inputs(sample[f"ids_{size}"][0].tolist(), 32, padding=0))
+        wanted = sample[f"states_{size}"][0]
+        np.testing.assert_allclose(states["sequence_output"][0, -size:], wanted, atol=2e-5)
+
+
+def test_more_tokens_than_positions_are_refused(tmp_path: Path) -> None:
+    export = ENCODERS / "encoder-roberta" / "model.onnx"
+    with pytest.raises(ModelFileError, match="it has positions for 38 tokens"):
+        import_encoder(export, tmp_path / "model.onnx", 39)
 
 
 def test_it_has_the_inputs_and_outputs_that_genie_knows(export: Path, tmp_path: Path) -> None:
