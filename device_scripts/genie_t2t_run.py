@@ -176,6 +176,7 @@ class Clock:
     def __init__(self, most: int = 0) -> None:
         self.most = most
         self.init_s = 0.0
+        self.status = 0
         self.pieces: List[float] = []
         self._began = 0.0
 
@@ -192,11 +193,12 @@ class Clock:
         return True
 
     def json(self) -> str:
-        """Return what was noted, in seconds since the query began."""
+        """Return the query's status, and what was noted, in seconds since it began."""
         return json.dumps(
             {
                 "format": 1,
                 "init_s": self.init_s,
+                "status": self.status,
                 "pieces": [round(moment, 6) for moment in self.pieces],
             }
         )
@@ -226,9 +228,9 @@ def ask_tokens(
     flush_c()
     write(b"[PROMPT]: " + " ".join(map(str, tokens)).encode() + b"\n\n[BEGIN]: ")
     clock.start()
-    status = dialog.token_query(tokens, sink)
+    clock.status = dialog.token_query(tokens, sink)
     write(b"[END]\n\n")
-    check_status(status, generated=count > 0)
+    check_status(clock.status, generated=count > 0)
 
 
 def fill_context(dialog: genie_api.Dialog, tokens: Sequence[int], most: int) -> None:
@@ -268,9 +270,9 @@ def _print_answer(
     flush_c()
     write(b"[PROMPT]: " + prompt + b"\n\n[BEGIN]: ")
     clock.start()
-    status = query(sink)
+    clock.status = query(sink)
     write(b"[END]\n\n")
-    check_status(status, generated=bool(clock.pieces))
+    check_status(clock.status, generated=bool(clock.pieces))
 
 
 def show_embedding(text: bytes, shape: Sequence[int]) -> None:

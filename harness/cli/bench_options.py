@@ -313,6 +313,8 @@ def _tell_repetition(number: int, total: int, result: "GenerationResult") -> Non
         if key in result.metrics
     ]
     print_remark(f"repetition {number + 1}, at most {total}: {', '.join(rates)}")
+    if result.early_end is not None:
+        print_remark(str(result.early_end))
 
 
 @contextmanager

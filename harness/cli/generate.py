@@ -155,6 +155,8 @@ def _document(prompts: Sequence[str], result: "GenerationResult") -> dict[str, o
         document["streams"] = list(result.streams)
     if len(result.answers) > 1:
         document["answers"] = list(result.answers)
+    if result.early_end is not None:
+        document["early_end"] = str(result.early_end)
     if result.clocked:
         document["by_token_callback"] = sorted(result.clocked)
     return document
@@ -172,6 +174,8 @@ def _show(result: "GenerationResult", session: "Session") -> None:
         for key, value in result.metrics.items()
     ]
     print_remark(f"{session.device_label}: {', '.join(shown)}")
+    if result.early_end is not None:
+        print_remark(str(result.early_end))
     if result.clocked:
         labels = ", ".join(METRICS[key].label.lower() for key in METRICS if key in result.clocked)
         print_remark(f"Genie's profile lacks {labels}: by the clock of the token callback")

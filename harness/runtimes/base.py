@@ -51,6 +51,25 @@ class GenerationRequest:
             raise ValueError("only a request of token ids comes after others")
 
 
+@dataclass(frozen=True, slots=True)
+class EarlyEnd:
+    """The end of an answer of fewer tokens than were asked for.
+
+    Attributes:
+        reason: why it ended, as far as the runner tells; None if nothing ended it.
+    """
+
+    tokens: int
+    asked: int
+    reason: str | None
+
+    def __str__(self) -> str:
+        reason = self.reason or (
+            "Genie ended it without an end-of-sequence token, a stop sequence or a full context"
+        )
+        return f"the answer has {self.tokens} of {self.asked} tokens: {reason}"
+
+
 @dataclass(frozen=True)
 class GenerationResult:
     """Result of one query, as the runtime itself measured it.
@@ -66,6 +85,7 @@ class GenerationResult:
         clocked: metrics that come from the clock of the runner's token callback, because the
             profile lacks them.
         answers: of the turns of a conversation; `text` is the last.
+        early_end: why there are fewer tokens than were asked for; None if there are not.
     """
 
     text: str
@@ -77,6 +97,7 @@ class GenerationResult:
     streams: tuple[str, ...] = ()
     clocked: frozenset[str] = frozenset()
     answers: tuple[str, ...] = ()
+    early_end: EarlyEnd | None = None
 
 
 Turn = str | tuple[int, ...]

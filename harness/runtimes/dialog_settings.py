@@ -221,4 +221,9 @@ def bound_answer(
         if dialog.lade is not None:
             ahead = dialog.lade.tokens_per_step or ahead
         size = min(size, prompt_tokens + new_tokens + ahead)
-    return config.with_dialog(max_num_tokens=new_tokens, context_size=size)
+    return bound_turns(config, new_tokens).with_dialog(context_size=size)
+
+
+def bound_turns(config: GenieConfig, new_tokens: int) -> GenieConfig:
+    """Bound what each turn generates: `eaglet` gives one token less than `max-num-tokens`."""
+    return config.with_dialog(max_num_tokens=new_tokens + (config.dialog.type == "eaglet"))

@@ -39,10 +39,16 @@ from harness.runtimes.base import (
 )
 from harness.runtimes.context_limit import ContextLimit, added_tokens
 from harness.runtimes.conversation import ConversationScript, read_state, write_state
-from harness.runtimes.dialog_settings import DialogSettings, alpha_tensor, bound_answer
+from harness.runtimes.dialog_settings import (
+    DialogSettings,
+    alpha_tensor,
+    bound_answer,
+    bound_turns,
+)
 from harness.runtimes.files import check_fit, device_files, target_of
 from harness.runtimes.genie_profile import (
     complete_figures,
+    find_early_end,
     lacks_figures,
     parse_clock,
     parse_figures,
@@ -261,14 +267,17 @@ class GenieRuntime:
         text = generated_text(folder.read(_OUTPUT), self._device.serial)
         profiled = folder.read(profile)
         figures = parse_figures(profiled, self._device.serial)
-        clocked: Mapping[str, float] = {}
-        if self._has_python and lacks_figures(figures):
-            clocked = parse_clock(folder.read(clock), self._device.serial, prompt_tokens)
+        several, asked = config.dialog.multistream is not None, request.max_new_tokens
+        timed, clocked = None, dict[str, float]()
+        unknown = lacks_figures(figures)
+        if self._has_python and (unknown or figures["generated_tokens"] < asked):
+            timed = parse_clock(folder.read(clock), self._device.serial)
+            clocked = timed.metrics(prompt_tokens) if unknown else {}
         metrics = complete_figures(figures, clocked, self._device.serial, profiled)
         ids = None if request.token_ids is None else self._parse_ids(text)
         text = text if ids is None else self._decode(ids)
         traced = parse_trace(folder.read(trace), self._device.serial) if self._trace else ""
-        several = config.dialog.multistream is not None
+        generated, stops = metrics["generated_tokens"], bool(config.dialog.stop_sequence)
         return GenerationResult(
             text,
             metrics | outcome.memory,
@@ -278,6 +287,7 @@ class GenieRuntime:
             token_ids=ids,
             streams=tuple(text.rstrip("\n").split("\n")) if several else (),
             clocked=frozenset(metrics.keys() - figures.keys()),
+            early_end=None if several else find_early_end(generated, asked, timed, stops=stops),
         )
 
     def _in_words(self, request: GenerationRequest, config: GenieConfig) -> GenerationRequest:
@@ -317,7 +327,7 @@ class GenieRuntime:
         """
         config = request.config or self._container.genie_config
         _refuse_unbounded(config)
-        config = config.with_dialog(max_num_tokens=request.max_new_tokens)
+        config = bound_turns(config, request.max_new_tokens)
         script = ConversationScript(request, config)
         folder = RunFolder(self._device, self.prepare())
         state: Mapping[str, bytes] = {}

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
 from buildlib.validation import first_fault
 from harness.errors import RuntimeOutputError
+from harness.runtimes.base import EarlyEnd
 
 # figure in the profile -> our metric
 _METRICS = {
@@ -32,6 +33,7 @@ _REQUIRED = frozenset(_METRICS.values()) - {"decode_tokens_per_s", "token_accept
 _UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0} | dict.fromkeys(
     ("toks/sec", "tokens/s", "toks/iteration", ""), 1.0
 )
+_CONTEXT_EXCEEDED = 4  # GENIE_STATUS_WARNING_CONTEXT_EXCEEDED
 _UNREADABLE = (
     AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError,
 )  # fmt: skip
@@ -101,42 +103,80 @@ def parse_trace(text: str, device: str) -> str:
         raise RuntimeOutputError(device, f"unreadable trace: {error}", text[-500:]) from error
 
 
-class _Clock(BaseModel):
+class Clock(BaseModel):
+    """Record of a query by the runner's token callback.
+
+    Attributes:
+        status: that Genie returned.
+        pieces: when each token came, in seconds since the query began.
+    """
+
     model_config = ConfigDict(extra="ignore")
 
     format: int = Field(ge=1, le=1)
     init_s: float = Field(ge=0, le=86_400)
+    status: int
     pieces: Annotated[list[Annotated[float, Field(ge=0, le=86_400)]], FailFast()]
 
+    def metrics(self, prompt_tokens: int) -> dict[str, float]:
+        """Return what the profile would say, measured from outside.
 
-def parse_clock(text: str, device: str, prompt_tokens: int) -> dict[str, float]:
-    """Return the metrics of a query by the clock of the runner's token callback.
+        A prefill ends with the first token.
 
-    They are what the profile would say, measured from outside: a prefill ends with the first token.
+        Args:
+            prompt_tokens: with bos.
+        """
+        count = len(self.pieces)
+        metrics = {
+            "init_s": self.init_s,
+            "prompt_tokens": float(prompt_tokens),
+            "generated_tokens": float(count),
+        }
+        first, last = (self.pieces[0], self.pieces[-1]) if self.pieces else (0.0, 0.0)
+        if first > 0:
+            metrics |= {"ttft_s": first, "prefill_tokens_per_s": prompt_tokens / first}
+        if last > first:
+            metrics["decode_tokens_per_s"] = (count - 1) / (last - first)
+        return metrics
 
-    Args:
-        prompt_tokens: with bos.
+
+def parse_clock(text: str, device: str) -> Clock:
+    """Read the file that a runner writes for `--clock`.
 
     Raises:
-        RuntimeOutputError: no such file.
+        RuntimeOutputError: it is no such file.
     """
     try:
-        clock = _Clock.model_validate_json(text)
+        return Clock.model_validate_json(text)
     except ValidationError as error:
-        reason = f"unreadable clock of the runner: {first_fault(error, _Clock)}"
+        reason = f"unreadable clock of the runner: {first_fault(error, Clock)}"
         raise RuntimeOutputError(device, reason, text[-500:]) from error
-    count = len(clock.pieces)
-    metrics = {
-        "init_s": clock.init_s,
-        "prompt_tokens": float(prompt_tokens),
-        "generated_tokens": float(count),
-    }
-    first, last = (clock.pieces[0], clock.pieces[-1]) if clock.pieces else (0.0, 0.0)
-    if first > 0:
-        metrics |= {"ttft_s": first, "prefill_tokens_per_s": prompt_tokens / first}
-    if last > first:
-        metrics["decode_tokens_per_s"] = (count - 1) / (last - first)
-    return metrics
+
+
+def find_early_end(
+    generated: float, asked: int, clock: Clock | None, *, stops: bool = False
+) -> EarlyEnd | None:
+    """Say why a query gave fewer tokens than were asked for; None if it did not.
+
+    Genie's profile counts the token or the sequence that ends an answer, and its callback does not
+    get it: that is how an end of text shows.
+
+    Args:
+        generated: tokens by Genie's profile, or by the clock where it has no figures.
+        clock: of the runner; None if it has none, as `genie-app` and the SDK's programs.
+        stops: whether the dialog has stop sequences.
+    """
+    count = 1 if clock is None else len(clock.pieces)
+    if max(generated, count) >= asked:  # of an answer of one token the profile counts none
+        return None
+    if clock is None:
+        return EarlyEnd(int(generated), asked, "the runner does not say why")
+    if clock.status == _CONTEXT_EXCEEDED:
+        return EarlyEnd(count, asked, "the context is full")
+    if generated > count:
+        ended = "an end-of-sequence token" + (" or a stop sequence" if stops else "")
+        return EarlyEnd(count, asked, f"{ended} ended it")
+    return EarlyEnd(count, asked, None)
 
 
 def _figures(components: Any) -> Iterator[tuple[str, float]]:  # noqa: ANN401  (raw JSON)

@@ -275,6 +275,14 @@ class WorkloadModel(BaseModel):
         """See `Workload.check`."""
 
 
+def check_length(result: GenerationResult) -> OutputCheck:
+    """Fail an answer of fewer tokens than were asked for, unless something ended it."""
+    end = result.early_end
+    if end is None or end.reason is not None:
+        return OutputCheck()
+    return OutputCheck(outcome="failed", reason=str(end))
+
+
 def require_passed(check: OutputCheck, recorder: RunRecorder | None, serial: str) -> None:
     """Record an output check, and raise if it failed."""
     if recorder is not None:

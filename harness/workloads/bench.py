@@ -29,6 +29,7 @@ from harness.workloads.base import (
     Recording,
     WorkloadModel,
     WorkloadResult,
+    check_length,
     keeping_answers,
     require_passed,
     stored_result,
@@ -251,7 +252,7 @@ class Bench(DialogSettings, WorkloadModel):
             result = session.runtime.generate(request)
             self._check_prompt(session, result)
             answers.append(replace(result, telemetry=()))  # the store has it
-            _check_output(recorder, expectations, result.text, repeats=self.is_reproducible)
+            _check_output(recorder, expectations, result, repeats=self.is_reproducible)
             recorder.add_values(
                 result.metrics,
                 repetition=repetition,
@@ -317,14 +318,21 @@ def _record_throttling(
 
 
 def _check_output(
-    recorder: RunRecorder, expectations: Sequence[Expectation], text: str, *, repeats: bool
+    recorder: RunRecorder,
+    expectations: Sequence[Expectation],
+    result: GenerationResult,
+    *,
+    repeats: bool,
 ) -> None:
     """Fail the run on a wrong output before its speed is stored.
 
     Args:
         repeats: whether each repetition gives the same text.
     """
-    if recorder.generated_text is None:
+    text, check = result.text, check_length(result)
+    if check.outcome == "failed":
+        recorder.generated_text = text
+    elif recorder.generated_text is None:
         recorder.generated_text = text
         check = check_text(expectations, text)
     elif recorder.generated_text == text or not repeats:

@@ -18,6 +18,7 @@ from harness.runtimes.base import (
 )
 from harness.runtimes.conversation import check_save
 from harness.runtimes.dialog_settings import SETTING_KEYS, DialogSettings
+from harness.runtimes.genie_profile import find_early_end
 from harness.runtimes.prompt_embeddings import read_embeddings
 from harness.workloads.base import (
     UNRECORDED,
@@ -25,6 +26,7 @@ from harness.workloads.base import (
     Recording,
     WorkloadModel,
     WorkloadResult,
+    check_length,
     keeping_answers,
     require_passed,
     summarize,
@@ -117,7 +119,7 @@ class Generate(DialogSettings, WorkloadModel):
             answers.append(result)
             if recorder is not None:
                 recorder.generated_text = result.text
-            require_passed(self._check_answer(result.text), recorder, session.device.serial)
+            require_passed(self._check_answer(result), recorder, session.device.serial)
             if recorder is not None:
                 recorder.add_values(result.metrics, clocked=result.clocked)
                 recorder.add_telemetry(result.telemetry, repetition=0)
@@ -156,6 +158,7 @@ class Generate(DialogSettings, WorkloadModel):
             result.profile,
             result.trace,
             answers=answers,
+            early_end=find_early_end(result.metrics["generated_tokens"], self.max_tokens, None),
         )
 
     def _texts(self, session: Session) -> tuple[str, ...]:
@@ -171,10 +174,11 @@ class Generate(DialogSettings, WorkloadModel):
             return "\n".join(self.prompt)
         return self.prompt or self.prompt_file or self.embeddings
 
-    def _check_answer(self, text: str) -> OutputCheck:
-        if self.expect is None:
-            return OutputCheck()
-        if self.expect in text:
+    def _check_answer(self, result: GenerationResult) -> OutputCheck:
+        length = check_length(result)
+        if length.outcome == "failed" or self.expect is None:
+            return length
+        if self.expect in result.text:
             return OutputCheck(outcome="passed", reason=f"the answer holds {self.expect[:80]!r}")
         reason = f"the answer does not hold {self.expect[:80]!r}"
         return OutputCheck(outcome="failed", reason=reason)

@@ -100,9 +100,13 @@ def test_stop_sequences_and_lists_of_eos_end_an_answer(
     cut = Generate.of(prompt=TEXT, max_tokens=24, stop=("never", stop)).run(session).output
     assert cut.text.rstrip() == whole[: whole.index(stop)].rstrip()
     assert cut.metrics["generated_tokens"] <= first + 1
+    ending = "an end-of-sequence token or a stop sequence ended it"
+    assert str(cut.early_end) == f"the answer has {first} of 24 tokens: {ending}"
     several = changed(lambda dialog: dialog["context"].update({"eos-token": [1, greedy[first]]}))
     ended = Generate.of(prompt=TEXT, max_tokens=24, genie_config=several).run(session).output
     assert ended.text.rstrip() == cut.text.rstrip()
+    assert ended.early_end is not None
+    assert ended.early_end.reason == "an end-of-sequence token ended it"
 
 
 def test_turns_rewind_and_what_was_saved_goes_on(session: Session, tmp_path: Path) -> None:

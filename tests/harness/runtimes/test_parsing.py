@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from harness.deploy.store import DISK_FULL
 from harness.devices.base import CommandResult, Device
 from harness.errors import DeviceFullError, RuntimeOutputError
+from harness.runtimes.base import GenerationResult
 from harness.runtimes.genie import generated_text
-from harness.runtimes.genie_profile import parse_profile
+from harness.runtimes.genie_profile import find_early_end, parse_clock, parse_profile
 from harness.runtimes.run_folder import RunFolder, parse_run_line
+from harness.workloads.base import check_length
 
 if TYPE_CHECKING:
     from harness.deploy.deployment import Deployment
@@ -53,6 +55,30 @@ def test_a_peak_that_is_not_known_is_none() -> None:
     assert outcome is not None
     assert outcome.peak_rss_bytes is None
     assert outcome.memory == {"peak_anonymous_bytes": 2.0**19, "peak_file_bytes": 1.5 * 2**20}
+
+
+@pytest.mark.parametrize(
+    ("status", "pieces", "generated", "reason"),
+    [
+        (0, 8, 8.0, None),
+        (0, 8, 0.0, None),
+        (0, 3, 4.0, "an end-of-sequence token ended it"),
+        (4, 3, 3.0, "the context is full"),
+        (0, 1, 1.0, "nothing"),
+    ],
+)
+def test_an_answer_that_nothing_ended_is_wrong(
+    status: int, pieces: int, generated: float, reason: str | None
+) -> None:
+    text = json.dumps({"format": 1, "init_s": 0.1, "status": status, "pieces": [0.5] * pieces})
+    end = find_early_end(generated, 8, parse_clock(text, "serial"))
+    checked = check_length(GenerationResult("text", {}, early_end=end))
+    if reason is None:
+        assert end is None
+        return
+    assert end is not None
+    assert (end.tokens, end.asked, end.reason or "nothing") == (pieces, 8, reason)
+    assert checked.outcome == ("failed" if reason == "nothing" else "none")
 
 
 @pytest.mark.parametrize("output", ["", "\n", f"{LINE}\nmore", LINE.replace("exit", "exec")])
