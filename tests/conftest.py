@@ -9,13 +9,13 @@ import gc
 import os
 import secrets
 import signal
-import tempfile
+import socket
 import time
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
-from filelock import FileLock, Timeout
+from filelock import FileLock
 from hypothesis import settings
 
 from buildlib.container.container import GenAIContainer
@@ -36,6 +36,11 @@ from tests.system import lacking_package, require_library
 from tools.system_packages import LIBRARIES
 
 SOC = "SM8750"
+_APPEARANCE = (
+    "CLICOLOR", "CLICOLOR_FORCE", "COLORTERM", "COLUMNS", "FORCE_COLOR", "LINES", "NO_COLOR",
+    "PY_COLORS", "TTY_COMPATIBLE", "TTY_INTERACTIVE",
+)  # fmt: skip
+"""Variables by which a user's terminal changes what programs print."""
 __all__ = ["make_checkpoint"]  # a fixture of all packages
 
 # On CI the same examples each time, so that a red run can be repeated; elsewhere fewer, and new.
@@ -103,26 +108,38 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def plain_signals() -> None:
-    """Children get the signals that tests send them, even where `nohup` and `&` ignore some."""
+def plain_process() -> Iterator[None]:
+    """Tests and their children start alike under any terminal, shell and umask.
+
+    `nohup` and `&` ignore signals, which children would inherit.
+    """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    os.umask(0o022)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TERM", "xterm-256color")
+        for name in _APPEARANCE:
+            patch.delenv(name, raising=False)
+        yield
 
 
 @pytest.fixture(scope="session")
 def new_port() -> Iterator[Callable[[], int]]:
-    """Gives ports where nothing listens, and which no other test process is given meanwhile."""
-    folder = Path(tempfile.gettempdir()) / "qnnfarm-test-ports"
-    folder.mkdir(exist_ok=True)
-    with contextlib.ExitStack() as locks:
+    """Gives ports where nothing listens, and which no other test process is given meanwhile.
+
+    An abstract socket reserves each: like ports, they belong to all users of a network namespace,
+    and the kernel removes those of a process that has ended.
+    """
+    with contextlib.ExitStack() as reservations:
 
         def new() -> int:
             while True:
                 port = free_port()
-                with contextlib.suppress(Timeout):
-                    locks.enter_context(FileLock(folder / str(port), timeout=0))
+                reservation = reservations.enter_context(socket.socket(socket.AF_UNIX))
+                with contextlib.suppress(OSError):
+                    reservation.bind(f"\0qnnfarm-test-port-{port}")
                     return port
 
         yield new

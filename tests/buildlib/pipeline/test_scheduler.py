@@ -192,8 +192,12 @@ def test_a_signal_that_does_not_end_the_wait_is_seen_soon(tmp_path: Path) -> Non
     pids = tmp_path / "pids"
     before = signal.signal(signal.SIGUSR1, signal.default_int_handler)
 
-    def run() -> None:
+    def interrupt() -> None:
+        wait_for_lines(pids, 1)
         signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+
+    def run() -> None:
+        threading.Thread(target=interrupt).start()
         sleeper(pids)()
 
     try:
