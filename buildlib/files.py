@@ -1,13 +1,17 @@
 """Files and folders that appear whole or not at all, even after a crash."""
 
+import errno
 import os
 import secrets
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
+
+_KINDS = {stat.S_IFDIR: "folder", stat.S_IFIFO: "named pipe", stat.S_IFSOCK: "socket"}
 
 
 @contextmanager
@@ -95,6 +99,19 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         else:
             scratch.replace(path)
         sync_folder(path.parent)
+
+
+def check_file(path: Path) -> None:
+    """Check that `path` is a file, which can be read to an end, or a pipe that a shell opened.
+
+    Raises:
+        OSError: it is not; or it is missing, or its links lead nowhere.
+    """
+    mode = path.stat().st_mode
+    from_shell = path.is_relative_to("/dev/fd") or path == Path("/dev/stdin")
+    if not stat.S_ISREG(mode) and not (stat.S_ISFIFO(mode) and from_shell):
+        kind = _KINDS.get(stat.S_IFMT(mode), "device")
+        raise OSError(errno.EINVAL, f"it is a {kind}, not a file")
 
 
 def sync_file(path: Path) -> None:

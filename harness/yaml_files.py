@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from buildlib.files import check_file
 from buildlib.validation import MISSING, Location, reason_for
 from harness.errors import HarnessError
 
@@ -26,6 +27,7 @@ def read_yaml(path: Path, fail: Fail) -> str:
         HarnessError: from `fail`; the file cannot be read, is larger than 1 MiB, or is no UTF-8.
     """
     try:
+        check_file(path)
         with path.open("rb") as stream:
             content = stream.read(MAX_BYTES + 1)
     except OSError as error:

@@ -22,6 +22,8 @@ _MAX_INDEX_BYTES = 64 << 20
 _HEAD = "lm_head.weight"
 _COMPUTED = re.compile(r"\.rotary_emb\.|\.self_attn\.(?:masked_)?bias$")
 """Buffers that some exporters store and every reader computes."""
+_MAY_BE_ZERO = ("o_proj.weight", "down_proj.weight")
+"""Weights that are all 0 in layers that were added to a model and not trained (LLaMA Pro)."""
 _COMPARED_BYTES = 16 << 20
 
 
@@ -65,13 +67,18 @@ class Checkpoint:
         """Check what headers do not tell: values of tensors, and the tokenizer. Reads all bytes.
 
         Raises:
-            CheckpointError: a weight is NaN or infinite, a stored output projection differs from
-                the embedding that it is said to be, or the tokenizer is not that of the model.
+            CheckpointError: a weight is NaN or infinite, or a matrix all 0, a stored output
+                projection differs from the embedding that it is said to be, or the tokenizer is
+                not that of the model.
         """
         check_tokenizer(self.tokenizer_path, self.config)
         refs = list(self.tensors.values())
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            for ref, place in zip(refs, pool.map(find_nonfinite, refs), strict=True):
+            found = pool.map(find_nonfinite, refs)
+            for (name, ref), (place, zero) in zip(self.tensors.items(), found, strict=True):
+                if zero and len(ref.shape) == 2 and not name.endswith(_MAY_BE_ZERO):
+                    reason = f"tensor {ref.name[:80]!r} holds zeros alone; get the file again"
+                    raise CheckpointError(ref.path, reason)
                 if place is not None:
                     value = ref.numpy()[place]
                     reason = f"tensor {ref.name[:80]!r}: {value} at {list(place)}, no number"

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from buildlib.errors import CheckpointError
+from buildlib.files import check_file
 
 CONFIG_FILE: Final = "config.json"
 TOKENIZER_FILE: Final = "tokenizer.json"
@@ -21,6 +22,7 @@ def read_json(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> Any:  # noqa: AN
         CheckpointError: it cannot be read, is too large, or is no JSON.
     """
     try:
+        check_file(path)
         if path.stat().st_size > max_bytes:
             raise CheckpointError(path, f"larger than {max_bytes:,} bytes")
         return json.loads(path.read_text(encoding="utf-8"))

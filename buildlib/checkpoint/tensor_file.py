@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from buildlib.errors import CheckpointError
+from buildlib.files import check_file
 
 StoredDtype = Literal["F16", "BF16", "F32"]
 
@@ -63,8 +64,8 @@ _EXPONENTS: dict[str, int] = {"F16": 0xF800, "BF16": 0xFF00, "F32": 0xFF000000}
 _CHUNK_BYTES = 4 << 20
 
 
-def find_nonfinite(ref: TensorRef) -> tuple[int, ...] | None:
-    """Return the place of the first NaN or infinity in a tensor, or None; reads all its bytes.
+def find_nonfinite(ref: TensorRef) -> tuple[tuple[int, ...] | None, bool]:
+    """Return the place of the first NaN or infinity in a tensor, or None, and whether it is all 0.
 
     Bits are compared as integers, which is as fast for 16-bit floats as memory is read; numpy takes
     ten to a hundred times as long for `isfinite` of them.
@@ -72,6 +73,7 @@ def find_nonfinite(ref: TensorRef) -> tuple[int, ...] | None:
     width = _NUMPY[ref.dtype].itemsize
     bits = np.empty(_CHUNK_BYTES // width, np.dtype(f"<u{width}"))
     shifted = np.empty_like(bits)
+    zero = True
     with ref.path.open("rb", buffering=0) as file:
         file.seek(ref.offset)
         done = 0
@@ -83,11 +85,14 @@ def find_nonfinite(ref: TensorRef) -> tuple[int, ...] | None:
                 raise CheckpointError(ref.path, f"tensor {ref.name[:80]!r}: the file ends in it")
             file.seek(ref.offset + done + count)
             some = np.left_shift(bits[: count // width], 1, out=shifted[: count // width])
-            if some.max() >= _EXPONENTS[ref.dtype]:
+            largest = some.max()
+            zero &= largest == 0
+            if largest >= _EXPONENTS[ref.dtype]:
                 first = done // width + int(np.argmax(some >= _EXPONENTS[ref.dtype]))
-                return tuple(int(index) for index in np.unravel_index(first, ref.shape))
+                place = np.unravel_index(first, ref.shape)
+                return tuple(int(index) for index in place), False
             done += count
-    return None
+    return None, bool(zero)
 
 
 def read_header(path: Path) -> dict[str, TensorRef]:
@@ -97,6 +102,7 @@ def read_header(path: Path) -> dict[str, TensorRef]:
         CheckpointError: the file is missing, truncated, or its header is not to be trusted.
     """
     try:
+        check_file(path)
         with path.open("rb") as file:
             file_size = path.stat().st_size
             prefix = file.read(8)
@@ -121,7 +127,7 @@ def read_header(path: Path) -> dict[str, TensorRef]:
         for name, entry in header.items()
         if name != "__metadata__"
     }
-    _refuse_overlap(path, refs)
+    _check_places(path, refs, data_start, file_size)
     return refs
 
 
@@ -161,9 +167,17 @@ def _ref(path: Path, name: str, entry: Any, data_start: int, file_size: int) -> 
     return TensorRef(name, dtype, tuple(shape), path, data_start + begin, n_bytes)
 
 
-def _refuse_overlap(path: Path, refs: dict[str, TensorRef]) -> None:
+def _check_places(path: Path, refs: dict[str, TensorRef], start: int, file_size: int) -> None:
+    """Check that tensors fill the file, as the format has it: each byte belongs to one."""
     filled = sorted((ref for ref in refs.values() if ref.n_bytes), key=lambda ref: ref.offset)
     for first, second in itertools.pairwise(filled):
         if first.offset + first.n_bytes > second.offset:
             reason = f"tensors {first.name[:80]!r} and {second.name[:80]!r} overlap"
+            raise CheckpointError(path, reason)
+    ends = [start, *(ref.offset + ref.n_bytes for ref in filled)]
+    for end, following in zip(ends, [*(ref.offset for ref in filled), file_size], strict=True):
+        if end != following:
+            reason = (
+                f"{following - end} bytes from {end} on belong to no tensor; get the file again"
+            )
             raise CheckpointError(path, reason)

@@ -6,6 +6,7 @@ from tokenizers import Tokenizer
 
 from buildlib.checkpoint.config import DecoderConfig
 from buildlib.errors import CalibrationError, CheckpointError
+from buildlib.files import check_file
 
 DEFAULT_WINDOWS = 8
 _OTHER_MODALITIES = {"<image_soft_token>"}
@@ -35,6 +36,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
         CheckpointError: missing, or not what `tokenizers` reads.
     """
     try:
+        check_file(path)
         return Tokenizer.from_str(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise CheckpointError(path, error.strerror or "cannot be read") from error

@@ -25,7 +25,9 @@ def attach(model: ir.Model, encodings: Encodings) -> None:
         if encoding.name not in values:
             raise EncodingsError(encoding.name, "the model has no such tensor")
         value = values[encoding.name]
-        set_encoding(value, _from_the_front(encoding, value))
+        moved = _from_the_front(encoding, value)
+        _check_channels(moved, value)
+        set_encoding(value, moved)
 
 
 def collect(model: ir.Model) -> Encodings:
@@ -77,6 +79,20 @@ def _from_the_front(encoding: Encoding, value: ir.Value) -> Encoding:
         if axis < -rank:
             raise EncodingsError(encoding.name, f"it has no {key} {axis}")
     return encoding.model_copy(update={key: axis + rank for key, axis in behind.items()})
+
+
+def _check_channels(encoding: Encoding, value: ir.Value) -> None:
+    """Check that a parameter has as many channels as its encoding has scales."""
+    tensor = value.const_value
+    if tensor is None or encoding.enc_type not in {"PER_CHANNEL", "LPBQ"} or not encoding.scale:
+        return
+    dims = [int(size) for size in tensor.shape.numpy()]
+    axis, count = encoding.axis, len(encoding.scale)
+    if axis is not None and axis >= len(dims):
+        raise EncodingsError(encoding.name, f"it has no axis {axis}")
+    if count not in (dims if axis is None else dims[axis : axis + 1]):
+        place = "" if axis is None else f" along axis {axis}"
+        raise EncodingsError(encoding.name, f"{count} scales{place} for a tensor of shape {dims}")
 
 
 def _values(graph: ir.Graph) -> Iterator[ir.Value]:

@@ -12,7 +12,7 @@ from buildlib.encodings import aimet_0_6_1, aimet_1_0_0, aimet_2_0_0
 from buildlib.encodings.json_fields import Json, MalformedError, shown
 from buildlib.encodings.model import Encodings
 from buildlib.errors import EncodingsError
-from buildlib.files import atomic_write_bytes
+from buildlib.files import atomic_write_bytes, check_file
 from buildlib.validation import first_fault
 
 _MAX_FILE_BYTES = 1 << 30
@@ -90,6 +90,7 @@ def shown_line(text: str) -> str:
 
 def _parse(path: Path) -> object:
     try:
+        check_file(path)
         if path.stat().st_size > _MAX_FILE_BYTES:
             raise EncodingsError(str(path), "larger than any encodings file")
         text = path.read_bytes()

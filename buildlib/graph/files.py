@@ -12,7 +12,7 @@ import onnx
 import onnx_ir as ir
 
 from buildlib.errors import ModelFileError
-from buildlib.files import atomic_path, atomic_write_bytes
+from buildlib.files import atomic_path, atomic_write_bytes, check_file
 
 _SHOWN = 80  # characters of a name from a file, in messages
 _CONSTANTS = frozenset({"Constant", "ConstantOfShape"})
@@ -129,11 +129,15 @@ def _file_size(model_path: Path, tensor: ir.ExternalTensor) -> int:
     location = Path(tensor.location)
     if location.name != str(location):
         raise ModelFileError(model_path, f"tensor {name!r} lies outside the model's folder")
+    shown = str(location)[:_SHOWN]
     try:
+        check_file(model_path.parent / location)
         return (model_path.parent / location).stat().st_size
-    except (OSError, ValueError) as error:
-        shown = str(location)[:_SHOWN]
+    except (FileNotFoundError, ValueError) as error:
         raise ModelFileError(model_path, f"its weights file {shown!r} is missing") from error
+    except OSError as error:
+        reason = f"its weights file {shown!r}: {error.strerror}"
+        raise ModelFileError(model_path, reason) from error
 
 
 def _check_external(model_path: Path, tensor: ir.ExternalTensor, size: int) -> None:

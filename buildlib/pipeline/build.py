@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 from buildlib.cache.file_hashes import MEMO_FILE, hash_files
@@ -146,11 +146,26 @@ class Build:
         with StageCache(self.cache_root, self.name) as cache:
             runner = StageRunner(self.toolchain, cache, self.cache_root, on_stage)
             self.records = runner.records
+            runner.needed_bytes = self.needed_bytes
             outputs = self._run(runner)
             added = self.plan.additions
             if added.lora is None and added.speculative is None and not self.sources.by_ar:
                 self.inputs = frozenset((*runner.watch.hashes, *self.sources.main.text_files()))
             return outputs
+
+    @property
+    def needed_bytes(self) -> int:
+        """Estimate of what the cache takes for a build from its first stage on.
+
+        Each shape has a DLC that is copied once, and binary and container hold the weights too: 10
+        GiB of 1.24e9 weights at two shapes.
+        """
+        return self.weights * (2 * max(1, len(self.plan.shapes)) + 4)
+
+    @cached_property
+    def weights(self) -> int:
+        """The number of weights of all sources: a container has about a byte for each."""
+        return sum(source.weights() for source in self.sources.distinct())
 
     @property
     def name(self) -> str:

@@ -1,5 +1,6 @@
 """Runs the stages of one build through the cache."""
 
+import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -12,7 +13,7 @@ from buildlib.cache.key import StageKey
 from buildlib.cache.layout import CacheEntry
 from buildlib.cache.store import StageCache
 from buildlib.cancellation import check_cancelled
-from buildlib.errors import InputFileError
+from buildlib.errors import CacheError, InputFileError
 from buildlib.pipeline.code_digest import CodeDigest
 from buildlib.pipeline.stage import Stage
 from buildlib.toolchains.base import Toolchain
@@ -103,6 +104,14 @@ class StageRecord:
 OnStage = Callable[[StageRecord], None]
 
 
+def _check_room(cache_root: Path, needed: int) -> None:
+    free = shutil.disk_usage(cache_root).free
+    if free < needed:
+        sizes = f"about {needed >> 20:,} MiB are needed and {free >> 20:,} MiB free"
+        hint = "see `qnnfarm cache prune`, or set QNNFARM_CACHE_DIR"
+        raise CacheError(str(cache_root), f"{sizes}; {hint}")
+
+
 class StageRunner:
     """Runs stages through the cache, from any thread, and keeps a record of each.
 
@@ -110,6 +119,7 @@ class StageRunner:
         total: stages of the build; `None` while the number of parts is not known.
         watch: refuses changes of the user's files during the build.
         versions: of the toolchain.
+        needed_bytes: estimate of what the cache will take, if the first stage is not in it.
     """
 
     def __init__(
@@ -119,7 +129,9 @@ class StageRunner:
         self.total: int | None = None
         self.watch = SourceWatch(cache_root / MEMO_FILE)
         self.versions = dict(toolchain.versions())
+        self.needed_bytes = 0
         self._cache = cache
+        self._cache_root = cache_root
         self._on_stage = on_stage
         self._recording = threading.Lock()
         self._code = CodeDigest(Path(buildlib.__file__).parent)
@@ -140,6 +152,8 @@ class StageRunner:
         key = self._key(stage)
 
         def fill(folder: Path) -> None:
+            if not self.records:
+                _check_room(self._cache_root, self.needed_bytes)
             stage.run(folder)
             self.watch.check()  # or the content of the entry would not match its key
 

@@ -1,6 +1,7 @@
 """Sources of a build: an ONNX export with encodings, or a checkpoint."""
 
 import json
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from buildlib.errors import (
     InvalidOptionError,
     ModelNotFoundError,
 )
+from buildlib.files import check_file
 from buildlib.pipeline.options import MhaConfig
 
 CALIBRATION_TEXT = Path("text") / "calibration.txt"
@@ -67,6 +69,13 @@ class OnnxSource:
             files[ENCODINGS_FILE] = self.encodings
         return files
 
+    def weights(self) -> int:
+        """Return the number of weights."""
+        from buildlib.graph.files import load_model
+
+        held = (value.const_value for value in load_model(self.model).graph.initializers.values())
+        return sum(tensor.size for tensor in held if tensor is not None)
+
     def texts(self) -> dict[str, str]:
         """Return texts that decide the build, by the names of their files."""
         calibration = self.calibration_text
@@ -96,6 +105,12 @@ class CheckpointSource:
         paths = [self.folder / CONFIG_FILE, self.folder / TOKENIZER_FILE]
         paths += sorted(self.folder.glob("*.safetensors*"))
         return {path.name: path for path in paths if path.is_file()}
+
+    def weights(self) -> int:
+        """Return the number of weights."""
+        from buildlib.checkpoint.checkpoint import Checkpoint
+
+        return sum(math.prod(ref.shape) for ref in Checkpoint.load(self.folder).tensors.values())
 
     def texts(self) -> dict[str, str]:
         """Return texts that decide the build, by the names of their files."""
@@ -243,11 +258,11 @@ def find_source(
     """
     given = files or SourceFiles()
     folder = path.parent if path.is_file() else path
+    if not folder.is_dir():
+        raise ModelNotFoundError(ascii(str(path))[1:-1], "there is no such folder")
     if not _is_utf8(folder.resolve()):
         reason = "its path is no UTF-8, which metadata and tokenizers need; rename it"
         raise ModelNotFoundError(ascii(str(path)), reason)
-    if not folder.is_dir():
-        raise ModelNotFoundError(str(path), "there is no such folder")
     model = path if path.is_file() else _onnx_in(folder)
     if model is not None:
         return OnnxSource(
@@ -315,21 +330,31 @@ def _text_of(path: Path, folder: Path) -> str:
 
 
 def _require_file(path: Path, folder: Path) -> Path:
-    if not path.is_file():
-        shown = path.name if path.parent == folder else str(path)
-        raise ModelNotFoundError(str(folder), f"{shown} is missing")
+    shown = path.name if path.parent == folder else str(path)
+    try:
+        check_file(path)
+    except FileNotFoundError:
+        raise ModelNotFoundError(str(folder), f"{shown} is missing") from None
+    except OSError as error:
+        raise ModelNotFoundError(str(folder), f"{shown}: {error.strerror}") from error
     return path
 
 
 def _folder_text(folder: Path) -> str | None:
     path = folder / CALIBRATION_TEXT
     try:
-        if not path.is_file():
-            return None
+        check_file(path)
         size = path.stat().st_size
         if size > _MAX_TEXT_BYTES:
             reason = f"it has {size} bytes and may have {_MAX_TEXT_BYTES}; keep a part of it"
             raise InputFileError(str(path), reason)
-        return path.read_text(encoding="utf-8", errors="replace")
+        text = path.read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
     except OSError as error:
         raise InputFileError(str(path), error.strerror or str(error)) from error
+    except UnicodeDecodeError as error:
+        raise InputFileError(str(path), f"no text in UTF-8: {error.reason}") from error
+    if "\0" in text:
+        raise InputFileError(str(path), "no text: it holds NUL characters")
+    return text

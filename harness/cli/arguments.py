@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from buildlib.files import check_file
 from harness.errors import WrongUseError
 
 ContainerDir = Annotated[Path, typer.Argument(help="Folder of a container.")]
@@ -69,6 +70,7 @@ def read_text(path: Path) -> str:
         WrongUseError: it cannot be read as UTF-8.
     """
     try:
+        check_file(path)
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         said = "it is not UTF-8" if isinstance(error, UnicodeError) else error.strerror

@@ -3,6 +3,7 @@
 import contextlib
 import json as json_module
 import math
+import shutil
 import tempfile
 import time
 from dataclasses import asdict, dataclass
@@ -200,8 +201,9 @@ def build(
         check_replaceable(
             folder, exist_ok=overwrite, may_replace=is_container
         )  # before a long build
-        _refuse_unwritable(folder)
-        builds.append((name, builder.plan(), folder))
+        job = builder.plan()
+        _refuse_unwritable(folder, job.weights)
+        builds.append((name, job, folder))
     made = []
     for name, job, folder in builds:
         with StageProgress(name) as progress:
@@ -281,8 +283,8 @@ def place(out: Path, target: str, *, several: bool) -> Path:
     return out / target.replace(":", "-") if several else out
 
 
-def _refuse_unwritable(folder: Path) -> None:
-    """Check that a container can be written to a folder; leave nothing there.
+def _refuse_unwritable(folder: Path, size: int) -> None:
+    """Check that a container of `size` bytes can be written to a folder; leave nothing there.
 
     Raises:
         ContainerError: nothing can be made there.
@@ -297,6 +299,10 @@ def _refuse_unwritable(folder: Path) -> None:
             pass
     except OSError as error:
         raise ContainerError(str(folder), f"cannot be written ({error.strerror})") from error
+    free = shutil.disk_usage(there).free
+    if free < size and not folder.exists():
+        sizes = f"about {size >> 20:,} MiB are needed and {free >> 20:,} MiB free"
+        raise ContainerError(str(folder), f"{sizes}; free some, or name another folder")
 
 
 class StageProgress:

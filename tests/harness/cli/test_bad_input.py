@@ -3,12 +3,17 @@
 import contextlib
 import json
 import os
+import re
+import shutil
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from suites.models import tiny_llama
 from tests.buildlib.model_folders import copy_of_export
 from tests.command_line import Done, Started
 from tests.harness.cli.conftest import Run
@@ -65,6 +70,43 @@ def environment(cache: Path) -> dict[str, str]:
 
 def unfinished(cache: Path) -> list[Path]:
     return [path for path in cache.glob("model/.*") if path.is_dir()]
+
+
+@pytest.mark.parametrize("full", ["cache", "out"])
+def test_a_disk_that_is_too_small_is_told_before_the_first_stage(full: str, tmp_path: Path) -> None:
+    """In a mount namespace with a file system of 256 KiB; the user need not be root."""
+    small = tmp_path / "small"
+    small.mkdir()
+    places = {"cache": tmp_path / "cache", "out": tmp_path / "out"} | {full: small / full}
+    command = ["build", str(tiny_llama.folder()), "--target", "SM8750:emulator", "--ar", "1"]
+    command += ["--cl", "64", "--out", str(places["out"])]
+    alone = ["unshare", "-rm", "sh", "-c"]
+    if shutil.which("unshare") is None or subprocess.run([*alone, ":"], check=False).returncode:
+        pytest.skip("needs util-linux and user namespaces (kernel.unprivileged_userns_clone=1)")
+    mounted = f"mount -t tmpfs -o size=256k small {small} && mkdir {small}/cache"
+    done = subprocess.run(
+        [
+            "unshare",
+            "-rm",
+            "sh",
+            "-c",
+            f'{mounted} && exec "$@"',
+            "sh",
+            sys.executable,
+            "-m",
+            "harness.cli",
+            *command,
+        ],
+        env=environment(places["cache"]),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode != 0
+    *before, said = done.stderr.splitlines()
+    assert re.search("about [0-9]+ MiB are needed and 0 MiB free", said)
+    assert not before
 
 
 def test_a_bad_file_is_one_line(qnnfarm: Run, model: Path, tmp_path: Path) -> None:
