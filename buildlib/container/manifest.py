@@ -12,13 +12,11 @@ import json
 import re
 import stat
 from collections.abc import Mapping
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Final, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
-    AwareDatetime,
     BaseModel,
     ConfigDict,
     Field,
@@ -30,7 +28,7 @@ from buildlib.container.layout import METADATA, file_name_problem
 from buildlib.errors import ContainerError, ContainerVersionError
 from buildlib.validation import first_fault
 
-FORMAT_VERSION: Final = 3
+FORMAT_VERSION: Final = 4
 MAX_NAME: Final = 200
 """Characters of a model's name."""
 PRECISION: Final = "precision"
@@ -39,6 +37,8 @@ T = TypeVar("T")
 _MAX_BYTES = 16 * 1024 * 1024
 _FILES_ALONE = 2
 """Last format whose digest covers the files alone."""
+_DATED = 3
+"""Last format with `created_at`, in which alone equal builds differed."""
 _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 """Characters that a terminal obeys: controls, separators of lines, bidirectional controls."""
 
@@ -136,7 +136,7 @@ class ContainerMetadata(_Part):
             equal containers have equal ones, whenever and wherever they were built.
     """
 
-    format_version: Literal[2, 3] = FORMAT_VERSION
+    format_version: Literal[2, 3, 4] = FORMAT_VERSION
     container_type: Literal["GenAIContainer"] = "GenAIContainer"
     model: ModelRecord
     graphs: GraphsRecord
@@ -145,7 +145,6 @@ class ContainerMetadata(_Part):
     options: Mapping[str, Scalar | tuple[Scalar, ...]]
     files: Annotated[Mapping[str, FileRecord], Field(min_length=1)]
     container_sha256: Sha256
-    created_at: AwareDatetime
 
     @model_validator(mode="after")
     def _is_consistent(self) -> "ContainerMetadata":
@@ -167,7 +166,7 @@ class ContainerMetadata(_Part):
         return sum(record.size_bytes for record in self.files.values())
 
     def to_json(self) -> str:
-        """Return text in the order of the fields, with the time last."""
+        """Return text in the order of the fields."""
         return json.dumps(self.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n"
 
 
@@ -233,8 +232,11 @@ def parse_metadata(text: bytes, folder: str) -> ContainerMetadata:
         reason = f"has format {version}, this version reads up to {FORMAT_VERSION}; update qnnfarm"
         raise ContainerVersionError(folder, reason)
     try:
+        if version <= _DATED:
+            values.pop("created_at", None)
         if version == 1:  # all that version 2 has on top has a default
-            text = json.dumps(values | {"format_version": _FILES_ALONE}).encode()
+            values["format_version"] = _FILES_ALONE
+        text = json.dumps(values).encode()
         return ContainerMetadata.model_validate_json(text, strict=True)
     except ValidationError as error:
         fault = first_fault(error, ContainerMetadata)
@@ -249,7 +251,6 @@ def build_metadata(
     toolchain: Mapping[str, str],
     options: Mapping[str, Scalar | tuple[Scalar, ...]],
     files: Mapping[str, FileRecord],
-    created_at: datetime,
 ) -> ContainerMetadata:
     """Return a manifest with its content digest; mappings are sorted: equal content, equal text."""
     sorted_model = model.model_copy(
@@ -263,7 +264,6 @@ def build_metadata(
         options=_sorted(options),
         files=_sorted(files),
         container_sha256=container_digest(sorted_model, graphs, target, files),
-        created_at=created_at,
     )
 
 

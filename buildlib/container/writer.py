@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 
 from buildlib.cache.file_hashes import HashMemo
@@ -70,7 +69,6 @@ def write_container(
     dest: Path,
     *,
     exist_ok: bool = False,
-    created_at: datetime | None = None,
     validate: Callable[[Path], None] = check_genie_config,
 ) -> GenAIContainer:
     """Write a container; Genie validates its configuration before it appears.
@@ -91,7 +89,6 @@ def write_container(
             toolchain=draft.toolchain,
             options=draft.options,
             files=files,
-            created_at=created_at or datetime.now(UTC).replace(microsecond=0),
         )
         write_text(scratch / METADATA, metadata.to_json(), "configuration")
     return GenAIContainer(dest, metadata, draft.genie_config, draft.htp_config)

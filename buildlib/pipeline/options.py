@@ -66,6 +66,12 @@ class Options(BaseModel):
         return dict(by_dotted_keys(self.model_dump()))
 
 
+OneOrMore = Annotated[
+    tuple[PositiveInt, ...], BeforeValidator(lambda given: [given] if type(given) is int else given)
+]
+"""Numbers, of which one may stand without brackets."""
+
+
 class ARnContextLengthConfig(Options):
     """Shapes of the graphs: one for each AR (tokens per call) at each context length.
 
@@ -73,8 +79,8 @@ class ARnContextLengthConfig(Options):
         skip_ar_cl_conversion: keep the one (AR, CL) that the model has.
     """
 
-    auto_regression_number: tuple[PositiveInt, ...] = Field(default=(1, 128), min_length=1)
-    context_length: tuple[PositiveInt, ...] = Field(default=(4096,), min_length=1)
+    auto_regression_number: OneOrMore = Field(default=(1, 128), min_length=1)
+    context_length: OneOrMore = Field(default=(4096,), min_length=1)
     skip_ar_cl_conversion: bool = False
 
 

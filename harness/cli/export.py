@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 from harness.console import answers
-from harness.errors import WrongUseError
 
 
 def export(
@@ -17,11 +16,11 @@ def export(
     for_aimet: Annotated[
         bool,
         typer.Option(
-            "--for-aimet",
+            "--for-aimet/",
             help="With every weight a float32 initializer, as aimet-onnx needs them: it silently "
-            "leaves weights behind a Cast in float.",
+            "leaves weights behind a Cast in float. The only form, so it can be left out.",
         ),
-    ] = False,
+    ] = True,
     ar: Annotated[int, typer.Option(min=1, help="Tokens per graph call.")] = 128,
     cl: Annotated[int, typer.Option(min=2, help="Context length in tokens.")] = 4096,
 ) -> None:
@@ -34,8 +33,7 @@ def export(
     from buildlib.paths import user_path
     from buildlib.pipeline.aimet_export import export_for_aimet
 
-    if not for_aimet:
-        raise WrongUseError("say what for: --for-aimet is the only form yet")
+    del for_aimet  # true always
     path = export_for_aimet(model_dir, user_path(out), GraphShape(ar, cl))
     answers().print(
         f"{path}: float32, AR {ar}, CL {cl}; build it with `qnnfarm build {out} --encodings FILE`"

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -113,9 +114,11 @@ def _kind(info: "BinaryInfo | DlcInfo") -> str:
 
 
 def _print_manifest(console: "Console", container: "GenAIContainer") -> None:
+    from buildlib.container.layout import METADATA
     from buildlib.container.manifest import PRECISION
 
     metadata = container.metadata
+    written = (container.path / METADATA).stat().st_mtime
     target, graphs, model = metadata.target, metadata.graphs, metadata.model
     facts: dict[str, object] = {
         "model": f"{model.name} ({model.architecture})",
@@ -125,7 +128,7 @@ def _print_manifest(console: "Console", container: "GenAIContainer") -> None:
         "CL": ", ".join(map(str, graphs.context_lengths)),
         "parts": graphs.splits,
         "SHA-256": metadata.container_sha256,
-        "built": metadata.created_at,
+        "written": datetime.fromtimestamp(int(written), UTC),
         "precision": container.precision,
         **{
             f"stored {name}": value

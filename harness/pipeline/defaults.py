@@ -10,7 +10,7 @@ from buildlib.targets import parse_target
 from harness.pipeline.hub import find_model
 
 _CONTEXT, _PREFILL = 4096, 128
-_TEXTS = ("text/heldout.txt", "text/calibration.txt")
+_TEXT_FILE = "text/heldout.txt"  # not the one that quantization is calibrated on
 
 _TEXT = """\
 # A recipe of `qnnfarm pipeline run`; docs/pipeline.md explains every key.
@@ -58,7 +58,7 @@ def recipe_text(model: str, target: str) -> str:
     positions = _positions(folder)
     cl = min(_CONTEXT, positions)
     ar = _PREFILL if cl > 2 * _PREFILL else max(1, min(32, cl // 4))
-    text = next((name for name in _TEXTS if (folder / name).is_file()), None)
+    has_text = (folder / _TEXT_FILE).is_file()
     local = Path(model).expanduser().exists()
     return _TEXT.format(
         model=json.dumps(str(found.absolute()) if local else model),
@@ -66,7 +66,7 @@ def recipe_text(model: str, target: str) -> str:
         remark="   # the emulator; the phone is " + soc.soc.name if soc.emulator else "",
         ar=ar,
         cl=cl,
-        metrics=_NO_METRICS if text is None else _METRICS.format(text=text),
+        metrics=_METRICS.format(text=_TEXT_FILE) if has_text else _NO_METRICS,
         recipes="or " + ", ".join(name for name in RECIPES if name != "w8a16"),
     )
 

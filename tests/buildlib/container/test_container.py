@@ -3,7 +3,6 @@ import json
 import os
 import pickle
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -67,17 +66,12 @@ def test_nothing_appears_when_genie_refuses(draft: ContainerContents, tmp_path: 
     assert list(dest.parent.iterdir()) == []
 
 
-def test_the_same_build_twice_differs_in_its_time_alone(
+def test_equal_builds_are_equal_byte_for_byte(
     make_draft: Callable[[], ContainerContents], tmp_path: Path
 ) -> None:
-    for name, year in (("a", 2026), ("b", 2027)):
-        at = datetime(year, 1, 1, tzinfo=UTC)
-        write_container(make_draft(), tmp_path / name, created_at=at, validate=skip_genie)
-    first, second = snapshot(tmp_path / "a"), snapshot(tmp_path / "b")
-    texts = [files.pop("metadata.json").decode().splitlines() for files in (first, second)]
-    assert first == second
-    different = [pair for pair in zip(*texts, strict=True) if pair[0] != pair[1]]
-    assert [pair[0].split('"')[1] for pair in different] == ["created_at"]
+    for name in "ab":
+        write_container(make_draft(), tmp_path / name, validate=skip_genie)
+    assert snapshot(tmp_path / "a") == snapshot(tmp_path / "b")
 
 
 def test_save_copies(container: GenAIContainer, tmp_path: Path) -> None:
@@ -276,7 +270,7 @@ def test_a_container_of_an_older_version_tells_no_precision(container: GenAICont
 
 
 def test_later_format_is_refused(container: GenAIContainer) -> None:
-    edit(container, lambda values: values.update(format_version=4))
+    edit(container, lambda values: values.update(format_version=5))
     with pytest.raises(ContainerVersionError, match="update qnnfarm"):
         GenAIContainer.load(container.path)
 

@@ -20,6 +20,7 @@ from buildlib.quantize.recipe import complete_encodings, matrix_uses
 from buildlib.reference.feeds import CallInputs
 from buildlib.reference.host_loop import HostLoop
 from buildlib.reference.runners import OnnxRunner, read_ports
+from tests.command_line import qnnfarm
 
 SHAPE = GraphShape(16, 48)
 
@@ -55,6 +56,17 @@ def test_an_export_of_an_export_is_the_same_model(exported: Path, tmp_path: Path
     again = export_for_aimet(exported.parent, tmp_path / "again", SHAPE)
     tokens = list(range(2, 34))
     assert (logits(again, tokens) == logits(exported, tokens)).all()
+
+
+def test_the_command_writes_the_same_with_and_without_its_only_form(
+    exported: Path, tiny: Path, tmp_path: Path
+) -> None:
+    for name, form in (("named", ["--for-aimet"]), ("plain", [])):
+        shape = ("--ar", str(SHAPE.ar), "--cl", str(SHAPE.cl))
+        done = qnnfarm("export", tiny, "--out", tmp_path / name, *shape, *form)
+        assert done.returncode == 0, done.stderr
+        for path in exported.parent.iterdir():
+            assert (tmp_path / name / path.name).read_bytes() == path.read_bytes()
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of its own functions

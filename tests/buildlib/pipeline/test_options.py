@@ -28,6 +28,11 @@ def test_targets_are_a_list(builder: GenAIBuilderHTP) -> None:
         builder.set_targets("chipset:SM8750")
 
 
+def test_one_number_may_stand_without_brackets(builder: GenAIBuilderHTP) -> None:
+    builder.set_transformation_options({"arn_cl_options.context_length": 192})
+    assert {shape.cl for shape in builder.plan().plan.shapes} == {192}
+
+
 @pytest.mark.parametrize("apart", [False, True])
 def test_parts_are_no_more_than_layers(builder: GenAIBuilderHTP, *, apart: bool) -> None:
     options = {"split_model.split_lm_head": apart, "split_model.num_splits": 2 + apart}

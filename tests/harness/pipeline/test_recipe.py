@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -108,7 +109,18 @@ def test_the_first_recipe_of_a_model_is_a_recipe(tmp_path: Path) -> None:
     sizes = config.settings.generator_config
     assert (sizes.sequence_length, sizes.context_length) == (128, 512)
     assert config.settings.evaluator_config is not None
+    (metric,) = config.settings.evaluator_config.metrics
+    assert metric.dataset == "text/heldout.txt"
     assert config.settings.soc_details == "SM8650"
+
+
+def test_a_first_recipe_measures_nothing_on_the_calibration_text(tmp_path: Path) -> None:
+    for name in ("config.json", "text/calibration.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(tiny_llama.folder() / name, tmp_path / name)
+    path = tmp_path / "recipe.yaml"
+    path.write_text(recipe_text(str(tmp_path), "SM8650"))
+    assert LLMPipelineConfig.of(Recipe.from_file(path)).settings.evaluator_config is None
 
 
 def test_the_recipe_of_the_reference_model_is_one() -> None:
