@@ -1,7 +1,7 @@
 """Faults that pydantic finds, in our words: where, what is allowed, and the nearest known key."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import get_args
@@ -82,6 +82,13 @@ _SHOWN = 40
 
 
 @dataclass(frozen=True, slots=True)
+class FormerKey:
+    """Annotation of a field: a name that documents give its key, and that is none any more."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class Fault:
     """One fault.
 
@@ -137,8 +144,8 @@ def reason_for(found: ErrorDetails, model: type[BaseModel] | None = None) -> str
     if kind == _TAG:
         return f"there is no kind {context['tag']!r}, but {context['expected_tags']}"
     if kind == _NO_SUCH_KEY:
-        keys = {key for each in _models_at(model, location[:-1]) for key in _fields(each)}
-        near = nearest_key(str(location[-1]), keys)
+        models = _models_at(model, location[:-1])
+        near = nearest_key(str(location[-1]), _hints(models))
         return _REASONS[kind] + (f": did you mean {near}?" if near else "")
     if kind in _REASONS:
         return _REASONS[kind].format_map(
@@ -149,11 +156,24 @@ def reason_for(found: ErrorDetails, model: type[BaseModel] | None = None) -> str
     return _SHOULD.sub("must ", found["msg"]) if " should be " in found["msg"] else _OTHERWISE
 
 
-def nearest_key(given: str, keys: Iterable[str]) -> str | None:
-    """Return the key that an unknown one is nearest to, in whatever case it is written."""
-    by_lower = {key.lower(): key for key in keys}
+def nearest_key(given: str, hints: Mapping[str, str]) -> str | None:
+    """Return the key that an unknown one is nearest to, in whatever case it is written.
+
+    Args:
+        hints: each key, by the names that it has and had.
+    """
+    by_lower = {name.lower(): key for name, key in hints.items()}
     near = get_close_matches(given.lower(), by_lower, 1)
     return by_lower[near[0]] if near else None
+
+
+def _hints(models: Iterable[type[BaseModel]]) -> dict[str, str]:
+    """Return the keys of models, each by the names that it has and had."""
+    found: dict[str, str] = {}
+    for key, field in (pair for model in models for pair in _fields(model).items()):
+        found |= {former.name: key for former in field.metadata if isinstance(former, FormerKey)}
+        found[key] = key
+    return found
 
 
 class _Context(dict[str, object]):

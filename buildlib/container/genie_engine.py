@@ -26,6 +26,7 @@ from buildlib.container.config_model import (
     refuse,
 )
 from buildlib.container.genie_positions import PositionalEncoding
+from buildlib.validation import FormerKey
 
 KvUpdateMethod = Literal["POINTER_SHIFT", "SHIFT_CONCAT", "SMART_MASK", "NATIVE_KV"]
 
@@ -164,7 +165,7 @@ class LoraAdapter(GenieModel):
 
     version: Version = 1
     name: Text
-    path: Text | None = None
+    path: Annotated[Text | None, FormerKey("lora-weights-dir")] = None
     bin_sections: tuple[str, ...] | None = None
     alphas: Texts | None = None
 

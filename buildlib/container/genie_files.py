@@ -194,7 +194,7 @@ def kind_of(text: bytes, path: str) -> ConfigKind:
     for kind in KINDS:
         if not values.keys().isdisjoint(kind.keys):
             return kind
-    known = [key for kind in KINDS for key in kind.keys]
+    known = {key: key for kind in KINDS for key in kind.keys}
     near = next(filter(None, (nearest_key(key, known) for key in values)), None)
     hint = f": did you mean {near}?" if near else f" (one of {', '.join(known)} tells it)"
     raise GenieConfigError(path, f"its kind cannot be told{hint}")

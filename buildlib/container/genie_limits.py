@@ -86,12 +86,6 @@ _RULES = (
     _htp(
         "shared-engine", "shared-engine", "ends the emulator (SIGSEGV)", lambda h: h.shared_engine
     ),
-    _htp(
-        "kv-update-method",
-        "NATIVE_KV",
-        "gives another text on the emulator",
-        lambda htp: htp.kv_update_method == "NATIVE_KV",
-    ),
     _Rule(Limit("/longcontext", *_KEYDIFF), _scores),
     _Rule(Limit("/cache-groups", *_KEYDIFF), _scores_groups),
     _Rule(

@@ -18,6 +18,7 @@ from buildlib.container.layout import has_file
 from harness.errors import PromptTooLongError, WrongUseError
 from harness.results.records import JsonScalar
 from harness.runtimes.context_limit import ContextLimit
+from harness.runtimes.files import check_limits, target_of
 
 _Text = Annotated[str, Field(min_length=1, max_length=1000, pattern=r"\A[^\x00]+\Z")]
 _Strength = Annotated[float, Field(ge=-1000, le=1000, allow_inf_nan=False)]
@@ -115,10 +116,12 @@ class DialogSettings(BaseModel):
             WrongUseError: the container has no such adapter, or not all files of `genie_config`, or
                 Genie cannot run the two together.
             BuildError: `genie_config` cannot be read.
+            ConfigurationLimitError: the container's target cannot run `genie_config`.
         """
         config = container.genie_config
         if self.genie_config is not None:
             config = GenieConfig.from_file(resolve(self.genie_config))
+            check_limits(config, self.genie_config, target_of(container))
             for name in config.referenced_files:
                 if not has_file(container.metadata.files, name):
                     raise WrongUseError(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from buildlib.container.container import GenAIContainer
 from buildlib.container.genie_limits import find_limits
+from buildlib.container.text_embedding import Configuration
 from buildlib.targets import Target, parse_target
 from harness.deploy.deployment import DeployFile
 from harness.devices.base import DeviceProperties
@@ -29,19 +30,22 @@ def open_container(folder: Path) -> GenAIContainer:
         ConfigurationLimitError: it cannot run anywhere.
     """
     container = GenAIContainer.load(folder)
-    check_limits(container)
+    check_limits(container.configuration, str(container.path), target_of(container))
     return container
 
 
-def check_limits(container: GenAIContainer) -> None:
+def check_limits(config: Configuration, path: str, target: Target) -> None:
     """Refuse a configuration that its target cannot run, though Genie's parser takes it.
+
+    Args:
+        path: what errors call it.
 
     Raises:
         ConfigurationLimitError: such a part is in it.
     """
-    limits = find_limits(container.configuration, emulator=target_of(container).emulator)
+    limits = find_limits(config, emulator=target.emulator)
     if limits:
-        raise ConfigurationLimitError(str(container.path), "; ".join(map(str, limits)))
+        raise ConfigurationLimitError(path, "; ".join(map(str, limits)))
 
 
 def check_fit(container: GenAIContainer, device: DeviceProperties) -> None:
@@ -51,8 +55,8 @@ def check_fit(container: GenAIContainer, device: DeviceProperties) -> None:
         ConfigurationLimitError: as `check_limits`.
         RuntimeChoiceError: another ABI, or another Hexagon architecture than the device's.
     """
-    check_limits(container)
     target = target_of(container)
+    check_limits(container.configuration, str(container.path), target)
     abis = (_EMULATOR_ABI,) if target.emulator else _HARDWARE_ABIS
     if device.abi not in abis:
         built = f"the container is for {target}, which is {abis[0]}"

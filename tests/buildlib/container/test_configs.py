@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from buildlib.container.genie_config import Context, GenieConfig, basic_dialog
 from buildlib.container.genie_decoding import Sampler, TokenPenalty
+from buildlib.container.genie_engine import LoraAdapter
 from buildlib.container.genie_positions import RopeScaling
 from buildlib.container.genie_validator import check_genie_config, check_genie_text
 from buildlib.container.htp_config import HtpConfig, HtpContext, htp_config
@@ -100,6 +101,12 @@ def test_greedy_that_something_else_makes_so_is_kept(rest: str) -> None:
 def test_what_a_file_must_not_say(text: str, said: str) -> None:
     with pytest.raises(GenieConfigError, match=said):
         Sampler.from_json(text)
+
+
+def test_a_key_of_older_documents_is_hinted_at_what_it_became() -> None:
+    text = '{"version": 1, "name": "a", "lora-weights-dir": "lora/a"}'
+    with pytest.raises(GenieConfigError, match="/lora-weights-dir: unknown key: did you mean path"):
+        LoraAdapter.from_json(text)
 
 
 def test_the_validator_reads_the_folder(genie_config: GenieConfig, tmp_path: Path) -> None:

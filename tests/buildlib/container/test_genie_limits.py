@@ -16,7 +16,7 @@ ON_EMULATOR = {
     "QnnHtp spill-fill-bufsize": ["/dialog/engine/backend/QnnHtp/spill-fill-bufsize"],
     "QnnHtp direct-io": ["/dialog/engine/backend/QnnHtp/direct-io"],
     "QnnHtp shared-engine": ["/dialog/engine/backend/QnnHtp/shared-engine"],
-    "QnnHtp kv-update-method NATIVE_KV": ["/dialog/engine/backend/QnnHtp/kv-update-method"],
+    "QnnHtp kv-update-method NATIVE_KV": [],
     "QnnHtp enable-graph-switching": ["/dialog/engine/backend/QnnHtp/enable-graph-switching"],
     "QnnHtp skip-lora-validation": ["/dialog/engine/backend/QnnHtp/skip-lora-validation"],
     "longcontext keydiff": ["/dialog/engine/longcontext"],

@@ -81,6 +81,7 @@ RUNS: dict[str, dict[str, object]] = {
     "QnnHtp kv-update-method POINTER_SHIFT": {f"{HTP}/kv-update-method": "POINTER_SHIFT"},
     "QnnHtp kv-update-method SHIFT_CONCAT": {f"{HTP}/kv-update-method": "SHIFT_CONCAT"},
     "QnnHtp kv-update-method SMART_MASK": {f"{HTP}/kv-update-method": "SMART_MASK"},
+    "QnnHtp kv-update-method NATIVE_KV": {f"{HTP}/kv-update-method": "NATIVE_KV"},
     "longcontext sliding-window": {
         "dialog/engine/longcontext": WINDOW, "dialog/context/size": 400,
     },

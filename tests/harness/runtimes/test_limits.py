@@ -11,6 +11,7 @@ from buildlib.container.writer import ContainerContents, write_container
 from buildlib.targets import parse_target
 from harness.errors import ConfigurationLimitError
 from harness.exit_codes import NO_ANSWER
+from harness.runtimes.dialog_settings import DialogSettings
 from harness.runtimes.files import open_container
 from tests import command_line
 
@@ -43,6 +44,17 @@ def test_it_is_refused_by_its_pointer(direct: Path) -> None:
     )
     assert done.returncode == NO_ANSWER
     assert "direct-io fails on the emulator" in done.stderr  # and nobody looked for the device
+
+
+def test_another_configuration_for_a_container_has_the_same_limits(
+    direct: Path, tiny_bundle: Path
+) -> None:
+    container = GenAIContainer.load(tiny_bundle)
+    settings = DialogSettings(genie_config=str(direct / "genie_config.json"))
+    with pytest.raises(
+        ConfigurationLimitError, match=r"genie_config\.json cannot run: .*direct-io"
+    ):
+        settings.config_of(container)
 
 
 def test_others_are_opened(tiny_bundle: Path) -> None:
