@@ -22,7 +22,7 @@ import onnx_ir as ir
 
 from buildlib.checkpoint.checkpoint import Checkpoint
 from buildlib.checkpoint.config import DecoderConfig
-from buildlib.checkpoint.tensor_file import TensorRef
+from buildlib.checkpoint.tensor_file import TensorRef, read_header
 from buildlib.embedding.extraction import find_lookup, table_of
 from buildlib.encodings.model import Encoding, Encodings
 from buildlib.errors import CalibrationError, ModelFileError
@@ -41,26 +41,29 @@ from buildlib.reference.host_loop import HostLoop
 from buildlib.reference.runners import Arrays, OnnxRunner
 
 DRAFT_FILE = "draft_model.onnx"
+FC_FILE = "fc.safetensors"
 FC_EMBEDDING = "fc.embedding.weight"
 FC_HIDDEN = "fc.hidden.weight"
 """Matrices [hidden, hidden] on embeddings and hidden states, whose sum enters the first layer."""
 
-_ROWS = frozenset({"Reshape", "Cast", "Gemm", "MatMul", "Add"})
+_ROWS = frozenset({"Reshape", "Cast", "Gemm", "MatMul", "Add", "Mul", "Div", "Tanh"})
+"""Operators between the final norm and the logits, which may be scaled and soft-capped."""
 Array = npt.NDArray[np.float32]
 
 
 def export_draft(head: Path, shape: GraphShape) -> Path:
-    """Write `draft_model.onnx` for a trained head of a Llama-like target, beside its tensors.
+    """Write `draft_model.onnx` for a trained head, beside its tensors.
 
     Args:
-        head: a checkpoint folder with the head's layers, the target's embedding table, and the two
-            matrices `fc.*`.
+        head: a checkpoint folder of the target's family with the head's layers, tied to the
+            target's output projection in place of an embedding; and `fc.safetensors` with the two
+            matrices `fc.*`, which take rows of the target's embedding table, and hidden states.
         shape: of the ONNX.
 
     Raises:
-        CheckpointError: the checkpoint is not one, or has no such matrices.
+        CheckpointError: the checkpoint is not one, or the matrices are missing.
     """
-    checkpoint = Checkpoint.load(head)
+    checkpoint, matrices = Checkpoint.load(head), read_header(head / FC_FILE)
     config, builder = checkpoint.config, GraphBuilder()
     row = (1, shape.ar, config.hidden_size)
     shapes: dict[str, tuple[int, ...]]
@@ -70,7 +73,7 @@ def export_draft(head: Path, shape: GraphShape) -> Path:
     inputs = {name: builder.input(name, ir.DataType.FLOAT, dims) for name, dims in shapes.items()}
     flat = builder.shape(-1, config.hidden_size)
     halves = [
-        _projected(builder, inputs[name], flat, _tensor(checkpoint, weight))
+        _projected(builder, inputs[name], flat, _tensor(head, matrices, weight))
         for name, weight in (
             (interface.INPUTS_EMBEDS, FC_EMBEDDING),
             (interface.HIDDEN_STATES, FC_HIDDEN),
@@ -92,10 +95,20 @@ def _projected(
     return builder.op("Gemm", [rows, builder.weight(weight)], f"{value.name}_fc", transB=1)
 
 
-def _tensor(checkpoint: Checkpoint, name: str) -> TensorRef:
-    if name not in checkpoint.tensors:
-        raise ModelFileError(checkpoint.folder, f"the head has no {name}")
-    return checkpoint.tensors[name]
+def _tensor(head: Path, matrices: Mapping[str, TensorRef], name: str) -> TensorRef:
+    if name not in matrices:
+        raise ModelFileError(head / FC_FILE, f"the head has no {name}")
+    return matrices[name]
+
+
+def head_config(target: Mapping[str, Any], n_layers: int) -> dict[str, Any]:
+    """Return the `config.json` of a head for that of its target.
+
+    All layers of a head see the whole context and have rotary positions, those of the target's
+    layers without a sliding window.
+    """
+    kinds = {"layer_types": ["full_attention"] * n_layers, "no_rope_layers": [1] * n_layers}
+    return {**target, "num_hidden_layers": n_layers, "sliding_window": None, **kinds}
 
 
 def _final_norm(model: ir.Model) -> ir.Value | None:
@@ -185,9 +198,8 @@ class DraftHead:
         return cls(path, len(layers), logits[2])
 
     def write_config(self, target: Path, path: Path) -> None:
-        """Write the target's `config.json` with the head's number of layers."""
-        values = json.loads(target.read_text(encoding="utf-8"))
-        values["num_hidden_layers"] = self.n_layers
+        """Write the `config.json` of the head for that of its target."""
+        values = head_config(json.loads(target.read_text(encoding="utf-8")), self.n_layers)
         atomic_write_bytes(path, json.dumps(values, indent=2).encode())
 
 

@@ -41,6 +41,7 @@ from harness.cli import (
     pool,
     results,
     run,
+    train,
 )
 from harness.console import visible
 from harness.errors import WrongUseError, one_line
@@ -73,6 +74,7 @@ def build_app() -> typer.Typer:
     app.command("build")(build.build)
     app.add_typer(pipeline.app, name="pipeline")
     app.command("export")(export.export)
+    app.add_typer(train.app, name="train")
     app.command("inspect")(inspect.inspect)
     app.add_typer(config.app, name="config")
     app.command("generate")(generate.generate)

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,24 +11,6 @@ from suites.models.tiny_llama.architecture import Architecture
 
 Parameters = Mapping[str, Tensor]
 """Keys and shapes are those of `Architecture.tensor_shapes`."""
-
-Cache = tuple[Tensor, Tensor]
-"""Rotated keys and values of a layer, each `[batch, n_kv, length, head_dim]`."""
-
-
-@dataclass(frozen=True)
-class Seen:
-    """Keys and values before those of the tokens, and who sees what.
-
-    Attributes:
-        keys: rotated, `[batch, n_kv, earlier, head_dim]`.
-        values: of the same shape.
-        mask: true where a token sees a key, `[batch, 1, length, earlier + length]`.
-    """
-
-    keys: Tensor
-    values: Tensor
-    mask: Tensor
 
 
 def initial_parameters(architecture: Architecture, seed: int) -> dict[str, Tensor]:
@@ -52,28 +33,19 @@ def initial_parameters(architecture: Architecture, seed: int) -> dict[str, Tenso
 
 def logits(architecture: Architecture, parameters: Parameters, ids: Tensor) -> Tensor:
     """Return scores of the next token `[batch, length, vocab]` for `ids` `[batch, length]`."""
-    hidden, _ = hidden_states(architecture, parameters, ids)
-    return F.linear(hidden, parameters["model.embed_tokens.weight"])
-
-
-def hidden_states(
-    architecture: Architecture, parameters: Parameters, ids: Tensor
-) -> tuple[Tensor, list[Cache]]:
-    """Return hidden states after the final norm `[batch, length, hidden]`, and each layer's cache.
-
-    The output projection takes them; Genie calls them `last_hidden_states`.
-    """
-    positions = torch.arange(ids.shape[1])
-    hidden = F.embedding(ids, parameters["model.embed_tokens.weight"])
-    caches = []
+    table = parameters["model.embed_tokens.weight"]
+    rotation = _rotation(architecture, torch.arange(ids.shape[1]))
+    hidden = F.embedding(ids, table)
     for index in range(architecture.num_hidden_layers):
-        layer = layer_parameters(parameters, index)
-        hidden, cache = decoder_layer(architecture, layer, hidden, positions)
-        caches.append(cache)
-    return rms_norm(architecture, hidden, parameters["model.norm.weight"]), caches
+        layer = _layer_parameters(parameters, index)
+        normed = rms_norm(architecture, hidden, layer["input_layernorm.weight"])
+        hidden = hidden + _attention(architecture, layer, normed, rotation)
+        normed = rms_norm(architecture, hidden, layer["post_attention_layernorm.weight"])
+        hidden = hidden + _mlp(layer, normed)
+    return F.linear(rms_norm(architecture, hidden, parameters["model.norm.weight"]), table)
 
 
-def layer_parameters(parameters: Parameters, index: int) -> dict[str, Tensor]:
+def _layer_parameters(parameters: Parameters, index: int) -> dict[str, Tensor]:
     """Return parameters of one decoder layer, without the prefix of its number."""
     prefix = f"model.layers.{index}."
     return {
@@ -83,36 +55,13 @@ def layer_parameters(parameters: Parameters, index: int) -> dict[str, Tensor]:
     }
 
 
-def decoder_layer(
-    architecture: Architecture,
-    layer: Parameters,
-    hidden: Tensor,
-    positions: Tensor,
-    seen: Seen | None = None,
-) -> tuple[Tensor, Cache]:
-    """Return hidden states `[batch, length, hidden]` after one layer, and its keys and values.
-
-    Args:
-        architecture: sizes of the model.
-        layer: its parameters, as `layer_parameters` gives them.
-        hidden: before the layer.
-        positions: of the tokens, `[length]` or `[batch, length]`.
-        seen: earlier keys and values, and what each token may see; without it, attention is causal.
-    """
-    normed = rms_norm(architecture, hidden, layer["input_layernorm.weight"])
-    mixed, cache = _attention(architecture, layer, normed, _rotation(architecture, positions), seen)
-    hidden = hidden + mixed
-    normed = rms_norm(architecture, hidden, layer["post_attention_layernorm.weight"])
-    return hidden + _mlp(layer, normed), cache
-
-
 def rms_norm(architecture: Architecture, hidden: Tensor, weight: Tensor) -> Tensor:
     """Normalize the last dimension."""
     return F.rms_norm(hidden, weight.shape, weight, architecture.rms_norm_eps)
 
 
 def _rotation(architecture: Architecture, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Return cosine and sine `[..., 1, length, head_dim]`, each frequency once for both halves."""
+    """Return cosine and sine `[1, length, head_dim]`, each frequency once for both halves."""
     half = torch.arange(0, architecture.head_dim, 2) / architecture.head_dim
     angles = positions[..., None] * architecture.rope_theta**-half
     angles = torch.cat((angles, angles), dim=-1).unsqueeze(-3)
@@ -130,26 +79,19 @@ def _attention(
     layer: Parameters,
     hidden: Tensor,
     rotation: tuple[Tensor, Tensor],
-    seen: Seen | None,
-) -> tuple[Tensor, Cache]:
+) -> Tensor:
     def heads(name: str) -> Tensor:
         flat = F.linear(hidden, layer[f"self_attn.{name}.weight"])
         return flat.unflatten(-1, (-1, architecture.head_dim)).transpose(1, 2)
 
-    made = _rotate(heads("k_proj"), *rotation), heads("v_proj")
-    keys, values = made
-    if seen is not None:
-        keys = torch.cat((seen.keys, keys), dim=2)
-        values = torch.cat((seen.values, values), dim=2)
     group = architecture.num_attention_heads // architecture.num_key_value_heads
     mixed = F.scaled_dot_product_attention(
         _rotate(heads("q_proj"), *rotation),
-        keys.repeat_interleave(group, dim=1),
-        values.repeat_interleave(group, dim=1),
-        attn_mask=None if seen is None else seen.mask,
-        is_causal=seen is None,
+        _rotate(heads("k_proj"), *rotation).repeat_interleave(group, dim=1),
+        heads("v_proj").repeat_interleave(group, dim=1),
+        is_causal=True,
     )
-    return F.linear(mixed.transpose(1, 2).flatten(2), layer["self_attn.o_proj.weight"]), made
+    return F.linear(mixed.transpose(1, 2).flatten(2), layer["self_attn.o_proj.weight"])
 
 
 def _mlp(layer: Parameters, hidden: Tensor) -> Tensor:

@@ -13,14 +13,7 @@ from suites.models import tiny_llama
 from suites.models.tiny_llama.architecture import Architecture
 from suites.models.tiny_llama.numpy_model import load_weights
 from suites.models.tiny_llama.tokens import load_tokenizer, stream
-from suites.models.tiny_llama.torch_model import (
-    Parameters,
-    Seen,
-    decoder_layer,
-    hidden_states,
-    layer_parameters,
-    rms_norm,
-)
+from suites.models.tiny_llama.torch_model import Parameters
 
 
 @dataclass(frozen=True)
@@ -40,34 +33,6 @@ class TrainedModel:
         parameters = {name: torch.from_numpy(array) for name, array in load_weights(folder).items()}
         ids = torch.from_numpy(stream(load_tokenizer(folder), architecture, text))
         return cls(architecture, parameters, ids)
-
-    @property
-    def embedding(self) -> Tensor:
-        """Table of the tokens, `[vocab, hidden]`; also the output projection."""
-        return self.parameters["model.embed_tokens.weight"]
-
-    def windows(self, count: int, length: int, generator: torch.Generator) -> Tensor:
-        """Draw random windows of the text `[count, length]`, led by begin-of-text as in Genie."""
-        return random_windows(self.ids, count, length, generator, self.architecture.bos_token_id)
-
-    def continued(self, prompts: Tensor, n_tokens: int) -> Tensor:
-        """Continue prompts `[batch, length]` by the most probable tokens, `n_tokens` each."""
-        sizes, ids = self.architecture, prompts
-        with torch.no_grad():
-            _, caches = hidden_states(sizes, self.parameters, ids[:, :-1])
-            for _ in range(n_tokens):
-                hidden = self.embedding[ids[:, -1:]]
-                positions = torch.tensor([ids.shape[1] - 1])
-                for index, (keys, values) in enumerate(caches):
-                    mask = torch.ones(len(ids), 1, 1, keys.shape[2] + 1, dtype=torch.bool)
-                    layer = layer_parameters(self.parameters, index)
-                    seen = Seen(keys, values, mask)
-                    hidden, made = decoder_layer(sizes, layer, hidden, positions, seen)
-                    caches[index] = torch.cat((keys, made[0]), 2), torch.cat((values, made[1]), 2)
-                normed = rms_norm(sizes, hidden, self.parameters["model.norm.weight"])
-                token = (normed @ self.embedding.T).argmax(-1)
-                ids = torch.cat((ids, token), dim=1)
-        return ids
 
 
 def start_training(
@@ -101,28 +66,24 @@ def random_windows(
 def descend(
     groups: Iterable[dict[str, object]],
     steps: int,
-    loss_of: Callable[[], tuple[Tensor, str]],
-    after: Callable[[], None] = lambda: None,
+    loss_of: Callable[[], Tensor],
 ) -> None:
     """Run Adam on parameter groups; the rate of each falls by a cosine to a tenth.
 
     Args:
         groups: as `torch.optim.Adam` takes them.
         steps: of descent.
-        loss_of: gives the loss of a fresh batch, and words to print with it.
-        after: called after each step, to keep parameters within bounds.
+        loss_of: gives the loss of a fresh batch.
     """
     optimizer = torch.optim.Adam(list(groups))
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     began = time.monotonic()
     for step in range(steps):
-        loss, words = loss_of()
+        loss = loss_of()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         schedule.step()
-        with torch.no_grad():
-            after()
         if step % 50 == 0 or step == steps - 1:
             seconds = time.monotonic() - began
-            print(f"step {step:5d}  loss {loss.item():.3f}  {words}  {seconds:5.0f} s", flush=True)
+            print(f"step {step:5d}  loss {loss.item():.3f}  {seconds:5.0f} s", flush=True)

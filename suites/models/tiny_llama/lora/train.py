@@ -77,12 +77,12 @@ def train(model: TrainedModel, recipe: Recipe, ids: Tensor) -> Adapter:
     generator = torch.Generator().manual_seed(recipe.seed)
     adapter = initial_adapter(model, recipe, generator)
 
-    def loss_of() -> tuple[Tensor, str]:
+    def loss_of() -> Tensor:
         bos = model.architecture.bos_token_id
         windows = random_windows(ids, recipe.windows, recipe.window_length, generator, bos)
         parameters = adapted(model, adapter, recipe.scale)
         scores = logits(model.architecture, parameters, windows[:, :-1])
-        return F.cross_entropy(scores.flatten(0, 1), windows[:, 1:].flatten()), ""
+        return F.cross_entropy(scores.flatten(0, 1), windows[:, 1:].flatten())
 
     matrices = [matrix for pair in adapter.values() for matrix in pair]
     descend([{"params": matrices, "lr": recipe.rate}], recipe.steps, loss_of)

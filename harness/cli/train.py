@@ -1,0 +1,224 @@
+"""`qnnfarm train`: what speculation needs beside a model, trained with torch."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from harness.cli.arguments import Json
+from harness.console import answers, print_json, print_remark, progress
+from harness.errors import WrongUseError, one_line
+from harness.words import pluralize
+
+if TYPE_CHECKING:
+    from buildlib.training.descent import Descent, Watcher
+    from buildlib.training.frozen_model import FrozenModel
+
+app = typer.Typer(
+    help="Train what speculation needs beside a model, which itself stays as it is.",
+    no_args_is_help=True,
+)
+
+ModelDir = Annotated[
+    Path,
+    typer.Argument(help="A checkpoint in Hugging Face layout, of a family that transformers has."),
+]
+Text = Annotated[
+    Path,
+    typer.Option(help="Text like what the model is to write, in UTF-8; some 100 kB do."),
+]
+Minutes = Annotated[
+    float, typer.Option(min=0.1, help="Most time to train, with that before an interruption.")
+]
+Steps = Annotated[
+    int,
+    typer.Option(min=1, help="Most steps. Trainings that these end, not the time, are repeatable."),
+]
+Seed = Annotated[int, typer.Option(min=0, help="Of what is drawn at random.")]
+TorchDevice = Annotated[
+    str | None,
+    typer.Option(
+        "--device", help="Where torch computes: cpu, cuda, cuda:1; by default a GPU if it has one."
+    ),
+]
+_MINUTES = 8.0
+_STEPS = 1000
+_LINE_EVERY_S = 30.0
+
+
+@app.command("forecast")
+def forecast(
+    model_dir: ModelDir,
+    text: Text,
+    out: Annotated[Path, typer.Option(help="File to write.")] = Path("ssd_tensor.safetensors"),
+    tokens: Annotated[
+        int, typer.Option(min=1, max=16, help="Forecast tokens: `forecast_token_count`.")
+    ] = 4,
+    prefix: Annotated[
+        int, typer.Option(min=1, max=64, help="Length of the prefix: `forecast_prefix`.")
+    ] = 16,
+    minutes: Minutes = _MINUTES,
+    steps: Steps = _STEPS,
+    seed: Seed = 1,
+    device: TorchDevice = None,
+    json: Json = False,
+) -> None:
+    """Train forecast tokens and their prefix, for self-speculative decoding (SSD).
+
+    Build with the file: `-O speculative_config.ssd_tensor_file=FILE`. A training that was
+    interrupted goes on where the same command is given again.
+    """
+    if out.suffix != ".safetensors" or out.is_dir():
+        raise WrongUseError(f"{out} cannot be written: name a file that ends in .safetensors")
+
+    def train(model: "FrozenModel", descent: "Descent", watcher: "Watcher") -> float:
+        from buildlib.training.forecast import ForecastRecipe, train_forecast
+
+        recipe = ForecastRecipe(forecast_tokens=tokens, prefix_length=prefix)
+        return train_forecast(model, recipe, descent, watcher, out)
+
+    settings = {"kind": "forecast", "tokens": tokens, "prefix": prefix, "seed": seed}
+    request = _Request(model_dir, text, out, minutes, steps, seed, device, settings)
+    _run(request, train, f"speculative_config.ssd_tensor_file={out}", json=json)
+
+
+@app.command("draft")
+def draft(
+    model_dir: ModelDir,
+    text: Text,
+    out: Annotated[Path, typer.Option(help="Folder to write.")] = Path("eaglet"),
+    minutes: Minutes = _MINUTES,
+    steps: Steps = _STEPS,
+    seed: Seed = 1,
+    device: TorchDevice = None,
+    json: Json = False,
+) -> None:
+    """Train a draft head on the model's hidden states, for Eaglet.
+
+    Build with its ONNX: `-O speculative_config.draft_model_path=FOLDER/draft_model.onnx`. A
+    training that was interrupted goes on where the same command is given again.
+    """
+    head = out / "draft_model.onnx"
+    if out.exists() and not head.exists() and (out.is_file() or any(out.iterdir())):
+        raise WrongUseError(f"{out} holds something else than a draft head: name another folder")
+
+    def train(model: "FrozenModel", descent: "Descent", watcher: "Watcher") -> float:
+        from buildlib.training.draft_head import DraftRecipe, train_draft
+
+        trained, accepted = train_draft(model, DraftRecipe(), descent, watcher)
+        trained.save(model_dir, out)
+        return accepted
+
+    settings = {"kind": "draft", "seed": seed}
+    request = _Request(model_dir, text, out, minutes, steps, seed, device, settings)
+    _run(request, train, f"speculative_config.draft_model_path={head}", json=json)
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What a command line asks for.
+
+    Attributes:
+        settings: that a training which goes on must have in common with its beginning.
+    """
+
+    model_dir: Path
+    text: Path
+    out: Path
+    minutes: float
+    steps: int
+    seed: int
+    device: str | None
+    settings: Mapping[str, object]
+
+
+def _run(
+    request: _Request,
+    train: "Callable[[FrozenModel, Descent, Watcher], float]",
+    option: str,
+    *,
+    json: bool,
+) -> None:
+    """Train, with progress on stderr, and print what was written and how good it is.
+
+    Args:
+        train: trains and writes; returns tokens accepted a call.
+        option: of the build that reads what was written.
+    """
+    missing = [name for name in ("torch", "transformers") if find_spec(name) is None]
+    if missing:
+        reason = f"training needs {' and '.join(missing)}, which is not installed"
+        raise WrongUseError(f"{reason}: pip install 'qnnfarm[train]'")
+    with progress(
+        TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn()
+    ) as bar:
+        shown = _Shown(bar, bar.add_task("loading", total=1.0))
+        model, descent = _begin(request)
+        accepted = train(model, descent, shown)
+        descent.finish()
+    if json:
+        print_json(
+            {
+                "path": str(request.out),
+                "steps": descent.step,
+                "seconds": round(descent.elapsed, 1),
+                "tokens_per_call": round(accepted, 3),
+            }
+        )
+        return
+    answers().print(
+        f"{request.out}: {pluralize(descent.step, 'step')} in {descent.elapsed:.0f} s, about "
+        f"{accepted:.2f} tokens a call on text that it did not learn from; build with `-O {option}`"
+    )
+
+
+def _begin(request: _Request) -> "tuple[FrozenModel, Descent]":
+    """Load the model, and take up what is left of an interrupted training."""
+    import torch
+
+    from buildlib.training.descent import Budget, Descent
+    from buildlib.training.frozen_model import FrozenModel
+
+    device = request.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.zeros(1, device=device)
+    except RuntimeError as error:
+        reason = f"torch has no device {device!r} here ({one_line(str(error), 200)})"
+        raise WrongUseError(f"{reason}: --device cpu always works") from error
+    model = FrozenModel.load(request.model_dir, request.text, device)
+    files = {
+        path.name: [path.stat().st_size, path.stat().st_mtime_ns]
+        for path in (request.text, *sorted(request.model_dir.glob("*.safetensors")))
+    }
+    budget = Budget(request.steps, 60 * request.minutes, request.seed)
+    place = request.out.absolute().with_name(f"{request.out.absolute().name}.training")
+    descent = Descent(place, {**request.settings, "text or model": files}, budget)
+    if descent.step:
+        print_remark(f"goes on after step {descent.step}, from {place}")
+    return model, descent
+
+
+class _Shown:
+    """`Watcher` that shows a bar on a terminal, and else a line now and then."""
+
+    def __init__(self, bar: Progress, task: TaskID) -> None:
+        self._bar, self._task, self._told = bar, task, time.monotonic()
+
+    def on_texts(self, done: int, total: int) -> None:
+        """See `Watcher`."""
+        self._show(done / total, f"the model writes texts: {done} of {total}")
+
+    def on_step(self, share: float, step: int, words: str) -> None:
+        """See `Watcher`."""
+        self._show(share, f"step {step}, {words}")
+
+    def _show(self, share: float, words: str) -> None:
+        self._bar.update(self._task, completed=share, description=words)
+        if self._bar.disable and time.monotonic() - self._told >= _LINE_EVERY_S:
+            self._told = time.monotonic()
+            print_remark(f"{share:4.0%}  {words}")
