@@ -123,7 +123,7 @@ def apply_options(builder: GenAIBuilderHTP, options: Mapping[str, object]) -> No
     if sections[_LORA]:
         builder.lora_config = LoraBuilderInputConfig.create(**sections[_LORA])
     if sections[_SPECULATIVE]:
-        builder.speculative_config = _speculation(sections[_SPECULATIVE])
+        builder.speculative_config = speculation_of(sections[_SPECULATIVE])
     _set_attributes(builder, attributes)
 
 
@@ -149,7 +149,12 @@ def _set_attributes(builder: GenAIBuilderHTP, values: Mapping[str, object]) -> N
         child.set_options(flatten_options(one.options, Path()))
 
 
-def _speculation(values: Mapping[str, object]) -> SpeculativeConfig:
+def speculation_of(values: Mapping[str, object]) -> SpeculativeConfig:
+    """Return the configuration of speculative decoding that keys of `speculative_config` make.
+
+    Raises:
+        InvalidOptionError: a key that does not exist or is missing, or a value it cannot take.
+    """
     key, given = f"{_SPECULATIVE}.type", dict(values)
     kind = given.pop("type", None) or _kind_of(given)
     if kind is None:

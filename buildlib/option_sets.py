@@ -7,7 +7,7 @@ from typing import Self
 from buildlib.errors import InvalidOptionError, UnknownOptionError
 from buildlib.pipeline.options import ConversionConfig, MhaConfig, ModelTransformerConfig
 from buildlib.pipeline.sources import OnnxSource, check_start_points
-from buildlib.targets import Target
+from buildlib.targets import Target, parse_target
 from buildlib.toolchains.compile_config import CompileConfig
 from buildlib.toolchains.htp_extensions import HtpConfigHelper
 
@@ -82,13 +82,23 @@ class OptionSets:
 class AttachedBuilder:
     """The builder of one AR's graphs, from an export of their own; the rest is its parent's."""
 
-    __slots__ = ("_own", "_set", "name", "source")
+    __slots__ = ("_own", "_set", "_targets", "name", "source")
 
     def __init__(self, name: str, source: OnnxSource) -> None:
         self.name = name
         self.source = source
         self._own = OptionSets()
         self._set: dict[str, object] = {}
+        self._targets: tuple[Target, ...] = ()
+
+    def set_targets(self, targets: Sequence[str]) -> Self:
+        """Name the target again; it shares weights with its parent, and so must its target.
+
+        Raises:
+            UnknownSocError: the catalog has no such SoC.
+        """
+        self._targets = tuple(map(parse_target, targets))
+        return self
 
     def set_options(self, options: Mapping[str, object]) -> Self:
         """Set options by dotted keys; only `graphs.*` and `mha2sha.*` may differ from the parent's.
@@ -130,6 +140,13 @@ class AttachedBuilder:
         Raises:
             InvalidOptionError: names what does, or an operator that its ONNX has not.
         """
+        if self._targets and self._targets != tuple(targets):
+            named = ", ".join(map(str, self._targets))
+            wanted = ", ".join(map(str, targets))
+            reason = (
+                f"the attached builder {self.name} has {named}; its parent has {wanted or 'none'}"
+            )
+            raise InvalidOptionError("targets", reason, ())
         inherited: dict[str, object] = {}
         for target in targets:
             inherited |= parent.compile_config(target).as_options()

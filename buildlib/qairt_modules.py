@@ -12,8 +12,7 @@ through the entry-point group `qnnfarm.qairt_names`, whose objects are mappings 
 import importlib
 import importlib.metadata
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from types import MappingProxyType, ModuleType
 
 ROOT = "qairt"
@@ -23,7 +22,11 @@ _GENAI = "buildlib.genai"
 _SPECULATION = "buildlib.speculative.config"
 _NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
-        "qairt": {"load": "buildlib.replay", "compile": "buildlib.replay"},
+        "qairt": {
+            "load": "buildlib.replay",
+            "compile": "buildlib.replay",
+            "M2sStartPoint": "buildlib.pipeline.options",  # which the documents import from nowhere
+        },
         "qairt.api.compiler.config": {"CompileConfig": "buildlib.toolchains.compile_config"},
         "qairt.api.configs.common": {"BackendType": "buildlib.toolchains.compile_config"},
         "qairt.gen_ai_api.gen_ai_builder_factory": {
@@ -42,22 +45,27 @@ Where it has them under another name, `module:name`.
 """
 
 
-@contextmanager
-def qairt_modules() -> Iterator[None]:
+class qairt_modules:  # noqa: N801  (it is called as a function)
     """Let `import qairt` and its documented modules find the builder here.
 
-    Modules of that name that are loaded, such as the vendor's, come back at the end.
+    Modules of that name that are loaded, such as the vendor's, come back at the end of the block.
+    `qairt_modules().__enter__()` lets the names stay, for a notebook or a session.
     """
-    before = {name: module for name, module in sys.modules.items() if _is_ours(name)}
-    for name in before:
-        del sys.modules[name]
-    sys.modules.update(_modules())
-    try:
-        yield
-    finally:
-        for name in [name for name in sys.modules if _is_ours(name)]:
-            del sys.modules[name]
-        sys.modules.update(before)
+
+    def __init__(self) -> None:
+        self._before: dict[str, ModuleType] = {}
+
+    def __enter__(self) -> None:
+        self._before = _taken_out()
+        sys.modules.update(_modules())
+
+    def __exit__(self, *error: object) -> None:
+        _taken_out()
+        sys.modules.update(self._before)
+
+
+def _taken_out() -> dict[str, ModuleType]:
+    return {name: sys.modules.pop(name) for name in list(sys.modules) if _is_ours(name)}
 
 
 def _is_ours(name: str) -> bool:

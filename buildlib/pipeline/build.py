@@ -410,7 +410,13 @@ class Build:
                     weights[source] = runner.run(QuantizeWeights(split[shape], shape, part), group)
                 converted[shape] = runner.run(
                     Convert(
-                        split[shape], weights[source], shape, part, plan.target, self.toolchain
+                        split[shape],
+                        weights[source],
+                        shape,
+                        part,
+                        plan.target,
+                        self.toolchain,
+                        plan.conversion.quantization,
                     ),
                     group,
                 )

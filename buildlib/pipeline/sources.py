@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -342,6 +343,15 @@ def _require_file(path: Path, folder: Path) -> Path:
 
 def _folder_text(folder: Path) -> str | None:
     path = folder / CALIBRATION_TEXT
+    return read_text(path) if os.path.lexists(path) else None
+
+
+def read_text(path: Path) -> str:
+    """Read a text to calibrate on.
+
+    Raises:
+        InputFileError: it is no file, too large, or no text in UTF-8.
+    """
     try:
         check_file(path)
         size = path.stat().st_size
@@ -349,8 +359,6 @@ def _folder_text(folder: Path) -> str | None:
             reason = f"it has {size} bytes and may have {_MAX_TEXT_BYTES}; keep a part of it"
             raise InputFileError(str(path), reason)
         text = path.read_text(encoding="utf-8")
-    except (FileNotFoundError, NotADirectoryError):
-        return None
     except OSError as error:
         raise InputFileError(str(path), error.strerror or str(error)) from error
     except UnicodeDecodeError as error:

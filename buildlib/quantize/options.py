@@ -31,10 +31,11 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
 def _as_in_table(name: str) -> str:
     """Return the name of a recipe as its table has it, for any case and `_` for `-`.
 
-    The vendor's documents have `lpbq_seqmse` beside `LPBQ_SeqMSE`.
+    The vendor's documents have `lpbq_seqmse` beside `LPBQ_SeqMSE` and its class
+    `LPBQ_SeqMSE_Recipe`, and `spinquant`, which does not say what rounds the weights.
     """
-    plain = {_plain(known): known for known in RECIPES}
-    return plain.get(_plain(name), name)
+    plain = {_plain(known): known for known in RECIPES} | {"spinquant": "w4a16-spinquant"}
+    return plain.get(_plain(name).removesuffix("_recipe"), name)
 
 
 def _plain(name: str) -> str:

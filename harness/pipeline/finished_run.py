@@ -21,7 +21,7 @@ from buildlib.cache.finished_builds import (
 from buildlib.errors import InputFileError
 from buildlib.paths import absolute_user_path, user_path
 from harness.pipeline.hub import folder_of
-from harness.pipeline.settings import Settings
+from harness.pipeline.settings import Features, Settings
 
 if TYPE_CHECKING:
     from harness.pipeline.llm import LLMPipeline
@@ -92,7 +92,8 @@ class RecordedRun:
     ) -> None:
         """Keep the answer of the run that has just ended, if all that decides it is known.
 
-        A user's own stage may read other files than those of the model, or do more than make some.
+        A user's own stage may read other files than those of the model, or do more than make some,
+        and features have files of their own.
 
         Args:
             pipe: that ran.
@@ -103,6 +104,8 @@ class RecordedRun:
         from buildlib.pipeline.sources import CALIBRATION_TEXT
 
         if any(stage.__module__ != _OUR_STAGES for stage in pipe.config.stages.values()):
+            return
+        if pipe.config.settings.features != Features():
             return
         model = folder_of(pipe.model_dir)
         texts, absent = _data_sets(pipe.config.settings, (pipe.config.folder, model))

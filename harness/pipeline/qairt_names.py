@@ -13,7 +13,9 @@ NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "LLMPipelineConfig": "harness.pipeline.recipe",
         },
         "qairt.experimental.pipeline.torch.common.recipe": {"Recipe": "harness.pipeline.recipe"},
-        f"{_BASES}.stage": {"StageConfig": "harness.pipeline.stage"},
+        f"{_BASES}.stage": dict.fromkeys(
+            ("Stage", "StageConfig", "StageInput", "StageOutput"), "harness.pipeline.stage"
+        ),
         f"{_BASES}.stage_registry": {
             "StageRegistry": "harness.pipeline.registry",
             "register_stage": "harness.pipeline.registry",

@@ -18,7 +18,7 @@ _S = TypeVar("_S", bound=type[AnyStage])
 
 
 class StageRegistry:
-    """Stages by name: those of installed packages, and those that a program registers."""
+    """Stages by name: of installed packages, of `register_stage`, and of its own `register`."""
 
     def __init__(self) -> None:
         self._own: dict[str, type[AnyStage]] = {}
@@ -56,7 +56,7 @@ class StageRegistry:
                 reason = f"stage {entry.name} ({entry.value}) cannot be loaded: {error}"
                 raise WrongUseError(reason) from error
             found[entry.name] = _checked(entry.name, loaded)
-        return {**_in_order(found), **self._own}
+        return {**_in_order(found), **REGISTRY._own, **self._own}
 
 
 def _in_order(found: Mapping[str, type[AnyStage]]) -> dict[str, type[AnyStage]]:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from buildlib.errors import BuildError
+from buildlib.errors import BuildError, InvalidOptionError
 from buildlib.paths import default_cache_root, user_path
 from buildlib.targets import parse_target
 
@@ -84,6 +84,39 @@ class EvaluatorConfig(_Section):
     metrics: Annotated[tuple[MetricConfig, ...], Field(min_length=1)]
 
 
+def _known_speculation(given: dict[str, Any]) -> dict[str, Any]:
+    from buildlib.builder_options import speculation_of
+
+    try:
+        speculation_of(given)
+    except InvalidOptionError as error:
+        key = error.key.removeprefix("speculative_config.")
+        known = f"; there are {', '.join(error.known)}" if error.known else ""
+        raise ValueError(f"{key}: {error.reason}{known}") from error
+    return given
+
+
+class Features(_Section):
+    """Features of the dialog that the container is built for.
+
+    Attributes:
+        speculative_decoding: keys of `speculative_config`, paths relative to the recipe.
+        lora: keys of `lora_config`.
+    """
+
+    speculative_decoding: Annotated[dict[str, Any], AfterValidator(_known_speculation)] | None = (
+        None
+    )
+    lora: dict[str, Any] | None = None
+
+    def options(self, folder: Path) -> dict[str, object]:
+        """Return them as options of the builder; `folder` is that of the recipe."""
+        from buildlib.builder_options import flatten_options
+
+        given = {"speculative_config": self.speculative_decoding, "lora_config": self.lora}
+        return flatten_options({key: value for key, value in given.items() if value}, folder)
+
+
 class Settings(_Section):
     """A recipe as it stands, before its stages are checked by their own models.
 
@@ -96,6 +129,7 @@ class Settings(_Section):
         checkpoint: a stage; every finished stage is kept, this one too.
         log_level: of what is told while stages run.
         stages: section of each stage, in the order in which they run.
+        features: speculative decoding and adapters, which `genai_builder` builds in.
     """
 
     model_id_or_path: NonEmpty | None = None
@@ -109,6 +143,7 @@ class Settings(_Section):
     generator_config: GeneratorConfig = Field(default_factory=GeneratorConfig)
     evaluator_config: EvaluatorConfig | None = None
     stages: dict[str, dict[str, Any] | None] = Field(default_factory=dict)
+    features: Features = Field(default_factory=Features)
 
     def cache_root(self, folder: Path) -> Path:
         """Return the root of the stage cache; `folder` is that of the recipe."""

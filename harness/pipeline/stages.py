@@ -17,6 +17,7 @@ from pydantic import (
     model_validator,
 )
 
+from buildlib.builder_options import apply_options
 from buildlib.cache.layout import CacheEntry
 from buildlib.checkpoint.layout import CONFIG_FILE, ENCODINGS_FILE, MODEL_FILE, TOKENIZER_FILE
 from buildlib.container.container import GenAIContainer
@@ -30,6 +31,7 @@ from buildlib.pipeline.sources import (
     CheckpointSource,
     OnnxSource,
     find_source,
+    read_text,
 )
 from buildlib.pipeline.stages.author import AuthorModel
 from buildlib.pipeline.stages.complete_encodings import CompleteEncodings
@@ -301,7 +303,7 @@ def _calibration_text(given: str | None, context: StageContext) -> str | None:
     path = folder / CALIBRATION_TEXT if given is None else context.resolve(given)
     if given is not None or path.is_file():
         context.runner.watch.hash({path.name: path})
-        return path.read_text(encoding="utf-8", errors="replace")
+        return read_text(path)
     if isinstance(find_source(context.model_dir, None, calibrates=False), CheckpointSource):
         raise CalibrationTextMissingError(str(folder))
     return None  # the encodings of an ONNX may be complete
@@ -408,9 +410,11 @@ class GenAIBuilder(Stage[ModelInput, GenAIBuilderConfig, GenAIBuilderOutput]):
     ) -> GenAIBuilderOutput:
         """Build."""
         settings = context.settings
-        builder = GenAIBuilderHTP(
-            onnx_source(inputs.model, context, None), context.cache_root, OrtQnnToolchain()
-        )
+        features = settings.features.options(context.folder_of_recipe)
+        text = _calibration_text(None, context) if features else None
+        source = onnx_source(inputs.model, context, text)
+        builder = GenAIBuilderHTP(source, context.cache_root, OrtQnnToolchain())
+        apply_options(builder, features)
         builder.set_targets([settings.soc_details or ""])
         builder.set_transformation_options(_transformation(config, settings))
         builder.set_compilation_options(config.compilation_options)

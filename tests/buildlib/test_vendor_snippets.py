@@ -3,9 +3,11 @@
 Texts: "Gen AI Builder Overview" and "Advanced Features", docs.qualcomm.com 80-87189-2.
 """
 
+import gc
 import json
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent
@@ -23,7 +25,9 @@ from buildlib.lora.config import LoraSet
 from buildlib.passes.arcl import convert_arcl
 from buildlib.pipeline.options import M2sStartPoint
 from buildlib.qairt_modules import qairt_modules
+from buildlib.quantize.options import QuantizationOptions
 from buildlib.toolchains.compile_config import CompileConfig
+from harness.pipeline.registry import REGISTRY
 
 LORA = """
     from qairt.modules.lora.lora_config import LoraBuilderInputConfig
@@ -73,10 +77,19 @@ CHILD_TRANSFORMATION = """
         "mha2sha.m2s_additional_start_points": [M2sStartPoint(...)],
     })
 """
+CHILD_TARGETS = """
+    child.set_targets(["chipset:SM8850"])
+"""
 CHILD_COMPILATION = """
     child.set_compilation_options(options={"graphs.vtcm_size_in_mb": 8})
 """
 FIND = "find <cache_root> -name '*.bin'"
+SIDECAR = {
+    "export_format": "DLC_DEFAULT",
+    "act_precision": "16",
+    "weights_precision": "8",
+    "per_channel_quantization": "True",
+}
 REPLAY = """
     import json
     import qairt
@@ -97,6 +110,18 @@ REPLAY = """
     config = CompileConfig(backend="HTP", soc_details="chipset:SM8850")
     compiled = qairt.compile(split, config=config)
     compiled.save("my_split_recompiled.bin")
+"""
+STAGE = """
+    from qairt import M2sStartPoint
+    from qairt.experimental.pipeline.torch.common.bases.stage import Stage, StageConfig
+    from qairt.experimental.pipeline.torch.common.bases.stage_registry import (
+        StageRegistry,
+        register_stage,
+    )
+
+    @register_stage("shorten_it")
+    class Shorten(Stage):
+        Config = StageConfig
 """
 VALIDATE = """
     CompileConfig.model_config["extra"] = "allow"
@@ -191,6 +216,7 @@ def test_an_attached_builder(builder: GenAIBuilderHTP, tiny_export: Path, tmp_pa
     assert child.name == "decode"
     run(CHILD_TRANSFORMATION, child=child, M2sStartPoint=start_point)
     run(CHILD_COMPILATION, child=child)
+    run(CHILD_TARGETS, child=child)
     plan = builder.plan().plan
     (one,) = plan.mha2sha[1].m2s_additional_start_points
     assert one.name == operator
@@ -198,6 +224,10 @@ def test_an_attached_builder(builder: GenAIBuilderHTP, tiny_export: Path, tmp_pa
     child.set_transformation_options({"mha2sha.m2s_additional_start_points": ["nowhere"]})
     with pytest.raises(InvalidOptionError, match="no operator 'nowhere'"):
         builder.plan()
+    child.set_targets(["SM8750"])
+    with pytest.raises(InvalidOptionError, match="decode has SM8750; its parent has SM8850"):
+        builder.sync_attached_builder_options()
+    child.set_targets(["SM8850"])
     child.set_compilation_options({"context.weight_sharing_enabled": False})
     with pytest.raises(InvalidOptionError, match=r"context\.weight_sharing_enabled"):
         builder.sync_attached_builder_options()
@@ -226,6 +256,8 @@ def test_a_stage_is_replayed_from_its_sidecar(
     outputs = builder.plan().outputs()
     (binary,) = outputs.binaries
     (dlc, _) = [path for (path,) in outputs.dlcs.values()]
+    sidecar = json.loads((dlc.parent / "builder_cache_info.json").read_text())
+    assert sidecar["config"].items() >= SIDECAR.items()
     cache = tmp_path / "<cache_root>" / "llama32"
     cache.mkdir(parents=True)
     (cache / "compile_<hash>").symlink_to(binary.parent)
@@ -254,3 +286,29 @@ def test_a_stage_is_replayed_from_its_sidecar(
         "ar64_cl192_1_of_1",
     ]
     assert described["soc_model"] == 87
+
+
+def test_names_stay_where_a_session_enters_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    qairt_modules().__enter__()
+    gc.collect()
+    scope: dict[str, Any] = {}
+    exec(dedent(STAGE), scope)  # noqa: S102
+    assert scope["M2sStartPoint"] is M2sStartPoint
+    known = scope["StageRegistry"]().stages()
+    assert known["shorten_it"] is scope["Shorten"]
+    assert list(known)[:2] == ["model_loader", "quantization_opt"]
+    REGISTRY.unregister("shorten_it")
+
+
+@pytest.mark.parametrize(
+    ("name", "recipe"),
+    [
+        ("LPBQ_SeqMSE_Recipe", "LPBQ_SeqMSE"),
+        ("SpinQuant_AdaScale_Recipe", "SpinQuant_AdaScale"),
+        ("lpbq_seqmse", "LPBQ_SeqMSE"),
+        ("spinquant", "w4a16-spinquant"),
+    ],
+)
+def test_documented_names_of_recipes(name: str, recipe: str) -> None:
+    assert QuantizationOptions(recipe=name) == QuantizationOptions(recipe=recipe)

@@ -11,6 +11,7 @@ from buildlib.passes.base import ENCODINGS_SUFFIX
 from buildlib.pipeline.original_paths import original_paths
 from buildlib.pipeline.parts import Part
 from buildlib.pipeline.stage import Stage
+from buildlib.quantize.options import QuantizationOptions
 from buildlib.quantize.qdq import apply_encodings
 from buildlib.targets import Target
 from buildlib.toolchains.base import Toolchain
@@ -23,6 +24,7 @@ class Convert(Stage):
     Attributes:
         split: the parts at `shape`.
         weights: the part's integer weights.
+        quantization: bits that were asked for; encodings of the user have their own.
     """
 
     operation = "convert"
@@ -33,6 +35,7 @@ class Convert(Stage):
     part: Part
     target: Target
     toolchain: Toolchain
+    quantization: QuantizationOptions
 
     @property
     def subject(self) -> str:
@@ -44,7 +47,14 @@ class Convert(Stage):
 
     @property
     def options(self) -> Mapping[str, object]:
-        return {"part": self.subject, "target": str(self.target)}
+        return {
+            "part": self.subject,
+            "target": str(self.target),
+            "export_format": "DLC_DEFAULT",
+            "act_precision": str(self.quantization.act_bitwidth),
+            "weights_precision": str(self.quantization.param_bitwidth),
+            "per_channel_quantization": "True",
+        }
 
     @property
     def inputs(self) -> tuple[str, ...]:

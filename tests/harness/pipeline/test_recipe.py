@@ -53,6 +53,16 @@ stages:
         (("stages:", "checkpoint: builder\nstages:"), 3, "checkpoint: 'builder' is none of its st"),
         (("stages:", "evaluator_config: {metrics: []}\nstages:"), 3, "metrics: must have 1 or mo"),
         (("stages:", "backend: CPU\nstages:"), 3, "backend: must be 'HTP'"),
+        (
+            ("stages:", "features: {speculative_decoding: {type: eagle}}\nstages:"),
+            3,
+            "features.speculative_decoding: type: there is no 'eagle'.*eaglet",
+        ),
+        (
+            ("stages:", "features: {speculative_decoding: {type: eaglet}}\nstages:"),
+            3,
+            "features.speculative_decoding: draft_model_path: it is missing",
+        ),
         (("stages:", "stages: {}\nstages:"), 4, "stages: the key is given twice"),
         (("stages:", "stages: ["), 5, "not valid YAML"),
     ],
