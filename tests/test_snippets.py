@@ -13,8 +13,8 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import click
 import pytest
 import typer
 import yaml
@@ -83,11 +83,11 @@ APP = typer.main.get_command(build_app())
 
 @pytest.mark.parametrize(("block", "words"), SHELL)
 def test_every_command_parses(block: Block, words: list[str]) -> None:
-    command: click.Command = APP
-    context: click.Context | None = None
-    name = "qnnfarm"
+    command: Any = APP
+    context = None
+    name: str | None = "qnnfarm"
     while isinstance(command, TyperGroup):
-        context = click.Context(command, parent=context, info_name=name)
+        context = command.context_class(command, parent=context, info_name=name)
         name, found, words = command.resolve_command(context, words)
         assert found is not None, name
         command = found
@@ -97,7 +97,9 @@ def test_every_command_parses(block: Block, words: list[str]) -> None:
 @pytest.mark.parametrize("block", blocks("python"), ids=str)
 def test_every_python_block_has_names_that_are_there(block: Block) -> None:
     tree = ast.parse(block.text)
-    imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    imports: list[ast.stmt] = [
+        node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)
+    ]
     if block.why is None or "installed" not in block.why:
         exec(compile(ast.Module(imports, []), str(block), "exec"), {})  # noqa: S102
 
