@@ -1,4 +1,6 @@
-"""Compile DLCs of the cache again, as the build did or with other options.
+"""Run stages of the cache again: `compile` with any options, the others as they were.
+
+    replay(arcl_entry, "again")  # or that of transform or convert
 
     sidecar = json.loads((entry / "builder_cache_info.json").read_text())
     config = CompileConfig.model_validate(sidecar["config"])
@@ -8,6 +10,7 @@ Names: `qairt.load`, `qairt.compile`, docs.qualcomm.com 80-87189-2.
 """
 
 import os
+import re
 import shutil
 import tempfile
 import weakref
@@ -16,13 +19,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from buildlib.errors import InputFileError
-from buildlib.files import atomic_path
+from buildlib.cache.layout import CacheEntry, entry_name
+from buildlib.cache.records import EntryInfo, read_files, read_info
+from buildlib.errors import CacheError, InputFileError
+from buildlib.files import atomic_path, scratch_folder
+from buildlib.graph.shape import GraphShape
 from buildlib.paths import user_path
+from buildlib.pipeline.options import MhaConfig, SplitModelConfig
+from buildlib.pipeline.parts import Part
+from buildlib.pipeline.stage import Stage
+from buildlib.quantize.options import QuantizationOptions
+from buildlib.targets import parse_target
 from buildlib.toolchains.base import BinaryInfo, Toolchain
 from buildlib.toolchains.compile_config import CompileConfig
 
 _STRUCTURE = "model"
+_SUBJECT = re.compile(r"ar(\d+)_cl(\d+)(?:_(\d+)_of_(\d+))?$")
 
 
 @dataclass(frozen=True)
@@ -110,6 +122,64 @@ def compile(  # noqa: A001 - the vendor's name
     compiled = CompiledModel(folder / f"{model.paths[0].stem}.bin", config, toolchain)
     toolchain.compile(model.paths, compiled.path, config)
     return compiled
+
+
+def replay(entry: str | os.PathLike[str], dest: str | os.PathLike[str]) -> Path:
+    """Run the stage of an entry of the cache again: `arcl`, `transform` or `convert`.
+
+    Equal inputs and code give equal bytes, but for the date in a DLC. The inputs are entries of
+    the same cache.
+
+    Args:
+        entry: folder of the entry.
+        dest: a new folder for what the stage makes.
+
+    Raises:
+        CacheError: it is no entry, of another stage, or its inputs are no longer there.
+        InputFileError: there is such a folder already.
+        BuildError: what the stage raises.
+    """
+    folder, made = user_path(entry), user_path(dest)
+    info, described = read_info(folder), read_files(folder)
+    if made.exists():
+        raise InputFileError(str(made), "it exists already; name a new folder")
+    inputs = [_entry(folder, digest) for digest in described.sources]
+    with scratch_folder(made) as scratch:
+        _stage(folder, info, described.subject, inputs).run(scratch)
+        scratch.rename(made)
+    return made
+
+
+def _stage(folder: Path, info: EntryInfo, subject: str, inputs: list[CacheEntry]) -> Stage:
+    from buildlib.pipeline.stages.arcl import ConvertShape
+    from buildlib.pipeline.stages.convert import Convert
+    from buildlib.pipeline.stages.transform import Transform
+    from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
+
+    found = _SUBJECT.match(subject)
+    if found is None or info.operation not in {"arcl", "transform", "convert"}:
+        reason = f"it is of {info.operation}; arcl, transform and convert are run again here"
+        raise CacheError(str(folder), reason)
+    ar, cl, number, count = (int(text or 1) for text in found.groups())
+    shape, config = GraphShape(ar, cl), info.config
+    if info.operation == "arcl":
+        return ConvertShape(inputs[0], shape)
+    if info.operation == "transform":
+        split = SplitModelConfig.model_validate(config["split_model"])
+        mha = MhaConfig.model_validate(config["mha2sha"])
+        return Transform(inputs[0], shape, split.num_splits or 1, split, mha)
+    part, target = Part(number, count), parse_target(str(config["target"]))
+    toolchain, bits = OrtQnnToolchain(), QuantizationOptions()
+    return Convert(inputs[0], inputs[1], shape, part, target, toolchain, bits)
+
+
+def _entry(beside: Path, digest: str) -> CacheEntry:
+    """Return the entry of a hash, in any folder of the cache."""
+    places = beside.absolute().parent.parent.glob(f"*/{entry_name('*', digest)}")
+    found = next(places, None)
+    if found is None:
+        raise CacheError(str(beside), f"its input {digest[:12]} is no longer in the cache")
+    return CacheEntry(found.name.partition("_")[0], found, digest, reused=True)
 
 
 def _check_dlc(path: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from buildlib.checkpoint.layout import MODEL_FILE
-from buildlib.errors import InvalidOptionError
+from buildlib.errors import CacheError, InputFileError, InvalidOptionError
 from buildlib.genai import GenAIBuilderFactory, GenAIBuilderHTP
 from buildlib.graph.files import load_model
 from buildlib.graph.shape import GraphShape
@@ -26,6 +26,7 @@ from buildlib.passes.arcl import convert_arcl
 from buildlib.pipeline.options import M2sStartPoint
 from buildlib.qairt_modules import qairt_modules
 from buildlib.quantize.options import QuantizationOptions
+from buildlib.replay import replay
 from buildlib.toolchains.compile_config import CompileConfig
 from harness.pipeline.registry import REGISTRY
 
@@ -286,6 +287,26 @@ def test_a_stage_is_replayed_from_its_sidecar(
         "ar64_cl192_1_of_1",
     ]
     assert described["soc_model"] == 87
+
+
+@pytest.mark.parametrize("operation", ["arcl", "transform", "convert"])
+def test_the_same_approach_applies_to_other_stages(
+    operation: str, builder: GenAIBuilderHTP, tmp_path: Path
+) -> None:
+    build = builder.plan()
+    build.outputs()
+    entry = next(record.entry for record in build.records if record.operation == operation)
+    again = replay(entry, tmp_path / "again")
+    made = [path for path in again.rglob("*") if path.is_file()]
+    assert made
+    for path in made:
+        before = entry / path.relative_to(again)
+        assert path.stat().st_size == before.stat().st_size
+        assert path.suffix == ".dlc" or path.read_bytes() == before.read_bytes()  # it has a date
+    with pytest.raises(InputFileError, match="exists already"):
+        replay(entry, again)
+    with pytest.raises(CacheError, match="it is of compile"):
+        replay(build.records[-2].entry, tmp_path / "other")
 
 
 def test_names_stay_where_a_session_enters_them(monkeypatch: pytest.MonkeyPatch) -> None:
