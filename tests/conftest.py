@@ -8,6 +8,7 @@ import contextlib
 import gc
 import os
 import secrets
+import shutil
 import signal
 import socket
 import time
@@ -32,8 +33,7 @@ from harness.virtual_device.namespace import FORCE_VARIABLE, NamespaceKind, prob
 from suites.models import tiny_encoder, tiny_llama
 from tests.buildlib.conftest import make_checkpoint
 from tests.private_adb import free_port, private_environment
-from tests.system import lacking_package, require_library
-from tools.system_packages import LIBRARIES
+from tests.system import needs
 
 SOC = "SM8750"
 _APPEARANCE = (
@@ -80,23 +80,11 @@ def pytest_report_header() -> str | None:
     return f"virtual devices run unconfined here: {support.reason}"
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item,
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Skip what failed for want of a program, or of a library that the QNN libraries need."""
-    report = yield
-    if report.failed and (reason := lacking_package(str(report.longrepr))):
-        path, line, _ = item.location
-        report.outcome, report.longrepr = "skipped", (path, line or 0, reason)
-    return report
-
-
-@pytest.fixture
-def qnn_libraries() -> None:
-    """For tests that cannot tell by themselves why the QNN libraries do not load."""
-    for name in LIBRARIES.values():
-        require_library(name)
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test that needs something that is not here, before its fixtures are set up."""
+    for marker in item.iter_markers("needs"):
+        needs(*marker.args)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -228,6 +216,7 @@ def made_once(folder: Path, make: Callable[[Path], object]) -> Path:
     with FileLock(f"{folder}.lock"):
         if not folder.exists():
             making = folder.with_name(f"{folder.name}.making")
+            shutil.rmtree(making, ignore_errors=True)  # of one that failed
             make(making)
             making.rename(folder)
     return folder
@@ -247,6 +236,7 @@ def plan_reference(cache: Path, target: str) -> Build:
 @pytest.fixture(scope="session")
 def graphs_container(build_cache: Path) -> GenAIContainer:
     """The reference model with six graphs: AR 1, 8 and 16 at CL 48 and 64."""
+    needs("libatomic1")
     builder = GenAIBuilderFactory.create(tiny_llama.folder(), cache_root=build_cache)
     builder.set_targets(["SM8750:emulator"]).set_transformation_options(
         {
@@ -261,6 +251,7 @@ def graphs_container(build_cache: Path) -> GenAIContainer:
 @pytest.fixture(scope="session")
 def reference_outputs(build_cache: Path) -> BuildOutputs:
     """The reference model built for the emulator of `SOC`, with the models of its stages."""
+    needs("libatomic1")
     return plan_reference(build_cache, f"{SOC}:emulator").outputs()
 
 
@@ -273,6 +264,7 @@ def encoder_model(build_cache: Path) -> Path:
 @pytest.fixture(scope="session")
 def encoder_bundle(encoder_model: Path, build_cache: Path) -> Path:
     """The container of the reference text encoder for the emulator, 64 tokens."""
+    needs("libatomic1")
     builder = GenAIBuilderFactory.create(encoder_model, cache_root=build_cache)
     builder.set_targets([f"{SOC}:emulator"])
     builder.set_transformation_options({"arn_cl_options.context_length": (64,)})
@@ -289,6 +281,7 @@ def small_bundle(
 
     For tests of what happens to a run, whatever is answered.
     """
+    needs("libatomic1")
     checkpoint = make_checkpoint(tmp_path_factory.mktemp("small") / "small_llama")
     text = "".join(chr(0x100 + number) for number in range(2, 300)) * 2
     builder = GenAIBuilderFactory.create(checkpoint, cache_root=build_cache, calibration_text=text)

@@ -235,4 +235,4 @@ def _other_user() -> pwd.struct_passwd:
     for name in ("postgres", "nobody"):
         with contextlib.suppress(KeyError):
             return pwd.getpwnam(name)
-    pytest.skip("needs a user other than root to run PostgreSQL")
+    pytest.skip("needs a user other than root to run PostgreSQL: useradd --system postgres")

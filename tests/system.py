@@ -1,49 +1,115 @@
-"""Programs and libraries of Debian packages, for the tests that run through them."""
+"""What tests need of the machine they run on, and what to do where it lacks something.
 
+`@pytest.mark.needs("mksh", "root")` on a test, or `needs("mksh")` in a fixture, skips it where one
+of these is missing. Nothing else does: a test that fails for a need it does not declare fails.
+"""
+
+import importlib.util
 import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
-from typing import NoReturn
+from types import MappingProxyType
 
 import pytest
 
-from tools.system_packages import LIBRARIES, PROGRAMS, find_library, find_program
+from harness.virtual_device.namespace import NamespaceKind, try_namespace
+from tools.system_packages import PACKAGES, find_program, is_installed
 from tools.test import PACKAGES_VARIABLE
 
-_INSTALLED = os.environ.get(PACKAGES_VARIABLE) == "installed"
+NOBODY = 65534
+"""User and group without privileges."""
+IMPORT_PATH = ":".join(
+    [str(Path(__file__).parents[1]), *(path for path in sys.path if path.endswith("site-packages"))]
+)
+"""`PYTHONPATH` with which another interpreter imports this checkout and what it depends on."""
+
+
+def needs(*names: str) -> None:
+    """Skip the running test where one of these is missing.
+
+    Where `python3 -m tools.test` has installed the packages, a missing one fails the test.
+
+    Args:
+        names: Debian packages of `tools.system_packages`, or keys of `CONDITIONS`.
+    """
+    for name in names:
+        if name in CONDITIONS:
+            if hint := CONDITIONS[name]():
+                pytest.skip(f"needs {name}: {hint}")
+        elif not is_installed(name):
+            end = pytest.fail if os.environ.get(PACKAGES_VARIABLE) == "installed" else pytest.skip
+            end(f"needs {name}: apt-get install {name}")
 
 
 def program(name: str) -> Path:
-    """Find a program of `tools.system_packages`, or skip the test."""
+    """Find a program of `tools.system_packages`, or skip the running test."""
+    needs(next(package for package, names in PACKAGES.items() if name in names))
     found = find_program(name)
-    if found is None:
-        _lack(next(package for package, names in PROGRAMS.items() if name in names))
+    assert found is not None
     return found
 
 
-def require_library(name: str) -> None:
-    """Skip the test where a library of `tools.system_packages` is missing."""
-    if find_library(name) is None:
-        _lack(next(package for package, library in LIBRARIES.items() if library == name))
+def as_user(uid: int) -> list[str]:
+    """Return the words before a command that root runs as a user without privileges."""
+    return [str(program("setpriv")), f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "--"]
 
 
-def lacking_package(failure: str) -> str | None:
-    """Return why a test failed, where that is something missing of `tools.system_packages`."""
-    for package, names in PROGRAMS.items():
-        for name in names:
-            told = (f"the program `{name}`", f"No such file or directory: '{name}'")
-            if any(each in failure for each in told) and find_program(name) is None:
-                return None if _INSTALLED else _reason(package)
-    for package, name in LIBRARIES.items():
-        if name in failure and find_library(name) is None and not _INSTALLED:
-            return _reason(package)
+@cache
+def python_for_others() -> str | None:
+    """Find an interpreter of this version with which other users can import this checkout."""
+    probe = "import harness.virtual_device.manager, sys; print(sys.version_info[:2])"
+    for path in (sys.executable, f"/usr/bin/python3.{sys.version_info.minor}"):
+        done = subprocess.run(
+            [*as_user(NOBODY), "sh", "-c", 'exec "$@"', "sh", path, "-c", probe],
+            env={"PYTHONPATH": IMPORT_PATH, "PYTHONDONTWRITEBYTECODE": "1"},
+            cwd="/", capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        if done.stdout == f"{sys.version_info[:2]}\n":
+            return path
     return None
 
 
-def _lack(package: str) -> NoReturn:
-    if _INSTALLED:
-        pytest.fail(_reason(package))
-    pytest.skip(_reason(package))
+def _root() -> str | None:
+    return "run the tests as root" if os.geteuid() else None
 
 
-def _reason(package: str) -> str:
-    return f"needs Debian's package {package}, which `python3 -m tools.test` installs"
+def _second_user() -> str | None:
+    if hint := _root():
+        return hint
+    if python_for_others():
+        return None
+    return "run the tests in a checkout that other users can read, with a Python that they can run"
+
+
+@cache
+def _user_namespaces() -> str | None:
+    refused = try_namespace(NamespaceKind.USER)
+    return refused and f"as root: sysctl -w user.max_user_namespaces=10000 ({refused})"
+
+
+@cache
+def _namespaces() -> str | None:
+    if os.geteuid():
+        return _user_namespaces()
+    refused = try_namespace(NamespaceKind.ROOT)
+    return refused and f"give root, in a container too, the capability SYS_ADMIN ({refused})"
+
+
+def _transformers() -> str | None:
+    found = all(map(importlib.util.find_spec, ("torch", "transformers")))
+    return None if found else "pip install torch transformers"
+
+
+CONDITIONS: Mapping[str, Callable[[], str | None]] = MappingProxyType(
+    {
+        "namespaces": _namespaces,
+        "root": _root,
+        "second-user": _second_user,
+        "transformers": _transformers,
+        "user-namespaces": _user_namespaces,
+    }
+)
+"""Need that is no package -> what to do where it is missing; `None` where it is there."""

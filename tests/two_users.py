@@ -4,23 +4,17 @@ import os
 import pwd
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 
-import pytest
-
-from tests.system import program
+from tests.system import IMPORT_PATH, needs, program, python_for_others
 
 ANN, BOB = "daemon", "nobody"
 GROUP = 100
 """Debian's group `users`; a process may have a group without a name."""
-_CHECKOUT = Path(__file__).parents[1]
-_PACKAGES = [path for path in sys.path if path.endswith("site-packages")]
 TIMEOUT_S = 120
 
 
@@ -43,10 +37,6 @@ class SharedFolder:
         ]  # fmt: skip
         return [*become, "sh", "-c", f'umask {umask:03o}; exec "$@"', "sh", *words]
 
-    @property
-    def python_path(self) -> str:
-        return ":".join([str(_CHECKOUT), *_PACKAGES])
-
     def environment(self, user: str) -> dict[str, str]:
         home = self.folder / f"home-{user}"
         if not home.exists():
@@ -59,7 +49,7 @@ class SharedFolder:
             "LOGNAME": "root",
             "QNNFARM_STATE_DIR": str(self.ledger),
             "QNNFARM_POOL": str(self.folder / "pool.yaml"),
-            "PYTHONPATH": self.python_path,
+            "PYTHONPATH": IMPORT_PATH,
         }
 
     def start(
@@ -97,7 +87,9 @@ class SharedFolder:
 @contextmanager
 def shared_folder() -> Iterator[SharedFolder]:
     """Make a folder for the ledger of a group; skips where nobody can become two users."""
-    python = _python()
+    needs("second-user")
+    python = python_for_others()
+    assert python is not None
     folder = Path(tempfile.mkdtemp(prefix="qnnfarm-shared-"))  # pytest's own lets nobody else in
     folder.chmod(0o755)
     made = SharedFolder(folder, folder / "ledger", python)
@@ -113,20 +105,3 @@ def shared_folder() -> Iterator[SharedFolder]:
                 process.kill()
             process.communicate()
         shutil.rmtree(folder)
-
-
-@cache
-def _python() -> str:
-    """This Python, or the system's of the same version if other users cannot run this one."""
-    if os.geteuid() != 0:
-        pytest.skip("only root can become two other users")
-    probe = (
-        f"import harness.pool.pool, sys; sys.exit(sys.version_info[:2] != {sys.version_info[:2]})"
-    )
-    for path in (sys.executable, "/usr/bin/python3"):
-        looking = SharedFolder(Path("/"), Path("/"), path)
-        words = looking.command(ANN, [path, "-c", probe], 0o077, ())
-        environment = {"PYTHONPATH": looking.python_path}
-        if not subprocess.run(words, env=environment, capture_output=True, check=False).returncode:
-            return path
-    pytest.skip("another user cannot read this checkout, or has no Python of this version")

@@ -9,11 +9,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-PROGRAMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+PACKAGES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "chromium": ("chromium",),
         "chromium-driver": ("chromedriver",),
+        "dash": ("dash",),
         "git": ("git",),
+        "libatomic1": ("libatomic.so.1",),  # the QNN libraries load it
         "make": ("make",),
         "mksh": ("mksh",),
         "openssh-client": ("ssh", "ssh-keygen"),
@@ -25,10 +27,7 @@ PROGRAMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "util-linux": ("setpriv", "unshare"),
     }
 )
-"""Debian package -> its programs that tests run."""
-
-LIBRARIES: Mapping[str, str] = MappingProxyType({"libatomic1": "libatomic.so.1"})
-"""Debian package -> its library that the QNN libraries load."""
+"""Debian package -> its programs and libraries that tests run."""
 
 _LIBRARY_FOLDERS = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib")
 
@@ -42,17 +41,21 @@ def find_program(name: str) -> Path | None:
     return max(folders, key=lambda path: float(path.parts[-3]), default=None)
 
 
-def find_library(name: str) -> Path | None:
-    """Find a shared library where Debian and Ubuntu keep them."""
-    for folder in _LIBRARY_FOLDERS:
-        for pattern in (name, f"*-linux-gnu*/{name}"):
-            if found := next(Path(folder).glob(pattern), None):
-                return found
-    return None
-
-
 def missing_packages() -> list[str]:
     """List the packages of which something is not installed here."""
-    lacking = {package for package, names in PROGRAMS.items() if not all(map(find_program, names))}
-    lacking |= {package for package, name in LIBRARIES.items() if find_library(name) is None}
-    return sorted(lacking)
+    return sorted(package for package in PACKAGES if not is_installed(package))
+
+
+def is_installed(package: str) -> bool:
+    """Whether all that tests run of a package is here."""
+    return all(
+        _has_library(name) if ".so" in name else find_program(name) for name in PACKAGES[package]
+    )
+
+
+def _has_library(name: str) -> bool:
+    """Whether a shared library is where Debian and Ubuntu keep them."""
+    patterns = (name, f"*-linux-gnu*/{name}")
+    return any(
+        any(Path(folder).glob(pattern)) for folder in _LIBRARY_FOLDERS for pattern in patterns
+    )

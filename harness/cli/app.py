@@ -141,9 +141,9 @@ def _name_values(command: "Command", above: typer.Context | None) -> None:
 def main() -> NoReturn:
     """Run the command line and exit with its code."""
     interrupts = _Interrupts()
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as `nohup` and `&` have it
-        signal.signal(signal.SIGINT, interrupts)
-    signal.signal(signal.SIGTERM, interrupts)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under `nohup`, or a script's `&`
+            signal.signal(number, interrupts)
     warnings.showwarning = _show_warning
     code: int | str | None = 0
     try:
@@ -204,7 +204,7 @@ def _show_warning(
 
 
 class _Interrupts:
-    """Let SIGTERM unwind as Ctrl-C does, so that whatever was started is stopped.
+    """Let SIGTERM and SIGHUP unwind as Ctrl-C does, so that whatever was started is stopped.
 
     The exception can get lost (in a finalizer, or behind an error of the clean-up that it set off);
     that there was an interrupt does not.

@@ -60,6 +60,7 @@ def dlcs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return paths
 
 
+@pytest.mark.needs("libatomic1")
 def test_a_compile_entry_of_the_cache_is_made_again_byte_for_byte(
     dlcs: list[Path], tmp_path: Path
 ) -> None:
@@ -79,6 +80,7 @@ def test_a_compile_entry_of_the_cache_is_made_again_byte_for_byte(
     assert {graph.vtcm_mb for graph in replayed.inspect().graphs} == {4}
 
 
+@pytest.mark.needs("libatomic1")
 def test_one_dlc_alone_and_its_temporary_folder_goes_with_it(
     dlcs: list[Path], tmp_path: Path
 ) -> None:

@@ -234,6 +234,7 @@ def test_an_attached_builder(builder: GenAIBuilderHTP, tiny_export: Path, tmp_pa
         builder.sync_attached_builder_options()
 
 
+@pytest.mark.needs("libatomic1")
 def test_the_stages_of_an_attached_builder_have_a_folder_of_its_name(
     builder: GenAIBuilderHTP, tiny_export: Path, cache_root: Path, tmp_path: Path
 ) -> None:
@@ -247,6 +248,7 @@ def test_the_stages_of_an_attached_builder_have_a_folder_of_its_name(
     assert own == {"import", "quantize", "arcl", "transform", "convert"}
 
 
+@pytest.mark.needs("libatomic1")
 def test_a_stage_is_replayed_from_its_sidecar(
     builder: GenAIBuilderHTP,
     cache_root: Path,

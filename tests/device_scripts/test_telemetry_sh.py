@@ -108,6 +108,7 @@ def test_of_many_zones_the_telling_ones_are_chosen(device: DeviceShell, sysfs: P
     assert sum(zone.startswith("cpu-") for zone in zones) >= 3
 
 
+@pytest.mark.needs("util-linux")
 def test_denied_files_are_reported(device: DeviceShell, sysfs: Path, tmp_path: Path) -> None:
     for name in ("current_now", "voltage_now"):
         (sysfs / "class/power_supply/battery" / name).chmod(0)

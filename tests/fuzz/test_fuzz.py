@@ -132,7 +132,7 @@ def campaign(
     return Counter(one["outcome"] for one in verdicts)
 
 
-@pytest.mark.usefixtures("qnn_libraries")
+@pytest.mark.needs("libatomic1")
 def test_a_few_mutations(tmp_path: Path) -> None:
     outcomes = campaign(tmp_path, 1, FEW, compile_every=1 << 30)
     assert outcomes["refused"] > FEW // 3

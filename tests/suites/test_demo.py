@@ -116,7 +116,7 @@ def test_a_second_demo_waits_for_nobody(tmp_path: Path, environment: dict[str, s
     assert stderr == "qnnfarm: another demo is running: wait until it is done\n"
 
 
-@pytest.mark.usefixtures("qnn_libraries")
+@pytest.mark.needs("libatomic1")
 def test_an_interrupted_demo_kills_what_it_started(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:

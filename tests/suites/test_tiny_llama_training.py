@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
+torch = pytest.importorskip("torch", reason="pip install torch")
 
 from torch import Tensor  # noqa: E402
 from torch.optim import Optimizer  # noqa: E402

@@ -24,6 +24,7 @@ from buildlib.toolchains.compile_config import CompileConfig
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from buildlib.toolchains.ort_qnn.wheel import find_libraries
 from tests.conftest import made_once
+from tests.system import needs
 
 ANSWER = "answer.txt"
 
@@ -90,6 +91,7 @@ class GenieLab:
 @pytest.fixture(scope="session")
 def genie_lab(trained: Path, build_cache: Path) -> GenieLab:
     """The trained model, exported."""
+    needs("libatomic1")
 
     def export(folder: Path) -> None:
         text = (trained / "text" / "calibration.txt").read_text()

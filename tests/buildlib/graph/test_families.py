@@ -6,7 +6,6 @@ itself, in a minute; both may lie in folders apart:
     PYTHONPATH=TORCH:TRANSFORMERS .venv/bin/python -m pytest tests/buildlib/graph/test_families.py
 """
 
-import importlib.util
 from pathlib import Path
 
 import numpy as np
@@ -65,9 +64,7 @@ def test_fused_projections_stay_in_their_file(tmp_path: Path) -> None:
     assert out.stat().st_size < 40_000
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("transformers") is None, reason="transformers is not installed"
-)
+@pytest.mark.needs("transformers")
 @pytest.mark.parametrize("name", families.RECIPES)
 def test_the_files_are_what_transformers_computes(name: str) -> None:
     config, tokens, expected = families.load_family(name)

@@ -23,6 +23,7 @@ def builder_for(folder: Path, text: str, cache: Path) -> GenAIBuilderHTP:
     )
 
 
+@pytest.mark.needs("libatomic1")
 def test_adapters_are_inputs_of_the_graphs_and_files_of_the_container(
     tiny: Path, tiny_text: str, make_adapter: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -43,6 +44,7 @@ def test_adapters_are_inputs_of_the_graphs_and_files_of_the_container(
     assert any(name.startswith("lora/one/") and kinds[name] == "lora" for name in kinds)
 
 
+@pytest.mark.needs("libatomic1")
 def test_the_embedding_can_stay_on_the_host(tiny: Path, tiny_text: str, tmp_path: Path) -> None:
     builder = builder_for(tiny, tiny_text, tmp_path / "cache")
     builder.prepare_embedding_lut = True
@@ -57,6 +59,7 @@ def test_the_embedding_can_stay_on_the_host(tiny: Path, tiny_text: str, tmp_path
     assert (embedding.size, embedding.datatype) == (40, "ufixed16")
 
 
+@pytest.mark.needs("libatomic1")
 def test_lookahead_is_a_dialog_over_the_same_binaries(build_cache: Path) -> None:
     builder = GenAIBuilderFactory.create(tiny_llama.folder(), cache_root=build_cache)
     builder.set_targets(["SM8750:emulator"]).set_transformation_options(

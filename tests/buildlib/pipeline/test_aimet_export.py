@@ -72,7 +72,7 @@ def test_the_command_writes_the_same_with_and_without_its_only_form(
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of its own functions
 def test_encodings_of_aimet_come_back(exported: Path, tmp_path: Path) -> None:
     """With aimet-onnx itself, where it is installed."""
-    aimet_onnx: Any = pytest.importorskip("aimet_onnx")
+    aimet_onnx: Any = pytest.importorskip("aimet_onnx", reason="pip install aimet-onnx")
     config = load_config(exported.parent / "config.json")
     rng = np.random.default_rng(4)
     windows = rng.integers(2, config.vocab_size, (4, 32)).tolist()

@@ -37,6 +37,7 @@ def parent(folder: Path, cache: Path, target: str = "SM8750") -> GenAIBuilderHTP
     )
 
 
+@pytest.mark.needs("libatomic1")
 def test_an_attached_model_shares_its_weights_with_its_parent(
     tiny_export: Path, decode_export: Path, tmp_path: Path
 ) -> None:
@@ -88,6 +89,7 @@ def test_invalid_attachments_are_refused(
         builder.attach_model_for_arn(8, tmp_path / "nothing.onnx")
 
 
+@pytest.mark.needs("libatomic1")
 def test_models_can_keep_the_shapes_that_they_have(
     tiny_export: Path, decode_export: Path, tmp_path: Path
 ) -> None:
@@ -101,6 +103,7 @@ def test_models_can_keep_the_shapes_that_they_have(
     assert (graphs.auto_regression_numbers, graphs.context_lengths) == ((1, 16), (96,))
 
 
+@pytest.mark.needs("libatomic1")
 def test_a_checkpoint_has_no_shape_to_keep(tiny: Path, tiny_text: str, tmp_path: Path) -> None:
     builder = GenAIBuilderFactory.create(tiny, cache_root=tmp_path, calibration_text=tiny_text)
     builder.set_targets(["SM8750"]).skip_ar_conversion = True
@@ -108,6 +111,7 @@ def test_a_checkpoint_has_no_shape_to_keep(tiny: Path, tiny_text: str, tmp_path:
         builder.build()
 
 
+@pytest.mark.needs("libatomic1")
 def test_models_can_keep_their_ar_at_another_context_length(
     decode_export: Path, tiny_export: Path, tmp_path: Path
 ) -> None:
@@ -127,6 +131,7 @@ def test_models_can_keep_their_ar_at_another_context_length(
     assert made.options["skip_ar_conversion"] is True
 
 
+@pytest.mark.needs("libatomic1")
 def test_graphs_that_share_a_cache_must_mean_the_same_by_it(
     tiny_export: Path, decode_export: Path, tmp_path: Path
 ) -> None:

@@ -136,6 +136,7 @@ def scaled(name: str, factor: float) -> Callable[[dict[str, Any]], object]:
 Q_PROJ = "model.model.layers.0.self_attn.q_proj_sha.0.weight"
 
 
+@pytest.mark.needs("libatomic1")
 @pytest.mark.parametrize(
     ("file", "change", "kind", "message"),
     [
@@ -209,6 +210,7 @@ def test_a_bad_file_is_named_with_its_cause(
     assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
 
 
+@pytest.mark.needs("libatomic1")
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -81,6 +81,7 @@ def check_bits(
     return container
 
 
+@pytest.mark.needs("libatomic1")
 def test_a_checkpoint_has_the_bits_that_are_asked_for(
     wide: Path, tiny_text: str, tmp_path: Path
 ) -> None:
@@ -100,6 +101,7 @@ def test_the_default_is_w8a16(tiny_bundle: Path) -> None:
     assert "uint16: " in str(container.metadata.model.quantization["activations"])
 
 
+@pytest.mark.needs("libatomic1")
 @pytest.mark.parametrize("block", [16, 64])
 def test_lpbq_is_built_where_the_width_allows(
     block: int, make_checkpoint: Callable[..., Path], tiny_text: str, tmp_path: Path
@@ -114,6 +116,7 @@ def test_lpbq_is_built_where_the_width_allows(
     assert weights_in_dlcs(builder.plan())["int4"] == LINEAR + 3 * 64 * 32
 
 
+@pytest.mark.needs("libatomic1")
 def test_blocks_that_do_not_divide_the_inputs_are_refused(
     wide: Path, tiny_text: str, tmp_path: Path
 ) -> None:
@@ -122,6 +125,7 @@ def test_blocks_that_do_not_divide_the_inputs_are_refused(
         builder.build()
 
 
+@pytest.mark.needs("libatomic1")
 def test_lpbq_that_cannot_be_had_is_refused_by_name(tmp_path: Path) -> None:
     builder = of(tiny_llama.folder(), None, tmp_path, {PARAM: 4, BLOCK: 16}, ar=32)
     with pytest.raises(InvalidOptionError, match=r"q_proj.weight has 144 inputs.* 32 ") as caught:
@@ -166,12 +170,14 @@ def given_only(
     return [one for one in caught if issubclass(one.category, GivenEncodingsWarning)]
 
 
+@pytest.mark.needs("libatomic1")
 def test_an_onnx_without_encodings(tiny_export: Path, tiny_text: str, tmp_path: Path) -> None:
     folder = onnx_folder(tiny_export, tmp_path / "model", lambda _: False)
     options: dict[str, object] = {PARAM: 4, ACT: 8}
     assert built(of(folder, tiny_text, tmp_path / "cache", options)) == ("W4A8", [])
 
 
+@pytest.mark.needs("libatomic1")
 def test_encodings_decide_and_what_was_asked_is_told(tiny_export: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     assert built(of(tiny_export, None, cache, {PARAM: 8, ACT: 16})) == ("W8A16", [])
@@ -186,6 +192,7 @@ def test_encodings_decide_and_what_was_asked_is_told(tiny_export: Path, tmp_path
     assert all("\n" not in line for line in told)
 
 
+@pytest.mark.needs("libatomic1")
 def test_some_encodings_make_a_mixed_model(
     tiny_export: Path, tiny_text: str, tmp_path: Path
 ) -> None:

@@ -13,6 +13,7 @@ from buildlib.errors import InputFileError
 from buildlib.genai import GenAIBuilderFactory, GenAIBuilderHTP
 from buildlib.pipeline.runner import StageRecord
 from buildlib.pipeline.scheduler import Task, run_bounded
+from tests.system import needs
 
 
 @pytest.fixture
@@ -43,6 +44,7 @@ def after(operation: str, do: Callable[[], object]) -> Callable[[StageRecord], N
 @pytest.fixture(scope="module")
 def clean(tiny_export: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     """SHA-256 of the container that nobody disturbs."""
+    needs("libatomic1")
     folder = tmp_path_factory.mktemp("clean")
     model = Path(shutil.copytree(tiny_export, folder / "model"))
     return small_builder(model, folder / "cache").build().metadata.container_sha256

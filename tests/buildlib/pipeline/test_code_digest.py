@@ -124,6 +124,7 @@ def test_a_module_of_another_package_adds_nothing() -> None:
     assert digest.of("buildlib.errors", "json.decoder") == digest.of("buildlib.errors")
 
 
+@pytest.mark.needs("libatomic1")
 def test_an_edited_architecture_runs_the_export_again(
     tiny: Path, tiny_text: str, copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

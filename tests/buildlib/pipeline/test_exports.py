@@ -36,6 +36,7 @@ def builder_for(folder: Path, cache: Path) -> GenAIBuilderHTP:
     )
 
 
+@pytest.mark.needs("libatomic1")
 @pytest.mark.parametrize(
     "folder",
     [pytest.param(name, marks=[] if name in EVERYDAY else pytest.mark.slow) for name in NAMES],
@@ -65,6 +66,7 @@ def test_weights_that_techniques_change_are_no_fault_of_the_import(
     assert found["import"].max_rel_diff < 1e-5 < 1e-2 < found["optimize"].max_rel_diff
 
 
+@pytest.mark.needs("libatomic1")
 @pytest.mark.parametrize("folder", ["dynamo-llama"], indirect=True)
 def test_an_unknown_family_is_built_with_a_warning(folder: Path, tmp_path: Path) -> None:
     config = json.loads((folder / "config.json").read_text())

@@ -18,6 +18,8 @@ from buildlib.targets import parse_target
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from tests.buildlib import families
 
+pytestmark = pytest.mark.needs("libatomic1")
+
 AR, CL = 8, 32
 EVERYDAY = "gemma3"  # windows, two sets of rotations, norms on both sides, GELU
 

@@ -24,6 +24,7 @@ def small_builder(folder: Path, cache: Path) -> GenAIBuilderHTP:
     )
 
 
+@pytest.mark.needs("libatomic1")
 def test_a_folder_may_have_any_name(tmp_path: Path) -> None:
     name = f"Llama 3.2 (мой)\n[b]{'a' * 200}"
     model = copy_of_export("torchscript-llama", tmp_path / name)

@@ -122,6 +122,7 @@ def test_an_attached_model_is_built_or_refused(builder: GenAIBuilderHTP, tiny_ex
         builder.plan()
 
 
+@pytest.mark.needs("libatomic1")
 def test_an_attached_model_that_keeps_another_shape(
     builder: GenAIBuilderHTP, tiny_export: Path
 ) -> None:
@@ -165,6 +166,7 @@ def test_biases_that_the_compiler_does_not_take(builder: GenAIBuilderHTP) -> Non
         builder.set_conversion_options({"quantization.bias_bitwidth": 8})
 
 
+@pytest.mark.needs("libatomic1")
 def test_messages_name_the_configuration_that_was_given(tiny_export: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.json"
     other.write_text("[]")

@@ -60,6 +60,7 @@ GRIDS: dict[str, Callable[[str, Weights, int], Encoding]] = {
 }
 
 
+@pytest.mark.needs("libatomic1")
 @pytest.mark.parametrize("kind", GRIDS)
 def test_four_bits_on_the_emulator_are_those_on_the_cpu(kind: str, tmp_path: Path) -> None:
     constants = write_model(tmp_path / "float.onnx")
@@ -115,6 +116,7 @@ def write_tied(path: Path) -> Weights:
     return table
 
 
+@pytest.mark.needs("libatomic1")
 @pytest.mark.parametrize("kind", GRIDS)
 def test_a_tied_table_is_looked_up_on_the_grid_of_its_rows(kind: str, tmp_path: Path) -> None:
     """QNN multiplies with a table whose channels have scales of their own, but looks none up."""

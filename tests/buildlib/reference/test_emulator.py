@@ -26,6 +26,7 @@ from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 SHAPES = (GraphShape(1, 96),)
 
 
+@pytest.mark.needs("libatomic1")
 def test_compiled_graphs_are_the_quantized_ones(tiny_export: Path, tmp_path: Path) -> None:
     encodings = load_encodings(tiny_export / "model.encodings")
     config = load_config(tiny_export / "config.json")

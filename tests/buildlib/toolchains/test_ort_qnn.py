@@ -26,6 +26,7 @@ from buildlib.toolchains.requests import CompileRequest, GraphRequest
 PHONE = parse_target("SM8750")
 
 
+@pytest.mark.needs("libatomic1")
 def test_versions_name_everything_that_compiles(toolchain: OrtQnnToolchain) -> None:
     as_protocol: Toolchain = toolchain
     versions = dict(as_protocol.versions())
@@ -35,6 +36,7 @@ def test_versions_name_everything_that_compiles(toolchain: OrtQnnToolchain) -> N
     assert all(versions[key].count(".") == 2 for key in ("qnn_core_api", "qnn_system_api"))
 
 
+@pytest.mark.needs("libatomic1")
 @pytest.mark.parametrize("target", ["SM8550", "SM8750", "SM8850:emulator"])
 def test_binary_says_what_it_was_compiled_for(
     target: str, binary_for: Callable[[str], Path], toolchain: OrtQnnToolchain
@@ -49,6 +51,7 @@ def test_binary_says_what_it_was_compiled_for(
         assert (graph.vtcm_mb, graph.optimization_level) == (soc.vtcm_mb, 3)
 
 
+@pytest.mark.needs("libatomic1")
 def test_inspect_reads_tensors_and_encodings(
     binary_for: Callable[[str], Path], toolchain: OrtQnnToolchain
 ) -> None:
@@ -60,6 +63,7 @@ def test_inspect_reads_tensors_and_encodings(
     assert given.encoding == ScaleOffset(float(np.float32(1e-3)), -32768)
 
 
+@pytest.mark.needs("libatomic1")
 def test_shared_weights_make_the_phone_binary_smaller(
     binary_for: Callable[[str], Path],
 ) -> None:
@@ -68,6 +72,7 @@ def test_shared_weights_make_the_phone_binary_smaller(
     assert unshared.stat().st_size - shared.stat().st_size > one_copy * 0.9
 
 
+@pytest.mark.needs("libatomic1")
 def test_emulator_computes_what_the_model_means(
     weights: npt.NDArray[np.float32],
     binary_for: Callable[[str], Path],
@@ -80,6 +85,7 @@ def test_emulator_computes_what_the_model_means(
     np.testing.assert_allclose(real, expected, atol=2e-3)
 
 
+@pytest.mark.needs("libatomic1")
 def test_emulator_refuses_shared_weights(
     binary_for: Callable[[str], Path], toolchain: OrtQnnToolchain
 ) -> None:
@@ -89,6 +95,7 @@ def test_emulator_refuses_shared_weights(
     assert "Shared weights" in Path(caught.value.log_path).read_text()
 
 
+@pytest.mark.needs("libatomic1")
 @pytest.mark.parametrize(
     ("inputs", "graph", "said"),
     [
@@ -109,6 +116,7 @@ def test_execute_refuses_inputs_that_do_not_fit(
         logged.execute(binary_for("SM8750:emulator"), graph, inputs)
 
 
+@pytest.mark.needs("libatomic1")
 def test_equal_models_give_equal_binaries_wherever_they_lie(
     models: dict[int, Path],
     binary_for: Callable[[str], Path],
@@ -125,6 +133,7 @@ def test_equal_models_give_equal_binaries_wherever_they_lie(
     assert (tmp_path / "again.bin").read_bytes() == binary_for("SM8750").read_bytes()
 
 
+@pytest.mark.needs("libatomic1")
 def test_effort_and_memory_reach_the_compiler(
     dlcs: list[Path], toolchain: OrtQnnToolchain, tmp_path: Path
 ) -> None:
@@ -180,6 +189,7 @@ def test_bad_model_is_an_error_and_leaves_nothing(
     assert {p.name for p in tmp_path.iterdir()} <= {"bad.onnx", "logs"}
 
 
+@pytest.mark.needs("libatomic1")
 @pytest.mark.parametrize("damage", ["random", "truncated", "flipped", "empty", "absent"])
 def test_damaged_binary_is_an_error(
     damage: str, binary_for: Callable[[str], Path], toolchain: OrtQnnToolchain, tmp_path: Path
@@ -212,6 +222,7 @@ def test_a_step_that_takes_too_long_is_killed(models: dict[int, Path], tmp_path:
     assert [p.name for p in tmp_path.iterdir()] == ["logs"]
 
 
+@pytest.mark.needs("libatomic1")
 @pytest.mark.parametrize(
     ("target", "option"),
     [
@@ -235,6 +246,7 @@ def test_every_option_that_is_not_refused_changes_the_binary(
     assert toolchain.inspect(tmp_path / "other.bin").soc_model == config.target.soc.soc_model
 
 
+@pytest.mark.needs("libatomic1")
 def test_graphs_of_one_binary_may_differ(
     dlcs: list[Path], toolchain: OrtQnnToolchain, tmp_path: Path
 ) -> None:
@@ -273,6 +285,7 @@ def test_operators_that_are_not_supported_are_named_and_counted(
     assert str(pickle.loads(pickle.dumps(error))) == str(error)  # noqa: S301 - our own bytes
 
 
+@pytest.mark.needs("libatomic1")
 def test_a_graph_that_does_not_compile_is_named(
     dlcs: list[Path], toolchain: OrtQnnToolchain, tmp_path: Path
 ) -> None:

@@ -68,6 +68,7 @@ def test_structures_have_the_size_of_the_libraries(
     assert ctypes.sizeof(structure) == size
 
 
+@pytest.mark.needs("libatomic1")
 @pytest.mark.parametrize(
     ("change", "call", "said"),
     [

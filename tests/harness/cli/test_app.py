@@ -99,11 +99,12 @@ def test_a_group_without_a_command_shows_its_help(
 
 def _exit_code(words: list[str], monkeypatch: pytest.MonkeyPatch) -> object:
     monkeypatch.setattr(sys, "argv", ["qnnfarm", *words])
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.getsignal(number) for number in numbers]
     try:
         with pytest.raises(SystemExit) as left:
             main()
     finally:
-        for number, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
+        for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
     return left.value.code

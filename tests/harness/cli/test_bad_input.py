@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -72,6 +71,7 @@ def unfinished(cache: Path) -> list[Path]:
     return [path for path in cache.glob("model/.*") if path.is_dir()]
 
 
+@pytest.mark.needs("util-linux", "user-namespaces", "libatomic1")
 @pytest.mark.parametrize("full", ["cache", "out"])
 def test_a_disk_that_is_too_small_is_told_before_the_first_stage(full: str, tmp_path: Path) -> None:
     """In a mount namespace with a file system of 256 KiB; the user need not be root."""
@@ -80,9 +80,6 @@ def test_a_disk_that_is_too_small_is_told_before_the_first_stage(full: str, tmp_
     places = {"cache": tmp_path / "cache", "out": tmp_path / "out"} | {full: small / full}
     command = ["build", str(tiny_llama.folder()), "--target", "SM8750:emulator", "--ar", "1"]
     command += ["--cl", "64", "--out", str(places["out"])]
-    alone = ["unshare", "-rm", "sh", "-c"]
-    if shutil.which("unshare") is None or subprocess.run([*alone, ":"], check=False).returncode:
-        pytest.skip("needs util-linux and user namespaces (kernel.unprivileged_userns_clone=1)")
     mounted = f"mount -t tmpfs -o size=256k small {small} && mkdir {small}/cache"
     done = subprocess.run(
         [
@@ -109,6 +106,7 @@ def test_a_disk_that_is_too_small_is_told_before_the_first_stage(full: str, tmp_
     assert not before
 
 
+@pytest.mark.needs("libatomic1")
 def test_a_bad_file_is_one_line(qnnfarm: Run, model: Path, tmp_path: Path) -> None:
     (model / "model.data").unlink()
     config = json.loads((model / "config.json").read_text()) | {"model_type": "newcomer"}
@@ -132,7 +130,7 @@ def test_a_machine_without_the_compiler(model: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "cache").exists()
 
 
-@pytest.mark.usefixtures("qnn_libraries")
+@pytest.mark.needs("libatomic1")
 @pytest.mark.parametrize("blocks", [40, 120])
 def test_a_full_disk(model: Path, tmp_path: Path, blocks: int) -> None:
     """No file gets longer than so many blocks of 512 bytes: the model, or the compiled graph."""
@@ -146,7 +144,7 @@ def test_a_full_disk(model: Path, tmp_path: Path, blocks: int) -> None:
     assert unfinished(cache) == []
 
 
-@pytest.mark.usefixtures("qnn_libraries")
+@pytest.mark.needs("libatomic1")
 def test_an_interrupted_build_keeps_what_is_finished(model: Path, tmp_path: Path) -> None:
     """For those that are killed see `tests/buildlib/cache/test_killed.py`."""
     cache, slow = tmp_path / "cache", tmp_path / "slow"

@@ -36,6 +36,7 @@ def eaglet_options(tmp_path: Path) -> Path:
     return file
 
 
+@pytest.mark.needs("libatomic1")
 @pytest.mark.parametrize("kind", ["ssd-q1", "eaglet"])
 def test_a_container_that_speculates_is_built_and_speculates(
     qnnfarm: Run, kind: str, eaglet_options: Path, tmp_path: Path, virtual_device: AdbDevice
@@ -63,6 +64,7 @@ def test_a_container_that_speculates_is_built_and_speculates(
         assert json.loads(adapted.stdout)["text"] != answer["text"]
 
 
+@pytest.mark.needs("libatomic1")
 def test_a_recipe_gives_its_bits(qnnfarm: Run, tmp_path: Path) -> None:
     where = (*TARGET, "--ar", "1", "--cl", "48", "--splits", "1", "--out", tmp_path / "out")
     built = qnnfarm("build", MODEL, *where, "--recipe", "W4A16_RTN", "--json")

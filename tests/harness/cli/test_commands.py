@@ -195,6 +195,7 @@ def test_devices_are_started_listed_stopped_and_removed(
     assert qnnfarm("device", "stop", name).returncode == 2
 
 
+@pytest.mark.needs("libatomic1")
 def test_several_targets_get_a_folder_each(
     qnnfarm: Run, tmp_path: Path, make_checkpoint: Callable[..., Path]
 ) -> None:
@@ -209,7 +210,7 @@ def test_several_targets_get_a_folder_each(
     assert (tmp_path / "out" / "SM8750-emulator" / "metadata.json").is_file()
 
 
-@pytest.mark.usefixtures("qnn_libraries")
+@pytest.mark.needs("libatomic1")
 def test_doctor_finds_this_machine_well(qnnfarm: Run) -> None:
     done = qnnfarm("doctor", "--json")
     assert done.returncode == 0, done.stdout
@@ -218,14 +219,14 @@ def test_doctor_finds_this_machine_well(qnnfarm: Run) -> None:
     assert "broken" not in states.values()
 
 
-@pytest.mark.usefixtures("qnn_libraries")
+@pytest.mark.needs("libatomic1")
 def test_doctor_says_when_there_is_no_namespace(qnnfarm: Run) -> None:
     done = qnnfarm("doctor", QNNFARM_VIRTUAL_NAMESPACE="none")
     assert done.returncode == 0
     assert "--unconfined" in done.stdout
 
 
-@pytest.mark.usefixtures("qnn_libraries")
+@pytest.mark.needs("libatomic1")
 def test_doctor_says_who_can_use_the_devices_of_an_adb_server(
     qnnfarm: Run, adb_server: AdbServer
 ) -> None:

@@ -90,6 +90,7 @@ def test_a_file_without_end_ends_with_the_deadline(serve: Serve) -> None:
         SyncSession(connection).receive("/x", io.BytesIO())
 
 
+@pytest.mark.needs("openssh-client")
 @pytest.mark.parametrize("banner", [b"x" * (1 << 16), b"\n" * (1 << 16), b"SSH-2.0-x\r\n" * 6000])
 def test_an_ssh_banner_without_end_is_refused_in_time(
     serve: Serve, tmp_path: "Path", banner: bytes

@@ -15,6 +15,7 @@ from harness.pipeline.llm import LLMPipeline
 from suites.models import tiny_llama
 from tests.buildlib.conftest import make_checkpoint, tiny_text
 from tests.conftest import made_once
+from tests.system import needs
 
 MakeRecipe = Callable[..., dict[str, Any]]
 LAYERS = 2
@@ -74,6 +75,7 @@ def make_recipe(build_cache: Path, short_model: Path) -> MakeRecipe:
 @pytest.fixture(scope="session")
 def built(make_recipe: MakeRecipe, build_cache: Path) -> LLMPipeline:
     """A pipeline that has run all its stages; its cache is for all xdist workers."""
+    needs("libatomic1")
     cache = build_cache.with_name("pipeline-cache")
     with FileLock(f"{cache}.lock"):
         return LLMPipeline.from_pretrained(recipe=make_recipe(cache_dir=str(cache))).construct()

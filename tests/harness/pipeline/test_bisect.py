@@ -46,6 +46,7 @@ class StageCacheState:
         assert sorted(self._folder.iterdir()) == self._names
 
 
+@pytest.mark.needs("libatomic1")
 def test_a_proposal_is_built_and_holds_where_it_is_measured_again(
     make_recipe: MakeRecipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -89,6 +90,7 @@ def test_a_proposal_is_built_and_holds_where_it_is_measured_again(
     assert f"`qnnfarm build {out} --target SM8750:emulator --ar 1,8 --cl 48" in printed
 
 
+@pytest.mark.needs("libatomic1")
 def test_weights_are_raised_until_text_that_did_not_choose_agrees(
     make_recipe: MakeRecipe, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -109,6 +111,7 @@ def test_weights_are_raised_until_text_that_did_not_choose_agrees(
     assert "over held-out text after 1 proposal" in capsys.readouterr().out
 
 
+@pytest.mark.needs("libatomic1")
 def test_weights_are_raised_until_the_emulator_agrees_with_the_cpu(
     make_checkpoint: MakeCheckpoint,
     tiny_text: str,
@@ -165,6 +168,7 @@ def quantized(pipe: LLMPipeline, whole: Path, folder: Path, scratch: Path) -> Di
         return evaluate_model(loop, reference)
 
 
+@pytest.mark.needs("libatomic1")
 def test_a_bound_that_held_out_text_misses_ends_with_1(build_cache: Path, tmp_path: Path) -> None:
     easy = tmp_path / "easy.txt"
     easy.write_text(EASY_TEXT)

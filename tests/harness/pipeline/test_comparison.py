@@ -53,6 +53,7 @@ def test_stages_and_device_stand_side_by_side(
     assert "says nothing about hardware speed" in printed.err
 
 
+@pytest.mark.needs("libatomic1")
 def test_a_stage_that_cannot_run_here_says_why(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     pipe = LLMPipeline.from_pretrained(
         recipe=make_recipe(cache_dir=str(tmp_path), evaluator_config=None)

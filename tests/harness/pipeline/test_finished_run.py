@@ -13,6 +13,8 @@ from harness.pipeline.observers import StageFilesObserver
 from suites.models import tiny_llama
 from tests.harness.pipeline.conftest import MakeRecipe
 
+pytestmark = pytest.mark.needs("libatomic1")
+
 ARGUMENTS = {"until": "model_loader", "prompt": None}
 
 CHANGES: dict[str, Callable[[Path], object]] = {

@@ -13,7 +13,7 @@ import pytest
 from suites.models import tiny_llama
 from tests.command_line import qnnfarm
 
-pytest.importorskip("huggingface_hub")
+pytestmark = pytest.mark.needs("libatomic1")
 
 COMMIT = hashlib.sha1(b"a commit", usedforsecurity=False).hexdigest()
 NAMES = ("config.json", "tokenizer.json", "model.safetensors", "README.md", "text/calibration.txt")

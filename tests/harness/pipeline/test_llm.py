@@ -146,6 +146,7 @@ def test_methods_that_need_a_stage_say_so(
     assert issubclass(PipelineStateError, RuntimeError)
 
 
+@pytest.mark.needs("libatomic1")
 def test_windows_may_be_shorter_than_the_context(make_recipe: MakeRecipe) -> None:
     scores = {}
     for length in (48, 24, 8):
@@ -161,6 +162,7 @@ def test_windows_may_be_shorter_than_the_context(make_recipe: MakeRecipe) -> Non
     assert scores[24] > scores[48]  # with less to go by
 
 
+@pytest.mark.needs("libatomic1")
 def test_a_score_over_several_windows_has_its_standard_error(
     make_recipe: MakeRecipe, tmp_path: Path
 ) -> None:
@@ -174,6 +176,7 @@ def test_a_score_over_several_windows_has_its_standard_error(
     assert 0 < float(found[2]) < float(found[1])
 
 
+@pytest.mark.needs("libatomic1")
 def test_a_device_needs_a_container(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     pipe = LLMPipeline.from_pretrained(recipe=make_recipe()).construct(until="model_loader")
     with pytest.raises(PipelineStateError, match="up to the genai_builder first"):
@@ -184,6 +187,7 @@ def test_a_device_needs_a_container(make_recipe: MakeRecipe, tmp_path: Path) -> 
         pipe.export(folder)
 
 
+@pytest.mark.needs("libatomic1")
 def test_without_a_cache_nothing_stays(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     recipe = make_recipe(enable_cache=False, cache_dir=str(tmp_path / "work"))
     pipe = LLMPipeline.from_pretrained(recipe=recipe).construct(until="model_loader")

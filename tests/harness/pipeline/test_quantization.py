@@ -49,6 +49,7 @@ def bits_of(pipe: LLMPipeline) -> dict[str, int]:
     return {one.name: one.bw for one in encodings.param_encodings if "_proj.weight" in one.name}
 
 
+@pytest.mark.needs("libatomic1")
 def test_techniques_change_weights_before_and_in_quantization(make_recipe: MakeRecipe) -> None:
     stages = {
         "model_loader": {},
@@ -68,6 +69,7 @@ def test_techniques_change_weights_before_and_in_quantization(make_recipe: MakeR
     assert {n for n, b in bits.items() if b == 8} == {n for n in bits if "down_proj" in n}
 
 
+@pytest.mark.needs("libatomic1")
 def test_activations_of_8_and_16_bits_stand_in_one_graph(make_recipe: MakeRecipe) -> None:
     def make(patterns: list[str]) -> LLMPipeline:
         recipe = make_recipe()

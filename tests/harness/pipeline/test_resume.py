@@ -109,6 +109,7 @@ def test_a_killed_and_an_interrupted_run_go_on_to_the_same_bytes(
     assert content(cut) == expected
 
 
+@pytest.mark.needs("libatomic1")
 def test_an_unchanged_run_looks_at_files_alone(cut: Path) -> None:
     finish(cut)
     words = ("pipeline", "run", cut, "--out", cut.parent / "container")

@@ -125,6 +125,7 @@ def make_pipe(cache: Path, **count: object) -> tuple[LLMPipeline, Log]:
     return pipe, log
 
 
+@pytest.mark.needs("libatomic1")
 def test_a_stage_of_ones_own_is_cached_and_observed(tmp_path: Path) -> None:
     pipe, log = make_pipe(tmp_path)
     pipe.construct()
@@ -148,6 +149,7 @@ def test_a_stage_of_ones_own_is_cached_and_observed(tmp_path: Path) -> None:
     assert changed.export(tmp_path / "out").joinpath("count.txt").read_text().isdigit()
 
 
+@pytest.mark.needs("libatomic1")
 def test_a_failing_stage_keeps_those_before_it(tmp_path: Path) -> None:
     pipe, log = make_pipe(tmp_path, fails=True)
     with pytest.raises(WrongUseError, match="cannot be counted"):
@@ -160,6 +162,7 @@ def test_a_failing_stage_keeps_those_before_it(tmp_path: Path) -> None:
     assert [*pipe.completed] == ["model_loader", "count"]
 
 
+@pytest.mark.needs("libatomic1")
 def test_a_model_that_ones_own_stage_made_is_imported(tmp_path: Path) -> None:
     pipe, log = make_pipe(tmp_path)
     sections: dict[str, Any] = {"model_loader": {}, "rewrite": {}, "quantization": {}}
@@ -200,6 +203,7 @@ def test_an_installed_packages_stage_is_found_by_its_entry_point(
         REGISTRY.stages()
 
 
+@pytest.mark.needs("libatomic1")
 def test_the_documents_stage_and_observer_work(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

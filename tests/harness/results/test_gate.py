@@ -283,6 +283,7 @@ class TestReferences:
             judge_gate(store, "aaaa", options=DECODE)
 
 
+@pytest.mark.needs("git")
 def test_git_finds_the_nearest_commit_with_results(
     store: ResultsStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -275,7 +275,8 @@ def test_a_trace_is_in_the_trace_event_format() -> None:
 
 def test_the_events_are_those_of_perfettos_schema() -> None:
     """Each slice is a `ChromeTraceEvent` of the messages that the package `perfetto` carries."""
-    schema = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
+    from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as schema
+
     for event in check_format(trace_of(lab.sessions()[0])):
         message = schema.ChromeTraceEvent(
             name=event["name"],

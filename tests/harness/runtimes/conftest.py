@@ -15,6 +15,7 @@ from tests.buildlib.conftest import (
     tiny,
     tiny_text,
 )
+from tests.system import needs
 
 _ATTENTION = {"self_attn.q_proj": (40, 72)}
 RED = _ATTENTION | {"self_attn.v_proj": (40, 24)}
@@ -24,6 +25,7 @@ BLUE = _ATTENTION | {"mlp.down_proj": (72, 40)}
 @pytest.fixture(scope="session")
 def graphs_container(tiny: Path, tiny_text: str, build_cache: Path) -> GenAIContainer:
     """Random weights in six graphs: AR 1, 8 and 16 at CL 48 and 64."""
+    needs("libatomic1")
     builder = GenAIBuilderFactory.create(tiny, cache_root=build_cache, calibration_text=tiny_text)
     builder.set_targets(["SM8750:emulator"]).set_transformation_options(
         {
@@ -44,6 +46,7 @@ def dialog_container(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> GenAIContainer:
     """Random weights, with a host embedding table and two adapters; AR 1 and 16, CL 64."""
+    needs("libatomic1")
     folder = tmp_path_factory.mktemp("dialogs")
     adapters = folder / "adapters"
     make_adapter(adapters / "red", RED, seed=1, strength=1.0)

@@ -25,10 +25,10 @@ from harness.clock import Deadline
 from harness.devices.adb.client import AdbServer
 from harness.devices.adb.connection import open_service
 from harness.virtual_device import manager
-from harness.virtual_device.namespace import FORCE_VARIABLE, NamespaceKind, try_namespace
+from harness.virtual_device.namespace import FORCE_VARIABLE, NamespaceKind
 from tests.harness.virtual_device.helpers import PATIENCE_S, Adb
+from tests.system import IMPORT_PATH, NOBODY, as_user, needs, python_for_others
 
-NOBODY = 65534
 SECRET = f"secret-{secrets.token_hex(8)}"
 ABSTRACT = f"qnnfarm-{secrets.token_hex(8)}"
 SHARED_MEMORY = secrets.randbelow(1 << 30) + 1
@@ -74,11 +74,13 @@ def victim(
 ) -> Iterator[Victim]:
     """A device of root's, and one of a user without privileges."""
     uid = os.geteuid() if request.param == "root" or os.geteuid() else NOBODY
-    if request.param == "root" and uid:
-        pytest.skip("not root")
+    if request.param == "root":
+        needs("root", "namespaces")
+    elif os.geteuid() == 0:
+        needs("user-namespaces", "second-user")
+    else:
+        needs("user-namespaces")
     kind = NamespaceKind.USER if uid else NamespaceKind.ROOT
-    if refused := try_namespace(kind):
-        pytest.skip(f"no namespace here: {refused}")
     with contextlib.ExitStack() as at_end:
         folder = Path(tempfile.mkdtemp(prefix="qnnfarm-victim-"))
         at_end.callback(shutil.rmtree, folder)
@@ -117,10 +119,7 @@ def victim(
             return done.stdout.decode()
 
         at_end.callback(run_python, _REMOVE)
-        output = run_python(_START)
-        if not output and uid == NOBODY:
-            pytest.skip("user nobody cannot use this checkout")
-        serial, found = output.split()
+        serial, found = run_python(_START).split()
         assert found == kind
         adb_server.connect(serial)
         at_end.callback(adb_server.disconnect, serial)
@@ -137,9 +136,7 @@ _REMOVE = "from harness.virtual_device import manager; manager.remove('escape')"
 
 def _python(uid: int) -> list[str]:
     """An interpreter that the user may run."""
-    if uid == os.geteuid():
-        return [sys.executable]
-    return [f"/usr/bin/python{sys.version_info.major}.{sys.version_info.minor}"]
+    return [sys.executable if uid == os.geteuid() else str(python_for_others())]
 
 
 def _as_user(uid: int, variables: dict[str, str]) -> tuple[list[str], dict[str, str]]:
@@ -147,10 +144,9 @@ def _as_user(uid: int, variables: dict[str, str]) -> tuple[list[str], dict[str, 
     environment = {**os.environ, **variables}
     if uid == os.geteuid():
         return [], environment
-    packages = [path for path in sys.path if path.endswith("site-packages")]
-    environment["PYTHONPATH"] = ":".join([str(Path(__file__).parents[3]), *packages])
+    environment["PYTHONPATH"] = IMPORT_PATH
     environment["PYTHONDONTWRITEBYTECODE"] = "1"
-    return ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "--"], environment
+    return as_user(uid), environment
 
 
 @contextlib.contextmanager
@@ -452,10 +448,9 @@ def test_a_forward_finds_no_way_out(victim: Victim, adb: Adb, way: str) -> None:
     adb("-s", victim.serial, "forward", "--remove", f"tcp:{port}")
 
 
+@pytest.mark.needs("root")
 def test_a_program_with_the_setuid_bit_gains_nothing(victim: Victim, adb: Adb) -> None:
     """Another's program on the device's disk, which that user may run."""
-    if os.geteuid() != 0:
-        pytest.skip("needs root to make one")
     there = victim.state / "root" / "data" / "local" / "tmp" / "setuid"
     shutil.copy("/usr/bin/id", there)
     os.chown(there, 0 if victim.uid else NOBODY, 0)
@@ -464,12 +459,11 @@ def test_a_program_with_the_setuid_bit_gains_nothing(victim: Victim, adb: Adb) -
     assert adb("-s", victim.serial, "shell", "$TMPDIR/setuid -u").stdout == own
 
 
+@pytest.mark.needs("namespaces")
 def test_a_link_left_behind_leads_nowhere_at_the_next_start(
     start_device: Callable[..., manager.VirtualDevice], adb: Adb, tmp_path: Path
 ) -> None:
     device = start_device("planted")
-    if device.namespace is NamespaceKind.NONE:
-        pytest.skip("no namespace here")
     (tmp_path / "file").write_text(SECRET)
     adb(
         *("-s", device.serial, "shell"),

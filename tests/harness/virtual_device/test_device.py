@@ -2,16 +2,16 @@
 
 import os
 import shlex
+import signal
 import socket
-import subprocess
 from collections.abc import Callable
 
 import pytest
 
 from harness.virtual_device import manager
 from harness.virtual_device.manager import VirtualDevice
-from harness.virtual_device.namespace import NamespaceKind
 from tests.harness.virtual_device.helpers import Adb, new_marker, running, until
+from tests.system import needs
 
 
 def test_getprop_answers_like_a_device_of_its_soc(on_device: Adb) -> None:
@@ -167,10 +167,9 @@ def test_no_process_outlives_its_device(
     )
     until(lambda: len(running(marker)) == 2)
     if end == "kill":
-        if device.namespace is NamespaceKind.NONE:
-            pytest.skip("without a pid namespace the kernel cannot see to it")
+        needs("namespaces")  # the kernel ends all of a PID namespace
         assert device.pid is not None
-        subprocess.run(["kill", "-9", str(device.pid)], check=True)
+        os.kill(device.pid, signal.SIGKILL)
         until(lambda: manager.get("mortal").state == "stopped")
     manager.stop("mortal")
     until(lambda: not running(marker))

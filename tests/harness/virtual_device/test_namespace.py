@@ -4,7 +4,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -21,10 +20,10 @@ from harness.virtual_device.namespace import (
     NamespaceKind,
     NamespaceSupport,
     probe_namespace,
-    try_namespace,
 )
 from tests.command_line import Started
 from tests.harness.virtual_device.helpers import PATIENCE_S, Adb
+from tests.system import IMPORT_PATH, NOBODY, as_user, python_for_others
 
 _NO_WAY = 77
 
@@ -47,14 +46,13 @@ def test_no_mount_shows_on_the_host(device: VirtualDevice) -> None:
     assert str(device.root.parent) not in mounts
 
 
+@pytest.mark.needs("user-namespaces")
 def test_a_user_namespace_serves_as_well(
     start_device: Callable[..., VirtualDevice],
     adb: Adb,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if refused := try_namespace(NamespaceKind.USER):
-        pytest.skip(f"no user namespace here: {refused}")
     monkeypatch.setenv(FORCE_VARIABLE, "user")
     device = start_device("by-user")
     (tmp_path / "file").write_bytes(bytes(range(256)))
@@ -140,6 +138,7 @@ main()
 """
 
 
+@pytest.mark.needs("user-namespaces")
 def test_the_command_says_in_one_line_that_nothing_is_granted(
     adb_server: AdbServer, tmp_path: Path
 ) -> None:
@@ -151,7 +150,7 @@ def test_the_command_says_in_one_line_that_nothing_is_granted(
 
     refused = run("device", "start", "bare")
     if refused.returncode == _NO_WAY:
-        pytest.skip("no way here to take namespaces away")
+        pytest.skip("needs a /proc/sys that can be written: run the tests outside a container")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert len(refused.stderr.splitlines()) == 1
     assert list((tmp_path / "devices").glob("[!.]*")) == []
@@ -195,27 +194,21 @@ manager.remove("plain")
 """
 
 
-def test_a_user_without_privileges_gets_a_user_namespace(tmp_path: Path) -> None:
-    if os.geteuid() != 0 or shutil.which("setpriv") is None:
-        pytest.skip("needs root and setpriv to become another user")
-    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    python = Path("/usr/bin") / version
-    become = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"]
+@pytest.mark.needs("second-user", "user-namespaces")
+def test_a_user_without_privileges_gets_a_user_namespace() -> None:
     state = Path(tempfile.mkdtemp(prefix="qnnfarm-nobody-"))
-    os.chown(state, 65534, 65534)
-    found = [path for path in sys.path if path.endswith("site-packages")]
-    packages = [str(Path(__file__).parents[3]), *found]
+    os.chown(state, NOBODY, NOBODY)
     environment = {
         "PATH": "/usr/bin:/bin",
         "HOME": str(state),
         "QNNFARM_STATE_DIR": str(state),
-        "PYTHONPATH": ":".join(packages),
+        "PYTHONPATH": IMPORT_PATH,
         "PYTHONDONTWRITEBYTECODE": "1",
     }
 
-    def run(*command: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*become, *command],
+    try:
+        done = subprocess.run(
+            [*as_user(NOBODY), str(python_for_others()), "-c", _AS_NOBODY],
             env=environment,
             cwd="/",
             capture_output=True,
@@ -223,16 +216,6 @@ def test_a_user_without_privileges_gets_a_user_namespace(tmp_path: Path) -> None
             timeout=200,
             check=False,
         )
-
-    try:
-        if (
-            not python.exists()
-            or run(str(python), "-c", "import harness.virtual_device.manager").returncode
-        ):
-            pytest.skip(f"user nobody cannot use this checkout with {python}")
-        if run("unshare", "-Urm", "true").returncode:
-            pytest.skip("no user namespaces on this machine")
-        done = run(str(python), "-c", _AS_NOBODY)
         assert done.returncode == 0, done.stderr
         assert done.stdout == "user\n"
     finally:

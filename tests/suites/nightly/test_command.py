@@ -67,6 +67,7 @@ def lab(tmp_path: Path, virtual_device: AdbDevice, build_cache: Path) -> Lab:
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.needs("libatomic1")
 def test_a_night_builds_runs_reports_and_is_over(lab: Lab) -> None:
     lab.plan(
         containers=[{"path": "built/head", "label": "head", "build": BUILD}], workloads=[BENCH]

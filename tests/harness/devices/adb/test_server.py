@@ -250,7 +250,7 @@ def test_a_server_that_we_start_is_the_users_alone(
     own_server.disconnect(virtual_device.serial)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: run the tests as root")
+@pytest.mark.needs("root")
 def test_no_other_user_reaches_it(own_server: AdbServer) -> None:
     code = (
         "import os, socket; os.setgroups([]); os.setuid(65534);"

@@ -328,6 +328,7 @@ def test_names_are_the_same_in_capitals(ssh_server: SshServer) -> None:
         host.connect()
 
 
+@pytest.mark.needs("openssh-client")
 @settings(
     max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -652,6 +653,7 @@ def test_what_is_closed_while_it_connects_is_closed_at_the_end(
     assert _run(host, "true")[0] == 0
 
 
+@pytest.mark.needs("openssh-client")
 def test_waiting_for_another_connection_keeps_its_own_deadline(tmp_path: Path) -> None:
     accepted: list[socket.socket] = []
     config = tmp_path / "config"
@@ -720,6 +722,7 @@ def test_an_agent_that_is_none_leaves_nothing_and_costs_nothing(
     gc.collect()  # of a socket that was left, this warns, and so fails
 
 
+@pytest.mark.needs("openssh-client")
 @pytest.mark.parametrize("answer", [b"", b"SSH-2.0-x\r\n"])
 def test_a_host_that_hangs_costs_its_timeout_alone(tmp_path: Path, answer: bytes) -> None:
     with _listener(answer) as port:
@@ -732,6 +735,7 @@ def test_a_host_that_hangs_costs_its_timeout_alone(tmp_path: Path, answer: bytes
             host.connect()
 
 
+@pytest.mark.needs("openssh-client")
 def test_an_invalid_ssh_server_is_refused(tmp_path: Path) -> None:
     with (
         _listener(b"HTTP/1.1 400 Bad Request\r\n" * 500) as port,

@@ -114,7 +114,7 @@ def test_it_survives_the_loss_of_the_connection(
         assert isinstance(tunnel.failure, HostUnreachableError)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.needs("root")
 def test_other_users_of_this_machine_do_not_get_through(host: SshHost, echo: int) -> None:
     script = (
         "import os, socket, sys; os.setuid(65534);"
