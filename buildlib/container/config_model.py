@@ -32,7 +32,7 @@ from buildlib.validation import ARRAY, NULL, OBJECT, RULE, Fault, faults
 _MAX_BYTES = 4 * 1024 * 1024
 _INT32 = 2**31 - 1
 INT64 = 2**63 - 1
-_FLOAT32 = 3.4028234663852886e38
+_FLOAT32 = 3.402823466e38  # as Genie writes it, a little below the largest
 
 WRITTEN = object()
 """Mark of a key that has a default in Python, and that a file must have."""
