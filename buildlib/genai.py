@@ -22,6 +22,7 @@ from buildlib.errors import InvalidOptionError
 from buildlib.option_sets import AttachedBuilder, OptionSets
 from buildlib.paths import absolute_user_path, default_cache_root, user_path
 from buildlib.pipeline.build import Build, Sources
+from buildlib.pipeline.genie_check import require_agreement
 from buildlib.pipeline.plan import Additions, BuildPlan
 from buildlib.pipeline.runner import OnStage
 from buildlib.pipeline.scheduler import default_workers
@@ -361,7 +362,8 @@ class GenAIBuilderHTP:
             LongContextWarning: a context length is beyond `max_position_embeddings`.
 
         Raises:
-            InvalidOptionError: no target is set, or options contradict each other.
+            InvalidOptionError: no target is set, or options contradict each other, or the installed
+                Genie gets the kind of speculation wrong.
             InvalidShapeError: an AR does not fit the context length.
         """
         if not self._targets:
@@ -400,6 +402,7 @@ class GenAIBuilderHTP:
         workers = default_workers() if self.max_workers is None else self.max_workers
         if workers < 1:
             raise InvalidOptionError("max_workers", f"{workers} is not a number from 1 up", ())
+        require_agreement(self.speculative_config, target, self._cache_root)
         self._warn_of_length()
         sources = Sources(
             self._source,

@@ -22,6 +22,7 @@ from hypothesis import settings
 from buildlib.container.container import GenAIContainer
 from buildlib.genai import GenAIBuilderFactory
 from buildlib.pipeline.build import Build, BuildOutputs
+from buildlib.pipeline.genie_check import CHECKED, check_genie
 from harness.clock import Deadline
 from harness.devices.adb.client import AdbServer
 from harness.devices.adb.connection import ServerAddress, ServerUnreachable, query
@@ -231,6 +232,16 @@ def plan_reference(cache: Path, target: str) -> Build:
         "split_model.num_splits": 2,
     }
     return builder.set_targets([target]).set_transformation_options(options).plan()
+
+
+@pytest.fixture(scope="session")
+def genie_checks(build_cache: Path) -> Path:
+    """A cache that knows what the installed Genie makes of dialogs of types `spd` and `lade`."""
+    needs("libatomic1")
+    with FileLock(f"{build_cache}.genie.lock"):
+        for kind in CHECKED:
+            check_genie(kind, build_cache)
+    return build_cache
 
 
 @pytest.fixture(scope="session")

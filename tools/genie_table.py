@@ -18,6 +18,8 @@ from buildlib.container.genie_files import ConfigKind, kind_of
 from buildlib.container.genie_limits import find_limits
 from buildlib.container.genie_validator import ask_genie
 from buildlib.container.text_embedding import TextEmbeddingConfig
+from buildlib.paths import default_cache_root
+from buildlib.pipeline.genie_check import check_genie, refusal
 from tests.buildlib.container.genie_configurations import (
     EXTENSIONS,
     Configuration,
@@ -94,6 +96,9 @@ def needed_hardware(configuration: Configuration, kind: ConfigKind) -> str:
     config = kind.model.from_json(json.dumps(configuration.values))
     if not isinstance(config, GenieConfig | TextEmbeddingConfig):
         return ""
+    if isinstance(config, GenieConfig) and config.dialog.type in ("spd", "lade"):
+        found = check_genie(config.dialog.type, default_cache_root())
+        return "" if found.agrees else refusal(config.dialog.type, found)
     limits = find_limits(config, emulator=True)
     return "; ".join(dict.fromkeys(f"{limit.feature} {limit.reason}" for limit in limits))
 

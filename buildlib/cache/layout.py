@@ -1,6 +1,7 @@
 """Layout of the cache root.
 
 <cache_root>/hashes.sqlite                      known hashes of files
+<cache_root>/genie_<32 hex>.json                what a Genie's dialogs were found to do
 <cache_root>/.builds/<random>.lock, .used       a running build, and the entries it uses
 <cache_root>/.finished/<64 hex>.json            what a request to build read and made
 <cache_root>/.locks/<model>/<entry>.lock        held while an entry is made, checked or removed

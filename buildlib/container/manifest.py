@@ -5,6 +5,7 @@ Format history:
     2: several context lengths, files in sub-folders, more kinds of parts, type of the container.
     3: `container_sha256` covers model, graphs and target beside the files. Containers of older
        formats keep theirs, over the files alone, so that their results stay together.
+    4: `speculation`, and no `created_at`.
 """
 
 import hashlib
@@ -125,6 +126,33 @@ class TargetRecord(_Part):
     weight_sharing: bool
 
 
+class SpeculationRecord(_Part):
+    """Greedy texts of a dialog that speculates, compared with plain decoding's.
+
+    Attributes:
+        genie: version of the Genie that gave both.
+        genie_sha256: of its library.
+        prompts: number of prompts.
+        tokens: of each answer.
+        differing: number of prompts whose texts differ.
+    """
+
+    genie: Name
+    genie_sha256: Sha256
+    prompts: PositiveInt
+    tokens: PositiveInt
+    differing: Annotated[int, Field(ge=0)]
+
+    @property
+    def agrees(self) -> bool:
+        """True if no text differs."""
+        return self.differing == 0
+
+    def __str__(self) -> str:
+        differ = self.differing or "none"
+        return f"{differ} of {self.prompts} texts differ from plain decoding's"
+
+
 class ContainerMetadata(_Part):
     """`metadata.json`.
 
@@ -134,6 +162,7 @@ class ContainerMetadata(_Part):
         options: the builder's options, as dotted keys.
         container_sha256: over model, graphs, target, and the names, sizes and hashes of all files;
             equal containers have equal ones, whenever and wherever they were built.
+        speculation: how the dialog's texts compare; None if they were not compared.
     """
 
     format_version: Literal[2, 3, 4] = FORMAT_VERSION
@@ -145,6 +174,7 @@ class ContainerMetadata(_Part):
     options: Mapping[str, Scalar | tuple[Scalar, ...]]
     files: Annotated[Mapping[str, FileRecord], Field(min_length=1)]
     container_sha256: Sha256
+    speculation: SpeculationRecord | None = None
 
     @model_validator(mode="after")
     def _is_consistent(self) -> "ContainerMetadata":
@@ -251,6 +281,7 @@ def build_metadata(
     toolchain: Mapping[str, str],
     options: Mapping[str, Scalar | tuple[Scalar, ...]],
     files: Mapping[str, FileRecord],
+    speculation: SpeculationRecord | None = None,
 ) -> ContainerMetadata:
     """Return a manifest with its content digest; mappings are sorted: equal content, equal text."""
     sorted_model = model.model_copy(
@@ -264,6 +295,7 @@ def build_metadata(
         options=_sorted(options),
         files=_sorted(files),
         container_sha256=container_digest(sorted_model, graphs, target, files),
+        speculation=speculation,
     )
 
 

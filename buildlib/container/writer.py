@@ -23,6 +23,7 @@ from buildlib.container.manifest import (
     ModelRecord,
     PartKind,
     Scalar,
+    SpeculationRecord,
     TargetRecord,
     build_metadata,
     is_container,
@@ -70,8 +71,16 @@ def write_container(
     *,
     exist_ok: bool = False,
     validate: Callable[[Path], None] = check_genie_config,
+    speculation: Callable[[Path], SpeculationRecord | None] = lambda _folder: None,
 ) -> GenAIContainer:
     """Write a container; Genie validates its configuration before it appears.
+
+    Args:
+        draft: what it contains.
+        dest: its folder.
+        exist_ok: whether a container there is replaced.
+        validate: judges the configuration in a folder.
+        speculation: compares the dialog in a folder with plain decoding, for the manifest.
 
     Raises:
         GenieConfigError: Genie refuses the configuration.
@@ -89,6 +98,7 @@ def write_container(
             toolchain=draft.toolchain,
             options=draft.options,
             files=files,
+            speculation=speculation(scratch),
         )
         write_text(scratch / METADATA, metadata.to_json(), "configuration")
     return GenAIContainer(dest, metadata, draft.genie_config, draft.htp_config)

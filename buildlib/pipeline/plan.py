@@ -129,7 +129,8 @@ class BuildPlan:
         _check_splits(transformation.split_model, n_layers)
         ars = {shape.ar for shape in shapes}
         if added.speculative is not None and ars:
-            check_speculation(added.speculative, sorted(ars))
+            on_host = added.embedding is not None
+            check_speculation(added.speculative, sorted(ars), on_host=on_host)
         if not compilation.weight_sharing and not compilation.target.emulator and len(ars) > 1:
             key = "context.weight_sharing_enabled"
             raise InvalidOptionError(

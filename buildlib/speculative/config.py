@@ -1,8 +1,9 @@
 """`speculative_config`: dialogs that generate several tokens a step.
 
-Lookahead (LADE) needs nothing but the model. Drafting (SPD) needs a second container with the same
-tokens. Self-speculation (SSD) needs the tensors of a training, and Eaglet the ONNX of a trained
-draft head; the build makes of them what Genie reads.
+Self-speculation (SSD) needs the tensors of a training, and Eaglet the ONNX of a trained draft head;
+the build makes of them what Genie reads. Lookahead (LADE) needs nothing but the model, and drafting
+(SPD) a second container with the same tokens; `buildlib.pipeline.genie_check` tells whether a Genie
+gets them right.
 
 Names and defaults: `qairt.gen_ai_api.configs`, docs.qualcomm.com 80-87189-2.
 """
@@ -32,8 +33,6 @@ DRAFT_FOLDER = "draft"
 PREFIX_FOLDER = "forecast-prefix"
 _Block = TypeVar("_Block", bound=GenieModel)
 _TOKEN_MAP = f"{DRAFT_FOLDER}/draft_token_map.json"
-_LADE_TOKENS = 1000
-"""Genie starts lookahead from token ids below this, whatever the vocabulary."""
 
 
 UserPath = Annotated[Path, AfterValidator(user_path)]
@@ -44,18 +43,29 @@ class _Config(BaseModel):
 
 
 class LadeBuilderConfig(_Config):
-    """Lookahead decoding: calls of (window + gcap) * (ngram - 1) tokens."""
+    """Lookahead decoding: calls of (window + gcap) * (ngram - 1) tokens.
+
+    Attributes:
+        for_other_genie: build it though the installed Genie gives another text than plain decoding,
+            for a device whose own Genie may not; the first run there compares the two.
+    """
 
     window: Count = 8
     ngram: Annotated[int, Field(ge=2)] = 5
     gcap: Count = 8
+    for_other_genie: bool = False
 
 
 class SpdBuilderConfig(_Config):
-    """Speculative decoding: the container of a smaller model drafts `draft_len` tokens a step."""
+    """Speculative decoding: the container of a smaller model drafts `draft_len` tokens a step.
+
+    Attributes:
+        for_other_genie: as of `LadeBuilderConfig`.
+    """
 
     draft_container: UserPath
     draft_len: Count = 4
+    for_other_genie: bool = False
 
 
 class SsdBuilderConfig(_Config):
@@ -133,12 +143,13 @@ class PlainDialog:
     tokenizer: Path
 
 
-def check_speculation(how: SpeculativeConfig, ars: Sequence[int]) -> None:
+def check_speculation(how: SpeculativeConfig, ars: Sequence[int], *, on_host: bool = False) -> None:
     """Check what can be checked before anything is built.
 
     Args:
         how: the kind of speculation.
         ars: of the graphs; the largest bounds how many tokens can be verified at once.
+        on_host: whether tokens are looked up on the host.
 
     Raises:
         InvalidOptionError: the graphs take too few tokens, or files are missing.
@@ -151,6 +162,8 @@ def check_speculation(how: SpeculativeConfig, ars: Sequence[int]) -> None:
         case SpdBuilderConfig():
             # A longer draft than the target can verify hangs Genie.
             _require(how.draft_len < ar, "draft_len", _too_long(how.draft_len + 1, ar))
+            reason = "Genie finds no table of a draft's own: build both without --embedding-lut"
+            _require(not on_host, "draft_container", reason)
             _check_draft_folder(how.draft_container)
         case SsdBuilderConfig():
             _ssd(how)
@@ -187,7 +200,7 @@ def speculate(
     check_speculation(how, ars)
     match how:
         case LadeBuilderConfig():
-            return _lookahead(speaker.config, how)
+            return Speculation(speaker.config.with_type("lade", lade=_lade(how)))
         case SpdBuilderConfig():
             spd = _block(Spd, draft_len=how.draft_len)
             return _drafted(speaker, how.draft_container, "spd", spd=spd)
@@ -199,13 +212,6 @@ def speculate(
 
 def _lade(how: LadeBuilderConfig) -> Lade:
     return _block(Lade, window=how.window, ngram=how.ngram, gcap=how.gcap)
-
-
-def _lookahead(config: GenieConfig, how: LadeBuilderConfig) -> Speculation:
-    vocabulary = config.dialog.context.n_vocab
-    reason = f"lookahead feeds token ids up to {_LADE_TOKENS}; the vocabulary has {vocabulary}"
-    _require(vocabulary > _LADE_TOKENS, "", reason)
-    return Speculation(config.with_type("lade", lade=_lade(how)))
 
 
 def _ssd(how: SsdBuilderConfig) -> Ssd:

@@ -26,6 +26,7 @@ from harness.cli import (
     cache,
     compare,
     config,
+    debug,
     device,
     devices,
     doctor,
@@ -77,6 +78,7 @@ def build_app() -> typer.Typer:
     app.add_typer(train.app, name="train")
     app.command("inspect")(inspect.inspect)
     app.add_typer(config.app, name="config")
+    app.add_typer(debug.app, name="debug")
     app.command("generate")(generate.generate)
     app.command("perplexity")(perplexity.perplexity)
     app.command("embed")(embed.embed)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from harness.cli.dialog_options import tell_faults
 from harness.console import print_remark
 from harness.errors import WrongUseError
 
@@ -313,8 +314,7 @@ def _tell_repetition(number: int, total: int, result: "GenerationResult") -> Non
         if key in result.metrics
     ]
     print_remark(f"repetition {number + 1}, at most {total}: {', '.join(rates)}")
-    if result.early_end is not None:
-        print_remark(str(result.early_end))
+    tell_faults(result)
 
 
 @contextmanager

@@ -37,8 +37,9 @@ def check(
     """Check configuration files with our models and with libGenie's own parser.
 
     Dialogs, text-to-embedding models, engines, samplers, profiles and accuracy are judged by both;
-    HTP backend extensions by our models alone, since Genie has no parser for them. Nothing is run,
-    and no file that a configuration names has to be there.
+    HTP backend extensions by our models alone, since Genie has no parser for them. No file that a
+    configuration names has to be there, and nothing of it is run. Dialogs of types spd and lade are
+    refused where the installed Genie gets them wrong on a model of ours.
     """
     from buildlib.container.genie_files import judge_files
     from buildlib.errors import ToolchainMissingError
@@ -55,7 +56,7 @@ def check(
     else:
         for each in found:
             _show(each)
-    if not all(each.accepted for each in found):
+    if not all(each.accepted and not _refusal(each) for each in found):
         raise typer.Exit(BAD)
     if missing is not None:
         raise missing
@@ -83,6 +84,9 @@ def _show(judged: "Judgement") -> None:
         _show_verdict("libGenie", judged.genie.faults)
     for limit in _limits(judged):
         console.print(f"  not on the emulator: {limit}", style="yellow")
+    refused = _refusal(judged)
+    if refused:
+        console.print(f"  refused: /dialog/type: {refused}", style="red")
 
 
 def _show_verdict(who: str, faults: "tuple[Fault, ...]") -> None:
@@ -108,17 +112,35 @@ def _limits(judged: "Judgement") -> "list[Limit]":
     return find_limits(config, emulator=True)
 
 
+def _refusal(judged: "Judgement") -> str:
+    """Say why dialogs of this type are refused with the installed Genie; empty if they are not."""
+    from buildlib.container.genie_config import GenieConfig
+    from buildlib.errors import ToolchainMissingError
+    from buildlib.paths import default_cache_root
+    from buildlib.pipeline.genie_check import check_genie, refusal
+
+    config = judged.config
+    if not isinstance(config, GenieConfig) or config.dialog.type not in {"spd", "lade"}:
+        return ""
+    try:
+        found = check_genie(config.dialog.type, default_cache_root())
+    except ToolchainMissingError:
+        return ""
+    return "" if found.agrees else refusal(config.dialog.type, found)
+
+
 def _as_json(judged: "Judgement") -> dict[str, Any]:
     return {
         "file": str(judged.path),
         "kind": judged.kind.name,
-        "accepted": judged.accepted,
+        "accepted": judged.accepted and not _refusal(judged),
         "ours": _verdict(judged.ours),
         "genie": None if judged.genie is None else _verdict(judged.genie.faults),
         "not_on_emulator": [
             {"pointer": limit.pointer, "feature": limit.feature, "reason": limit.reason}
             for limit in _limits(judged)
         ],
+        "refused": _refusal(judged) or None,
     }
 
 

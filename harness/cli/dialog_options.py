@@ -2,11 +2,15 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from harness.console import print_remark
 from harness.errors import WrongUseError
+
+if TYPE_CHECKING:
+    from harness.runtimes.base import GenerationResult
 
 Temp = Annotated[
     float | None, typer.Option(help="Temperature of sampling. By default greedy: no sampling.")
@@ -90,3 +94,13 @@ def parse_tokens(text: str) -> tuple[int, ...]:
     if strange is not None or not words:
         raise WrongUseError(f"--tokens: {(strange or text)[:20]!r} is not a token id")
     return tuple(int(word) for word in words)
+
+
+def tell_faults(result: "GenerationResult") -> None:
+    """Print why an answer ended early, and that a dialog's texts differ from plain decoding's."""
+    from harness.runtimes.speculation import describe
+
+    if result.early_end is not None:
+        print_remark(str(result.early_end))
+    if result.speculation is not None and not result.speculation.agrees:
+        print_remark(describe(result.speculation))

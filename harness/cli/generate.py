@@ -27,6 +27,7 @@ from harness.cli.dialog_options import (
     TopP,
     dialog_fields,
     parse_tokens,
+    tell_faults,
 )
 from harness.cli.recorded_session import open_recorded_session
 from harness.console import EMULATOR, print_json, print_remark, print_text
@@ -157,6 +158,8 @@ def _document(prompts: Sequence[str], result: "GenerationResult") -> dict[str, o
         document["answers"] = list(result.answers)
     if result.early_end is not None:
         document["early_end"] = str(result.early_end)
+    if result.speculation is not None:
+        document["speculation"] = result.speculation.model_dump(mode="json")
     if result.clocked:
         document["by_token_callback"] = sorted(result.clocked)
     return document
@@ -174,8 +177,7 @@ def _show(result: "GenerationResult", session: "Session") -> None:
         for key, value in result.metrics.items()
     ]
     print_remark(f"{session.device_label}: {', '.join(shown)}")
-    if result.early_end is not None:
-        print_remark(str(result.early_end))
+    tell_faults(result)
     if result.clocked:
         labels = ", ".join(METRICS[key].label.lower() for key in METRICS if key in result.clocked)
         print_remark(f"Genie's profile lacks {labels}: by the clock of the token callback")

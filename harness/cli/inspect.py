@@ -116,6 +116,8 @@ def _kind(info: "BinaryInfo | DlcInfo") -> str:
 def _print_manifest(console: "Console", container: "GenAIContainer") -> None:
     from buildlib.container.layout import METADATA
     from buildlib.container.manifest import PRECISION
+    from buildlib.speculative.agreement import SPECULATIVE
+    from harness.runtimes.speculation import describe
 
     metadata = container.metadata
     written = (container.path / METADATA).stat().st_mtime
@@ -138,6 +140,8 @@ def _print_manifest(console: "Console", container: "GenAIContainer") -> None:
         **metadata.toolchain,
         **metadata.options,
     }
+    if not container.embeds and container.genie_config.dialog.type in SPECULATIVE:
+        facts["speculation"] = describe(metadata.speculation)
     print_facts(console, facts)
     _print_files(console, {part.name: (part.size_bytes, part.kind) for part in container.sizes})
 

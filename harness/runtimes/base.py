@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from buildlib.container.genie_config import GenieConfig
+from buildlib.container.manifest import SpeculationRecord
 from harness.deploy.deployment import Deployment
 from harness.results.perplexity import standard_error
 from harness.results.records import Positions, Runner, TelemetrySeries
@@ -86,6 +87,7 @@ class GenerationResult:
             profile lacks them.
         answers: of the turns of a conversation; `text` is the last.
         early_end: why there are fewer tokens than were asked for; None if there are not.
+        speculation: how texts of the dialog compare with plain decoding's, if it speculates.
     """
 
     text: str
@@ -98,6 +100,7 @@ class GenerationResult:
     clocked: frozenset[str] = frozenset()
     answers: tuple[str, ...] = ()
     early_end: EarlyEnd | None = None
+    speculation: SpeculationRecord | None = None
 
 
 Turn = str | tuple[int, ...]

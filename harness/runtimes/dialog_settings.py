@@ -15,10 +15,12 @@ from buildlib.container.container import GenAIContainer
 from buildlib.container.genie_config import GenieConfig
 from buildlib.container.genie_decoding import GREEDY, Sampler
 from buildlib.container.layout import has_file
+from buildlib.speculative.agreement import bound_turns
 from harness.errors import PromptTooLongError, WrongUseError
 from harness.results.records import JsonScalar
 from harness.runtimes.context_limit import ContextLimit
 from harness.runtimes.files import check_limits, target_of
+from harness.runtimes.speculation import refuse_wrong_dialogs
 
 _Text = Annotated[str, Field(min_length=1, max_length=1000, pattern=r"\A[^\x00]+\Z")]
 _Strength = Annotated[float, Field(ge=-1000, le=1000, allow_inf_nan=False)]
@@ -143,22 +145,13 @@ class DialogSettings(BaseModel):
 
         Raises:
             WrongUseError: see `config_of`.
+            ConfigurationLimitError: see `refuse_wrong_dialogs`.
             PromptTooLongError: prompt and answer do not fit into the context.
         """
         if self.genie_config is None:
             config = self.config_of(container)
-            self._refuse_unadapted_drafts(config, container)
+            refuse_wrong_dialogs(config, container)
             ContextLimit.of(container).of_dialog(config).check(prompt_tokens, new_tokens)
-
-    def _refuse_unadapted_drafts(self, config: GenieConfig, container: GenAIContainer) -> None:
-        """Refuse adapters where Genie 1.21 on the emulator gives another text than the model's."""
-        adapted = any((self.lora or {}).values())
-        if adapted and config.dialog.type == "spd" and container.metadata.target.emulator:
-            raise WrongUseError(
-                f"{container.path} drafts with another model (spd), and the emulator then gives "
-                "another text than the adapted model: build it as ssd-q1 or eaglet, or without a "
-                "draft"
-            )
 
     def _check_adapters(self, config: GenieConfig, container: GenAIContainer) -> None:
         found = config.dialog.target_engine.model.lora
@@ -225,8 +218,3 @@ def bound_answer(
             ahead = dialog.lade.tokens_per_step or ahead
         size = min(size, prompt_tokens + new_tokens + ahead)
     return bound_turns(config, new_tokens).with_dialog(context_size=size)
-
-
-def bound_turns(config: GenieConfig, new_tokens: int) -> GenieConfig:
-    """Bound what each turn generates: `eaglet` gives one token less than `max-num-tokens`."""
-    return config.with_dialog(max_num_tokens=new_tokens + (config.dialog.type == "eaglet"))

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from buildlib.container.container import GenAIContainer
 from buildlib.container.genie_config import GenieConfig
 from buildlib.container.genie_decoding import Sampler
+from buildlib.container.manifest import SpeculationRecord
+from buildlib.speculative.agreement import bound_turns
 from harness.deploy.deploy import DEPLOY_TIMEOUT_S, deploy, remove_run
 from harness.deploy.deployment import Deployment
 from harness.deploy.pipeline import Progress, Shown
@@ -39,12 +41,7 @@ from harness.runtimes.base import (
 )
 from harness.runtimes.context_limit import ContextLimit, added_tokens
 from harness.runtimes.conversation import ConversationScript, read_state, write_state
-from harness.runtimes.dialog_settings import (
-    DialogSettings,
-    alpha_tensor,
-    bound_answer,
-    bound_turns,
-)
+from harness.runtimes.dialog_settings import DialogSettings, alpha_tensor, bound_answer
 from harness.runtimes.files import check_fit, device_files, target_of
 from harness.runtimes.genie_profile import (
     complete_figures,
@@ -60,6 +57,7 @@ from harness.runtimes.perplexity import cut_windows, parse_perplexity
 from harness.runtimes.prompt_embeddings import row_bytes
 from harness.runtimes.run_folder import RunFolder
 from harness.runtimes.runners import runner_command, runner_of
+from harness.runtimes.speculation import compare_dialog
 from harness.runtimes.steps import STEP_RUNNER, STEP_SAMPLER, StepRun
 from harness.runtimes.text_encoder import EncoderRun
 from harness.runtimes.tokenizer import encode, load_tokenizer
@@ -186,6 +184,7 @@ class GenieRuntime:
         self._deployment: Deployment | None = None
         self._touched = False
         self._queries = 0
+        self._compared: dict[str, SpeculationRecord | None] = {}
 
     def prepare(self) -> Deployment:
         """Put container, libraries and runner on the device, once; what is there is not pushed."""
@@ -225,15 +224,30 @@ class GenieRuntime:
         return next((each.sha256 for each in self.prepare().files if each.name == file), None)
 
     def generate(self, request: GenerationRequest) -> GenerationResult:
-        """Run one query.
+        """Run one query; the first of a dialog that speculates may compare it with plain decoding.
 
         Raises:
+            ConfigurationLimitError: dialogs of this type are wrong with the device's Genie.
             PromptTooLongError: prompt and answer do not fit into the context.
             DeploymentCorruptError: the query arrived as another.
             RunnerError: the runner crashed, hung or refused.
             RuntimeOutputError: it answered what cannot be an answer.
         """
         config = request.config or self._container.genie_config
+        found = self._compare(config)
+        return replace(self._query(request, config), speculation=found)
+
+    def _compare(self, config: GenieConfig) -> SpeculationRecord | None:
+        def ask(dialog: GenieConfig, prompt: str, count: int) -> str:
+            return self._query(GenerationRequest(count, prompt=prompt), dialog).text
+
+        genie = (self._origin, self.sha256_of("libGenie.so") or "")
+        kind = config.dialog.type
+        if kind not in self._compared:
+            self._compared[kind] = compare_dialog(config, self._container, genie, ask)
+        return self._compared[kind]
+
+    def _query(self, request: GenerationRequest, config: GenieConfig) -> GenerationResult:
         request = self._in_words(request, config)
         limit = self._limit.of_dialog(config)
         prompt_tokens = self._count_tokens(request, config)

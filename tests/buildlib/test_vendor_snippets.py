@@ -27,6 +27,7 @@ from buildlib.pipeline.options import M2sStartPoint
 from buildlib.qairt_modules import qairt_modules
 from buildlib.quantize.options import QuantizationOptions
 from buildlib.replay import replay
+from buildlib.speculative.config import LadeBuilderConfig
 from buildlib.toolchains.compile_config import CompileConfig
 from harness.pipeline.registry import REGISTRY
 
@@ -178,7 +179,7 @@ def test_adapters_named_in_yaml(
 
 def test_lookahead(builder: GenAIBuilderHTP) -> None:
     run(LADE, builder=builder)
-    assert builder.plan().plan.additions.speculative == builder.speculative_config
+    assert builder.speculative_config == LadeBuilderConfig(window=8, ngram=5, gcap=8)
 
 
 def test_self_speculation(builder: GenAIBuilderHTP, tmp_path: Path) -> None:

@@ -11,11 +11,10 @@ from buildlib.container.container import GenAIContainer
 from buildlib.genai import GenAIBuilderFactory
 from buildlib.speculative.config import (
     EagletBuilderConfig,
-    LadeBuilderConfig,
-    SpdBuilderConfig,
     SpeculativeConfig,
     SsdBuilderConfig,
 )
+from buildlib.speculative.kv_trace import find_commits, trace_dialog
 from harness.devices.adb.device import AdbDevice
 from suites.models import tiny_llama
 from tests.suites.user_pytest import run_pytest
@@ -56,6 +55,14 @@ def run_suite(
     """Build a container that speculates, and run its suite; return what pytest printed."""
     container = build(how, cache, model)
     assert container.genie_config.dialog.type != "basic"
+    dialog = container.genie_config
+    _, calls = trace_dialog(container.path, dialog.with_dialog(max_num_tokens=12), "And God said")
+    commits = list(find_commits(calls, dialog))
+    assert len(commits) > 2
+    assert all(one.is_sound for one in commits)
+    compared = container.metadata.speculation
+    assert compared is not None
+    assert (compared.differing, compared.prompts, compared.tokens) == (0, 3, 24)
     done = run_pytest(
         folder, "--pyargs", "suites.test_speculation", f"--device={serial}",
         f"--container={container.path}", f"--suite-param=plain={plain}",
@@ -102,14 +109,12 @@ def test_a_tree_keeps_to_a_sliding_window(
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("kind", ["spd", "ssd-q1", "eaglet", "lade"])
+@pytest.mark.parametrize("how", [SSD, EAGLET], ids=["ssd-q1", "eaglet"])
 def test_on_twenty_prompts(
-    kind: str, tiny_bundle: Path, build_cache: Path, virtual_device: AdbDevice, tmp_path: Path
+    how: SpeculativeConfig,
+    tiny_bundle: Path,
+    build_cache: Path,
+    virtual_device: AdbDevice,
+    tmp_path: Path,
 ) -> None:
-    how: dict[str, SpeculativeConfig] = {
-        "spd": SpdBuilderConfig(draft_container=tiny_bundle, draft_len=3),
-        "ssd-q1": SSD,
-        "eaglet": EAGLET,
-        "lade": LadeBuilderConfig(window=4, ngram=5, gcap=4),
-    }
-    run_suite(how[kind], tiny_bundle, build_cache, virtual_device.serial, tmp_path, 20)
+    run_suite(how, tiny_bundle, build_cache, virtual_device.serial, tmp_path, 20)

@@ -1,6 +1,7 @@
 """`package`: configurations, manifest and binaries as one container."""
 
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +20,16 @@ from buildlib.container.genie_config import Context, GenieConfig, basic_dialog
 from buildlib.container.genie_engine import Lora
 from buildlib.container.genie_positions import RopeScaling
 from buildlib.container.htp_config import htp_config
-from buildlib.container.manifest import GraphsRecord, ModelRecord, PartKind, plain_name
+from buildlib.container.manifest import (
+    GraphsRecord,
+    ModelRecord,
+    PartKind,
+    SpeculationRecord,
+    plain_name,
+)
 from buildlib.container.writer import ContainerContents, ContainerFile, write_container
 from buildlib.embedding.config import TABLE_FILE, EmbeddingConfig
+from buildlib.errors import ToolchainError
 from buildlib.graph.rope import frequency_divisors
 from buildlib.lora.adapters import LORA_FOLDER
 from buildlib.pipeline.plan import BuildPlan
@@ -29,10 +37,16 @@ from buildlib.pipeline.stage import Stage
 from buildlib.pipeline.stages.add_lora import LORA_FILE
 from buildlib.pipeline.stages.extract_embedding import EMBEDDING_FILE
 from buildlib.quantize.summary import summarize_quantization
+from buildlib.speculative.agreement import SPECULATIVE, check_on_emulator
 from buildlib.speculative.config import PREFIX_FOLDER, EagletBuilderConfig, PlainDialog, speculate
 from buildlib.speculative.draft_model import DraftHead
 from buildlib.speculative.forecast import CACHE_FILE
 from buildlib.targets import Target
+
+
+class SpeculationWarning(UserWarning):
+    """The texts of a dialog that speculates could not be compared with plain decoding's."""
+
 
 CONTAINER = "container"
 """Folder in that of the stage with the container."""
@@ -147,7 +161,18 @@ class Package(Stage):
             options={**plan.as_options(), "split_model.num_splits": len(self.binaries)},
             extras=self.composition.extras,
         )
-        write_container(draft, folder / CONTAINER)
+        write_container(draft, folder / CONTAINER, speculation=self._compare)
+
+    def _compare(self, folder: Path) -> SpeculationRecord | None:
+        """Compare a dialog that speculates with plain decoding, where the emulator can run it."""
+        config = self.composition.genie_config
+        if config.dialog.type not in SPECULATIVE or not self.plan.target.emulator:
+            return None
+        try:
+            return check_on_emulator(folder, config)
+        except ToolchainError as error:
+            warnings.warn(f"its text was not compared: {error}", SpeculationWarning, stacklevel=2)
+            return None
 
 
 def compose(plan: BuildPlan, prepared: PreparedModel, ctx_bins: Sequence[str]) -> Composition:

@@ -60,18 +60,6 @@ class GenieLab:
         assert process.returncode == 0, said
         return said.partition("[BEGIN]: ")[2].rpartition("[END]")[0]
 
-    def beginning(self, folder: Path, config: GenieConfig, n_chars: int) -> str:
-        """The first characters of what Genie answers; it is not let finish."""
-        said = ""
-        with self._started(folder, config) as process:
-            assert process.stdout is not None
-            while len(said.partition("[BEGIN]: ")[2]) < n_chars:
-                piece = process.stdout.read(1)
-                assert piece, said
-                said += piece
-            process.kill()
-        return said.partition("[BEGIN]: ")[2]
-
     def _started(
         self, folder: Path, config: GenieConfig, *arguments: str
     ) -> "subprocess.Popen[str]":

@@ -88,7 +88,6 @@ RUNS: dict[str, dict[str, object]] = {
     "cache-groups": {
         "dialog/engine/cache-groups": [{"version": 1, "prefix": "past_"}],
     },
-    "dialog lade without options": {"dialog/type": "lade"},
     "dialog multistream": {
         "dialog/type": "multistream",
         "dialog/multistream": {"version": 1, "n-streams": 2, "p-threshold": 0.0},

@@ -9,8 +9,6 @@ from buildlib.container.container import GenAIContainer
 from buildlib.errors import InvalidOptionError
 from buildlib.genai import GenAIBuilderFactory, GenAIBuilderHTP
 from buildlib.lora.config import LoraBuilderInputConfig
-from buildlib.speculative.config import LadeBuilderConfig
-from suites.models import tiny_llama
 
 
 def builder_for(folder: Path, text: str, cache: Path) -> GenAIBuilderHTP:
@@ -57,27 +55,6 @@ def test_the_embedding_can_stay_on_the_host(tiny: Path, tiny_text: str, tmp_path
     embedding = container.genie_config.dialog.embedding
     assert embedding is not None
     assert (embedding.size, embedding.datatype) == (40, "ufixed16")
-
-
-@pytest.mark.needs("libatomic1")
-def test_lookahead_is_a_dialog_over_the_same_binaries(build_cache: Path) -> None:
-    builder = GenAIBuilderFactory.create(tiny_llama.folder(), cache_root=build_cache)
-    builder.set_targets(["SM8750:emulator"]).set_transformation_options(
-        {
-            "arn_cl_options.auto_regression_number": [1, 32],
-            "arn_cl_options.context_length": [192],
-            "split_model.num_splits": 2,
-        }
-    )
-    plain = builder.build()
-    builder.speculative_config = LadeBuilderConfig(window=4, ngram=3, gcap=4)
-    ahead = builder.build()
-    assert ahead.genie_config.dialog.type == "lade"
-    files = {name for name in plain.metadata.files if name.endswith(".bin")}
-    assert all(plain.metadata.files[n] == ahead.metadata.files[n] for n in files)
-    builder.speculative_config = LadeBuilderConfig()  # calls of 64 tokens
-    with pytest.raises(InvalidOptionError, match="64 tokens; the largest AR is 32"):
-        builder.plan()
 
 
 def test_unsupported_features_are_refused_by_name(

@@ -65,8 +65,6 @@ def test_lookahead() -> None:
     assert not result.files
     with pytest.raises(InvalidOptionError, match="calls of 64 tokens; the largest AR is 32"):
         speculated(plain(), LadeBuilderConfig(), (1, 32))
-    with pytest.raises(InvalidOptionError, match="the vocabulary has 900"):
-        speculated(plain(n_vocab=900), LadeBuilderConfig(window=2, ngram=2, gcap=2), (1, 32))
 
 
 def test_a_draft_model(tiny_bundle: Path) -> None:

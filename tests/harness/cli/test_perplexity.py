@@ -195,18 +195,26 @@ def test_steps_need_a_reference_and_have_a_bound_of_their_own(
     assert "--per-step needs --reference CHECKPOINT_DIR, and goes with --max-kl" in done.stderr
 
 
-def test_a_benchmark_of_a_drafting_dialog_has_its_acceptance(
-    qnnfarm: Run, virtual_device: AdbDevice, speculating: dict[str, Path], tmp_path: Path
+def test_drafting_is_refused(
+    qnnfarm: Run,
+    virtual_device: AdbDevice,
+    speculating: dict[str, Path],
+    genie_checks: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Genie fails token queries of dialogs that draft, so the benchmark asks by text."""
-    db = tmp_path / "results.db"
-    where = (speculating["spd"], "--device", virtual_device.serial, "--db", db)
-    done = qnnfarm("bench", *where, "-p", "8", "-n", "4", "-r", "1", "-w", "0", "--no-gate")
-    assert done.returncode == GOOD, done.stderr
-    assert "Tokens accepted per call" in done.stdout
-    with ResultsStore.open(db) as store:
-        (run,) = store.list_runs(RunFilter(kind="bench"))
-    (rate,) = run.values("token_acceptance_rate")
-    assert rate > 1.2  # the model drafts for itself
-    report = qnnfarm("report", "--db", db, "--out", tmp_path / "report.html")
-    assert "Accepted" in report.stdout, report.stderr
+    monkeypatch.setenv("QNNFARM_CACHE_DIR", str(genie_checks))
+    where = (speculating["spd"], "--device", virtual_device.serial)
+    for command in (
+        ("generate", *where, "--prompt", "And"),
+        ("bench", *where, "--db", tmp_path / "r.db"),
+    ):
+        done = qnnfarm(*command)
+        assert done.returncode == NO_ANSWER
+        assert "dialogs of type spd are wrong with Genie" in done.stderr
+        assert "use SSD or Eaglet" in done.stderr
+    checked = qnnfarm("config", "check", speculating["spd"])
+    assert checked.returncode == BAD
+    assert "refused: /dialog/type: dialogs of type spd are wrong" in checked.stdout
+    told = json.loads(qnnfarm("config", "check", "--json", speculating["spd"]).stdout)
+    assert [each["accepted"] for each in told] == [False, True]

@@ -11,16 +11,14 @@ import pytest
 
 from buildlib.container.container import GenAIContainer
 from buildlib.container.genie_config import GenieConfig
-from buildlib.container.genie_decoding import Spd
+from buildlib.container.genie_decoding import Lade
 from harness.devices.adb.device import AdbDevice
-from harness.errors import HostFileError, PromptTooLongError, WrongUseError
-from harness.results.store import ResultsStore
+from harness.errors import ConfigurationLimitError, HostFileError, PromptTooLongError, WrongUseError
 from harness.runtimes.base import GenerationRequest
 from harness.runtimes.context_limit import added_tokens
 from harness.runtimes.genie import GenieRuntime
 from harness.runtimes.run_folder import RunFolder
 from harness.runtimes.runners import runner_command
-from harness.workloads.base import Recording
 from harness.workloads.dialog import Dialog
 from harness.workloads.generate import Generate
 from harness.workloads.session import Session, SessionOptions
@@ -152,27 +150,6 @@ def test_without_bos_a_prompt_has_its_own_tokens_alone(
     deep = GenerationRequest(2, token_ids=TOKENS, fill_token_ids=(7, 8, 9), config=config)
     later = added_tokens(config, after_empty_answer=True)
     assert session.runtime.generate(deep).metrics["prompt_tokens"] == later + len(TOKENS)
-
-
-def test_adapters_of_a_dialog_that_drafts_are_refused_on_the_emulator(
-    dialog_container: GenAIContainer,
-) -> None:
-    """Measured on Genie 1.21: 14 of 15 texts were not those of the adapted model."""
-    plain = dialog_container.genie_config
-    engine = plain.dialog.target_engine
-    engine = engine.model_copy(update={"model": engine.model.with_lora(None)})
-    drafting = GenAIContainer(
-        dialog_container.path,
-        dialog_container.metadata,
-        plain.with_type("spd", draft=engine, spd=Spd(draft_len=4)),
-        dialog_container.htp_config,
-    )
-    with pytest.raises(WrongUseError, match="another text than the adapted model: build it as"):
-        Generate.of(prompt=TEXT, lora={"red": 1.0}).check(drafting)
-    turns = {"turns": [TEXT], "lora": {"red": 1.0}}
-    with pytest.raises(WrongUseError, match="another text than the adapted model"):
-        Dialog.of(dialogs=[turns]).check(drafting)
-    Generate.of(prompt=TEXT, lora={"red": 0.0}).check(drafting)
 
 
 def test_a_sliding_window_generates_twice_the_context(
@@ -307,34 +284,23 @@ def test_tables_of_every_type_are_looked_up(session: Session) -> None:
             assert answer == expected, name
 
 
-def test_lookahead_ends_at_a_bound_and_is_clocked(
-    virtual_device: AdbDevice, tiny_bundle: Path, tmp_path: Path
+def test_lookahead_of_another_configuration_is_refused(
+    virtual_device: AdbDevice,
+    tiny_bundle: Path,
+    genie_checks: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It ignores max-num-tokens, and Genie's profile has no figures of it but its creation."""
+    monkeypatch.setenv("QNNFARM_CACHE_DIR", str(genie_checks))
     container = GenAIContainer.load(tiny_bundle)
-    document = json.loads(container.genie_config.to_json())
-    block = {"version": 1, "window": 2, "ngram": 3, "gcap": 2}
-    document["dialog"] |= {"type": "lade", "lade": block}
-    (tmp_path / "lade.json").write_text(json.dumps(document))
-    lade = str(tmp_path / "lade.json")
-    workload = Generate.of(prompt="In the beginning", max_tokens=4, genie_config=lade)
+    lade = container.genie_config.with_type("lade", lade=Lade(window=2, ngram=3, gcap=2))
+    (tmp_path / "lade.json").write_text(lade.to_json())
+    workload = Generate.of(prompt=TEXT, max_tokens=4, genie_config=str(tmp_path / "lade.json"))
     with (
-        ResultsStore.open(tmp_path / "results.db") as store,
         Session(virtual_device, container) as session,
+        pytest.raises(ConfigurationLimitError, match="type lade are wrong with Genie"),
     ):
-        result = workload.run(session, Recording(lambda: store)).output
-        plain = Generate.of(prompt="In the beginning", max_tokens=4).run(session).output
-        (run,) = store.list_runs()
-    assert result.metrics["generated_tokens"] == 4
-    assert result.text[:1] == plain.text[:1]  # the rest may differ from plain decoding's
-    assert plain.clocked == frozenset()
-    assert result.clocked == {
-        "prompt_tokens", "generated_tokens", "ttft_s", "prefill_tokens_per_s",
-        "decode_tokens_per_s",
-    }  # fmt: skip
-    sources = {m.metric: m.source for m in run.measurements}
-    assert sources["ttft_s"] == sources["decode_tokens_per_s"] == "token_callback"
-    assert sources["peak_rss_bytes"] is None
+        workload.run(session)
 
 
 def test_the_turns_of_a_conversation_are_traced(

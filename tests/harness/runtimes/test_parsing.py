@@ -81,6 +81,15 @@ def test_an_answer_that_nothing_ended_is_wrong(
     assert checked.outcome == ("failed" if reason == "nothing" else "none")
 
 
+def test_a_clock_stands_in_for_a_profile_without_figures() -> None:
+    """A prefill ends with the first token."""
+    clock = parse_clock('{"format": 1, "init_s": 2, "status": 4, "pieces": [0.5, 1, 1.5]}', "d")
+    assert clock.metrics(prompt_tokens=8) == {
+        "init_s": 2.0, "prompt_tokens": 8.0, "generated_tokens": 3.0, "ttft_s": 0.5,
+        "prefill_tokens_per_s": 16.0, "decode_tokens_per_s": 2.0,
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("output", ["", "\n", f"{LINE}\nmore", LINE.replace("exit", "exec")])
 def test_without_the_line_there_is_no_outcome(output: str) -> None:
     assert parse_run_line(output) is None

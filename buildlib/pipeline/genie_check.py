@@ -1,0 +1,197 @@
+"""Check of a Genie: do its dialogs of types `spd` and `lade` say what plain decoding says?
+
+Genie 1.21 (QNN 2.51) keeps wrong rows in its KV cache where a draft is wrong, and says something
+else. No list of versions tells that of another Genie: a random model answers three prompts in both
+ways, with a random draft that is nearly always wrong. That takes seconds, once for a libGenie; the
+cache keeps the answer.
+"""
+
+import json
+import shutil
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+from safetensors.numpy import save_file
+
+from buildlib.cache.file_hashes import MEMO_FILE, hash_files
+from buildlib.checkpoint.layout import CONFIG_FILE, TOKENIZER_FILE
+from buildlib.container.container import GenAIContainer
+from buildlib.container.genie_config import GenieConfig
+from buildlib.container.manifest import SpeculationRecord
+from buildlib.errors import InvalidOptionError
+from buildlib.pipeline.build import Build, Sources
+from buildlib.pipeline.options import (
+    ARnContextLengthConfig,
+    ConversionConfig,
+    ModelTransformerConfig,
+)
+from buildlib.pipeline.plan import BuildPlan
+from buildlib.pipeline.sources import find_source
+from buildlib.speculative.agreement import check_on_emulator, recall
+from buildlib.speculative.config import (
+    LadeBuilderConfig,
+    PlainDialog,
+    SpdBuilderConfig,
+    SpeculativeConfig,
+    speculate,
+)
+from buildlib.targets import Target, parse_target
+from buildlib.toolchains.compile_config import CompileConfig
+from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
+from buildlib.toolchains.ort_qnn.wheel import find_libraries
+
+CheckedType = Literal["spd", "lade"]
+CHECKED: tuple[CheckedType, ...] = get_args(CheckedType)
+"""Types of dialogs that Genie 1.21 gets wrong."""
+_REVISION = 1
+"""Of the models and prompts below; another one checks again."""
+_VOCABULARY = 1100
+_ARS, _CL = (1, 16), 128
+_LAYERS = 2
+_ATTENTION = 4.0
+"""Share of attention in the hidden states, so that a wrong row of the cache changes the text."""
+_SIZES = {
+    "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 2,
+    "num_key_value_heads": 2, "head_dim": 32, "num_hidden_layers": _LAYERS,
+    "vocab_size": _VOCABULARY,
+}  # fmt: skip
+_FIRST_LETTER = 0x100
+
+
+def check_genie(kind: CheckedType, cache_root: Path) -> SpeculationRecord:
+    """Compare a type of dialog with plain decoding, on the emulator with the installed Genie.
+
+    Args:
+        kind: the type.
+        cache_root: where the answer is kept.
+
+    Raises:
+        ToolchainMissingError: this machine has no Genie.
+        ToolchainError: a model does not compile, or Genie crashed.
+    """
+    libraries = find_libraries()
+    hashes = hash_files((libraries.genie, libraries.htp), cache_root / MEMO_FILE)
+    about = (_REVISION, kind, *(digest.sha256 for digest in hashes.values()))
+    return recall(about, cache_root, partial(_check, kind))
+
+
+def require_agreement(how: SpeculativeConfig | None, target: Target, cache_root: Path) -> None:
+    """Refuse a kind of speculation that changes the text with the installed Genie.
+
+    Raises:
+        InvalidOptionError: it does, and the target runs that Genie, or no other one is asked for.
+        ToolchainError: see `check_genie`.
+    """
+    if not isinstance(how, SpdBuilderConfig | LadeBuilderConfig):
+        return
+    if how.for_other_genie and not target.emulator:
+        return
+    kind: CheckedType = "spd" if isinstance(how, SpdBuilderConfig) else "lade"
+    found = check_genie(kind, cache_root)
+    if not found.agrees:
+        reason = refusal(kind, found)
+        if not target.emulator:
+            reason += "; for_other_genie builds it for a device with another Genie"
+        raise InvalidOptionError("speculative_config", reason, ())
+
+
+def refusal(kind: str, found: SpeculationRecord) -> str:
+    """Say why a type of dialog is refused, and what to use instead."""
+    return f"dialogs of type {kind} are wrong with Genie {found.genie}: {found}; use SSD or Eaglet"
+
+
+def _check(kind: CheckedType) -> SpeculationRecord:
+    with tempfile.TemporaryDirectory(prefix="qnnfarm-genie-check-") as scratch:
+        folder, dialog = make_dialog(kind, Path(scratch))
+        return check_on_emulator(folder, dialog, [random_text(seed, 12) for seed in range(3)])
+
+
+def make_dialog(kind: CheckedType, folder: Path) -> tuple[Path, GenieConfig]:
+    """Build a dialog of a random model with a random draft, for the emulator.
+
+    Args:
+        kind: its type.
+        folder: an existing one, to fill.
+
+    Returns:
+        The folder with its files, and its configuration.
+    """
+    target = parse_target("SM8750:emulator")
+    model = _build(folder / "target", 0, target)
+    how: SpeculativeConfig = LadeBuilderConfig(window=4, ngram=3, gcap=4)
+    if kind == "spd":
+        draft = _build(folder / "draft", 1, target)
+        how = SpdBuilderConfig(draft_container=draft.path, draft_len=3)
+    speaker = PlainDialog(model.genie_config, target, model.files[TOKENIZER_FILE])
+    dialog = speculate(speaker, how, _ARS)
+    for name, path in dialog.files.items():
+        (model.path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(path, model.path / name)
+    return model.path, dialog.genie_config
+
+
+def random_text(seed: int, length: int) -> str:
+    """Return so many random tokens of the models as text."""
+    tokens = np.random.default_rng(seed).integers(3, _VOCABULARY, length)
+    return "".join(chr(_FIRST_LETTER + int(token)) for token in tokens)
+
+
+def _build(folder: Path, seed: int, target: Target) -> GenAIContainer:
+    """Build a random model, whose tokens are letters."""
+    folder.mkdir()
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0, "max_position_embeddings": _CL, "bos_token_id": 1,
+        "eos_token_id": 2, "tie_word_embeddings": False, "hidden_act": "silu", **_SIZES,
+    }  # fmt: skip
+    (folder / CONFIG_FILE).write_text(json.dumps(config))
+    letters = {chr(_FIRST_LETTER + token): token for token in range(_VOCABULARY)}
+    tokenizer = {
+        "version": "1.0", "added_tokens": [],
+        "pre_tokenizer": {"type": "Split", "pattern": {"String": ""}, "behavior": "Isolated",
+                          "invert": False},
+        "model": {"type": "WordLevel", "vocab": letters, "unk_token": chr(_FIRST_LETTER)},
+    }  # fmt: skip
+    (folder / TOKENIZER_FILE).write_text(json.dumps(tokenizer))
+    save_file(_weights(seed), folder / "model.safetensors")
+    transformation = ModelTransformerConfig(
+        arn_cl_options=ARnContextLengthConfig(auto_regression_number=_ARS, context_length=(_CL,))
+    )
+    compilation = CompileConfig.for_target(target)
+    plan = BuildPlan.create(transformation, ConversionConfig(), compilation)
+    source = find_source(folder, random_text(seed, 300))
+    return Build(Sources(source), plan, folder.with_name("cache"), OrtQnnToolchain()).run()
+
+
+def _weights(seed: int) -> dict[str, npt.NDArray[np.float32]]:
+    draw = np.random.default_rng(seed).standard_normal
+    hidden, wide = 64, 128
+
+    def matrix(rows: int, columns: int, scale: float = 1.0) -> npt.NDArray[np.float32]:
+        return np.float32(scale / np.sqrt(columns)) * draw((rows, columns)).astype(np.float32)
+
+    weights = {
+        "model.embed_tokens.weight": draw((_VOCABULARY, hidden)).astype(np.float32),
+        "model.norm.weight": np.ones(hidden, np.float32),
+        "lm_head.weight": matrix(_VOCABULARY, hidden),
+    }
+    for layer in range(_LAYERS):
+        weights |= {
+            f"model.layers.{layer}.{name}": array
+            for name, array in {
+                "self_attn.q_proj.weight": matrix(hidden, hidden),
+                "self_attn.k_proj.weight": matrix(hidden, hidden),
+                "self_attn.v_proj.weight": matrix(hidden, hidden),
+                "self_attn.o_proj.weight": matrix(hidden, hidden, _ATTENTION),
+                "mlp.gate_proj.weight": matrix(wide, hidden),
+                "mlp.up_proj.weight": matrix(wide, hidden),
+                "mlp.down_proj.weight": matrix(hidden, wide),
+                "input_layernorm.weight": np.ones(hidden, np.float32),
+                "post_attention_layernorm.weight": np.ones(hidden, np.float32),
+            }.items()
+        }
+    return weights

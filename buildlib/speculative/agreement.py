@@ -1,0 +1,116 @@
+"""Agreement of dialogs that speculate with plain decoding: greedy, both say the same.
+
+A dialog and the plain dialog of its target answer the same prompts, and their texts are compared.
+What was found holds for one libGenie, and is kept by its hash.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from buildlib.cache.file_hashes import hash_files
+from buildlib.container.genie_config import GenieConfig
+from buildlib.container.genie_decoding import GREEDY
+from buildlib.container.layout import TOKENIZER
+from buildlib.container.manifest import SpeculationRecord
+from buildlib.files import atomic_write_bytes
+from buildlib.toolchains.child_process import Step, run_step
+from buildlib.toolchains.ort_qnn.wheel import find_libraries
+
+SPECULATIVE = frozenset({"lade", "spd", "ssd-q1", "eaglet"})
+"""Types of dialogs whose greedy text is that of plain decoding."""
+PROMPTS = ("In the beginning", "The answer is", "1, 2, 3,")
+_MOST_TOKENS = 24
+_TIMEOUT_S = 900.0
+_WORKER = "buildlib.speculative.dialog_worker"
+
+
+def bound_turns(config: GenieConfig, new_tokens: int) -> GenieConfig:
+    """Bound what each turn generates: `eaglet` gives one token less than `max-num-tokens`."""
+    return config.with_dialog(max_num_tokens=new_tokens + (config.dialog.type == "eaglet"))
+
+
+def compared_dialogs(config: GenieConfig) -> tuple[GenieConfig, GenieConfig, int]:
+    """Return the plain dialog and the one that speculates, both greedy, and their tokens."""
+    count = min(_MOST_TOKENS, config.context_length // 8)
+    greedy = config.with_dialog(sampler=GREEDY)
+    return bound_turns(greedy.as_basic(), count), bound_turns(greedy, count), count
+
+
+def recall(
+    about: object, cache_root: Path, compare: Callable[[], SpeculationRecord]
+) -> SpeculationRecord:
+    """Return what the cache knows of a comparison, or compare and keep it there.
+
+    Args:
+        about: JSON value of all that decides the result.
+    """
+    key = hashlib.sha256(json.dumps(about).encode()).hexdigest()
+    known = cache_root / f"genie_{key[:32]}.json"
+    try:
+        return SpeculationRecord.model_validate_json(known.read_bytes())
+    except (OSError, ValidationError):
+        found = compare()
+    atomic_write_bytes(known, found.model_dump_json().encode())
+    return found
+
+
+def count_differing(kind: str, plain: Sequence[str], speculated: Sequence[str]) -> int:
+    """Count the prompts whose texts differ; `lade` goes on behind the last token asked for."""
+    pairs = zip(plain, speculated, strict=True)
+    return sum(not (said == base or (kind == "lade" and said.startswith(base)))
+               for base, said in pairs)  # fmt: skip
+
+
+def check_on_emulator(
+    folder: Path,
+    config: GenieConfig,
+    prompts: Sequence[str] = PROMPTS,
+    *,
+    timeout_s: float = _TIMEOUT_S,
+) -> SpeculationRecord:
+    """Compare a dialog with the plain dialog of its target, on the HTP emulator.
+
+    Args:
+        folder: with all files that the configuration names, for the emulator.
+        config: of the dialog that speculates.
+        prompts: that both answer.
+
+    Raises:
+        ToolchainMissingError: this machine has no emulator.
+        ToolchainError: Genie crashed, failed or did not end in time.
+    """
+    libraries = find_libraries()
+    basic, speculating, count = compared_dialogs(config)
+    dialogs = (basic, _bounded(speculating, folder, prompts, count))
+    request = {
+        "folder": str(folder),
+        "dialogs": [dialog.to_json() for dialog in dialogs],
+        "prompts": list(prompts),
+    }
+    step = Step(_WORKER, "answer", folder, timeout_s, libraries.search_path)
+    answer = run_step(step, json.dumps(request).encode())
+    plain, speculated = answer["answers"]
+    return SpeculationRecord(
+        genie=answer["genie"],
+        genie_sha256=hash_files([libraries.genie])[libraries.genie].sha256,
+        prompts=len(prompts),
+        tokens=count,
+        differing=count_differing(config.dialog.type, plain, speculated),
+    )
+
+
+def _bounded(config: GenieConfig, folder: Path, prompts: Sequence[str], count: int) -> GenieConfig:
+    """Bound a dialog of type `lade`, which obeys the size of its context alone."""
+    lade = config.dialog.lade
+    if lade is None:
+        return config
+    from buildlib.checkpoint.tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer(folder / TOKENIZER)
+    longest = max(len(tokenizer.encode(prompt).ids) for prompt in prompts)
+    size = 1 + longest + count + (lade.tokens_per_step or config.context_length)
+    return config.with_dialog(context_size=min(size, config.context_length))

@@ -1,0 +1,260 @@
+"""Trace of Genie's KV cache: which row of which graph call each column comes from.
+
+Genie copies rows of a call's outputs into the columns of its caches, and a mask opens those that
+the next call may see. Here `QnnGraph_execute` of the backend is replaced, through its interface
+table, by a function that notes what each call is fed. No library is changed. Keys of the last layer
+of the first part with caches tell the columns apart: they depend on all tokens before.
+"""
+
+import ctypes as c
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from buildlib.container.genie_config import GenieConfig
+from buildlib.graph import interface
+from buildlib.toolchains.child_process import RefusedError, Step, run_step
+from buildlib.toolchains.ort_qnn.wheel import find_libraries
+from buildlib.toolchains.qnn import structures as qnn
+from buildlib.toolchains.qnn.api import BackendFunction, FunctionTable, load_backend
+
+_PAGE = 4096
+_READ_WRITE = 3
+_EXECUTE = c.CFUNCTYPE(
+    c.c_uint64, c.c_void_p, c.POINTER(qnn.Tensor), c.c_uint32, c.POINTER(qnn.Tensor), c.c_uint32,
+    c.c_void_p, c.c_void_p,
+)  # fmt: skip
+_RETRIEVE = c.CFUNCTYPE(c.c_uint64, c.c_void_p, c.c_char_p, c.POINTER(c.c_void_p))
+_WORKER = "buildlib.speculative.dialog_worker"
+_TIMEOUT_S = 900.0
+_KEY = re.compile(r"past_key_(\d+)_in")
+_NEAR = 0.02
+_CLOSED = (-1, -1)
+Tensors = Mapping[str, qnn.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class GraphCall:
+    """A call of a graph with caches.
+
+    Attributes:
+        engine: number of the context that the graph is in, in the order of their first graphs.
+        ids: tokens of its rows; None where the host looked them up.
+        positions: of its rows, by the cosines and sines that they are turned by; None for those
+            that no position fits.
+        sees: rows of the same call that each row sees.
+        drafts: whether it is of a draft head, which keeps branches of its tree while it drafts.
+        columns: the open columns of the cache, each with the call and the row that it comes from;
+            None for what no call gave, as a prefix from a file.
+    """
+
+    number: int
+    engine: int
+    graph: str
+    ids: tuple[int, ...] | None
+    positions: tuple[int | None, ...]
+    sees: tuple[tuple[int, ...], ...]
+    drafts: bool
+    columns: Mapping[int, tuple[int, int] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Columns that Genie added to the cache after a call.
+
+    Attributes:
+        call: after which they were added.
+        columns: by their number; where each comes from.
+        is_sound: whether they are the call's own rows, from the first on, and each of them saw
+            those before it and no other.
+    """
+
+    call: GraphCall
+    columns: Mapping[int, tuple[int, int] | None]
+    is_sound: bool
+
+
+def trace_dialog(
+    folder: Path, config: GenieConfig, prompt: str, *, timeout_s: float = _TIMEOUT_S
+) -> tuple[str, tuple[GraphCall, ...]]:
+    """Run a dialog on the emulator; return its answer and the calls of graphs with caches.
+
+    Args:
+        folder: with all files that the configuration names, for the emulator.
+
+    Raises:
+        ToolchainMissingError: this machine has no emulator.
+        ToolchainError: Genie crashed, failed or did not end in time.
+    """
+    request = {"folder": str(folder), "dialogs": [config.to_json()], "prompts": [prompt]}
+    step = Step(_WORKER, "trace", folder, timeout_s, find_libraries().search_path)
+    answer = run_step(step, json.dumps(request).encode())
+    calls = tuple(
+        GraphCall(
+            call["number"],
+            call["engine"],
+            call["graph"],
+            None if call["ids"] is None else tuple(call["ids"]),
+            tuple(call["positions"]),
+            tuple(map(tuple, call["sees"])),
+            call["drafts"],
+            {column: origin and (origin[0], origin[1]) for column, origin in call["columns"]},
+        )
+        for call in answer["calls"]
+    )
+    return answer["answers"][0][0], calls
+
+
+def find_commits(calls: Sequence[GraphCall], config: GenieConfig) -> Iterator[Commit]:
+    """Yield what Genie added to the cache of each engine after each of its calls.
+
+    Caches of draft heads are left out, and columns of a forecast prefix, which come from a file.
+
+    Args:
+        calls: as `trace_dialog` returns them.
+        config: of the dialog.
+    """
+    ssd = config.dialog.ssd
+    prefix = 0 if ssd is None else ssd.forecast_prefix
+    last: dict[int, GraphCall] = {}
+    for call in calls:
+        before = last.get(call.engine)
+        last[call.engine] = call
+        if before is None or call.drafts:
+            continue
+        added = {
+            column: origin
+            for column, origin in call.columns.items()
+            if column >= prefix and before.columns.get(column, _CLOSED) != origin
+        }
+        rows = [origin[1] for origin in added.values() if origin and origin[0] == before.number]
+        sound = len(rows) == len(added) and rows[:1] == [0][: len(rows)]
+        sound = sound and all(
+            before.sees[row] == tuple(rows[: index + 1]) for index, row in enumerate(rows)
+        )
+        yield Commit(before, added, sound)
+
+
+class KvTracer:
+    """The replaced function, in a child process; `calls` has its notes as JSON values."""
+
+    def __init__(self, config: GenieConfig) -> None:
+        self.calls: list[dict[str, Any]] = []
+        self._turns = _turns(config)
+        self._graphs: dict[int, tuple[str, int]] = {}
+        self._engines: dict[int, int] = {}
+        self._origins: dict[int, dict[bytes, tuple[int, int]]] = {}
+        self._ids: list[int] | None = None
+        table = load_backend(find_libraries().htp)
+        self._kept = (
+            _replace(table, BackendFunction.GRAPH_RETRIEVE, _RETRIEVE, self._retrieve),
+            _replace(table, BackendFunction.GRAPH_EXECUTE, _EXECUTE, self._execute),
+        )
+
+    def _retrieve(self, original: Any, context: int, name: bytes, graph: Any) -> int:  # noqa: ANN401
+        code = int(original(context, name, graph))
+        engine = self._engines.setdefault(context, len(self._engines))
+        self._graphs[graph[0]] = (name.decode(), engine)
+        return code
+
+    def _execute(self, original: Any, graph: int, *given: Any) -> int:  # noqa: ANN401
+        inputs, outputs = _named(given[0], given[1]), _named(given[2], given[3])
+        if interface.INPUT_IDS in inputs:
+            self._ids = _array(inputs[interface.INPUT_IDS]).ravel().tolist()
+        elif interface.INPUTS_EMBEDS in inputs:
+            self._ids = None
+        layers = sorted(int(found[1]) for name in inputs if (found := _KEY.fullmatch(name)))
+        note = self._note(graph, inputs, layers[-1]) if layers[:1] == [0] else None
+        code = int(original(graph, *given))
+        if note is not None:
+            keys = _array(outputs[interface.past_key(layers[-1], "out")])
+            known = self._origins[note["engine"]]
+            known |= {keys[..., n].tobytes(): (note["number"], n) for n in range(keys.shape[-1])}
+        return code
+
+    def _note(self, graph: int, inputs: Tensors, layer: int) -> dict[str, Any]:
+        """Note what a call is fed, before it is computed."""
+        name, engine = self._graphs.get(graph, ("?", -1))
+        keys = _array(inputs[interface.past_key(layer, "in")])
+        mask = _array(inputs[interface.ATTENTION_MASK])
+        is_open = (mask == mask.max()).reshape(-1, mask.shape[-1])
+        past = keys.shape[-1]
+        known = self._origins.setdefault(engine, {})
+        columns = np.flatnonzero(is_open[:, :past].any(0))
+        note = {
+            "number": len(self.calls) + 1,
+            "engine": engine,
+            "graph": name,
+            "ids": self._ids,
+            "positions": self._positions(inputs),
+            "sees": [np.flatnonzero(row[past:]).tolist() for row in is_open],
+            "drafts": interface.HIDDEN_STATES in inputs,
+            "columns": [(int(n), known.get(keys[..., n].tobytes())) for n in columns],
+        }
+        self.calls.append(note)
+        return note
+
+    def _positions(self, inputs: Tensors) -> list[int | None]:
+        """Find the position whose cosines and sines are each row's."""
+        if self._turns is None or interface.COS not in inputs:
+            return []
+        turns = [_floats(inputs[name]) for name in (interface.COS, interface.SIN)]
+        rows = np.concatenate([one.reshape(-1, one.shape[-1]) for one in turns], axis=1)
+        far = [np.abs(self._turns - row).max(1) for row in rows]
+        return [int(one.argmin()) if one.min() < _NEAR else None for one in far]
+
+
+def _turns(config: GenieConfig) -> npt.NDArray[np.float64] | None:
+    """Return cosines and sines of all positions, `[CL, 2 * rope_dim]`; None unless they are rope.
+
+    Scaled frequencies are not known here.
+    """
+    encoding = config.dialog.target_engine.model.positional_encoding
+    first = encoding[0] if isinstance(encoding, tuple) else encoding
+    if first is None or first.rope_dim is None or first.rope_theta is None:
+        return None
+    divisors = first.rope_theta ** (np.arange(first.rope_dim) / first.rope_dim)
+    angles = np.arange(config.context_length)[:, None] / divisors
+    return np.concatenate([np.cos(angles), np.sin(angles)], axis=1)
+
+
+def _replace(table: FunctionTable, function: BackendFunction, kind: Any, ours: Any) -> object:  # noqa: ANN401
+    """Replace a function of a table by ours, which gets the original first; keep what it returns.
+
+    The table lies in memory that is read-only once its library is loaded.
+    """
+    entries = table.interface.fn
+    original = kind(entries[function])
+    place = c.addressof(entries) + function * c.sizeof(c.c_void_p)
+    protect = c.CDLL(None, use_errno=True).mprotect
+    protect.argtypes = (c.c_void_p, c.c_size_t, c.c_int)
+    if protect(place // _PAGE * _PAGE, _PAGE, _READ_WRITE) != 0:
+        raise RefusedError(f"the backend's table cannot be written (errno {c.get_errno()})")
+    replacement = kind(partial(ours, original))
+    entries[function] = c.cast(replacement, c.c_void_p).value
+    return replacement
+
+
+def _named(tensors: Any, count: int) -> Tensors:  # noqa: ANN401  (a pointer to tensors)
+    return {tensors[n].name.decode(): tensors[n] for n in range(count)}
+
+
+def _array(tensor: qnn.Tensor) -> npt.NDArray[Any]:
+    """Return a tensor's memory as an array of stored values."""
+    shape = tuple(tensor.dimensions[: tensor.rank])
+    dtype = np.dtype(qnn.DATA_TYPES[tensor.data_type])
+    size = dtype.itemsize * int(np.prod(shape))
+    memory = (c.c_uint8 * size).from_address(tensor.data)
+    return np.ndarray(shape, dtype, memoryview(memory))
+
+
+def _floats(tensor: qnn.Tensor) -> npt.NDArray[np.float64]:
+    values: npt.NDArray[np.float64] = _array(tensor).astype(np.float64)
+    return (values + float(tensor.quantize.offset)) * float(tensor.quantize.scale)

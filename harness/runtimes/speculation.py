@@ -1,0 +1,93 @@
+"""Dialogs that speculate, and whether the Genie that runs them says what plain decoding says."""
+
+from collections.abc import Callable
+from contextlib import suppress
+
+from buildlib.container.container import GenAIContainer
+from buildlib.container.genie_config import GenieConfig
+from buildlib.container.manifest import SpeculationRecord
+from buildlib.errors import ToolchainMissingError
+from buildlib.paths import default_cache_root
+from buildlib.speculative.agreement import (
+    PROMPTS,
+    SPECULATIVE,
+    compared_dialogs,
+    count_differing,
+    recall,
+)
+from harness.errors import ConfigurationLimitError
+
+Ask = Callable[[GenieConfig, str, int], str]
+"""What a new dialog on the device answers to a prompt, in so many tokens."""
+
+
+def refuse_wrong_dialogs(config: GenieConfig, container: GenAIContainer) -> None:
+    """Refuse a type of dialog that the emulator's Genie gets wrong, before a device is asked.
+
+    Raises:
+        ConfigurationLimitError: `buildlib.pipeline.genie_check` found that it does.
+    """
+    kind = config.dialog.type
+    if kind not in ("spd", "lade") or not container.metadata.target.emulator:
+        return
+    from buildlib.pipeline.genie_check import check_genie, refusal
+
+    with suppress(ToolchainMissingError):  # the emulator runs elsewhere
+        found = check_genie(kind, default_cache_root())
+        if not found.agrees:
+            raise ConfigurationLimitError(str(container.path), refusal(kind, found))
+
+
+def compare_dialog(
+    config: GenieConfig, container: GenAIContainer, genie: tuple[str, str], ask: Ask
+) -> SpeculationRecord | None:
+    """Say how a dialog's texts compare with plain decoding's; None if it does not speculate.
+
+    The container's manifest knows it for the Genie that built it, the cache for those that ran it;
+    another Genie is asked on its device.
+
+    Args:
+        config: of the dialog.
+        container: that holds its files.
+        genie: its name, and the SHA-256 of its library.
+        ask: asks a dialog on the device.
+
+    Raises:
+        ConfigurationLimitError: the dialog is of type `spd` or `lade`, and the texts differ.
+    """
+    kind = config.dialog.type
+    if kind not in SPECULATIVE:
+        return None
+    refuse_wrong_dialogs(config, container)
+    name, sha256 = genie
+    basic, speculating, count = compared_dialogs(config)
+
+    def compare() -> SpeculationRecord:
+        plain, speculated = (
+            [ask(dialog, prompt, count) for prompt in PROMPTS] for dialog in (basic, speculating)
+        )
+        return SpeculationRecord(
+            genie=name,
+            genie_sha256=sha256,
+            prompts=len(PROMPTS),
+            tokens=count,
+            differing=count_differing(kind, plain, speculated),
+        )
+
+    found = container.metadata.speculation
+    own = container.genie_config.dialog.type
+    if found is None or (found.genie_sha256, own) != (sha256, kind):
+        about = (sha256, container.metadata.container_sha256, speculating.to_json())
+        found = recall(about, default_cache_root(), compare)
+    if kind in ("spd", "lade") and not found.agrees:
+        from buildlib.pipeline.genie_check import refusal
+
+        raise ConfigurationLimitError(str(container.path), refusal(kind, found))
+    return found
+
+
+def describe(found: SpeculationRecord | None) -> str:
+    """Say how texts compare, in one line."""
+    if found is None:
+        return "not compared with plain decoding: the first run on a device does"
+    return f"{found} (Genie {found.genie}, {found.tokens} tokens each)"
