@@ -17,7 +17,7 @@ from buildlib.graph.shape import GraphShape
 from buildlib.quantize.bitwidths import Bitwidths
 from buildlib.quantize.qdq import apply_encodings
 from buildlib.quantize.recipe import complete_encodings
-from buildlib.reference.perplexity import onnx_perplexity
+from buildlib.reference.evaluation import onnx_perplexity
 from suites.models import tiny_llama
 
 _AR = 64

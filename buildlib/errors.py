@@ -16,6 +16,7 @@
       CalibrationError
       PromptTooLongError
       RunnerDiedError
+      TransformersError
       ToolchainMissingError
       ToolchainError
         ToolchainTimeoutError
@@ -196,6 +197,14 @@ class RunnerDiedError(BuildError):
         failed = self._fill("the runner of {subject} failed: {reason}")
         tail = self.log_tail.strip().splitlines()
         return f"{failed}; its last words: {one_line(tail[-1], 200)}" if tail else failed
+
+
+class TransformersError(BuildError):
+    """The independent reference is not installed, or cannot compute a model."""
+
+    subject: str
+    reason: str
+    template = "{subject} has no reference: {reason}"
 
 
 class ToolchainMissingError(BuildError):

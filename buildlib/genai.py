@@ -43,6 +43,7 @@ from buildlib.toolchains.base import Toolchain
 if TYPE_CHECKING:
     from buildlib.embedding.config import EmbedDatatype
     from buildlib.lora.config import LoraBuilderInputConfig
+    from buildlib.reference.transformers import ReferenceEngine
     from buildlib.speculative.config import SpeculativeConfig
     from buildlib.verify.comparison import VerificationReport
     from buildlib.verify.verifier import OnComparison, VerifyOptions
@@ -453,6 +454,7 @@ class GenAIBuilderHTP:
         options: "VerifyOptions | None" = None,
         *,
         emulator: bool = False,
+        reference_with: "ReferenceEngine" = "onnx",
         on_stage: OnStage | None = None,
         on_comparison: "OnComparison | None" = None,
     ) -> "VerificationReport":
@@ -462,16 +464,23 @@ class GenAIBuilderHTP:
             options: how much is run.
             emulator: compare compiled graphs too; for a phone they are compiled a second time,
                 without shared weights, as the emulator needs them.
+            reference_with: `transformers` compares the first stage with transformers too.
             on_stage: as `build` takes it.
             on_comparison: called after each comparison.
 
         Raises:
             BuildError: any of its kinds; that a comparison fails is in the report.
         """
+        from buildlib.reference.transformers import check_engine
         from buildlib.verify.build import verify_build
 
         return verify_build(
-            self.plan(), options, emulator=emulator, on_stage=on_stage, on_comparison=on_comparison
+            self.plan(),
+            options,
+            emulator=emulator,
+            reference_with=check_engine(reference_with),
+            on_stage=on_stage,
+            on_comparison=on_comparison,
         )
 
     def _additions(self) -> Additions:

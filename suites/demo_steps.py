@@ -15,7 +15,7 @@ from buildlib.container.container import GenAIContainer
 from buildlib.genai import GenAIBuilderFactory
 from buildlib.pipeline.build import BuildOutputs
 from buildlib.pipeline.runner import StageRecord
-from buildlib.reference.perplexity import onnx_perplexity
+from buildlib.reference.evaluation import onnx_perplexity
 from harness.cli.arguments import WAIT_S
 from harness.cli.device_lease import lease_device
 from harness.cli.progress import deploy_progress

@@ -29,7 +29,7 @@ from buildlib.quantize.rewriter import NOISE, SIGNAL, QdqRewriter
 from buildlib.quantize.structure import channel_axis
 from buildlib.quantize.tensor_writer import replace_constant
 from buildlib.quantize.weight_file import WeightFile
-from buildlib.reference.divergence import Divergence
+from buildlib.reference.divergence import Divergence, decibels
 from buildlib.reference.evaluation import FloatLogits, Measurement
 from buildlib.reference.runners import Arrays
 from buildlib.reference.segment_loop import Hidden, SegmentLoop, SegmentRunner
@@ -141,7 +141,7 @@ class SensitivityModel(Closeable):
 
             hidden = self._loop.run(index, hidden, on_outputs=see, change=observe)
         return {
-            name.removesuffix(SIGNAL): _decibels(signal, sums[name.removesuffix(SIGNAL) + NOISE])
+            name.removesuffix(SIGNAL): decibels(signal, sums[name.removesuffix(SIGNAL) + NOISE])
             for name, signal in sums.items()
             if name.endswith(SIGNAL)
         }
@@ -324,7 +324,3 @@ def _names(graph: ir.Graph, *, first: bool) -> frozenset[str]:
     }
     border = set() if first else {str(graph.inputs[0].name)}
     return frozenset(constants | set(activation_names(graph)) - border)
-
-
-def _decibels(signal: float, noise: float) -> float:
-    return sqnr_db(np.array([signal**0.5]), np.array([signal**0.5 - noise**0.5]))

@@ -23,6 +23,9 @@ class Divergence:
         loss, loss_float: mean negative log-likelihood of the tokens that followed, in nats.
         steps: number of steps.
         error: standard error of `loss - loss_float`, with steps independent of each other.
+        sqnr_db: 10 log10(sum(a^2) / sum((a - b)^2)) of the logits, a being those of the model in
+            float; infinite where they are equal.
+        relative: max|a - b| / max|a| of the logits.
     """
 
     kl: float
@@ -31,6 +34,8 @@ class Divergence:
     loss_float: float
     steps: int
     error: float = 0.0
+    sqnr_db: float = math.nan
+    relative: float = math.nan
 
     @property
     def perplexity(self) -> float:
@@ -70,6 +75,8 @@ class DivergenceSums:
 
     def __init__(self) -> None:
         self._totals = np.zeros(5)
+        self._energies = np.zeros(2)
+        self._largest = np.zeros(2)
         self._steps = 0
 
     def add(self, ours: Logits, theirs: Logits, tokens: Sequence[int] | Tokens) -> None:
@@ -82,7 +89,7 @@ class DivergenceSums:
             raise ValueError(f"logits {ours.shape} beside {theirs.shape} of {len(tokens)} steps")
         if not (np.isfinite(ours).all() and np.isfinite(theirs).all()):
             raise ValueError("logits that are not finite")
-        q, p = _log_softmax(ours), _log_softmax(theirs)
+        q, p = log_softmax(ours), log_softmax(theirs)
         rows = np.arange(len(tokens))
         rises = p[rows, tokens] - q[rows, tokens]
         same = ours.argmax(axis=1) == theirs.argmax(axis=1)
@@ -93,6 +100,13 @@ class DivergenceSums:
             float(-p[rows, tokens].sum()),
             float(np.square(rises).sum()),
         )
+        noise = theirs.astype(np.float64) - ours
+        self._energies += (
+            float(np.square(theirs, dtype=np.float64).sum()),
+            float((noise**2).sum()),
+        )
+        most = (float(np.abs(theirs).max()), float(np.abs(noise).max()))
+        self._largest = np.maximum(self._largest, most)
         self._steps += len(tokens)
 
     def mean(self) -> Divergence:
@@ -100,10 +114,40 @@ class DivergenceSums:
         kl, top1, loss, loss_float, squares = (float(one) / self._steps for one in self._totals)
         variance = max(squares - (loss - loss_float) ** 2, 0.0)
         error = math.sqrt(variance / self._steps)
-        return Divergence(max(kl, 0.0), top1, loss, loss_float, self._steps, error)
+        signal, noise = map(float, self._energies)
+        scale, difference = map(float, self._largest)
+        return Divergence(
+            max(kl, 0.0),
+            top1,
+            loss,
+            loss_float,
+            self._steps,
+            error,
+            decibels(signal, noise),
+            difference and (difference / scale if scale else math.inf),
+        )
 
 
-def _log_softmax(logits: Logits) -> npt.NDArray[np.float64]:
+def decibels(signal: float, noise: float) -> float:
+    """Return 10 log10(signal / noise): infinite without noise, NaN if either is not finite.
+
+    No signal beside noise gives minus infinity.
+    """
+    if math.isnan(signal) or math.isnan(noise) or math.isinf(signal):
+        return math.nan
+    if noise == 0:
+        return math.inf
+    return 10 * math.log10(signal / noise) if signal and not math.isinf(noise) else -math.inf
+
+
+def token_losses(logits: Logits, following: Sequence[int]) -> npt.NDArray[np.float64]:
+    """Return the negative log-likelihood [n] of the tokens that follow, given logits [n, vocab]."""
+    losses: npt.NDArray[np.float64] = -log_softmax(logits)[np.arange(len(following)), following]
+    return losses
+
+
+def log_softmax(logits: Logits) -> npt.NDArray[np.float64]:
+    """Return the logarithms of the probabilities, in the same shape."""
     scores = logits.astype(np.float64)
     scores -= scores.max(axis=1, keepdims=True)
     found: npt.NDArray[np.float64] = scores - np.log(np.exp(scores).sum(axis=1, keepdims=True))

@@ -1,29 +1,18 @@
-"""Compiled graphs on the HTP emulator, as parts for the host loop.
+"""Compiled graphs on the HTP emulator, as parts for the host loop; they run in a child process."""
 
-The libraries abort the process on some errors, so they run in a child; if it dies or is silent, a
-`RunnerDiedError` carries the end of its log.
-"""
-
-import contextlib
-import os
-import subprocess
-import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 
 from buildlib.encodings.grid import Grid
-from buildlib.errors import ModelFileError, RunnerDiedError
-from buildlib.reference.frames import BrokenFrameError, read_frame, write_frame
+from buildlib.errors import ModelFileError
+from buildlib.reference.child import ChildProcess
 from buildlib.reference.runners import Arrays, Port, Ports, part_sizes
 from buildlib.toolchains.base import GraphInfo, TensorInfo, Toolchain
 from buildlib.toolchains.ort_qnn.wheel import find_libraries
 
 _WORKER = "buildlib.reference.emulator_worker"
-_TAIL_BYTES = 4096
 
 
 class EmulatedPart:
@@ -107,69 +96,25 @@ def ports_of(graph: GraphInfo) -> Ports:
     )
 
 
-class EmulatorProcess:
+class EmulatorProcess(ChildProcess):
     """Child process with the graphs loaded, which runs one at a time on request."""
 
     def __init__(
         self, graphs: Sequence[tuple[Path, str]], soc_model: int | None, timeout_s: float
     ) -> None:
-        self._timeout_s = timeout_s
-        self._subject = ", ".join(sorted({binary.name for binary, _ in graphs}))
-        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (closed by close)
-        self._child = subprocess.Popen(
-            [sys.executable, "-P", "-m", _WORKER],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            env=os.environ | {"LD_LIBRARY_PATH": find_libraries().search_path},
-            start_new_session=True,
-        )
-        header: dict[str, object] = {
-            "graphs": [[str(binary.absolute()), name] for binary, name in graphs],
-            "soc_model": soc_model,
-        }
+        subject = ", ".join(sorted({binary.name for binary, _ in graphs}))
+        library_path = {"LD_LIBRARY_PATH": find_libraries().search_path}
+        super().__init__(_WORKER, subject, timeout_s, library_path)
+        listed = [[str(binary.absolute()), name] for binary, name in graphs]
         try:
-            self._request(header, {})
+            self.request({"graphs": listed, "soc_model": soc_model}, {})
         except BaseException:
             self.close()
             raise
 
     def run(self, index: int, feeds: Arrays) -> Arrays:
         """Run graph `index` of those loaded."""
-        return self._request({"run": index}, feeds)
-
-    def close(self) -> None:
-        """Kill the child: it has nothing to save, and its libraries may crash on a clean exit."""
-        self._child.kill()
-        self._child.wait()
-        for pipe in (self._child.stdin, self._child.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
-        self._log.close()
-
-    def _request(self, header: dict[str, object], arrays: Arrays) -> Arrays:
-        stdin, stdout = self._child.stdin, self._child.stdout
-        if stdin is None or stdout is None or stdin.closed:
-            raise RunnerDiedError(self._subject, "it was closed", "")
-        try:
-            write_frame(stdin.fileno(), header, arrays)
-            answer, results = read_frame(stdout.fileno(), self._timeout_s)
-        except (BrokenFrameError, OSError) as error:
-            raise self._death_error(str(error)) from error
-        if "error" in answer:
-            raise RunnerDiedError(self._subject, str(answer["error"])[:300], "")
-        return results
-
-    def _death_error(self, reason: str) -> RunnerDiedError:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            status = self._child.wait(1.0)
-            reason = f"{reason} (exit status {status})"
-        self._log.seek(0, os.SEEK_END)
-        self._log.seek(max(0, self._log.tell() - _TAIL_BYTES))
-        tail = self._log.read().decode(errors="replace")
-        self.close()
-        return RunnerDiedError(self._subject, reason, tail)
+        return self.request({"run": index}, feeds)[1]
 
 
 def _port(tensor: TensorInfo) -> Port:

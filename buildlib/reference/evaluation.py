@@ -5,19 +5,19 @@ emulator. The float model runs once; its logits stay in a temporary file, and me
 one call.
 """
 
+import math
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from buildlib.cancellation import check_cancelled
 from buildlib.checkpoint.config import DecoderConfig
 from buildlib.closeable import Closeable
 from buildlib.errors import CalibrationError
 from buildlib.reference.divergence import Divergence, DivergenceSums, Logits
-from buildlib.reference.host_loop import HostLoop
-from buildlib.reference.runners import Arrays, OnnxRunner, part_sizes
+from buildlib.reference.host_loop import HostLoop, TokenModel, feed_window, open_onnx, window_losses
+from buildlib.reference.runners import Arrays, OnnxRunner
 
 _ROWS = 64
 
@@ -126,18 +126,18 @@ def record_float(
     """
     reference = FloatLogits(windows, config)
     try:
-        runner = OnnxRunner(model_path, n_threads=n_threads, plain=True)
-        ar, _ = part_sizes({port.name: port.shape for port in runner.ports.inputs.values()})
-        with HostLoop({ar: [runner]}, config, constants=constants) as loop:
-            for logits in _calls(loop, reference.inputs):
-                reference.record(logits)
+        loop = open_onnx(model_path, config, constants=constants, n_threads=n_threads, plain=True)
+        with loop:
+            for window in reference.inputs:
+                for _, logits in feed_window(loop, window):
+                    reference.record(logits)
     except BaseException:
         reference.close()
         raise
     return reference
 
 
-def evaluate_model(loop: HostLoop, reference: FloatLogits) -> Divergence:
+def evaluate_model(model: TokenModel, reference: FloatLogits) -> Divergence:
     """Evaluate a model of any stage over the windows of its reference.
 
     The result has the perplexity (`exp` of the mean negative log-likelihood of all tokens of the
@@ -145,7 +145,7 @@ def evaluate_model(loop: HostLoop, reference: FloatLogits) -> Divergence:
     defines them (see `Divergence`).
 
     Args:
-        loop: over `OnnxRunner`s, or `emulator_chains`.
+        model: a `HostLoop` over `OnnxRunner`s or `emulator_chains`, or a `TransformersModel`.
         reference: of the model in float.
 
     Raises:
@@ -155,16 +155,46 @@ def evaluate_model(loop: HostLoop, reference: FloatLogits) -> Divergence:
     """
     measurement = Measurement(reference)
     try:
-        for logits in _calls(loop, reference.inputs):
-            measurement.add(logits)
+        for window in reference.inputs:
+            for _, logits in feed_window(model, window):
+                measurement.add(logits)
     except ValueError as error:
         raise CalibrationError(f"the model cannot be compared with float: {error}") from error
     return measurement.result()
 
 
-def _calls(loop: HostLoop, inputs: Sequence[Sequence[int]]) -> Iterator[Logits]:
-    for window in inputs:
-        loop.reset()
-        for start in range(0, len(window), loop.largest_ar):
-            check_cancelled()
-            yield loop.feed(window[start : start + loop.largest_ar])
+def text_perplexity(
+    model: TokenModel, config: DecoderConfig, windows: Sequence[Sequence[int]]
+) -> float:
+    """Return `exp` of the mean negative log-likelihood of all tokens, each window led by bos.
+
+    Args:
+        model: as `evaluate_model` takes it.
+        config: configuration of the model.
+        windows: token ids without bos, each shorter than the context length: the positions that
+            Genie scores on a device.
+
+    Raises:
+        PromptTooLongError: a window does not fit into the context.
+    """
+    losses = [window_losses(model, config.bos_token_id, window) for window in windows]
+    return math.exp(float(np.concatenate(losses).mean()))
+
+
+def onnx_perplexity(
+    chains: Mapping[int, Sequence[Path]], config: DecoderConfig, windows: Sequence[Sequence[int]]
+) -> float:
+    """Return the `text_perplexity` of ONNX models, float or QDQ, on ONNX Runtime's CPU provider.
+
+    Args:
+        chains: parts of the model in order, by AR.
+        config: configuration of the model.
+        windows: as `text_perplexity` takes them.
+
+    Raises:
+        PromptTooLongError: a window does not fit into the context.
+        ModelFileError: a file is not a model that can run.
+    """
+    runners = {ar: [OnnxRunner(path) for path in paths] for ar, paths in chains.items()}
+    with HostLoop(runners, config) as loop:
+        return text_perplexity(loop, config, windows)

@@ -4,18 +4,63 @@ The same loop runs float ONNX, QDQ ONNX and compiled graphs, so a difference bet
 a difference of the graphs. Genie does inference on devices, not this module.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from buildlib.cancellation import check_cancelled
 from buildlib.checkpoint.config import DecoderConfig
 from buildlib.closeable import Closeable
 from buildlib.errors import PromptTooLongError
 from buildlib.graph import interface
 from buildlib.graph.shape import GraphShape
+from buildlib.reference.divergence import token_losses
 from buildlib.reference.feeds import CallInputs, Embed, KvCache
-from buildlib.reference.runners import Arrays, PartRunner, part_sizes
+from buildlib.reference.runners import Arrays, OnnxRunner, PartRunner, part_sizes
+
+
+class TokenModel(Protocol):
+    """A model that takes tokens and gives logits, whatever computes it."""
+
+    @property
+    def largest_ar(self) -> int:
+        """Tokens that one call takes at most."""
+        ...
+
+    def reset(self) -> None:
+        """Forget all tokens."""
+        ...
+
+    def feed(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Append `tokens` to the context and return logits [len(tokens), vocab] after each."""
+        ...
+
+
+def feed_window(
+    model: TokenModel, window: Sequence[int]
+) -> Iterator[tuple[Sequence[int], npt.NDArray[np.float32]]]:
+    """Feed a window from an empty context, and yield tokens and logits of each call."""
+    model.reset()
+    for start in range(0, len(window), model.largest_ar):
+        check_cancelled()
+        tokens = window[start : start + model.largest_ar]
+        yield tokens, model.feed(tokens)
+
+
+def window_losses(model: TokenModel, bos: int, window: Sequence[int]) -> npt.NDArray[np.float64]:
+    """Return the negative log-likelihood `[len(window)]` of each token, after bos alone.
+
+    Raises:
+        PromptTooLongError: bos and the window do not fit into the context.
+    """
+    losses, done = [], 0
+    for tokens, logits in feed_window(model, [bos, *window[:-1]]):
+        losses.append(token_losses(logits, window[done : done + len(tokens)]))
+        done += len(tokens)
+    return np.concatenate(losses)
 
 
 class HostLoop(Closeable):
@@ -116,16 +161,6 @@ class HostLoop(Closeable):
                 logits = self.feed([token])
         return chosen
 
-    def losses(self, window: Sequence[int]) -> npt.NDArray[np.float64]:
-        """Return the negative log-likelihood `[len(window)]` of each token, after bos alone.
-
-        Raises:
-            PromptTooLongError: bos and the window do not fit into the context.
-        """
-        tokens = [self._config.bos_token_id, *window]
-        self.reset()
-        return token_losses(self.feed(tokens), tokens)
-
     def _choose(self, left: int) -> int:
         room = self.cl - self._cache.n_past
         fitting = [ar for ar in self._chains if ar <= room]
@@ -151,14 +186,29 @@ class HostLoop(Closeable):
         return port.dequantize(values[interface.LOGITS][0, : len(tokens)])
 
 
-def token_losses(logits: npt.NDArray[np.float32], tokens: Sequence[int]) -> npt.NDArray[np.float64]:
-    """Return the negative log-likelihood [n - 1] of all tokens but the first."""
-    scores = logits[: len(tokens) - 1].astype(np.float64)
-    top = scores.max(axis=-1, keepdims=True)
-    log_sum = top[:, 0] + np.log(np.exp(scores - top).sum(axis=-1))
-    targets = np.asarray(tokens[1:], dtype=np.int64)
-    losses: npt.NDArray[np.float64] = log_sum - scores[np.arange(len(targets)), targets]
-    return losses
+def open_onnx(
+    path: Path,
+    config: DecoderConfig,
+    *,
+    constants: Arrays | None = None,
+    n_threads: int = 0,
+    plain: bool = False,
+) -> HostLoop:
+    """Open a whole ONNX model, float or QDQ, at its one shape.
+
+    Args:
+        path: in canonical form.
+        config: configuration of the model.
+        constants: as `HostLoop` takes them.
+        n_threads: as `OnnxRunner` takes it.
+        plain: as `OnnxRunner` takes it.
+
+    Raises:
+        ModelFileError: the file is not a model that can run.
+    """
+    shape = interface.require_shape(path)
+    runner = OnnxRunner(path, n_threads=n_threads, plain=plain)
+    return HostLoop({shape.ar: [runner]}, config, constants=constants)
 
 
 def _chain_shape(chain: Sequence[PartRunner]) -> GraphShape:

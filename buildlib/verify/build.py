@@ -20,6 +20,7 @@ from buildlib.pipeline.runner import OnStage
 from buildlib.pipeline.sources import OnnxSource
 from buildlib.pipeline.stages.extract_embedding import EMBEDDING_FILE
 from buildlib.reference.feeds import Embed
+from buildlib.reference.transformers import ReferenceEngine, TransformersPart
 from buildlib.verify.comparison import VerificationReport
 from buildlib.verify.source_runner import SourcePart
 from buildlib.verify.stage_models import StageModels, Version, compile_for_emulator, onnx_parts
@@ -27,6 +28,7 @@ from buildlib.verify.verifier import (
     FINITE,
     SAME_FLOAT,
     SAME_HALF,
+    SAME_MODEL,
     OnComparison,
     VerifyOptions,
     verify_outputs,
@@ -38,6 +40,7 @@ def verify_build(
     options: VerifyOptions | None = None,
     *,
     emulator: bool = False,
+    reference_with: ReferenceEngine = "onnx",
     on_stage: OnStage | None = None,
     on_comparison: OnComparison | None = None,
 ) -> VerificationReport:
@@ -50,6 +53,8 @@ def verify_build(
         options: size of the sample.
         emulator: compare compiled graphs too; for a phone they are compiled a second time,
             without shared weights, as the emulator needs them.
+        reference_with: `transformers` compares the first stage with what transformers computes from
+            the model's folder; else a checkpoint has nothing before its first stage.
         on_stage: called after each stage of the build.
         on_comparison: called after each comparison.
 
@@ -73,7 +78,7 @@ def verify_build(
                 shape: list(versions.values())[-1].folder / MODEL_FILE
                 for shape, versions in outputs.versions.items()
             },
-            earlier=_earlier(outputs, sources, config, wanted.n_threads),
+            earlier=_earlier(outputs, sources, config, wanted.n_threads, reference_with),
             arcl=outputs.float_models,
             split=outputs.multi_head_parts,
             sha=None if outputs.float_parts == outputs.multi_head_parts else outputs.float_parts,
@@ -117,9 +122,17 @@ _MAY_CHANGE = {"optimize": FINITE, "embedding": FINITE}
 
 
 def _earlier(
-    outputs: BuildOutputs, sources: Sources, config: DecoderConfig, n_threads: int
+    outputs: BuildOutputs,
+    sources: Sources,
+    config: DecoderConfig,
+    n_threads: int,
+    reference_with: ReferenceEngine,
 ) -> dict[Path, list[Version]]:
-    """Return what the model of each shape was made of: an export as it came, then each version."""
+    """Return what the model of each shape was made of.
+
+    First what transformers makes of its folder, if that is asked for, then an export as it came,
+    then each version.
+    """
     found: dict[Path, list[Version]] = {}
     for shape, versions in outputs.versions.items():
         source, stages = sources[shape], list(versions)
@@ -127,10 +140,16 @@ def _earlier(
         own, made = require_shape(paths[-1]), found.setdefault(paths[-1], [])
         if made:
             continue
+        exact, bound = SAME_FLOAT, SAME_MODEL
+        export = None
         if isinstance(source, OnnxSource) and source.canonical is None:
             export = SourcePart(source.model, config, own)
-            bound = SAME_HALF if export.is_reduced_precision() else SAME_FLOAT
-            made.append(Version(stages[0], bound, export))
+            if export.is_reduced_precision():
+                exact = bound = SAME_HALF
+        if reference_with == "transformers":
+            made.append(Version("reference", bound, TransformersPart(source.folder, config, own)))
+        if export is not None:
+            made.append(Version(stages[0], exact, export))
         for stage, path in zip(stages[1:], paths, strict=False):
             [part] = onnx_parts({own.ar: [path]}, n_threads)
             made.append(Version(stage, _MAY_CHANGE.get(stage, SAME_FLOAT), part))

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from buildlib.graph import interface
+from buildlib.reference.divergence import decibels
 from buildlib.verify.trace import Trace
 
 Measure = Literal["bit-exact", "relative", "sqnr", "finite"]
@@ -110,11 +111,12 @@ def compare(
     """Compare two traces of the same tokens at `positions`; see `StageComparison` for formulas."""
     positions = positions[positions < min(before.n_positions, after.n_positions)]
     tensors = {interface.LOGITS: (before.logits[positions], after.logits[positions])}
+    caches = before.caches.keys() if before.caches else after.caches.keys()  # or logits alone
     for name in before.caches.keys() & after.caches.keys():
         tensors[name] = (before.caches[name][positions], after.caches[name][positions])
     if not positions.size:
         return _incomparable(stage, subject, bound, "no position of the sample ran in this graph")
-    differing = sorted(before.caches.keys() ^ after.caches.keys())
+    differing = sorted(caches ^ after.caches.keys())
     differing += [name for name, (a, b) in tensors.items() if a.shape != b.shape]
     if differing:
         return _incomparable(
@@ -148,12 +150,7 @@ def sqnr_db(reference: Floats, found: Floats) -> float:
     A reference of zeros with other values found gives minus infinity.
     """
     a = reference.astype(np.float64)
-    signal, noise = float(np.sum(a**2)), float(np.sum((a - found) ** 2))
-    if math.isnan(signal) or math.isnan(noise) or math.isinf(signal):
-        return math.nan
-    if noise == 0:
-        return math.inf
-    return 10 * math.log10(signal / noise) if signal and not math.isinf(noise) else -math.inf
+    return decibels(float(np.sum(a**2)), float(np.sum((a - found) ** 2)))
 
 
 def relative_difference(reference: Floats, found: Floats) -> float:

@@ -43,6 +43,7 @@ OnComparison = Callable[[StageComparison], None]
 
 EXACT = Bound("bit-exact")
 SAME_FLOAT = Bound("relative", 1e-5)
+SAME_MODEL = Bound("relative", 1e-4)  # two float32 programs that sum in different orders
 SAME_HALF = Bound("sqnr", 40.0)
 COMPILED_DB, COARSEST_DB = 40.0, 15.0  # a step of 8 bits is all that they may differ by, and large
 TWICE_THE_NOISE_DB = 3.0

@@ -43,6 +43,7 @@ from harness.cli import (
     results,
     run,
     train,
+    verify,
 )
 from harness.console import visible
 from harness.errors import WrongUseError, one_line
@@ -76,6 +77,7 @@ def build_app() -> typer.Typer:
     app.add_typer(pipeline.app, name="pipeline")
     app.command("export")(export.export)
     app.add_typer(train.app, name="train")
+    app.command("verify")(verify.verify)
     app.command("inspect")(inspect.inspect)
     app.add_typer(config.app, name="config")
     app.add_typer(debug.app, name="debug")

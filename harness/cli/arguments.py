@@ -60,6 +60,13 @@ TraceFile = Annotated[
         "token, and what the sensors read. Packed if the name ends in .gz.",
     ),
 ]
+ReferenceWith = Annotated[
+    Literal["onnx", "transformers"],
+    typer.Option(
+        help="What computes the reference: our own float model, or transformers, whose reading of "
+        "a checkpoint is not ours (`pip install 'qnnfarm[reference]'`)."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Answer as JSON.")]
 
 

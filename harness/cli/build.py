@@ -14,7 +14,7 @@ import typer
 from pydantic import BaseModel, ConfigDict
 from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from harness.cli.arguments import Json, read_text
+from harness.cli.arguments import Json, ReferenceWith, read_text
 from harness.console import Row, answers, print_json, print_rows, progress
 from harness.errors import WrongUseError
 from harness.words import pluralize
@@ -144,6 +144,7 @@ def build(
             "container whose stages changed it.",
         ),
     ] = False,
+    reference_with: ReferenceWith = "onnx",
     overwrite: Annotated[
         bool, typer.Option(help="Replace a container that is already there.")
     ] = False,
@@ -154,6 +155,12 @@ def build(
     from buildlib.paths import default_cache_root
 
     began = time.monotonic()
+    if reference_with == "transformers":
+        from buildlib.reference.transformers import require_installed
+
+        if not verify:
+            raise WrongUseError("--reference-with transformers needs --verify")
+        require_installed(model_dir)  # before a long build
     text = None if calibration is None else read_text(calibration)
     request = {
         "model": str(model_dir.absolute()),
@@ -209,7 +216,12 @@ def build(
         with StageProgress(name) as progress:
             container = job.run(progress.show)
             report = (
-                verify_build(job, emulator=True, on_comparison=progress.compared)
+                verify_build(
+                    job,
+                    emulator=True,
+                    reference_with=reference_with,
+                    on_comparison=progress.compared,
+                )
                 if verify
                 else None
             )

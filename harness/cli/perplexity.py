@@ -14,6 +14,7 @@ from harness.cli.arguments import (
     Json,
     LogLevel,
     PoolFile,
+    ReferenceWith,
     TraceFile,
     Wait,
     read_text,
@@ -28,6 +29,7 @@ from harness.words import pluralize
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
+    from buildlib.reference.transformers import ReferenceEngine
     from harness.runtimes.base import LogLevel as LogLevelName
     from harness.runtimes.base import ModelRole, PerplexityResult
     from harness.workloads.base import Recording
@@ -63,6 +65,7 @@ def perplexity(
             "`bench` and `compare` check outputs against.",
         ),
     ] = None,
+    reference_with: ReferenceWith = "onnx",
     max_perplexity: MaxPerplexity = None,
     role: Annotated[
         Literal["target", "draft"],
@@ -117,12 +120,14 @@ def perplexity(
                 "--per-step needs --reference CHECKPOINT_DIR, and goes with --max-kl, not with "
                 "--max-perplexity, --role draft or --lora"
             )
-        _compare_steps(where, content, reference, windows, max_kl, json=json)
+        _compare_steps(where, content, reference, windows, max_kl, reference_with, json=json)
         return
     from harness.runtimes.dialog_settings import parse_lora
 
     adapter = None if lora is None else dict([parse_lora(lora)])
-    _score(where, content, windows, reference, max_perplexity, role, adapter, json=json)
+    _score(
+        where, content, windows, reference, reference_with, max_perplexity, role, adapter, json=json
+    )
 
 
 @dataclass(frozen=True)
@@ -156,6 +161,7 @@ def _score(
     content: str,
     windows: int | None,
     reference: Path | None,
+    reference_with: "ReferenceEngine",
     max_perplexity: str | None,
     role: "ModelRole",
     lora: Mapping[str, float] | None,
@@ -172,7 +178,7 @@ def _score(
             f"--max-perplexity {bound} is relative to the model in float: give --reference "
             "CHECKPOINT_DIR"
         )
-    references = _references(reference, where.container_dir, content, windows, role)
+    references = _references(reference, reference_with, where.container_dir, content, windows, role)
     with where.open() as (session, recording):
         scored = score_text(
             session,
@@ -205,6 +211,7 @@ def _compare_steps(
     reference: Path,
     most: int | None,
     max_kl: float | None,
+    reference_with: "ReferenceEngine",
     *,
     json: bool,
 ) -> None:
@@ -221,7 +228,7 @@ def _compare_steps(
     steps = cut_steps(cut_windows(content, tokenizer, limit, most or DEFAULT_STEP_WINDOWS))
     count = sum(len(window.following) for window in steps)
     print_remark(f"computing {pluralize(count, 'step')} in float on this host")
-    expected = float_steps(reference, container, steps)
+    expected = float_steps(reference, container, steps, reference_with)
     with where.open() as (session, recording):
         result = compare_steps(session, content, steps, expected, recording, max_kl=max_kl)
     values = result.values
@@ -243,7 +250,12 @@ def _compare_steps(
 
 
 def _references(
-    checkpoint: Path | None, container_dir: Path, text: str, most: int | None, role: "ModelRole"
+    checkpoint: Path | None,
+    engine: "ReferenceEngine",
+    container_dir: Path,
+    text: str,
+    most: int | None,
+    role: "ModelRole",
 ) -> Mapping[str, float]:
     """Compute references on the host, by metric, before a device is leased."""
     if checkpoint is None:
@@ -258,7 +270,7 @@ def _references(
     limit = ContextLimit.of_draft(container) if role == "draft" else ContextLimit.of(container)
     windows = cut_windows(text, container.files["tokenizer.json"], limit, most)
     print_remark(f"scoring {pluralize(len(windows), 'window')} in float on this host")
-    return {PERPLEXITY_FLOAT: float_perplexity(checkpoint, container, windows)}
+    return {PERPLEXITY_FLOAT: float_perplexity(checkpoint, container, windows, engine)}
 
 
 def _document(result: "PerplexityResult") -> dict[str, object]:

@@ -15,6 +15,7 @@ from buildlib.checkpoint.config import load_config
 from buildlib.checkpoint.layout import CONFIG_FILE, MODEL_FILE, TOKENIZER_FILE
 from buildlib.graph.interface import require_shape
 from buildlib.reference.evaluation import FloatLogits, evaluate_model, record_float
+from buildlib.reference.host_loop import open_onnx
 from harness.console import EMULATOR, Row, print_remark, print_rows
 from harness.errors import PipelineStateError
 from harness.pipeline.host_model import open_host_model
@@ -234,7 +235,8 @@ def compare_on_device(
     )
     steps = cut_steps(text.windows[:DEFAULT_STEP_WINDOWS])
     config = load_config(text.model / CONFIG_FILE)
-    expected = model_steps(text.model / MODEL_FILE, config, steps)
+    with open_onnx(text.model / MODEL_FILE, config) as model:
+        expected = model_steps(model, config, steps)
     compared = compare_steps(session, text.text, steps, expected, recording)
     prompt = text.windows[0].text[: len(text.windows[0].text) // 2]
     tokens = min(_ANSWER_TOKENS, ContextLimit.of(session.container).context_length // 4)

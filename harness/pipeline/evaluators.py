@@ -48,10 +48,13 @@ class PerplexityEvaluator:
         """Score on the host loop."""
         import math
 
+        from buildlib.reference.host_loop import window_losses
         from harness.runtimes.perplexity import cut_windows
 
         windows = cut_windows(text, model.tokenizer, model.limit, metric.windows)
-        losses = [float(model.loop.losses(window.scored).mean()) for window in windows]
+        losses = [
+            float(window_losses(model.loop, model.bos, window.scored).mean()) for window in windows
+        ]
         perplexity = math.exp(math.fsum(losses) / len(losses))  # windows have as many tokens
         return Score(perplexity, standard_error(losses))
 

@@ -14,8 +14,7 @@ from buildlib.encodings.files import load_encodings
 from buildlib.graph.interface import require_shape
 from buildlib.quantize.qdq import apply_encodings
 from buildlib.reference.emulator import emulator_chains
-from buildlib.reference.host_loop import HostLoop
-from buildlib.reference.runners import OnnxRunner
+from buildlib.reference.host_loop import HostLoop, open_onnx
 from buildlib.targets import parse_target
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from harness.errors import PipelineStateError
@@ -31,6 +30,7 @@ class HostModel:
         kind: `float`, `quantized` (as QDQ on the CPU), or `compiled` (on the HTP emulator).
         tokenizer: its `tokenizer.json`.
         limit: of its context, by which texts are cut into windows.
+        bos: id of the token that leads every text.
         stop: ids of tokens that end a text.
     """
 
@@ -38,6 +38,7 @@ class HostModel:
     tokenizer: Path
     limit: ContextLimit
     loop: HostLoop
+    bos: int
     stop: frozenset[int]
 
 
@@ -75,10 +76,11 @@ def _onnx(model: ModelFolder, scratch: Path) -> Iterator[HostModel]:
         if model.quantized:
             encodings = load_encodings(folder / ENCODINGS_FILE)
             path = apply_encodings(path, encodings, Path(temporary) / "quantized.onnx")
-        with HostLoop({shape.ar: [OnnxRunner(path)]}, config) as loop:
+        with open_onnx(path, config) as loop:
             limit = ContextLimit(shape.cl, shape.ar)
             stop = frozenset(config.eos_token_ids)
-            yield HostModel(kind, folder / TOKENIZER_FILE, limit, loop, stop)
+            tokenizer, bos = folder / TOKENIZER_FILE, config.bos_token_id
+            yield HostModel(kind, tokenizer, limit, loop, bos, stop)
 
 
 @contextmanager
@@ -97,4 +99,5 @@ def _compiled(container: GenAIContainer, model: Path) -> Iterator[HostModel]:
     table = None if block is None else EmbeddingConfig.from_genie(block, container.path)
     with HostLoop(chains, config, embed=None if table is None else table.rows) as loop:
         tokenizer, limit = container.files[TOKENIZER_FILE], ContextLimit.of(container)
-        yield HostModel("compiled", tokenizer, limit, loop, frozenset(config.eos_token_ids))
+        stop = frozenset(config.eos_token_ids)
+        yield HostModel("compiled", tokenizer, limit, loop, config.bos_token_id, stop)

@@ -35,6 +35,8 @@ from harness.workloads.session import Session
 
 if TYPE_CHECKING:
     from buildlib.checkpoint.config import DecoderConfig
+    from buildlib.reference.host_loop import TokenModel
+    from buildlib.reference.transformers import ReferenceEngine
     from harness.workloads.steps import StepResult
 
 
@@ -205,37 +207,46 @@ def _adapter(lora: Mapping[str, float]) -> dict[str, str]:
 
 
 def float_perplexity(
-    checkpoint: Path, container: GenAIContainer, windows: Sequence[Window]
+    checkpoint: Path,
+    container: GenAIContainer,
+    windows: Sequence[Window],
+    engine: "ReferenceEngine" = "onnx",
 ) -> float:
     """Compute, on this host, the perplexity of a checkpoint over windows cut for a container.
 
     Raises:
-        BuildError: the folder holds no checkpoint that can be exported.
+        BuildError: the folder holds no checkpoint that the engine can compute.
     """
-    from buildlib.reference.perplexity import onnx_perplexity
+    from buildlib.reference.evaluation import text_perplexity
 
-    with exported_float(checkpoint, container) as (ar, model, config):
-        return onnx_perplexity({ar: [model]}, config, [window.scored for window in windows])
+    with open_float(checkpoint, container, engine) as (model, config):
+        return text_perplexity(model, config, [window.scored for window in windows])
 
 
 @contextmanager
-def exported_float(
-    checkpoint: Path, container: GenAIContainer
-) -> "Iterator[tuple[int, Path, DecoderConfig]]":
-    """Export a checkpoint as float ONNX at the prefill shape of a container, for a block.
-
-    Yields AR, model and configuration.
+def open_float(
+    checkpoint: Path, container: GenAIContainer, engine: "ReferenceEngine"
+) -> "Iterator[tuple[TokenModel, DecoderConfig]]":
+    """Open a checkpoint in float for a block, for texts as long as a container's context.
 
     Raises:
-        BuildError: the folder holds no checkpoint that can be exported.
+        BuildError: the folder holds no checkpoint that the engine can compute.
     """
     from buildlib.checkpoint.checkpoint import Checkpoint
     from buildlib.checkpoint.config import load_config
     from buildlib.graph.decoder import export_onnx
     from buildlib.graph.shape import GraphShape
+    from buildlib.reference.host_loop import open_onnx
+    from buildlib.reference.transformers import TransformersModel
 
+    config = load_config(checkpoint / "config.json")
+    if engine == "transformers":
+        with TransformersModel(checkpoint) as reference:
+            yield reference, config
+        return
     graphs = container.metadata.graphs
     shape = GraphShape(max(graphs.auto_regression_numbers), graphs.context_length)
     with tempfile.TemporaryDirectory(prefix="qnnfarm-") as folder:
-        model = export_onnx(Checkpoint.load(checkpoint), shape, Path(folder))
-        yield shape.ar, model, load_config(checkpoint / "config.json")
+        path = export_onnx(Checkpoint.load(checkpoint), shape, Path(folder))
+        with open_onnx(path, config) as loop:
+            yield loop, config

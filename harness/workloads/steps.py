@@ -25,12 +25,14 @@ from harness.workloads.base import (
     require_passed,
     summarize,
 )
-from harness.workloads.perplexity import exported_float
+from harness.workloads.perplexity import open_float
 from harness.workloads.session import Session
 
 if TYPE_CHECKING:
     from buildlib.checkpoint.config import DecoderConfig
     from buildlib.reference.divergence import Divergence, Logits
+    from buildlib.reference.host_loop import TokenModel
+    from buildlib.reference.transformers import ReferenceEngine
 
 KL_DIVERGENCE, TOP1_AGREEMENT = "kl_divergence", "top1_agreement"
 DEFAULT_STEP_WINDOWS = 2
@@ -125,25 +127,27 @@ def _check(divergence: "Divergence", max_kl: float) -> OutputCheck:
 
 
 def float_steps(
-    checkpoint: Path, container: GenAIContainer, windows: Sequence[StepWindow]
+    checkpoint: Path,
+    container: GenAIContainer,
+    windows: Sequence[StepWindow],
+    engine: "ReferenceEngine" = "onnx",
 ) -> "list[Logits]":
     """Compute the logits of a checkpoint in float, on this host, at the steps of windows."""
-    with exported_float(checkpoint, container) as (_, model, config):
+    with open_float(checkpoint, container, engine) as (model, config):
         return model_steps(model, config, windows)
 
 
 def model_steps(
-    model: Path, config: "DecoderConfig", windows: Sequence[StepWindow]
+    model: "TokenModel", config: "DecoderConfig", windows: Sequence[StepWindow]
 ) -> "list[Logits]":
-    """Compute the logits of a whole float ONNX model, on this host, at the steps of windows."""
-    from buildlib.graph.interface import require_shape
-    from buildlib.reference.host_loop import HostLoop
-    from buildlib.reference.runners import OnnxRunner
+    """Compute the logits of a model, on this host, at the steps of windows."""
+    import numpy as np
+
+    from buildlib.reference.host_loop import feed_window
 
     found = []
-    with HostLoop({require_shape(model).ar: [OnnxRunner(model)]}, config) as loop:
-        for window in windows:
-            loop.reset()
-            tokens = [config.bos_token_id, *window.prompt, *window.following[:-1]]
-            found.append(loop.feed(tokens)[len(window.prompt) :])
+    for window in windows:
+        tokens = [config.bos_token_id, *window.prompt, *window.following[:-1]]
+        logits = np.concatenate([each for _, each in feed_window(model, tokens)])
+        found.append(logits[len(window.prompt) :])
     return found

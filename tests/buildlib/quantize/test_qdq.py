@@ -16,6 +16,7 @@ from buildlib.graph.shape import GraphShape
 from buildlib.passes.arcl import convert_arcl
 from buildlib.pipeline.stages.export import export_checkpoint
 from buildlib.quantize.qdq import apply_encodings
+from buildlib.reference.evaluation import text_perplexity
 from buildlib.reference.host_loop import HostLoop
 from buildlib.reference.runners import OnnxRunner, read_ports
 
@@ -153,7 +154,7 @@ def test_quantization_costs_less_than_a_percent(trained: Path, tmp_path: Path) -
         chains = {ar: [OnnxRunner(p)] for ar, p in zip((32, 1), paths, strict=True)}
         with HostLoop(chains, config) as loop:
             windows = [tokens[start : start + 191] for start in range(0, 4 * 191, 191)]
-            values.append(np.exp(np.concatenate([loop.losses(w) for w in windows]).mean()))
+            values.append(text_perplexity(loop, config, windows))
             assert len(loop.greedy(tokens[:20], 5)) == 5
     assert values[1] == pytest.approx(values[0], rel=0.01)
     assert np.isfinite(values).all()

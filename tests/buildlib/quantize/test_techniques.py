@@ -35,8 +35,8 @@ from buildlib.quantize.techniques.layerwise import LayerInputs, LayerwiseTechniq
 from buildlib.quantize.techniques.rotation import random_orthogonal
 from buildlib.quantize.weight_file import SharedWeights
 from buildlib.quantize.weight_grids import full_steps, round_to, stored_steps
+from buildlib.reference.evaluation import onnx_perplexity
 from buildlib.reference.host_loop import HostLoop
-from buildlib.reference.perplexity import onnx_perplexity
 from buildlib.reference.runners import OnnxRunner
 from suites.models import tiny_llama
 

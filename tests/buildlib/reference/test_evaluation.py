@@ -10,9 +10,8 @@ from buildlib.encodings.files import load_encodings
 from buildlib.errors import CalibrationError
 from buildlib.quantize.qdq import apply_encodings
 from buildlib.reference.divergence import Logits, measure_divergence
-from buildlib.reference.evaluation import evaluate_model, record_float
+from buildlib.reference.evaluation import evaluate_model, onnx_perplexity, record_float
 from buildlib.reference.host_loop import HostLoop
-from buildlib.reference.perplexity import onnx_perplexity
 from buildlib.reference.runners import OnnxRunner
 
 WINDOWS = [[int(t) for t in np.random.default_rng(n).integers(2, 300, 70 - 9 * n)] for n in (0, 1)]

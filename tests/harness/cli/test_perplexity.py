@@ -6,20 +6,28 @@ import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
+import numpy as np
 import pytest
 
 from buildlib.container.container import GenAIContainer
 from buildlib.container.genie_config import GenieConfig
 from buildlib.container.genie_decoding import Lade, Spd, Ssd
 from buildlib.container.writer import ContainerContents, ContainerFile, write_container
+from buildlib.reference.transformers import ReferenceEngine
 from buildlib.targets import parse_target
 from harness.devices.adb.device import AdbDevice
 from harness.exit_codes import BAD, GOOD, NO_ANSWER
 from harness.results.store import ResultsStore, RunFilter
+from harness.runtimes.context_limit import ContextLimit
+from harness.runtimes.perplexity import cut_windows
+from harness.workloads.perplexity import float_perplexity
 from harness.workloads.quality import stored_quality
+from harness.workloads.steps import cut_steps, float_steps
 from suites.models import tiny_llama
 from tests.harness.cli.conftest import Run
+from tests.optional import needs_transformers
 
 pytestmark = pytest.mark.timeout(900)
 TEXT = tiny_llama.folder() / "text" / "heldout.txt"
@@ -51,6 +59,21 @@ def test_what_the_host_computed_is_what_benchmarks_are_checked_against(
     bench = qnnfarm("bench", *where, "-p", "8", "-n", "2", "-r", "1", "-w", "0", "--no-gate")
     assert bench.returncode == GOOD, bench.stderr
     assert "is near its host reference" in bench.stdout
+
+
+@needs_transformers
+def test_the_reference_can_be_computed_by_transformers(tiny_bundle: Path) -> None:
+    container, checkpoint = GenAIContainer.load(tiny_bundle), tiny_llama.folder()
+    limit, tokenizer = ContextLimit.of(container), container.files["tokenizer.json"]
+    windows = cut_windows(TEXT.read_text(), tokenizer, limit, 2)
+    by_onnx = float_perplexity(checkpoint, container, windows)
+    found = float_perplexity(checkpoint, container, windows, "transformers")
+    assert found == pytest.approx(by_onnx, rel=1e-5)
+    steps = cut_steps(windows[:1])
+    (ours,), (theirs,) = (
+        float_steps(checkpoint, container, steps, engine) for engine in get_args(ReferenceEngine)
+    )
+    assert np.abs(ours - theirs).max() < 1e-4 * np.abs(ours).max()
 
 
 def test_another_model_is_a_bad_answer(

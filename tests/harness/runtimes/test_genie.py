@@ -13,8 +13,8 @@ from buildlib.checkpoint.config import load_config
 from buildlib.container.container import GenAIContainer
 from buildlib.pipeline.build import BuildOutputs
 from buildlib.reference.emulator import emulator_chains
+from buildlib.reference.evaluation import onnx_perplexity
 from buildlib.reference.host_loop import HostLoop
-from buildlib.reference.perplexity import onnx_perplexity
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from buildlib.toolchains.ort_qnn.wheel import find_libraries
 from harness.devices.adb.device import AdbDevice

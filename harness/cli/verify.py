@@ -1,0 +1,115 @@
+"""`qnnfarm verify`: a model as we read it, beside transformers, before any build."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from harness.cli.arguments import Json, read_text
+from harness.cli.dialog_options import parse_tokens
+from harness.console import Row, answers, print_json, print_remark, print_rows
+from harness.errors import WrongUseError
+from harness.exit_codes import BAD
+
+if TYPE_CHECKING:
+    from buildlib.reference.divergence import Divergence
+    from buildlib.verify.model import ModelVerification
+
+_HEADINGS = ("tokens", "count", "SQNR", "KL", "top-1", "perplexity", "reference", "relative")
+
+
+def verify(
+    model_dir: Annotated[
+        Path,
+        typer.Argument(
+            help="The folder of a checkpoint in Hugging Face layout, or of an ONNX export with its "
+            "checkpoint beside it."
+        ),
+    ],
+    text: Annotated[
+        Path | None, typer.Option(help="A text to compare on; by default random tokens.")
+    ] = None,
+    tokens: Annotated[
+        str | None,
+        typer.Option(
+            metavar="IDS",
+            help="Token ids in place of a text, such as '1 42 79', or a file of them.",
+        ),
+    ] = None,
+    prefill: Annotated[int, typer.Option(min=1, help="Tokens that go in calls of many.")] = 144,
+    decode: Annotated[
+        int,
+        typer.Option(min=1, help="Tokens after them, one a call: transformers' own greedy choice."),
+    ] = 16,
+    json: Json = False,
+) -> None:
+    """Compare the model that a build starts from with transformers' own, both in float32.
+
+    Needs torch and transformers: `pip install 'qnnfarm[reference]'`. Code that comes with a model
+    is never run.
+    """
+    from buildlib.pipeline.sources import find_source
+    from buildlib.verify.model import verify_model
+
+    if text is not None and tokens is not None:
+        raise WrongUseError("--text and --tokens: give one of them")
+    ids = None if tokens is None else list(parse_tokens(tokens))
+    source = find_source(model_dir, None, calibrates=False)
+    if text is not None:
+        ids = _encode(read_text(text), source.folder)
+    found = verify_model(source, ids, prefill=prefill, decode=decode)
+    if json:
+        print_json({"model": str(model_dir), **_document(found)})
+    else:
+        parts = {"prefill": found.prefill, "decode": found.decode}
+        rows = [Row(_cells(name, one)) for name, one in parts.items()]
+        print_rows(_HEADINGS, rows, right=set(_HEADINGS[1:]))
+        named = ", ".join(f"{name} {version}" for name, version in found.versions.items())
+        verdict = "the same model" if found.passed else "NOT the same model"
+        answers().print(f"{model_dir}: {verdict} as that of transformers ({found.bound})")
+        print_remark(f"by {named}")
+    if not found.passed:
+        raise typer.Exit(BAD)
+
+
+def _encode(text: str, folder: Path) -> list[int]:
+    from buildlib.checkpoint.config import load_config
+    from buildlib.checkpoint.layout import CONFIG_FILE, TOKENIZER_FILE
+    from buildlib.checkpoint.tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer(folder / TOKENIZER_FILE)
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    return [load_config(folder / CONFIG_FILE).bos_token_id, *ids]
+
+
+def _document(found: "ModelVerification") -> dict[str, object]:
+    return {
+        "passed": found.passed,
+        "bound": str(found.bound),
+        "versions": found.versions,
+        "prefill": _values(found.prefill),
+        "decode": _values(found.decode),
+    }
+
+
+def _values(one: "Divergence") -> dict[str, object]:
+    import math
+
+    return {
+        "tokens": one.steps,
+        "sqnr_db": one.sqnr_db if math.isfinite(one.sqnr_db) else None,
+        "relative": one.relative,
+        "kl_divergence": one.kl,
+        "top1_agreement": one.top1,
+        "perplexity": one.perplexity,
+        "perplexity_reference": one.perplexity_float,
+    }
+
+
+def _cells(name: str, one: "Divergence") -> list[str]:
+    from harness.results.metrics import METRICS
+
+    kl, top1 = METRICS["kl_divergence"].show(one.kl), METRICS["top1_agreement"].show(one.top1)
+    perplexities = (f"{one.perplexity:.3f}", f"{one.perplexity_float:.3f}")
+    sqnr = f"{one.sqnr_db:.1f} dB"
+    return [name, str(one.steps), sqnr, kl, top1, *perplexities, f"{one.relative:.1g}"]

@@ -1,0 +1,14 @@
+"""Marks of tests that run where an extra is installed, and of those that run where it is not."""
+
+from importlib.util import find_spec
+
+import pytest
+
+_IS_INSTALLED = all(map(find_spec, ("torch", "transformers")))
+needs_transformers = pytest.mark.skipif(
+    not _IS_INSTALLED,
+    reason="torch and transformers are not installed: pip install 'qnnfarm[reference]'",
+)
+needs_no_transformers = pytest.mark.skipif(
+    _IS_INSTALLED, reason="torch and transformers are installed: nothing is missing"
+)
