@@ -110,6 +110,8 @@ class SourceRunner:
         self._path = path
         self._shape = shape
         self._others = [role for role in roles if role.kind not in {"key", "value"}]
+        kinds = {role.kind for role in self._others}
+        self._counts_slots = not kinds & {"positions", "cos"}
         self._past = [
             _cache(path, role.value, (role.kind, role.layer, role.head), sizes)
             for role in roles
@@ -166,7 +168,10 @@ class SourceRunner:
         self._session = None
 
     def _aligned(self, feeds: Arrays) -> Arrays:
-        """Move the past to the end of its slots: an export's window counts empty ones, too."""
+        """Move the past to the end of its slots: an export's window counts empty ones, too.
+
+        An export that makes its positions itself counts all slots, and gets no empty ones.
+        """
         past, mask = self._shape.past, feeds[interface.ATTENTION_MASK]
         empty = past - int(np.count_nonzero(mask[0, 0, 0, :past] == 0))
         moved = {
@@ -175,6 +180,12 @@ class SourceRunner:
             if interface.is_kv(name)
         }
         seen = np.concatenate([np.roll(mask[..., :past], empty, -1), mask[..., past:]], axis=-1)
+        if self._counts_slots:
+            moved = {
+                name: np.take(array, range(empty, past), interface.token_axis(name))
+                for name, array in moved.items()
+            }
+            seen = seen[..., empty:]
         return {**feeds, **moved, interface.ATTENTION_MASK: seen}
 
     def _array_for(self, role: Role, feeds: Arrays) -> Array:
