@@ -21,7 +21,7 @@ _FLOOR = 0.1
 
 @dataclass(frozen=True)
 class Budget:
-    """What a training may take, whichever ends first.
+    """Limit of a training: the first of these to be reached ends it.
 
     Attributes:
         seconds: of the whole training, with the texts that the model writes for it; those before a

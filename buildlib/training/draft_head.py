@@ -39,7 +39,7 @@ _MOST_SCORES = 1 << 25
 
 @dataclass(frozen=True)
 class DraftRecipe:
-    """What is trained, and on what.
+    """Hyperparameters of a training.
 
     Attributes:
         length: of the model's own texts, in tokens, which begin with `prompt_length` tokens of the

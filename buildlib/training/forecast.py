@@ -30,7 +30,7 @@ _TREE = (3, 2)
 
 @dataclass(frozen=True)
 class ForecastRecipe:
-    """What is trained, and on what.
+    """Hyperparameters of a training.
 
     Attributes:
         forecast_tokens: learned, each one token further than the last.
@@ -54,7 +54,7 @@ class ForecastRecipe:
 
 @dataclass(frozen=True)
 class Forecaster:
-    """What is trained, in units of what the model has.
+    """Trained parameters, in units of the model's own.
 
     Attributes:
         tensors: rows of forecast tokens `[forecast_tokens, hidden]`, keys and values of each layer

@@ -69,7 +69,7 @@ class FrozenModel:
 
     @property
     def device(self) -> torch.device:
-        """Where the parameters are."""
+        """Device of the parameters."""
         device: torch.device = self.network.device
         return device
 

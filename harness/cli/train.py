@@ -121,7 +121,7 @@ def draft(
 
 @dataclass(frozen=True)
 class _Request:
-    """What a command line asks for.
+    """Training that a command line asks for.
 
     Attributes:
         settings: that a training which goes on must have in common with its beginning.
