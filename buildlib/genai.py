@@ -514,9 +514,11 @@ def _check_lora(given: "LoraBuilderInputConfig") -> "LoraBuilderInputConfig":
 
     Raises:
         InvalidOptionError: it asks for what is not built here.
-        CheckpointError: there are no adapters where it says.
+        CheckpointError: there are no adapters where it says, or one is damaged.
+        UnsupportedModelError: one changes more than linear modules of decoder layers.
     """
     from buildlib.lora.config import LoraBuilderInputConfig, LoraSet
+    from buildlib.lora.peft import read_adapter
 
     _check_type("lora_config", given, (LoraBuilderInputConfig,))
     path = user_path(given.lora_config_path)
@@ -524,7 +526,9 @@ def _check_lora(given: "LoraBuilderInputConfig") -> "LoraBuilderInputConfig":
     if not config.create_lora_graph:
         reason = "graphs that bring their own branches are not built here; set it to True"
         raise InvalidOptionError("lora_config.create_lora_graph", reason, ())
-    LoraSet.load(config.lora_config_path)
+    for adapter in LoraSet.load(config.lora_config_path).adapters:
+        for module in read_adapter(adapter.path).modules.values():
+            module.matrices()
     return config
 
 

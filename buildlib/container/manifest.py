@@ -34,6 +34,8 @@ MAX_NAME: Final = 200
 """Characters of a model's name."""
 PRECISION: Final = "precision"
 """Key in `quantization` of the short text, as `W4A16`."""
+CLIPPED_ADAPTERS: Final = "clipped_adapters"
+"""Key in `quantization` of the names of adapters that leave the ranges, with `, ` between them."""
 T = TypeVar("T")
 _MAX_BYTES = 16 * 1024 * 1024
 _FILES_ALONE = 2

@@ -5,19 +5,21 @@ gives w1 A1 B1 + w2 A2 B2 at the sum of their ranks. The rank of a branch is the
 cases.
 """
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import onnx_ir as ir
 
 from buildlib.container.genie_engine import Lora, LoraAdapter
 from buildlib.errors import UnsupportedModelError
 from buildlib.files import atomic_write_bytes
 from buildlib.lora.branches import Branch, a_name, b_name
-from buildlib.lora.config import LoraSet, UseCase
-from buildlib.lora.peft import LowRank, Matrix, Module, read_adapter
-from buildlib.lora.projections import FUSED, Projection
+from buildlib.lora.config import LoraBuilderInputConfig, LoraSet, UseCase
+from buildlib.lora.peft import LowRank, Matrix, Module, PeftAdapter, read_adapter
+from buildlib.lora.projections import FUSED, Projection, find_projections
 
 LORA_FOLDER = "lora"
 
@@ -50,8 +52,8 @@ class Adapters:
 
         Raises:
             CheckpointError: an adapter is damaged.
-            UnsupportedModelError: it changes a module that the model does not have, or one of
-                another size.
+            UnsupportedModelError: it is another model's: it changes a module that the model does
+                not have, or one of another size, or not all layers that its model had.
         """
         placed = {
             adapter.name: _place(adapter.path, read_adapter(adapter.path), projections)
@@ -117,16 +119,25 @@ class Adapters:
         return files
 
 
+def check_adapters(config: LoraBuilderInputConfig, model: ir.Model) -> None:
+    """Check that the adapters of a builder's configuration fit a model.
+
+    Raises:
+        CheckpointError: as `Adapters.load`.
+        UnsupportedModelError: as `Adapters.load`.
+    """
+    Adapters.load(LoraSet.load(config.lora_config_path), find_projections(model))
+
+
 def _place(
     path: Path,
-    adapter: Mapping[Module, LowRank],
+    adapter: PeftAdapter,
     projections: Mapping[int, Mapping[str, Projection]],
 ) -> dict[Module, _Rows]:
     placed: dict[Module, _Rows] = {}
-    for module, matrices in adapter.items():
+    for module, matrices in adapter.modules.items():
         known = projections.get(module.layer, {})
-        whole = (module.name,)
-        parts = whole if module.name in known else FUSED.get(module.name, whole)
+        parts = _parts(module.name, known)
         missing = [name for name in parts if name not in known]
         if missing:
             have = ", ".join(sorted(known)) or "no such layer"
@@ -143,4 +154,14 @@ def _place(
         for name, size in zip(parts, sizes, strict=True):
             placed[Module(module.layer, name)] = _Rows(matrices, first, size)
             first += size
+    for layer, name in itertools.product(projections, adapter.everywhere):
+        known = projections[layer]
+        if Module(layer, name) not in adapter.modules and known.keys() >= {*_parts(name, known)}:
+            reason = f"it is another model's: it changes {name} of all layers, but not of {layer}"
+            raise UnsupportedModelError(path, reason)
     return placed
+
+
+def _parts(name: str, known: Collection[str]) -> tuple[str, ...]:
+    """Return the modules of a layer that a module of the adapter is."""
+    return (name,) if name in known else FUSED.get(name, (name,))

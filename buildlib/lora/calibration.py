@@ -1,10 +1,11 @@
 """Encodings of a model with adapters: those of the branches, and of values downstream.
 
-Adapters are inputs, so that one set of encodings serves all use cases: a range covers what each of
-them, and the model without any, was seen to reach.
+Adapters are inputs, so that one set of encodings serves all use cases: a range covers what the
+model without any reaches, and each of them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -18,17 +19,32 @@ from buildlib.graph import interface
 from buildlib.graph.files import load_model
 from buildlib.lora.adapters import Adapters
 from buildlib.passes.base import ENCODINGS_SUFFIX
-from buildlib.quantize.calibration import RangeObserver, observe_ranges
+from buildlib.quantize.calibration import RangeChoice, observe_ranges
+from buildlib.quantize.ranges.base import Range
 from buildlib.quantize.structure import shared_grids
 
 UpdatableMode = Literal["adapter_only", "all"]
 
 _BITS = 16
 _ALPHA_STEP = 1.0 / 32767
+_BEYOND = 0.25  # of a range; less costs nothing that perplexity shows
+
+
+@dataclass(frozen=True)
+class AdapterCalibration:
+    """Encodings of a model with branches, and use cases that they do not cover.
+
+    Attributes:
+        beyond: by use case, how far its values lie outside a range, as a part of the range; the
+            farthest of all, where that is more than a quarter.
+    """
+
+    encodings: Encodings
+    beyond: Mapping[str, float]
 
 
 def alpha_encoding(name: str) -> Encoding:
-    """Return the grid of the strength: 0 to 2 in steps that hit 1 exactly.
+    """Return the grid of the strength, 0 to 2 (`MAX_STRENGTH`), in steps that hit 1 exactly.
 
     Zero is the integer zero, which is what Genie leaves in an input that it has not been given.
     """
@@ -48,8 +64,9 @@ def calibrate_adapters(
     alpha_name: str,
     config: DecoderConfig,
     token_windows: Sequence[Sequence[int]],
-    mode: UpdatableMode = "adapter_only",
-) -> Encodings:
+    mode: UpdatableMode = "all",
+    choice: RangeChoice | None = None,
+) -> AdapterCalibration:
     """Return the encodings beside a float model with branches, completed for its adapters.
 
     Args:
@@ -59,8 +76,9 @@ def calibrate_adapters(
         alpha_name: the input of the strength.
         config: of the model.
         token_windows: text in tokens, each window at most the context length.
-        mode: `adapter_only` leaves encodings that are there as they are; `all` widens them to what
-            the use cases reach.
+        mode: `all` widens a given range by as much as a use case reaches beyond the model without
+            any; `adapter_only` leaves encodings that are there as they are.
+        choice: as `observe_ranges` takes it; that of the given encodings.
 
     Raises:
         EncodingsError: there are no encodings beside the model.
@@ -70,74 +88,102 @@ def calibrate_adapters(
     if not path.is_file():
         raise EncodingsError(str(path), "a model with adapters keeps the encodings that it had")
     given = load_encodings(path)
-    ranges = _observe(model_path, adapters, alpha_name, config, token_windows)
-    ranges.low[alpha_name], ranges.high[alpha_name] = 0.0, 1.0
-    for name in adapters.names:
-        for tensor, values in adapters.tensors(name).items():
-            ranges.low[tensor] = min(ranges.low.get(tensor, 0.0), float(values.min()))
-            ranges.high[tensor] = max(ranges.high.get(tensor, 0.0), float(values.max()))
+
+    def observe(name: str, strength: float) -> dict[str, Range]:
+        constants = {**adapters.tensors(name), alpha_name: np.array([strength], np.float32)}
+        return observe_ranges(
+            model_path, config, token_windows, constants=constants, choice=choice
+        ).ranges()
+
+    base = observe(adapters.names[0], 0.0)
+    cases = {name: observe(name, 1.0) for name in adapters.names}
     known = {encoding.name: encoding for encoding in given.activation_encodings}
-    branches = _branch_values(model_path, known)
-    found = {
-        name: asymmetric_encoding(name, ranges.low[name], ranges.high[name], _BITS)
-        for name in branches
-    }
-    if mode == "all":
-        known = _widened(model_path, known, ranges)
-    found[alpha_name] = alpha_encoding(alpha_name)
-    return given.model_copy(update={"activation_encodings": tuple((known | found).values())})
-
-
-def _observe(
-    model_path: Path,
-    adapters: Adapters,
-    alpha_name: str,
-    config: DecoderConfig,
-    token_windows: Sequence[Sequence[int]],
-) -> RangeObserver:
-    """Return the ranges of all values, over all use cases and without any."""
-    ranges = RangeObserver()
-    for index, name in enumerate(adapters.names):
-        tensors = adapters.tensors(name)
-        for strength in (0.0, 1.0) if index == 0 else (1.0,):
-            constants = {**tensors, alpha_name: np.array([strength], np.float32)}
-            ranges.merge(observe_ranges(model_path, config, token_windows, constants=constants))
-    return ranges
-
-
-def _branch_values(model_path: Path, known: Mapping[str, Encoding]) -> list[str]:
-    """Return the names of the values of branches: their inputs and what they compute."""
     graph = load_model(model_path).graph
+    groups = [
+        group
+        for names in shared_grids(graph)
+        if (group := [known[name] for name in sorted(names) if name in known])
+        and all(encoding.dtype == "INT" for encoding in group)
+    ]
+    if mode == "all":
+        for group in groups:
+            known |= _widened(group, base, cases.values())
     values = (*graph.inputs, *(value for node in graph for value in node.outputs))
-    names = [str(value.name) for value in values if interface.LORA in str(value.name)]
-    return [name for name in names if name not in known or name.endswith("_sum")]
+    branches = [
+        name
+        for name in (str(value.name) for value in values)
+        if interface.LORA in name
+        and (name not in known or (mode == "adapter_only" and name.endswith("_sum")))
+    ]
+    matrices = (adapters.tensors(name) for name in adapters.names)
+    stored = [{name: (m.min(), m.max()) for name, m in each.items()} for each in matrices]
+    seen: list[Mapping[str, Range]] = [base, *cases.values(), *stored]
+    found = {name: asymmetric_encoding(name, *_hull([name], *seen), _BITS) for name in branches}
+    found[alpha_name] = alpha_encoding(alpha_name)
+    known |= found
+    beyond = {name: _beyond(known, groups, base, case) for name, case in cases.items()}
+    return AdapterCalibration(
+        given.model_copy(update={"activation_encodings": tuple(known.values())}),
+        {name: part for name, part in beyond.items() if part > _BEYOND},
+    )
+
+
+def _hull(names: Iterable[str], *seen: Mapping[str, Range]) -> Range:
+    """Return the smallest and the largest observed value of tensors."""
+    found = [ranges[name] for name in names for ranges in seen if name in ranges]
+    lows, highs = [float(low) for low, _ in found], [float(high) for _, high in found]
+    return min(lows, default=0.0), max(highs, default=0.0)
+
+
+def _growth(
+    group: Sequence[Encoding], base: Mapping[str, Range], case: Mapping[str, Range]
+) -> Range:
+    """Return by how much a use case's values lie below and above those of the model without it."""
+    names = [encoding.name for encoding in group]
+    (low, high), (case_low, case_high) = _hull(names, base), _hull(names, case)
+    return min(case_low - low, 0.0), max(case_high - high, 0.0)
 
 
 def _widened(
-    model_path: Path, known: Mapping[str, Encoding], ranges: RangeObserver
-) -> dict[str, Encoding]:
-    """Return every integer encoding, wide enough for the ranges of all that share its grid."""
-    widened = dict(known)
-    for names in shared_grids(load_model(model_path).graph):
-        encodings = [known[name] for name in names if name in known]
-        seen = [name for name in names if name in ranges.low]
-        if not encodings or not seen or any(e.dtype != "INT" for e in encodings):
-            continue
-        bounds = [_bounds(encoding) for encoding in encodings]
-        low = min(*(ranges.low[name] for name in seen), *(b[0] for b in bounds))
-        high = max(*(ranges.high[name] for name in seen), *(b[1] for b in bounds))
-        if all(bound == (low, high) for bound in bounds):
-            continue
-        for encoding in encodings:
-            name, bits = encoding.name, encoding.bw
-            widened[name] = (
+    group: Sequence[Encoding], base: Mapping[str, Range], cases: Iterable[Mapping[str, Range]]
+) -> Iterator[tuple[str, Encoding]]:
+    """Return the encodings of values on one grid, wide enough for the use cases, by name."""
+    growths = [_growth(group, base, case) for case in cases]
+    below, above = min(low for low, _ in growths), max(high for _, high in growths)
+    if below == above:  # both are 0
+        return
+    for encoding in group:
+        name, bits, (low, high) = encoding.name, encoding.bw, _bounds(encoding)
+        low, high = low + below, high + above
+        yield (
+            name,
+            (
                 symmetric_encoding(name, max(-low, high), bits)
                 if encoding.is_sym
                 else asymmetric_encoding(name, low, high, bits)
-            )
-    return widened
+            ),
+        )
 
 
-def _bounds(encoding: Encoding) -> tuple[float, float]:
+def _beyond(
+    known: Mapping[str, Encoding],
+    groups: Iterable[Sequence[Encoding]],
+    base: Mapping[str, Range],
+    case: Mapping[str, Range],
+) -> float:
+    """Return how far a use case's values lie outside a range, as a part of it; the farthest."""
+    farthest = 0.0
+    for group in groups:
+        below, above = _growth(group, base, case)
+        for given in group:
+            (low, high), (now_low, now_high) = _bounds(given), _bounds(known[given.name])
+            outside = max(now_low - (low + below), high + above - now_high)
+            farthest = max(farthest, outside / (high - low))
+    return farthest
+
+
+def _bounds(encoding: Encoding) -> Range:
     scale, offset = encoding.scale[0], encoding.offset[0]
-    return scale * offset, scale * (offset + (1 << encoding.bw) - 1)
+    steps = (1 << encoding.bw) - 1
+    lowest = offset + 1 if encoding.is_sym else offset  # the grid has one step more below
+    return scale * lowest, scale * (offset + steps)

@@ -12,6 +12,9 @@ from buildlib.graph import interface
 from buildlib.lora.peft import ADAPTER_CONFIG
 from buildlib.validation import first_fault
 
+MAX_STRENGTH = 2.0
+"""Strengths of an adapter are 0 to this: the graph's input has a grid."""
+
 _MAX_BYTES = 1 << 20
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
@@ -30,8 +33,8 @@ class LoraBuilderInputConfig(_Model):
     Attributes:
         lora_config_path: a YAML or JSON file of `LoraSet`, a PEFT folder, or a folder of those.
         create_lora_graph: add the branches; False when the ONNX has them already.
-        quant_updatable_mode: whose encodings the adapters decide: those of the branches alone, or
-            all, which then cover the model with and without them.
+        quant_updatable_mode: whose encodings the adapters decide: `all`, which then cover the model
+            with each of them and without any, or `adapter_only`, those of the branches alone.
         alpha_tensor_name: the input that scales the active adapter.
         lora_version: 1 has adapters as inputs of the graph; later ones as sections of the context
             binary, which this toolchain cannot write.
@@ -39,7 +42,7 @@ class LoraBuilderInputConfig(_Model):
 
     lora_config_path: Path
     create_lora_graph: bool = True
-    quant_updatable_mode: Literal["adapter_only", "all"] = "adapter_only"
+    quant_updatable_mode: Literal["adapter_only", "all"] = "all"
     alpha_tensor_name: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] = "lora_alpha"
     lora_version: int = 1
 

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from buildlib.checkpoint.layout import read_json
 from buildlib.checkpoint.tensor_file import TensorRef, read_header
@@ -62,31 +62,94 @@ class LowRank:
         return a, b
 
 
+_NEUTRAL = frozenset(
+    {
+        "auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying",
+        "eva_config", "inference_mode", "layers_pattern", "loftq_config", "lora_dropout",
+        "lora_ga_config", "megatron_config", "megatron_core", "peft_version",
+        "qalora_group_size", "rank_pattern", "revision", "runtime_config", "task_type",
+    }
+)  # fmt: skip
+"""Keys that change nothing in what the stored matrices mean: they say where these are, or how they
+were trained."""
+
+_KEEP_BASE = frozenset({None, True, False, "gaussian", "eva", "orthogonal", "mica"})
+"""Values of `init_lora_weights` that leave the base's weights as they are."""
+
+_PATH_IN_PEFT = "base_model.model."
+
+
 class _PeftConfig(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    """The keys that decide what the matrices mean; any other one is refused where it is set."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
 
     peft_type: Literal["LORA"]
     r: Annotated[int, Field(ge=1)]
     lora_alpha: Annotated[float, Field(allow_inf_nan=False)]
     use_rslora: bool = False
-    use_dora: bool = False
-    fan_in_fan_out: bool = False
     bias: str = "none"
-    modules_to_save: list[str] | None = None
-    alpha_pattern: dict[str, float] | None = None
+    init_lora_weights: bool | str | None = True
+    alpha_pattern: dict[str, Annotated[float, Field(allow_inf_nan=False)]] | None = None
+    target_modules: list[str] | str | None = None
+    layers_to_transform: list[int] | int | None = None
+    exclude_modules: list[str] | str | None = None
+
+    @field_validator("alpha_pattern")
+    @classmethod
+    def _patterns_compile(cls, value: dict[str, float] | None) -> dict[str, float] | None:
+        for pattern in value or {}:
+            try:
+                re.compile(pattern)
+            except (re.error, RecursionError) as error:
+                raise ValueError(f"{pattern[:60]!r} is no regular expression") from error
+        return value
 
     def scale(self, path: str, rank: int) -> float:
-        """Return the factor of a module's product; a pattern names the end of its path."""
+        """Return the factor of a module's product; the first pattern that fits its path counts."""
         alpha = self.lora_alpha
         for pattern, value in (self.alpha_pattern or {}).items():
-            if re.fullmatch(rf"(.*\.)?({pattern})", path):
+            if re.match(rf"(.*\.)?({pattern})$", path.removeprefix(_PATH_IN_PEFT)):
                 alpha = value
                 break
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
+    def everywhere(self) -> tuple[str, ...]:
+        """Return the names of modules that it changes in every layer that has them."""
+        targets = self.target_modules
+        if not isinstance(targets, list) or self.layers_to_transform is not None:
+            return ()
+        return () if self.exclude_modules else tuple(name for name in targets if "." not in name)
 
-def read_adapter(folder: Path) -> Mapping[Module, LowRank]:
-    """Return all modules of an adapter, in order; matrices stay in the file.
+    def beyond(self) -> str | None:
+        """Return what is asked for that low-rank branches cannot do."""
+        if self.bias != "none":
+            return f"bias={self.bias} changes biases too"
+        if self.init_lora_weights not in _KEEP_BASE:
+            return (
+                f"init_lora_weights={self.init_lora_weights} changed the base's weights; save it "
+                "again with peft's path_initial_model_for_weight_conversion"
+            )
+        strange = (key for key, value in (self.model_extra or {}).items() if value)
+        key = next((key for key in strange if key not in _NEUTRAL), None)
+        return None if key is None else f"{key[:60]} goes beyond low-rank branches"
+
+
+@dataclass(frozen=True)
+class PeftAdapter:
+    """An adapter as peft stores it; matrices stay in the file.
+
+    Attributes:
+        modules: what it changes, in order.
+        everywhere: names of modules that it changes in every layer of its model.
+    """
+
+    modules: Mapping[Module, LowRank]
+    everywhere: tuple[str, ...] = ()
+
+
+def read_adapter(folder: Path) -> PeftAdapter:
+    """Read an adapter.
 
     Raises:
         CheckpointError: a file is missing, corrupt, or contradicts itself.
@@ -108,10 +171,11 @@ def read_adapter(folder: Path) -> Mapping[Module, LowRank]:
         paths[module] = name.partition(".lora_")[0]
     if not halves:
         raise CheckpointError(weights, "it holds no tensors")
-    return {
+    modules = {
         module: _low_rank(weights, module, halves[module], config, paths[module])
         for module in sorted(halves)
     }
+    return PeftAdapter(modules, config.everywhere())
 
 
 def _low_rank(
@@ -132,13 +196,7 @@ def _read_config(path: Path) -> _PeftConfig:
         config = _PeftConfig.model_validate(read_json(path))
     except ValidationError as error:
         raise CheckpointError(path, str(first_fault(error, _PeftConfig))) from error
-    beyond = {
-        "use_dora": config.use_dora,
-        "fan_in_fan_out": config.fan_in_fan_out,
-        "modules_to_save": bool(config.modules_to_save),
-        f"bias={config.bias}": config.bias != "none",
-    }
-    for key, asked in beyond.items():
-        if asked:
-            raise UnsupportedModelError(path, f"{key} goes beyond low-rank branches")
+    reason = config.beyond()
+    if reason is not None:
+        raise UnsupportedModelError(path, reason)
     return config

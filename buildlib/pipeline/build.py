@@ -1,5 +1,6 @@
 """One build: its stages in order, each from the cache unless what it depends on has changed."""
 
+import json
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -10,13 +11,16 @@ from buildlib.cache.file_hashes import MEMO_FILE, hash_files
 from buildlib.cache.key import text_sha256
 from buildlib.cache.layout import CacheEntry
 from buildlib.cache.store import StageCache
+from buildlib.checkpoint.checkpoint import Checkpoint
 from buildlib.checkpoint.layout import ENCODINGS_FILE, MODEL_FILE
 from buildlib.container.container import GenAIContainer
 from buildlib.encodings.files import load_encodings
 from buildlib.errors import InvalidOptionError
+from buildlib.graph.decoder import build_decoder
 from buildlib.graph.files import external_tensors, load_model
 from buildlib.graph.interface import require_shape
 from buildlib.graph.shape import GraphShape
+from buildlib.lora.adapters import check_adapters
 from buildlib.lora.config import LoraSet
 from buildlib.passes.balance import SplitEnds, choose_splits
 from buildlib.passes.split import weights_by_segment
@@ -28,7 +32,7 @@ from buildlib.pipeline.runner import OnStage, StageRecord, StageRunner
 from buildlib.pipeline.scheduler import Task, run_bounded, usable_memory
 from buildlib.pipeline.sources import CheckpointSource, ModelSource, OnnxSource
 from buildlib.pipeline.stages.add_forecast import AddForecast
-from buildlib.pipeline.stages.add_lora import AddLora
+from buildlib.pipeline.stages.add_lora import BEYOND_FILE, AddLora
 from buildlib.pipeline.stages.arcl import ConvertShape
 from buildlib.pipeline.stages.author import AuthorModel
 from buildlib.pipeline.stages.compile_part import CompilePart
@@ -50,6 +54,10 @@ from buildlib.toolchains.base import Toolchain, compile_memory_bytes
 
 class GivenEncodingsWarning(UserWarning):
     """Options ask for other bits than the given encodings have; the encodings win."""
+
+
+class AdapterRangeWarning(UserWarning):
+    """An adapter's values leave the ranges of the graphs, and are clipped."""
 
 
 PartFiles = Mapping[GraphShape, tuple[Path, ...]]
@@ -245,6 +253,10 @@ class Build:
     def _ready(self, runner: StageRunner) -> "tuple[BuildPlan, dict[ModelSource, PreparedSource]]":
         """Bring every source into canonical form, and give the plan its shapes."""
         plan = self.plan
+        for source in self.sources.distinct():
+            if isinstance(source, CheckpointSource) and plan.additions.lora is not None:
+                decoder = build_decoder(Checkpoint.load(source.folder), GraphShape(1, 2))
+                check_adapters(plan.additions.lora, decoder)
         inputs = {source: runner.watch.hash(source.inputs()) for source in self.sources.distinct()}
         exports = {source: self._export(runner, source, inputs[source]) for source in inputs}
         runner.watch.check(reread=True)
@@ -281,6 +293,8 @@ class Build:
                 return {made.operation: made}
             case OnnxSource():
                 entry = runner.run(ImportOnnx(source, files, shape), group)
+                if self.plan.additions.lora is not None:  # before minutes of calibration
+                    check_adapters(self.plan.additions.lora, load_model(entry.folder / MODEL_FILE))
             case CheckpointSource():
                 if shape is None:
                     key = "arn_cl_options.skip_ar_cl_conversion"
@@ -310,11 +324,13 @@ class Build:
         if added.lora is not None:
             adapters = LoraSet.load(added.lora.lora_config_path)
             hashes = runner.watch.hash(adapters.files())
+            text, quantization = source.calibration_text, self.plan.conversion.quantization
             entry = runner.run(
-                AddLora(entry, added.lora, adapters, hashes, source.calibration_text), group
+                AddLora(entry, added.lora, adapters, hashes, text, quantization), group
             )
             versions[entry.operation] = entry
             lora = entry.folder
+            _warn_of_ranges(lora)
         forecast = None
         if isinstance(added.speculative, SsdBuilderConfig):
             path = added.speculative.ssd_tensor_file
@@ -485,6 +501,17 @@ class PreparedSource:
 
 def _last(versions: Mapping[str, CacheEntry]) -> CacheEntry:
     return list(versions.values())[-1]
+
+
+def _warn_of_ranges(lora: Path) -> None:
+    """Warn of adapters that the encodings of a model do not cover."""
+    for name, part in json.loads((lora / BEYOND_FILE).read_text("utf-8")).items():
+        warnings.warn(
+            f"adapter {name} leaves the ranges of the model by up to {part:.0%} of one, and is "
+            "clipped: build with lora_config.quant_updatable_mode=all",
+            AdapterRangeWarning,
+            stacklevel=2,
+        )
 
 
 def parts_folder(split: CacheEntry, plan: BuildPlan, shape: GraphShape) -> Path:

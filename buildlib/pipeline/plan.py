@@ -117,7 +117,8 @@ class BuildPlan:
             InvalidShapeError: an AR does not fit a context length.
             InvalidOptionError: there is no decode graph, or an AR or a context length twice, or
                 more parts are asked for than there can be, or the graphs are too small to
-                speculate as asked, or LPBQ is asked for of other weights than those of 4 bits.
+                speculate as asked, or LPBQ is asked for of other weights than those of 4 bits, or
+                adapters for a model that is rotated.
         """
         wanted = transformation.arn_cl_options
         keeps = keeps_ar or wanted.skip_ar_cl_conversion
@@ -126,6 +127,9 @@ class BuildPlan:
         transformation = _split_off_ends(transformation, added)
         Bitwidths.from_options(conversion.quantization)
         check_arguments(conversion.quantization)
+        if added.lora is not None and "spinquant" in conversion.quantization.weight_techniques:
+            reason = "spinquant turns the hidden states that adapters are made for; leave one out"
+            raise InvalidOptionError("quantization.techniques", reason, ())
         _check_splits(transformation.split_model, n_layers)
         ars = {shape.ar for shape in shapes}
         if added.speculative is not None and ars:

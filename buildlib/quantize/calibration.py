@@ -61,6 +61,11 @@ def find_estimator(name: RangeName) -> RangeEstimator:
     return known[name]
 
 
+def range_choice(name: RangeName, bits: int) -> RangeChoice | None:
+    """Return how to estimate ranges of activations of some bits; None for whole ranges."""
+    return None if name == "minmax" else RangeChoice(find_estimator(name), bits)
+
+
 @dataclass
 class RangeObserver:
     """The smallest and largest value of each activation over all observed calls."""
@@ -78,12 +83,6 @@ class RangeObserver:
             elif name.endswith(_HIGH):
                 key = name.removesuffix(_HIGH)
                 self.high[key] = max(self.high.get(key, -np.inf), float(array))
-
-    def merge(self, other: "RangeObserver") -> None:
-        """Take in what another one has observed."""
-        for name, low in other.low.items():
-            self.low[name] = min(self.low.get(name, np.inf), low)
-            self.high[name] = max(self.high.get(name, -np.inf), other.high[name])
 
     def ranges(self) -> dict[str, tuple[float, float]]:
         """Return (smallest, largest) by name."""

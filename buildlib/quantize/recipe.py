@@ -25,10 +25,9 @@ from buildlib.graph.files import load_model, tensor_array
 from buildlib.graph.values import static_shape
 from buildlib.quantize.bitwidths import BLOCK_KEY, Bitwidths
 from buildlib.quantize.calibration import (
-    RangeChoice,
-    find_estimator,
     fixed_ranges,
     observe_ranges,
+    range_choice,
     rotated_ranges,
 )
 from buildlib.quantize.grids import (
@@ -83,10 +82,7 @@ def complete_encodings(
         names = {name for name in activation_names(graph) if not interface.is_kv(name)}
         bitwidths.check_patterns({use.name for use in matrix_uses(graph)}, names)
 
-    choice = None
-    if ranges != "minmax":  # which are observed anyway
-        act_bits = (bitwidths or Bitwidths()).act_bitwidth
-        choice = RangeChoice(find_estimator(ranges), act_bits, _KV_BITS)
+    choice = range_choice(ranges, (bitwidths or Bitwidths()).act_bitwidth)
 
     def observe() -> Mapping[str, Range]:
         return observe_ranges(model_path, config, token_windows, progress, choice=choice).ranges()

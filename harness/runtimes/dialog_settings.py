@@ -5,6 +5,7 @@ command line.
 """
 
 import json
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated
@@ -15,6 +16,7 @@ from buildlib.container.container import GenAIContainer
 from buildlib.container.genie_config import GenieConfig
 from buildlib.container.genie_decoding import GREEDY, Sampler
 from buildlib.container.layout import has_file
+from buildlib.container.manifest import CLIPPED_ADAPTERS
 from buildlib.speculative.agreement import bound_turns
 from harness.errors import PromptTooLongError, WrongUseError
 from harness.results.records import JsonScalar
@@ -27,6 +29,10 @@ _Strength = Annotated[float, Field(ge=-1000, le=1000, allow_inf_nan=False)]
 _TEMP = 1.0
 _SEED = 42
 _RANDOM_SEED = -1
+
+
+class AdapterRangeWarning(UserWarning):
+    """An adapter leaves the ranges of a container's graphs."""
 
 
 class DialogSettings(BaseModel):
@@ -165,9 +171,39 @@ class DialogSettings(BaseModel):
             raise WrongUseError(
                 f"{container.path} has no adapter {strange!r}: it has {', '.join(known)}"
             )
+        for name, strength in (self.lora or {}).items():
+            _check_strength(container, name, strength)
 
 
 SETTING_KEYS = tuple(DialogSettings.model_fields)
+
+
+def _check_strength(container: GenAIContainer, name: str, strength: float) -> None:
+    """Refuse a strength that the graphs cannot take; warn of one that their ranges do not cover.
+
+    Raises:
+        WrongUseError: it is outside the grid of the input.
+    """
+    from buildlib.lora.config import MAX_STRENGTH
+
+    if not 0.0 <= strength <= MAX_STRENGTH:
+        raise WrongUseError(
+            f"--lora {name}={strength:g}: the graphs take strengths from 0 to {MAX_STRENGTH:g}; a "
+            "use case of the build (`use_cases` of its LoRA file) can have any weight"
+        )
+    clipped = str(container.metadata.model.quantization.get(CLIPPED_ADAPTERS, "")).split(", ")
+    reason = None
+    if name in clipped and strength:
+        reason = "leaves the ranges of the container, which keep to the model without adapters"
+    elif strength > 1.0:
+        reason = "is stronger than 1, which the ranges of the container are made for"
+    if reason is not None:
+        warnings.warn(
+            f"adapter {name}={strength:g} {reason}: its values are clipped, and text and "
+            "perplexity may be worse",
+            AdapterRangeWarning,
+            stacklevel=2,
+        )
 
 
 def parse_lora(text: str) -> tuple[str, float]:

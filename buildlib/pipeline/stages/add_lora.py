@@ -1,5 +1,6 @@
 """`lora`: adapters as inputs of the graph."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +19,13 @@ from buildlib.lora.config import LoraBuilderInputConfig, LoraSet
 from buildlib.lora.projections import find_projections
 from buildlib.pipeline.model_folder import calibration_windows, link_configuration
 from buildlib.pipeline.stage import Stage
+from buildlib.quantize.calibration import range_choice
+from buildlib.quantize.options import QuantizationOptions
 
 LORA_FILE = "genie_lora.json"
 """The engine's block for the adapters beside it."""
+BEYOND_FILE = "beyond_ranges.json"
+"""Use cases that the encodings do not cover, as `AdapterCalibration.beyond`."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,7 @@ class AddLora(Stage):
     Attributes:
         adapters: that `config` names.
         files: SHA-256 of the adapters' files by name.
+        quantization: that the encodings of the model were made with.
     """
 
     operation = "lora"
@@ -38,6 +44,7 @@ class AddLora(Stage):
     adapters: LoraSet
     files: Mapping[str, str]
     calibration_text: str | None
+    quantization: QuantizationOptions
 
     @property
     def subject(self) -> str:
@@ -55,6 +62,8 @@ class AddLora(Stage):
             "adapters": [adapter.name for adapter in self.adapters.adapters],
             "use_cases": [case.model_dump() for case in self.adapters.cases],
             "calibration_sha256": text_sha256(text) if text else None,
+            "activation_ranges": self.quantization.activation_ranges,
+            "act_bitwidth": self.quantization.act_bitwidth,
         }
 
     @property
@@ -66,15 +75,17 @@ class AddLora(Stage):
         adapters = Adapters.load(self.adapters, find_projections(load_model(before / MODEL_FILE)))
         alpha = self.config.alpha_tensor_name
         LoraBranches(adapters.branches, alpha).run(before / MODEL_FILE, target)
-        encodings = calibrate_adapters(
+        calibrated = calibrate_adapters(
             target,
             adapters,
             alpha,
             load_config(before / CONFIG_FILE),
             calibration_windows(before, self.calibration_text),
             self.config.quant_updatable_mode,
+            range_choice(self.quantization.activation_ranges, self.quantization.act_bitwidth),
         )
-        save_encodings(encodings, folder / ENCODINGS_FILE)
+        save_encodings(calibrated.encodings, folder / ENCODINGS_FILE)
         adapters.write(folder)
         atomic_write_bytes(folder / LORA_FILE, adapters.genie(alpha).to_json().encode())
+        atomic_write_bytes(folder / BEYOND_FILE, json.dumps(calibrated.beyond).encode())
         link_configuration(before, folder)

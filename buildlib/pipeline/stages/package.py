@@ -21,6 +21,7 @@ from buildlib.container.genie_engine import Lora
 from buildlib.container.genie_positions import RopeScaling
 from buildlib.container.htp_config import htp_config
 from buildlib.container.manifest import (
+    CLIPPED_ADAPTERS,
     GraphsRecord,
     ModelRecord,
     PartKind,
@@ -34,7 +35,7 @@ from buildlib.graph.rope import frequency_divisors
 from buildlib.lora.adapters import LORA_FOLDER
 from buildlib.pipeline.plan import BuildPlan
 from buildlib.pipeline.stage import Stage
-from buildlib.pipeline.stages.add_lora import LORA_FILE
+from buildlib.pipeline.stages.add_lora import BEYOND_FILE, LORA_FILE
 from buildlib.pipeline.stages.extract_embedding import EMBEDDING_FILE
 from buildlib.quantize.summary import summarize_quantization
 from buildlib.speculative.agreement import SPECULATIVE, check_on_emulator
@@ -139,13 +140,17 @@ class Package(Stage):
 
     def run(self, folder: Path) -> None:
         plan, prepared = self.plan, self.prepared
+        quantization = summarize_quantization(self.quantized)
+        if prepared.lora is not None:
+            beyond = json.loads((prepared.lora / BEYOND_FILE).read_text("utf-8"))
+            quantization |= {CLIPPED_ADAPTERS: ", ".join(beyond)} if beyond else {}
         draft = ContainerContents(
             target=plan.target,
             model=ModelRecord(
                 name=plain_name(self.model_name),
                 architecture=load_config(prepared.model / CONFIG_FILE).model_type,
                 inputs=self.files,
-                quantization=summarize_quantization(self.quantized),
+                quantization=quantization,
             ),
             graphs=GraphsRecord(
                 auto_regression_numbers=plan.ars,

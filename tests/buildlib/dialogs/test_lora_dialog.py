@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
 from buildlib.checkpoint.config import load_config
 from buildlib.checkpoint.tokenizer import load_tokenizer, spread_windows
@@ -41,6 +42,25 @@ BLUE = {
 ALPHA = "lora_alpha"
 
 
+NEAR = 0.3
+"""Logits apart of tokens that quantization may exchange."""
+
+
+def followed(
+    loop: HostLoop, tokenizer: Tokenizer, prompt: list[int], text: str, n_tokens: int
+) -> str:
+    """The beginning of a text whose tokens are the model's best, or nearly."""
+    logits, said = loop.feed(prompt)[-1], list[int]()
+    for _ in range(n_tokens):
+        near = map(int, np.flatnonzero(logits >= logits.max() - NEAR))
+        fitting = [one for one in near if text.startswith(tokenizer.decode([*said, one]))]
+        if not fitting:
+            break
+        said.append(max(fitting, key=lambda one: logits[one]))
+        logits = loop.feed(said[-1:])[-1]
+    return tokenizer.decode(said)
+
+
 @pytest.mark.genie_configuration("LoRA v1")
 def test_genie_speaks_as_the_adapted_float_model(
     genie_lab: "GenieLab",
@@ -65,7 +85,7 @@ def test_genie_speaks_as_the_adapted_float_model(
     text = Path(__file__).parents[3] / "suites/models/tiny_llama/text/calibration.txt"
     tokens = tokenizer.encode(text.read_text(), add_special_tokens=False).ids
     windows = spread_windows(tokens, 192, 2, config.bos_token_id)
-    encodings = calibrate_adapters(model, adapters, ALPHA, config, windows, "all")
+    encodings = calibrate_adapters(model, adapters, ALPHA, config, windows).encodings
     save_encodings(encodings, model.with_suffix(".encodings"))
 
     dialog = genie_lab.compile(model, tmp_path).with_lora(adapters.genie(ALPHA))
@@ -76,11 +96,10 @@ def test_genie_speaks_as_the_adapted_float_model(
     chain = {ar: [OnnxRunner(tmp_path / f"ar{ar}_cl192.onnx")] for ar in (1, 32)}
     constants = {**adapters.tensors("purple"), ALPHA: np.ones(1, np.float32)}
     prompt = tokenizer.encode(genie_lab.prompt, add_special_tokens=False).ids
-    with HostLoop(chain, config, constants=constants) as loop:
-        expected = tokenizer.decode(loop.greedy(prompt, genie_lab.n_tokens))
     plain = genie_lab.ask(tmp_path, dialog)
     adapted = genie_lab.ask(tmp_path, dialog, "-l", f"purple,{ALPHA},1")
-    assert adapted == expected
+    with HostLoop(chain, config, constants=constants) as loop:
+        assert followed(loop, tokenizer, prompt, adapted, genie_lab.n_tokens) == adapted
     assert adapted != plain
     # Before anything is applied the branches add nothing.
     assert plain == genie_lab.ask(tmp_path, dialog, "-l", f"purple,{ALPHA},0")

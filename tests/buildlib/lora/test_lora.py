@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from buildlib.checkpoint.checkpoint import Checkpoint
-from buildlib.encodings.files import load_encodings
+from buildlib.encodings.files import load_encodings, save_encodings
 from buildlib.errors import (
     BuildError,
     CheckpointError,
@@ -32,6 +32,7 @@ from buildlib.lora.projections import find_projections
 from buildlib.passes.arcl import convert_arcl
 from buildlib.passes.mha2sha import convert_mha2sha
 from buildlib.quantize.qdq import apply_encodings
+from buildlib.reference.host_loop import HostLoop
 from buildlib.reference.runners import OnnxRunner
 
 MakeAdapter = Callable[..., Path]
@@ -123,8 +124,8 @@ def test_use_cases_mix_adapters_of_different_ranks_and_modules(
         "up_proj of layer 1": 1,
     }
     tensors = adapters.tensors("mixed")
-    (_, first), _ = read_adapter(one).items()
-    (_, second), _ = read_adapter(two).items()
+    (_, first), _ = read_adapter(one).modules.items()
+    (_, second), _ = read_adapter(two).modules.items()
     (a1, b1), (a2, b2) = first.matrices(), second.matrices()
     product = tensors["lora_a_0_q_proj"] @ tensors["lora_b_0_q_proj"]
     np.testing.assert_allclose(product, (0.5 * b1 @ a1 - 2.0 * b2 @ a2).T, atol=1e-5)
@@ -142,7 +143,7 @@ def test_fused_modules_are_taken_apart(
 ) -> None:
     folder = make_adapter(tmp_path / "f", {"self_attn.qkv_proj": (40, 120)})
     adapters = adapters_of(folder, tiny_export)
-    (_, matrices), _ = read_adapter(folder).items()
+    (_, matrices), _ = read_adapter(folder).modules.items()
     whole = matrices.matrices()[1].T
     tensors = adapters.tensors("f")
     parts = [tensors[f"lora_b_0_{name}_proj"] for name in "qkv"]
@@ -161,7 +162,8 @@ def test_branches_survive_arcl_and_quantization(
     windows = [rng.integers(2, 300, 96).tolist()]
     given = load_encodings(model.with_suffix(".encodings"))
     for mode in ("adapter_only", "all"):
-        encodings = calibrate_adapters(model, adapters, ALPHA, config, windows, mode)
+        calibrated = calibrate_adapters(model, adapters, ALPHA, config, windows, mode)
+        encodings = calibrated.encodings
         known = {e.name: e for e in encodings.activation_encodings}
         alpha = known[ALPHA]
         assert alpha.scale[0] * (32767 + alpha.offset[0]) == 1.0
@@ -197,6 +199,13 @@ def test_a_second_pass_and_foreign_modules_are_refused(
     ("changes", "said"),
     [
         ({"use_dora": True}, "use_dora"),
+        ({"lora_bias": True}, "lora_bias"),
+        ({"alora_invocation_tokens": [5, 6]}, "alora_invocation_tokens"),
+        ({"layer_replication": [[0, 2], [1, 2]]}, "layer_replication"),
+        ({"some_later_key": {"a": 1}}, "some_later_key"),
+        ({"init_lora_weights": "pissa_niter_4"}, "changed the base's weights.*path_initial_model"),
+        ({"init_lora_weights": "olora"}, "changed the base's weights"),
+        ({"alpha_pattern": {"q_proj(": 1}}, "no regular expression"),
         ({"bias": "all"}, "bias=all"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
         ({"peft_type": "IA3"}, "peft_type"),
@@ -213,11 +222,86 @@ def test_adapters_beyond_plain_lora_are_refused(
     assert "\n" not in str(caught.value)
 
 
+def test_an_adapter_of_peft_has_the_logits_of_torch(trained: Path, tmp_path: Path) -> None:
+    """Patterns of ranks and alphas, one of them anchored, and rank-stabilized scales."""
+    folder = Path(__file__).parents[2] / "fixtures/adapters/patterns"
+    checkpoint = Checkpoint.load(trained)
+    export_onnx(checkpoint, GraphShape(8, 24), tmp_path)
+    adapters = adapters_of(folder, tmp_path)
+    LoraBranches(adapters.branches, ALPHA).run(tmp_path / "model.onnx", tmp_path / "l.onnx")
+    constants = {**adapters.tensors("patterns"), ALPHA: np.ones(1, np.float32)}
+    runner = OnnxRunner(tmp_path / "l.onnx")
+    with HostLoop({8: [runner]}, checkpoint.config, constants=constants) as loop:
+        logits = loop.feed([0, 300, 17, 512, 90, 41, 7, 1100])
+    expected = np.load(folder / "logits.npy")
+    np.testing.assert_allclose(logits[:, : expected.shape[1]], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_an_adapter_of_a_model_with_fewer_layers_is_refused(
+    tiny_export: Path, make_adapter: MakeAdapter, tmp_path: Path
+) -> None:
+    modules = {"self_attn.q_proj": (40, 72)}
+    first = make_adapter(tmp_path / "first", modules, layers=1)
+    with pytest.raises(UnsupportedModelError, match=r"another model's.*all layers, but not of 1"):
+        adapters_of(first, tiny_export)
+    for name, changes in (
+        ("chosen", {"layers_to_transform": [0]}),
+        ("regex", {"target_modules": r".*layers\.0\..*q_proj"}),
+    ):
+        folder = make_adapter(tmp_path / name, modules, layers=1, **changes)
+        assert len(adapters_of(folder, tiny_export).branches) == 1
+
+
+def test_a_strong_adapter_is_within_the_ranges_of_all(
+    tiny_export: Path, make_adapter: MakeAdapter, tmp_path: Path
+) -> None:
+    """Ranges of the model alone clip it, which is told."""
+    folder = make_adapter(tmp_path / "strong", ALL, rank=1, strength=32.0)
+    adapters = adapters_of(folder, tiny_export)
+    model = tmp_path / "lora.onnx"
+    LoraBranches(adapters.branches, ALPHA).run(tiny_export / "model.onnx", model)
+    config = Checkpoint.load(tiny_export).config
+    tokens = np.random.default_rng(0).integers(2, 300, 64).tolist()
+    constants = {**adapters.tensors("strong"), ALPHA: np.ones(1, np.float32)}
+
+    def logits(path: Path) -> np.ndarray:
+        with HostLoop({16: [OnnxRunner(path)]}, config, constants=constants) as loop:
+            return np.concatenate([loop.feed(tokens[at : at + 16]) for at in range(0, 64, 16)])
+
+    expected, errors = logits(model), {}
+    for mode in ("adapter_only", "all"):
+        found = calibrate_adapters(model, adapters, ALPHA, config, [tokens], mode)
+        assert list(found.beyond) == (["strong"] if mode == "adapter_only" else [])
+        quantized = apply_encodings(model, found.encodings, tmp_path / f"{mode}.onnx")
+        errors[mode] = float(np.square(logits(quantized) - expected).sum())
+    assert errors["all"] < errors["adapter_only"] / 4
+
+
+def test_ranges_that_clip_the_model_grow_by_what_adapters_add(
+    tiny_export: Path, make_adapter: MakeAdapter, tmp_path: Path
+) -> None:
+    """Encodings of others may leave outliers out on purpose: without adapters they stay."""
+    adapters = adapters_of(make_adapter(tmp_path / "none", ALL, strength=0.0), tiny_export)
+    model = tmp_path / "lora.onnx"
+    LoraBranches(adapters.branches, ALPHA).run(tiny_export / "model.onnx", model)
+    path = model.with_suffix(".encodings")
+    given = load_encodings(path)
+    narrow = [
+        e if e.name.startswith("past") else e.model_copy(update={"scale": (e.scale[0] / 3,)})
+        for e in given.activation_encodings
+    ]
+    save_encodings(given.model_copy(update={"activation_encodings": tuple(narrow)}), path)
+    config = Checkpoint.load(tiny_export).config
+    found = calibrate_adapters(model, adapters, ALPHA, config, [list(range(2, 66))])
+    known = found.encodings.by_name()
+    assert all(known[encoding.name] == encoding for encoding in narrow)
+
+
 def test_scales_follow_patterns_and_rslora(make_adapter: MakeAdapter, tmp_path: Path) -> None:
     modules = {"self_attn.q_proj": (40, 72), "mlp.up_proj": (40, 72)}
     pattern = {"alpha_pattern": {"up_proj": 2}, "use_rslora": True}
     adapter = read_adapter(make_adapter(tmp_path / "a", modules, layers=1, rank=4, **pattern))
-    assert {module.name: low.scale for module, low in adapter.items()} == {
+    assert {module.name: low.scale for module, low in adapter.modules.items()} == {
         "q_proj": 8.0,
         "up_proj": 1.0,
     }
@@ -253,7 +337,7 @@ def test_damaged_adapters_are_one_typed_line(
     path.write_bytes(content[: data.draw(st.integers(0, len(content)))])
     said = ""
     try:
-        for low_rank in read_adapter(folder).values():
+        for low_rank in read_adapter(folder).modules.values():
             low_rank.matrices()
     except BuildError as error:
         said = str(error)

@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 
 from buildlib.container.container import GenAIContainer
-from buildlib.errors import InvalidOptionError
+from buildlib.container.manifest import CLIPPED_ADAPTERS
+from buildlib.errors import CheckpointError, InvalidOptionError, UnsupportedModelError
 from buildlib.genai import GenAIBuilderFactory, GenAIBuilderHTP
 from buildlib.lora.config import LoraBuilderInputConfig
+from buildlib.pipeline.build import AdapterRangeWarning
 
 
 def builder_for(folder: Path, text: str, cache: Path) -> GenAIBuilderHTP:
@@ -40,6 +42,41 @@ def test_adapters_are_inputs_of_the_graphs_and_files_of_the_container(
     assert [a.path for a in lora.adapters] == ["lora/one"]
     kinds = {name: record.kind for name, record in container.metadata.files.items()}
     assert any(name.startswith("lora/one/") and kinds[name] == "lora" for name in kinds)
+
+
+def test_adapters_that_do_not_fit_are_refused_before_the_first_stage(
+    tiny: Path, tiny_text: str, make_adapter: Callable[..., Path], tmp_path: Path
+) -> None:
+    builder = builder_for(tiny, tiny_text, tmp_path / "cache")
+    other = make_adapter(tmp_path / "other", {"self_attn.q_proj": (64, 64)})
+    builder.lora_config = LoraBuilderInputConfig.create(lora_config_path=other)
+    job = builder.plan()
+    with pytest.raises(UnsupportedModelError, match="q_proj of layer 0 maps 64 to 64, in the mod"):
+        job.run()
+    assert job.records == []
+    fitting = make_adapter(tmp_path / "fitting", {"self_attn.q_proj": (40, 72)})
+    builder.lora_config = LoraBuilderInputConfig.create(lora_config_path=fitting)
+    builder.set_options({"quantization.recipe": "w4a16-spinquant"})
+    with pytest.raises(InvalidOptionError, match="spinquant turns the hidden states"):
+        builder.plan()
+    (fitting / "adapter_model.safetensors").write_bytes(b"")
+    with pytest.raises(CheckpointError, match="adapter_model"):
+        builder.plan()
+
+
+@pytest.mark.needs("libatomic1")
+def test_an_adapter_that_leaves_the_ranges_is_told_and_recorded(
+    tiny: Path, tiny_text: str, make_adapter: Callable[..., Path], build_cache: Path, tmp_path: Path
+) -> None:
+    builder = builder_for(tiny, tiny_text, build_cache)
+    modules = {"self_attn.q_proj": (40, 72), "mlp.up_proj": (40, 72)}
+    adapter = make_adapter(tmp_path / "strong", modules, rank=1, strength=32.0)
+    builder.lora_config = LoraBuilderInputConfig.create(
+        lora_config_path=adapter, quant_updatable_mode="adapter_only"
+    )
+    with pytest.warns(AdapterRangeWarning, match=r"adapter strong leaves .* clipped: build with"):
+        container = builder.build()
+    assert container.metadata.model.quantization[CLIPPED_ADAPTERS] == "strong"
 
 
 @pytest.mark.needs("libatomic1")

@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ import pytest
 from buildlib.container.container import GenAIContainer
 from buildlib.container.genie_config import GenieConfig
 from buildlib.container.genie_decoding import Lade
+from buildlib.container.manifest import CLIPPED_ADAPTERS
 from harness.devices.adb.device import AdbDevice
 from harness.errors import ConfigurationLimitError, HostFileError, PromptTooLongError, WrongUseError
 from harness.runtimes.base import GenerationRequest
 from harness.runtimes.context_limit import added_tokens
+from harness.runtimes.dialog_settings import AdapterRangeWarning
 from harness.runtimes.genie import GenieRuntime
 from harness.runtimes.run_folder import RunFolder
 from harness.runtimes.runners import runner_command
@@ -211,6 +214,25 @@ def test_an_adapter_that_is_not_there_is_named(
         workload.check(graphs_container)
     with pytest.raises(WrongUseError, match="Genie applies one at a time"):
         Generate.of(prompt=TEXT, lora={"red": 0.5, "blue": 0.5})
+    for strength in (-0.5, 2.5):
+        with pytest.raises(WrongUseError, match="the graphs take strengths from 0 to 2; a use"):
+            Generate.of(prompt=TEXT, lora={"red": strength}).check(session.container)
+
+
+def test_an_adapter_beyond_the_ranges_is_told(dialog_container: GenAIContainer) -> None:
+    def check(container: GenAIContainer, strength: float) -> None:
+        Generate.of(prompt=TEXT, lora={"red": strength}).check(container)
+
+    with pytest.warns(AdapterRangeWarning, match=r"red=1.5 is stronger than 1.* are clipped"):
+        check(dialog_container, 1.5)
+    check(dialog_container, 1.0)  # warnings are errors
+    metadata = dialog_container.metadata
+    quantization = {**metadata.model.quantization, CLIPPED_ADAPTERS: "blue, red"}
+    model = metadata.model.model_copy(update={"quantization": quantization})
+    clipped = replace(dialog_container, metadata=metadata.model_copy(update={"model": model}))
+    with pytest.warns(AdapterRangeWarning, match="red=1 leaves the ranges of the container"):
+        check(clipped, 1.0)
+    check(clipped, 0.0)
 
 
 def table_of(container: GenAIContainer) -> tuple[np.ndarray, np.ndarray, float, int]:
