@@ -27,7 +27,7 @@ from buildlib.passes.split import weights_by_segment
 from buildlib.pipeline.options import SplitModelConfig
 from buildlib.pipeline.original_paths import original_paths
 from buildlib.pipeline.parts import Part, all_parts
-from buildlib.pipeline.plan import MAX_PART_BYTES, BuildPlan, quantized_bytes
+from buildlib.pipeline.plan import MAX_PART_BYTES, BuildPlan, compile_cost, quantized_bytes
 from buildlib.pipeline.runner import OnStage, StageRecord, StageRunner
 from buildlib.pipeline.scheduler import Task, run_bounded, usable_memory
 from buildlib.pipeline.sources import CheckpointSource, ModelSource, OnnxSource
@@ -203,14 +203,7 @@ class Build:
                     Transform(arcl[shape], shape, len(chain), options.split_model, mha),
                     self.sources.group(shape),
                 )
-        tasks = [
-            Task(
-                part.stem,
-                partial(self._part, runner, plan, split, part),
-                self._memory(plan, split, part),
-            )
-            for part in chain
-        ]
+        tasks = [self._task(runner, plan, split, part) for part in chain]
         built = run_bounded(tasks, max_workers=self.max_workers, memory_bytes=usable_memory())
         binaries = tuple(part.binary for part in built)
         drafts = dict.fromkeys(main.prepared.draft, self._draft(runner, plan, main))
@@ -441,14 +434,23 @@ class Build:
         compiled = runner.run(CompilePart(converted, part, config, name, self.toolchain))
         return BuiltPart(part, converted, compiled, compiled.folder / name)
 
-    def _memory(self, plan: BuildPlan, split: Mapping[GraphShape, CacheEntry], part: Part) -> int:
-        """Estimate the peak memory of compiling a part, in bytes."""
+    def _task(
+        self,
+        runner: StageRunner,
+        plan: BuildPlan,
+        split: Mapping[GraphShape, CacheEntry],
+        part: Part,
+    ) -> "Task[BuiltPart]":
+        """Return the stages of one part as a task, with estimates of its memory and its time."""
         shape = plan.shapes[0]
-        weights = quantized_bytes(
-            parts_folder(split[shape], plan, shape) / f"{part.graph(shape)}.onnx"
+        onnx = parts_folder(split[shape], plan, shape) / f"{part.graph(shape)}.onnx"
+        memory = compile_memory_bytes(
+            quantized_bytes(onnx),
+            len(plan.shapes),
+            weight_sharing=plan.compilation.weight_sharing,
         )
-        sharing = plan.compilation.weight_sharing
-        return compile_memory_bytes(weights, len(plan.shapes), weight_sharing=sharing)
+        run = partial(self._part, runner, plan, split, part)
+        return Task(part.stem, run, memory, compile_cost(onnx))
 
     def _count_parts(self, plan: BuildPlan, export: CacheEntry) -> int:
         options = plan.transformation.split_model

@@ -22,6 +22,7 @@ from buildlib.pipeline.options import (
 from buildlib.pipeline.parts import Part
 from buildlib.quantize.bitwidths import Bitwidths
 from buildlib.quantize.options import check_arguments
+from buildlib.quantize.structure import head_weights
 from buildlib.speculative.config import SpeculativeConfig, check_speculation
 from buildlib.targets import Target
 from buildlib.toolchains.compile_config import CompileConfig
@@ -32,6 +33,8 @@ MAX_PART_BYTES = 1 << 30
 AI Hub cuts its Genie bundles into parts of about this size; a session on the NPU addresses less
 than 4 GiB, and loads several parts.
 """
+
+_HEAD_COST = 5
 
 
 @dataclass(frozen=True)
@@ -299,3 +302,21 @@ def quantized_bytes(part: Path) -> int:
         tables = any(use.node.op_type == "Gather" for use in value.uses())
         total += (2 if tables else 1) * (value.const_value.size if value.const_value else 0)
     return total
+
+
+def compile_cost(part: Path) -> int:
+    """Estimate how long a part takes to compile, in weights of decoder layers.
+
+    Tables cost next to nothing. At Llama-3.2-1B's shape in W4A16 the output projection took five
+    times as long as as many weights of layers.
+
+    Raises:
+        ModelFileError: it is not a sound model.
+    """
+    graph = load_model(part).graph
+    heads = head_weights(graph)
+    return sum(
+        (_HEAD_COST if name in heads else 1) * (value.const_value.size if value.const_value else 0)
+        for name, value in graph.initializers.items()
+        if not any(use.node.op_type == "Gather" for use in value.uses())
+    )

@@ -29,11 +29,13 @@ class Task(Generic[T]):
 
     Attributes:
         memory_bytes: peak of the task and its child processes.
+        cost: how long it takes, in any unit.
     """
 
     name: str
     run: Callable[[], T]
     memory_bytes: int = 0
+    cost: int = 0
 
 
 def default_workers() -> int:
@@ -53,7 +55,8 @@ def default_workers() -> int:
 def run_bounded(tasks: Sequence[Task[T]], *, max_workers: int, memory_bytes: int) -> list[T]:
     """Run all tasks, and return their results in the order of the tasks.
 
-    The first waiting task that fits starts next; a task that runs alone always fits. When a task
+    Of the waiting tasks that fit, the one that takes longest starts next, so that no long one is
+    left for the end; a task that runs alone always fits. When a task
     fails, or the caller is interrupted, no other starts, the child processes of running tasks are
     killed, and the call returns once all threads have ended.
 
@@ -82,7 +85,7 @@ class _Run(Generic[T]):
         self._tasks = tasks
         self._max_workers = max_workers
         self._memory_bytes = memory_bytes
-        self._waiting = list(range(len(tasks)))
+        self._waiting = sorted(range(len(tasks)), key=lambda number: -tasks[number].cost)
         self._running: set[int] = set()
         self._ended: queue.SimpleQueue[_Ended[T]] = queue.SimpleQueue()
         self._results: dict[int, T] = {}

@@ -8,6 +8,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,13 @@ class Meter:
             return name
 
         return Task(name, run, memory)
+
+
+def test_the_longest_task_starts_first_and_results_keep_their_order() -> None:
+    meter = Meter()
+    tasks = [replace(meter.task(str(cost)), cost=cost) for cost in (16, 46, 92)]
+    assert run_bounded(tasks, max_workers=1, memory_bytes=0) == ["16", "46", "92"]
+    assert meter.order == ["92", "46", "16"]
 
 
 def sleeper(pids: Path) -> Callable[[], None]:
