@@ -63,9 +63,6 @@ def test_no_other_way_has_a_smaller_largest_part(
     others = [part_sizes(weights, way, apart) for way in all_ways(n_layers, n_inner)]
     best = min(max(sizes) for sizes in others)
     assert max(found) == best
-    assert sum(size**2 for size in found) == min(
-        sum(size**2 for size in sizes) for sizes in others if max(sizes) == best
-    )
 
 
 @given(weights=MODELS, apart=APARTS, limit=st.integers(0, 200))
@@ -86,10 +83,19 @@ def test_the_fewest_parts_that_fit_are_chosen(
         assert max(fewer) > limit
 
 
+def test_among_equal_sizes_the_time_to_compile_is_even() -> None:
+    """A table takes bytes, and a head takes time: as in a model of 1B with 4-bit weights."""
+    layers = tuple({f"layer_{index}": 30} for index in range(16))
+    weights = ModelWeights({"table": 525}, layers, {"head": 262})
+    parts = balance_layers(weights, 3, SplitEnds())
+    assert parts == [range(1), range(1, 15), range(15, 16)]
+    assert part_sizes(weights, parts, SplitEnds()) == [555, 420, 292]
+
+
 def test_a_heavy_head_gets_fewer_layers() -> None:
     layers = tuple({f"layer_{index}": 10} for index in range(6))
     weights = ModelWeights({"table": 0}, layers, {"head": 30})
-    assert balance_layers(weights, 2, SplitEnds()) == [range(4), range(4, 6)]
+    assert balance_layers(weights, 2, SplitEnds()) == [range(5), range(5, 6)]
     assert balance_layers(weights, 3, SplitEnds()) == [range(2), range(2, 5), range(5, 6)]
     assert weights.total == 90
 
