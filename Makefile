@@ -1,7 +1,7 @@
 # The commands of a contributor; `.ci/run` runs the same ones.
 PYTHON ?= .venv/bin/python
 
-.PHONY: check format test genie-table genie-mutations quantization-table fuzz exports families kills chaos nights board demo screenshots wheel-check
+.PHONY: check format test genie-table genie-mutations quantization-table fuzz exports families config-campaign family-defaults kills chaos nights board demo screenshots wheel-check
 
 check:
 	$(PYTHON) -m ruff check .
@@ -27,6 +27,15 @@ genie-mutations:
 # A build of every family of checkpoints on the emulator against float; the suite takes one of them.
 families:
 	$(PYTHON) -m pytest -n 0 -m "slow or not slow" tests/buildlib/pipeline/test_families.py
+
+# A thousand drawn `config.json`s against transformers, by the Python that has it: `make config-campaign REFERENCE=PYTHON`.
+REFERENCE ?= $(PYTHON)
+config-campaign:
+	QNNFARM_REFERENCE=$(REFERENCE) $(PYTHON) -m pytest -n 0 -s -m slow tests/buildlib/configurations
+
+# The keys of `config.json` that each family reads, and their defaults; run it for transformers 4 and 5.
+family-defaults:
+	$(REFERENCE) -W ignore -m tools.family_defaults
 
 # Every quantization recipe on the reference model, from weights to the emulator; writes the table of docs/quantization.md.
 quantization-table:

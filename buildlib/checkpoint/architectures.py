@@ -1,7 +1,8 @@
 """Families of models that build from a checkpoint: one entry each, by the keys of `config.json`.
 
 A family is Llama with differences, and an entry states only those: which keys it spells otherwise,
-what a file leaves out, and in what its layers differ. `DecoderConfig` reads the keys through it and
+what follows from them, and in what its layers differ. Which keys it reads at all, and what a file
+may leave out, is in `family_keys`. `DecoderConfig` reads the keys through both and
 `buildlib.graph.decoder` writes every difference; neither knows a family by name.
 
 A model of no such family may build all the same from ONNX: what counts is its graph, which
@@ -14,6 +15,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from math import sqrt
 from typing import Any, Literal
+
+from buildlib.checkpoint.rotary import FULL, KINDS, SLIDING, unsupported
 
 Keys = Mapping[str, Any]
 """`config.json` as parsed; nothing in it is checked yet."""
@@ -66,10 +69,11 @@ class Family:
 
     Attributes:
         classes: names in `architectures`.
-        defaults: of keys that a file may leave out.
         spelled: our key for a key of the family.
-        derived: keys that follow from others, after `defaults` and `spelled`.
+        derived: keys that follow from others, after `spelled`; `transformers` among them is 4 or 5.
         refused: says why a sound configuration cannot be built, or None.
+        partial_rotary: whether rotary positions may turn a share of each head.
+        scalings: kinds of rotary scaling that it takes.
         needs_bos: whether a text begins with a token that the file must name.
         norm: kind of all norms but those of queries and keys.
         gain_offset: added to the stored gains of all norms.
@@ -82,10 +86,11 @@ class Family:
     """
 
     classes: tuple[str, ...]
-    defaults: Keys = field(default_factory=dict)
     spelled: Mapping[str, str] = field(default_factory=dict)
     derived: Mapping[str, Callable[[Keys], Any]] = field(default_factory=dict)
     refused: Callable[[Keys], str | None] = lambda _: None
+    partial_rotary: bool = False
+    scalings: tuple[str, ...] = KINDS
     needs_bos: bool = False
     norm: Literal["rms", "layer"] = "rms"
     gain_offset: float = 0.0
@@ -120,9 +125,9 @@ def _of(name: str, function: Callable[[float], float]) -> Callable[[Keys], objec
 
 
 def _gemma_activation(keys: Keys) -> object:
-    """Return Gemma's activation; the first files say `gelu` and mean its approximation."""
-    given = keys.get("hidden_activation") or keys.get("hidden_act")
-    return "gelu_pytorch_tanh" if given is None or given == "gelu" else given
+    """Return Gemma's activation: what the first files call `gelu` transformers 5 approximates."""
+    given = keys.get("hidden_act")
+    return "gelu_pytorch_tanh" if given == "gelu" and keys["transformers"] == 5 else given
 
 
 def _attention_output_bias(keys: Keys) -> object:
@@ -130,51 +135,104 @@ def _attention_output_bias(keys: Keys) -> object:
     return keys.get("attention_bias", False)
 
 
-_GEMMA: dict[str, Callable[[Keys], Any]] = {
-    "hidden_act": _gemma_activation,
-    "embedding_multiplier": _of("hidden_size", sqrt),
-    "attention_out_bias": _attention_output_bias,
-}
-_QUERY_SCALE: dict[str, Callable[[Keys], Any]] = {
-    "attention_multiplier": _of("query_pre_attn_scalar", lambda scalar: scalar**-0.5),
-}
+def _layers(keys: Keys) -> range:
+    count = keys.get("num_hidden_layers")
+    return range(count if isinstance(count, int) and 0 < count <= 1024 else 0)
 
 
-def _alternating(keys: Keys) -> object:
-    """Return the kind of attention of each layer; every `sliding_window_pattern`th sees all."""
-    given, step = keys.get("layer_types"), keys.get("sliding_window_pattern")
-    layers = keys.get("num_hidden_layers")
-    if given is not None or not isinstance(layers, int) or not 0 < layers <= 1024:
-        return given
-    if not isinstance(step, int) or step < 1:
-        return given
-    kinds = ("full_attention", "sliding_attention")
-    return [kinds[(layer + 1) % step != 0] for layer in range(layers)]
+def _kinds(keys: Keys, has_window: Callable[[int], object]) -> object:
+    """Return the kind of attention of each layer: as the file lists them, or by a rule."""
+    given = keys.get("layer_types")
+    return (
+        given
+        if given is not None
+        else [SLIDING if has_window(layer) else FULL for layer in _layers(keys)]
+    )
 
 
-_QWEN: Keys = {"use_sliding_window": False, "max_window_layers": 28}
+def _alternating(step: int | None) -> Callable[[Keys], object]:
+    """Return the rule that every step-th layer sees all; None: as `sliding_window_pattern` says."""
+
+    def kinds(keys: Keys) -> object:
+        every = step or keys.get("sliding_window_pattern")
+        if type(every) is not int or every < 1:
+            if keys.get("layer_types") is None:
+                raise unsupported("sliding_window_pattern that is no count of layers")
+            every = 1
+        return _kinds(keys, lambda layer: (layer + 1) % every)
+
+    return kinds
+
+
+def _used_window(keys: Keys) -> object:
+    return keys.get("sliding_window") if keys.get("use_sliding_window") else None
 
 
 def _windows_above(keys: Keys) -> object:
     """Return the kind of attention of each layer: a window from `max_window_layers` on."""
-    given, first = keys.get("layer_types"), keys.get("max_window_layers")
-    layers = keys.get("num_hidden_layers")
-    if given is not None or keys.get("use_sliding_window") is not True:
-        return given
-    if not isinstance(layers, int) or not 0 < layers <= 1024 or not isinstance(first, int):
-        return given
-    kinds = ("full_attention", "sliding_attention")
-    return [kinds[layer >= first] for layer in range(layers)]
+    first = keys.get("max_window_layers")
+    if type(first) is not int:
+        raise unsupported("max_window_layers that is no count of layers")
+    return _kinds(keys, lambda layer: _used_window(keys) is not None and layer >= first)
 
 
 def _rope_layers(keys: Keys) -> object:
     """Return 1 for each layer with rotary positions and 0 for each without."""
-    given = keys.get("no_rope_layers")
-    layers, interval = keys.get("num_hidden_layers"), keys.get("no_rope_layer_interval")
-    if given is not None or not isinstance(layers, int) or not 0 < layers <= 1024:
+    given, interval = keys.get("no_rope_layers"), keys.get("no_rope_layer_interval")
+    if given is not None:
         return given
-    step = interval if isinstance(interval, int) and interval > 0 else layers + 1
-    return [int((layer + 1) % step != 0) for layer in range(layers)]
+    if type(interval) is not int or interval == 0:
+        raise unsupported("no_rope_layer_interval that is no count of layers")
+    return [int((layer + 1) % interval != 0) for layer in _layers(keys)]
+
+
+def _windows_without_rope(keys: Keys) -> object:
+    """Return the kind of attention of each layer: a window where no rotary positions are."""
+    rope = _rope_layers(keys)
+    if not isinstance(rope, list) or len(rope) < len(_layers(keys)):
+        raise unsupported("no_rope_layers without an entry for each layer")
+    return _kinds(keys, lambda layer: _used_window(keys) is not None and not rope[layer])
+
+
+_GEMMA: dict[str, Callable[[Keys], Any]] = {
+    "embedding_multiplier": _of("hidden_size", sqrt),
+    "attention_out_bias": _attention_output_bias,
+}
+_QUERY_SCALE: dict[str, Callable[[Keys], Any]] = {
+    "hidden_act": lambda keys: keys.get("hidden_activation"),
+    "attention_multiplier": _of("query_pre_attn_scalar", lambda scalar: scalar**-0.5),
+}
+_QWEN: dict[str, Callable[[Keys], Any]] = {
+    "layer_types": _windows_above,
+    "sliding_window": _used_window,
+}
+
+
+def _ministral(keys: Keys) -> str | None:
+    """Refuse a Mistral that transformers takes for another model, where the two differ."""
+    kinds = keys.get("layer_types")
+    if kinds is None or keys.get("sliding_window", 4096) is None:
+        return None
+    if isinstance(kinds, list) and kinds and set(kinds) == {SLIDING}:
+        return None
+    return (
+        "layer_types of a mistral: MistralForCausalLM ignores them, and AutoModel makes a "
+        "ministral, which does not; remove them, or say ministral"
+    )
+
+
+def _stablelm_heads(keys: Keys) -> str | None:
+    """Refuse a head size that only the rotary positions of transformers would follow."""
+    hidden, heads, dim = (
+        keys.get(key) for key in ("hidden_size", "num_attention_heads", "head_dim")
+    )
+    if dim is None or not isinstance(hidden, int) or not isinstance(heads, int) or heads < 1:
+        return None
+    return (
+        None
+        if dim == hidden // heads
+        else "head_dim of a stablelm that is not hidden_size / num_attention_heads"
+    )
 
 
 def _alibi(keys: Keys) -> str | None:
@@ -194,53 +252,31 @@ FAMILIES: Mapping[SupportedLLMs, Family] = {
     ),
     SupportedLLMs.GEMMA: Family(
         ("GemmaForCausalLM",),
-        defaults={"head_dim": 256, "tie_word_embeddings": True},
-        derived=_GEMMA,
+        derived=_GEMMA | {"hidden_act": _gemma_activation},
         needs_bos=True,
         gain_offset=1.0,
     ),
     SupportedLLMs.GEMMA2: Family(
         ("Gemma2ForCausalLM",),
-        defaults={
-            "head_dim": 256,
-            "tie_word_embeddings": True,
-            "query_pre_attn_scalar": 256,
-            "sliding_window": 4096,
-            "sliding_window_pattern": 2,
-            "attn_logit_softcapping": 50.0,
-            "final_logit_softcapping": 30.0,
-        },
-        derived=_GEMMA | _QUERY_SCALE | {"layer_types": _alternating},
+        derived=_GEMMA | _QUERY_SCALE | {"layer_types": _alternating(2)},
         needs_bos=True,
         gain_offset=1.0,
         layer_norms=_SANDWICH,
     ),
     SupportedLLMs.GEMMA3: Family(
         ("Gemma3ForCausalLM",),
-        defaults={
-            "head_dim": 256,
-            "tie_word_embeddings": True,
-            "query_pre_attn_scalar": 256,
-            "sliding_window": 4096,
-            "sliding_window_pattern": 6,
-            "rope_theta": 1e6,
-            "rope_local_base_freq": 1e4,
-        },
-        derived=_GEMMA | _QUERY_SCALE | {"layer_types": _alternating},
+        derived=_GEMMA | _QUERY_SCALE | {"layer_types": _alternating(None)},
         needs_bos=True,
         gain_offset=1.0,
         layer_norms=_SANDWICH,
         qk_norm="head",
     ),
     SupportedLLMs.GLM: Family(
-        ("GlmForCausalLM",),
-        defaults={"partial_rotary_factor": 0.5, "attention_bias": True},
-        fused=_GATE_UP,
-        interleaved=True,
+        ("GlmForCausalLM",), partial_rotary=True, fused=_GATE_UP, interleaved=True
     ),
     SupportedLLMs.GLM4: Family(
         ("Glm4ForCausalLM",),
-        defaults={"partial_rotary_factor": 0.5, "attention_bias": True},
+        partial_rotary=True,
         layer_norms=LayerNorms(
             "input_layernorm",
             "post_self_attn_layernorm",
@@ -252,7 +288,6 @@ FAMILIES: Mapping[SupportedLLMs, Family] = {
     ),
     SupportedLLMs.GRANITE: Family(
         ("GraniteForCausalLM",),
-        defaults={"attention_multiplier": 1.0, "logits_scaling": 1.0},
         derived={
             "attention_out_bias": _attention_output_bias,
             "logits_multiplier": _of("logits_scaling", lambda scaling: 1.0 / scaling),
@@ -263,9 +298,7 @@ FAMILIES: Mapping[SupportedLLMs, Family] = {
         derived={"attention_out_bias": _attention_output_bias},
         needs_bos=True,
     ),
-    SupportedLLMs.MISTRAL: Family(
-        ("MistralForCausalLM",), derived={"attention_bias": lambda _: False}, needs_bos=True
-    ),
+    SupportedLLMs.MISTRAL: Family(("MistralForCausalLM",), refused=_ministral, needs_bos=True),
     SupportedLLMs.OLMO2: Family(
         ("Olmo2ForCausalLM",),
         derived={"attention_out_bias": _attention_output_bias},
@@ -276,39 +309,34 @@ FAMILIES: Mapping[SupportedLLMs, Family] = {
     ),
     SupportedLLMs.PHI3: Family(
         ("Phi3ForCausalLM",),
-        derived={"attention_bias": lambda _: False},
+        partial_rotary=True,
+        scalings=("longrope",),
         needs_bos=True,
         fused={"self_attn.qkv_proj": _QKV, **_GATE_UP},
     ),
     SupportedLLMs.QWEN2: Family(
-        ("Qwen2ForCausalLM",),
-        defaults=_QWEN,
-        derived={"attention_bias": lambda _: True, "layer_types": _windows_above},
+        ("Qwen2ForCausalLM",), derived=_QWEN | {"attention_bias": lambda _: True}
     ),
     SupportedLLMs.QWEN3: Family(
         ("Qwen3ForCausalLM",),
-        defaults=_QWEN,
-        derived={"attention_out_bias": _attention_output_bias, "layer_types": _windows_above},
+        derived=_QWEN | {"attention_out_bias": _attention_output_bias},
         qk_norm="head",
     ),
-    SupportedLLMs.SEED_OSS: Family(("SeedOssForCausalLM",), defaults={"attention_bias": True}),
+    SupportedLLMs.SEED_OSS: Family(("SeedOssForCausalLM",)),
     SupportedLLMs.SMOLLM3: Family(
         ("SmolLM3ForCausalLM",),
-        defaults={
-            "tie_word_embeddings": True,
-            "no_rope_layer_interval": 4,
-            "use_sliding_window": False,
-        },
         derived={
             "attention_out_bias": _attention_output_bias,
+            "layer_types": _windows_without_rope,
             "no_rope_layers": _rope_layers,
         },
     ),
     SupportedLLMs.STABLELM: Family(
         ("StableLmForCausalLM",),
-        defaults={"partial_rotary_factor": 0.25},
         spelled={"use_qkv_bias": "attention_bias", "layer_norm_eps": "rms_norm_eps"},
         derived={"qk_norm": lambda keys: "each_head" if keys.get("qk_layernorm") else None},
+        refused=_stablelm_heads,
+        partial_rotary=True,
         norm="layer",
         qk_norm_tensors=("self_attn.q_layernorm", "self_attn.k_layernorm"),
     ),
@@ -320,7 +348,7 @@ def family_of(architecture: SupportedLLMs | None) -> Family:
     return FAMILIES[architecture] if architecture is not None else _UNKNOWN
 
 
-_UNKNOWN = Family((), derived={"attention_out_bias": _attention_output_bias})
+_UNKNOWN = Family((), derived={"attention_out_bias": _attention_output_bias}, partial_rotary=True)
 
 
 def detect_architecture(config: Keys) -> SupportedLLMs | None:

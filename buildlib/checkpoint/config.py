@@ -1,15 +1,14 @@
 """The `config.json` of a decoder-only language model, as far as building it needs.
 
-Keys and defaults: the configuration classes of Hugging Face transformers. What a rotary scaling
-does to frequencies is in `buildlib.graph.rope`.
+Keys, defaults and what null means are those of Hugging Face transformers, family by family
+(`family_keys`, `architectures`, `rotary`).
 """
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import PydanticCustomError
 
 from buildlib.checkpoint.architectures import (
     Family,
@@ -18,176 +17,35 @@ from buildlib.checkpoint.architectures import (
     detect_architecture,
     family_of,
 )
+from buildlib.checkpoint.family_keys import agreed_reading, family_keys, stated_major
 from buildlib.checkpoint.layout import read_json
+from buildlib.checkpoint.rotary import (
+    FULL,
+    KINDS,
+    SLIDING,
+    UNSUPPORTED,
+    DynamicRopeScaling,
+    LongRopeScaling,
+    RopeScaling,
+    read_rotary,
+    unsupported,
+)
 from buildlib.errors import CheckpointError, UnsupportedModelError
 from buildlib.validation import first_fault
 
-UNSUPPORTED = "unsupported"
-"""Type of validation errors about sound models that cannot be built."""
-
-
-class LinearRopeScaling(BaseModel):
-    """Every frequency divided by the factor."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-    rope_type: Literal["linear"]
-    factor: float = Field(ge=1.0, allow_inf_nan=False)
-
-
-class Llama3RopeScaling(BaseModel):
-    """Slow frequencies divided by the factor, fast ones kept, those between blended."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-    rope_type: Literal["llama3"]
-    factor: float = Field(ge=1.0, allow_inf_nan=False)
-    low_freq_factor: float = Field(gt=0.0, allow_inf_nan=False)
-    high_freq_factor: float = Field(gt=0.0, allow_inf_nan=False)
-    original_max_position_embeddings: int = Field(ge=1, le=1 << 24, strict=True)
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        if self.high_freq_factor <= self.low_freq_factor:
-            msg = "high_freq_factor must be above low_freq_factor"
-            raise ValueError(msg)
-        return self
-
-
-class DynamicRopeScaling(BaseModel):
-    """Another base for each length beyond `max_position_embeddings`; up to that no scaling."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-    rope_type: Literal["dynamic"]
-
-
-class YarnRopeScaling(BaseModel):
-    """Slow frequencies divided by the factor, fast ones kept, and sharper attention."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-    rope_type: Literal["yarn"]
-    factor: float = Field(ge=1.0, allow_inf_nan=False)
-    original_max_position_embeddings: int = Field(ge=1, le=1 << 24, strict=True)
-    beta_fast: float = Field(default=32.0, gt=0.0, allow_inf_nan=False)
-    beta_slow: float = Field(default=1.0, gt=0.0, allow_inf_nan=False)
-    attention_factor: float | None = Field(default=None, gt=0.0, allow_inf_nan=False)
-    mscale: float | None = Field(default=None, ge=0.0, allow_inf_nan=False)
-    mscale_all_dim: float | None = Field(default=None, ge=0.0, allow_inf_nan=False)
-    truncate: bool = True
-
-
-Divisor = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
-
-
-class LongRopeScaling(BaseModel):
-    """Every frequency divided by an own factor, of one list or another by the length of contexts.
-
-    Attributes:
-        short_factor: up to the original length.
-        long_factor: beyond it.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-    rope_type: Literal["longrope"]
-    short_factor: tuple[Divisor, ...]
-    long_factor: tuple[Divisor, ...]
-    factor: float = Field(gt=0.0, allow_inf_nan=False)
-    original_max_position_embeddings: int = Field(ge=2, le=1 << 24, strict=True)
-    attention_factor: float | None = Field(default=None, gt=0.0, allow_inf_nan=False)
-
-
-RopeScaling = (
-    LinearRopeScaling | Llama3RopeScaling | DynamicRopeScaling | YarnRopeScaling | LongRopeScaling
-)
-_KINDS = ("linear", "llama3", "dynamic", "yarn", "longrope")
-
-
-def merged_rope(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Bring `rope_theta`, `rope_scaling` and `partial_rotary_factor` under one spelling.
-
-    Newer files keep all three in `rope_parameters`, older ones at the top, the scaling's kind as
-    `rope_type` or `type`. No scaling is None.
-
-    Raises:
-        PydanticCustomError: of type `UNSUPPORTED`: a scaling that is not known.
-    """
-    merged: dict[str, Any] = {}
-    parameters = config.get("rope_parameters")
-    if isinstance(parameters, dict) and _LAYER_KINDS & set(parameters):
-        parameters, merged = _by_layer_kind(parameters)
-    if isinstance(parameters, dict):
-        if any(isinstance(value, dict) for value in parameters.values()):
-            raise _unsupported("rope_parameters that differ between layers")
-        if "rope_type" in parameters or "type" in parameters:
-            merged["rope_scaling"] = parameters
-        for key in ("rope_theta", "partial_rotary_factor"):
-            if parameters.get(key) is not None:
-                merged[key] = parameters[key]
-    merged |= {
-        key: config[key]
-        for key in ("rope_theta", "rope_scaling", "partial_rotary_factor")
-        if config.get(key) is not None
-    }
-    scaling = merged.get("rope_scaling")
-    if isinstance(scaling, dict):
-        kind = scaling.get("rope_type", scaling.get("type"))
-        merged["rope_scaling"] = _scaling(kind, scaling, config)
-    return merged
-
-
-_SLIDING = "sliding_attention"
-_LAYER_KINDS = frozenset({"full_attention", _SLIDING})
-
-
-def _by_layer_kind(parameters: Mapping[str, Any]) -> tuple[object, dict[str, Any]]:
-    """Return rotary parameters of layers that see all, and the base of those with a window."""
-    full, local = parameters.get("full_attention"), parameters.get(_SLIDING)
-    if not isinstance(full, dict) or not isinstance(local, dict) or set(parameters) - _LAYER_KINDS:
-        raise _unsupported("rope_parameters that differ between layers")
-    if local.get("rope_type", "default") != "default":
-        raise _unsupported("rope scaling of layers with a sliding window")
-    return full, {"rope_local_base_freq": local.get("rope_theta")}
-
-
-def _scaling(
-    kind: object, scaling: Mapping[str, Any], config: Mapping[str, Any]
-) -> dict[str, Any] | None:
-    if kind == "default":
-        return None
-    if kind == "su" or (kind == "yarn" and "short_factor" in scaling):  # names in first Phi 3 files
-        kind = "longrope"
-    if not isinstance(kind, str) or kind not in _KINDS:
-        shown = repr(kind)
-        raise _unsupported(f"rope scaling {shown if len(shown) <= 40 else shown[:37] + '...'}")
-    filled = {key: value for key, value in scaling.items() if value is not None}
-    filled["rope_type"] = kind
-    if kind in {"yarn", "longrope"}:
-        positions = config.get("max_position_embeddings")
-        original = config.get("original_max_position_embeddings")
-        if original is not None:
-            filled["original_max_position_embeddings"] = original
-        original = filled.setdefault("original_max_position_embeddings", positions)
-        if type(positions) is int and type(original) is int and original > 0:
-            filled.setdefault("factor", positions / original)
-    return filled
-
-
-def _unsupported(what: str) -> PydanticCustomError:
-    return unsupported(f"{what} (known are {', '.join(_KINDS)})")
-
-
-def unsupported(what: str) -> PydanticCustomError:
-    """Make the validation error of a sound model that cannot be built."""
-    return PydanticCustomError(UNSUPPORTED, "{reason}", {"reason": what})
-
-
-_SPELLINGS = {"gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "swish": "silu"}
+_SPELLINGS = {
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_python": "gelu",
+    "swish": "silu",
+}
 _ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 
+_LAYER_KINDS = (FULL, SLIDING)
+
 Size = Annotated[int, Field(ge=1, le=1 << 24, strict=True)]
+Flag = Annotated[bool, Field(strict=True)]
 Factor = Annotated[float, Field(gt=1e-9, lt=1e9)]
 TokenId = Annotated[int, Field(ge=0, strict=True)]
 
@@ -234,13 +92,13 @@ class DecoderConfig(BaseModel):
     rope_local_base_freq: float | None = Field(default=None, gt=1.0, allow_inf_nan=False)
     sliding_window: Size | None = None
     layer_types: tuple[Annotated[str, Field(max_length=100)], ...] | None = None
-    tie_word_embeddings: bool = False
+    tie_word_embeddings: Flag = False
     hidden_act: Annotated[str, Field(max_length=100)] = "silu"
-    attention_bias: bool = False
-    attention_out_bias: bool = False
-    mlp_bias: bool = False
+    attention_bias: Flag = False
+    attention_out_bias: Flag = False
+    mlp_bias: Flag = False
     qk_norm: QkNorm | None = None
-    use_parallel_residual: bool = False
+    use_parallel_residual: Flag = False
     no_rope_layers: tuple[bool, ...] | None = None
     embedding_multiplier: Factor = 1.0
     residual_multiplier: Factor = 1.0
@@ -254,20 +112,16 @@ class DecoderConfig(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _defaults(cls, data: Any) -> Any:  # noqa: ANN401  (raw JSON)
-        """Fill what the library that writes these files leaves out when it is the default."""
+        """Read the keys as the library does that writes these files."""
         if not isinstance(data, dict):
             return data
-        rope = ("rope_theta", "rope_scaling", "partial_rotary_factor")
-        filled = {key: value for key, value in data.items() if key not in rope}
-        filled |= merged_rope(data)
-        filled["architecture"] = detect_architecture(data)
-        family = family_of(filled["architecture"])
-        for key, value in family.defaults.items():
-            if filled.get(key) is None:
-                filled[key] = value
-        filled |= {ours: filled[key] for key, ours in family.spelled.items() if key in filled}
-        filled["qk_norm"] = family.qk_norm
-        filled |= {key: value(filled) for key, value in family.derived.items()}
+        architecture = detect_architecture(data)
+        family = family_of(architecture)
+        if architecture is None:
+            filled = _read_unknown(data)
+        else:
+            filled = agreed_reading(data, lambda major: _read(data, architecture, major))
+        filled["architecture"] = architecture
         given = filled.get("hidden_act")
         if isinstance(given, str):
             filled["hidden_act"] = _SPELLINGS.get(given, given)
@@ -277,19 +131,23 @@ class DecoderConfig(BaseModel):
         if filled.get("head_dim") is None:
             filled["head_dim"] = _head_dim(hidden, heads)
         kinds = filled.get("layer_types")
-        no_window = isinstance(kinds, list) and kinds and _SLIDING not in kinds
-        if filled.get("use_sliding_window") is False or no_window:
+        if isinstance(kinds, list) and kinds and SLIDING not in kinds:
             filled["sliding_window"] = None
         eos = filled.get("eos_token_id")
         if filled.get("bos_token_id") is None and not family.needs_bos:
             filled["bos_token_id"] = eos[0] if isinstance(eos, list) and eos else eos
-        return filled
+        return {key: value for key, value in filled.items() if value is not None or key in data}
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         problems = {
             "num_attention_heads is not a multiple of num_key_value_heads": self.num_attention_heads
             % self.num_key_value_heads,
+            "layer_types has layers with a sliding window, and sliding_window is null": (
+                self.architecture is not None
+                and self.sliding_window is None
+                and SLIDING in (self.layer_types or ())
+            ),
             "head_dim is odd": self.head_dim % 2,
             "partial_rotary_factor gives an odd number of rotary dimensions, or none": not (
                 self.rotary_dim and self.rotary_dim % 2 == 0
@@ -356,7 +214,7 @@ class DecoderConfig(BaseModel):
         """Return whether a layer looks back `sliding_window` tokens only."""
         if self.sliding_window is None:
             return False
-        return self.layer_types is None or self.layer_types[layer] == _SLIDING
+        return self.layer_types is None or self.layer_types[layer] == SLIDING
 
     def has_local_rope(self, layer: int) -> bool:
         """Return whether a layer turns queries and keys by frequencies of its own base."""
@@ -384,27 +242,71 @@ class CheckpointConfig(DecoderConfig):
         if self.hidden_act not in _ACTIVATIONS:
             known = ", ".join(_ACTIVATIONS)
             raise unsupported(f"hidden_act {self.hidden_act[:40]!r} (known are {known})")
-        for key in ("no_rope_layers", "layer_types"):
-            given = getattr(self, key)
-            if given is not None and len(given) < self.num_hidden_layers:
-                msg = f"{key} is shorter than num_hidden_layers"
-                raise ValueError(msg)
+        layers = self.num_hidden_layers
+        if self.no_rope_layers is not None and len(self.no_rope_layers) < layers:
+            msg = "no_rope_layers is shorter than num_hidden_layers"
+            raise ValueError(msg)
+        if self.layer_types is not None and len(self.layer_types) != layers:
+            msg = f"layer_types has {len(self.layer_types)} entries for {layers} layers"
+            raise ValueError(msg)
         other = next((kind for kind in self.layer_types or () if kind not in _LAYER_KINDS), None)
         if other is not None:
             raise unsupported(f"layer_types {other[:40]!r} (known are {', '.join(_LAYER_KINDS)})")
         return self
 
 
+def _read(file: Mapping[str, Any], architecture: SupportedLLMs, major: int) -> dict[str, Any]:
+    """Return the values of `DecoderConfig` that a family's code takes from a file."""
+    family, table = family_of(architecture), family_keys(architecture, major)
+    positions = {**table.ignored, **table.defaults}.get("max_position_embeddings")
+    keys = {"max_position_embeddings": file.get("max_position_embeddings", positions)}
+    keys |= {**table.read(file, major), "transformers": major}
+    values = {key: value for key, value in keys.items() if key in DecoderConfig.model_fields}
+    values |= {ours: keys[key] for key, ours in family.spelled.items()}
+    values["qk_norm"] = family.qk_norm
+    values |= {key: value(keys) for key, value in family.derived.items()}
+    if "rope_theta" in table.defaults:
+        defaults = {**table.defaults, "max_position_embeddings": positions}
+        rotary = read_rotary(file, defaults, major=major, kinds=family.scalings)
+        values |= rotary
+        if not family.partial_rotary:
+            ignored = major == 5 and rotary["rope_scaling"] is None
+            if not ignored and rotary["partial_rotary_factor"] not in (None, 1):
+                what = f"partial_rotary_factor, which {table.class_name} cannot apply"
+                raise unsupported(what)
+            values["partial_rotary_factor"] = 1.0
+    values["model_type"] = architecture.value
+    return values
+
+
+def _read_unknown(file: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a file of no known family, whose usual keys mean what they mostly do."""
+    values = {key: value for key, value in file.items() if key in DecoderConfig.model_fields}
+    by_kind = file.get("rope_parameters")
+    nested = isinstance(by_kind, dict) and not by_kind.keys().isdisjoint({FULL, SLIDING})
+    defaults = {"rope_theta": 1e4, "rope_local_base_freq": 1e4} if nested else {"rope_theta": 1e4}
+    scalings: tuple[str, ...] = KINDS
+    for name in ("rope_scaling", "rope_parameters"):
+        if isinstance(file.get(name), dict) and "short_factor" in file[name]:
+            scalings = ("longrope",)
+    values |= read_rotary(file, defaults, major=5, kinds=scalings)
+    if file.get("use_sliding_window") is False:
+        values["sliding_window"] = None
+    values["attention_out_bias"] = file.get("attention_bias", False)
+    return {key: value for key, value in values.items() if value is not None}
+
+
 _NO_DECODERS: Mapping[str, str] = {
+    "quantization_config": "a checkpoint that is quantized already",
     "is_encoder_decoder": "an encoder-decoder",
+    "use_bidirectional_attention": "a model whose tokens see later ones",
     "vision_config": "a model that sees",
     "audio_config": "a model that hears",
-    "use_bidirectional_attention": "a model whose tokens see later ones",
     "num_local_experts": "a mixture of experts",
     "num_experts": "a mixture of experts",
     "n_routed_experts": "a mixture of experts",
-    "quantization_config": "a checkpoint that is quantized already",
 }
+_OF_ANY_FAMILY = ("quantization_config", "is_encoder_decoder")
 
 
 def _refused_kind(data: Mapping[str, Any]) -> str | None:
@@ -414,13 +316,33 @@ def _refused_kind(data: Mapping[str, Any]) -> str | None:
     shown = f"model_type {kind if len(kind) <= 40 else kind[:37] + '...'}"
     for key, what in _NO_DECODERS.items():
         given = data.get(key)
-        if given is True or given not in (None, False, 0, 1):
+        read = architecture is None or key in _OF_ANY_FAMILY or _is_read(data, architecture, key)
+        if read and (given is True or given not in (None, False, 0, 1)):
             return f"{shown} is {what} ({key})"
     if architecture is not None:
         return family_of(architecture).refused(data)
     if any(data.get("model_type") == family.value for family in SupportedLLMs):
         return f"architectures of other kinds than {shown}"
     return f"{shown} is no family that can be exported"
+
+
+def _is_read(data: Mapping[str, Any], architecture: SupportedLLMs, key: str) -> bool:
+    majors = [stated] if (stated := stated_major(data)) else [4, 5]
+    return any(key in family_keys(architecture, major).defaults for major in majors)
+
+
+def unread_keys(path: Path) -> tuple[str, list[str]]:
+    """Return the class of a `config.json`'s model, and the keys that its code does not read.
+
+    Raises:
+        CheckpointError: the file is missing or no JSON.
+    """
+    data = read_json(path)
+    architecture = detect_architecture(data) if isinstance(data, dict) else None
+    if architecture is None:
+        return "", []
+    table = family_keys(architecture, stated_major(data) or 5)
+    return table.class_name, table.unread(data)
 
 
 def load_config(path: Path) -> DecoderConfig:

@@ -14,8 +14,8 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from buildlib.checkpoint.config import (
-    DecoderConfig,
+from buildlib.checkpoint.config import DecoderConfig
+from buildlib.checkpoint.rotary import (
     DynamicRopeScaling,
     LinearRopeScaling,
     Llama3RopeScaling,
@@ -75,7 +75,9 @@ def rotation_length(config: DecoderConfig) -> float:
                 return _sharpness(factor, mscale) / _sharpness(factor, of_all)
             return _sharpness(factor, 1.0)
         case LongRopeScaling(factor=factor, original_max_position_embeddings=original):
-            return math.sqrt(1.0 + math.log(factor) / math.log(original)) if factor > 1.0 else 1.0
+            if factor is None or factor <= 1.0:
+                return 1.0
+            return math.sqrt(1.0 + math.log(factor) / math.log(original))
     return 1.0
 
 
@@ -88,7 +90,8 @@ def _llama3(frequencies: Floats, scaling: Llama3RopeScaling) -> Floats:
     """Divide slow frequencies by the factor, keep fast ones, and blend those between."""
     turns = scaling.original_max_position_embeddings * frequencies / (2 * math.pi)
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    blend = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    blend = (turns - low) / (high - low) if high > low else np.where(turns < low, 0.0, 1.0)
+    blend = np.clip(blend, 0.0, 1.0)
     return np.asarray(1.0 / (blend + (1.0 - blend) / scaling.factor))
 
 
@@ -110,4 +113,4 @@ def _yarn(config: DecoderConfig, scaling: YarnRopeScaling) -> Floats:
 
 
 def _sharpness(factor: float, weight: float) -> float:
-    return 0.1 * weight * math.log(factor) + 1.0
+    return 1.0 if factor <= 1.0 else 0.1 * weight * math.log(factor) + 1.0

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from harness.cli.arguments import Json, ReferenceWith, read_text
-from harness.console import Row, answers, print_json, print_rows, progress
+from harness.console import Row, answers, print_json, print_remark, print_rows, progress
 from harness.errors import WrongUseError
 from harness.words import pluralize
 
@@ -148,6 +148,12 @@ def build(
     overwrite: Annotated[
         bool, typer.Option(help="Replace a container that is already there.")
     ] = False,
+    verbose: Annotated[
+        bool,
+        typer.Option(
+            "--verbose", "-v", help="Say which keys of config.json the model's code does not read."
+        ),
+    ] = False,
     json: Json = False,
 ) -> None:
     """Build a container for each target; unchanged stages come from the cache."""
@@ -161,6 +167,8 @@ def build(
         if not verify:
             raise WrongUseError("--reference-with transformers needs --verify")
         require_installed(model_dir)  # before a long build
+    if verbose:
+        _tell_unread(model_dir)
     text = None if calibration is None else read_text(calibration)
     request = {
         "model": str(model_dir.absolute()),
@@ -233,6 +241,18 @@ def build(
     if not verify:
         _remember(request, model_dir, [(job, folder) for _, job, folder in builds], made)
     _tell_of(made, json=json)
+
+
+def _tell_unread(model_dir: Path) -> None:
+    """Print keys of a model's configuration that do nothing, if there are such."""
+    from buildlib.checkpoint.config import unread_keys
+    from buildlib.checkpoint.layout import CONFIG_FILE
+
+    folder = model_dir.parent if model_dir.is_file() else model_dir
+    if (folder / CONFIG_FILE).is_file():
+        model, unread = unread_keys(folder / CONFIG_FILE)
+        if unread:
+            print_remark(f"not read by {model}: {', '.join(unread)}")
 
 
 def _remember(

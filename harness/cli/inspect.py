@@ -1,4 +1,4 @@
-"""`qnnfarm inspect`: shows a container, a context binary, a DLC or a cache entry."""
+"""`qnnfarm inspect`: shows a container, a checkpoint, a context binary, a DLC or a cache entry."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -28,7 +28,8 @@ def inspect(
     path: Annotated[
         Path,
         typer.Argument(
-            help="A container's folder, a context binary, a DLC, or an entry of the cache."
+            help="The folder of a container or of a checkpoint, a context binary, a DLC, or an "
+            "entry of the cache."
         ),
     ],
     tensors: Annotated[
@@ -36,8 +37,13 @@ def inspect(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Show manifest, sizes, graphs, tensors, encodings and versions of something built."""
+    """Show manifest, sizes, graphs, tensors, encodings and versions of something built.
+
+    Of a checkpoint: what `config.json` means, and which of its keys are not read.
+    """
     from buildlib.cache.layout import SIDECAR
+    from buildlib.checkpoint.layout import CONFIG_FILE
+    from buildlib.container.manifest import is_container
 
     if (path / SIDECAR).is_file():
         _inspect_entry(path, every=tensors, json=json)
@@ -47,8 +53,21 @@ def inspect(
             print_json({_kind(info): dataclasses.asdict(info)})
         else:
             _print_infos(answers(), {path.name: info}, every=tensors)
+    elif (path / CONFIG_FILE).is_file() and not is_container(path):
+        _inspect_checkpoint(path / CONFIG_FILE, json=json)
     else:
         _inspect_container(path, every=tensors, json=json)
+
+
+def _inspect_checkpoint(config_file: Path, *, json: bool) -> None:
+    from buildlib.checkpoint.config import load_config, unread_keys
+
+    config = load_config(config_file).model_dump(mode="json", exclude_none=True)
+    model, unread = unread_keys(config_file)
+    if json:
+        print_json({"config": config, "class": model, "not_read": unread})
+        return
+    print_facts(answers(), {**config, f"not read by {model}": ", ".join(unread)})
 
 
 def _inspect_container(path: Path, *, every: bool, json: bool) -> None:

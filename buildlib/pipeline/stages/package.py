@@ -8,14 +8,9 @@ from pathlib import Path
 
 from buildlib.cache.key import combined_sha256
 from buildlib.cache.layout import CacheEntry
-from buildlib.checkpoint.config import (
-    DecoderConfig,
-    DynamicRopeScaling,
-    LinearRopeScaling,
-    Llama3RopeScaling,
-    load_config,
-)
+from buildlib.checkpoint.config import DecoderConfig, load_config
 from buildlib.checkpoint.layout import CONFIG_FILE, TOKENIZER_FILE
+from buildlib.checkpoint.rotary import DynamicRopeScaling, LinearRopeScaling, Llama3RopeScaling
 from buildlib.container.genie_config import Context, GenieConfig, basic_dialog
 from buildlib.container.genie_engine import Lora
 from buildlib.container.genie_positions import RopeScaling
@@ -259,7 +254,7 @@ def genie_rope_scaling(config: DecoderConfig, context_length: int) -> RopeScalin
     match scaling:
         case None | DynamicRopeScaling():
             return None
-        case LinearRopeScaling() | Llama3RopeScaling():
+        case LinearRopeScaling(factor=factor) | Llama3RopeScaling(factor=factor) if factor >= 1.0:
             return RopeScaling.model_validate(scaling.model_dump())
     divisors = tuple(frequency_divisors(config, context_length).tolist())
     return RopeScaling(

@@ -13,11 +13,10 @@ from buildlib.checkpoint.architectures import SupportedLLMs
 from buildlib.checkpoint.config import (
     CheckpointConfig,
     DecoderConfig,
-    LinearRopeScaling,
-    LongRopeScaling,
     load_checkpoint_config,
     load_config,
 )
+from buildlib.checkpoint.rotary import LinearRopeScaling, LongRopeScaling
 from buildlib.errors import CheckpointError, InvalidShapeError, UnsupportedModelError
 from buildlib.graph.rope import rope_tables, rotation_length
 from buildlib.graph.shape import GraphShape, check_context
@@ -36,6 +35,8 @@ PLAIN: dict[str, Any] = {
     "eos_token_id": [7, 3],
 }
 
+V4, V5 = {"transformers_version": "4.57.6"}, {"transformers_version": "5.23.0"}
+
 
 def load(folder: Path, **changes: object) -> DecoderConfig:
     path = folder / "config.json"
@@ -53,14 +54,17 @@ def test_an_unknown_architecture_with_the_usual_keys_is_read(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("model_type", ["llama", "mistral", "phi3"])
-def test_a_family_that_needs_a_first_token_must_name_it(tmp_path: Path, model_type: str) -> None:
+def test_a_family_that_needs_a_first_token_has_one(tmp_path: Path, model_type: str) -> None:
+    """It is the class's default where the vocabulary has that, unless the file says null."""
+    kind = {"model_type": model_type, "num_key_value_heads": 2}
+    assert load(tmp_path, **kind).bos_token_id == 1
     with pytest.raises(CheckpointError, match="bos_token_id"):
-        load(tmp_path, model_type=model_type)
+        load(tmp_path, **kind, bos_token_id=None)
 
 
 @pytest.mark.parametrize("bos", [{}, {"bos_token_id": None}])
 def test_qwen_begins_with_its_end_token(tmp_path: Path, bos: dict[str, None]) -> None:
-    config = load(tmp_path, model_type="qwen2", eos_token_id=9, **bos)
+    config = load(tmp_path, model_type="qwen2", num_key_value_heads=4, eos_token_id=9, **bos)
     assert config.bos_token_id == 9
     assert config.attention_bias
     assert not config.attention_out_bias
@@ -144,12 +148,17 @@ def test_genie_is_told_any_scaling_as_factors_of_each_frequency(tmp_path: Path) 
         assert told is not None
         assert (told.rope_type, told.factor) == ("longrope", 1.0)
         assert told.short_factor == told.long_factor == (factor,) * 8
-    assert genie_rope_scaling(load(tmp_path, rope_scaling={"type": "dynamic"}), 64) is None
+    assert (
+        genie_rope_scaling(load(tmp_path, rope_scaling={"type": "dynamic", "factor": 2.0}), 64)
+        is None
+    )
     assert rotation_length(config) == pytest.approx((1 + np.log(4) / np.log(64)) ** 0.5)
 
 
 def test_dynamic_scaling_bounds_the_context(tmp_path: Path) -> None:
-    config = load(tmp_path, rope_scaling={"type": "dynamic"}, max_position_embeddings=64)
+    config = load(
+        tmp_path, rope_scaling={"type": "dynamic", "factor": 2.0}, max_position_embeddings=64
+    )
     check_context(GraphShape(16, 64), config.context_limit(windowed=True))
     with pytest.raises(InvalidShapeError, match="beyond 64 tokens rotary positions depend on"):
         check_context(GraphShape(16, 128), config.context_limit(windowed=True))
@@ -167,10 +176,8 @@ def test_layers_with_a_window_may_have_a_base_of_their_own(tmp_path: Path) -> No
     assert [(p.prefix, p.rope_theta) for p in positions] == [(None, 1e6), ("local_", 1e4)]
 
 
-@pytest.mark.parametrize("local", [{"rope_type": "linear", "factor": 2.0}, None])
-def test_other_rotary_parameters_for_each_kind_of_layer_are_refused(
-    tmp_path: Path, local: object
-) -> None:
+def test_other_rotary_parameters_for_each_kind_of_layer_are_refused(tmp_path: Path) -> None:
+    local = {"rope_type": "linear", "factor": 2.0}
     both = {"full_attention": {"rope_theta": 1e6}, "sliding_attention": local}
     with pytest.raises(UnsupportedModelError, match=r"differ between layers|sliding window"):
         load(tmp_path, rope_parameters=both)
@@ -178,6 +185,7 @@ def test_other_rotary_parameters_for_each_kind_of_layer_are_refused(
 
 def test_qwen_has_windows_only_if_it_says_so_and_above_a_layer(tmp_path: Path) -> None:
     qwen = {"model_type": "qwen2", "sliding_window": 32, "max_window_layers": 1}
+    qwen["num_key_value_heads"] = 4
     assert load(tmp_path, **qwen).sliding_window is None
     config = load(tmp_path, **qwen, use_sliding_window=True)
     assert [config.has_window(layer) for layer in range(2)] == [False, True]
@@ -307,4 +315,66 @@ def test_what_is_no_object_is_refused_in_one_line(tmp_path: Path, text: str) -> 
     path.write_text(text)
     with pytest.raises(CheckpointError) as caught:
         load_config(path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "value"),
+    [
+        ({"model_type": "llama", "sliding_window": 8}, "sliding_window", None),
+        ({"model_type": "gemma", "sliding_window": 8}, "sliding_window", None),
+        ({"model_type": "llama", "logits_scaling": 2.0}, "logits_multiplier", 1.0),
+        ({"model_type": "llama", "final_logit_softcapping": 2.0}, "final_logit_softcapping", None),
+        ({"model_type": "qwen2", "residual_multiplier": 2.0}, "residual_multiplier", 1.0),
+        (
+            {"model_type": "gemma3_text", "attn_logit_softcapping": 5.0},
+            "attn_logit_softcapping",
+            None,
+        ),
+        ({"model_type": "gemma2", "attn_logit_softcapping": None}, "attn_logit_softcapping", None),
+        ({"model_type": "gemma2"}, "attn_logit_softcapping", 50.0),
+        ({"model_type": "gemma2", "hidden_activation": "gelu"}, "hidden_act", "gelu"),
+        ({"model_type": "gemma", "hidden_act": "gelu", **V5}, "hidden_act", "gelu_tanh"),
+        ({"model_type": "gemma", "hidden_act": "gelu", **V4}, "hidden_act", "gelu"),
+        ({"model_type": "smollm3"}, "rope_theta", 2e6),
+        ({"model_type": "phi3"}, "rms_norm_eps", 1e-5),
+        ({"model_type": "olmo2"}, "rms_norm_eps", 1e-5),
+        ({"model_type": "glm"}, "rms_norm_eps", 1.5625e-07),
+        ({"model_type": "stablelm"}, "rms_norm_eps", 1e-5),
+        ({"model_type": "llama", "attention_bias": None, **V4}, "attention_bias", False),
+        ({"model_type": "llama", "rope_parameters": {"rope_theta": 7.0}, **V4}, "rope_theta", 1e4),
+        ({"model_type": "llama", "rope_parameters": {"rope_theta": 7.0}, **V5}, "rope_theta", 7.0),
+    ],
+)
+def test_absent_null_and_foreign_keys_mean_what_transformers_means(
+    tmp_path: Path, changes: dict[str, Any], key: str, value: object
+) -> None:
+    config = load(tmp_path, num_key_value_heads=4, head_dim=16, **changes)
+    assert getattr(config, key) == value
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"model_type": "llama", "rms_norm_eps": None}, "rms_norm_eps is null"),
+        ({"model_type": "llama", "attention_bias": None, **V5}, "attention_bias is null, which"),
+        ({"model_type": "gemma", "hidden_act": "gelu"}, "no transformers_version to tell"),
+        (
+            {"model_type": "qwen2", "layer_types": ["sliding_attention"] * 2},
+            "sliding_window is null",
+        ),
+        ({"model_type": "qwen3", "layer_types": ["full_attention"]}, "1 entries for 2 layers"),
+        ({"model_type": "mistral", "layer_types": ["full_attention"] * 2}, "ministral"),
+        ({"model_type": "llama", "partial_rotary_factor": 0.5, **V4}, "LlamaForCausalLM cannot"),
+        ({"model_type": "phi3", "rope_scaling": {"type": "linear", "factor": 2.0}}, "longrope"),
+        ({"model_type": "stablelm", "head_dim": 8}, "head_dim of a stablelm"),
+    ],
+)
+def test_what_transformers_refuses_or_reads_in_two_ways_is_refused(
+    tmp_path: Path, changes: dict[str, Any], reason: str
+) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(PLAIN | {"num_key_value_heads": 4} | changes))
+    with pytest.raises(CheckpointError, match=reason) as caught:
+        load_checkpoint_config(path)
     assert "\n" not in str(caught.value)

@@ -47,6 +47,23 @@ def test_a_build_and_what_is_inspected_agree(
     assert f"SM8750:emulator, W8A16, 2 parts, {size}, " in " ".join(built.stdout.split())
 
 
+def test_a_checkpoint_and_the_keys_that_its_code_does_not_read(
+    qnnfarm: Run, tmp_path: Path
+) -> None:
+    config = json.loads((tiny_llama.folder() / "config.json").read_text())
+    leftovers = {"sliding_window": 8, "attn_logit_softcapping": 5.0, "layer_types": None}
+    (tmp_path / "config.json").write_text(json.dumps(config | leftovers))
+    shown = qnnfarm("inspect", tmp_path).stdout.splitlines()
+    unread = "attn_logit_softcapping, sliding_window"
+    assert "not read by LlamaForCausalLM  " + unread in shown
+    assert not any(line.startswith("sliding_window") for line in shown)
+    answer = json.loads(qnnfarm("inspect", tmp_path, "--json").stdout)
+    assert answer["not_read"] == unread.split(", ")
+    assert answer["config"]["rope_theta"] == 10000.0
+    built = qnnfarm("build", tmp_path, "--target", "SM8750", "--out", tmp_path / "out", "-v")
+    assert f"not read by LlamaForCausalLM: {unread}" in built.stderr
+
+
 def test_single_files_and_entries(
     qnnfarm: Run, reference_outputs: BuildOutputs, tmp_path: Path
 ) -> None:

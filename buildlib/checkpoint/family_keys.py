@@ -1,0 +1,157 @@
+"""The keys of `config.json` that a family reads, by the release of transformers that reads them.
+
+`transformers4` and `transformers5` hold what `make family-defaults` found in each. Which of the two
+counts is told by the file's `transformers_version`. A file without it is read both ways: where the
+two differ it is refused, as nothing tells which model is meant.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic_core import PydanticCustomError
+
+from buildlib.checkpoint import transformers4, transformers5
+from buildlib.checkpoint.rotary import unsupported
+
+Keys = Mapping[str, Any]
+
+_MAJORS = (5, 4)
+# fmt: off
+_BOOKKEEPING = frozenset((
+    "_attn_implementation", "_name_or_path", "architectures", "attention_dropout",
+    "attn_implementation", "auto_map", "bos_token_id", "chunk_size_feed_forward", "dtype",
+    "embd_pdrop", "eos_token_id", "hidden_dropout", "id2label", "initializer_range", "label2id",
+    "max_position_embeddings", "model_type", "num_labels", "output_attentions",
+    "output_hidden_states", "pad_token_id", "pretraining_tp", "residual_dropout", "resid_pdrop",
+    "return_dict", "torch_dtype", "transformers_version", "unsloth_fixed", "unsloth_version",
+    "use_cache",
+))
+# fmt: on
+"""Keys that say nothing of what a model computes when it is not trained."""
+
+
+@dataclass(frozen=True)
+class FamilyKeys:
+    """What one release of transformers reads for a family.
+
+    Attributes:
+        class_name: of the model.
+        defaults: of every key that is read.
+        nullable: keys that may be null; null in any other is refused.
+        ignored: keys of the configuration class that change nothing, and their defaults.
+    """
+
+    class_name: str
+    defaults: Keys
+    nullable: frozenset[str]
+    ignored: Keys
+
+    def read(self, file: Keys, major: int) -> dict[str, Any]:
+        """Return the value of every key: from the file, or else the default.
+
+        Raises:
+            PydanticCustomError: a key is null that must not be.
+        """
+        for key in self.defaults:
+            if key in file and file[key] is None and key not in self.nullable:
+                what = f"{key} is null, which {self.class_name} of transformers {major} refuses"
+                raise unsupported(what)
+        values = {key: file.get(key, default) for key, default in self.defaults.items()}
+        for key, default in self.defaults.items():
+            if values[key] is None and isinstance(default, bool):
+                values[key] = False
+        vocabulary = values["vocab_size"]
+        for key in ("bos_token_id", "eos_token_id"):
+            if key not in file and not _lies_in(vocabulary, values[key]):
+                values[key] = None  # the default is of the published models' vocabulary
+        return values
+
+    def unread(self, file: Keys) -> list[str]:
+        """Return keys of the file that are not read, where they say more than the default."""
+        known = self.defaults.keys() | _BOOKKEEPING
+        return sorted(
+            key
+            for key, value in file.items()
+            if key not in known and value is not None and value != self.ignored.get(key)
+        )
+
+
+def _lies_in(vocabulary: object, ids: object) -> bool:
+    several = ids if isinstance(ids, list) else [ids]
+    return isinstance(vocabulary, int) and all(
+        isinstance(i, int) and i < vocabulary for i in several
+    )
+
+
+_BAICHUAN = FamilyKeys(
+    "BaichuanForCausalLM",
+    {
+        "vocab_size": 125696,
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "hidden_act": "silu",
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    },
+    frozenset(),
+    {"initializer_range": 0.02, "use_cache": True, "z_loss_weight": 0},
+)
+"""Of `configuration_baichuan.py` beside the published weights: transformers has no such class."""
+
+
+def family_keys(model_type: str, major: int) -> FamilyKeys:
+    """Return what transformers `major` reads for a family."""
+    if model_type == "baichuan":
+        return _BAICHUAN
+    told = (transformers4 if major == 4 else transformers5).FAMILIES[model_type]
+    return FamilyKeys(told["class"], told["keys"], frozenset(told["nullable"]), told["ignored"])
+
+
+def stated_major(file: Keys) -> int | None:
+    """Return the release of transformers that wrote a file, 4 or 5; None if it does not say."""
+    stated = file.get("transformers_version")
+    first = stated.partition(".")[0] if isinstance(stated, str) else ""
+    return min(max(int(first), 4), 5) if first.isdecimal() and len(first) < 4 else None
+
+
+def agreed_reading(file: Keys, read: Callable[[int], dict[str, Any]]) -> dict[str, Any]:
+    """Return what `read` gives for the release of transformers that a file is of.
+
+    A file that names none must mean the same in all that do not refuse it.
+
+    Raises:
+        PydanticCustomError: of type `UNSUPPORTED`: they differ; or as `read` does.
+    """
+    stated = stated_major(file)
+    if stated is not None:
+        return read(stated)
+    readings: dict[int, dict[str, Any]] = {}
+    refusals: list[PydanticCustomError] = []
+    for major in _MAJORS:
+        try:
+            readings[major] = read(major)
+        except PydanticCustomError as error:
+            refusals.append(error)
+    if not readings:
+        raise refusals[0]
+    newest, *others = readings.values()
+    for other in others:
+        for key, value in newest.items():
+            if other[key] != value and repr(other[key]) != repr(value):  # nan is not itself
+                what = (
+                    f"{key} is {_shown(other[key])} in transformers 4 and {_shown(value)} in "
+                    "transformers 5, and there is no transformers_version to tell which is meant"
+                )
+                raise unsupported(what)
+    return newest
+
+
+def _shown(value: object) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 60 else shown[:57] + "..."
