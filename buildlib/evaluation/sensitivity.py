@@ -17,8 +17,7 @@ from buildlib.graph.values import is_parameter, source_of, static_shape
 from buildlib.quantize.grids import activation_names
 from buildlib.quantize.structure import channel_axis, shared_grids
 from buildlib.quantize.weight_grids import per_channel_encoding
-from buildlib.reference.divergence import Divergence
-from buildlib.verify.comparison import sqnr_db
+from buildlib.reference.divergence import Divergence, sqnr_db
 
 Granularity = Literal["tensor", "layer"]
 UnitKind = Literal["weight", "activation", "constant"]

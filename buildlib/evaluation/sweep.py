@@ -29,11 +29,10 @@ from buildlib.quantize.rewriter import NOISE, SIGNAL, QdqRewriter
 from buildlib.quantize.structure import channel_axis
 from buildlib.quantize.tensor_writer import replace_constant
 from buildlib.quantize.weight_file import WeightFile
-from buildlib.reference.divergence import Divergence, decibels
+from buildlib.reference.divergence import Divergence, decibels, sqnr_db
 from buildlib.reference.evaluation import FloatLogits, Measurement
 from buildlib.reference.runners import Arrays
 from buildlib.reference.segment_loop import Hidden, SegmentLoop, SegmentRunner
-from buildlib.verify.comparison import sqnr_db
 
 Quantized = Mapping[str, Encoding]
 """Encodings of the values that are quantized, by name; all others stay in float."""

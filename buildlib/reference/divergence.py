@@ -47,6 +47,16 @@ class Divergence:
         """`exp` of the loss of the model in float, over the same steps."""
         return math.exp(self.loss_float)
 
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The measures by the names that results store them under."""
+        return {
+            "perplexity": self.perplexity,
+            "perplexity_float": self.perplexity_float,
+            "kl_divergence": self.kl,
+            "top1_agreement": self.top1,
+        }
+
 
 def measure_divergence(
     device: Sequence[Logits], reference: Sequence[Logits], following: Sequence[Sequence[int]]
@@ -68,6 +78,15 @@ def measure_divergence(
     for ours, theirs, tokens in zip(device, reference, following, strict=True):
         sums.add(ours, theirs, tokens)
     return sums.mean()
+
+
+def measure_logits(before: Logits, after: Logits) -> Divergence:
+    """Compare logits [steps, vocab], each step followed by what `before` finds most probable.
+
+    Raises:
+        ValueError: as `measure_divergence`.
+    """
+    return measure_divergence([after], [before], [before.argmax(axis=1).tolist()])
 
 
 class DivergenceSums:
@@ -126,6 +145,12 @@ class DivergenceSums:
             decibels(signal, noise),
             difference and (difference / scale if scale else math.inf),
         )
+
+
+def sqnr_db(reference: npt.NDArray[np.float32], found: npt.NDArray[np.float32]) -> float:
+    """Return `decibels` of a tensor beside the difference of another from it."""
+    a = reference.astype(np.float64)
+    return decibels(float(np.sum(a**2)), float(np.sum((a - found) ** 2)))
 
 
 def decibels(signal: float, noise: float) -> float:

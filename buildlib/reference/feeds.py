@@ -9,7 +9,7 @@ import numpy.typing as npt
 from buildlib.checkpoint.config import DecoderConfig
 from buildlib.graph import interface
 from buildlib.graph.rope import local_rope_tables, rope_tables
-from buildlib.reference.runners import Arrays, Port
+from buildlib.reference.runners import Arrays, PartRunner, Port
 
 Embed = Callable[[npt.NDArray[np.int32]], npt.NDArray[np.float32]]
 """The embedding table: rows [1, AR, hidden] of token ids [1, AR]."""
@@ -102,6 +102,50 @@ class KvCache:
         return {
             name: buffer[_slots(name, since, self.n_past)] for name, buffer in self._buffers.items()
         }
+
+
+class CachedCalls:
+    """Calls of a model, or of one part of it, each going on from the caches of those before.
+
+    Args:
+        chains: parts in order, by AR: float, QDQ, compiled, or another program's.
+        inputs: makes what the calls take from outside.
+        cl: context length of all graphs.
+    """
+
+    def __init__(
+        self, chains: Mapping[int, Sequence[PartRunner]], inputs: CallInputs, cl: int
+    ) -> None:
+        self._chains = chains
+        self._inputs = inputs
+        self._cl = cl
+        first = next(iter(chains.values()))
+        self._cache = KvCache((p for part in first for p in part.ports.inputs.values()), cl)
+
+    @property
+    def n_past(self) -> int:
+        """Tokens so far."""
+        return self._cache.n_past
+
+    def call(
+        self, ar: int, tokens: Sequence[int], given: Arrays | None = None
+    ) -> list[tuple[PartRunner, Arrays]]:
+        """Call the AR-`ar` graphs on `tokens`, and return each part with its outputs.
+
+        Args:
+            ar: slots of the graphs, which `tokens` fill from the left.
+            tokens: that come next.
+            given: values of parts that are not in the chain.
+        """
+        values = self._inputs.at(ar, self._cache.n_past, tokens) | self._cache.past(self._cl - ar)
+        values |= given or {}
+        found = []
+        for part in self._chains[ar]:
+            outputs = part.run(part.ports.feeds(values))
+            values |= outputs
+            found.append((part, outputs))
+        self._cache.append(values, len(tokens))
+        return found
 
 
 def _slots(name: str, begin: int, end: int) -> tuple[slice, ...]:

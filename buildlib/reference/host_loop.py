@@ -18,7 +18,7 @@ from buildlib.errors import PromptTooLongError
 from buildlib.graph import interface
 from buildlib.graph.shape import GraphShape
 from buildlib.reference.divergence import token_losses
-from buildlib.reference.feeds import CallInputs, Embed, KvCache
+from buildlib.reference.feeds import CachedCalls, CallInputs, Embed
 from buildlib.reference.runners import Arrays, OnnxRunner, PartRunner, part_sizes
 
 
@@ -103,7 +103,7 @@ class HostLoop(Closeable):
     @property
     def free_positions(self) -> int:
         """Number of tokens that can still be fed; the last ones need a graph that fits."""
-        free = self.cl - self._cache.n_past
+        free = self.cl - self._calls.n_past
         return free if free >= min(self._chains) else 0
 
     @property
@@ -113,9 +113,7 @@ class HostLoop(Closeable):
 
     def reset(self) -> None:
         """Forget all tokens."""
-        first = next(iter(self._chains.values()))
-        ports = [port for runner in first for port in runner.ports.inputs.values()]
-        self._cache = KvCache(ports, self.cl)
+        self._calls = CachedCalls(self._chains, self._inputs, self.cl)
 
     def feed(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
         """Append `tokens` to the context and return logits [len(tokens), vocab] after each of them.
@@ -162,10 +160,10 @@ class HostLoop(Closeable):
         return chosen
 
     def _choose(self, left: int) -> int:
-        room = self.cl - self._cache.n_past
+        room = self.cl - self._calls.n_past
         fitting = [ar for ar in self._chains if ar <= room]
         if not fitting or left > room:
-            raise PromptTooLongError(self._cache.n_past + left, self.cl)
+            raise PromptTooLongError(self._calls.n_past + left, self.cl)
         return (
             fitting[-1]
             if left <= fitting[-1]
@@ -174,16 +172,13 @@ class HostLoop(Closeable):
 
     def _call(self, ar: int, tokens: list[int]) -> npt.NDArray[np.float32]:
         """Call one chain; `tokens` fill its slots from the left."""
-        values = self._inputs.at(ar, self._cache.n_past, tokens)
-        values |= self._cache.past(self.cl - ar)
-        for runner in self._chains[ar]:
-            outputs = runner.run(runner.ports.feeds(values))
-            if self._on_outputs is not None:
+        called = self._calls.call(ar, tokens)
+        if self._on_outputs is not None:
+            for _, outputs in called:
                 self._on_outputs(outputs, len(tokens))
-            values |= outputs
-        self._cache.append(values, len(tokens))
-        port = self._chains[ar][-1].ports.outputs[interface.LOGITS]
-        return port.dequantize(values[interface.LOGITS][0, : len(tokens)])
+        last, outputs = called[-1]
+        port = last.ports.outputs[interface.LOGITS]
+        return port.dequantize(outputs[interface.LOGITS][0, : len(tokens)])
 
 
 def open_onnx(

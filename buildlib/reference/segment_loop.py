@@ -26,7 +26,7 @@ from buildlib.graph.files import save_model
 from buildlib.graph.shape import GraphShape
 from buildlib.passes.arcl import ArClConversion
 from buildlib.passes.split import extract_segments, load_segments
-from buildlib.reference.feeds import CallInputs, KvCache
+from buildlib.reference.feeds import CachedCalls, CallInputs
 from buildlib.reference.runners import Arrays, OnnxRunner
 
 Hidden = npt.NDArray[np.float32]
@@ -193,6 +193,10 @@ class SegmentLoop(Closeable):
         """Return the inputs of a call of `tokens` after `n_past` others."""
         return self._inputs.at(self.shape.ar, n_past, tokens)
 
+    def calls(self, runner: OnnxRunner) -> CachedCalls:
+        """Return the calls of a segment over one window."""
+        return CachedCalls({self.shape.ar: [runner]}, self._inputs, self.shape.cl)
+
     def room(self, value: npt.NDArray[Any]) -> Hidden:
         """Return an array for a value of all calls, given that of one call."""
         shape = (self.n_calls, *value.shape)
@@ -245,10 +249,11 @@ class SegmentRunner:
         kept: dict[str, Hidden] = {}
         number = 0
         for window in self._loop.windows:
-            cache = KvCache(self._runner.ports.inputs.values(), self._loop.shape.cl)
+            calls = self._loop.calls(self._runner)
             for tokens in _in_calls(window, self._loop.shape.ar):
                 check_cancelled()
-                outputs = self._call(cache, tokens, {key: v[number] for key, v in given.items()})
+                values = {key: value[number] for key, value in given.items()}
+                [(_, outputs)] = calls.call(self._loop.shape.ar, tokens, values)
                 if on_outputs is not None:
                     on_outputs(outputs, len(tokens))
                 for name in names:
@@ -259,12 +264,6 @@ class SegmentRunner:
             if on_window is not None:
                 on_window()
         return kept
-
-    def _call(self, cache: KvCache, tokens: Sequence[int], given: Arrays) -> Arrays:
-        values = self._loop.inputs_at(cache.n_past, tokens) | cache.past(self._loop.shape.past)
-        outputs = self._runner.run(self._runner.ports.feeds(values | dict(given)))
-        cache.append(outputs, len(tokens))
-        return outputs
 
 
 def _in_calls(window: Sequence[int], ar: int) -> Iterator[list[int]]:

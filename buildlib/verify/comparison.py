@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from buildlib.graph import interface
-from buildlib.reference.divergence import decibels
+from buildlib.reference.divergence import measure_logits
 from buildlib.verify.trace import Trace
 
 Measure = Literal["bit-exact", "relative", "sqnr", "finite"]
@@ -51,6 +51,7 @@ class StageComparison:
         max_abs_diff: largest |a - b| of all tensors.
         max_rel_diff: largest max|a - b| / max|a| of a tensor.
         sqnr_db: 10 log10(sum(a^2) / sum((a - b)^2)) over the logits; infinite when they are equal.
+        kl_divergence: mean of D(before || after) of the next-token distributions, in nats.
         greedy_agreement: share of positions, 0 to 1, whose likeliest token is the same. The sample
             ends in the source's own greedy continuation: 1 means that the text is the same.
         positions: how many tokens of the sample this graph computed.
@@ -64,6 +65,7 @@ class StageComparison:
     max_abs_diff: float
     max_rel_diff: float
     sqnr_db: float
+    kl_divergence: float
     greedy_agreement: float
     positions: int
     bound: str
@@ -127,30 +129,21 @@ def compare(
         absolute[name] = float(np.abs(a - b).max())
         relative[name] = relative_difference(a, b)
     worst = max(sorted(relative), key=lambda name: _rank(relative[name]))
-    a, b = tensors[interface.LOGITS]
-    sqnr = sqnr_db(a, b)
     finite = all(np.isfinite(x).all() for pair in tensors.values() for x in pair)
+    logits = measure_logits(*tensors[interface.LOGITS]) if finite else None
     return StageComparison(
         stage=stage,
         subject=subject,
         max_abs_diff=max(absolute.values(), key=_rank),
         max_rel_diff=relative[worst],
-        sqnr_db=sqnr,
-        greedy_agreement=float(np.mean(a.argmax(axis=-1) == b.argmax(axis=-1))),
+        sqnr_db=math.nan if logits is None else logits.sqnr_db,
+        kl_divergence=math.nan if logits is None else logits.kl,
+        greedy_agreement=0.0 if logits is None else logits.top1,
         positions=int(positions.size),
         bound=str(bound),
-        passed=finite and _meets(bound, relative[worst], sqnr),
+        passed=logits is not None and _meets(bound, relative[worst], logits.sqnr_db),
         note="" if finite and relative[worst] == 0 else _note(worst, finite=finite),
     )
-
-
-def sqnr_db(reference: Floats, found: Floats) -> float:
-    """Return 10 log10(sum(a^2) / sum((a - b)^2)): infinite if equal, NaN for non-finite values.
-
-    A reference of zeros with other values found gives minus infinity.
-    """
-    a = reference.astype(np.float64)
-    return decibels(float(np.sum(a**2)), float(np.sum((a - found) ** 2)))
 
 
 def relative_difference(reference: Floats, found: Floats) -> float:
@@ -183,5 +176,15 @@ def _rank(value: float) -> float:
 
 def _incomparable(stage: str, subject: str, bound: Bound, note: str) -> StageComparison:
     return StageComparison(
-        stage, subject, math.nan, math.nan, math.nan, 0.0, 0, str(bound), passed=False, note=note
+        stage,
+        subject,
+        math.nan,
+        math.nan,
+        math.nan,
+        math.nan,
+        0.0,
+        0,
+        str(bound),
+        passed=False,
+        note=note,
     )

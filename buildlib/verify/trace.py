@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from buildlib.graph import interface
-from buildlib.reference.feeds import CallInputs, KvCache
+from buildlib.reference.feeds import CachedCalls, CallInputs
 from buildlib.reference.runners import PartRunner
 
 _TAIL = 24
@@ -118,55 +118,25 @@ def trace_model(
     """Run a model over the first tokens of a sample, as far as the schedule goes."""
     carried: list[dict[str, npt.NDArray[Any]]] = [{} for _ in schedule]
     logits: list[npt.NDArray[np.float32]] = []
-    caches: dict[str, npt.NDArray[np.float32]] = {}
+    caches: dict[str, list[npt.NDArray[np.float32]]] = {}
     for open_part in parts:
         with ExitStack() as stack:
             runners = open_part()
             for runner in runners.values():
                 stack.callback(runner.close)
-            part = _Part(runners, inputs, cl)
-            for call, values in zip(schedule, carried, strict=True):
+            calls = CachedCalls({ar: [one] for ar, one in runners.items()}, inputs, cl)
+            for number, call in enumerate(schedule):
                 chunk = tokens[call.n_past : call.n_past + call.n_tokens]
-                found = part.call(call, chunk, values)
-                if found is not None:
-                    logits.append(found)
-            caches |= part.caches()
-    return Trace(np.concatenate(logits), caches, schedule)
-
-
-class _Part:
-    """One part, loaded, with the caches of its layers."""
-
-    def __init__(self, runners: Mapping[int, PartRunner], inputs: CallInputs, cl: int) -> None:
-        self._runners = runners
-        self._inputs = inputs
-        self._cl = cl
-        any_runner = next(iter(runners.values()))
-        self._cache = KvCache(any_runner.ports.inputs.values(), cl)
-        self._new: dict[str, list[npt.NDArray[np.float32]]] = {}
-
-    def call(
-        self, call: Call, tokens: Sequence[int], carried: dict[str, npt.NDArray[Any]]
-    ) -> npt.NDArray[np.float32] | None:
-        """Return the call's logits, if this part makes them; hidden states go to `carried`."""
-        runner = self._runners[call.ar]
-        values = self._inputs.at(call.ar, call.n_past, tokens) | carried
-        values |= self._cache.past(self._cl - call.ar)
-        outputs = runner.run(runner.ports.feeds(values))
-        self._cache.append(outputs, call.n_tokens)
-        logits = None
-        carried.clear()
-        for name, array in outputs.items():
-            dequantize = runner.ports.outputs[name].dequantize
-            if interface.is_kv(name):
-                rows = np.moveaxis(array, interface.token_axis(name), 0)
-                self._new.setdefault(name, []).append(dequantize(rows[: call.n_tokens]))
-            elif name == interface.LOGITS:
-                logits = dequantize(array[0, : call.n_tokens])
-            else:
-                carried[name] = array
-        return logits
-
-    def caches(self) -> dict[str, npt.NDArray[np.float32]]:
-        """Return all new keys and values, one row a position."""
-        return {name: np.concatenate(rows) for name, rows in self._new.items()}
+                [(runner, outputs)] = calls.call(call.ar, chunk, carried[number])
+                carried[number] = {}
+                for name, array in outputs.items():
+                    dequantize = runner.ports.outputs[name].dequantize
+                    if interface.is_kv(name):
+                        rows = np.moveaxis(array, interface.token_axis(name), 0)
+                        caches.setdefault(name, []).append(dequantize(rows[: call.n_tokens]))
+                    elif name == interface.LOGITS:
+                        logits.append(dequantize(array[0, : call.n_tokens]))
+                    else:
+                        carried[number][name] = array
+    joined = {name: np.concatenate(rows) for name, rows in caches.items()}
+    return Trace(np.concatenate(logits), joined, schedule)

@@ -95,15 +95,8 @@ def _document(found: "ModelVerification") -> dict[str, object]:
 def _values(one: "Divergence") -> dict[str, object]:
     import math
 
-    return {
-        "tokens": one.steps,
-        "sqnr_db": one.sqnr_db if math.isfinite(one.sqnr_db) else None,
-        "relative": one.relative,
-        "kl_divergence": one.kl,
-        "top1_agreement": one.top1,
-        "perplexity": one.perplexity,
-        "perplexity_reference": one.perplexity_float,
-    }
+    sqnr = one.sqnr_db if math.isfinite(one.sqnr_db) else None
+    return {"tokens": one.steps, "sqnr_db": sqnr, "relative": one.relative, **one.metrics}
 
 
 def _cells(name: str, one: "Divergence") -> list[str]:

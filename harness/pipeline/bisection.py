@@ -161,7 +161,7 @@ class Bisection:
             "held_out_windows": self.held_out,
             "positions": self.sensitivity.whole.steps,
             "granularity": self.sensitivity.granularity,
-            "whole": _values(self.sensitivity.whole),
+            "whole": self.sensitivity.whole.metrics,
             "costs": [_cost_document(cost) for cost in self.sensitivity.costs],
             "container": None if self.container is None else _check_document(self.container),
             "quantized": [_check_document(check) for check in self.quantized],
@@ -174,10 +174,10 @@ class Bisection:
                 "measurements": proposal.measurements,
                 "bytes_more": proposal.bytes_more,
                 "mixed_precision": self.mixed_precision,
-                "before": _values(proposal.before),
-                "after": _values(proposal.after),
+                "before": proposal.before.metrics,
+                "after": proposal.after.metrics,
             },
-            "emulator": None if self.checked is None else _values(self.checked),
+            "emulator": None if self.checked is None else self.checked.metrics,
             "out": None if self.out is None else str(self.out),
             "met": self.met,
         }
@@ -204,17 +204,8 @@ def _name(proposal: Proposal) -> str:
     return f"{weights} at 8 bits" if proposal.raised else "as it is"
 
 
-def _values(found: Divergence) -> dict[str, float]:
-    return {
-        "perplexity": found.perplexity,
-        "perplexity_float": found.perplexity_float,
-        "kl_divergence": found.kl,
-        "top1_agreement": found.top1,
-    }
-
-
 def _check_document(check: Check) -> dict[str, object]:
-    return {"runs_on": check.where, "windows": check.windows, **_values(check.found)}
+    return {"runs_on": check.where, "windows": check.windows, **check.found.metrics}
 
 
 def _try_document(one: Try) -> dict[str, object]:
@@ -234,6 +225,6 @@ def _cost_document(cost: UnitCost) -> dict[str, object]:
         "bytes_more": cost.unit.bytes_more,
         "sqnr_db": finite(cost.sqnr_db),
         "output_sqnr_db": finite(cost.output_sqnr_db),
-        "alone": _values(cost.alone),
-        "without": None if cost.rest is None else _values(cost.rest),
+        "alone": cost.alone.metrics,
+        "without": None if cost.rest is None else cost.rest.metrics,
     }

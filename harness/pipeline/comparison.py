@@ -190,26 +190,19 @@ def _evaluate(
     is_float: bool,
 ) -> StageQuality:
     if is_float:
-        return StageQuality(name, _WHERE["float"], _values(reference.own()))
+        return StageQuality(name, _WHERE["float"], reference.own().metrics)
     try:
         with open_host_model(made, scratch) as model:
             found = evaluate_model(model.loop, reference)
-            return StageQuality(name, _WHERE[model.kind], _values(found))
+            return StageQuality(name, _WHERE[model.kind], found.metrics)
     except PipelineStateError as error:
         return StageQuality(name, "-", note=str(error))
 
 
-def _values(found: "Divergence") -> dict[str, float]:
-    return {
-        PERPLEXITY: found.perplexity,
-        KL_DIVERGENCE: found.kl,
-        TOP1_AGREEMENT: found.top1,
-    }
-
-
 def quality_cells(found: "Divergence") -> list[str]:
     """Return a model's perplexity, how far it is from float, KL divergence and top-1, as text."""
-    perplexity, *others = (METRICS[key].show(value) for key, value in _values(found).items())
+    keys = (PERPLEXITY, KL_DIVERGENCE, TOP1_AGREEMENT)
+    perplexity, *others = (METRICS[key].show(found.metrics[key]) for key in keys)
     return [perplexity, f"{found.perplexity / found.perplexity_float - 1:+.2%}", *others]
 
 

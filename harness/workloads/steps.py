@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from buildlib.container.container import GenAIContainer
 from harness.errors import RuntimeOutputError
-from harness.results.perplexity import PERPLEXITY, PERPLEXITY_FLOAT
 from harness.results.records import OutputCheck, PerplexityDefinition
 from harness.results.records import Workload as WorkloadRecord
 from harness.runtimes.base import StepWindow, Window
@@ -102,12 +101,7 @@ def compare_steps(
             divergence = measure_divergence(found.windows, expected, following)
         except ValueError as error:
             raise RuntimeOutputError(session.device.serial, str(error), "") from error
-        values = {
-            KL_DIVERGENCE: divergence.kl,
-            TOP1_AGREEMENT: divergence.top1,
-            PERPLEXITY: divergence.perplexity,
-            PERPLEXITY_FLOAT: divergence.perplexity_float,
-        }
+        values = divergence.metrics
         if recorder is not None:
             recorder.add_values(values)
         if max_kl is not None:

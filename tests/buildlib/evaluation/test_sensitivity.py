@@ -33,11 +33,10 @@ from buildlib.quantize.optimization import optimize_weights
 from buildlib.quantize.qdq import apply_encodings
 from buildlib.quantize.recipe import complete_encodings
 from buildlib.quantize.techniques.base import FloatModel
-from buildlib.reference.divergence import Divergence
+from buildlib.reference.divergence import Divergence, sqnr_db
 from buildlib.reference.evaluation import evaluate_model, record_float
 from buildlib.reference.host_loop import HostLoop
 from buildlib.reference.runners import OnnxRunner
-from buildlib.verify.comparison import sqnr_db
 
 WINDOWS = [[int(t) for t in np.random.default_rng(n).integers(2, 300, 64)] for n in range(2)]
 BAD = "model.layers.1.mlp.up_proj.weight"

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from buildlib.reference.divergence import measure_divergence
+from buildlib.reference.divergence import measure_divergence, sqnr_db
 
 
 def logits(*rows: list[float]) -> np.ndarray:
@@ -69,3 +69,11 @@ def test_the_error_of_the_loss_is_that_of_its_steps() -> None:
     rises = np.array([one.loss - one.loss_float for one in alone])
     assert whole.error == pytest.approx(rises.std() / np.sqrt(50))
     assert [one.error for one in alone] == pytest.approx([0.0] * 50, abs=1e-6)
+
+
+def test_sqnr_is_the_ratio_of_powers_in_db() -> None:
+    signal = np.full(100, 2.0, np.float32)
+    assert sqnr_db(signal, signal + np.float32(0.02)) == pytest.approx(40, abs=1e-3)
+    assert sqnr_db(signal, signal) == math.inf
+    assert sqnr_db(np.zeros(3, np.float32), np.ones(3, np.float32)) == -math.inf
+    assert math.isnan(sqnr_db(signal, signal * np.float32(np.nan)))

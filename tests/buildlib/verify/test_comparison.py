@@ -12,7 +12,6 @@ from buildlib.verify.comparison import (
     VerificationReport,
     compare,
     relative_difference,
-    sqnr_db,
 )
 from buildlib.verify.trace import Trace, single_graph_schedule
 
@@ -31,14 +30,6 @@ def trace(*, shift: float = 0.0, key: str = "k") -> Trace:
 
 def compared(before: Trace, after: Trace, bound: Bound = EXACT) -> StageComparison:
     return compare("split", "ar4_cl12", bound, before, after, after.positions_of(4))
-
-
-def test_sqnr_is_the_ratio_of_powers_in_db() -> None:
-    signal = np.full(100, 2.0, np.float32)
-    assert sqnr_db(signal, signal + np.float32(0.02)) == pytest.approx(40, abs=1e-3)
-    assert sqnr_db(signal, signal) == math.inf
-    assert sqnr_db(np.zeros(3, np.float32), np.ones(3, np.float32)) == -math.inf
-    assert math.isnan(sqnr_db(signal, signal * np.float32(np.nan)))
 
 
 def test_relative_is_to_the_largest_of_the_reference() -> None:

@@ -66,7 +66,7 @@ def test_the_exit_code_says_whether_it_is_the_same_model(qnnfarm: Run, tmp_path:
     assert same.returncode == 0, same.stderr
     found = json.loads(same.stdout)
     assert (found["prefill"]["tokens"], found["decode"]["tokens"]) == (40, 4)
-    assert found["prefill"]["perplexity"] == pytest.approx(found["prefill"]["perplexity_reference"])
+    assert found["prefill"]["perplexity"] == pytest.approx(found["prefill"]["perplexity_float"])
     export = copy_of_export("torchscript-qwen2", tmp_path / "model")
     weights = bytearray((export / "model.safetensors").read_bytes())
     weights[-4:] = b"\x00\x00\x80\x3f"  # another last weight, which is 1
