@@ -18,7 +18,7 @@ from buildlib.speculative.agreement import (
 from harness.errors import ConfigurationLimitError
 
 Ask = Callable[[GenieConfig, str, int], str]
-"""What a new dialog on the device answers to a prompt, in so many tokens."""
+"""Answer of a new dialog on the device to a prompt, in so many tokens."""
 
 
 def refuse_wrong_dialogs(config: GenieConfig, container: GenAIContainer) -> None:
