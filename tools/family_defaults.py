@@ -24,7 +24,7 @@ from tests.buildlib.configurations.reference import make_model
 FOLDER = Path(__file__).parents[1] / "buildlib" / "checkpoint"
 
 _MODULE = '''\
-"""What transformers {version} reads in `config.json`; written by `make family-defaults`.
+"""Keys that transformers {version} reads in `config.json`, written by `make family-defaults`.
 
 By family: `keys` that are read with their defaults, those that may be null, and `ignored`
 keys of the configuration class, which change nothing. Read by `family_keys`.

@@ -33,7 +33,7 @@ _BOOKKEEPING = frozenset((
 
 @dataclass(frozen=True)
 class FamilyKeys:
-    """What one release of transformers reads for a family.
+    """Keys that one release of transformers reads for a family.
 
     Attributes:
         class_name: of the model.

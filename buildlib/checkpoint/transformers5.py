@@ -1,4 +1,4 @@
-"""What transformers 5.23.0 reads in `config.json`; written by `make family-defaults`.
+"""Keys that transformers 5.23.0 reads in `config.json`, written by `make family-defaults`.
 
 By family: `keys` that are read with their defaults, those that may be null, and `ignored`
 keys of the configuration class, which change nothing. Read by `family_keys`.
