@@ -11,9 +11,10 @@ from types import MappingProxyType
 
 PACKAGES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
+        "bash": ("bash",),
         "chromium": ("chromium",),
         "chromium-driver": ("chromedriver",),
-        "dash": ("dash",),
+        "dash": ("dash", "sh"),
         "git": ("git",),
         "libatomic1": ("libatomic.so.1",),  # the QNN libraries load it
         "make": ("make",),
