@@ -187,7 +187,7 @@ def _begin(request: _Request) -> "tuple[FrozenModel, Descent]":
     device = request.device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         torch.zeros(1, device=device)
-    except RuntimeError as error:
+    except (RuntimeError, AssertionError) as error:  # the latter of a torch built without CUDA
         reason = f"torch has no device {device!r} here ({one_line(str(error), 200)})"
         raise WrongUseError(f"{reason}: --device cpu always works") from error
     model = FrozenModel.load(request.model_dir, request.text, device)
