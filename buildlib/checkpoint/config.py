@@ -273,7 +273,7 @@ def _read(file: Mapping[str, Any], architecture: SupportedLLMs, major: int) -> d
             ignored = major == 5 and rotary["rope_scaling"] is None
             if not ignored and rotary["partial_rotary_factor"] not in (None, 1):
                 what = f"partial_rotary_factor, which {table.class_name} cannot apply"
-                raise unsupported(what)
+                raise unsupported(what, by_transformers=True)
             values["partial_rotary_factor"] = 1.0
     values["model_type"] = architecture.value
     return values

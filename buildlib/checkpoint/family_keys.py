@@ -56,7 +56,7 @@ class FamilyKeys:
         for key in self.defaults:
             if key in file and file[key] is None and key not in self.nullable:
                 what = f"{key} is null, which {self.class_name} of transformers {major} refuses"
-                raise unsupported(what)
+                raise unsupported(what, by_transformers=True)
         values = {key: file.get(key, default) for key, default in self.defaults.items()}
         for key, default in self.defaults.items():
             if values[key] is None and isinstance(default, bool):
@@ -123,7 +123,7 @@ def stated_major(file: Keys) -> int | None:
 def agreed_reading(file: Keys, read: Callable[[int], dict[str, Any]]) -> dict[str, Any]:
     """Return what `read` gives for the release of transformers that a file is of.
 
-    A file that names none must mean the same in all that do not refuse it.
+    A file that names none must mean the same in all releases that do not refuse it themselves.
 
     Raises:
         PydanticCustomError: of type `UNSUPPORTED`: they differ; or as `read` does.
@@ -137,6 +137,8 @@ def agreed_reading(file: Keys, read: Callable[[int], dict[str, Any]]) -> dict[st
         try:
             readings[major] = read(major)
         except PydanticCustomError as error:
+            if not (error.context or {}).get("by_transformers"):
+                raise
             refusals.append(error)
     if not readings:
         raise refusals[0]

@@ -84,9 +84,16 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 _ORIGINAL, _POSITIONS = "original_max_position_embeddings", "max_position_embeddings"
 
 
-def unsupported(what: str) -> PydanticCustomError:
-    """Make the validation error of a sound model that cannot be built."""
-    return PydanticCustomError(UNSUPPORTED, "{reason}", {"reason": what})
+def unsupported(what: str, *, by_transformers: bool = False) -> PydanticCustomError:
+    """Make the validation error of a sound model that cannot be built.
+
+    Args:
+        what: to be said.
+        by_transformers: whether the release of transformers that is read for refuses it too, so
+            that a file cannot mean what that release makes of it.
+    """
+    context = {"reason": what, "by_transformers": by_transformers}
+    return PydanticCustomError(UNSUPPORTED, "{reason}", context)
 
 
 def read_rotary(

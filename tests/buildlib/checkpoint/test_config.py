@@ -35,6 +35,7 @@ PLAIN: dict[str, Any] = {
     "eos_token_id": [7, 3],
 }
 
+LOCAL_SCALING = {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}
 V4, V5 = {"transformers_version": "4.57.6"}, {"transformers_version": "5.23.0"}
 
 
@@ -368,6 +369,7 @@ def test_absent_null_and_foreign_keys_mean_what_transformers_means(
         ({"model_type": "llama", "partial_rotary_factor": 0.5, **V4}, "LlamaForCausalLM cannot"),
         ({"model_type": "phi3", "rope_scaling": {"type": "linear", "factor": 2.0}}, "longrope"),
         ({"model_type": "stablelm", "head_dim": 8}, "head_dim of a stablelm"),
+        ({"model_type": "gemma3_text", "rope_parameters": LOCAL_SCALING}, "with a sliding window"),
     ],
 )
 def test_what_transformers_refuses_or_reads_in_two_ways_is_refused(
