@@ -20,8 +20,10 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from buildlib.checkpoint.architectures import detect_architecture
 from buildlib.checkpoint.checkpoint import Checkpoint
 from buildlib.checkpoint.config import DecoderConfig
+from buildlib.checkpoint.family_keys import family_keys, stated_major
 from buildlib.checkpoint.tensor_file import TensorRef, read_header
 from buildlib.embedding.extraction import find_lookup, table_of
 from buildlib.encodings.model import Encoding, Encodings
@@ -107,8 +109,15 @@ def head_config(target: Mapping[str, Any], n_layers: int) -> dict[str, Any]:
     All layers of a head see the whole context and have rotary positions, those of the target's
     layers without a sliding window.
     """
-    kinds = {"layer_types": ["full_attention"] * n_layers, "no_rope_layers": [1] * n_layers}
-    return {**target, "num_hidden_layers": n_layers, "sliding_window": None, **kinds}
+    family, release = detect_architecture(target), stated_major(target) or 5
+    by_layer = family is not None and "layer_types" in family_keys(family.value, release).defaults
+    return {
+        **target,
+        **({} if by_layer else {"sliding_window": None}),  # which Gemma 3 refuses as null
+        "num_hidden_layers": n_layers,
+        "layer_types": ["full_attention"] * n_layers,
+        "no_rope_layers": [1] * n_layers,
+    }
 
 
 def _final_norm(model: ir.Model) -> ir.Value | None:

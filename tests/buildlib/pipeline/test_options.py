@@ -175,7 +175,7 @@ def test_messages_name_the_configuration_that_was_given(tiny_export: Path, tmp_p
     with pytest.raises(InvalidOptionError, match=r"config_dict.*object"):
         GenAIBuilderFactory.create(tiny_export, config_dict={"torch_dtype": object()})
     builder = GenAIBuilderFactory.create(tiny_export, config_dict={"model_type": "llama"})
-    with pytest.raises(CheckpointError, match="config_dict: /hidden_size: it is missing"):
+    with pytest.raises(CheckpointError, match="config_dict: num_hidden_layers is 32, the ONNX"):
         builder.set_targets(["SM8750"]).build()
 
 
