@@ -14,10 +14,10 @@ from buildlib.checkpoint.tokenizer import load_tokenizer, text_windows
 from buildlib.encodings.model import Encodings
 from buildlib.graph.decoder import export_onnx
 from buildlib.graph.shape import GraphShape
+from buildlib.numerics.evaluation import onnx_perplexity
 from buildlib.quantize.bitwidths import Bitwidths
 from buildlib.quantize.qdq import apply_encodings
 from buildlib.quantize.recipe import complete_encodings
-from buildlib.reference.evaluation import onnx_perplexity
 from suites.models import tiny_llama
 
 _AR = 64

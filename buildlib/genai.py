@@ -43,10 +43,10 @@ from buildlib.toolchains.base import Toolchain
 if TYPE_CHECKING:
     from buildlib.embedding.config import EmbedDatatype
     from buildlib.lora.config import LoraBuilderInputConfig
-    from buildlib.reference.transformers import ReferenceEngine
+    from buildlib.numerics.comparison import VerificationReport
+    from buildlib.numerics.transformers import ReferenceEngine
+    from buildlib.numerics.verifier import OnComparison, VerifyOptions
     from buildlib.speculative.config import SpeculativeConfig
-    from buildlib.verify.comparison import VerificationReport
-    from buildlib.verify.verifier import OnComparison, VerifyOptions
 
 BACKEND_HTP = "HTP"
 
@@ -471,8 +471,8 @@ class GenAIBuilderHTP:
         Raises:
             BuildError: any of its kinds; that a comparison fails is in the report.
         """
-        from buildlib.reference.transformers import check_engine
-        from buildlib.verify.build import verify_build
+        from buildlib.numerics.transformers import check_engine
+        from buildlib.pipeline.build_verification import verify_build
 
         return verify_build(
             self.plan(),

@@ -13,9 +13,9 @@ from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColum
 from buildlib.checkpoint.config import load_config
 from buildlib.container.container import GenAIContainer
 from buildlib.genai import GenAIBuilderFactory
+from buildlib.numerics.evaluation import onnx_perplexity
 from buildlib.pipeline.build import BuildOutputs
 from buildlib.pipeline.runner import StageRecord
-from buildlib.reference.evaluation import onnx_perplexity
 from harness.cli.arguments import WAIT_S
 from harness.cli.device_lease import lease_device
 from harness.cli.progress import deploy_progress

@@ -26,7 +26,7 @@ IMPORTED = (
     "reports.html_file", "vl_convert", "pandas", "scipy.stats",
     # What commands import when they need it.
     "buildlib.builder_options", "buildlib.cache.finished_builds", "buildlib.cache.inventory",
-    "buildlib.toolchains.ort_qnn.toolchain", "buildlib.verify", "encodings.idna",
+    "buildlib.numerics", "buildlib.toolchains.ort_qnn.toolchain", "encodings.idna",
     "harness.cli.device_lease", "harness.cli.progress", "harness.devices.adb.discovery",
     "harness.virtual_device.device_type", "harness.virtual_device.manager", "rich.markdown",
     "sqlalchemy.dialects.sqlite", "typer._adapters", "typer.rich_utils",

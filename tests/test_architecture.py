@@ -37,7 +37,7 @@ def test_the_import_contracts_hold() -> None:
         ),
         ("import buildlib.genai", {"adbutils", "sqlalchemy", "onnxruntime_qnn"}),
         ("import buildlib.toolchains.ort_qnn.worker", {"onnx", "onnx_ir", "numpy", "pydantic"}),
-        ("import buildlib.reference.emulator_worker", {"onnx", "onnx_ir", "pydantic"}),
+        ("import buildlib.numerics.emulator_worker", {"onnx", "onnx_ir", "pydantic"}),
         ("import harness.cli.app", {"onnxruntime", "onnx", "sqlalchemy", "numpy"}),
         ("import harness, buildlib, reports, suites", {"numpy", "pydantic", "onnx", "typer"}),
     ],

@@ -26,13 +26,13 @@ from buildlib.errors import InvalidOptionError
 from buildlib.genai import GenAIBuilderFactory
 from buildlib.graph.decoder import export_onnx
 from buildlib.graph.shape import GraphShape
+from buildlib.numerics.divergence import Divergence
+from buildlib.numerics.emulator import emulator_chains
+from buildlib.numerics.evaluation import FloatLogits, evaluate_model, record_float
+from buildlib.numerics.host_loop import HostLoop
+from buildlib.numerics.runners import OnnxRunner, PartRunner
 from buildlib.pipeline.runner import StageRecord
 from buildlib.quantize.options import RECIPES
-from buildlib.reference.divergence import Divergence
-from buildlib.reference.emulator import emulator_chains
-from buildlib.reference.evaluation import FloatLogits, evaluate_model, record_float
-from buildlib.reference.host_loop import HostLoop
-from buildlib.reference.runners import OnnxRunner, PartRunner
 from buildlib.targets import parse_target
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from suites.models import tiny_llama

@@ -11,8 +11,8 @@ import numpy.typing as npt
 from buildlib.checkpoint.tokenizer import load_tokenizer, spread_windows
 from buildlib.encoder import interface
 from buildlib.errors import ModelFileError
+from buildlib.numerics.runners import OnnxRunner, run_session
 from buildlib.quantize.calibration import RangeObserver, instrument_ranges
-from buildlib.reference.runners import OnnxRunner, run_session
 
 Vector = npt.NDArray[np.float32]
 _WINDOWS = 32

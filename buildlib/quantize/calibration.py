@@ -20,11 +20,11 @@ from buildlib.graph import interface
 from buildlib.graph.files import load_model, save_model
 from buildlib.graph.shape import GraphShape
 from buildlib.graph.values import is_parameter, is_real, static_shape
+from buildlib.numerics.runners import Arrays
+from buildlib.numerics.segment_loop import Hidden, SegmentLoop
 from buildlib.quantize.options import RangeName
 from buildlib.quantize.ranges import minmax, mse, percentile
 from buildlib.quantize.ranges.base import Histogram, Range, RangeEstimator
-from buildlib.reference.runners import Arrays
-from buildlib.reference.segment_loop import Hidden, SegmentLoop
 
 _WINDOW_TOKENS, _TOKENS, _MOST_WINDOWS = 2048, 2048, 8
 _LOW, _HIGH = "__low", "__high"

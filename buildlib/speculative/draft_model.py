@@ -35,12 +35,12 @@ from buildlib.graph.decoder import decode
 from buildlib.graph.files import load_model, save_model, tensor_array
 from buildlib.graph.shape import GraphShape
 from buildlib.graph.values import infer_shapes, static_shape
+from buildlib.numerics.feeds import CallInputs, KvCache
+from buildlib.numerics.host_loop import HostLoop
+from buildlib.numerics.runners import Arrays, OnnxRunner
 from buildlib.passes.base import SORTED, STATIC, Condition, Pass
 from buildlib.quantize.calibration import RangeObserver, instrument_ranges
 from buildlib.quantize.ranges.base import Range
-from buildlib.reference.feeds import CallInputs, KvCache
-from buildlib.reference.host_loop import HostLoop
-from buildlib.reference.runners import Arrays, OnnxRunner
 
 DRAFT_FILE = "draft_model.onnx"
 FC_FILE = "fc.safetensors"

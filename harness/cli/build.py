@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from buildlib.container.container import GenAIContainer
+    from buildlib.numerics.comparison import StageComparison, VerificationReport
     from buildlib.pipeline.build import Build
     from buildlib.pipeline.runner import StageRecord
-    from buildlib.verify.comparison import StageComparison, VerificationReport
 
 _HEADINGS = ("stage", "graph", "verdict", "SQNR", "greedy", "max diff", "relative", "bound")
 _NUMBERS = {"max diff", "relative", "SQNR", "greedy"}
@@ -162,7 +162,7 @@ def build(
 
     began = time.monotonic()
     if reference_with == "transformers":
-        from buildlib.reference.transformers import require_installed
+        from buildlib.numerics.transformers import require_installed
 
         if not verify:
             raise WrongUseError("--reference-with transformers needs --verify")
@@ -191,8 +191,8 @@ def build(
     from buildlib.container.files import check_replaceable
     from buildlib.container.manifest import is_container
     from buildlib.genai import GenAIBuilderFactory
+    from buildlib.pipeline.build_verification import verify_build
     from buildlib.targets import parse_target
-    from buildlib.verify.build import verify_build
 
     given: dict[str, object] = {
         "arn_cl_options.auto_regression_number": _parse_numbers("--ar", ar, "1,32"),

@@ -29,7 +29,7 @@ from harness.words import pluralize
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from buildlib.reference.transformers import ReferenceEngine
+    from buildlib.numerics.transformers import ReferenceEngine
     from harness.runtimes.base import LogLevel as LogLevelName
     from harness.runtimes.base import ModelRole, PerplexityResult
     from harness.workloads.base import Recording

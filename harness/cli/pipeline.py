@@ -227,8 +227,8 @@ def bisect(
     on the emulator; while it fails, the next weights get 8 bits. Exits 1 if the bound is not met.
     """
     from buildlib.container.manifest import is_container
-    from buildlib.evaluation.proposal import QualityBound
-    from buildlib.evaluation.sensitivity import UNIT_KINDS
+    from buildlib.quantize.mixed_precision.proposal import QualityBound
+    from buildlib.quantize.mixed_precision.sensitivity import UNIT_KINDS
     from harness.pipeline.bisect import (
         BisectOptions,
         bisect_pipeline,

@@ -23,25 +23,25 @@ from buildlib.checkpoint.layout import CONFIG_FILE, ENCODINGS_FILE, MODEL_FILE
 from buildlib.container.container import GenAIContainer
 from buildlib.container.manifest import is_container
 from buildlib.encodings.files import load_encodings
-from buildlib.evaluation.proposal import (
+from buildlib.graph.files import load_model, save_model
+from buildlib.numerics.divergence import Divergence
+from buildlib.numerics.evaluation import FloatLogits, evaluate_model
+from buildlib.pipeline.sources import OnnxSource, find_source
+from buildlib.quantize.mixed_precision.proposal import (
     Measure,
     PrecisionSearch,
     Proposal,
     QualityBound,
     measure_sweep,
 )
-from buildlib.evaluation.sensitivity import (
+from buildlib.quantize.mixed_precision.sensitivity import (
     UNIT_KINDS,
     Granularity,
     UnitKind,
     rank_tensors,
 )
-from buildlib.evaluation.sweep import SensitivityModel, changed_weights
-from buildlib.graph.files import load_model, save_model
-from buildlib.pipeline.sources import OnnxSource, find_source
+from buildlib.quantize.mixed_precision.sweep import SensitivityModel, changed_weights
 from buildlib.quantize.options import RECIPES, QuantizationOptions
-from buildlib.reference.divergence import Divergence
-from buildlib.reference.evaluation import FloatLogits, evaluate_model
 from buildlib.targets import parse_target
 from harness.console import print_remark
 from harness.errors import PipelineStateError, WrongUseError

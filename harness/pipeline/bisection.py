@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Literal
 
 from buildlib.cache.sizes import size_text
-from buildlib.evaluation.proposal import Proposal, QualityBound
-from buildlib.evaluation.sensitivity import Sensitivity, UnitCost
-from buildlib.reference.divergence import Divergence
+from buildlib.numerics.divergence import Divergence
+from buildlib.quantize.mixed_precision.proposal import Proposal, QualityBound
+from buildlib.quantize.mixed_precision.sensitivity import Sensitivity, UnitCost
 from harness.console import Row, answers, print_remark, print_rows
 from harness.pipeline.comparison import quality_cells
 from harness.words import pluralize

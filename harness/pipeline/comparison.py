@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from buildlib.checkpoint.config import load_config
 from buildlib.checkpoint.layout import CONFIG_FILE, MODEL_FILE, TOKENIZER_FILE
 from buildlib.graph.interface import require_shape
-from buildlib.reference.evaluation import FloatLogits, evaluate_model, record_float
-from buildlib.reference.host_loop import open_onnx
+from buildlib.numerics.evaluation import FloatLogits, evaluate_model, record_float
+from buildlib.numerics.host_loop import open_onnx
 from harness.console import EMULATOR, Row, print_remark, print_rows
 from harness.errors import PipelineStateError
 from harness.pipeline.host_model import open_host_model
@@ -40,7 +40,7 @@ from harness.workloads.steps import (
 )
 
 if TYPE_CHECKING:
-    from buildlib.reference.divergence import Divergence
+    from buildlib.numerics.divergence import Divergence
 
 PREFILL, DECODE = "prefill_tokens_per_s", "decode_tokens_per_s"
 _COLUMNS = {

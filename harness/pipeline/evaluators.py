@@ -48,7 +48,7 @@ class PerplexityEvaluator:
         """Score on the host loop."""
         import math
 
-        from buildlib.reference.host_loop import window_losses
+        from buildlib.numerics.host_loop import window_losses
         from harness.runtimes.perplexity import cut_windows
 
         windows = cut_windows(text, model.tokenizer, model.limit, metric.windows)

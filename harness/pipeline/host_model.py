@@ -12,9 +12,9 @@ from buildlib.container.container import GenAIContainer
 from buildlib.embedding.config import EmbeddingConfig
 from buildlib.encodings.files import load_encodings
 from buildlib.graph.interface import require_shape
+from buildlib.numerics.emulator import emulator_chains
+from buildlib.numerics.host_loop import HostLoop, open_onnx
 from buildlib.quantize.qdq import apply_encodings
-from buildlib.reference.emulator import emulator_chains
-from buildlib.reference.host_loop import HostLoop, open_onnx
 from buildlib.targets import parse_target
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from harness.errors import PipelineStateError

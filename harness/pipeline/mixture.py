@@ -7,10 +7,10 @@ from typing import Any
 
 from buildlib.checkpoint.layout import ENCODINGS_FILE, MODEL_FILE
 from buildlib.encodings.files import load_encodings, save_encodings
-from buildlib.evaluation.proposal import Proposal, mixed_encodings
-from buildlib.evaluation.sweep import Quantized, changed_weights
 from buildlib.graph.files import load_model, save_model, tensor_array
 from buildlib.pipeline.model_folder import link_configuration
+from buildlib.quantize.mixed_precision.proposal import Proposal, mixed_encodings
+from buildlib.quantize.mixed_precision.sweep import Quantized, changed_weights
 from buildlib.quantize.tensor_writer import TensorWriter, replace_constant
 from harness.errors import PipelineStateError
 from harness.pipeline.bisection import as_option

@@ -35,8 +35,8 @@ from harness.workloads.session import Session
 
 if TYPE_CHECKING:
     from buildlib.checkpoint.config import DecoderConfig
-    from buildlib.reference.host_loop import TokenModel
-    from buildlib.reference.transformers import ReferenceEngine
+    from buildlib.numerics.host_loop import TokenModel
+    from buildlib.numerics.transformers import ReferenceEngine
     from harness.workloads.steps import StepResult
 
 
@@ -217,7 +217,7 @@ def float_perplexity(
     Raises:
         BuildError: the folder holds no checkpoint that the engine can compute.
     """
-    from buildlib.reference.evaluation import text_perplexity
+    from buildlib.numerics.evaluation import text_perplexity
 
     with open_float(checkpoint, container, engine) as (model, config):
         return text_perplexity(model, config, [window.scored for window in windows])
@@ -236,8 +236,8 @@ def open_float(
     from buildlib.checkpoint.config import load_config
     from buildlib.graph.decoder import export_onnx
     from buildlib.graph.shape import GraphShape
-    from buildlib.reference.host_loop import open_onnx
-    from buildlib.reference.transformers import TransformersModel
+    from buildlib.numerics.host_loop import open_onnx
+    from buildlib.numerics.transformers import TransformersModel
 
     config = load_config(checkpoint / "config.json")
     if engine == "transformers":

@@ -29,9 +29,9 @@ from harness.workloads.session import Session
 
 if TYPE_CHECKING:
     from buildlib.checkpoint.config import DecoderConfig
-    from buildlib.reference.divergence import Divergence, Logits
-    from buildlib.reference.host_loop import TokenModel
-    from buildlib.reference.transformers import ReferenceEngine
+    from buildlib.numerics.divergence import Divergence, Logits
+    from buildlib.numerics.host_loop import TokenModel
+    from buildlib.numerics.transformers import ReferenceEngine
 
 KL_DIVERGENCE, TOP1_AGREEMENT = "kl_divergence", "top1_agreement"
 DEFAULT_STEP_WINDOWS = 2
@@ -79,7 +79,7 @@ def compare_steps(
         OutputCheckError: the divergence is above the bound.
         HarnessError: what else went wrong; the run is stored as failed, with that error.
     """
-    from buildlib.reference.divergence import measure_divergence
+    from buildlib.numerics.divergence import measure_divergence
 
     runtime = session.runtime
     definition = PerplexityDefinition(
@@ -137,7 +137,7 @@ def model_steps(
     """Compute the logits of a model, on this host, at the steps of windows."""
     import numpy as np
 
-    from buildlib.reference.host_loop import feed_window
+    from buildlib.numerics.host_loop import feed_window
 
     found = []
     for window in windows:

@@ -29,16 +29,16 @@ from buildlib.graph.files import load_model, save_model, tensor_array
 from buildlib.graph.interface import ATTENTION_MASK
 from buildlib.graph.shape import GraphShape
 from buildlib.graph.values import static_shape
+from buildlib.importing.source_runner import SourcePart
+from buildlib.numerics.comparison import StageComparison
+from buildlib.numerics.runners import OnnxRunner
+from buildlib.numerics.stage_models import StageModels, Version, onnx_parts
+from buildlib.numerics.verifier import SAME_FLOAT, VerifyOptions, verify_outputs
 from buildlib.pipeline.build import BuildOutputs
-from buildlib.reference.runners import OnnxRunner
 from buildlib.targets import Target
 from buildlib.toolchains.base import BinaryInfo, Toolchain
 from buildlib.toolchains.compile_config import CompileConfig
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
-from buildlib.verify.comparison import StageComparison
-from buildlib.verify.source_runner import SourcePart
-from buildlib.verify.stage_models import StageModels, Version, onnx_parts
-from buildlib.verify.verifier import SAME_FLOAT, VerifyOptions, verify_outputs
 from tests.fuzz import file_mutations, json_mutations, onnx_mutations
 from tests.fuzz.model import OPTIONS, SHAPE
 from tests.fuzz.mutations import Mutation, draw

@@ -24,6 +24,9 @@ from buildlib.encodings.model import Encoding
 from buildlib.graph import interface
 from buildlib.graph.files import load_model, save_model, tensor_array
 from buildlib.graph.values import static_shape
+from buildlib.numerics.feeds import KvCache
+from buildlib.numerics.runners import Port
+from buildlib.numerics.segment_loop import Hidden, SegmentLoop
 from buildlib.quantize.bitwidths import WeightFormat
 from buildlib.quantize.gradients import Differentiable
 from buildlib.quantize.grids import ParameterUse
@@ -34,9 +37,6 @@ from buildlib.quantize.techniques.base import FloatModel
 from buildlib.quantize.techniques.layerwise import open_uses, with_weights
 from buildlib.quantize.tensor_writer import TensorWriter, replace_constant
 from buildlib.quantize.weight_grids import Weights, encode_steps, fit_steps, round_to, stored_steps
-from buildlib.reference.feeds import KvCache
-from buildlib.reference.runners import Port
-from buildlib.reference.segment_loop import Hidden, SegmentLoop
 
 Array = npt.NDArray[Any]
 _THREADED_WEIGHTS = 1 << 22

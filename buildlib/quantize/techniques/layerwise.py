@@ -21,6 +21,7 @@ from buildlib.checkpoint.layout import MODEL_FILE
 from buildlib.errors import CalibrationError
 from buildlib.graph.files import load_model, save_model, tensor_array
 from buildlib.graph.values import source_of, static_shape
+from buildlib.numerics.segment_loop import Hidden, SegmentLoop
 from buildlib.passes.steps import cut_into_steps
 from buildlib.quantize.bitwidths import WeightFormat
 from buildlib.quantize.grids import ParameterUse
@@ -29,7 +30,6 @@ from buildlib.quantize.structure import channel_axis, head_weights
 from buildlib.quantize.techniques.base import FloatModel
 from buildlib.quantize.tensor_writer import TensorWriter, replace_constant
 from buildlib.quantize.weight_grids import Weights, encode_steps
-from buildlib.reference.segment_loop import Hidden, SegmentLoop
 
 if TYPE_CHECKING:
     from buildlib.encodings.model import Encoding

@@ -18,9 +18,9 @@ from buildlib.checkpoint.layout import CONFIG_FILE
 from buildlib.errors import BuildError
 from buildlib.graph.decoder import export_onnx
 from buildlib.graph.shape import GraphShape
+from buildlib.numerics.host_loop import HostLoop
+from buildlib.numerics.runners import OnnxRunner
 from buildlib.passes.arcl import convert_arcl
-from buildlib.reference.host_loop import HostLoop
-from buildlib.reference.runners import OnnxRunner
 from tests.buildlib.configurations import reference
 from tests.buildlib.configurations.drawing import CONTEXT, N_PREFILL, N_TOKENS, VOCABULARY
 

@@ -20,8 +20,8 @@ from buildlib.lora.branches import LoraBranches
 from buildlib.lora.calibration import calibrate_adapters
 from buildlib.lora.config import LoraSet
 from buildlib.lora.projections import find_projections
-from buildlib.reference.host_loop import HostLoop
-from buildlib.reference.runners import OnnxRunner
+from buildlib.numerics.host_loop import HostLoop
+from buildlib.numerics.runners import OnnxRunner
 
 if TYPE_CHECKING:
     from tests.buildlib.dialogs.conftest import GenieLab

@@ -16,8 +16,8 @@ from buildlib.encodings.files import load_encodings
 from buildlib.errors import EncodingsError, InvalidOptionError, ModelFileError, PassError
 from buildlib.graph.files import load_model, save_model
 from buildlib.graph.shape import GraphShape
+from buildlib.numerics.runners import OnnxRunner
 from buildlib.passes.arcl import convert_arcl
-from buildlib.reference.runners import OnnxRunner
 
 
 def test_outputs_are_bit_exact(tiny_export: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from buildlib.encoder.onnx_import import import_encoder
 from buildlib.errors import BuildError, CheckpointError, InvalidOptionError, ModelFileError
 from buildlib.genai import GenAIBuilderFactory
 from buildlib.graph.files import load_model
-from buildlib.reference.runners import OnnxRunner
+from buildlib.numerics.runners import OnnxRunner
 from suites.models import tiny_encoder
 
 LENGTH = 64

@@ -14,10 +14,10 @@ from buildlib.graph import interface
 from buildlib.graph.decoder import export_onnx
 from buildlib.graph.rope import rope_tables
 from buildlib.graph.shape import GraphShape
+from buildlib.numerics.feeds import CallInputs
+from buildlib.numerics.host_loop import HostLoop
+from buildlib.numerics.runners import OnnxRunner
 from buildlib.passes.arcl import convert_arcl
-from buildlib.reference.feeds import CallInputs
-from buildlib.reference.host_loop import HostLoop
-from buildlib.reference.runners import OnnxRunner
 
 EXPORTS = Path(__file__).parents[2] / "fixtures" / "exports"
 

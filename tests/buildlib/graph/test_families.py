@@ -16,9 +16,9 @@ from buildlib.checkpoint.checkpoint import Checkpoint
 from buildlib.graph.decoder import export_onnx
 from buildlib.graph.files import external_tensors, load_model
 from buildlib.graph.shape import GraphShape
+from buildlib.numerics.host_loop import HostLoop
+from buildlib.numerics.runners import OnnxRunner
 from buildlib.passes.arcl import convert_arcl
-from buildlib.reference.host_loop import HostLoop
-from buildlib.reference.runners import OnnxRunner
 from tests.buildlib import families
 
 CL, AR = 32, 8

@@ -17,8 +17,8 @@ from buildlib.encodings.model import Encoding
 from buildlib.errors import PassError, UnsupportedGraphError
 from buildlib.graph import interface
 from buildlib.graph.shape import GraphShape
+from buildlib.numerics.runners import OnnxRunner, read_ports
 from buildlib.quantize.weight_grids import lpbq_encoding, per_channel_encoding
-from buildlib.reference.runners import OnnxRunner, read_ports
 
 Change = Callable[[onnx.ModelProto], None]
 ImportChanged = Callable[..., Path]

@@ -29,11 +29,11 @@ from buildlib.lora.calibration import calibrate_adapters
 from buildlib.lora.config import LoraBuilderInputConfig, LoraSet
 from buildlib.lora.peft import read_adapter
 from buildlib.lora.projections import find_projections
+from buildlib.numerics.host_loop import HostLoop
+from buildlib.numerics.runners import OnnxRunner
 from buildlib.passes.arcl import convert_arcl
 from buildlib.passes.mha2sha import convert_mha2sha
 from buildlib.quantize.qdq import apply_encodings
-from buildlib.reference.host_loop import HostLoop
-from buildlib.reference.runners import OnnxRunner
 
 MakeAdapter = Callable[..., Path]
 ALPHA = "lora_alpha"

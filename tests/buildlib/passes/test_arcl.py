@@ -13,9 +13,9 @@ from buildlib.checkpoint.config import DecoderConfig, load_config
 from buildlib.errors import InvalidShapeError, PassError
 from buildlib.graph.files import load_model, save_model
 from buildlib.graph.shape import GraphShape
+from buildlib.numerics.host_loop import HostLoop
+from buildlib.numerics.runners import OnnxRunner
 from buildlib.passes.arcl import convert_arcl
-from buildlib.reference.host_loop import HostLoop
-from buildlib.reference.runners import OnnxRunner
 from tests.buildlib.passes.decoders import Kind, make_decoder, run_once
 
 

@@ -10,11 +10,11 @@ from buildlib.checkpoint.config import DecoderConfig, load_config
 from buildlib.encodings.files import load_encodings
 from buildlib.errors import InvalidOptionError, ModelFileError, PassError
 from buildlib.graph.shape import GraphShape
+from buildlib.numerics.host_loop import HostLoop
+from buildlib.numerics.runners import OnnxRunner, read_ports
 from buildlib.passes.arcl import convert_arcl
 from buildlib.passes.split import split_model
 from buildlib.quantize.qdq import apply_encodings
-from buildlib.reference.host_loop import HostLoop
-from buildlib.reference.runners import OnnxRunner, read_ports
 
 SHAPE = GraphShape(16, 96)
 

@@ -11,10 +11,10 @@ import pytest
 from buildlib.encodings.files import load_encodings
 from buildlib.errors import ModelFileError, PassError
 from buildlib.graph.files import load_model, save_model
+from buildlib.numerics.runners import read_ports
 from buildlib.passes.balance import SplitEnds, choose_splits
 from buildlib.passes.split import split_model, weights_by_segment
 from buildlib.quantize.qdq import apply_encodings
-from buildlib.reference.runners import read_ports
 from tests.buildlib.passes.decoders import Kind, make_decoder, run_once
 
 

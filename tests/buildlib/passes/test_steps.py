@@ -8,8 +8,8 @@ from buildlib.checkpoint.checkpoint import Checkpoint
 from buildlib.graph import interface
 from buildlib.graph.decoder import export_onnx
 from buildlib.graph.shape import GraphShape
+from buildlib.numerics.segment_loop import SegmentLoop
 from buildlib.passes.steps import cut_into_steps
-from buildlib.reference.segment_loop import SegmentLoop
 
 
 def test_steps_compute_what_the_layer_computes(tiny: Path, tmp_path: Path) -> None:

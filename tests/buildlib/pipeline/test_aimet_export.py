@@ -14,12 +14,12 @@ from buildlib.encodings.files import load_encodings
 from buildlib.encodings.grid import weight_grid
 from buildlib.graph.files import load_model, tensor_array
 from buildlib.graph.shape import GraphShape
+from buildlib.numerics.feeds import CallInputs
+from buildlib.numerics.host_loop import HostLoop
+from buildlib.numerics.runners import OnnxRunner, read_ports
 from buildlib.pipeline.aimet_export import export_for_aimet
 from buildlib.quantize.qdq import apply_encodings
 from buildlib.quantize.recipe import complete_encodings, matrix_uses
-from buildlib.reference.feeds import CallInputs
-from buildlib.reference.host_loop import HostLoop
-from buildlib.reference.runners import OnnxRunner, read_ports
 from tests.command_line import qnnfarm
 
 SHAPE = GraphShape(16, 48)

@@ -11,10 +11,10 @@ from buildlib.checkpoint.config import load_config
 from buildlib.genai import GenAIBuilderFactory
 from buildlib.graph.decoder import export_onnx
 from buildlib.graph.shape import GraphShape
-from buildlib.reference.divergence import token_losses
-from buildlib.reference.emulator import emulator_chains
-from buildlib.reference.host_loop import HostLoop
-from buildlib.reference.runners import OnnxRunner
+from buildlib.numerics.divergence import token_losses
+from buildlib.numerics.emulator import emulator_chains
+from buildlib.numerics.host_loop import HostLoop
+from buildlib.numerics.runners import OnnxRunner
 from buildlib.targets import parse_target
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from tests.buildlib import families

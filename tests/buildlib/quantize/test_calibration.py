@@ -15,6 +15,10 @@ from buildlib.errors import CalibrationError, PassError
 from buildlib.graph.decoder import export_onnx
 from buildlib.graph.files import load_model, save_model
 from buildlib.graph.shape import GraphShape
+from buildlib.numerics import segment_loop
+from buildlib.numerics.host_loop import HostLoop
+from buildlib.numerics.runners import Arrays, OnnxRunner
+from buildlib.numerics.segment_loop import SegmentLoop
 from buildlib.quantize.calibration import (
     RangeObserver,
     instrument_ranges,
@@ -22,10 +26,6 @@ from buildlib.quantize.calibration import (
     window_count,
     window_length,
 )
-from buildlib.reference import segment_loop
-from buildlib.reference.host_loop import HostLoop
-from buildlib.reference.runners import Arrays, OnnxRunner
-from buildlib.reference.segment_loop import SegmentLoop
 
 SHAPE = GraphShape(8, 40)
 

@@ -11,10 +11,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from buildlib.encodings.model import Encoding, Encodings, asymmetric_encoding
 from buildlib.errors import EncodingsError
+from buildlib.numerics.emulator import EmulatorProcess
+from buildlib.numerics.runners import Arrays, OnnxRunner
 from buildlib.quantize.qdq import apply_encodings
 from buildlib.quantize.weight_grids import lpbq_encoding, per_channel_encoding
-from buildlib.reference.emulator import EmulatorProcess
-from buildlib.reference.runners import Arrays, OnnxRunner
 from buildlib.targets import parse_target
 from buildlib.toolchains.compile_config import CompileConfig
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain

@@ -12,9 +12,9 @@ from buildlib.errors import InvalidOptionError
 from buildlib.graph.decoder import export_onnx
 from buildlib.graph.files import load_model, save_model, tensor_array
 from buildlib.graph.shape import GraphShape
+from buildlib.numerics.runners import OnnxRunner
+from buildlib.numerics.segment_loop import SegmentLoop
 from buildlib.quantize.gradients import Array, Differentiable
-from buildlib.reference.runners import OnnxRunner
-from buildlib.reference.segment_loop import SegmentLoop
 from tests.buildlib import families
 
 # One for each form of norm, activation, rotation and attention.

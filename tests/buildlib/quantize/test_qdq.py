@@ -13,12 +13,12 @@ from buildlib.encodings.files import load_encodings
 from buildlib.encodings.model import Encodings
 from buildlib.errors import CheckpointError, EncodingsError, PassError
 from buildlib.graph.shape import GraphShape
+from buildlib.numerics.evaluation import text_perplexity
+from buildlib.numerics.host_loop import HostLoop
+from buildlib.numerics.runners import OnnxRunner, read_ports
 from buildlib.passes.arcl import convert_arcl
 from buildlib.pipeline.stages.export import export_checkpoint
 from buildlib.quantize.qdq import apply_encodings
-from buildlib.reference.evaluation import text_perplexity
-from buildlib.reference.host_loop import HostLoop
-from buildlib.reference.runners import OnnxRunner, read_ports
 
 
 @pytest.fixture(scope="module")

@@ -11,12 +11,12 @@ from buildlib.checkpoint.config import DecoderConfig, load_config
 from buildlib.encodings.files import load_encodings
 from buildlib.encodings.model import Encoding, Encodings
 from buildlib.errors import EncodingsError, InvalidOptionError
+from buildlib.numerics.host_loop import HostLoop
+from buildlib.numerics.runners import OnnxRunner, read_ports
 from buildlib.quantize.bitwidths import Bitwidths
 from buildlib.quantize.grids import check_shared_caches
 from buildlib.quantize.qdq import apply_encodings
 from buildlib.quantize.recipe import complete_encodings
-from buildlib.reference.host_loop import HostLoop
-from buildlib.reference.runners import OnnxRunner, read_ports
 
 WINDOWS = [[int(t) for t in np.random.default_rng(n).integers(0, 300, 48)] for n in range(2)]
 NONE = Encodings()

@@ -17,11 +17,11 @@ from buildlib.encodings.files import load_encodings
 from buildlib.encodings.grid import Grid, weight_grid
 from buildlib.errors import EncodingsError, ModelFileError
 from buildlib.graph.shape import GraphShape
+from buildlib.numerics.runners import OnnxRunner, read_ports
 from buildlib.passes.arcl import convert_arcl
 from buildlib.quantize.qdq import apply_encodings, quantize_weights, weights_name
 from buildlib.quantize.weight_file import WeightFile, index_path, pack_int4
 from buildlib.quantize.weight_grids import lpbq_encoding, per_channel_encoding
-from buildlib.reference.runners import OnnxRunner, read_ports
 
 ARS = (16, 1)
 Reals = npt.NDArray[Any]

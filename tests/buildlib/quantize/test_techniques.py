@@ -19,6 +19,9 @@ from buildlib.errors import CalibrationError, InvalidOptionError
 from buildlib.graph.decoder import export_onnx
 from buildlib.graph.files import load_model, save_model, tensor_array
 from buildlib.graph.shape import GraphShape
+from buildlib.numerics.evaluation import onnx_perplexity
+from buildlib.numerics.host_loop import HostLoop
+from buildlib.numerics.runners import OnnxRunner
 from buildlib.quantize.bitwidths import Bitwidths, WeightFormat
 from buildlib.quantize.optimization import optimize_weights
 from buildlib.quantize.options import QuantizationOptions, TechniqueName
@@ -35,9 +38,6 @@ from buildlib.quantize.techniques.layerwise import LayerInputs, LayerwiseTechniq
 from buildlib.quantize.techniques.rotation import random_orthogonal
 from buildlib.quantize.weight_file import SharedWeights
 from buildlib.quantize.weight_grids import full_steps, round_to, stored_steps
-from buildlib.reference.evaluation import onnx_perplexity
-from buildlib.reference.host_loop import HostLoop
-from buildlib.reference.runners import OnnxRunner
 from suites.models import tiny_llama
 
 Floats = npt.NDArray[np.float32]

@@ -13,8 +13,8 @@ from buildlib.graph import interface
 from buildlib.graph.decoder import export_onnx
 from buildlib.graph.files import load_model, save_model
 from buildlib.graph.shape import GraphShape
-from buildlib.reference.feeds import CallInputs, KvCache
-from buildlib.reference.runners import OnnxRunner
+from buildlib.numerics.feeds import CallInputs, KvCache
+from buildlib.numerics.runners import OnnxRunner
 from buildlib.speculative.draft_model import (
     FC_EMBEDDING,
     FC_FILE,

@@ -17,9 +17,9 @@ from buildlib.errors import EncodingsError, InputFileError, ModelFileError
 from buildlib.graph import interface
 from buildlib.graph.files import load_model
 from buildlib.graph.shape import GraphShape
+from buildlib.numerics.host_loop import HostLoop
+from buildlib.numerics.runners import OnnxRunner
 from buildlib.passes.arcl import convert_arcl
-from buildlib.reference.host_loop import HostLoop
-from buildlib.reference.runners import OnnxRunner
 from buildlib.speculative.forecast import add_forecast_rows, write_prefix
 from buildlib.speculative.ssd_tensors import SsdTensors
 from buildlib.speculative.torch_file import read_torch_file

@@ -14,8 +14,8 @@ from buildlib.embedding.extraction import EmbeddingExtraction  # noqa: E402
 from buildlib.graph import interface  # noqa: E402
 from buildlib.graph.decoder import export_onnx  # noqa: E402
 from buildlib.graph.shape import GraphShape  # noqa: E402
-from buildlib.reference.feeds import CallInputs  # noqa: E402
-from buildlib.reference.runners import OnnxRunner  # noqa: E402
+from buildlib.numerics.feeds import CallInputs  # noqa: E402
+from buildlib.numerics.runners import OnnxRunner  # noqa: E402
 from buildlib.speculative.ssd_tensors import (  # noqa: E402
     FORECAST_EMBEDDING,
     prefix_key,

@@ -15,7 +15,7 @@ from buildlib.container.container import GenAIContainer
 from buildlib.container.genie_config import GenieConfig
 from buildlib.container.genie_decoding import Lade, Spd, Ssd
 from buildlib.container.writer import ContainerContents, ContainerFile, write_container
-from buildlib.reference.transformers import ReferenceEngine
+from buildlib.numerics.transformers import ReferenceEngine
 from buildlib.targets import parse_target
 from harness.devices.adb.device import AdbDevice
 from harness.exit_codes import BAD, GOOD, NO_ANSWER

@@ -14,12 +14,12 @@ from buildlib.checkpoint.config import load_config
 from buildlib.container.container import GenAIContainer
 from buildlib.container.manifest import container_digest
 from buildlib.encodings.files import load_encodings
-from buildlib.evaluation.proposal import QualityBound
+from buildlib.numerics.divergence import Divergence
+from buildlib.numerics.evaluation import evaluate_model, record_float
+from buildlib.numerics.host_loop import HostLoop
+from buildlib.numerics.runners import OnnxRunner
+from buildlib.quantize.mixed_precision.proposal import QualityBound
 from buildlib.quantize.qdq import apply_encodings
-from buildlib.reference.divergence import Divergence
-from buildlib.reference.evaluation import evaluate_model, record_float
-from buildlib.reference.host_loop import HostLoop
-from buildlib.reference.runners import OnnxRunner
 from harness.errors import PipelineStateError, WrongUseError
 from harness.pipeline.bisect import BisectOptions, bisect_pipeline, recipe_of
 from harness.pipeline.comparison import ComparedText

@@ -11,10 +11,10 @@ from tokenizers import Tokenizer
 import device_scripts
 from buildlib.checkpoint.config import load_config
 from buildlib.container.container import GenAIContainer
+from buildlib.numerics.emulator import emulator_chains
+from buildlib.numerics.evaluation import onnx_perplexity
+from buildlib.numerics.host_loop import HostLoop
 from buildlib.pipeline.build import BuildOutputs
-from buildlib.reference.emulator import emulator_chains
-from buildlib.reference.evaluation import onnx_perplexity
-from buildlib.reference.host_loop import HostLoop
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from buildlib.toolchains.ort_qnn.wheel import find_libraries
 from harness.devices.adb.device import AdbDevice

@@ -1,0 +1,272 @@
+"""Runner of an original export under the names and shapes of the canonical graph.
+
+Exports differ in the names of their inputs, in the order of the axes of their caches, in whether a
+cache comes back whole or as its new part, and in the form of mask and positions. The canonical
+inputs hold all of that.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from buildlib.checkpoint.config import DecoderConfig
+from buildlib.errors import ModelFileError
+from buildlib.graph import interface
+from buildlib.graph.files import load_model
+from buildlib.graph.shape import GraphShape
+from buildlib.importing.precision import SINGLE, precision_of
+from buildlib.importing.refusal import Refusal
+from buildlib.importing.roles import Role, cache_name, find_roles
+from buildlib.numerics.runners import Arrays, PartRunner, Port, Ports, plain_session, run_session
+
+Array = npt.NDArray[Any]
+Axis = Literal["batch", "head", "dim", "slot"]
+Layout = tuple[Axis, ...]
+
+_KEY: Layout = ("head", "batch", "dim", "slot")
+_VALUE: Layout = ("head", "batch", "slot", "dim")
+_OTHERS: tuple[Layout, ...] = (
+    ("batch", "head", "slot", "dim"),
+    ("batch", "head", "dim", "slot"),
+    _VALUE,
+    _KEY,
+    ("batch", "slot", "head", "dim"),
+)
+
+
+@dataclass(frozen=True)
+class SourcePart:
+    """Opens the export at `path` as a canonical model at `shape`.
+
+    Attributes:
+        path: the ONNX, with symbolic dimensions or fixed at `shape`.
+        config: gives number and size of key/value heads.
+        shape: shape of the imported model.
+    """
+
+    path: Path
+    config: DecoderConfig
+    shape: GraphShape
+
+    def __call__(self) -> Mapping[int, PartRunner]:
+        """Open the one runner of this part."""
+        return {self.shape.ar: SourceRunner(self.path, self.config, self.shape)}
+
+    def is_reduced_precision(self) -> bool:
+        """Return whether it computes in less than float32, unlike the model imported from it."""
+        return precision_of(load_model(self.path)) != SINGLE
+
+
+@dataclass(frozen=True)
+class _Cache:
+    """A key or value tensor of the export, its canonical counterpart and its axes."""
+
+    name: str
+    kind: Literal["key", "value"]
+    layer: int
+    head: int | None
+    layout: Layout
+    dtype: np.dtype[Any]
+
+    def canonical(self, end: str) -> str:
+        make = interface.past_key if self.kind == "key" else interface.past_value
+        return make(self.layer, end)
+
+    @property
+    def own(self) -> Layout:
+        return _KEY if self.kind == "key" else _VALUE
+
+    def from_canonical(self, array: Array) -> Array:
+        part = array if self.head is None else array[self.head : self.head + 1]
+        turned = part.transpose([self.own.index(axis) for axis in self.layout])
+        return np.ascontiguousarray(turned, self.dtype)
+
+    def to_canonical(self, array: Array, n_new: int) -> Array:
+        turned = array.transpose([self.layout.index(axis) for axis in self.own])
+        slots = [slice(None)] * 4
+        slots[self.own.index("slot")] = slice(turned.shape[self.own.index("slot")] - n_new, None)
+        return turned[tuple(slots)].astype(np.float32)
+
+
+class SourceRunner:
+    """`PartRunner` of the canonical model, on an export and ONNX Runtime's CPU provider."""
+
+    def __init__(self, path: Path, config: DecoderConfig, shape: GraphShape) -> None:
+        model = load_model(path)
+        try:
+            roles = find_roles(model)
+        except Refusal as refusal:
+            raise ModelFileError(path, str(refusal)) from refusal
+        sizes = {
+            "batch": 1, "head": config.num_key_value_heads, "dim": config.head_dim,
+            "slot": shape.past,
+        }  # fmt: skip
+        self._path = path
+        self._shape = shape
+        self._others = [role for role in roles if role.kind not in {"key", "value"}]
+        kinds = {role.kind for role in self._others}
+        self._counts_slots = not kinds & {"positions", "cos"}
+        self._past = [
+            _cache(path, role.value, (role.kind, role.layer, role.head), sizes)
+            for role in roles
+            if role.kind == "key" or role.kind == "value"
+        ]
+        layouts = {(one.kind, one.layer): (one.layout, one.dtype) for one in self._past}
+        self._new = []
+        for value in model.graph.outputs:
+            cache_key = cache_name(str(value.name))
+            if cache_key is not None and cache_key[:2] in layouts:
+                self._new.append(_Cache(str(value.name), *cache_key, *layouts[cache_key[:2]]))
+        names = [str(value.name) for value in model.graph.outputs]
+        rest = [name for name in names if name not in {one.name for one in self._new}]
+        named = [name for name in rest if "logit" in name.lower()] or rest
+        self._logits = named[0] if named else ""
+        self._logits_dims = (1, shape.ar, config.vocab_size)
+        self._ports = _ports(config, shape, {role.kind for role in roles})
+        self._session = plain_session(path)
+
+    @property
+    def ports(self) -> Ports:
+        """The ports of the canonical model."""
+        return self._ports
+
+    def run(self, feeds: Arrays) -> Arrays:
+        """Return all outputs of the canonical model."""
+        feeds = self._aligned(feeds)
+        given: dict[str, Array] = {
+            str(role.value.name): self._array_for(role, feeds) for role in self._others
+        }
+        for cache in self._past:
+            given[cache.name] = cache.from_canonical(feeds[cache.canonical("in")])
+        wanted = [self._logits, *(cache.name for cache in self._new)]
+        results = run_session(self._path, self._session, wanted, given)
+        found = dict(zip(wanted, results, strict=True))
+        logits = found[self._logits]
+        dims = tuple(size for size in logits.shape if size != 1)
+        if dims != tuple(size for size in self._logits_dims if size != 1):
+            reason = f"output {self._logits} is {list(logits.shape)}, not {list(self._logits_dims)}"
+            raise ModelFileError(self._path, f"{reason}: there is nothing to verify it by")
+        outputs: dict[str, Array] = {
+            interface.LOGITS: logits.reshape(self._logits_dims).astype(np.float32)
+        }
+        heads: dict[str, dict[int, Array]] = {}
+        for cache in self._new:
+            part = cache.to_canonical(found[cache.name], self._shape.ar)
+            heads.setdefault(cache.canonical("out"), {})[cache.head or 0] = part
+        for name, parts in heads.items():
+            outputs[name] = np.concatenate([parts[head] for head in sorted(parts)])
+        return outputs
+
+    def close(self) -> None:
+        """Free the session."""
+        self._session = None
+
+    def _aligned(self, feeds: Arrays) -> Arrays:
+        """Move the past to the end of its slots: an export's window counts empty ones, too.
+
+        An export that makes its positions itself counts all slots, and gets no empty ones.
+        """
+        past, mask = self._shape.past, feeds[interface.ATTENTION_MASK]
+        empty = past - int(np.count_nonzero(mask[0, 0, 0, :past] == 0))
+        moved = {
+            name: np.roll(array, empty, interface.token_axis(name))
+            for name, array in feeds.items()
+            if interface.is_kv(name)
+        }
+        seen = np.concatenate([np.roll(mask[..., :past], empty, -1), mask[..., past:]], axis=-1)
+        if self._counts_slots:
+            moved = {
+                name: np.take(array, range(empty, past), interface.token_axis(name))
+                for name, array in moved.items()
+            }
+            seen = seen[..., empty:]
+        return {**feeds, **moved, interface.ATTENTION_MASK: seen}
+
+    def _array_for(self, role: Role, feeds: Arrays) -> Array:
+        """Return the array for an input that is no cache."""
+        make: dict[str, Callable[[], Array]] = {
+            "ids": lambda: feeds[interface.INPUT_IDS],
+            "embeds": lambda: feeds[interface.INPUTS_EMBEDS],
+            "mask": lambda: self._mask(role, feeds[interface.ATTENTION_MASK]),
+            "positions": lambda: self._positions(feeds[interface.ATTENTION_MASK]),
+            "cos": lambda: self._table(role, feeds[interface.COS]),
+            "sin": lambda: self._table(role, feeds[interface.SIN]),
+        }
+        array = make[role.kind]()
+        rank = _rank(role.value)
+        while array.ndim > rank and 1 in array.shape:
+            array = array.squeeze(array.shape.index(1))
+        assert role.value.dtype is not None  # noqa: S101  (a role needs a type)
+        return np.ascontiguousarray(array.astype(role.value.dtype.numpy()))
+
+    def _mask(self, role: Role, mask: Array) -> Array:
+        """Return the mask as the export takes it: additive, boolean, or used slots."""
+        seen: Array = mask == 0
+        if _rank(role.value) <= 2:
+            used: Array = seen[0].any(axis=1)
+            return used
+        return seen if role.value.dtype == ir.DataType.BOOL else mask
+
+    def _positions(self, mask: Array) -> Array:
+        n_past = int(np.count_nonzero(mask[0, 0, 0, : self._shape.past] == 0))
+        return np.arange(n_past, n_past + self._shape.ar)[None]
+
+    @staticmethod
+    def _table(role: Role, table: Array) -> Array:
+        """Return cosines of half a head, or twice, for exports that multiply whole heads."""
+        assert role.value.shape is not None  # noqa: S101  (a role needs a rank)
+        return np.tile(table, 2) if role.value.shape[-1] == 2 * table.shape[-1] else table
+
+
+def _cache(
+    path: Path,
+    value: ir.Value,
+    cache_key: tuple[Literal["key", "value"], int, int | None],
+    sizes: Mapping[str, int],
+) -> _Cache:
+    kind, layer, head = cache_key
+    assert value.shape is not None  # noqa: S101  (a role needs a rank)
+    own_heads = sizes if head is None else {**sizes, "head": 1}
+    canonical = _KEY if kind == "key" else _VALUE
+    first = (canonical, *_OTHERS) if str(value.name).endswith("_in") else _OTHERS
+    for layout in first:
+        fits = (
+            dim == own_heads[axis] if isinstance(dim, int) else axis in {"batch", "slot"}
+            for axis, dim in zip(layout, value.shape, strict=False)
+        )
+        if len(value.shape) == len(layout) and all(fits):
+            assert value.dtype is not None  # noqa: S101  (a role needs a type)
+            return _Cache(str(value.name), kind, layer, head, layout, value.dtype.numpy())
+    reason = f"cache {value.name} {list(value.shape)} is not one of {dict(own_heads)}"
+    raise ModelFileError(path, reason)
+
+
+def _ports(config: DecoderConfig, shape: GraphShape, kinds: set[str]) -> Ports:
+    """Return names and shapes of the canonical model; values are float, ids int32."""
+    inputs = dict(interface.input_shapes(config, shape))
+    inputs[interface.COS] = inputs[interface.SIN] = (1, 1, shape.ar, config.rotary_dim // 2)
+    if "embeds" in kinds:
+        del inputs[interface.INPUT_IDS]
+        inputs[interface.INPUTS_EMBEDS] = (1, shape.ar, config.hidden_size)
+    logits: tuple[int, ...] = (1, shape.ar, config.vocab_size)
+    outputs = {interface.LOGITS: logits}
+    for name, dims in inputs.items():
+        if interface.is_kv(name):
+            new = interface.kv_output(name)
+            outputs[new] = interface.dims_at(new, dims, shape)
+    ids, real = np.dtype(np.int32), np.dtype(np.float32)
+    made = {
+        name: Port(name, ids if name == interface.INPUT_IDS else real, dims)
+        for name, dims in chain(inputs.items(), outputs.items())
+    }
+    return Ports({name: made[name] for name in inputs}, {name: made[name] for name in outputs})
+
+
+def _rank(value: ir.Value) -> int:
+    return len(value.shape) if value.shape is not None else 0

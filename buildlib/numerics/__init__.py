@@ -1,0 +1,1 @@
+"""Models of any stage on the host: prefill, decode, and comparisons. Not a runtime."""

@@ -1,0 +1,190 @@
+"""Comparisons of a model before and after a stage, their bounds, and the report of them all."""
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from buildlib.graph import interface
+from buildlib.numerics.divergence import measure_logits
+from buildlib.numerics.trace import Trace
+
+Measure = Literal["bit-exact", "relative", "sqnr", "finite"]
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Bound that a comparison must meet.
+
+    Attributes:
+        measure: `bit-exact`, a largest relative difference, a least SQNR of the logits in dB, or
+            nothing but finite values (the difference is then what quantization costs).
+        limit: limit of the measure; 0 if it has none.
+    """
+
+    measure: Measure
+    limit: float = 0.0
+
+    def __str__(self) -> str:
+        match self.measure:
+            case "relative":
+                return f"relative <= {self.limit:g}"
+            case "sqnr":
+                return f"SQNR >= {self.limit:.3g} dB"
+            case _:
+                return self.measure
+
+
+@dataclass(frozen=True)
+class StageComparison:
+    """The outputs of a model after a stage against those before it, over the same tokens.
+
+    With `a` before and `b` after, over logits and over each new key and value tensor:
+
+    Attributes:
+        stage: the stage between them: `import`, `arcl`, `split`, `mha2sha`, `quantize`, `compile`.
+        subject: the graph: `ar128_cl4096`.
+        max_abs_diff: largest |a - b| of all tensors.
+        max_rel_diff: largest max|a - b| / max|a| of a tensor.
+        sqnr_db: 10 log10(sum(a^2) / sum((a - b)^2)) over the logits; infinite when they are equal.
+        kl_divergence: mean of D(before || after) of the next-token distributions, in nats.
+        greedy_agreement: share of positions, 0 to 1, whose likeliest token is the same. The sample
+            ends in the source's own greedy continuation: 1 means that the text is the same.
+        positions: how many tokens of the sample this graph computed.
+        bound: the bound in words.
+        passed: whether it holds, all values being finite.
+        note: the tensor that differs most, or why nothing was compared.
+    """
+
+    stage: str
+    subject: str
+    max_abs_diff: float
+    max_rel_diff: float
+    sqnr_db: float
+    kl_divergence: float
+    greedy_agreement: float
+    positions: int
+    bound: str
+    passed: bool
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class VerificationReport:
+    """All comparisons of a build, in the order of its stages."""
+
+    comparisons: tuple[StageComparison, ...]
+
+    @property
+    def passed(self) -> bool:
+        """True if there are comparisons and all are within bounds."""
+        return bool(self.comparisons) and all(one.passed for one in self.comparisons)
+
+    @property
+    def failures(self) -> tuple[StageComparison, ...]:
+        """Comparisons out of bounds, the earliest stage first."""
+        return tuple(one for one in self.comparisons if not one.passed)
+
+    def to_json(self) -> str:
+        """Return the report as JSON; a non-finite number (an infinite SQNR) is null."""
+        rows = [
+            {name: _finite(value) for name, value in asdict(one).items()}
+            for one in self.comparisons
+        ]
+        return json.dumps({"passed": self.passed, "comparisons": rows}, indent=2, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:  # noqa: ANN401  (JSON)
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def compare(
+    stage: str,
+    subject: str,
+    bound: Bound,
+    before: Trace,
+    after: Trace,
+    positions: npt.NDArray[np.intp],
+) -> StageComparison:
+    """Compare two traces of the same tokens at `positions`; see `StageComparison` for formulas."""
+    positions = positions[positions < min(before.n_positions, after.n_positions)]
+    tensors = {interface.LOGITS: (before.logits[positions], after.logits[positions])}
+    caches = before.caches.keys() if before.caches else after.caches.keys()  # or logits alone
+    for name in before.caches.keys() & after.caches.keys():
+        tensors[name] = (before.caches[name][positions], after.caches[name][positions])
+    if not positions.size:
+        return _incomparable(stage, subject, bound, "no position of the sample ran in this graph")
+    differing = sorted(caches ^ after.caches.keys())
+    differing += [name for name, (a, b) in tensors.items() if a.shape != b.shape]
+    if differing:
+        return _incomparable(
+            stage, subject, bound, f"{differing[0]} is not the same tensor on both"
+        )
+    absolute, relative = {}, {}
+    for name, (a, b) in tensors.items():
+        absolute[name] = float(np.abs(a - b).max())
+        relative[name] = relative_difference(a, b)
+    worst = max(sorted(relative), key=lambda name: _rank(relative[name]))
+    finite = all(np.isfinite(x).all() for pair in tensors.values() for x in pair)
+    logits = measure_logits(*tensors[interface.LOGITS]) if finite else None
+    return StageComparison(
+        stage=stage,
+        subject=subject,
+        max_abs_diff=max(absolute.values(), key=_rank),
+        max_rel_diff=relative[worst],
+        sqnr_db=math.nan if logits is None else logits.sqnr_db,
+        kl_divergence=math.nan if logits is None else logits.kl,
+        greedy_agreement=0.0 if logits is None else logits.top1,
+        positions=int(positions.size),
+        bound=str(bound),
+        passed=logits is not None and _meets(bound, relative[worst], logits.sqnr_db),
+        note="" if finite and relative[worst] == 0 else _note(worst, finite=finite),
+    )
+
+
+def relative_difference(reference: Floats, found: Floats) -> float:
+    """Return max|a - b| / max|a| of a tensor; infinite if only the reference is all zeros."""
+    difference, scale = float(np.abs(reference - found).max()), float(np.abs(reference).max())
+    if difference == 0:
+        return 0.0
+    return difference / scale if scale else math.inf
+
+
+def _meets(bound: Bound, relative: float, sqnr: float) -> bool:
+    match bound.measure:
+        case "bit-exact":
+            return relative == 0
+        case "relative":
+            return relative <= bound.limit
+        case "sqnr":
+            return sqnr >= bound.limit
+        case "finite":
+            return True
+
+
+def _note(worst: str, *, finite: bool) -> str:
+    return f"largest in {worst}" if finite else "values that are not finite"
+
+
+def _rank(value: float) -> float:
+    return math.inf if math.isnan(value) else value
+
+
+def _incomparable(stage: str, subject: str, bound: Bound, note: str) -> StageComparison:
+    return StageComparison(
+        stage,
+        subject,
+        math.nan,
+        math.nan,
+        math.nan,
+        math.nan,
+        0.0,
+        0,
+        str(bound),
+        passed=False,
+        note=note,
+    )

@@ -1,0 +1,126 @@
+"""Compiled graphs on the HTP emulator, as parts for the host loop; they run in a child process."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from buildlib.encodings.grid import Grid
+from buildlib.errors import ModelFileError
+from buildlib.numerics.child import ChildProcess
+from buildlib.numerics.runners import Arrays, Port, Ports, part_sizes
+from buildlib.toolchains.base import GraphInfo, TensorInfo, Toolchain
+from buildlib.toolchains.ort_qnn.wheel import find_libraries
+
+_WORKER = "buildlib.numerics.emulator_worker"
+
+
+class EmulatedPart:
+    """`PartRunner` of one compiled graph."""
+
+    def __init__(self, process: "EmulatorProcess", index: int, graph: GraphInfo) -> None:
+        self._process = process
+        self._index = index
+        self._ports = ports_of(graph)
+
+    @property
+    def ports(self) -> Ports:
+        """The ports that the context binary declares."""
+        return self._ports
+
+    def run(self, feeds: Arrays) -> Arrays:
+        """Return all outputs, as integers.
+
+        Raises:
+            RunnerDiedError: the emulator refused, died, or took too long.
+        """
+        return self._process.run(self._index, feeds)
+
+    def close(self) -> None:
+        """End the process that all parts share."""
+        self._process.close()
+
+
+def emulator_chains(
+    binaries: Sequence[Path],
+    toolchain: Toolchain,
+    *,
+    soc_model: int | None = None,
+    cl: int | None = None,
+    timeout_s: float = 120.0,
+) -> dict[int, list[EmulatedPart]]:
+    """Return chains for `HostLoop`, by AR, from context binaries built for the emulator.
+
+    Args:
+        binaries: one for each part, in the order of the parts.
+        toolchain: describes their graphs.
+        soc_model: the SoC to emulate; by default the library's choice.
+        cl: context length of the graphs to take, if there are several.
+        timeout_s: for loading, and for each call of a graph.
+
+    Raises:
+        InvalidBinaryError: a file is no context binary.
+        ModelFileError: a graph's inputs tell no AR.
+        RunnerDiedError: the emulator cannot load them.
+    """
+    found: list[tuple[int, Path, GraphInfo]] = []
+    for binary in binaries:
+        found += [(ar, binary, graph) for ar, graph in _graphs(binary, toolchain, cl).items()]
+    process = EmulatorProcess(
+        [(binary, graph.name) for _, binary, graph in found], soc_model, timeout_s
+    )
+    chains: dict[int, list[EmulatedPart]] = {}
+    for index, (ar, _, graph) in enumerate(found):
+        chains.setdefault(ar, []).append(EmulatedPart(process, index, graph))
+    return chains
+
+
+def _graphs(binary: Path, toolchain: Toolchain, cl: int | None) -> dict[int, GraphInfo]:
+    """Return the graphs of a binary by AR; a part without attention has one for all CLs."""
+    found: dict[int, GraphInfo] = {}
+    for graph in toolchain.inspect(binary).graphs:
+        try:
+            ar, own_cl = part_sizes({tensor.name: tensor.shape for tensor in graph.inputs})
+        except ValueError as error:
+            raise ModelFileError(binary, f"graph {graph.name}: {error}") from error
+        if cl is None or own_cl in {None, cl}:
+            found[ar] = graph
+    return found
+
+
+def ports_of(graph: GraphInfo) -> Ports:
+    """Return the ports of a compiled graph."""
+    return Ports(
+        {tensor.name: _port(tensor) for tensor in graph.inputs},
+        {tensor.name: _port(tensor) for tensor in graph.outputs},
+    )
+
+
+class EmulatorProcess(ChildProcess):
+    """Child process with the graphs loaded, which runs one at a time on request."""
+
+    def __init__(
+        self, graphs: Sequence[tuple[Path, str]], soc_model: int | None, timeout_s: float
+    ) -> None:
+        subject = ", ".join(sorted({binary.name for binary, _ in graphs}))
+        library_path = {"LD_LIBRARY_PATH": find_libraries().search_path}
+        super().__init__(_WORKER, subject, timeout_s, library_path)
+        listed = [[str(binary.absolute()), name] for binary, name in graphs]
+        try:
+            self.request({"graphs": listed, "soc_model": soc_model}, {})
+        except BaseException:
+            self.close()
+            raise
+
+    def run(self, index: int, feeds: Arrays) -> Arrays:
+        """Run graph `index` of those loaded."""
+        return self.request({"run": index}, feeds)[1]
+
+
+def _port(tensor: TensorInfo) -> Port:
+    dtype = np.dtype(tensor.dtype)
+    encoding = tensor.encoding
+    grid = None
+    if encoding is not None and dtype.kind == "u":
+        grid = Grid(dtype, (encoding.scale,), (-encoding.offset,))
+    return Port(tensor.name, dtype, tensor.shape, grid)

@@ -1,0 +1,200 @@
+"""Evaluation of a model on text beside the model in float: perplexity, KL divergence, top-1.
+
+The same function takes the model of any stage: float ONNX, QDQ on the CPU, compiled graphs on the
+emulator. The float model runs once; its logits stay in a temporary file, and memory holds those of
+one call.
+"""
+
+import math
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from buildlib.checkpoint.config import DecoderConfig
+from buildlib.closeable import Closeable
+from buildlib.errors import CalibrationError
+from buildlib.numerics.divergence import Divergence, DivergenceSums, Logits
+from buildlib.numerics.host_loop import HostLoop, TokenModel, feed_window, open_onnx, window_losses
+from buildlib.numerics.runners import Arrays, OnnxRunner
+
+_ROWS = 64
+
+
+class FloatLogits(Closeable):
+    """Logits of the model in float over windows of text, kept in a temporary file.
+
+    The file has positions x vocabulary x 4 bytes, and goes when this is closed.
+
+    Args:
+        windows: token ids without bos, all of which are predicted: the positions that Genie scores.
+        config: configuration of the model.
+        folder: place of the file; by default the system's for temporary files.
+
+    Attributes:
+        inputs: the tokens to feed for each window: bos, and all but the last.
+
+    Raises:
+        CalibrationError: there are no tokens, or one lies outside the vocabulary.
+    """
+
+    def __init__(
+        self,
+        windows: Sequence[Sequence[int]],
+        config: DecoderConfig,
+        folder: Path | None = None,
+    ) -> None:
+        self.inputs = tuple((config.bos_token_id, *window[:-1]) for window in windows if window)
+        self._following = np.array([token for window in windows for token in window], np.int64)
+        if not self._following.size:
+            raise CalibrationError("there is no text to evaluate the model on")
+        if not 0 <= self._following.min() <= self._following.max() < config.vocab_size:
+            raise CalibrationError(f"a token lies outside the vocabulary of {config.vocab_size}")
+        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  (closed by close)
+        shape = (self._following.size, config.vocab_size)
+        self._logits = np.memmap(self._file, np.float32, "w+", shape=shape)
+        self._recorded = 0
+
+    def close(self) -> None:
+        """Remove the file."""
+        self._file.close()
+
+    def restart(self) -> None:
+        """Record from the first position again."""
+        self._recorded = 0
+
+    def record(self, logits: Logits) -> None:
+        """Keep the logits of the model in float at the next positions."""
+        end = self._recorded + len(logits)
+        self._logits[self._recorded : end] = logits
+        self._recorded = end
+
+    def own(self) -> Divergence:
+        """Return the evaluation of the model in float itself."""
+        sums = DivergenceSums()
+        for start in range(0, self._recorded, _ROWS):
+            logits = np.asarray(self._logits[start : min(start + _ROWS, self._recorded)])
+            self.compare(logits, start, sums)
+        return sums.mean()
+
+    def compare(self, logits: Logits, start: int, sums: DivergenceSums) -> None:
+        """Add another model's logits at the positions from `start` on to its sums."""
+        where = slice(start, start + len(logits))
+        sums.add(logits, self._logits[where], self._following[where])
+
+
+class Measurement:
+    """Divergence of one model from float, whose logits come call by call."""
+
+    def __init__(self, reference: FloatLogits) -> None:
+        self._reference = reference
+        self._sums = DivergenceSums()
+        self._positions = 0
+
+    def add(self, logits: Logits) -> None:
+        """Take the logits of the next positions."""
+        self._reference.compare(logits, self._positions, self._sums)
+        self._positions += len(logits)
+
+    def result(self) -> Divergence:
+        """Return the divergence over all positions so far."""
+        return self._sums.mean()
+
+
+def record_float(
+    model_path: Path,
+    config: DecoderConfig,
+    windows: Sequence[Sequence[int]],
+    *,
+    constants: Arrays | None = None,
+    n_threads: int = 0,
+) -> FloatLogits:
+    """Run a whole float ONNX model, and keep its logits; the caller closes them.
+
+    Args:
+        model_path: at a prefill shape, in canonical form.
+        config: configuration of the model.
+        windows: token ids without bos, each shorter than the context length.
+        constants: inputs that are the same at every call, such as LoRA weights.
+        n_threads: threads of ONNX Runtime; 0 for one per core.
+
+    Raises:
+        CalibrationError: there are no tokens, or one lies outside the vocabulary.
+        ModelFileError: the file is not a model that can run.
+        PromptTooLongError: a window does not fit into the context.
+    """
+    reference = FloatLogits(windows, config)
+    try:
+        loop = open_onnx(model_path, config, constants=constants, n_threads=n_threads, plain=True)
+        with loop:
+            for window in reference.inputs:
+                for _, logits in feed_window(loop, window):
+                    reference.record(logits)
+    except BaseException:
+        reference.close()
+        raise
+    return reference
+
+
+def evaluate_model(model: TokenModel, reference: FloatLogits) -> Divergence:
+    """Evaluate a model of any stage over the windows of its reference.
+
+    The result has the perplexity (`exp` of the mean negative log-likelihood of all tokens of the
+    windows, each led by bos), the KL divergence in nats and the top-1 agreement, as llama.cpp
+    defines them (see `Divergence`).
+
+    Args:
+        model: a `HostLoop` over `OnnxRunner`s or `emulator_chains`, or a `TransformersModel`.
+        reference: of the model in float.
+
+    Raises:
+        PromptTooLongError: a window does not fit into the context.
+        RunnerDiedError: the emulator failed.
+        CalibrationError: logits that are not finite, or of another vocabulary.
+    """
+    measurement = Measurement(reference)
+    try:
+        for window in reference.inputs:
+            for _, logits in feed_window(model, window):
+                measurement.add(logits)
+    except ValueError as error:
+        raise CalibrationError(f"the model cannot be compared with float: {error}") from error
+    return measurement.result()
+
+
+def text_perplexity(
+    model: TokenModel, config: DecoderConfig, windows: Sequence[Sequence[int]]
+) -> float:
+    """Return `exp` of the mean negative log-likelihood of all tokens, each window led by bos.
+
+    Args:
+        model: as `evaluate_model` takes it.
+        config: configuration of the model.
+        windows: token ids without bos, each shorter than the context length: the positions that
+            Genie scores on a device.
+
+    Raises:
+        PromptTooLongError: a window does not fit into the context.
+    """
+    losses = [window_losses(model, config.bos_token_id, window) for window in windows]
+    return math.exp(float(np.concatenate(losses).mean()))
+
+
+def onnx_perplexity(
+    chains: Mapping[int, Sequence[Path]], config: DecoderConfig, windows: Sequence[Sequence[int]]
+) -> float:
+    """Return the `text_perplexity` of ONNX models, float or QDQ, on ONNX Runtime's CPU provider.
+
+    Args:
+        chains: parts of the model in order, by AR.
+        config: configuration of the model.
+        windows: as `text_perplexity` takes them.
+
+    Raises:
+        PromptTooLongError: a window does not fit into the context.
+        ModelFileError: a file is not a model that can run.
+    """
+    runners = {ar: [OnnxRunner(path) for path in paths] for ar, paths in chains.items()}
+    with HostLoop(runners, config) as loop:
+        return text_perplexity(loop, config, windows)

@@ -1,0 +1,217 @@
+"""Prefill and decode on the host over the parts of a model, to check numerics stage by stage.
+
+The same loop runs float ONNX, QDQ ONNX and compiled graphs, so a difference between two of them is
+a difference of the graphs. Genie does inference on devices, not this module.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from buildlib.cancellation import check_cancelled
+from buildlib.checkpoint.config import DecoderConfig
+from buildlib.closeable import Closeable
+from buildlib.errors import PromptTooLongError
+from buildlib.graph import interface
+from buildlib.graph.shape import GraphShape
+from buildlib.numerics.divergence import token_losses
+from buildlib.numerics.feeds import CachedCalls, CallInputs, Embed
+from buildlib.numerics.runners import Arrays, OnnxRunner, PartRunner, part_sizes
+
+
+class TokenModel(Protocol):
+    """A model that takes tokens and gives logits, whatever computes it."""
+
+    @property
+    def largest_ar(self) -> int:
+        """Tokens that one call takes at most."""
+        ...
+
+    def reset(self) -> None:
+        """Forget all tokens."""
+        ...
+
+    def feed(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Append `tokens` to the context and return logits [len(tokens), vocab] after each."""
+        ...
+
+
+def feed_window(
+    model: TokenModel, window: Sequence[int]
+) -> Iterator[tuple[Sequence[int], npt.NDArray[np.float32]]]:
+    """Feed a window from an empty context, and yield tokens and logits of each call."""
+    model.reset()
+    for start in range(0, len(window), model.largest_ar):
+        check_cancelled()
+        tokens = window[start : start + model.largest_ar]
+        yield tokens, model.feed(tokens)
+
+
+def window_losses(model: TokenModel, bos: int, window: Sequence[int]) -> npt.NDArray[np.float64]:
+    """Return the negative log-likelihood `[len(window)]` of each token, after bos alone.
+
+    Raises:
+        PromptTooLongError: bos and the window do not fit into the context.
+    """
+    losses, done = [], 0
+    for tokens, logits in feed_window(model, [bos, *window[:-1]]):
+        losses.append(token_losses(logits, window[done : done + len(tokens)]))
+        done += len(tokens)
+    return np.concatenate(losses)
+
+
+class HostLoop(Closeable):
+    """A model as one chain of parts for each AR, over one context length.
+
+    Args:
+        chains: parts in order, by AR; decoding needs AR 1. The loop owns them.
+        config: configuration of the model.
+        on_outputs: sees every part's outputs and the number of real tokens (calibration).
+        embed: the embedding table, for a model that takes `inputs_embeds`.
+        constants: inputs that are the same at every call, such as LoRA weights.
+    """
+
+    def __init__(
+        self,
+        chains: Mapping[int, Sequence[PartRunner]],
+        config: DecoderConfig,
+        *,
+        on_outputs: Callable[[Arrays, int], None] | None = None,
+        embed: Embed | None = None,
+        constants: Arrays | None = None,
+    ) -> None:
+        self._chains = {ar: tuple(chains[ar]) for ar in sorted(chains, reverse=True)}
+        shapes = [_chain_shape(chain) for chain in self._chains.values()]
+        self.cl = shapes[0].cl
+        if {shape.ar for shape in shapes} != set(chains) or {s.cl for s in shapes} != {self.cl}:
+            msg = f"chains for AR {sorted(chains)} have the shapes {shapes}"
+            raise ValueError(msg)
+        self._inputs = CallInputs(config, self.cl, embed=embed, constants=constants)
+        self._config = config
+        self._on_outputs = on_outputs
+        self.reset()
+
+    def close(self) -> None:
+        """Close all runners."""
+        for chain in self._chains.values():
+            for runner in chain:
+                runner.close()
+
+    @property
+    def free_positions(self) -> int:
+        """Number of tokens that can still be fed; the last ones need a graph that fits."""
+        free = self.cl - self._calls.n_past
+        return free if free >= min(self._chains) else 0
+
+    @property
+    def largest_ar(self) -> int:
+        """Tokens that one call takes at most."""
+        return next(iter(self._chains))
+
+    def reset(self) -> None:
+        """Forget all tokens."""
+        self._calls = CachedCalls(self._chains, self._inputs, self.cl)
+
+    def feed(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Append `tokens` to the context and return logits [len(tokens), vocab] after each of them.
+
+        The largest graph that still fits takes as many tokens as it can, and its other slots are
+        padded; a single token goes to the smallest graph.
+
+        Raises:
+            PromptTooLongError: the context has no room for them.
+        """
+        done: list[npt.NDArray[np.float32]] = []
+        position = 0
+        while position < len(tokens):
+            left = len(tokens) - position
+            ar = self._choose(left)
+            chunk = list(tokens[position : position + ar])
+            done.append(self._call(ar, chunk))
+            position += len(chunk)
+        return np.concatenate(done) if done else np.zeros((0, self._config.vocab_size), np.float32)
+
+    def greedy(
+        self, prompt: Sequence[int], n_tokens: int, stop: frozenset[int] = frozenset()
+    ) -> list[int]:
+        """Return the greedy continuation of `prompt`, at most `n_tokens`, up to a `stop` id.
+
+        Like Genie, it always puts bos before the prompt. Of equal logits the lowest id wins.
+
+        Raises:
+            PromptTooLongError: prompt and continuation do not fit into the context.
+        """
+        n_all = 1 + len(prompt) + n_tokens
+        if n_all > self.cl:
+            raise PromptTooLongError(n_all, self.cl)
+        self.reset()
+        logits = self.feed([self._config.bos_token_id, *prompt])
+        chosen: list[int] = []
+        while len(chosen) < n_tokens:
+            token = int(np.argmax(logits[-1]))
+            if token in stop:
+                break
+            chosen.append(token)
+            if len(chosen) < n_tokens:
+                logits = self.feed([token])
+        return chosen
+
+    def _choose(self, left: int) -> int:
+        room = self.cl - self._calls.n_past
+        fitting = [ar for ar in self._chains if ar <= room]
+        if not fitting or left > room:
+            raise PromptTooLongError(self._calls.n_past + left, self.cl)
+        return (
+            fitting[-1]
+            if left <= fitting[-1]
+            else min((ar for ar in fitting if ar >= left), default=fitting[0])
+        )
+
+    def _call(self, ar: int, tokens: list[int]) -> npt.NDArray[np.float32]:
+        """Call one chain; `tokens` fill its slots from the left."""
+        called = self._calls.call(ar, tokens)
+        if self._on_outputs is not None:
+            for _, outputs in called:
+                self._on_outputs(outputs, len(tokens))
+        last, outputs = called[-1]
+        port = last.ports.outputs[interface.LOGITS]
+        return port.dequantize(outputs[interface.LOGITS][0, : len(tokens)])
+
+
+def open_onnx(
+    path: Path,
+    config: DecoderConfig,
+    *,
+    constants: Arrays | None = None,
+    n_threads: int = 0,
+    plain: bool = False,
+) -> HostLoop:
+    """Open a whole ONNX model, float or QDQ, at its one shape.
+
+    Args:
+        path: in canonical form.
+        config: configuration of the model.
+        constants: as `HostLoop` takes them.
+        n_threads: as `OnnxRunner` takes it.
+        plain: as `OnnxRunner` takes it.
+
+    Raises:
+        ModelFileError: the file is not a model that can run.
+    """
+    shape = interface.require_shape(path)
+    runner = OnnxRunner(path, n_threads=n_threads, plain=plain)
+    return HostLoop({shape.ar: [runner]}, config, constants=constants)
+
+
+def _chain_shape(chain: Sequence[PartRunner]) -> GraphShape:
+    """Return the (AR, CL) of all parts; one without a mask (embedding, head) has only an AR."""
+    sizes = [part_sizes({p.name: p.shape for p in r.ports.inputs.values()}) for r in chain]
+    ars = {ar for ar, _ in sizes}
+    cls = {cl for _, cl in sizes if cl is not None}
+    if len(ars) != 1 or len(cls) != 1:
+        msg = f"the parts of a chain differ in (AR, CL): {sizes}"
+        raise ValueError(msg)
+    return GraphShape(ars.pop(), cls.pop())

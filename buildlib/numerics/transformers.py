@@ -1,0 +1,137 @@
+"""A checkpoint as transformers computes it: a reading of its files that is not ours.
+
+torch and transformers run in a child process, which takes their memory with it.
+"""
+
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from buildlib.checkpoint.config import DecoderConfig
+from buildlib.errors import InvalidOptionError, RunnerDiedError, TransformersError
+from buildlib.graph import interface
+from buildlib.graph.shape import GraphShape
+from buildlib.numerics.child import ChildProcess
+from buildlib.numerics.runners import Arrays, PartRunner, Port, Ports
+
+ReferenceEngine = Literal["onnx", "transformers"]
+"""What computes a reference: our own float ONNX, or transformers."""
+
+_WORKER = "buildlib.numerics.transformers_worker"
+_TIMEOUT_S = 1800.0  # a large checkpoint from a cold disk
+_OFFLINE = {
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "TRANSFORMERS_VERBOSITY": "error",
+}
+
+
+class TransformersModel(ChildProcess):
+    """A `TokenModel` of a checkpoint in Hugging Face layout, in float32 on the CPU.
+
+    Attributes:
+        versions: of torch and transformers.
+
+    Raises:
+        TransformersError: they are not installed, or transformers has no code for the model.
+    """
+
+    largest_ar = 128
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        require_installed(folder)
+        super().__init__(_WORKER, str(folder), _TIMEOUT_S, _OFFLINE)
+        try:
+            answer, _ = self.request({"load": str(folder.absolute())}, {})
+        except BaseException:
+            self.close()
+            raise
+        self.versions: dict[str, str] = answer["versions"]
+
+    def request(self, header: dict[str, Any], arrays: Arrays) -> tuple[dict[str, Any], Arrays]:
+        """Send a request and return the answer.
+
+        Raises:
+            TransformersError: the child refused, died, or took too long.
+        """
+        try:
+            return super().request(header, arrays)
+        except RunnerDiedError as error:
+            raise TransformersError(str(self._folder), error.reason) from error
+
+    def reset(self) -> None:
+        """Forget all tokens."""
+        self.request({"reset": True}, {})
+
+    def feed(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Append `tokens` to the context and return logits [len(tokens), vocab] after each.
+
+        Raises:
+            TransformersError: it cannot compute them.
+        """
+        _, found = self.request({}, {"tokens": np.array(tokens, np.int32)})
+        logits: npt.NDArray[np.float32] = found["logits"]
+        return logits
+
+
+def require_installed(folder: Path) -> None:
+    """Check that torch and transformers are installed, for the model in `folder`.
+
+    Raises:
+        TransformersError: one is not.
+    """
+    for name in ("torch", "transformers"):
+        if importlib.util.find_spec(name) is None:
+            reason = f"{name} is not installed: pip install 'qnnfarm[reference]'"
+            raise TransformersError(str(folder), reason)
+
+
+def check_engine(name: str) -> ReferenceEngine:
+    """Return what computes a reference.
+
+    Raises:
+        InvalidOptionError: nothing of that name does.
+    """
+    known = get_args(ReferenceEngine)
+    if name not in known:
+        raise InvalidOptionError("reference_with", f"{name!r} computes none", known)
+    return cast("ReferenceEngine", name)
+
+
+@dataclass(frozen=True)
+class TransformersPart:
+    """Opens a checkpoint in transformers as a canonical model at `shape`; it gives logits alone."""
+
+    folder: Path
+    config: DecoderConfig
+    shape: GraphShape
+
+    def __call__(self) -> dict[int, PartRunner]:
+        """Open the one runner of this part."""
+        return {self.shape.ar: _TransformersRunner(self.folder, self.config, self.shape)}
+
+
+class _TransformersRunner:
+    """`PartRunner` of the canonical model, whose calls follow each other from an empty context."""
+
+    def __init__(self, folder: Path, config: DecoderConfig, shape: GraphShape) -> None:
+        self._model = TransformersModel(folder)
+        ids = Port(interface.INPUT_IDS, np.dtype(np.int32), (1, shape.ar))
+        dims = (1, shape.ar, config.vocab_size)
+        logits = Port(interface.LOGITS, np.dtype(np.float32), dims)
+        self.ports = Ports({ids.name: ids}, {logits.name: logits})
+
+    def run(self, feeds: Arrays) -> Arrays:
+        """Return the logits after all tokens of a call."""
+        tokens = feeds[interface.INPUT_IDS][0].tolist()
+        return {interface.LOGITS: self._model.feed(tokens)[None]}
+
+    def close(self) -> None:
+        """End the child process."""
+        self._model.close()

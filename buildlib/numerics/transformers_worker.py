@@ -1,0 +1,67 @@
+"""Worker of `TransformersModel`: the one module that imports torch and transformers."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from buildlib.numerics.child import serve
+from buildlib.toolchains.child_process import RefusedError
+
+if TYPE_CHECKING:
+    from buildlib.numerics.runners import Arrays
+
+_loaded: Any = None
+_cache: Any = None
+
+
+def answer(header: dict[str, Any], arrays: "Arrays") -> "tuple[dict[str, Any], Arrays]":
+    """Load a model; forget all tokens; or feed some, and give the logits after each of them."""
+    global _loaded, _cache  # noqa: PLW0603  (one process, one model)
+    if "load" in header:
+        _loaded, versions = _load(Path(header["load"]))
+        return {"versions": versions}, {}
+    if "reset" in header:
+        _cache = None
+        return {}, {}
+    import torch
+
+    with torch.inference_mode():
+        tokens = torch.from_numpy(arrays["tokens"].astype("int64"))[None]
+        found = _loaded(input_ids=tokens, past_key_values=_cache, use_cache=True)
+    _cache = found.past_key_values
+    return {}, {"logits": found.logits[0].float().numpy()}
+
+
+def _load(folder: Path) -> tuple[Any, dict[str, str]]:
+    """Load a checkpoint in float32, by transformers' own code alone and from its files alone."""
+    import torch
+    import transformers
+
+    name = json.loads((folder / "config.json").read_text("utf-8")).get("model_type")
+    if name not in transformers.CONFIG_MAPPING:
+        raise RefusedError(
+            f"transformers {transformers.__version__} has no family {name!r}, and code that comes "
+            "with a model is never run"
+        )
+    try:
+        model, report = transformers.AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=torch.float32,
+            attn_implementation="eager",
+            trust_remote_code=False,
+            local_files_only=True,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    except Exception as error:
+        raise RefusedError(f"transformers cannot load it: {error}") from error
+    for fault in ("missing_keys", "mismatched_keys"):
+        if report.get(fault):  # transformers fills them with random numbers
+            first = min(str(key) for key in report[fault])
+            raise RefusedError(f"transformers finds no weights for {first}")
+    versions = {each.__name__: str(each.__version__) for each in (torch, transformers)}
+    return model.eval(), versions
+
+
+if __name__ == "__main__":
+    serve(answer)

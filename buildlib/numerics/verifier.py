@@ -1,0 +1,249 @@
+"""The stages of a build against each other, from the source export to the emulator.
+
+Both sides of a comparison are fed the same tokens, so that one difference does not make all later
+positions incomparable. A model runs over a sample once, one part in memory at a time, and its
+outputs serve as `after` of its stage and `before` of the next.
+
+What it costs: for each stage and context length, one pass over the sample, in which all ARs take
+turns. Memory is that of one part's activations and caches, its weights being mapped, plus the
+outputs of two stages (positions x vocabulary x 4 bytes each; 82 MB at 160 positions of 128,256
+tokens). Time is that of the arithmetic: a
+float model of 187 million parameters (two layers of Llama-3.2-1B's width, vocabulary 16,000) took
+1.2 s for a call of 128 tokens, 0.13 s for one of 1, and 26 s for source, AR/CL and split at the
+default sample, on two busy cores, with 160 MB of memory beside the mapped weights. The emulator is
+slower by far, which is what `max_positions` is for.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from buildlib.checkpoint.config import DecoderConfig
+from buildlib.errors import CalibrationError
+from buildlib.graph import interface
+from buildlib.graph.shape import GraphShape
+from buildlib.numerics.comparison import Bound, StageComparison, VerificationReport, compare
+from buildlib.numerics.feeds import CallInputs
+from buildlib.numerics.host_loop import HostLoop
+from buildlib.numerics.runners import OnnxRunner, read_ports
+from buildlib.numerics.stage_models import Parts, StageModels, emulated_parts, onnx_parts
+from buildlib.numerics.trace import (
+    OpenPart,
+    Schedule,
+    Trace,
+    alternating_schedule,
+    single_graph_schedule,
+    trace_model,
+)
+from buildlib.toolchains.base import Toolchain
+
+OnComparison = Callable[[StageComparison], None]
+
+EXACT = Bound("bit-exact")
+SAME_FLOAT = Bound("relative", 1e-5)
+SAME_MODEL = Bound("relative", 1e-4)  # two float32 programs that sum in different orders
+SAME_HALF = Bound("sqnr", 40.0)
+COMPILED_DB, COARSEST_DB = 40.0, 15.0  # a step of 8 bits is all that they may differ by, and large
+TWICE_THE_NOISE_DB = 3.0
+FINITE = Bound("finite")
+
+
+@dataclass(frozen=True)
+class VerifyOptions:
+    """Size of the sample and resources of a verification.
+
+    Attributes:
+        max_positions: tokens of the sample, its continuation included; the shortest context length
+            bounds it too.
+        continuation: how many of them the source model chooses itself, greedily.
+        n_threads: threads of ONNX Runtime; 0 for one per core.
+        soc_model: the SoC to emulate; by default the library's choice.
+    """
+
+    max_positions: int = 160
+    continuation: int = 16
+    n_threads: int = 0
+    soc_model: int | None = None
+
+
+def verify_outputs(
+    models: StageModels,
+    tokens: Sequence[int] | None = None,
+    *,
+    emulator: Toolchain | None = None,
+    options: VerifyOptions | None = None,
+    on_comparison: OnComparison | None = None,
+) -> VerificationReport:
+    """Compare the models of each stage with those they were made from, by running both.
+
+    Args:
+        models: files of the stages.
+        tokens: start of the sample; by default random ids (see `sample_tokens`).
+        emulator: runs the binaries; without it they are not compared.
+        options: size of the sample.
+        on_comparison: called with each comparison as it is made.
+
+    Raises:
+        CalibrationError: a token lies outside the vocabulary, or there is none.
+        ModelFileError: a file is not a model that can run.
+        RunnerDiedError: the emulator failed.
+    """
+    verification = _Verification(models, emulator, options or VerifyOptions(), on_comparison)
+    verification.run(tokens)
+    return VerificationReport(tuple(verification.comparisons))
+
+
+def sample_tokens(config: DecoderConfig, n_tokens: int) -> list[int]:
+    """Return bos and random ids, always the same; none that ends a text."""
+    special = {config.bos_token_id, *config.eos_token_ids}
+    rng = np.random.default_rng(0)
+    drawn = rng.integers(0, config.vocab_size, 4 * n_tokens + 64).tolist()
+    plain = [token for token in drawn if token not in special] or drawn
+    return [config.bos_token_id, *plain][:n_tokens]
+
+
+class _Verification:
+    """One run of `verify_outputs`."""
+
+    def __init__(
+        self,
+        models: StageModels,
+        emulator: Toolchain | None,
+        options: VerifyOptions,
+        on_comparison: OnComparison | None,
+    ) -> None:
+        self.comparisons: list[StageComparison] = []
+        self._models = models
+        self._emulator = emulator
+        self._options = options
+        self._on_comparison = on_comparison
+        self._lengths = sorted({shape.cl for shape in models.arcl})
+        self._imported = {path: interface.require_shape(path) for path in models.imported.values()}
+
+    def run(self, tokens: Sequence[int] | None) -> None:
+        sample = self._sample(tokens)
+        imported = {path: self._whole(path, sample) for path in self._imported}
+        for cl in self._lengths:
+            trace = self._arcl(cl, sample, imported)
+            for stage, chains, bound in (
+                ("split", self._models.split, EXACT),
+                ("mha2sha", self._models.sha, SAME_FLOAT),
+                ("quantize", self._models.qdq, FINITE),
+            ):
+                if chains is not None:
+                    trace = self._stage(stage, bound, cl, sample, trace, self._parts(chains, cl))
+            if self._models.binaries is not None and self._emulator is not None:
+                parts = emulated_parts(
+                    self._models.binaries, self._emulator, cl, self._options.soc_model
+                )
+                self._stage("compile", None, cl, sample, trace, parts)
+
+    def _sample(self, tokens: Sequence[int] | None) -> list[int]:
+        """Return the given tokens and their continuation by the model at the shortest context."""
+        config, options = self._models.config, self._options
+        shortest = min(self._lengths + [shape.cl for shape in self._imported.values()])
+        length = min(options.max_positions, shortest)
+        n_prompt = max(1, length - options.continuation)
+        prompt = list(tokens if tokens is not None else sample_tokens(config, n_prompt))[:n_prompt]
+        if not prompt or any(not 0 <= token < config.vocab_size for token in prompt):
+            raise CalibrationError(
+                f"a sample needs tokens below {config.vocab_size}, the size of the vocabulary"
+            )
+        cl = self._lengths[0]
+        files = {shape.ar: self._models.arcl[shape] for shape in self._models.at(cl)}
+        runners = {
+            ar: [OnnxRunner(path, n_threads=options.n_threads, plain=True)]
+            for ar, path in files.items()
+        }
+        models = self._models
+        with HostLoop(runners, config, embed=models.embed, constants=models.constants) as loop:
+            logits = loop.feed(prompt)
+            while len(prompt) < length and loop.free_positions:
+                prompt.append(int(np.argmax(logits[-1])))
+                logits = loop.feed(prompt[-1:])
+        return prompt
+
+    def _whole(self, path: Path, sample: list[int]) -> Trace:
+        """Compare the versions of a whole model at its own shape, each with the one before it."""
+        shape = self._imported[path]
+        schedule = single_graph_schedule(shape.ar, shape.cl, len(sample))
+        earlier = self._models.earlier.get(path, ())
+        [last] = onnx_parts({shape.ar: [path]}, self._options.n_threads)
+        parts = [*(version.open for version in earlier), last]
+        trace = self._run(parts[:1], shape.cl, schedule, sample)
+        for version, part in zip(earlier, parts[1:], strict=True):
+            before, trace = trace, self._run([part], shape.cl, schedule, sample)
+            self._compare(version.stage, shape, version.bound, before, trace)
+        return trace
+
+    def _arcl(self, cl: int, sample: list[int], imported: Mapping[Path, Trace]) -> Trace:
+        """Compare the whole model at one context length with the one it was converted from."""
+        models = self._models
+        shapes = models.at(cl)
+        schedule = alternating_schedule([shape.ar for shape in shapes], cl, len(sample))
+        n_threads = self._options.n_threads
+        parts = onnx_parts({shape.ar: [models.arcl[shape]] for shape in shapes}, n_threads)
+        trace = self._run(parts, cl, schedule, sample)
+        for shape in shapes:
+            path = models.imported[shape]
+            if shape == self._imported[path]:
+                own = single_graph_schedule(shape.ar, cl, len(sample))
+                files = onnx_parts({shape.ar: [models.arcl[shape]]}, n_threads)
+                same = trace if own == schedule else self._run(files, cl, own, sample)
+                self._compare("arcl", shape, EXACT, imported[path], same)
+            else:
+                self._compare("arcl", shape, SAME_FLOAT, imported[path], trace)
+        return trace
+
+    def _stage(
+        self,
+        stage: str,
+        bound: Bound | None,
+        cl: int,
+        sample: list[int],
+        before: Trace,
+        parts: Sequence[OpenPart],
+    ) -> Trace:
+        after = self._run(parts, cl, before.schedule, sample)
+        for shape in self._models.at(cl):
+            self._compare(stage, shape, bound or self._compiled_bound(shape), before, after)
+        return after
+
+    def _compiled_bound(self, shape: GraphShape) -> Bound:
+        """Return the bound of what HTP and the CPU may round differently.
+
+        They may differ by twice the noise that rounding to the same grids adds to float.
+        """
+        chains = self._models.qdq or {}
+        if shape in chains:
+            logits = read_ports(chains[shape][-1]).outputs[interface.LOGITS]
+            if logits.dtype == np.uint8:
+                return Bound("sqnr", COARSEST_DB)
+        costs = (
+            one.sqnr_db - TWICE_THE_NOISE_DB
+            for one in self.comparisons
+            if (one.stage, one.subject) == ("quantize", str(shape))
+        )
+        return Bound("sqnr", max(COARSEST_DB, min([COMPILED_DB, *costs])))
+
+    def _parts(self, chains: Parts, cl: int) -> list[OpenPart]:
+        by_ar = {shape.ar: chains[shape] for shape in self._models.at(cl)}
+        return onnx_parts(by_ar, self._options.n_threads)
+
+    def _run(
+        self, parts: Sequence[OpenPart], cl: int, schedule: Schedule, sample: list[int]
+    ) -> Trace:
+        models = self._models
+        inputs = CallInputs(models.config, cl, embed=models.embed, constants=models.constants)
+        return trace_model(parts, inputs, cl, schedule, sample)
+
+    def _compare(
+        self, stage: str, shape: GraphShape, bound: Bound, before: Trace, after: Trace
+    ) -> None:
+        positions = after.positions_of(shape.ar)
+        one = compare(stage, str(shape), bound, before, after, positions)
+        self.comparisons.append(one)
+        if self._on_comparison is not None:
+            self._on_comparison(one)

@@ -1,1 +1,0 @@
-"""Verification that a build computes what its source computes, stage by stage."""

@@ -1,0 +1,274 @@
+"""Costs of tensors, and the mixed precision proposed from them."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+import pytest
+
+from buildlib.checkpoint.config import DecoderConfig, load_config
+from buildlib.encodings.grid import weight_grid
+from buildlib.encodings.model import Encoding, Encodings
+from buildlib.errors import CalibrationError, InvalidOptionError
+from buildlib.graph.files import load_model, save_model, tensor_array
+from buildlib.numerics.divergence import Divergence, sqnr_db
+from buildlib.numerics.evaluation import evaluate_model, record_float
+from buildlib.numerics.host_loop import HostLoop
+from buildlib.numerics.runners import OnnxRunner
+from buildlib.quantize.bitwidths import Bitwidths
+from buildlib.quantize.mixed_precision.proposal import (
+    PrecisionSearch,
+    QualityBound,
+    measure_sweep,
+    mixed_encodings,
+)
+from buildlib.quantize.mixed_precision.sensitivity import (
+    UNIT_KINDS,
+    Granularity,
+    Sensitivity,
+    Unit,
+    rank_tensors,
+)
+from buildlib.quantize.mixed_precision.sweep import SensitivityModel, changed_weights
+from buildlib.quantize.optimization import optimize_weights
+from buildlib.quantize.qdq import apply_encodings
+from buildlib.quantize.recipe import complete_encodings
+from buildlib.quantize.techniques.base import FloatModel
+
+WINDOWS = [[int(t) for t in np.random.default_rng(n).integers(2, 300, 64)] for n in range(2)]
+BAD = "model.layers.1.mlp.up_proj.weight"
+
+
+@pytest.fixture(scope="module")
+def config(tiny_export: Path) -> DecoderConfig:
+    return load_config(tiny_export / "config.json")
+
+
+@pytest.fixture(scope="module")
+def four_bits(tiny_export: Path, config: DecoderConfig) -> Encodings:
+    return complete_encodings(
+        tiny_export / "model.onnx", Encodings(), config, WINDOWS, Bitwidths(param_bitwidth=4)
+    )
+
+
+@pytest.fixture(scope="module")
+def model(tiny_export: Path, config: DecoderConfig) -> Iterator[SensitivityModel]:
+    with SensitivityModel(tiny_export / "model.onnx", config, WINDOWS) as opened:
+        yield opened
+
+
+def quantized(
+    folder: Path, config: DecoderConfig, encodings: Encodings, scratch: Path
+) -> Divergence:
+    """The QDQ model on the CPU, as a build makes it."""
+    path = apply_encodings(folder / "model.onnx", encodings, scratch / "qdq.onnx")
+    with (
+        record_float(folder / "model.onnx", config, WINDOWS) as reference,
+        HostLoop({16: [OnnxRunner(path)]}, config) as loop,
+    ):
+        return evaluate_model(loop, reference)
+
+
+def round_weight(model: ir.Model, encoding: Encoding) -> npt.NDArray[np.float32]:
+    stored, grid = model.graph.initializers[encoding.name].const_value, weight_grid(encoding)
+    assert stored is not None
+    return grid.dequantize(grid.quantize(tensor_array(stored), 0), 0)
+
+
+def replaced(encodings: Encodings, by: Mapping[str, Encoding]) -> Encodings:
+    groups = ("activation_encodings", "param_encodings")
+    return encodings.model_copy(
+        update={g: tuple(by.get(e.name, e) for e in getattr(encodings, g)) for g in groups}
+    )
+
+
+def test_variants_are_those_of_models_made_another_way(
+    model: SensitivityModel,
+    tiny_export: Path,
+    config: DecoderConfig,
+    four_bits: Encodings,
+    tmp_path: Path,
+) -> None:
+    encodings = four_bits.by_name()
+    model.record(encodings)
+    nothing, all_of_them, one = model.measure([{}, encodings, {BAD: encodings[BAD]}])
+    assert nothing.divergence.kl == 0.0
+    wanted = quantized(tiny_export, config, four_bits, tmp_path)
+    assert all_of_them.divergence.kl == pytest.approx(wanted.kl, rel=0.02)
+    changed = load_model(tiny_export / "model.onnx")
+    value = changed.graph.initializers[BAD]
+    rounded = round_weight(changed, encodings[BAD])
+    value.const_value = ir.tensor(rounded.astype(np.float32), name=BAD)
+    value.dtype = ir.DataType.FLOAT
+    for use in list(value.uses()):  # a cast from float16
+        use.node.replace_input_with(use.idx, value)
+    save_model(changed, tmp_path / "one.onnx")
+    with (
+        record_float(tiny_export / "model.onnx", config, WINDOWS) as reference,
+        HostLoop({16: [OnnxRunner(tmp_path / "one.onnx")]}, config) as loop,
+    ):
+        alone = evaluate_model(loop, reference)
+    assert one.divergence.kl == pytest.approx(alone.kl, rel=0.02)
+    assert 0 < one.divergence.kl < wanted.kl
+
+
+def test_weights_that_a_technique_changed_count_as_changed(
+    tiny_export: Path, config: DecoderConfig, tmp_path: Path
+) -> None:
+    path, bits = tiny_export / "model.onnx", Bitwidths(param_bitwidth=4)
+    given = FloatModel(path, Encodings(), config, WINDOWS, bits)
+    made = optimize_weights(given, ["gptq"], tmp_path)
+    encodings = complete_encodings(made.path, made.encodings, config, WINDOWS, bits)
+    qdq = apply_encodings(made.path, encodings, tmp_path / "changed_qdq.onnx")
+    with (
+        record_float(path, config, WINDOWS) as reference,
+        HostLoop({16: [OnnxRunner(qdq)]}, config) as loop,
+    ):
+        wanted = evaluate_model(loop, reference)
+    changed = changed_weights(path, made.path)
+    assert len(changed) == 14
+    with SensitivityModel(path, config, WINDOWS, changed) as model:
+        model.record(encodings.by_name())
+        [found] = model.measure([encodings.by_name()])
+    assert found.divergence.kl == pytest.approx(wanted.kl, rel=0.02)
+    (tmp_path / "rotated").mkdir()
+    rotated = optimize_weights(given, ["spinquant"], tmp_path / "rotated")
+    with pytest.raises(CalibrationError, match="leave spinquant out"):
+        changed_weights(path, rotated.path)
+
+
+@pytest.mark.parametrize("granularity", ["tensor", "layer"])
+def test_a_bad_tensor_ranks_first(
+    model: SensitivityModel, four_bits: Encodings, granularity: Granularity
+) -> None:
+    encodings = four_bits.by_name()
+    good = encodings[BAD]
+    encodings[BAD] = good.model_copy(update={"scale": tuple(8 * s for s in good.scale)})
+    kinds = ("weight",) if granularity == "tensor" else UNIT_KINDS
+    found = rank_tensors(model, encodings, granularity=granularity, kinds=kinds, both_ways=True)
+    worst, second = found.costs[:2]
+    assert worst.unit.name == (BAD if granularity == "tensor" else "layer 1 weights")
+    assert worst.alone.kl > 1.5 * second.alone.kl
+    assert worst.rest is not None
+    assert worst.rest.kl == min(c.rest.kl for c in found.costs if c.rest)
+    assert worst.rest.kl < found.whole.kl
+    kls = [cost.alone.kl for cost in found.costs]
+    assert kls == sorted(kls, reverse=True)
+    if granularity == "layer":
+        assert {name for cost in found.costs for name in cost.unit.low} == set(encodings)
+    if granularity == "tensor":
+        assert worst.sqnr_db is not None
+        assert worst.sqnr_db < 5
+        assert worst.output_sqnr_db == min(
+            c.output_sqnr_db
+            for c in found.costs
+            if c.output_sqnr_db is not None and c.unit.segment == worst.unit.segment
+        )
+
+
+@pytest.fixture(scope="module")
+def ranked(model: SensitivityModel, four_bits: Encodings) -> Sensitivity:
+    return rank_tensors(model, four_bits.by_name(), granularity="tensor")
+
+
+def test_the_sqnr_is_that_of_the_rounded_values(
+    tiny_export: Path, four_bits: Encodings, ranked: Sensitivity
+) -> None:
+    encodings = four_bits.by_name()
+    found = {cost.unit.name: cost for cost in ranked.costs}
+    loaded = load_model(tiny_export / "model.onnx")
+    stored = loaded.graph.initializers[BAD].const_value
+    assert stored is not None
+    wanted = sqnr_db(tensor_array(stored), round_weight(loaded, encodings[BAD]))
+    assert found[BAD].sqnr_db == pytest.approx(wanted, abs=0.01)
+    caches = [c for c in found.values() if any(n.startswith("past_key") for n in c.unit.low)]
+    assert caches
+    assert all(not c.unit.high and 25 < (c.sqnr_db or 0) < 60 for c in caches)
+
+
+def test_a_proposal_meets_its_bound_and_is_small(
+    model: SensitivityModel,
+    ranked: Sensitivity,
+    tiny_export: Path,
+    config: DecoderConfig,
+    four_bits: Encodings,
+    tmp_path: Path,
+) -> None:
+    before = quantized(tiny_export, config, four_bits, tmp_path).kl
+    bound = QualityBound("kl", before / 3)
+    found = PrecisionSearch(ranked.costs, bound, measure_sweep(model, ranked.encodings)).propose()
+    assert found.met
+    n_weights = sum(cost.unit.kind == "weight" and bool(cost.unit.high) for cost in ranked.costs)
+    assert 0 < len(found.raised) < n_weights
+    assert set(found.bits.values()) == {8}
+    assert found.bytes_more == sum(unit.bytes_more for unit in found.raised)
+    mixed = replaced(four_bits, mixed_encodings(ranked.encodings, found.raised))
+    after = quantized(tiny_export, config, mixed, tmp_path).kl
+    assert after < before / 3 * 1.03
+    assert after == pytest.approx(found.after.kl, rel=0.03)
+
+
+def test_bounds_that_hold_already_or_never(model: SensitivityModel, ranked: Sensitivity) -> None:
+    measure = measure_sweep(model, ranked.encodings)
+    nothing = PrecisionSearch(ranked.costs, QualityBound.parse("kl=1000"), measure).propose()
+    assert nothing.met
+    assert not nothing.raised
+    assert nothing.measurements == 1
+    everything = PrecisionSearch(
+        ranked.costs, QualityBound.parse("kl=0.0000001"), measure
+    ).propose()
+    assert not everything.met
+    assert len(everything.raised) == sum(
+        c.unit.kind == "weight" and bool(c.unit.high) for c in ranked.costs
+    )
+    assert everything.after.kl < everything.before.kl
+
+
+def test_a_mixture_that_turns_out_worse_gets_the_next_weights(ranked: Sensitivity) -> None:
+    """Each weight at 8 bits takes a hundredth off a divergence of 0.3."""
+    seen: list[int] = []
+
+    def measure(raised: Sequence[Unit]) -> Divergence:
+        seen.append(len(raised))
+        return Divergence(0.3 - 0.01 * len(raised), 0.9, 2.0, 2.0, 8)
+
+    search = PrecisionSearch(ranked.costs, QualityBound("kl", 0.255), measure)
+    first = search.propose(attempts=0)
+    assert (len(first.raised), first.met) == (5, True)
+    second = search.extend(first, margin=0.02)
+    assert second is not None
+    assert [unit.name for unit in second.raised[:5]] == [unit.name for unit in first.raised]
+    assert len(second.raised) == 7
+    assert second.after.kl == pytest.approx(0.23)
+    far = search.extend(second, margin=10.0)  # no mixture is so much better: twice as many
+    assert far is not None
+    n_all = sum(cost.unit.kind == "weight" and bool(cost.unit.high) for cost in ranked.costs)
+    assert len(far.raised) == min(14, n_all)
+    while far is not None:
+        last, far = far, search.extend(far, margin=10.0)
+    assert len(last.raised) == n_all
+    assert len(seen) == len(set(seen))
+
+
+def test_a_perplexity_becomes_its_distance_from_float_on_other_text() -> None:
+    found = Divergence(kl=0.3, top1=0.9, loss=math.log(11), loss_float=math.log(10), steps=1)
+    bound = QualityBound.parse("12").beside(found)
+    assert bound.measure == "relative"
+    assert bound.limit == pytest.approx(0.2)
+    for text in ("2%", "kl=0.1"):
+        assert QualityBound.parse(text).beside(found) == QualityBound.parse(text)
+
+
+def test_bounds_are_read() -> None:
+    assert QualityBound.parse("2%") == QualityBound("relative", 0.02)
+    assert QualityBound.parse(" kl = 0.01") == QualityBound("kl", 0.01)
+    assert QualityBound.parse("20.5") == QualityBound("perplexity", 20.5)
+    found = Divergence(kl=0.3, top1=0.9, loss=math.log(11), loss_float=math.log(10), steps=1)
+    assert QualityBound("relative", 0.1001).holds(found)
+    assert not QualityBound("relative", 0.0999).holds(found)
+    for text in ("", "x", "kl=2%", "-1", "kl"):
+        with pytest.raises(InvalidOptionError, match="bound"):
+            QualityBound.parse(text)
