@@ -1,4 +1,4 @@
-"""Assignment of layers to parts, so that the largest part is as small as possible."""
+"""Assignment of layers to parts, so that they take equally long to compile."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,9 +9,20 @@ from buildlib.errors import InvalidOptionError
 Weights = Mapping[str, int]
 """Bytes of each weight by name; a part holds a weight of several layers only once."""
 
-_HEAD_COST = 3
-"""Time to compile a byte of the output projection, in that of a byte of layers; at Llama-3.2-1B's
-shape it was 2.4 in W4A16. Tables take next to none."""
+MAX_PART_BYTES = 1 << 30
+"""Weights of one part, as they are encoded.
+
+AI Hub cuts its Genie bundles into parts of about this size; a session on the NPU addresses less
+than 4 GiB, and loads several parts.
+"""
+
+HEAD_COST, TABLE_COST = 0.35, 0.1
+"""Time to convert and compile a byte of the output projection and of a table, in that of a byte of
+layers.
+
+At Llama-3.2-1B's shape in W4A16 a layer of 30 MB took 20 s, the head of 262 MB 44 s, and the table
+of 525 MB 30 s; layers of 8 bits take as long as those of 4.
+"""
 
 
 @dataclass(frozen=True)
@@ -47,11 +58,13 @@ class SplitEnds:
         return self.embedding + self.head
 
 
-def balance_layers(weights: ModelWeights, n_parts: int, apart: SplitEnds) -> list[range]:
+def balance_layers(
+    weights: ModelWeights, n_parts: int, apart: SplitEnds, limit: int = MAX_PART_BYTES
+) -> list[range]:
     """Return the layers of each part; `n_parts` includes an embedding and a head of their own.
 
-    The largest part is as small as possible; among equal choices, their times to compile differ
-    least.
+    Their times to compile differ as little as can be with parts of at most `limit` bytes of
+    weights, or, where that is too few, with the largest part as small as possible.
     """
     n_layers = len(weights.layers)
     check_part_count(n_parts, n_layers, apart.count)
@@ -62,9 +75,10 @@ def balance_layers(weights: ModelWeights, n_parts: int, apart: SplitEnds) -> lis
         middle = (low + high) // 2
         count = sizes.fewest_parts(middle)
         low, high = (low, middle) if count and count <= n_inner else (middle + 1, high)
-    costs = [sum(layer.values()) for layer in weights.layers]
-    costs[-1] += 0 if apart.head else _HEAD_COST * sum(weights.head.values())
-    inner = sizes.most_even(n_inner, low, costs)
+    costs = [float(_bytes([layer])) for layer in weights.layers]
+    costs[0] += 0 if apart.embedding else TABLE_COST * _bytes([weights.embedding])
+    costs[-1] += 0 if apart.head else HEAD_COST * _bytes([weights.head])
+    inner = sizes.most_even(n_inner, max(low, limit), costs)
     empty = [range(0)] if apart.embedding else []
     return [*empty, *inner, *([range(n_layers, n_layers)] if apart.head else [])]
 
@@ -139,7 +153,7 @@ class _RunSizes:
             count, start = count + 1, stop
         return count
 
-    def most_even(self, n_parts: int, limit: int, costs: Sequence[int]) -> list[range]:
+    def most_even(self, n_parts: int, limit: int, costs: Sequence[float]) -> list[range]:
         """Return parts of at most `limit` with the smallest sum of their squared costs.
 
         Args:
@@ -148,9 +162,10 @@ class _RunSizes:
             costs: of each unit.
         """
         sums = [0, *accumulate(costs)]
-        best: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, ())}  # by where the last part stops
+        # By where the last part stops: its squared costs, and where all parts start.
+        best: dict[int, tuple[float, tuple[int, ...]]] = {0: (0, ())}
         for _ in range(n_parts):
-            after: dict[int, tuple[int, tuple[int, ...]]] = {}
+            after: dict[int, tuple[float, tuple[int, ...]]] = {}
             for start, (cost, starts) in best.items():
                 for stop in range(start + 1, self._n + 1):
                     if self.size(start, stop) > limit:

@@ -1,7 +1,7 @@
 """Split of a model into parts at layer boundaries, so that a device can load context binaries.
 
-Parts are balanced by the bytes of their weights as encoded. A separate embedding or output
-projection counts as a part.
+Parts are balanced by the time that they take to compile. A separate embedding or output projection
+counts as a part.
 """
 
 from collections.abc import Callable, Collection, Sequence

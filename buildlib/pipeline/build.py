@@ -22,15 +22,16 @@ from buildlib.graph.interface import require_shape
 from buildlib.graph.shape import GraphShape
 from buildlib.lora.adapters import check_adapters
 from buildlib.lora.config import LoraSet
-from buildlib.passes.balance import SplitEnds, choose_splits
+from buildlib.passes.balance import MAX_PART_BYTES, SplitEnds, choose_splits
 from buildlib.passes.split import weights_by_segment
 from buildlib.pipeline.options import SplitModelConfig
 from buildlib.pipeline.original_paths import original_paths
 from buildlib.pipeline.parts import Part, all_parts
-from buildlib.pipeline.plan import MAX_PART_BYTES, BuildPlan, compile_cost, quantized_bytes
+from buildlib.pipeline.plan import BuildPlan, compile_cost, quantized_bytes
 from buildlib.pipeline.runner import OnStage, StageRecord, StageRunner
 from buildlib.pipeline.scheduler import Task, run_bounded, usable_memory
 from buildlib.pipeline.sources import CheckpointSource, ModelSource, OnnxSource
+from buildlib.pipeline.stage import Stage
 from buildlib.pipeline.stages.add_forecast import AddForecast
 from buildlib.pipeline.stages.add_lora import BEYOND_FILE, AddLora
 from buildlib.pipeline.stages.arcl import ConvertShape
@@ -203,8 +204,7 @@ class Build:
                     Transform(arcl[shape], shape, len(chain), options.split_model, mha),
                     self.sources.group(shape),
                 )
-        tasks = [self._task(runner, plan, split, part) for part in chain]
-        built = run_bounded(tasks, max_workers=self.max_workers, memory_bytes=usable_memory())
+        built = self._build_parts(runner, plan, split, dict(zip(chain, names, strict=True)))
         binaries = tuple(part.binary for part in built)
         drafts = dict.fromkeys(main.prepared.draft, self._draft(runner, plan, main))
         composition = composition.with_binaries(drafts)
@@ -399,58 +399,68 @@ class Build:
             arcl = runner.run(ConvertShape(ready, shape))
             mha = plan.mha_config(shape)
             split[shape] = runner.run(Transform(arcl, shape, 1, SplitModelConfig(), mha))
-        return self._part(runner, plan, split, Part(1, 1), self._draft_binary).binary
+        [built] = self._build_parts(runner, plan, split, {Part(1, 1): self._draft_binary})
+        return built.binary
 
-    def _part(
+    def _build_parts(
+        self,
+        runner: StageRunner,
+        plan: BuildPlan,
+        split: Mapping[GraphShape, CacheEntry],
+        names: Mapping[Part, str],
+    ) -> "list[BuiltPart]":
+        """Take parts from float ONNX to their context binaries, of the given names."""
+        tasks = [
+            task
+            for part, name in names.items()
+            for task in self._part_tasks(runner, plan, split, part, name)
+        ]
+        made = run_bounded(tasks, max_workers=self.max_workers, memory_bytes=usable_memory())
+        return [one for one in made if isinstance(one, BuiltPart)]
+
+    def _part_tasks(
         self,
         runner: StageRunner,
         plan: BuildPlan,
         split: Mapping[GraphShape, CacheEntry],
         part: Part,
-        name: str | None = None,
-    ) -> "BuiltPart":
-        """Take one part from float ONNX to its context binary."""
-        weights: dict[ModelSource, CacheEntry] = {}
-        converted: dict[GraphShape, CacheEntry] = {}
-        for shape in plan.shapes:
-            source, group = self.sources[shape], self.sources.group(shape)
-            with original_paths(source):
-                if source not in weights:
-                    weights[source] = runner.run(QuantizeWeights(split[shape], shape, part), group)
-                converted[shape] = runner.run(
-                    Convert(
-                        split[shape],
-                        weights[source],
-                        shape,
-                        part,
-                        plan.target,
-                        self.toolchain,
-                        plan.conversion.quantization,
-                    ),
-                    group,
-                )
-        name = name or part.binary_name(self.name)
-        config = plan.compile_config(part)
-        compiled = runner.run(CompilePart(converted, part, config, name, self.toolchain))
-        return BuiltPart(part, converted, compiled, compiled.folder / name)
+        name: str,
+    ) -> "list[Task[CacheEntry | BuiltPart]]":
+        """Return the stages of one part as tasks; the last one returns what they all made."""
+        first = plan.shapes[0]
+        onnx = parts_folder(split[first], plan, first) / f"{part.graph(first)}.onnx"
+        sharing, size = plan.compilation.weight_sharing, quantized_bytes(onnx)
+        memory = compile_memory_bytes(size, len(plan.shapes), weight_sharing=sharing)
+        cost = compile_cost(onnx)
 
-    def _task(
-        self,
-        runner: StageRunner,
-        plan: BuildPlan,
-        split: Mapping[GraphShape, CacheEntry],
-        part: Part,
-    ) -> "Task[BuiltPart]":
-        """Return the stages of one part as a task, with estimates of its memory and its time."""
-        shape = plan.shapes[0]
-        onnx = parts_folder(split[shape], plan, shape) / f"{part.graph(shape)}.onnx"
-        memory = compile_memory_bytes(
-            quantized_bytes(onnx),
-            len(plan.shapes),
-            weight_sharing=plan.compilation.weight_sharing,
-        )
-        run = partial(self._part, runner, plan, split, part)
-        return Task(part.stem, run, memory, compile_cost(onnx))
+        def run(stage: Stage, shape: GraphShape) -> CacheEntry:
+            with original_paths(self.sources[shape]):
+                return runner.run(stage, self.sources.group(shape))
+
+        def quantize(shape: GraphShape) -> CacheEntry:
+            return run(QuantizeWeights(split[shape], shape, part), shape)
+
+        def convert(shape: GraphShape, weights: CacheEntry) -> CacheEntry:
+            bits, target = plan.conversion.quantization, plan.target
+            stage = Convert(split[shape], weights, shape, part, target, self.toolchain, bits)
+            return run(stage, shape)
+
+        def compile_part(*dlcs: CacheEntry) -> BuiltPart:
+            converted = dict(zip(plan.shapes, dlcs, strict=True))
+            config = plan.compile_config(part)
+            entry = runner.run(CompilePart(converted, part, config, name, self.toolchain))
+            return BuiltPart(part, converted, entry, entry.folder / name)
+
+        weights: dict[ModelSource, Task[CacheEntry | BuiltPart]] = {
+            self.sources[shape]: Task(part.stem, partial(quantize, shape), memory, cost)
+            for shape in self._one_shape_per_source(plan)
+        }
+        dlcs: list[Task[CacheEntry | BuiltPart]] = [
+            Task(part.graph(shape), partial(convert, shape), memory, cost, [weights[source]])
+            for shape in plan.shapes
+            for source in [self.sources[shape]]
+        ]
+        return [*weights.values(), *dlcs, Task(name, compile_part, memory, cost, dlcs)]
 
     def _count_parts(self, plan: BuildPlan, export: CacheEntry) -> int:
         options = plan.transformation.split_model

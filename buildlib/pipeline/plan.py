@@ -10,7 +10,7 @@ from buildlib.errors import InvalidOptionError
 from buildlib.graph.files import load_model
 from buildlib.graph.shape import GraphShape
 from buildlib.lora.config import LoraBuilderInputConfig
-from buildlib.passes.balance import check_part_count
+from buildlib.passes.balance import HEAD_COST, TABLE_COST, check_part_count
 from buildlib.pipeline.options import (
     ARnContextLengthConfig,
     ConversionConfig,
@@ -26,15 +26,6 @@ from buildlib.quantize.structure import head_weights
 from buildlib.speculative.config import SpeculativeConfig, check_speculation
 from buildlib.targets import Target
 from buildlib.toolchains.compile_config import CompileConfig
-
-MAX_PART_BYTES = 1 << 30
-"""Weights of one part, as they are encoded, when the number of parts is chosen.
-
-AI Hub cuts its Genie bundles into parts of about this size; a session on the NPU addresses less
-than 4 GiB, and loads several parts.
-"""
-
-_HEAD_COST = 5
 
 
 @dataclass(frozen=True)
@@ -304,19 +295,20 @@ def quantized_bytes(part: Path) -> int:
     return total
 
 
-def compile_cost(part: Path) -> int:
-    """Estimate how long a part takes to compile, in weights of decoder layers.
-
-    Tables cost next to nothing. At Llama-3.2-1B's shape in W4A16 the output projection took five
-    times as long as as many weights of layers.
+def compile_cost(part: Path) -> float:
+    """Estimate how long a part takes to convert and compile, in weights of decoder layers.
 
     Raises:
         ModelFileError: it is not a sound model.
     """
     graph = load_model(part).graph
-    heads = head_weights(graph)
-    return sum(
-        (_HEAD_COST if name in heads else 1) * (value.const_value.size if value.const_value else 0)
-        for name, value in graph.initializers.items()
-        if not any(use.node.op_type == "Gather" for use in value.uses())
-    )
+    heads, total = head_weights(graph), 0.0
+    for name, value in graph.initializers.items():
+        size = value.const_value.size if value.const_value else 0
+        if name in heads:
+            total += HEAD_COST * size
+        elif any(use.node.op_type == "Gather" for use in value.uses()):
+            total += TABLE_COST * 2 * size
+        else:
+            total += size
+    return total

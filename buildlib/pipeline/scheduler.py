@@ -1,4 +1,4 @@
-"""Scheduler of independent tasks, bounded by workers and memory.
+"""Scheduler of tasks, bounded by workers and memory.
 
 Tasks run in threads: their heavy work happens in child processes.
 """
@@ -23,19 +23,22 @@ _Ended: TypeAlias = tuple[int, T | None, BaseException | None]
 """Number of a task with its result, or with what it raised."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Task(Generic[T]):
     """One task.
 
     Attributes:
+        run: called with what the needed tasks returned.
         memory_bytes: peak of the task and its child processes.
-        cost: how long it takes, in any unit.
+        cost: how long it takes with all that waits for it, in any unit.
+        needs: tasks that end before it starts.
     """
 
     name: str
-    run: Callable[[], T]
+    run: Callable[..., T]
     memory_bytes: int = 0
-    cost: int = 0
+    cost: float = 0
+    needs: "Sequence[Task[T]]" = ()
 
 
 def default_workers() -> int:
@@ -55,13 +58,13 @@ def default_workers() -> int:
 def run_bounded(tasks: Sequence[Task[T]], *, max_workers: int, memory_bytes: int) -> list[T]:
     """Run all tasks, and return their results in the order of the tasks.
 
-    Of the waiting tasks that fit, the one that takes longest starts next, so that no long one is
-    left for the end; a task that runs alone always fits. When a task
-    fails, or the caller is interrupted, no other starts, the child processes of running tasks are
-    killed, and the call returns once all threads have ended.
+    Of the waiting tasks that can run and fit, the one that takes longest starts next, so that no
+    long one is left for the end; a task that runs alone always fits. When a task fails, or the
+    caller is interrupted, no other starts, the child processes of running tasks are killed, and the
+    call returns once all threads have ended.
 
     Args:
-        tasks: independent of each other.
+        tasks: with all that they need.
         max_workers: tasks at once.
         memory_bytes: for all tasks that run at once.
 
@@ -86,6 +89,8 @@ class _Run(Generic[T]):
         self._max_workers = max_workers
         self._memory_bytes = memory_bytes
         self._waiting = sorted(range(len(tasks)), key=lambda number: -tasks[number].cost)
+        numbers = {task: number for number, task in enumerate(tasks)}
+        self._needs = [[numbers[need] for need in task.needs] for task in tasks]
         self._running: set[int] = set()
         self._ended: queue.SimpleQueue[_Ended[T]] = queue.SimpleQueue()
         self._results: dict[int, T] = {}
@@ -109,13 +114,15 @@ class _Run(Generic[T]):
         return [self._results[number] for number in range(len(self._tasks))]
 
     def _start_fitting(self) -> None:
-        """Start every waiting task that fits."""
+        """Start every waiting task that can run and fits."""
         used = sum(self._tasks[number].memory_bytes for number in self._running)
         for number in list(self._waiting):
             if len(self._running) >= self._max_workers:
                 return
             needed = self._tasks[number].memory_bytes
             if self._running and used + needed > self._memory_bytes:
+                continue
+            if not self._results.keys() >= set(self._needs[number]):
                 continue
             self._waiting.remove(number)
             self._running.add(number)
@@ -137,9 +144,10 @@ class _Run(Generic[T]):
                 return self._ended.get(timeout=_LOOK_S)
 
     def _work(self, number: int) -> None:
+        given = [self._results[need] for need in self._needs[number]]
         try:
             with self._scope.enter():
-                self._ended.put((number, self._tasks[number].run(), None))
+                self._ended.put((number, self._tasks[number].run(*given), None))
         except BaseException as error:  # noqa: BLE001 - it is raised by the caller's thread
             self._ended.put((number, None, error))
 

@@ -55,6 +55,23 @@ def test_the_longest_task_starts_first_and_results_keep_their_order() -> None:
     assert meter.order == ["92", "46", "16"]
 
 
+def test_a_task_starts_with_what_it_needs() -> None:
+    order: list[str] = []
+
+    def runs(name: str) -> Callable[..., str]:
+        def run(*given: str) -> str:
+            order.append(name)
+            return f"{name}({', '.join(given)})"
+
+        return run
+
+    first, second = Task("a", runs("a")), Task("b", runs("b"), cost=1)
+    last = Task("c", runs("c"), cost=2, needs=[first, second])
+    results = run_bounded([last, first, second], max_workers=1, memory_bytes=0)
+    assert results == ["c(a(), b())", "a()", "b()"]
+    assert order == ["b", "a", "c"]
+
+
 def sleeper(pids: Path) -> Callable[[], None]:
     """Starts a child that leads its own session, as the toolchain does."""
 
