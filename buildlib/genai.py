@@ -472,7 +472,7 @@ class GenAIBuilderHTP:
             BuildError: any of its kinds; that a comparison fails is in the report.
         """
         from buildlib.numerics.transformers import check_engine
-        from buildlib.pipeline.build_verification import verify_build
+        from buildlib.pipeline.verification import verify_build
 
         return verify_build(
             self.plan(),

@@ -20,10 +20,9 @@ from buildlib.errors import ModelFileError
 from buildlib.graph import interface
 from buildlib.graph.files import load_model
 from buildlib.graph.shape import GraphShape
-from buildlib.importing.precision import SINGLE, precision_of
 from buildlib.importing.refusal import Refusal
 from buildlib.importing.roles import Role, cache_name, find_roles
-from buildlib.numerics.runners import Arrays, PartRunner, Port, Ports, plain_session, run_session
+from buildlib.numerics.runners import Arrays, Port, Ports, open_session, run_session
 
 Array = npt.NDArray[Any]
 Axis = Literal["batch", "head", "dim", "slot"]
@@ -38,29 +37,6 @@ _OTHERS: tuple[Layout, ...] = (
     _KEY,
     ("batch", "slot", "head", "dim"),
 )
-
-
-@dataclass(frozen=True)
-class SourcePart:
-    """Opens the export at `path` as a canonical model at `shape`.
-
-    Attributes:
-        path: the ONNX, with symbolic dimensions or fixed at `shape`.
-        config: gives number and size of key/value heads.
-        shape: shape of the imported model.
-    """
-
-    path: Path
-    config: DecoderConfig
-    shape: GraphShape
-
-    def __call__(self) -> Mapping[int, PartRunner]:
-        """Open the one runner of this part."""
-        return {self.shape.ar: SourceRunner(self.path, self.config, self.shape)}
-
-    def is_reduced_precision(self) -> bool:
-        """Return whether it computes in less than float32, unlike the model imported from it."""
-        return precision_of(load_model(self.path)) != SINGLE
 
 
 @dataclass(frozen=True)
@@ -95,7 +71,13 @@ class _Cache:
 
 
 class SourceRunner:
-    """`PartRunner` of the canonical model, on an export and ONNX Runtime's CPU provider."""
+    """`PartRunner` of the canonical model, on an export and ONNX Runtime's CPU provider.
+
+    Args:
+        path: the export, with symbolic dimensions or fixed at `shape`.
+        config: gives number and size of key/value heads.
+        shape: of the imported model.
+    """
 
     def __init__(self, path: Path, config: DecoderConfig, shape: GraphShape) -> None:
         model = load_model(path)
@@ -128,13 +110,8 @@ class SourceRunner:
         named = [name for name in rest if "logit" in name.lower()] or rest
         self._logits = named[0] if named else ""
         self._logits_dims = (1, shape.ar, config.vocab_size)
-        self._ports = _ports(config, shape, {role.kind for role in roles})
-        self._session = plain_session(path)
-
-    @property
-    def ports(self) -> Ports:
-        """The ports of the canonical model."""
-        return self._ports
+        self.ports = _ports(config, shape, {role.kind for role in roles})
+        self._session = open_session(path)
 
     def run(self, feeds: Arrays) -> Arrays:
         """Return all outputs of the canonical model."""

@@ -2,14 +2,14 @@
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from buildlib.graph import interface
-from buildlib.numerics.divergence import measure_logits
+from buildlib.numerics.divergence import DivergenceSums
 from buildlib.numerics.trace import Trace
 
 Measure = Literal["bit-exact", "relative", "sqnr", "finite"]
@@ -38,6 +38,18 @@ class Bound:
             case _:
                 return self.measure
 
+    def holds(self, relative: float, sqnr_db: float) -> bool:
+        """Return whether finite values with this largest difference and SQNR meet the bound."""
+        match self.measure:
+            case "bit-exact":
+                return relative == 0
+            case "relative":
+                return relative <= self.limit
+            case "sqnr":
+                return sqnr_db >= self.limit
+            case "finite":
+                return True
+
 
 @dataclass(frozen=True)
 class StageComparison:
@@ -62,14 +74,14 @@ class StageComparison:
 
     stage: str
     subject: str
-    max_abs_diff: float
-    max_rel_diff: float
-    sqnr_db: float
-    kl_divergence: float
-    greedy_agreement: float
-    positions: int
-    bound: str
-    passed: bool
+    max_abs_diff: float = math.nan
+    max_rel_diff: float = math.nan
+    sqnr_db: float = math.nan
+    kl_divergence: float = math.nan
+    greedy_agreement: float = 0.0
+    positions: int = 0
+    bound: str = ""
+    passed: bool = False
     note: str = ""
 
 
@@ -111,38 +123,38 @@ def compare(
     positions: npt.NDArray[np.intp],
 ) -> StageComparison:
     """Compare two traces of the same tokens at `positions`; see `StageComparison` for formulas."""
-    positions = positions[positions < min(before.n_positions, after.n_positions)]
+    positions = positions[positions < min(len(before.logits), len(after.logits))]
     tensors = {interface.LOGITS: (before.logits[positions], after.logits[positions])}
-    caches = before.caches.keys() if before.caches else after.caches.keys()  # or logits alone
     for name in before.caches.keys() & after.caches.keys():
         tensors[name] = (before.caches[name][positions], after.caches[name][positions])
-    if not positions.size:
-        return _incomparable(stage, subject, bound, "no position of the sample ran in this graph")
+    caches = before.caches.keys() if before.caches else after.caches.keys()  # or logits alone
     differing = sorted(caches ^ after.caches.keys())
     differing += [name for name, (a, b) in tensors.items() if a.shape != b.shape]
+    compared = StageComparison(stage, subject, bound=str(bound))
+    if not positions.size:
+        return replace(compared, note="no position of the sample ran in this graph")
     if differing:
-        return _incomparable(
-            stage, subject, bound, f"{differing[0]} is not the same tensor on both"
-        )
-    absolute, relative = {}, {}
-    for name, (a, b) in tensors.items():
-        absolute[name] = float(np.abs(a - b).max())
-        relative[name] = relative_difference(a, b)
-    worst = max(sorted(relative), key=lambda name: _rank(relative[name]))
-    finite = all(np.isfinite(x).all() for pair in tensors.values() for x in pair)
-    logits = measure_logits(*tensors[interface.LOGITS]) if finite else None
-    return StageComparison(
-        stage=stage,
-        subject=subject,
-        max_abs_diff=max(absolute.values(), key=_rank),
+        return replace(compared, note=f"{differing[0]} is not the same tensor on both")
+    relative = {name: relative_difference(a, b) for name, (a, b) in sorted(tensors.items())}
+    worst = max(relative, key=lambda name: _rank(relative[name]))
+    compared = replace(
+        compared,
+        max_abs_diff=max((float(np.abs(a - b).max()) for a, b in tensors.values()), key=_rank),
         max_rel_diff=relative[worst],
-        sqnr_db=math.nan if logits is None else logits.sqnr_db,
-        kl_divergence=math.nan if logits is None else logits.kl,
-        greedy_agreement=0.0 if logits is None else logits.top1,
         positions=int(positions.size),
-        bound=str(bound),
-        passed=logits is not None and _meets(bound, relative[worst], logits.sqnr_db),
-        note="" if finite and relative[worst] == 0 else _note(worst, finite=finite),
+        note=f"largest in {worst}" if relative[worst] else "",
+    )
+    if not all(np.isfinite(x).all() for pair in tensors.values() for x in pair):
+        return replace(compared, note="values that are not finite")
+    likeliest, sums = tensors[interface.LOGITS][0].argmax(axis=1), DivergenceSums()
+    sums.add(after.logits[positions], before.logits[positions], likeliest)
+    logits = sums.mean()
+    return replace(
+        compared,
+        sqnr_db=logits.sqnr_db,
+        kl_divergence=logits.kl,
+        greedy_agreement=logits.top1,
+        passed=bound.holds(relative[worst], logits.sqnr_db),
     )
 
 
@@ -154,37 +166,5 @@ def relative_difference(reference: Floats, found: Floats) -> float:
     return difference / scale if scale else math.inf
 
 
-def _meets(bound: Bound, relative: float, sqnr: float) -> bool:
-    match bound.measure:
-        case "bit-exact":
-            return relative == 0
-        case "relative":
-            return relative <= bound.limit
-        case "sqnr":
-            return sqnr >= bound.limit
-        case "finite":
-            return True
-
-
-def _note(worst: str, *, finite: bool) -> str:
-    return f"largest in {worst}" if finite else "values that are not finite"
-
-
 def _rank(value: float) -> float:
     return math.inf if math.isnan(value) else value
-
-
-def _incomparable(stage: str, subject: str, bound: Bound, note: str) -> StageComparison:
-    return StageComparison(
-        stage,
-        subject,
-        math.nan,
-        math.nan,
-        math.nan,
-        math.nan,
-        0.0,
-        0,
-        str(bound),
-        passed=False,
-        note=note,
-    )

@@ -80,23 +80,18 @@ def measure_divergence(
     return sums.mean()
 
 
-def measure_logits(before: Logits, after: Logits) -> Divergence:
-    """Compare logits [steps, vocab], each step followed by what `before` finds most probable.
-
-    Raises:
-        ValueError: as `measure_divergence`.
-    """
-    return measure_divergence([after], [before], [before.argmax(axis=1).tolist()])
-
-
 class DivergenceSums:
-    """Sums over steps, which come some at a time."""
+    """Sums over steps, which come some at a time.
+
+    Attributes:
+        steps: so far.
+    """
 
     def __init__(self) -> None:
+        self.steps = 0
         self._totals = np.zeros(5)
         self._energies = np.zeros(2)
         self._largest = np.zeros(2)
-        self._steps = 0
 
     def add(self, ours: Logits, theirs: Logits, tokens: Sequence[int] | Tokens) -> None:
         """Add steps: their logits, those of the model in float, and the tokens that follow.
@@ -126,13 +121,13 @@ class DivergenceSums:
         )
         most = (float(np.abs(theirs).max()), float(np.abs(noise).max()))
         self._largest = np.maximum(self._largest, most)
-        self._steps += len(tokens)
+        self.steps += len(tokens)
 
     def mean(self) -> Divergence:
         """Return the means over all steps so far."""
-        kl, top1, loss, loss_float, squares = (float(one) / self._steps for one in self._totals)
+        kl, top1, loss, loss_float, squares = (float(one) / self.steps for one in self._totals)
         variance = max(squares - (loss - loss_float) ** 2, 0.0)
-        error = math.sqrt(variance / self._steps)
+        error = math.sqrt(variance / self.steps)
         signal, noise = map(float, self._energies)
         scale, difference = map(float, self._largest)
         return Divergence(
@@ -140,7 +135,7 @@ class DivergenceSums:
             top1,
             loss,
             loss_float,
-            self._steps,
+            self.steps,
             error,
             decibels(signal, noise),
             difference and (difference / scale if scale else math.inf),

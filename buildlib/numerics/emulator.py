@@ -16,17 +16,15 @@ _WORKER = "buildlib.numerics.emulator_worker"
 
 
 class EmulatedPart:
-    """`PartRunner` of one compiled graph."""
+    """`PartRunner` of one compiled graph; its ports are those that the context binary declares."""
 
     def __init__(self, process: "EmulatorProcess", index: int, graph: GraphInfo) -> None:
         self._process = process
         self._index = index
-        self._ports = ports_of(graph)
-
-    @property
-    def ports(self) -> Ports:
-        """The ports that the context binary declares."""
-        return self._ports
+        self.ports = Ports(
+            {tensor.name: _port(tensor) for tensor in graph.inputs},
+            {tensor.name: _port(tensor) for tensor in graph.outputs},
+        )
 
     def run(self, feeds: Arrays) -> Arrays:
         """Return all outputs, as integers.
@@ -34,7 +32,7 @@ class EmulatedPart:
         Raises:
             RunnerDiedError: the emulator refused, died, or took too long.
         """
-        return self._process.run(self._index, feeds)
+        return self._process.request({"run": self._index}, feeds)[1]
 
     def close(self) -> None:
         """End the process that all parts share."""
@@ -88,14 +86,6 @@ def _graphs(binary: Path, toolchain: Toolchain, cl: int | None) -> dict[int, Gra
     return found
 
 
-def ports_of(graph: GraphInfo) -> Ports:
-    """Return the ports of a compiled graph."""
-    return Ports(
-        {tensor.name: _port(tensor) for tensor in graph.inputs},
-        {tensor.name: _port(tensor) for tensor in graph.outputs},
-    )
-
-
 class EmulatorProcess(ChildProcess):
     """Child process with the graphs loaded, which runs one at a time on request."""
 
@@ -111,10 +101,6 @@ class EmulatorProcess(ChildProcess):
         except BaseException:
             self.close()
             raise
-
-    def run(self, index: int, feeds: Arrays) -> Arrays:
-        """Run graph `index` of those loaded."""
-        return self.request({"run": index}, feeds)[1]
 
 
 def _port(tensor: TensorInfo) -> Port:

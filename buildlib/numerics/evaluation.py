@@ -73,33 +73,15 @@ class FloatLogits(Closeable):
     def own(self) -> Divergence:
         """Return the evaluation of the model in float itself."""
         sums = DivergenceSums()
-        for start in range(0, self._recorded, _ROWS):
-            logits = np.asarray(self._logits[start : min(start + _ROWS, self._recorded)])
-            self.compare(logits, start, sums)
+        while sums.steps < self._recorded:
+            end = min(sums.steps + _ROWS, self._recorded)
+            self.compare(np.asarray(self._logits[sums.steps : end]), sums)
         return sums.mean()
 
-    def compare(self, logits: Logits, start: int, sums: DivergenceSums) -> None:
-        """Add another model's logits at the positions from `start` on to its sums."""
-        where = slice(start, start + len(logits))
+    def compare(self, logits: Logits, sums: DivergenceSums) -> None:
+        """Add a model's logits at its next positions to its sums."""
+        where = slice(sums.steps, sums.steps + len(logits))
         sums.add(logits, self._logits[where], self._following[where])
-
-
-class Measurement:
-    """Divergence of one model from float, whose logits come call by call."""
-
-    def __init__(self, reference: FloatLogits) -> None:
-        self._reference = reference
-        self._sums = DivergenceSums()
-        self._positions = 0
-
-    def add(self, logits: Logits) -> None:
-        """Take the logits of the next positions."""
-        self._reference.compare(logits, self._positions, self._sums)
-        self._positions += len(logits)
-
-    def result(self) -> Divergence:
-        """Return the divergence over all positions so far."""
-        return self._sums.mean()
 
 
 def record_float(
@@ -153,14 +135,14 @@ def evaluate_model(model: TokenModel, reference: FloatLogits) -> Divergence:
         RunnerDiedError: the emulator failed.
         CalibrationError: logits that are not finite, or of another vocabulary.
     """
-    measurement = Measurement(reference)
+    sums = DivergenceSums()
     try:
         for window in reference.inputs:
             for _, logits in feed_window(model, window):
-                measurement.add(logits)
+                reference.compare(logits, sums)
     except ValueError as error:
         raise CalibrationError(f"the model cannot be compared with float: {error}") from error
-    return measurement.result()
+    return sums.mean()
 
 
 def text_perplexity(

@@ -4,7 +4,9 @@ The same loop runs float ONNX, QDQ ONNX and compiled graphs, so a difference bet
 a difference of the graphs. Genie does inference on devices, not this module.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Protocol
 
@@ -48,6 +50,18 @@ def feed_window(
         check_cancelled()
         tokens = window[start : start + model.largest_ar]
         yield tokens, model.feed(tokens)
+
+
+def greedy_tokens(model: TokenModel, prompt: Sequence[int]) -> Iterator[int]:
+    """Yield the model's greedy continuation of a prompt; of equal logits the lowest id wins.
+
+    A token is fed when the next one is asked for.
+    """
+    [(_, logits)] = deque(feed_window(model, prompt), maxlen=1)
+    while True:
+        token = int(np.argmax(logits[-1]))
+        yield token
+        logits = model.feed([token])
 
 
 def window_losses(model: TokenModel, bos: int, window: Sequence[int]) -> npt.NDArray[np.float64]:
@@ -101,12 +115,6 @@ class HostLoop(Closeable):
                 runner.close()
 
     @property
-    def free_positions(self) -> int:
-        """Number of tokens that can still be fed; the last ones need a graph that fits."""
-        free = self.cl - self._calls.n_past
-        return free if free >= min(self._chains) else 0
-
-    @property
     def largest_ar(self) -> int:
         """Tokens that one call takes at most."""
         return next(iter(self._chains))
@@ -147,17 +155,8 @@ class HostLoop(Closeable):
         n_all = 1 + len(prompt) + n_tokens
         if n_all > self.cl:
             raise PromptTooLongError(n_all, self.cl)
-        self.reset()
-        logits = self.feed([self._config.bos_token_id, *prompt])
-        chosen: list[int] = []
-        while len(chosen) < n_tokens:
-            token = int(np.argmax(logits[-1]))
-            if token in stop:
-                break
-            chosen.append(token)
-            if len(chosen) < n_tokens:
-                logits = self.feed([token])
-        return chosen
+        chosen = islice(greedy_tokens(self, [self._config.bos_token_id, *prompt]), n_tokens)
+        return list(takewhile(lambda token: token not in stop, chosen))
 
     def _choose(self, left: int) -> int:
         room = self.cl - self._calls.n_past

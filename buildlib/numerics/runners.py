@@ -134,13 +134,8 @@ class OnnxRunner:
 
     def __init__(self, path: Path, *, n_threads: int = 0, plain: bool = False) -> None:
         self._path = path
-        self._ports = read_ports(path)
-        self._session = _session(path, n_threads, plain=plain)
-
-    @property
-    def ports(self) -> Ports:
-        """The ports that the model file declares."""
-        return self._ports
+        self.ports = read_ports(path)
+        self._session = open_session(path, n_threads, plain=plain)
 
     def run(self, feeds: Arrays) -> Arrays:
         """Return all outputs, as fresh arrays.
@@ -148,18 +143,13 @@ class OnnxRunner:
         Raises:
             ModelFileError: the inputs do not fit it, or an operator fails.
         """
-        names = list(self._ports.outputs)
-        given = {name: feeds[name] for name in self._ports.inputs}
+        names = list(self.ports.outputs)
+        given = {name: feeds[name] for name in self.ports.inputs}
         return dict(zip(names, run_session(self._path, self._session, names, given), strict=True))
 
     def close(self) -> None:
         """Free the session."""
         self._session = None
-
-
-def plain_session(path: Path, n_threads: int = 0) -> Any:  # noqa: ANN401  (an InferenceSession)
-    """Open a session that computes node by node as the file says, over mapped weights."""
-    return _session(path, n_threads, plain=True)
 
 
 def run_session(path: Path, session: Any, names: list[str], feeds: Arrays) -> list[Any]:  # noqa: ANN401
@@ -172,7 +162,8 @@ def run_session(path: Path, session: Any, names: list[str], feeds: Arrays) -> li
     return outputs
 
 
-def _session(path: Path, n_threads: int, *, plain: bool) -> Any:  # noqa: ANN401
+def open_session(path: Path, n_threads: int = 0, *, plain: bool = True) -> Any:  # noqa: ANN401
+    """Open an `InferenceSession` on the CPU provider, as `OnnxRunner` does."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()

@@ -1,6 +1,6 @@
 """Models that a verification compares: the files of each stage, opened part by part."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,6 @@ from buildlib.targets import Target
 from buildlib.toolchains.base import Toolchain
 from buildlib.toolchains.compile_config import CompileConfig
 
-Wholes = Mapping[GraphShape, Path]
 Parts = Mapping[GraphShape, Sequence[Path]]
 
 
@@ -27,12 +26,12 @@ class Version:
     Attributes:
         stage: made the next version of it: `import`, `optimize`, `lora`.
         bound: of what that stage may change.
-        open: opens it under the names and shapes of the canonical model.
+        open: opens it under the names and shapes of the canonical model; the caller closes it.
     """
 
     stage: str
     bound: Bound
-    open: OpenPart
+    open: Callable[[], PartRunner]
 
 
 @dataclass(frozen=True)
@@ -54,8 +53,8 @@ class StageModels:
     """
 
     config: DecoderConfig
-    imported: Wholes
-    arcl: Wholes
+    imported: Mapping[GraphShape, Path]
+    arcl: Mapping[GraphShape, Path]
     split: Parts | None = None
     sha: Parts | None = None
     qdq: Parts | None = None

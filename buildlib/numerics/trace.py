@@ -97,11 +97,6 @@ class Trace:
     caches: Mapping[str, npt.NDArray[np.float32]]
     schedule: Schedule
 
-    @property
-    def n_positions(self) -> int:
-        """Positions computed."""
-        return len(self.logits)
-
     def positions_of(self, ar: int) -> npt.NDArray[np.intp]:
         """Return the positions that the AR-`ar` graph computed."""
         ars = np.repeat([call.ar for call in self.schedule], [c.n_tokens for c in self.schedule])

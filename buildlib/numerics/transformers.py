@@ -5,7 +5,6 @@ torch and transformers run in a child process, which takes their memory with it.
 
 import importlib.util
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
@@ -17,7 +16,7 @@ from buildlib.errors import InvalidOptionError, RunnerDiedError, TransformersErr
 from buildlib.graph import interface
 from buildlib.graph.shape import GraphShape
 from buildlib.numerics.child import ChildProcess
-from buildlib.numerics.runners import Arrays, PartRunner, Port, Ports
+from buildlib.numerics.runners import Arrays, Port, Ports
 
 ReferenceEngine = Literal["onnx", "transformers"]
 """What computes a reference: our own float ONNX, or transformers."""
@@ -104,24 +103,15 @@ def check_engine(name: str) -> ReferenceEngine:
     return cast("ReferenceEngine", name)
 
 
-@dataclass(frozen=True)
-class TransformersPart:
-    """Opens a checkpoint in transformers as a canonical model at `shape`; it gives logits alone."""
+class TransformersPart(TransformersModel):
+    """`PartRunner` of the canonical model at `shape`, whose calls follow each other; logits alone.
 
-    folder: Path
-    config: DecoderConfig
-    shape: GraphShape
-
-    def __call__(self) -> dict[int, PartRunner]:
-        """Open the one runner of this part."""
-        return {self.shape.ar: _TransformersRunner(self.folder, self.config, self.shape)}
-
-
-class _TransformersRunner:
-    """`PartRunner` of the canonical model, whose calls follow each other from an empty context."""
+    Raises:
+        TransformersError: as `TransformersModel`.
+    """
 
     def __init__(self, folder: Path, config: DecoderConfig, shape: GraphShape) -> None:
-        self._model = TransformersModel(folder)
+        super().__init__(folder)
         ids = Port(interface.INPUT_IDS, np.dtype(np.int32), (1, shape.ar))
         dims = (1, shape.ar, config.vocab_size)
         logits = Port(interface.LOGITS, np.dtype(np.float32), dims)
@@ -129,9 +119,4 @@ class _TransformersRunner:
 
     def run(self, feeds: Arrays) -> Arrays:
         """Return the logits after all tokens of a call."""
-        tokens = feeds[interface.INPUT_IDS][0].tolist()
-        return {interface.LOGITS: self._model.feed(tokens)[None]}
-
-    def close(self) -> None:
-        """End the child process."""
-        self._model.close()
+        return {interface.LOGITS: self.feed(feeds[interface.INPUT_IDS][0].tolist())[None]}

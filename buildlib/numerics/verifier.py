@@ -16,6 +16,8 @@ slower by far, which is what `max_positions` is for.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -26,8 +28,8 @@ from buildlib.graph import interface
 from buildlib.graph.shape import GraphShape
 from buildlib.numerics.comparison import Bound, StageComparison, VerificationReport, compare
 from buildlib.numerics.feeds import CallInputs
-from buildlib.numerics.host_loop import HostLoop
-from buildlib.numerics.runners import OnnxRunner, read_ports
+from buildlib.numerics.host_loop import HostLoop, greedy_tokens
+from buildlib.numerics.runners import OnnxRunner, PartRunner, read_ports
 from buildlib.numerics.stage_models import Parts, StageModels, emulated_parts, onnx_parts
 from buildlib.numerics.trace import (
     OpenPart,
@@ -121,77 +123,76 @@ class _Verification:
         self._on_comparison = on_comparison
         self._lengths = sorted({shape.cl for shape in models.arcl})
         self._imported = {path: interface.require_shape(path) for path in models.imported.values()}
+        self._sample: Sequence[int] = ()
 
     def run(self, tokens: Sequence[int] | None) -> None:
-        sample = self._sample(tokens)
-        imported = {path: self._whole(path, sample) for path in self._imported}
+        models = self._models
+        self._sample = self._continued(tokens)
+        imported = {path: self._whole(path) for path in self._imported}
         for cl in self._lengths:
-            trace = self._arcl(cl, sample, imported)
+            trace = self._arcl(cl, imported)
+            shapes = models.at(cl)
             for stage, chains, bound in (
-                ("split", self._models.split, EXACT),
-                ("mha2sha", self._models.sha, SAME_FLOAT),
-                ("quantize", self._models.qdq, FINITE),
+                ("split", models.split, EXACT),
+                ("mha2sha", models.sha, SAME_FLOAT),
+                ("quantize", models.qdq, FINITE),
             ):
                 if chains is not None:
-                    trace = self._stage(stage, bound, cl, sample, trace, self._parts(chains, cl))
-            if self._models.binaries is not None and self._emulator is not None:
-                parts = emulated_parts(
-                    self._models.binaries, self._emulator, cl, self._options.soc_model
-                )
-                self._stage("compile", None, cl, sample, trace, parts)
+                    parts = self._parts({shape: chains[shape] for shape in shapes})
+                    trace = self._stage(stage, bound, shapes, trace, parts)
+            if models.binaries is not None and self._emulator is not None:
+                parts = emulated_parts(models.binaries, self._emulator, cl, self._options.soc_model)
+                self._stage("compile", None, shapes, trace, parts)
 
-    def _sample(self, tokens: Sequence[int] | None) -> list[int]:
+    def _continued(self, tokens: Sequence[int] | None) -> list[int]:
         """Return the given tokens and their continuation by the model at the shortest context."""
-        config, options = self._models.config, self._options
+        models, options = self._models, self._options
+        vocab_size = models.config.vocab_size
         shortest = min(self._lengths + [shape.cl for shape in self._imported.values()])
         length = min(options.max_positions, shortest)
         n_prompt = max(1, length - options.continuation)
-        prompt = list(tokens if tokens is not None else sample_tokens(config, n_prompt))[:n_prompt]
-        if not prompt or any(not 0 <= token < config.vocab_size for token in prompt):
+        drawn = tokens if tokens is not None else sample_tokens(models.config, n_prompt)
+        prompt = list(drawn)[:n_prompt]
+        if not prompt or any(not 0 <= token < vocab_size for token in prompt):
             raise CalibrationError(
-                f"a sample needs tokens below {config.vocab_size}, the size of the vocabulary"
+                f"a sample needs tokens below {vocab_size}, the size of the vocabulary"
             )
-        cl = self._lengths[0]
-        files = {shape.ar: self._models.arcl[shape] for shape in self._models.at(cl)}
+        shapes = models.at(self._lengths[0])
         runners = {
-            ar: [OnnxRunner(path, n_threads=options.n_threads, plain=True)]
-            for ar, path in files.items()
+            shape.ar: [OnnxRunner(models.arcl[shape], n_threads=options.n_threads, plain=True)]
+            for shape in shapes
         }
-        models = self._models
-        with HostLoop(runners, config, embed=models.embed, constants=models.constants) as loop:
-            logits = loop.feed(prompt)
-            while len(prompt) < length and loop.free_positions:
-                prompt.append(int(np.argmax(logits[-1])))
-                logits = loop.feed(prompt[-1:])
-        return prompt
+        fed = min(length, shapes[0].cl - shapes[0].ar + 1)  # the last calls need a graph that fits
+        with HostLoop(
+            runners, models.config, embed=models.embed, constants=models.constants
+        ) as loop:
+            return prompt + list(islice(greedy_tokens(loop, prompt), max(0, fed - len(prompt))))
 
-    def _whole(self, path: Path, sample: list[int]) -> Trace:
+    def _whole(self, path: Path) -> Trace:
         """Compare the versions of a whole model at its own shape, each with the one before it."""
         shape = self._imported[path]
-        schedule = single_graph_schedule(shape.ar, shape.cl, len(sample))
+        schedule = single_graph_schedule(shape.ar, shape.cl, len(self._sample))
         earlier = self._models.earlier.get(path, ())
-        [last] = onnx_parts({shape.ar: [path]}, self._options.n_threads)
-        parts = [*(version.open for version in earlier), last]
-        trace = self._run(parts[:1], shape.cl, schedule, sample)
+        parts: list[OpenPart] = [partial(_alone, shape.ar, one.open) for one in earlier]
+        parts += self._parts({shape: [path]})
+        trace = self._run(parts[:1], shape.cl, schedule)
         for version, part in zip(earlier, parts[1:], strict=True):
-            before, trace = trace, self._run([part], shape.cl, schedule, sample)
-            self._compare(version.stage, shape, version.bound, before, trace)
+            trace = self._stage(version.stage, version.bound, (shape,), trace, [part])
         return trace
 
-    def _arcl(self, cl: int, sample: list[int], imported: Mapping[Path, Trace]) -> Trace:
+    def _arcl(self, cl: int, imported: Mapping[Path, Trace]) -> Trace:
         """Compare the whole model at one context length with the one it was converted from."""
         models = self._models
         shapes = models.at(cl)
-        schedule = alternating_schedule([shape.ar for shape in shapes], cl, len(sample))
-        n_threads = self._options.n_threads
-        parts = onnx_parts({shape.ar: [models.arcl[shape]] for shape in shapes}, n_threads)
-        trace = self._run(parts, cl, schedule, sample)
+        files = {shape: [models.arcl[shape]] for shape in shapes}
+        schedule = alternating_schedule([shape.ar for shape in shapes], cl, len(self._sample))
+        trace = self._run(self._parts(files), cl, schedule)
         for shape in shapes:
             path = models.imported[shape]
             if shape == self._imported[path]:
-                own = single_graph_schedule(shape.ar, cl, len(sample))
-                files = onnx_parts({shape.ar: [models.arcl[shape]]}, n_threads)
-                same = trace if own == schedule else self._run(files, cl, own, sample)
+                own = single_graph_schedule(shape.ar, cl, len(self._sample))
+                parts = self._parts({shape: files[shape]})
+                same = trace if own == schedule else self._run(parts, cl, own)
                 self._compare("arcl", shape, EXACT, imported[path], same)
             else:
                 self._compare("arcl", shape, SAME_FLOAT, imported[path], trace)
@@ -201,13 +202,12 @@ class _Verification:
         self,
         stage: str,
         bound: Bound | None,
-        cl: int,
-        sample: list[int],
+        shapes: Sequence[GraphShape],
         before: Trace,
         parts: Sequence[OpenPart],
     ) -> Trace:
-        after = self._run(parts, cl, before.schedule, sample)
-        for shape in self._models.at(cl):
+        after = self._run(parts, shapes[0].cl, before.schedule)
+        for shape in shapes:
             self._compare(stage, shape, bound or self._compiled_bound(shape), before, after)
         return after
 
@@ -228,16 +228,14 @@ class _Verification:
         )
         return Bound("sqnr", max(COARSEST_DB, min([COMPILED_DB, *costs])))
 
-    def _parts(self, chains: Parts, cl: int) -> list[OpenPart]:
-        by_ar = {shape.ar: chains[shape] for shape in self._models.at(cl)}
+    def _parts(self, chains: Parts) -> list[OpenPart]:
+        by_ar = {shape.ar: paths for shape, paths in chains.items()}
         return onnx_parts(by_ar, self._options.n_threads)
 
-    def _run(
-        self, parts: Sequence[OpenPart], cl: int, schedule: Schedule, sample: list[int]
-    ) -> Trace:
+    def _run(self, parts: Sequence[OpenPart], cl: int, schedule: Schedule) -> Trace:
         models = self._models
         inputs = CallInputs(models.config, cl, embed=models.embed, constants=models.constants)
-        return trace_model(parts, inputs, cl, schedule, sample)
+        return trace_model(parts, inputs, cl, schedule, self._sample)
 
     def _compare(
         self, stage: str, shape: GraphShape, bound: Bound, before: Trace, after: Trace
@@ -247,3 +245,8 @@ class _Verification:
         self.comparisons.append(one)
         if self._on_comparison is not None:
             self._on_comparison(one)
+
+
+def _alone(ar: int, open_model: Callable[[], PartRunner]) -> dict[int, PartRunner]:
+    """Open a whole model that has one graph."""
+    return {ar: open_model()}

@@ -191,7 +191,7 @@ def build(
     from buildlib.container.files import check_replaceable
     from buildlib.container.manifest import is_container
     from buildlib.genai import GenAIBuilderFactory
-    from buildlib.pipeline.build_verification import verify_build
+    from buildlib.pipeline.verification import verify_build
     from buildlib.targets import parse_target
 
     given: dict[str, object] = {

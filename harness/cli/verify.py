@@ -13,7 +13,7 @@ from harness.exit_codes import BAD
 
 if TYPE_CHECKING:
     from buildlib.numerics.divergence import Divergence
-    from buildlib.pipeline.model_verification import ModelVerification
+    from buildlib.pipeline.verification import ModelVerification
 
 _HEADINGS = ("tokens", "count", "SQNR", "KL", "top-1", "perplexity", "reference", "relative")
 
@@ -48,8 +48,8 @@ def verify(
     Needs torch and transformers: `pip install 'qnnfarm[reference]'`. Code that comes with a model
     is never run.
     """
-    from buildlib.pipeline.model_verification import verify_model
     from buildlib.pipeline.sources import find_source
+    from buildlib.pipeline.verification import verify_model
 
     if text is not None and tokens is not None:
         raise WrongUseError("--text and --tokens: give one of them")

@@ -82,7 +82,7 @@ def _build(
 ) -> ContainerBuild:
     from buildlib.container.files import check_replaceable
     from buildlib.container.manifest import is_container
-    from buildlib.pipeline.build_verification import verify_build
+    from buildlib.pipeline.verification import verify_build
 
     start = time.monotonic()
     check_replaceable(folder, exist_ok=True, may_replace=is_container)  # before a long build

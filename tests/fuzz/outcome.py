@@ -6,8 +6,9 @@ import shutil
 import time
 import traceback
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -29,10 +30,10 @@ from buildlib.graph.files import load_model, save_model, tensor_array
 from buildlib.graph.interface import ATTENTION_MASK
 from buildlib.graph.shape import GraphShape
 from buildlib.graph.values import static_shape
-from buildlib.importing.source_runner import SourcePart
+from buildlib.importing.source_runner import SourceRunner
 from buildlib.numerics.comparison import StageComparison
-from buildlib.numerics.runners import OnnxRunner
-from buildlib.numerics.stage_models import StageModels, Version, onnx_parts
+from buildlib.numerics.runners import OnnxRunner, PartRunner
+from buildlib.numerics.stage_models import StageModels, Version
 from buildlib.numerics.verifier import SAME_FLOAT, VerifyOptions, verify_outputs
 from buildlib.pipeline.build import BuildOutputs
 from buildlib.targets import Target
@@ -204,9 +205,9 @@ def _model_fault(
     shapes = sorted(found["model"])
     own = _runnable(folder / "model.onnx", cache / "source")
     config = load_config(folder / "config.json")
-    opener = onnx_parts({SHAPE.ar: [own]}, 1)[0]
+    opener: Callable[[], PartRunner] = partial(OnnxRunner, own, n_threads=1, plain=True)
     if any(static_shape(value) is None for value in load_model(own).graph.inputs):
-        own, opener = found["model"][SHAPE][0], SourcePart(own, config, SHAPE)
+        own, opener = found["model"][SHAPE][0], partial(SourceRunner, own, config, SHAPE)
     models = StageModels(
         config=config,
         imported=dict.fromkeys(shapes, own),

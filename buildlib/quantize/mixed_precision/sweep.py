@@ -24,8 +24,8 @@ from buildlib.errors import CalibrationError
 from buildlib.graph import interface
 from buildlib.graph.files import load_model, tensor_array
 from buildlib.graph.values import is_parameter, source_of
-from buildlib.numerics.divergence import Divergence, decibels, sqnr_db
-from buildlib.numerics.evaluation import FloatLogits, Measurement
+from buildlib.numerics.divergence import Divergence, DivergenceSums, decibels, sqnr_db
+from buildlib.numerics.evaluation import FloatLogits
 from buildlib.numerics.runners import Arrays
 from buildlib.numerics.segment_loop import Hidden, SegmentLoop, SegmentRunner
 from buildlib.quantize.grids import activation_names, parameter_uses
@@ -160,8 +160,7 @@ class SensitivityModel(Closeable):
         """
         shared = base or {}
         runs = [
-            _Run(self._changed(shared, variant), Measurement(self.reference), variant)
-            for variant in variants
+            _Run(self._changed(shared, variant), self.reference, variant) for variant in variants
         ]
         total = self._loop.n_segments + sum(len(run.changes) for run in runs)
         done = 0
@@ -189,7 +188,7 @@ class SensitivityModel(Closeable):
                         if first and hidden is not None and run.hidden is not None:
                             run.output_sqnr_db = sqnr_db(hidden, run.hidden)
                     count()
-        return [Measured(run.measurement.result(), run.output_sqnr_db) for run in runs]
+        return [Measured(run.sums.mean(), run.output_sqnr_db) for run in runs]
 
     @property
     def _weights(self) -> Path:
@@ -229,10 +228,11 @@ class _Run:
     """A variant on its way through the segments."""
 
     changes: frozenset[int]
-    measurement: Measurement
+    reference: FloatLogits
     variant: Quantized
+    sums: DivergenceSums = field(default_factory=DivergenceSums)
     hidden: Hidden | None = None
-    started: bool = field(default=False)
+    started: bool = False
     output_sqnr_db: float | None = None
 
     def go(self, segment: SegmentRunner, hidden: Hidden | None) -> None:
@@ -240,7 +240,7 @@ class _Run:
 
         def see(outputs: Arrays, n_tokens: int) -> None:
             if interface.LOGITS in outputs:
-                self.measurement.add(outputs[interface.LOGITS][0, :n_tokens])
+                self.reference.compare(outputs[interface.LOGITS][0, :n_tokens], self.sums)
 
         self.started = True
         self.hidden = segment.run(hidden, on_outputs=see)

@@ -1,6 +1,7 @@
 """Exports with any names run under canonical names, and the import changes nothing."""
 
 import shutil
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,8 @@ from buildlib.graph.files import load_model
 from buildlib.graph.interface import model_shape
 from buildlib.graph.shape import GraphShape
 from buildlib.importing.importer import ImportModel
-from buildlib.importing.source_runner import SourcePart, SourceRunner
+from buildlib.importing.precision import SINGLE, precision_of
+from buildlib.importing.source_runner import SourceRunner
 from buildlib.numerics.stage_models import StageModels, Version
 from buildlib.numerics.verifier import SAME_FLOAT, SAME_HALF, VerifyOptions, verify_outputs
 from buildlib.passes.arcl import convert_arcl
@@ -38,7 +40,9 @@ def test_an_import_computes_what_the_export_does(name: str, tmp_path: Path) -> N
         config=config,
         imported={one: imported},
         arcl={one: convert_arcl(imported, one, tmp_path / "one.onnx")},
-        earlier={imported: [Version("import", SAME_FLOAT, SourcePart(export, config, shape))]},
+        earlier={
+            imported: [Version("import", SAME_FLOAT, partial(SourceRunner, export, config, shape))]
+        },
     )
     report = verify_outputs(models, options=FEW)
     assert report.passed, report.failures
@@ -65,7 +69,7 @@ def test_a_wrong_head_order_is_found(tmp_path: Path) -> None:
         imported={ASKED: imported},
         arcl={ASKED: imported},
         earlier={
-            imported: [Version("import", SAME_FLOAT, lambda: {4: Exchanged(export, config, ASKED)})]
+            imported: [Version("import", SAME_FLOAT, partial(Exchanged, export, config, ASKED))]
         },
     )
     report = verify_outputs(models, options=FEW)
@@ -139,7 +143,6 @@ def _imported(folder: Path) -> StageModels:
     path = ImportModel(None if is_fixed else ASKED).run(export, folder / "out" / "model.onnx")
     shape = model_shape(load_model(path))
     assert shape is not None
-    part = SourcePart(export, config, shape)
-    bound = SAME_HALF if part.is_reduced_precision() else SAME_FLOAT
-    earlier = {path: [Version("import", bound, part)]}
+    bound = SAME_FLOAT if precision_of(load_model(export)) == SINGLE else SAME_HALF
+    earlier = {path: [Version("import", bound, partial(SourceRunner, export, config, shape))]}
     return StageModels(config=config, imported={shape: path}, arcl={shape: path}, earlier=earlier)

@@ -12,8 +12,8 @@ from buildlib.checkpoint.config import load_config
 from buildlib.encodings.files import load_encodings
 from buildlib.errors import RunnerDiedError
 from buildlib.graph.shape import GraphShape
+from buildlib.numerics.child import BrokenFrameError, read_frame, write_frame
 from buildlib.numerics.emulator import emulator_chains
-from buildlib.numerics.frames import BrokenFrameError, read_frame, write_frame
 from buildlib.numerics.host_loop import HostLoop
 from buildlib.numerics.runners import OnnxRunner
 from buildlib.passes.arcl import convert_arcl

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from buildlib.graph.files import link_into
 from buildlib.graph.shape import GraphShape
 from buildlib.numerics.comparison import StageComparison
 from buildlib.numerics.runners import OnnxRunner, PartRunner
-from buildlib.numerics.stage_models import StageModels, Version, onnx_parts
+from buildlib.numerics.stage_models import StageModels, Version
 from buildlib.numerics.verifier import (
     FINITE,
     SAME_FLOAT,
@@ -164,9 +165,9 @@ def test_a_source_of_another_naming_is_compared_through_its_adapter(models: Stag
     path = models.imported[OWN]
     opened: list[PartRunner] = []
 
-    def open_source() -> dict[int, PartRunner]:
+    def open_source() -> PartRunner:
         opened.append(OnnxRunner(path, n_threads=1, plain=True))
-        return {16: opened[-1]}
+        return opened[-1]
 
     earlier = {path: [Version("import", SAME_FLOAT, open_source)]}
     with_source = dataclasses.replace(models, earlier=earlier, split=None, qdq=None)
@@ -183,7 +184,7 @@ def test_each_version_is_compared_with_the_one_before_it(
     before = models.imported[OWN]
     after = spoiled(before, tmp_path, "layer_0_mlp_norm")
     stages = {"import": SAME_FLOAT, "optimize": FINITE}
-    [whole] = onnx_parts({16: [before]})
+    whole = partial(OnnxRunner, before)
     one = dataclasses.replace(
         models,
         imported={OWN: after},

@@ -202,8 +202,5 @@ def sqnr_db(expected: Weights, found: Weights) -> float:
 
 def on_emulator(binary: Path, toolchain: OrtQnnToolchain, feeds: Arrays) -> Arrays:
     graph = toolchain.inspect(binary).graphs[0]
-    process = EmulatorProcess([(binary, graph.name)], 69, 60.0)
-    try:
-        return process.run(0, feeds)
-    finally:
-        process.close()
+    with EmulatorProcess([(binary, graph.name)], 69, 60.0) as process:
+        return process.request({"run": 0}, feeds)[1]

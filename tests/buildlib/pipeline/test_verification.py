@@ -19,8 +19,8 @@ from buildlib.graph.shape import GraphShape
 from buildlib.numerics.evaluation import evaluate_model, record_float, text_perplexity
 from buildlib.numerics.host_loop import HostLoop, open_onnx
 from buildlib.numerics.transformers import TransformersModel
-from buildlib.pipeline.model_verification import compare_models, verify_model
 from buildlib.pipeline.sources import CheckpointSource, OnnxSource, find_source
+from buildlib.pipeline.verification import compare_models, verify_model
 from tests.buildlib import families
 from tests.buildlib.model_folders import copy_of_export
 from tests.optional import needs_no_transformers, needs_transformers
