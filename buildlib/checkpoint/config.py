@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
 from buildlib.checkpoint.architectures import (
     Family,
@@ -17,7 +18,12 @@ from buildlib.checkpoint.architectures import (
     detect_architecture,
     family_of,
 )
-from buildlib.checkpoint.family_keys import agreed_reading, family_keys, stated_major
+from buildlib.checkpoint.family_keys import (
+    agreed_reading,
+    family_keys,
+    stated_major,
+    tell_difference,
+)
 from buildlib.checkpoint.layout import read_json
 from buildlib.checkpoint.rotary import (
     FULL,
@@ -343,6 +349,25 @@ def unread_keys(path: Path) -> tuple[str, list[str]]:
         return "", []
     table = family_keys(architecture, stated_major(data) or 5)
     return table.class_name, table.unread(data)
+
+
+def other_reading(path: Path, major: int) -> str | None:
+    """Say what transformers `major` reads differently in a `config.json` that another major wrote.
+
+    Returns:
+        Which key, or why one of them refuses the file; None where they read the same.
+
+    Raises:
+        CheckpointError: the file is missing or no JSON.
+    """
+    data = read_json(path)
+    architecture = detect_architecture(data) if isinstance(data, dict) else None
+    if architecture is None or stated_major(data) in {None, min(max(major, 4), 5)}:
+        return None
+    try:
+        return tell_difference(*(_read(data, architecture, each) for each in (4, 5)))
+    except PydanticCustomError as error:
+        return error.message()
 
 
 def load_config(path: Path) -> DecoderConfig:

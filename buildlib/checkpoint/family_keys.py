@@ -144,14 +144,20 @@ def agreed_reading(file: Keys, read: Callable[[int], dict[str, Any]]) -> dict[st
         raise refusals[0]
     newest, *others = readings.values()
     for other in others:
-        for key, value in newest.items():
-            if other[key] != value and repr(other[key]) != repr(value):  # nan is not itself
-                what = (
-                    f"{key} is {_shown(other[key])} in transformers 4 and {_shown(value)} in "
-                    "transformers 5, and there is no transformers_version to tell which is meant"
-                )
-                raise unsupported(what)
+        difference = tell_difference(other, newest)
+        if difference is not None:
+            what = f"{difference}, and there is no transformers_version to tell which is meant"
+            raise unsupported(what)
     return newest
+
+
+def tell_difference(older: Keys, newer: Keys) -> str | None:
+    """Say which key transformers 4 and 5 read differently; None if none."""
+    for key, value in newer.items():
+        if older[key] != value and repr(older[key]) != repr(value):  # nan is not itself
+            shown = f"{_shown(older[key])} in transformers 4 and {_shown(value)} in transformers 5"
+            return f"{key} is {shown}"
+    return None
 
 
 def _shown(value: object) -> str:

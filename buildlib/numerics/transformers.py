@@ -3,15 +3,19 @@
 torch and transformers run in a child process, which takes their memory with it.
 """
 
+import importlib.metadata
 import importlib.util
+import warnings
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from buildlib.checkpoint.config import DecoderConfig
+from buildlib.checkpoint.config import DecoderConfig, other_reading
+from buildlib.checkpoint.layout import CONFIG_FILE
 from buildlib.errors import InvalidOptionError, RunnerDiedError, TransformersError
 from buildlib.graph import interface
 from buildlib.graph.shape import GraphShape
@@ -22,6 +26,7 @@ ReferenceEngine = Literal["onnx", "transformers"]
 """What computes a reference: our own float ONNX, or transformers."""
 
 _WORKER = "buildlib.numerics.transformers_worker"
+_LIBRARIES = ("torch", "transformers")
 _TIMEOUT_S = 1800.0  # a large checkpoint from a cold disk
 _OFFLINE = {
     "HF_HUB_OFFLINE": "1",
@@ -30,28 +35,33 @@ _OFFLINE = {
 }
 
 
+class OtherReadingWarning(UserWarning):
+    """The installed transformers reads a `config.json` differently from what wrote it."""
+
+
 class TransformersModel(ChildProcess):
     """A `TokenModel` of a checkpoint in Hugging Face layout, in float32 on the CPU.
 
-    Attributes:
-        versions: of torch and transformers.
+    Args:
+        folder: of the checkpoint.
+        load: False looks for its family alone, and there is nothing to feed.
 
     Raises:
-        TransformersError: they are not installed, or transformers has no code for the model.
+        TransformersError: torch or transformers is not installed, or cannot load the model.
     """
 
     largest_ar = 128
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, load: bool = True) -> None:
         self._folder = folder
         require_installed(folder)
+        _warn_of_other_reading(folder)
         super().__init__(_WORKER, str(folder), _TIMEOUT_S, _OFFLINE)
         try:
-            answer, _ = self.request({"load": str(folder.absolute())}, {})
+            self.request({"folder": str(folder.absolute()), "load": load}, {})
         except BaseException:
             self.close()
             raise
-        self.versions: dict[str, str] = answer["versions"]
 
     def request(self, header: dict[str, Any], arrays: Arrays) -> tuple[dict[str, Any], Arrays]:
         """Send a request and return the answer.
@@ -85,10 +95,34 @@ def require_installed(folder: Path) -> None:
     Raises:
         TransformersError: one is not.
     """
-    for name in ("torch", "transformers"):
+    for name in _LIBRARIES:
         if importlib.util.find_spec(name) is None:
             reason = f"{name} is not installed: pip install 'qnnfarm[reference]'"
             raise TransformersError(str(folder), reason)
+
+
+@cache
+def require_family(folder: Path) -> None:
+    """Check that transformers has code for the model in `folder`, which takes seconds once.
+
+    Raises:
+        TransformersError: it has none, or is not installed.
+    """
+    TransformersModel(folder, load=False).close()
+
+
+def installed_versions() -> dict[str, str]:
+    """Return the versions of torch and transformers."""
+    return {name: importlib.metadata.version(name) for name in _LIBRARIES}
+
+
+def _warn_of_other_reading(folder: Path) -> None:
+    version = importlib.metadata.version("transformers")
+    found = other_reading(folder / CONFIG_FILE, int(version.partition(".")[0]))
+    if found is not None:
+        what = f"{folder / CONFIG_FILE} is of another major release than transformers {version}"
+        text = f"{what}, which reads it differently: {found}"
+        warnings.warn(text, OtherReadingWarning, stacklevel=1)
 
 
 def check_engine(name: str) -> ReferenceEngine:

@@ -15,11 +15,14 @@ _cache: Any = None
 
 
 def answer(header: dict[str, Any], arrays: "Arrays") -> "tuple[dict[str, Any], Arrays]":
-    """Load a model; forget all tokens; or feed some, and give the logits after each of them."""
+    """Find or load a model; forget all tokens; or feed some, and give the logits after each."""
     global _loaded, _cache  # noqa: PLW0603  (one process, one model)
-    if "load" in header:
-        _loaded, versions = _load(Path(header["load"]))
-        return {"versions": versions}, {}
+    if "folder" in header:
+        folder = Path(header["folder"])
+        _check_family(folder)
+        if header["load"]:
+            _loaded = _load(folder)
+        return {}, {}
     if "reset" in header:
         _cache = None
         return {}, {}
@@ -32,17 +35,23 @@ def answer(header: dict[str, Any], arrays: "Arrays") -> "tuple[dict[str, Any], A
     return {}, {"logits": found.logits[0].float().numpy()}
 
 
-def _load(folder: Path) -> tuple[Any, dict[str, str]]:
-    """Load a checkpoint in float32, by transformers' own code alone and from its files alone."""
-    import torch
+def _check_family(folder: Path) -> None:
     import transformers
 
     name = json.loads((folder / "config.json").read_text("utf-8")).get("model_type")
-    if name not in transformers.CONFIG_MAPPING:
+    known = transformers.CONFIG_MAPPING
+    if name not in known or known[name] not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
         raise RefusedError(
             f"transformers {transformers.__version__} has no family {name!r}, and code that comes "
             "with a model is never run"
         )
+
+
+def _load(folder: Path) -> Any:  # noqa: ANN401  (a module of torch)
+    """Load a checkpoint in float32, by transformers' own code alone and from its files alone."""
+    import torch
+    import transformers
+
     try:
         model, report = transformers.AutoModelForCausalLM.from_pretrained(
             folder,
@@ -59,8 +68,7 @@ def _load(folder: Path) -> tuple[Any, dict[str, str]]:
         if report.get(fault):  # transformers fills them with random numbers
             first = min(str(key) for key in report[fault])
             raise RefusedError(f"transformers finds no weights for {first}")
-    versions = {each.__name__: str(each.__version__) for each in (torch, transformers)}
-    return model.eval(), versions
+    return model.eval()
 
 
 if __name__ == "__main__":

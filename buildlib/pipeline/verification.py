@@ -34,7 +34,7 @@ from buildlib.numerics.transformers import (
     ReferenceEngine,
     TransformersModel,
     TransformersPart,
-    require_installed,
+    require_family,
 )
 from buildlib.numerics.verifier import (
     FINITE,
@@ -83,6 +83,8 @@ def verify_build(
     Raises:
         BuildError: any of its kinds; that a comparison fails is in the report.
     """
+    if reference_with == "transformers":
+        require_family(build.sources.main.folder)  # before a long build
     outputs, sources, target = build.outputs(on_stage), build.sources, build.plan.target
     config = load_config(outputs.export / CONFIG_FILE)
     wanted = options or VerifyOptions(soc_model=target.soc.soc_model)
@@ -196,12 +198,10 @@ class ModelVerification:
     Attributes:
         prefill: over the given tokens, which go in calls of many.
         decode: over the tokens that transformers itself goes on with, greedily, one a call.
-        versions: of torch and transformers.
     """
 
     prefill: Divergence
     decode: Divergence
-    versions: dict[str, str]
     bound: Bound = SAME_MODEL
 
     @property
@@ -230,18 +230,18 @@ def verify_model(
         CalibrationError: a token lies outside the vocabulary, or there is nothing to compare.
         BuildError: we cannot read the model.
     """
-    require_installed(source.folder)
     config = load_config(source.folder / CONFIG_FILE)
     prompt = list(tokens or sample_tokens(config, prefill))[:prefill]
     if any(not 0 <= token < config.vocab_size for token in prompt):
         raise CalibrationError(f"a token lies outside the vocabulary of {config.vocab_size}")
     with tempfile.TemporaryDirectory(prefix="qnnfarm-verify-") as scratch:
         limit = min(len(prompt) + decode, positions_of(source) or math.inf)
-        with _float_model(source, int(limit), config, Path(scratch)) as ours:
+        with (
+            TransformersModel(source.folder) as reference,
+            _float_model(source, int(limit), config, Path(scratch)) as ours,
+        ):
             prompt = prompt[: max(1, int(min(limit, ours.cl)) - decode)]
-            with TransformersModel(source.folder) as reference:
-                found = compare_models(ours, reference, prompt, decode)
-                return ModelVerification(*found, reference.versions)
+            return ModelVerification(*compare_models(ours, reference, prompt, decode))
 
 
 def compare_models(

@@ -162,11 +162,12 @@ def build(
 
     began = time.monotonic()
     if reference_with == "transformers":
-        from buildlib.numerics.transformers import require_installed
+        from buildlib.numerics.transformers import require_family
 
         if not verify:
             raise WrongUseError("--reference-with transformers needs --verify")
-        require_installed(model_dir)  # before a long build
+        folder = model_dir.parent if model_dir.is_file() else model_dir
+        require_family(folder)  # before a long build
     if verbose:
         _tell_unread(model_dir)
     text = None if calibration is None else read_text(calibration)

@@ -106,6 +106,8 @@ def perplexity(
     that of `--reference`: by more than 3 %, or 10 % with weights or activations of fewer bits than
     W8A16.
     """
+    if reference_with == "transformers" and reference is None:
+        raise WrongUseError("--reference-with transformers needs --reference CHECKPOINT_DIR")
     content = read_text(text)
     where = _Where(container_dir, device, pool, wait, db, log_level, trace)
     if per_step or max_kl is not None:
@@ -187,6 +189,7 @@ def _score(
             windows=windows,
             bound=bound,
             references=references,
+            reference_with=reference_with,
             role=role,
             lora=lora,
         )
@@ -230,7 +233,15 @@ def _compare_steps(
     print_remark(f"computing {pluralize(count, 'step')} in float on this host")
     expected = float_steps(reference, container, steps, reference_with)
     with where.open() as (session, recording):
-        result = compare_steps(session, content, steps, expected, recording, max_kl=max_kl)
+        result = compare_steps(
+            session,
+            content,
+            steps,
+            expected,
+            recording,
+            max_kl=max_kl,
+            reference_with=reference_with,
+        )
     values = result.values
     if json:
         over = {"positions": "decode_steps", "steps": count, "windows": len(steps)}

@@ -48,6 +48,7 @@ def verify(
     Needs torch and transformers: `pip install 'qnnfarm[reference]'`. Code that comes with a model
     is never run.
     """
+    from buildlib.numerics.transformers import installed_versions
     from buildlib.pipeline.sources import find_source
     from buildlib.pipeline.verification import verify_model
 
@@ -59,12 +60,12 @@ def verify(
         ids = _encode(read_text(text), source.folder)
     found = verify_model(source, ids, prefill=prefill, decode=decode)
     if json:
-        print_json({"model": str(model_dir), **_document(found)})
+        print_json({"model": str(model_dir), **_document(found, installed_versions())})
     else:
         parts = {"prefill": found.prefill, "decode": found.decode}
         rows = [Row(_cells(name, one)) for name, one in parts.items()]
         print_rows(_HEADINGS, rows, right=set(_HEADINGS[1:]))
-        named = ", ".join(f"{name} {version}" for name, version in found.versions.items())
+        named = ", ".join(f"{name} {version}" for name, version in installed_versions().items())
         verdict = "the same model" if found.passed else "NOT the same model"
         answers().print(f"{model_dir}: {verdict} as that of transformers ({found.bound})")
         print_remark(f"by {named}")
@@ -82,11 +83,11 @@ def _encode(text: str, folder: Path) -> list[int]:
     return [load_config(folder / CONFIG_FILE).bos_token_id, *ids]
 
 
-def _document(found: "ModelVerification") -> dict[str, object]:
+def _document(found: "ModelVerification", versions: dict[str, str]) -> dict[str, object]:
     return {
         "passed": found.passed,
         "bound": str(found.bound),
-        "versions": found.versions,
+        "versions": versions,
         "prefill": _values(found.prefill),
         "decode": _values(found.decode),
     }

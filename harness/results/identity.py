@@ -14,7 +14,7 @@ from harness.words import pluralize
 
 Pairs = tuple[tuple[str, str], ...]
 UNKNOWN = "an unknown device"
-_ON_HOST = frozenset({"python", *HOST_LIBRARIES})
+_ON_HOST = frozenset({"python", "torch", "transformers", *HOST_LIBRARIES})
 _LONGEST_VALUES = 78
 SHORTEST_PROMPT = 2
 """Tokens of the shortest prompt, bos and one more: what is left of a prompt with `-p 0`."""

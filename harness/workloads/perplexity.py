@@ -59,6 +59,7 @@ class Perplexity(WorkloadModel):
         windows: score only the first windows of the context length; None scores all.
         max: the bound above which the container counts as broken.
         reference: folder of the checkpoint that the host scores in float over the same positions.
+        reference_with: what computes that, our own float model or transformers; None is ours.
         role: which model of a container that drafts; `reference` is that model's.
         per_step: compare the logits of decode steps with those of `reference` instead, over 2
             windows if none are set; `max_kl` bounds their divergence in nats.
@@ -69,18 +70,23 @@ class Perplexity(WorkloadModel):
     windows: Annotated[int, Field(ge=1)] | None = None
     max: MaxPerplexity | None = None
     reference: NonEmpty | None = None
+    reference_with: Literal["onnx", "transformers"] | None = None
     role: ModelRole | None = None
     per_step: bool | None = None
     max_kl: Annotated[float, Field(ge=0)] | None = None
 
     input_keys: ClassVar[tuple[str, ...]] = ("text",)
-    later_keys: ClassVar[frozenset[str]] = frozenset({"reference", "role", "per_step", "max_kl"})
+    later_keys: ClassVar[frozenset[str]] = frozenset(
+        {"reference", "reference_with", "role", "per_step", "max_kl"}
+    )
 
     @model_validator(mode="after")
     def _relative_to_a_reference(self) -> Self:
         bound = self.bound
         if bound is not None and bound.relative and self.reference is None:
             raise ValueError(f"max: {bound} is relative to the model in float: give its reference")
+        if self.reference_with is not None and self.reference is None:
+            raise ValueError("reference_with: it computes the reference: give one")
         if self.per_step:
             if self.reference is None:
                 raise ValueError("per_step: steps are held against float: give its reference")
@@ -91,9 +97,22 @@ class Perplexity(WorkloadModel):
         return self
 
     @property
+    def engine(self) -> "ReferenceEngine":
+        """The engine of the reference: `reference_with`, by default `onnx`."""
+        return self.reference_with or "onnx"
+
+    @property
     def bound(self) -> PerplexityBound | None:
         """The bound, read."""
         return None if self.max is None else PerplexityBound.parse(self.max)
+
+    def check(self, container: GenAIContainer) -> None:
+        """See `Workload.check`; what computes the reference is installed, too."""
+        del container
+        if self.reference_with == "transformers":
+            from buildlib.numerics.transformers import require_installed
+
+            require_installed(Path(str(self.reference)))
 
     def run(
         self, session: Session, recording: Recording = UNRECORDED
@@ -106,7 +125,9 @@ class Perplexity(WorkloadModel):
         references = {}
         if self.reference is not None:
             cut = session.runtime.windows(text, self.windows, role)
-            value = float_perplexity(session.resolve(self.reference), session.container, cut)
+            value = float_perplexity(
+                session.resolve(self.reference), session.container, cut, self.engine
+            )
             references[PERPLEXITY_FLOAT] = value
         return score_text(
             session,
@@ -115,6 +136,7 @@ class Perplexity(WorkloadModel):
             windows=self.windows,
             bound=self.bound,
             references=references,
+            reference_with=self.engine,
             role=role,
         )
 
@@ -129,8 +151,16 @@ class Perplexity(WorkloadModel):
         )
 
         steps = cut_steps(session.runtime.windows(text, self.windows or DEFAULT_STEP_WINDOWS))
-        expected = float_steps(reference, session.container, steps)
-        return compare_steps(session, text, steps, expected, recording, max_kl=self.max_kl)
+        expected = float_steps(reference, session.container, steps, self.engine)
+        return compare_steps(
+            session,
+            text,
+            steps,
+            expected,
+            recording,
+            max_kl=self.max_kl,
+            reference_with=self.engine,
+        )
 
 
 def read_text(path: Path) -> str:
@@ -153,6 +183,7 @@ def score_text(
     windows: int | None = None,
     bound: PerplexityBound | None = None,
     references: Mapping[str, float] | None = None,
+    reference_with: "ReferenceEngine" = "onnx",
     dataset_sha256: str | None = None,
     role: ModelRole = "target",
     lora: Mapping[str, float] | None = None,
@@ -164,6 +195,7 @@ def score_text(
         bound: what counts as right; a relative one needs the float reference.
         references: by metric, e.g. `perplexity_float`: what the host computed over the same
             positions.
+        reference_with: what computed them; the versions of transformers are stored with the run.
         dataset_sha256: hash of the text that this one repeats; by default of this one.
         role: which model of a container that drafts.
         lora: the adapter to apply, and its strength.
@@ -192,12 +224,22 @@ def score_text(
             values[PERPLEXITY_ERROR] = result.error
         if recorder is not None:
             recorder.add_values(values)
+            recorder.add_library_versions(engine_versions(reference_with))
             keep_traces(session, recorder, result.traces)
         if bound is not None:
             check = bound.check(values, describe_scored(definition))
             require_passed(check, recorder, session.device.serial)
     summary = f"{summarize(values)} over {describe_scored(definition)}"
     return WorkloadResult(result, values, summary, recording.stored_run(recorder))
+
+
+def engine_versions(engine: "ReferenceEngine") -> dict[str, str]:
+    """Return versions of what computed a reference beside our own code, by name."""
+    if engine == "onnx":
+        return {}
+    from buildlib.numerics.transformers import installed_versions
+
+    return installed_versions()
 
 
 def _adapter(lora: Mapping[str, float]) -> dict[str, str]:

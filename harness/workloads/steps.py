@@ -24,7 +24,7 @@ from harness.workloads.base import (
     require_passed,
     summarize,
 )
-from harness.workloads.perplexity import open_float
+from harness.workloads.perplexity import engine_versions, open_float
 from harness.workloads.session import Session
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ def compare_steps(
     recording: Recording = UNRECORDED,
     *,
     max_kl: float | None = None,
+    reference_with: "ReferenceEngine" = "onnx",
 ) -> WorkloadResult[StepResult]:
     """Compare the decode steps of the session's device with those of the model in float.
 
@@ -74,6 +75,7 @@ def compare_steps(
         text: that the steps were cut from.
         expected: of `float_steps`, on the same steps.
         max_kl: divergence above which the container counts as broken.
+        reference_with: what computed `expected`; the versions of transformers are stored.
 
     Raises:
         OutputCheckError: the divergence is above the bound.
@@ -104,6 +106,7 @@ def compare_steps(
         values = divergence.metrics
         if recorder is not None:
             recorder.add_values(values)
+            recorder.add_library_versions(engine_versions(reference_with))
         if max_kl is not None:
             check = _check(divergence, max_kl)
             require_passed(check, recorder, session.device.serial)

@@ -15,6 +15,7 @@ from buildlib.checkpoint.config import (
     DecoderConfig,
     load_checkpoint_config,
     load_config,
+    other_reading,
 )
 from buildlib.checkpoint.rotary import LinearRopeScaling, LongRopeScaling
 from buildlib.errors import CheckpointError, InvalidShapeError, UnsupportedModelError
@@ -380,3 +381,28 @@ def test_what_transformers_refuses_or_reads_in_two_ways_is_refused(
     with pytest.raises(CheckpointError, match=reason) as caught:
         load_checkpoint_config(path)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "major", "said"),
+    [
+        ({"model_type": "llama", "rope_parameters": {"rope_theta": 7.0}, **V5}, 5, None),
+        ({"model_type": "llama", "rope_parameters": {"rope_theta": 7.0}, **V5}, 6, None),
+        (
+            {"model_type": "llama", "rope_parameters": {"rope_theta": 7.0}, **V5},
+            4,
+            "rope_theta is 10000.0 in transformers 4 and 7.0 in transformers 5",
+        ),
+        ({"model_type": "llama", "rope_theta": 7.0, **V4}, 5, None),
+        ({"model_type": "llama", "attention_bias": None, **V4}, 5, "attention_bias is null, which"),
+        ({"model_type": "llama", "rope_parameters": {"rope_theta": 7.0}}, 4, None),
+        ({"model_type": "another", **V4}, 5, None),
+    ],
+)
+def test_what_another_major_of_transformers_reads_differently_is_told(
+    tmp_path: Path, changes: dict[str, Any], major: int, said: str | None
+) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(PLAIN | {"num_key_value_heads": 4} | changes))
+    found = other_reading(path, major)
+    assert found is None if said is None else str(found).startswith(said)

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +14,13 @@ from safetensors.numpy import load_file, save_file
 from buildlib.checkpoint.checkpoint import Checkpoint
 from buildlib.checkpoint.config import load_config
 from buildlib.errors import CalibrationError, TransformersError
+from buildlib.genai import GenAIBuilderFactory
 from buildlib.graph.decoder import export_onnx
 from buildlib.graph.files import link_into
 from buildlib.graph.shape import GraphShape
 from buildlib.numerics.evaluation import evaluate_model, record_float, text_perplexity
 from buildlib.numerics.host_loop import HostLoop, open_onnx
-from buildlib.numerics.transformers import TransformersModel
+from buildlib.numerics.transformers import OtherReadingWarning, TransformersModel, require_family
 from buildlib.pipeline.sources import CheckpointSource, OnnxSource, find_source
 from buildlib.pipeline.verification import compare_models, verify_model
 from tests.buildlib import families
@@ -72,9 +74,20 @@ def test_models_that_give_no_numbers_are_not_compared(
 
 
 @needs_no_transformers
-def test_what_is_not_installed_is_named_with_its_extra(tiny: Path) -> None:
-    with pytest.raises(TransformersError, match=r"pip install 'qnnfarm\[reference\]'"):
-        verify_model(CheckpointSource(tiny, ""))
+def test_what_is_not_installed_is_named_with_its_extra(
+    tiny: Path, tiny_export: Path, tmp_path: Path
+) -> None:
+    builder = GenAIBuilderFactory.create(tiny_export, cache_root=tmp_path).set_targets(["SM8750"])
+    lengths = {"auto_regression_number": [1, 16], "context_length": [96]}
+    builder.set_transformation_options({f"arn_cl_options.{key}": n for key, n in lengths.items()})
+    made: list[object] = []
+    for verify in (
+        lambda: verify_model(CheckpointSource(tiny, "")),
+        lambda: builder.verify(reference_with="transformers", on_stage=made.append),
+    ):
+        with pytest.raises(TransformersError, match=r"pip install 'qnnfarm\[reference\]'"):
+            verify()
+    assert not made  # refused before the first stage
 
 
 @needs_transformers
@@ -117,6 +130,17 @@ def test_transformers_scores_windows_as_the_onnx_does(tmp_path: Path) -> None:
 
 
 @needs_transformers
+def test_a_file_that_the_other_major_wrote_is_warned_of(tmp_path: Path) -> None:
+    folder = families.write_checkpoint(tmp_path / "model", families.family_config("olmo2"))
+    config = json.loads((folder / "config.json").read_text())
+    other = "4.57.6" if version("transformers").startswith("5") else "5.23.0"
+    config |= {"transformers_version": other, "rope_parameters": {"rope_theta": 7.0}}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.warns(OtherReadingWarning, match=r"json.*rope_theta is .* in transformers 5"):
+        require_family(folder)
+
+
+@needs_transformers
 def test_what_transformers_cannot_read_is_said_in_a_line(tmp_path: Path) -> None:
     remote = families.write_checkpoint(tmp_path / "remote", families.family_config("baichuan"))
     config = json.loads((remote / "config.json").read_text())
@@ -127,11 +151,13 @@ def test_what_transformers_cannot_read_is_said_in_a_line(tmp_path: Path) -> None
     tensors = load_file(torn / "model.safetensors")
     del tensors["model.layers.1.mlp.up_proj.weight"]
     save_file(tensors, torn / "model.safetensors", {"format": "pt"})
-    for folder, reason in (
-        (remote, "no family 'baichuan'.*never run"),
-        (torn, "no weights for.*1.mlp"),
+    for refused, folder, reason in (
+        (TransformersModel, remote, "no family 'baichuan'.*never run"),
+        (require_family, remote, "no family 'baichuan'.*never run"),
+        (TransformersModel, torn, "no weights for.*1.mlp"),
     ):
         with pytest.raises(TransformersError, match=reason) as caught:
-            TransformersModel(folder)
+            refused(folder)
         assert "\n" not in str(caught.value)
+    require_family(torn)  # which looks at no weights
     assert not (tmp_path / "ran").exists()

@@ -33,7 +33,12 @@ WORKLOADS: st.SearchStrategy[AnyWorkload] = st.one_of(
         max_perplexity=BOUNDS,
     ),
     st.builds(
-        Perplexity, text=TEXTS, windows=st.none() | COUNTS, max=BOUNDS, reference=st.just("model")
+        Perplexity,
+        text=TEXTS,
+        windows=st.none() | COUNTS,
+        max=BOUNDS,
+        reference=st.just("model"),
+        reference_with=st.none() | st.sampled_from(["onnx", "transformers"]),
     ),
     st.builds(
         Perplexity,
@@ -102,9 +107,10 @@ def test_an_embedding_needs_texts_and_what_it_is_held_against(
         ({"per_step": True, "reference": "b", "max": 9.0}, "neither max nor role"),
         ({"per_step": True, "reference": "b", "role": "draft"}, "neither max nor role"),
         ({"max_kl": 0.1}, "goes with per_step"),
+        ({"reference_with": "transformers"}, "it computes the reference"),
     ],
 )
-def test_decode_steps_are_held_against_float_with_a_bound_of_their_own(
+def test_what_belongs_to_a_reference_needs_one_and_has_a_bound_of_its_own(
     fields: dict[str, object], reason: str
 ) -> None:
     with pytest.raises(WrongUseError, match=reason):

@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 from buildlib.container.container import GenAIContainer
+from buildlib.errors import TransformersError
 from harness.devices.adb.device import AdbDevice
 from harness.errors import (
     DeviceCommandError,
@@ -14,7 +16,7 @@ from harness.errors import (
     PromptTooLongError,
     WrongUseError,
 )
-from harness.results.identity import SpeedKey
+from harness.results.identity import SpeedKey, Subject
 from harness.results.llama_bench import list_tests
 from harness.results.store import ResultsStore
 from harness.runtimes.genie_profile import parse_profile
@@ -26,6 +28,8 @@ from harness.workloads.generate import Generate
 from harness.workloads.perplexity import Perplexity
 from harness.workloads.registry import AnyWorkload
 from harness.workloads.session import Session, SessionOptions
+from suites.models import tiny_llama
+from tests.optional import needs_no_transformers, needs_transformers
 
 TEXT = "In the beginning God created the heaven and the earth. " * 60
 GROUP = "a" * 32
@@ -76,6 +80,33 @@ def test_a_workload_gives_its_values_and_stores_its_run(
     assert run.container.size_bytes == session.container.metadata.size_bytes
     device = run.device
     assert None not in {device.ram_bytes, device.os_build, device.build_fingerprint}
+
+
+@needs_transformers
+def test_a_run_knows_which_transformers_computed_its_reference(
+    session: Session, store: ResultsStore
+) -> None:
+    fields = {"text": "text.txt", "windows": 1, "reference": str(tiny_llama.folder())}
+    ours = Perplexity.of(**fields).run(session, Recording(lambda: store)).run
+    theirs = Perplexity.of(**fields, reference_with="transformers")
+    theirs.check(session.container)
+    other = theirs.run(session, Recording(lambda: store)).run
+    assert ours is not None
+    assert other is not None
+    assert other.values("perplexity_float") == pytest.approx(
+        ours.values("perplexity_float"), rel=1e-5
+    )
+    known = other.provenance.library_versions
+    assert known["transformers"] == version("transformers")
+    assert known.keys() - ours.provenance.library_versions.keys() == {"torch", "transformers"}
+    assert Subject.of(ours).matches(Subject.of(other))
+
+
+@needs_no_transformers
+def test_a_reference_of_transformers_needs_it_before_a_device(small_bundle: Path) -> None:
+    asked = Perplexity.of(text="a", reference="b", reference_with="transformers")
+    with pytest.raises(TransformersError, match=r"pip install 'qnnfarm\[reference\]'"):
+        asked.check(GenAIContainer.load(small_bundle))
 
 
 def test_profiles_and_log_are_kept_with_a_run(session: Session, store: ResultsStore) -> None:
