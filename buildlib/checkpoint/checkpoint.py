@@ -22,8 +22,10 @@ _MAX_INDEX_BYTES = 64 << 20
 _HEAD = "lm_head.weight"
 _COMPUTED = re.compile(r"\.rotary_emb\.|\.self_attn\.(?:masked_)?bias$")
 """Buffers that some exporters store and every reader computes."""
-_MAY_BE_ZERO = ("o_proj.weight", "down_proj.weight")
-"""Weights that are all 0 in layers that were added to a model and not trained (LLaMA Pro)."""
+MAY_BE_ZERO = ("o_proj", "down_proj")
+"""Projections whose weights are all 0 in layers that were added and not trained (LLaMA Pro)."""
+ZEROS = "holds zeros alone; get the file again"
+"""Fault of other matrices."""
 _COMPARED_BYTES = 16 << 20
 
 
@@ -76,9 +78,9 @@ class Checkpoint:
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             found = pool.map(find_nonfinite, refs)
             for (name, ref), (place, zero) in zip(self.tensors.items(), found, strict=True):
-                if zero and len(ref.shape) == 2 and not name.endswith(_MAY_BE_ZERO):
-                    reason = f"tensor {ref.name[:80]!r} holds zeros alone; get the file again"
-                    raise CheckpointError(ref.path, reason)
+                untrained = any(f".{part}." in name for part in MAY_BE_ZERO)
+                if zero and len(ref.shape) == 2 and not untrained:
+                    raise CheckpointError(ref.path, f"tensor {ref.name[:80]!r} {ZEROS}")
                 if place is not None:
                     value = ref.numpy()[place]
                     reason = f"tensor {ref.name[:80]!r}: {value} at {list(place)}, no number"

@@ -15,7 +15,7 @@ from buildlib.paths import absolute_user_path
 from buildlib.validation import Location, first_fault, reason_for
 from harness.errors import RecipeError
 from harness.pipeline.registry import REGISTRY, StageRegistry
-from harness.pipeline.settings import Settings
+from harness.pipeline.settings import NO_DRAFT_STAGES, Settings
 from harness.pipeline.stage import AnyStage, StageConfig, check_bindings
 from harness.yaml_files import YamlFile, read_yaml
 
@@ -116,6 +116,7 @@ class LLMPipelineConfig:
             if name not in known:
                 near = get_close_matches(name, known, 1)
                 told = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+                told = NO_DRAFT_STAGES if name.startswith("dm_") else told
                 raise checks.error(("stages", name), f"there is no such stage: {told}")
         stages = {name: known[name] for name in sections}
         configs = {

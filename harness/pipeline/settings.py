@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from buildlib.errors import BuildError, InvalidOptionError
 from buildlib.paths import default_cache_root, user_path
@@ -96,6 +96,18 @@ def _known_speculation(given: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
+NO_DRAFT_STAGES = (
+    "no stage makes a draft here: `qnnfarm train draft` trains one, and "
+    "features.speculative_decoding names it: {type: eaglet, draft_model_path: draft_model.onnx}"
+)
+"""Why `eaglet` and the stages `dm_*` of the vendor's recipes are refused."""
+
+
+def _no_draft(given: object) -> None:
+    if given is not None:
+        raise ValueError(NO_DRAFT_STAGES)
+
+
 class Features(_Section):
     """Features of the dialog that the container is built for.
 
@@ -130,6 +142,7 @@ class Settings(_Section):
         log_level: of what is told while stages run.
         stages: section of each stage, in the order in which they run.
         features: speculative decoding and adapters, which `genai_builder` builds in.
+        eaglet: the vendor's way to make a draft, which is refused.
     """
 
     model_id_or_path: NonEmpty | None = None
@@ -144,6 +157,7 @@ class Settings(_Section):
     evaluator_config: EvaluatorConfig | None = None
     stages: dict[str, dict[str, Any] | None] = Field(default_factory=dict)
     features: Features = Field(default_factory=Features)
+    eaglet: Annotated[None, BeforeValidator(_no_draft)] = None
 
     def cache_root(self, folder: Path) -> Path:
         """Return the root of the stage cache; `folder` is that of the recipe."""

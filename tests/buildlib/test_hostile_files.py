@@ -1,5 +1,6 @@
 """Files of a model folder that are none, or hold what no model has: one line, before any work."""
 
+import math
 import os
 import shutil
 import socket
@@ -7,14 +8,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, numpy_helper
 from safetensors.numpy import load_file, save_file
 
 from buildlib.checkpoint.checkpoint import Checkpoint
 from buildlib.encodings.attachment import attach
 from buildlib.encodings.model import Encoding, Encodings
-from buildlib.errors import BuildError, EncodingsError
+from buildlib.errors import BuildError, EncodingsError, ModelFileError
 from buildlib.graph.files import load_model
+from buildlib.graph.validation import check_model
 from buildlib.pipeline.sources import CALIBRATION_TEXT, CheckpointSource, find_source
 from suites.models import tiny_llama
 from tests.buildlib.model_folders import copy_of_export
@@ -114,6 +118,23 @@ def test_what_no_model_holds_is_refused(model: Path, change: Make, reason: str) 
     change(model)
     with pytest.raises(BuildError, match=reason):
         read(model)
+
+
+@pytest.mark.parametrize("name", ["torchscript-llama", "dynamo-qwen2", "aihub-llama"])
+def test_matrices_of_zeros_in_an_export_are_refused(name: str, tmp_path: Path) -> None:
+    path = copy_of_export(name, tmp_path / "model") / "model.onnx"
+    check_model(load_model(path), path)
+    export = onnx.load(path)
+    weights = [
+        tensor
+        for tensor in export.graph.initializer
+        if tensor.data_type == TensorProto.FLOAT and math.prod(tensor.dims) >= 1024
+    ]
+    for tensor in weights:
+        tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) * 0, tensor.name))
+    onnx.save(export, path)
+    with pytest.raises(ModelFileError, match="holds zeros alone; get the file again"):
+        check_model(load_model(path), path)
 
 
 @pytest.mark.parametrize(("axis", "count"), [(None, 7), (0, 7), (1, 64), (5, 64)])

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from harness.pipeline.llm import LLMPipeline
 from suites.models import tiny_llama
-from tests.buildlib.conftest import make_checkpoint, tiny_text
+from tests.buildlib.conftest import make_adapter, make_checkpoint, tiny_text
 from tests.conftest import made_once
 from tests.system import needs
 

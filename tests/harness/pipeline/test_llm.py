@@ -1,6 +1,7 @@
 """`LLMPipeline` from a checkpoint to text, with the real compiler and Genie."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,24 @@ def test_the_container_is_the_builders_own(built: LLMPipeline, tmp_path: Path) -
     assert saved.metadata.model.name == "tiny_llama"
     assert saved.precision == "W8A16"
     assert saved.metadata.graphs.auto_regression_numbers == (1, 8)
+
+
+def test_adapters_of_a_recipe_change_the_text_where_they_are_asked_for(
+    make_recipe: MakeRecipe, make_adapter: Callable[..., Path], virtual_device: AdbDevice,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    make_adapter(tmp_path / "adapters" / "red", {"mlp.down_proj": (400, 144)}, strength=4.0)
+    features = {"lora": {"lora_config_path": "adapters"}}
+    recipe = make_recipe(features=features)
+    recipe["stages"]["genai_builder"] = {}  # embedding and head are parts of their own
+    pipe = LLMPipeline.from_pretrained(recipe=recipe).construct()
+    container = pipe.export(tmp_path / "container")
+    given = ("generate", container, "--device", virtual_device.serial, "--prompt", "And the LORD")
+    plain, adapted = (
+        qnnfarm(*given, "--max-tokens", "8", *lora).stdout for lora in ((), ("--lora", "red=1"))
+    )
+    assert "" != plain != adapted != ""
 
 
 def test_a_container_with_a_host_table_runs_on_this_host(

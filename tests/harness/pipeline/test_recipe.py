@@ -63,6 +63,12 @@ stages:
             3,
             "features.speculative_decoding: draft_model_path: it is missing",
         ),
+        (("stages:", "eaglet: {eaglet_version: v2}\nstages:"), 3, "eaglet: .*qnnfarm train draft"),
+        (
+            ("stages:", "stages:\n  dm_model_loader: {}"),
+            4,
+            "stages.dm_model_loader: .*qnnfarm train",
+        ),
         (("stages:", "stages: {}\nstages:"), 4, "stages: the key is given twice"),
         (("stages:", "stages: ["), 5, "not valid YAML"),
     ],
