@@ -471,14 +471,13 @@ class GenAIBuilderHTP:
         Raises:
             BuildError: any of its kinds; that a comparison fails is in the report.
         """
-        from buildlib.numerics.transformers import check_engine
         from buildlib.pipeline.verification import verify_build
 
         return verify_build(
             self.plan(),
             options,
             emulator=emulator,
-            reference_with=check_engine(reference_with),
+            reference_with=reference_with,
             on_stage=on_stage,
             on_comparison=on_comparison,
         )

@@ -9,14 +9,14 @@ import warnings
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from buildlib.checkpoint.config import DecoderConfig, other_reading
 from buildlib.checkpoint.layout import CONFIG_FILE
-from buildlib.errors import InvalidOptionError, RunnerDiedError, TransformersError
+from buildlib.errors import RunnerDiedError, TransformersError
 from buildlib.graph import interface
 from buildlib.graph.shape import GraphShape
 from buildlib.numerics.child import ChildProcess
@@ -123,18 +123,6 @@ def _warn_of_other_reading(folder: Path) -> None:
         what = f"{folder / CONFIG_FILE} is of another major release than transformers {version}"
         text = f"{what}, which reads it differently: {found}"
         warnings.warn(text, OtherReadingWarning, stacklevel=1)
-
-
-def check_engine(name: str) -> ReferenceEngine:
-    """Return what computes a reference.
-
-    Raises:
-        InvalidOptionError: nothing of that name does.
-    """
-    known = get_args(ReferenceEngine)
-    if name not in known:
-        raise InvalidOptionError("reference_with", f"{name!r} computes none", known)
-    return cast("ReferenceEngine", name)
 
 
 class TransformersPart(TransformersModel):

@@ -15,7 +15,7 @@ slower by far, which is what `max_positions` is for.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -27,10 +27,10 @@ from buildlib.errors import CalibrationError
 from buildlib.graph import interface
 from buildlib.graph.shape import GraphShape
 from buildlib.numerics.comparison import Bound, StageComparison, VerificationReport, compare
-from buildlib.numerics.feeds import CallInputs
+from buildlib.numerics.emulator import emulator_chains
+from buildlib.numerics.feeds import CallInputs, Embed
 from buildlib.numerics.host_loop import HostLoop, greedy_tokens
-from buildlib.numerics.runners import OnnxRunner, PartRunner, read_ports
-from buildlib.numerics.stage_models import Parts, StageModels, emulated_parts, onnx_parts
+from buildlib.numerics.runners import Arrays, OnnxRunner, PartRunner, read_ports
 from buildlib.numerics.trace import (
     OpenPart,
     Schedule,
@@ -42,6 +42,7 @@ from buildlib.numerics.trace import (
 from buildlib.toolchains.base import Toolchain
 
 OnComparison = Callable[[StageComparison], None]
+Parts = Mapping[GraphShape, Sequence[Path]]
 
 EXACT = Bound("bit-exact")
 SAME_FLOAT = Bound("relative", 1e-5)
@@ -50,6 +51,55 @@ SAME_HALF = Bound("sqnr", 40.0)
 COMPILED_DB, COARSEST_DB = 40.0, 15.0  # a step of 8 bits is all that they may differ by, and large
 TWICE_THE_NOISE_DB = 3.0
 FINITE = Bound("finite")
+
+
+@dataclass(frozen=True)
+class Version:
+    """A whole model before a stage that keeps its shape.
+
+    Attributes:
+        stage: made the next version of it: `import`, `optimize`, `lora`.
+        bound: of what that stage may change.
+        open: opens it under the names and shapes of the canonical model; the caller closes it.
+    """
+
+    stage: str
+    bound: Bound
+    open: Callable[[], PartRunner]
+
+
+@dataclass(frozen=True)
+class StageModels:
+    """Files that each stage of a build made; a stage that did not run is None.
+
+    Attributes:
+        imported: for each shape, the whole model it was converted from: the same file
+            for all shapes, but for models attached for an AR.
+        earlier: by file of `imported`, what it was made of, the first version first.
+        arcl: the whole model at each shape.
+        split: its parts, in the order of data flow.
+        sha: the parts with single-head attention.
+        qdq: the parts as QDQ ONNX.
+        binaries: a context binary for each part, unshared, since the emulator loads no others
+            (see `compile_for_emulator`).
+        embed: the embedding table, of models that take `inputs_embeds`.
+        constants: inputs that are the same at every call, such as LoRA weights.
+    """
+
+    config: DecoderConfig
+    imported: Mapping[GraphShape, Path]
+    arcl: Mapping[GraphShape, Path]
+    split: Parts | None = None
+    sha: Parts | None = None
+    qdq: Parts | None = None
+    binaries: Sequence[Path] | None = None
+    earlier: Mapping[Path, Sequence[Version]] = field(default_factory=dict)
+    embed: Embed | None = None
+    constants: Arrays = field(default_factory=dict)
+
+    def at(self, cl: int) -> tuple[GraphShape, ...]:
+        """Return the shapes of one context length, the smallest AR first."""
+        return tuple(sorted(shape for shape in self.arcl if shape.cl == cl))
 
 
 @dataclass(frozen=True)
@@ -141,7 +191,7 @@ class _Verification:
                     parts = self._parts({shape: chains[shape] for shape in shapes})
                     trace = self._stage(stage, bound, shapes, trace, parts)
             if models.binaries is not None and self._emulator is not None:
-                parts = emulated_parts(models.binaries, self._emulator, cl, self._options.soc_model)
+                parts = _emulated_parts(models.binaries, self._emulator, cl, self._options.soc_model)
                 self._stage("compile", None, shapes, trace, parts)
 
     def _continued(self, tokens: Sequence[int] | None) -> list[int]:
@@ -230,7 +280,7 @@ class _Verification:
 
     def _parts(self, chains: Parts) -> list[OpenPart]:
         by_ar = {shape.ar: paths for shape, paths in chains.items()}
-        return onnx_parts(by_ar, self._options.n_threads)
+        return _onnx_parts(by_ar, self._options.n_threads)
 
     def _run(self, parts: Sequence[OpenPart], cl: int, schedule: Schedule) -> Trace:
         models = self._models
@@ -250,3 +300,32 @@ class _Verification:
 def _alone(ar: int, open_model: Callable[[], PartRunner]) -> dict[int, PartRunner]:
     """Open a whole model that has one graph."""
     return {ar: open_model()}
+
+
+def _onnx_parts(chains: Mapping[int, Sequence[Path]], n_threads: int = 0) -> list[OpenPart]:
+    """Return the parts of a model, float or QDQ, from their files by AR.
+
+    Weights stay mapped from their files: a part costs its activations, and pages of the file cache.
+    """
+    return [
+        partial(_open, dict(zip(chains, paths, strict=True)), n_threads)
+        for paths in zip(*chains.values(), strict=True)
+    ]
+
+
+def _emulated_parts(
+    binaries: Sequence[Path], toolchain: Toolchain, cl: int, soc_model: int | None
+) -> list[OpenPart]:
+    """Return the parts of a model on the emulator, each in a process of its own while it runs."""
+    return [partial(_emulate, binary, toolchain, cl, soc_model) for binary in binaries]
+
+
+def _open(paths: Mapping[int, Path], n_threads: int) -> dict[int, PartRunner]:
+    return {ar: OnnxRunner(path, n_threads=n_threads, plain=True) for ar, path in paths.items()}
+
+
+def _emulate(
+    binary: Path, toolchain: Toolchain, cl: int, soc_model: int | None
+) -> dict[int, PartRunner]:
+    chains = emulator_chains([binary], toolchain, soc_model=soc_model, cl=cl)
+    return {ar: chain[0] for ar, chain in chains.items()}

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,7 @@ from buildlib.checkpoint.config import DecoderConfig, load_config
 from buildlib.checkpoint.layout import CONFIG_FILE, MODEL_FILE, TOKENIZER_FILE
 from buildlib.checkpoint.tokenizer import load_tokenizer
 from buildlib.embedding.config import TABLE_FILE, EmbeddingConfig
-from buildlib.errors import CalibrationError
+from buildlib.errors import CalibrationError, InvalidOptionError
 from buildlib.graph import interface
 from buildlib.graph.files import load_model
 from buildlib.graph.interface import require_shape
@@ -29,7 +29,6 @@ from buildlib.numerics.divergence import Divergence, DivergenceSums
 from buildlib.numerics.feeds import Embed
 from buildlib.numerics.host_loop import HostLoop, TokenModel, feed_window
 from buildlib.numerics.runners import OnnxRunner
-from buildlib.numerics.stage_models import StageModels, Version, compile_for_emulator
 from buildlib.numerics.transformers import (
     ReferenceEngine,
     TransformersModel,
@@ -42,6 +41,9 @@ from buildlib.numerics.verifier import (
     SAME_HALF,
     SAME_MODEL,
     OnComparison,
+    Parts,
+    StageModels,
+    Version,
     VerifyOptions,
     sample_tokens,
     verify_outputs,
@@ -53,6 +55,9 @@ from buildlib.pipeline.sources import CheckpointSource, ModelSource, OnnxSource,
 from buildlib.pipeline.stages.author import AuthorModel
 from buildlib.pipeline.stages.extract_embedding import EMBEDDING_FILE
 from buildlib.pipeline.stages.import_onnx import ImportOnnx
+from buildlib.targets import Target
+from buildlib.toolchains.base import Toolchain
+from buildlib.toolchains.compile_config import CompileConfig
 
 _AR = 32
 
@@ -83,6 +88,9 @@ def verify_build(
     Raises:
         BuildError: any of its kinds; that a comparison fails is in the report.
     """
+    engines = get_args(ReferenceEngine)
+    if reference_with not in engines:
+        raise InvalidOptionError("reference_with", f"{reference_with!r} computes none", engines)
     if reference_with == "transformers":
         require_family(build.sources.main.folder)  # before a long build
     outputs, sources, target = build.outputs(on_stage), build.sources, build.plan.target
@@ -94,7 +102,7 @@ def verify_build(
             binaries = (
                 outputs.binaries
                 if target.emulator
-                else compile_for_emulator(outputs.dlcs, target, build.toolchain, Path(scratch))
+                else _compile_for_emulator(outputs.dlcs, target, build.toolchain, Path(scratch))
             )
         models = StageModels(
             config=config,
@@ -119,6 +127,29 @@ def verify_build(
             options=wanted,
             on_comparison=on_comparison,
         )
+
+
+def _compile_for_emulator(
+    dlcs: Parts, target: Target, toolchain: Toolchain, folder: Path
+) -> tuple[Path, ...]:
+    """Compile the DLCs of a phone target for the emulator: unshared, one binary a part.
+
+    Args:
+        dlcs: parts in order, by shape.
+        target: phone or emulator; the SoC is what counts.
+        toolchain: compiles them.
+        folder: takes `part_{k}.bin`.
+
+    Raises:
+        ToolchainError: the compiler refuses one, or died.
+    """
+    config = CompileConfig.for_target(Target(target.soc, emulator=True))
+    binaries = []
+    for number, part in enumerate(zip(*dlcs.values(), strict=True), start=1):
+        binary = folder / f"part_{number}.bin"
+        toolchain.compile(part, binary, config)
+        binaries.append(binary)
+    return tuple(binaries)
 
 
 def _embed(outputs: BuildOutputs) -> Embed | None:

@@ -14,7 +14,7 @@ import transformers
 from torch import Tensor
 
 from buildlib.checkpoint.checkpoint import Checkpoint
-from buildlib.checkpoint.config import CheckpointConfig
+from buildlib.checkpoint.config import CheckpointConfig, other_reading
 from buildlib.checkpoint.layout import CONFIG_FILE
 from buildlib.checkpoint.tokenizer import load_tokenizer
 from buildlib.error_base import one_line
@@ -186,11 +186,10 @@ def cache_of(layers: Sequence[tuple[Tensor, Tensor]]) -> Any:  # noqa: ANN401
 
 def _load_network(folder: Path) -> Any:  # noqa: ANN401
     version = transformers.__version__
-    if int(version.partition(".")[0]) < 5 and "rope_parameters" in (folder / CONFIG_FILE).read_text(
-        encoding="utf-8"
-    ):
-        reason = f"config.json has rope_parameters, which transformers {version} does not read"
-        raise CheckpointError(folder, f"{reason}: pip install 'transformers>=5'")
+    difference = other_reading(folder / CONFIG_FILE, int(version.partition(".")[0]))
+    if difference is not None:
+        reason = f"its {CONFIG_FILE} is of another major release than transformers {version}"
+        raise CheckpointError(folder, f"{reason}, which reads it differently: {difference}")
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     try:

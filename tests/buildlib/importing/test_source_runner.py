@@ -18,7 +18,7 @@ from buildlib.graph.shape import GraphShape
 from buildlib.importing.importer import ImportModel
 from buildlib.importing.precision import SINGLE, precision_of
 from buildlib.importing.source_runner import SourceRunner
-from buildlib.numerics.stage_models import StageModels, Version
+from buildlib.numerics.verifier import StageModels, Version
 from buildlib.numerics.verifier import SAME_FLOAT, SAME_HALF, VerifyOptions, verify_outputs
 from buildlib.passes.arcl import convert_arcl
 

@@ -17,7 +17,7 @@ from buildlib.graph.files import link_into
 from buildlib.graph.shape import GraphShape
 from buildlib.numerics.comparison import StageComparison
 from buildlib.numerics.runners import OnnxRunner, PartRunner
-from buildlib.numerics.stage_models import StageModels, Version
+from buildlib.numerics.verifier import StageModels, Version
 from buildlib.numerics.verifier import (
     FINITE,
     SAME_FLOAT,

@@ -189,3 +189,8 @@ def test_a_context_of_twice_an_ar_is_refused(ars: tuple[int, ...], cls: tuple[in
         graph_shapes(shapes)
     fits = ARnContextLengthConfig(auto_regression_number=(1, 8, 16), context_length=(48, 64))
     assert len(graph_shapes(fits)) == 6
+
+
+def test_a_reference_is_computed_by_what_is_known(builder: GenAIBuilderHTP) -> None:
+    with pytest.raises(InvalidOptionError, match="'jax' computes none"):
+        builder.verify(reference_with="jax")  # type: ignore[arg-type]

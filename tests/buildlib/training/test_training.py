@@ -7,7 +7,7 @@ import pytest
 
 NEEDED = "training needs torch and transformers: pip install -e '.[train]'"
 torch = pytest.importorskip("torch", reason=NEEDED)
-pytest.importorskip("transformers", reason=NEEDED)
+transformers = pytest.importorskip("transformers", reason=NEEDED)
 
 from safetensors.torch import load_file  # noqa: E402
 
@@ -128,3 +128,8 @@ def test_what_cannot_be_trained_is_told_in_one_line(folder: Path, tmp_path: Path
     with pytest.raises(CheckpointError, match=r"transformers .* cannot load it") as caught:
         FrozenModel.load(other, text, "cpu")
     assert "\n" not in str(caught.value)
+    major = 4 if transformers.__version__.startswith("5") else 5
+    config = family_config("olmo2") | {"rope_parameters": {"rope_theta": 7.0}}
+    other = write_checkpoint(tmp_path / "other", config | {"transformers_version": f"{major}.0.0"})
+    with pytest.raises(CheckpointError, match=r"rope_theta is .* in transformers 4"):
+        FrozenModel.load(other, text, "cpu")

@@ -11,6 +11,7 @@ from tests.harness.cli.conftest import Run
 from tests.optional import needs_no_transformers, needs_transformers
 
 MODEL = tiny_llama.folder()
+HELD_OUT = MODEL / "text" / "heldout.txt"
 
 
 @needs_no_transformers
@@ -51,6 +52,10 @@ def test_the_extra_is_named_before_any_work(
             "--verify",
         ),
         (("build", MODEL, "--target", "SM8750", "--out", "o", "--reference-with", "jax"), "onnx"),
+        (
+            ("perplexity", MODEL, "--text", HELD_OUT, "--reference-with", "transformers"),
+            "needs --reference",
+        ),
     ],
 )
 def test_wrong_use_is_refused(qnnfarm: Run, options: tuple[object, ...], said: str) -> None:
@@ -61,8 +66,7 @@ def test_wrong_use_is_refused(qnnfarm: Run, options: tuple[object, ...], said: s
 
 @needs_transformers
 def test_the_exit_code_says_whether_it_is_the_same_model(qnnfarm: Run, tmp_path: Path) -> None:
-    text = MODEL / "text" / "heldout.txt"
-    same = qnnfarm("verify", MODEL, "--text", text, "--decode", "4", "--prefill", "40", "--json")
+    same = qnnfarm("verify", MODEL, "--text", HELD_OUT, "--decode", "4", "--prefill", "40", "--json")
     assert same.returncode == 0, same.stderr
     found = json.loads(same.stdout)
     assert (found["prefill"]["tokens"], found["decode"]["tokens"]) == (40, 4)
