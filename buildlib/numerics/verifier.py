@@ -80,8 +80,7 @@ class StageModels:
         split: its parts, in the order of data flow.
         sha: the parts with single-head attention.
         qdq: the parts as QDQ ONNX.
-        binaries: a context binary for each part, unshared, since the emulator loads no others
-            (see `compile_for_emulator`).
+        binaries: a context binary for each part, unshared, since the emulator loads no others.
         embed: the embedding table, of models that take `inputs_embeds`.
         constants: inputs that are the same at every call, such as LoRA weights.
     """
@@ -191,7 +190,8 @@ class _Verification:
                     parts = self._parts({shape: chains[shape] for shape in shapes})
                     trace = self._stage(stage, bound, shapes, trace, parts)
             if models.binaries is not None and self._emulator is not None:
-                parts = _emulated_parts(models.binaries, self._emulator, cl, self._options.soc_model)
+                emulate = partial(_emulate, self._emulator, cl, self._options.soc_model)
+                parts = [partial(emulate, binary) for binary in models.binaries]
                 self._stage("compile", None, shapes, trace, parts)
 
     def _continued(self, tokens: Sequence[int] | None) -> list[int]:
@@ -279,8 +279,12 @@ class _Verification:
         return Bound("sqnr", max(COARSEST_DB, min([COMPILED_DB, *costs])))
 
     def _parts(self, chains: Parts) -> list[OpenPart]:
-        by_ar = {shape.ar: paths for shape, paths in chains.items()}
-        return _onnx_parts(by_ar, self._options.n_threads)
+        """Return the parts of a model from their files; weights stay mapped from these."""
+        ars = [shape.ar for shape in chains]
+        return [
+            partial(_open, dict(zip(ars, paths, strict=True)), self._options.n_threads)
+            for paths in zip(*chains.values(), strict=True)
+        ]
 
     def _run(self, parts: Sequence[OpenPart], cl: int, schedule: Schedule) -> Trace:
         models = self._models
@@ -302,30 +306,13 @@ def _alone(ar: int, open_model: Callable[[], PartRunner]) -> dict[int, PartRunne
     return {ar: open_model()}
 
 
-def _onnx_parts(chains: Mapping[int, Sequence[Path]], n_threads: int = 0) -> list[OpenPart]:
-    """Return the parts of a model, float or QDQ, from their files by AR.
-
-    Weights stay mapped from their files: a part costs its activations, and pages of the file cache.
-    """
-    return [
-        partial(_open, dict(zip(chains, paths, strict=True)), n_threads)
-        for paths in zip(*chains.values(), strict=True)
-    ]
-
-
-def _emulated_parts(
-    binaries: Sequence[Path], toolchain: Toolchain, cl: int, soc_model: int | None
-) -> list[OpenPart]:
-    """Return the parts of a model on the emulator, each in a process of its own while it runs."""
-    return [partial(_emulate, binary, toolchain, cl, soc_model) for binary in binaries]
-
-
 def _open(paths: Mapping[int, Path], n_threads: int) -> dict[int, PartRunner]:
     return {ar: OnnxRunner(path, n_threads=n_threads, plain=True) for ar, path in paths.items()}
 
 
 def _emulate(
-    binary: Path, toolchain: Toolchain, cl: int, soc_model: int | None
+    toolchain: Toolchain, cl: int, soc_model: int | None, binary: Path
 ) -> dict[int, PartRunner]:
+    """Open a part on the emulator, in a process of its own."""
     chains = emulator_chains([binary], toolchain, soc_model=soc_model, cl=cl)
     return {ar: chain[0] for ar, chain in chains.items()}

@@ -43,8 +43,8 @@ from buildlib.numerics.verifier import (
     OnComparison,
     Parts,
     StageModels,
-    Version,
     VerifyOptions,
+    Version,
     sample_tokens,
     verify_outputs,
 )

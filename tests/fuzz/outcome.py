@@ -33,8 +33,13 @@ from buildlib.graph.values import static_shape
 from buildlib.importing.source_runner import SourceRunner
 from buildlib.numerics.comparison import StageComparison
 from buildlib.numerics.runners import OnnxRunner, PartRunner
-from buildlib.numerics.verifier import StageModels, Version
-from buildlib.numerics.verifier import SAME_FLOAT, VerifyOptions, verify_outputs
+from buildlib.numerics.verifier import (
+    SAME_FLOAT,
+    StageModels,
+    VerifyOptions,
+    Version,
+    verify_outputs,
+)
 from buildlib.pipeline.build import BuildOutputs
 from buildlib.targets import Target
 from buildlib.toolchains.base import BinaryInfo, Toolchain

@@ -18,8 +18,14 @@ from buildlib.graph.shape import GraphShape
 from buildlib.importing.importer import ImportModel
 from buildlib.importing.precision import SINGLE, precision_of
 from buildlib.importing.source_runner import SourceRunner
-from buildlib.numerics.verifier import StageModels, Version
-from buildlib.numerics.verifier import SAME_FLOAT, SAME_HALF, VerifyOptions, verify_outputs
+from buildlib.numerics.verifier import (
+    SAME_FLOAT,
+    SAME_HALF,
+    StageModels,
+    VerifyOptions,
+    Version,
+    verify_outputs,
+)
 from buildlib.passes.arcl import convert_arcl
 
 EXPORTS = Path(__file__).parents[2] / "fixtures" / "exports"

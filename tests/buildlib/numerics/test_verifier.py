@@ -17,11 +17,12 @@ from buildlib.graph.files import link_into
 from buildlib.graph.shape import GraphShape
 from buildlib.numerics.comparison import StageComparison
 from buildlib.numerics.runners import OnnxRunner, PartRunner
-from buildlib.numerics.verifier import StageModels, Version
 from buildlib.numerics.verifier import (
     FINITE,
     SAME_FLOAT,
+    StageModels,
     VerifyOptions,
+    Version,
     sample_tokens,
     verify_outputs,
 )

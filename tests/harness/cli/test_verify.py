@@ -66,7 +66,9 @@ def test_wrong_use_is_refused(qnnfarm: Run, options: tuple[object, ...], said: s
 
 @needs_transformers
 def test_the_exit_code_says_whether_it_is_the_same_model(qnnfarm: Run, tmp_path: Path) -> None:
-    same = qnnfarm("verify", MODEL, "--text", HELD_OUT, "--decode", "4", "--prefill", "40", "--json")
+    same = qnnfarm(
+        "verify", MODEL, "--text", HELD_OUT, "--decode", "4", "--prefill", "40", "--json"
+    )
     assert same.returncode == 0, same.stderr
     found = json.loads(same.stdout)
     assert (found["prefill"]["tokens"], found["decode"]["tokens"]) == (40, 4)
