@@ -159,4 +159,6 @@ def configurations(
         nested = st.fixed_dictionaries({}, optional=dict.fromkeys(_LAYERS, flat))
         choice = st.none() | flat | st.fixed_dictionaries({}, optional=plain) | nested
         config["rope_parameters"] = draw(choice)
-    return config
+    # Granite's default of 1.0 sets scores so far apart that a mask of -100 no longer hides a slot.
+    wide = family == "granite" and config.get("head_dim") == 256
+    return ({"attention_multiplier": 0.1} if wide else {}) | config
