@@ -133,12 +133,21 @@ class SegmentLoop(Closeable):
         before = names[index - 1] if index else None
         return before, names[index] if index < len(names) else None
 
-    def run_step(self, model: ir.Model, given: Mapping[str, Hidden]) -> dict[str, Hidden]:
+    def run_step(
+        self,
+        model: ir.Model,
+        given: Mapping[str, Hidden],
+        *,
+        on_outputs: Callable[[Arrays, int], None] | None = None,
+        change: Callable[[ir.Model], object] | None = None,
+    ) -> dict[str, Hidden]:
         """Run all calls of all windows through a part of a segment.
 
         Args:
             model: made of a copy of a segment.
             given: values of all calls by name, among them those that the part does not compute.
+            on_outputs: as `run` takes it.
+            change: as `open_segment` takes it; outputs that it adds are for `on_outputs` alone.
 
         Returns:
             Its outputs, other than caches, in the same form.
@@ -147,9 +156,12 @@ class SegmentLoop(Closeable):
             ModelFileError: ONNX Runtime cannot run it.
         """
         names = [str(value.name) for value in model.graph.outputs]
+        if change is not None:
+            change(model)
         with self._loaded(model) as runner:
             segment = SegmentRunner(self, runner, None, None)
-            return segment.keep(given, [name for name in names if not interface.is_kv(name)])
+            kept = [name for name in names if not interface.is_kv(name)]
+            return segment.keep(given, kept, on_outputs=on_outputs)
 
     @contextmanager
     def _loaded(self, model: ir.Model) -> Iterator[OnnxRunner]:

@@ -1,21 +1,46 @@
 """Folder that stages hand on: `model.onnx`, `model.encodings`, `config.json`, `tokenizer.json`."""
 
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from buildlib.checkpoint.config import load_config
 from buildlib.checkpoint.layout import CONFIG_FILE, MODEL_FILE, TOKENIZER_FILE
 from buildlib.checkpoint.tokenizer import text_windows
+from buildlib.files import atomic_write_bytes
 from buildlib.graph import interface
 from buildlib.graph.files import link_into, load_model
 from buildlib.quantize.calibration import window_count, window_length
 from buildlib.quantize.optimization import technique_windows
 from buildlib.quantize.options import QuantizationOptions
+from buildlib.quantize.ranges.base import Range
+
+_RANGES_FILE = "ranges.json"
 
 
 def link_configuration(model_folder: Path, into: Path) -> None:
     """Link configuration and tokenizer of a model folder into another."""
     for name in (CONFIG_FILE, TOKENIZER_FILE):
         link_into(model_folder / name, into)
+
+
+def save_ranges(
+    folder: Path, windows: Sequence[Sequence[int]], ranges: Mapping[str, Range]
+) -> None:
+    """Write the ranges of a model's activations that a technique has observed over windows."""
+    data = {"windows": windows, "ranges": ranges}
+    atomic_write_bytes(folder / _RANGES_FILE, json.dumps(data).encode())
+
+
+def load_ranges(folder: Path, windows: Sequence[Sequence[int]]) -> Mapping[str, Range] | None:
+    """Return the ranges of a model's activations if they were observed over these windows."""
+    path = folder / _RANGES_FILE
+    if not path.is_file():
+        return None
+    data = json.loads(path.read_bytes())
+    if data["windows"] != [list(window) for window in windows]:
+        return None
+    return {name: (low, high) for name, (low, high) in data["ranges"].items()}
 
 
 def calibration_windows(

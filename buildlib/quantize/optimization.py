@@ -19,7 +19,7 @@ from buildlib.quantize.techniques.rotation import Rotation
 
 _TOKENS, _TOKENS_OF_WIDE_MODELS = 8192, 4096
 _WIDE = 2048
-_WINDOW_TOKENS = 512
+_BATCH_TOKENS = 512
 
 
 def techniques(arguments: TechniqueArguments) -> Mapping[TechniqueName, WeightTechnique]:
@@ -60,6 +60,7 @@ def optimize_weights(
     """
     arguments = arguments or TechniqueArguments()
     known, windows = techniques(arguments), model.token_windows
+    n_calibrating = model.n_calibrating
     with tempfile.TemporaryDirectory(dir=folder, prefix=".techniques.") as scratch:
         # Techniques put files beside the model: not into an entry that other builds check.
         given = save_model(load_model(model.path), Path(scratch) / "given" / MODEL_FILE)
@@ -67,11 +68,21 @@ def optimize_weights(
         for number, name in enumerate(names):
             step = Path(scratch) / str(number)
             step.mkdir()
-            count = min(arguments.num_batches(name) or len(windows), len(windows))
-            shown = [windows[index * len(windows) // count] for index in range(count)]
-            model = known[name].optimize(replace(model, token_windows=shown), step, progress)
+            shown = _shown(windows, arguments.num_batches(name))
+            last = number == len(names) - 1 and len(shown) == len(windows)
+            text = replace(model, token_windows=shown, n_calibrating=n_calibrating if last else 0)
+            model = known[name].optimize(text, step, progress)
         path = save_model(load_model(model.path), folder / MODEL_FILE)
-    return model.changed(path, model.encodings)
+    return replace(model, path=path)
+
+
+def _shown(windows: Sequence[Sequence[int]], num_batches: int | None) -> Sequence[Sequence[int]]:
+    """Return as many windows, from all over the text, as so many batches take."""
+    if num_batches is None or not windows:
+        return windows
+    length = len(windows[0])
+    count = min(-(-num_batches * min(length, _BATCH_TOKENS) // length), len(windows))
+    return [windows[index * len(windows) // count] for index in range(count)]
 
 
 def calibration_tokens(hidden_size: int) -> int:
@@ -88,12 +99,17 @@ def technique_windows(
 ) -> tuple[int, int]:
     """Return length and number of the windows of text for techniques.
 
+    Windows are as long as those of calibration, which can be among them then. Those of AdaScale,
+    which takes a step for each, have up to 512 tokens.
+
     Args:
-        length: of the context.
+        length: of the windows of calibration.
         names: of the techniques.
         arguments: of the techniques.
         hidden_size: of the model.
     """
-    each = min(length, _WINDOW_TOKENS)
-    default = -(-calibration_tokens(hidden_size) // each)
-    return each, max(arguments.num_batches(name) or default for name in names)
+    batch = min(length, _BATCH_TOKENS)
+    each = batch if "adascale" in names else length
+    default = -(-calibration_tokens(hidden_size) // batch)
+    n_batches = max(arguments.num_batches(name) or default for name in names)
+    return each, -(-n_batches * batch // each)

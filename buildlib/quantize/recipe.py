@@ -56,6 +56,7 @@ def complete_encodings(
     *,
     progress: Callable[[int, int], None] | None = None,
     ranges: RangeName = "minmax",
+    observed: Mapping[str, Range] | None = None,
 ) -> Encodings:
     """Return encodings for every float value of a whole model: the given ones and new ones.
 
@@ -68,6 +69,8 @@ def complete_encodings(
         bitwidths: bits of new encodings.
         progress: as `observe_ranges` calls it.
         ranges: estimator of the ranges of activations.
+        observed: whole ranges of the activations over the text, if they are known; estimators of
+            narrower ones run the text all the same.
 
     Raises:
         EncodingsError: encodings of values that the model has not, or that contradict each other;
@@ -85,6 +88,8 @@ def complete_encodings(
     choice = range_choice(ranges, (bitwidths or Bitwidths()).act_bitwidth)
 
     def observe() -> Mapping[str, Range]:
+        if observed is not None and choice is None:
+            return observed
         return observe_ranges(model_path, config, token_windows, progress, choice=choice).ranges()
 
     return encodings_from_ranges(

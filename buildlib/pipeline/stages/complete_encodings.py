@@ -11,7 +11,11 @@ from buildlib.checkpoint.layout import CONFIG_FILE, ENCODINGS_FILE, MODEL_FILE
 from buildlib.encodings.files import load_encodings, save_encodings
 from buildlib.encodings.model import Encodings
 from buildlib.graph.files import load_model, save_model
-from buildlib.pipeline.model_folder import calibration_windows, link_configuration
+from buildlib.pipeline.model_folder import (
+    calibration_windows,
+    link_configuration,
+    load_ranges,
+)
 from buildlib.pipeline.original_paths import original_paths
 from buildlib.pipeline.sources import ModelSource
 from buildlib.pipeline.stage import Stage
@@ -62,13 +66,15 @@ class CompleteEncodings(Stage):
         # Calibration puts files beside the model: not into an entry that other builds check.
         model = save_model(load_model(imported / MODEL_FILE), folder / MODEL_FILE)
         encodings = imported / ENCODINGS_FILE
+        windows = calibration_windows(imported, self.export.calibration_text)
         complete = complete_encodings(
             model,
             load_encodings(encodings) if encodings.is_file() else Encodings(),
             load_config(imported / CONFIG_FILE),
-            calibration_windows(imported, self.export.calibration_text),
+            windows,
             Bitwidths.from_options(self.quantization),
             ranges=self.quantization.activation_ranges,
+            observed=load_ranges(imported, windows),
         )
         link_configuration(imported, folder)
         save_encodings(complete, folder / ENCODINGS_FILE)

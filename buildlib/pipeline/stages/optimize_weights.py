@@ -10,7 +10,11 @@ from buildlib.checkpoint.config import load_config
 from buildlib.checkpoint.layout import CONFIG_FILE, ENCODINGS_FILE, MODEL_FILE
 from buildlib.encodings.files import load_encodings, save_encodings
 from buildlib.encodings.model import Encodings
-from buildlib.pipeline.model_folder import calibration_windows, link_configuration
+from buildlib.pipeline.model_folder import (
+    calibration_windows,
+    link_configuration,
+    save_ranges,
+)
 from buildlib.pipeline.original_paths import original_paths
 from buildlib.pipeline.sources import ModelSource
 from buildlib.pipeline.stage import Stage
@@ -65,12 +69,19 @@ class OptimizeWeights(Stage):
         source = self.model.folder
         encodings = source / ENCODINGS_FILE
         text = self.export.calibration_text
+        windows = calibration_windows(source, text, quantization=self.quantization)
+        calibrating = calibration_windows(source, text)
+        if all(window in windows for window in calibrating):
+            windows = [*calibrating, *(each for each in windows if each not in calibrating)]
+        else:
+            calibrating = []
         model = FloatModel(
             source / MODEL_FILE,
             load_encodings(encodings) if encodings.is_file() else Encodings(),
             load_config(source / CONFIG_FILE),
-            calibration_windows(source, text, quantization=self.quantization),
+            windows,
             Bitwidths.from_options(self.quantization),
+            len(calibrating),
         )
         with original_paths(self.export):
             changed = optimize_weights(
@@ -81,3 +92,5 @@ class OptimizeWeights(Stage):
             )
         link_configuration(source, folder)
         save_encodings(changed.encodings, folder / ENCODINGS_FILE)
+        if changed.ranges is not None:
+            save_ranges(folder, calibrating, changed.ranges)

@@ -1,6 +1,6 @@
 """`WeightTechnique`: the Protocol of techniques that change weights, and what they work on."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -8,6 +8,7 @@ from typing import Protocol
 from buildlib.checkpoint.config import DecoderConfig
 from buildlib.encodings.model import Encodings
 from buildlib.quantize.bitwidths import Bitwidths
+from buildlib.quantize.ranges.base import Range
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,10 @@ class FloatModel:
         config: configuration of the model.
         token_windows: text in tokens.
         bits: of the weights to quantize.
+        n_calibrating: of the windows, so many from the first on are those that calibrate the
+            model. A technique that runs them with the final weights observes ranges on the way.
+        ranges: smallest and largest value of each activation over the windows that calibrate, by
+            name; None where no technique has observed them.
     """
 
     path: Path
@@ -27,10 +32,12 @@ class FloatModel:
     config: DecoderConfig
     token_windows: Sequence[Sequence[int]]
     bits: Bitwidths
+    n_calibrating: int = 0
+    ranges: Mapping[str, Range] | None = None
 
     def changed(self, path: Path, encodings: Encodings) -> "FloatModel":
-        """Return the model that a technique made of this one."""
-        return replace(self, path=path, encodings=encodings)
+        """Return the model that a technique made of this one; its ranges are unknown."""
+        return replace(self, path=path, encodings=encodings, ranges=None)
 
 
 class WeightTechnique(Protocol):

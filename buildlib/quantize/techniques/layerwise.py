@@ -6,9 +6,10 @@ integers. Linear layers that read the same input (queries, keys, values) share w
 and those after them see what they now compute: the second run goes from one such input to the next.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -21,10 +22,13 @@ from buildlib.checkpoint.layout import MODEL_FILE
 from buildlib.errors import CalibrationError
 from buildlib.graph.files import load_model, save_model, tensor_array
 from buildlib.graph.values import source_of, static_shape
+from buildlib.numerics.runners import Arrays
 from buildlib.numerics.segment_loop import Hidden, SegmentLoop
 from buildlib.passes.steps import cut_into_steps
 from buildlib.quantize.bitwidths import WeightFormat
+from buildlib.quantize.calibration import RangeObserver, add_range_outputs
 from buildlib.quantize.grids import ParameterUse
+from buildlib.quantize.ranges.base import Range
 from buildlib.quantize.recipe import check_blocks, matrix_uses
 from buildlib.quantize.structure import channel_axis, head_weights
 from buildlib.quantize.techniques.base import FloatModel
@@ -216,12 +220,14 @@ class LayerwiseTechnique:
             in_float = n_tokens >= self.float_text * widest
             work = _LayerWork(loop, file, self, model, uses, in_float=in_float)
             n_layers = loop.n_segments - 2
-            real = seen = _embedded(loop)
+            real = seen = work.embed()
             for index in range(1, n_layers + 1):
                 real, seen = work.quantize(index, real, seen)
                 if progress is not None:
                     progress(index, n_layers)
-        return with_weights(model, whole, file, work.encodings, folder)
+            ranges = work.ranges(seen) if model.n_calibrating else None
+        changed = with_weights(model, whole, file, work.encodings, folder)
+        return replace(changed, ranges=ranges)
 
 
 def with_weights(
@@ -293,6 +299,35 @@ class _LayerWork:
         self._uses = uses
         self._runs_in_float = in_float
         self._done: set[str] = set()
+        self._observed = RangeObserver()
+        calibrating = loop.windows[: model.n_calibrating]
+        self._n_observed = sum(map(len, calibrating)) // loop.shape.ar
+
+    def embed(self) -> Hidden:
+        """Return what the embedding makes of all windows."""
+        hidden = self._loop.run(0, None, **self._observing())
+        assert hidden is not None  # noqa: S101  (only the head has no border after it)
+        return hidden
+
+    def ranges(self, seen: Hidden) -> Mapping[str, Range]:
+        """Return the ranges over the windows that calibrate, given the border before the head."""
+        windows = self._loop.windows[: self._model.n_calibrating]
+        with SegmentLoop(self._model.path, self._model.config, windows) as loop:
+            head = seen[: self._n_observed]
+            loop.run(loop.n_segments - 1, head, **self._observing())
+        return self._observed.ranges()
+
+    def _observing(self) -> dict[str, Any]:
+        """Return arguments of a run through the loop that observe the calls that calibrate."""
+        calls = itertools.count()
+
+        def observe(outputs: Arrays, n_tokens: int) -> None:
+            if next(calls) < self._n_observed:
+                self._observed.observe(outputs, n_tokens)
+
+        if not self._n_observed:
+            return {}
+        return {"on_outputs": observe, "change": add_range_outputs}
 
     def quantize(self, index: int, real: Hidden, seen: Hidden) -> tuple[Hidden, Hidden]:
         """Quantize the weights of a segment; return the borders after it, in float and as seen."""
@@ -313,7 +348,7 @@ class _LayerWork:
             layer = LayerInputs(inputs, shown, self._technique.damping, n_outputs)
             for use in uses:
                 self._solve(use, layer)
-        if index == self._loop.n_segments - 2:
+        if index == self._loop.n_segments - 2 and not self._n_observed:
             return real, seen  # nobody reads what follows
         seen = self._advance(steps[-1:], values)[str(after)]
         return in_float.get(str(after), seen), seen
@@ -346,7 +381,9 @@ class _LayerWork:
         first, *rest = steps
         for name in self._done & set(first.graph.initializers):
             replace_constant(first.graph, name, self._file.tensor(name))
-        made = self._loop.run_step(first, values) if len(first.graph) else {}
+        made = {}
+        if len(first.graph):
+            made = self._loop.run_step(first, values, **self._observing())
         read = {str(value.name) for step in rest for value in step.graph.inputs}
         return {name: value for name, value in values.items() if name in read} | made
 
@@ -359,13 +396,6 @@ class _LayerWork:
         self.encodings.append(encode_steps(use.name, solution.steps, fmt, axis))
         self._file.write(use.name, solution.values if axis == 0 else solution.values.T)
         self._done.add(use.name)
-
-
-def _embedded(loop: SegmentLoop) -> Hidden:
-    """Return what the embedding makes of all windows."""
-    hidden = loop.run(0, None)
-    assert hidden is not None  # noqa: S101  (only the head has no border after it)
-    return hidden
 
 
 def _n_channels(use: ParameterUse) -> int:

@@ -23,6 +23,7 @@ from buildlib.numerics.evaluation import onnx_perplexity
 from buildlib.numerics.host_loop import HostLoop
 from buildlib.numerics.runners import OnnxRunner
 from buildlib.quantize.bitwidths import Bitwidths, WeightFormat
+from buildlib.quantize.calibration import observe_ranges
 from buildlib.quantize.optimization import optimize_weights
 from buildlib.quantize.options import QuantizationOptions, TechniqueName
 from buildlib.quantize.qdq import quantize_weights
@@ -30,6 +31,7 @@ from buildlib.quantize.recipe import complete_encodings
 from buildlib.quantize.techniques import gptaq, gptq, seqmse
 from buildlib.quantize.techniques.arguments import (
     AdaScaleArguments,
+    GptaqArguments,
     GptqArguments,
     TechniqueArguments,
 )
@@ -266,6 +268,27 @@ def test_gptaq_rounds_as_gptq_where_text_is_short(tiny: Path, tmp_path: Path) ->
     plain = weights("gptq")
     assert np.array_equal(weights("gptaq", float_text=(n_tokens + 1) / widest), plain)
     assert not np.array_equal(weights("gptaq", float_text=n_tokens / widest), plain)
+
+
+@pytest.mark.parametrize(
+    "names", [("gptq",), ("gptaq",), ("seqmse",), ("spinquant", "gptaq")], ids="-".join
+)
+def test_ranges_observed_on_the_way_are_those_of_the_model_made(
+    names: tuple[TechniqueName, ...], tiny: Path, tmp_path: Path
+) -> None:
+    given = float_model(tiny, Bitwidths(param_bitwidth=4))
+    assert optimized(given, tmp_path / "plain", *names).ranges is None
+    model = replace(given, n_calibrating=2)
+    (tmp_path / "done").mkdir()
+    arguments = TechniqueArguments(gptaq=GptaqArguments(float_text=0))
+    done = optimize_weights(model, names, tmp_path / "done", arguments=arguments)
+    expected = observe_ranges(done.path, done.config, model.token_windows[:2]).ranges()
+    longer = observe_ranges(done.path, done.config, model.token_windows).ranges()
+    assert done.ranges is not None
+    assert done.ranges.keys() == expected.keys()
+    for name, limits in expected.items():
+        assert done.ranges[name] == pytest.approx(limits, rel=1e-4, abs=1e-5), name
+    assert any(longer[name] != pytest.approx(expected[name], rel=1e-2) for name in expected)
 
 
 def test_inputs_that_are_always_zero_do_no_harm() -> None:
