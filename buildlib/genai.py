@@ -34,6 +34,7 @@ from buildlib.pipeline.sources import (
     attached_source,
     check_start_points,
     find_source,
+    is_rotated,
     layers_of,
     positions_of,
 )
@@ -383,6 +384,7 @@ class GenAIBuilderHTP:
                 self._toolchain,
             )
         check_start_points(options.transformation.mha2sha, self._source)
+        trained = self.lora_config or self.speculative_config
         graph_options = {arn: child.graph_options for arn, child in self._attached.items()}
         plan = BuildPlan.create(
             options.transformation,
@@ -397,6 +399,7 @@ class GenAIBuilderHTP:
                 for arn, child in self._attached.items()
                 if child.sets_mha2sha
             },
+            rotated=trained is not None and is_rotated(self._source),
         )
         for config in plan.compile_configs():
             self._toolchain.check(config)

@@ -23,7 +23,12 @@ from buildlib.pipeline.parts import Part
 from buildlib.quantize.bitwidths import Bitwidths
 from buildlib.quantize.options import check_arguments
 from buildlib.quantize.structure import head_weights
-from buildlib.speculative.config import SpeculativeConfig, check_speculation
+from buildlib.speculative.config import (
+    EagletBuilderConfig,
+    SpeculativeConfig,
+    SsdBuilderConfig,
+    check_speculation,
+)
 from buildlib.targets import Target
 from buildlib.toolchains.compile_config import CompileConfig
 
@@ -94,6 +99,7 @@ class BuildPlan:
         keeps_ar: bool = False,
         n_layers: int | None = None,
         mha2sha: Mapping[int, MhaConfig] | None = None,
+        rotated: bool = False,
     ) -> "BuildPlan":
         """Check options against each other.
 
@@ -106,13 +112,14 @@ class BuildPlan:
             keeps_ar: whether the model is built at the AR that it has.
             n_layers: of the model, if its configuration tells.
             mha2sha: of single ARs.
+            rotated: whether `spinquant` has turned the model before.
 
         Raises:
             InvalidShapeError: an AR does not fit a context length.
             InvalidOptionError: there is no decode graph, or an AR or a context length twice, or
                 more parts are asked for than there can be, or the graphs are too small to
                 speculate as asked, or LPBQ is asked for of other weights than those of 4 bits, or
-                adapters for a model that is rotated.
+                for a rotated model what was trained on its hidden states.
         """
         wanted = transformation.arn_cl_options
         keeps = keeps_ar or wanted.skip_ar_cl_conversion
@@ -121,9 +128,8 @@ class BuildPlan:
         transformation = _split_off_ends(transformation, added)
         Bitwidths.from_options(conversion.quantization)
         check_arguments(conversion.quantization)
-        if added.lora is not None and "spinquant" in conversion.quantization.weight_techniques:
-            reason = "spinquant turns the hidden states that adapters are made for; leave one out"
-            raise InvalidOptionError("quantization.techniques", reason, ())
+        if rotated or "spinquant" in conversion.quantization.weight_techniques:
+            _check_rotated(added)
         _check_splits(transformation.split_model, n_layers)
         ars = {shape.ar for shape in shapes}
         if added.speculative is not None and ars:
@@ -266,6 +272,18 @@ def _split_off_ends(config: ModelTransformerConfig, added: Additions) -> ModelTr
     apart = {"split_embedding": added.embedding is None, "split_lm_head": True}
     split = config.split_model.model_copy(update=apart)
     return config.model_copy(update={"split_model": split})
+
+
+def _check_rotated(added: Additions) -> None:
+    """Refuse what was trained on the hidden states of the model before it was rotated."""
+    trained = {
+        "adapters": added.lora is not None,
+        "forecast tokens": isinstance(added.speculative, SsdBuilderConfig),
+        "draft heads": isinstance(added.speculative, EagletBuilderConfig),
+    }
+    for what in (name for name, asked in trained.items() if asked):
+        reason = f"spinquant turns the hidden states that {what} are made for; leave one out"
+        raise InvalidOptionError("quantization.techniques", reason, ())
 
 
 def _check_splits(options: SplitModelConfig, n_layers: int | None) -> None:

@@ -182,6 +182,16 @@ def layers_of(source: ModelSource) -> int | None:
     return layers if type(layers) is int else None
 
 
+def is_rotated(source: ModelSource) -> bool:
+    """Return whether `spinquant` of a pipeline has turned the hidden states of a model."""
+    if not isinstance(source, OnnxSource):
+        return False
+    from buildlib.graph.files import load_model
+    from buildlib.quantize.techniques.rotation import ROTATED
+
+    return ROTATED in load_model(source.model).metadata_props
+
+
 def _configuration(source: ModelSource) -> dict[str, object]:
     match source:
         case OnnxSource():

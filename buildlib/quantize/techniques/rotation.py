@@ -30,6 +30,8 @@ from buildlib.quantize.tensor_writer import TensorWriter, replace_constant
 _CHUNK_ROWS = 4096
 _LAYOUT = frozenset({"Reshape", "Identity", "Squeeze", "Unsqueeze"})
 _PRODUCTS = frozenset({"Gemm", "MatMul"})
+ROTATED = "qnnfarm.rotated"
+"""Property of a rotated model: what was trained on its hidden states does not fit them any more."""
 Matrix = npt.NDArray[Any]
 
 
@@ -66,6 +68,7 @@ class Rotation:
                         progress(done, len(shapes))
                 for name in shapes:
                     replace_constant(whole.graph, name, file.tensor(name))
+        whole.metadata_props[ROTATED] = self.name
         return model.changed(save_model(whole, folder / MODEL_FILE), model.encodings)
 
 

@@ -11,6 +11,7 @@ from buildlib.errors import CheckpointError, InvalidOptionError, UnsupportedMode
 from buildlib.genai import GenAIBuilderFactory, GenAIBuilderHTP
 from buildlib.lora.config import LoraBuilderInputConfig
 from buildlib.pipeline.build import AdapterRangeWarning
+from buildlib.speculative.config import EagletBuilderConfig, SpeculativeConfig, SsdBuilderConfig
 
 
 def builder_for(folder: Path, text: str, cache: Path) -> GenAIBuilderHTP:
@@ -57,10 +58,27 @@ def test_adapters_that_do_not_fit_are_refused_before_the_first_stage(
     fitting = make_adapter(tmp_path / "fitting", {"self_attn.q_proj": (40, 72)})
     builder.lora_config = LoraBuilderInputConfig.create(lora_config_path=fitting)
     builder.set_options({"quantization.recipe": "w4a16-spinquant"})
-    with pytest.raises(InvalidOptionError, match="spinquant turns the hidden states"):
+    with pytest.raises(InvalidOptionError, match="the hidden states that adapters are"):
         builder.plan()
     (fitting / "adapter_model.safetensors").write_bytes(b"")
     with pytest.raises(CheckpointError, match="adapter_model"):
+        builder.plan()
+
+
+@pytest.mark.parametrize(
+    ("how", "what"),
+    [
+        (SsdBuilderConfig(ssd_tensor_file=Path("ssd.pt"), branches=(1,)), "forecast tokens"),
+        (EagletBuilderConfig(draft_model_path=Path("draft.onnx")), "draft heads"),
+    ],
+)
+def test_a_rotated_model_does_not_speculate_by_what_was_trained_before(
+    how: SpeculativeConfig, what: str, tiny: Path, tiny_text: str, tmp_path: Path
+) -> None:
+    builder = builder_for(tiny, tiny_text, tmp_path)
+    builder.set_options({"quantization.techniques": ["spinquant"]})
+    builder.speculative_config = how
+    with pytest.raises(InvalidOptionError, match=f"the hidden states that {what} are made for"):
         builder.plan()
 
 

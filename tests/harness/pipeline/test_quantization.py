@@ -10,6 +10,7 @@ from buildlib.errors import InvalidOptionError
 from harness.errors import RecipeError
 from harness.pipeline.llm import LLMPipeline
 from harness.pipeline.stage import ModelFolder
+from suites.models.tiny_llama import lora
 from tests.harness.pipeline.conftest import MakeRecipe
 
 
@@ -67,6 +68,10 @@ def test_techniques_change_weights_before_and_in_quantization(make_recipe: MakeR
     assert score["quantization"] != pytest.approx(rotated, rel=1e-3)
     bits = bits_of(pipe)
     assert {n for n, b in bits.items() if b == 8} == {n for n in bits if "down_proj" in n}
+    features = {"lora": {"lora_config_path": str(lora.folder() / "lora_config.yaml")}}
+    adapted = make_recipe(stages=stages | {"genai_builder": {}}, features=features)
+    with pytest.raises(InvalidOptionError, match="spinquant turns the hidden states"):
+        LLMPipeline.from_pretrained(recipe=adapted).construct()
 
 
 @pytest.mark.needs("libatomic1")
