@@ -18,6 +18,8 @@ import numpy.typing as npt
 from safetensors.numpy import save_file
 
 from buildlib.cache.file_hashes import MEMO_FILE, hash_files
+from buildlib.checkpoint.checkpoint import expected_tensors
+from buildlib.checkpoint.config import CheckpointConfig
 from buildlib.checkpoint.layout import CONFIG_FILE, TOKENIZER_FILE
 from buildlib.container.container import GenAIContainer
 from buildlib.container.genie_config import GenieConfig
@@ -47,18 +49,12 @@ from buildlib.toolchains.ort_qnn.wheel import find_libraries
 CheckedType = Literal["spd", "lade"]
 CHECKED: tuple[CheckedType, ...] = get_args(CheckedType)
 """Types of dialogs that Genie 1.21 gets wrong."""
-_REVISION = 1
+_REVISION = 2
 """Of the models and prompts below; another one checks again."""
 _VOCABULARY = 1100
-_ARS, _CL = (1, 16), 128
-_LAYERS = 2
+_ARS, _CL = (1, 16), 96
 _ATTENTION = 4.0
 """Share of attention in the hidden states, so that a wrong row of the cache changes the text."""
-_SIZES = {
-    "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 2,
-    "num_key_value_heads": 2, "head_dim": 32, "num_hidden_layers": _LAYERS,
-    "vocab_size": _VOCABULARY,
-}  # fmt: skip
 _FIRST_LETTER = 0x100
 
 
@@ -76,7 +72,7 @@ def check_genie(kind: CheckedType, cache_root: Path) -> SpeculationRecord:
     libraries = find_libraries()
     hashes = hash_files((libraries.genie, libraries.htp), cache_root / MEMO_FILE)
     about = (_REVISION, kind, *(digest.sha256 for digest in hashes.values()))
-    return recall(about, cache_root, partial(_check, kind))
+    return recall(about, cache_root, partial(_check, kind, cache_root))
 
 
 def require_agreement(how: SpeculativeConfig | None, target: Target, cache_root: Path) -> None:
@@ -104,27 +100,30 @@ def refusal(kind: str, found: SpeculationRecord) -> str:
     return f"dialogs of type {kind} are wrong with Genie {found.genie}: {found}; use SSD or Eaglet"
 
 
-def _check(kind: CheckedType) -> SpeculationRecord:
+def _check(kind: CheckedType, cache_root: Path) -> SpeculationRecord:
     with tempfile.TemporaryDirectory(prefix="qnnfarm-genie-check-") as scratch:
-        folder, dialog = make_dialog(kind, Path(scratch))
+        folder, dialog = make_dialog(kind, Path(scratch), cache_root)
         return check_on_emulator(folder, dialog, [random_text(seed, 12) for seed in range(3)])
 
 
-def make_dialog(kind: CheckedType, folder: Path) -> tuple[Path, GenieConfig]:
+def make_dialog(kind: CheckedType, folder: Path, cache_root: Path) -> tuple[Path, GenieConfig]:
     """Build a dialog of a random model with a random draft, for the emulator.
+
+    Lookahead feeds the cache three calls of junk, which one token of an answer sees.
 
     Args:
         kind: its type.
         folder: an existing one, to fill.
+        cache_root: where the models are kept, of which both types have the same target.
 
     Returns:
         The folder with its files, and its configuration.
     """
     target = parse_target("SM8750:emulator")
-    model = _build(folder / "target", 0, target)
-    how: SpeculativeConfig = LadeBuilderConfig(window=4, ngram=3, gcap=4)
+    model = _build(folder / "target", 0, target, _ARS, cache_root).save(folder / "dialog")
+    how: SpeculativeConfig = LadeBuilderConfig(window=3, ngram=5, gcap=1)
     if kind == "spd":
-        draft = _build(folder / "draft", 1, target)
+        draft = _build(folder / "draft", 1, target, (1,), cache_root)
         how = SpdBuilderConfig(draft_container=draft.path, draft_len=3)
     speaker = PlainDialog(model.genie_config, target, model.files[TOKENIZER_FILE])
     dialog = speculate(speaker, how, _ARS)
@@ -140,13 +139,17 @@ def random_text(seed: int, length: int) -> str:
     return "".join(chr(_FIRST_LETTER + int(token)) for token in tokens)
 
 
-def _build(folder: Path, seed: int, target: Target) -> GenAIContainer:
+def _build(
+    folder: Path, seed: int, target: Target, ars: tuple[int, ...], cache_root: Path
+) -> GenAIContainer:
     """Build a random model, whose tokens are letters."""
     folder.mkdir()
     config = {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0, "max_position_embeddings": _CL, "bos_token_id": 1,
-        "eos_token_id": 2, "tie_word_embeddings": False, "hidden_act": "silu", **_SIZES,
+        "eos_token_id": 2, "tie_word_embeddings": False, "hidden_act": "silu",
+        "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 2,
+        "num_key_value_heads": 2, "num_hidden_layers": 2, "vocab_size": _VOCABULARY,
     }  # fmt: skip
     (folder / CONFIG_FILE).write_text(json.dumps(config))
     letters = {chr(_FIRST_LETTER + token): token for token in range(_VOCABULARY)}
@@ -157,41 +160,22 @@ def _build(folder: Path, seed: int, target: Target) -> GenAIContainer:
         "model": {"type": "WordLevel", "vocab": letters, "unk_token": chr(_FIRST_LETTER)},
     }  # fmt: skip
     (folder / TOKENIZER_FILE).write_text(json.dumps(tokenizer))
-    save_file(_weights(seed), folder / "model.safetensors")
+    weights = _weights(CheckpointConfig.model_validate(config), seed)
+    save_file(weights, folder / "model.safetensors")
     transformation = ModelTransformerConfig(
-        arn_cl_options=ARnContextLengthConfig(auto_regression_number=_ARS, context_length=(_CL,))
+        arn_cl_options=ARnContextLengthConfig(auto_regression_number=ars, context_length=(_CL,))
     )
     compilation = CompileConfig.for_target(target)
     plan = BuildPlan.create(transformation, ConversionConfig(), compilation)
     source = find_source(folder, random_text(seed, 300))
-    return Build(Sources(source), plan, folder.with_name("cache"), OrtQnnToolchain()).run()
+    return Build(Sources(source), plan, cache_root, OrtQnnToolchain()).run()
 
 
-def _weights(seed: int) -> dict[str, npt.NDArray[np.float32]]:
+def _weights(config: CheckpointConfig, seed: int) -> dict[str, npt.NDArray[np.float32]]:
     draw = np.random.default_rng(seed).standard_normal
-    hidden, wide = 64, 128
-
-    def matrix(rows: int, columns: int, scale: float = 1.0) -> npt.NDArray[np.float32]:
-        return np.float32(scale / np.sqrt(columns)) * draw((rows, columns)).astype(np.float32)
-
-    weights = {
-        "model.embed_tokens.weight": draw((_VOCABULARY, hidden)).astype(np.float32),
-        "model.norm.weight": np.ones(hidden, np.float32),
-        "lm_head.weight": matrix(_VOCABULARY, hidden),
-    }
-    for layer in range(_LAYERS):
-        weights |= {
-            f"model.layers.{layer}.{name}": array
-            for name, array in {
-                "self_attn.q_proj.weight": matrix(hidden, hidden),
-                "self_attn.k_proj.weight": matrix(hidden, hidden),
-                "self_attn.v_proj.weight": matrix(hidden, hidden),
-                "self_attn.o_proj.weight": matrix(hidden, hidden, _ATTENTION),
-                "mlp.gate_proj.weight": matrix(wide, hidden),
-                "mlp.up_proj.weight": matrix(wide, hidden),
-                "mlp.down_proj.weight": matrix(hidden, wide),
-                "input_layernorm.weight": np.ones(hidden, np.float32),
-                "post_attention_layernorm.weight": np.ones(hidden, np.float32),
-            }.items()
-        }
+    weights = {}
+    for name, shape in expected_tensors(config).items():
+        scale = 1 / np.sqrt(shape[-1]) * (_ATTENTION if "o_proj" in name else 1)
+        values = draw(shape) * (1 if "embed" in name else scale)
+        weights[name] = (np.ones(shape) if "norm" in name else values).astype(np.float32)
     return weights

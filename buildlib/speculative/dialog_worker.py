@@ -8,6 +8,7 @@ from typing import Any
 
 from buildlib.toolchains.child_process import RefusedError, serve
 from buildlib.toolchains.ort_qnn.wheel import find_libraries
+from buildlib.toolchains.qnn.execution import keep_to_one_cpu
 
 _VERSION = ("Major", "Minor", "Patch")
 _COMPLETE = 0
@@ -23,6 +24,7 @@ def answer(request: bytes) -> dict[str, Any]:
     """
     asked = json.loads(request)
     os.chdir(asked["folder"])
+    keep_to_one_cpu()
     genie = Genie()
     texts = [[genie.ask(text, prompt) for prompt in asked["prompts"]] for text in asked["dialogs"]]
     return {"genie": genie.version(), "answers": texts}
