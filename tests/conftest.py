@@ -20,9 +20,11 @@ from filelock import FileLock
 from hypothesis import settings
 
 from buildlib.container.container import GenAIContainer
+from buildlib.container.genie_decoding import Spd
+from buildlib.container.writer import ContainerFile
 from buildlib.genai import GenAIBuilderFactory
 from buildlib.pipeline.build import Build, BuildOutputs
-from buildlib.pipeline.genie_check import CHECKED, check_genie
+from buildlib.pipeline.genie_check import CHECKED, check_genie, make_dialog
 from harness.clock import Deadline
 from harness.devices.adb.client import AdbServer
 from harness.devices.adb.connection import ServerAddress, ServerUnreachable, query
@@ -34,6 +36,7 @@ from harness.virtual_device.namespace import FORCE_VARIABLE, NamespaceKind, prob
 from suites.models import tiny_encoder, tiny_llama
 from tests.buildlib.conftest import make_checkpoint
 from tests.private_adb import free_port, private_environment
+from tests.repackaged import repackage
 from tests.system import needs
 
 SOC = "SM8750"
@@ -242,6 +245,27 @@ def genie_checks(build_cache: Path) -> Path:
         for kind in CHECKED:
             check_genie(kind, build_cache)
     return build_cache
+
+
+@pytest.fixture(scope="session")
+def checked_dialogs(
+    genie_checks: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, GenAIContainer]:
+    """Dialogs of the check of a Genie: `spd` and `lade`, wrong with Genie 1.21, and a `right` one.
+
+    The latter drafts with the target itself, so nothing is rejected.
+    """
+    folder, containers = tmp_path_factory.mktemp("dialogs"), {}
+    for kind in CHECKED:
+        (folder / kind).mkdir()
+        files, config = make_dialog(kind, folder / kind, genie_checks)
+        plain = GenAIContainer.load(files)
+        draft = {f"draft/{path.name}": path for path in files.glob("draft/*")}
+        extras = {name: ContainerFile(path, "binary") for name, path in draft.items()}
+        containers[kind] = repackage(plain, config, folder / kind / "wrong", extras)
+    engine = plain.genie_config.dialog.target_engine
+    alone = plain.genie_config.with_type("spd", draft=engine, spd=Spd(draft_len=3))
+    return {**containers, "right": repackage(plain, alone, folder / "right")}
 
 
 @pytest.fixture(scope="session")

@@ -85,7 +85,7 @@ def check_on_emulator(
     """
     libraries = find_libraries()
     basic, speculating, count = compared_dialogs(config)
-    dialogs = (basic, _bounded(speculating, folder, prompts, count))
+    dialogs = (basic, bound_lookahead(speculating, folder, prompts, count))
     request = {
         "folder": str(folder),
         "dialogs": [dialog.to_json() for dialog in dialogs],
@@ -103,7 +103,9 @@ def check_on_emulator(
     )
 
 
-def _bounded(config: GenieConfig, folder: Path, prompts: Sequence[str], count: int) -> GenieConfig:
+def bound_lookahead(
+    config: GenieConfig, folder: Path, prompts: Sequence[str], count: int
+) -> GenieConfig:
     """Bound a dialog of type `lade`, which obeys the size of its context alone."""
     lade = config.dialog.lade
     if lade is None:

@@ -37,7 +37,7 @@ def kv(
     rows of that call, from the first on, and each row saw those before it and no other.
     """
     from buildlib.container.container import GenAIContainer
-    from buildlib.speculative.agreement import bound_turns
+    from buildlib.speculative.agreement import bound_lookahead, bound_turns
     from buildlib.speculative.kv_trace import find_commits, trace_dialog
 
     container = GenAIContainer.load(container_dir)
@@ -46,6 +46,7 @@ def kv(
     if not target.emulator:
         reason = "calls are traced on the emulator alone"
         raise WrongUseError(f"{container_dir} is for {target.name}: {reason}")
+    config = bound_lookahead(config, container.path, [prompt], max_tokens)
     text, calls = trace_dialog(container.path, config, prompt)
     commits = list(find_commits(calls, config))
     if json:

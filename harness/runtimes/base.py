@@ -148,7 +148,7 @@ class ConversationResult:
         answers: of each conversation, turn by turn.
         metrics: of the last turn.
         profile: the runtime's own record of all queries, as JSON.
-        trace: see `GenerationResult`.
+        trace, speculation: see `GenerationResult`.
     """
 
     answers: tuple[tuple[str, ...], ...]
@@ -156,6 +156,7 @@ class ConversationResult:
     profile: str = ""
     telemetry: tuple[TelemetrySeries, ...] = ()
     trace: str = ""
+    speculation: SpeculationRecord | None = None
 
 
 @dataclass(frozen=True)

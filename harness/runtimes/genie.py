@@ -334,6 +334,7 @@ class GenieRuntime:
         """Hold conversations, by the runner of `genie-app` scripts.
 
         Raises:
+            ConfigurationLimitError: as `generate`.
             WrongUseError: a dialog of this type has one turn, or a state is of another container.
             DeploymentCorruptError: a turn arrived as another.
             RunnerError: Genie refused, crashed or hung.
@@ -341,6 +342,7 @@ class GenieRuntime:
         """
         config = request.config or self._container.genie_config
         _refuse_unbounded(config)
+        compared = self._compare(config)
         config = bound_turns(config, request.max_new_tokens)
         script = ConversationScript(request, config)
         folder = RunFolder(self._device, self.prepare())
@@ -362,7 +364,7 @@ class GenieRuntime:
         profiled = folder.read(script.profile)
         metrics = parse_profile(profiled, self._device.serial) | outcome.memory
         traced = parse_trace(folder.read("trace.json"), self._device.serial) if self._trace else ""
-        return ConversationResult(answers, metrics, profiled, samples.series, traced)
+        return ConversationResult(answers, metrics, profiled, samples.series, traced, compared)
 
     def read_log(self) -> str:
         """Read the end of what the last process on the device logged; empty if there was none."""

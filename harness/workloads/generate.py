@@ -159,6 +159,7 @@ class Generate(DialogSettings, WorkloadModel):
             result.trace,
             answers=answers,
             early_end=find_early_end(result.metrics["generated_tokens"], self.max_tokens, None),
+            speculation=result.speculation,
         )
 
     def _texts(self, session: Session) -> tuple[str, ...]:

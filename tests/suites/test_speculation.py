@@ -9,14 +9,20 @@ import pytest
 
 from buildlib.container.container import GenAIContainer
 from buildlib.genai import GenAIBuilderFactory
+from buildlib.lora.config import LoraBuilderInputConfig
 from buildlib.speculative.config import (
     EagletBuilderConfig,
     SpeculativeConfig,
     SsdBuilderConfig,
 )
-from buildlib.speculative.kv_trace import find_commits, trace_dialog
 from harness.devices.adb.device import AdbDevice
+from harness.exit_codes import GOOD
+from harness.workloads.dialog import Dialog
+from harness.workloads.generate import Generate
+from harness.workloads.session import Session
 from suites.models import tiny_llama
+from suites.models.tiny_llama import lora
+from tests.command_line import qnnfarm
 from tests.suites.user_pytest import run_pytest
 
 MODEL = tiny_llama.folder()
@@ -29,7 +35,9 @@ EAGLET = EagletBuilderConfig(
 )
 
 
-def build(how: SpeculativeConfig | None, cache: Path, model: Path) -> GenAIContainer:
+def build(
+    how: SpeculativeConfig | None, cache: Path, model: Path, adapters: Path | None = None
+) -> GenAIContainer:
     builder = GenAIBuilderFactory.create(model, cache_root=cache)
     builder.set_targets(["SM8750:emulator"]).set_transformation_options(
         {
@@ -40,6 +48,9 @@ def build(how: SpeculativeConfig | None, cache: Path, model: Path) -> GenAIConta
     )
     if how is not None:
         builder.speculative_config = how
+    if adapters is not None:
+        builder.set_transformation_options({"split_model.num_splits": 3})
+        builder.lora_config = LoraBuilderInputConfig(lora_config_path=adapters)
     return builder.build()
 
 
@@ -55,11 +66,9 @@ def run_suite(
     """Build a container that speculates, and run its suite; return what pytest printed."""
     container = build(how, cache, model)
     assert container.genie_config.dialog.type != "basic"
-    dialog = container.genie_config
-    _, calls = trace_dialog(container.path, dialog.with_dialog(max_num_tokens=12), "And God said")
-    commits = list(find_commits(calls, dialog))
-    assert len(commits) > 2
-    assert all(one.is_sound for one in commits)
+    traced = qnnfarm("debug", "kv", container.path, "--prompt=And God said", "--max-tokens=12")
+    assert traced.returncode == GOOD, traced.stdout
+    assert traced.stdout.count("  added  ") > 2
     compared = container.metadata.speculation
     assert compared is not None
     assert (compared.differing, compared.prompts, compared.tokens) == (0, 3, 24)
@@ -105,6 +114,25 @@ def test_a_tree_keeps_to_a_sliding_window(
     (model / "config.json").write_text(json.dumps(config | {"sliding_window": 48}))
     plain = build(None, build_cache, model)
     run_suite(SSD, plain.path, build_cache, virtual_device.serial, tmp_path, 2, model)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [SSD, EAGLET], ids=["ssd-q1", "eaglet"])
+def test_turns_and_adapters_are_those_of_plain_decoding(
+    how: SpeculativeConfig, build_cache: Path, virtual_device: AdbDevice, tmp_path: Path
+) -> None:
+    container = build(how, build_cache, MODEL, lora.folder() / "lora_config.yaml")
+    plain = tmp_path / "plain.json"
+    plain.write_text(container.genie_config.as_basic().to_json())
+    turns = ("In the beginning God", "And the LORD said unto", "Now these are the names of")
+    dialogs = (turns, *({"turns": turns, "lora": {name: 1.0}} for name in ("law", "psalms")))
+    adapted = Dialog.of(dialogs=dialogs, max_tokens=12)
+    rewound = Generate.of(prompt=("In the beginning God", "In the beginning was"), rewind=True)
+    with Session(virtual_device, container) as session:
+        for workload in (adapted, rewound):
+            expected = workload.model_copy(update={"genie_config": str(plain)}).run(session).output
+            assert workload.run(session).output.answers == expected.answers
+            assert len({answer for turns in expected.answers for answer in turns}) > 1
 
 
 @pytest.mark.slow

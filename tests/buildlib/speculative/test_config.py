@@ -18,7 +18,7 @@ from buildlib.container.genie_config import (
 )
 from buildlib.container.genie_engine import Lora, LoraAdapter
 from buildlib.container.genie_validator import check_genie_text
-from buildlib.container.writer import ContainerContents, ContainerFile, write_container
+from buildlib.container.writer import ContainerFile
 from buildlib.errors import ContainerError, InvalidOptionError
 from buildlib.speculative.config import (
     EagletBuilderConfig,
@@ -32,6 +32,7 @@ from buildlib.speculative.config import (
 )
 from buildlib.targets import parse_target
 from suites.models import tiny_llama
+from tests.repackaged import repackage
 
 
 def plain(size: int = 192, n_vocab: int = 1280) -> GenieConfig:
@@ -172,19 +173,9 @@ def test_a_draft_with_a_table_of_its_own(tiny_bundle: Path, tmp_path: Path) -> N
     """Its binaries take rows of its table, which a dialog of two engines has no place for."""
     bundle = GenAIContainer.load(tiny_bundle)
     (tmp_path / "rows").write_bytes(b"rows")
-    draft = ContainerContents(
-        target=parse_target(bundle.metadata.target.name),
-        model=bundle.metadata.model,
-        graphs=bundle.metadata.graphs,
-        genie_config=bundle.genie_config.with_embedding(TABLE),
-        htp_config=bundle.htp_config,
-        tokenizer=bundle.files["tokenizer.json"],
-        binaries={name: bundle.files[name] for name in bundle.genie_config.ctx_bins},
-        toolchain=bundle.metadata.toolchain,
-        options=bundle.metadata.options,
-        extras={"embedding_weights.raw": ContainerFile(tmp_path / "rows", "embedding")},
-    )
-    folder = write_container(draft, tmp_path / "draft").path
+    config = bundle.genie_config.with_embedding(TABLE)
+    rows = {"embedding_weights.raw": ContainerFile(tmp_path / "rows", "embedding")}
+    folder = repackage(bundle, config, tmp_path / "draft", rows).path
     with pytest.raises(InvalidOptionError, match=r"draft_container.*table of its own"):
         speculated(plain(), SpdBuilderConfig(draft_container=folder), (1, 32))
 

@@ -5,12 +5,50 @@ from pathlib import Path
 import pytest
 
 from buildlib.container.container import GenAIContainer
-from buildlib.pipeline.genie_check import make_dialog, random_text
-from buildlib.speculative.config import LadeBuilderConfig, PlainDialog, speculate
-from buildlib.speculative.kv_trace import find_commits, trace_dialog
-from buildlib.targets import parse_target
+from buildlib.container.genie_decoding import Ssd
+from buildlib.speculative.kv_trace import GraphCall, find_commits, trace_dialog
 
 PROMPT = "In the beginning"
+TREE = ((0,), (0, 1), (0, 2), (0, 2, 3))
+"""Of four rows: 1 and 2 are candidates after 0, and 3 comes after 2."""
+
+
+def call(
+    number: int,
+    columns: dict[int, tuple[int, int] | None],
+    engine: int = 0,
+    *,
+    drafts: bool = False,
+) -> GraphCall:
+    return GraphCall(number, engine, "g", None, (None,) * 4, TREE, drafts, columns)
+
+
+@pytest.mark.parametrize(
+    ("kept", "is_sound"),
+    [
+        ({0: (1, 0)}, True),
+        ({0: (1, 0), 1: (1, 2), 2: (1, 3)}, True),
+        ({}, True),
+        ({0: (1, 1)}, False),  # not from the first on
+        ({0: (1, 0), 1: (1, 1), 2: (1, 2)}, False),  # two branches
+        ({0: (1, 0), 1: (1, 3)}, False),  # a gap
+        ({0: (1, 0), 1: (0, 2)}, False),  # of a call before
+        ({0: None}, False),  # of no call
+    ],
+)
+def test_what_is_kept_is_one_branch_of_the_call_before(
+    kept: dict[int, tuple[int, int] | None], is_sound: bool, tiny_bundle: Path
+) -> None:
+    config = GenAIContainer.load(tiny_bundle).genie_config
+    calls = [call(1, {}), call(2, {}, engine=1, drafts=True), call(3, kept)]
+    calls += [call(4, {0: None}, engine=1, drafts=True)]  # of a draft head
+    (found,) = find_commits(calls, config)
+    assert (found.call.number, found.columns, found.is_sound) == (1, kept, is_sound)
+    moved = {column + 16: origin for column, origin in kept.items()}
+    ssd = Ssd(forecast_token_count=4, branches=(3,), forecast_prefix=16, forecast_prefix_name="p")
+    calls = [call(1, {0: None}), call(3, {0: None, 3: None, **moved})]
+    (found,) = find_commits(calls, config.with_type("ssd-q1", ssd=ssd))
+    assert (found.columns, found.is_sound) == (moved, is_sound)
 
 
 def test_a_plain_dialog_keeps_each_token_it_was_fed(tiny_bundle: Path) -> None:
@@ -27,26 +65,3 @@ def test_a_plain_dialog_keeps_each_token_it_was_fed(tiny_bundle: Path) -> None:
     assert list(first.columns.items()) == [(n, (1, n)) for n in range(fed)]
     assert [list(one.columns.items()) for one in later] == [[(fed, (2, 0))], [(fed + 1, (3, 0))]]
     assert all(one.is_sound for one in (first, *later))
-
-
-def test_lookahead_keeps_the_rows_of_its_warm_up(tiny_bundle: Path) -> None:
-    """Once a wheel mends it, this fails, and the refusal has ended before."""
-    container = GenAIContainer.load(tiny_bundle)
-    target, tokenizer = parse_target("SM8750:emulator"), container.files["tokenizer.json"]
-    speaker = PlainDialog(container.genie_config, target, tokenizer)
-    how = LadeBuilderConfig(window=4, ngram=3, gcap=4)
-    config = speculate(speaker, how, (1, 32)).genie_config.with_dialog(context_size=40)
-    _, calls = trace_dialog(container.path, config, PROMPT)
-    assert not all(one.is_sound for one in find_commits(calls, config))
-
-
-@pytest.mark.slow
-@pytest.mark.needs("libatomic1")
-def test_a_drafted_dialog_keeps_rejected_rows(tmp_path: Path) -> None:
-    """After a rejection the target's cache gets the last rows of a call, not the first."""
-    folder, config = make_dialog("spd", tmp_path)
-    dialog = config.with_dialog(max_num_tokens=6)
-    _, calls = trace_dialog(folder, dialog, random_text(0, 6))
-    wrong = [one for one in find_commits(calls, config) if not one.is_sound]
-    assert wrong
-    assert all(one.columns for one in wrong)

@@ -12,11 +12,9 @@ import numpy as np
 import pytest
 
 from buildlib.container.container import GenAIContainer
-from buildlib.container.genie_config import GenieConfig
 from buildlib.container.genie_decoding import Lade, Spd, Ssd
-from buildlib.container.writer import ContainerContents, ContainerFile, write_container
+from buildlib.container.writer import ContainerFile
 from buildlib.numerics.transformers import ReferenceEngine
-from buildlib.targets import parse_target
 from harness.devices.adb.device import AdbDevice
 from harness.exit_codes import BAD, GOOD, NO_ANSWER
 from harness.results.store import ResultsStore, RunFilter
@@ -28,6 +26,7 @@ from harness.workloads.steps import cut_steps, float_steps
 from suites.models import tiny_llama
 from tests.harness.cli.conftest import Run
 from tests.optional import needs_transformers
+from tests.repackaged import repackage
 
 pytestmark = pytest.mark.timeout(900)
 TEXT = tiny_llama.folder() / "text" / "heldout.txt"
@@ -104,32 +103,12 @@ def speculating(small_bundle: Path, tmp_path_factory: pytest.TempPathFactory) ->
         "ssd-q1": plain.genie_config.with_type("ssd-q1", ssd=SELF_SPECULATION),
     }
     folder = tmp_path_factory.mktemp("speculating")
-    return {kind: repackage(plain, config, folder / kind).path for kind, config in configs.items()}
-
-
-def repackage(plain: GenAIContainer, config: GenieConfig, folder: Path) -> GenAIContainer:
-    """Write a container with another configuration over the same binaries."""
-    metadata = plain.metadata
-    contents = ContainerContents(
-        target=parse_target(metadata.target.name),
-        model=metadata.model,
-        graphs=metadata.graphs,
-        genie_config=config,
-        htp_config=plain.htp_config,
-        tokenizer=plain.files["tokenizer.json"],
-        binaries={name: plain.files[name] for name in config.ctx_bins},
-        toolchain=metadata.toolchain,
-        options=metadata.options,
-        extras={
-            f"{config.dialog.ssd.forecast_prefix_name}/kv-cache": ContainerFile(
-                plain.files["tokenizer.json"],
-                "forecast_prefix",  # never read where texts are scored
-            )
-        }
-        if config.dialog.ssd
-        else {},
-    )
-    return write_container(contents, folder)
+    unread = ContainerFile(plain.files["tokenizer.json"], "forecast_prefix")  # texts are scored
+    extras = {"ssd-q1": {f"{SELF_SPECULATION.forecast_prefix_name}/kv-cache": unread}}
+    return {
+        kind: repackage(plain, config, folder / kind, extras.get(kind)).path
+        for kind, config in configs.items()
+    }
 
 
 @pytest.mark.genie_configuration("accuracy", "accuracy of a role")

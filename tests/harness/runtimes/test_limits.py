@@ -7,13 +7,12 @@ import pytest
 
 from buildlib.container.container import GenAIContainer
 from buildlib.container.genie_config import GenieConfig
-from buildlib.container.writer import ContainerContents, write_container
-from buildlib.targets import parse_target
 from harness.errors import ConfigurationLimitError
 from harness.exit_codes import NO_ANSWER
 from harness.runtimes.dialog_settings import DialogSettings
 from harness.runtimes.files import open_container
 from tests import command_line
+from tests.repackaged import repackage
 
 
 @pytest.fixture
@@ -22,18 +21,7 @@ def direct(tiny_bundle: Path, tmp_path: Path) -> Path:
     plain = GenAIContainer.load(tiny_bundle)
     values = json.loads(plain.genie_config.to_json())
     values["dialog"]["engine"]["backend"]["QnnHtp"]["direct-io"] = True
-    contents = ContainerContents(
-        target=parse_target(plain.metadata.target.name),
-        model=plain.metadata.model,
-        graphs=plain.metadata.graphs,
-        genie_config=GenieConfig.model_validate(values),
-        htp_config=plain.htp_config,
-        tokenizer=plain.files["tokenizer.json"],
-        binaries={name: plain.files[name] for name in plain.genie_config.ctx_bins},
-        toolchain=plain.metadata.toolchain,
-        options=plain.metadata.options,
-    )
-    return write_container(contents, tmp_path / "direct").path
+    return repackage(plain, GenieConfig.model_validate(values), tmp_path / "direct").path
 
 
 def test_it_is_refused_by_its_pointer(direct: Path) -> None:

@@ -1,0 +1,69 @@
+"""Dialogs that speculate, on a device whose Genie is not the one that their container knows."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from buildlib.container.container import GenAIContainer
+from harness.devices.adb.device import AdbDevice
+from harness.errors import ConfigurationLimitError
+from harness.runtimes.genie import GenieRuntime
+from harness.workloads.generate import Generate
+from harness.workloads.session import Session
+
+TEXT = "".join(chr(0x100 + token) for token in (5, 6, 7, 8, 9))
+COMPARED = 2 * 3
+"""Queries: both dialogs answer three prompts."""
+
+
+@contextmanager
+def on_a_phone(device: AdbDevice, container: GenAIContainer) -> Iterator[Session]:
+    """Run a container as if it were for a phone, which this machine's Genie does not judge."""
+    metadata = container.metadata
+    target = metadata.target.model_copy(update={"emulator": False})
+    with Session(device, container) as session:
+        assert isinstance(session.runtime, GenieRuntime)
+        session.runtime._container = replace(
+            container, metadata=metadata.model_copy(update={"target": target})
+        )
+        yield session
+
+
+def queries(session: Session) -> int:
+    assert isinstance(session.runtime, GenieRuntime)
+    return session.runtime._queries
+
+
+@pytest.mark.slow
+def test_what_says_the_same_runs_and_is_asked_once(
+    virtual_device: AdbDevice,
+    checked_dialogs: dict[str, GenAIContainer],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("QNNFARM_CACHE_DIR", str(tmp_path))
+    turns = (TEXT, TEXT)  # which are no queries of their own
+    for prompt, asked in ((TEXT, COMPARED + 1), (TEXT, 1), (turns, 0)):
+        with on_a_phone(virtual_device, checked_dialogs["right"]) as session:
+            found = Generate.of(prompt=prompt, max_tokens=4).run(session).output.speculation
+            assert found is not None
+            assert found.agrees
+            assert queries(session) == asked
+
+
+def test_what_says_something_else_is_refused(
+    virtual_device: AdbDevice,
+    checked_dialogs: dict[str, GenAIContainer],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("QNNFARM_CACHE_DIR", str(tmp_path))
+    for prompt, asked in (((TEXT, TEXT), COMPARED), (TEXT, 0)):
+        with on_a_phone(virtual_device, checked_dialogs["spd"]) as session:
+            with pytest.raises(ConfigurationLimitError, match="type spd are wrong with") as caught:
+                Generate.of(prompt=prompt, max_tokens=4).run(session)
+            assert "\n" not in str(caught.value)
+            assert queries(session) == asked
