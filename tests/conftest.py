@@ -255,7 +255,8 @@ def checked_dialogs(
 
     The latter drafts with the target itself, so nothing is rejected.
     """
-    folder, containers = tmp_path_factory.mktemp("dialogs"), {}
+    folder = tmp_path_factory.mktemp("dialogs")
+    containers: dict[str, GenAIContainer] = {}
     for kind in CHECKED:
         (folder / kind).mkdir()
         files, config = make_dialog(kind, folder / kind, genie_checks)
@@ -265,7 +266,8 @@ def checked_dialogs(
         containers[kind] = repackage(plain, config, folder / kind / "wrong", extras)
     engine = plain.genie_config.dialog.target_engine
     alone = plain.genie_config.with_type("spd", draft=engine, spd=Spd(draft_len=3))
-    return {**containers, "right": repackage(plain, alone, folder / "right")}
+    containers["right"] = repackage(plain, alone, folder / "right")
+    return containers
 
 
 @pytest.fixture(scope="session")

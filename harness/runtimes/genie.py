@@ -101,8 +101,15 @@ def _query_of(request: GenerationRequest) -> tuple[str, str, str | bytes]:
     return "tokens.txt", "--tokens_file", " ".join(map(str, request.token_ids or ()))
 
 
-def _refuse_unbounded(config: GenieConfig) -> None:
+def _refuse_turns(request: ConversationRequest, config: GenieConfig) -> None:
+    """Refuse turns of dialogs that do not end, or that Genie 1.21 gets wrong from the second on."""
     kind = config.dialog.type
+    later = request.restore is not None or any(len(one.turns) > 1 for one in request.conversations)
+    if kind == "eaglet" and later:
+        raise WrongUseError(
+            "Genie loses tokens of later turns of dialogs of type eaglet, whose answers are wrong "
+            "then: ask one prompt a dialog, or speculate by SSD"
+        )
     if kind in {"lade", "multistream"}:
         raise WrongUseError(
             f"a dialog of type {kind} answers one prompt: it goes on to the end of its context, so "
@@ -335,13 +342,13 @@ class GenieRuntime:
 
         Raises:
             ConfigurationLimitError: as `generate`.
-            WrongUseError: a dialog of this type has one turn, or a state is of another container.
+            WrongUseError: dialogs of this type have one turn, or a state is of another container.
             DeploymentCorruptError: a turn arrived as another.
             RunnerError: Genie refused, crashed or hung.
             RuntimeOutputError: an answer is missing.
         """
         config = request.config or self._container.genie_config
-        _refuse_unbounded(config)
+        _refuse_turns(request, config)
         compared = self._compare(config)
         config = bound_turns(config, request.max_new_tokens)
         script = ConversationScript(request, config)

@@ -124,12 +124,19 @@ def test_turns_and_adapters_are_those_of_plain_decoding(
     container = build(how, build_cache, MODEL, lora.folder() / "lora_config.yaml")
     plain = tmp_path / "plain.json"
     plain.write_text(container.genie_config.as_basic().to_json())
-    turns = ("In the beginning God", "And the LORD said unto", "Now these are the names of")
-    dialogs = (turns, *({"turns": turns, "lora": {name: 1.0}} for name in ("law", "psalms")))
-    adapted = Dialog.of(dialogs=dialogs, max_tokens=12)
+    turns: tuple[str, ...] = (
+        "In the beginning God",
+        "And the LORD said unto",
+        "Now these are the names of",
+    )
     rewound = Generate.of(prompt=("In the beginning God", "In the beginning was"), rewind=True)
+    workloads: list[Dialog | Generate] = [rewound]
+    if how is EAGLET:
+        workloads, turns = [], turns[:1]
+    dialogs = (turns, *({"turns": turns, "lora": {name: 1.0}} for name in ("law", "psalms")))
+    workloads.append(Dialog.of(dialogs=dialogs, max_tokens=12))
     with Session(virtual_device, container) as session:
-        for workload in (adapted, rewound):
+        for workload in workloads:
             expected = workload.model_copy(update={"genie_config": str(plain)}).run(session).output
             assert workload.run(session).output.answers == expected.answers
             assert len({answer for turns in expected.answers for answer in turns}) > 1

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from buildlib.container.container import GenAIContainer
+from buildlib.container.genie_decoding import Eaglet
 from harness.devices.adb.device import AdbDevice
-from harness.errors import ConfigurationLimitError
+from harness.errors import ConfigurationLimitError, WrongUseError
+from harness.runtimes.base import Conversation, ConversationRequest
 from harness.runtimes.genie import GenieRuntime
 from harness.workloads.generate import Generate
 from harness.workloads.session import Session
@@ -67,3 +69,25 @@ def test_what_says_something_else_is_refused(
                 Generate.of(prompt=prompt, max_tokens=4).run(session)
             assert "\n" not in str(caught.value)
             assert queries(session) == asked
+
+
+def test_a_later_turn_with_a_draft_head_is_refused(
+    virtual_device: AdbDevice, checked_dialogs: dict[str, GenAIContainer], tmp_path: Path
+) -> None:
+    """Genie 1.21 keeps fewer columns of its prompt than it has, as a trace of two queries shows."""
+    container = checked_dialogs["right"]
+    plain = container.genie_config.as_basic()
+    engine = plain.dialog.target_engine
+    block = Eaglet(
+        eaglet_version=2, draft_len=3, n_branches=2, max_tokens_target_can_evaluate=16,
+        draft_kv_cache=True,
+    )  # fmt: skip
+    config = plain.with_type("eaglet", draft=engine, eaglet=block)
+    whole, last = Conversation((TEXT, TEXT)), Conversation((TEXT,))
+    with Session(virtual_device, container) as session:
+        for request in (
+            ConversationRequest((whole,), 4, config=config),
+            ConversationRequest((last,), 4, config=config, restore=tmp_path),
+        ):
+            with pytest.raises(WrongUseError, match="loses tokens of later turns"):
+                session.runtime.converse(request)
