@@ -25,7 +25,7 @@ from buildlib.pipeline.sources import CheckpointSource, OnnxSource, find_source
 from buildlib.pipeline.verification import compare_models, verify_model
 from tests.buildlib import families
 from tests.buildlib.model_folders import copy_of_export
-from tests.optional import needs_no_transformers, needs_transformers
+from tests.optional import needs_no_transformers, needs_transformers, needs_transformers_5
 
 WINDOWS = [[5, 9, 33, 2, 47, 8, 13], [4, 4, 61, 25, 17]]
 
@@ -90,7 +90,7 @@ def test_what_is_not_installed_is_named_with_its_extra(
     assert not made  # refused before the first stage
 
 
-@needs_transformers
+@needs_transformers_5
 @pytest.mark.parametrize("name", ["gemma2", "phi3-longrope", "llama-dynamic"])
 def test_a_family_is_read_as_transformers_reads_it(name: str, tmp_path: Path) -> None:
     """With windows and bounded logits, with two lists of frequencies, at the longest context."""
