@@ -3,7 +3,7 @@
 `assess` finds an open alert for every loss that has none yet; `review` also keeps them in the
 store. An alert belongs to one loss of one series: however often the history is judged, the loss
 stays the same alert, whatever its state. When the series recovers at least half of the loss, its
-alert is fixed.
+alert is fixed; so it is when later nights refute the loss.
 """
 
 import hashlib
@@ -101,6 +101,11 @@ def assess(series: Iterable[Series], known: Iterable[Alert]) -> tuple[Alert, ...
                 note = _recovered(recovery)
                 alert = replace(alert, state="fixed", note=note, changed_at=now())
             found[alert.id] = alert
+        for change in one.refuted:
+            refuted = find_alert(one, change, mine) if change.is_loss else None
+            if refuted is not None and refuted.state in UNSETTLED:
+                note = _refuted(one, change)
+                found[refuted.id] = replace(refuted, state="fixed", note=note, changed_at=now())
     return tuple(sorted(found.values(), key=lambda alert: (-alert.began_at.timestamp(), alert.id)))
 
 
@@ -111,7 +116,7 @@ def review(store: ResultsStore, series: Iterable[Series]) -> tuple[Alert, ...]:
     """
     made: list[str] = []
     for one in series:
-        if not one.changes:
+        if not one.changes and not one.refuted:
             continue
         try:
             with store.database.writing() as connection:
@@ -268,6 +273,11 @@ def _recovery(series: Series, number: int) -> Night | None:
 def _recovered(night: Night) -> str:
     commit = f" at {night.commit[:12]}" if night.commit else ""
     return f"recovered on {night.at:%Y-%m-%d}{commit}"
+
+
+def _refuted(series: Series, change: Change) -> str:
+    at = f", {series.nights[change.refuted].at:%Y-%m-%d}" if change.refuted is not None else ""
+    return f"refuted: back at the old level by itself{at}"
 
 
 def _new_alert(series: Series, change: Change) -> Alert:

@@ -14,15 +14,18 @@ detection of parameter changes in stochastic systems", IEEE Transactions on Info
   unremarkable where they are usual.
 - A change that began `w` nights ago has the statistic `log mean over sizes of
   exp(sum of log-likelihood ratios)`, reduced by the design effect of sessions that share a night
-  (L. Kish, "Survey Sampling", 1965) and by the uncertainty of the level. A night's ratio is
-  bounded, so at least two nights have to agree.
+  (L. Kish, "Survey Sampling", 1965), by the uncertainty of the level, and by how much more sums of
+  the series' nights have varied than those of independent ones. A night's ratio is bounded, so at
+  least two nights have to agree.
+- Nights after a change are a sequential test (A. Wald, "Sequential Analysis", 1947) of the new
+  level against the old one. A change that it refutes counts as noise of that series, and the next
+  one needs as much more evidence.
 
-The thresholds are those at which `benchmarks/change_detection.py` sees at most one false alarm in
-1,000 nights of a series.
+The thresholds were tuned on other seeds than those that `benchmarks/change_detection.py` reports.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -43,10 +46,8 @@ _SIZES_OF_NOISE = np.array([0, 0, 0, 0, 0, 2, 4, 8])
 """What they are at least, in units of the noise: else the greatest of a noisy series are as
 unremarkable as its outliers."""
 _NEVER = 1e9
-THRESHOLDS = np.array([_NEVER, 5.6, 4.5, *[7.0] * (WINDOW - 3)])
+THRESHOLDS = np.array([_NEVER, 5.6, 4.9, 5.5, 6.0, 6.5, *[7.0] * (WINDOW - 6)])
 """Of the statistic of a loss, by the nights since it began; one night is never enough."""
-EARLY_MARGIN, EARLY_NIGHTS = 2.0, 20
-"""Added to them while a level is new; nothing is left of it after so many judged nights."""
 GAIN_MARGIN = 1.5
 """Added to them for a gain, of which nobody has to be told at once."""
 _SHORTEST = 4
@@ -64,8 +65,21 @@ _BANDWIDTH = 0.5
 _PRIOR_WEIGHT, _PRIOR_DF, _PRIOR_PEAK = 20.0, 6.0, 0.3827
 _CLIP = 3.0
 """Bound of innovations in standard deviations."""
-_OUTLIER = 5.0
-"""Bound of the first nights of a series of one device, about their median, likewise."""
+_NEW_START = 0.5
+"""Part of the deviations of the first nights that is left where a new level begins among them."""
+_KEPT = 0.99
+"""Part of what was learned of a series' wandering that is left after a night."""
+_LENGTHS = np.arange(1, WINDOW + 1)
+_PRIOR_NIGHTS = 6.0 * _LENGTHS
+"""Weight of what sums of so many nights are expected to vary."""
+_SHARED_WANDERS = 2.5 * (1 - 0.7 ** (_LENGTHS - 1))
+"""By how much more they do where the sessions of a night share all of their noise."""
+_CHANCE = 0.12
+"""Correlation of independent nights or sessions that chance explains."""
+_FOLLOW, _UNREMARKABLE = 1 / 60, 1.9
+"""Drift in a night of a level that wanders, and the variation of sums from which it does."""
+_DOUBT_BOUND, _CONFIRMED, _REFUTED = 2.0, 6.0, -5.0
+"""Of a night's log-likelihood ratio of a change against none, and of their sum."""
 _FEWEST = 5
 """Residuals from which the noise is estimated anew."""
 _BATCH = 128
@@ -100,12 +114,15 @@ class Change:
         found: the night on which it became certain enough to tell.
         ratio: new level over old one, as seen when it was found.
         is_loss: whether it is for the worse.
+        refuted: the night on which the series was seen to be at its old level after all; else None.
+            Nothing else of a change depends on later nights.
     """
 
     night: int
     found: int
     ratio: float
     is_loss: bool
+    refuted: int | None = None
 
 
 def detect(history: History) -> tuple[Change, ...]:
@@ -188,28 +205,37 @@ class _Forecast:
         self.present = ~np.isnan(table.logs)
         series, _, _ = table.logs.shape
         states = int(table.devices.max()) + 2
-        first = table.logs[:, :MIN_NIGHTS].reshape(series, -1)
-        middle = np.nanmedian(first, axis=1)
+        early = table.logs[:, :MIN_NIGHTS]
         self.floors = floors
-        self.noise = np.maximum(_spread(first - middle[:, None]), floors)
-        self.noise *= 1 + 3 / np.count_nonzero(~np.isnan(first), axis=1)
+        self.first, level = _find_start(early)  # nights before it belong to another level
+        from_there = np.arange(early.shape[1]) >= self.first[:, None]
+        about = early - np.where(from_there, level[:, 1:], level[:, :1])[:, :, None]
+        about = about.reshape(series, -1)
+        self.noise = np.maximum(_spread(about), floors)
+        self.noise *= 1 + 3 / np.count_nonzero(~np.isnan(about), axis=1)
         # The first night of a device says where its level is, unless it is an outlier.
         alone = table.devices[:, :MIN_NIGHTS].max(axis=(1, 2)) == 0
-        bound = np.where(alone, _OUTLIER * self.noise, np.inf)[:, None, None]
-        level = middle[:, None, None]
-        early = np.clip(table.logs[:, :MIN_NIGHTS], level - bound, level + bound)
+        bound = np.where(alone, _CLIP * self.noise, np.inf)[:, None, None]
+        middle = level[:, 1, None, None]
+        early = np.clip(early, middle - bound, middle + bound)
         self.logs = np.concatenate([early, table.logs[:, MIN_NIGHTS:]], axis=1)
         self.state = np.zeros((series, states))
-        self.state[:, 0] = middle
+        self.state[:, 0] = level[:, 1]
         self.covariance = np.zeros((series, states, states))
         diagonal = np.arange(states)
         self.covariance[:, diagonal, diagonal] = _OFFSET_SD**2
-        self.covariance[:, 0, 0] += self.noise**2 / MIN_NIGHTS
+        self.covariance[:, 0, 0] = np.where(alone, 0, _OFFSET_SD**2) + self.noise**2
         self.residuals = np.full((series, _MEMORY), np.nan)
         self.count = np.zeros(series, np.int64)
         # Products of sessions of one night, and squares: their ratio is the correlation.
-        self.shared = np.full(series, 3.0)
-        self.squares = np.full(series, 10.0)
+        self.shared = np.full(series, 1.25)
+        self.squares = np.full(series, 5.0)
+        # Scores and information of the newest nights; by the length of sums over them, the squares
+        # that these had, in units of those of independent nights, and how many there were.
+        self.scores = np.zeros((series, 2, WINDOW))
+        self.wandered = np.zeros((series, 2, WINDOW))
+        taught = self.present[:, :MIN_NIGHTS]
+        self.sessions = taught.sum((1, 2)) / taught.any(2).sum(1)
 
     def compare(self, rows: Ints, nights: Ints) -> tuple[Floats, Floats, Floats]:
         """Return residuals of a night of each row, their number, and their forecast's variance."""
@@ -227,7 +253,8 @@ class _Forecast:
 
     def take_in(self, rows: Ints, nights: Ints, *, learn: bool = True) -> None:
         """Update level, offsets and noise by a night of each row."""
-        self.covariance[rows, 0, 0] += (_DRIFT * self.noise[rows]) ** 2
+        wanders = np.maximum(self.correlation(rows)[:, -1] - _UNREMARKABLE, 0)
+        self.covariance[rows, 0, 0] += self.noise[rows] ** 2 * (_DRIFT**2 + _FOLLOW * wanders)
         residuals, sessions, variance = self.compare(rows, nights)
         noise = self.noise[rows]
         design = self._design(rows, sessions)
@@ -245,12 +272,39 @@ class _Forecast:
             self.covariance[rows] = covariance - step[:, :, None] * gain[:, None, :]
         if learn:
             self._learn(rows, nights, residuals / np.sqrt(1 + variance / noise**2)[:, None])
+            bounded = np.clip(residuals / noise[:, None], -_CLIP, _CLIP).sum(1) / design
+            self._follow(rows, bounded, sessions / design, variance / noise**2)
+
+    def _follow(self, rows: Ints, score: Floats, worth: Floats, variance: Floats) -> None:
+        """Learn how far sums of nights wander."""
+        scores = self.scores[rows]
+        scores[:, :, 1:] = scores[:, :, :-1]
+        scores[:, 0, 0], scores[:, 1, 0] = score, worth
+        self.scores[rows] = scores
+        sums = np.cumsum(scores, axis=2)
+        expected = sums[:, 1] * (1 + sums[:, 1] * variance[:, None])
+        full = scores[:, 1] > 0  # so many nights have been
+        squares = np.stack([np.where(full, sums[:, 0] ** 2 / expected, 0), full], axis=1)
+        self.wandered[rows] = _KEPT * self.wandered[rows] + squares
+
+    def correlation(self, rows: Ints) -> Floats:
+        """Return by how much sums of nights vary more than of independent ones [series, window]."""
+        shared = np.clip(self.shared[rows] / self.squares[rows] - _CHANCE, 0, 1)
+        expected = 1 + (shared * self.sessions[rows])[:, None] * _SHARED_WANDERS
+        seen, nights = self.wandered[rows, 0], self.wandered[rows, 1]
+        ratio = (seen + _PRIOR_NIGHTS * expected) / (nights + _PRIOR_NIGHTS)
+        found: Floats = np.maximum.accumulate(np.maximum(ratio - _CHANCE, 1), axis=1)
+        return found
 
     def _design(self, rows: Ints, sessions: Floats) -> Floats:
         """Return the number of sessions of a night that are worth one which shares nothing."""
         correlation = np.clip(self.shared[rows] / self.squares[rows], 0, 1)
         design: Floats = 1 + (sessions - 1) * correlation
         return design
+
+    def worth(self, rows: Ints, sessions: Floats) -> Floats:
+        """Return the number of independent sessions that those of a night are worth."""
+        return sessions / self._design(rows, sessions)
 
     def _learn(self, rows: Ints, nights: Ints, residuals: Floats) -> None:
         present = self.present[rows, nights]
@@ -292,9 +346,29 @@ class _Forecast:
             z = (residuals[:, slot, None] - levels) / noise[:, None]
             logs = np.log(_density(z, points))
             total += (logs[:, 1:] - logs[:, :1]) * present[:, slot, None]
-        design = self._design(rows, sessions)
-        total = np.clip(total / design[:, None], -_NIGHT_BOUND, _NIGHT_BOUND)
-        return total, sessions / design, variance / noise**2
+        worth = self.worth(rows, sessions)
+        return total * (worth / sessions)[:, None], worth, variance / noise**2
+
+
+def _find_start(early: Floats) -> tuple[Ints, Floats]:
+    """Find the first night of the level that the first nights end at, and both levels."""
+    present = ~np.isnan(early)
+    nights = np.nansum(early, axis=2) / np.maximum(present.sum(2), 1)
+    nights[~present.any(2)] = np.nan
+    count = nights.shape[1]
+    best = np.nanmedian(nights, axis=1)
+    nights = np.where(np.isnan(nights), best[:, None], nights)  # of series too short to be judged
+    levels = np.stack([best, best], axis=1)
+    first = np.zeros(len(nights), np.int64)
+    least = _NEW_START * np.sum(np.abs(nights - best[:, None]), axis=1)
+    for start in range(1, count - 1):
+        both = [np.median(p, axis=1) for p in (nights[:, :start], nights[:, start:])]
+        level = np.where(np.arange(count) < start, both[0][:, None], both[1][:, None])
+        cost = np.sum(np.abs(nights - level), axis=1)
+        better = cost < least
+        least, first = np.where(better, cost, least), np.where(better, start, first)
+        levels = np.where(better[:, None], np.stack(both, axis=1), levels)
+    return first, levels
 
 
 def _spread(values: Floats) -> Floats:
@@ -315,6 +389,27 @@ def _density(z: Floats, points: Floats) -> Floats:
     return found
 
 
+@dataclass(slots=True)
+class _Doubt:
+    """A change that later nights may refute.
+
+    Attributes:
+        after: the new level.
+        state, covariance: of the forecast before the change.
+        excess: of the change's statistic over its threshold.
+        evidence: sum of the log-likelihood ratios of later nights, for the change.
+        most: the greatest that it was.
+    """
+
+    began: int
+    after: float
+    state: Floats
+    covariance: Floats
+    excess: float = 0.0
+    evidence: float = 0.0
+    most: float = 0.0
+
+
 class _Watch:
     """Judgement of a batch of series, night by night."""
 
@@ -330,26 +425,35 @@ class _Watch:
         self.next = np.zeros(len(histories), np.int64)  # the first night not taken in
         self.began = np.zeros(len(histories), np.int64)  # the first night at the present level
         self.found: list[list[Change]] = [[] for _ in histories]
+        self.doubts: dict[int, _Doubt] = {}
+        self.margins = np.zeros(len(histories))  # that refuted changes have added to thresholds
 
     def run(self) -> list[tuple[Change, ...]]:
         """Judge all nights."""
         for night in range(int(self.lengths.max())):
             rows = np.flatnonzero(self.lengths > night)
             if night < MIN_NIGHTS:
+                rows = rows[self.forecast.first[rows] <= night]
+                self.next[rows] = night
                 self._take_in(rows)
                 continue
-            lag = np.clip(night - self.began - MIN_NIGHTS, _SHORTEST, WINDOW)
+            lag = np.clip((night - self.began) // 3, _SHORTEST, WINDOW)
             while (late := rows[(night - self.next >= lag)[rows]]).size:
                 self._take_in(late)
+            for row in list(self.doubts):
+                if self.lengths[row] > night:
+                    self._doubt(row, night)
             statistics = self._statistics(rows, night)
-            age = (night - self.began[rows] - MIN_NIGHTS) / EARLY_NIGHTS
-            limits = THRESHOLDS + EARLY_MARGIN * np.clip(1 - age, 0, 1)[:, None]
+            self.margins *= _KEPT
+            limits = THRESHOLDS + self.margins[rows, None]
             for is_loss, statistic in zip((True, False), statistics, strict=True):
                 margin = 0.0 if is_loss else GAIN_MARGIN
                 for place in np.flatnonzero((statistic > limits + margin).any(1)):
-                    if self.next[rows[place]] <= night:
+                    row = int(rows[place])
+                    if self.next[row] <= night:
                         began = night - int(statistic[place].argmax())
-                        self._change(int(rows[place]), began, night, is_loss=is_loss)
+                        self._change(row, began, night, is_loss=is_loss)
+                        self.doubts[row].excess = float((statistic - limits)[place].max())
         return [tuple(found) for found in self.found]
 
     def _take_in(self, rows: Ints) -> None:
@@ -364,7 +468,11 @@ class _Watch:
         self.ratios[rows, 1:], self.worth[rows, 1:] = self.ratios[rows, :-1], self.worth[rows, :-1]
         self.ratios[rows, 0], self.worth[rows, 0] = ratios, worth
         certain = 1 / (1 + np.cumsum(self.worth[rows], axis=1) * variance[:, None])
-        sums = np.cumsum(self.ratios[rows], axis=1) * certain[:, :, None]
+        certain /= self.forecast.correlation(rows)
+        recent, sums = self.ratios[rows], np.empty(self.ratios[rows].shape)
+        for w in range(WINDOW):
+            part = recent[:, : w + 1] * certain[:, w, None, None]
+            sums[:, w] = np.clip(part, -_NIGHT_BOUND, _NIGHT_BOUND).sum(axis=1)
         judged = np.arange(WINDOW) <= (night - self.next[rows])[:, None]
         losses, gains = (
             np.where(judged, np.log(np.exp(part).mean(axis=2)), -np.inf)
@@ -378,11 +486,36 @@ class _Watch:
         while self.next[row] < began:
             self._take_in(one)
         level = self.forecast.state[row, 0]
+        state, covariance = self.forecast.state[row].copy(), self.forecast.covariance[row].copy()
         jump = np.nanmean(self.table.logs[row, began : night + 1]) - level
         self.forecast.covariance[row, 0, 0] += max(_JUMP_SD, abs(jump)) ** 2
         for late in range(began, night + 1):
             self.forecast.take_in(one, np.array([late]), learn=False)
         self.next[row], self.began[row] = night + 1, began
+        self.doubts[row] = _Doubt(began, float(self.forecast.state[row, 0]), state, covariance)
         ratio = float(np.exp(self.signs[row] * (self.forecast.state[row, 0] - level)))
         nights = self.table.nights[row]
         self.found[row].append(Change(nights[began], nights[night], ratio, is_loss))
+
+    def _doubt(self, row: int, night: int) -> None:
+        """Weigh whether a change has come back, and go on from the old level if so."""
+        doubt, forecast, one = self.doubts[row], self.forecast, np.array([row])
+        residuals, sessions, _ = forecast.compare(one, np.array([night]))
+        before = doubt.state[0]
+        value = forecast.state[row, 0] + residuals.sum() / sessions[0]
+        ratio = (doubt.after - before) * (value - (doubt.after + before) / 2)
+        ratio /= forecast.noise[row] ** 2 / forecast.worth(one, sessions)[0]
+        ratio /= forecast.correlation(one)[0, 2]
+        doubt.evidence += float(np.clip(ratio, -_DOUBT_BOUND, _DOUBT_BOUND))
+        doubt.most = max(doubt.most, doubt.evidence)
+        if _REFUTED < doubt.evidence < _CONFIRMED:
+            return
+        del self.doubts[row]
+        if doubt.evidence >= _CONFIRMED:
+            return
+        forecast.state[row], forecast.covariance[row] = doubt.state, doubt.covariance
+        for late in range(doubt.began, night + 1):
+            forecast.take_in(one, np.array([late]))
+        self.next[row] = night + 1
+        self.margins[row] += max(doubt.excess + doubt.most, 0)
+        self.found[row][-1] = replace(self.found[row][-1], refuted=self.table.nights[row][night])

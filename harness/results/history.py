@@ -110,13 +110,15 @@ class Series:
 
     Attributes:
         subject: id of the container, device and workload; the series of its metrics share it.
-        changes: their nights are places in `nights`.
+        changes: those that stand; their nights are places in `nights`.
+        refuted: those that later nights have refuted.
     """
 
     subject: str
     metric: Metric
     nights: tuple[Night, ...]
     changes: tuple[Change, ...] = ()
+    refuted: tuple[Change, ...] = ()
 
     @property
     def id(self) -> str:
@@ -242,7 +244,14 @@ def find_series(
         by_metric = ((find_metric(key), _nights(nights, key)) for key in metrics)
         series += [Series(subject, metric, found) for metric, found in by_metric if found]
     changes = detect_all([_history(one) for one in series])
-    judged = (replace(one, changes=found) for one, found in zip(series, changes, strict=True))
+    judged = (
+        replace(
+            one,
+            changes=tuple(change for change in found if change.refuted is None),
+            refuted=tuple(change for change in found if change.refuted is not None),
+        )
+        for one, found in zip(series, changes, strict=True)
+    )
     order = {key: number for number, key in enumerate(metrics)}
     return tuple(sorted(judged, key=lambda one: (order[one.metric.key], one.name)))
 

@@ -1,6 +1,7 @@
 """Changes of level are found in time, and noise is not taken for one."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -73,6 +74,51 @@ def test_one_bad_night_is_no_change() -> None:
 def test_an_outlier_on_the_first_night_teaches_no_level() -> None:
     nights = noisy([0.86 * 50.0] + [50.0] * 29, noise=0.003, sessions=1)
     assert detect(history(nights)) == ()
+
+
+@pytest.mark.parametrize(("bad", "part"), [(1, 0.85), (3, 0.85), (6, 0.93), (6, 0.85)])
+def test_bad_first_nights_hide_no_loss(bad: int, part: float) -> None:
+    levels = [part * 50.0] * bad + [50.0] * (20 - bad) + [45.0] * 10
+    several = [history(noisy(levels, seed=seed)) for seed in range(12)]
+    told = [[change for change in found if change.is_loss] for found in detect_all(several)]
+    assert sum(any(20 <= c.found <= 22 and c.night >= 19 for c in found) for found in told) >= 9
+
+
+def test_a_loss_at_night_12_is_told_after_three_bad_first_nights() -> None:
+    levels = [42.5] * 3 + [50.0] * 9 + [45.0] * 18
+    several = [history(noisy(levels, seed=seed)) for seed in range(12)]
+    in_time = [any(12 <= c.found <= 14 and c.is_loss for c in f) for f in detect_all(several)]
+    assert sum(in_time) >= 11
+
+
+def test_a_second_loss_soon_after_the_first_is_told_on_its_second_night() -> None:
+    levels = [50.0] * 40 + [45.0] * 2 + [27.0] * 8
+    several = [history(noisy(levels, seed=seed)) for seed in range(12)]
+    places = [[(c.night, c.found) for c in found] for found in detect_all(several)]
+    assert sum((42, 43) in found for found in places) >= 11
+
+
+def test_a_loss_that_does_not_last_is_refuted() -> None:
+    whole = noisy([50.0] * 40 + [46.0] * 3 + [50.0] * 20, seed=3)
+    (change,) = detect(history(whole))
+    assert (change.night, change.is_loss) == (40, True)
+    assert change.refuted is not None
+    assert 43 <= change.refuted <= 50
+    (before,) = detect(history(whole[: change.refuted]))
+    assert before == replace(change, refuted=None)
+
+
+def test_nights_that_go_together_make_few_losses() -> None:
+    """Noise of whole nights, each correlated with the last by 0.8."""
+    several = []
+    for seed in range(12):
+        random = np.random.default_rng(seed)
+        level, levels = 0.0, []
+        for _ in range(100):
+            level = 0.8 * level + 0.6 * 0.017 * random.standard_normal()
+            levels.append(50 * float(np.exp(level)))
+        several.append(history(noisy(levels, seed=seed, noise=0.01)))
+    assert sum(c.is_loss for found in detect_all(several) for c in found) <= 8
 
 
 @pytest.mark.parametrize("seed", range(4))

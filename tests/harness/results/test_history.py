@@ -8,6 +8,7 @@ import pytest
 
 from harness.errors import UnknownAlertError
 from harness.results import alerts
+from harness.results.changes import Change
 from harness.results.history import Series, SeriesFilter, read_series
 from harness.results.metrics import find_metric
 from harness.results.records import Measurement, Run
@@ -132,6 +133,21 @@ def test_a_loss_is_told_once_and_fixed_by_its_recovery(store: ResultsStore, fill
     assert alerts.review(store, read_series(store, DECODE)) == ()
     (settled,) = alerts.list_alerts(store)
     assert (settled.state, settled.note) == ("fixed", f"recovered on 2026-01-29 at {'28' * 6}")
+
+
+@IN_A_FILE
+def test_an_alert_that_the_series_refutes_is_fixed(store: ResultsStore, fill: Fill) -> None:
+    fill([50.0] * 20)
+    change = Change(12, 13, 0.95, is_loss=True)
+    series = replace(decode(store), changes=(change,))
+    (alert,) = alerts.review(store, [series])
+    assert alert.state == "open"
+    later = replace(series, changes=(), refuted=(replace(change, refuted=16),))
+    assert alerts.review(store, [later]) == ()
+    (settled,) = alerts.list_alerts(store)
+    assert settled.state == "fixed"
+    assert settled.note == "refuted: back at the old level by itself, 2026-01-17"
+    assert alerts.assess([later], []) == ()
 
 
 @IN_A_FILE
