@@ -1,7 +1,7 @@
 # The commands of a contributor; `.ci/run` runs the same ones.
 PYTHON ?= .venv/bin/python
 
-.PHONY: check format test genie-table genie-mutations quantization-table fuzz exports families speculation config-campaign family-defaults kills chaos nights board demo screenshots wheel-check
+.PHONY: check format test genie-table genie-mutations quantization-table fuzz exports families speculation config-campaign documents family-defaults kills chaos nights board demo screenshots wheel-check
 
 check:
 	$(PYTHON) -m ruff check .
@@ -31,6 +31,10 @@ families:
 # SSD and Eaglet against plain decoding, over prompts, turns and adapters, and the rows that Genie keeps of both.
 speculation:
 	$(PYTHON) -m pytest -n 0 -m slow tests/suites/test_speculation.py tests/harness/runtimes/test_speculation.py
+
+# Every command and every snippet of README and docs, in order, and what they print; the suite takes those that need no build.
+documents:
+	$(PYTHON) -m pytest -n 0 -m "slow or not slow" tests/test_snippets.py
 
 # A thousand drawn `config.json`s against transformers, by the Python that has it: `make config-campaign REFERENCE=PYTHON`.
 REFERENCE ?= $(PYTHON)

@@ -1,18 +1,29 @@
-"""Commands and snippets of README and docs, as printed.
+"""README and docs, as printed: every command and every snippet is checked, and run.
 
 The suite parses every command by the real command line, reads every YAML and JSON block by what
-reads such files, resolves every import, and runs the Python blocks whose surroundings are cheap.
-`<!-- not run: REASON -->` before a block of Python says why it is only imported.
+reads such files, and resolves every import. `test_a_document_runs` then reads a document as a
+newcomer would: it runs its `sh` and `console` blocks in one shell, in order, and its Python beside
+them, and compares what commands print with what the document shows (`tests.documents`). A scene
+puts into the working folder what a document presupposes. `make documents` runs all of them.
+
+`<!-- not run: REASON -->` before a block says why it is not run, and `<!-- needs: CONDITION -->`
+names what of `tests.system` it needs.
 """
 
 import ast
 import json
+import os
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -21,68 +32,55 @@ import yaml
 from typer.core import TyperGroup
 
 from buildlib.builder_options import apply_options, flatten_options
+from buildlib.container.container import GenAIContainer
 from buildlib.genai import GenAIBuilderFactory
 from harness.cli.app import build_app
+from harness.deploy.deploy import deploy
 from harness.devices.adb.device import AdbDevice
+from harness.devices.adb.server import ensure_server, own_address
+from harness.errors import UnknownVirtualDeviceError
 from harness.pipeline.recipe import LLMPipelineConfig
 from harness.plans.plan_file import load_plan
 from harness.pool.config import load_config
-from suites.models import tiny_llama
-
-_ROOT = Path(__file__).parents[1]
-_DOCUMENTS = [_ROOT / "README.md", *sorted((_ROOT / "docs").glob("*.md"))]
-_BLOCK = re.compile(
-    r"(?ms)^(?:<!-- not run: (?P<why>[^\n]+?) -->\n)?```(?P<kind>\w*)\n(?P<text>.*?)^```"
+from harness.results.records import (
+    ContainerInfo,
+    DeviceInfo,
+    Measurement,
+    Provenance,
+    Run,
+    Workload,
 )
-_SHELL = {"sh", "console", ""}
-EXPORT = _ROOT / "tests" / "fixtures" / "exports" / "torchscript-llama-fixed"
+from harness.results.store import ResultsStore
+from harness.virtual_device import manager
+from suites.models import tiny_llama
+from tests.command_line import qnnfarm
+from tests.conftest import kill_server
+from tests.documents import ROOT, Block, Shell, blocks, commands, difference
+from tests.system import CONDITIONS
+
+EXPORT = ROOT / "tests" / "fixtures" / "exports" / "torchscript-llama-fixed"
 
 
-@dataclass(frozen=True)
-class Block:
-    """A fenced block."""
-
-    path: Path
-    line: int
-    kind: str
-    text: str
-    why: str | None
-
-    def __str__(self) -> str:
-        return f"{self.path.name}:{self.line}"
+def qnnfarm_words(line: str) -> Iterator[list[str]]:
+    """Yield the words of each `qnnfarm` command of a line."""
+    for part in re.split(r"&&|\|", line):
+        words = shlex.split(part, comments=True)
+        while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+            words.pop(0)
+        if words and words[0].endswith("qnnfarm"):
+            yield words[1:]
 
 
-def blocks(*kinds: str) -> list[Block]:
-    found = []
-    for path in _DOCUMENTS:
-        document = path.read_text(encoding="utf-8")
-        for match in _BLOCK.finditer(document):
-            line = document.count("\n", 0, match.start("kind")) + 1
-            if match["kind"] in kinds:
-                found.append(Block(path, line, match["kind"], match["text"], match["why"]))
-    return found
-
-
-def commands(block: Block) -> Iterator[list[str]]:
-    """Yield the words of each `qnnfarm` command; a block of output has them behind a `$`."""
-    for line in block.text.replace("\\\n", " ").splitlines():
-        if block.kind != "sh" and not line.startswith("$ "):
-            continue
-        for part in re.split(r"&&|\|", line.removeprefix("$ ")):
-            words = shlex.split(part, comments=True)
-            while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
-                words.pop(0)
-            if words and words[0].endswith("qnnfarm"):
-                yield words[1:]
-
-
-SHELL = [pytest.param(b, words, id=f"{b}-{n}") for b in blocks(*_SHELL)
-         for n, words in enumerate(commands(b))]  # fmt: skip
+SHELL = [
+    pytest.param(words, id=f"{block}-{number}")
+    for block in blocks("sh", "console")
+    for number, words in enumerate(w for c in commands(block) for w in qnnfarm_words(c.text))
+]
 APP = typer.main.get_command(build_app())
 
 
-@pytest.mark.parametrize(("block", "words"), SHELL)
-def test_every_command_parses(block: Block, words: list[str]) -> None:
+@pytest.mark.parametrize("words", SHELL)
+def test_every_command_parses(words: list[str]) -> None:
     command: Any = APP
     context = None
     name: str | None = "qnnfarm"
@@ -92,6 +90,12 @@ def test_every_command_parses(block: Block, words: list[str]) -> None:
         assert found is not None, name
         command = found
     command.make_context(name, list(words), parent=context)
+
+
+def test_commands_and_their_output_are_in_blocks_of_their_kind() -> None:
+    assert [
+        str(block) for block in blocks("", "text", "bash") if re.search("(?m)^\\$ ", block.text)
+    ] == []
 
 
 @pytest.mark.parametrize("block", blocks("python"), ids=str)
@@ -104,36 +108,385 @@ def test_every_python_block_has_names_that_are_there(block: Block) -> None:
         exec(compile(ast.Module(imports, []), str(block), "exec"), {})  # noqa: S102
 
 
-def given(
-    block: Block, tiny_bundle: Path, virtual_device: Callable[[], AdbDevice]
-) -> dict[str, object]:
-    """Return what a block presupposes, and put the files that it names into the working folder."""
-    match block.path.name:
-        case "genie-configurations.md":
-            shutil.copy(tiny_bundle / "genie_config.json", "genie_config.json")
-        case "quantization.md":
-            return {"builder": GenAIBuilderFactory.create(tiny_llama.folder())}
-        case "deployment.md":
-            Path("out").mkdir()
-            Path("out/model.bin").write_bytes(b"as a model")
-            return {"device": virtual_device()}
-    return {}
+@dataclass
+class Reader:
+    """Somebody who types what a document says, in a folder of their own.
+
+    Attributes:
+        words: of the document, and what stands for each here, such as a serial.
+        scope: names that Python blocks presuppose.
+        statuses: exit statuses of commands that do not end with 0, by a part of the command.
+    """
+
+    request: pytest.FixtureRequest
+    patch: pytest.MonkeyPatch
+    folder: Path
+    words: dict[str, str] = field(default_factory=dict)
+    scope: dict[str, object] = field(default_factory=dict)
+    statuses: dict[str, set[int]] = field(default_factory=dict)
+
+    def give(self, name: str, source: Path) -> None:
+        """Put a copy of a file or a folder into the working folder."""
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        (shutil.copytree if source.is_dir() else shutil.copy)(source, path)
+
+    def write(self, name: str, content: object) -> None:
+        """Put a file of JSON, which is YAML, into the working folder."""
+        (self.folder / name).write_text(json.dumps(content))
+
+    def device(self) -> AdbDevice:
+        """Return a virtual device, which is the one that commands choose."""
+        device: AdbDevice = self.request.getfixturevalue("virtual_device")
+        self.patch.setenv("ANDROID_SERIAL", "virtual:shared")
+        self.words["virtual:alpha"] = "virtual:shared"
+        return device
+
+    def bundle(self, *names: str) -> Path:
+        """Put the reference model's container into the working folder, under these names."""
+        bundle: Path = self.request.getfixturevalue("tiny_bundle")
+        for name in names:
+            self.give(name, bundle)
+        return bundle
+
+    def model(self, *names: str) -> None:
+        """Put the reference model into the working folder, under these names."""
+        for name in names:
+            self.give(name, tiny_llama.folder())
+
+    def text(self, *names: str) -> None:
+        """Put a page of held-out text into the working folder, under these names."""
+        page = (tiny_llama.folder() / "text" / "heldout.txt").read_text()[:2000]
+        for name in names:
+            (self.folder / name).write_text(page)
+
+    def installed(self) -> None:
+        """Install nothing: `make wheel-check` does."""
+        self.words["pip install"] = ": pip install"
+
+    def removes_alpha(self) -> None:
+        """Remove the device that the document starts, at the end."""
+
+        def remove() -> None:
+            with suppress(UnknownVirtualDeviceError):
+                manager.remove("alpha")
+
+        self.request.addfinalizer(remove)
+
+    def as_printed(self, text: str) -> str:
+        """Return a text of the document with what stands for its words."""
+        for word, stands in self.words.items():
+            text = text.replace(word, stands)
+        return text
 
 
-RUN = [block for block in blocks("python") if block.why is None]
+Scene = Callable[[Reader], None]
+SCENES: dict[str, Any] = {}
 
 
-@pytest.mark.parametrize("block", RUN, ids=str)
-def test_python_blocks_run(
-    block: Block,
-    request: pytest.FixtureRequest,
-    tiny_bundle: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def scene(name: str, *, slow: bool = False) -> Callable[[Scene], Scene]:
+    """Declare what a document presupposes; `slow` ones are read by `make documents`."""
+
+    def declare(prepare: Scene) -> Scene:
+        marks = [pytest.mark.slow, pytest.mark.timeout(3600)] if slow else []
+        SCENES[name] = pytest.param(name, prepare, marks=marks, id=name)
+        return prepare
+
+    return declare
+
+
+def stored_nights(
+    path: Path, last: datetime, *, commit: str = "b7" * 20, genie: str = "1.22", prompt: int = 512
+) -> list[str]:
+    """Store 30 nights of two phones that lose 5 % in the last three; return the runs' ids."""
+    with ResultsStore.open(path) as store:
+        for night in range(30):
+            level = (50.95 if night < 27 else 48.5) + (0.5, -0.3, 0.1, -0.5)[night % 4]
+            for serial, difference in (("R5CX1", 0.1), ("R5CX2", -0.1)):
+                run = Run(
+                    kind="bench",
+                    status="done",
+                    created_at=last - timedelta(days=29 - night),
+                    container=ContainerInfo(
+                        model="my-llama", sha256="a" * 64, target="SM8750", ars=(1, 128),
+                        cl=4096, n_splits=2, precision="W4A16",
+                    ),
+                    device=DeviceInfo(
+                        serial=serial, soc="SM8750", emulator=False, model="SM-S938B",
+                        manufacturer="Samsung",
+                    ),
+                    workload=Workload(
+                        runner="genie-t2t-run", prompt_tokens=prompt, max_new_tokens=128
+                    ),
+                    provenance=Provenance(
+                        toolchain="ort_qnn", toolchain_versions={}, qnnfarm_version="0.1.0",
+                        library_versions={"genie": "1.21" if night < 27 else genie}, host="lab",
+                        git_commit=commit if night == 29 else f"{0x9A + night:02x}" * 20,
+                        git_branch="main",
+                    ),
+                    measurements=(
+                        Measurement(metric="decode_tokens_per_s", value=level + difference),
+                    ),
+                )  # fmt: skip
+                store.write_run(run)
+        return [run.id for run in store.list_runs()]
+
+
+NIGHT = datetime(2026, 11, 20, 22, tzinfo=UTC)
+
+
+@scene("analysis.md", slow=True)
+def results_of_other_tools(reader: Reader) -> None:
+    stored_nights(reader.folder / "results.db", datetime.now(UTC))
+    for name, source in (("bench.json", "llama-bench.json"), ("qnn-llama-runner.log",) * 2):
+        reader.give(name, ROOT / "tests" / "fixtures" / "imports" / source)
+
+
+@scene("deployment.md")
+def a_model_file(reader: Reader) -> None:
+    (reader.folder / "out").mkdir()
+    (reader.folder / "out" / "model.bin").write_bytes(b"as a model")
+    reader.scope["device"] = reader.device()
+
+
+@scene("devices.md")
+@scene("virtual-device.md")
+def own_adb_server(reader: Reader) -> None:
+    """A user without devices, whose adb server qnnfarm has started."""
+    short = TemporaryDirectory(prefix="q-")  # paths of sockets are
+    reader.patch.setenv("QNNFARM_STATE_DIR", short.name)
+    reader.patch.delenv("ADB_SERVER_SOCKET")
+    address = own_address()
+    ensure_server(address)
+    reader.words["/home/me/.local/state/qnnfarm/adb/lab.socket"] = address.path
+    reader.words["/home/me/.local/state/qnnfarm"] = short.name
+
+    def end() -> None:
+        kill_server(address)
+        short.cleanup()
+
+    reader.request.addfinalizer(end)
+    reader.removes_alpha()
+
+
+@scene("genie-configurations.md")
+def a_dialog_with_faults(reader: Reader) -> None:
+    reader.bundle("container")
+    shutil.copy(reader.folder / "container" / "genie_config.json", reader.folder)
+    config = json.loads((reader.folder / "genie_config.json").read_text())
+    config["dialog"]["context"] |= {"n-vocab": 32000, "bos-token": 40000}
+    config["dialog"]["engine"]["backend"]["QnnHtp"]["pol"] = True
+    reader.write("dialog.json", config)
+    reader.statuses["config check"] = {1}
+
+
+@scene("history.md")
+def nights_with_a_loss(reader: Reader) -> None:
+    stored_nights(reader.folder / "results.db", NIGHT)
+    listed = qnnfarm("alerts", "ls", "--json", cwd=reader.folder)
+    reader.words["5bd1"] = json.loads(listed.stdout)[0]["id"]
+
+
+@scene("measurements.md", slow=True)
+def nights_of_a_repository(reader: Reader) -> None:
+    git = ("git", "-c", "user.name=me", "-c", "user.email=me@example.com")
+    for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "1.2"], ["tag", "v1.2"]):
+        subprocess.run([*git, *words], cwd=reader.folder, check=True)
+    head = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=reader.folder, check=True, capture_output=True, text=True
+    ).stdout.strip()
+    stored_nights(reader.folder / "results.db", NIGHT, commit=head, genie="1.21")
+    reader.statuses["gate"] = {0, 1}
+
+
+@scene("report.md", slow=True)
+def nights_to_report(reader: Reader) -> None:
+    runs = stored_nights(reader.folder / "results.db", NIGHT)
+    stored_nights(reader.folder / "results.db", NIGHT, prompt=128)
+    reader.words["RUN RUN"] = " ".join(runs[:2])
+
+
+@scene("upkeep.md")
+def nights_to_prune(reader: Reader) -> None:
+    stored_nights(reader.folder / "results.db", datetime.now(UTC) - timedelta(days=100))
+
+
+@scene("pool.md")
+def a_pool(reader: Reader) -> None:
+    device = reader.device()
+    member = {"type": "android", "identifier": device.serial, "tags": ["bench"]}
+    reader.write("pool.yaml", {"devices": [member]})
+
+
+@scene("README.md", slow=True)
+def newcomer(reader: Reader) -> None:
+    reader.model("MODEL_DIR")
+    reader.text("FILE")
+    reader.bundle("CONTAINER_A", "CONTAINER_B")
+    (reader.folder / ".venv").symlink_to(sys.prefix)
+    reader.words["python3 -m venv .venv && .venv/bin/pip install -e . && "] = ""
+    reader.words["--pyargs suites"] = f"--pyargs suites {SHORT}"
+    reader.write("pool.yaml", {"devices": [{"type": "virtual", "identifier": "alpha"}]})
+    reader.write("PLAN.yaml", PLAN)
+    reader.statuses |= {"compare": {0, 2}, "gate": {0, 2}}
+    reader.patch.setenv("QNNFARM_CACHE_DIR", str(reader.folder / "cache"))
+    reader.removes_alpha()
+
+
+SHORT = " ".join(
+    f"--suite-param={value}"
+    for value in ("soak_s=0", "soak_dialogs=1", "repetitions=1", "warmup=0", "windows=1", "pp=64",
+                  "tg=3", "depth=32", "turns=2")
+)  # fmt: skip
+"""The least of what the suites measure."""
+PLAN = {
+    "name": "some",
+    "db": "results.db",
+    "containers": [{"path": "CONTAINER_DIR"}],
+    "workloads": [{"kind": "generate", "prompt": "In the beginning", "max_tokens": 2}],
+    "conditions": "none",
+}
+
+
+@scene("builder.md", slow=True)
+def models_to_build(reader: Reader) -> None:
+    reader.installed()
+    reader.model("MODEL", "MODEL_DIR", "model_dir")
+    reader.text("FILE")
+    reader.give("eaglet", tiny_llama.folder() / "eaglet")
+    reader.give("ssd_tensor.safetensors", tiny_llama.folder() / "ssd" / "ssd_tensor.safetensors")
+    options = next(block.text for block in blocks("yaml") if block.path.name == "builder.md")
+    (reader.folder / "eaglet.yaml").write_text(options)
+    reader.request.getfixturevalue("reference_outputs")
+    cache: Path = reader.request.getfixturevalue("build_cache") / "tiny_llama"
+    reader.scope["entry"] = next(cache.glob("compile_*"))
+    for name, ar in (("dlc_of_ar1", 1), ("dlc_of_ar128", 32)):
+        reader.scope[name] = next(cache.glob(f"convert_*/ar{ar}_cl192_1_of_2.dlc"))
+
+
+@scene("dialogs.md", slow=True)
+def a_container(reader: Reader) -> None:
+    reader.device()
+    reader.bundle("CONTAINER")
+
+
+@scene("embeddings.md", slow=True)
+def a_device(reader: Reader) -> None:
+    reader.device()
+
+
+@scene("nightly.md", slow=True)
+def a_plan_with_a_build(reader: Reader) -> None:
+    reader.device()
+    reader.model("MODEL")
+    build = {"model": "MODEL", "target": "SM8750:emulator", "ar": [1, 32], "cl": 192, "splits": 2}
+    plan = PLAN | {"containers": [{"path": "CONTAINER_DIR", "build": build}]}
+    reader.write("PLAN.yaml", plan | {"nightly": {"reports": "nightly-reports"}})
+
+
+@scene("plans.md", slow=True)
+def a_plan(reader: Reader) -> None:
+    reader.device()
+    reader.bundle("CONTAINER_DIR")
+    reader.write("PLAN.yaml", PLAN)
+
+
+@scene("pipeline.md", slow=True)
+def a_checkout(reader: Reader) -> None:
+    device = reader.device()
+    (reader.folder / "suites").symlink_to(ROOT / "suites")
+    reader.model("path/to/model")
+    reader.bundle("container")
+    reader.words |= {"<serial>@<host>": device.serial}
+
+
+@scene("pytest.md", slow=True)
+def own_tests(reader: Reader) -> None:
+    device = reader.device()
+    reader.bundle("build/llama")
+    member = {"type": "android", "identifier": device.serial}
+    reader.write("pool.yaml", {"devices": [member]})
+    tests = next(b.text for b in blocks("python") if b.path.name == "pytest.md")
+    (reader.folder / "test_phone.py").write_text(tests.replace("arm64-v8a", "x86_64"))
+    reader.words |= {"127.0.0.1:5555": device.serial, "virtual:one": "virtual:shared"}
+
+
+@scene("quality.md", slow=True)
+def a_container_and_its_checkpoint(reader: Reader) -> None:
+    reader.installed()
+    reader.device()
+    reader.bundle("CONTAINER")
+    reader.model("CHECKPOINT", "MODEL_DIR")
+    reader.text("FILE")
+
+
+@scene("quantization.md", slow=True)
+def a_model_to_quantize(reader: Reader) -> None:
+    reader.model("my-model")
+    reader.scope["builder"] = GenAIBuilderFactory.create(tiny_llama.folder())
+
+
+@scene("telemetry.md", slow=True)
+def a_container_on_a_device(reader: Reader) -> None:
+    device = reader.device()
+    bundle = reader.bundle("CONTAINER")
+    container = GenAIContainer.load(bundle)
+    deployment = deploy(device, {}, run_id="telemetry")
+    reader.scope |= {
+        "device": device, "container": container, "deployment": deployment,
+        "scripts_dir": deployment.scripts_dir,
+    }  # fmt: skip
+
+
+@scene("tracing.md", slow=True)
+def containers_and_texts(reader: Reader) -> None:
+    reader.device()
+    reader.bundle("CONTAINER")
+    reader.give("ENCODER", reader.request.getfixturevalue("encoder_bundle"))
+    reader.model("MODEL")
+    reader.text("heldout.txt")
+    (reader.folder / "texts.txt").write_text("In the beginning\nthe heaven and the earth\n")
+
+
+RUNNABLE = [block for block in blocks("sh", "console", "python") if block.why is None]
+
+
+def test_every_document_with_commands_has_a_scene() -> None:
+    assert {block.path.name for block in RUNNABLE} == SCENES.keys()
+
+
+@pytest.mark.filterwarnings("ignore::buildlib.genai.LongContextWarning")
+@pytest.mark.parametrize(("name", "prepare"), SCENES.values())
+def test_a_document_runs(
+    name: str, prepare: Scene, request: pytest.FixtureRequest, adb_server: object,
+    build_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
-    scope = given(block, tiny_bundle, lambda: request.getfixturevalue("virtual_device"))
-    exec(compile(block.text, str(block), "exec"), scope)  # noqa: S102
+    monkeypatch.setenv("QNNFARM_CACHE_DIR", str(build_cache))
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    reader = Reader(request, monkeypatch, tmp_path)
+    prepare(reader)
+    with Shell(tmp_path, os.environ) as shell:
+        printed = ""
+        for block in RUNNABLE:
+            if block.path.name != name or (block.needs and CONDITIONS[block.needs]()):
+                continue
+            if block.kind == "python":
+                code = compile(reader.as_printed(block.text), str(block), "exec")
+                exec(code, reader.scope)  # noqa: S102
+            for command in commands(block):
+                if command.text:
+                    line = reader.as_printed(command.text)
+                    status, printed = shell.run(line)
+                    wanted = next((s for c, s in reader.statuses.items() if c in line), {0})
+                    assert status in wanted, f"{block}: `{line}` ended with {status}: {printed}"
+                    if line.startswith("qnnfarm device start"):
+                        named = command.shown.splitlines()[-1] if command.shown else "SERIAL"
+                        reader.words[named] = printed.splitlines()[-1]
+                if command.shown is not None:
+                    found = difference(reader.as_printed(command.shown), printed)
+                    assert not found, f"{block}: {found}"
 
 
 def read_options(text: str) -> None:
@@ -142,7 +495,6 @@ def read_options(text: str) -> None:
     shutil.copy("export/model.onnx", "decode.onnx")
     builder = GenAIBuilderFactory.create(tiny_llama.folder())
     apply_options(builder, flatten_options(yaml.safe_load(text), Path.cwd()))
-    assert builder.speculative_config is not None
 
 
 def read_recipe(text: str) -> None:
