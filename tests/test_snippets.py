@@ -396,7 +396,10 @@ def a_checkout(reader: Reader) -> None:
     device = reader.device()
     (reader.folder / "suites").symlink_to(ROOT / "suites")
     reader.model("path/to/model")
-    reader.bundle("container")
+    shape = ("--target", "SM8750:emulator", "--ar", "1,32", "--cl", "192")
+    given = (*shape, "--recipe", "w4a16-rtn", "--out", "container")
+    built = qnnfarm("build", tiny_llama.folder(), *given, cwd=reader.folder)
+    assert built.returncode == 0, built.stderr
     reader.words |= {"<serial>@<host>": device.serial}
 
 
