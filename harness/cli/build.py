@@ -161,15 +161,15 @@ def build(
     from buildlib.paths import default_cache_root
 
     began = time.monotonic()
+    parent = model_dir.parent if model_dir.is_file() else model_dir
     if reference_with == "transformers":
         from buildlib.numerics.transformers import require_family
 
         if not verify:
             raise WrongUseError("--reference-with transformers needs --verify")
-        folder = model_dir.parent if model_dir.is_file() else model_dir
-        require_family(folder)  # before a long build
+        require_family(parent)  # before a long build
     if verbose:
-        _tell_unread(model_dir)
+        _tell_unread(parent)
     text = None if calibration is None else read_text(calibration)
     request = {
         "model": str(model_dir.absolute()),
@@ -240,16 +240,15 @@ def build(
             container = container.save(folder, exist_ok=overwrite)
         made.append((_summary(name, container, job.records), report))
     if not verify:
-        _remember(request, model_dir, [(job, folder) for _, job, folder in builds], made)
+        _remember(request, parent.absolute(), [(job, folder) for _, job, folder in builds], made)
     _tell_of(made, json=json)
 
 
-def _tell_unread(model_dir: Path) -> None:
+def _tell_unread(folder: Path) -> None:
     """Print keys of a model's configuration that do nothing, if there are such."""
     from buildlib.checkpoint.config import unread_keys
     from buildlib.checkpoint.layout import CONFIG_FILE
 
-    folder = model_dir.parent if model_dir.is_file() else model_dir
     if (folder / CONFIG_FILE).is_file():
         model, unread = unread_keys(folder / CONFIG_FILE)
         if unread:
@@ -258,7 +257,7 @@ def _tell_unread(model_dir: Path) -> None:
 
 def _remember(
     request: "Mapping[str, object]",
-    model_dir: Path,
+    parent: Path,
     builds: "Sequence[tuple[Build, Path]]",
     made: "Sequence[tuple[Summary, VerificationReport | None]]",
 ) -> None:
@@ -272,7 +271,6 @@ def _remember(
     read = [path for files in inputs if files is not None for path in files]
     if None in inputs:
         return
-    parent = (model_dir.parent if model_dir.is_file() else model_dir).absolute()
     root = default_cache_root()
     with contextlib.suppress(InputFileError):
         finished = FinishedBuild.of(

@@ -5,8 +5,7 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +14,7 @@ from safetensors.numpy import save_file
 from buildlib.checkpoint.checkpoint import Checkpoint
 from buildlib.checkpoint.config import load_checkpoint_config
 from buildlib.checkpoint.layout import CONFIG_FILE
+from buildlib.closeable import Closeable
 from buildlib.errors import BuildError
 from buildlib.graph.decoder import export_onnx
 from buildlib.graph.shape import GraphShape
@@ -64,7 +64,7 @@ class Outcome:
     error: float = 0.0
 
 
-class Transformers:
+class Transformers(Closeable):
     """The child process that computes, in an environment with torch and transformers."""
 
     def __init__(self, python: str) -> None:
@@ -77,15 +77,8 @@ class Transformers:
         )
         self.version: str = self._read()["transformers"]
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """End the child process."""
         self._child.communicate()
 
     def answer(self, folder: Path, config: Keys) -> Answer:
