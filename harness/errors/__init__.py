@@ -59,7 +59,7 @@
         MissingStoreError      no database to read
         NotAStoreError         some other file, or a damaged one
         NewerSchemaError       written by a newer qnnfarm
-        OlderSchemaError       written by an older one, and cannot be migrated
+        OlderSchemaError       written by an older one
         StoreLockedError       another process holds it
         StoreUnavailableError  cannot be reached, read or written
         UnknownRunError

@@ -37,16 +37,13 @@ class NewerSchemaError(StoreError):
 
 
 class OlderSchemaError(StoreError):
-    """An older qnnfarm wrote the results database, and it cannot be migrated in place."""
+    """An older qnnfarm wrote the results database, in tables that this one does not read."""
 
     ends_plan = True
     location: str
-    found: int
-    supported: int
-    reason: str
     template = (
-        "{location} has schema {found}, older than {supported}, and cannot be migrated "
-        "({reason}): copy it to where it can be written"
+        "{location} was written by an older qnnfarm, whose tables this one does not read: name "
+        "another --db to begin a new database, and keep this one for the qnnfarm that wrote it"
     )
 
 

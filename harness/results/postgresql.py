@@ -113,7 +113,7 @@ def _told(url: URL) -> URL:
 
 
 def lock_schema(connection: Connection, location: str) -> None:
-    """Keep others from creating or migrating the tables until the transaction has ended.
+    """Keep others from creating the tables until the transaction has ended.
 
     Raises:
         StoreUnavailableError: the database's encoding does not hold every text.
@@ -141,7 +141,7 @@ def _connecting(named: Mapping[str, object]) -> dict[str, object]:
     merged = {**_CONNECTING, **named}
     if "PGCONNECT_TIMEOUT" in os.environ and "connect_timeout" not in named:
         del merged["connect_timeout"]
-    # No prepared statements: poolers between us and the server lose them, and so do migrations.
+    # No prepared statements: poolers between us and the server lose them.
     return {**merged, "client_encoding": "utf8", "prepare_threshold": None}
 
 

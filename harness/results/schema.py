@@ -1,28 +1,14 @@
-"""The tables of the results store, and what brings a database to them.
+"""The tables of the results store.
 
 Portable SQLAlchemy Core types only, as tests run on both engines: SQLite is the default, PostgreSQL
 works by URL (`postgresql+psycopg://...`).
 
-History of `SCHEMA_VERSION`:
-    1  runs, measurements, schema version.
-    2  groups of runs (sessions, comparisons), conditions, output checks, warm-up detection;
-       telemetry.
-    3  precision of containers.
-    4  labels, plan, branch, size and parameters of containers; memory, build and clocks of devices;
-       the program's hash, the depth of a prompt, sessions at once; origin of imports; artifacts.
-    5  terms and verdicts of comparisons.
-    6  alerts.
-    7  what was reviewed for alerts.
-    8  source of measurements.
-
-To change the tables: change them here, raise `SCHEMA_VERSION`, add a line above and a migration
-from the last version to `MIGRATIONS`.
+To change the tables: change them here and raise `SCHEMA_VERSION`, as a database of other tables is
+refused.
 """
 
 import importlib.metadata
-from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from types import MappingProxyType
 
 from sqlalchemy import (
     JSON,
@@ -47,13 +33,14 @@ from sqlalchemy import (
     insert,
     inspect,
     select,
-    text,
 )
 
-from harness.errors import NewerSchemaError, NotAStoreError
+from harness.errors import NewerSchemaError, NotAStoreError, OlderSchemaError
 from harness.results import postgresql, records
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 1
+_BEFORE_1 = "qnnfarm_schema"
+"""A table of all databases before version 1."""
 
 
 class UtcDateTime(TypeDecorator[datetime]):
@@ -83,10 +70,10 @@ class UtcDateTime(TypeDecorator[datetime]):
 metadata = MetaData()
 
 schema_version = Table(
-    "qnnfarm_schema",
+    "qnnfarm_results",
     metadata,
     Column("version", Integer, primary_key=True, autoincrement=False),
-    Column("applied_at", UtcDateTime, nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
     Column("qnnfarm_version", String(64), nullable=False),
 )
 
@@ -235,145 +222,47 @@ reviews = Table(
     Column("runs", String(200), primary_key=True),  # those that the newest review judged
 )
 
-Migration = Callable[[Connection], None]
 
-_GROUPS_AND_CONDITIONS = (
-    "ALTER TABLE runs ADD COLUMN group_id VARCHAR(32) NOT NULL DEFAULT ''",
-    "ALTER TABLE runs ADD COLUMN session INTEGER NOT NULL DEFAULT 0",
-    "ALTER TABLE runs ADD COLUMN label TEXT NOT NULL DEFAULT ''",
-    "ALTER TABLE runs ADD COLUMN conditions JSON NOT NULL DEFAULT '[]'",
-    "ALTER TABLE runs ADD COLUMN check_outcome VARCHAR(32) NOT NULL DEFAULT 'none'",
-    "ALTER TABLE runs ADD COLUMN check_reason TEXT NOT NULL DEFAULT ''",
-    "ALTER TABLE runs ADD COLUMN warmup_detected BOOLEAN",
-    "UPDATE runs SET group_id = id",
-    "CREATE INDEX runs_by_group ON runs (group_id, session)",
-)
-
-
-def _to_2(connection: Connection) -> None:
-    """Migrate: each older run becomes a group of its own, with an unchecked output."""
-    for statement in _GROUPS_AND_CONDITIONS:
-        connection.execute(text(statement))
-    telemetry.create(connection)
-
-
-def _to_3(connection: Connection) -> None:
-    """Migrate: the precision of older containers is unknown."""
-    connection.execute(text('ALTER TABLE runs ADD COLUMN "precision" TEXT'))
-
-
-_ORIGINS_AND_BUILDS = (
-    "ALTER TABLE runs ADD COLUMN container_bytes BIGINT",
-    "ALTER TABLE runs ADD COLUMN parameters BIGINT",
-    "ALTER TABLE runs ADD COLUMN ram_bytes BIGINT",
-    "ALTER TABLE runs ADD COLUMN os_build TEXT",
-    "ALTER TABLE runs ADD COLUMN build_fingerprint TEXT",
-    "ALTER TABLE runs ADD COLUMN clocks JSON NOT NULL DEFAULT '{}'",
-    "ALTER TABLE runs ADD COLUMN runner_sha256 VARCHAR(64)",
-    "ALTER TABLE runs ADD COLUMN depth_tokens INTEGER",
-    "ALTER TABLE runs ADD COLUMN git_branch TEXT",
-    "ALTER TABLE runs ADD COLUMN origin_tool TEXT",
-    "ALTER TABLE runs ADD COLUMN origin_file TEXT",
-    "ALTER TABLE runs ADD COLUMN origin_sha256 VARCHAR(64)",
-    "ALTER TABLE runs ADD COLUMN labels JSON NOT NULL DEFAULT '{}'",
-    "ALTER TABLE runs ADD COLUMN plan TEXT",
-    "ALTER TABLE runs ADD COLUMN concurrent_sessions INTEGER",
-    "CREATE INDEX runs_by_time ON runs (created_at)",
-)
-
-
-def _to_4(connection: Connection) -> None:
-    """Migrate: of older runs none of this is known."""
-    for statement in _ORIGINS_AND_BUILDS:
-        connection.execute(text(statement))
-    artifacts.create(connection)
-
-
-def _to_5(connection: Connection) -> None:
-    """Migrate: older comparisons are judged by the default terms."""
-    comparisons.create(connection)
-
-
-def _to_6(connection: Connection) -> None:
-    """Migrate: the next review makes the alerts of all that was measured."""
-    alerts.create(connection)
-
-
-def _to_7(connection: Connection) -> None:
-    """Create the table of reviews, empty: the next review judges all measurements."""
-    reviews.create(connection)
-
-
-def _to_8(connection: Connection) -> None:
-    """Migrate: older measurements are the runtimes' own figures."""
-    connection.execute(text("ALTER TABLE measurements ADD COLUMN source VARCHAR(32)"))
-
-
-MIGRATIONS: Mapping[int, Migration] = MappingProxyType(
-    {2: _to_2, 3: _to_3, 4: _to_4, 5: _to_5, 6: _to_6, 7: _to_7, 8: _to_8}
-)
-"""Migrations from schema n-1 to schema n, by n."""
-
-
-def prepare(
-    connection: Connection,
-    location: str,
-    *,
-    supported: int = SCHEMA_VERSION,
-    migrations: Mapping[int, Migration] = MIGRATIONS,
-) -> None:
-    """Create the tables, or bring them up to date, within the connection's transaction.
+def prepare(connection: Connection, location: str) -> None:
+    """Create the tables where there are none, within the connection's transaction.
 
     Raises:
-        NewerSchemaError: a newer qnnfarm wrote the database.
+        NewerSchemaError, OlderSchemaError: another qnnfarm wrote the database.
         NotAStoreError: the database belongs to another program.
         StoreUnavailableError: its encoding cannot hold every text.
     """
     postgresql.lock_schema(connection, location)
-    found = find_version(connection, location)
-    if found is None:
+    if not has_tables(connection, location):
         metadata.create_all(connection)
-        _stamp(connection, supported)
-        return
-    check_version(location, found, supported)
-    for version in range(found + 1, supported + 1):
-        migrations[version](connection)
-        _stamp(connection, version)
+        connection.execute(
+            insert(schema_version).values(
+                version=SCHEMA_VERSION,
+                created_at=records.now(),
+                qnnfarm_version=importlib.metadata.version("qnnfarm"),
+            )
+        )
 
 
-def check_version(location: str, found: int, supported: int = SCHEMA_VERSION) -> None:
-    """Refuse a schema from the future.
-
-    Raises:
-        NewerSchemaError: a newer qnnfarm wrote the database.
-    """
-    if found > supported:
-        raise NewerSchemaError(location, found, supported)
-
-
-def find_version(connection: Connection, location: str) -> int | None:
-    """Read the schema version; None if the database is empty.
+def has_tables(connection: Connection, location: str) -> bool:
+    """Return whether the tables are there, or the database is empty and free for them.
 
     Raises:
+        NewerSchemaError, OlderSchemaError: another qnnfarm wrote the database.
         NotAStoreError: there are tables, but no schema version.
     """
     tables = set(inspect(connection).get_table_names())
+    if _BEFORE_1 in tables:
+        raise OlderSchemaError(location)
     if schema_version.name not in tables:
         # A server's database may be shared with others; a file is either ours or it is not.
         if tables and (connection.dialect.name == "sqlite" or tables & set(metadata.tables)):
             raise NotAStoreError(location, "it holds the tables of another program")
-        return None
-    version: int | None = connection.scalar(select(func.max(schema_version.c.version)))
-    if version is None:
+        return False
+    found: int | None = connection.scalar(select(func.max(schema_version.c.version)))
+    if found is None:
         raise NotAStoreError(location, "its schema version is missing")
-    return version
-
-
-def _stamp(connection: Connection, version: int) -> None:
-    connection.execute(
-        insert(schema_version).values(
-            version=version,
-            applied_at=records.now(),
-            qnnfarm_version=importlib.metadata.version("qnnfarm"),
-        )
-    )
+    if found > SCHEMA_VERSION:
+        raise NewerSchemaError(location, found, SCHEMA_VERSION)
+    if found < SCHEMA_VERSION:
+        raise OlderSchemaError(location)
+    return True

@@ -17,9 +17,7 @@ from harness.errors import (
     CorruptRunError,
     MissingStoreError,
     NotAStoreError,
-    OlderSchemaError,
     StoreError,
-    StoreUnavailableError,
     TelemetryRecordError,
     UnknownRunError,
     WrongUseError,
@@ -155,15 +153,13 @@ class ResultsStore(Closeable):
     ) -> Self:
         """Open a SQLite file by its path, or a PostgreSQL database by its URL.
 
-        With `create`, a missing database is created, an older one is migrated, and running runs
-        whose process has ended become interrupted. Without, the database is read-only; an older one
-        is migrated nevertheless, as it could not be read otherwise.
+        With `create`, a missing database is created, and running runs whose process has ended
+        become interrupted. Without, the database is read-only.
 
         Raises:
             MissingStoreError: there is no database, or a server's is empty, and `create` is off.
             NotAStoreError: it is another kind of file or database, or damaged.
-            NewerSchemaError: a newer qnnfarm wrote it.
-            OlderSchemaError: an older qnnfarm wrote it, and it is read-only.
+            NewerSchemaError, OlderSchemaError: another qnnfarm wrote it.
             StoreLockedError: another process holds it for longer than `busy_timeout_s`.
             StoreUnavailableError: it cannot be reached.
         """
@@ -173,9 +169,7 @@ class ResultsStore(Closeable):
             if create:
                 _prepare(database)
             else:
-                version = _require_readable(database)
-                if version < schema.SCHEMA_VERSION:
-                    _migrate(location, version, busy_timeout_s)
+                _require_readable(database)
         except BaseException:
             database.close()
             raise
@@ -198,7 +192,7 @@ class ResultsStore(Closeable):
 
         Raises:
             NotAStoreError: it is another kind of file or database, or damaged.
-            NewerSchemaError: a newer qnnfarm wrote it.
+            NewerSchemaError, OlderSchemaError: another qnnfarm wrote it.
             StoreLockedError: another process holds it.
             StoreUnavailableError: it cannot be reached or created.
         """
@@ -208,9 +202,7 @@ class ResultsStore(Closeable):
         database = open_database(location, create=False)
         try:
             with database.reading() as connection:
-                version = schema.find_version(connection, database.location)
-            if version is not None:
-                schema.check_version(database.location, version)
+                schema.has_tables(connection, database.location)
         finally:
             database.close()
 
@@ -510,26 +502,11 @@ def _mark_interrupted(connection: Connection) -> None:
             connection.execute(update(table).where(still_running).values(status="interrupted"))
 
 
-def _require_readable(database: Database) -> int:
+def _require_readable(database: Database) -> None:
     with database.reading() as connection:
-        version = schema.find_version(connection, database.location)
-    if version is None:
+        found = schema.has_tables(connection, database.location)
+    if not found:
         # On a server, others make the database before we make its tables.
         if "://" in database.location:
             raise MissingStoreError(database.location)
         raise NotAStoreError(database.location, "it is empty")
-    schema.check_version(database.location, version)
-    return version
-
-
-def _migrate(location: str | Path, version: int, busy_timeout_s: float) -> None:
-    __tracebackhide__ = True
-    writable = open_database(location, create=True, busy_timeout_s=busy_timeout_s)
-    try:
-        _prepare(writable)
-    except StoreUnavailableError as error:
-        raise OlderSchemaError(
-            writable.location, version, schema.SCHEMA_VERSION, error.reason
-        ) from error
-    finally:
-        writable.close()

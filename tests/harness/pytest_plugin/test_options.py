@@ -115,7 +115,7 @@ def test_a_store_that_cannot_be_used_is_one_line(
         other.execute("CREATE TABLE songs (title TEXT)")
     ResultsStore.open(project.path / "newer.db").close()
     with closing(sqlite3.connect(project.path / "newer.db")) as newer, newer:
-        newer.execute("UPDATE qnnfarm_schema SET version = 99")
+        newer.execute("UPDATE qnnfarm_results SET version = 99")
     project.makepyfile("def test_one(): raise AssertionError('it ran')")
     before = sorted(project.path.rglob("*"))
     result = project.runpytest_inprocess("--qnnfarm-db", db)

@@ -87,5 +87,5 @@ class PostgresqlPlace:
     @contextmanager
     def held(self) -> Iterator[None]:
         with closing(self.server.connect(self.database)) as other, other.transaction():
-            other.execute("LOCK TABLE runs, qnnfarm_schema IN EXCLUSIVE MODE")
+            other.execute("LOCK TABLE runs, qnnfarm_results IN EXCLUSIVE MODE")
             yield

@@ -15,6 +15,7 @@ from harness.errors import (
     MissingStoreError,
     NewerSchemaError,
     NotAStoreError,
+    OlderSchemaError,
     StoreLockedError,
     StoreUnavailableError,
 )
@@ -68,7 +69,7 @@ def test_processes_write_at_once_and_lose_nothing(place: Place, make_run: MakeRu
     for run in kept.values():
         assert run.status == "done"
         assert len(run.values("init_s")) == len(run.values("ttft_s")) == 15
-    assert place.rows("SELECT version FROM qnnfarm_schema") == [(schema.SCHEMA_VERSION,)]
+    assert place.rows("SELECT version FROM qnnfarm_results") == [(schema.SCHEMA_VERSION,)]
 
 
 def test_threads_write_one_run_at_once_and_lose_nothing(
@@ -224,7 +225,7 @@ def test_a_database_with_others_tables_is_shared_or_refused(
 def test_a_newer_schema_is_refused(place: Place) -> None:
     with ResultsStore.open(place.location):
         pass
-    place.run("INSERT INTO qnnfarm_schema VALUES (99, '2030-01-01 00:00:00', '9')")
+    place.run("INSERT INTO qnnfarm_results VALUES (99, '2030-01-01 00:00:00', '9')")
     for create in (False, True):
         with pytest.raises(
             NewerSchemaError, match=f"schema 99, newer than the {schema.SCHEMA_VERSION}"
@@ -234,27 +235,25 @@ def test_a_newer_schema_is_refused(place: Place) -> None:
         ResultsStore.check(place.location)
 
 
-def test_an_older_schema_is_migrated_once(place: Place) -> None:
-    database = open_database(place.location, create=True)
-    steps: list[int] = []
-    first, second = schema.SCHEMA_VERSION + 1, schema.SCHEMA_VERSION + 2
-    later = {
-        first: lambda _connection: steps.append(first),
-        second: lambda _connection: steps.append(second),
-    }
-    with database.writing() as connection:
-        schema.prepare(connection, "db")
-    for _ in range(2):
-        with database.writing() as connection:
-            schema.prepare(connection, "db", supported=second, migrations=later)
-    with database.reading() as connection:
-        assert schema.find_version(connection, "db") == second
-    database.close()
-    assert steps == [first, second]
-
-
-def test_every_version_has_its_migration() -> None:
-    assert sorted(schema.MIGRATIONS) == list(range(2, schema.SCHEMA_VERSION + 1))
+@pytest.mark.parametrize(
+    "older",
+    [
+        "CREATE TABLE qnnfarm_schema (version INTEGER)",  # before version 1
+        "UPDATE qnnfarm_results SET version = 0",
+    ],
+)
+def test_an_older_schema_is_refused_with_what_to_do_and_left_alone(
+    place: Place, older: str
+) -> None:
+    with ResultsStore.open(place.location):
+        pass
+    place.run(older)
+    before = place.rows("SELECT * FROM qnnfarm_results")
+    for use in (ResultsStore.check, ResultsStore.open, ResultsStore.open_existing):
+        with pytest.raises(OlderSchemaError, match="name another --db") as caught:
+            use(place.location)
+        assert "\n" not in str(caught.value)
+    assert place.rows("SELECT * FROM qnnfarm_results") == before
 
 
 def test_a_missing_folder_is_a_typed_error(tmp_path: Path) -> None:
