@@ -4,7 +4,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from harness.results.comparison import Verdict
+    from harness.results.verdicts import Verdict
 
 GOOD = 0
 BAD = 1
@@ -22,8 +22,8 @@ MEANINGS = MappingProxyType(
 
 
 def verdict_exit_code(verdict: "Verdict") -> int:
-    """Return the exit code of a verdict: 1 for a regression, 2 for too little data."""
-    return {"regressed": BAD, "not enough data": NO_ANSWER}.get(verdict.value, GOOD)
+    """Return the exit code of a verdict: 1 for a regression, 2 for no verdict."""
+    return {"regressed": BAD, "no verdict": NO_ANSWER}.get(verdict.value, GOOD)
 
 
 def help_text() -> str:

@@ -12,6 +12,11 @@ def pluralize(number: int, noun: str) -> str:
     return f"{number:,} {plural}"
 
 
+def percent(part: float, *, signed: bool = True) -> str:
+    """Format a part as every command and report does: `-9.5%`, and `+0.82%` below 1 %."""
+    return f"{part:{'+' if signed else ''}.{1 if abs(part) >= 0.01 else 2}%}"
+
+
 def soc_label(soc: str, *, emulator: bool) -> str:
     """Name a SoC: `SM8750`, `SM8750 emulator`, `emulator`; empty if nothing is known."""
     return " ".join(filter(None, (soc, "emulator" if emulator else "")))

@@ -20,10 +20,9 @@ from datetime import timedelta
 from harness.results.alerts import UNSETTLED, Alert, find_alert
 from harness.results.changes import MIN_NIGHTS
 from harness.results.changes import Change as Level
-from harness.results.comparison import Verdict
-from harness.results.gate import allowed_loss
 from harness.results.history import Night, Series
 from harness.results.metrics import Direction
+from harness.results.verdicts import Verdict, allowed_loss
 from reports.history import CURRENT
 
 MOST_BEFORE = 20
@@ -78,7 +77,7 @@ class Change:
     @property
     def is_suspect(self) -> bool:
         """True where the last night alone is worse than earlier ones explain; one is not enough."""
-        if self.verdict is not Verdict.NOT_ENOUGH_DATA or self.low is None or self.high is None:
+        if self.verdict is not Verdict.NO_VERDICT or self.low is None or self.high is None:
             return False
         best = max(self.series.metric.gain(self.low), self.series.metric.gain(self.high))
         return best < 0 and -self.gain > allowed_loss(self.series.metric)
@@ -88,7 +87,7 @@ class Change:
         """The alert with its note, or the reason why there is no verdict."""
         if self.alert is not None:
             return ": ".join(filter(None, (f"alert {self.alert.id}", self.alert.note)))
-        if self.verdict is not Verdict.NOT_ENOUGH_DATA:
+        if self.verdict is not Verdict.NO_VERDICT:
             return ""
         if len(self.series.nights) <= MIN_NIGHTS:
             return f"{len(self.series.nights)} of {MIN_NIGHTS + 2} nights"
@@ -166,9 +165,9 @@ def _verdict(series: Series, level: Level | None, low: float | None, high: float
         return Verdict.REGRESSED if level.is_loss else Verdict.IMPROVED
     metric = series.metric
     if low is None or high is None or metric.direction is Direction.NEITHER:
-        return Verdict.NOT_ENOUGH_DATA
+        return Verdict.NO_VERDICT
     worst = min(metric.gain(low), metric.gain(high))
-    return Verdict.NOT_ENOUGH_DATA if -worst > allowed_loss(metric) else Verdict.NO_DIFFERENCE
+    return Verdict.NO_VERDICT if -worst > allowed_loss(metric) else Verdict.NO_DIFFERENCE
 
 
 def _half_width(before: Sequence[float], now: int) -> float | None:

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Literal
 
-from harness.results.comparison import Verdict
 from harness.results.gate import Gate
 from harness.results.gate_formats import cells_of, sides, summarize
 from harness.results.records import Run
+from harness.results.verdicts import Verdict
 from harness.words import pluralize
 from reports.changes import Change
 from reports.text import listing, percent
@@ -65,7 +65,7 @@ def judge_page(results: "Results", sections: "Sequence[Section]") -> Headline:
     verdict = results.gate.verdict if results.gate else None
     if regressed or wrong or verdict is Verdict.REGRESSED:
         return Headline("bad", listing(tuple(said)), tuple(lines))
-    if failed or verdict is Verdict.NOT_ENOUGH_DATA:
+    if failed or verdict is Verdict.NO_VERDICT:
         return Headline("doubt", listing(tuple(said)), tuple(lines))
     if verdict is not None:
         return Headline("good", listing(tuple(said)), tuple(lines))
@@ -79,9 +79,9 @@ def _quiet(
     lines: Sequence[str],
 ) -> Headline:
     """Return the headline where nothing is wrong: what was judged, or why nothing was."""
-    judged = sum(one.verdict is not Verdict.NOT_ENOUGH_DATA for one in changes)
+    judged = sum(one.verdict is not Verdict.NO_VERDICT for one in changes)
     judged += sum(
-        found.verdict is not Verdict.NOT_ENOUGH_DATA
+        found.verdict is not Verdict.NO_VERDICT
         for section in sections
         for group in section.comparisons
         for _, found in group.metrics

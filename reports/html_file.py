@@ -275,7 +275,6 @@ def _environment() -> jinja2.Environment:
         "checked": _checked,
         "cells": gate_formats.cells_of,
         "sides": gate_formats.sides,
-        "verdict": gate_formats.verdict_in_words,
     }
     return environment
 

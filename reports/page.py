@@ -7,14 +7,14 @@ from datetime import datetime, timedelta
 
 from harness.errors import ArtifactError
 from harness.results.alerts import Alert, assess, list_alerts
-from harness.results.comparison import SIDES, ComparisonGroup, find_comparisons
+from harness.results.comparison import ComparisonGroup, find_comparisons
 from harness.results.device_health import DeviceHealth
 from harness.results.gate import Gate, GateOptions, judge_gate
 from harness.results.history import Series, find_series
 from harness.results.identity import place
 from harness.results.means import RunMeans, read_means
 from harness.results.metrics import Metric, find_metric
-from harness.results.records import Artifact, ComparisonRecord, RepetitionTelemetry, Run
+from harness.results.records import SIDES, Artifact, ComparisonRecord, RepetitionTelemetry, Run
 from harness.results.store import EVERYTHING, ResultsStore, RunFilter, select_runs
 from harness.results.timeline import UNTRACED, Traces, build_timeline, read_traces
 from harness.words import pluralize

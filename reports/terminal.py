@@ -7,10 +7,11 @@ from rich.console import Console
 from rich.text import Text
 
 from harness.console import NumberColumn, print_numbers, visible
-from harness.results.comparison import Comparison, ComparisonGroup, Verdict
+from harness.results.comparison import Comparison, ComparisonGroup
 from harness.results.identity import container_name, container_shape, describe_container
 from harness.results.metrics import Metric, find_metric
 from harness.results.perplexity import PERPLEXITY, PERPLEXITY_ERROR, PERPLEXITY_FLOAT
+from harness.results.verdicts import Verdict
 from harness.words import NO_VALUE, pluralize
 from reports.headline import Headline
 from reports.page import Page, Section

@@ -64,7 +64,9 @@ Output = Annotated[
 
 def bench(
     container_dirs: ContainerDirs,
-    db: Annotated[str, typer.Option(help="Results database: a SQLite file, or a database URL.")],
+    db: Annotated[
+        str, typer.Option(help="Results database: a SQLite file, or a database URL.")
+    ] = "results.db",
     device: Devices = None,
     pool: PoolFile = None,
     prompt_tokens: Prompts = None,

@@ -39,7 +39,9 @@ _PAIRS = 6
 def compare(
     a: Annotated[Path, typer.Argument(help="Folder of the container to compare with.")],
     b: Annotated[Path, typer.Argument(help="Folder of the container that may be worse.")],
-    db: Annotated[str, typer.Option(help="Results database: a SQLite file, or a database URL.")],
+    db: Annotated[
+        str, typer.Option(help="Results database: a SQLite file, or a database URL.")
+    ] = "results.db",
     device: Devices = None,
     pool: PoolFile = None,
     sessions: Annotated[
@@ -61,15 +63,11 @@ def compare(
     ] = 0.05,
     metric: Annotated[
         list[str] | None,
-        typer.Option(help="A metric to judge by; may be repeated. By default prefill and decode."),
-    ] = None,
-    judge_emulator: Annotated[
-        bool,
         typer.Option(
-            "--judge-emulator",
-            help="Give a verdict on the emulator, too, whose speed says nothing about hardware.",
+            help="A metric to judge by, or its beginning; may be repeated. By default prefill and "
+            "decode."
         ),
-    ] = False,
+    ] = None,
     reference_tokens: ReferenceTokens = None,
     max_perplexity: MaxPerplexity = None,
     perplexity_text: PerplexityText = None,
@@ -84,8 +82,7 @@ def compare(
 ) -> None:
     """Run two containers in turns on the same phone, and say whether B is slower.
 
-    Exits 1 where B is slower, or where a container answers wrongly; 2 where there is no verdict, as
-    on the emulator.
+    Exits 1 where B is slower, or where a container answers wrongly; 2 where there is no verdict.
     """
     from harness.cli.bench_options import (
         bench_workload,
@@ -119,7 +116,6 @@ def compare(
     ) as series:  # fmt: skip
         compared = series.compare(
             workload, *containers, sessions=pairs, metrics=metrics, threshold=threshold,
-            judge_emulator=judge_emulator,
         )  # fmt: skip
     if json:
         print_json(_document(compared))
@@ -133,7 +129,6 @@ def _announce(pairs: int, number: int, label: str, session: "Session") -> None:
 
 
 def _show(compared: "ComparisonGroup", db: str) -> None:
-    from harness.results.comparison import Verdict
     from harness.results.identity import describe_container
 
     console = answers()
@@ -152,21 +147,15 @@ def _show(compared: "ComparisonGroup", db: str) -> None:
         ]
         rows.append(Row(cells))
     print_rows(("metric", "B / A", "interval", "pairs", "verdict"), rows)
-    if not compared.is_unjudged:
-        for metric, comparison in compared.metrics:
-            console.print(f"{metric.label}: {comparison.reason}")
+    for metric, comparison in compared.metrics:
+        console.print(f"{metric.label}: {comparison.reason}")
     unchecked = compared.unchecked
     if unchecked:
         told = f"unchecked: the output of {unchecked} of {len(compared.runs)} sessions"
         console.print(f"{told} was compared with nothing")
-    if compared.is_unjudged:
-        told = f"no verdict: {EMULATOR}; --judge-emulator gives one"
-    else:
-        if any(run.device.emulator for run in compared.runs):
-            console.print(EMULATOR)
-        words = {Verdict.NOT_ENOUGH_DATA: "no verdict: not enough data"}
-        told = words.get(compared.verdict, f"verdict: {compared.verdict.value}")
-    console.print(f"{told} (group {compared.group_id} in {db})")
+    if compared.a.device.emulator:
+        console.print(EMULATOR)
+    console.print(f"verdict: {compared.verdict} (group {compared.group_id} in {db})")
 
 
 def _interval(comparison: "Comparison") -> str:

@@ -7,7 +7,7 @@ import typer
 
 from harness.cli.arguments import Json
 from harness.console import EMULATOR, Row, answers, print_json, print_rows
-from harness.errors import UnknownMetricError, WrongUseError
+from harness.errors import WrongUseError
 from harness.exit_codes import verdict_exit_code
 
 if TYPE_CHECKING:
@@ -33,7 +33,8 @@ def gate(
     metric: Annotated[
         list[str] | None,
         typer.Option(
-            help="A metric to judge by; may be repeated. By default prefill, decode, perplexity."
+            help="A metric to judge by, or its beginning; may be repeated. By default prefill, "
+            "decode and perplexity."
         ),
     ] = None,
     threshold: Annotated[
@@ -41,7 +42,7 @@ def gate(
     ] = 0.05,
     perplexity_threshold: Annotated[
         float, typer.Option(min=0, max=1, help="The same for perplexity, which has no noise.")
-    ] = 0.01,
+    ] = 0.005,
     across: Annotated[
         list[str] | None,
         typer.Option(
@@ -100,22 +101,21 @@ def _options(
 ) -> "GateOptions":
     from harness.results.comparison import COMPARABLE_METRICS
     from harness.results.gate import ACROSS, GATE_METRICS, GateOptions
+    from harness.results.metrics import find_key
     from harness.results.perplexity import PERPLEXITY
 
     known = (*COMPARABLE_METRICS, PERPLEXITY)
-    for key in metrics or ():
-        if key not in known:
-            raise UnknownMetricError(key, known)
+    keys = [find_key(key, known) for key in metrics or ()]
     for name in across or ():
         if name not in ACROSS:
             raise WrongUseError(f"--across {name[:40]!r}: it is one of {', '.join(ACROSS)}")
-    chosen = tuple(dict.fromkeys(metrics or GATE_METRICS))
+    chosen = tuple(dict.fromkeys(keys or GATE_METRICS))
     return GateOptions(chosen, threshold, perplexity_threshold, frozenset(across or ()))
 
 
 def _show(judged: "Gate") -> None:
     from harness.results import gate_formats
-    from harness.results.comparison import Verdict
+    from harness.results.verdicts import Verdict
 
     rows = [
         Row(
@@ -123,7 +123,7 @@ def _show(judged: "Gate") -> None:
                 cell.name,
                 cell.metric.label,
                 *gate_formats.cells_of(cell),
-                gate_formats.verdict_in_words(cell.verdict),
+                cell.verdict,
             ]
         )
         for cell in judged.cells
@@ -140,7 +140,4 @@ def _show(judged: "Gate") -> None:
     if judged.has_emulator:
         console.print(EMULATOR)
     console.print(gate_formats.sides(judged))
-    console.print(
-        f"verdict: {gate_formats.verdict_in_words(judged.verdict)} "
-        f"({gate_formats.summarize(judged)})"
-    )
+    console.print(f"verdict: {judged.verdict} ({gate_formats.summarize(judged)})")

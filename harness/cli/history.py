@@ -46,9 +46,10 @@ def history(
     from datetime import UTC
 
     from harness.results.history import SeriesFilter, read_series
+    from harness.results.metrics import find_key
     from harness.results.store import ResultsStore
 
-    key = _find_key(metric)
+    key = find_key(metric)
     wanted = SeriesFilter(
         (key,), model=model, device=device, branch=branch,
         since=since.replace(tzinfo=UTC) if since else None,
@@ -68,18 +69,6 @@ def history(
         _print_series(one, nights)
     if any(one.emulator for one in found):
         print_remark(EMULATOR)
-
-
-def _find_key(text: str) -> str:
-    from harness.errors import UnknownMetricError
-    from harness.results.metrics import METRICS
-
-    if text in METRICS:
-        return text
-    found = [key for key in METRICS if text and key.startswith(text)]
-    if len(found) != 1:
-        raise UnknownMetricError(text, tuple(found or METRICS))
-    return found[0]
 
 
 def _print_series(series: "Series", newest: int) -> None:

@@ -12,29 +12,26 @@ at random, always the same ones.
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from enum import StrEnum
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
 
-from harness.errors import UnknownMetricError, WrongUseError
+from harness.errors import WrongUseError
 from harness.results.identity import SpeedKey, find_incomparable
-from harness.results.metrics import METRICS, Metric, find_metric
-from harness.results.records import ComparisonRecord, MetricVerdict, Run
+from harness.results.metrics import METRICS, Metric, find_key, find_metric
+from harness.results.records import SIDES, ComparisonRecord, MetricVerdict, Run
+from harness.results.verdicts import THRESHOLD, Verdict, judge, worst_verdict
 from harness.words import pluralize
 
-THRESHOLD = 0.05
 ERROR_RATE = 0.05
 """Chance of a false alarm, over all metrics of one comparison."""
 _MOST_EXHAUSTED = 14
 _SEED = 20
 
-SIDES = frozenset({"A", "B"})
-"""The labels of runs that are compared."""
 DEFAULT_METRICS = ("prefill_tokens_per_s", "decode_tokens_per_s")
 """The metrics that are compared by default."""
 COMPARABLE_METRICS = (
@@ -46,18 +43,7 @@ COMPARABLE_METRICS = (
 )
 """The metrics that can be compared: speeds, latencies and memory of the runtime."""
 
-UNJUDGED = "the emulator's speed says nothing about hardware speed, so there is no verdict on it"
-
 Pair = tuple[Sequence[float], Sequence[float]]
-
-
-class Verdict(StrEnum):
-    """The outcome of a comparison."""
-
-    REGRESSED = "regressed"
-    IMPROVED = "improved"
-    NO_DIFFERENCE = "no difference seen"
-    NOT_ENOUGH_DATA = "not enough data"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +101,10 @@ def compare(
     needed = min_pairs(metrics, error_rate=error_rate)
     if ratio is None or len(logs) < needed:
         reason = f"{pluralize(len(logs), 'pair')} of sessions, and a verdict needs {needed}"
-        return Comparison(
-            Verdict.NOT_ENOUGH_DATA, ratio, None, None, 1 - 2 * share, len(logs), reason
-        )
+        return Comparison(Verdict.NO_VERDICT, ratio, None, None, 1 - 2 * share, len(logs), reason)
     low, high, confidence = _interval(logs, share)
     low, high = math.exp(low), math.exp(high)
-    worst, best = sorted((metric.gain(low), metric.gain(high)))
-    verdict, reason = _judge(metric.gain(ratio), worst, best, threshold)
+    verdict, reason = judge(metric, ratio, low, high, threshold, by_chance=False)
     return Comparison(verdict, ratio, low, high, confidence, len(logs), reason)
 
 
@@ -174,11 +157,6 @@ class ComparisonGroup:
         return sum(run.check.outcome != "passed" for run in self.runs)
 
     @property
-    def is_unjudged(self) -> bool:
-        """True where there is no verdict because it ran on the emulator."""
-        return any(comparison.reason == UNJUDGED for _, comparison in self.metrics)
-
-    @property
     def record(self) -> ComparisonRecord:
         """Its terms, and what it found, for the store."""
         return ComparisonRecord(
@@ -196,29 +174,20 @@ class ComparisonGroup:
         return worst_verdict(comparison.verdict for _, comparison in self.metrics)
 
 
-def worst_verdict(verdicts: Iterable[Verdict]) -> Verdict:
-    """Return the worst of several verdicts; none at all is not enough data."""
-    found = set(verdicts) or {Verdict.NOT_ENOUGH_DATA}
-    order = (Verdict.REGRESSED, Verdict.NOT_ENOUGH_DATA, Verdict.IMPROVED)
-    return next((verdict for verdict in order if verdict in found), Verdict.NO_DIFFERENCE)
-
-
 def check_metrics(keys: Sequence[str]) -> tuple[str, ...]:
-    """Validate the metrics to compare, and return each once.
+    """Validate the metrics to compare, keys or beginnings of them, and return each once.
 
     Raises:
-        UnknownMetricError: there is no such metric.
+        UnknownMetricError: there is no such metric, or several begin so.
         WrongUseError: it is not one of `COMPARABLE_METRICS`.
     """
     for key in keys:
-        if key not in METRICS:
-            raise UnknownMetricError(key, COMPARABLE_METRICS)
-        if key not in COMPARABLE_METRICS:
+        if key in METRICS and key not in COMPARABLE_METRICS:
             raise WrongUseError(
                 f"{key} is not a speed, latency or memory of the runtime: "
                 f"compare {', '.join(COMPARABLE_METRICS)}"
             )
-    return tuple(dict.fromkeys(keys))
+    return tuple(dict.fromkeys(find_key(key, COMPARABLE_METRICS) for key in keys))
 
 
 def check_pairs(pairs: int, metrics: int) -> None:
@@ -244,12 +213,8 @@ def compare_runs(
     *,
     metrics: Sequence[str] = DEFAULT_METRICS,
     threshold: float = THRESHOLD,
-    judge_emulator: bool = False,
 ) -> ComparisonGroup:
     """Compare the two sides of one group.
-
-    Args:
-        judge_emulator: whether sessions on the emulator get a verdict, which is about it alone.
 
     Raises:
         WrongUseError: the sides are not comparable; names the keys that differ.
@@ -259,11 +224,9 @@ def compare_runs(
     if differences := _differences(runs):
         raise WrongUseError(f"A and B cannot be compared, they differ in {differences}")
     chosen = [find_metric(key) for key in metrics]
-    compared = (_compare_metric(runs, metric, threshold, len(chosen)) for metric in chosen)
-    if any(run.device.emulator for run in runs) and not judge_emulator:
-        nothing = Verdict.NOT_ENOUGH_DATA
-        compared = (replace(one, verdict=nothing, reason=UNJUDGED) for one in compared)
-    found = tuple(zip(chosen, compared, strict=True))
+    found = tuple(
+        (metric, _compare_metric(runs, metric, threshold, len(chosen))) for metric in chosen
+    )
     return ComparisonGroup(tuple(runs), found, threshold)
 
 
@@ -306,7 +269,7 @@ def _judge_stored(runs: Sequence[Run], metrics: Sequence[str], threshold: float)
     if not differences:
         return compare_runs(runs, metrics=metrics, threshold=threshold)
     reason = f"not comparable, they differ in {differences}"
-    nothing = Comparison(Verdict.NOT_ENOUGH_DATA, None, None, None, 0.0, 0, reason)
+    nothing = Comparison(Verdict.NO_VERDICT, None, None, None, 0.0, 0, reason)
     return ComparisonGroup(
         tuple(runs), tuple((find_metric(key), nothing) for key in metrics), threshold
     )
@@ -342,7 +305,7 @@ def _compare_metric(
     whole = [(a, b) for a, b in pairs if a and b]
     if not all(value > 0 for a, b in whole for value in (*a, *b)):  # as bytes that were pushed
         reason = "a value is 0, so there is no ratio"
-        return Comparison(Verdict.NOT_ENOUGH_DATA, None, None, None, 0.0, len(whole), reason)
+        return Comparison(Verdict.NO_VERDICT, None, None, None, 0.0, len(whole), reason)
     return compare(whole, metric=metric, threshold=threshold, metrics=metrics)
 
 
@@ -375,15 +338,3 @@ def _subset_means(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         chosen = chosen[chosen.any(axis=1)]
     means: npt.NDArray[np.float64] = (chosen @ values) / chosen.sum(axis=1)
     return means
-
-
-def _judge(gain: float, worst: float, best: float, threshold: float) -> tuple[Verdict, str]:
-    limit = f"{threshold:.1%}"
-    if best < 0 and -gain > threshold:
-        return Verdict.REGRESSED, f"B is {-gain:.1%} worse than A (at least {-best:.1%})"
-    if worst > 0 and gain > threshold:
-        return Verdict.IMPROVED, f"B is {gain:.1%} better than A (at least {worst:.1%})"
-    if -worst > threshold:
-        reason = f"B could be up to {-worst:.1%} worse than A, and the limit is {limit}"
-        return Verdict.NOT_ENOUGH_DATA, f"{reason}: sessions vary too much, so run more of them"
-    return Verdict.NO_DIFFERENCE, f"a loss of more than {limit} is ruled out"

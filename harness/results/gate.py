@@ -17,18 +17,24 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from harness.results.baseline import Point, find_candidate, find_points
-from harness.results.comparison import DEFAULT_METRICS, THRESHOLD, Verdict, worst_verdict
+from harness.results.comparison import DEFAULT_METRICS
 from harness.results.identity import TERMS, SpeedKey, Terms, container_name, with_values
 from harness.results.metrics import Metric, find_metric
 from harness.results.perplexity import PERPLEXITY
 from harness.results.records import Run
 from harness.results.store import ResultsStore
+from harness.results.verdicts import (
+    PERPLEXITY_THRESHOLD,
+    THRESHOLD,
+    Verdict,
+    allowed_loss,
+    judge,
+    worst_verdict,
+)
 from harness.words import pluralize, soc_label
 
 GATE_METRICS = (*DEFAULT_METRICS, PERPLEXITY)
 """The metrics that are judged by default."""
-PERPLEXITY_THRESHOLD = 0.01
-"""A perplexity has no noise: what a container gives over the same tokens, it gives again."""
 FALSE_DISCOVERY_RATE = 0.05
 CONFIDENCE = 0.95
 _OF_CELL = frozenset({"npu", "soc", "target", "workload", "prompt"})
@@ -152,6 +158,10 @@ class GateOptions:
     across: Collection[str] = ()
     plan: str = ""
 
+    def allowed_loss(self, metric: Metric) -> float:
+        """Return the part of the baseline that may be lost without a regression."""
+        return allowed_loss(metric, self.threshold, self.perplexity_threshold)
+
 
 _DEFAULTS = GateOptions()
 
@@ -178,11 +188,6 @@ class _Group:
 
 
 _Groups = dict[tuple[CellKey, Terms], _Group]
-
-
-def allowed_loss(metric: Metric) -> float:
-    """Return the loss that is none by default: of a perplexity far less than of a speed."""
-    return PERPLEXITY_THRESHOLD if metric.key == PERPLEXITY else THRESHOLD
 
 
 def judge_gate(
@@ -217,9 +222,7 @@ def judge_gate(
             cells += _judge_cell(key, name, before, group, options)
         elif (why := _why_apart(key, terms, old, new)) and _metrics(group, group, options):
             cells += (
-                GateCell(
-                    key, name, metric, Verdict.NOT_ENOUGH_DATA, why, None, group.side(metric.key)
-                )
+                GateCell(key, name, metric, Verdict.NO_VERDICT, why, None, group.side(metric.key))
                 for metric in _metrics(group, group, options)
             )
         elif _metrics(group, group, options):
@@ -281,7 +284,7 @@ def _judge_cell(
             key,
             name,
             metric,
-            Verdict.NOT_ENOUGH_DATA,
+            Verdict.NO_VERDICT,
             "",
             before.side(metric.key),
             after.side(metric.key),
@@ -297,22 +300,13 @@ def _judge_cell(
         elif cell.baseline is None:
             cells.append(replace(cell, reason=f"{metric.label} is not in the baseline"))
         elif metric.key == PERPLEXITY:
-            cells.append(_judge_perplexity(cell, options.perplexity_threshold))
+            ratio = cell.candidate.mean / cell.baseline.mean
+            allowed = options.allowed_loss(metric)
+            verdict, reason = judge(metric, ratio, ratio, ratio, allowed, by_chance=False)
+            cells.append(replace(cell, verdict=verdict, ratio=ratio, reason=reason))
         else:
             cells.append(_estimate(cell, before.sessions(metric.key), after.sessions(metric.key)))
     return cells
-
-
-def _judge_perplexity(cell: GateCell, threshold: float) -> GateCell:
-    if cell.baseline is None or cell.candidate is None:
-        raise AssertionError("both sides were measured")
-    ratio = cell.candidate.mean / cell.baseline.mean
-    gain = cell.metric.gain(ratio)
-    verdict = Verdict.NO_DIFFERENCE
-    if abs(gain) > threshold:
-        verdict = Verdict.IMPROVED if gain > 0 else Verdict.REGRESSED
-    reason = f"{abs(gain):.1%} {'worse' if gain < 0 else 'better'} over the same tokens"
-    return replace(cell, verdict=verdict, ratio=ratio, reason=reason)
 
 
 def _estimate(
@@ -371,20 +365,9 @@ def _adjusted(cells: Sequence[GateCell], options: GateOptions) -> list[GateCell]
 def _judge(cell: GateCell, threshold: float, *, is_change: bool) -> GateCell:
     if cell.ratio is None or cell.low is None or cell.high is None:
         raise AssertionError("an estimate has an interval")
-    gain = cell.metric.gain(cell.ratio)
-    worst, best = sorted((cell.metric.gain(cell.low), cell.metric.gain(cell.high)))
-    if is_change and -gain > threshold:
-        verdict, reason = Verdict.REGRESSED, f"{-gain:.1%} worse (at least {-best:.1%})"
-    elif is_change and gain > threshold:
-        verdict, reason = Verdict.IMPROVED, f"{gain:.1%} better (at least {worst:.1%})"
-    elif -worst > threshold:
-        verdict = Verdict.NOT_ENOUGH_DATA
-        reason = (
-            f"it could be up to {-worst:.1%} worse, and the limit is {threshold:.1%}: sessions "
-            "vary too much, so run more of them"
-        )
-    else:
-        verdict, reason = Verdict.NO_DIFFERENCE, f"a loss of more than {threshold:.1%} is ruled out"
+    verdict, reason = judge(
+        cell.metric, cell.ratio, cell.low, cell.high, threshold, by_chance=not is_change
+    )
     return replace(cell, verdict=verdict, reason=reason)
 
 
@@ -401,7 +384,7 @@ def _missing(new: _Groups, old: Sequence[_Groups], options: GateOptions) -> list
                 key,
                 _name(key, group),
                 metric,
-                Verdict.NOT_ENOUGH_DATA,
+                Verdict.NO_VERDICT,
                 "the baseline has it, the new results have not",
                 group.side(metric.key),
             )
@@ -417,7 +400,7 @@ def _name(key: CellKey, group: _Group) -> str:
     return f"{' '.join(filter(None, words))} on {place}"
 
 
-_ORDER = (Verdict.REGRESSED, Verdict.NOT_ENOUGH_DATA, Verdict.IMPROVED, Verdict.NO_DIFFERENCE)
+_ORDER = (Verdict.REGRESSED, Verdict.NO_VERDICT, Verdict.IMPROVED, Verdict.NO_DIFFERENCE)
 
 
 def _worst_first(cell: GateCell) -> tuple[int, float, str]:

@@ -8,12 +8,11 @@ from dataclasses import asdict
 from xml.etree import ElementTree as ET
 
 from harness.console import EMULATOR
-from harness.results.comparison import Verdict
 from harness.results.gate import CONFIDENCE, Gate, GateCell, Side
 from harness.results.metrics import Metric
-from harness.words import NO_VALUE, pluralize
+from harness.results.verdicts import Verdict
+from harness.words import NO_VALUE, percent, pluralize
 
-VERDICT_WORDS = {Verdict.NOT_ENOUGH_DATA: "no verdict"}
 _COLUMNS = ("cell", "metric", "baseline", "now", "change", f"{CONFIDENCE:.0%} interval", "verdict")
 _MARKUP = re.compile(r"([\\`*_\[\]|~#])")
 _NOT_XML = re.compile("[^\t\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -49,15 +48,10 @@ def to_document(gate: Gate) -> dict[str, object]:
     }
 
 
-def verdict_in_words(verdict: Verdict) -> str:
-    """Name a verdict: `regressed`, `no verdict`."""
-    return VERDICT_WORDS.get(verdict, verdict.value)
-
-
 def summarize(gate: Gate) -> str:
     """Count the verdicts: `1 regressed, 3 no difference seen; 2 cells have no baseline`."""
     counts = Counter(cell.verdict for cell in gate.cells)
-    found = [f"{counts[one]} {verdict_in_words(one)}" for one in Verdict if counts[one]]
+    found = [f"{counts[one]} {one}" for one in Verdict if counts[one]]
     words = ", ".join(found) or "nothing to compare"
     verb = "has" if len(gate.new) == 1 else "have"
     return f"{words}; {pluralize(len(gate.new), 'cell')} {verb} no baseline" if gate.new else words
@@ -72,10 +66,10 @@ def sides(gate: Gate) -> str:
 
 def cells_of(cell: GateCell) -> tuple[str, ...]:
     """Format a cell's row under `baseline`, `now`, `change` and the interval."""
-    change = NO_VALUE if cell.ratio is None else f"{cell.ratio - 1:+.1%}"
+    change = NO_VALUE if cell.ratio is None else percent(cell.ratio - 1)
     interval = NO_VALUE
     if cell.low is not None and cell.high is not None:
-        interval = f"{cell.low - 1:+.1%} to {cell.high - 1:+.1%}"
+        interval = f"{percent(cell.low - 1)} to {percent(cell.high - 1)}"
     return (
         _side(cell.baseline, cell.metric),
         _side(cell.candidate, cell.metric),
@@ -89,18 +83,18 @@ def to_lines(gate: Gate) -> list[str]:
     lines = []
     for cell in gate.cells:
         before, now, change, interval = cells_of(cell)
-        what = f"{verdict_in_words(cell.verdict)}: {cell.name}, {cell.metric.label}"
+        what = f"{cell.verdict}: {cell.name}, {cell.metric.label}"
         lines.append(f"{what}: {before} to {now}, {change} ({interval}); {cell.reason}")
     lines += [f"no baseline: {name}" for name in gate.new]
     lines += [EMULATOR] if gate.has_emulator else []
-    return [*lines, f"{sides(gate)}: {verdict_in_words(gate.verdict)} ({summarize(gate)})"]
+    return [*lines, f"{sides(gate)}: {gate.verdict} ({summarize(gate)})"]
 
 
 def to_markdown(gate: Gate) -> str:
     """Write it as a comment of a pull request; cells without a difference are folded."""
     told = [cell for cell in gate.cells if cell.verdict is not Verdict.NO_DIFFERENCE]
     quiet = [cell for cell in gate.cells if cell.verdict is Verdict.NO_DIFFERENCE]
-    lines = [f"### qnnfarm gate: {verdict_in_words(gate.verdict)}", "", _plain(sides(gate)), ""]
+    lines = [f"### qnnfarm gate: {gate.verdict}", "", _plain(sides(gate)), ""]
     limits = f"{gate.threshold:.1%} is none, of perplexity up to {gate.perplexity_threshold:.1%}"
     lines += [f"{_plain(summarize(gate))}. A loss up to {limits}.", ""]
     if told:
@@ -119,7 +113,7 @@ def to_markdown(gate: Gate) -> str:
 def to_junit(gate: Gate) -> str:
     """Write it as a JUnit file: a regression is a failure, a missing verdict an error."""
     failed = sum(cell.verdict is Verdict.REGRESSED for cell in gate.cells)
-    unknown = sum(cell.verdict is Verdict.NOT_ENOUGH_DATA for cell in gate.cells)
+    unknown = sum(cell.verdict is Verdict.NO_VERDICT for cell in gate.cells)
     suite = ET.Element(
         "testsuite",
         name="qnnfarm gate",
@@ -132,10 +126,10 @@ def to_junit(gate: Gate) -> str:
         case = ET.SubElement(
             suite, "testcase", classname=_xml(cell.name), name=cell.metric.key, time="0"
         )
-        tag = {Verdict.REGRESSED: "failure", Verdict.NOT_ENOUGH_DATA: "error"}.get(cell.verdict)
+        tag = {Verdict.REGRESSED: "failure", Verdict.NO_VERDICT: "error"}.get(cell.verdict)
         said = _xml(cell.reason)
         if tag is not None:
-            ET.SubElement(case, tag, message=said, type=verdict_in_words(cell.verdict)).text = said
+            ET.SubElement(case, tag, message=said, type=cell.verdict).text = said
         else:
             ET.SubElement(case, "system-out").text = f"{cell.verdict.value}: {said}"
     suites = ET.Element("testsuites")
@@ -151,7 +145,7 @@ def _table(cells: Iterable[GateCell]) -> list[str]:
             _plain(cell.name),
             _plain(cell.metric.label),
             *map(_plain, cells_of(cell)),
-            f"**{verdict_in_words(cell.verdict)}**: {_plain(cell.reason)}",
+            f"**{cell.verdict}**: {_plain(cell.reason)}",
         )
         for cell in cells
     ]

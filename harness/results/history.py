@@ -24,7 +24,7 @@ from sqlalchemy import Select, func, select
 
 from harness.results import schema
 from harness.results.changes import SMALLEST, Change, History, detect_all
-from harness.results.comparison import COMPARABLE_METRICS, SIDES
+from harness.results.comparison import COMPARABLE_METRICS
 from harness.results.identity import (
     SpeedKey,
     container_name,
@@ -36,7 +36,7 @@ from harness.results.identity import (
 from harness.results.means import RunMeans, read_means
 from harness.results.metrics import Direction, Metric, find_metric
 from harness.results.nights import group_nights
-from harness.results.records import Run
+from harness.results.records import SIDES, Run
 from harness.results.store import ResultsStore
 
 JUDGED_METRICS = (*COMPARABLE_METRICS, "perplexity")

@@ -6,7 +6,7 @@ report.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
@@ -114,6 +114,24 @@ def find_metric(key: str) -> Metric:
         return METRICS[key]
     except KeyError:
         raise UnknownMetricError(key, tuple(METRICS)) from None
+
+
+def find_key(text: str, known: Collection[str] | None = None) -> str:
+    """Find the key of a metric by its beginning: `decode` is `decode_tokens_per_s`.
+
+    Args:
+        known: the keys among which it is; by default all.
+
+    Raises:
+        UnknownMetricError: none or several begin so.
+    """
+    keys = METRICS if known is None else known
+    found = [key for key in keys if text and key.startswith(text)]
+    if text in keys:
+        return text
+    if len(found) != 1:
+        raise UnknownMetricError(text, tuple(found or keys))
+    return found[0]
 
 
 def _rate(key: str, label: str) -> Metric:

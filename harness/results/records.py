@@ -345,6 +345,10 @@ class RepetitionTelemetry:
     series: tuple[TelemetrySeries, ...]
 
 
+SIDES = frozenset({"A", "B"})
+"""The labels of runs that took turns in a comparison; no history and no gate has them."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunHead:
     """Place of a run in a history."""
@@ -359,7 +363,7 @@ class MetricVerdict(Record):
     """Finding of a comparison for one metric; see `harness.results.comparison.Comparison`."""
 
     metric: str
-    verdict: Literal["regressed", "improved", "no difference seen", "not enough data"]
+    verdict: Literal["regressed", "improved", "no difference seen", "no verdict"]
     ratio: float | None
     low: float | None
     high: float | None

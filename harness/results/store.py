@@ -34,6 +34,7 @@ from harness.results.database import (
 from harness.results.identity import container_name
 from harness.results.provenance import has_ended
 from harness.results.records import (
+    SIDES,
     Artifact,
     ArtifactKind,
     ComparisonRecord,
@@ -306,7 +307,9 @@ class ResultsStore(Closeable):
         return RunParser(self.location).parse(rows[0], measured.get(run_id, ()))
 
     def heads(self, plan: str = "") -> tuple[RunHead, ...]:
-        """Read what places each run in the history, oldest first; without running ones.
+        """Read what places each run in the history, oldest first.
+
+        Runs that are still running and sides of comparisons are left out.
 
         Args:
             plan: only runs of the plan of this name.
@@ -314,7 +317,7 @@ class ResultsStore(Closeable):
         runs = schema.runs.c
         query = (
             select(runs.id, runs.created_at, runs.git_commit, runs.git_branch)
-            .where(runs.status != "running")
+            .where(runs.status != "running", runs.label.not_in(SIDES))
             .order_by(runs.created_at, runs.id)
         )
         if plan:

@@ -13,9 +13,10 @@ from typing import Literal, Protocol
 from buildlib.container.container import GenAIContainer
 from harness.devices.base import Device
 from harness.errors import WrongUseError
-from harness.results.comparison import DEFAULT_METRICS, THRESHOLD, ComparisonGroup, compare_runs
+from harness.results.comparison import DEFAULT_METRICS, ComparisonGroup, compare_runs
 from harness.results.lazy_store import LazyResultsStore
 from harness.results.records import ComparisonRecord, Run, new_run_id
+from harness.results.verdicts import THRESHOLD
 from harness.runtimes.files import check_fit, target_of
 from harness.workloads.base import Recording
 from harness.workloads.bench import Bench
@@ -89,7 +90,6 @@ class BenchSeries:
         sessions: int,
         metrics: Sequence[str] = DEFAULT_METRICS,
         threshold: float = THRESHOLD,
-        judge_emulator: bool = False,
     ) -> ComparisonGroup:
         """Run sessions of two containers in turns, labelled A and B, and compare them.
 
@@ -97,7 +97,7 @@ class BenchSeries:
         the store tell the same.
 
         Args:
-            metrics, threshold, judge_emulator: see `compare_runs`.
+            metrics, threshold: see `compare_runs`.
 
         Raises:
             WrongUseError: fewer than one session.
@@ -127,9 +127,7 @@ class BenchSeries:
                     run = self._run(device, containers[label], bench, recording)
                     first.setdefault(label, run)
                     runs.append(run)
-        compared = compare_runs(
-            runs, metrics=metrics, threshold=threshold, judge_emulator=judge_emulator
-        )
+        compared = compare_runs(runs, metrics=metrics, threshold=threshold)
         self.store.open().write_comparison(compared.record)
         return compared
 

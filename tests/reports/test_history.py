@@ -10,11 +10,11 @@ from datetime import timedelta
 import pytest
 
 from harness.results.alerts import Alert, AlertState, assess
-from harness.results.comparison import Verdict
 from harness.results.history import Series, find_series
 from harness.results.means import RunMeans, read_means
 from harness.results.records import Run
 from harness.results.store import ResultsStore
+from harness.results.verdicts import Verdict
 from reports import charts, page
 from reports.changes import Change, find_changes
 from reports.figures import Column, Figure
@@ -146,7 +146,7 @@ def test_a_change_has_the_verdict_of_the_history(last: tuple[float, ...], verdic
 def test_one_bad_night_is_no_regression_but_worth_a_line() -> None:
     runs = nights([1.0] * 12 + [0.9])
     decode = decode_of(runs)
-    assert (decode.verdict, decode.is_suspect) == (Verdict.NOT_ENOUGH_DATA, True)
+    assert (decode.verdict, decode.is_suspect) == (Verdict.NO_VERDICT, True)
     assert decode.note == "one night is not enough"
     headline = page.compose(Results.of("r", runs)).headline
     assert (headline.level, headline.words) == ("good", "Nothing regressed in 2 comparisons")
@@ -157,9 +157,9 @@ def test_one_bad_night_is_no_regression_but_worth_a_line() -> None:
 
 def test_noisy_nights_give_no_verdict_and_few_nights_neither() -> None:
     noisy = decode_of(nights([1.0, 0.8, 1.2, 0.9, 1.15, 0.85, 0.92]))
-    assert noisy.verdict is Verdict.NOT_ENOUGH_DATA
+    assert noisy.verdict is Verdict.NO_VERDICT
     few = decode_of(nights([1.0, 1.0, 0.5]))
-    assert (few.verdict, few.note) == (Verdict.NOT_ENOUGH_DATA, "3 of 10 nights")
+    assert (few.verdict, few.note) == (Verdict.NO_VERDICT, "3 of 10 nights")
     assert changes_of(nights([1.0])) == ()
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from harness.results.comparison import Verdict
 from harness.results.records import (
     Condition,
     OutputCheck,
@@ -14,6 +13,7 @@ from harness.results.records import (
     TelemetrySeries,
 )
 from harness.results.store import ResultsStore
+from harness.results.verdicts import Verdict
 from reports import document, html_file, page, text
 from reports.page import Results
 from tests.reports import lab

@@ -15,7 +15,7 @@ def test_the_verdict_is_the_exit_code(
 ) -> None:
     little = ("-p", "8", "-n", "2", "-r", "1", "-w", "0", "--no-gate", "--json")
     speed = ("--metric", "decode_tokens_per_s", "--threshold", "1")
-    judged = (*speed, "--sessions", "5", "--judge-emulator")
+    judged = (*speed, "--sessions", "5")
     where = ("--device", virtual_device.serial, "--db", tmp_path / "r.db")
     done = qnnfarm("compare", small_bundle, small_bundle, *where, *judged, *little, timeout_s=1200)
     answer = json.loads(done.stdout)

@@ -8,7 +8,7 @@ import pytest
 
 from harness.devices.adb.client import AdbServer
 from harness.exit_codes import BAD, GOOD, MEANINGS, NO_ANSWER, verdict_exit_code
-from harness.results.comparison import Verdict
+from harness.results.verdicts import Verdict
 from tests.harness.cli.conftest import Run
 from tests.harness.cli.test_bad_input import NO_COMPILER
 from tests.harness.cli.test_commands import COMMANDS
@@ -138,7 +138,7 @@ def test_a_bug_is_no_answer() -> None:
     ("verdict", "code"),
     [
         (Verdict.REGRESSED, BAD),
-        (Verdict.NOT_ENOUGH_DATA, NO_ANSWER),
+        (Verdict.NO_VERDICT, NO_ANSWER),
         (Verdict.IMPROVED, GOOD),
         (Verdict.NO_DIFFERENCE, GOOD),
     ],

@@ -5,12 +5,11 @@ from pathlib import Path
 import pytest
 from sqlalchemy import update
 
-from harness.errors import CorruptRunError, WrongUseError
+from harness.errors import CorruptRunError, UnknownMetricError, WrongUseError
 from harness.results import schema
 from harness.results.comparison import (
     COMPARABLE_METRICS,
     DEFAULT_METRICS,
-    Verdict,
     check_metrics,
     compare_runs,
     find_comparisons,
@@ -19,6 +18,7 @@ from harness.results.identity import Terms
 from harness.results.metrics import METRICS, Direction, find_metric
 from harness.results.records import ComparisonRecord, Run
 from harness.results.store import ResultsStore
+from harness.results.verdicts import Verdict
 from tests.reports.conftest import Sample
 
 _PHONE = Sample("SM8750", emulator=False)
@@ -94,29 +94,22 @@ def test_emulator_and_hardware_are_never_compared() -> None:
         compare_runs([on(first, emulator=True), *others])
 
 
-def test_the_emulator_gets_a_verdict_only_where_it_is_asked_for() -> None:
+def test_the_emulator_is_judged_as_everything_else_is() -> None:
+    """As by gate and alerts; each command labels it."""
     runs = [on(run, emulator=True) for run in together(sessions("ttft_s", 0.5, 0.9))]
-    unjudged = compare_runs(runs, metrics=("ttft_s",))
-    assert (unjudged.verdict, unjudged.is_unjudged) == (Verdict.NOT_ENOUGH_DATA, True)
-    ((_, found),) = unjudged.metrics
-    assert found.ratio == pytest.approx(1.8)
-    assert "says nothing about hardware speed" in found.reason
-    (stored,) = find_comparisons(runs)
-    assert stored.is_unjudged
-    forced = compare_runs(runs, metrics=("ttft_s",), judge_emulator=True)
-    assert (forced.verdict, forced.is_unjudged) == (Verdict.REGRESSED, False)
+    assert compare_runs(runs, metrics=("ttft_s",)).verdict is Verdict.REGRESSED
 
 
 def test_a_pair_is_on_one_device() -> None:
     runs = [on(run, serial=f"phone {run.label}") for run in sessions("ttft_s", 0.5, 0.6)]
     ((_, found),) = compare_runs(runs, metrics=("ttft_s",)).metrics
-    assert (found.verdict, found.pairs) == (Verdict.NOT_ENOUGH_DATA, 0)
+    assert (found.verdict, found.pairs) == (Verdict.NO_VERDICT, 0)
 
 
 def test_nothing_pushed_is_no_ratio_and_no_crash() -> None:
     runs = sessions("push_bytes", 0.0, 0.0)
     ((_, found),) = compare_runs(runs, metrics=("push_bytes",)).metrics
-    assert (found.verdict, found.ratio, found.pairs) == (Verdict.NOT_ENOUGH_DATA, None, 6)
+    assert (found.verdict, found.ratio, found.pairs) == (Verdict.NO_VERDICT, None, 6)
     assert "is 0" in found.reason
 
 
@@ -130,6 +123,9 @@ def test_what_the_runtime_does_not_decide_is_not_judged(key: str) -> None:
 
 def test_speeds_latencies_and_memory_are_judged() -> None:
     assert check_metrics([*COMPARABLE_METRICS, *COMPARABLE_METRICS]) == COMPARABLE_METRICS
+    assert check_metrics(["prefill", "ttft"]) == ("prefill_tokens_per_s", "ttft_s")
+    with pytest.raises(UnknownMetricError, match="unknown metric 'pe': known are "):
+        check_metrics(["pe"])  # several begin so
     assert all(find_metric(key).direction is not Direction.NEITHER for key in COMPARABLE_METRICS)
 
 
@@ -158,7 +154,7 @@ def test_what_is_not_comparable_is_never_compared_and_the_keys_are_named(
         compare_runs(runs)
     assert "\n" not in str(caught.value)
     (stored,) = find_comparisons(runs)
-    assert {found.verdict for _, found in stored.metrics} == {Verdict.NOT_ENOUGH_DATA}
+    assert {found.verdict for _, found in stored.metrics} == {Verdict.NO_VERDICT}
     assert all("not comparable" in found.reason for _, found in stored.metrics)
 
 

@@ -12,13 +12,13 @@ from harness.devices.adb.device import AdbDevice
 from harness.errors import OutputCheckError, UnknownMetricError, WrongUseError
 from harness.results.comparison import (
     COMPARABLE_METRICS,
-    Verdict,
     check_metrics,
     check_pairs,
 )
 from harness.results.lazy_store import LazyResultsStore
 from harness.results.records import Measurement
 from harness.results.store import RunFilter
+from harness.results.verdicts import Verdict
 from harness.workloads.bench import Bench
 from harness.workloads.bench_series import BenchSeries
 from harness.workloads.session import Session
@@ -54,7 +54,7 @@ def test_sides_take_turns_on_the_same_device(
     assert held == [0, 1]
     assert [(run.session, run.label) for run in runs] == [(0, "A"), (0, "B"), (1, "B"), (1, "A")]
     assert {run.id for run in stored} == {run.id for run in runs}
-    assert (compared.verdict, compared.threshold) == (Verdict.NOT_ENOUGH_DATA, 0.5)
+    assert (compared.verdict, compared.threshold) == (Verdict.NO_VERDICT, 0.5)
     for _, found in compared.metrics:
         assert found.pairs == 2
         assert found.ratio is not None
