@@ -16,6 +16,7 @@ from typing import Literal
 
 from harness.console import visible
 from harness.words import NO_VALUE
+from reports.text import short_time
 
 Value = str | float | datetime | None
 Spec = Mapping[str, object]
@@ -41,7 +42,7 @@ class Column:
         if value is None:
             return NO_VALUE
         if isinstance(value, datetime):
-            return f"{value:%Y-%m-%d %H:%M}"
+            return short_time(value)
         if isinstance(value, str):
             return visible(value)
         size = abs(value)
@@ -131,6 +132,11 @@ def _markdown_row(cells: Sequence[str]) -> str:
 
 # Parts of Vega-Lite specifications.
 
+_TICK = (
+    "utcFormat(datum.value, "
+    "utchours(datum.value) || utcminutes(datum.value) ? '%H:%M' : '%Y-%m-%d')"
+)
+
 
 def quantity(key: str, title: str, *, zero: bool = False, **more: object) -> dict[str, object]:
     """Encode a number on an axis."""
@@ -140,9 +146,10 @@ def quantity(key: str, title: str, *, zero: bool = False, **more: object) -> dic
 
 
 def moment(key: str, title: str | None = None, **more: object) -> dict[str, object]:
-    """Encode a time on an axis, in UTC."""
+    """Encode a time on an axis, in UTC: its ticks are days, and times between them."""
     scale = {"type": "utc", "padding": 8}
-    return {"field": key, "type": "temporal", "title": title, "scale": scale, **more}
+    axis = {"labelExpr": _TICK, "labelOverlap": "greedy"} | dict(more.pop("axis", None) or {})  # type: ignore[call-overload]
+    return {"field": key, "type": "temporal", "title": title, "scale": scale, "axis": axis, **more}
 
 
 def tooltips(columns: Sequence[Column]) -> list[dict[str, object]]:

@@ -28,18 +28,18 @@ def shorten(text: str, longest: int = LONGEST_TEXT) -> str:
 
 
 def moment(value: datetime) -> str:
-    """Format a time to the minute, in UTC."""
-    return f"{value.day} {value:%b %Y, %H:%M} UTC"
+    """Format a time to the minute: `2026-11-20 09:30 UTC`."""
+    return f"{short_time(value)} UTC"
 
 
 def short_time(value: datetime) -> str:
-    """Format a time for narrow places."""
-    return f"{value.day} {value:%b %H:%M}"
+    """Format a time to the minute where others name the time zone."""
+    return f"{value:%Y-%m-%d %H:%M}"
 
 
 def day(value: datetime) -> str:
-    """Format the day of a time."""
-    return f"{value.day} {value:%B %Y}"
+    """Format the day of a time: `2026-11-20`."""
+    return f"{value:%Y-%m-%d}"
 
 
 def percent(value: float) -> str:

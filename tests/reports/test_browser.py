@@ -14,7 +14,7 @@ from harness.results.records import Run, TelemetrySeries
 from harness.results.store import ResultsStore
 from reports import html_file, page, site_folder
 from tests.reports import lab
-from tests.reports.conftest import Sample, speeds
+from tests.reports.conftest import Sample, perplexity, speeds
 from tests.system import program
 from tools import screenshots
 
@@ -95,7 +95,7 @@ def overflow(browser: Chrome, width: int) -> int:
 
 
 def sideways(browser: Chrome, width: int) -> tuple[int, list[str]]:
-    """The same, and the boxes whose content is wider than they are."""
+    """The same, and the boxes and cells of tables whose content is wider than they are."""
     metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
     wider, found = browser.execute_script(
@@ -104,7 +104,12 @@ def sideways(browser: Chrome, width: int) -> tuple[int, list[str]]:
         ".filter(e => e.scrollWidth > e.clientWidth)"
         ".filter(e => !e.matches('.scroll, nav ul'))"  # tables of values; they take the keyboard
         ".filter(e => ['auto', 'scroll'].includes(getComputedStyle(e).overflowX))"
-        ".map(e => `${e.tagName}.${e.className}: ${e.scrollWidth} in ${e.clientWidth}`)]"
+        ".map(e => `${e.tagName}.${e.className}: ${e.scrollWidth} in ${e.clientWidth}`)"
+        ".concat([...document.querySelectorAll('.table td, .table th')].filter(cell => {"
+        "  const text = document.createRange(); text.selectNodeContents(cell);"
+        "  const [own, inner] = [cell, text].map(e => e.getBoundingClientRect());"
+        "  return inner.width && (inner.left < own.left - 1 || inner.right > own.right + 1);"
+        "}).map(cell => `${cell.tagName} ${cell.textContent.trim()}`))]"
     )
     browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     return int(wider), list(found)
@@ -163,7 +168,10 @@ def test_no_part_of_the_page_scrolls_sideways(
     database, path = tmp_path / "results.db", tmp_path / "report.html"
     with ResultsStore.open(database) as store:
         lab.add_telemetry(store, lab.sessions())
-        for run in (*samples["mixed"], *lab.comparison()):
+        phone = Sample("SM8750", emulator=False, model="Llama-3.2-1B")
+        uncertain = {**perplexity(17.966, 17.5, 17.9), "perplexity_error": [2.356]}
+        scored = phone.run(300, "perplexity", uncertain)
+        for run in (*samples["mixed"], *lab.comparison(), scored):
             store.write_run(run)
     composed = page.compose(page.load(str(database)))
     html_file.write(html_file.render(composed, datetime.now(UTC)), path)
@@ -175,7 +183,7 @@ def test_no_part_of_the_page_scrolls_sideways(
     pages = ("overview", "history", "curves", "runs", "compare", "devices")
     for anchor in (*pages, f"run-{failed}", f"run-{heated}"):
         browser.get(f"{path.as_uri()}#{anchor}")
-        for width in (1920, 1100, 800, 360):
+        for width in (1920, 1280, 1100, 800, 360):
             assert sideways(browser, width) == (0, []), (anchor, width)
 
 
@@ -192,7 +200,7 @@ def test_runs_in_one_line_fit_and_are_found(
     assert sideways(browser, 390) == (0, [])
     assert sideways(browser, 1200) == (0, [])
     browser.get(f"{address}#run-{runs[1].id}")
-    assert browser.find_element(By.CSS_SELECTOR, "li:target").text.startswith("20 Nov 2026")
+    assert browser.find_element(By.CSS_SELECTOR, "li:target").text.startswith("2026-11-20 10:30")
 
 
 def test_hostile_text_names_and_logs_are_only_text(

@@ -163,8 +163,8 @@ def test_identical_failures_are_one_line() -> None:
     verdict, first, second = console.file.getvalue().splitlines()
     assert verdict == "4 recent runs without a result"
     assert first.startswith(
-        "x bench of tiny_llama W8A16 on 2 devices, 3 times from 20 Nov 09:30 to 20 Nov 11:30: "
-        "failed: device R2: `sh run.sh`"
+        "x bench of tiny_llama W8A16 on 2 devices, 3 times from 2026-11-20 09:30 "
+        "to 2026-11-20 11:30: failed: device R2: `sh run.sh`"
     )
     assert second == "x bench of tiny_llama W8A16 on R3CX8650A: failed: the runner hung"
 
