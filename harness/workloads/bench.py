@@ -1,6 +1,6 @@
 """The `bench` workload: one prompt repeated in a session, with warm-up and an output check."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -56,6 +56,8 @@ STEADY_METRICS = (PREFILL, "decode_tokens_per_s")
 """Warm-up ends when these are steady."""
 _LEAST_AT_A_DEPTH = 3
 """Tokens of a prompt after a depth: at most two of Genie's own, and one."""
+_WITHOUT_DEPTH = frozenset({"spd", "ssd-q1", "eaglet", "lade", "multistream"})
+"""Dialogs without a second query: they take words alone, go on to the end, or lose tokens."""
 _QUALITY_KEYS = frozenset({"perplexity_text", "perplexity_windows", "reference"})
 
 
@@ -126,6 +128,18 @@ class Bench(DialogSettings, WorkloadModel):
         """See `Workload.check`."""
         depth = self.depth_tokens or 0
         self.check_dialog(container, depth + self.prompt_tokens, self.new_tokens)
+
+    def config_of(
+        self, container: GenAIContainer, resolve: Callable[[str], Path] = Path
+    ) -> GenieConfig:
+        """See `DialogSettings.config_of`; no depth for a dialog that cannot have one."""
+        config = super().config_of(container, resolve)
+        if self.depth_tokens is not None and config.dialog.type in _WITHOUT_DEPTH:
+            raise WrongUseError(
+                f"depth_tokens: a dialog of type {config.dialog.type} answers one prompt, and a "
+                "depth is a query before it: leave the depth out, or measure a basic dialog"
+            )
+        return config
 
     def run(self, session: Session, recording: Recording = UNRECORDED) -> WorkloadResult[Run]:
         """Run one session, and store every repetition as it comes."""

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from buildlib.container.container import GenAIContainer
+from buildlib.container.genie_decoding import Lade
 from buildlib.errors import TransformersError
 from harness.devices.adb.device import AdbDevice
 from harness.errors import (
@@ -139,6 +140,16 @@ def test_a_depth_counts_against_the_context(session: Session) -> None:
         Bench(prompt_tokens=34, depth_tokens=128, new_tokens=1).check(session.container)
     with pytest.raises(WrongUseError, match="prompt_tokens: after a depth, Genie takes 3 or more"):
         Bench.of(prompt_tokens=2, depth_tokens=128)
+
+
+def test_a_dialog_that_takes_one_prompt_has_no_depth(session: Session, tmp_path: Path) -> None:
+    config = tmp_path / "speculates.json"
+    plain = session.container.genie_config
+    speculates = plain.with_type("lade", lade=Lade(window=4, ngram=3, gcap=4))
+    config.write_text(speculates.to_json())
+    bench = Bench.of(prompt_tokens=8, depth_tokens=16, genie_config=str(config))
+    with pytest.raises(WrongUseError, match="depth_tokens: a dialog of type lade answers one"):
+        bench.run(session)
 
 
 def test_a_failed_run_keeps_its_log(
