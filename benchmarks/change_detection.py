@@ -23,7 +23,7 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
-from harness.results.changes import History, detect_all
+from harness.results.statistics.changes import History, detect_all
 
 KINDS: Mapping[str, str] = MappingProxyType(
     {

@@ -1,9 +1,9 @@
 """Changes over time: each series now against what it measured before, with one verdict.
 
-The verdict is that of the history (`harness.results.changes`) and of its alerts, as `qnnfarm
-alerts` and nightly jobs have it: a loss is a regression from the night on which it is told from
-noise until somebody or a recovery settles it. The present then begins with that change. Elsewhere
-the present is the last day, and the past the nights before it, at most `MOST_BEFORE` of them.
+The verdict is that of the history and of its alerts, as `qnnfarm alerts` and nightly jobs have it:
+a loss is a regression from the night on which it is told from noise until somebody or a recovery
+settles it. The present then begins with that change. Elsewhere the present is the last day, and the
+past the nights before it, at most `MOST_BEFORE` of them.
 
 Nights differ from each other by far more than repetitions within one, so a night is the unit of the
 interval that stands beside the change: the one for a new mean given earlier ones, Student's t over
@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from harness.results.alerts import UNSETTLED, Alert, find_alert
-from harness.results.changes import MIN_NIGHTS
-from harness.results.changes import Change as Level
 from harness.results.history import Night, Series
 from harness.results.metrics import Direction
+from harness.results.statistics.changes import MIN_NIGHTS
+from harness.results.statistics.changes import Change as Level
 from harness.results.verdicts import Verdict, allowed_loss
 from reports.history import CURRENT
 

@@ -22,11 +22,12 @@ import jinja2
 from buildlib.files import atomic_write_bytes
 from buildlib.paths import default_cache_root
 from harness.console import visible
-from harness.results import gate_formats, stats
+from harness.results import gate_formats
 from harness.results.gate import GateCell
 from harness.results.identity import describe_clocks, device_name, place
 from harness.results.metrics import METRICS, Metric
 from harness.results.records import Run
+from harness.results.statistics.summary import summarise
 from harness.words import NO_VALUE, pluralize
 from reports import figures, text
 from reports.changes import SPARK_POINTS
@@ -296,7 +297,7 @@ def _measured(run: Run) -> tuple[Metric, ...]:
 
 
 def _mean(run: Run, key: str) -> float | None:
-    found = stats.summarise([run.values(key)])
+    found = summarise([run.values(key)])
     return None if found is None else found.mean
 
 

@@ -7,7 +7,6 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Literal, TypeVar
 
-from harness.results import stats
 from harness.results.identity import (
     PerplexityKey,
     SpeedKey,
@@ -29,7 +28,8 @@ from harness.results.perplexity import (
 )
 from harness.results.records import ContainerInfo, Run
 from harness.results.stability import Stability, grade_runs
-from harness.results.stats import Stats
+from harness.results.statistics import summary as stats
+from harness.results.statistics.summary import Stats
 
 SPEED_METRICS = (
     "prefill_tokens_per_s",

@@ -220,7 +220,7 @@ def _document(result: Result) -> dict[str, object]:
     from harness.results.llama_bench import list_tests
     from harness.results.metrics import METRICS
     from harness.results.stability import grade_runs
-    from harness.results.stats import summarise
+    from harness.results.statistics.summary import summarise
     from harness.workloads.bench import STEADY_METRICS
 
     runs = result.runs
@@ -272,7 +272,7 @@ def _show(runs: "Sequence[Run]", db: str) -> None:
 def _print_means(runs: "Sequence[Run]") -> None:
     """Print means of repetitions; for several sessions, means of the sessions' means."""
     from harness.results.metrics import METRICS
-    from harness.results.stats import summarise
+    from harness.results.statistics.summary import summarise
 
     heading = "n" if len(runs) == 1 else "n in sessions"
     rows = []

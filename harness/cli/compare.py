@@ -90,12 +90,8 @@ def compare(
         open_series,
         parse_labels,
     )
-    from harness.results.comparison import (
-        DEFAULT_METRICS,
-        check_metrics,
-        check_pairs,
-        min_pairs,
-    )
+    from harness.results.comparison import DEFAULT_METRICS, check_metrics, check_pairs
+    from harness.results.statistics.paired import min_pairs
     from harness.runtimes.files import open_container
 
     quality = QualityOptions(max_perplexity, perplexity_text, perplexity_windows, reference)

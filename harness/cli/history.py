@@ -11,8 +11,8 @@ from harness.errors import WrongUseError
 from harness.words import pluralize
 
 if TYPE_CHECKING:
-    from harness.results.changes import Change
     from harness.results.history import Night, Series
+    from harness.results.statistics.changes import Change
 
 _LANE = 32
 _COMMIT = 10

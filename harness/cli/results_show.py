@@ -172,7 +172,7 @@ def _versions(name: str, versions: "Mapping[str, str]") -> str:
 def _print_values(run: "Run") -> None:
     """Print every repetition, warm-ups in brackets, with mean and spread of the measured ones."""
     from harness.results.metrics import METRICS
-    from harness.results.stats import summarise
+    from harness.results.statistics.summary import summarise
 
     rows = []
     for key, metric in METRICS.items():

@@ -8,7 +8,7 @@ from harness.results.identity import container_name
 from harness.results.llama_bench import format_parameters, format_size, markdown
 from harness.results.metrics import find_metric
 from harness.results.records import Measurement, Run, Workload, new_run_id, now
-from harness.results.stats import summarise
+from harness.results.statistics.summary import summarise
 
 if TYPE_CHECKING:
     from collections.abc import Callable

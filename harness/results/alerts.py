@@ -19,12 +19,12 @@ from sqlalchemy.exc import IntegrityError
 
 from harness.errors import UnknownAlertError
 from harness.results import schema
-from harness.results.changes import Change
 from harness.results.database import refuse_unreadable_rows
 from harness.results.history import Night, Series, read_series
 from harness.results.metrics import Metric, find_metric
 from harness.results.nights import NIGHT
 from harness.results.records import now, to_storable
+from harness.results.statistics.changes import Change
 from harness.results.store import ResultsStore
 
 AlertState = Literal["open", "acknowledged", "fixed", "expected"]

@@ -1,13 +1,8 @@
 """Comparison of A with B, from sessions that took turns on the same phone.
 
 Each pair of sessions gives one number, the logarithm of B's mean over A's, so that what both shared
-(the phone, the hour, the room) falls out. The interval around their mean is exact and asks for no
-normal distribution, only for a symmetric one: of n such numbers take the means of all 2^n - 1
-subsets; in order, they cut the line into 2^n pieces that are equally likely to hold the centre
-(J. A. Hartigan, "Using subsample values as typical values", JASA 64, 1969, pages 1303-1317).
-Leaving out the k lowest and k highest pieces leaves an interval of confidence 1 - 2k/2^n; it holds
-the changes that an exact sign-flip test would not reject. For more than 14 pairs, subsets are drawn
-at random, always the same ones.
+(the phone, the hour, the room) falls out. `harness.results.statistics.paired` gives the interval
+around their mean.
 """
 
 import math
@@ -17,20 +12,13 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from types import MappingProxyType
 
-import numpy as np
-import numpy.typing as npt
-
 from harness.errors import WrongUseError
 from harness.results.identity import SpeedKey, find_incomparable
 from harness.results.metrics import METRICS, Metric, find_key, find_metric
 from harness.results.records import SIDES, ComparisonRecord, MetricVerdict, Run
+from harness.results.statistics.paired import ERROR_RATE, interval, min_pairs
 from harness.results.verdicts import THRESHOLD, Verdict, judge, worst_verdict
 from harness.words import pluralize
-
-ERROR_RATE = 0.05
-"""Chance of a false alarm, over all metrics of one comparison."""
-_MOST_EXHAUSTED = 14
-_SEED = 20
 
 DEFAULT_METRICS = ("prefill_tokens_per_s", "decode_tokens_per_s")
 """The metrics that are compared by default."""
@@ -67,11 +55,6 @@ class Comparison:
     reason: str
 
 
-def min_pairs(metrics: int = 1, *, error_rate: float = ERROR_RATE) -> int:
-    """Compute the fewest pairs that can show a difference: fewer could all agree by chance."""
-    return math.ceil(math.log2(metrics / error_rate))
-
-
 def compare(
     pairs: Sequence[Pair],
     *,
@@ -102,7 +85,7 @@ def compare(
     if ratio is None or len(logs) < needed:
         reason = f"{pluralize(len(logs), 'pair')} of sessions, and a verdict needs {needed}"
         return Comparison(Verdict.NO_VERDICT, ratio, None, None, 1 - 2 * share, len(logs), reason)
-    low, high, confidence = _interval(logs, share)
+    low, high, confidence = interval(logs, share)
     low, high = math.exp(low), math.exp(high)
     verdict, reason = judge(metric, ratio, low, high, threshold, by_chance=False)
     return Comparison(verdict, ratio, low, high, confidence, len(logs), reason)
@@ -318,23 +301,3 @@ def _pair(
     if a is None or b is None or a.device.serial != b.device.serial:
         return (), ()
     return a.values(key), b.values(key)
-
-
-def _interval(values: Sequence[float], share: float) -> tuple[float, float, float]:
-    means = _subset_means(np.asarray(values))
-    pieces = len(means) + 1
-    cut = max(int(share * pieces), 1)
-    ordered = np.sort(means)
-    return float(ordered[cut - 1]), float(ordered[-cut]), 1 - 2 * cut / pieces
-
-
-def _subset_means(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    size = len(values)
-    if size <= _MOST_EXHAUSTED:
-        numbers = np.arange(1, 2**size)[:, np.newaxis]
-        chosen = (numbers >> np.arange(size)) & 1
-    else:
-        chosen = np.random.default_rng(_SEED).integers(0, 2, (2**_MOST_EXHAUSTED - 1, size))
-        chosen = chosen[chosen.any(axis=1)]
-    means: npt.NDArray[np.float64] = (chosen @ values) / chosen.sum(axis=1)
-    return means

@@ -1,20 +1,13 @@
 """Gate: new results against a baseline in the same store, each cell with a verdict.
 
 The two sides did not take turns, so nothing falls out by itself as it does in
-`harness.results.comparison`. Sessions are the unit of sampling: the logarithm of each session's
-mean is its device's own level plus, for the new side, the change. Least squares gives the change,
-and Student's t its interval and p-value. Devices that measured one side only say nothing about the
-change. Over all cells of a gate, the p-values are adjusted by Benjamini and Hochberg ("Controlling
-the false discovery rate", JRSS B 57, 1995, pages 289-300): of the changes that it reports, at most
-5 % are expected to be none.
+`harness.results.comparison`; `harness.results.statistics.unpaired` estimates the change. Of the
+changes that a gate reports over all its cells, at most 5 % are expected to be none.
 """
 
-import math
 import statistics
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-
-import numpy as np
 
 from harness.results.baseline import Point, find_candidate, find_points
 from harness.results.comparison import DEFAULT_METRICS
@@ -22,6 +15,12 @@ from harness.results.identity import TERMS, SpeedKey, Terms, container_name, wit
 from harness.results.metrics import Metric, find_metric
 from harness.results.perplexity import PERPLEXITY
 from harness.results.records import Run
+from harness.results.statistics.unpaired import (
+    MIN_SESSIONS,
+    Sessions,
+    estimate,
+    find_discoveries,
+)
 from harness.results.store import ResultsStore
 from harness.results.verdicts import (
     PERPLEXITY_THRESHOLD,
@@ -36,12 +35,9 @@ from harness.words import pluralize, soc_label
 GATE_METRICS = (*DEFAULT_METRICS, PERPLEXITY)
 """The metrics that are judged by default."""
 FALSE_DISCOVERY_RATE = 0.05
-CONFIDENCE = 0.95
 _OF_CELL = frozenset({"npu", "soc", "target", "workload", "prompt"})
 ACROSS = tuple(name for name in TERMS if name not in _OF_CELL)
 """Terms in which both sides of a cell may differ where a user asks for it."""
-MIN_SESSIONS = 2
-"""Sessions of each side; with fewer, nothing is known of their spread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,56 +305,30 @@ def _judge_cell(
     return cells
 
 
-def _estimate(
-    cell: GateCell, before: Sequence[tuple[str, float]], after: Sequence[tuple[str, float]]
-) -> GateCell:
-    """Estimate the change between the sides, each device having a level of its own."""
-    from scipy import stats  # takes a while to load
-
-    shared = sorted({serial for serial, _ in before} & {serial for serial, _ in after})
-    if not shared:
+def _estimate(cell: GateCell, before: Sessions, after: Sessions) -> GateCell:
+    found = estimate(before, after)
+    if found is None:
         return replace(cell, reason="no device has measured both sides")
-    sides = [(serial, mean, 0.0) for serial, mean in before if serial in shared]
-    sides += [(serial, mean, 1.0) for serial, mean in after if serial in shared]
-    values = np.log([mean for _, mean, _ in sides])
-    new = np.array([side for _, _, side in sides])
-    levels = np.array([[float(serial == one) for one in shared] for serial, _, _ in sides])
-    design = np.column_stack([new, levels])
-    effects, *_ = np.linalg.lstsq(design, values, rcond=None)
-    ratio = math.exp(effects[0])
-    counts = int(len(new) - new.sum()), int(new.sum())
-    freedom = len(values) - len(shared) - 1
-    if min(counts) < MIN_SESSIONS or freedom < 1:
+    reason = ""
+    if found.p_value is None:
+        old, new = found.sessions
         reason = (
-            f"{pluralize(counts[1], 'session')} against {counts[0]}, and a verdict needs "
+            f"{pluralize(new, 'session')} against {old}, and a verdict needs "
             f"{MIN_SESSIONS} of each side on the same devices"
         )
-        return replace(cell, ratio=ratio, reason=reason)
-    residuals = values - design @ effects
-    variance = float(residuals @ residuals) / freedom
-    error = math.sqrt(variance * float(np.linalg.inv(design.T @ design)[0, 0]))
-    error = max(error, 1e-9)  # values that are all equal, as bytes can be
-    low, high = stats.t.interval(CONFIDENCE, freedom, loc=effects[0], scale=error)
-    p_value = 2 * float(stats.t.sf(abs(effects[0]) / error, freedom))
-    return replace(cell, ratio=ratio, low=math.exp(low), high=math.exp(high), p_value=p_value)
+    return replace(
+        cell, reason=reason, ratio=found.ratio, low=found.low, high=found.high,
+        p_value=found.p_value,
+    )  # fmt: skip
 
 
 def _adjusted(cells: Sequence[GateCell], options: GateOptions) -> list[GateCell]:
     """Judge the estimates, all of them together."""
-    p_values = {
-        number: cell.p_value for number, cell in enumerate(cells) if cell.p_value is not None
-    }
-    if not p_values:
-        return list(cells)
-    from scipy import stats
-
-    adjusted = stats.false_discovery_control(list(p_values.values()), method="bh")
-    is_change = {n: p <= FALSE_DISCOVERY_RATE for n, p in zip(p_values, adjusted, strict=True)}
+    p_values = [cell.p_value for cell in cells if cell.p_value is not None]
+    is_change = iter(find_discoveries(p_values, FALSE_DISCOVERY_RATE))
     return [
-        _judge(cell, options.threshold, is_change=is_change[number])
-        if number in is_change
-        else cell
-        for number, cell in enumerate(cells)
+        cell if cell.p_value is None else _judge(cell, options.threshold, is_change=next(is_change))
+        for cell in cells
     ]
 
 

@@ -8,8 +8,9 @@ from dataclasses import asdict
 from xml.etree import ElementTree as ET
 
 from harness.console import EMULATOR
-from harness.results.gate import CONFIDENCE, Gate, GateCell, Side
+from harness.results.gate import Gate, GateCell, Side
 from harness.results.metrics import Metric
+from harness.results.statistics.unpaired import CONFIDENCE
 from harness.results.verdicts import Verdict
 from harness.words import NO_VALUE, percent, pluralize
 

@@ -23,7 +23,6 @@ from typing import Any
 from sqlalchemy import Select, func, select
 
 from harness.results import schema
-from harness.results.changes import SMALLEST, Change, History, detect_all
 from harness.results.comparison import COMPARABLE_METRICS
 from harness.results.identity import (
     SpeedKey,
@@ -37,6 +36,7 @@ from harness.results.means import RunMeans, read_means
 from harness.results.metrics import Direction, Metric, find_metric
 from harness.results.nights import group_nights
 from harness.results.records import SIDES, Run
+from harness.results.statistics.changes import SMALLEST, Change, History, detect_all
 from harness.results.store import ResultsStore
 
 JUDGED_METRICS = (*COMPARABLE_METRICS, "perplexity")

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from harness.results.identity import SHORTEST_PROMPT, container_name
 from harness.results.records import Run
-from harness.results.stats import Stats, summarise
+from harness.results.statistics.summary import Stats, summarise
 
 OutputFormat = Literal["md", "csv", "json", "jsonl"]
 _GIB, _MIB, _GIGA, _MEGA = 2.0**30, 2.0**20, 1e9, 1e6

@@ -18,7 +18,7 @@ from typing import Literal
 import numpy as np
 
 from harness.results.records import Run
-from harness.results.stats import session_means
+from harness.results.statistics.summary import session_means
 from harness.words import pluralize
 
 Grade = Literal["A", "B", "C", "D", "F", "?"]

@@ -24,7 +24,7 @@ from harness.results.metrics import METRICS
 from harness.results.records import OutputCheck, Run, RunKind, new_run_id
 from harness.results.records import Workload as WorkloadRecord
 from harness.results.run_recorder import RunRecorder
-from harness.results.stats import summarise
+from harness.results.statistics.summary import summarise
 from harness.results.store import ResultsStore
 from harness.results.timeline import TRACES, pack_traces
 from harness.runtimes.base import GenerationResult

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from harness.results.changes import History, detect, detect_all
+from harness.results.statistics.changes import History, detect, detect_all
 
 SESSIONS = 2
 

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.results.comparison import Pair, compare, min_pairs
+from harness.results.comparison import Pair, compare
 from harness.results.metrics import find_metric
+from harness.results.statistics.paired import min_pairs
 from harness.results.verdicts import Verdict
 
 DECODE, TTFT = find_metric("decode_tokens_per_s"), find_metric("ttft_s")

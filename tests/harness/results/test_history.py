@@ -8,10 +8,10 @@ import pytest
 
 from harness.errors import UnknownAlertError
 from harness.results import alerts
-from harness.results.changes import Change
 from harness.results.history import Series, SeriesFilter, read_series
 from harness.results.metrics import find_metric
 from harness.results.records import Measurement, Run
+from harness.results.statistics.changes import Change
 from harness.results.store import ResultsStore
 
 DECODE = SeriesFilter(("decode_tokens_per_s",))

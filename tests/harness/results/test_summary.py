@@ -10,7 +10,7 @@ from harness.pytest_plugin.measurements import format_table
 from harness.results.comparison import compare_runs
 from harness.results.metrics import find_metric
 from harness.results.stability import grade_runs
-from harness.results.stats import remarks, summarise
+from harness.results.statistics.summary import remarks, summarise
 from reports import page
 from reports.page import Results
 from tests.reports.conftest import Sample
