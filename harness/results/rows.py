@@ -3,7 +3,7 @@
 Rows are checked like new records: a file from outside is not trusted.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -16,66 +16,29 @@ from harness.errors import (
     TelemetryRecordError,
     UnknownMetricError,
 )
+from harness.results import schema
 from harness.results.provenance import has_ended
 from harness.results.records import (
     Artifact,
     ComparisonRecord,
-    ContainerInfo,
-    DeviceInfo,
     Measurement,
-    Origin,
-    OutputCheck,
-    PerplexityDefinition,
-    Provenance,
     RepetitionTelemetry,
     Run,
-    Workload,
 )
+from harness.results.schema import Layout
 from harness.results.telemetry import unpack
 
 
 def row_of(run: Run) -> dict[str, Any]:
     """Convert a run to its columns, without the writer."""
-    container, device, workload, source = (
-        run.container,
-        run.device,
-        run.workload,
-        run.provenance,
-    )
-    definition = workload.perplexity
-    return {
-        **run.model_dump(
-            include={"id", "created_at", "finished_at", "kind", "status", "error", "generated_text"}
-            | {"group_id", "session", "label", "warmup_detected", "plan", "concurrent_sessions"}
-        ),
-        "labels": dict(run.labels),
-        **{f"origin_{name}": getattr(run.origin, name, None) for name in Origin.model_fields},
-        "conditions": [dict(condition) for condition in run.conditions],
-        "check_outcome": run.check.outcome,
-        "check_reason": run.check.reason,
-        **container.model_dump(
-            include={"model", "target", "cl", "n_splits", "precision", "parameters"}
-        ),
-        "container_sha256": container.sha256,
-        "container_bytes": container.size_bytes,
-        "ars": list(container.ars),
-        **device.model_dump(
-            include={"soc", "emulator", "dsp_arch", "abi", "android_version"}
-            | {"ram_bytes", "os_build", "build_fingerprint"}
-        ),
-        "clocks": dict(device.clocks),
-        "device_serial": device.serial,
-        "device_model": device.model,
-        "device_manufacturer": device.manufacturer,
-        **workload.model_dump(exclude={"perplexity", "sampler"}),
-        "sampler": dict(workload.sampler),
-        "perplexity_positions": definition.positions if definition else None,
-        "perplexity_windows": definition.windows if definition else None,
-        "perplexity_tokens": definition.tokens if definition else None,
-        **source.model_dump(exclude={"toolchain_versions", "library_versions"}),
-        "toolchain_versions": dict(source.toolchain_versions),
-        "library_versions": dict(source.library_versions),
-    }
+    return dict(_flatten(schema.RUN, run.model_dump(exclude={"measurements"})))
+
+
+def _flatten(layout: Layout, values: Mapping[str, Any] | None) -> Iterator[tuple[str, Any]]:
+    for field, column in layout.columns.items():
+        yield column.name, None if values is None else values[field]
+    for field, inner in layout.records.items():
+        yield from _flatten(inner, None if values is None else values[field])
 
 
 class RunParser:
@@ -107,26 +70,38 @@ class RunParser:
         values = dict(row)
         if values["status"] == "running" and has_ended(values["writer"]):
             values["status"] = "interrupted"
-        return Run(
-            **{name: values[name] for name in _PLAIN},
-            container=self._shared("container", _container, values),
-            device=self._shared("device", _device, values),
-            workload=self._shared("workload", _workload, values),
-            provenance=self._shared("provenance", _provenance, values),
-            origin=self._shared("origin", _origin, values),
-            check=self._shared("check", _check, values),
+        run = Run(
+            **{field: values[column] for field, column in _FIELDS},
+            **{field: self._shared(inner, values) for field, inner in schema.RUN.records.items()},
             measurements=tuple(
                 Measurement(**{name: m[name] for name in Measurement.model_fields})
                 for m in measured
             ),
         )
+        # One set for all of them: it is half the memory of a run.
+        object.__setattr__(run, "__pydantic_fields_set__", _ALL_SET)
+        return run
 
-    def _shared(self, kind: str, make: Callable[[Mapping[str, Any]], Any], values: Any) -> Any:  # noqa: ANN401
+    def _shared(self, layout: Layout, values: Mapping[str, Any]) -> Any:  # noqa: ANN401
         """Return the record of a row; that of an earlier row if the columns are equal."""
-        key = kind + repr([values[name] for name in _COLUMNS[kind]])
+        key = layout.record.__name__ + repr([values[name] for name in layout.names])
         if key not in self._known:
-            self._known[key] = make(values)
+            self._known[key] = _record(layout, values)
         return self._known[key]
+
+
+def _record(layout: Layout, values: Mapping[str, Any]) -> Any:  # noqa: ANN401
+    """Make a record of its columns; None if all are empty."""
+    if all(values[name] is None for name in layout.names):
+        return None
+    plain = {field: values[column.name] for field, column in layout.columns.items()}
+    return layout.record(
+        **plain, **{field: _record(inner, values) for field, inner in layout.records.items()}
+    )
+
+
+_FIELDS = tuple((field, column.name) for field, column in schema.RUN.columns.items())
+_ALL_SET = set(Run.model_fields)
 
 
 def parse_comparison(location: str, row: RowMapping) -> ComparisonRecord:
@@ -168,55 +143,3 @@ def parse_artifact(location: str, row: RowMapping) -> Artifact:
         fault = first_fault(error, Artifact)
         said = f"artifact {fault.key}: {fault.reason}"
         raise CorruptRunError(location, str(row["run_id"]), said) from error
-
-
-_OF_CONTAINER = {"sha256": "container_sha256", "size_bytes": "container_bytes"}
-_OF_DEVICE = {name: f"device_{name}" for name in ("serial", "model", "manufacturer")}
-_DEFINITION = {name: f"perplexity_{name}" for name in PerplexityDefinition.model_fields}
-_COLUMNS: Mapping[str, tuple[str, ...]] = {
-    "container": tuple(_OF_CONTAINER.get(name, name) for name in ContainerInfo.model_fields),
-    "device": tuple(_OF_DEVICE.get(name, name) for name in DeviceInfo.model_fields),
-    "workload": (
-        *(name for name in Workload.model_fields if name != "perplexity"),
-        *_DEFINITION.values(),
-    ),
-    "provenance": tuple(Provenance.model_fields),
-    "origin": tuple(f"origin_{name}" for name in Origin.model_fields),
-    "check": ("check_outcome", "check_reason"),
-}
-"""The columns of each record of a run."""
-_PLAIN = tuple(name for name in Run.model_fields if name not in {*_COLUMNS, "measurements"})
-
-
-def _container(row: Mapping[str, Any]) -> ContainerInfo:
-    named = zip(ContainerInfo.model_fields, _COLUMNS["container"], strict=True)
-    values: dict[str, Any] = {name: row[column] for name, column in named}
-    return ContainerInfo(**values)
-
-
-def _device(row: Mapping[str, Any]) -> DeviceInfo:
-    named = zip(DeviceInfo.model_fields, _COLUMNS["device"], strict=True)
-    values: dict[str, Any] = {name: row[column] for name, column in named}
-    return DeviceInfo(**values)
-
-
-def _provenance(row: Mapping[str, Any]) -> Provenance:
-    return Provenance(**{name: row[name] for name in Provenance.model_fields})
-
-
-def _check(row: Mapping[str, Any]) -> OutputCheck:
-    return OutputCheck(outcome=row["check_outcome"], reason=row["check_reason"])
-
-
-def _origin(row: Mapping[str, Any]) -> Origin | None:
-    if row["origin_tool"] is None:
-        return None
-    return Origin(**{name: row[f"origin_{name}"] for name in Origin.model_fields})
-
-
-def _workload(row: Mapping[str, Any]) -> Workload:
-    plain = {name: row[name] for name in Workload.model_fields if name != "perplexity"}
-    if row["perplexity_positions"] is None:
-        return Workload(**plain)
-    definition = PerplexityDefinition(**{name: row[key] for name, key in _DEFINITION.items()})
-    return Workload(**plain, perplexity=definition)

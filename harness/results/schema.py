@@ -1,14 +1,18 @@
 """The tables of the results store.
 
 Portable SQLAlchemy Core types only, as tests run on both engines: SQLite is the default, PostgreSQL
-works by URL (`postgresql+psycopg://...`).
+works by URL (`postgresql+psycopg://...`). Records of `harness.results.records` say which columns
+there are: a field that is added there is stored, read, filtered and exported.
 
-To change the tables: change them here and raise `SCHEMA_VERSION`, as a database of other tables is
-refused.
+To change the tables: change them here or there and raise `SCHEMA_VERSION`, as a database of other
+tables is refused.
 """
 
 import importlib.metadata
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from sqlalchemy import (
     JSON,
@@ -34,9 +38,11 @@ from sqlalchemy import (
     inspect,
     select,
 )
+from sqlalchemy.types import TypeEngine
 
 from harness.errors import NewerSchemaError, NotAStoreError, OlderSchemaError
-from harness.results import postgresql, records
+from harness.results import postgresql
+from harness.results.records import Artifact, ComparisonRecord, Measurement, Record, Run, now
 
 SCHEMA_VERSION = 1
 _BEFORE_1 = "qnnfarm_schema"
@@ -67,6 +73,84 @@ class UtcDateTime(TypeDecorator[datetime]):
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
+_TYPES: Mapping[object, type[TypeEngine[Any]]] = {
+    str: Text,
+    int: BigInteger,
+    float: Double,
+    bool: Boolean,
+    datetime: UtcDateTime,
+}
+_PREFIXED = frozenset({"origin", "check", "perplexity"})
+"""Records whose columns all begin with the name of the record; and such columns of others."""
+_PREFIXED_COLUMNS = frozenset(
+    {
+        "container_sha256",
+        "container_size_bytes",
+        "device_serial",
+        "device_model",
+        "device_manufacturer",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Columns of a record: one for each field, and those of the records in it.
+
+    Attributes:
+        columns: by field.
+        records: by field. A record that is missing leaves all of its columns empty.
+        names: of all columns.
+    """
+
+    record: type[Record]
+    columns: Mapping[str, Column[Any]]
+    records: Mapping[str, "Layout"]
+    names: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls, record: type[Record], *, key: Collection[str] = (), name: str = "", empty: bool = False
+    ) -> "Layout":
+        """Lay out a record.
+
+        Args:
+            key: fields of the primary key.
+            name: the field that holds the record, if it is one of another.
+            empty: whether the record may be missing.
+        """
+        columns, records = dict[str, Column[Any]](), dict[str, Layout]()
+        for field, info in record.model_fields.items():
+            kind, optional = _type_of(info.annotation)
+            column = f"{name}_{field}"
+            if isinstance(kind, type) and issubclass(kind, Record):
+                records[field] = cls.of(kind, name=field, empty=optional)
+            elif kind != tuple[Measurement, ...]:  # which have a table of their own
+                columns[field] = Column(
+                    column if name in _PREFIXED or column in _PREFIXED_COLUMNS else field,
+                    _TYPES.get(kind, Text if get_origin(kind) is Literal else JSON),
+                    primary_key=field in key,
+                    nullable=optional or empty,
+                )
+        inner = (name for layout in records.values() for name in layout.names)
+        names = (*(column.name for column in columns.values()), *inner)
+        return cls(record, columns, records, names)
+
+    def paths(self) -> Iterator[tuple[Column[Any], str]]:
+        """Yield each column with the path of its attribute, such as `device.soc`."""
+        for field, column in self.columns.items():
+            yield column, field
+        for field, layout in self.records.items():
+            yield from ((column, f"{field}.{path}") for column, path in layout.paths())
+
+
+def _type_of(annotation: object) -> tuple[object, bool]:
+    """Return the type of a field's values, and whether None is one of them."""
+    optional = type(None) in get_args(annotation)
+    kind = get_args(annotation)[0] if optional else annotation
+    return (get_args(kind)[0] if get_origin(kind) is Annotated else kind), optional
+
+
 metadata = MetaData()
 
 schema_version = Table(
@@ -77,81 +161,14 @@ schema_version = Table(
     Column("qnnfarm_version", String(64), nullable=False),
 )
 
+RUN = Layout.of(Run, key={"id"})
 runs = Table(
     "runs",
     metadata,
-    Column("id", String(32), primary_key=True),
-    Column("created_at", UtcDateTime, nullable=False),
-    Column("finished_at", UtcDateTime),
-    Column("kind", String(32), nullable=False),
-    Column("status", String(32), nullable=False),
-    Column("error", Text),
+    *(column for column, _ in RUN.paths()),
     Column("writer", Text, nullable=False),
-    # The container.
-    Column("model", Text, nullable=False),
-    Column("container_sha256", String(64), nullable=False),
-    Column("target", Text, nullable=False),
-    Column("ars", JSON, nullable=False),
-    Column("cl", Integer, nullable=False),
-    Column("n_splits", Integer, nullable=False),
-    Column("precision", Text),
-    Column("container_bytes", BigInteger),
-    Column("parameters", BigInteger),
-    # The device.
-    Column("device_serial", Text, nullable=False),
-    Column("soc", Text, nullable=False),
-    Column("emulator", Boolean, nullable=False),
-    Column("device_model", Text),
-    Column("device_manufacturer", Text),
-    Column("dsp_arch", Text),
-    Column("abi", Text),
-    Column("android_version", Text),
-    Column("ram_bytes", BigInteger),
-    Column("os_build", Text),
-    Column("build_fingerprint", Text),
-    Column("clocks", JSON, nullable=False),
-    # The workload.
-    Column("runner", Text, nullable=False),
-    Column("runner_sha256", String(64)),
-    Column("prompt_tokens", Integer),
-    Column("depth_tokens", Integer),
-    Column("max_new_tokens", Integer),
-    Column("repetitions", Integer, nullable=False),
-    Column("warmup", Integer, nullable=False),
-    Column("sampler", JSON, nullable=False),
-    Column("prompt", Text),
-    Column("prompt_sha256", String(64)),
-    Column("dataset_sha256", String(64)),
-    Column("perplexity_positions", String(32)),
-    Column("perplexity_windows", Integer),
-    Column("perplexity_tokens", Integer),
-    # Where it comes from.
-    Column("toolchain", Text, nullable=False),
-    Column("toolchain_versions", JSON, nullable=False),
-    Column("library_versions", JSON, nullable=False),
-    Column("qnnfarm_version", Text, nullable=False),
-    Column("host", Text, nullable=False),
-    Column("git_commit", Text),
-    Column("git_dirty", Boolean),
-    Column("git_branch", Text),
-    Column("origin_tool", Text),
-    Column("origin_file", Text),
-    Column("origin_sha256", String(64)),
-    # What it gave, beside its measurements.
-    Column("generated_text", Text),
-    # How it was measured.
-    Column("group_id", String(32), nullable=False),
-    Column("session", Integer, nullable=False),
-    Column("label", Text, nullable=False),
-    Column("labels", JSON, nullable=False),
-    Column("plan", Text),
-    Column("concurrent_sessions", Integer),
-    Column("conditions", JSON, nullable=False),
-    Column("check_outcome", String(32), nullable=False),
-    Column("check_reason", Text, nullable=False),
-    Column("warmup_detected", Boolean),
     CheckConstraint("status <> 'failed' OR error IS NOT NULL", name="failed_runs_have_an_error"),
-    Index("runs_by_subject", "model", "target", "created_at"),
+    Index("runs_by_model", "model", "target", "created_at"),
     Index("runs_by_group", "group_id", "session"),
     Index("runs_by_time", "created_at"),
 )
@@ -160,11 +177,8 @@ measurements = Table(
     "measurements",
     metadata,
     Column("run_id", ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True),
-    Column("metric", String(64), primary_key=True),
-    Column("is_warmup", Boolean, primary_key=True),
-    Column("repetition", Integer, primary_key=True, autoincrement=False),
-    Column("value", Double, nullable=False),
-    Column("source", String(32)),
+    *Layout.of(Measurement, key={"metric", "is_warmup", "repetition"}).columns.values(),
+    sqlite_with_rowid=False,  # half the bytes, and those of a run together
 )
 
 telemetry = Table(
@@ -180,21 +194,12 @@ artifacts = Table(
     "artifacts",
     metadata,
     Column("run_id", ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True),
-    Column("name", String(200), primary_key=True),
-    Column("kind", String(32), nullable=False),
-    Column("sha256", String(64), nullable=False),  # the content: harness/results/artifacts.py
-    Column("size_bytes", BigInteger, nullable=False),
-    Index("artifacts_by_content", "sha256"),
+    *Layout.of(Artifact, key={"name"}).columns.values(),
+    Index("artifacts_by_content", "sha256"),  # the content: harness/results/artifacts.py
 )
 
 comparisons = Table(
-    "comparisons",
-    metadata,
-    Column("group_id", String(32), primary_key=True),  # of both sides' runs
-    Column("created_at", UtcDateTime, nullable=False),
-    Column("metrics", JSON, nullable=False),
-    Column("threshold", Double, nullable=False),
-    Column("verdicts", JSON, nullable=False),
+    "comparisons", metadata, *Layout.of(ComparisonRecord, key={"group_id"}).columns.values()
 )
 
 alerts = Table(
@@ -237,7 +242,7 @@ def prepare(connection: Connection, location: str) -> None:
         connection.execute(
             insert(schema_version).values(
                 version=SCHEMA_VERSION,
-                created_at=records.now(),
+                created_at=now(),
                 qnnfarm_version=importlib.metadata.version("qnnfarm"),
             )
         )

@@ -59,17 +59,9 @@ _MOST_IDS = 500
 _SHORTEST_ID = 4
 """Digits of the beginning of an id or a hash that may stand for it."""
 _MOST_NAMED = 5
-_EQUAL: Mapping[str, str] = {
-    "kind": "kind",
-    "model": "container.model",
-    "target": "container.target",
-    "soc": "device.soc",
-    "emulator": "device.emulator",
-    "container_sha256": "container.sha256",
-    "group_id": "group_id",
-    "plan": "plan",
-}
-"""Columns that a filter may ask for, with the attribute of a run; status depends on writers."""
+_EQUAL = ("kind", "model", "target", "soc", "emulator", "container_sha256", "group_id", "plan")
+"""Columns that a filter may ask for; status depends on writers."""
+_PATHS = {column.name: path for column, path in schema.RUN.paths()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +93,7 @@ class RunFilter:
     def matches(self, run: Run) -> bool:
         """Return whether a run is one of those that are asked for, but for `newest`."""
         return (
-            all(value == attrgetter(_EQUAL[column])(run) for column, value in self.equal.items())
+            all(value == attrgetter(_PATHS[column])(run) for column, value in self.equal.items())
             and self.status in {None, run.status}
             and (self.since is None or run.created_at >= self.since)
             and self._has_container(run.container)
