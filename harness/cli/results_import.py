@@ -14,7 +14,7 @@ from harness.words import pluralize
 if TYPE_CHECKING:
     from harness.importing.importer import Imported
 
-Tool = Literal["llama-bench", "genie", "executorch", "etdump", "mllm", "ai-hub"]
+Tool = Literal["llama-bench", "genie", "geniex-bench", "executorch", "etdump", "mllm", "ai-hub"]
 
 
 def import_results(
@@ -47,13 +47,14 @@ def import_results(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Import results of llama-bench, Genie, ExecuTorch, mllm and AI Hub.
+    """Import results of llama-bench, Genie, geniex-bench, ExecuTorch, mllm and AI Hub.
 
-    A file that cannot be read is refused by line, and nothing of it is stored. A file that was
-    imported before is not imported again. The file itself is kept with its runs.
+    A file that cannot be read is refused by line, and nothing of it is stored. Runs that were
+    imported before are not imported again, so a file may grow from night to night. The file itself
+    is kept with its runs.
     """
     from harness.cli.bench_options import parse_labels
-    from harness.importing.importer import Facts, import_file, read_runs
+    from harness.importing.importer import Facts, read_runs, store_runs
     from harness.importing.importer import Tool as KnownTool
     from harness.results.store import ResultsStore
 
@@ -67,18 +68,16 @@ def import_results(
         labels=parse_labels(label),
     )
     known = None if tool is None else KnownTool(tool)
-    for path in files:  # no database is made for files that cannot be read
-        read_runs(path, facts, tool=known, skip=skip_unreadable)
+    # No database is made for files that cannot be read.
+    read = [read_runs(path, facts, tool=known, skip=skip_unreadable) for path in files]
     with ResultsStore.open(db) as store:
         location = store.location
-        found = {
-            path: import_file(store, path, facts, tool=known, skip=skip_unreadable)
-            for path in files
-        }
+        found = [store_runs(store, each) for each in read]
     if json:
-        print_json({"database": location, "files": [_document(*each) for each in found.items()]})
+        documents = [_document(path, each) for path, each in zip(files, found, strict=True)]
+        print_json({"database": location, "files": documents})
         return
-    for path, imported in found.items():
+    for path, imported in zip(files, found, strict=True):
         _show(path, imported, location)
 
 
@@ -87,6 +86,7 @@ def _document(path: Path, imported: "Imported") -> dict[str, object]:
         "file": str(path),
         "tool": imported.tool,
         "runs": [run.id for run in imported.runs],
+        "known": imported.known,
         "refused": [{"line": line, "reason": reason} for line, reason in imported.refused],
     }
 
@@ -99,7 +99,8 @@ def _show(path: Path, imported: "Imported", location: str) -> None:
         return
     runs = pluralize(len(imported.runs), "run")
     values = pluralize(sum(len(run.measurements) for run in imported.runs), "measurement")
-    answers().print(f"{path}: {runs} with {values} of {imported.tool} in {location}")
+    known = f"; {imported.known} imported before" if imported.known else ""
+    answers().print(f"{path}: {runs} with {values} of {imported.tool} in {location}{known}")
 
 
 def _moment(text: str) -> datetime:

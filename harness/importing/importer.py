@@ -1,10 +1,13 @@
-"""Importer of other tools' files: which tool wrote one, its runs as ours, all of them or none."""
+"""Importer of other tools' files: which tool wrote one, its runs as ours, and which are new."""
 
+import codecs
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
 
@@ -12,14 +15,8 @@ from pydantic import ValidationError
 
 from buildlib.validation import first_fault
 from harness.errors import HostFileError, ImportedFileError
-from harness.importing.json_files import (
-    Entry,
-    read_ai_hub_profile,
-    read_entries,
-    read_genie_profile,
-    read_llama_bench,
-)
-from harness.importing.logs import lines_of, read_etdump, read_executorch, read_mllm
+from harness.importing import json_files, llama_bench, logs
+from harness.importing.json_files import Reader, of_entries
 from harness.importing.records import ForeignRun, UnreadableError
 from harness.results import provenance
 from harness.results.records import (
@@ -34,6 +31,8 @@ from harness.results.records import (
 from harness.results.store import ResultsStore
 
 MAX_FILE_BYTES = 64 << 20
+_PAUSE = timedelta(hours=9)
+"""Tests that are farther apart are of different nights."""
 
 
 class Tool(StrEnum):
@@ -41,6 +40,7 @@ class Tool(StrEnum):
 
     LLAMA_BENCH = "llama-bench"
     GENIE = "genie"
+    GENIEX = "geniex-bench"
     EXECUTORCH = "executorch"
     ETDUMP = "etdump"
     MLLM = "mllm"
@@ -52,9 +52,10 @@ class Facts:
     """Facts about imported runs that the user knows and their file does not tell.
 
     Attributes:
-        model: overrides the file's.
+        model, precision: override the file's.
         emulator: whether the HTP emulator stood in for the NPU.
-        created_at: overrides the file's time; by default the file's modification.
+        created_at: overrides the file's times; by default that of the file's last change stands
+            for those that it does not tell.
     """
 
     model: str | None = None
@@ -69,37 +70,55 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """Outcome of an import.
+    """A file of another tool as runs of ours.
 
     Attributes:
-        runs: as stored; empty if the file was imported before.
+        file: its name.
+        text: its content.
+        runs: those that it tells of; once stored, those that are new.
+        lines: on which each of them begins.
         refused: lines that were left out, each with its number and the reason.
+        known: number of runs that were stored before.
     """
 
     tool: Tool
+    file: str
+    text: str
     runs: tuple[Run, ...]
-    refused: tuple[tuple[int, str], ...] = ()
+    lines: tuple[int, ...]
+    refused: tuple[tuple[int, str], ...]
+    known: int = 0
 
 
-_ENTRY_READERS: Mapping[Tool, Callable[[int, Entry], ForeignRun]] = {
-    Tool.LLAMA_BENCH: read_llama_bench,
-    Tool.GENIE: read_genie_profile,
-    Tool.AI_HUB: read_ai_hub_profile,
-}
-_LOG_READERS = {
-    Tool.EXECUTORCH: read_executorch,
-    Tool.ETDUMP: read_etdump,
-    Tool.MLLM: read_mllm,
-}
-_MARKS: Mapping[Tool, tuple[str, ...]] = {
-    Tool.LLAMA_BENCH: ('"samples_ts"',),
-    Tool.GENIE: ('"components"',),
-    Tool.AI_HUB: ('"execution_summary"',),
-    Tool.EXECUTORCH: ("PyTorchObserver ",),
-    Tool.ETDUMP: ("event_block_name", " inference took "),
-    Tool.MLLM: ("Prefill Speed", "Performance Summary"),
-}
-"""Texts that only files of a tool have; the first tool that fits is taken."""
+@dataclass(frozen=True, slots=True)
+class _Format:
+    """One kind of file of a tool, and a text that only such files have."""
+
+    tool: Tool
+    mark: re.Pattern[str]
+    read: Reader
+
+
+_FORMATS = tuple(
+    _Format(tool, re.compile(mark, re.MULTILINE), read)
+    for tool, mark, read in (
+        (Tool.LLAMA_BENCH, '"samples_ts"', of_entries(llama_bench.read_test)),
+        (Tool.LLAMA_BENCH, '^"?build_commit"?,', llama_bench.read_csv),
+        (Tool.LLAMA_BENCH, r"^INSERT INTO \w+ \(build_commit", llama_bench.read_sql),
+        (Tool.LLAMA_BENCH, r"\| *t/s *\|", llama_bench.read_markdown),
+        (Tool.GENIE, '"components"', of_entries(json_files.read_genie_profile)),
+        (Tool.AI_HUB, '"execution_summary"', of_entries(json_files.read_ai_hub_profile)),
+        (Tool.GENIEX, '"prefill_tps"', of_entries(json_files.read_geniex_bench)),
+        (
+            Tool.EXECUTORCH,
+            '"benchmarkModel"|"benchmark_values"',
+            json_files.read_executorch_benchmark,
+        ),
+        (Tool.EXECUTORCH, "PyTorchObserver ", logs.read_executorch),
+        (Tool.ETDUMP, "event_block_name| inference took ", logs.read_etdump),
+        (Tool.MLLM, "Prefill Speed|Performance Summary", logs.read_mllm),
+    )
+)
 
 
 def read_runs(
@@ -115,30 +134,60 @@ def read_runs(
         ImportedFileError: names the lines that cannot be read, or no tool is known to write this.
         HostFileError: the file cannot be read.
     """
-    return _parse(path, *_read(path), facts or Facts(), tool, skip=skip)
-
-
-def _parse(
-    path: Path, content: bytes, written: datetime, facts: Facts, tool: Tool | None, *, skip: bool
-) -> Imported:
-    text = content.decode("utf-8", "replace")
-    tool = tool or _detect(path, text)
+    facts = facts or Facts()
+    content, written = _read(path)
+    text = _decode(content)
+    found = _find_format(path, content, text, tool)
     refused: list[tuple[int, str]] = []
-    origin = Origin(tool=tool, file=path.name, sha256=hashlib.sha256(content).hexdigest())
-    group_id = new_run_id()
-    runs: list[Run] = []
-    for foreign in _collect(_foreign_runs(tool, text, refused), refused):
+    foreign = tuple(_collect(found.read(text), refused))
+    known_by, group_id = b"", new_run_id()
+    runs: dict[int, Run] = {}
+    for number, (each, swept) in enumerate(zip(foreign, _sweeps(foreign), strict=True)):
+        alone = hashlib.sha256(f"{found.tool}\n{each.source}".encode())
+        known_by = hashlib.sha256(
+            known_by + alone.digest() + str(facts.created_at).encode()
+        ).digest()
+        sha256 = alone.hexdigest() if each.created_at else known_by.hex()
+        origin = Origin(tool=found.tool, file=path.name, sha256=sha256)
+        ended = (facts.created_at or written) - timedelta(seconds=each.before_end_s)
+        began = ended if facts.created_at else each.created_at or ended
+        labels = {**swept, **each.labels, **facts.labels}
         try:
-            run = _run_of(foreign, facts, origin, facts.created_at or foreign.created_at or written)
+            run = _run_of(each, replace(facts, labels=labels), origin, began)
         except UnreadableError as error:
             refused.append((error.line, error.reason))
         else:
-            runs.append(run.model_copy(update={"group_id": group_id, "session": len(runs)}))
+            runs[number] = run.model_copy(update={"group_id": group_id, "session": len(runs)})
     if refused and not (skip and runs):
         raise ImportedFileError(path.name, _in_words(refused))
     if not runs:
-        raise ImportedFileError(path.name, f"it has no results that {tool} writes")
-    return Imported(tool, tuple(runs), tuple(refused))
+        raise ImportedFileError(path.name, f"it has no results that {found.tool} writes")
+    lines = tuple(foreign[number].line for number in runs)
+    return Imported(found.tool, path.name, text, tuple(runs.values()), lines, tuple(refused))
+
+
+def store_runs(store: ResultsStore, found: Imported) -> Imported:
+    """Store the runs of a file that are new, and the file with them.
+
+    A run is known by the text that tells of it, in whatever file it stands. Where it has no time,
+    it is known by the runs before it, too, as two nights may give one figure. Of a file that grew,
+    the lines from its first new run on are kept.
+
+    Raises:
+        ArtifactError: the file cannot be kept; nothing is stored.
+    """
+    known = store.known_origins(found.tool)
+    new: dict[str, tuple[Run, int]] = {}
+    for run, line in zip(found.runs, found.lines, strict=True):
+        if run.origin is not None and run.origin.sha256 not in known:
+            new.setdefault(run.origin.sha256, (run, line))
+    runs = tuple(run for run, _ in new.values())
+    if runs:
+        first = 1 if len(runs) == len(found.runs) else min(line for _, line in new.values())
+        content = "\n".join(found.text.split("\n")[first - 1 :]).encode()
+        is_log = found.tool in {Tool.ETDUMP, Tool.MLLM} or "PyTorchObserver " in found.text
+        runs = store.import_runs(runs, found.file, content, "log" if is_log else "profile")
+    return replace(found, runs=runs, known=len(found.runs) - len(runs))
 
 
 def import_file(
@@ -149,16 +198,13 @@ def import_file(
     tool: Tool | None = None,
     skip: bool = False,
 ) -> Imported:
-    """Store what a file of another tool tells, once, and the file with it.
+    """Read a file of another tool, and store its new runs.
 
     Raises:
         ImportedFileError, HostFileError: see `read_runs`; nothing is stored.
+        ArtifactError: see `store_runs`.
     """
-    content, written = _read(path)
-    found = _parse(path, content, written, facts or Facts(), tool, skip=skip)
-    is_log = found.tool in _LOG_READERS
-    stored = store.import_runs(found.runs, path.name, content, "log" if is_log else "profile")
-    return found if stored else Imported(found.tool, ())
+    return store_runs(store, read_runs(path, facts, tool=tool, skip=skip))
 
 
 def _read(path: Path) -> tuple[bytes, datetime]:
@@ -173,41 +219,72 @@ def _read(path: Path) -> tuple[bytes, datetime]:
     return content, written
 
 
-def _detect(path: Path, text: str) -> Tool:
-    for tool, marks in _MARKS.items():
-        if any(mark in text for mark in marks):
-            return tool
-    hint = "; of llama-bench it takes -o json or -o jsonl" if "t/s |" in text else ""
-    raise ImportedFileError(
-        path.name, f"no known tool writes this: --tool is one of {', '.join(Tool)}{hint}"
-    )
+def _decode(content: bytes) -> str:
+    """Decode UTF-8, or what a byte-order mark says: PowerShell's `>` writes UTF-16."""
+    is_wide = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return content.decode("utf-16" if is_wide else "utf-8-sig", "replace")
 
 
-def _foreign_runs(tool: Tool, text: str, refused: list[tuple[int, str]]) -> Iterator[ForeignRun]:
-    if tool in _LOG_READERS:
-        yield from _LOG_READERS[tool](lines_of(text))
-        return
-    for line, entry in read_entries(text):
-        try:
-            yield _ENTRY_READERS[tool](line, entry)
-        except UnreadableError as error:
-            refused.append((error.line, error.reason))
+def _find_format(path: Path, content: bytes, text: str, tool: Tool | None) -> _Format:
+    for each in _FORMATS:
+        if tool in {None, each.tool} and each.mark.search(text):
+            return each
+    if b"ED00" in content[:16]:  # the identifier of its FlatBuffers file
+        reason = "it is an ETDump itself: import what executorch.devtools.Inspector prints of it"
+    elif tool is not None:
+        reason = f"it has no results that {tool} writes"
+    else:
+        reason = f"no known tool writes this: --tool is one of {', '.join(Tool)}"
+    raise ImportedFileError(path.name, reason)
 
 
-def _collect(runs: Iterable[ForeignRun], refused: list[tuple[int, str]]) -> Iterator[ForeignRun]:
+def _collect(
+    found: Iterator[ForeignRun | UnreadableError], refused: list[tuple[int, str]]
+) -> Iterator[ForeignRun]:
     """Yield the runs up to a line at which the reader gives up."""
     try:
-        yield from runs
+        for each in found:
+            if isinstance(each, UnreadableError):
+                refused.append((each.line, each.reason))
+            else:
+                yield each
     except UnreadableError as error:
         refused.append((error.line, error.reason))
+
+
+def _sweeps(found: Sequence[ForeignRun]) -> list[dict[str, str]]:
+    """Return labels for settings that differ among the same tests of one night: `n_threads=8`.
+
+    Whoever tries several values asks for figures of their own; a value that another night has is a
+    fact of that night.
+    """
+    tests = defaultdict[tuple[object, ...], list[int]](list)
+    nights = defaultdict[tuple[object, ...], int](int)
+    newest: dict[tuple[object, ...], datetime] = {}
+    for number, each in enumerate(found):
+        lengths = (each.prompt_tokens, each.new_tokens, each.depth_tokens)
+        test = (each.model, each.precision, each.device_model, *lengths, *each.versions.values())
+        if each.created_at is not None:
+            nights[test] += each.created_at - newest.get(test, each.created_at) > _PAUSE
+            newest[test] = each.created_at
+        tests[(*test, nights[test])].append(number)
+    labels: list[dict[str, str]] = [{} for _ in found]
+    for numbers in tests.values():
+        for name in dict.fromkeys(name for number in numbers for name in found[number].settings):
+            values = {number: str(found[number].settings.get(name, "")) for number in numbers}
+            if len(set(values.values())) > 1:
+                for number, value in values.items():
+                    labels[number][name] = value
+    return labels
 
 
 def _run_of(foreign: ForeignRun, facts: Facts, origin: Origin, created_at: datetime) -> Run:
     measurements = foreign.measurements()
     model = facts.model or foreign.model or Path(origin.file).stem
+    precision = facts.precision or foreign.precision
     told = {
         "model": model,
-        "precision": facts.precision,
+        "precision": precision,
         "bytes": foreign.container_bytes,
         "parameters": foreign.parameters,
     }
@@ -228,7 +305,7 @@ def _run_of(foreign: ForeignRun, facts: Facts, origin: Origin, created_at: datet
                 ars=(),
                 cl=0,
                 n_splits=0,
-                precision=facts.precision,
+                precision=precision,
                 size_bytes=foreign.container_bytes,
                 parameters=foreign.parameters,
             ),

@@ -1,172 +1,313 @@
-"""Readers of JSON: llama-bench, Genie's profile, AI Hub's profile.
+"""Readers of JSON: profiles of Genie and AI Hub, results of geniex-bench and of ExecuTorch's apps.
 
 Sources:
-    llama-bench: https://github.com/ggml-org/llama.cpp/tree/master/tools/llama-bench, "Output
-        formats": `-o json` prints an array, `-o jsonl` an object a line, of the same objects.
     Genie: "Genie Profile" in the Genie documentation, docs.qualcomm.com 80-63442-10.
     AI Hub: `ProfileJob.download_profile` of the qai-hub client,
         https://workbench.aihub.qualcomm.com/docs; times are in microseconds, memory in bytes.
+    geniex-bench: https://github.com/qualcomm/GenieX, `sdk/benchmark/README.md`, "Per-cell JSON
+        shape": schemas 2 to 4, which differ in what they add.
+    ExecuTorch: https://github.com/pytorch/executorch, `extension/benchmark`: what the app writes
+        (`BenchmarkMetric`), and the same as records of PyTorch's benchmark database
+        (`.github/scripts/extract_benchmark_results.py`).
 """
 
 import json
 import math
+import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
-from pathlib import PurePosixPath
+from pathlib import PureWindowsPath
 from typing import Any
 
-from harness.errors import RuntimeOutputError
 from harness.importing.records import ForeignRun, UnreadableError
-from harness.runtimes.genie_profile import parse_profile
+from harness.runtimes.genie_profile import REQUIRED, figures_of
 
 Entry = Mapping[str, Any]
-_UNREADABLE = (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError)
-_BENCH_FACTS = frozenset(
-    (
-        "avg_ns", "avg_ts", "stddev_ns", "stddev_ts", "samples_ns", "samples_ts", "test_time",
-        "build_commit", "build_number", "cpu_info", "gpu_info", "model_filename", "model_size",
-        "model_n_params", "n_prompt", "n_gen", "n_depth",
-    )
+Reader = Callable[[str], Iterator[ForeignRun | UnreadableError]]
+"""Reads a file's text; it raises `UnreadableError` where it cannot go on."""
+
+UNREADABLE = (
+    AttributeError, IndexError, KeyError, OverflowError, RecursionError, TypeError, ValueError,
 )  # fmt: skip
-"""Fields of llama-bench with a place of their own; all others are settings."""
+_SPACE = re.compile(r"[\s,]*")
+_ARRAY = re.compile(r"\[[ \t]*(?:\r?\n|[{\]]|\Z)")
+_KEY = re.compile(r'"\w+"\s*:')
+_NEXT_OBJECT = re.compile(r"^[\[{]", re.MULTILINE)
 
 
-def read_entries(text: str) -> Iterator[tuple[int, Entry]]:
-    """Read the objects of an array, of lines, or the only one, each with its first line.
+def of_entries(read: Callable[[int, Entry], Iterable[ForeignRun]]) -> Reader:
+    """Make the reader of a file from that of one object."""
+
+    def reader(text: str) -> Iterator[ForeignRun | UnreadableError]:
+        for found in read_entries(text):
+            if isinstance(found, UnreadableError):
+                yield found
+                continue
+            line, entry = found
+            try:
+                yield from read(line, entry)
+            except UnreadableError as error:
+                yield error
+            except UNREADABLE as error:
+                yield UnreadableError(line, reason_of(error))
+
+    return reader
+
+
+def read_entries(text: str) -> Iterator[tuple[int, Entry] | UnreadableError]:
+    """Read all objects, each with its first line: of arrays, of lines, or the only one.
+
+    Lines of no JSON between them, which the tool printed meanwhile, are left out.
 
     Raises:
-        UnreadableError: names the line, when the reader comes to it.
+        UnreadableError: a fault within an array, after which nothing can be told.
     """
     decoder = json.JSONDecoder()
-    position, in_array = _skip(text, 0, ""), False
-    if text.startswith("[", position):
-        position, in_array = _skip(text, position + 1, ""), True
-    while position < len(text) and not (in_array and text[position] == "]"):
-        line = text.count("\n", 0, position) + 1
-        try:
-            entry, position = decoder.raw_decode(text, position)
-        except json.JSONDecodeError as error:
-            raise UnreadableError(error.lineno, f"it is no JSON: {error.msg}") from error
-        except RecursionError as error:
-            raise UnreadableError(line, "it is nested too deep") from error
-        if not isinstance(entry, dict):
-            raise UnreadableError(line, "it is not an object")
-        yield line, entry
-        position = _skip(text, position, "," if in_array else "")
-    if in_array and position >= len(text):
+    position, line, counted, in_array = 0, 1, 0, False
+    while (position := _SPACE.match(text, position).end()) < len(text):  # type: ignore[union-attr]
+        line, counted = line + text.count("\n", counted, position), position
+        fault = None
+        if text[position] == "{":
+            try:
+                entry, position = decoder.raw_decode(text, position)
+            except RecursionError:
+                fault = UnreadableError(line, "it is nested too deep")
+            except ValueError as error:
+                at = getattr(error, "lineno", line)
+                fault = UnreadableError(at, f"it is no JSON: {getattr(error, 'msg', error)}")
+            else:
+                yield line, entry
+        elif text[position] == "]" or _ARRAY.match(text, position):
+            in_array = text[position] == "["
+            position += 1
+        else:
+            end = position + len(text[position:].partition("\n")[0])
+            if _KEY.search(text, position, end):
+                fault = UnreadableError(line, "it is no JSON: it is not the beginning of an object")
+            position = end
+        if fault is not None:
+            if in_array:
+                raise fault
+            yield fault
+            following = _NEXT_OBJECT.search(text, position + 1)
+            position = following.start() if following else len(text)
+    if in_array:
         raise UnreadableError(text.count("\n") + 1, "the array does not end: the file is cut off")
 
 
-def _skip(text: str, position: int, separator: str) -> int:
-    while position < len(text) and (text[position].isspace() or text[position] in separator):
-        position += 1
-    return position
+def read_genie_profile(line: int, entry: Entry) -> Iterator[ForeignRun]:
+    """Read each query of a profile, as `genie-t2t-run --profile` writes it.
 
-
-def read_llama_bench(line: int, entry: Entry) -> ForeignRun:
-    """Read one test of llama-bench: prompt processing, text generation, or both.
-
-    Raises:
-        UnreadableError: a field is missing or of another type.
-    """
-    try:
-        prompt, new, depth = (_count(entry, key) for key in ("n_prompt", "n_gen", "n_depth"))
-        speeds = [_number(value) for value in _list(entry, "samples_ts")]
-        metric = "decode_tokens_per_s" if new else "prefill_tokens_per_s"
-        metric = "total_tokens_per_s" if prompt and new else metric
-        cpu, gpu = str(entry.get("cpu_info", "")), str(entry.get("gpu_info", ""))
-        return ForeignRun(
-            line,
-            "llama-bench",
-            model=PurePosixPath(str(entry["model_filename"])).stem,
-            prompt_tokens=prompt,
-            depth_tokens=depth,
-            new_tokens=new,
-            device_model=", ".join(filter(None, (cpu, gpu))) or None,
-            container_bytes=_count(entry, "model_size"),
-            parameters=_count(entry, "model_n_params"),
-            created_at=_moment(entry["test_time"]),
-            settings={
-                key: value
-                for key, value in entry.items()
-                if key not in _BENCH_FACTS and isinstance(value, str | int | float | bool)
-            },
-            versions={"llama.cpp": f"{entry['build_commit']} ({entry['build_number']})"},
-            repetitions=[{metric: speed} for speed in speeds],
-        )
-    except _UNREADABLE as error:
-        raise UnreadableError(line, _reason(error)) from error
-
-
-def read_genie_profile(line: int, entry: Entry) -> ForeignRun:
-    """Read the profile of one query, as `genie-t2t-run --profile` writes it.
+    Figures of the dialog's creation belong to its first query. `start` and `stop` are microseconds
+    since the device started, or since 1970.
 
     Raises:
         UnreadableError: a figure is missing, or has no known unit.
     """
-    try:
-        metrics = parse_profile(json.dumps(entry), "")
-    except RuntimeOutputError as error:
-        raise UnreadableError(line, error.reason) from error
-    prompt = int(metrics["prompt_tokens"])
-    return ForeignRun(line, "genie-t2t-run", prompt_tokens=prompt, repetitions=[metrics])
+    told = False
+    for component in entry["components"]:
+        of_dialog: dict[str, float] = {}
+        end = max((float(event.get("stop", 0)) for event in component["events"]), default=0.0)
+        for event in component["events"]:
+            try:
+                figures = figures_of(event)
+            except (TypeError, ValueError) as error:
+                raise UnreadableError(line, f"unreadable Genie profile: {error}") from error
+            if not figures.keys() - {"init_s"}:  # creation, or a query that filled the context
+                of_dialog |= figures
+                continue
+            told = True
+            if missing := REQUIRED - {"init_s"} - figures.keys():
+                raise UnreadableError(line, f"a query lacks {', '.join(sorted(missing))}")
+            if figures["generated_tokens"] < 2:  # no token came after the first
+                figures.pop("decode_tokens_per_s", None)
+            start = float(event.get("start", end))
+            yield ForeignRun(
+                line,
+                "genie-t2t-run",
+                source=canonical(event),
+                prompt_tokens=int(figures["prompt_tokens"]),
+                created_at=moment_of(start * 1e-6),
+                before_end_s=max(0.0, end - start) * 1e-6,
+                repetitions=[{**of_dialog, **figures}],
+            )
+            of_dialog = {}
+    if not told:
+        raise UnreadableError(line, "the Genie profile has no query with figures")
 
 
-def read_ai_hub_profile(line: int, entry: Entry) -> ForeignRun:
-    """Read the profile of an AI Hub job: times of one call of the model, and memory.
-
-    Raises:
-        UnreadableError: a figure is missing or of another type.
-    """
-    try:
-        summary = entry["execution_summary"]
-        times = summary.get("all_inference_times") or [summary["estimated_inference_time"]]
-        once = {
-            "first_load_s": ("first_load_time", 1e-6),
-            "init_s": ("warm_load_time", 1e-6),
-            "inference_peak_bytes": ("estimated_inference_peak_memory", 1.0),
-        }
-        units = Counter(str(each["compute_unit"]) for each in entry.get("execution_detail", ()))
-        return ForeignRun(
-            line,
-            "AI Hub",
-            settings={f"layers on {unit}": count for unit, count in sorted(units.items())},
-            repetitions=[{"inference_s": _number(each) * 1e-6} for each in times],
-            session={
-                metric: _number(summary[key]) * scale
-                for metric, (key, scale) in once.items()
-                if summary.get(key) is not None
-            },
-        )
-    except _UNREADABLE as error:
-        raise UnreadableError(line, _reason(error)) from error
+def read_ai_hub_profile(line: int, entry: Entry) -> Iterator[ForeignRun]:
+    """Read the profile of an AI Hub job: times of one call of the model, and memory."""
+    summary = entry["execution_summary"]
+    times = summary.get("all_inference_times") or [summary["estimated_inference_time"]]
+    once = {
+        "first_load_s": ("first_load_time", 1e-6),
+        "init_s": ("warm_load_time", 1e-6),
+        "inference_peak_bytes": ("estimated_inference_peak_memory", 1.0),
+    }
+    units = Counter(str(each["compute_unit"]) for each in entry.get("execution_detail", ()))
+    yield ForeignRun(
+        line,
+        "AI Hub",
+        source=canonical(entry),
+        settings={f"layers on {unit}": count for unit, count in sorted(units.items())},
+        repetitions=[{"inference_s": number(each) * 1e-6} for each in times],
+        session={
+            metric: number(summary[key]) * scale
+            for metric, (key, scale) in once.items()
+            if summary.get(key) is not None
+        },
+    )
 
 
-def _reason(error: Exception) -> str:
+_GENIEX = {
+    "ttft_s": ("ttft_us", 1e-6),
+    "prefill_tokens_per_s": ("prefill_tps", 1.0),
+    "decode_tokens_per_s": ("decode_tps", 1.0),
+    "prompt_tokens": ("prompt_tokens", 1.0),
+    "generated_tokens": ("gen_tokens", 1.0),
+}
+
+
+def read_geniex_bench(line: int, entry: Entry) -> Iterator[ForeignRun]:
+    """Read one cell of geniex-bench, a repetition for each of its runs."""
+    path = PureWindowsPath(str(entry["model_path"]))
+    params = {key: value for key, value in entry["params"].items() if is_scalar(value)}
+    versions = {name: entry.get(f"{name}_version") for name in ("qairt", "llama_cpp")}
+    yield ForeignRun(
+        line,
+        "geniex-bench",
+        source=canonical(entry),
+        model=path.stem if path.suffix == ".gguf" else path.name,
+        device_model=f"{entry['device']} ({entry['plugin']})",
+        container_bytes=int(number(entry.get("model_size_bytes") or 0)) or None,
+        new_tokens=int(number(params.pop("n_gen"))),
+        settings=params,
+        versions={name: str(version) for name, version in versions.items() if version},
+        labels={} if entry["cell_id"] == "cell" else {"cell": str(entry["cell_id"])},
+        repetitions=[
+            {
+                metric: number(run[key]) * scale
+                for metric, (key, scale) in _GENIEX.items()
+                if run[key] or metric == "generated_tokens"  # 0: there was no such phase
+            }
+            for run in entry["runs"]
+        ],
+    )
+
+
+_EXECUTORCH = {
+    "avg_inference_latency(ms)": ("inference_s", 1e-3),
+    "model_load_time(ms)": ("init_s", 1e-3),
+    "llm_model_load_time(ms)": ("init_s", 1e-3),
+    "generate_time(ms)": ("elapsed_s", 1e-3),
+    "token_per_sec": ("decode_tokens_per_s", 1.0),
+    "peak_inference_mem_usage(mb)": ("inference_peak_bytes", 2.0**20),
+}
+
+
+def read_executorch_benchmark(text: str) -> Iterator[ForeignRun | UnreadableError]:
+    """Read figures of ExecuTorch's benchmark app: those of one model on one device are a run."""
+    runs: dict[tuple[object, ...], ForeignRun] = {}
+    failed = set[tuple[object, ...]]()
+    for found in read_entries(text):
+        if isinstance(found, UnreadableError):
+            yield found
+            continue
+        line, entry = found
+        try:
+            by_app = "benchmarkModel" in entry
+            run, name, values = _app_figure(*found) if by_app else _database_figure(*found)
+            key = (
+                run.model,
+                run.precision,
+                run.device_model,
+                run.created_at,
+                *run.versions.values(),
+            )
+            if name == "FAILURE_REPORT" or (name == "load_status" and any(values)):
+                failed.add(key)
+                raise ValueError("the job failed, it has no figures")
+            run = runs.setdefault(key, run)
+            run.source += canonical(entry)
+            if name in _EXECUTORCH:
+                metric, scale = _EXECUTORCH[name]
+                if metric in {"init_s", "inference_peak_bytes"}:
+                    run.session[metric] = values[0] * scale
+                    continue
+                run.repetitions += [{} for _ in values[len(run.repetitions) :]]
+                for repetition, value in zip(run.repetitions, values, strict=False):
+                    repetition[metric] = value * scale
+        except UNREADABLE as error:
+            yield UnreadableError(line, reason_of(error))
+    yield from (run for key, run in runs.items() if key not in failed)
+
+
+def _app_figure(line: int, entry: Entry) -> tuple[ForeignRun, str, list[float]]:
+    model, device = entry["benchmarkModel"], entry["deviceInfo"]
+    kind = " ".join((str(device["device"]), str(device["arch"])))
+    names = (kind, device["os"], model.get("backend"))
+    run = ForeignRun(
+        line,
+        "ExecuTorch benchmark",
+        source="",
+        model=str(model["name"]),
+        precision=model.get("quantization") or None,
+        device_model=", ".join(str(name) for name in names if name),
+    )
+    return run, str(entry["metric"]), [number(entry["actualValue"])]
+
+
+def _database_figure(line: int, entry: Entry) -> tuple[ForeignRun, str, list[float]]:
+    model, metric = entry["model"], entry["metric"]
+    runner = next(iter(entry.get("runners") or [{}]))
+    names = (runner.get("name"), runner.get("type"), model.get("backend"))
+    commit = entry.get("head_sha")
+    run = ForeignRun(
+        line,
+        "ExecuTorch benchmark",
+        source="",
+        model=str(model["name"]),
+        device_model=", ".join(str(name) for name in names if name) or None,
+        created_at=moment_of(float(entry.get("timestamp") or 0)),
+        versions={"executorch": str(commit)} if commit else {},
+    )
+    values = metric["benchmark_values"]
+    return (
+        run,
+        str(metric["name"]),
+        [number(v) for v in (values if isinstance(values, list) else [values])],
+    )
+
+
+def canonical(entry: Entry) -> str:
+    """Return the text of an object, whatever its layout was."""
+    return json.dumps(entry, sort_keys=True, ensure_ascii=False)
+
+
+def reason_of(error: Exception) -> str:
+    """Say why an entry cannot be read."""
     return f"it lacks {error}" if isinstance(error, KeyError) else str(error)
 
 
-def _list(entry: Entry, key: str) -> Sequence[object]:
-    values = entry[key]
-    if not isinstance(values, list) or not values:
-        raise ValueError(f"{key} is not a list of numbers")
-    return values
+def number(value: object) -> float:
+    """Return a finite number.
 
-
-def _number(value: object) -> float:
+    Raises:
+        ValueError: it is none.
+    """
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError(f"{str(value)[:40]!r} is not a number")
     return float(value)
 
 
-def _count(entry: Entry, key: str) -> int:
-    value = entry.get(key, 0) if key == "n_depth" else entry[key]  # older versions have no depth
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(f"{key} is {str(value)[:40]!r}, no number of things")
-    return value
+def is_scalar(value: object) -> bool:
+    """Return whether a setting can be kept."""
+    return isinstance(value, str | int | float | bool)
 
 
-def _moment(text: object) -> datetime:
-    moment = datetime.fromisoformat(str(text))
-    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+def moment_of(seconds: float) -> datetime | None:
+    """Return a time by a clock that counts from 1970; None for a clock that does not."""
+    plausible = 1_262_304_000 < seconds < 4_102_444_800  # 2010 to 2100
+    return datetime.fromtimestamp(seconds, UTC) if plausible else None

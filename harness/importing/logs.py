@@ -4,7 +4,7 @@ Sources:
     `qnn_llama_runner`: https://github.com/pytorch/executorch, `extension/llm/runner/stats.h`
         (`PyTorchObserver`, `print_report`), as in pull request 7175.
     ETDump: "Inspector APIs", https://docs.pytorch.org/executorch/stable/model-inspector.html
-        (`print_data_tabular`); and `qnn_executor_runner`'s "N inference took".
+        (`print_data_tabular`, `save_data_to_tsv`); and `qnn_executor_runner`'s "N inference took".
     mllm: https://github.com/UbiquitousLearning/mllm, `tools/mllm-llm-benchmark/README.md`,
         `mllm/models/ARGeneration.cpp` (`perfSummary`), and version 1's demo of Qwen on the NPU.
 """
@@ -14,15 +14,16 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 
+from harness.importing.json_files import moment_of
 from harness.importing.records import ForeignRun, UnreadableError
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]{0,20}m")
 _NUMBER = r"([0-9]{1,15}(?:\.[0-9]{1,15})?(?:e[+-]?[0-9]{1,3})?)"
 
 
-def lines_of(text: str) -> list[str]:
+def _lines(text: str) -> list[str]:
     """Split a log into lines without colours; line n is element n - 1."""
-    return [_COLOUR.sub("", line[:100_000]) for line in text.splitlines()]
+    return [_COLOUR.sub("", line[:100_000].rstrip("\r")) for line in text.split("\n")]
 
 
 _OBSERVER = "PyTorchObserver "
@@ -30,15 +31,16 @@ _MODEL_PATH = re.compile(r"model_path=([^\s,]{1,1000})")
 _RUNNER = re.compile(r"executorch:(qnn_[a-z0-9_]{1,60}_runner)\.cpp")
 
 
-def read_executorch(lines: Sequence[str]) -> Iterator[ForeignRun]:
-    """Read a runner's log: one repetition for each query that it reports.
+def read_executorch(text: str) -> Iterator[ForeignRun]:
+    """Read a runner's log: one repetition for each query of a process that it reports.
 
     Raises:
         UnreadableError: a report cannot be read.
     """
     model, runner = "", "qnn_llama_runner"
     run: ForeignRun | None = None
-    for number, line in enumerate(lines, 1):
+    loaded = 0.0
+    for number, line in enumerate(_lines(text), 1):
         if (match := _MODEL_PATH.search(line)) is not None:
             model = PurePosixPath(match[1]).stem
         if (match := _RUNNER.search(line)) is not None:
@@ -46,19 +48,32 @@ def read_executorch(lines: Sequence[str]) -> Iterator[ForeignRun]:
         _, mark, report = line.partition(_OBSERVER)
         if not mark:
             continue
-        metrics = _observed(number, report)
+        metrics, start_s = _observed(number, report)
         prompt, new = (int(metrics[key]) for key in ("prompt_tokens", "generated_tokens"))
-        if run is None or (run.prompt_tokens, run.model) != (prompt, model):
+        if run is None or (run.prompt_tokens, run.model, loaded) != (prompt, model, start_s):
             if run is not None:
                 yield run
-            run = ForeignRun(number, runner, model=model, prompt_tokens=prompt, new_tokens=new)
+            run = ForeignRun(
+                number,
+                runner,
+                source="",
+                model=model,
+                prompt_tokens=prompt,
+                new_tokens=new,
+                created_at=moment_of(start_s),
+            )
+            loaded = start_s
+        run.source += report
         run.repetitions.append(metrics)
     if run is not None:
         yield run
 
 
-def _observed(number: int, report: str) -> dict[str, float]:
-    """Compute the metrics of a `PyTorchObserver` report as ExecuTorch's `print_report` does."""
+def _observed(number: int, report: str) -> tuple[dict[str, float], float]:
+    """Compute the metrics of a `PyTorchObserver` report as ExecuTorch's `print_report` does.
+
+    The second value is when its process began to load the model, in seconds by its clock.
+    """
     try:
         told = json.loads(report)
         second = float(told["SCALING_FACTOR_UNITS_PER_SECOND"])
@@ -71,6 +86,7 @@ def _observed(number: int, report: str) -> dict[str, float]:
             "ttft_s": (told["first_token_ms"] - begin) / second,
             "elapsed_s": (end - begin) / second,
         }
+        start_s = float(told["model_load_start_ms"]) / second
         spans = {
             "prefill_tokens_per_s": ("prompt_tokens", (prefilled - begin) / second),
             "decode_tokens_per_s": ("generated_tokens", (end - prefilled) / second),
@@ -83,10 +99,10 @@ def _observed(number: int, report: str) -> dict[str, float]:
     rates = {key: metrics[count] / span for key, (count, span) in spans.items() if span > 0}
     if metrics["ttft_s"] == 0:
         del metrics["ttft_s"]
-    return {**metrics, **rates}
+    return {**metrics, **rates}, start_s
 
 
-_CELL = re.compile(r"[│|]|\s{2,}")
+_CELL = re.compile(r"[│|\t]|\s{2,}")
 _AVERAGE = re.compile(r"avg \((s|ms|us|ns)\)")
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 _EVENTS = {
@@ -97,28 +113,32 @@ _EVENTS = {
 _TOOK = re.compile(rf"([0-9]{{1,9}}) inference took {_NUMBER} ms, avg {_NUMBER} ms")
 
 
-def read_etdump(lines: Sequence[str]) -> Iterator[ForeignRun]:
-    """Read what the inspector prints of an ETDump, or `qnn_executor_runner` of its calls.
+def read_etdump(text: str) -> Iterator[ForeignRun]:
+    """Read what the inspector prints or saves of ETDumps, or `qnn_executor_runner` of its calls.
 
-    The table has averages over all calls; other rows (operators, delegates in cycles) are left out.
+    Each table is a run. It has averages over all calls; other rows (operators, delegates in cycles)
+    are left out.
 
     Raises:
         UnreadableError: a row of the method cannot be read.
     """
-    run = ForeignRun(1, "qnn_executor_runner")
+    run = ForeignRun(1, "qnn_executor_runner", source="")
     columns: list[str] = []
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(_lines(text), 1):
         cells = [cell.strip() for cell in _CELL.split(line.strip(" │|")) if cell.strip()]
         if "event_name" in cells:
-            columns = cells
-            run.line = number
+            if run.repetitions or run.session:
+                yield run
+            run, columns = ForeignRun(number, "qnn_executor_runner", source=""), cells
         elif columns and (event := next((cell for cell in cells if cell in _EVENTS), None)):
             value = _average(number, columns, cells)
+            run.source += line
             if _EVENTS[event] == "inference_s":
                 run.repetitions.append({"inference_s": value})
             else:  # loading contains the initialization, and comes after it
                 run.session[_EVENTS[event]] = max(value, run.session.get(_EVENTS[event], 0.0))
         elif (match := _TOOK.search(line)) is not None:
+            run.source += line
             run.repetitions.append({"inference_s": float(match[3]) * 1e-3})
     if run.repetitions or run.session:
         yield run
@@ -159,7 +179,7 @@ _BUILD = re.compile(r"^MLLM Build Version\s*: (.{1,100})$")
 _QUERY = re.compile(r"^\s*Run [0-9]{1,9} of [0-9]{1,9}|Performance Summary|^Prefill Tokens: ")
 
 
-def read_mllm(lines: Sequence[str]) -> Iterator[ForeignRun]:
+def read_mllm(text: str) -> Iterator[ForeignRun]:
     """Read a log of mllm: one repetition for each round or summary; averages are left out.
 
     Raises:
@@ -167,10 +187,13 @@ def read_mllm(lines: Sequence[str]) -> Iterator[ForeignRun]:
     """
     told = {"model": "", "version": "", "PP": "", "TG": ""}
     run: ForeignRun | None = None
-    for number, each in enumerate(lines, 1):
+    for number, each in enumerate(_lines(text), 1):
         line = each.removeprefix("[A] ")  # version 1 prints its figures after the answer's mark
         if (match := _BENCHMARK.match(line)) is not None:
             told["model"] = match[1].strip()
+            if run is not None:
+                yield run
+                run = None
         elif (match := _BUILD.match(line)) is not None:
             told["version"] = match[1].strip()
         elif (match := _LENGTH.match(line)) is not None:
@@ -182,6 +205,7 @@ def read_mllm(lines: Sequence[str]) -> Iterator[ForeignRun]:
             run = run or _mllm_run(number, told)
             run.repetitions.append({})
         if run is not None and (match := _FIGURE.match(line)) is not None:
+            run.source += line
             run.repetitions[-1].update(_figure(number, match[1], match[2]))
     if run is not None:
         yield run
@@ -191,6 +215,7 @@ def _mllm_run(number: int, told: Mapping[str, str]) -> ForeignRun:
     return ForeignRun(
         number,
         "mllm",
+        source="",
         model=told["model"],
         versions={"mllm": told["version"]} if told["version"] else {},
         prompt_tokens=int(told["PP"]) if told["PP"] else None,

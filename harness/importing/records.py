@@ -27,18 +27,27 @@ class ForeignRun:
 
     Attributes:
         line: where it begins in the file, from 1.
-        model: the model's name; empty if the file does not tell.
         runner: the program that ran.
-        settings: what else the file tells of how it was measured; runs with other settings are
-            not comparable.
+        source: the text that tells of it, by which it is known when it is imported again.
+        model: the model's name; empty if the file does not tell.
+        precision: bits, in the tool's words.
+        device_model: what computed, as far as told: model of the device, and its processor or
+            backend.
+        created_at: when it began, if the file tells.
+        before_end_s: seconds from its beginning to the last thing that the file tells of, where
+            its clock has no date.
+        settings: what else the file tells of how it was measured.
         versions: of the tool and its parts.
+        labels: names that the user gave the test.
         repetitions: metrics of each measured repetition.
         session: metrics that were measured once.
     """
 
     line: int
     runner: str
+    source: str
     model: str = ""
+    precision: str | None = None
     prompt_tokens: int | None = None
     depth_tokens: int | None = None
     new_tokens: int | None = None
@@ -46,8 +55,10 @@ class ForeignRun:
     container_bytes: int | None = None
     parameters: int | None = None
     created_at: datetime | None = None
+    before_end_s: float = 0.0
     settings: Mapping[str, JsonScalar] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
     repetitions: list[dict[str, float]] = field(default_factory=list)
     session: dict[str, float] = field(default_factory=dict)
 

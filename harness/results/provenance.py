@@ -1,5 +1,6 @@
 """Provenance of a result: versions, the host, the user's git commit, the writing process."""
 
+import functools
 import importlib.metadata
 import os
 import platform
@@ -65,6 +66,7 @@ def capture(
     )
 
 
+@functools.cache
 def own_version() -> str:
     """Return the version of qnnfarm."""
     return importlib.metadata.version("qnnfarm")

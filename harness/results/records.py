@@ -260,7 +260,7 @@ class Origin(Record):
     Attributes:
         tool: that wrote the file, e.g. `llama-bench`.
         file: its name, without folders.
-        sha256: hash of its content.
+        sha256: hash of the text in it that tells of the run, by which the run is known.
     """
 
     tool: Annotated[StorableText, Field(min_length=1)]

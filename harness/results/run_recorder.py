@@ -215,7 +215,7 @@ def insert_run(connection: Connection, location: str, run: Run) -> None:
     """
     values = {**row_of(run), "writer": this_writer()}
     with _conflicts(location, run.id, "it exists already"):
-        connection.execute(insert(schema.runs).values(values))
+        connection.execute(insert(schema.runs), values)
     _insert_measurements(connection, location, run.id, run.measurements)
 
 
@@ -227,7 +227,7 @@ def insert_artifact(connection: Connection, location: str, run_id: str, artifact
     """
     row = {"run_id": run_id, **artifact.model_dump()}
     with _conflicts(location, run_id, f"an artifact {artifact.name!r} exists already"):
-        connection.execute(insert(schema.artifacts).values(row))
+        connection.execute(insert(schema.artifacts), row)
 
 
 def _insert_measurements(

@@ -213,30 +213,33 @@ class ResultsStore(Closeable):
         with self.database.writing() as connection:
             insert_run(connection, self.location, run)
 
+    def known_origins(self, tool: str) -> frozenset[str]:
+        """Return the hashes of all runs that were imported from files of a tool."""
+        with self.database.reading() as connection:
+            return _known_origins(connection, tool)
+
     def import_runs(
         self, runs: Sequence[Run], name: str, content: bytes, kind: ArtifactKind
-    ) -> bool:
-        """Write runs that were read from another tool's file, and keep the file with each.
-
-        Returns False, and writes nothing, if its content was imported before.
+    ) -> tuple[Run, ...]:
+        """Write the runs of another tool's file that nobody imported before; return those.
 
         Args:
+            runs: of one tool.
             name: of the file.
-            content: the file, whose SHA-256 is that of the runs' origin.
+            content: kept with each of them.
 
         Raises:
-            ArtifactError: the file cannot be kept.
+            ArtifactError: the content cannot be kept.
         """
         sha256 = ArtifactFolder.of(self.location).put(content)
         artifact = Artifact(name=name[:200], kind=kind, sha256=sha256, size_bytes=len(content))
-        known = select(schema.runs.c.id).where(schema.runs.c.origin_sha256 == sha256).limit(1)
         with self.database.writing() as connection:
-            if connection.scalar(known) is not None:
-                return False
-            for run in runs:
+            known = _known_origins(connection, *{run.origin.tool for run in runs if run.origin})
+            new = tuple(run for run in runs if run.origin and run.origin.sha256 not in known)
+            for run in new:
                 insert_run(connection, self.location, run)
                 insert_artifact(connection, self.location, run.id, artifact)
-        return True
+        return new
 
     def begin_run(self, run: Run) -> RunRecorder:
         """Write a run that begins, before anything can go wrong with it.
@@ -463,6 +466,13 @@ def select_runs(wanted: RunFilter) -> Select[Any]:
         query = query.where(table.c.created_at >= wanted.since)
     unsure = unsure or wanted.container is not None or bool(wanted.labels)
     return query if unsure or wanted.newest is None else query.limit(wanted.newest)
+
+
+def _known_origins(connection: Connection, *tools: str) -> frozenset[str]:
+    table = schema.runs.c
+    return frozenset(
+        connection.scalars(select(table.origin_sha256).where(table.origin_tool.in_(tools)))
+    )
 
 
 def _measurements(connection: Connection, query: Select[Any]) -> Mapping[str, Sequence[RowMapping]]:

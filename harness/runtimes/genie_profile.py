@@ -9,7 +9,7 @@ read from files that Genie 1.21 wrote.
 import json
 import math
 import reprlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
@@ -28,7 +28,7 @@ _METRICS = {
     "token-generation-rate": "decode_tokens_per_s",
     "token-acceptance-rate": "token_acceptance_rate",
 }
-_REQUIRED = frozenset(_METRICS.values()) - {"decode_tokens_per_s", "token_acceptance_rate"}
+REQUIRED = frozenset(_METRICS.values()) - {"decode_tokens_per_s", "token_acceptance_rate"}
 # unit in the profile -> factor to the unit of our metric (s, tokens, tokens/s)
 _UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0} | dict.fromkeys(
     ("toks/sec", "tokens/s", "toks/iteration", ""), 1.0
@@ -55,7 +55,8 @@ def parse_figures(text: str, device: str) -> dict[str, float]:
         RuntimeOutputError: not a profile, or a figure without a known unit.
     """
     try:
-        return dict(_figures(json.loads(text)["components"]))
+        events = [e for component in json.loads(text)["components"] for e in component["events"]]
+        return {metric: value for event in events for metric, value in figures_of(event).items()}
     except _UNREADABLE as error:
         raise RuntimeOutputError(
             device, f"unreadable Genie profile: {error}", text[-500:]
@@ -64,7 +65,7 @@ def parse_figures(text: str, device: str) -> dict[str, float]:
 
 def lacks_figures(figures: Mapping[str, float]) -> bool:
     """Return whether a profile has not told of its query: of one come all figures, or none."""
-    return not figures.keys() >= _REQUIRED
+    return not figures.keys() >= REQUIRED
 
 
 def complete_figures(
@@ -79,7 +80,7 @@ def complete_figures(
         RuntimeOutputError: one is missing all the same.
     """
     metrics = {**clocked, **figures}
-    missing = _REQUIRED - metrics.keys()
+    missing = REQUIRED - metrics.keys()
     if missing:
         reason = f"the Genie profile lacks {', '.join(sorted(missing))}"
         raise RuntimeOutputError(device, reason, profile[-500:])
@@ -179,12 +180,13 @@ def find_early_end(
     return EarlyEnd(count, asked, None)
 
 
-def _figures(components: Any) -> Iterator[tuple[str, float]]:  # noqa: ANN401  (raw JSON)
-    for component in components:
-        for event in component["events"]:
-            for name, metric in _METRICS.items():
-                if name in event:
-                    yield metric, _value(name, event[name])
+def figures_of(event: Mapping[str, Any]) -> dict[str, float]:
+    """Return the metrics that one event of a profile has, in our units.
+
+    Raises:
+        TypeError, ValueError: a figure without a known unit, or no number.
+    """
+    return {metric: _value(name, event[name]) for name, metric in _METRICS.items() if name in event}
 
 
 def _value(name: str, figure: Any) -> float:  # noqa: ANN401  (raw JSON)

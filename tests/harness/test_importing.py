@@ -5,6 +5,8 @@ The sources of the formats stand in `harness/importing`.
 
 import json
 import random
+from collections.abc import Iterable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from harness.results import frames
 from harness.results.records import Run
 from harness.results.store import ResultsStore
 
+LATER = datetime(2026, 11, 20, tzinfo=UTC)
 FILES = Path(__file__).parents[1] / "fixtures" / "imports"
 
 
@@ -47,6 +50,71 @@ def test_llama_bench(name: str) -> None:
     assert prefill.provenance.toolchain_versions == {"llama.cpp": "8cf427ff (5163)"}
     assert prefill.workload.sampler["n_threads"] == 8
     assert prefill.device.soc == "SM8750"
+    assert prefill.device.model is not None
+    assert prefill.device.model.endswith("RTX 4080, CUDA")  # what computed is the device
+
+
+@pytest.mark.parametrize(
+    ("name", "speeds"),
+    [
+        ("llama-bench.csv", (7766.420235, 1861.346050, 2104.228072, 2470.742511)),
+        ("llama-bench.sql", (19124.711548, 6581.677323, 6757.750114, 12994.295442)),
+        ("llama-bench.md", (8422.77, 5988.04, 3509.66, 7594.46)),
+    ],
+)
+def test_means_of_llama_bench(name: str, speeds: tuple[float, ...]) -> None:
+    """The files are what Debian's llama-bench printed with `-p 16 -n 8 -pg 16,8 -d 0,8`."""
+    found = read(name, Facts(created_at=LATER))
+    metrics = ("prefill_tokens_per_s", "decode_tokens_per_s", "total_tokens_per_s")
+    cells = [
+        (run.workload.prompt_tokens, run.workload.max_new_tokens, run.workload.depth_tokens)
+        for run in found.runs
+    ]
+    tests = [(16, None), (None, 8), (16, 8)]
+    assert cells == [(*test, depth) for depth in (None, 8) for test in tests]
+    measured = [run.values(metrics[number % 3])[0] for number, run in enumerate(found.runs)]
+    assert measured[:4] == pytest.approx(speeds, abs=1e-6)
+    run = found.runs[0]
+    assert run.provenance.toolchain_versions == {"llama.cpp": "Debian (11669)"}
+    size, weights = run.container.size_bytes or 0, run.container.parameters or 0
+    assert (size, weights) == pytest.approx((951552, 237888), rel=0.02)
+    assert run.device.model == ("CPU" if name.endswith("md") else "AMD EPYC, CPU")
+
+
+ENCODINGS = {"UTF-8 with a mark": "utf-8-sig", "PowerShell": "utf-16"}
+
+
+@pytest.mark.parametrize("name", ["llama-bench.json", "llama-bench.jsonl", "llama-bench.csv"])
+@pytest.mark.parametrize("encoding", ENCODINGS.values(), ids=ENCODINGS.keys())
+def test_noise_around_rows_and_byte_order_marks(tmp_path: Path, name: str, encoding: str) -> None:
+    noise = "[INFO] ggml_cuda_init: found 1 CUDA devices:\n  Device 0: RTX, compute 8.9, VMM: yes\n"
+    text = (FILES / name).read_text(encoding="utf-8")
+    noisy = text.replace("  },\n", "  }load: done\n,\n").replace("\n{", f"\n{noise}{{")
+    path = tmp_path / name
+    path.write_text(f"{noise}{noisy}{noise}", encoding=encoding)
+    assert measured_of(read_runs(path).runs) == measured_of(read(name).runs)
+
+
+def measured_of(runs: Iterable[Run]) -> list[object]:
+    return [(run.workload, run.origin and run.origin.sha256, run.measurements) for run in runs]
+
+
+def test_settings_that_one_night_sweeps_are_labels(tmp_path: Path) -> None:
+    """A night later another setting is a fact of that night: its series goes on."""
+    lines = (FILES / "llama-bench.jsonl").read_text(encoding="utf-8").splitlines()
+    night = "2025-04-24T11:58:50Z"
+    rows = [
+        lines[0].replace('"n_threads": 8', f'"n_threads": {threads}').replace(night, when)
+        for threads, when in (
+            (8, night),
+            (4, "2025-04-24T12:10:00Z"),
+            (2, "2025-04-25T12:00:00Z"),
+        )
+    ]
+    path = tmp_path / "sweep.jsonl"
+    path.write_text("\n".join([*rows, lines[1]]))
+    labels = [dict(run.labels) for run in read_runs(path).runs]
+    assert labels == [{"n_threads": "8"}, {"n_threads": "4"}, {}, {}]
 
 
 def test_llama_bench_of_both_phases_behind_a_depth() -> None:
@@ -63,6 +131,49 @@ def test_a_genie_profile() -> None:
     assert run.values("init_s") == pytest.approx((1.22,))
     assert (run.container.model, run.container.precision) == ("llama", "W4A16")
     assert (run.device.serial, run.workload.runner) == ("phone-3", "genie-t2t-run")
+
+
+def test_each_query_of_a_genie_profile_has_its_own_time() -> None:
+    """A phone's clock counts from its start: the last query ended when the file was written."""
+    first, second = read("genie-queries.json", Facts(created_at=LATER)).runs
+    assert first.values("decode_tokens_per_s") == (38.52,)
+    assert second.values("decode_tokens_per_s") == (17.5,)
+    assert first.values("init_s") == pytest.approx((1.124713,))
+    assert second.values("init_s") == ()
+    assert (first.workload.prompt_tokens, second.workload.prompt_tokens) == (823, 64)
+    assert (LATER - first.created_at).total_seconds() == pytest.approx(60)
+    assert (LATER - second.created_at).total_seconds() == pytest.approx(2)
+
+
+def test_a_cell_of_geniex_bench() -> None:
+    run = only("geniex-bench.json")
+    assert run.values("ttft_s") == pytest.approx((0.049758, 0.0474, 0.0521))
+    assert run.values("prefill_tokens_per_s") == (102.1, 110.3, 98.0)
+    assert run.values("decode_tokens_per_s") == (60.9, 62.5, 58.1)
+    assert (run.workload.prompt_tokens, run.workload.max_new_tokens) == (42, 128)
+    assert run.workload.sampler["n_threads"] == 4
+    assert (run.container.model, run.device.model) == ("Qwen_Qwen3-0.6B-Q4_0", "npu (llama_cpp)")
+    assert run.labels == {"cell": "Qwen3-0.6B-llama_cpp-npu"}
+
+
+def test_what_executorchs_benchmark_app_writes() -> None:
+    vision, llama = read("executorch-app.json").runs
+    assert vision.values("inference_s") == pytest.approx((0.00125,))
+    assert vision.values("init_s") == pytest.approx((0.0335,))
+    assert llama.values("decode_tokens_per_s") == (38.5,)
+    assert llama.values("elapsed_s") == pytest.approx((4.0005,))
+    assert (vision.container.model, vision.container.precision) == ("mv2", "q8")
+    assert vision.device.model == "samsung SM-S921B, Android 14, qnn"
+
+
+def test_records_of_pytorchs_benchmark_database() -> None:
+    npu, cpu = read("executorch-database.json").runs
+    assert npu.values("inference_s") == pytest.approx((0.00125, 0.0015))
+    assert npu.values("init_s") == pytest.approx((0.0335,))
+    assert npu.created_at.isoformat() == "2025-07-20T08:26:40+00:00"
+    assert npu.provenance.toolchain_versions == {"executorch": "abc123"}
+    assert npu.device.model == "samsung_galaxy_s24, Android 14, qnn_q8"
+    assert cpu.values("inference_s") == pytest.approx((0.009,))
 
 
 def test_an_ai_hub_profile() -> None:
@@ -83,6 +194,7 @@ def test_a_log_of_qnn_llama_runner() -> None:
     assert run.values("ttft_s") == pytest.approx((0.056,))
     assert (run.container.model, run.workload.runner) == ("hybrid_llama_qnn", "qnn_llama_runner")
     assert run.workload.prompt_tokens == 31
+    assert run.created_at.isoformat() == "2025-01-07T06:21:56.307000+00:00"
 
 
 @pytest.mark.parametrize(
@@ -90,6 +202,7 @@ def test_a_log_of_qnn_llama_runner() -> None:
     [
         ("etdump.txt", 0.0011259, 3.8477e-5),
         ("etdump-box.txt", 0.00465, 0.0874802),
+        ("etdump.tsv", 9.88706e-05, 2.2762e-05),
         ("qnn-executor-runner.log", 0.00365, None),
     ],
 )
@@ -135,6 +248,26 @@ def damaged(tmp_path: Path, name: str, old: str, new: str) -> Path:
         ("llama-bench.jsonl", "[500.0, 501.0]", "[-1.0]", r"line 3: total_tokens_per_s cannot"),
         ("llama-bench.json", '"n_prompt": 0,', '"n_prompt": -4,', r"line 51: n_prompt is '-4'"),
         ("llama-bench.json", "\n]", "", r"line \d+: the array does not end"),
+        ("llama-bench.json", "[\n  {", "[\n  (", r"line 3: it is no JSON"),
+        ("llama-bench.jsonl", '{"build_commit": "8cf', '"build": "8cf', r"line 1: it is no JSON"),
+        ("llama-bench.csv", '"16","0","0",', '"16","0",', r"line 2: it has 41 values for 42 names"),
+        ("llama-bench.sql", "'2048', '512'", "'2048'", r"line 46: it has 41 values for 42 names"),
+        ("llama-bench.md", "pp16 ", "xy16 ", r"line 3: test 'xy16' is no pp, tg or both"),
+        ("llama-bench.md", "8422.77", "fast", r"line 3: 'fast' is not a number"),
+        ("genie-queries.json", "num-generated-tokens", "x", r"line 1: a query lacks generated"),
+        ("geniex-bench.json", "102.1", '"x"', r"line 1: 'x' is not a number"),
+        (
+            "executorch-app.json",
+            '"load_status","actualValue":0.0',
+            '"load_status","actualValue":32',
+            r"line 1: the job failed",
+        ),
+        (
+            "executorch-database.json",
+            '"model_load',
+            '"FAILURE_REPORT", "x": "',
+            r"line \d+: the job",
+        ),
         ("genie-profile.json", '"toks/sec"', '"furlongs"', r"line 1: unreadable Genie profile"),
         ("ai-hub-profile.json", "3700", "null", r"line 1: 'None' is not a number"),
         ("qnn-llama-runner.log", '"first_token_ms":', '"x":', r"line 6: the report lacks 'first"),
@@ -164,7 +297,8 @@ def test_the_rest_can_be_imported_without_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("| model | t/s |\n", "llama-bench it takes -o json"),
+        ("| model | t/s |\n", "it has no results that llama-bench writes"),
+        ("....ED00", "it is an ETDump itself: import what"),
         ("hello", "no known tool writes this: --tool is one of llama-bench, genie"),
         ('[{"samples_ts": 1},', "line 1: it lacks"),
         ('{"components": [' + "[" * 100_000, "line 1"),
@@ -205,7 +339,7 @@ def test_a_file_is_imported_once_and_kept(tmp_path: Path) -> None:
     with ResultsStore.open(tmp_path / "results.db") as store:
         first = import_file(store, FILES / "llama-bench.json", Facts(labels={"phone": "x"}))
         again = import_file(store, FILES / "llama-bench.json")
-        assert (len(first.runs), again.runs) == (2, ())
+        assert (len(first.runs), again.runs, again.known) == (2, (), 2)
         assert store.list_runs() == tuple(sorted(first.runs, key=lambda run: run.created_at))
         (kept,) = store.artifacts(first.runs[0].id)
         assert store.read_artifact(kept) == (FILES / "llama-bench.json").read_bytes()
@@ -213,6 +347,44 @@ def test_a_file_is_imported_once_and_kept(tmp_path: Path) -> None:
     assert set(rows["origin_tool"]) == {"llama-bench"}
     assert set(rows["origin_file"]) == {"llama-bench.json"}
     assert set(rows["labels.phone"]) == {"x"}
+
+
+@pytest.mark.parametrize(
+    ("name", "cut", "runs"),
+    [
+        ("llama-bench.jsonl", 1, 3),
+        ("llama-bench.csv", 3, 6),
+        ("mllm-llm-benchmark.log", 38, 2),
+    ],
+)
+def test_of_a_file_that_grew_only_the_new_rows(
+    tmp_path: Path, name: str, cut: int, runs: int
+) -> None:
+    """`llama-bench -o jsonl >> file`, imported each night."""
+    lines = (FILES / name).read_text(encoding="utf-8").splitlines(keepends=True)
+    path = tmp_path / name
+    with ResultsStore.open(tmp_path / "results.db") as store:
+        path.write_text("".join(lines[:cut]))
+        before = import_file(store, path)
+        path.write_text("".join(lines))
+        after = import_file(store, path)
+        assert after.known == len(before.runs) > 0
+        assert len(before.runs) + len(after.runs) == runs == len(store.list_runs())
+        (kept,) = store.artifacts(after.runs[0].id)
+        grown = "".join(lines[after.lines[after.known] - 1 :])
+        assert store.read_artifact(kept).decode() == grown
+
+
+def test_equal_figures_of_two_nights_are_two_runs(tmp_path: Path) -> None:
+    """A table has no time: its second night may have the figures of the first."""
+    text, path = (FILES / "llama-bench.md").read_text(encoding="utf-8"), tmp_path / "nights.md"
+    with ResultsStore.open(tmp_path / "results.db") as store:
+        for nights in (1, 2):
+            path.write_text(text * nights)
+            assert len(import_file(store, path).runs) == 6
+        path.write_text(text)
+        date = Facts(created_at=LATER)
+        assert [len(import_file(store, path, facts).runs) for facts in (None, date)] == [0, 6]
 
 
 def test_the_command(tmp_path: Path) -> None:
@@ -230,7 +402,7 @@ def test_the_command(tmp_path: Path) -> None:
 def test_one_bad_file_makes_no_database(tmp_path: Path) -> None:
     bad = damaged(tmp_path, "llama-bench.json", "[\n  {", "[\n  (")
     db = tmp_path / "results.db"
-    with pytest.raises(ImportedFileError, match="line 2"):
+    with pytest.raises(ImportedFileError, match="line 3"):
         CliRunner().invoke(
             app,
             ["import", str(FILES / "etdump.txt"), str(bad), "--db", str(db)],

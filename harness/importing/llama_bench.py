@@ -1,0 +1,183 @@
+"""Readers of llama-bench's results in all forms of its `-o`: json, jsonl, csv, sql and md.
+
+Source: https://github.com/ggml-org/llama.cpp/tree/master/tools/llama-bench, "Output formats". JSON
+has each repetition; the other forms have only the mean of a test, which becomes its one repetition.
+A table in markdown has no time, and names its settings as llama-bench shows them (`ngl`).
+"""
+
+import csv
+import re
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import PureWindowsPath
+
+from harness.importing.json_files import UNREADABLE, Entry, canonical, is_scalar, number, reason_of
+from harness.importing.records import ForeignRun, UnreadableError
+
+_FACTS = frozenset(
+    (
+        "avg_ns", "avg_ts", "stddev_ns", "stddev_ts", "samples_ns", "samples_ts", "test_time",
+        "build_commit", "build_number", "cpu_info", "gpu_info", "backends", "model_filename",
+        "model_type", "model_size", "model_n_params", "n_prompt", "n_gen", "n_depth", "test",
+    )
+)  # fmt: skip
+"""Fields with a place of their own; all others are settings."""
+
+
+def read_test(line: int, entry: Entry) -> Iterator[ForeignRun]:
+    """Read one test: prompt processing, text generation, or both."""
+    prompt, new, depth = (_count(entry, key) for key in ("n_prompt", "n_gen", "n_depth"))
+    metric = "decode_tokens_per_s" if new else "prefill_tokens_per_s"
+    metric = "total_tokens_per_s" if prompt and new else metric
+    samples = entry.get("samples_ts", [entry.get("avg_ts")])
+    if not isinstance(samples, list) or not samples:
+        raise ValueError("samples_ts is not a list of numbers")
+    # What computes is a device of its own: the same machine has a CPU and a GPU.
+    parts = (str(entry.get(key) or "") for key in ("cpu_info", "gpu_info", "backends"))
+    commit, build = entry.get("build_commit"), entry.get("build_number")
+    file = entry.get("model_filename")
+    yield ForeignRun(
+        line,
+        "llama-bench",
+        source=canonical(entry),
+        model=str(entry["model_type"]) if file is None else PureWindowsPath(str(file)).stem,
+        prompt_tokens=prompt,
+        depth_tokens=depth,
+        new_tokens=new,
+        device_model=", ".join(filter(None, map(str.strip, parts))) or None,
+        container_bytes=_count(entry, "model_size") or None,
+        parameters=_count(entry, "model_n_params") or None,
+        created_at=_moment(entry["test_time"]) if "test_time" in entry else None,
+        settings={
+            key: value for key, value in entry.items() if key not in _FACTS and is_scalar(value)
+        },
+        versions={"llama.cpp": f"{commit} ({build})"} if commit else {},
+        repetitions=[{metric: number(speed)} for speed in samples],
+    )
+
+
+def read_csv(text: str) -> Iterator[ForeignRun | UnreadableError]:
+    """Read `-o csv`; other lines, which the tool printed meanwhile, are left out."""
+    names: list[str] = []
+    for line, row in enumerate(text.split("\n"), 1):
+        fields = next(csv.reader([row.strip("\r")]), [])
+        if fields[:1] == ["build_commit"]:
+            names = fields
+        elif names and (row.startswith('"') or len(fields) == len(names)):
+            yield from _read_row(line, names, fields)
+
+
+_INSERT = re.compile(r"INSERT INTO \w+ \(([\w, ]+)\) VALUES \((.*)\);\s*")
+_SQL_VALUE = re.compile(r"\s*(?:'((?:[^']|'')*)'|([^',]*))\s*(?:,|\Z)")
+
+
+def read_sql(text: str) -> Iterator[ForeignRun | UnreadableError]:
+    """Read the rows that `-o sql` inserts."""
+    for line, row in enumerate(text.split("\n"), 1):
+        if row.startswith("INSERT INTO"):
+            match = _INSERT.fullmatch(row)
+            if match is None:
+                yield UnreadableError(line, "it is no whole INSERT statement")
+                continue
+            values = [found[0] or found[1] for found in _SQL_VALUE.findall(match[2])]
+            values = values[:-1] if values[-1:] == [""] and not match[2].endswith(",") else values
+            yield from _read_row(line, match[1].split(", "), values)
+
+
+def _read_row(
+    line: int, names: Sequence[str], values: Sequence[str]
+) -> Iterator[ForeignRun | UnreadableError]:
+    if len(names) != len(values):
+        yield UnreadableError(line, f"it has {len(values)} values for {len(names)} names")
+        return
+    texts = {"build_commit", "test_time", "model_filename", "model_type"}
+    pairs = zip(names, values, strict=True)
+    entry = {name: value if name in texts else _parsed(value) for name, value in pairs}
+    try:
+        yield from read_test(line, entry)
+    except UNREADABLE as error:
+        yield UnreadableError(line, reason_of(error))
+
+
+_RULE = re.compile(r"[\s|:-]+")
+_TEST = re.compile(r"(?:pp ?([0-9]+))?\+?(?:tg ?([0-9]+))?(?: @ d([0-9]+))?")
+_BUILD = re.compile(r"build: (\S{1,60}) \(([0-9]{1,9})\)\s*")
+_AMOUNT = re.compile(r"([0-9.]+) (GiB|MiB|B|M)")
+_UNITS = {"GiB": 2.0**30, "MiB": 2.0**20, "B": 1e9, "M": 1e6}
+
+
+def read_markdown(text: str) -> Iterator[ForeignRun | UnreadableError]:
+    """Read tables of `-o md`, with the line below that names the build."""
+    names: list[str] = []
+    rows: list[tuple[int, dict[str, object]]] = []
+    for line, row in enumerate([*text.split("\n"), ""], 1):
+        cells = [cell.strip() for cell in row.strip().strip("|").split("|")]
+        build = _BUILD.fullmatch(row)
+        if build is not None or "t/s" in cells:
+            yield from _read_cells(rows, build.groups() if build else ())
+            names, rows = [] if build else cells, []
+        elif names and row.lstrip().startswith("|") and not _RULE.fullmatch(row):
+            if len(cells) != len(names):
+                yield UnreadableError(line, f"it has {len(cells)} cells under {len(names)} names")
+                continue
+            rows.append((line, dict(zip(names, cells, strict=True))))
+    yield from _read_cells(rows, ())
+
+
+def _read_cells(
+    rows: Sequence[tuple[int, dict[str, object]]], build: Sequence[str]
+) -> Iterator[ForeignRun | UnreadableError]:
+    for line, cells in rows:
+        try:
+            yield from read_test(line, _entry_of(cells, build))
+        except UNREADABLE as error:
+            yield UnreadableError(line, reason_of(error))
+
+
+def _entry_of(cells: dict[str, object], build: Sequence[str]) -> Entry:
+    """Convert a row of a table to the fields that the other forms have."""
+    told = {name: str(value) for name, value in cells.items()}
+    test = _TEST.fullmatch(told.pop("test"))
+    if test is None:
+        raise ValueError(f"test {cells['test']!r} is no pp, tg or both")
+    prompt, new, depth = (int(each or 0) for each in test.groups())
+    return {
+        "model_type": told.pop("model"),
+        "model_size": _amount(told.pop("size")),
+        "model_n_params": _amount(told.pop("params")),
+        "backends": told.pop("backend"),
+        "n_prompt": prompt,
+        "n_gen": new,
+        "n_depth": depth,
+        "avg_ts": _parsed(told.pop("t/s").partition("±")[0].strip()),
+        **dict(zip(("build_commit", "build_number"), build, strict=False)),
+        **{name: _parsed(value) for name, value in told.items()},
+    }
+
+
+def _amount(text: str) -> int:
+    match = _AMOUNT.fullmatch(text)
+    return 0 if match is None else round(float(match[1]) * _UNITS[match[2]])
+
+
+def _parsed(text: str) -> object:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _count(entry: Entry, key: str) -> int:
+    value = entry.get(key, 0) if key == "n_depth" else entry[key]  # older versions have no depth
+    if value is None and key.startswith("model"):  # qnnfarm's own rows may not know it
+        return 0
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"{key} is {str(value)[:40]!r}, no number of things")
+    return value
+
+
+def _moment(text: object) -> datetime:
+    moment = datetime.fromisoformat(str(text))
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
