@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 from harness.results.history import JUDGED_METRICS
-from harness.results.identity import SpeedKey, container_name, describe_scored, place
+from harness.results.identity import container_name, describe_scored, place
 from harness.results.means import RunMeans
 from harness.results.metrics import METRICS, Metric, find_metric
 from harness.results.records import Run
@@ -162,7 +162,7 @@ def _length_figure(subjects: Sequence[Subject], key: str, length: str) -> Figure
         x = one.newest.workload.prompt_tokens if length == "prompt" else container.cl
         if point is None or x is None:
             continue
-        workload = SpeedKey.of(one.newest).label
+        workload = one.series[0].workload
         other = f"CL {container.cl}" if length == "prompt" else workload
         line = ", ".join(filter(None, (_line_name(one), other)))
         rows.append((line, float(x), shown(metric, point.values[key]), point.at))

@@ -68,7 +68,7 @@ def _row(row: Row) -> dict[str, object]:
         "soc": row.subject.soc,
         "target": row.subject.target,
         "emulator": row.subject.emulator,
-        "container_sha256": row.subject.container_sha256,
+        "container_sha256": row.sha256,
         **_container(row.container),
         "workload": row.label,
         "notes": list(row.notes),
@@ -97,14 +97,14 @@ def _cell(cell: Cell) -> dict[str, object]:
 
 
 def _perplexity(row: PerplexityRow) -> dict[str, object]:
-    definition = row.key.definition
+    definition = row.subject.scored
     return {
-        "model": row.key.subject.model,
-        "target": row.key.subject.target,
-        "emulator": row.key.subject.emulator,
-        "container_sha256": row.key.subject.container_sha256,
+        "model": row.subject.model,
+        "target": row.subject.target,
+        "emulator": row.subject.emulator,
+        "container_sha256": row.container.sha256,
         **_container(row.container),
-        "dataset_sha256": row.key.dataset_sha256,
+        "dataset_sha256": row.subject.text or None,
         "definition": definition.model_dump() if definition else None,
         "runs": [run.id for run in row.runs],
         **row.values,
@@ -120,7 +120,7 @@ def _container(container: ContainerInfo | None) -> dict[str, object]:
 
 def _values(row: PerplexityRow) -> dict[str, object]:
     """Return the values, and how much text they are over."""
-    definition = row.key.definition
+    definition = row.subject.scored
     scored = {"windows": definition.windows, "tokens": definition.tokens} if definition else {}
     return {**row.values, **scored}
 

@@ -14,7 +14,14 @@ from harness.results.history import Series, find_series
 from harness.results.identity import place
 from harness.results.means import RunMeans, read_means
 from harness.results.metrics import Metric, find_metric
-from harness.results.records import SIDES, Artifact, ComparisonRecord, RepetitionTelemetry, Run
+from harness.results.records import (
+    SIDES,
+    Artifact,
+    ComparisonRecord,
+    RepetitionTelemetry,
+    Run,
+    RunHead,
+)
 from harness.results.store import EVERYTHING, ResultsStore, RunFilter, select_runs
 from harness.results.timeline import UNTRACED, Traces, build_timeline, read_traces
 from harness.words import pluralize
@@ -110,7 +117,7 @@ class Results:
         """Wrap runs that are in memory with their measurements, oldest first."""
         ordered = sorted(runs, key=lambda run: (run.created_at, run.id))
         measured = tuple(map(RunMeans.of, ordered))
-        series = find_series(measured)
+        series = find_series(measured, [RunHead.of(run) for run in ordered])
         subjects, listing = find_subjects(series), list_runs(ordered)
         return cls(name, measured, subjects, listing, tuple(ordered), assess(series, ()))
 
@@ -253,7 +260,7 @@ def load(
         found = read_means(store.database, query)
         measured = tuple(one for one in found if query is None or wanted.matches(one.run))
         runs = [one.run for one in measured]
-        series = find_series(measured)
+        series = find_series(measured, store.heads())
         subjects, listing = find_subjects(series), list_runs(runs)
         present = find_present(subjects)
         newest = [run.id for run in runs if run.id in present or run.label in SIDES]

@@ -8,12 +8,11 @@ from types import MappingProxyType
 from typing import Literal, TypeVar
 
 from harness.results.identity import (
-    PerplexityKey,
-    SpeedKey,
+    OF_DEVICE,
     Subject,
     container_name,
+    describe_changes,
     describe_scored,
-    find_differences,
 )
 from harness.results.metrics import Metric, find_metric
 from harness.results.perplexity import (
@@ -30,6 +29,7 @@ from harness.results.records import ContainerInfo, Run
 from harness.results.stability import Stability, grade_runs
 from harness.results.statistics import summary as stats
 from harness.results.statistics.summary import Stats
+from harness.words import pluralize
 
 SPEED_METRICS = (
     "prefill_tokens_per_s",
@@ -83,9 +83,9 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class PerplexityRow:
-    """Perplexity of one subject over one text, on the device and on the host."""
+    """Perplexity of one container over one text, on the device and on the host."""
 
-    key: PerplexityKey
+    subject: Subject
     runs: tuple[Run, ...]
     values: Mapping[str, float]
     remarks: tuple[str, ...]
@@ -98,12 +98,12 @@ class PerplexityRow:
     @property
     def scored(self) -> str:
         """Amount of text that it is over: `8 windows, 1,280 tokens`."""
-        return describe_scored(self.key.definition)
+        return describe_scored(self.subject.scored)
 
     @property
     def weight(self) -> tuple[bool, int, datetime]:
         """Order by which it tells more than others: a reference, more tokens, then a later time."""
-        definition = self.key.definition
+        definition = self.subject.scored
         compared = any(self.difference(reference) is not None for reference in REFERENCES)
         return (compared, definition.tokens if definition else 0, self.runs[-1].created_at)
 
@@ -147,6 +147,11 @@ class Row:
         if self.runs:
             return self.runs[-1].container
         return self.perplexity.container if self.perplexity else None
+
+    @property
+    def sha256(self) -> str:
+        """Hash of the container."""
+        return self.container.sha256 if self.container else ""
 
     @property
     def name(self) -> str:
@@ -216,9 +221,9 @@ def perplexities(runs: Sequence[Run]) -> tuple[PerplexityRow, ...]:
         for run in runs
         if any(run.values(key) for key in (PERPLEXITY, PERPLEXITY_FLOAT, PERPLEXITY_QUANTIZED))
     ]
-    rows = [_perplexity(key, group) for key, group in _grouped(measured, PerplexityKey.of)]
+    rows = [_perplexity(subject, group) for (subject, _), group in _grouped(measured, _built)]
     rows.sort(key=lambda row: row.runs[-1].created_at, reverse=True)
-    return tuple(sorted(rows, key=lambda row: _subject_key(row.key.subject)))
+    return tuple(sorted(rows, key=lambda row: _order(row.subject, row.container)))
 
 
 def summarise(
@@ -230,50 +235,86 @@ def summarise(
         told: remarks by the id of a run, each for the row that the run is in.
     """
     measured = perplexities(runs)
-    groups = _grouped(speed_runs(runs), SpeedKey.of)
-    # There may be thousands, so only those that share all but versions are compared.
-    beside = dict(_grouped(measured, lambda row: row.key.subject.without_versions))
-    timed = dict(_grouped([key.subject for key, _ in groups], lambda s: s.without_versions))
-    alike = dict(_grouped([key for key, _ in groups], _display_key))
-    rows = []
+    groups = _grouped(speed_runs(runs), _built)
+    # There may be thousands, so only those of one container and device are compared.
+    scored = dict(_grouped(measured, lambda row: (row.subject.without_test, row.container.sha256)))
+    alike = dict(_grouped(groups, lambda group: _display_key(group[0])))
+    rows, joined = [], set[tuple[Subject, str]]()
     for key, group in groups:
         changes = tuple(dict.fromkeys(words for run in group for words in told.get(run.id, ())))
-        candidates = beside.get(key.subject.without_versions, ())
-        row = _row(key, group, [p for p in candidates if p.key.subject.matches(key.subject)])
-        apart = _apart_remark(alike[_display_key(key)])
+        here = key[0].without_test, key[1]
+        beside = [row for row in scored.get(here, ()) if _agree(row.runs[-1], group[-1])]
+        joined |= {here} if beside else set()
+        apart = _apart_remark([subject for (subject, _), _ in alike[_display_key(key)]])
+        row = _row(key[0], group, beside)
         rows.append(replace(row, remarks=changes + row.remarks + apart))
-    for subject, scored in _grouped(measured, lambda row: row.key.subject):
-        if not any(subject.matches(other) for other in timed.get(subject.without_versions, ())):
-            best, remarks = _choose_perplexity(scored)
-            if best is not None:
-                rows.append(Row(subject, "", (), {}, best, remarks))
+    for here, found in scored.items():
+        best, remarks = _choose_perplexity(found)
+        if best is not None and here not in joined:
+            rows.append(Row(best.subject, "", (), {}, best, remarks))
     return tuple(sorted(rows, key=_sort_key))
+
+
+def _built(run: Run) -> tuple[Subject, str]:
+    """Return what one row is about: a subject, and the container's hash."""
+    return Subject.of(run), run.container.sha256
+
+
+_SIDE_BY_SIDE = OF_DEVICE | {"container", "sessions at once", "prompt"}
+"""Facts in which the runs of one row may differ."""
+
+
+def _agree(a: Run, b: Run) -> bool:
+    """Return whether two runs are of the same versions, as far as both know them."""
+    settings = {"runner", *a.workload.sampler, *b.workload.sampler}
+    return not describe_changes([a], [b], ignored=_SIDE_BY_SIDE | settings)
+
+
+def _like_newest(runs: Sequence[Run]) -> tuple[tuple[Run, ...], tuple[str, ...]]:
+    """Return the runs with the versions and settings of the newest, and what the others had."""
+    apart = {
+        run.id: changes
+        for run in runs
+        if (changes := describe_changes([run], [runs[-1]], ignored=_SIDE_BY_SIDE))
+    }
+    if not apart:
+        return tuple(runs), ()
+    *_, newest = apart.values()
+    remark = f"The row leaves out {pluralize(len(apart), 'run')} before: {', '.join(newest)}"
+    return tuple(run for run in runs if run.id not in apart), (remark,)
 
 
 def speed_runs(runs: Sequence[Run]) -> list[Run]:
     """Select the runs with speeds: benchmarks, and other runs of what was never benchmarked."""
     timed = [run for run in runs if any(_all_values(run, key) for key in SPEED_METRICS)]
-    benchmarked = {Subject.of(run) for run in timed if run.kind == "bench"}
+    benchmarked = {_place(run) for run in timed if run.kind == "bench"}
     return [run for run in timed if run.kind == "bench" or _is_stand_in(run, benchmarked)]
 
 
-def _is_stand_in(run: Run, benchmarked: set[Subject]) -> bool:
-    return run.kind in {"generate", "embed"} and Subject.of(run) not in benchmarked
+def _is_stand_in(run: Run, benchmarked: set[tuple[Subject, str]]) -> bool:
+    return run.kind in {"generate", "embed"} and _place(run) not in benchmarked
+
+
+def _place(run: Run) -> tuple[Subject, str]:
+    """Return the container and where it ran, whatever was measured."""
+    subject, sha256 = _built(run)
+    return subject.without_test, sha256
 
 
 def _all_values(run: Run, key: str) -> tuple[float, ...]:
     return run.values(key) + run.values(key, warmup=True)
 
 
-def _row(key: SpeedKey, runs: tuple[Run, ...], scored: Sequence[PerplexityRow]) -> Row:
+def _row(subject: Subject, group: Sequence[Run], scored: Sequence[PerplexityRow]) -> Row:
     perplexity, perplexity_remarks = _choose_perplexity(scored)
-    steady = not key.subject.emulator
+    runs, left_out = _like_newest(group)
+    steady = not subject.emulator
     cells = {}
     by_metric: list[tuple[Metric, str]] = []
     for name in SPEED_METRICS:
         if not any(_all_values(run, name) for run in runs):
             continue
-        if name == "prefill_tokens_per_s" and not key.measures_prompt:
+        if name == "prefill_tokens_per_s" and not subject.measures_prompt:
             continue
         metric = find_metric(name)
         sessions = [run.values(name) for run in runs]
@@ -281,15 +322,15 @@ def _row(key: SpeedKey, runs: tuple[Run, ...], scored: Sequence[PerplexityRow]) 
         if found is not None:
             cells[name] = Cell(metric, found, grade_runs(runs, name))
         by_metric += [(metric, remark) for remark in stats.remarks(sessions, on_spread=steady)]
-    remarks = [*_joined(by_metric), *_workload_remarks(key, runs)]
+    remarks = [*left_out, *_joined(by_metric), *_workload_remarks(subject, runs)]
     output = _output(runs, perplexity)
     if output == "unchecked":
-        remarks.append(UNCOMPARED if key.kind == "embed" else UNCHECKED)
+        remarks.append(UNCOMPARED if subject.kind == "embed" else UNCHECKED)
     remarks += perplexity_remarks
     grade, reasons = _grade(cells) if steady else ("", ())
     return Row(
-        key.subject,
-        key.label,
+        subject,
+        subject.label,
         runs,
         cells,
         perplexity,
@@ -308,7 +349,7 @@ def _choose_perplexity(
     A quick one over a few windows does not replace one with a reference. That of a draft model says
     nothing of the answers.
     """
-    scored = [row for row in scored if row.key.of_answers]
+    scored = [row for row in scored if row.subject.of_answers]
     if not scored:
         return None, ()
     best = max(scored, key=lambda row: row.weight)
@@ -316,7 +357,7 @@ def _choose_perplexity(
     later = [row for row in scored if row.runs[-1].created_at > since and PERPLEXITY in row.values]
     remarks = [
         f"Perplexity is that over {best.scored}; a later one over {row.scored}"
-        f"{'' if row.key.dataset_sha256 == best.key.dataset_sha256 else ' of another text'} is "
+        f"{'' if row.subject.text == best.subject.text else ' of another text'} is "
         f"{find_metric(PERPLEXITY).format(row.values[PERPLEXITY])}"
         for row in later
     ]
@@ -350,16 +391,18 @@ def _grade(cells: Mapping[str, Cell]) -> tuple[str, tuple[str, ...]]:
     return "?" if "?" in grades else max(grades), tuple(reasons)
 
 
-def _display_key(key: SpeedKey) -> tuple[object, ...]:
-    """Return labels that distinguish rows for the reader."""
-    return (key.label, key.at_once, key.labels, _subject_key(key.subject))
+def _display_key(built: tuple[Subject, str]) -> tuple[object, ...]:
+    """Return what distinguishes rows for the reader."""
+    subject, sha256 = built
+    return (subject.label, subject.labels, subject.model, subject.soc, subject.target, sha256)
 
 
-def _apart_remark(alike: Sequence[SpeedKey]) -> tuple[str, ...]:
+def _apart_remark(alike: Sequence[Subject]) -> tuple[str, ...]:
     """Return a remark on why rows that look the same are separate."""
     if len(alike) < 2:
         return ()
-    return (f"Separate from a similar row because of: {', '.join(find_differences(alike))}",)
+    names = dict.fromkeys(name for one in alike for name in one.differences(alike[0]))
+    return (f"Separate from a similar row because of: {', '.join(names)}",)
 
 
 def _joined(remarks: Iterable[tuple[Metric, str]]) -> list[str]:
@@ -370,10 +413,10 @@ def _joined(remarks: Iterable[tuple[Metric, str]]) -> list[str]:
     return [f"{', '.join(labels)}: {remark}" for remark, labels in metrics.items()]
 
 
-def _workload_remarks(key: SpeedKey, runs: Sequence[Run]) -> list[str]:
+def _workload_remarks(subject: Subject, runs: Sequence[Run]) -> list[str]:
     found = []
     unwarmed = any(run.workload.warmup == 0 and run.warmup_detected is None for run in runs)
-    if unwarmed and key.kind != "embed":  # each text is another one
+    if unwarmed and subject.kind != "embed":  # each text is another one
         found.append("No warm-up")
     unsteady = sum(run.warmup_detected is False for run in runs)
     if unsteady:
@@ -383,9 +426,10 @@ def _workload_remarks(key: SpeedKey, runs: Sequence[Run]) -> list[str]:
         found.append(f"{len(short)} of {len(runs)} runs gave fewer repetitions than requested")
     prompts = {value for run in runs for value in run.values("prompt_tokens")}
     # Genie begins every dialog with the bos token, which what was asked for may not count.
-    if key.prompt_tokens is not None and prompts - {key.prompt_tokens, key.prompt_tokens + 1}:
+    asked = subject.prompt_tokens
+    if asked is not None and prompts - {asked, asked + 1}:
         real = ", ".join(f"{value:.0f}" for value in sorted(prompts))
-        found.append(f"The prompt had {real} tokens, but {key.prompt_tokens} were requested")
+        found.append(f"The prompt had {real} tokens, but {asked} were requested")
     return found
 
 
@@ -393,9 +437,10 @@ def _repetitions(run: Run) -> int:
     return max(len(run.values(name)) for name in SPEED_METRICS)
 
 
-def _perplexity(key: PerplexityKey, runs: tuple[Run, ...]) -> PerplexityRow:
+def _perplexity(subject: Subject, group: Sequence[Run]) -> PerplexityRow:
+    runs, left_out = _like_newest(group)
     values: dict[str, float] = {}
-    remarks = []
+    remarks = [*left_out]
     keys = (PERPLEXITY, PERPLEXITY_ERROR, PERPLEXITY_FLOAT, PERPLEXITY_QUANTIZED, *STEP_METRICS)
     for name in keys:
         found = stats.summarise([run.values(name) for run in runs])
@@ -406,7 +451,7 @@ def _perplexity(key: PerplexityKey, runs: tuple[Run, ...]) -> PerplexityRow:
                 remarks.append(f"{find_metric(name).label}: runs differ, {spread}")
     if runs[-1].check.outcome != "passed":  # by a bound that the user gave
         remarks += find_perplexity_faults(values, runs[-1].container.precision)
-    return PerplexityRow(key, runs, values, tuple(remarks))
+    return PerplexityRow(subject, runs, values, tuple(remarks))
 
 
 def _grouped(
@@ -420,9 +465,9 @@ def _grouped(
 
 def _sort_key(row: Row) -> tuple[object, ...]:
     """Sort by model and SoC; unchecked outputs come after checked ones."""
-    model, soc, *rest = _subject_key(row.subject)
+    model, soc, *rest = _order(row.subject, row.container)
     return (model, soc, row.output != "checked", *rest, row.label, row.notes)
 
 
-def _subject_key(subject: Subject) -> tuple[str, str, str, str]:
-    return (subject.model, subject.soc, subject.target, subject.container_sha256)
+def _order(subject: Subject, container: ContainerInfo | None) -> tuple[str, str, str, str]:
+    return (subject.model, subject.soc, subject.target, container.sha256 if container else "")

@@ -105,7 +105,7 @@ def _ambiguous(rows: Sequence[Row]) -> frozenset[tuple[str, ...]]:
     """Return names that several containers share."""
     hashes: dict[tuple[str, ...], set[str]] = {}
     for row in rows:
-        hashes.setdefault(_display_key(row), set()).add(row.subject.container_sha256)
+        hashes.setdefault(_display_key(row), set()).add(row.sha256)
     return frozenset(name for name, found in hashes.items() if len(found) > 1)
 
 
@@ -118,7 +118,7 @@ def _shared_remarks(rows: Sequence[Row]) -> dict[str, int]:
 def _remarks(row: Row, shared: Container[str], *, apart: bool) -> list[Text]:
     parts = [row.name, row.subject.target, row.label, *row.notes]
     if apart:
-        parts.append(row.subject.container_sha256[:12])
+        parts.append(row.sha256[:12])
     subject = ", ".join(_single_line(part) for part in parts if part)
     lines = [
         Text(f"! {subject}: ", "yellow").append(_single_line(remark), "default")
@@ -224,7 +224,7 @@ def _perplexity(row: Row) -> tuple[str, str]:
     error = found.values.get(PERPLEXITY_ERROR)
     lines = [device, "" if error is None else f"± {find_metric(PERPLEXITY_ERROR).format(error)}"]
     lines.append("" if difference is None else percent(difference))
-    lines += found.scored.split(", ") if found.key.definition else []
+    lines += found.scored.split(", ") if found.subject.scored else []
     return "\n".join(line for line in lines if line), reference
 
 

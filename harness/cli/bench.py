@@ -216,7 +216,7 @@ def _document(result: Result) -> dict[str, object]:
     """Return a benchmark with the means of its metrics, and its sessions with every repetition."""
     from dataclasses import asdict
 
-    from harness.results.identity import SpeedKey
+    from harness.results.identity import Subject
     from harness.results.llama_bench import list_tests
     from harness.results.metrics import METRICS
     from harness.results.stability import grade_runs
@@ -230,7 +230,7 @@ def _document(result: Result) -> dict[str, object]:
     return {
         "group_id": runs[0].group_id,
         "container": container.model_dump(mode="json"),
-        "workload": SpeedKey.of(runs[0]).label,
+        "workload": Subject.of(runs[0]).label,
         "metrics": {key: asdict(found) for key, found in means.items() if found is not None},
         "tests": {test.name: asdict(test.stats) for test in tests if test.stats is not None},
         "stability": {key: asdict(grade_runs(runs, key)) for key in STEADY_METRICS},
@@ -239,7 +239,7 @@ def _document(result: Result) -> dict[str, object]:
 
 
 def _show(runs: "Sequence[Run]", db: str) -> None:
-    from harness.results.identity import SpeedKey, describe_container
+    from harness.results.identity import Subject, describe_container
     from harness.results.metrics import find_metric
     from harness.results.stability import grade_runs
     from harness.workloads.bench import STEADY_METRICS
@@ -248,7 +248,7 @@ def _show(runs: "Sequence[Run]", db: str) -> None:
     first = runs[0]
     serials = ", ".join(dict.fromkeys(run.device.serial for run in runs))
     where = f"{first.device.soc} ({serials})" if first.device.soc else serials
-    name = f"{describe_container(first.container)}, {SpeedKey.of(first).label}"
+    name = f"{describe_container(first.container)}, {Subject.of(first).label}"
     console.print(f"{name} on {where}")
     _print_means(runs)
     if len(runs) > 1 and not first.device.emulator:

@@ -19,9 +19,10 @@ def gate(
         str,
         typer.Option(
             metavar="REF",
-            help="What to compare with: `previous` (the results before), a date (2026-11-20: the "
-            "newest until its end), a branch, a commit, or what git takes for one (HEAD~3, v1.2): "
-            "the nearest commit with results, for each cell.",
+            help="What to compare with: `previous` (the main branch before), a date (2026-11-20: "
+            "the newest until its end), a week (2026-W47), days (DATE..DATE), a branch, a commit "
+            "or what git takes for one (HEAD~3, v1.2): the nearest with results; or commits "
+            "(v1.1..v1.2).",
         ),
     ],
     candidate: Annotated[
@@ -47,7 +48,7 @@ def gate(
         list[str] | None,
         typer.Option(
             metavar="TERM",
-            help="Compare even where this differs: libraries, device, precision, ...; may be "
+            help="Compare even where this differs: precision, container, device, ...; may be "
             "repeated.",
         ),
     ] = None,

@@ -40,8 +40,8 @@ def history(
     """Show a metric night by night, with the changes of its level and their commits.
 
     Each night was judged with only the nights before it known. A night holds the sessions of one
-    commit and container that began within twelve hours; the lane marks its mean, and `|` the level
-    around it.
+    commit and container, and ends with a pause of twelve hours; the lane marks its mean, and `|`
+    the level around it.
     """
     from datetime import UTC
 

@@ -120,7 +120,7 @@ def _show(run: "Run", artifacts: "Sequence[Artifact]") -> None:
 def _facts(run: "Run") -> list[tuple[str, str]]:
     """Return what ran, where and how; empty where it is unknown."""
     from harness.results.identity import (
-        SpeedKey,
+        Subject,
         describe_clocks,
         describe_container,
         describe_scored,
@@ -145,7 +145,7 @@ def _facts(run: "Run") -> list[tuple[str, str]]:
         ("memory", f"{device.ram_bytes / 2**30:.1f} GiB" if device.ram_bytes else ""),
         ("build", device.build_fingerprint or device.os_build or ""),
         ("clocks", "; ".join(f"{name} {words}" for name, words in describe_clocks(device))),
-        ("workload", SpeedKey.of(run).label if scored is None else describe_scored(scored)),
+        ("workload", Subject.of(run).label if scored is None else describe_scored(scored)),
         ("", repetitions),
         ("runner", f"{run.workload.runner} {(run.workload.runner_sha256 or '')[:12]}".strip()),
         ("began", f"{run.created_at:%Y-%m-%d %H:%M:%S} UTC"),

@@ -22,7 +22,7 @@ from harness.results import schema
 from harness.results.database import refuse_unreadable_rows
 from harness.results.history import Night, Series, read_series
 from harness.results.metrics import Metric, find_metric
-from harness.results.nights import NIGHT
+from harness.results.nights import PAUSE
 from harness.results.records import now, to_storable
 from harness.results.statistics.changes import Change
 from harness.results.store import ResultsStore
@@ -232,7 +232,7 @@ def _of_one_cause(a: Alert, b: Alert) -> bool:
     if a.subject == b.subject:
         return apart <= _NIGHT_APART
     commits = {a.bad_commit, b.bad_commit}
-    return a.metric == b.metric and len(commits) == 1 and apart < NIGHT
+    return a.metric == b.metric and len(commits) == 1 and apart < PAUSE
 
 
 def _find(location: str, wanted: str, known: Sequence[str]) -> str:

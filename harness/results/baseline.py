@@ -1,48 +1,65 @@
 """Resolution of a baseline: which stored runs a branch, a commit, a date or `previous` means.
 
-Runs of one commit that began within twelve hours are a night (`harness.results.nights`). Of several
-points that a reference could mean, each cell takes the first at which it has results.
+It gives points: nights, commits, or the span of a week, of days or of commits. Of several that a
+reference could mean, each cell takes the first at which it has results. Nights and dates are those
+of the main branch, which is also the base of other branches (`harness.results.nights`).
 """
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import islice
 from pathlib import Path
 
 from harness.errors import NoBaselineError, WrongUseError
-from harness.results.nights import group_nights
+from harness.results.nights import find_main_branch, group_nights
 from harness.results.provenance import git_history
 from harness.results.records import RunHead
 
 PREVIOUS = "previous"
 MOST_POINTS = 30
 """Nights or commits, newest first, among which cells look for results."""
-_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}(?:[T ][0-9:]{4,8}(?:Z|[+-][0-9:]{4,5})?)?")
+_DAY = r"[0-9]{4}-[0-9]{2}-[0-9]{2}"
+_DATE = re.compile(rf"{_DAY}(?:[T ][0-9:]{{4,8}}(?:Z|[+-][0-9:]{{4,5}})?)?")
+_WEEK = re.compile(r"[0-9]{4}-W[0-9]{2}")
+_DAYS = re.compile(rf"({_DAY})\.\.({_DAY})")
 _HEX = re.compile(r"[0-9a-f]{4,40}")
 _SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Runs that belong to one commit, or to one night.
+    """Runs that belong to one commit, one night, or one span of them.
 
     Attributes:
-        name: the commit with the day of its newest run.
+        heads: at least one.
     """
 
-    name: str
-    runs: tuple[str, ...]
-    began: datetime
-    ended: datetime
+    heads: tuple[RunHead, ...]
 
-    @classmethod
-    def of(cls, heads: Sequence[RunHead]) -> "Point":
-        """Make it from at least one run."""
-        moments = [head.created_at for head in heads]
-        commits = tuple(dict.fromkeys(head.commit[:12] for head in heads if head.commit))
-        name = ", ".join((*commits[:_SHOWN], f"{max(moments):%Y-%m-%d}"))
-        return cls(name, tuple(head.id for head in heads), min(moments), max(moments))
+    @property
+    def runs(self) -> tuple[str, ...]:
+        """Ids of the runs."""
+        return tuple(head.id for head in self.heads)
+
+    @property
+    def began(self) -> datetime:
+        """The beginning of the first run."""
+        return min(head.created_at for head in self.heads)
+
+    @property
+    def ended(self) -> datetime:
+        """The beginning of the last run."""
+        return max(head.created_at for head in self.heads)
+
+    @property
+    def name(self) -> str:
+        """The commits, newest first, with the day of the newest run."""
+        ordered = sorted(self.heads, key=lambda head: head.created_at, reverse=True)
+        commits = list(dict.fromkeys(head.commit[:12] for head in ordered if head.commit))
+        more = [f"{len(commits) - _SHOWN} more"] if len(commits) > _SHOWN else []
+        return ", ".join((*commits[:_SHOWN], *more, f"{self.ended:%Y-%m-%d}"))
 
 
 def find_candidate(
@@ -60,7 +77,7 @@ def find_candidate(
         chosen = [head for head in heads if head.id in set(runs)]
         if not chosen:
             raise NoBaselineError(location, "these runs", "it has none of them")
-        return Point.of(chosen)
+        return Point(tuple(chosen))
     newest = next(find_nights(heads), None)
     if newest is None:
         raise NoBaselineError(location, reference or "the newest results", "it has no runs")
@@ -80,51 +97,97 @@ def find_points(
     """
     if not reference or reference.startswith("-") or not reference.isprintable():
         raise WrongUseError(
-            f"{reference[:40]!r} is no baseline: give previous, a date, a branch or a commit"
+            f"{reference[:40]!r} is no baseline: give previous, a date, a week, a branch, a commit "
+            "or a range of days or commits"
         )
+    main = find_main_branch(heads)
     others = heads
     if judged is not None:
         own = set(judged.runs)
         others = [head for head in heads if head.id not in own]
-    found = list(_limited(_resolve(others, reference, judged)))
+    found = list(islice(_resolve(others, reference, judged, main), MOST_POINTS))
     if not found:
         raise NoBaselineError(location, reference, _known(others))
     return found
 
 
 def find_nights(heads: Iterable[RunHead]) -> Iterator[Point]:
-    """Group runs into nights, newest first."""
-    ordered = sorted(heads, key=lambda head: head.created_at)
-    nights = group_nights(ordered, lambda head: head.created_at, lambda head: head.commit)
-    # The newest run of a night comes first, as in the store's lists.
-    return (Point.of(night[::-1]) for night in reversed(nights))
+    """Group runs into nights, the one with the newest run first."""
+    nights = [Point(tuple(night)) for night in group_nights(heads)]
+    return iter(sorted(nights, key=lambda night: night.ended, reverse=True))
 
 
-def _resolve(heads: Sequence[RunHead], reference: str, judged: Point | None) -> Iterator[Point]:
+def _resolve(
+    heads: Sequence[RunHead], reference: str, judged: Point | None, main: str | None
+) -> Iterator[Point]:
+    base = [head for head in heads if not head.branch or head.branch == main] or heads
     if reference == PREVIOUS:
-        before = judged.began if judged else None
-        yield from find_nights(h for h in heads if before is None or h.created_at < before)
-        return
-    if _DATE.fullmatch(reference):
+        base = base if judged is None else _reached(base, judged, main)
+        nights = find_nights(base)
+        yield from (night for night in nights if judged is None or night.ended < judged.began)
+    elif _DATE.fullmatch(reference):
         end = _end_of(reference)
-        yield from find_nights(h for h in heads if h.created_at < end)
-        return
-    on_branch = [head for head in heads if head.branch == reference]
-    if on_branch:
+        yield from find_nights(head for head in base if head.created_at < end)
+    elif span := _span_of(reference):
+        within = tuple(head for head in base if span[0] <= head.created_at < span[1])
+        yield from [Point(within)] if within else []
+    elif ".." in reference:
+        yield from _commit_span(heads, base, reference)
+    elif on_branch := [head for head in heads if head.branch == reference]:
         yield from _commits(reversed(on_branch))
-        return
-    if _HEX.fullmatch(reference.lower()):
-        named = [h for h in heads if h.commit and h.commit.lower().startswith(reference.lower())]
-        commits = {head.commit for head in named}
-        if len(commits) > 1:
-            listed = ", ".join(sorted(str(commit)[:12] for commit in commits)[:_SHOWN])
-            raise WrongUseError(f"{reference} is the beginning of several commits: {listed}")
-        if named:
-            yield Point.of(named)
-            return
-    order = {commit: number for number, commit in enumerate(git_history(Path.cwd(), reference))}
+    elif commit := _find_commit(heads, reference):
+        yield Point(tuple(head for head in heads if head.commit == commit))
+    else:
+        yield from _commits(_in_order(heads, git_history(Path.cwd(), reference)))
+
+
+def _reached(base: Sequence[RunHead], judged: Point, main: str | None) -> Sequence[RunHead]:
+    """Leave out what a branch is not based on, as far as git knows: later commits of its base."""
+    tip = judged.heads[-1]
+    if not tip.commit or not tip.branch or tip.branch == main:
+        return base
+    reachable = set(git_history(Path.cwd(), tip.commit))
+    return [head for head in base if head.commit in reachable] or base
+
+
+def _span_of(reference: str) -> tuple[datetime, datetime] | None:
+    """Return the beginning and the end of a week, `2026-W47`, or of days, `DATE..DATE`."""
+    if _WEEK.fullmatch(reference):
+        first = _moment(f"{reference}-1")
+        return first, first + timedelta(days=7)
+    days = _DAYS.fullmatch(reference)
+    return (_moment(days[1]), _end_of(days[2])) if days else None
+
+
+def _commit_span(
+    heads: Sequence[RunHead], base: Sequence[RunHead], reference: str
+) -> Iterator[Point]:
+    """Yield the commits after the first one until the second: those of git, else by time."""
+    within = _in_order(heads, git_history(Path.cwd(), reference))
+    first, _, last = (_find_commit(heads, name) for name in reference.partition(".."))
+    if not within and first and last:
+        ends = {c: max(h.created_at for h in heads if h.commit == c) for c in (first, last)}
+        within = [h for h in base if ends[first] < h.created_at <= ends[last] and h.commit != first]
+    if within:
+        yield Point(tuple(within))
+
+
+def _find_commit(heads: Sequence[RunHead], beginning: str) -> str | None:
+    if not _HEX.fullmatch(beginning.lower()):
+        return None
+    known = {head.commit for head in heads if head.commit}
+    found = sorted(commit for commit in known if commit.lower().startswith(beginning.lower()))
+    if len(found) > 1:
+        listed = ", ".join(commit[:12] for commit in found[:_SHOWN])
+        raise WrongUseError(f"{beginning} is the beginning of several commits: {listed}")
+    return found[0] if found else None
+
+
+def _in_order(heads: Iterable[RunHead], commits: Iterable[str]) -> list[RunHead]:
+    """Return the runs of commits in the order of these."""
+    order = {commit: number for number, commit in enumerate(commits)}
     reachable = [head for head in heads if head.commit in order]
-    yield from _commits(sorted(reachable, key=lambda head: order[str(head.commit)]))
+    return sorted(reachable, key=lambda head: order[str(head.commit)])
 
 
 def _commits(heads: Iterable[RunHead]) -> Iterator[Point]:
@@ -132,24 +195,20 @@ def _commits(heads: Iterable[RunHead]) -> Iterator[Point]:
     grouped: dict[str | None, list[RunHead]] = {}
     for head in heads:
         grouped.setdefault(head.commit, []).append(head)
-    yield from map(Point.of, grouped.values())
-
-
-def _limited(points: Iterable[Point]) -> Iterator[Point]:
-    for number, point in enumerate(points):
-        if number >= MOST_POINTS:
-            return
-        yield point
+    yield from (Point(tuple(group)) for group in grouped.values())
 
 
 def _end_of(date: str) -> datetime:
     """Return the moment that a date means: its end, if it names a day only."""
+    return _moment(date) + timedelta(days=1 if len(date) == len("2026-11-20") else 0)
+
+
+def _moment(date: str) -> datetime:
     try:
         moment = datetime.fromisoformat(date)
     except ValueError as error:
         raise WrongUseError(f"{date} is no date: give one as 2026-11-20") from error
-    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    return moment + timedelta(days=1) if len(date) == len("2026-11-20") else moment
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 def _known(heads: Sequence[RunHead]) -> str:

@@ -13,7 +13,7 @@ from itertools import pairwise
 from types import MappingProxyType
 
 from harness.errors import WrongUseError
-from harness.results.identity import SpeedKey, find_incomparable
+from harness.results.identity import Subject, find_incomparable
 from harness.results.metrics import METRICS, Metric, find_key, find_metric
 from harness.results.records import SIDES, ComparisonRecord, MetricVerdict, Run
 from harness.results.statistics.paired import ERROR_RATE, interval, min_pairs
@@ -127,7 +127,7 @@ class ComparisonGroup:
     @property
     def workload(self) -> str:
         """The workload of both sides, as `pp64+tg16`."""
-        return SpeedKey.of(self.a).label
+        return Subject.of(self.a).label
 
     @property
     def devices(self) -> tuple[str, ...]:

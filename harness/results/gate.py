@@ -11,7 +11,13 @@ from dataclasses import dataclass, replace
 
 from harness.results.baseline import Point, find_candidate, find_points
 from harness.results.comparison import DEFAULT_METRICS
-from harness.results.identity import TERMS, SpeedKey, Terms, container_name, with_values
+from harness.results.identity import (
+    Subject,
+    container_label,
+    container_name,
+    describe_changes,
+    with_values,
+)
 from harness.results.metrics import Metric, find_metric
 from harness.results.perplexity import PERPLEXITY
 from harness.results.records import Run
@@ -35,38 +41,8 @@ from harness.words import pluralize, soc_label
 GATE_METRICS = (*DEFAULT_METRICS, PERPLEXITY)
 """The metrics that are judged by default."""
 FALSE_DISCOVERY_RATE = 0.05
-_OF_CELL = frozenset({"npu", "soc", "target", "workload", "prompt"})
-ACROSS = tuple(name for name in TERMS if name not in _OF_CELL)
-"""Terms in which both sides of a cell may differ where a user asks for it."""
-
-
-@dataclass(frozen=True, slots=True)
-class CellKey:
-    """Identity of a cell: its measurement, whatever was built for it."""
-
-    emulator: bool
-    model: str
-    soc: str
-    target: str
-    kind: str
-    label: str
-    prompt: str
-    labels: tuple[tuple[str, str], ...]
-
-    @classmethod
-    def of(cls, run: Run) -> "CellKey":
-        """Return the key of a run."""
-        work = run.workload
-        return cls(
-            emulator=run.device.emulator,
-            model=run.container.model,
-            soc=run.device.soc,
-            target=run.container.target,
-            kind=run.kind,
-            label=run.kind if run.kind == "perplexity" else SpeedKey.of(run).label,
-            prompt=work.prompt_sha256 or work.prompt or "",
-            labels=tuple(sorted((str(key), str(value)) for key, value in run.labels.items())),
-        )
+ACROSS = ("precision", "container", "device", "host", "tool", "scored")
+"""Fields of a `Subject` in which both sides of a cell may differ where a user asks for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +71,10 @@ class GateCell:
         p_value: two-sided, of no change, before the adjustment; None without an interval.
         reason: the verdict in words.
         runs: ids of the new runs.
+        changed: facts that changed with them, which the reason names: versions, settings.
     """
 
-    key: CellKey
+    key: Subject
     name: str
     metric: Metric
     verdict: Verdict
@@ -109,6 +86,7 @@ class GateCell:
     high: float | None = None
     p_value: float | None = None
     runs: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +122,7 @@ class GateOptions:
     """Options by which a gate judges.
 
     Attributes:
-        across: names of `Terms` that may differ.
+        across: fields of `Subject` that may differ.
         plan: only the runs of this plan, on both sides; empty for all runs.
     """
 
@@ -183,7 +161,7 @@ class _Group:
         return Side(self.point, mean, len(sessions), serials)
 
 
-_Groups = dict[tuple[CellKey, Terms], _Group]
+_Groups = dict[Subject, _Group]
 
 
 def judge_gate(
@@ -211,12 +189,12 @@ def judge_gate(
     new = _read(store, judged, options)
     old = [_read(store, point, options) for point in points]
     cells, fresh = list[GateCell](), list[str]()
-    for (key, terms), group in new.items():
-        name = _name(key, group)
-        before = next((found for groups in old if (found := _done(groups, key, terms))), None)
+    for key, group in new.items():
+        name = _name(group)
+        before = next((found for groups in old if (found := _done(groups, key))), None)
         if before is not None:
             cells += _judge_cell(key, name, before, group, options)
-        elif (why := _why_apart(key, terms, old, new)) and _metrics(group, group, options):
+        elif (why := _why_apart(key, old, new)) and _metrics(group, group, options):
             cells += (
                 GateCell(key, name, metric, Verdict.NO_VERDICT, why, None, group.side(metric.key))
                 for metric in _metrics(group, group, options)
@@ -229,31 +207,31 @@ def judge_gate(
         judged.name,
         options.threshold,
         options.perplexity_threshold,
-        tuple(sorted(_adjusted(cells, options), key=_worst_first)),
+        tuple(sorted(map(_with_changes, _adjusted(cells, options)), key=_worst_first)),
         tuple(dict.fromkeys(fresh)),
     )
 
 
 def _read(store: ResultsStore, point: Point, options: GateOptions) -> _Groups:
-    grouped: dict[tuple[CellKey, Terms], list[Run]] = {}
+    grouped: dict[Subject, list[Run]] = {}
     for run in store.get_runs(point.runs):
-        terms = Terms.of(run)
-        ignored = {name: type(getattr(terms, name))() for name in options.across}
-        grouped.setdefault((CellKey.of(run), replace(terms, **ignored)), []).append(run)
-    return {where: _Group(point.name, tuple(runs)) for where, runs in grouped.items()}
+        grouped.setdefault(Subject.of(run).without(options.across), []).append(run)
+    return {key: _Group(point.name, tuple(runs)) for key, runs in grouped.items()}
 
 
-def _done(groups: _Groups, key: CellKey, terms: Terms) -> _Group | None:
-    found = groups.get((key, terms))
+def _done(groups: _Groups, key: Subject) -> _Group | None:
+    found = groups.get(key)
     return found if found and any(run.status == "done" for run in found.runs) else None
 
 
-def _why_apart(key: CellKey, terms: Terms, old: Sequence[_Groups], new: _Groups) -> str:
+def _why_apart(key: Subject, old: Sequence[_Groups], new: _Groups) -> str:
     """Name what differs from the same cell of the baseline, if nothing else is compared with it."""
+    alike = key.without(ACROSS)
     for groups in old:
-        others = [t for k, t in groups if k == key and (k, t) not in new and _done(groups, k, t)]
+        others = [k for k in groups if k.without(ACROSS) == alike and k not in new]
+        others = [other for other in others if _done(groups, other)]
         if others:
-            nearest = min((terms.differences(other) for other in others), key=len)
+            nearest = min((key.differences(other) for other in others), key=len)
             named = [
                 with_values(name, f"{theirs or 'none'} before, {mine or 'none'} now")
                 for name, (mine, theirs) in nearest.items()
@@ -270,10 +248,11 @@ def _metrics(before: _Group, after: _Group, options: GateOptions) -> list[Metric
 
 
 def _judge_cell(
-    key: CellKey, name: str, before: _Group, after: _Group, options: GateOptions
+    key: Subject, name: str, before: _Group, after: _Group, options: GateOptions
 ) -> list[GateCell]:
     wrong = [run for run in after.runs if run.check.outcome == "failed"]
     ids = tuple(run.id for run in after.runs)
+    changed = describe_changes(before.runs, after.runs, ignored={"container"})
     cells = []
     for metric in _metrics(before, after, options):
         cell = GateCell(
@@ -285,6 +264,7 @@ def _judge_cell(
             before.side(metric.key),
             after.side(metric.key),
             runs=ids,
+            changed=changed,
         )
         if wrong:
             reason = f"the output is wrong: {wrong[-1].check.reason}"
@@ -341,18 +321,22 @@ def _judge(cell: GateCell, threshold: float, *, is_change: bool) -> GateCell:
     return replace(cell, verdict=verdict, reason=reason)
 
 
+def _with_changes(cell: GateCell) -> GateCell:
+    if not cell.changed:
+        return cell
+    return replace(cell, reason=f"{cell.reason}; what else changed: {', '.join(cell.changed)}")
+
+
 def _missing(new: _Groups, old: Sequence[_Groups], options: GateOptions) -> list[GateCell]:
     """Return the cells that the best point of the baseline has, and the new results have not."""
-    measured = {key for key, _ in new}
     cells = []
-    for (key, _), group in old[0].items():
-        if key in measured:
+    for key, group in old[0].items():
+        if key in new or _why_apart(key, [new], {}):
             continue
-        measured.add(key)
         cells += [
             GateCell(
                 key,
-                _name(key, group),
+                _name(group),
                 metric,
                 Verdict.NO_VERDICT,
                 "the baseline has it, the new results have not",
@@ -363,10 +347,12 @@ def _missing(new: _Groups, old: Sequence[_Groups], options: GateOptions) -> list
     return cells
 
 
-def _name(key: CellKey, group: _Group) -> str:
-    place = soc_label(key.soc, emulator=key.emulator) or key.target
-    own = " ".join(f"{name}={value}" for name, value in key.labels)
-    words = (container_name(group.runs[-1].container), own, key.label or group.runs[-1].label)
+def _name(group: _Group) -> str:
+    newest = group.runs[-1]
+    subject = Subject.of(newest)
+    own = " ".join(f"{name}={value}" for name, value in subject.labels)
+    words = (container_label(newest.label), container_name(newest.container), own, subject.label)
+    place = soc_label(subject.place, emulator=subject.emulator)
     return f"{' '.join(filter(None, words))} on {place}"
 
 

@@ -1,16 +1,14 @@
 """Histories: the same measurement night after night, with its changes.
 
-A series has one metric of one workload on one container and model of device, whatever the
-container's hash and whichever phone. Containers of a plan are told apart by their labels. Its
-nights hold the sessions of one commit and container that began within twelve hours. Runs with a
-failed output check, both sides of comparisons and warm-ups are left out.
+A series has one metric of one `Subject` on one branch: the repository's default branch, or else the
+most frequent one. Runs outside of any branch belong to it, too. Its nights (see
+`harness.results.nights`) hold the sessions of one commit and container. Runs with a failed output
+check, both sides of comparisons and warm-ups are left out.
 
 `read_series` and `find_series` are the only makers of histories: `qnnfarm history`, alerts, nightly
 jobs and reports all show these.
 """
 
-import hashlib
-import json
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,17 +23,19 @@ from sqlalchemy import Select, func, select
 from harness.results import schema
 from harness.results.comparison import COMPARABLE_METRICS
 from harness.results.identity import (
-    SpeedKey,
+    Subject,
+    container_label,
     container_name,
     container_shape,
+    describe_changes,
     describe_container,
     device_name,
     place,
 )
 from harness.results.means import RunMeans, read_means
 from harness.results.metrics import Direction, Metric, find_metric
-from harness.results.nights import group_nights
-from harness.results.records import SIDES, Run
+from harness.results.nights import choose_branch, find_main_branch, group_nights
+from harness.results.records import SIDES, Run, RunHead
 from harness.results.statistics.changes import SMALLEST, Change, History, detect_all
 from harness.results.store import ResultsStore
 
@@ -43,7 +43,6 @@ JUDGED_METRICS = (*COMPARABLE_METRICS, "perplexity")
 """The metrics whose changes are looked for by default."""
 _SMALLEST: Mapping[str, float] = {"perplexity": 0.005}
 """Metrics without noise, in which smaller changes count."""
-_NONE = (None, None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,27 +66,13 @@ class Session:
         """The commit that was measured."""
         return self.run.provenance.git_commit
 
-    @property
-    def facts(self) -> Mapping[str, str]:
-        """Facts that may change from night to night, in words: versions, the container's hash."""
-        source, device = self.run.provenance, self.run.device
-        facts = {
-            "container": self.run.container.sha256[:12],
-            "qnnfarm": source.qnnfarm_version,
-            "Android": device.android_version,
-            "build": device.build_fingerprint,
-            **source.toolchain_versions,
-            **source.library_versions,
-        }
-        return {name: value for name, value in facts.items() if value}
-
 
 @dataclass(frozen=True, slots=True)
 class Night:
-    """Sessions of one commit and container that began within twelve hours.
+    """Sessions of one commit and container on one night.
 
     Attributes:
-        at: when the first run of that night began, whatever it measured.
+        at: when the subject's first run of that night began, whatever metrics it has.
     """
 
     at: datetime
@@ -97,6 +82,11 @@ class Night:
     def commit(self) -> str | None:
         """The commit of all of them."""
         return self.sessions[0].commit
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """The runs of the sessions."""
+        return tuple(session.run for session in self.sessions)
 
     @property
     def mean(self) -> float:
@@ -109,7 +99,7 @@ class Series:
     """One history with its changes.
 
     Attributes:
-        subject: id of the container, device and workload; the series of its metrics share it.
+        subject: id of the `Subject`; the series of its metrics share it.
         changes: those that stand; their nights are places in `nights`.
         refuted: those that later nights have refuted.
     """
@@ -130,19 +120,23 @@ class Series:
         """The last run, which names the container, device and workload of all."""
         return self.nights[-1].sessions[-1].run
 
+    @property
+    def workload(self) -> str:
+        """The workload in llama-bench's words, as `pp512+tg128`."""
+        return Subject.of(self.newest).label
+
     @cached_property
     def name(self) -> str:
         """Container, workload and device in one line."""
         device = device_name(self.newest).partition(", Android")[0]
         where = place(self.newest)
         where = f"{where} ({device})" if device and device != where else where
-        label = SpeedKey.of(self.newest).label
-        named = _container_label(self.newest.label)
+        named = container_label(self.newest.label)
         container = describe_container(self.newest.container)
         return (
-            f"{named}: {container}, {label} on {where}"
+            f"{named}: {container}, {self.workload} on {where}"
             if named
-            else f"{container}, {label} on {where}"
+            else f"{container}, {self.workload} on {where}"
         )
 
     @cached_property
@@ -150,7 +144,7 @@ class Series:
         """A shorter name: `Llama-3.2-1B W4A16 on SM8750, pp512+tg128`."""
         run = self.newest
         own = (f"{key}={value}" for key, value in run.labels.items())
-        parts = (SpeedKey.of(run).label, _container_label(run.label), *own)
+        parts = (self.workload, container_label(run.label), *own)
         where = f"{container_name(run.container)} on {place(run)}"
         return ", ".join((where, *filter(None, parts)))
 
@@ -171,12 +165,7 @@ class Series:
     def differences(self, change: Change) -> tuple[str, ...]:
         """Say what else changed between the two nights: containers, libraries, builds of phones."""
         before, after = self.nights[change.night - 1], self.nights[change.night]
-        was, now = _facts(before), _facts(after)
-        return tuple(
-            f"{name} {', '.join(sorted(was[name]))} → {', '.join(sorted(now[name]))}"
-            for name in sorted(was.keys() & now.keys())
-            if was[name].isdisjoint(now[name])
-        )
+        return describe_changes(before.runs, after.runs)
 
     def levels(self) -> tuple[tuple[int, int, float], ...]:
         """Return first night, last night and median of each stretch between changes."""
@@ -218,31 +207,37 @@ def read_series(store: ResultsStore, wanted: SeriesFilter = _EVERYTHING) -> tupl
         CorruptRunError: qnnfarm cannot have written one of the runs.
     """
     metrics = tuple(find_metric(key).key for key in wanted.metrics)
-    return find_series(read_means(store.database, _select(wanted), metrics), metrics)
+    found = read_means(store.database, _select(wanted), metrics)
+    return find_series(found, store.heads(), metrics)
 
 
 def find_series(
-    measured: Iterable[RunMeans], metrics: Sequence[str] = JUDGED_METRICS
+    measured: Iterable[RunMeans], heads: Sequence[RunHead], metrics: Sequence[str] = JUDGED_METRICS
 ) -> tuple[Series, ...]:
     """Sort runs into series, and judge each night by night.
 
     Args:
         measured: oldest first.
+        heads: of all runs of the store, which decide on nights and on the branch.
     """
-    subjects: dict[str, list[RunMeans]] = {}
+    subjects: dict[Subject, list[RunMeans]] = {}
     for one in measured:
         if _has_history(one.run) and not one.means.keys().isdisjoint(metrics):
-            subjects.setdefault(_identity(one.run), []).append(one)
+            subjects.setdefault(Subject.of(one.run), []).append(one)
+    numbers = {
+        head.id: number for number, night in enumerate(group_nights(heads)) for head in night
+    }
+    main = find_main_branch(heads)
     series: list[Series] = []
-    for identity, runs in subjects.items():
-        subject = hashlib.sha256(identity.encode()).hexdigest()[:16]
-        nights = group_nights(
-            runs,
-            lambda one: one.run.created_at,
-            lambda one: (one.run.provenance.git_commit, one.run.container.sha256),
-        )
-        by_metric = ((find_metric(key), _nights(nights, key)) for key in metrics)
-        series += [Series(subject, metric, found) for metric, found in by_metric if found]
+    for subject, runs in subjects.items():
+        branch = choose_branch([one.run.provenance.git_branch for one in runs], main)
+        nights: dict[tuple[int | None, str], list[RunMeans]] = {}
+        for one in runs:
+            if (one.run.provenance.git_branch or branch) == branch:
+                night = numbers.get(one.run.id), one.run.container.sha256
+                nights.setdefault(night, []).append(one)
+        by_metric = ((find_metric(key), _nights(nights.values(), key)) for key in metrics)
+        series += [Series(subject.id, metric, found) for metric, found in by_metric if found]
     changes = detect_all([_history(one) for one in series])
     judged = (
         replace(
@@ -282,30 +277,6 @@ def _has_history(run: Run) -> bool:
     return run.status == "done" and run.check.outcome != "failed" and run.label not in SIDES
 
 
-def _identity(run: Run) -> str:
-    """Return what is equal in all runs of a series; to add to it changes the ids of all series."""
-    container, device, work = run.container, run.device, run.workload
-    definition = work.perplexity
-    parts = (
-        run.kind, container.model, container.precision, container.target, container.ars,
-        container.cl, container.n_splits, run.labels,
-        device.soc, device.emulator, device.manufacturer, device.model, device.abi,
-        work.runner, work.prompt_tokens, work.depth_tokens, work.max_new_tokens, work.prompt,
-        work.prompt_sha256, work.sampler, work.dataset_sha256,
-        *((definition.positions, definition.windows, definition.tokens) if definition else _NONE),
-        run.provenance.host if device.emulator else "",
-        _container_label(run.label),
-        (run.concurrent_sessions or 1) > 1,
-    )  # fmt: skip
-    return json.dumps(parts, sort_keys=True, default=str)
-
-
-def _container_label(label: str) -> str:
-    """Return the container's label in a plan, from a cell's; a plan may hold several alike."""
-    container, _, rest = label.partition("/")
-    return container if rest else ""
-
-
 def _nights(nights: Iterable[Sequence[RunMeans]], key: str) -> tuple[Night, ...]:
     """Return the nights in which a metric was measured."""
     found = []
@@ -315,14 +286,6 @@ def _nights(nights: Iterable[Sequence[RunMeans]], key: str) -> tuple[Night, ...]
         if sessions:
             found.append(Night(night[0].run.created_at, sessions))
     return tuple(found)
-
-
-def _facts(night: Night) -> dict[str, set[str]]:
-    found: dict[str, set[str]] = {}
-    for session in night.sessions:
-        for name, value in session.facts.items():
-            found.setdefault(name, set()).add(value)
-    return found
 
 
 def _history(series: Series) -> History:

@@ -1,15 +1,20 @@
-"""Identity of what was measured: which runs may be averaged, and which may not.
+"""Identity of what was measured: what a person means by "the same test".
 
-Two runs are averaged only if everything listed here is equal. Above all, the emulator and hardware
-never share a number, a table or a plot. The serial is not in the list: two phones of one kind are
-two sessions.
+A `Subject` is a model in a precision, a workload, a kind of device, and the user's labels, as one
+tool measures them. Whatever else is known of a run is one of its `facts`: the container's hash, the
+settings, the versions, the phone's build. They may change from night to night; a change of speed
+names those that changed with it. Emulator and hardware are never the same subject. Serials are
+neither: two phones of one kind are two sessions.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+import hashlib
+import json
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
 
 from harness.results.provenance import HOST_LIBRARIES
-from harness.results.records import ContainerInfo, DeviceInfo, PerplexityDefinition, Run
+from harness.results.records import SIDES, ContainerInfo, DeviceInfo, PerplexityDefinition, Run
 from harness.words import pluralize
 
 Pairs = tuple[tuple[str, str], ...]
@@ -18,104 +23,81 @@ _ON_HOST = frozenset({"python", "torch", "transformers", *HOST_LIBRARIES})
 _LONGEST_VALUES = 78
 SHORTEST_PROMPT = 2
 """Tokens of the shortest prompt, bos and one more: what is left of a prompt with `-p 0`."""
+OF_DEVICE = frozenset({"Android", "build"})
+"""Names of facts in which the phones of one subject may differ on one night."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A container on a kind of device, with the versions that matter.
+    """A container, a workload and a kind of device, as a person tells them from others.
 
     Attributes:
         host: the machine under an emulator, whose speed depends on it; empty for hardware.
+        device: maker and model.
+        tool: what measured it; `qnnfarm` for all that was not imported.
+        container: the container's label in a plan or a comparison; where it has none, the shapes of
+            its graphs.
+        adapter: the LoRA adapter that is applied.
+        prompt: text or hash, where the prompt decides what is measured: not of a benchmark.
+        text: hash of the text of a perplexity.
+        scored: positions and windows of a perplexity.
+        labels: the user's own.
     """
 
     emulator: bool
-    model: str
-    soc: str
-    target: str
-    container_sha256: str
-    device: str
-    abi: str | None
     host: str
-    toolchain: str
-    versions: Pairs
-    qnnfarm_version: str
+    soc: str
+    device: str
+    target: str
+    tool: str
+    model: str
+    precision: str
+    container: str
+    adapter: str
+    kind: str
+    prompt_tokens: int | None
+    depth_tokens: int | None
+    max_new_tokens: int | None
+    prompt: str
+    text: str
+    scored: PerplexityDefinition | None
+    labels: Pairs
 
     @classmethod
     def of(cls, run: Run) -> "Subject":
         """Return the subject of a run."""
-        source = run.provenance
+        container, work = run.container, run.workload
         return cls(
             emulator=run.device.emulator,
-            model=run.container.model,
+            host=run.provenance.host if run.device.emulator else "",
             soc=run.device.soc,
-            target=run.container.target,
-            container_sha256=run.container.sha256,
-            device=device_name(run),
-            abi=run.device.abi,
-            host=source.host if run.device.emulator else "",
-            toolchain=source.toolchain,
-            versions=_pairs(source.toolchain_versions) + _pairs(source.library_versions),
-            qnnfarm_version=source.qnnfarm_version,
+            device=_maker_and_model(run.device),
+            target=container.target,
+            tool=run.origin.tool if run.origin else "qnnfarm",
+            model=container.model,
+            precision=container.precision or "",
+            container=container_label(run.label) or container_shape(container),
+            adapter=str(work.sampler.get("lora") or ""),
+            kind=run.kind,
+            prompt_tokens=work.prompt_tokens,
+            depth_tokens=work.depth_tokens or None,
+            max_new_tokens=work.max_new_tokens,
+            prompt="" if run.kind == "bench" else work.prompt_sha256 or work.prompt or "",
+            text=work.dataset_sha256 or "",
+            scored=work.perplexity,
+            labels=_pairs(run.labels),
         )
+
+    @property
+    def id(self) -> str:
+        """Short and stable; a new field changes the ids of all subjects."""
+        values = {**asdict(self), "scored": self.scored and self.scored.model_dump()}
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
     def place(self) -> str:
         """The SoC, or the kind of device where the SoC is unknown."""
         return self.soc or self.device or UNKNOWN
-
-    @property
-    def without_versions(self) -> "Subject":
-        """The part that subjects must share to match."""
-        return replace(self, versions=())
-
-    def matches(self, other: "Subject") -> bool:
-        """Return whether both are the same, as far as is known.
-
-        Versions that only one of them knows are ignored.
-        """
-        mine, theirs = dict(self.versions), dict(other.versions)
-        shared = mine.keys() & theirs.keys()
-        return self.without_versions == other.without_versions and all(
-            mine[name] == theirs[name] for name in shared
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class SpeedKey:
-    """A subject and its workload: runs with equal keys measure the same speed.
-
-    Attributes:
-        at_once: whether other sessions ran on the host meanwhile; None if that is unknown.
-        labels: the user's own.
-    """
-
-    subject: Subject
-    kind: str
-    runner: str
-    prompt_tokens: int | None
-    depth_tokens: int | None
-    prompt: str | None
-    max_new_tokens: int | None
-    sampler: Pairs
-    at_once: bool | None
-    labels: Pairs
-
-    @classmethod
-    def of(cls, run: Run) -> "SpeedKey":
-        """Return the key of a run."""
-        work = run.workload
-        return cls(
-            subject=Subject.of(run),
-            kind=run.kind,
-            runner=work.runner,
-            prompt_tokens=work.prompt_tokens,
-            depth_tokens=work.depth_tokens or None,
-            prompt=work.prompt_sha256 or work.prompt,
-            max_new_tokens=work.max_new_tokens,
-            sampler=_pairs(work.sampler),
-            at_once=None if run.concurrent_sessions is None else run.concurrent_sessions > 1,
-            labels=_pairs(run.labels),
-        )
 
     @property
     def label(self) -> str:
@@ -138,40 +120,112 @@ class SpeedKey:
         """True where it is about its prompt, rather than a generation after the shortest one."""
         return self.prompt_tokens is None or self.prompt_tokens > SHORTEST_PROMPT
 
-
-@dataclass(frozen=True, slots=True)
-class PerplexityKey:
-    """A subject, and the text and positions of a perplexity."""
-
-    subject: Subject
-    dataset_sha256: str | None
-    definition: PerplexityDefinition | None
-
-    @classmethod
-    def of(cls, run: Run) -> "PerplexityKey":
-        """Return the key of a run."""
-        work = run.workload
-        return cls(Subject.of(run), work.dataset_sha256, work.perplexity)
-
     @property
     def of_answers(self) -> bool:
-        """True where it is of the model that answers, not of one that drafts for it."""
-        definition = self.definition
-        return definition is None or not definition.positions.startswith("draft_")
+        """True unless it is the perplexity of a model that drafts for the one that answers."""
+        return self.scored is None or not self.scored.positions.startswith("draft_")
+
+    @property
+    def without_test(self) -> "Subject":
+        """The container on its device, whatever was measured there."""
+        return replace(self, **_UNTESTED)
+
+    def without(self, names: Collection[str]) -> "Subject":
+        """Return the subject without the values of some fields."""
+        blank: dict[str, Any] = dict.fromkeys(names)
+        return replace(self, **blank)
+
+    def differences(self, other: "Subject") -> dict[str, tuple[str, str]]:
+        """Return the fields in which both differ, with both values in words."""
+        mine, theirs = _in_words(self), _in_words(other)
+        return {name: (mine[name], theirs[name]) for name in mine if mine[name] != theirs[name]}
 
 
-def find_differences(keys: Sequence[SpeedKey]) -> tuple[str, ...]:
-    """Name the parts in which not all keys are equal."""
-    found = [
-        field.name.replace("_", " ")
-        for parts in (keys, [key.subject for key in keys])
-        for field in fields(parts[0])
-        if field.name not in {"subject", "versions"}
-        and len({getattr(part, field.name) for part in parts}) > 1
-    ]
-    versions = [frozenset(key.subject.versions) for key in keys]
-    apart = frozenset[tuple[str, str]]().union(*versions) - versions[0].intersection(*versions)
-    return (*found, *sorted({f"{name} version" for name, _ in apart}))
+_TEST = ("prompt_tokens", "depth_tokens", "max_new_tokens")
+_UNTESTED: Mapping[str, Any] = {
+    **dict.fromkeys(_TEST), "kind": "", "prompt": "", "text": "", "scored": None, "labels": ()
+}  # fmt: skip
+
+
+def _in_words(subject: Subject) -> dict[str, str]:
+    found = {
+        field.name: str(getattr(subject, field.name) or "")
+        for field in fields(subject)
+        if field.name not in {"emulator", "kind", "scored", "text", "labels", *_TEST}
+    }
+    scored = f"{describe_scored(subject.scored)} of {subject.text[:12]}" if subject.scored else ""
+    return {
+        "npu": "the HTP emulator" if subject.emulator else "hardware",
+        **found,
+        "workload": subject.label,
+        "scored": scored,
+        "labels": ", ".join(f"{name}={value}" for name, value in subject.labels),
+    }
+
+
+def facts(run: Run) -> dict[str, str]:
+    """Return what is known of a run beside its subject, in words by name.
+
+    These may change from night to night: the container's hash and shapes, the settings, the
+    versions of libraries, the phone's system.
+    """
+    source, container, work = run.provenance, run.container, run.workload
+    known = {
+        **{name: "none" if value is None else str(value) for name, value in work.sampler.items()},
+        "container": container.sha256[:12],
+        "shapes": container_shape(container),
+        "parts": str(container.n_splits or ""),
+        "runner": work.runner,
+        "prompt": (work.prompt_sha256 or _digest(work.prompt or ""))[:12],
+        "sessions at once": "several" if (run.concurrent_sessions or 1) > 1 else "one",
+        "Android": run.device.android_version,
+        "build": run.device.build_fingerprint,
+        "qnnfarm": source.qnnfarm_version,
+        **source.toolchain_versions,
+        **source.library_versions,
+    }
+    return {name: value for name, value in known.items() if value}
+
+
+def describe_changes(
+    before: Iterable[Run], after: Iterable[Run], *, ignored: Collection[str] = ()
+) -> tuple[str, ...]:
+    """Say in which facts no run of one side is as one of the other: `genie 1.21 → 1.22`.
+
+    Facts that only one side knows are left out, but for settings: there, absent is a value.
+    """
+    was, now = _values(before), _values(after)
+    both = was.keys() & now.keys()
+    settings = {name for name, (_, is_setting) in (was | now).items() if is_setting}
+    names = sorted((both | settings) - set(ignored))
+    found = [(name, was.get(name, _ABSENT)[0], now.get(name, _ABSENT)[0]) for name in names]
+    return tuple(
+        f"{name} {', '.join(sorted(old))} → {', '.join(sorted(new))}"
+        for name, old, new in found
+        if old.isdisjoint(new)
+    )
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest() if text else ""
+
+
+_ABSENT = ({"none"}, True)
+
+
+def _values(runs: Iterable[Run]) -> dict[str, tuple[set[str], bool]]:
+    """Return the values of each fact, and whether it is a setting."""
+    found: dict[str, tuple[set[str], bool]] = {}
+    for run in runs:
+        for name, value in facts(run).items():
+            found.setdefault(name, (set(), name in run.workload.sampler))[0].add(value)
+    return found
+
+
+def container_label(label: str) -> str:
+    """Return a container's label: that of a side of a comparison, or of a plan's cell."""
+    container, _, rest = label.partition("/")
+    return container if rest or label in SIDES else ""
 
 
 def container_name(container: ContainerInfo) -> str:
@@ -198,121 +252,45 @@ def describe_scored(definition: PerplexityDefinition | None) -> str:
     return f"{pluralize(definition.windows, 'window')}, {pluralize(definition.tokens, 'token')}"
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """Terms that must be equal on both sides, or their numbers cannot be compared.
-
-    The one rule of `compare`, `gate` and their like. A workload and the place where it runs belong
-    to it; the containers are what is compared, but for their shapes and precision where those are
-    to be the same.
-
-    Attributes:
-        device: its model with the version of its system.
-        host: of an emulator, whose speed is the host's.
-        tool: what measured it.
-        libraries: on the device.
-        concurrent: whether other sessions ran on the host at the same time.
-        scored: text, windows and positions of a perplexity.
-    """
-
-    npu: str
-    soc: str
-    target: str
-    workload: str
-    prompt: str
-    precision: str
-    ars: str
-    cl: int
-    splits: int
-    device: str
-    host: str
-    tool: str
-    runner: str
-    sampler: Pairs
-    libraries: Pairs
-    concurrent: bool
-    scored: str
-
-    @classmethod
-    def of(cls, run: Run) -> "Terms":
-        """Return the terms of a run."""
-        container, work = run.container, run.workload
-        key = SpeedKey.of(run)
-        versions = run.provenance.library_versions
-        scored = work.perplexity.model_dump() if work.perplexity else {}
-        return cls(
-            npu="the HTP emulator" if run.device.emulator else "hardware",
-            soc=run.device.soc,
-            target=container.target.partition(":")[0],
-            workload=key.label,
-            prompt=key.prompt or "",
-            device=device_name(run),
-            host=key.subject.host,
-            tool=run.origin.tool if run.origin else "qnnfarm",
-            runner=work.runner,
-            sampler=key.sampler,
-            libraries=_pairs({n: each for n, each in versions.items() if n not in _ON_HOST}),
-            concurrent=(run.concurrent_sessions or 1) > 1,
-            scored=" ".join((work.dataset_sha256 or "", _words(_pairs(scored)))).strip(),
-            precision=container.precision or "",
-            ars=", ".join(map(str, container.ars)),
-            cl=container.cl,
-            splits=container.n_splits,
-        )
-
-    def differences(self, other: "Terms") -> dict[str, tuple[str, str]]:
-        """Return the terms in which both differ, with both values in words."""
-        found = {
-            field.name: (getattr(self, field.name), getattr(other, field.name))
-            for field in fields(self)
-        }
-        return {
-            name: (_words(mine), _words(theirs))
-            for name, (mine, theirs) in found.items()
-            if mine != theirs
-        }
-
-
-TERMS = tuple(field.name for field in fields(Terms))
-_OF_ONE_SIDE = frozenset({"precision", "ars", "cl", "splits", "concurrent", "scored"})
-"""Terms in which the containers of a comparison may differ, and what they ran beside."""
+_OF_CONTAINER = frozenset({"model", "precision", "container", "scored", "labels"})
 _LABELS = {"npu": "device", "device": "device model", "tool": "measured by", "target": "target SoC"}
 
 
 def find_incomparable(a: Run, b: Run) -> tuple[str, ...]:
     """Name what two runs must share for a comparison of their containers, and do not.
 
-    Each key comes with both values where they are short: `soc (SM8750 against SM8650)`. The
-    containers may differ, as they are what is compared; their target's SoC may not. Libraries that
-    only one of them knows are ignored.
+    Each comes with both values where they are short: `soc (SM8750 against SM8650)`. The containers
+    may differ, as they are what is compared; their target's SoC may not. Libraries that only one of
+    them knows are ignored, and so are those of the host.
     """
-    mine, theirs = Terms.of(a), Terms.of(b)
+    mine, theirs = Subject.of(a), Subject.of(b)
+    one, other = (replace(each, target=each.target.partition(":")[0]) for each in (mine, theirs))
     found = {
         _LABELS.get(name, name): values
-        for name, values in mine.differences(theirs).items()
-        if name not in {*_OF_ONE_SIDE, "libraries"}
+        for name, values in one.differences(other).items()
+        if name not in _OF_CONTAINER
     }
-    known, others = dict(mine.libraries), dict(theirs.libraries)
-    found |= {
-        name: (known[name], others[name])
-        for name in sorted(known.keys() & others.keys())
-        if known[name] != others[name]
-    }
+    versions, others = a.provenance.library_versions, b.provenance.library_versions
+    on_device = (versions.keys() & others.keys()) - _ON_HOST
+    terms = [_terms(run, on_device) for run in (a, b)]
+    for name in sorted(terms[0].keys() | terms[1].keys()):
+        values = terms[0].get(name, ""), terms[1].get(name, "")
+        if values[0] != values[1]:
+            found[name] = values
     return tuple(
         with_values(name, f"{one or 'none'} against {other or 'none'}")
         for name, (one, other) in found.items()
     )
 
 
+def _terms(run: Run, libraries: Collection[str]) -> dict[str, str]:
+    names = {"runner", "prompt", "Android", *run.workload.sampler, *libraries}
+    return {name: value for name, value in facts(run).items() if name in names}
+
+
 def with_values(name: str, values: str) -> str:
     """Append values to a name where they are short."""
     return f"{name} ({values})" if len(values) < _LONGEST_VALUES else name
-
-
-def _words(value: object) -> str:
-    if isinstance(value, tuple):
-        return ", ".join(f"{name} {each}" for name, each in value)
-    return str(value)
 
 
 def place(run: Run) -> str:
@@ -322,11 +300,15 @@ def place(run: Run) -> str:
 
 def device_name(run: Run) -> str:
     """Name the kind of device: maker, model and Android version, as far as known."""
-    device = run.device
-    android = f"Android {device.android_version}" if device.android_version else None
+    version = run.device.android_version
+    android = f"Android {version}" if version else ""
+    return ", ".join(filter(None, (_maker_and_model(run.device), android)))
+
+
+def _maker_and_model(device: DeviceInfo) -> str:
     maker, model = device.manufacturer or "", device.model or ""
-    name = model if model.lower().startswith(maker.lower()) else f"{maker} {model}"
-    return ", ".join(part for part in (name.strip(), android) if part)
+    known = model if model.lower().startswith(maker.lower()) else f"{maker} {model}"
+    return known.strip()
 
 
 def describe_clocks(device: DeviceInfo) -> tuple[tuple[str, str], ...]:

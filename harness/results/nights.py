@@ -1,29 +1,54 @@
-"""Nights: the one rule by which runs are put together over time."""
+"""Nights and branches: the rules by which all runs of a database are put together over time.
 
-from collections.abc import Callable, Hashable, Iterable
-from datetime import datetime, timedelta
-from typing import TypeVar
+A night holds the runs of one commit, on whichever hosts. It ends with a pause of twelve hours
+without one, or eighteen hours after it began. Nights are those of the whole database, whichever of
+its runs are looked at: a model that runs twice in a long night has one night, and `gate`, histories
+and reports have the same ones.
+"""
 
-NIGHT = timedelta(hours=12)
-Item = TypeVar("Item")
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from pathlib import Path
+
+from harness.results.provenance import git_default_branch
+from harness.results.records import RunHead
+
+PAUSE = timedelta(hours=12)
+LONGEST = timedelta(hours=18)
 
 
-def group_nights(
-    items: Iterable[Item], at: Callable[[Item], datetime], same: Callable[[Item], Hashable]
-) -> list[list[Item]]:
-    """Group items into nights: what is the same, and began within twelve hours of the first.
-
-    Args:
-        items: oldest first.
-        at: when an item began.
-        same: its commit, or what else must not change within a night.
-    """
-    nights: list[list[Item]] = []
-    began, kept = None, None
-    for item in items:
-        moment, mark = at(item), same(item)
-        if began is None or mark != kept or moment - began >= NIGHT:
-            nights.append([])
-            began, kept = moment, mark
-        nights[-1].append(item)
+def group_nights(heads: Iterable[RunHead]) -> list[list[RunHead]]:
+    """Group runs into nights, in the order in which these began; runs are oldest first."""
+    nights: list[list[RunHead]] = []
+    newest: dict[str | None, list[RunHead]] = {}
+    for head in sorted(heads, key=lambda head: (head.created_at, head.id)):
+        night = newest.get(head.commit)
+        if (
+            night is None
+            or head.created_at - night[-1].created_at >= PAUSE
+            or head.created_at - night[0].created_at >= LONGEST
+        ):
+            night = newest[head.commit] = []
+            nights.append(night)
+        night.append(head)
     return nights
+
+
+def find_main_branch(heads: Iterable[RunHead]) -> str | None:
+    """Find the branch whose history counts, among those that runs have.
+
+    It is the default branch of the repository around the working folder, else the most frequent
+    one; None where no run has a branch.
+    """
+    counts = Counter(head.branch for head in heads if head.branch)
+    if not counts:
+        return None
+    default = git_default_branch(Path.cwd())
+    return default if default in counts else counts.most_common(1)[0][0]
+
+
+def choose_branch(branches: Sequence[str | None], main: str | None) -> str | None:
+    """Choose the branch of one history: the main one, or the most frequent where it has no run."""
+    counts = Counter(branch for branch in branches if branch)
+    return main if main in counts or not counts else counts.most_common(1)[0][0]

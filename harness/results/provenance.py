@@ -104,6 +104,12 @@ def git_history(folder: Path, reference: str) -> tuple[str, ...]:
     return tuple((listed or "").split())
 
 
+def git_default_branch(folder: Path) -> str | None:
+    """Return the default branch of the repository that a folder was cloned from, if git knows."""
+    found = _git(folder, "symbolic-ref", "--quiet", "--short", "refs/remotes/origin/HEAD")
+    return found.partition("/")[2] if found else None
+
+
 def this_writer() -> str:
     """Mark this process: boot, PID namespace, PID, and start time in ticks since boot.
 

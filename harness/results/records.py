@@ -351,12 +351,17 @@ SIDES = frozenset({"A", "B"})
 
 @dataclass(frozen=True, slots=True)
 class RunHead:
-    """Place of a run in a history."""
+    """Place of a run in the history of its database."""
 
     id: str
     created_at: datetime
     commit: str | None
     branch: str | None
+
+    @classmethod
+    def of(cls, run: "Run") -> "RunHead":
+        """Return the head of a run."""
+        return cls(run.id, run.created_at, run.provenance.git_commit, run.provenance.git_branch)
 
 
 class MetricVerdict(Record):

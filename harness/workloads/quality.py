@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.errors import WrongUseError
-from harness.results.identity import PerplexityKey, describe_scored
+from harness.results.identity import Subject, describe_scored
 from harness.results.perplexity import (
     PERPLEXITY,
     PERPLEXITY_FLOAT,
@@ -212,6 +212,6 @@ def _measured(store: ResultsStore, container: ContainerInfo, device: DeviceInfo)
     )
     for run in reversed(store.list_runs(wanted)):
         judged = run.status == "done" or run.check.outcome == "failed"
-        own = PerplexityKey.of(run).of_answers and "lora" not in run.workload.sampler
+        own = Subject.of(run).of_answers and "lora" not in run.workload.sampler
         if judged and own and PERPLEXITY in last_values(run):
             yield run

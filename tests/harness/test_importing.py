@@ -18,6 +18,7 @@ from harness.cli.results import app
 from harness.errors import HarnessError, HostFileError, ImportedFileError
 from harness.importing.importer import Facts, Imported, Tool, import_file, read_runs
 from harness.results import frames
+from harness.results.history import SeriesFilter, read_series
 from harness.results.records import Run
 from harness.results.store import ResultsStore
 
@@ -409,3 +410,24 @@ def test_one_bad_file_makes_no_database(tmp_path: Path) -> None:
             catch_exceptions=False,
         )
     assert not db.exists()
+
+
+def test_layers_that_fall_to_the_cpu_are_a_loss_and_its_cause(tmp_path: Path) -> None:
+    """A setting that changes with the speed does not end the history."""
+    profile = json.loads((FILES / "ai-hub-profile.json").read_text())
+    noise = random.Random(3)  # noqa: S311
+    with ResultsStore.open(tmp_path / "results.db") as store:
+        for number in range(16):
+            slow = number >= 12
+            summary = profile["execution_summary"]
+            summary["all_inference_times"] = [3600 * (2 if slow else 1) * noise.gauss(1, 0.01)]
+            units = ["NPU"] * (5 - 3 * slow) + ["CPU"] * (3 * slow)
+            profile["execution_detail"] = [{"compute_unit": unit} for unit in units]
+            path = tmp_path / f"{number}.json"
+            path.write_text(json.dumps(profile))
+            facts = Facts(model="m", created_at=datetime(2026, 11, 1 + number, tzinfo=UTC))
+            import_file(store, path, facts)
+        (series,) = read_series(store, SeriesFilter(("inference_s",)))
+    (change,) = series.changes
+    assert (change.night, change.is_loss) == (12, True)
+    assert series.differences(change) == ("layers on CPU none → 3", "layers on NPU 5 → 2")

@@ -12,7 +12,7 @@ import pytest
 from harness.results.alerts import Alert, AlertState, assess
 from harness.results.history import Series, find_series
 from harness.results.means import RunMeans, read_means
-from harness.results.records import Run
+from harness.results.records import Run, RunHead
 from harness.results.store import ResultsStore
 from harness.results.verdicts import Verdict
 from reports import charts, page
@@ -54,7 +54,7 @@ def night(
 
 
 def series_of(runs: Sequence[Run]) -> tuple[Series, ...]:
-    return find_series([RunMeans.of(run) for run in runs])
+    return find_series([RunMeans.of(run) for run in runs], [RunHead.of(run) for run in runs])
 
 
 def history(runs: Sequence[Run]) -> tuple[Subject, ...]:

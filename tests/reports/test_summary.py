@@ -7,9 +7,10 @@ from datetime import timedelta
 
 import pytest
 
-from harness.results.identity import SpeedKey, Subject
+from harness.results.identity import Subject, describe_changes
 from harness.results.perplexity import PERPLEXITY, PERPLEXITY_FLOAT, PERPLEXITY_QUANTIZED
 from harness.results.records import Run
+from reports import summary
 from reports.page import Results, compose
 from reports.summary import Row, perplexities, summarise
 from tests.reports.conftest import START, Sample, speeds
@@ -57,33 +58,53 @@ def test_the_same_container_on_emulator_and_hardware_gives_two_rows(samples: Sam
         {"container__target": "SM8750"},
         {"device__soc": "SM8850"},
         {"device__model": "other"},
-        {"device__android_version": "16"},
         {"provenance__host": "a faster host"},
-        {"provenance__library_versions": {"genie": "1.22"}},
-        {"provenance__toolchain_versions": {}},
         {"workload__prompt_tokens": 128},
         {"workload__max_new_tokens": 128},
-        {"workload__runner": "genie-t2t-run"},
-        {"workload__sampler": {"greedy": False}},
         {"workload__depth_tokens": 128},
-        {"concurrent_sessions": 1},
         {"labels": {"team": "camera"}},
     ],
     ids=str,
 )
 def test_what_differs_is_not_averaged(samples: Samples, difference: dict[str, object]) -> None:
     run = samples["emulator"][0]
-    assert SpeedKey.of(run) == SpeedKey.of(changed(run, id="f" * 32, device__serial="other"))
+    assert Subject.of(run) == Subject.of(changed(run, id="f" * 32, device__serial="other"))
     assert len(rows([run, changed(run, id="f" * 32, device__serial="other")])) == 1
     assert len(rows([run, changed(run, id="f" * 32, **difference)])) == 2
 
 
-def test_rows_that_look_alike_say_why_they_are_two(samples: Samples) -> None:
+@pytest.mark.parametrize(
+    ("difference", "words"),
+    [
+        ({"provenance__library_versions": {"genie": "1.22"}}, "genie 1.21 → 1.22"),
+        ({"workload__runner": "genie-t2t-run"}, "runner genie_t2t_run.py → genie-t2t-run"),
+        ({"workload__sampler": {"greedy": False}}, "greedy True → False, seed 42 → none"),
+    ],
+    ids=str,
+)
+def test_a_row_has_the_newest_versions_and_settings_and_says_what_it_leaves_out(
+    samples: Samples, difference: dict[str, object], words: str
+) -> None:
     run = samples["emulator"][0]
-    other = changed(run, id="f" * 32, provenance__library_versions={"genie": "1.22"})
-    for row in rows([run, other]):
-        (reason,) = [remark for remark in row.remarks if remark.startswith("Separate from")]
-        assert "genie version" in reason
+    newest = changed(run, id="f" * 32, **difference)
+    (row,) = rows([run, changed(run, id="e" * 32), newest])
+    assert row.runs == (newest,)
+    assert row.remarks[0] == f"The row leaves out 2 runs before: {words}"
+
+
+@pytest.mark.parametrize(
+    "difference",
+    [
+        {"device__android_version": "16"},
+        {"provenance__toolchain_versions": {}},
+        {"concurrent_sessions": 3},
+    ],
+    ids=str,
+)
+def test_phones_of_one_kind_are_averaged(samples: Samples, difference: dict[str, object]) -> None:
+    run = samples["emulator"][0]
+    (row,) = rows([run, changed(run, id="f" * 32, **difference)])
+    assert len(row.runs) == 2
 
 
 def test_a_version_that_only_one_run_knows_keeps_perplexity_and_speed_together(
@@ -97,17 +118,15 @@ def test_a_version_that_only_one_run_knows_keeps_perplexity_and_speed_together(
     assert len(rows([changed(bench, provenance__library_versions=contrary), perplexity])) == 2
 
 
-def test_sessions_alone_and_those_that_shared_the_host_are_kept_apart(samples: Samples) -> None:
+def test_a_row_says_how_many_sessions_ran_at_once(samples: Samples) -> None:
     bench = samples["emulator"][0]
-    counts = [1, 1, 3, 2]
-    runs = [
-        changed(bench, id=f"{number:032x}", concurrent_sessions=count)
-        for number, count in enumerate(counts)
-    ]
-    alone, several = sorted(rows(runs), key=lambda row: row.notes)
-    assert [len(row.runs) for row in (alone, several)] == [2, 2]
-    assert (alone.notes, several.notes) == ((), ("2 to 3 sessions at once",))
-    assert not any("Separate from" in remark for row in (alone, several) for remark in row.remarks)
+    for counts, notes in (([1, 1], ()), ([1, 3, 2], ("1 to 3 sessions at once",))):
+        runs = [
+            changed(bench, id=f"{number:032x}", concurrent_sessions=count)
+            for number, count in enumerate(counts)
+        ]
+        (row,) = rows(runs)
+        assert row.notes == notes
 
 
 def nights_of(loss: float, *, nights: int = 14, since: int = 11) -> list[Run]:
@@ -256,14 +275,13 @@ def test_thousands_of_containers_are_not_compared_with_each_other(
         for number, run in enumerate((bench, scored))
     ]
     looks = 0
-    matches = Subject.matches
 
-    def counted(self: Subject, other: Subject) -> bool:
+    def counted(*sides: object, **options: object) -> tuple[str, ...]:
         nonlocal looks
         looks += 1
-        return matches(self, other)
+        return describe_changes(*sides, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Subject, "matches", counted)
+    monkeypatch.setattr(summary, "describe_changes", counted)
     found = rows(nights)
     assert len(found) == 200
     assert all(row.perplexity is not None for row in found)
@@ -275,10 +293,7 @@ def test_what_keeps_rows_apart_is_said_of_all_that_look_alike(samples: Samples) 
     alike = [
         bench,
         changed(bench, id="1" * 32, provenance__host="another"),
-        changed(bench, id="2" * 32, provenance__library_versions={"genie": "1.22"}),
+        changed(bench, id="2" * 32, device__model="another"),
     ]
-    (words,) = {
-        next(r for r in row.remarks if r.startswith("Separate from")) for row in rows(alike)
-    }
-    listed = words.partition(" because of: ")[2].split(", ")
-    assert listed == ["host", "genie version", "onnxruntime version", "python version"]
+    words = {next(r for r in row.remarks if r.startswith("Separate from")) for row in rows(alike)}
+    assert words == {"Separate from a similar row because of: host, device"}

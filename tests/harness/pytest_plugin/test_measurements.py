@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from harness.pytest_plugin.measurements import format_table
-from harness.results.identity import SpeedKey
+from harness.results.identity import Subject
 from harness.results.records import Run
 from harness.results.store import ResultsStore
 from tests.harness.pytest_plugin.conftest import Farm
@@ -83,7 +83,7 @@ def test_workloads_are_kept_apart_and_sessions_together(
     rates = []
     for runs in groups.values():
         assert sorted(run.session for run in runs) == [0, 1]
-        assert len({SpeedKey.of(run) for run in runs}) == 1
+        assert len({Subject.of(run) for run in runs}) == 1
         (values,) = {run.values("prefill_tokens_per_s") for run in runs}
         rates.append(values)
     assert sorted(rates) == [(50.0, 51.0), (100.0, 102.0), (100.0, 102.0), (200.0, 204.0)]

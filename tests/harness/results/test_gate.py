@@ -15,7 +15,6 @@ from harness.errors import NoBaselineError, WrongUseError
 from harness.results import gate_formats
 from harness.results.baseline import find_nights
 from harness.results.gate import (
-    CellKey,
     Gate,
     GateCell,
     GateOptions,
@@ -24,6 +23,7 @@ from harness.results.gate import (
     judge_gate,
 )
 from harness.results.history import SeriesFilter, read_series
+from harness.results.identity import Subject
 from harness.results.metrics import find_metric
 from harness.results.records import Measurement, OutputCheck, PerplexityDefinition, Run, Workload
 from harness.results.store import ResultsStore
@@ -105,7 +105,7 @@ def test_the_newest_results_against_those_before(
 
 
 @pytest.mark.parametrize(("minutes", "nights"), [(11 * 60, 1), (13 * 60, 2)])
-def test_a_night_has_twelve_hours(store: ResultsStore, minutes: int, nights: int) -> None:
+def test_a_night_ends_with_a_pause(store: ResultsStore, minutes: int, nights: int) -> None:
     """As in a history: what one rule puts together is judged together."""
     for minute, level in ((0, 20.0), (1, 20.1), (minutes, 14.0), (minutes + 1, 14.1)):
         add(store, session(level, 0, minute=minute))
@@ -157,7 +157,7 @@ def test_many_cells_raise_few_alarms() -> None:
     """Of 100 gates over 20 equal cells with 4 % noise, 2 or 3 may hold a false alarm."""
     source = random.Random(1)  # noqa: S311
     metric = find_metric("decode_tokens_per_s")
-    key = CellKey.of(session(1.0, 0))
+    key = Subject.of(session(1.0, 0))
     false = 0
     for _ in range(100):
         cells = []
@@ -170,20 +170,86 @@ def test_many_cells_raise_few_alarms() -> None:
     assert false <= 7  # 2.5 expected
 
 
-def test_differences_that_forbid_a_comparison_are_named(store: ResultsStore) -> None:
+def test_what_else_changed_is_named_and_forbids_nothing(store: ResultsStore) -> None:
     night(store, 0, 20.0)
     run = session(10.0, 1)
     library = run.provenance.model_copy(update={"library_versions": {"genie": "1.22"}})
-    for minute in range(3):
-        add(store, session(10.0, 1, minute=minute, provenance=library, concurrent_sessions=3))
+    night(store, 1, 10.0, provenance=library.model_copy(update={"git_commit": "1" * 40}))
+    (cell,) = judge_gate(store, "previous", options=DECODE).cells
+    assert cell.verdict is Verdict.REGRESSED
+    assert cell.reason.endswith("what else changed: genie 1.21 → 1.22")
+
+
+def test_other_precisions_are_not_comparable_unless_asked_for(store: ResultsStore) -> None:
+    night(store, 0, 20.0)
+    container = session(1.0, 0).container.model_copy(update={"precision": "W4A16"})
+    night(store, 1, 10.0, container=container)
     (cell,) = judge_gate(store, "previous", options=DECODE).cells
     assert cell.verdict is Verdict.NO_VERDICT
-    assert cell.reason == (
-        "not comparable, it differs in libraries (genie 1.21 before, genie 1.22 now), "
-        "concurrent (False before, True now)"
-    )
-    across = GateOptions(DECODE.metrics, across=("libraries", "concurrent"))
+    assert cell.reason == ("not comparable, it differs in precision (W8A16 before, W4A16 now)")
+    across = GateOptions(DECODE.metrics, across=("precision",))
     assert judge_gate(store, "previous", options=across).verdict is Verdict.REGRESSED
+
+
+def test_a_long_night_of_many_models_is_judged_whole_and_against_the_night_before(
+    store: ResultsStore,
+) -> None:
+    container = session(1.0, 0).container
+    for number in range(2):
+        for turn in range(2):
+            for model in range(30):
+                named = container.model_copy(update={"model": f"m{model:02d}"})
+                minute = (30 * turn + model) * 15
+                value = 20.0 - 6 * number + 0.01 * turn
+                add(store, session(value, number, container=named, minute=minute, commit="c" * 40))
+    gate = judge_gate(store, "previous", options=DECODE)
+    assert verdicts(gate) == ["regressed"] * 30
+    assert {cell.baseline.point for cell in gate.cells if cell.baseline} == {
+        "cccccccccccc, 2026-11-01"
+    }
+    assert {len(one.nights) for one in read_series(store, SeriesFilter(DECODE.metrics))} == {2}
+
+
+def test_hosts_with_other_commits_have_their_nights_side_by_side(store: ResultsStore) -> None:
+    for number in range(2):
+        for index in range(6):
+            for host, commit in enumerate("ab"):
+                at = number, 40 * index + 20 * host
+                add(store, session(20.0, at[0], minute=at[1], commit=commit * 39 + str(number)))
+    assert len(list(find_nights(store.heads()))) == 4
+    (series,) = read_series(store, SeriesFilter(DECODE.metrics))
+    assert [len(night.sessions) for night in series.nights] == [6] * 4
+    (cell,) = judge_gate(store, "previous", options=DECODE).cells
+    assert cell.baseline is not None
+    assert (cell.baseline.sessions, cell.baseline.point[-10:]) == (6, "2026-11-01")
+
+
+def test_a_branch_has_neither_a_say_in_the_history_nor_in_the_baseline_of_main(
+    store: ResultsStore,
+) -> None:
+    for number in range(20):
+        night(store, number, 20.0)
+    for number in range(3):
+        night(store, 16 + number, 17.6, branch="topic", commit=f"{number:x}" * 40)
+    assert read_series(store, SeriesFilter(DECODE.metrics))[0].changes == ()
+    night(store, 20, 20.0)
+    assert judge_gate(store, "previous", options=DECODE).verdict is Verdict.NO_DIFFERENCE
+    gate = judge_gate(store, "previous", candidate="topic", options=DECODE)
+    assert gate.verdict is Verdict.REGRESSED
+    (topic,) = read_series(store, SeriesFilter(DECODE.metrics, branch="topic"))
+    assert len(topic.nights) == 3
+
+
+def test_a_cell_without_a_soc_is_named_by_its_device(store: ResultsStore) -> None:
+    device = session(1.0, 0).device
+    for soc, model, name in (("", "RTX 4090", "RTX 4090"), ("", None, "an unknown device")):
+        for number in range(2):
+            other = device.model_copy(
+                update={"soc": soc, "model": model, "manufacturer": None, "emulator": False}
+            )
+            night(store, number, 20.0, device=other)
+        names = [cell.name for cell in judge_gate(store, "previous", options=DECODE).cells]
+        assert f"tiny_llama W8A16 pp64+tg16 on {name}" in names
 
 
 def test_two_containers_of_one_model_are_two_cells(store: ResultsStore) -> None:
@@ -279,14 +345,17 @@ class TestReferences:
     @pytest.mark.parametrize(
         ("reference", "point"),
         [
-            ("previous", "cccccccccccc, 2026-11-03"),
+            ("previous", "bbbbbbbbbbbb, 2026-11-02"),
             ("main", "bbbbbbbbbbbb, 2026-11-02"),
             ("topic", "cccccccccccc, 2026-11-03"),
             ("aaaa", "aaaaaaaaaaaa, 2026-11-01"),
             ("b" * 40, "bbbbbbbbbbbb, 2026-11-02"),
             ("2026-11-02", "bbbbbbbbbbbb, 2026-11-02"),
             ("2026-11-02T01:00", "aaaaaaaaaaaa, 2026-11-01"),
-            ("2027-01-01", "cccccccccccc, 2026-11-03"),
+            ("2027-01-01", "bbbbbbbbbbbb, 2026-11-02"),
+            ("2026-W44", "aaaaaaaaaaaa, 2026-11-01"),
+            ("2026-11-01..2026-11-04", "bbbbbbbbbbbb, aaaaaaaaaaaa, 2026-11-02"),
+            ("aaaa..cccc", "bbbbbbbbbbbb, 2026-11-02"),
         ],
     )
     def test_references_choose_their_baseline(

@@ -84,6 +84,26 @@ def test_another_container_of_one_name_goes_on_with_the_series(
 
 
 @IN_A_FILE
+def test_a_setting_is_no_identity_and_a_change_names_it(
+    store: ResultsStore, fill: Fill, make_run: Callable[..., Run]
+) -> None:
+    work = make_run().workload
+    fill([50.0] * 20)
+    settings = {**work.sampler, "flash_attn": True, "seed": 7}
+    changed = work.model_copy(update={"sampler": settings, "runner": "genie-t2t-run"})
+    fill([40.0] * 3, start=20, workload=changed, concurrent_sessions=3)
+    series = decode(store)
+    (change,) = series.changes
+    assert change.night == 20
+    assert series.differences(change) == (
+        "flash_attn none → True",
+        "runner genie_t2t_run.py → genie-t2t-run",
+        "seed 42 → 7",
+        "sessions at once one → several",
+    )
+
+
+@IN_A_FILE
 def test_runs_that_are_not_comparable_make_another_series(
     store: ResultsStore, fill: Fill, make_run: Callable[..., Run]
 ) -> None:
@@ -92,10 +112,9 @@ def test_runs_that_are_not_comparable_make_another_series(
     fill([60.0] * 2, device=run.device.model_copy(update={"emulator": False}))
     fill([70.0] * 2, container=run.container.model_copy(update={"precision": "W4A16"}))
     fill([80.0] * 2, workload=run.workload.model_copy(update={"prompt_tokens": 32}))
-    fill([90.0] * 2, concurrent_sessions=3)
     fill([50.0] * 2, label="head/phone/bench#1")
     fill([50.0] * 2, label="base/phone/bench#1")
-    assert len(read_series(store, DECODE)) == 7
+    assert len(read_series(store, DECODE)) == 6
 
 
 def test_sides_of_comparisons_and_unfinished_runs_have_no_history(
@@ -182,7 +201,7 @@ def test_a_settled_loss_stays_settled(
 def test_alerts_of_one_cause_are_one_group(store: ResultsStore, fill: Fill) -> None:
     fill([50.0] * 20 + [40.0] * 2)
     (one,) = alerts.review(store, read_series(store, DECODE))
-    fill([50.0] * 20 + [40.0] * 2, concurrent_sessions=2)
+    fill([50.0] * 20 + [40.0] * 2, labels={"team": "camera"})
     (other,) = alerts.review(store, read_series(store, DECODE))
     (group,) = alerts.group_alerts([one, other])
     assert {alert.id for alert in group} == {one.id, other.id}

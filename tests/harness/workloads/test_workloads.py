@@ -17,7 +17,7 @@ from harness.errors import (
     PromptTooLongError,
     WrongUseError,
 )
-from harness.results.identity import SpeedKey, Subject
+from harness.results.identity import Subject
 from harness.results.llama_bench import list_tests
 from harness.results.store import ResultsStore
 from harness.runtimes.genie_profile import parse_profile
@@ -100,7 +100,7 @@ def test_a_run_knows_which_transformers_computed_its_reference(
     known = other.provenance.library_versions
     assert known["transformers"] == version("transformers")
     assert known.keys() - ours.provenance.library_versions.keys() == {"torch", "transformers"}
-    assert Subject.of(ours).matches(Subject.of(other))
+    assert Subject.of(ours) == Subject.of(other)
 
 
 @needs_no_transformers
@@ -123,7 +123,7 @@ def test_profiles_and_log_are_kept_with_a_run(session: Session, store: ResultsSt
 def test_a_prompt_at_a_depth_is_a_second_query(session: Session, store: ResultsStore) -> None:
     bench = Bench(prompt_tokens=8, depth_tokens=16, new_tokens=1, repetitions=1, warmup=0)
     run = bench.run(session, Recording(lambda: store)).output
-    assert SpeedKey.of(run).label == "pp8 @ d16"
+    assert Subject.of(run).label == "pp8 @ d16"
     assert run.values("prompt_tokens") == (8.0,)
     (test,) = list_tests([run])
     assert test.name == "pp8 @ d16"
