@@ -15,7 +15,6 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 
 from harness.results.alerts import UNSETTLED, Alert, find_alert
 from harness.results.history import Night, Series
@@ -23,7 +22,6 @@ from harness.results.metrics import Direction
 from harness.results.statistics.changes import MIN_NIGHTS
 from harness.results.statistics.changes import Change as Level
 from harness.results.verdicts import Verdict, allowed_loss
-from reports.history import CURRENT
 
 MOST_BEFORE = 20
 MIN_BEFORE = 3
@@ -113,7 +111,7 @@ def _order(change: Change) -> tuple[int, float]:
 def _change(series: Series, alerts: Sequence[Alert]) -> Change | None:
     level, alert = _newest_level(series, alerts)
     nights = series.nights
-    start = level.night if level else _last_day(nights)
+    start = level.night if level else len(nights) - 1
     past, present = nights[max(start - MOST_BEFORE, 0) : start], nights[start:]
     if not past or not present:
         return None
@@ -153,11 +151,6 @@ def _newest_level(series: Series, alerts: Sequence[Alert]) -> tuple[Level | None
     level, alert = recent[-1]
     settled = recent[-2][1] if len(recent) > 1 and not level.is_loss else None
     return level, settled if settled is not None and settled.state == "fixed" else alert
-
-
-def _last_day(nights: Sequence[Night]) -> int:
-    newest = nights[-1].at - CURRENT + timedelta(microseconds=1)
-    return next(number for number, night in enumerate(nights) if night.at >= newest)
 
 
 def _verdict(series: Series, level: Level | None, low: float | None, high: float | None) -> Verdict:

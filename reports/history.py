@@ -2,17 +2,16 @@
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from itertools import pairwise
 
 from harness.results.history import Series, Session
 from harness.results.metrics import find_metric
+from harness.results.nights import PAUSE
 from harness.results.records import Run
 from harness.words import pluralize
 from reports.text import day, percent
 
-CURRENT = timedelta(hours=24)
-"""Time before the newest run of a subject whose measurements are its present state."""
 MOST_POINTS = 400
 """Nights of a history in a report; of more, the newest are kept whole and the others thinned."""
 LEADING = ("prefill_tokens_per_s", "decode_tokens_per_s")
@@ -96,9 +95,9 @@ class Subject:
 
     @property
     def present(self) -> tuple[Point, ...]:
-        """The nights of the containers of the last day, from the newest change of a rate on."""
+        """The nights of the containers of the last night, from the newest change of a rate on."""
         newest = self.points[-1].at
-        built = {point.sha256 for point in self.points if point.at > newest - CURRENT}
+        built = {point.sha256 for point in self.points if point.at > newest - PAUSE}
         since = max((_began(one) for one in self._changed), default=self.points[0].at)
         return tuple(p for p in self.points if p.sha256 in built and p.at >= since)
 

@@ -110,7 +110,7 @@ def test_sides_of_a_comparison_and_failures_have_no_series() -> None:
     assert history([*lab.comparison(), *failed]) == ()
 
 
-def test_the_present_is_the_last_day_and_only_that_is_summed_up() -> None:
+def test_the_present_is_the_last_night_and_only_that_is_summed_up() -> None:
     runs = nights([1.0] * 11 + [0.7] * 3)
     (subject,) = history(runs)
     assert len(subject.present) == 1
@@ -153,6 +153,15 @@ def test_one_bad_night_is_no_regression_but_worth_a_line() -> None:
     (line,) = headline.lines
     assert "last night only: Time to first token +11" in line
     assert line.endswith("; the next night will tell")
+
+
+def test_a_night_that_begins_earlier_by_the_clock_stands_alone() -> None:
+    runs = nights([1.0] * 12)
+    early = timedelta(minutes=-20)
+    last = [r.model_copy(update={"created_at": r.created_at + early}) for r in night(12, 0.8)]
+    decode = decode_of([*runs, *last])
+    assert decode.ratio == pytest.approx(0.8, rel=0.01)
+    assert decode.now == pytest.approx(sum(sum(r.values(DECODE)) / 3 for r in last) / 2)
 
 
 def test_noisy_nights_give_no_verdict_and_few_nights_neither() -> None:
