@@ -1,20 +1,23 @@
 """Charts of a report: histories, curves, repetitions; each one a `Figure`."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 
-from harness.results.history import JUDGED_METRICS
+from harness.results.history import JUDGED_METRICS, Series
 from harness.results.identity import container_name, describe_scored, place
 from harness.results.means import RunMeans
 from harness.results.metrics import METRICS, Metric, find_metric
 from harness.results.records import Run
 from reports.figures import Column, Figure, Spec, Value, moment, quantity, tooltips
-from reports.history import Point, Subject, thin
-from reports.text import percent
+from reports.history import Point, Subject, commit_range, thin
+from reports.text import day, percent
 
 LANE_HEIGHT = 120
 CURVE_HEIGHT = 280
+MOST_NOTES = 5
+"""Changes of a history that are written beneath its title, the newest ones."""
+_LEVEL = "_level"
 _BITS = re.compile(r"[Ww](\d+)")
 _MIB = 2.0**20
 
@@ -39,6 +42,7 @@ def history_figure(subject: Subject) -> Figure:
     columns = (
         Column("at", "Began (UTC)", "time"),
         *map(metric_column, metrics),
+        *map(_level_column, metrics),
         Column("sessions", "Sessions", "number", 0),
         Column("device", "Device"),
         Column("commit", "Commit"),
@@ -46,70 +50,90 @@ def history_figure(subject: Subject) -> Figure:
         Column("change", "Change of level"),
         Column("run", "Run"),
     )
-    told = _changes_by_point(subject)
-    changed = {series.metric.key for series in subject.series if series.changes}
-    rows = tuple(
-        (*row[:-1], told.get(point.at), row[-1])
-        for point in thin(subject.points)
-        for row in [_history_row(point, metrics)]
-    )
+    levels, told = [_levels(series) for series in subject.series], _changes_by_point(subject)
+    rows = tuple(_history_row(point, metrics, levels, told) for point in thin(subject.points))
+    drawn = [column for column in columns[:-1] if not column.key.endswith(_LEVEL)]
     return Figure(
         f"history-{subject.id}",
         subject.title,
-        "Means of each night's sessions; a large point is the first of another container, and a "
-        "line the first at another level.",
+        "Means of each night's sessions. A large point is the first of another container, the line "
+        "through the points their level.",
         columns,
         rows,
         {
-            "vconcat": [
-                _lane(metric, columns, changed=metric.key in changed, last=metric is metrics[-1])
-                for metric in metrics
-            ],
+            "vconcat": [_lane(metric, drawn, last=metric is metrics[-1]) for metric in metrics],
             "spacing": 8,
             "resolve": {"scale": {"x": "shared"}},
         },
+        notes=tuple(f"{day(at)}: {told[at]}" for at in sorted(told, reverse=True)[:MOST_NOTES]),
     )
 
 
-def _history_row(point: Point, metrics: Sequence[Metric]) -> tuple[Value, ...]:
+def _level_column(metric: Metric) -> Column:
+    column = metric_column(metric)
+    return Column(f"{column.key}{_LEVEL}", f"Level of {column.label}", "number", column.decimals)
+
+
+def _levels(series: Series) -> dict[datetime, float]:
+    """Return the level of each night, in the unit that people read."""
+    return {
+        night.at: level * series.metric.scale
+        for first, last, level in series.levels()
+        for night in series.nights[first : last + 1]
+    }
+
+
+def _history_row(
+    point: Point,
+    metrics: Sequence[Metric],
+    levels: Sequence[Mapping[datetime, float]],
+    told: Mapping[datetime, str],
+) -> tuple[Value, ...]:
     devices = sorted({run.device.serial for run in point.runs})
     return (
         point.at,
         *(shown(metric, point.values.get(metric.key)) for metric in metrics),
+        *(level.get(point.at) for level in levels),
         float(len(point.sessions)),
         ", ".join(devices[:3]),
         point.commit[:12],
         point.sha256[:12],
+        told.get(point.at),
         point.sessions[-1].run.id,
     )
 
 
 def _changes_by_point(subject: Subject) -> dict[datetime, str]:
-    """Say which metrics changed at which point."""
-    told: dict[datetime, list[str]] = {}
+    """Say at each point which metrics changed, between which commits, and what else differs."""
+    metrics: dict[datetime, list[str]] = {}
+    facts: dict[datetime, dict[str, None]] = {}
     for series in subject.series:
         for change in series.changes:
+            night = series.nights[change.night]
             words = f"{series.metric.label} {percent(change.ratio - 1)}"
-            told.setdefault(series.nights[change.night].at, []).append(words)
-    return {at: ", ".join(words) for at, words in told.items()}
+            metrics.setdefault(night.at, []).append(words)
+            found = (commit_range(series, night), *series.differences(change))
+            facts.setdefault(night.at, {}).update(dict.fromkeys(filter(None, found)))
+    return {at: "; ".join((", ".join(words), *facts[at])) for at, words in metrics.items()}
 
 
-def _lane(metric: Metric, columns: Sequence[Column], *, changed: bool, last: bool) -> Spec:
+def _lane(metric: Metric, columns: Sequence[Column], *, last: bool) -> Spec:
     column = metric_column(metric)
     axis = {} if last else {"labels": False, "ticks": False}
-    changes = {
-        "transform": [{"filter": f"indexof(datum.change || '', '{metric.label} ') >= 0"}],
-        "mark": {"type": "rule", "strokeDash": [4, 3]},
-    }
+    y = quantity(column.key, column.label, axis={"format": ",.5~g"})
+    level = f"{column.key}{_LEVEL}"
     return {
         "width": "container",
         "height": LANE_HEIGHT,
         "encoding": {"x": moment("at", axis=axis)},
         "layer": [
-            *([changes] if changed else []),  # Vega warns of a layer without data
+            {"mark": {"type": "line", "opacity": 0.3}, "encoding": {"y": y}},
             {
-                "mark": {"type": "line", "interpolate": "linear", "opacity": 0.55},
-                "encoding": {"y": quantity(column.key, column.label)},
+                "transform": [{"filter": f"isValid(datum['{level}'])"}],
+                "mark": {
+                    "type": "line", "interpolate": "step-after", "color": {"expr": "ink"},
+                },
+                "encoding": {"y": {**y, "field": level}},
             },
             {
                 "transform": [
@@ -118,24 +142,22 @@ def _lane(metric: Metric, columns: Sequence[Column], *, changed: bool, last: boo
                         "window": [{"op": "lag", "field": "container", "as": "before"}],
                         "sort": [{"field": "at"}],
                     },
-                    {
-                        "calculate": "datum.before === null || datum.before === datum.container"
-                        " ? 'same' : 'new'",
-                        "as": "build",
-                    },
                 ],
-                "mark": {"type": "point", "filled": True, "size": 34, "opacity": 1},
+                "mark": {"type": "point", "filled": True, "opacity": 1},
                 "encoding": {
-                    "y": quantity(column.key, column.label),
+                    "y": y,
                     "size": {
-                        "condition": {"test": "datum.build === 'new'", "value": 90},
-                        "value": 30,
+                        "condition": {
+                            "test": "!datum.before || datum.before === datum.container",
+                            "value": 22,
+                        },
+                        "value": 70,
                     },
-                    "tooltip": tooltips(columns[:-1]),
+                    "tooltip": tooltips(columns),
                 },
             },
         ],
-    }
+    }  # fmt: skip
 
 
 def curve_figures(subjects: Sequence[Subject]) -> tuple[Figure, ...]:

@@ -61,6 +61,7 @@ class Figure:
         rows: one value for each column; what comes from outside is made visible when shown.
         spec: the chart without its data; empty for a table that no chart shows.
         samples: rows of a chart that are too many for a table; `rows` then sums them up.
+        notes: what to know of the values, a line each.
     """
 
     id: str
@@ -70,6 +71,7 @@ class Figure:
     rows: tuple[tuple[Value, ...], ...]
     spec: Spec = field(default_factory=dict)
     samples: "Samples | None" = None
+    notes: tuple[str, ...] = ()
 
     def to_csv(self) -> str:
         """Format as CSV (RFC 4180) with the columns' keys as header."""
@@ -148,7 +150,9 @@ def quantity(key: str, title: str, *, zero: bool = False, **more: object) -> dic
 def moment(key: str, title: str | None = None, **more: object) -> dict[str, object]:
     """Encode a time on an axis, in UTC: its ticks are days, and times between them."""
     scale = {"type": "utc", "padding": 8}
-    axis = {"labelExpr": _TICK, "labelOverlap": "greedy"} | dict(more.pop("axis", None) or {})  # type: ignore[call-overload]
+    axis = {"labelExpr": _TICK, "labelOverlap": "greedy", "labelFlush": True} | dict(
+        more.pop("axis", None) or {}
+    )  # type: ignore[call-overload]
     return {"field": key, "type": "temporal", "title": title, "scale": scale, "axis": axis, **more}
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
 
-from harness.results.history import Series, Session
+from harness.results.history import Night, Series, Session
 from harness.results.metrics import find_metric
 from harness.results.nights import PAUSE
 from harness.results.records import Run
@@ -139,6 +139,13 @@ def find_runs_before(subjects: Sequence[Subject], among: Container[str]) -> dict
     """Return the id of the run before each run of the same subject, of those that are chosen."""
     chosen = ([run.id for run in subject.runs if run.id in among] for subject in subjects)
     return {run: before for runs in chosen for before, run in pairwise(runs)}
+
+
+def commit_range(series: Series, night: Night) -> str:
+    """Name the commits from the night before to a night: `4f2a9d1c88..9b2d4e7710`, if known."""
+    number = next(n for n, one in enumerate(series.nights) if one.at == night.at)
+    both = [one.commit for one in series.nights[max(number - 1, 0) : number + 1]]
+    return "..".join(dict.fromkeys(commit[:10] for commit in both if commit))
 
 
 def thin(points: Sequence[Point], most: int = MOST_POINTS) -> tuple[Point, ...]:

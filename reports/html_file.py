@@ -33,6 +33,7 @@ from reports import figures, text
 from reports.changes import SPARK_POINTS
 from reports.errors import OutputPathError, ReportWriteError
 from reports.figures import Figure, Spec
+from reports.history import commit_range
 from reports.page import Page, RunPage, brief_results
 
 TEMPLATE = "report.html.j2"
@@ -260,6 +261,7 @@ def _environment() -> jinja2.Environment:
     environment.filters |= {
         "moment": text.moment,
         "short_time": text.short_time,
+        "commits": commit_range,
         "percent": text.percent,
         "shorten": text.shorten,
         "pluralize": pluralize,

@@ -65,6 +65,53 @@
     if (spec === null || typeof spec !== 'object') return spec;
     return Object.fromEntries(Object.entries(spec).map(([key, value]) => [key, key === 'width' && value === 'container' ? width : fit(value, width)]));
   };
+
+  // A stretch of a figure over time: buttons choose it, and fingers that drag and pinch.
+  const LEAST = 8, zooms = new Map();
+  const zoomed = (figure, all) => {
+    const zoom = { from: 0, size: all.length, rows: () => all.slice(zoom.from, zoom.from + zoom.size) };
+    zooms.set(figure, zoom);
+    const time = columns(figure)[0];
+    if (time.kind !== 'time' || all.length <= LEAST) return zoom;
+    all.forEach(row => { row[time.key] = new Date(row[time.key]); });
+    const canvas = figure.querySelector('.canvas'), bar = make('div', undefined, { class: 'tools zoom' });
+    const move = (from, size) => {
+      zoom.size = Math.round(Math.min(Math.max(size, LEAST), all.length));
+      zoom.from = Math.round(Math.min(Math.max(from, 0), all.length - zoom.size));
+      const last = zoom.from + zoom.size === all.length;
+      [zoom.size === LEAST, zoom.size === all.length, zoom.from === 0, last].forEach((at, i) => { bar.children[i].disabled = at; });
+      zoom.show?.();
+    };
+    const part = (words, of) => {
+      const made = make('button', words, { type: 'button' });
+      made.addEventListener('click', () => move(...of(zoom.from, zoom.size)));
+      return made;
+    };
+    const newest = (from, size, wanted) => from + size === all.length ? all.length - wanted : from + (size - wanted) / 2;
+    bar.append(
+      part('Zoom in', (from, size) => [newest(from, size, Math.max(size / 2, LEAST)), size / 2]), part('Zoom out', (from, size) => [newest(from, size, size * 2), size * 2]),
+      part('Earlier', (from, size) => [from - size / 2, size]), part('Later', (from, size) => [from + size / 2, size]),
+    );
+    canvas.before(bar);
+    move(0, all.length);
+    const fingers = new Map();
+    let began;
+    const measure = () => {
+      const [low, high] = [Math.min(...fingers.values()), Math.max(...fingers.values())];
+      return { middle: (low + high) / 2 - canvas.getBoundingClientRect().left - 56, width: high - low, from: zoom.from, size: zoom.size };
+    };
+    canvas.addEventListener('pointerdown', event => { fingers.set(event.pointerId, event.clientX); began = measure(); });
+    canvas.addEventListener('pointermove', event => {
+      if (!fingers.has(event.pointerId)) return;
+      fingers.set(event.pointerId, event.clientX);
+      const now = measure(), wide = canvas.clientWidth - 72;
+      const size = Math.max(fingers.size > 1 ? began.size * began.width / Math.max(now.width, 1) : began.size, LEAST);
+      move(began.from + began.size * began.middle / wide - size * now.middle / wide, size);
+    });
+    const ended = event => { if (fingers.delete(event.pointerId) && fingers.size) began = measure(); };
+    ['pointerup', 'pointercancel'].forEach(name => addEventListener(name, ended));
+    return zoom;
+  };
   const drawn = new Map();
   const draw = async figure => {
     const canvas = figure.querySelector('.canvas'), source = document.getElementById(figure.dataset.spec);
@@ -72,12 +119,14 @@
     if (!source || !window.vegaEmbed || width < 60 || drawn.get(figure) === width) return;
     drawn.set(figure, width);
     const spec = fit(JSON.parse(source.textContent), width - 72);
+    const zoom = zooms.get(figure) ?? zoomed(figure, data(figure));
     Object.assign(spec, {
-      $schema: 'https://vega.github.io/schema/vega-lite/v6.json', data: { values: data(figure) }, description: figure.getAttribute('aria-label'),
+      $schema: 'https://vega.github.io/schema/vega-lite/v6.json', data: { name: 'rows', values: zoom.rows() }, description: figure.getAttribute('aria-label'),
       params: ['accent', 'bad', 'warn', 'ink'].map(name => ({ name, value: color(name === 'accent' ? '--c0' : `--${name}`) })),
     });
     try {
-      await window.vegaEmbed(canvas, spec, { ast: true, renderer: 'svg', actions: false, config: theme(), tooltip: { theme: 'custom' } });
+      const { view } = await window.vegaEmbed(canvas, spec, { ast: true, renderer: 'svg', actions: false, config: theme(), tooltip: { theme: 'custom' } });
+      zoom.show = () => view.data('rows', zoom.rows()).runAsync();
       figure.dataset.drawn = '';
     } catch (error) {
       canvas.textContent = `This chart cannot be drawn: ${error.message}. Its values are below.`;

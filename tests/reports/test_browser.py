@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
+from selenium.webdriver.support.wait import WebDriverWait
 
 from harness.results.records import Run, TelemetrySeries
 from harness.results.store import ResultsStore
@@ -290,6 +291,52 @@ def test_figures_are_copied_as_command_csv_and_markdown(
     assert command.endswith(f"--figure repetitions-{run.id} --format csv")
     assert csv == figure.to_csv()
     assert markdown == figure.to_markdown()
+
+
+def test_a_history_is_zoomed_by_buttons_and_fingers(
+    browser: Chrome, load: Callable[[list[Run]], str]
+) -> None:
+    phone = Sample("SM8750", emulator=False, model="Llama-3.2-1B")
+    nights = []
+    for number in range(32):
+        rate = (50.0 if number < 20 else 44.0) + number % 3 / 10
+        values = speeds([20 * rate] * 2, [rate] * 2, [2 / rate] * 2, 1310)
+        nights.append(phone.run(24 * number, "bench", values))
+    metrics = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    browser.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": True})
+    try:
+        show(browser, load(nights), "history")
+        lane = ".page:target .canvas svg .mark-group > g:first-child"
+
+        def points() -> int:
+            return len(browser.find_elements(By.CSS_SELECTOR, f"{lane} .mark-symbol path"))
+
+        def touch(kind: str, *at: tuple[float, float]) -> None:
+            found = [{"x": x, "y": y, "id": number} for number, (x, y) in enumerate(at)]
+            message = {"type": f"touch{kind}", "touchPoints": found}
+            browser.execute_cdp_cmd("Input.dispatchTouchEvent", message)
+
+        canvas = browser.find_element(By.CSS_SELECTOR, ".page:target .canvas")
+        buttons = browser.find_elements(By.CSS_SELECTOR, ".page:target .zoom button")
+        everything = points()
+        assert [button.is_enabled() for button in buttons] == [True, False, False, False]
+        buttons[0].click()
+        wait = WebDriverWait(browser, 10)
+        wait.until(lambda _: points() == everything // 2)
+        buttons[1].click()
+        wait.until(lambda _: points() == everything)
+        y = canvas.rect["y"] - browser.execute_script("return scrollY") + 60
+        touch("Start", (180, y), (220, y))
+        touch("Move", (120, y), (280, y))
+        touch("End")
+        wait.until(lambda _: points() == everything // 4)
+        assert buttons[3].is_enabled()
+        assert sideways(browser, 390) == (0, [])
+    finally:
+        browser.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": False})
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    assert complaints(browser) == []
 
 
 def test_two_runs_stand_side_by_side(browser: Chrome, load: Callable[[list[Run]], str]) -> None:

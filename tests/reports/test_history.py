@@ -18,7 +18,15 @@ from harness.results.verdicts import Verdict
 from reports import charts, page
 from reports.changes import Change, find_changes
 from reports.figures import Column, Figure
-from reports.history import MOST_POINTS, Point, Subject, find_present, find_subjects, thin
+from reports.history import (
+    MOST_POINTS,
+    Point,
+    Subject,
+    commit_range,
+    find_present,
+    find_subjects,
+    thin,
+)
 from reports.page import Results
 from tests.reports import lab
 from tests.reports.conftest import START, MakeStore, Sample, perplexity, speeds
@@ -183,7 +191,30 @@ def test_a_change_of_level_is_judged_from_where_it_began() -> None:
     assert decode.ratio == pytest.approx(0.92, rel=0.01)
     rows = list(csv.DictReader(io.StringIO(charts.history_figure(subject).to_csv())))
     assert [number for number, row in enumerate(rows) if "Decode" in row["change"]] == [14]
+    levels = [float(row[f"{DECODE}_level"]) for row in rows]
+    assert (len(set(levels[:14])), len(set(levels[14:]))) == (1, 1)
+    assert [levels[0], levels[-1]] == pytest.approx([50, 46], rel=0.01)
     assert all(one.changes == () for one in series_of(nights([1.0] * 18)))
+
+
+def test_a_change_names_its_commits_and_what_else_differs() -> None:
+    runs = []
+    for number, run in enumerate(nights([1.0] * 14 + [0.9] * 4)):
+        source = {
+            "git_commit": f"{number // 2:02x}" * 20,
+            "library_versions": {"genie": "1.21" if number < 28 else "1.22"},
+        }
+        provenance = run.provenance.model_copy(update=source)
+        runs.append(run.model_copy(update={"provenance": provenance}))
+    (subject,) = history(runs)
+    (note,) = charts.history_figure(subject).notes
+    day, metrics, commits, *facts = note.replace(": ", "; ", 1).split("; ")
+    assert (day, commits) == ("2026-12-04", "0d0d0d0d0d..0e0e0e0e0e")
+    assert {words.split(" \N{MINUS SIGN}")[0] for words in metrics.split(", ")} >= {"Decode"}
+    assert "genie 1.21 → 1.22" in facts
+    decode = decode_of(runs)
+    assert commit_range(decode.series, decode.since) == commits
+    assert commit_range(decode.series, decode.series.nights[0]) == "0" * 10
 
 
 @pytest.mark.parametrize("state", ["acknowledged", "expected", "fixed"])
