@@ -280,7 +280,7 @@ def a_dialog_with_faults(reader: Reader) -> None:
     reader.statuses["config check"] = {1}
 
 
-@scene("history.md")
+@scene("history.md", slow=True)
 def nights_with_a_loss(reader: Reader) -> None:
     stored_nights(reader.folder / "results.db", NIGHT)
     listed = qnnfarm("alerts", "ls", "--json", cwd=reader.folder)
@@ -306,7 +306,7 @@ def nights_to_report(reader: Reader) -> None:
     reader.words["RUN RUN"] = " ".join(runs[:2])
 
 
-@scene("upkeep.md")
+@scene("upkeep.md", slow=True)
 def nights_to_prune(reader: Reader) -> None:
     stored_nights(reader.folder / "results.db", datetime.now(UTC) - timedelta(days=100))
 

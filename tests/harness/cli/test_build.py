@@ -37,7 +37,7 @@ def eaglet_options(tmp_path: Path) -> Path:
 
 
 @pytest.mark.needs("libatomic1")
-@pytest.mark.parametrize("kind", ["ssd-q1", "eaglet"])
+@pytest.mark.parametrize("kind", ["ssd-q1", pytest.param("eaglet", marks=pytest.mark.slow)])
 def test_a_container_that_speculates_is_built_and_speculates(
     qnnfarm: Run, kind: str, eaglet_options: Path, tmp_path: Path, virtual_device: AdbDevice
 ) -> None:
