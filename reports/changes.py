@@ -1,27 +1,29 @@
-"""Changes over time: each series now against what it measured before, with one verdict.
+"""Changes over time: the losses of each series that are open, and its last night, in words.
 
-The verdict is that of the history and of its alerts, as `qnnfarm alerts` and nightly jobs have it:
-a loss is a regression from the night on which it is told from noise until somebody or a recovery
-settles it. The present then begins with that change. Elsewhere the present is the last day, and the
-past the nights before it, at most `MOST_BEFORE` of them.
+Sizes, dates and verdicts are those of the histories (`harness.results.history`) and their alerts,
+as `qnnfarm history`, `qnnfarm alerts` and nightly jobs have them: a loss is a regression from the
+night on which it is told from noise until somebody or a recovery settles it. A series without an
+unsettled loss has its newest change, if that is of the last `NEWEST` nights, else its last night
+against at most `MOST_BEFORE` nights before it.
 
 Nights differ from each other by far more than repetitions within one, so a night is the unit of the
 interval that stands beside the change: the one for a new mean given earlier ones, Student's t over
 logarithms (G. J. Hahn and W. Q. Meeker, "Statistical Intervals", 1991, section 4.2). It gives no
-verdict but that there is no difference: where a loss above the threshold is outside of it.
+verdict but that there is no difference; a last night outside of it is a suspect, since one night is
+not enough.
 """
 
 import math
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from harness.results.alerts import UNSETTLED, Alert, find_alert
-from harness.results.history import Night, Series
+from harness.results.alerts import UNSETTLED, Alert, match_alerts
+from harness.results.history import LEVEL_NIGHTS, Night, Series
 from harness.results.metrics import Direction
 from harness.results.statistics.changes import MIN_NIGHTS
 from harness.results.statistics.changes import Change as Level
-from harness.results.verdicts import Verdict, allowed_loss
+from harness.results.verdicts import Verdict, allowed_loss, judge
 
 MOST_BEFORE = 20
 MIN_BEFORE = 3
@@ -34,7 +36,7 @@ NEWEST = 14
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One series, before and now.
+    """One series, before and since a change of its level, or before and in its last night.
 
     Attributes:
         ratio: now over before.
@@ -75,10 +77,15 @@ class Change:
     @property
     def is_suspect(self) -> bool:
         """True where the last night alone is worse than earlier ones explain; one is not enough."""
+        return self.gain < 0 and self._is_apart
+
+    @property
+    def _is_apart(self) -> bool:
+        """True where the last night differs by more than the nights before it do."""
         if self.verdict is not Verdict.NO_VERDICT or self.low is None or self.high is None:
             return False
-        best = max(self.series.metric.gain(self.low), self.series.metric.gain(self.high))
-        return best < 0 and -self.gain > allowed_loss(self.series.metric)
+        apart = self.low > 1 or self.high < 1
+        return apart and abs(self.gain) > allowed_loss(self.series.metric)
 
     @property
     def note(self) -> str:
@@ -87,18 +94,23 @@ class Change:
             return ": ".join(filter(None, (f"alert {self.alert.id}", self.alert.note)))
         if self.verdict is not Verdict.NO_VERDICT:
             return ""
+        if self._is_apart:
+            return "one night is not enough"
         if len(self.series.nights) <= MIN_NIGHTS:
             return f"{len(self.series.nights)} of {MIN_NIGHTS + 2} nights"
-        return "one night is not enough" if self.is_suspect else "nights differ too much"
+        return "nights differ too much"
 
 
 def find_changes(series: Sequence[Series], alerts: Sequence[Alert] = ()) -> tuple[Change, ...]:
-    """Compare the present of each series with its past, worst first.
+    """Find the changes of histories, worst first.
 
     Args:
         alerts: as `harness.results.alerts.assess` gives them.
     """
-    found = (change for one in series for change in [_change(one, alerts)] if change is not None)
+    of_series: dict[str, list[Alert]] = {}
+    for alert in alerts:
+        of_series.setdefault(alert.series, []).append(alert)
+    found = (change for one in series for change in _changes(one, of_series.get(one.id, [])))
     return tuple(sorted(found, key=_order))
 
 
@@ -108,59 +120,80 @@ def _order(change: Change) -> tuple[int, float]:
     return rank, change.gain
 
 
-def _change(series: Series, alerts: Sequence[Alert]) -> Change | None:
-    level, alert = _newest_level(series, alerts)
-    nights = series.nights
-    start = level.night if level else len(nights) - 1
-    past, present = nights[max(start - MOST_BEFORE, 0) : start], nights[start:]
-    if not past or not present:
+def _changes(series: Series, alerts: Sequence[Alert]) -> Iterator[Change]:
+    matched = match_alerts(series, alerts)
+    unsettled = [
+        change
+        for change in series.changes
+        if change in matched and matched[change].state in UNSETTLED
+    ]
+    newest = series.changes[-1:] if not unsettled else ()
+    recent = [one for one in newest if one.night >= max(len(series.nights) - NEWEST, 1)]
+    for level in (*unsettled, *recent):
+        yield _of_level(series, level, matched.get(level) or _settled_by(series, level, matched))
+    last = _of_last_night(series)
+    if last is not None and (last.is_suspect or not (unsettled or recent)):
+        yield last
+
+
+def _settled_by(series: Series, gain: Level, matched: Mapping[Level, Alert]) -> Alert | None:
+    """Return the alert of the loss before a gain, if that has fixed it."""
+    before = [one for one in series.changes if one.night < gain.night][-1:]
+    found = next((matched[one] for one in before if one in matched), None)
+    return found if found is not None and found.state == "fixed" and not gain.is_loss else None
+
+
+def _of_level(series: Series, level: Level, alert: Alert | None) -> Change:
+    places = [change.night for change in series.changes]
+    first = max((place for place in places if place < level.night), default=0)
+    end = min((place for place in places if place > level.night), default=len(series.nights))
+    past = series.nights[max(first, level.night - LEVEL_NIGHTS) : level.night]
+    present = series.nights[level.night : min(end, level.night + LEVEL_NIGHTS)]
+    verdict = Verdict.REGRESSED if level.is_loss else Verdict.IMPROVED
+    return _compare(series, past, present, verdict, level.ratio, alert)
+
+
+def _of_last_night(series: Series) -> Change | None:
+    """Compare the last night with those before it at the same level."""
+    last = len(series.nights) - 1
+    first = max((one.night for one in series.changes if one.night < last), default=0)
+    past, present = series.nights[max(first, last - MOST_BEFORE) : last], series.nights[last:]
+    if not past or any(one.night == last for one in series.changes):
         return None
+    found = _compare(series, past, present, Verdict.NO_VERDICT)
+    metric = series.metric
+    if found.low is None or found.high is None or metric.direction is Direction.NEITHER:
+        return found
+    threshold = allowed_loss(metric)
+    verdict, _ = judge(metric, found.ratio, found.low, found.high, threshold, by_chance=True)
+    return replace(found, verdict=verdict) if verdict is Verdict.NO_DIFFERENCE else found
+
+
+def _compare(
+    series: Series,
+    past: Sequence[Night],
+    present: Sequence[Night],
+    verdict: Verdict,
+    ratio: float | None = None,
+    alert: Alert | None = None,
+) -> Change:
     before = [math.log(night.mean) for night in past]
-    now = [math.log(night.mean) for night in present]
-    change = statistics.fmean(now) - statistics.fmean(before)
-    half = _half_width(before, len(now))
-    low = None if half is None else math.exp(change - half)
-    high = None if half is None else math.exp(change + half)
+    was = statistics.median(before)
+    if ratio is None:
+        ratio = math.exp(statistics.median(math.log(night.mean) for night in present) - was)
+    half = _half_width(before, len(present))
     return Change(
         series,
-        _verdict(series, level, low, high),
-        math.exp(statistics.fmean(before)),
-        math.exp(statistics.fmean(now)),
-        math.exp(change),
-        low,
-        high,
-        tuple(night.mean for night in nights[-SPARK_POINTS:]),
+        verdict,
+        math.exp(was),
+        math.exp(was) * ratio,
+        ratio,
+        None if half is None else ratio * math.exp(-half),
+        None if half is None else ratio * math.exp(half),
+        tuple(night.mean for night in series.nights[-SPARK_POINTS:]),
         present[0],
         alert,
     )
-
-
-def _newest_level(series: Series, alerts: Sequence[Alert]) -> tuple[Level | None, Alert | None]:
-    """Return the change with which the present begins: an unsettled loss, else the newest one."""
-    known = [
-        (change, find_alert(series, change, alerts) if change.is_loss else None)
-        for change in series.changes
-    ]
-    unsettled = [one for one in known if one[1] is not None and one[1].state in UNSETTLED]
-    if unsettled:
-        return unsettled[-1]
-    newest = max(len(series.nights) - NEWEST, 1)
-    recent = [one for one in known if one[0].night >= newest]
-    if not recent:
-        return None, None
-    level, alert = recent[-1]
-    settled = recent[-2][1] if len(recent) > 1 and not level.is_loss else None
-    return level, settled if settled is not None and settled.state == "fixed" else alert
-
-
-def _verdict(series: Series, level: Level | None, low: float | None, high: float | None) -> Verdict:
-    if level is not None:
-        return Verdict.REGRESSED if level.is_loss else Verdict.IMPROVED
-    metric = series.metric
-    if low is None or high is None or metric.direction is Direction.NEITHER:
-        return Verdict.NO_VERDICT
-    worst = min(metric.gain(low), metric.gain(high))
-    return Verdict.NO_VERDICT if -worst > allowed_loss(metric) else Verdict.NO_DIFFERENCE
 
 
 def _half_width(before: Sequence[float], now: int) -> float | None:

@@ -1,25 +1,29 @@
 """Headline of a report: the verdict over everything, the first thing to read.
 
-It is the one of `qnnfarm gate` where a baseline was asked for, and that of the histories and their
-alerts elsewhere; the page, its summary in a terminal and its JSON carry the same.
+It is that of the alerts, whatever part of the histories a report shows, and that of `qnnfarm gate`
+where a baseline was asked for. Only where something was judged and nothing is open, acknowledged or
+suspected is it good. The page, its summary in a terminal and its JSON carry the same.
 """
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
+from harness.results.alerts import Alert
 from harness.results.gate import Gate
 from harness.results.gate_formats import cells_of, sides, summarize
 from harness.results.records import Run
 from harness.results.verdicts import Verdict
-from harness.words import pluralize
+from harness.words import percent, pluralize
 from reports.changes import Change
-from reports.text import listing, percent
+from reports.text import listing
 
 if TYPE_CHECKING:
     from reports.page import Results, Section
 
+Item = TypeVar("Item")
 MOST_NAMED = 3
 """Regressions and the like that are named; the tables have all."""
 RECENT = timedelta(hours=24)
@@ -43,32 +47,35 @@ class Headline:
 def judge_page(results: "Results", sections: "Sequence[Section]") -> Headline:
     """Judge the results of a report."""
     changes = [change for section in sections for change in section.changes]
-    worse = [] if results.gate else [one for one in changes if one.is_regression]
+    worse = [alert for alert in results.alerts if alert.state == "open"]
+    known = [alert for alert in results.alerts if alert.state == "acknowledged"]
+    suspects = [one for one in changes if one.is_suspect]
     lost = list(_lost_comparisons(results, sections))
     wrong = [row for section in sections for row in section.rows if row.output == "doubtful"]
     failed = _recent_failures(results)
-    regressed = len(worse) + len(lost)
-    gate = _describe_gate(results.gate) if results.gate else ()
-    lines = [*gate, *_describe(worse), *lost[:MOST_NAMED]]
+    gate = results.gate
+    lines = [*(_describe_gate(gate) if gate else ()), *_describe(worse), *lost[:MOST_NAMED]]
     lines += [f"Doubtful output: {row.name} on {row.subject.place}" for row in wrong[:MOST_NAMED]]
-    said = []
-    if results.gate is not None:
-        said.append(f"Against {results.gate.reference}: {summarize(results.gate)}")
-    elif regressed:
-        said.append(pluralize(regressed, "regression"))
-    if wrong:
-        said.append(pluralize(len(wrong), "doubtful output"))
+    lines += [*_others(changes), *_describe_suspects(suspects)]
+    said = [f"Against {gate.reference}: {summarize(gate)}"] if gate else []
+    counts = {
+        "regression": len(worse) + len(lost),
+        "doubtful output": len(wrong),
+        "acknowledged regression": len(known),
+        "suspected regression": len(suspects),
+    }
+    said += [pluralize(number, noun) for noun, number in counts.items() if number]
     if failed:
         runs = "run" if len(failed) == 1 else "runs"
         said.append(f"{len(failed)} recent {runs} without a result")
-    lines += () if results.gate else _others(changes)
-    verdict = results.gate.verdict if results.gate else None
-    if regressed or wrong or verdict is Verdict.REGRESSED:
-        return Headline("bad", listing(tuple(said)), tuple(lines))
-    if failed or verdict is Verdict.NO_VERDICT:
-        return Headline("doubt", listing(tuple(said)), tuple(lines))
-    if verdict is not None:
-        return Headline("good", listing(tuple(said)), tuple(lines))
+    words, told = listing(tuple(said)), tuple(lines)
+    verdict = gate.verdict if gate else None
+    if worse or lost or wrong or verdict is Verdict.REGRESSED:
+        return Headline("bad", words, told)
+    if known or suspects or failed or verdict is Verdict.NO_VERDICT:
+        return Headline("doubt", words, told)
+    if gate is not None:
+        return Headline("good", words, told)
     return _quiet(results, sections, changes, lines)
 
 
@@ -97,25 +104,17 @@ def _quiet(
     return Headline("none", "No verdict yet", (*lines, why))
 
 
-def _describe(changes: Sequence[Change]) -> Iterator[str]:
-    """Yield the worst changes with their alerts, those of one subject and night in one line."""
-    for alike in _grouped(changes, lambda one: (one.series.subject, one.since.at))[:MOST_NAMED]:
-        since = f"{alike[0].since.at:%Y-%m-%d}"
-        found = ", ".join(
-            f"{one.series.metric.label} {percent(one.ratio - 1)}"
-            + (f" (alert {one.alert.id})" if one.alert else "")
-            for one in alike
-        )
-        yield f"{_name(alike[0])}, since {since}: {found}"
+def _describe(alerts: Sequence[Alert]) -> Iterator[str]:
+    """Yield the greatest losses with their alerts, those of one subject and night in one line."""
+    ordered = sorted(alerts, key=lambda one: (-one.size, one.id))
+    for alike in _grouped(ordered, lambda one: (one.subject, one.began_at))[:MOST_NAMED]:
+        found = ", ".join(f"{one.metric.label} {one.loss} (alert {one.id})" for one in alike)
+        yield f"{alike[0].name}, since {alike[0].began_at:%Y-%m-%d}: {found}"
 
 
-def _name(change: Change) -> str:
-    return f"{change.series.title}{' (emulator)' if change.series.emulator else ''}"
-
-
-def _grouped(changes: Iterable[Change], key: Callable[[Change], Hashable]) -> list[list[Change]]:
-    found: dict[Hashable, list[Change]] = {}
-    for one in changes:
+def _grouped(items: Iterable[Item], key: Callable[[Item], Hashable]) -> list[list[Item]]:
+    found: dict[Hashable, list[Item]] = {}
+    for one in items:
         found.setdefault(key(one), []).append(one)
     return list(found.values())
 
@@ -130,18 +129,18 @@ def _describe_gate(gate: Gate) -> Iterator[str]:
 
 
 def _others(changes: Sequence[Change]) -> Iterator[str]:
-    """Yield changes that are no regression, but worth a look."""
-    counts = {
-        state: sum(one.status == state for one in changes)
-        for state in ("acknowledged", "expected", "fixed", "improved")
-    }
-    words = [f"{number} {state}" for state, number in counts.items() if number]
+    """Count the changes that are settled or for the better."""
+    counts = Counter(one.status for one in changes)
+    words = [f"{counts[one]} {one}" for one in ("expected", "fixed", "improved") if counts[one]]
     if words:
         yield f"Besides: {listing(tuple(words))}"
-    suspects = [one for one in changes if one.is_suspect]
+
+
+def _describe_suspects(suspects: Sequence[Change]) -> Iterator[str]:
     for alike in _grouped(suspects, lambda one: one.series.subject)[:MOST_NAMED]:
         found = ", ".join(f"{one.series.metric.label} {percent(one.ratio - 1)}" for one in alike)
-        yield f"{_name(alike[0])}, last night only: {found}; the next night will tell"
+        name = alike[0].series.name
+        yield f"{name}, last night only: {found}; the next night will tell"
 
 
 def _lost_comparisons(results: "Results", sections: "Sequence[Section]") -> Iterator[str]:

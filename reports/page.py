@@ -22,7 +22,7 @@ from harness.results.records import (
     Run,
     RunHead,
 )
-from harness.results.store import EVERYTHING, ResultsStore, RunFilter, select_runs
+from harness.results.store import EVERYTHING, ResultsStore, RunFilter
 from harness.results.timeline import UNTRACED, Traces, build_timeline, read_traces
 from harness.words import pluralize
 from reports import charts, summary, text
@@ -87,7 +87,8 @@ class Results:
     Attributes:
         name: the database's name.
         measured: all runs with their means and without measurements, oldest first.
-        subjects: their histories.
+        subjects: the histories of the time that is shown.
+        series: the same, whole, as they are judged.
         listing: which of them have a page.
         full: the runs of the summary and of the run pages with their measurements, oldest first.
         alerts: of the histories' losses, as `qnnfarm alerts ls` would show them.
@@ -102,6 +103,7 @@ class Results:
     name: str
     measured: tuple[RunMeans, ...]
     subjects: tuple[Subject, ...]
+    series: tuple[Series, ...]
     listing: Listing
     full: tuple[Run, ...]
     alerts: tuple[Alert, ...] = ()
@@ -119,12 +121,7 @@ class Results:
         measured = tuple(map(RunMeans.of, ordered))
         series = find_series(measured, [RunHead.of(run) for run in ordered])
         subjects, listing = find_subjects(series), list_runs(ordered)
-        return cls(name, measured, subjects, listing, tuple(ordered), assess(series, ()))
-
-    @property
-    def series(self) -> tuple[Series, ...]:
-        """The histories of all metrics."""
-        return tuple(series for subject in self.subjects for series in subject.series)
+        return cls(name, measured, subjects, series, listing, tuple(ordered), assess(series, ()))
 
     @property
     def done(self) -> tuple[Run, ...]:
@@ -256,25 +253,28 @@ def load(
         NoBaselineError: it has no results of the baseline.
     """
     with ResultsStore.open(location, create=False) as store:
-        query = None if wanted == EVERYTHING else select_runs(wanted)
-        found = read_means(store.database, query)
-        measured = tuple(one for one in found if query is None or wanted.matches(one.run))
+        found = read_means(store.database)  # whatever is shown of a history, the whole is judged
+        measured = tuple(one for one in found if wanted.matches(one.run))
         runs = [one.run for one in measured]
-        series = find_series(measured, store.heads())
-        subjects, listing = find_subjects(series), list_runs(runs)
+        shown = {run.id for run in runs}
+        judged = find_series(found, store.heads())
+        series = tuple(one for one in judged if not shown.isdisjoint(one.runs))
+        subjects = find_subjects([one.since(wanted.since) for one in series])
+        listing = list_runs(runs)
         present = find_present(subjects)
         newest = [run.id for run in runs if run.id in present or run.label in SIDES]
         listed = [run.id for run in listing.full]
-        timed = store.newest_with_telemetry(MOST_TIMELINES) & {run.id for run in runs}
+        timed = store.newest_with_telemetry(MOST_TIMELINES) & shown
         full = store.get_runs(sorted({*newest[-MOST_PRESENT:], *listed, *timed}))
         return Results(
             store.location.rstrip("/").rpartition("/")[2],
             measured,
             subjects,
+            series,
             listing,
             full,
-            _alerts(store, series, whole=query is None),
-            _gate(store, baseline, wanted, {run.id for run in runs}) if baseline else None,
+            _alerts(store, series, whole=replace(wanted, since=None) == EVERYTHING),
+            _gate(store, baseline, wanted, shown) if baseline else None,
             {run.id: store.telemetry(run.id) for run in runs if run.id in timed},
             store.comparisons(),
             store.location,

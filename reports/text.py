@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from types import MappingProxyType
 
+from harness import words
 from harness.results.identity import container_shape
 from harness.results.records import Condition, ContainerInfo, JsonScalar, Positions
 
@@ -43,9 +44,8 @@ def day(value: datetime) -> str:
 
 
 def percent(value: float) -> str:
-    """Format a signed difference in percent, with one decimal from 10 % on, else two."""
-    decimals = 1 if abs(value) >= 0.1 else 2
-    return f"{value * 100:+.{decimals}f}%".replace("-", "\N{MINUS SIGN}")
+    """Format a signed difference in percent as all commands do, with the sign of typography."""
+    return words.percent(value).replace("-", "\N{MINUS SIGN}")
 
 
 def graphs(container: ContainerInfo) -> str:

@@ -8,7 +8,7 @@ import typer
 from harness.cli.arguments import Json
 from harness.console import EMULATOR, Row, answers, print_json, print_remark, print_rows
 from harness.errors import WrongUseError
-from harness.words import pluralize
+from harness.words import percent, pluralize
 
 if TYPE_CHECKING:
     from harness.results.history import Night, Series
@@ -122,7 +122,7 @@ def _lane(value: float, level: float, low: float, high: float) -> str:
 def describe_change(series: "Series", change: "Change") -> str:
     """Say what changed, by how much, when it was found, and between which commits."""
     kind = "loss" if change.is_loss else "gain"
-    text = f"▲ {kind}: {change.ratio - 1:+.1%} from here on"
+    text = f"▲ {kind}: {percent(change.ratio - 1)} from here on"
     text += f", found {series.nights[change.found].at:%Y-%m-%d}"
     good, bad = series.commits(change)
     if good and bad and good != bad:

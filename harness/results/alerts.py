@@ -9,12 +9,13 @@ alert is fixed; so it is when later nights refute the loss.
 import hashlib
 import importlib.metadata
 import math
-from collections.abc import Collection, Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Literal, get_args
 
-from sqlalchemy import Connection, RowMapping, delete, func, insert, select, update
+from sqlalchemy import RowMapping, delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from harness.errors import UnknownAlertError
@@ -26,6 +27,7 @@ from harness.results.nights import PAUSE
 from harness.results.records import now, to_storable
 from harness.results.statistics.changes import Change
 from harness.results.store import ResultsStore
+from harness.words import percent
 
 AlertState = Literal["open", "acknowledged", "fixed", "expected"]
 STATES: tuple[AlertState, ...] = get_args(AlertState)
@@ -80,32 +82,24 @@ class Alert:
 
     @property
     def loss(self) -> str:
-        """The change in words: `-5.2 %`."""
-        return f"{self.ratio - 1:+.1%}"
+        """The change in words: `-5.2%`."""
+        return percent(self.ratio - 1)
 
 
 def assess(series: Iterable[Series], known: Iterable[Alert]) -> tuple[Alert, ...]:
     """Find the alerts of histories as they are now: those that are known, and new ones.
 
-    Nothing is written: a report says with it what `review` would.
+    The facts of an alert (size, night, commits) are those of its history as long as that shows its
+    loss, and stay as they are from then on. Nothing is written: a report says with it what `review`
+    would.
     """
     found = {alert.id: alert for alert in known}
+    of_series: dict[str, list[Alert]] = {}
+    for alert in found.values():
+        of_series.setdefault(alert.series, []).append(alert)
     for one in series:
-        mine = [alert for alert in found.values() if alert.series == one.id]
-        for number, change in enumerate(one.changes):
-            if not change.is_loss:
-                continue
-            recovery = _recovery(one, number)
-            alert = find_alert(one, change, mine) or _new_alert(one, change)
-            if recovery and alert.state in UNSETTLED:
-                note = _recovered(recovery)
-                alert = replace(alert, state="fixed", note=note, changed_at=now())
+        for alert in _assess_one(one, of_series.get(one.id, [])):
             found[alert.id] = alert
-        for change in one.refuted:
-            refuted = find_alert(one, change, mine) if change.is_loss else None
-            if refuted is not None and refuted.state in UNSETTLED:
-                note = _refuted(one, change)
-                found[refuted.id] = replace(refuted, state="fixed", note=note, changed_at=now())
     return tuple(sorted(found.values(), key=lambda alert: (-alert.began_at.timestamp(), alert.id)))
 
 
@@ -114,16 +108,11 @@ def review(store: ResultsStore, series: Iterable[Series]) -> tuple[Alert, ...]:
 
     Several processes may do so at once; a loss gets one alert.
     """
-    made: list[str] = []
-    for one in series:
-        if not one.changes and not one.refuted:
-            continue
-        try:
-            with store.database.writing() as connection:
-                made += _review_one(connection, one)
-        except IntegrityError:
-            continue  # another process has just made the same alert
-    return tuple(alert for alert in list_alerts(store) if alert.id in set(made))
+    judged = {one.id: one for one in series}
+    try:
+        return _write_alerts(store, judged)
+    except IntegrityError:  # another process has just made the same alert, which is known now
+        return _write_alerts(store, judged)
 
 
 def review_new(store: ResultsStore) -> tuple[Alert, ...]:
@@ -143,12 +132,26 @@ def review_new(store: ResultsStore) -> tuple[Alert, ...]:
     return made
 
 
-def find_alert(series: Series, change: Change, alerts: Iterable[Alert]) -> Alert | None:
-    """Find the alert that a loss of a series has."""
-    first, last = change.night - _SAME_NIGHTS, change.night + _SAME_NIGHTS
-    nights = series.nights[max(first, 0) : last + 1]
-    mine = (alert for alert in alerts if alert.series == series.id)
-    return next((one for one in mine if nights[0].at <= one.began_at <= nights[-1].at), None)
+def match_alerts(series: Series, alerts: Iterable[Alert]) -> dict[Change, Alert]:
+    """Find the alert that each loss of a series has, at most one of each.
+
+    That is the alert which the loss was named by. Where more of the history is known, a loss may
+    have another place and name: then it is the nearest one that is left.
+    """
+    losses = [change for change in (*series.changes, *series.refuted) if change.is_loss]
+    left = {alert.id: alert for alert in alerts if alert.series == series.id}
+    found = {change: left.pop(name) for change in losses if (name := _name(series, change)) in left}
+    nights = [night.at for night in series.nights]
+    pairs = sorted(
+        (abs(bisect_left(nights, alert.began_at) - change.night), number, alert.id)
+        for alert in left.values()
+        if alert.began_at >= nights[0]
+        for number, change in enumerate(losses)  # refuted ones are last
+    )
+    for apart, number, alert_id in pairs:
+        if apart <= _SAME_NIGHTS and alert_id in left and losses[number] not in found:
+            found[losses[number]] = left.pop(alert_id)
+    return found
 
 
 def list_alerts(store: ResultsStore, states: Collection[AlertState] = STATES) -> tuple[Alert, ...]:
@@ -243,30 +246,63 @@ def _find(location: str, wanted: str, known: Sequence[str]) -> str:
     return found[0]
 
 
-def _review_one(connection: Connection, series: Series) -> list[str]:
-    table = schema.alerts
-    rows = connection.execute(select(table).where(table.c.series == series.id)).mappings()
-    known = {row["id"]: _alert(row) for row in rows}
-    made = []
-    for alert in assess([series], known.values()):
-        if alert.id not in known:
-            row = {name: getattr(alert, name) for name in alert.__slots__}
-            row |= {"metric": alert.metric.key, "created_at": alert.changed_at}
-            connection.execute(insert(table).values(row))
-            made.append(alert.id)
-        elif alert != known[alert.id]:
-            settled = {"state": alert.state, "note": alert.note, "changed_at": alert.changed_at}
-            connection.execute(update(table).where(table.c.id == alert.id).values(settled))
-    return made
+def _write_alerts(store: ResultsStore, judged: Mapping[str, Series]) -> tuple[Alert, ...]:
+    table, made = schema.alerts, []
+    with store.database.writing() as connection:
+        rows = connection.execute(select(table)).mappings()
+        known = {row["id"]: _alert(row) for row in rows if row["series"] in judged}
+        for alert in assess(judged.values(), known.values()):
+            row = _row(alert)
+            if alert.id not in known:
+                connection.execute(insert(table).values(row | {"created_at": alert.changed_at}))
+                made.append(alert)
+            elif alert != known[alert.id]:
+                connection.execute(update(table).where(table.c.id == alert.id).values(row))
+    return tuple(made)
 
 
-def _recovery(series: Series, number: int) -> Night | None:
+def _assess_one(series: Series, known: Sequence[Alert]) -> Iterator[Alert]:
+    """Yield the alerts of a series, with their facts and states as they are now."""
+    matched = match_alerts(series, known)
+    changes = {alert.id: change for change, alert in matched.items()}
+    for alert in known:
+        yield _settle(series, _renew(series, alert, changes.get(alert.id)), changes.get(alert.id))
+    for change in series.changes:
+        if change.is_loss and change not in matched:
+            yield _settle(series, _make_alert(series, change), change)
+
+
+def _renew(series: Series, alert: Alert, change: Change | None) -> Alert:
+    if change is None or change.refuted is not None:
+        return alert
+    return replace(
+        _make_alert(series, change), id=alert.id, state=alert.state, note=alert.note,
+        changed_at=alert.changed_at, told_at=alert.told_at,
+    )  # fmt: skip
+
+
+def _settle(series: Series, alert: Alert, change: Change | None) -> Alert:
+    """Mark an alert as fixed where its series has recovered or refuted the loss."""
+    if alert.state not in UNSETTLED:
+        return alert
+    if change is not None and change.refuted is not None:
+        day = f"{series.nights[change.refuted].at:%Y-%m-%d}"
+        note = f"refuted: back at the old level by itself, {day}"
+    elif (recovery := _recovery(series, alert)) is not None:
+        note = _recovered(recovery)
+    else:
+        return alert
+    return replace(alert, state="fixed", note=note, changed_at=now())
+
+
+def _recovery(series: Series, alert: Alert) -> Night | None:
     """Return the night on which later changes had taken back half of a loss."""
-    loss = gained = -math.log(series.changes[number].ratio)
-    for later in series.changes[number + 1 :]:
-        gained -= math.log(later.ratio)
-        if gained / loss <= 1 - _RECOVERY:
-            return series.nights[later.night]
+    loss = gained = -math.log(alert.ratio)
+    for later in series.changes:
+        if series.nights[later.night].at > alert.began_at:
+            gained -= math.log(later.ratio)
+            if gained / loss <= 1 - _RECOVERY:
+                return series.nights[later.night]
     return None
 
 
@@ -275,23 +311,21 @@ def _recovered(night: Night) -> str:
     return f"recovered on {night.at:%Y-%m-%d}{commit}"
 
 
-def _refuted(series: Series, change: Change) -> str:
-    at = f", {series.nights[change.refuted].at:%Y-%m-%d}" if change.refuted is not None else ""
-    return f"refuted: back at the old level by itself{at}"
+def _name(series: Series, change: Change) -> str:
+    """Name a loss by the first session at the new level, whoever finds it."""
+    first = series.nights[change.night].sessions[0].run.id
+    return hashlib.sha256(f"{first} {series.id}".encode()).hexdigest()[:10]
 
 
-def _new_alert(series: Series, change: Change) -> Alert:
+def _make_alert(series: Series, change: Change) -> Alert:
     good, bad = series.commits(change)
-    began = series.nights[change.night]
-    # The first session at the new level names the loss, whoever finds it.
-    named = hashlib.sha256(f"{began.sessions[0].run.id} {series.id}".encode()).hexdigest()
     return Alert(
-        id=named[:10],
+        id=_name(series, change),
         series=series.id,
         metric=series.metric,
         name=series.name,
         state="open",
-        began_at=began.at,
+        began_at=series.nights[change.night].at,
         found_at=series.nights[change.found].at,
         ratio=change.ratio,
         good_commit=good,
@@ -302,19 +336,10 @@ def _new_alert(series: Series, change: Change) -> Alert:
     )
 
 
+def _row(alert: Alert) -> dict[str, object]:
+    return {name: getattr(alert, name) for name in alert.__slots__} | {"metric": alert.metric.key}
+
+
 def _alert(row: RowMapping) -> Alert:
-    return Alert(
-        id=row["id"],
-        series=row["series"],
-        metric=find_metric(row["metric"]),
-        name=row["name"],
-        state=row["state"],
-        began_at=row["began_at"],
-        found_at=row["found_at"],
-        ratio=row["ratio"],
-        good_commit=row["good_commit"],
-        bad_commit=row["bad_commit"],
-        note=row["note"],
-        changed_at=row["changed_at"],
-        told_at=row["told_at"],
-    )
+    fields = {name: row[name] for name in Alert.__slots__}
+    return Alert(**fields | {"metric": find_metric(row["metric"])})

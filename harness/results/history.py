@@ -11,6 +11,7 @@ jobs and reports all show these.
 
 import math
 import statistics
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -35,13 +36,17 @@ from harness.results.identity import (
 from harness.results.means import RunMeans, read_means
 from harness.results.metrics import Direction, Metric, find_metric
 from harness.results.nights import choose_branch, find_main_branch, group_nights
+from harness.results.perplexity import PERPLEXITY
 from harness.results.records import SIDES, Run, RunHead
 from harness.results.statistics.changes import SMALLEST, Change, History, detect_all
 from harness.results.store import ResultsStore
+from harness.results.verdicts import PERPLEXITY_THRESHOLD
 
-JUDGED_METRICS = (*COMPARABLE_METRICS, "perplexity")
+JUDGED_METRICS = (*COMPARABLE_METRICS, PERPLEXITY)
 """The metrics whose changes are looked for by default."""
-_SMALLEST: Mapping[str, float] = {"perplexity": 0.005}
+LEVEL_NIGHTS = 14
+"""Nights next to a change that give the levels before and since."""
+_SMALLEST: Mapping[str, float] = {PERPLEXITY: PERPLEXITY_THRESHOLD}
 """Metrics without noise, in which smaller changes count."""
 
 
@@ -158,6 +163,22 @@ class Series:
         """True where it was measured on the emulator."""
         return self.newest.device.emulator
 
+    @property
+    def runs(self) -> frozenset[str]:
+        """The ids of its runs."""
+        return frozenset(one.run.id for night in self.nights for one in night.sessions)
+
+    def since(self, moment: datetime | None) -> "Series":
+        """Return the part from a moment on, with its changes as the whole was judged."""
+        at = [night.at for night in self.nights]
+        first = 0 if moment is None else min(bisect_left(at, moment), len(at) - 1)
+        return replace(
+            self,
+            nights=self.nights[first:],
+            changes=_moved(self.changes, first),
+            refuted=_moved(self.refuted, first),
+        )
+
     def commits(self, change: Change) -> tuple[str | None, str | None]:
         """Return the last commit before a change, and the first one with it."""
         return self.nights[change.night - 1].commit, self.nights[change.night].commit
@@ -239,16 +260,75 @@ def find_series(
         by_metric = ((find_metric(key), _nights(nights.values(), key)) for key in metrics)
         series += [Series(subject.id, metric, found) for metric, found in by_metric if found]
     changes = detect_all([_history(one) for one in series])
-    judged = (
-        replace(
-            one,
-            changes=tuple(change for change in found if change.refuted is None),
-            refuted=tuple(change for change in found if change.refuted is not None),
-        )
-        for one, found in zip(series, changes, strict=True)
-    )
+    judged = (_with_changes(one, found) for one, found in zip(series, changes, strict=True))
     order = {key: number for number, key in enumerate(metrics)}
     return tuple(sorted(judged, key=lambda one: (order[one.metric.key], one.name)))
+
+
+def _with_changes(series: Series, found: Sequence[Change]) -> Series:
+    """Give a series the changes that count, each with the ratio of its levels."""
+    allowed = _SMALLEST.get(series.metric.key, 0.0)
+    standing = [
+        change
+        for change in found
+        if change.refuted is None and abs(series.metric.gain(change.ratio)) > allowed
+    ]
+    edges = [0, *(change.night for change in standing), len(series.nights)]
+    return replace(
+        series,
+        changes=tuple(
+            replace(change, ratio=_ratio(series, change, first, end))
+            for change, first, end in zip(standing, edges, edges[2:], strict=False)
+        ),
+        refuted=tuple(change for change in found if change.refuted is not None),
+    )
+
+
+def _moved(changes: Iterable[Change], nights: int) -> tuple[Change, ...]:
+    """Return the changes that are seen where the first nights are left out."""
+    return tuple(
+        replace(
+            one,
+            night=one.night - nights,
+            found=one.found - nights,
+            refuted=None if one.refuted is None else one.refuted - nights,
+        )
+        for one in changes
+        if one.night > nights
+    )
+
+
+def _ratio(series: Series, change: Change, first: int, end: int) -> float:
+    """Return the new level over the old one, each the median of its nights next to the change.
+
+    Each device is held against itself, where it measured before and since. What was seen when the
+    change was found stands as long as the levels say the opposite.
+
+    Args:
+        first: the first night of the old level.
+        end: the night after the last one of the new level.
+    """
+    before = series.nights[max(first, change.night - LEVEL_NIGHTS) : change.night]
+    since = series.nights[change.night : min(end, change.night + LEVEL_NIGHTS)]
+    known: dict[str, list[float]] = {}
+    for night in before:
+        for session in night.sessions:
+            known.setdefault(session.run.device.serial, []).append(math.log(session.value))
+    old = {serial: statistics.median(logs) for serial, logs in known.items()}
+    logs = [
+        [
+            math.log(session.value) - old[session.run.device.serial]
+            for session in night.sessions
+            if session.run.device.serial in old
+        ]
+        for night in since
+    ]
+    means = [statistics.fmean(night) for night in logs if night]
+    if not means:
+        was, now = (statistics.median([night.mean for night in part]) for part in (before, since))
+        means = [math.log(now / was)]
+    ratio = math.exp(statistics.median(means))
+    return ratio if (series.metric.gain(ratio) < 0) == change.is_loss else change.ratio
 
 
 def _select(wanted: SeriesFilter) -> Select[Any]:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from harness.exit_codes import BAD, GOOD, NO_ANSWER
-from harness.words import pluralize
+from harness.words import percent, pluralize
 
 FORMAT = 1
 NIGHT = r"\d{4}-\d{2}-\d{2}(\.[1-9]\d{0,3})?"
@@ -70,7 +70,7 @@ class Regression(_Part):
         cause: id of the worst alert that began at the same time: one cause shows in many series.
         series: the container, device and workload, in words.
         change: relative; -0.08 is 8 % less.
-        since: name of the night with the first result after the change.
+        since: day (UTC) of the first result after the change, as in `qnnfarm alerts`.
         commits: last before and first after the change; empty where unknown.
         is_new: whether nobody was told of it, nor of another one of its cause that explains it.
     """
@@ -85,7 +85,7 @@ class Regression(_Part):
     is_new: bool = True
 
     def __str__(self) -> str:
-        words = f"{self.metric} of {self.series} {self.change:+.1%} since {self.since}"
+        words = f"{self.metric} of {self.series} {percent(self.change)} since {self.since}"
         commits = "..".join(commit[:10] for commit in self.commits)
         return f"{words} ({commits})" if commits else words
 

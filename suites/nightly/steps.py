@@ -27,7 +27,6 @@ from harness.results.alerts import (
 )
 from harness.results.provenance import git_state
 from harness.results.store import ResultsStore
-from suites.nightly.archive import night_name
 from suites.nightly.job import Measured
 from suites.nightly.night import Cells, Failure, Night, Regression
 
@@ -156,7 +155,6 @@ def measured(summary: "Summary") -> Measured:
 
 
 def _regression(alert: Alert, group: Sequence[Alert]) -> Regression:
-    began = alert.began_at.astimezone(local_now().tzinfo)
     commits = dict.fromkeys(filter(None, (alert.good_commit, alert.bad_commit)))
     return Regression(
         id=alert.id,
@@ -164,7 +162,7 @@ def _regression(alert: Alert, group: Sequence[Alert]) -> Regression:
         metric=alert.metric.key,
         series=alert.name,
         change=alert.ratio - 1,
-        since=night_name(began),
+        since=f"{alert.began_at:%Y-%m-%d}",
         commits=tuple(commits),
         is_new=is_news(alert, group),
     )

@@ -8,12 +8,14 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+from sqlalchemy import delete
 
-from harness.results.alerts import Alert, AlertState, assess
+from harness.results import schema
+from harness.results.alerts import Alert, AlertState, assess, list_alerts, review_new
 from harness.results.history import Series, find_series
 from harness.results.means import RunMeans, read_means
 from harness.results.records import Run, RunHead
-from harness.results.store import ResultsStore
+from harness.results.store import ResultsStore, RunFilter
 from harness.results.verdicts import Verdict
 from reports import charts, page
 from reports.changes import Change, find_changes
@@ -157,7 +159,7 @@ def test_one_bad_night_is_no_regression_but_worth_a_line() -> None:
     assert (decode.verdict, decode.is_suspect) == (Verdict.NO_VERDICT, True)
     assert decode.note == "one night is not enough"
     headline = page.compose(Results.of("r", runs)).headline
-    assert (headline.level, headline.words) == ("good", "Nothing regressed in 2 comparisons")
+    assert (headline.level, headline.words) == ("doubt", "3 suspected regressions")
     (line,) = headline.lines
     assert "last night only: Time to first token +11" in line
     assert line.endswith("; the next night will tell")
@@ -264,7 +266,8 @@ def test_the_headline_says_the_worst_first() -> None:
     headline = composed.headline
     assert (headline.level, headline.words) == ("bad", "3 regressions")
     (line,) = headline.lines
-    assert line.startswith("Llama-3.2-1B W8A16 on SM8750, pp64+tg16, since 2026-12-10: Time to")
+    (worst, *_) = composed.results.alerts
+    assert line.startswith(f"{worst.name}, since 2026-12-10: ")
     assert all(f"(alert {alert.id})" in line for alert in composed.results.alerts)
     calm = page.compose(Results.of("r", nights([1.0] * 11))).headline
     assert (calm.level, calm.words) == ("good", "Nothing regressed in 5 comparisons")
@@ -273,6 +276,59 @@ def test_the_headline_says_the_worst_first() -> None:
     failed = lab.sessions()[0].model_copy(update={"status": "failed", "error": "no"})
     doubt = page.compose(Results.of("r", [failed])).headline
     assert (doubt.level, doubt.words) == ("doubt", "1 recent run without a result")
+
+
+def test_an_open_alert_stands_whatever_a_report_shows(make_store: MakeStore) -> None:
+    """The loss is twenty nights old, and the report and the pruned database show fourteen."""
+    runs = nights([1.0] * 20 + [0.9] * 20)
+    db = str(make_store(runs))
+    with ResultsStore.open(db) as store:
+        review_new(store)
+        told = {alert.id: alert.loss for alert in list_alerts(store)}
+    assert len(told) == 3
+    window = page.load(db, RunFilter(since=START + timedelta(days=26)))
+    assert {alert.id: alert.loss for alert in window.alerts} == told
+    headline = page.compose(window).headline
+    assert (headline.level, headline.words) == ("bad", "3 regressions")
+    assert all(len(one.points) == 14 for one in window.subjects)
+    with ResultsStore.open(db) as store, store.database.writing() as connection:
+        connection.execute(
+            delete(schema.runs).where(schema.runs.c.created_at < runs[52].created_at)
+        )
+    pruned = page.load(db)
+    assert {alert.id: alert.loss for alert in pruned.alerts} == told
+    assert page.compose(pruned).headline.words == "3 regressions"
+
+
+def test_only_what_is_well_is_green() -> None:
+    """An acknowledged loss is the only comparison; a night later another series falls by 20 %."""
+    runs = nights([1.0] * 14 + [0.9] * 4)
+    other = Sample("SM8650", emulator=False, model="Other")
+    for number in range(18):
+        runs += night(number, 0.8 if number == 17 else 1.0, sample=other, seed=7)
+    runs.sort(key=lambda run: run.created_at)
+    results = Results.of("r", runs)
+    known = [replace(alert, state="acknowledged") for alert in results.alerts]
+    headline = page.compose(replace(results, alerts=tuple(known))).headline
+    said = "3 acknowledged regressions and 3 suspected regressions"
+    assert (headline.level, headline.words) == ("doubt", said)
+    assert "Other" in headline.lines[0]
+    settled = [replace(alert, state="expected") for alert in results.alerts]
+    headline = page.compose(replace(results, alerts=tuple(settled))).headline
+    assert (headline.level, headline.words) == ("doubt", "3 suspected regressions")
+
+
+def test_every_open_loss_of_a_series_is_a_regression() -> None:
+    runs = nights([1.0] * 20 + [0.9] * 8 + [0.7] * 4)
+    composed = page.compose(Results.of("r", runs))
+    (section,) = composed.sections
+    rows = [one for one in section.changes if one.is_regression]
+    assert {one.alert for one in rows} == set(composed.results.alerts)
+    assert composed.headline.words == "6 regressions"
+    for one in rows:
+        assert one.alert is not None
+        assert one.ratio == one.alert.ratio == pytest.approx(one.now / one.before)
+        assert one.since.at == one.alert.began_at
 
 
 def test_long_histories_are_thinned_where_they_are_old() -> None:

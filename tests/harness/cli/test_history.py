@@ -55,7 +55,7 @@ def command(folder: Path, *words: str) -> Done:
 def test_a_history_shows_its_changes(folder: Path) -> None:
     shown = command(folder, "history", "decode")
     assert shown.returncode == 0, shown.stderr
-    assert "loss: -19.9%" in shown.stdout
+    assert "loss: -19.7%" in shown.stdout
     assert "found 2026-01-22; commits 1919191919..2020202020; genie 1.21 → 1.22" in shown.stdout
     assert "23 nights, 23 sessions on 1 device, 1 change" in shown.stdout
     assert "\x1b" not in shown.stdout

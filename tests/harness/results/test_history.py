@@ -170,6 +170,83 @@ def test_an_alert_that_the_series_refutes_is_fixed(store: ResultsStore, fill: Fi
 
 
 @IN_A_FILE
+def test_each_of_two_losses_has_its_alert(store: ResultsStore, fill: Fill) -> None:
+    fill([50.0] * 20)
+    first, second = Change(12, 13, 0.9, is_loss=True), Change(14, 15, 0.6, is_loss=True)
+    series = replace(decode(store), changes=(first,))
+    (one,) = alerts.review(store, [series])
+    both = replace(series, changes=(first, second))
+    (other,) = alerts.review(store, [both])
+    assert (one.loss, other.loss) == ("-10.0%", "-40.0%")
+    matched = alerts.match_alerts(both, alerts.list_alerts(store))
+    assert {change.night: alert.id for change, alert in matched.items()} == {
+        12: one.id,
+        14: other.id,
+    }
+
+
+@IN_A_FILE
+def test_a_refuted_change_leaves_the_alert_of_another_loss_alone(
+    store: ResultsStore, fill: Fill
+) -> None:
+    fill([50.0] * 20)
+    standing = Change(12, 13, 0.9, is_loss=True)
+    series = replace(decode(store), changes=(standing,))
+    (alert,) = alerts.review(store, [series])
+    refuted = Change(14, 15, 0.97, is_loss=True, refuted=18)
+    alerts.review(store, [replace(series, refuted=(refuted,))])
+    assert alerts.list_alerts(store) == (alert,)
+
+
+@IN_A_FILE
+def test_an_alert_has_the_facts_of_its_history_and_its_own_state(
+    store: ResultsStore, fill: Fill
+) -> None:
+    fill([50.0] * 20)
+    found = Change(12, 13, 0.9, is_loss=True)
+    series = replace(decode(store), changes=(found,))
+    (alert,) = alerts.review(store, [series])
+    alerts.set_state(store, [alert.id], "acknowledged", note="AN-12")
+    moved = replace(series, changes=(replace(found, night=11, ratio=0.92),))
+    assert alerts.review(store, [moved]) == ()
+    (later,) = alerts.list_alerts(store)
+    assert (later.id, later.state, later.note) == (alert.id, "acknowledged", "AN-12")
+    assert (later.loss, later.began_at) == ("-8.0%", series.nights[11].at)
+    assert later.bad_commit == series.nights[11].commit
+
+
+@IN_A_FILE
+def test_a_loss_that_the_database_holds_no_more_is_open_until_it_recovers(
+    store: ResultsStore, fill: Fill
+) -> None:
+    fill([50.0] * 30)
+    series = replace(decode(store), changes=(Change(12, 13, 0.9, is_loss=True),))
+    (alert,) = alerts.review(store, [series])
+    pruned = replace(series, nights=series.nights[15:], changes=())
+    alerts.review(store, [pruned])
+    assert alerts.list_alerts(store) == (alert,)
+    alerts.review(store, [replace(pruned, changes=(Change(8, 9, 1.1, is_loss=False),))])
+    (settled,) = alerts.list_alerts(store)
+    assert (settled.state, settled.ratio) == ("fixed", 0.9)
+    assert settled.note.startswith("recovered on 2026-01-24")
+
+
+@IN_A_FILE
+def test_a_change_has_the_ratio_of_its_levels_with_each_phone_against_itself(
+    store: ResultsStore, fill: Fill, make_run: Callable[..., Run]
+) -> None:
+    """The faster phone measured most of the old nights, and the slower one all of the new ones."""
+    phones = [make_run().device.model_copy(update={"serial": name}) for name in "ab"]
+    for number in range(24):
+        loss = 1.0 if number < 20 else 0.9
+        fill([50.0 * loss], start=number, device=phones[0])
+        if number < 16:
+            fill([60.0 * loss], start=number, device=phones[1])
+    (change,) = decode(store).changes
+    assert change.ratio == pytest.approx(0.9, abs=0.01)
+
+
+@IN_A_FILE
 def test_only_what_is_new_is_reviewed(
     store: ResultsStore, fill: Fill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
