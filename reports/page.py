@@ -1,9 +1,11 @@
 """Content of a report, before it becomes HTML, JSON or terminal output."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from typing import Literal
 
 from harness.errors import ArtifactError
 from harness.results.alerts import Alert, assess, list_alerts
@@ -34,6 +36,14 @@ from reports.history import Subject, find_present, find_runs_before, find_subjec
 from reports.summary import SPEED_METRICS, STEP_METRICS, FailureGroup, PerplexityRow, Row
 from reports.timeline import energy_per_token, timeline_figure, trace_address
 
+Kind = Literal["hardware", "imported", "emulator"]
+TITLES: Mapping[Kind, str] = {
+    "hardware": "on hardware",
+    "imported": "from other tools",
+    "emulator": "on the emulator",
+}
+MANY_ROWS = 3
+"""Remarks that so many rows of a section share are said once."""
 MOST_NAMES = 3
 MOST_IN_FULL = 200
 """Runs with a page of their own in a report of one file; older ones get a line each."""
@@ -136,13 +146,14 @@ class Results:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """The results of one kind of device: hardware, or the emulator.
+    """The results of one kind, none of which is ranked with another.
 
     Attributes:
+        key: its kind, also its name for anchors.
         energy: joules of the battery per generated token, by run, where it was measured.
     """
 
-    emulator: bool
+    key: Kind
     rows: tuple[Row, ...]
     perplexities: tuple[PerplexityRow, ...]
     comparisons: tuple[ComparisonGroup, ...]
@@ -172,9 +183,23 @@ class Section:
         )
 
     @property
-    def key(self) -> str:
-        """A name for anchors."""
-        return "emulator" if self.emulator else "hardware"
+    def emulator(self) -> bool:
+        """True for results of the emulator."""
+        return self.key == "emulator"
+
+    @property
+    def title(self) -> str:
+        """The origin of its results, in words: `on hardware`."""
+        tools = tuple(sorted({row.subject.tool for row in self.rows}))
+        return (
+            f"from {text.listing(tools) or 'files'}" if self.key == "imported" else TITLES[self.key]
+        )
+
+    @property
+    def shared_remarks(self) -> Mapping[str, int]:
+        """Number of rows by remark or reason of a grade, of those that many rows share."""
+        counts = Counter(words for row in self.rows for words in {*row.remarks, *row.grade_reasons})
+        return {words: count for words, count in counts.items() if count >= MANY_ROWS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,8 +344,8 @@ def compose(results: Results) -> Page:
     present = find_present(results.subjects)
     sections = tuple(
         section
-        for emulator in (False, True)
-        for section in [_section(results, present, changes, emulator=emulator)]
+        for key in TITLES
+        for section in [_section(results, present, changes, key)]
         if section.rows or section.perplexities or section.changes
     )
     use = find_device_use(results.measured, results.devices)
@@ -422,18 +447,17 @@ def _section(
     results: Results,
     present: Mapping[str, tuple[str, ...]],
     changes: Sequence[Change],
-    *,
-    emulator: bool,
+    key: Kind,
 ) -> Section:
-    here = [run for run in results.done if run.device.emulator == emulator]
+    here = [run for run in results.done if _kind(run) == key]
     newest = max((run.created_at for run in here), default=None)
     now = [run for run in here if run.id in present or _is_side(run, newest)]
     return Section(
-        emulator,
+        key,
         summary.summarise(now, present),
         summary.perplexities(now),
         find_comparisons(here, results.comparisons),
-        tuple(one for one in changes if one.series.emulator == emulator),
+        tuple(one for one in changes if _kind(one.series.newest) == key),
         {
             run.id: joules
             for run in now
@@ -441,6 +465,10 @@ def _section(
             if joules is not None
         },
     )
+
+
+def _kind(run: Run) -> Kind:
+    return "emulator" if run.device.emulator else "imported" if run.origin else "hardware"
 
 
 def _is_side(run: Run, newest: datetime | None) -> bool:

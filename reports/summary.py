@@ -175,6 +175,12 @@ class Row:
         return tuple(found)
 
     @property
+    def doubt(self) -> str:
+        """Warning about its output; empty if it is checked, or another tool's."""
+        told = self.cells and self.output != "checked" and not self.subject.is_imported
+        return f"output {self.output}" if told else ""
+
+    @property
     def n(self) -> int:
         """Repetitions behind the speeds."""
         return max((cell.stats.n for cell in self.cells.values()), default=0)
@@ -324,7 +330,7 @@ def _row(subject: Subject, group: Sequence[Run], scored: Sequence[PerplexityRow]
         by_metric += [(metric, remark) for remark in stats.remarks(sessions, on_spread=steady)]
     remarks = [*left_out, *_joined(by_metric), *_workload_remarks(subject, runs)]
     output = _output(runs, perplexity)
-    if output == "unchecked":
+    if output == "unchecked" and not subject.is_imported:
         remarks.append(UNCOMPARED if subject.kind == "embed" else UNCHECKED)
     remarks += perplexity_remarks
     grade, reasons = _grade(cells) if steady else ("", ())
@@ -416,7 +422,7 @@ def _joined(remarks: Iterable[tuple[Metric, str]]) -> list[str]:
 def _workload_remarks(subject: Subject, runs: Sequence[Run]) -> list[str]:
     found = []
     unwarmed = any(run.workload.warmup == 0 and run.warmup_detected is None for run in runs)
-    if unwarmed and subject.kind != "embed":  # each text is another one
+    if unwarmed and subject.kind != "embed" and not subject.is_imported:  # each text is another
         found.append("No warm-up")
     unsteady = sum(run.warmup_detected is False for run in runs)
     if unsteady:

@@ -1,6 +1,5 @@
 """Summary of a page as tables for a terminal."""
 
-from collections import Counter
 from collections.abc import Container, Sequence
 
 from rich.console import Console
@@ -36,7 +35,6 @@ RANKS = {
     PERPLEXITY: 1,
 }
 """Columns that are left out on a narrow terminal, highest rank first; the others always stay."""
-_MANY_ROWS = 3
 _EMPTY_RANK = 9
 """The rank of a column without a value."""
 
@@ -49,11 +47,12 @@ def print_page(page: Page, console: Console) -> None:
     for line in _headline(page.headline):
         _print_line(console, line)
     for section in page.sections:
-        title = f"HTP emulator. {EMULATOR_NOTICE}" if section.emulator else "Hardware"
+        notice = f". {EMULATOR_NOTICE}" if section.emulator else ""
+        title = f"{section.title[0].upper()}{section.title[1:]}{notice}"
         _print_line(console, Text(title, "bold yellow" if section.emulator else "bold"))
         _print_table(section, console)
         ambiguous = _ambiguous(section.rows)
-        shared = _shared_remarks(section.rows)
+        shared = section.shared_remarks
         for remark, count in shared.items():
             rows = f"{count} of {pluralize(len(section.rows), 'row')}"
             line = Text(f"! {rows}: ", "yellow").append(_single_line(remark), "default")
@@ -109,12 +108,6 @@ def _ambiguous(rows: Sequence[Row]) -> frozenset[tuple[str, ...]]:
     return frozenset(name for name, found in hashes.items() if len(found) > 1)
 
 
-def _shared_remarks(rows: Sequence[Row]) -> dict[str, int]:
-    """Count the remarks that many rows share; they are said once."""
-    counts = Counter(remark for row in rows for remark in set(row.remarks))
-    return {remark: count for remark, count in counts.items() if count >= _MANY_ROWS}
-
-
 def _remarks(row: Row, shared: Container[str], *, apart: bool) -> list[Text]:
     parts = [row.name, row.subject.target, row.label, *row.notes]
     if apart:
@@ -125,8 +118,9 @@ def _remarks(row: Row, shared: Container[str], *, apart: bool) -> list[Text]:
         for remark in row.remarks
         if remark not in shared
     ]
-    if row.grade:
-        reasons = _single_line("; ".join(row.grade_reasons))
+    own = [reason for reason in row.grade_reasons if reason not in shared]
+    if row.grade and own:
+        reasons = _single_line("; ".join(own))
         lines.append(Text(f"· {subject}: stability {row.grade}, {reasons}", "dim"))
     return lines
 
@@ -198,8 +192,7 @@ def _name(row: Row, *, apart: bool) -> str:
         sha256 = f", {row.container.sha256[:12]}" if apart else ""
         lines.append(f"{container_shape(row.container)}{sha256}")
     lines += map(_single_line, row.notes)
-    if row.cells and row.output != "checked":
-        lines.append(f"output {row.output}")
+    lines += filter(None, [row.doubt])
     return "\n".join(lines)
 
 

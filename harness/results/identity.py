@@ -19,6 +19,8 @@ from harness.words import pluralize
 
 Pairs = tuple[tuple[str, str], ...]
 UNKNOWN = "an unknown device"
+OURS = "qnnfarm"
+"""The tool of all runs that were not imported."""
 _ON_HOST = frozenset({"python", "torch", "transformers", *HOST_LIBRARIES})
 _LONGEST_VALUES = 78
 SHORTEST_PROMPT = 2
@@ -34,7 +36,7 @@ class Subject:
     Attributes:
         host: the machine under an emulator, whose speed depends on it; empty for hardware.
         device: maker and model.
-        tool: what measured it; `qnnfarm` for all that was not imported.
+        tool: what measured it.
         container: the container's label in a plan or a comparison; where it has none, the shapes of
             its graphs.
         adapter: the LoRA adapter that is applied.
@@ -73,7 +75,7 @@ class Subject:
             soc=run.device.soc,
             device=_maker_and_model(run.device),
             target=container.target,
-            tool=run.origin.tool if run.origin else "qnnfarm",
+            tool=run.origin.tool if run.origin else OURS,
             model=container.model,
             precision=container.precision or "",
             container=container_label(run.label) or container_shape(container),
@@ -93,6 +95,11 @@ class Subject:
         """Short and stable; a new field changes the ids of all subjects."""
         values = {**asdict(self), "scored": self.scored and self.scored.model_dump()}
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def is_imported(self) -> bool:
+        """True where another tool measured it."""
+        return self.tool != OURS
 
     @property
     def place(self) -> str:

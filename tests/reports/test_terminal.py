@@ -1,16 +1,21 @@
 """The summary on terminals of all widths, and elsewhere."""
 
 import io
+import json
 import re
+from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from harness.importing.importer import import_file
 from harness.results.records import Run
-from reports import page, terminal
+from harness.results.store import ResultsStore
+from reports import html_file, page, terminal
 from reports.page import Results
 from tests.reports import lab
-from tests.reports.conftest import Sample, speeds
+from tests.reports.conftest import START, Sample, speeds
 
 _PHONES = [*lab.sessions(), *lab.comparison()]
 _ALL = ("Prefill", "Decode", "TTFT", "Init", "Memory", "Perplexity", "in float", "grade")
@@ -181,3 +186,38 @@ def test_what_many_rows_share_is_said_once() -> None:
     assert text.count("the output was compared neither") == 1
     assert "! 4 of 4 rows: Unchecked" in text
     assert "pp67+tg16: The prompt had 64 tokens, but 67 were requested" in text
+
+
+def test_thirty_nights_of_another_tool_are_a_row_for_each_test(tmp_path: Path) -> None:
+    """llama.cpp differs every other night; the newest nights are one row, in a section apart."""
+    tests = ((512, 0, 8200.0), (0, 128, 141.0))
+    written, database = tmp_path / "llama-bench.jsonl", tmp_path / "results.db"
+    for number in range(30):
+        for prompt, new, speed in tests:
+            entry = {
+                "build_commit": f"{number // 2:07x}", "build_number": 5000 + number // 2,
+                "cpu_info": "AMD Ryzen 9 7950X", "gpu_info": "NVIDIA GeForce RTX 4090",
+                "backends": "CUDA", "model_filename": "llama-3.2-1b-q4_k_m.gguf",
+                "model_size": 799862912, "model_n_params": 1235814432, "n_batch": 2048,
+                "n_prompt": prompt, "n_gen": new, "n_depth": 0,
+                "test_time": f"{START + timedelta(days=number):%Y-%m-%dT%H:%M:%SZ}",
+                "samples_ts": [speed + number % 7, speed, speed + 1],
+            }  # fmt: skip
+            with written.open("a") as file:
+                file.write(json.dumps(entry) + "\n")
+    with ResultsStore.open(database) as store:
+        import_file(store, written)
+    composed = page.compose(page.load(str(database)))
+    (section,) = composed.sections
+    assert (section.key, section.title) == ("imported", "from llama-bench")
+    assert sorted(row.label for row in section.rows) == ["pp512", "tg128"]
+    changed = "llama.cpp 000000d (5013) → 000000e (5014)"
+    expected = (f"The row leaves out 28 runs before: {changed}",)
+    assert [row.remarks for row in section.rows] == [expected] * 2
+    console = Console(file=io.StringIO(), width=120, color_system=None)
+    terminal.print_page(composed, console)
+    assert isinstance(console.file, io.StringIO)
+    printed = console.file.getvalue()
+    assert len(printed.splitlines()) < 20
+    assert "nchecked" not in printed
+    assert "Hexagon" not in html_file.render(composed, START)
