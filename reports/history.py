@@ -8,7 +8,7 @@ from itertools import pairwise
 from harness.results.history import Night, Series, Session
 from harness.results.metrics import find_metric
 from harness.results.nights import PAUSE
-from harness.results.records import Run
+from harness.results.records import SIDES, Run
 from harness.words import pluralize
 from reports.text import day, percent
 
@@ -126,9 +126,22 @@ def find_subjects(series: Sequence[Series]) -> tuple[Subject, ...]:
     return tuple(sorted(subjects, key=_order))
 
 
-def find_present(subjects: Sequence[Subject]) -> Mapping[str, tuple[str, ...]]:
-    """Return the ids of the runs of the present state, with remarks on what is left out."""
-    found: dict[str, tuple[str, ...]] = {}
+def find_present(
+    subjects: Sequence[Subject], runs: Sequence[Run] = ()
+) -> Mapping[str, tuple[str, ...]]:
+    """Return the ids of the runs of the present state, with remarks on them.
+
+    Args:
+        runs: all of them, oldest first: those of the last night on another branch are present, too.
+    """
+    known = {run.provenance.git_branch for subject in subjects for run in subject.runs}
+    found: dict[str, tuple[str, ...]] = {
+        run.id: (f"On the branch {run.provenance.git_branch}, which is not that of the history",)
+        for run in runs
+        if run.created_at > runs[-1].created_at - PAUSE
+        and run.provenance.git_branch not in known | {None}
+        and run.label not in SIDES
+    }
     for subject in subjects:
         remarks = subject.remarks
         found |= {run.id: remarks for point in subject.present for run in point.runs}

@@ -286,7 +286,7 @@ def load(
         series = tuple(one for one in judged if not shown.isdisjoint(one.runs))
         subjects = find_subjects([one.since(wanted.since) for one in series])
         listing = list_runs(runs)
-        present = find_present(subjects)
+        present = find_present(subjects, runs)
         newest = [run.id for run in runs if run.id in present or run.label in SIDES]
         listed = [run.id for run in listing.full]
         timed = store.newest_with_telemetry(MOST_TIMELINES) & shown
@@ -341,7 +341,7 @@ def read_kept(store: ResultsStore, run_id: str) -> KeptFiles:
 def compose(results: Results) -> Page:
     """Compose the page of the results."""
     changes = find_changes(results.series, results.alerts)
-    present = find_present(results.subjects)
+    present = find_present(results.subjects, [one.run for one in results.measured])
     sections = tuple(
         section
         for key in TITLES
@@ -455,7 +455,7 @@ def _section(
     return Section(
         key,
         summary.summarise(now, present),
-        summary.perplexities(now),
+        summary.perplexities(now, present),
         find_comparisons(here, results.comparisons),
         tuple(one for one in changes if _kind(one.series.newest) == key),
         {

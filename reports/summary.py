@@ -220,14 +220,21 @@ def _failure(run: Run) -> tuple[object, ...]:
     return (run.kind, run.status, run.container, run.device.emulator, same)
 
 
-def perplexities(runs: Sequence[Run]) -> tuple[PerplexityRow, ...]:
-    """List a row for each subject and text, newest text first within a subject."""
+def perplexities(
+    runs: Sequence[Run], told: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+) -> tuple[PerplexityRow, ...]:
+    """List a row for each subject and text, newest text first within a subject.
+
+    Args:
+        told: as for `summarise`; runs with other remarks are rows of their own.
+    """
     measured = [
         run
         for run in runs
         if any(run.values(key) for key in (PERPLEXITY, PERPLEXITY_FLOAT, PERPLEXITY_QUANTIZED))
     ]
-    rows = [_perplexity(subject, group) for (subject, _), group in _grouped(measured, _built)]
+    groups = _grouped(measured, lambda run: (_built(run), told.get(run.id, ())))
+    rows = [_perplexity(subject, group) for ((subject, _), _), group in groups]
     rows.sort(key=lambda row: row.runs[-1].created_at, reverse=True)
     return tuple(sorted(rows, key=lambda row: _order(row.subject, row.container)))
 
@@ -238,20 +245,19 @@ def summarise(
     """Summarise runs that are done, all on hardware or all on the emulator.
 
     Args:
-        told: remarks by the id of a run, each for the row that the run is in.
+        told: remarks by the id of a run; those of a row have the same.
     """
-    measured = perplexities(runs)
-    groups = _grouped(speed_runs(runs), _built)
+    measured = perplexities(runs, told)
+    groups = _grouped(speed_runs(runs), lambda run: (_built(run), told.get(run.id, ())))
     # There may be thousands, so only those of one container and device are compared.
     scored = dict(_grouped(measured, lambda row: (row.subject.without_test, row.container.sha256)))
-    alike = dict(_grouped(groups, lambda group: _display_key(group[0])))
+    alike = dict(_grouped(groups, lambda group: _display_key(group[0][0])))
     rows, joined = [], set[tuple[Subject, str]]()
-    for key, group in groups:
-        changes = tuple(dict.fromkeys(words for run in group for words in told.get(run.id, ())))
+    for (key, changes), group in groups:
         here = key[0].without_test, key[1]
         beside = [row for row in scored.get(here, ()) if _agree(row.runs[-1], group[-1])]
         joined |= {here} if beside else set()
-        apart = _apart_remark([subject for (subject, _), _ in alike[_display_key(key)]])
+        apart = _apart_remark([subject for ((subject, _), _), _ in alike[_display_key(key)]])
         row = _row(key[0], group, beside)
         rows.append(replace(row, remarks=changes + row.remarks + apart))
     for here, found in scored.items():
@@ -405,7 +411,7 @@ def _display_key(built: tuple[Subject, str]) -> tuple[object, ...]:
 
 def _apart_remark(alike: Sequence[Subject]) -> tuple[str, ...]:
     """Return a remark on why rows that look the same are separate."""
-    if len(alike) < 2:
+    if len(set(alike)) < 2:
         return ()
     names = dict.fromkeys(name for one in alike for name in one.differences(alike[0]))
     return (f"Separate from a similar row because of: {', '.join(names)}",)

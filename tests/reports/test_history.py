@@ -131,6 +131,25 @@ def test_the_present_is_the_last_night_and_only_that_is_summed_up() -> None:
     assert row.cells[DECODE].stats.mean == pytest.approx(35, rel=0.02)
 
 
+def test_what_another_branch_measured_last_is_a_row_of_its_own() -> None:
+    def on(branch: str, runs: Sequence[Run]) -> list[Run]:
+        return [
+            run.model_copy(
+                update={"provenance": run.provenance.model_copy(update={"git_branch": branch})}
+            )
+            for run in runs
+        ]
+
+    built = night(4)[0].container
+    topic = [run.model_copy(update={"container": built}) for run in on("topic", night(5, 0.7))]
+    composed = page.compose(Results.of("r", [*on("trunk", nights([1.0] * 5)), *topic]))
+    (section,) = composed.sections
+    main, other = sorted(section.rows, key=lambda row: row.runs[0].created_at)
+    assert (len(main.runs), other.runs) == (2, tuple(topic))
+    assert other.remarks[0] == "On the branch topic, which is not that of the history"
+    assert {len(one.nights) for one in composed.results.series} == {5}
+
+
 @pytest.mark.parametrize(
     ("last", "verdict"),
     [
