@@ -10,7 +10,8 @@ import hashlib
 import importlib.metadata
 import math
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Literal, get_args
@@ -108,11 +109,21 @@ def review(store: ResultsStore, series: Iterable[Series]) -> tuple[Alert, ...]:
 
     Several processes may do so at once; a loss gets one alert.
     """
+    table, made = schema.alerts, []
     judged = {one.id: one for one in series}
-    try:
-        return _write_alerts(store, judged)
-    except IntegrityError:  # another process has just made the same alert, which is known now
-        return _write_alerts(store, judged)
+    with store.database.writing() as connection:
+        rows = connection.execute(select(table)).mappings()
+        known = {row["id"]: _alert(row) for row in rows if row["series"] in judged}
+        for alert in assess(judged.values(), known.values()):
+            row = _row(alert)
+            if alert.id not in known:
+                # Another process may make the same alert at the same time.
+                with suppress(IntegrityError), connection.begin_nested():
+                    connection.execute(insert(table).values(row | {"created_at": alert.changed_at}))
+                    made.append(alert)
+            elif alert != known[alert.id]:
+                connection.execute(update(table).where(table.c.id == alert.id).values(row))
+    return tuple(made)
 
 
 def review_new(store: ResultsStore) -> tuple[Alert, ...]:
@@ -244,21 +255,6 @@ def _find(location: str, wanted: str, known: Sequence[str]) -> str:
         reason = f"{len(found)} have ids that begin so" if found else "none has that id"
         raise UnknownAlertError(location, wanted, reason)
     return found[0]
-
-
-def _write_alerts(store: ResultsStore, judged: Mapping[str, Series]) -> tuple[Alert, ...]:
-    table, made = schema.alerts, []
-    with store.database.writing() as connection:
-        rows = connection.execute(select(table)).mappings()
-        known = {row["id"]: _alert(row) for row in rows if row["series"] in judged}
-        for alert in assess(judged.values(), known.values()):
-            row = _row(alert)
-            if alert.id not in known:
-                connection.execute(insert(table).values(row | {"created_at": alert.changed_at}))
-                made.append(alert)
-            elif alert != known[alert.id]:
-                connection.execute(update(table).where(table.c.id == alert.id).values(row))
-    return tuple(made)
 
 
 def _assess_one(series: Series, known: Sequence[Alert]) -> Iterator[Alert]:

@@ -19,7 +19,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
-from sqlalchemy import Select, func, select
+from sqlalchemy import Select, select
 
 from harness.results import schema
 from harness.results.comparison import COMPARABLE_METRICS
@@ -41,6 +41,7 @@ from harness.results.records import SIDES, Run, RunHead
 from harness.results.statistics.changes import SMALLEST, Change, History, detect_all
 from harness.results.store import ResultsStore
 from harness.results.verdicts import PERPLEXITY_THRESHOLD
+from harness.words import soc_label
 
 JUDGED_METRICS = (*COMPARABLE_METRICS, PERPLEXITY)
 """The metrics whose changes are looked for by default."""
@@ -134,7 +135,7 @@ class Series:
     def name(self) -> str:
         """Container, workload and device in one line."""
         device = device_name(self.newest).partition(", Android")[0]
-        where = place(self.newest)
+        where = self.place
         where = f"{where} ({device})" if device and device != where else where
         named = container_label(self.newest.label)
         container = describe_container(self.newest.container)
@@ -150,8 +151,13 @@ class Series:
         run = self.newest
         own = (f"{key}={value}" for key, value in run.labels.items())
         parts = (self.workload, container_label(run.label), *own)
-        where = f"{container_name(run.container)} on {place(run)}"
+        where = f"{container_name(run.container)} on {self.place}"
         return ", ".join((where, *filter(None, parts)))
+
+    @property
+    def place(self) -> str:
+        """The SoC, or the kind of device where it is unknown: `SM8750`, `SM8750 emulator`."""
+        return soc_label(place(self.newest), emulator=self.emulator)
 
     @property
     def shape(self) -> str:
@@ -200,13 +206,13 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class SeriesFilter:
-    """Filter of histories; `None` matches every run.
+    """Filter of histories; `None` matches all. A history is judged whole, whatever is shown of it.
 
     Attributes:
         metrics: keys of the registry.
         model: of the container.
         device: a part of the SoC's, maker's or model's name or of the serial, in any case.
-        until: created before.
+        since: the nights from then on are shown.
     """
 
     metrics: Sequence[str] = JUDGED_METRICS
@@ -214,7 +220,6 @@ class SeriesFilter:
     device: str | None = None
     branch: str | None = None
     since: datetime | None = None
-    until: datetime | None = None
 
 
 _EVERYTHING = SeriesFilter()
@@ -229,7 +234,8 @@ def read_series(store: ResultsStore, wanted: SeriesFilter = _EVERYTHING) -> tupl
     """
     metrics = tuple(find_metric(key).key for key in wanted.metrics)
     found = read_means(store.database, _select(wanted), metrics)
-    return find_series(found, store.heads(), metrics)
+    series = (one for one in find_series(found, store.heads(), metrics) if _is_wanted(one, wanted))
+    return tuple(one.since(wanted.since) for one in series)
 
 
 def find_series(
@@ -340,17 +346,22 @@ def _select(wanted: SeriesFilter) -> Select[Any]:
         query = query.where(runs.model == wanted.model)
     if wanted.branch is not None:
         query = query.where(runs.git_branch == wanted.branch)
-    if wanted.since is not None:
-        query = query.where(runs.created_at >= wanted.since)
-    if wanted.until is not None:
-        query = query.where(runs.created_at < wanted.until)
-    if wanted.device is not None:
-        maker, model = (
-            func.coalesce(name, "") for name in (runs.device_manufacturer, runs.device_model)
-        )
-        names = func.lower(runs.soc + " " + maker + " " + model + " " + runs.device_serial)
-        query = query.where(names.contains(wanted.device.lower(), autoescape=True))
     return query
+
+
+def _is_wanted(series: Series, wanted: SeriesFilter) -> bool:
+    if wanted.since is not None and series.nights[-1].at < wanted.since:
+        return False
+    if wanted.device is None:
+        return True
+    name = wanted.device.lower()
+    return any(name in _device_words(run) for night in series.nights for run in night.runs)
+
+
+def _device_words(run: Run) -> str:
+    device = run.device
+    words = (device.soc, device.manufacturer, device.model, device.serial)
+    return " ".join(word or "" for word in words).lower()
 
 
 def _has_history(run: Run) -> bool:

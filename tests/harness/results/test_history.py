@@ -68,6 +68,8 @@ def test_a_loss_has_its_night_and_commits(store: ResultsStore, fill: Fill) -> No
     assert [level[:2] for level in series.levels()] == [(0, 19), (20, 22)]
     assert series.levels()[1][2] == pytest.approx(40, abs=0.5)
     assert "tiny_llama W8A16" in series.name
+    assert "SM8750 emulator" in series.name
+    assert "SM8750 emulator" in series.title
     assert "pp64+tg16" in series.name
 
 
@@ -130,10 +132,28 @@ def test_filters_choose_runs(store: ResultsStore, fill: Fill) -> None:
     assert len(decode(store).nights) == 4
     since = SeriesFilter(DECODE.metrics, since=FIRST + timedelta(days=1, hours=-1))
     assert len(read_series(store, since)[0].nights) == 3
+    late = SeriesFilter(DECODE.metrics, since=FIRST + timedelta(days=9))
+    assert not read_series(store, late)
     assert read_series(store, SeriesFilter(DECODE.metrics, device="QNNFARM virt"))
     assert not read_series(store, SeriesFilter(DECODE.metrics, device="pixel%"))
     assert not read_series(store, SeriesFilter(DECODE.metrics, model="other"))
     assert not read_series(store, SeriesFilter(DECODE.metrics, branch="main"))
+
+
+@IN_A_FILE
+def test_a_part_of_a_history_has_the_changes_of_the_whole(
+    store: ResultsStore, fill: Fill, make_run: Callable[..., Run]
+) -> None:
+    device = make_run().device
+    fill([50.0] * 20 + [40.0] * 6, device=device.model_copy(update={"serial": "a"}))
+    fill([50.0] * 3, start=10, device=device.model_copy(update={"serial": "b"}))
+    (whole,) = decode(store).changes
+    for since in (None, FIRST + timedelta(days=17, hours=-1)):
+        (part,) = read_series(store, SeriesFilter(DECODE.metrics, device="B", since=since))
+        (change,) = part.changes
+        assert change.ratio == whole.ratio
+        assert part.commits(change) == ("19" * 20, "20" * 20)
+    assert len(part.nights) == 9
 
 
 def test_a_loss_is_told_once_and_fixed_by_its_recovery(store: ResultsStore, fill: Fill) -> None:
