@@ -29,6 +29,7 @@
         ContainerExistsError
       InputFileError
       CacheError
+      StageError
       CancelledError
       VerificationFailedError
 
@@ -312,6 +313,15 @@ class CacheError(BuildError):
     path: str
     reason: str
     template = "cache {path}: {reason}"
+
+
+class StageError(BuildError):
+    """A stage of a build cannot use a file of this host."""
+
+    stage: str
+    path: str
+    reason: str
+    template = "stage {stage}: {path}: {reason}"
 
 
 class CancelledError(BuildError):

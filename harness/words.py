@@ -1,4 +1,6 @@
-"""Phrases in texts for people."""
+"""Phrases in texts for people, and cells in their tables."""
+
+import contextlib
 
 NO_VALUE = "\N{EN DASH}"
 """Sign in tables where there is no value."""
@@ -15,6 +17,20 @@ def pluralize(number: int, noun: str) -> str:
 def percent(part: float, *, signed: bool = True) -> str:
     """Format a part as every command and report does: `-9.5%`, and `+0.82%` below 1 %."""
     return f"{part:{'+' if signed else ''}.{1 if abs(part) >= 0.01 else 2}%}"
+
+
+def csv_cell(value: object) -> object:
+    """Return a value for a cell of a CSV file that spreadsheets do not take for a formula.
+
+    Text that begins as formulas do, and is no number, gets an apostrophe before it (OWASP, "CSV
+    Injection").
+    """
+    if not isinstance(value, str) or not value.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return value
+    with contextlib.suppress(ValueError):
+        float(value)
+        return value
+    return f"'{value}"
 
 
 def soc_label(soc: str, *, emulator: bool) -> str:

@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import Literal
 
 from harness.console import visible
-from harness.words import NO_VALUE
+from harness.words import NO_VALUE, csv_cell
 from reports.text import short_time
 
 Value = str | float | datetime | None
@@ -115,7 +115,7 @@ def _csv_value(value: Value) -> str:
         return ""
     if isinstance(value, datetime):
         return value.isoformat()
-    return visible(value) if isinstance(value, str) else f"{value:.10g}"
+    return visible(str(csv_cell(value))) if isinstance(value, str) else f"{value:.10g}"
 
 
 def raw(value: Value) -> str | None:

@@ -19,7 +19,7 @@ from buildlib.cache.running_builds import RunningBuild, entries_in_use
 from buildlib.cache.sizes import default_limit
 from buildlib.cancellation import check_cancelled
 from buildlib.closeable import Closeable
-from buildlib.errors import CacheError, ToolchainError
+from buildlib.errors import CacheError, StageError, ToolchainError
 from buildlib.files import scratch_folder, sync_folder
 
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -81,12 +81,14 @@ class StageCache(Closeable):
         Args:
             key: everything that the output depends on.
             source: the input to name in the sidecar, for people to read.
-            build: fills the given folder; its errors pass through, and leave no entry.
+            build: fills the given folder; its errors pass through, and leave no entry; those of
+                the system become `StageError`.
             subject: which graph or part this is, for people to read.
             group: folder of the entry below the root, in place of the model's.
 
         Raises:
             CacheError: the cache cannot be read or written, or its disk is full.
+            StageError: the stage cannot use a file.
             InputFileError: the stage made something that no entry can hold.
         """
         digest = key.digest()
@@ -109,7 +111,7 @@ class StageCache(Closeable):
             with ExitStack() as making:
                 with _as_cache_error(place):
                     scratch = making.enter_context(scratch_folder(place))
-                with _full_disk_as_cache_error(place):
+                with _as_stage_error(place, f"{key.operation} {subject}".rstrip()):
                     build(scratch)
                 with _as_cache_error(place):
                     write_records(scratch, key, source, resources.memo, subject=subject)
@@ -168,12 +170,13 @@ def _as_cache_error(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _full_disk_as_cache_error(path: Path) -> Iterator[None]:
+def _as_stage_error(path: Path, stage: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         if error.errno not in _NO_SPACE:
-            raise
+            used = str(error.filename or path)
+            raise StageError(stage, used, error.strerror or str(error)) from error
         reason = f"does not fit on the disk ({error.strerror}); see `qnnfarm cache prune`"
         raise CacheError(str(path), reason) from error
     except ToolchainError as error:  # whose libraries do not say why they cannot write

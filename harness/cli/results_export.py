@@ -11,7 +11,7 @@ import typer
 from harness.console import print_remark
 from harness.errors import HostFileError, WrongUseError
 from harness.moments import parse_moment
-from harness.words import pluralize
+from harness.words import csv_cell, pluralize
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -135,6 +135,9 @@ def _encode(frame: "pd.DataFrame", chosen: Format) -> bytes:
             raise WrongUseError(f"{reason}: pip install 'qnnfarm[parquet]'") from error
         return buffer.getvalue()
     if chosen is Format.CSV:
+        text = frame.select_dtypes(["object", "string"]).columns
+        frame = frame.assign(**{str(name): frame[name].map(csv_cell) for name in text})
+        frame = frame.rename(columns=csv_cell)
         return frame.to_csv(index=False, date_format="%Y-%m-%dT%H:%M:%S.%fZ").encode()
     if frame.empty:
         return b""  # pandas would write a blank line

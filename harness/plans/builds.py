@@ -60,7 +60,9 @@ def build_containers(
         try:
             made.append(_build(label, folder, entry.build, plan_file, on_stage))
         except (QnnfarmError, OSError, UnicodeError) as error:
-            said, seconds = one_line(str(error), 1000), time.monotonic() - start
+            seconds, said = time.monotonic() - start, one_line(str(error), 1000)
+            if isinstance(error, OSError):
+                said = f"{error.filename or folder}: {error.strerror or said}"
             made.append(
                 ContainerBuild(label, _content(folder), built=True, seconds=seconds, error=said)
             )

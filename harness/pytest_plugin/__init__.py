@@ -24,6 +24,7 @@ from harness.pytest_plugin.hooks import (
     pytest_report_header,
     pytest_report_teststatus,
     pytest_runtest_makereport,
+    pytest_runtest_setup,
     pytest_runtest_teardown,
 )
 
@@ -43,6 +44,7 @@ __all__ = [
     "pytest_report_header",
     "pytest_report_teststatus",
     "pytest_runtest_makereport",
+    "pytest_runtest_setup",
     "pytest_runtest_teardown",
     "record_measurement",
     "run_container",

@@ -1,6 +1,6 @@
 """Hooks of the plugin; they cost a test without devices next to nothing."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 
 import pytest
 
@@ -16,6 +16,9 @@ from harness.pytest_plugin.fixtures import (
 )
 from harness.pytest_plugin.marker import DESCRIPTION, LEASE_FIXTURE, check_marker, uses_device
 from harness.pytest_plugin.options import add_options, check_db, read_settings, without_password
+
+_PROPERTIES = pytest.StashKey[Iterable[tuple[str, object]]]()
+"""Properties that a test had before it ran."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -107,6 +110,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         check_db(settings)
     except pytest.UsageError as error:
         terminal.end_session(config, str(error))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Forget the properties of an earlier try of the test: JUnit has those of the last one."""
+    item.user_properties[:] = item.stash.setdefault(_PROPERTIES, tuple(item.user_properties))
 
 
 @pytest.hookimpl(wrapper=True)

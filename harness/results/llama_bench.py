@@ -18,6 +18,7 @@ from typing import Any, Literal
 from harness.results.identity import SHORTEST_PROMPT, container_name
 from harness.results.records import Run
 from harness.results.statistics.summary import Stats, summarise
+from harness.words import csv_cell
 
 OutputFormat = Literal["md", "csv", "json", "jsonl"]
 _GIB, _MIB, _GIGA, _MEGA = 2.0**30, 2.0**20, 1e9, 1e6
@@ -185,7 +186,9 @@ def _csv(records: Sequence[Mapping[str, Any]]) -> str:
 def _plain(value: object) -> object:
     if isinstance(value, bool):
         return int(value)
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict) else value
+    if isinstance(value, list | dict):
+        return json.dumps(value, ensure_ascii=False)
+    return csv_cell(value)
 
 
 def format_size(size_bytes: object) -> str:

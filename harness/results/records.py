@@ -6,6 +6,7 @@ is either legal or an error. Text is kept as it is, except for what no database 
 """
 
 import math
+import re
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -45,6 +46,7 @@ MAX_COUNT = 2**31 - 1
 """PostgreSQL's INTEGER has no more."""
 MAX_SIZE = 2**63 - 1
 
+_LINE_BREAKS = re.compile("[\n\v\f\r\x1c-\x1e\x85\u2028\u2029]+")
 _LONGEST_RUN_S = 1e7
 _UNSTORABLE = {0: "\N{REPLACEMENT CHARACTER}"} | dict.fromkeys(
     range(0xD800, 0xE000), "\N{REPLACEMENT CHARACTER}"
@@ -59,6 +61,12 @@ def to_storable(value: object) -> object:
     return value.translate(_UNSTORABLE) if isinstance(value, str) else value
 
 
+def to_name(value: object) -> object:
+    """Return storable text on one line, with a space for line breaks: lists have a name a line."""
+    text = to_storable(value)
+    return _LINE_BREAKS.sub(" ", text) if isinstance(text, str) else text
+
+
 def _in_utc(moment: datetime) -> datetime:
     if moment.tzinfo is None:
         raise ValueError("a time without a time zone")
@@ -66,6 +74,7 @@ def _in_utc(moment: datetime) -> datetime:
 
 
 StorableText = Annotated[str, BeforeValidator(to_storable)]
+Name = Annotated[str, BeforeValidator(to_name)]
 UtcMoment = Annotated[datetime, AfterValidator(_in_utc)]
 
 
@@ -83,8 +92,8 @@ Sha256 = Annotated[str, Field(pattern=r"\A[0-9a-f]{64}\Z")]
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 AtLeastOne = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 Size = Annotated[int, Field(ge=0, le=MAX_SIZE)]
-Versions = Mapping[StorableText, StorableText]
-Labels = Annotated[Mapping[StorableText, StorableText], Field(max_length=MAX_LABELS)]
+Versions = Mapping[Name, Name]
+Labels = Annotated[Mapping[Name, Name], Field(max_length=MAX_LABELS)]
 """The user's own keys and values of a run: `{"team": "camera"}`."""
 Clocks = Annotated[
     Mapping[StorableText, Annotated[float, Field(ge=0, le=1e12)]], Field(max_length=MAX_SERIES)
@@ -151,13 +160,13 @@ class ContainerInfo(Record):
         parameters: number of weights of the model.
     """
 
-    model: StorableText
+    model: Name
     sha256: Sha256
-    target: StorableText
+    target: Name
     ars: tuple[Annotated[int, Field(ge=1)], ...]
     cl: Count
     n_splits: Count
-    precision: StorableText | None = None
+    precision: Name | None = None
     size_bytes: Size | None = None
     parameters: Size | None = None
 
@@ -175,17 +184,17 @@ class DeviceInfo(Record):
             is allowed) and `cpu_max_hz:CPU` (what the hardware can).
     """
 
-    serial: StorableText
-    soc: StorableText
+    serial: Name
+    soc: Name
     emulator: bool
-    model: StorableText | None = None
-    manufacturer: StorableText | None = None
-    dsp_arch: StorableText | None = None
-    abi: StorableText | None = None
-    android_version: StorableText | None = None
+    model: Name | None = None
+    manufacturer: Name | None = None
+    dsp_arch: Name | None = None
+    abi: Name | None = None
+    android_version: Name | None = None
     ram_bytes: Size | None = None
-    os_build: StorableText | None = None
-    build_fingerprint: StorableText | None = None
+    os_build: Name | None = None
+    build_fingerprint: Name | None = None
     clocks: Clocks = Field(default_factory=dict)
 
 
@@ -218,7 +227,7 @@ class Workload(Record):
         dataset_sha256: hash of the text behind a perplexity.
     """
 
-    runner: Annotated[StorableText, Field(min_length=1)]
+    runner: Annotated[Name, Field(min_length=1)]
     runner_sha256: Sha256 | None = None
     prompt_tokens: Count | None = None
     depth_tokens: Count | None = None
@@ -244,14 +253,14 @@ class Provenance(Record):
         git_branch: its branch.
     """
 
-    toolchain: StorableText
+    toolchain: Name
     toolchain_versions: Versions
     library_versions: Versions
-    qnnfarm_version: StorableText
-    host: StorableText
-    git_commit: StorableText | None = None
+    qnnfarm_version: Name
+    host: Name
+    git_commit: Name | None = None
     git_dirty: bool | None = None
-    git_branch: StorableText | None = None
+    git_branch: Name | None = None
 
 
 class Origin(Record):
@@ -263,8 +272,8 @@ class Origin(Record):
         sha256: hash of the text in it that tells of the run, by which the run is known.
     """
 
-    tool: Annotated[StorableText, Field(min_length=1)]
-    file: StorableText
+    tool: Annotated[Name, Field(min_length=1)]
+    file: Name
     sha256: Sha256
 
 
@@ -276,7 +285,7 @@ class Artifact(Record):
         sha256: hash of its content.
     """
 
-    name: Annotated[StorableText, Field(min_length=1, max_length=200)]
+    name: Annotated[Name, Field(min_length=1, max_length=200)]
     kind: ArtifactKind
     sha256: Sha256
     size_bytes: Size
@@ -429,9 +438,9 @@ class Run(Record):
     id: RunId = Field(default_factory=new_run_id)
     group_id: RunId = Field(default_factory=new_run_id)
     session: Annotated[int, Field(ge=0, le=1_000_000)] = 0
-    label: StorableText = ""
+    label: Name = ""
     labels: Labels = Field(default_factory=dict)
-    plan: StorableText | None = None
+    plan: Name | None = None
     concurrent_sessions: AtLeastOne | None = None
     origin: Origin | None = None
     created_at: UtcMoment = Field(default_factory=now)

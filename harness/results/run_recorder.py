@@ -25,6 +25,7 @@ from harness.results.records import (
     RunStatus,
     TelemetrySeries,
     now,
+    to_name,
     to_storable,
 )
 from harness.results.rows import row_of
@@ -87,9 +88,7 @@ class RunRecorder:
             column = schema.runs.c.library_versions
             kept = dict(connection.execute(select(column).where(self._this_run)).scalar_one())
             for name, version in versions.items():
-                if kept.setdefault(
-                    str(to_storable(name)), str(to_storable(version))
-                ) != to_storable(version):
+                if kept.setdefault(str(to_name(name)), str(to_name(version))) != to_name(version):
                     raise self._conflict(f"it has version {kept[name]} of {name}, not {version}")
             self._update(connection, library_versions=kept)
 

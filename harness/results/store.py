@@ -44,6 +44,7 @@ from harness.results.records import (
     RunHead,
     RunKind,
     RunStatus,
+    to_name,
     to_storable,
 )
 from harness.results.rows import (
@@ -103,7 +104,7 @@ class RunFilter:
     @property
     def equal(self) -> Mapping[str, object]:
         """The values that are asked for of columns, as the store has them."""
-        asked = {column: to_storable(getattr(self, column)) for column in _EQUAL}
+        asked = {column: to_name(getattr(self, column)) for column in _EQUAL}
         return {column: value for column, value in asked.items() if value is not None}
 
     def _has_container(self, container: ContainerInfo) -> bool:
@@ -316,7 +317,7 @@ class ResultsStore(Closeable):
             .order_by(runs.created_at, runs.id)
         )
         if plan:
-            query = query.where(runs.plan == to_storable(plan))
+            query = query.where(runs.plan == to_name(plan))
         with self.database.reading() as connection, refuse_unreadable_rows(self.location):
             return tuple(RunHead(*row) for row in connection.execute(query))
 

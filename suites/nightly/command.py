@@ -112,7 +112,7 @@ def _show(archive: "Archive", night: "Night", *, quiet: bool, as_json: bool) -> 
     if quiet and not night.has_news:
         return
     console = answers()
-    console.print(f"night {night.name}: {night.verdict}: {night.text}")
+    console.print(f"night {night.name}: {night.summary}")
     for each in night.regressions:
         console.print(f"  {'new regression' if each.is_new else 'still open'}: {each}")
     for failure in night.failures:

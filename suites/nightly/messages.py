@@ -89,7 +89,7 @@ def _report(night: Night, settings: NightlyEntry) -> str:
 def _body(night: Night, report: str) -> Iterator[str]:
     yield f"{night.plan}, night of {night.name} on {night.host}: {night.verdict}"
     if night.error:
-        yield f"no answer: {night.error}"
+        yield night.error
     for heading, found in (("Regressions", night.regressions), ("Not measured", night.failures)):
         if found:
             yield f"\n{heading}:"

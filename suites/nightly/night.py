@@ -144,7 +144,13 @@ class Night(_Part):
         """Say what is wrong, in one line; `all is well` if nothing is."""
         return "; ".join(self._parts()) or f"all is well, {self.cells.done} cells done"
 
-    def _parts(self) -> Iterator[str]:
+    @property
+    def summary(self) -> str:
+        """Say the verdict and how much is wrong, above a list of what is."""
+        said = "; ".join(self._parts(named=False)) or f"all is well, {self.cells.done} cells done"
+        return said if self.error else f"{self.verdict}: {said}"
+
+    def _parts(self, *, named: bool = True) -> Iterator[str]:
         if self.error:
             yield f"no answer: {self.error}"
         new = _causes(each for each in self.regressions if each.is_new)
@@ -154,7 +160,8 @@ class Night(_Part):
         if old := len(_causes(each for each in self.regressions if not each.is_new)):
             yield f"{pluralize(old, 'regression')} still open"
         if self.failures:
-            yield f"{len(self.failures)} not measured: {_first(list(map(str, self.failures)))}"
+            which = f": {_first(list(map(str, self.failures)))}" if named else ""
+            yield f"{len(self.failures)} not measured{which}"
 
 
 def judge_night(night: Night, before: Night | None) -> Night:

@@ -150,8 +150,7 @@ def measured(summary: "Summary") -> Measured:
     )
     if summary.exit_code != NO_ANSWER:
         return Measured(cells, failures)
-    reason = failures[0].reason if failures else "no cell ran"
-    return Measured(cells, failures, f"no device measured anything: {reason}")
+    return Measured(cells, failures, f"no {'device measured anything' if failures else 'cell ran'}")
 
 
 def _regression(alert: Alert, group: Sequence[Alert]) -> Regression:

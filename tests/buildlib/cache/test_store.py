@@ -14,7 +14,7 @@ from buildlib.cache import store
 from buildlib.cache.key import StageKey
 from buildlib.cache.layout import FILES, LAST_USED, SIDECAR
 from buildlib.cache.store import StageCache
-from buildlib.errors import CacheError, InputFileError, ToolchainError
+from buildlib.errors import CacheError, InputFileError, StageError, ToolchainError
 
 
 def key(**config: object) -> StageKey:
@@ -229,6 +229,17 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(cache: StageCache, tmp_path:
         cache.get_or_build(key(), Path("m"), too_large)
     assert "\n" not in str(caught.value)
     assert list((tmp_path / "root" / "tiny").iterdir()) == []
+
+
+def test_an_error_of_the_system_names_stage_and_path(cache: StageCache, tmp_path: Path) -> None:
+    def seek(folder: Path) -> None:
+        with (folder / "part.dlc").open("wb") as file:
+            os.lseek(file.fileno(), -1, os.SEEK_SET)
+
+    with pytest.raises(StageError, match=rf"stage convert ar1: {tmp_path}.*: Invalid argument$"):
+        cache.get_or_build(key(), Path("m"), seek, subject="ar1")
+    with pytest.raises(StageError, match=r"/none/part\.dlc: No such file or directory$"):
+        cache.get_or_build(key(), Path("m"), lambda at: fill(at / "none"))
 
 
 def test_a_compiler_that_fails_on_a_full_disk_is_told_as_that(

@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
                 status="done",
                 created_at=FIRST + timedelta(days=night),
                 container=ContainerInfo(
-                    model="my-llama\x1b[31m", sha256="a" * 64, target="SM8750", ars=(1, 128),
+                    model="my-\r\nllama\x1b[31m", sha256="a" * 64, target="SM8750", ars=(1, 128),
                     cl=4096, n_splits=2, precision="W4A16",
                 ),
                 device=DeviceInfo(serial="R5CX", soc="SM8750", emulator=False),
@@ -55,6 +55,7 @@ def command(folder: Path, *words: str) -> Done:
 def test_a_history_shows_its_changes(folder: Path) -> None:
     shown = command(folder, "history", "decode")
     assert shown.returncode == 0, shown.stderr
+    assert shown.stdout.startswith("Decode of my- llama␛[31m W4A16, AR 1, 128")
     assert "loss: -19.7%" in shown.stdout
     assert "found 2026-01-22; commits 1919191919..2020202020; genie 1.21 → 1.22" in shown.stdout
     assert "23 nights, 23 sessions on 1 device, 1 change" in shown.stdout

@@ -1,5 +1,6 @@
 """`qnnfarm results export` writes tables that other tools read."""
 
+import csv
 import io
 import json
 import sys
@@ -44,6 +45,16 @@ def test_other_tools_read_it(db: str, tmp_path: Path) -> None:
         assert rows["decode_tokens_per_s"].tolist() == [16.0, 17.5]
         assert pd.to_datetime(rows["created_at"]).dt.tz is not None
         assert rows["emulator"].tolist() == [True, True]
+
+
+def test_spreadsheets_take_no_text_for_a_formula(tmp_path: Path) -> None:
+    db, labels = str(tmp_path / "results.db"), {"=1+1": "=cmd|'/c calc'!A1", "b": "-5", "c": "-x"}
+    with ResultsStore.open(db) as store:
+        store.write_run(_make_run(status="done", measurements=measured(16.0), labels=labels))
+    (row,) = csv.DictReader(export("-", "--format", "csv", "--db", db).decode().splitlines())
+    assert row["labels.=1+1"] == "'=cmd|'/c calc'!A1"
+    assert (row["labels.b"], row["labels.c"]) == ("-5", "'-x")
+    assert json.loads(export("-", "--format", "jsonl", "--db", db))["labels.c"] == "-x"
 
 
 def test_stdout_and_filters(db: str) -> None:

@@ -56,6 +56,41 @@ def test_only_what_passed_is_a_result(
     }, outcome.output
 
 
+_RERUNS = """
+from _pytest.runner import runtestprotocol
+
+def pytest_runtest_protocol(item, nextitem):  # as pytest-rerunfailures does
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    runtestprotocol(item, nextitem=nextitem, log=False)
+    item._initrequest()
+    for report in runtestprotocol(item, nextitem=nextitem, log=False):
+        item.ihook.pytest_runtest_logreport(report=report)
+    return True
+"""
+_TRIES = """
+import pytest
+tries = []
+
+@pytest.fixture
+def first(request):
+    request.node.user_properties.append(("try", len(tries)))
+
+def test_again(first, record_measurement):
+    tries.append(1)
+    record_measurement("ttft_s", len(tries) / 10)
+    assert len(tries) == 2
+"""
+
+
+def test_a_rerun_has_the_properties_of_its_last_try(farm: Farm, pytester: pytest.Pytester) -> None:
+    pytester.makeconftest(_RERUNS)
+    outcome = farm(_TRIES)
+    assert outcome.counts() == {"tests": 1}, outcome.output
+    found = outcome.cases()["test_again"].iter("property")
+    values = [(one.attrib["name"], one.attrib["value"]) for one in found]
+    assert values == [("try", "1"), ("ttft_s", "0.2")]
+
+
 _WORKLOADS = """
 import pytest
 

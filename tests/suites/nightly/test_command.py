@@ -110,7 +110,7 @@ def test_an_error_is_notified_once_and_printed_each_time(lab: Lab, tiny_bundle: 
     )
     code, out, _ = lab.run("--quiet")
     assert code == 1
-    assert "2 not measured: build head: " in out
+    assert "2 not measured\n  not measured: build head: " in out
     (told,) = lab.told
     assert told["failures"][1]["cell"] == "any/broken"  # type: ignore[index]
     assert told["cells"] == {"done": 1, "failed": 1, "left": 0}

@@ -206,6 +206,15 @@ def test_a_night_without_an_answer_is_told_and_tried_again(lab: Lab) -> None:
     assert len(lab.sent) == 2, "the regression was told the night before the last"
 
 
+def test_nothing_is_said_twice(lab: Lab) -> None:
+    lab.measured = Measured(Cells(failed=1), (LOST,), "no device measured anything")
+    night = lab.run()
+    assert night.summary == "no answer: no device measured anything; 1 not measured"
+    (sent,) = lab.sent
+    assert str(sent.body).count("no answer") == 1
+    assert str(sent.body).count(LOST.reason) == 1
+
+
 def test_a_container_that_cannot_be_built_is_reported_and_skipped(lab: Lab) -> None:
     lab.builds = [
         ContainerBuild("base", "c" * 64, built=True),
