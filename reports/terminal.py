@@ -186,11 +186,11 @@ def _column(key: str, heading: str, cells: list[str]) -> NumberColumn:
 
 def _name(row: Row, *, apart: bool) -> str:
     """Return the name of a row, with the container's hash if others share the name."""
-    workload = f" {_single_line(row.label)}" if row.label else ""
-    lines = [_single_line(row.name), f"{_single_line(row.subject.target)}{workload}"]
-    if row.container is not None:
-        sha256 = f", {row.container.sha256[:12]}" if apart else ""
-        lines.append(f"{container_shape(row.container)}{sha256}")
+    where = " ".join(filter(None, (row.subject.target, row.label)))
+    shape = container_shape(row.container) if row.container else ""
+    sha256 = row.container.sha256[:12] if row.container and apart else ""
+    told = (_single_line(row.name), _single_line(where), ", ".join(filter(None, (shape, sha256))))
+    lines = [line for line in told if line]
     lines += map(_single_line, row.notes)
     lines += filter(None, [row.doubt])
     return "\n".join(lines)

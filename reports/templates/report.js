@@ -169,17 +169,50 @@
     nearby.observe(figure);
   }
 
-  // The list of runs, and two runs side by side.
+  // Filters of tables and charts, and groups of rows.
 
-  const search = document.querySelector('.search');
-  if (search) {
-    search.hidden = false;
-    const rows = all('table.filtered tbody tr').map(row => [row, row.textContent.toLowerCase()]);
-    search.querySelector('input').addEventListener('input', event => {
-      const words = event.target.value.toLowerCase().split(/\s+/).filter(Boolean);
-      rows.forEach(([row, text]) => { row.hidden = !words.every(word => text.includes(word)); });
-    });
+  for (const bar of all('.filter')) {
+    const items = all(bar.dataset.items), table = items[0].parentNode;
+    const [input, select, told] = ['input', 'select', 'output'].map(name => bar.querySelector(name));
+    let heads = [], texts;
+    const show = () => {
+      const words = input.value.toLowerCase().split(/\s+/).filter(Boolean);
+      texts ??= items.map(item => (item.querySelector('figcaption') ?? item).textContent.toLowerCase());
+      const found = new Set(items.filter((_, i) => words.every(word => texts[i].includes(word))));
+      items.forEach(item => { item.hidden = !found.has(item); });
+      for (const { head, button, name, members } of heads) {
+        const left = members.filter(item => found.has(item));
+        head.hidden = !left.length;
+        button.textContent = `${name} (${left.length})`;
+        if (button.getAttribute('aria-expanded') === 'false') left.forEach(item => { item.hidden = true; });
+      }
+      told.textContent = words.length ? `${found.size} of ${items.length}` : '';
+    };
+    const group = () => {
+      heads.forEach(({ head }) => head.remove());
+      const names = select.value ? [...new Set(items.map(item => item.dataset[select.value]))] : [];
+      heads = names.map(name => {
+        const head = make('tbody', undefined, { class: 'group' }), row = make('tr'), button = make('button', name, { type: 'button', 'aria-expanded': 'true' });
+        const cell = make('th', undefined, { scope: 'rowgroup', colspan: items[0].rows[0].cells.length });
+        cell.append(button), row.append(cell), head.append(row);
+        button.addEventListener('click', () => {
+          button.setAttribute('aria-expanded', button.getAttribute('aria-expanded') === 'false');
+          show();
+        });
+        return { head, button, name, members: items.filter(item => item.dataset[select.value] === name) };
+      });
+      table.append(...(heads.length ? heads.flatMap(({ head, members }) => [head, ...members]) : items));
+      show();
+    };
+    bar.hidden = false;
+    bar.addEventListener('submit', event => event.preventDefault());
+    input.addEventListener('input', show);
+    select?.addEventListener('change', group);
+    if (select) group();
   }
+
+  // Two runs side by side.
+
   const runs = all('article.run');
   const pick = document.querySelector('.pick');
   const facts = run => new Map([

@@ -387,3 +387,33 @@ def test_the_policy_stops_what_would_slip_through(
     assert browser.title != "1"
     assert any("Content Security Policy" in entry["message"] for entry in complaints(browser))
     assert requests(browser) <= {address}
+
+
+def test_a_hundred_rows_are_grouped_and_filtered(
+    browser: Chrome, load: Callable[[list[Run]], str]
+) -> None:
+    models, places = ("Llama-3.2-1B", "Qwen3-4B", "Phi-4-mini", "gemma-3-1b"), range(8650, 8675)
+    values = speeds([999, 1000], [50, 51], [0.04, 0.04], 1310)
+    runs = [
+        Sample(f"SM{soc}", emulator=False, model=model).run(number, "bench", values)
+        for number, (model, soc) in enumerate((m, s) for m in models for s in places)
+    ]
+    load(runs)
+
+    def shown(selector: str) -> list[str]:
+        found = browser.find_elements(By.CSS_SELECTOR, f"#hardware {selector}")
+        return [one.text.split("\n")[0] for one in found if one.is_displayed()]
+
+    assert (len(shown("tbody.row")), len(shown("tbody.group"))) == (100, 4)
+    assert shown("tbody.group")[0] == "Llama-3.2-1B W8A16 (25)"
+    assert len(browser.find_elements(By.CSS_SELECTOR, "#hardware tr.remarks")) == 0
+    browser.find_element(By.CSS_SELECTOR, "#hardware .filter input").send_keys("qwen sm866")
+    assert len(shown("tbody.row")) == 10
+    assert shown("tbody.group") == ["Qwen3-4B W8A16 (10)"]
+    assert shown(".filter output") == ["10 of 100"]
+    browser.find_element(By.CSS_SELECTOR, "#hardware tbody.group:not([hidden]) button").click()
+    assert shown("tbody.row") == []
+    browser.find_element(By.CSS_SELECTOR, "#hardware option[value=place]").click()
+    assert shown("tbody.group")[0] == "SM8660 (1)"
+    assert [width for width in (390, 1280) if sideways(browser, width) != (0, [])] == []
+    assert complaints(browser) == []
