@@ -15,6 +15,7 @@ from harness.results.alerts import Alert
 from harness.results.gate import Gate
 from harness.results.gate_formats import cells_of, sides, summarize
 from harness.results.records import Run
+from harness.results.turnover import find_turnover
 from harness.results.verdicts import Verdict
 from harness.words import percent, pluralize
 from reports.changes import Change
@@ -57,6 +58,7 @@ def judge_page(results: "Results", sections: "Sequence[Section]") -> Headline:
     lines = [*(_describe_gate(gate) if gate else ()), *_describe(worse), *lost[:MOST_NAMED]]
     lines += [f"Doubtful output: {row.name} on {row.subject.place}" for row in wrong[:MOST_NAMED]]
     lines += [*_others(changes), *_describe_suspects(suspects)]
+    lines += find_turnover(results.series)[:MOST_NAMED]
     said = [f"Against {gate.reference}: {summarize(gate)}"] if gate else []
     counts = {
         "regression": len(worse) + len(lost),

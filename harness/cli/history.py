@@ -48,6 +48,7 @@ def history(
     from harness.results.history import SeriesFilter, read_series
     from harness.results.metrics import find_key
     from harness.results.store import ResultsStore
+    from harness.results.turnover import find_turnover
 
     key = find_key(metric)
     wanted = SeriesFilter(
@@ -56,6 +57,7 @@ def history(
     )  # fmt: skip
     with ResultsStore.open(db, create=False) as store:
         location, found = store.location, read_series(store, wanted)
+        newest = max((head.created_at for head in store.heads()), default=None)
     if not found:
         narrowed = any(option is not None for option in (model, device, branch, since))
         options = " with these options" if narrowed else ""
@@ -67,6 +69,8 @@ def history(
         return
     for one in found:
         _print_series(one, nights)
+    for line in find_turnover(found, newest):
+        print_remark(line)
     if any(one.emulator for one in found):
         print_remark(EMULATOR)
 

@@ -61,8 +61,8 @@ class Steps(Protocol):
         """Remember that the regressions of a night have been told, and are no news any more."""
         ...
 
-    def write_report(self, path: Path) -> bool:
-        """Write the report; return whether there was anything to write."""
+    def write_report(self, path: Path) -> tuple[str, ...] | None:
+        """Write the report; return which histories end or begin, None without any results."""
         ...
 
 
@@ -130,7 +130,8 @@ class NightlyJob:
             self._measure(draft)
             if not draft.night.error:
                 draft.update(regressions=self.steps.judge())
-            draft.update(report=self.steps.write_report(self.archive.path(night) / REPORT))
+            turnover = self.steps.write_report(self.archive.path(night) / REPORT)
+            draft.update(report=turnover is not None, turnover=turnover or ())
         except (QnnfarmError, OSError) as error:
             draft.update(error=one_line(str(error), 1000))
         except Exception as error:  # noqa: BLE001  (a job that nobody watches tells its bugs, too)

@@ -72,6 +72,7 @@ def compose(night: Night, settings: NightlyEntry) -> Notification:
             "containers": [each.model_dump() for each in night.containers],
             "regressions": [each.model_dump(mode="json") for each in night.regressions],
             "failures": [each.model_dump() for each in night.failures],
+            "news": list(night.news),
             "report": report or None,
         },
         body=visible("\n".join(_body(night, report))) + "\n",
@@ -95,6 +96,7 @@ def _body(night: Night, report: str) -> Iterator[str]:
             yield f"\n{heading}:"
         for each in found:
             yield f"  {'new: ' if each.is_new else ''}{each}"
+    yield from (f"\n{each}" for each in night.news)
     yield ""
     changed = [each.label for each in night.containers if each.changed]
     yield f"Changed containers: {', '.join(changed) or 'none'}"

@@ -99,6 +99,8 @@ class Night(_Part):
         plan_run_id: of the plan's journal; `None` before the plan began.
         verdict: `None` while it is not over.
         error: why there is no answer.
+        turnover: what is not measured any more, and what is new, as the report says it.
+        news: of these, what the night before did not say.
         report: whether there is a report.
         told: receivers that took its message, by a hash.
         untold: those that did not.
@@ -117,6 +119,8 @@ class Night(_Part):
     cells: Cells = Cells()
     failures: tuple[Failure, ...] = ()
     regressions: tuple[Regression, ...] = ()
+    turnover: tuple[str, ...] = ()
+    news: tuple[str, ...] = ()
     verdict: Verdict | None = None
     error: str = ""
     report: bool = False
@@ -137,7 +141,8 @@ class Night(_Part):
     def has_news(self) -> bool:
         """True where anything is wrong that was not the night before, or there is no answer."""
         new = any(each.is_new for each in self.regressions)
-        return new or self.verdict == "no answer" or any(each.is_new for each in self.failures)
+        failed = any(each.is_new for each in self.failures)
+        return new or failed or bool(self.news) or self.verdict == "no answer"
 
     @property
     def text(self) -> str:
@@ -162,6 +167,8 @@ class Night(_Part):
         if self.failures:
             which = f": {_first(list(map(str, self.failures)))}" if named else ""
             yield f"{len(self.failures)} not measured{which}"
+        if self.news:
+            yield _first(self.news)
 
 
 def judge_night(night: Night, before: Night | None) -> Night:
@@ -169,6 +176,7 @@ def judge_night(night: Night, before: Night | None) -> Night:
     lasting = {each.key for each in before.failures} if before else set()
     contents = {each.label: each.sha256 for each in before.containers} if before else {}
     problems = night.failures or night.regressions
+    known = before.turnover if before else night.turnover
     verdict: Verdict = "no answer" if night.error else "bad" if problems else "good"
     failures = [
         each.model_copy(update={"is_new": each.key not in lasting}) for each in night.failures
@@ -179,6 +187,7 @@ def judge_night(night: Night, before: Night | None) -> Night:
     ]
     return night.model_copy(
         update={
+            "news": tuple(each for each in night.turnover if each not in known),
             "verdict": verdict, "failures": tuple(failures), "containers": tuple(containers),
         }
     )  # fmt: skip

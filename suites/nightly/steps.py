@@ -27,6 +27,7 @@ from harness.results.alerts import (
 )
 from harness.results.provenance import git_state
 from harness.results.store import ResultsStore
+from harness.results.turnover import find_turnover
 from suites.nightly.job import Measured
 from suites.nightly.night import Cells, Failure, Night, Regression
 
@@ -103,16 +104,16 @@ class PlanSteps:
             with ResultsStore.open(self.db) as store:
                 mark_told(store, [each.id for each in night.regressions])
 
-    def write_report(self, path: Path) -> bool:
+    def write_report(self, path: Path) -> tuple[str, ...] | None:
         """See `Steps`; plain commands leave no results."""
         from reports import html_file, page
 
         try:
             composed = page.compose(page.load(self.db, devices=self._device_health()))
         except MissingStoreError:
-            return False
+            return None
         html_file.write(html_file.render(composed, datetime.now(UTC)), path)
-        return True
+        return find_turnover(composed.results.series)
 
     def _device_health(self) -> "Sequence[DeviceHealth]":
         from reports.devices import read_device_health

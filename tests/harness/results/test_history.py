@@ -13,6 +13,7 @@ from harness.results.metrics import find_metric
 from harness.results.records import Measurement, Run
 from harness.results.statistics.changes import Change
 from harness.results.store import ResultsStore
+from harness.results.turnover import find_turnover
 
 DECODE = SeriesFilter(("decode_tokens_per_s",))
 FIRST = datetime(2026, 1, 1, 22, 0, tzinfo=UTC)
@@ -117,6 +118,32 @@ def test_runs_that_are_not_comparable_make_another_series(
     fill([50.0] * 2, label="head/phone/bench#1")
     fill([50.0] * 2, label="base/phone/bench#1")
     assert len(read_series(store, DECODE)) == 6
+
+
+@IN_A_FILE
+def test_what_ends_and_what_begins_is_news(
+    store: ResultsStore, fill: Fill, make_run: Callable[..., Run]
+) -> None:
+    def turnover() -> tuple[str, ...]:
+        return find_turnover(read_series(store, DECODE))
+
+    run = make_run()
+    other = run.device.model_copy(update={"soc": "SM8650", "model": "older"})
+    smaller = run.container.model_copy(update={"precision": "W4A16"})
+    fill([50.0] * 20, label="head/phone/bench#1")
+    fill([30.0] * 17, device=other)
+    assert [line.rpartition(":")[2] for line in turnover()] == [" no results since 2026-01-17"]
+    fill([60.0], start=20, label="head/phone/bench#1", container=smaller)
+    ended, left = turnover()
+    assert ended.startswith("head: tiny_llama W8A16, AR 1, 32, CL 192, pp64+tg16 on SM8750 ")
+    assert ended.endswith(
+        ": no results since 2026-01-20; since 2026-01-21 with precision W8A16 → W4A16"
+    )
+    assert left.endswith("older): no results since 2026-01-17")
+    fill([60.0] * 14, start=21, label="head/phone/bench#1", container=smaller)
+    assert turnover() == ()
+    fill([60.0], start=35, labels={"team": "camera"})
+    assert [line.rpartition(":")[2] for line in turnover()] == [" first results on 2026-02-05"]
 
 
 def test_sides_of_comparisons_and_unfinished_runs_have_no_history(

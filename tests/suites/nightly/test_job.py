@@ -45,6 +45,7 @@ class Lab:
         self.builds: Sequence[ContainerBuild] = [ContainerBuild("head", "c" * 64)]
         self.measured: Measured | BaseException = WELL
         self.regressions: tuple[Regression, ...] = ()
+        self.turnover: tuple[str, ...] = ()
         self.settled: set[str] = set()
         self.done: list[str] = []
         self.sent: list[Notification] = []
@@ -85,9 +86,9 @@ class Lab:
     def settle(self, night: Night) -> None:
         self.settled |= {each.cause for each in night.regressions}
 
-    def write_report(self, path: Path) -> bool:
+    def write_report(self, path: Path) -> tuple[str, ...]:
         path.write_text("report")
-        return True
+        return self.turnover
 
     def send(self, receiver: ReceiverConfig, notification: Notification) -> None:
         if self.deaf:
@@ -116,6 +117,17 @@ def lab(tmp_path: Path) -> Lab:
 )
 def test_a_night_lasts_from_noon_to_noon(moment: str, name: str) -> None:
     assert night_name(datetime.fromisoformat(moment)) == name
+
+
+def test_a_history_that_ends_is_told_once(lab: Lab) -> None:
+    lab.turnover = ("old: first results on 2026-11-20",)
+    lab.run()
+    assert lab.sent == []
+    lab.turnover = ("head on SM8750: no results since 2026-11-20", *lab.turnover)
+    for _ in range(2):
+        lab.next_day()
+        assert lab.run().verdict == "good"
+    assert lab.texts == ["lab 2026-11-23: head on SM8750: no results since 2026-11-20"]
 
 
 def test_a_night_that_is_well_leaves_a_report_and_says_nothing(lab: Lab) -> None:
@@ -280,6 +292,7 @@ def test_a_message_has_all_that_a_program_or_a_reader_of_mail_needs(tmp_path: Pa
         "containers": [{"label": "head", "sha256": "c" * 64, "changed": True}],
         "regressions": [{**SLOWER.model_dump(mode="json")}],
         "failures": [LOST.model_dump()],
+        "news": [],
         "report": "https://lab.example.com/nightly/2026-11-22/report.html",
     }
     assert "  new: head/phone/bench: it went away\n" in notification.body

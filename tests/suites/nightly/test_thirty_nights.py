@@ -127,8 +127,8 @@ class MadeUp:
                 self._session(store, session)
         return Measured(Cells(done=3))
 
-    def write_report(self, path: Path) -> bool:
-        return self._night in {1, NIGHTS} and self._real.write_report(path)
+    def write_report(self, path: Path) -> tuple[str, ...] | None:
+        return self._real.write_report(path) if self._night in {1, NIGHTS} else None
 
     def _session(self, store: ResultsStore, session: int) -> None:
         slower = 1 - self._loss if self._night >= SLOWER_FROM else 1.0

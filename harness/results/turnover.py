@@ -1,0 +1,91 @@
+"""Turnover of histories: subjects that are not measured any more, and those that are new.
+
+A history that ends has no loss to tell, so its end is told.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from harness.results.history import Series
+from harness.results.identity import Subject
+from harness.results.nights import LONGEST
+
+NEWS = timedelta(days=14)
+"""Time for which an end or a beginning is news."""
+_MISSED = timedelta(hours=36)
+"""Pause of a nightly subject after which it has missed a night."""
+_MIN_NIGHTS = 3
+"""Nights of what is measured regularly."""
+_MOST_DIFFERENCES = 2
+"""Fields in which a successor may differ: as in its precision."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Life:
+    """First and last night of a subject, and their number."""
+
+    subject: Subject
+    name: str
+    first: datetime
+    last: datetime
+    nights: int
+
+    @classmethod
+    def of(cls, series: Sequence[Series]) -> "_Life":
+        ends = [(one.nights[0].at, one.nights[-1].at, len(one.nights)) for one in series]
+        first, last, nights = zip(*ends, strict=True)
+        newest = series[0].newest
+        return cls(Subject.of(newest), series[0].name, min(first), max(last), max(nights))
+
+    def is_over(self, newest: datetime) -> bool:
+        """Return whether it has missed two of its usual nights."""
+        usual = (self.last - self.first) / max(self.nights - 1, 1)
+        return newest - self.last > max(_MISSED, 2 * usual)
+
+
+def find_turnover(series: Iterable[Series], newest: datetime | None = None) -> tuple[str, ...]:
+    """Say which subjects have ended or begun of late, newest first.
+
+    A subject ends where it has missed two of its usual nights, or one as another began that differs
+    from it in little: in its precision, say.
+
+    Args:
+        newest: time of the newest run of the store; by default of these series.
+    """
+    subjects: dict[str, list[Series]] = {}
+    for each in series:
+        subjects.setdefault(each.subject, []).append(each)
+    lives = [_Life.of(group) for group in subjects.values()]
+    regular = [one for one in lives if one.nights >= _MIN_NIGHTS]
+    newest = newest or max((one.last for one in lives), default=None)
+    if newest is None or not regular:
+        return ()
+    oldest = min(one.first for one in regular)
+    begun = [one for one in lives if one.first > max(newest - NEWS, oldest + _MISSED)]
+    found: list[tuple[datetime, str]] = []
+    for one in regular:
+        if newest - one.last > NEWS:
+            continue
+        successor, words = _find_successor(one, begun)
+        if successor is not None:
+            begun.remove(successor)
+        if successor is not None or one.is_over(newest):
+            found.append((one.last, f"{one.name}: no results since {one.last:%Y-%m-%d}{words}"))
+    found += [(one.first, f"{one.name}: first results on {one.first:%Y-%m-%d}") for one in begun]
+    return tuple(text for _, text in sorted(found, reverse=True))
+
+
+def _find_successor(life: _Life, begun: Sequence[_Life]) -> tuple[_Life | None, str]:
+    """Return what began as a subject ended, and how it differs."""
+    near = [
+        (one, found)
+        for one in begun
+        for found in [life.subject.differences(one.subject)]
+        if one.first - life.last >= LONGEST and len(found) <= _MOST_DIFFERENCES
+    ]
+    if not near:
+        return None, ""
+    one, found = min(near, key=lambda pair: (len(pair[1]), pair[0].first))
+    said = [f"{name} {old or 'none'} → {new or 'none'}" for name, (old, new) in found.items()]
+    return one, f"; since {one.first:%Y-%m-%d} with {', '.join(said)}"
