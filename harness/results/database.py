@@ -7,6 +7,8 @@ nothing idles, and a server may restart in between. `harness.results.postgresql`
 specific to PostgreSQL.
 """
 
+import functools
+import json
 import os
 import sqlite3
 import time
@@ -31,6 +33,8 @@ from harness.results import postgresql
 from harness.results.postgresql import WRITES
 
 BUSY_TIMEOUT_S = 30.0
+_KEPT_TEXTS = 1024
+"""JSON texts that are read once: nearly all runs of a history have the same versions and clocks."""
 _SQLITE_MAGIC = b"SQLite format 3\0"
 
 
@@ -185,7 +189,12 @@ def _open_sqlite(path: Path, *, create: bool, busy_timeout_s: float) -> Database
             factory=_RollingBack,
         )
 
-    engine = sqlalchemy.create_engine("sqlite://", creator=connect, poolclass=NullPool)
+    engine = sqlalchemy.create_engine(
+        "sqlite://",
+        creator=connect,
+        poolclass=NullPool,
+        json_deserializer=functools.lru_cache(_KEPT_TEXTS)(json.loads),
+    )
 
     @event.listens_for(engine, "connect")
     def _configure(connection: sqlite3.Connection, _record: object) -> None:

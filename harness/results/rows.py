@@ -67,7 +67,7 @@ class RunParser:
             raise CorruptRunError(self._location, str(row["id"]), str(error)) from error
 
     def _parse(self, row: RowMapping, measured: Sequence[RowMapping]) -> Run:
-        values = dict(row)
+        values = dict(zip(row.keys(), row.values(), strict=True))  # faster than dict(row)
         if values["status"] == "running" and has_ended(values["writer"]):
             values["status"] = "interrupted"
         run = Run(
