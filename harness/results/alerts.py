@@ -7,7 +7,6 @@ alert is fixed; so it is when later nights refute the loss.
 """
 
 import hashlib
-import importlib.metadata
 import math
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -16,13 +15,13 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Literal, get_args
 
-from sqlalchemy import RowMapping, delete, func, insert, select, update
+from sqlalchemy import RowMapping, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from harness.errors import UnknownAlertError
 from harness.results import schema
 from harness.results.database import refuse_unreadable_rows
-from harness.results.history import Night, Series, read_series
+from harness.results.history import Night, Series, iterate_series, mark_subjects
 from harness.results.metrics import Metric, find_metric
 from harness.results.nights import PAUSE
 from harness.results.records import now, to_storable
@@ -127,19 +126,21 @@ def review(store: ResultsStore, series: Iterable[Series]) -> tuple[Alert, ...]:
 
 
 def review_new(store: ResultsStore) -> tuple[Alert, ...]:
-    """Review all histories, unless nothing was measured since they were reviewed last."""
-    runs, table = schema.runs.c, schema.reviews
-    newest = select(func.count(), func.max(runs.created_at), func.max(runs.finished_at))
+    """Review the histories in which anything is new since they were reviewed last."""
+    table = schema.reviews
     with store.database.reading() as connection:
-        counted = connection.execute(newest.where(runs.status == "done")).one()
-        seen = connection.scalar(select(table.c.runs))
-    current = " ".join(map(str, (importlib.metadata.version("qnnfarm"), *counted)))
-    if seen == current:
-        return ()
-    made = review(store, read_series(store))
-    with store.database.writing() as connection:
-        connection.execute(delete(table))
-        connection.execute(insert(table).values(runs=current))
+        seen = {row.subject: row.judged for row in connection.execute(select(table))}
+    marks = mark_subjects(store)
+    news = [subject for subject, mark in marks.items() if seen.get(subject) != mark]
+    made = tuple(
+        alert for some in iterate_series(store, subjects=news) for alert in review(store, some)
+    )
+    if seen != marks:
+        # Where another process reviewed them meanwhile, its marks stay.
+        with store.database.writing() as connection, suppress(IntegrityError):
+            connection.execute(delete(table))
+            for subject, mark in marks.items():
+                connection.execute(insert(table).values(subject=subject, judged=mark))
     return made
 
 

@@ -9,10 +9,11 @@ check, both sides of comparisons and warm-ups are left out.
 jobs and reports all show these.
 """
 
+import hashlib
 import math
 import statistics
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
@@ -37,6 +38,7 @@ from harness.results.means import RunMeans, read_means
 from harness.results.metrics import Direction, Metric, find_metric
 from harness.results.nights import choose_branch, find_main_branch, group_nights
 from harness.results.perplexity import PERPLEXITY
+from harness.results.provenance import own_version
 from harness.results.records import SIDES, Run, RunHead
 from harness.results.statistics.changes import SMALLEST, Change, History, detect_all
 from harness.results.store import ResultsStore
@@ -47,6 +49,7 @@ JUDGED_METRICS = (*COMPARABLE_METRICS, PERPLEXITY)
 """The metrics whose changes are looked for by default."""
 LEVEL_NIGHTS = 14
 """Nights next to a change that give the levels before and since."""
+_SUBJECTS_AT_ONCE = 40
 _SMALLEST: Mapping[str, float] = {PERPLEXITY: PERPLEXITY_THRESHOLD}
 """Metrics without noise, in which smaller changes count."""
 
@@ -232,10 +235,50 @@ def read_series(store: ResultsStore, wanted: SeriesFilter = _EVERYTHING) -> tupl
         UnknownMetricError: there is no such metric.
         CorruptRunError: qnnfarm cannot have written one of the runs.
     """
+    read = (one for some in iterate_series(store, wanted) for one in some)
+    shown = (one.since(wanted.since) for one in read if _is_wanted(one, wanted))
+    return _sort(shown, wanted.metrics)
+
+
+def iterate_series(
+    store: ResultsStore,
+    wanted: SeriesFilter = _EVERYTHING,
+    subjects: Collection[str] | None = None,
+) -> Iterator[tuple[Series, ...]]:
+    """Read and judge whole histories, but hold only those of some subjects at a time.
+
+    Args:
+        wanted: its metrics, model and branch count.
+        subjects: ids of the subjects that are read; by default all.
+    """
     metrics = tuple(find_metric(key).key for key in wanted.metrics)
-    found = read_means(store.database, _select(wanted), metrics)
-    series = (one for one in find_series(found, store.heads(), metrics) if _is_wanted(one, wanted))
-    return tuple(one.since(wanted.since) for one in series)
+    query, column = _select(wanted), schema.runs.c.subject
+    heads = store.heads()
+    if subjects is None:
+        with store.database.reading() as connection:
+            subjects = connection.scalars(query.with_only_columns(column).distinct()).all()
+    chosen = sorted(subjects)
+    for first in range(0, len(chosen), _SUBJECTS_AT_ONCE):
+        some = query.where(column.in_(chosen[first : first + _SUBJECTS_AT_ONCE]))
+        yield find_series(read_means(store.database, some, metrics), heads, metrics)
+
+
+def mark_subjects(store: ResultsStore) -> dict[str, str]:
+    """Mark each subject: a mark changes with what the subject's histories are made of.
+
+    That is its runs, their nights, the branch that counts, and the version of this program.
+    """
+    heads, runs = store.heads(), schema.runs.c
+    begin = f"{own_version()} {find_main_branch(heads)}\n".encode()
+    with store.database.reading() as connection:
+        rows = connection.execute(select(runs.id, runs.subject))
+        subjects = {row.id: row.subject for row in rows}
+    marks = {subject: hashlib.sha256(begin) for subject in set(subjects.values())}
+    for night in group_nights(heads):
+        for head in night:
+            if head.id in subjects:  # else it was removed meanwhile
+                marks[subjects[head.id]].update(f"{head.id} {night[0].id}\n".encode())
+    return {subject: mark.hexdigest() for subject, mark in marks.items()}
 
 
 def find_series(
@@ -267,8 +310,12 @@ def find_series(
         series += [Series(subject.id, metric, found) for metric, found in by_metric if found]
     changes = detect_all([_history(one) for one in series])
     judged = (_with_changes(one, found) for one, found in zip(series, changes, strict=True))
+    return _sort(judged, metrics)
+
+
+def _sort(series: Iterable[Series], metrics: Sequence[str]) -> tuple[Series, ...]:
     order = {key: number for number, key in enumerate(metrics)}
-    return tuple(sorted(judged, key=lambda one: (order[one.metric.key], one.name)))
+    return tuple(sorted(series, key=lambda one: (order[one.metric.key], one.name)))
 
 
 def _with_changes(series: Series, found: Sequence[Change]) -> Series:

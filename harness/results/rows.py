@@ -17,6 +17,7 @@ from harness.errors import (
     UnknownMetricError,
 )
 from harness.results import schema
+from harness.results.identity import Subject
 from harness.results.provenance import has_ended
 from harness.results.records import (
     Artifact,
@@ -31,7 +32,8 @@ from harness.results.telemetry import unpack
 
 def row_of(run: Run) -> dict[str, Any]:
     """Convert a run to its columns, without the writer."""
-    return dict(_flatten(schema.RUN, run.model_dump(exclude={"measurements"})))
+    columns = dict(_flatten(schema.RUN, run.model_dump(exclude={"measurements"})))
+    return columns | {"subject": Subject.of(run).id}
 
 
 def _flatten(layout: Layout, values: Mapping[str, Any] | None) -> Iterator[tuple[str, Any]]:

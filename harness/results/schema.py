@@ -166,9 +166,11 @@ runs = Table(
     "runs",
     metadata,
     *(column for column, _ in RUN.paths()),
+    Column("subject", String(16), nullable=False),  # of harness.results.identity
     Column("writer", Text, nullable=False),
     CheckConstraint("status <> 'failed' OR error IS NOT NULL", name="failed_runs_have_an_error"),
     Index("runs_by_model", "model", "target", "created_at"),
+    Index("runs_by_subject", "subject"),
     Index("runs_by_group", "group_id", "session"),
     Index("runs_by_time", "created_at"),
 )
@@ -224,7 +226,8 @@ alerts = Table(
 reviews = Table(
     "reviews",
     metadata,
-    Column("runs", String(200), primary_key=True),  # those that the newest review judged
+    Column("subject", String(16), primary_key=True),
+    Column("judged", String(64), nullable=False),  # mark of the runs that the newest review judged
 )
 
 

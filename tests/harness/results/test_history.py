@@ -6,14 +6,15 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from harness.errors import UnknownAlertError
-from harness.results import alerts
-from harness.results.history import Series, SeriesFilter, read_series
+from harness.errors import CorruptRunError, UnknownAlertError
+from harness.results import alerts, history
+from harness.results.history import Series, SeriesFilter, iterate_series, read_series
 from harness.results.metrics import find_metric
 from harness.results.records import Measurement, Run
 from harness.results.statistics.changes import Change
 from harness.results.store import ResultsStore
 from harness.results.turnover import find_turnover
+from tests.harness.results.places import Place
 
 DECODE = SeriesFilter(("decode_tokens_per_s",))
 FIRST = datetime(2026, 1, 1, 22, 0, tzinfo=UTC)
@@ -294,16 +295,34 @@ def test_a_change_has_the_ratio_of_its_levels_with_each_phone_against_itself(
 
 
 @IN_A_FILE
-def test_only_what_is_new_is_reviewed(
-    store: ResultsStore, fill: Fill, monkeypatch: pytest.MonkeyPatch
+def test_only_subjects_with_news_are_read_and_reviewed(
+    place: Place, store: ResultsStore, fill: Fill
 ) -> None:
     fill([50.0] * 20)
+    fill([50.0] * 20, labels={"team": "camera"})
     assert alerts.review_new(store) == ()
-    with monkeypatch.context() as patched:
-        patched.setattr(alerts, "read_series", None)  # which would not be called
-        assert alerts.review_new(store) == ()
+    for run_id, labels in place.rows("SELECT id, labels FROM runs"):
+        if "camera" in str(labels):
+            unreadable = f"UPDATE runs SET cl = -1 WHERE id = '{run_id}'"  # noqa: S608
+            place.run(unreadable)
+    assert alerts.review_new(store) == ()
     fill([40.0] * 3, start=20)
     assert [alert.metric.key for alert in alerts.review_new(store)] == ["decode_tokens_per_s"]
+    fill([40.0], start=23, labels={"team": "camera"})
+    with pytest.raises(CorruptRunError, match="cl"):
+        alerts.review_new(store)
+
+
+@IN_A_FILE
+def test_histories_are_the_same_some_subjects_at_a_time(
+    store: ResultsStore, fill: Fill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for team in range(3):
+        fill([50.0] * 12 + [45.0 - team] * 3, labels={"team": str(team)})
+    whole = read_series(store, DECODE)
+    monkeypatch.setattr(history, "_SUBJECTS_AT_ONCE", 1)
+    assert [len(some) for some in iterate_series(store, DECODE)] == [1, 1, 1]
+    assert {one.id: one for one in read_series(store, DECODE)} == {one.id: one for one in whole}
 
 
 @IN_A_FILE
