@@ -72,11 +72,12 @@ SITE_POLICY = (
 @functools.cache
 def load_assets() -> Assets:
     """Read style and scripts."""
-    templates = importlib.resources.files("reports") / "templates"
-    style, script = (
-        (templates / name).read_text(encoding="utf-8") for name in ("style.css", "report.js")
-    )
-    return Assets(style, script, vega_script())
+    return Assets(read_template("style.css"), read_template("report.js"), vega_script())
+
+
+def read_template(name: str) -> str:
+    """Read a file of the templates as it is: the style or the script of all pages."""
+    return (importlib.resources.files("reports") / "templates" / name).read_text(encoding="utf-8")
 
 
 def vega_script() -> str:
@@ -245,26 +246,31 @@ def reproduce(figure: Figure, page: Page) -> str:
     return f"qnnfarm report --db {location} --figure {figure.id} --format csv"
 
 
-@functools.cache
-def _environment() -> jinja2.Environment:
-    """Return the templates: everything that they print is escaped, and made visible before that."""
+def make_environment(package: str) -> jinja2.Environment:
+    """Return a package's templates, which escape all that they print, made visible before that."""
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("reports"),
+        loader=jinja2.PackageLoader(package),
         autoescape=True,
         finalize=lambda value: visible(value) if type(value) is str else value,  # else it is markup
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters |= {"moment": text.moment, "pluralize": pluralize}
+    return environment
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    """Return the templates of a report."""
+    environment = make_environment("reports")
     environment.policies["json.dumps_kwargs"] = {"sort_keys": False, "separators": (",", ":")}
     environment.globals["NO_VALUE"] = NO_VALUE
     environment.filters |= {
-        "moment": text.moment,
         "short_time": text.short_time,
         "commits": commit_range,
         "percent": text.percent,
         "shorten": text.shorten,
-        "pluralize": pluralize,
         "positions": text.positions,
         "graphs": text.graphs,
         "device_name": device_name,

@@ -1,7 +1,7 @@
 """Texts and values formatted for readers."""
 
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from types import MappingProxyType
 
 from harness import words
@@ -34,8 +34,8 @@ def moment(value: datetime) -> str:
 
 
 def short_time(value: datetime) -> str:
-    """Format a time to the minute where others name the time zone."""
-    return f"{value:%Y-%m-%d %H:%M}"
+    """Format a time to the minute, in UTC, where the words beside it say so."""
+    return f"{value.astimezone(UTC):%Y-%m-%d %H:%M}"
 
 
 def day(value: datetime) -> str:

@@ -8,12 +8,11 @@ from contextlib import contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
 
-import jinja2
 from filelock import FileLock, Timeout
 from pydantic import ValidationError
 
 from buildlib.files import atomic_write_bytes
-from harness.console import print_remark, visible
+from harness.console import print_remark
 from harness.errors import NightlyBusyError, NightlyFolderError
 from suites.nightly.night import FORMAT, NIGHT, Night
 
@@ -99,7 +98,11 @@ class Archive:
         Raises:
             NightlyFolderError: it cannot be written.
         """
-        page = _template().render(
+        from reports import html_file  # loads slowly
+
+        template = html_file.make_environment("suites.nightly").get_template("index.html.j2")
+        page = template.render(
+            style=html_file.read_template("style.css"),
             plan=self._plan,
             nights=self.nights()[::-1],
             report=REPORT,
@@ -139,16 +142,3 @@ def _read(path: Path) -> Night | None:
     if night.format > FORMAT:
         raise NightlyFolderError(str(path), "a newer qnnfarm wrote it: update qnnfarm")
     return night if night.name == path.parent.name else None
-
-
-def _template() -> jinja2.Template:
-    """Return the page's template, which escapes all that it prints, made visible before that."""
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("suites.nightly"),
-        autoescape=True,
-        finalize=lambda value: visible(value) if type(value) is str else value,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template("index.html.j2")

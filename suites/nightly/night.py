@@ -150,6 +150,14 @@ class Night(_Part):
         return "; ".join(self._parts()) or f"all is well, {self.cells.done} cells done"
 
     @property
+    def details(self) -> tuple[tuple[str, bool], ...]:
+        """All that is wrong, each in words and whether it is new."""
+        error = ((self.error, False),) if self.error else ()
+        regressions = ((str(each), each.is_new) for each in self.regressions)
+        failures = ((str(each), each.is_new) for each in self.failures)
+        return (*error, *regressions, *failures)
+
+    @property
     def summary(self) -> str:
         """Say the verdict and how much is wrong, above a list of what is."""
         said = "; ".join(self._parts(named=False)) or f"all is well, {self.cells.done} cells done"

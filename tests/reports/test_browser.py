@@ -14,6 +14,8 @@ from selenium.webdriver.support.wait import WebDriverWait
 from harness.results.records import Run, TelemetrySeries
 from harness.results.store import ResultsStore
 from reports import html_file, page, site_folder
+from suites.nightly.archive import Archive
+from suites.nightly.night import Failure, Night, Regression, judge_night
 from tests.reports import lab
 from tests.reports.conftest import Sample, perplexity, speeds
 from tests.system import program
@@ -415,5 +417,30 @@ def test_a_hundred_rows_are_grouped_and_filtered(
     assert shown("tbody.row") == []
     browser.find_element(By.CSS_SELECTOR, "#hardware option[value=place]").click()
     assert shown("tbody.group")[0] == "SM8660 (1)"
+    assert [width for width in (390, 1280) if sideways(browser, width) != (0, [])] == []
+    assert complaints(browser) == []
+
+
+def test_the_index_of_nights_looks_like_a_report(browser: Chrome, tmp_path: Path) -> None:
+    archive = Archive(tmp_path, "nightly")
+    loss = Regression(
+        id="3fa09c51d2", cause="3fa09c51d2", metric="decode_tokens_per_s", change=-0.082,
+        series="head: Llama-3.2-1B W8A16, pp128+tg16 on SM8750", since="2026-11-22",
+        commits=("1f0c33d9aa" * 4, "9b2d4e7710" * 4),
+    )  # fmt: skip
+    failure = Failure(cell="head/phone/bench", error="DeviceGoneError", reason=HOSTILE)
+    for day, wrong in ((20, {}), (21, {"failures": (failure,)}), (22, {"regressions": (loss,)})):
+        began = datetime(2026, 11, day, 23, 30, tzinfo=UTC)
+        night = Night.model_validate(
+            {"plan": "nightly", "name": f"2026-11-{day}", "began_at": began, **wrong}
+        )
+        archive.save(judge_night(night, None))
+    browser.get(archive.write_index(datetime(2026, 11, 23, 6, tzinfo=UTC)).as_uri())
+    headline = browser.find_element(By.CSS_SELECTOR, ".headline[data-level=bad]")
+    assert headline.text.split("\n")[0] == "Bad, 2026-11-22"
+    assert "-8.2%" in headline.text
+    assert len(browser.find_elements(By.CSS_SELECTOR, "tbody tr")) == 3
+    assert browser.find_elements(By.CSS_SELECTOR, "img, script") == []
+    assert "2026-11-23 06:00 UTC" in browser.find_element(By.TAG_NAME, "footer").text
     assert [width for width in (390, 1280) if sideways(browser, width) != (0, [])] == []
     assert complaints(browser) == []

@@ -169,7 +169,7 @@ def test_a_slower_container_is_one_alert(tmp_path: Path) -> None:
     changed = [night.name for night in found if any(each.changed for each in night.containers)]
     assert changed == [found[0].name, found[SLOWER_FROM - 1].name]
     page = (tmp_path / "nights" / "index.html").read_text()
-    assert page.count("<strong>new:</strong>") == len(found[nights.sent[0][0] - 1].regressions)
+    assert page.count("<b>new:</b>") == len(found[nights.sent[0][0] - 1].regressions)
 
 
 def test_thirty_nights_of_noise_are_quiet(tmp_path: Path) -> None:
