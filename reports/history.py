@@ -7,8 +7,8 @@ from itertools import pairwise
 
 from harness.results.history import Night, Series, Session
 from harness.results.metrics import find_metric
-from harness.results.nights import PAUSE
-from harness.results.records import SIDES, Run
+from harness.results.nights import PAUSE, group_nights
+from harness.results.records import SIDES, Run, RunHead
 from harness.words import pluralize
 from reports.text import day, percent
 
@@ -134,13 +134,14 @@ def find_present(
     Args:
         runs: all of them, oldest first: those of the last night on another branch are present, too.
     """
-    known = {run.provenance.git_branch for subject in subjects for run in subject.runs}
+    known = {run.provenance.git_branch for subject in subjects for run in subject.runs} | {None}
+    others = [RunHead.of(run) for run in runs if run.label not in SIDES]
     found: dict[str, tuple[str, ...]] = {
-        run.id: (f"On the branch {run.provenance.git_branch}, which is not that of the history",)
-        for run in runs
-        if run.created_at > runs[-1].created_at - PAUSE
-        and run.provenance.git_branch not in known | {None}
-        and run.label not in SIDES
+        head.id: (f"On the branch {head.branch}, which is not that of the history",)
+        for night in group_nights(others)
+        if night[-1].created_at > runs[-1].created_at - PAUSE
+        for head in night
+        if head.branch not in known
     }
     for subject in subjects:
         remarks = subject.remarks

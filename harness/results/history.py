@@ -31,7 +31,6 @@ from harness.results.identity import (
     container_shape,
     describe_changes,
     describe_container,
-    device_name,
     place,
 )
 from harness.results.means import RunMeans, read_means
@@ -137,16 +136,13 @@ class Series:
     @cached_property
     def name(self) -> str:
         """Container, workload and device in one line."""
-        device = device_name(self.newest).partition(", Android")[0]
+        device = Subject.of(self.newest).device
         where = self.place
         where = f"{where} ({device})" if device and device != where else where
         named = container_label(self.newest.label)
         container = describe_container(self.newest.container)
-        return (
-            f"{named}: {container}, {self.workload} on {where}"
-            if named
-            else f"{container}, {self.workload} on {where}"
-        )
+        found = f"{container}, {self.workload} on {where}"
+        return f"{named}: {found}" if named else found
 
     @cached_property
     def title(self) -> str:

@@ -140,14 +140,25 @@ def test_what_another_branch_measured_last_is_a_row_of_its_own() -> None:
             for run in runs
         ]
 
-    built = night(4)[0].container
-    topic = [run.model_copy(update={"container": built}) for run in on("topic", night(5, 0.7))]
-    composed = page.compose(Results.of("r", [*on("trunk", nights([1.0] * 5)), *topic]))
+    last = night(5)
+    hours = (timedelta(hours=-13), timedelta(hours=-10))  # the night is shown whole
+    topic = [
+        run.model_copy(
+            update={
+                "id": f"{number:032x}",
+                "container": last[0].container,
+                "created_at": run.created_at + hours[number - 900],
+            }
+        )
+        for number, run in enumerate(on("topic", night(5, 0.7)), 900)
+    ]
+    trunk = on("trunk", [*nights([1.0] * 5), *last])
+    composed = page.compose(Results.of("r", [*trunk, *topic]))
     (section,) = composed.sections
-    main, other = sorted(section.rows, key=lambda row: row.runs[0].created_at)
-    assert (len(main.runs), other.runs) == (2, tuple(topic))
+    other, main = sorted(section.rows, key=lambda row: row.runs[0].created_at)
+    assert (main.runs, other.runs) == (tuple(trunk[-2:]), tuple(topic))
     assert other.remarks[0] == "On the branch topic, which is not that of the history"
-    assert {len(one.nights) for one in composed.results.series} == {5}
+    assert {len(one.nights) for one in composed.results.series} == {6}
 
 
 @pytest.mark.parametrize(
