@@ -62,6 +62,7 @@
         OlderSchemaError       written by an older one
         StoreLockedError       another process holds it
         StoreUnavailableError  cannot be reached, read or written
+          StoreLostError   its server went away
         UnknownRunError
         NoBaselineError        nothing that a gate can compare with
         UnknownAlertError

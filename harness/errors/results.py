@@ -67,6 +67,10 @@ class StoreUnavailableError(StoreError):
     template = "cannot use the results database {location}: {reason}"
 
 
+class StoreLostError(StoreUnavailableError):
+    """The database's server went away, or a connection to it was cut."""
+
+
 class UnknownRunError(StoreError):
     """The results database has no run with this identifier."""
 

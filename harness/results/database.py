@@ -12,8 +12,8 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote
 
@@ -26,13 +26,17 @@ from sqlalchemy.pool import NullPool
 from harness.errors import (
     MissingStoreError,
     NotAStoreError,
+    RunConflictError,
     StoreLockedError,
+    StoreLostError,
     StoreUnavailableError,
 )
 from harness.results import postgresql
 from harness.results.postgresql import WRITES
 
 BUSY_TIMEOUT_S = 30.0
+"""Patience with other writers, and with a server that restarts."""
+_RETRY_S = 0.2
 _KEPT_TEXTS = 1024
 """JSON texts that are read once: nearly all runs of a history have the same versions and clocks."""
 _SQLITE_MAGIC = b"SQLite format 3\0"
@@ -50,14 +54,12 @@ class Database:
         self._engine = engine
         self.location = location
         self._busy_timeout_s = busy_timeout_s
+        self._was_there = False
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """Open a transaction that sees one state of the database throughout."""
-        with (
-            translate_errors(self.location, self._busy_timeout_s),
-            self._engine.begin() as connection,
-        ):
+        with self._begun(self._engine) as connection:
             yield connection
 
     @contextmanager
@@ -68,8 +70,51 @@ class Database:
         could not wait for another writer, SQLite fails it instead. On PostgreSQL it sees what
         others have committed before each of its statements, and locks the rows that it depends on.
         """
-        writer = self._engine.execution_options(**{WRITES: True})
-        with translate_errors(self.location, self._busy_timeout_s), writer.begin() as connection:
+        with self._begun(self._engine.execution_options(**{WRITES: True})) as connection:
+            yield connection
+
+    def insist(self, write: Callable[[], object]) -> None:
+        """Write in one transaction, and again if the server went away meanwhile.
+
+        Args:
+            write: done twice it does what it does once, or raises `RunConflictError`: the server
+                may have kept the first one without an answer.
+
+        Raises:
+            StoreLostError: the server stayed away for as long as one waits for a lock.
+        """
+        deadline = time.monotonic() + self._busy_timeout_s
+        lost: StoreLostError | None = None
+        while True:
+            try:
+                write()
+            except StoreLostError as error:
+                if time.monotonic() > deadline:
+                    raise
+                lost = error
+            except RunConflictError:
+                if lost is None:
+                    raise
+                return
+            else:
+                return
+
+    @contextmanager
+    def _begun(self, engine: Engine) -> Iterator[Connection]:
+        """Begin a transaction; a server that was there before is waited for."""
+        deadline = time.monotonic() + self._busy_timeout_s
+        with translate_errors(self.location, self._busy_timeout_s), ExitStack() as stack:
+            while True:
+                try:
+                    connection = stack.enter_context(engine.begin())
+                except DBAPIError as error:
+                    is_away = self._was_there and postgresql.is_lost(error)
+                    if not is_away or time.monotonic() > deadline:
+                        raise
+                    time.sleep(_RETRY_S)
+                else:
+                    break
+            self._was_there = True
             yield connection
 
     def use_wal(self) -> None:
@@ -287,6 +332,8 @@ def translate_errors(location: str, busy_timeout_s: float) -> Iterator[None]:
             raise StoreLockedError(location, busy_timeout_s) from error
         if isinstance(cause, sqlite3.Error) and _is_damaged(text):
             raise NotAStoreError(location, text) from error
+        if isinstance(error, DBAPIError) and postgresql.is_lost(error):
+            raise StoreLostError(location, text) from error
         raise StoreUnavailableError(location, text) from error
 
 

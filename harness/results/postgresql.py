@@ -11,7 +11,7 @@ from types import MappingProxyType
 import sqlalchemy
 from sqlalchemy import URL, Connection, Engine, event, func, make_url, select
 from sqlalchemy.engine.interfaces import DBAPIConnection, Dialect
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 from sqlalchemy.pool import ConnectionPoolEntry, NullPool
 
 from harness.errors import StoreUnavailableError
@@ -19,6 +19,8 @@ from harness.errors import StoreUnavailableError
 WRITES = "qnnfarm_writes"
 """Execution option of transactions that write."""
 LOCK_NOT_AVAILABLE = "55P03"
+_AWAY = frozenset(["57P01", "57P02", "57P03"])
+"""Errors of a server that shuts down, has crashed, or is starting up."""
 
 _DRIVER = "postgresql+psycopg"
 _SCHEMES = frozenset([_DRIVER, "postgresql", "postgres"])
@@ -125,6 +127,14 @@ def lock_schema(connection: Connection, location: str) -> None:
     if encoding not in _ENCODINGS:
         reason = f"its encoding {encoding} cannot hold every text: create one with ENCODING 'UTF8'"
         raise StoreUnavailableError(location, reason)
+
+
+def is_lost(error: DBAPIError) -> bool:
+    """Return whether a server went away, is not ready again, or a connection to it was cut."""
+    state = getattr(error.orig, "sqlstate", "none")  # SQLite's errors have none
+    if state is None:
+        return isinstance(error, OperationalError)
+    return error.connection_invalidated or state.startswith("08") or state in _AWAY
 
 
 def _connected(dialect: Dialect, url: URL) -> DBAPIConnection:

@@ -1,8 +1,9 @@
 """Recording of one run into the store while it goes on."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Concatenate, ParamSpec
 
 from pydantic import TypeAdapter
 from sqlalchemy import Connection, Table, insert, select, update
@@ -35,11 +36,27 @@ _CONDITIONS: TypeAdapter[tuple[Condition, ...]] = TypeAdapter(tuple[Condition, .
 _UNFINISHED = ("running", "interrupted")
 
 
+_P = ParamSpec("_P")
+
+
+def _insisting(
+    write: "Callable[Concatenate[RunRecorder, _P], None]",
+) -> "Callable[Concatenate[RunRecorder, _P], None]":
+    """Make a method, which is one transaction, outlast a restart of the server."""
+
+    @functools.wraps(write)
+    def insist(recorder: "RunRecorder", /, *args: _P.args, **named: _P.kwargs) -> None:
+        recorder._database.insist(lambda: write(recorder, *args, **named))  # noqa: SLF001
+
+    return insist
+
+
 class RunRecorder:
     """Streams one run that has begun into the store.
 
-    Each method is one transaction. It raises `UnknownRunError` if there is no such run, and
-    `RunConflictError` if the run is finished, or already has what is added.
+    Each method is one transaction, which `Database.insist` repeats if the server restarts. It
+    raises `UnknownRunError` if there is no such run, and `RunConflictError` if the run is finished,
+    or already has what is added.
 
     Attributes:
         run: as it began.
@@ -51,6 +68,7 @@ class RunRecorder:
         self.run = run
         self.generated_text: str | None = None
 
+    @_insisting
     def add(self, *measurements: Measurement) -> None:
         """Add measurements, such as those of one repetition."""
         with self._writing() as connection:
@@ -82,6 +100,7 @@ class RunRecorder:
             )
         )
 
+    @_insisting
     def add_library_versions(self, versions: Mapping[str, str]) -> None:
         """Add versions that only the run could find out, such as Genie's own."""
         with self._writing() as connection:
@@ -92,6 +111,7 @@ class RunRecorder:
                     raise self._conflict(f"it has version {kept[name]} of {name}, not {version}")
             self._update(connection, library_versions=kept)
 
+    @_insisting
     def add_telemetry(
         self, series: Sequence[TelemetrySeries], *, repetition: int, is_warmup: bool = False
     ) -> None:
@@ -118,20 +138,27 @@ class RunRecorder:
         location = self._database.location
         sha256 = ArtifactFolder.of(location).put(content)
         artifact = Artifact(name=name, kind=kind, sha256=sha256, size_bytes=len(content))
-        with self._writing() as connection:
-            insert_artifact(connection, location, self.run.id, artifact)
+
+        def write() -> None:
+            with self._writing() as connection:
+                insert_artifact(connection, location, self.run.id, artifact)
+
+        self._database.insist(write)
         return artifact
 
+    @_insisting
     def set_runner_sha256(self, sha256: str) -> None:
         """Record the hash of the program that runs on the device."""
         with self._writing() as connection:
             self._update(connection, runner_sha256=sha256)
 
+    @_insisting
     def set_concurrency(self, sessions: int) -> None:
         """Record the most sessions that ran at once on the host, this one included."""
         with self._writing() as connection:
             self._update(connection, concurrent_sessions=sessions)
 
+    @_insisting
     def add_conditions(self, conditions: Iterable[Condition]) -> None:
         """Add what was done to the device, or waited for, before the run.
 
@@ -142,16 +169,20 @@ class RunRecorder:
         with self._writing() as connection:
             column = schema.runs.c.conditions
             before = connection.execute(select(column).where(self._this_run)).scalar_one()
+            if before[len(before) - len(checked) :] == list(checked):
+                return  # a write without an answer was kept
             if len(before) + len(checked) > MAX_CONDITIONS:
                 raise self._conflict(f"more than {MAX_CONDITIONS} conditions")
             self._update(connection, conditions=[*before, *checked])
 
+    @_insisting
     def set_check(self, outcome: CheckOutcome, reason: str = "") -> None:
         """Record the outcome of the output check; a run whose check failed must fail."""
         check = OutputCheck(outcome=outcome, reason=reason)
         with self._writing() as connection:
             self._update(connection, check_outcome=check.outcome, check_reason=check.reason)
 
+    @_insisting
     def settle_warmup(self, warmups: int, *, detected: bool) -> None:
         """Turn all warm-ups from number `warmups` on into measured repetitions.
 
@@ -164,6 +195,7 @@ class RunRecorder:
                     connection.execute(_measured_from(table, self.run.id, warmups))
             self._update(connection, warmup=warmups, warmup_detected=detected)
 
+    @_insisting
     def finish(self, status: RunStatus = "done", *, error: str | None = None) -> None:
         """Record how the run ended.
 

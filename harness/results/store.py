@@ -3,7 +3,7 @@
 import fnmatch
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from operator import attrgetter
@@ -57,6 +57,7 @@ from harness.results.run_recorder import RunRecorder, insert_artifact, insert_ru
 
 _MOST_IDS = 500
 """Databases limit the values of one query."""
+_CLOSING_S = 1.0
 _SHORTEST_ID = 4
 """Digits of the beginning of an id or a hash that may stand for it."""
 _MOST_NAMED = 5
@@ -147,8 +148,8 @@ class ResultsStore(Closeable):
     ) -> Self:
         """Open a SQLite file by its path, or a PostgreSQL database by its URL.
 
-        With `create`, a missing database is created, and running runs whose process has ended
-        become interrupted. Without, the database is read-only.
+        With `create`, a missing database is created. Without, the database is read-only. In either
+        case running runs whose process has ended become interrupted, if this user may write.
 
         Raises:
             MissingStoreError: there is no database, or a server's is empty, and `create` is off.
@@ -164,6 +165,7 @@ class ResultsStore(Closeable):
                 _prepare(database)
             else:
                 _require_readable(database)
+                _close_ended(location, database)
         except BaseException:
             database.close()
             raise
@@ -211,8 +213,12 @@ class ResultsStore(Closeable):
         Raises:
             RunConflictError: the run exists already, or a repetition occurs twice.
         """
-        with self.database.writing() as connection:
-            insert_run(connection, self.location, run)
+
+        def write() -> None:
+            with self.database.writing() as connection:
+                insert_run(connection, self.location, run)
+
+        self.database.insist(write)
 
     def known_origins(self, tool: str) -> frozenset[str]:
         """Return the hashes of all runs that were imported from files of a tool."""
@@ -495,6 +501,21 @@ def _prepare(database: Database) -> None:
         schema.prepare(connection, database.location)
         _mark_interrupted(connection)
     database.use_wal()
+
+
+def _close_ended(location: str | Path, database: Database) -> None:
+    """Mark them for whoever cannot know that their processes are gone, as another host."""
+    table = schema.runs.c
+    with database.reading() as connection:
+        writers = connection.scalars(select(table.writer).where(table.status == "running")).all()
+    if any(map(has_ended, writers)):
+        # Who may not write reads them as interrupted all the same.
+        with (
+            suppress(StoreError),
+            closing(open_database(location, create=True, busy_timeout_s=_CLOSING_S)) as writable,
+            writable.writing() as connection,
+        ):
+            _mark_interrupted(connection)
 
 
 def _mark_interrupted(connection: Connection) -> None:

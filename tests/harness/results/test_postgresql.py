@@ -11,6 +11,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from sqlalchemy import PoolProxiedConnection, event
 
 from harness.errors import MissingStoreError, StoreUnavailableError
 from harness.results.database import open_database
@@ -204,7 +205,7 @@ def test_a_server_that_goes_away_in_the_middle(
     """What was kept is there when it is back, and whoever kept the store open goes on."""
     own_server.create("results")
     run = make_run()
-    with ResultsStore.open(own_server.url("results")) as store:
+    with ResultsStore.open(own_server.url("results"), busy_timeout_s=0.5) as store:
         with (  # noqa: PT012
             pytest.raises(StoreUnavailableError) as caught,
             store.recording(run) as recorder,
@@ -223,6 +224,69 @@ def test_a_server_that_goes_away_in_the_middle(
         assert store.get_run(run.id).status == "failed"
     assert not [one for one in caplog.records if one.levelno >= logging.WARNING]
     assert capfd.readouterr().err == ""
+
+
+def test_a_server_that_restarts_is_waited_for(
+    own_server: PostgresqlServer, make_run: MakeRun
+) -> None:
+    own_server.create("results")
+    with ResultsStore.open(own_server.url("results")) as store:
+        with store.recording(make_run()) as recorder:
+            recorder.add_values({"init_s": 1.0})
+            own_server.stop()
+            with ThreadPoolExecutor(1) as pool:
+                writing = pool.submit(recorder.add_values, {"init_s": 2.0}, repetition=1)
+                time.sleep(0.5)
+                assert not writing.done()
+                own_server.start()
+                writing.result(60)
+        (run,) = store.list_runs()
+    assert (run.status, run.values("init_s")) == ("done", (1.0, 2.0))
+
+
+@pytest.mark.parametrize("before", ["commit", "answer"])
+def test_a_write_that_a_restart_cut_off_is_done_once(
+    own_server: PostgresqlServer, make_run: MakeRun, before: str
+) -> None:
+    """Whether the server kept it or not: only the server knows."""
+    own_server.create("results")
+    run = make_run()
+    cuts: list[str] = []
+
+    def restart(_connection: object) -> None:
+        if not cuts:
+            cuts.append(before)
+            own_server.stop()
+            own_server.start()
+
+    with ResultsStore.open(own_server.url("results")) as store:
+        store.begin_run(run)
+        engine = store.database._engine
+        if before == "commit":
+            event.listen(engine, "commit", restart)
+        else:  # the commit reaches the server, and its answer does not reach us
+            commit = engine.dialect.do_commit
+
+            def do_commit(connection: PoolProxiedConnection) -> None:
+                commit(connection)
+                if not cuts:
+                    restart(connection)
+                    connection.cursor().execute("SELECT 1")
+
+            engine.dialect.do_commit = do_commit  # type: ignore[assignment, method-assign]
+        recorder = RunRecorder(store.database, run)
+        writes: list[Callable[[], None]] = [
+            lambda: recorder.add_values({"init_s": 1.0}),
+            lambda: recorder.add_conditions([{"charge": 80}]),
+            recorder.finish,
+        ]
+        for write in writes:
+            cuts.clear()
+            write()
+            assert cuts == [before]
+        kept = store.get_run(run.id)
+    assert (kept.status, kept.values("init_s")) == ("done", (1.0,))
+    assert kept.conditions == ({"charge": 80},)
 
 
 def test_a_server_that_goes_away_within_a_transaction(
