@@ -19,6 +19,7 @@ from harness.importing import json_files, llama_bench, logs
 from harness.importing.json_files import Reader, of_entries
 from harness.importing.records import ForeignRun, UnreadableError
 from harness.results import provenance
+from harness.results.nights import PAUSE
 from harness.results.records import (
     ContainerInfo,
     DeviceInfo,
@@ -31,8 +32,6 @@ from harness.results.records import (
 from harness.results.store import ResultsStore
 
 MAX_FILE_BYTES = 64 << 20
-_PAUSE = timedelta(hours=9)
-"""Tests that are farther apart are of different nights."""
 
 
 class Tool(StrEnum):
@@ -265,7 +264,7 @@ def _sweeps(found: Sequence[ForeignRun]) -> list[dict[str, str]]:
         lengths = (each.prompt_tokens, each.new_tokens, each.depth_tokens)
         test = (each.model, each.precision, each.device_model, *lengths, *each.versions.values())
         if each.created_at is not None:
-            nights[test] += each.created_at - newest.get(test, each.created_at) > _PAUSE
+            nights[test] += each.created_at - newest.get(test, each.created_at) >= PAUSE
             newest[test] = each.created_at
         tests[(*test, nights[test])].append(number)
     labels: list[dict[str, str]] = [{} for _ in found]
