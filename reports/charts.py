@@ -10,7 +10,7 @@ from harness.results.means import RunMeans
 from harness.results.metrics import METRICS, Metric, find_metric
 from harness.results.records import Run
 from reports.figures import Column, Figure, Spec, Value, moment, quantity, tooltips
-from reports.history import Point, Subject, commit_range, thin
+from reports.history import Point, Subject, commit_range
 from reports.text import day, percent
 
 LANE_HEIGHT = 120
@@ -51,7 +51,7 @@ def history_figure(subject: Subject) -> Figure:
         Column("run", "Run"),
     )
     levels, told = [_levels(series) for series in subject.series], _changes_by_point(subject)
-    rows = tuple(_history_row(point, metrics, levels, told) for point in thin(subject.points))
+    rows = tuple(_history_row(point, metrics, levels, told) for point in subject.points)
     drawn = [column for column in columns[:-1] if not column.key.endswith(_LEVEL)]
     return Figure(
         f"history-{subject.id}",

@@ -121,7 +121,7 @@ def _csv_value(value: Value) -> str:
 def raw(value: Value) -> str | None:
     """Return what the chart reads where the shown text has fewer digits; None if it is the same."""
     if isinstance(value, datetime):
-        return value.isoformat()
+        return value.isoformat(timespec="minutes")
     if isinstance(value, str) or value is None or not math.isfinite(value):
         return None
     return f"{value:.10g}"

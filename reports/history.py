@@ -12,8 +12,6 @@ from harness.results.records import SIDES, Run, RunHead
 from harness.words import pluralize
 from reports.text import day, percent
 
-MOST_POINTS = 400
-"""Nights of a history in a report; of more, the newest are kept whole and the others thinned."""
 LEADING = ("prefill_tokens_per_s", "decode_tokens_per_s")
 """The metrics whose newest change of level begins the present state."""
 
@@ -160,15 +158,6 @@ def commit_range(series: Series, night: Night) -> str:
     number = next(n for n, one in enumerate(series.nights) if one.at == night.at)
     both = [one.commit for one in series.nights[max(number - 1, 0) : number + 1]]
     return "..".join(dict.fromkeys(commit[:10] for commit in both if commit))
-
-
-def thin(points: Sequence[Point], most: int = MOST_POINTS) -> tuple[Point, ...]:
-    """Keep the newest half of the points that may be shown whole, and every n-th of the others."""
-    if len(points) <= most:
-        return tuple(points)
-    newest, older = points[-(most // 2) :], points[: -(most // 2)]
-    step = -(-len(older) // (most // 2))
-    return (*older[::step], *newest)
 
 
 def _points(group: Sequence[Series]) -> tuple[Point, ...]:

@@ -13,7 +13,7 @@ import importlib.resources
 import json
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -32,7 +32,7 @@ from harness.words import NO_VALUE, pluralize
 from reports import figures, text
 from reports.changes import SPARK_POINTS
 from reports.errors import OutputPathError, ReportWriteError
-from reports.figures import Figure, Spec
+from reports.figures import Figure, Spec, Value
 from reports.history import commit_range
 from reports.page import Page, RunPage, brief_results
 
@@ -46,6 +46,10 @@ PAGES = {
     "devices": "Devices",
 }
 _GLOBALS = "window.vegaEmbed = vegaEmbed;"
+MOST_POINTS, FEWEST_POINTS = 400, 40
+"""Nights of a history in a report; of more, the newest are kept whole and the others thinned."""
+ALL_POINTS = 11_000
+"""Nights of all histories in a report; where there are more, each shows fewer."""
 SPARK_WIDTH, SPARK_HEIGHT = 100.0, 24.0
 
 
@@ -240,6 +244,26 @@ class Specs:
         return key
 
 
+def thin(figures: Sequence[Figure]) -> tuple[Figure, ...]:
+    """Keep so many nights of each history that a report stays small.
+
+    The newest half of them is kept whole, and of the others every n-th and those with a change.
+    """
+    most = max(min(MOST_POINTS, ALL_POINTS // max(len(figures), 1)), FEWEST_POINTS)
+    return tuple(replace(one, rows=_thin(one, most)) for one in figures)
+
+
+def _thin(figure: Figure, most: int) -> tuple[tuple[Value, ...], ...]:
+    rows = figure.rows
+    if len(rows) <= most:
+        return rows
+    older, newest = rows[: -(most // 2)], rows[-(most // 2) :]
+    step = -(-len(older) // (most // 2))
+    change = next(n for n, column in enumerate(figure.columns) if column.key == "change")
+    kept = (row for n, row in enumerate(older) if n % step == 0 or row[change] is not None)
+    return (*kept, *newest)
+
+
 def reproduce(figure: Figure, page: Page) -> str:
     """Return the command that prints the values of a figure."""
     location = shlex.quote(page.results.location)
@@ -280,6 +304,7 @@ def _environment() -> jinja2.Environment:
         "mean": _mean,
         "raw": figures.raw,
         "spark_points": spark_points,
+        "thin": thin,
         "condition": text.condition,
         "checked": _checked,
         "cells": gate_formats.cells_of,

@@ -17,17 +17,14 @@ from harness.results.means import RunMeans, read_means
 from harness.results.records import Run, RunHead
 from harness.results.store import ResultsStore, RunFilter
 from harness.results.verdicts import Verdict
-from reports import charts, page
+from reports import charts, html_file, page
 from reports.changes import Change, find_changes
 from reports.figures import Column, Figure
 from reports.history import (
-    MOST_POINTS,
-    Point,
     Subject,
     commit_range,
     find_present,
     find_subjects,
-    thin,
 )
 from reports.page import Results
 from tests.reports import lab
@@ -362,12 +359,17 @@ def test_every_open_loss_of_a_series_is_a_regression() -> None:
 
 
 def test_long_histories_are_thinned_where_they_are_old() -> None:
-    point = history(night(0))[0].points[0]
-    points = [Point(point.at, {DECODE: float(n)}, point.sessions) for n in range(5 * MOST_POINTS)]
-    found = thin(points)
-    assert len(found) <= MOST_POINTS
-    assert found[0] is points[0]
-    assert found[-MOST_POINTS // 2 :] == tuple(points[-MOST_POINTS // 2 :])
+    (subject,) = history(nights([1.0] * 150 + [0.8] * 450))
+    figure = charts.history_figure(subject)
+    (shown,) = html_file.thin([figure])
+    change = next(row for row in figure.rows if row[-2] is not None)
+    assert len(figure.rows) == 600
+    assert change in shown.rows
+    assert len(shown.rows) <= html_file.MOST_POINTS + 1
+    assert shown.rows[0] == figure.rows[0]
+    assert shown.rows[-200:] == figure.rows[-200:]
+    many = html_file.thin([figure] * 200)
+    assert sum(len(one.rows) for one in many) <= html_file.ALL_POINTS + 200
 
 
 def test_a_history_is_a_figure_with_commits() -> None:
