@@ -30,6 +30,8 @@ Reader = Callable[[str], Iterator[ForeignRun | UnreadableError]]
 UNREADABLE = (
     AttributeError, IndexError, KeyError, OverflowError, RecursionError, TypeError, ValueError,
 )  # fmt: skip
+_MOST_FAULTS = 1000
+"""Lines that cannot be read, after which the rest of a file is not looked at."""
 _SPACE = re.compile(r"[\s,]*")
 _ARRAY = re.compile(r"\[[ \t]*(?:\r?\n|[{\]]|\Z)")
 _KEY = re.compile(r'"\w+"\s*:')
@@ -64,7 +66,7 @@ def read_entries(text: str) -> Iterator[tuple[int, Entry] | UnreadableError]:
         UnreadableError: a fault within an array, after which nothing can be told.
     """
     decoder = json.JSONDecoder()
-    position, line, counted, in_array = 0, 1, 0, False
+    position, line, counted, faults, in_array = 0, 1, 0, 0, False
     while (position := _SPACE.match(text, position).end()) < len(text):  # type: ignore[union-attr]
         line, counted = line + text.count("\n", counted, position), position
         fault = None
@@ -82,12 +84,14 @@ def read_entries(text: str) -> Iterator[tuple[int, Entry] | UnreadableError]:
             in_array = text[position] == "["
             position += 1
         else:
-            end = position + len(text[position:].partition("\n")[0])
+            end = text.find("\n", position)
+            end = len(text) if end < 0 else end
             if _KEY.search(text, position, end):
                 fault = UnreadableError(line, "it is no JSON: it is not the beginning of an object")
             position = end
         if fault is not None:
-            if in_array:
+            faults += 1
+            if in_array or faults > _MOST_FAULTS:
                 raise fault
             yield fault
             following = _NEXT_OBJECT.search(text, position + 1)

@@ -60,7 +60,12 @@ def read_csv(text: str) -> Iterator[ForeignRun | UnreadableError]:
     """Read `-o csv`; other lines, which the tool printed meanwhile, are left out."""
     names: list[str] = []
     for line, row in enumerate(text.split("\n"), 1):
-        fields = next(csv.reader([row.strip("\r")]), [])
+        try:
+            fields = next(csv.reader([row.strip("\r")]), [])
+        except csv.Error as error:
+            if names:
+                yield UnreadableError(line, f"it is no CSV: {error}")
+            continue
         if fields[:1] == ["build_commit"]:
             names = fields
         elif names and (row.startswith('"') or len(fields) == len(names)):
@@ -68,6 +73,7 @@ def read_csv(text: str) -> Iterator[ForeignRun | UnreadableError]:
 
 
 _INSERT = re.compile(r"INSERT INTO \w+ \(([\w, ]+)\) VALUES \((.*)\);\s*")
+_LONGEST_ROW = 100_000
 _SQL_VALUE = re.compile(r"\s*(?:'((?:[^']|'')*)'|([^',]*))\s*(?:,|\Z)")
 
 
@@ -75,7 +81,7 @@ def read_sql(text: str) -> Iterator[ForeignRun | UnreadableError]:
     """Read the rows that `-o sql` inserts."""
     for line, row in enumerate(text.split("\n"), 1):
         if row.startswith("INSERT INTO"):
-            match = _INSERT.fullmatch(row)
+            match = _INSERT.fullmatch(row) if len(row) < _LONGEST_ROW else None
             if match is None:
                 yield UnreadableError(line, "it is no whole INSERT statement")
                 continue

@@ -251,6 +251,7 @@ def damaged(tmp_path: Path, name: str, old: str, new: str) -> Path:
         ("llama-bench.json", "\n]", "", r"line \d+: the array does not end"),
         ("llama-bench.json", "[\n  {", "[\n  (", r"line 3: it is no JSON"),
         ("llama-bench.jsonl", '{"build_commit": "8cf', '"build": "8cf', r"line 1: it is no JSON"),
+        ("llama-bench.csv", "AMD EPYC", "x\ry" * 50_000, r"line 2: it is no CSV: field larger"),
         ("llama-bench.csv", '"16","0","0",', '"16","0",', r"line 2: it has 41 values for 42 names"),
         ("llama-bench.sql", "'2048', '512'", "'2048'", r"line 46: it has 41 values for 42 names"),
         ("llama-bench.md", "pp16 ", "xy16 ", r"line 3: test 'xy16' is no pp, tg or both"),
