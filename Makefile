@@ -1,7 +1,7 @@
 # The commands of a contributor; `.ci/run` runs the same ones.
 PYTHON ?= .venv/bin/python
 
-.PHONY: check format test genie-table genie-mutations quantization-table fuzz exports families speculation config-campaign documents family-defaults kills chaos nights board demo screenshots wheel-check
+.PHONY: check format test genie-table genie-mutations quantization-table fuzz exports families speculation config-campaign documents family-defaults kills chaos nights verdicts board demo screenshots wheel-check
 
 check:
 	$(PYTHON) -m ruff check .
@@ -68,6 +68,10 @@ chaos:
 # Thirty nights of a plan on a virtual device that heats up on the twentieth.
 nights:
 	$(PYTHON) -m pytest -n 0 -s -m slow tests/suites/nightly
+
+# Sixty random databases, in everything that prints a verdict.
+verdicts:
+	$(PYTHON) -m pytest -n 0 -m slow tests/reports/test_one_verdict.py
 
 # A board with arm64's Python under qemu and the real arm64 libraries from PyPI; needs Debian's qemu-user-static.
 board:

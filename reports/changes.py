@@ -97,7 +97,7 @@ class Change:
         if self._is_apart:
             return "one night is not enough"
         if len(self.series.nights) <= MIN_NIGHTS:
-            return f"{len(self.series.nights)} of {MIN_NIGHTS + 2} nights"
+            return f"{len(self.series.nights)} nights, and a verdict needs {MIN_NIGHTS + 2}"
         return "nights differ too much"
 
 

@@ -88,7 +88,7 @@ def _quiet(
     lines: Sequence[str],
 ) -> Headline:
     """Return the headline where nothing is wrong: what was judged, or why nothing was."""
-    judged = sum(one.verdict is not Verdict.NO_VERDICT for one in changes)
+    judged = sum(one.status not in {Verdict.NO_VERDICT, "expected"} for one in changes)
     judged += sum(
         found.verdict is not Verdict.NO_VERDICT
         for section in sections
@@ -98,12 +98,19 @@ def _quiet(
     if judged:
         words = f"Nothing regressed in {pluralize(judged, 'comparison')}"
         return Headline("good", words, tuple(lines))
-    why = (
-        "A verdict needs a past to compare with: some nights of the same, or a --baseline."
-        if results.measured
-        else "There are no results yet."
-    )
-    return Headline("none", "No verdict yet", (*lines, why))
+    return Headline("none", "No verdict yet", (*lines, _explain(results, changes)))
+
+
+def _explain(results: "Results", changes: Sequence[Change]) -> str:
+    """Say why there is no verdict."""
+    if not results.measured:
+        return "There are no results yet."
+    verdict = Verdict.NO_VERDICT
+    reasons = Counter(one.note if one.verdict is verdict else one.status for one in changes)
+    if reasons:
+        told = (f"{note} in {number} of {len(changes)}" for note, number in reasons.most_common())
+        return f"Of the comparisons with earlier nights: {listing(tuple(told))}."
+    return "A verdict needs a past to compare with: some nights of the same, or a --baseline."
 
 
 def _describe(alerts: Sequence[Alert]) -> Iterator[str]:

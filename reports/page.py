@@ -291,6 +291,7 @@ def load(
         listed = [run.id for run in listing.full]
         timed = store.newest_with_telemetry(MOST_TIMELINES) & shown
         full = store.get_runs(sorted({*newest[-MOST_PRESENT:], *listed, *timed}))
+        alerts = _alerts(store, series, whole=replace(wanted, since=None) == EVERYTHING)
         return Results(
             store.location.rstrip("/").rpartition("/")[2],
             measured,
@@ -298,8 +299,8 @@ def load(
             series,
             listing,
             full,
-            _alerts(store, series, whole=replace(wanted, since=None) == EVERYTHING),
-            _gate(store, baseline, wanted, shown) if baseline else None,
+            alerts,
+            _gate(store, baseline, wanted, shown, alerts) if baseline else None,
             {run.id: store.telemetry(run.id) for run in runs if run.id in timed},
             store.comparisons(),
             store.location,
@@ -314,9 +315,15 @@ def _alerts(store: ResultsStore, series: Sequence[Series], *, whole: bool) -> tu
     return assess(series, [one for one in list_alerts(store) if whole or one.series in shown])
 
 
-def _gate(store: ResultsStore, baseline: str, wanted: RunFilter, shown: AbstractSet[str]) -> Gate:
+def _gate(
+    store: ResultsStore,
+    baseline: str,
+    wanted: RunFilter,
+    shown: AbstractSet[str],
+    alerts: Sequence[Alert],
+) -> Gate:
     """Judge the newest results, and keep the cells of the runs that are shown."""
-    judged = judge_gate(store, baseline, options=GateOptions(plan=wanted.plan or ""))
+    judged = judge_gate(store, baseline, options=GateOptions(plan=wanted.plan or ""), alerts=alerts)
     if replace(wanted, plan=None) == EVERYTHING:
         return judged
     return replace(judged, cells=tuple(c for c in judged.cells if not shown.isdisjoint(c.runs)))

@@ -73,13 +73,15 @@ def gate(
 
     from buildlib.files import atomic_write_bytes
     from harness.results import gate_formats
+    from harness.results.alerts import assess_store
     from harness.results.gate import judge_gate
     from harness.results.store import ResultsStore
 
     chosen = _options(metric, threshold, perplexity_threshold, across)
     options = replace(chosen, plan=plan)
     with ResultsStore.open(db, create=False) as store:
-        judged = judge_gate(store, baseline, candidate=candidate, options=options)
+        alerts = assess_store(store, options.metrics)
+        judged = judge_gate(store, baseline, candidate=candidate, options=options, alerts=alerts)
     if junit is not None:
         atomic_write_bytes(junit, gate_formats.to_junit(judged).encode())
     printed = markdown == Path("-")

@@ -51,12 +51,14 @@ class BaselineGate:
         from harness.errors import HarnessError
         from harness.exit_codes import NO_ANSWER, verdict_exit_code
         from harness.results import gate_formats
-        from harness.results.gate import judge_gate
+        from harness.results.alerts import assess_store
+        from harness.results.gate import GATE_METRICS, judge_gate
         from harness.results.store import ResultsStore
 
         try:
             with ResultsStore.open(read_settings(self._config).db or "", create=False) as store:
-                gate = judge_gate(store, self._reference, runs=tuple(self._runs))
+                alerts = assess_store(store, GATE_METRICS)
+                gate = judge_gate(store, self._reference, runs=tuple(self._runs), alerts=alerts)
         except HarnessError as error:
             self._lines = [f"no verdict: {error}"]
             return NO_ANSWER

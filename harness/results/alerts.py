@@ -21,7 +21,14 @@ from sqlalchemy.exc import IntegrityError
 from harness.errors import UnknownAlertError
 from harness.results import schema
 from harness.results.database import refuse_unreadable_rows
-from harness.results.history import Night, Series, iterate_series, mark_subjects
+from harness.results.history import (
+    Night,
+    Series,
+    SeriesFilter,
+    iterate_series,
+    mark_subjects,
+    read_series,
+)
 from harness.results.metrics import Metric, find_metric
 from harness.results.nights import PAUSE
 from harness.results.records import now, to_storable
@@ -101,6 +108,11 @@ def assess(series: Iterable[Series], known: Iterable[Alert]) -> tuple[Alert, ...
         for alert in _assess_one(one, of_series.get(one.id, [])):
             found[alert.id] = alert
     return tuple(sorted(found.values(), key=lambda alert: (-alert.began_at.timestamp(), alert.id)))
+
+
+def assess_store(store: ResultsStore, metrics: Sequence[str]) -> tuple[Alert, ...]:
+    """Find the alerts of a store as `review` would leave those of some metrics; writes nothing."""
+    return assess(read_series(store, SeriesFilter(metrics)), list_alerts(store))
 
 
 def review(store: ResultsStore, series: Iterable[Series]) -> tuple[Alert, ...]:

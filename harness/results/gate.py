@@ -6,9 +6,10 @@ changes that a gate reports over all its cells, at most 5 % are expected to be n
 """
 
 import statistics
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from harness.results.alerts import UNSETTLED, Alert
 from harness.results.baseline import Point, find_candidate, find_points
 from harness.results.comparison import DEFAULT_METRICS
 from harness.results.identity import (
@@ -72,6 +73,8 @@ class GateCell:
         reason: the verdict in words.
         runs: ids of the new runs.
         changed: facts that changed with them, which the reason names: versions, settings.
+        alerts: unsettled losses of its history that began after the baseline; the reason names
+            them.
     """
 
     key: Subject
@@ -87,6 +90,7 @@ class GateCell:
     p_value: float | None = None
     runs: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
+    alerts: tuple[Alert, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +101,7 @@ class Gate:
         reference: the baseline as the user named it.
         candidate: what was judged, in words.
         new: names of the cells that have no baseline, and so no verdict.
+        alerts: unsettled losses in the histories of the cells, whenever they began.
     """
 
     reference: str
@@ -105,6 +110,7 @@ class Gate:
     perplexity_threshold: float
     cells: tuple[GateCell, ...]
     new: tuple[str, ...] = ()
+    alerts: tuple[Alert, ...] = ()
 
     @property
     def verdict(self) -> Verdict:
@@ -171,6 +177,7 @@ def judge_gate(
     candidate: str = "",
     runs: Collection[str] = (),
     options: GateOptions = _DEFAULTS,
+    alerts: Iterable[Alert] = (),
 ) -> Gate:
     """Judge results against a baseline.
 
@@ -178,6 +185,8 @@ def judge_gate(
         reference: the baseline: `previous`, a date, a branch, a commit or what git takes for one.
         candidate: what is judged, named likewise; by default the newest results.
         runs: ids of the runs that are judged, instead of a candidate.
+        alerts: of the histories. A metric regressed, whatever the two sides say, where its history
+            has an open loss that began between them on their branch.
 
     Raises:
         NoBaselineError: the store has no results of either.
@@ -187,13 +196,17 @@ def judge_gate(
     judged = find_candidate(heads, candidate, runs, store.location)
     points = find_points(heads, reference, judged, store.location)
     new = _read(store, judged, options)
+    judged_series = {Subject.of(group.runs[-1]).id for group in new.values()}
+    unsettled = [
+        alert for alert in alerts if alert.state in UNSETTLED and alert.subject in judged_series
+    ]
     old = [_read(store, point, options) for point in points]
     cells, fresh = list[GateCell](), list[str]()
     for key, group in new.items():
         name = _name(group)
         before = next((found for groups in old if (found := _done(groups, key))), None)
         if before is not None:
-            cells += _judge_cell(key, name, before, group, options)
+            cells += _judge_cell(key, name, before, group, options, unsettled)
         elif (why := _why_apart(key, old, new)) and _metrics(group, group, options):
             cells += (
                 GateCell(key, name, metric, Verdict.NO_VERDICT, why, None, group.side(metric.key))
@@ -207,8 +220,9 @@ def judge_gate(
         judged.name,
         options.threshold,
         options.perplexity_threshold,
-        tuple(sorted(map(_with_changes, _adjusted(cells, options)), key=_worst_first)),
+        tuple(sorted(map(_with_facts, _adjusted(cells, options)), key=_worst_first)),
         tuple(dict.fromkeys(fresh)),
+        tuple(unsettled),
     )
 
 
@@ -248,7 +262,12 @@ def _metrics(before: _Group, after: _Group, options: GateOptions) -> list[Metric
 
 
 def _judge_cell(
-    key: Subject, name: str, before: _Group, after: _Group, options: GateOptions
+    key: Subject,
+    name: str,
+    before: _Group,
+    after: _Group,
+    options: GateOptions,
+    alerts: Sequence[Alert],
 ) -> list[GateCell]:
     wrong = [run for run in after.runs if run.check.outcome == "failed"]
     ids = tuple(run.id for run in after.runs)
@@ -265,6 +284,7 @@ def _judge_cell(
             after.side(metric.key),
             runs=ids,
             changed=changed,
+            alerts=tuple(_between(before, after, metric, alerts)),
         )
         if wrong:
             reason = f"the output is wrong: {wrong[-1].check.reason}"
@@ -321,10 +341,30 @@ def _judge(cell: GateCell, threshold: float, *, is_change: bool) -> GateCell:
     return replace(cell, verdict=verdict, reason=reason)
 
 
-def _with_changes(cell: GateCell) -> GateCell:
-    if not cell.changed:
-        return cell
-    return replace(cell, reason=f"{cell.reason}; what else changed: {', '.join(cell.changed)}")
+def _between(
+    before: _Group, after: _Group, metric: Metric, alerts: Iterable[Alert]
+) -> Iterator[Alert]:
+    """Yield the losses of a history that began between two sides of one branch."""
+    newest = after.runs[-1]
+    if before.runs[-1].provenance.git_branch != newest.provenance.git_branch:
+        return
+    began = max(run.created_at for run in before.runs)
+    for alert in alerts:
+        of_cell = alert.subject == Subject.of(newest).id and alert.metric == metric
+        if of_cell and began < alert.began_at <= newest.created_at:
+            yield alert
+
+
+def _with_facts(cell: GateCell) -> GateCell:
+    """Complete a verdict by what the history knows, and what else changed."""
+    verdict, reasons = cell.verdict, [cell.reason]
+    for alert in cell.alerts:
+        reasons.insert(0, f"alert {alert.id}: {alert.loss} since {alert.began_at:%Y-%m-%d}")
+        if alert.state == "open" and verdict is not Verdict.IMPROVED:
+            verdict = Verdict.REGRESSED
+    if cell.changed:
+        reasons.append(f"what else changed: {', '.join(cell.changed)}")
+    return replace(cell, verdict=verdict, reason="; ".join(reasons))
 
 
 def _missing(new: _Groups, old: Sequence[_Groups], options: GateOptions) -> list[GateCell]:

@@ -42,10 +42,12 @@ def to_document(gate: Gate) -> dict[str, object]:
                 "baseline": None if cell.baseline is None else asdict(cell.baseline),
                 "candidate": None if cell.candidate is None else asdict(cell.candidate),
                 "runs": list(cell.runs),
+                "alerts": [alert.id for alert in cell.alerts],
             }
             for cell in gate.cells
         ],
         "new": list(gate.new),
+        "alerts": [alert.id for alert in gate.alerts],
     }
 
 
@@ -53,9 +55,13 @@ def summarize(gate: Gate) -> str:
     """Count the verdicts: `1 regressed, 3 no difference seen; 2 cells have no baseline`."""
     counts = Counter(cell.verdict for cell in gate.cells)
     found = [f"{counts[one]} {one}" for one in Verdict if counts[one]]
-    words = ", ".join(found) or "nothing to compare"
-    verb = "has" if len(gate.new) == 1 else "have"
-    return f"{words}; {pluralize(len(gate.new), 'cell')} {verb} no baseline" if gate.new else words
+    parts = [", ".join(found) or "nothing to compare"]
+    if gate.new:
+        verb = "has" if len(gate.new) == 1 else "have"
+        parts.append(f"{pluralize(len(gate.new), 'cell')} {verb} no baseline")
+    if gate.alerts:
+        parts.append(f"{pluralize(len(gate.alerts), 'alert')} unsettled")
+    return "; ".join(parts)
 
 
 def sides(gate: Gate) -> str:

@@ -205,7 +205,7 @@ def test_noisy_nights_give_no_verdict_and_few_nights_neither() -> None:
     noisy = decode_of(nights([1.0, 0.8, 1.2, 0.9, 1.15, 0.85, 0.92]))
     assert noisy.verdict is Verdict.NO_VERDICT
     few = decode_of(nights([1.0, 1.0, 0.5]))
-    assert (few.verdict, few.note) == (Verdict.NO_VERDICT, "3 of 10 nights")
+    assert (few.verdict, few.note) == (Verdict.NO_VERDICT, "3 nights, and a verdict needs 10")
     assert changes_of(nights([1.0])) == ()
 
 
