@@ -23,7 +23,7 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
-from harness.results.statistics.changes import History, detect_all
+from harness.results.statistics.changes import History, judge_all
 
 KINDS: Mapping[str, str] = MappingProxyType(
     {
@@ -162,7 +162,8 @@ def _autoregress(
 def judge(series: Sequence[Series]) -> Score:
     """Score qnnfarm's detection."""
     score = Score()
-    for one, changes in zip(series, detect_all([s.history() for s in series]), strict=True):
+    for one, judged in zip(series, judge_all([s.history() for s in series]), strict=True):
+        changes = judged.changes
         score.nights += one.step
         score.false += sum(change.found < one.step and change.is_loss for change in changes)
         told = next((c for c in changes if c.found >= one.step and c.is_loss), None)

@@ -9,6 +9,7 @@ from harness.results.identity import container_name, describe_scored, place
 from harness.results.means import RunMeans
 from harness.results.metrics import METRICS, Metric, find_metric
 from harness.results.records import Run
+from harness.results.verdicts import allowed_loss
 from reports.figures import Column, Figure, Spec, Value, moment, quantity, tooltips
 from reports.history import Point, Subject, commit_range
 from reports.text import day, percent
@@ -65,7 +66,14 @@ def history_figure(subject: Subject) -> Figure:
             "spacing": 8,
             "resolve": {"scale": {"x": "shared"}},
         },
-        notes=tuple(f"{day(at)}: {told[at]}" for at in sorted(told, reverse=True)[:MOST_NOTES]),
+        notes=(
+            *(f"{day(at)}: {told[at]}" for at in sorted(told, reverse=True)[:MOST_NOTES]),
+            *(
+                f"{one.metric.label}: {one.sensitivity}"
+                for one in subject.series
+                if (one.smallest_loss or 0) > allowed_loss(one.metric)
+            ),
+        ),
     )
 
 

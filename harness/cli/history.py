@@ -85,9 +85,11 @@ def _print_series(series: "Series", newest: int) -> None:
         f"{pluralize(len(phones), 'device')}, "
         + (pluralize(len(series.changes), "change") if series.changes else "no change")
     )
+    if series.sensitivity:
+        out.print(f"{series.sensitivity[0].upper()}{series.sensitivity[1:]}")
     first = max(len(series.nights) - newest, 0)
     shown = series.nights[first:]
-    changes = {change.night: change for change in series.changes}
+    changes = {change.night: change for change in (*series.refuted, *series.changes)}
     levels = {
         number: level for start, end, level in series.levels() for number in range(start, end + 1)
     }
@@ -128,6 +130,8 @@ def describe_change(series: "Series", change: "Change") -> str:
     kind = "loss" if change.is_loss else "gain"
     text = f"▲ {kind}: {percent(change.ratio - 1)} from here on"
     text += f", found {series.nights[change.found].at:%Y-%m-%d}"
+    if change.refuted is not None:
+        return f"{text}, refuted {series.nights[change.refuted].at:%Y-%m-%d}: back by itself"
     good, bad = series.commits(change)
     if good and bad and good != bad:
         text += f"; commits {good[:_COMMIT]}..{bad[:_COMMIT]}"
@@ -144,17 +148,21 @@ def _to_json(series: "Series") -> dict[str, Any]:
         "name": series.name,
         "emulator": series.emulator,
         "nights": [_night_to_json(night) for night in series.nights],
-        "changes": [
-            {
-                "began": series.nights[change.night].at,
-                "found": series.nights[change.found].at,
-                "ratio": change.ratio,
-                "is_loss": change.is_loss,
-                "commits": series.commits(change),
-                "differences": series.differences(change),
-            }
-            for change in series.changes
-        ],
+        "smallest_loss": series.smallest_loss,
+        "changes": [_change_to_json(series, change) for change in series.changes],
+        "refuted": [_change_to_json(series, change) for change in series.refuted],
+    }
+
+
+def _change_to_json(series: "Series", change: "Change") -> dict[str, Any]:
+    return {
+        "began": series.nights[change.night].at,
+        "found": series.nights[change.found].at,
+        "refuted": None if change.refuted is None else series.nights[change.refuted].at,
+        "ratio": change.ratio,
+        "is_loss": change.is_loss,
+        "commits": series.commits(change),
+        "differences": series.differences(change),
     }
 
 

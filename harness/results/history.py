@@ -39,7 +39,14 @@ from harness.results.nights import choose_branch, find_main_branch, group_nights
 from harness.results.perplexity import PERPLEXITY
 from harness.results.provenance import own_version
 from harness.results.records import SIDES, Run, RunHead
-from harness.results.statistics.changes import SMALLEST, Change, History, detect_all
+from harness.results.statistics.changes import (
+    SMALLEST,
+    VISIBLE_IN,
+    Change,
+    History,
+    Judgement,
+    judge_all,
+)
 from harness.results.store import ResultsStore
 from harness.results.verdicts import PERPLEXITY_THRESHOLD
 from harness.words import soc_label
@@ -110,6 +117,7 @@ class Series:
         subject: id of the `Subject`; the series of its metrics share it.
         changes: those that stand; their nights are places in `nights`.
         refuted: those that later nights have refuted.
+        smallest_loss: the smallest one that would be told in time, as `Judgement` has it.
     """
 
     subject: str
@@ -117,6 +125,7 @@ class Series:
     nights: tuple[Night, ...]
     changes: tuple[Change, ...] = ()
     refuted: tuple[Change, ...] = ()
+    smallest_loss: float | None = None
 
     @property
     def id(self) -> str:
@@ -183,6 +192,13 @@ class Series:
             changes=_moved(self.changes, first),
             refuted=_moved(self.refuted, first),
         )
+
+    @property
+    def sensitivity(self) -> str:
+        """Say which losses cannot be seen soon; empty in a series too short to be judged."""
+        if self.smallest_loss is None:
+            return ""
+        return f"a loss under {self.smallest_loss:.1%} would not be seen in {VISIBLE_IN} nights"
 
     def commits(self, change: Change) -> tuple[str | None, str | None]:
         """Return the last commit before a change, and the first one with it."""
@@ -304,8 +320,8 @@ def find_series(
                 nights.setdefault(night, []).append(one)
         by_metric = ((find_metric(key), _nights(nights.values(), key)) for key in metrics)
         series += [Series(subject.id, metric, found) for metric, found in by_metric if found]
-    changes = detect_all([_history(one) for one in series])
-    judged = (_with_changes(one, found) for one, found in zip(series, changes, strict=True))
+    found = judge_all([_history(one) for one in series])
+    judged = (_with_changes(one, judged) for one, judged in zip(series, found, strict=True))
     return _sort(judged, metrics)
 
 
@@ -314,12 +330,12 @@ def _sort(series: Iterable[Series], metrics: Sequence[str]) -> tuple[Series, ...
     return tuple(sorted(series, key=lambda one: (order[one.metric.key], one.name)))
 
 
-def _with_changes(series: Series, found: Sequence[Change]) -> Series:
+def _with_changes(series: Series, judged: Judgement) -> Series:
     """Give a series the changes that count, each with the ratio of its levels."""
     allowed = _SMALLEST.get(series.metric.key, 0.0)
     standing = [
         change
-        for change in found
+        for change in judged.changes
         if change.refuted is None and abs(series.metric.gain(change.ratio)) > allowed
     ]
     edges = [0, *(change.night for change in standing), len(series.nights)]
@@ -329,8 +345,16 @@ def _with_changes(series: Series, found: Sequence[Change]) -> Series:
             replace(change, ratio=_ratio(series, change, first, end))
             for change, first, end in zip(standing, edges, edges[2:], strict=False)
         ),
-        refuted=tuple(change for change in found if change.refuted is not None),
+        refuted=tuple(change for change in judged.changes if change.refuted is not None),
+        smallest_loss=_as_loss(series.metric, judged.smallest_loss),
     )
+
+
+def _as_loss(metric: Metric, part: float | None) -> float | None:
+    """Return the loss of a metric: times that double are speeds that halve."""
+    if part is None or metric.direction is Direction.HIGHER:
+        return part
+    return part / (1 - part)
 
 
 def _moved(changes: Iterable[Change], nights: int) -> tuple[Change, ...]:

@@ -46,7 +46,7 @@ _SIZES_OF_NOISE = np.array([0, 0, 0, 0, 0, 2, 4, 8])
 """What they are at least, in units of the noise: else the greatest of a noisy series are as
 unremarkable as its outliers."""
 _NEVER = 1e9
-THRESHOLDS = np.array([_NEVER, 5.6, 4.9, 5.5, 6.0, 6.5, *[7.0] * (WINDOW - 6)])
+THRESHOLDS = np.array([_NEVER, 5.9, 5.7, 6.3, 6.8, 7.3, *[7.8] * (WINDOW - 6)])
 """Of the statistic of a loss, by the nights since it began; one night is never enough."""
 GAIN_MARGIN = 1.5
 """Added to them for a gain, of which nobody has to be told at once."""
@@ -62,6 +62,13 @@ _JUMP_SD = 0.3
 _MEMORY = 150
 """Residuals of sessions from which noise is learned."""
 _BANDWIDTH = 0.5
+_WIDENING = np.sqrt(1 + _BANDWIDTH**2)
+_STEP, _FARTHEST = 0.25, 16.0
+_BINS = round(2 * _FARTHEST / _STEP) + 1
+"""Of deviations in units of the noise, in which its density is estimated."""
+_REACH = 8
+_KERNEL = np.exp(-0.5 * (np.arange(-_REACH, _REACH + 1) * _STEP / _BANDWIDTH) ** 2)
+_KERNEL /= _BANDWIDTH * np.sqrt(2 * np.pi)
 _PRIOR_WEIGHT, _PRIOR_DF, _PRIOR_PEAK = 20.0, 6.0, 0.3827
 _CLIP = 3.0
 """Bound of innovations in standard deviations."""
@@ -84,6 +91,12 @@ _FEWEST = 5
 """Residuals from which the noise is estimated anew."""
 _BATCH = 128
 """Series that are judged together."""
+VISIBLE_IN = 3
+"""Nights within which `Judgement.smallest_loss` would be told."""
+_LOSSES = 1.07 ** np.arange(64)
+"""Sizes that `Judgement.smallest_loss` can have, in units of `History.smallest`."""
+_QUANTILE = 1.04
+"""Of the normal distribution: five of six such losses are told in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,29 +138,41 @@ class Change:
     refuted: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """Changes of one series, and which loss it would show.
+
+    Attributes:
+        smallest_loss: as a part of the value: of such losses that began now, five of six would be
+            told within `VISIBLE_IN` nights, if these had as many sessions as those before. None in
+            a series that is too short to be judged.
+    """
+
+    changes: tuple[Change, ...] = ()
+    smallest_loss: float | None = None
+
+
 def detect(history: History) -> tuple[Change, ...]:
     """Find the changes of one series, judging each night by the past alone."""
-    return detect_all([history])[0]
+    return judge_all([history])[0].changes
 
 
-def detect_all(histories: Sequence[History]) -> tuple[tuple[Change, ...], ...]:
-    """Find the changes of many series at once, which is far faster than one by one.
+def judge_all(histories: Sequence[History]) -> tuple[Judgement, ...]:
+    """Judge many series at once, which is far faster than one by one.
 
     Raises:
         ValueError: a value is not above 0, nights do not ascend, or lengths differ.
     """
-    found: list[tuple[Change, ...]] = [()] * len(histories)
+    found = [Judgement()] * len(histories)
     whole = [number for number, history in enumerate(histories) if len(history.values)]
     whole.sort(key=lambda number: len(set(histories[number].nights)))
     for first in range(0, len(whole), _BATCH):
         chosen = whole[first : first + _BATCH]
-        for number, changes in zip(chosen, _judge([histories[n] for n in chosen]), strict=True):
-            found[number] = changes
+        several = [histories[number] for number in chosen]
+        judged = _Watch(_Table.of(several), several).run()
+        for number, judgement in zip(chosen, judged, strict=True):
+            found[number] = judgement
     return tuple(found)
-
-
-def _judge(histories: Sequence[History]) -> list[tuple[Change, ...]]:
-    return _Watch(_Table.of(histories), histories).run()
 
 
 @dataclass(slots=True)
@@ -337,14 +362,11 @@ class _Forecast:
         greatest = changes.max(1, keepdims=True)  # what is farther off is at least that
         residuals = np.clip(residuals, -greatest, greatest)
         noise, present = self.noise[rows], self.present[rows, night]
-        learned = int(min(self.count[rows].max(), _MEMORY))
-        points = self.residuals[rows, :learned] / noise[:, None] / np.sqrt(1 + _BANDWIDTH**2)
-        points[np.isnan(points)] = np.inf  # far from everything, so without weight
+        kernels = _kernel_estimate(self.residuals[rows] / noise[:, None] / _WIDENING)
         levels = np.concatenate([np.zeros((len(rows), 1)), changes], axis=1)
         total = np.zeros(changes.shape)
         for slot in range(residuals.shape[1]):
-            z = (residuals[:, slot, None] - levels) / noise[:, None]
-            logs = np.log(_density(z, points))
+            logs = _log_density((residuals[:, slot, None] - levels) / noise[:, None], kernels)
             total += (logs[:, 1:] - logs[:, :1]) * present[:, slot, None]
         worth = self.worth(rows, sessions)
         return total * (worth / sessions)[:, None], worth, variance / noise**2
@@ -371,21 +393,42 @@ def _find_start(early: Floats) -> tuple[Ints, Floats]:
     return first, levels
 
 
-def _spread(values: Floats) -> Floats:
-    """Compute the standard deviation of a normal distribution of this median absolute deviation."""
-    middle = np.nanmedian(values, axis=1)
-    found: Floats = 1.4826 * np.nanmedian(np.abs(values - middle[:, None]), axis=1)
+def _median(values: Floats) -> Floats:
+    """Compute the median of each row, NaN left out; far faster than `numpy.nanmedian`."""
+    ordered = np.sort(values, axis=1)  # NaN last
+    count = np.count_nonzero(~np.isnan(values), axis=1)
+    middle = np.stack([np.maximum(count - 1, 0) // 2, count // 2], axis=1)
+    found: Floats = np.take_along_axis(ordered, middle, 1).mean(1)
     return found
 
 
-def _density(z: Floats, points: Floats) -> Floats:
-    """Compute the noise density, not normalised, at `z` [series, n]; residuals [series, memory]."""
-    exponents = z[:, :, None] - points[:, None, :]
-    exponents *= exponents  # in place: these arrays are most of the time of a long history
-    exponents *= -0.5 / _BANDWIDTH**2
-    kernels = np.exp(exponents, out=exponents).sum(axis=2) / (_BANDWIDTH * np.sqrt(2 * np.pi))
+def _spread(values: Floats) -> Floats:
+    """Compute the standard deviation of a normal distribution of this median absolute deviation."""
+    found: Floats = 1.4826 * _median(np.abs(values - _median(values)[:, None]))
+    return found
+
+
+def _kernel_estimate(points: Floats) -> Floats:
+    """Estimate densities, not normalised, in bins, of points [series, n] in units of noise."""
+    shape = (len(points), _BINS + 2 * _REACH)
+    kept = np.abs(points) <= _FARTHEST  # what is farther off, or NaN, is without weight
+    rows, _ = np.nonzero(kept)
+    bins = np.rint((points[kept] + _FARTHEST) / _STEP).astype(np.int64) + _REACH
+    counts = np.bincount(rows * shape[1] + bins, minlength=shape[0] * shape[1]).reshape(shape)
+    found = np.zeros((len(points), _BINS))
+    for place, weight in enumerate(_KERNEL):
+        found += weight * counts[:, place : place + _BINS]
+    return found
+
+
+def _log_density(z: Floats, kernels: Floats) -> Floats:
+    """Compute log densities of noise at `z` [series, n], in units of noise."""
+    places = np.clip((z + _FARTHEST) / _STEP, 0, _BINS - 1.001)
+    below = places.astype(np.int64)
+    near = np.take_along_axis(kernels, below, 1)
+    near += (np.take_along_axis(kernels, below + 1, 1) - near) * (places - below)
     prior = _PRIOR_PEAK * (1 + z**2 / _PRIOR_DF) ** (-(_PRIOR_DF + 1) / 2)
-    found: Floats = kernels + _PRIOR_WEIGHT * prior
+    found: Floats = np.log(near + _PRIOR_WEIGHT * prior)
     return found
 
 
@@ -405,7 +448,7 @@ class _Doubt:
     after: float
     state: Floats
     covariance: Floats
-    excess: float = 0.0
+    excess: float
     evidence: float = 0.0
     most: float = 0.0
 
@@ -428,7 +471,7 @@ class _Watch:
         self.doubts: dict[int, _Doubt] = {}
         self.margins = np.zeros(len(histories))  # that refuted changes have added to thresholds
 
-    def run(self) -> list[tuple[Change, ...]]:
+    def run(self) -> list[Judgement]:
         """Judge all nights."""
         for night in range(int(self.lengths.max())):
             rows = np.flatnonzero(self.lengths > night)
@@ -452,9 +495,14 @@ class _Watch:
                     row = int(rows[place])
                     if self.next[row] <= night:
                         began = night - int(statistic[place].argmax())
-                        self._change(row, began, night, is_loss=is_loss)
-                        self.doubts[row].excess = float((statistic - limits)[place].max())
-        return [tuple(found) for found in self.found]
+                        excess = float((statistic - limits)[place].max())
+                        self._change(row, began, night, excess, is_loss=is_loss)
+        return [
+            Judgement(tuple(found), float(loss) if nights >= MIN_NIGHTS else None)
+            for found, loss, nights in zip(
+                self.found, self._smallest_losses(), self.lengths, strict=True
+            )
+        ]
 
     def _take_in(self, rows: Ints) -> None:
         self.forecast.take_in(rows, self.next[rows])
@@ -480,7 +528,38 @@ class _Watch:
         )
         return losses, gains
 
-    def _change(self, row: int, began: int, night: int, *, is_loss: bool) -> None:
+    def _smallest_losses(self) -> Floats:
+        """Find the smallest loss of each series that is told in time, by halving."""
+        forecast, rows = self.forecast, np.arange(len(self.lengths))
+        noise, known = forecast.noise[:, None], ~np.isnan(forecast.residuals)
+        known[:, 0] |= ~known.any(1)
+        z = np.nan_to_num(forecast.residuals) / noise
+        kernels = _kernel_estimate(np.where(known, z, np.nan) / _WIDENING)
+        sizes = np.maximum(self.sizes, _SIZES_OF_NOISE * noise) / noise
+        worth = VISIBLE_IN * forecast.worth(rows, forecast.sessions)
+        level = 1 + worth * forecast.compare(rows, self.lengths - 1)[2] / forecast.noise**2
+        wandering = forecast.correlation(rows)[:, VISIBLE_IN - 1]
+        spread = _QUANTILE * np.sqrt(worth * level * wandering)
+        low, high = np.zeros(len(rows), np.int64), np.full(len(rows), len(_LOSSES) - 1)
+        while (low < high).any():
+            middle = (low + high) // 2
+            lost = z - (self.sizes[:, 0] * _LOSSES[middle])[:, None] / noise
+            lost = np.maximum(lost, -sizes[:, -1:])
+            before, sums = _log_density(lost, kernels), np.empty(sizes.shape)
+            for number, size in enumerate(sizes.T):
+                ratios = _log_density(lost + size[:, None], kernels) - before
+                mean, sd = (f(ratios, axis=1, where=known) for f in (np.mean, np.std))
+                sums[:, number] = (worth * mean - spread * sd) / level / wandering
+            statistic = np.log(np.exp(np.minimum(sums, VISIBLE_IN * _NIGHT_BOUND)).mean(1))
+            told = statistic > THRESHOLDS[VISIBLE_IN - 1] + self.margins
+            low, high = (
+                np.where(told, low, np.minimum(middle + 1, high)),
+                np.where(told, middle, high),
+            )
+        found: Floats = -np.expm1(-self.sizes[:, 0] * _LOSSES[low])
+        return found
+
+    def _change(self, row: int, began: int, night: int, excess: float, *, is_loss: bool) -> None:
         """Keep a change, and go on from the new level."""
         one = np.array([row])
         while self.next[row] < began:
@@ -492,7 +571,9 @@ class _Watch:
         for late in range(began, night + 1):
             self.forecast.take_in(one, np.array([late]), learn=False)
         self.next[row], self.began[row] = night + 1, began
-        self.doubts[row] = _Doubt(began, float(self.forecast.state[row, 0]), state, covariance)
+        self.doubts[row] = _Doubt(
+            began, float(self.forecast.state[row, 0]), state, covariance, excess
+        )
         ratio = float(np.exp(self.signs[row] * (self.forecast.state[row, 0] - level)))
         nights = self.table.nights[row]
         self.found[row].append(Change(nights[began], nights[night], ratio, is_loss))

@@ -1,9 +1,11 @@
 """`qnnfarm history` and `qnnfarm alerts` on a history with a loss."""
 
 import json
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from harness.exit_codes import NO_ANSWER
@@ -24,9 +26,14 @@ FIRST = datetime(2026, 1, 1, 22, tzinfo=UTC)
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Has `results.db`: 20 nights at 50 tokens/s and three at 40, with another Genie."""
-    with ResultsStore.open(tmp_path / "results.db") as store:
-        for night in range(23):
-            value = (50.0 if night < 20 else 40.0) + (0.3, -0.2, 0.1, -0.3)[night % 4]
+    return write(tmp_path, [50.0] * 20 + [40.0] * 3)
+
+
+def write(folder: Path, levels: Sequence[float]) -> Path:
+    """Write a session a night, with another Genie from night 20 on."""
+    with ResultsStore.open(folder / "results.db") as store:
+        for night, level in enumerate(levels):
+            value = level + (0.3, -0.2, 0.1, -0.3)[night % 4]
             run = Run(
                 kind="bench",
                 status="done",
@@ -45,7 +52,7 @@ def folder(tmp_path: Path) -> Path:
                 measurements=(Measurement(metric="decode_tokens_per_s", value=value),),
             )  # fmt: skip
             store.write_run(run)
-    return tmp_path
+    return folder
 
 
 def command(folder: Path, *words: str) -> Done:
@@ -67,6 +74,26 @@ def test_a_history_shows_its_changes(folder: Path) -> None:
     assert nothing.returncode == NO_ANSWER
     assert "no history of decode_tokens_per_s with these options" in nothing.stderr
     assert command(folder, "history", "p").returncode == NO_ANSWER  # prefill or perplexity?
+
+
+def test_a_history_says_what_it_cannot_see(folder: Path) -> None:
+    shown = command(folder, "history", "decode").stdout
+    assert "A loss under 3.6% would not be seen in 3 nights" in shown
+    (series,) = json.loads(command(folder, "history", "decode", "--json").stdout)
+    assert series["smallest_loss"] == pytest.approx(0.0364, abs=1e-3)
+
+
+def test_a_history_shows_what_it_refutes(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).normal(0, 0.015, 40)
+    levels = np.array([50.0] * 20 + [46.0] * 3 + [50.0] * 17)
+    write(tmp_path, (levels * np.exp(noise)).tolist())
+    shown = command(tmp_path, "history", "decode", "--nights", "40").stdout
+    assert "no change" in shown
+    assert "from here on, found 2026-01-22, refuted 2026-01-27: back by itself" in shown
+    (series,) = json.loads(command(tmp_path, "history", "decode", "--json").stdout)
+    assert series["changes"] == []
+    (refuted,) = series["refuted"]
+    assert refuted["began"].startswith("2026-01-21")
 
 
 def test_an_alert_is_settled_by_a_command(folder: Path) -> None:

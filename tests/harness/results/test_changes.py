@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from harness.results.statistics.changes import History, detect, detect_all
+from harness.results.statistics.changes import Change, History, detect, judge_all
 
 SESSIONS = 2
 
@@ -29,6 +29,10 @@ def history(nights: list[list[float]], *, higher_is_better: bool = True) -> Hist
     )
 
 
+def detect_all(several: list[History]) -> list[tuple[Change, ...]]:
+    return [one.changes for one in judge_all(several)]
+
+
 def test_noise_is_no_change() -> None:
     steady = [history(noisy([50.0] * 120, seed=seed)) for seed in range(8)]
     assert sum(len(changes) for changes in detect_all(steady)) <= 1
@@ -49,6 +53,35 @@ def test_a_night_is_judged_by_the_past_alone() -> None:
     told = detect(history(whole))
     for end in (30, 41, 43, 59, 65):
         assert detect(history(whole[:end])) == tuple(c for c in told if c.found < end)
+
+
+@pytest.mark.parametrize(("noise", "sessions"), [(0.02, 2), (0.02, 1), (0.06, 2)])
+def test_a_series_says_which_losses_it_shows_in_three_nights(noise: float, sessions: int) -> None:
+    whole = [noisy([50.0] * 63, seed=seed, noise=noise, sessions=sessions) for seed in range(40)]
+    steady = judge_all([history(nights[:60]) for nights in whole])
+    promised = [one.smallest_loss or 1.0 for one in steady]
+    lost = [
+        history(nights[:60] + [[v * (1 - loss) for v in night] for night in nights[60:]])
+        for nights, loss in zip(whole, promised, strict=True)
+    ]
+    told = [any(c.is_loss and c.found >= 60 for c in found) for found in detect_all(lost)]
+    assert 30 <= sum(told) <= 40
+
+
+def test_noisier_series_promise_less() -> None:
+    quiet, noisier, loud = judge_all(
+        [history(noisy([50.0] * 60, noise=noise)) for noise in (0.005, 0.03, 0.1)]
+    )
+    assert quiet.smallest_loss == pytest.approx(0.025, abs=1e-3)
+    assert 0.04 < (noisier.smallest_loss or 0) < 0.12
+    assert 0.15 < (loud.smallest_loss or 0) < 0.5
+
+
+def test_short_series_promise_nothing() -> None:
+    assert [one.smallest_loss for one in judge_all([history([]), history(noisy([5.0] * 7))])] == [
+        None,
+        None,
+    ]
 
 
 def test_a_recovery_is_a_gain() -> None:
@@ -164,7 +197,7 @@ def test_series_of_any_length_are_judged_together_as_alone() -> None:
         history(noisy([50.0] * 5)),
         history(noisy([9.0] * 50 + [8.0] * 5, sessions=3)),
     ]
-    assert detect_all(several) == tuple(detect(one) for one in several)
+    assert detect_all(several) == [detect(one) for one in several]
 
 
 def test_nights_keep_their_numbers() -> None:
