@@ -10,9 +10,10 @@ from harness.results.means import RunMeans
 from harness.results.metrics import METRICS, Metric, find_metric
 from harness.results.records import Run
 from harness.results.verdicts import allowed_loss
+from harness.words import percent
 from reports.figures import Column, Figure, Spec, Value, moment, quantity, tooltips
 from reports.history import Point, Subject, commit_range
-from reports.text import day, percent
+from reports.text import day
 
 LANE_HEIGHT = 120
 CURVE_HEIGHT = 280

@@ -9,8 +9,8 @@ from harness.results.history import Night, Series, Session
 from harness.results.metrics import find_metric
 from harness.results.nights import PAUSE, group_nights
 from harness.results.records import SIDES, Run, RunHead
-from harness.words import pluralize
-from reports.text import day, percent
+from harness.words import percent, pluralize
+from reports.text import day
 
 LEADING = ("prefill_tokens_per_s", "decode_tokens_per_s")
 """The metrics whose newest change of level begins the present state."""

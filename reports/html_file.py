@@ -28,7 +28,7 @@ from harness.results.identity import describe_clocks, device_name, place
 from harness.results.metrics import METRICS, Metric
 from harness.results.records import Run
 from harness.results.statistics.summary import summarise
-from harness.words import NO_VALUE, pluralize
+from harness.words import NO_VALUE, percent, pluralize
 from reports import figures, text
 from reports.changes import SPARK_POINTS
 from reports.errors import OutputPathError, ReportWriteError
@@ -293,7 +293,7 @@ def _environment() -> jinja2.Environment:
     environment.filters |= {
         "short_time": text.short_time,
         "commits": commit_range,
-        "percent": text.percent,
+        "percent": percent,
         "shorten": text.shorten,
         "positions": text.positions,
         "graphs": text.graphs,

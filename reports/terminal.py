@@ -11,11 +11,11 @@ from harness.results.identity import container_name, container_shape, describe_c
 from harness.results.metrics import Metric, find_metric
 from harness.results.perplexity import PERPLEXITY, PERPLEXITY_ERROR, PERPLEXITY_FLOAT
 from harness.results.verdicts import Verdict
-from harness.words import NO_VALUE, pluralize
+from harness.words import NO_VALUE, percent, pluralize
 from reports.headline import Headline
 from reports.page import Page, Section
 from reports.summary import OF_SOME_MODELS, SPEED_METRICS, FailureGroup, Row
-from reports.text import percent, short_time
+from reports.text import short_time
 
 EMULATOR_NOTICE = "Emulator speed is not hardware speed."
 SHORT_LABELS = {

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from types import MappingProxyType
 
-from harness import words
 from harness.results.identity import container_shape
 from harness.results.records import Condition, ContainerInfo, JsonScalar, Positions
 
@@ -41,11 +40,6 @@ def short_time(value: datetime) -> str:
 def day(value: datetime) -> str:
     """Format the day of a time: `2026-11-20`."""
     return f"{value:%Y-%m-%d}"
-
-
-def percent(value: float) -> str:
-    """Format a signed difference in percent as all commands do, with the sign of typography."""
-    return words.percent(value).replace("-", "\N{MINUS SIGN}")
 
 
 def graphs(container: ContainerInfo) -> str:

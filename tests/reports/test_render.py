@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 
 from harness.console import visible
 from harness.results.records import Positions, Run
+from harness.words import percent
 from reports import html_file
 from reports.errors import OutputPathError, ReportWriteError
 from reports.page import Results, compose
-from reports.text import LONGEST_TEXT, POSITIONS, listing, percent, shorten
+from reports.text import LONGEST_TEXT, POSITIONS, listing, shorten
 from tests.reports import lab
 from tests.reports.conftest import Sample, perplexity, speeds
 
@@ -276,7 +277,7 @@ def test_long_texts_are_cut_and_say_so() -> None:
 
 def test_words() -> None:
     assert percent(0.0025) == "+0.25%"
-    assert percent(-0.1234) == "\N{MINUS SIGN}12.3%"
+    assert percent(-0.1234) == "-12.3%"
     assert [listing(()), listing(("a",)), listing(("a", "b", "c"))] == ["", "a", "a, b and c"]
     assert visible("a\tb\nc\x1b\u202e") == "a\tb\nc\u241b[U+202E]"
 

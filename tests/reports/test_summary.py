@@ -149,7 +149,7 @@ def test_a_loss_over_nights_is_not_hidden_in_a_mean() -> None:
     assert len(row.runs) == 6
     assert row.cells["prefill_tokens_per_s"].stats.mean == pytest.approx(1190, rel=0.02)
     assert re.fullmatch(
-        r"Prefill: .(29|30)\.\d% since 2026-12-01 \(3 nights\); the row leaves out the "
+        r"Prefill: -(29|30)\.\d% since 2026-12-01 \(3 nights\); the row leaves out the "
         r"11 nights before",
         row.remarks[0],
     )
