@@ -59,7 +59,8 @@ def run_marked() -> dict[str, bool]:
     command = ["git", "grep", "-l", f"mark.{MARKER}", "--", "tests", "suites"]
     found = subprocess.run(command, cwd=_ROOT, check=True, capture_output=True, text=True).stdout
     recorder = Recorder()
-    chosen = ["-n", "0", "-q", "-m", MARKER, *sorted(found.split())]
+    imported = "ignore:Module already imported:pytest.PytestAssertRewriteWarning"
+    chosen = ["-n", "0", "-q", "-W", imported, "-m", MARKER, *sorted(found.split())]
     pytest.main(chosen, plugins=[recorder])
     return recorder.ran
 
