@@ -265,14 +265,14 @@ def iterate_series(
     """
     metrics = tuple(find_metric(key).key for key in wanted.metrics)
     query, column = _select(wanted), schema.runs.c.subject
-    heads = store.heads()
+    placed = _Placed.of(store.heads())
     if subjects is None:
         with store.database.reading() as connection:
             subjects = connection.scalars(query.with_only_columns(column).distinct()).all()
     chosen = sorted(subjects)
     for first in range(0, len(chosen), _SUBJECTS_AT_ONCE):
         some = query.where(column.in_(chosen[first : first + _SUBJECTS_AT_ONCE]))
-        yield find_series(read_means(store.database, some, metrics), heads, metrics)
+        yield _judge(read_means(store.database, some, metrics), placed, metrics)
 
 
 def mark_subjects(store: ResultsStore) -> dict[str, str]:
@@ -302,21 +302,37 @@ def find_series(
         measured: oldest first.
         heads: of all runs of the store, which decide on nights and on the branch.
     """
+    return _judge(measured, _Placed.of(heads), metrics)
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """What all runs of a store decide: the number of each run's night, and the main branch."""
+
+    nights: Mapping[str, int]
+    branch: str | None
+
+    @classmethod
+    def of(cls, heads: Sequence[RunHead]) -> "_Placed":
+        nights = enumerate(group_nights(heads))
+        numbers = {head.id: number for number, night in nights for head in night}
+        return cls(numbers, find_main_branch(heads))
+
+
+def _judge(
+    measured: Iterable[RunMeans], placed: _Placed, metrics: Sequence[str]
+) -> tuple[Series, ...]:
     subjects: dict[Subject, list[RunMeans]] = {}
     for one in measured:
         if _has_history(one.run) and not one.means.keys().isdisjoint(metrics):
             subjects.setdefault(Subject.of(one.run), []).append(one)
-    numbers = {
-        head.id: number for number, night in enumerate(group_nights(heads)) for head in night
-    }
-    main = find_main_branch(heads)
     series: list[Series] = []
     for subject, runs in subjects.items():
-        branch = choose_branch([one.run.provenance.git_branch for one in runs], main)
+        branch = choose_branch([one.run.provenance.git_branch for one in runs], placed.branch)
         nights: dict[tuple[int | None, str], list[RunMeans]] = {}
         for one in runs:
             if (one.run.provenance.git_branch or branch) == branch:
-                night = numbers.get(one.run.id), one.run.container.sha256
+                night = placed.nights.get(one.run.id), one.run.container.sha256
                 nights.setdefault(night, []).append(one)
         by_metric = ((find_metric(key), _nights(nights.values(), key)) for key in metrics)
         series += [Series(subject.id, metric, found) for metric, found in by_metric if found]
