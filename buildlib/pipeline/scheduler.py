@@ -110,7 +110,8 @@ class _Run(Generic[T]):
             if self._waiting or self._running:
                 self._scope.cancel()
             for thread in self._threads:
-                thread.join()
+                if thread.is_alive():
+                    thread.join()
         return [self._results[number] for number in range(len(self._tasks))]
 
     def _start_fitting(self) -> None:
@@ -130,8 +131,8 @@ class _Run(Generic[T]):
             name = self._tasks[number].name
             # A daemon: if a signal interrupts its start, it may wait for ever to begin.
             thread = threading.Thread(target=self._work, args=(number,), name=name, daemon=True)
+            self._threads.append(thread)  # first, as a signal may interrupt the start
             thread.start()
-            self._threads.append(thread)
 
     def _next_ended(self) -> "_Ended[T]":
         """Wait for the next task that ends.

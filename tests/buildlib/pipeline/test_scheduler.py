@@ -233,6 +233,27 @@ def test_a_signal_that_does_not_end_the_wait_is_seen_soon(tmp_path: Path) -> Non
     assert not any(is_running(pid) for pid in wait_for_lines(pids, 1))
 
 
+def test_a_task_whose_start_is_interrupted_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    began, cleaned = threading.Event(), []
+
+    class Interrupted(threading.Thread):
+        def start(self) -> None:
+            super().start()
+            began.wait(_LONG_S)
+            raise KeyboardInterrupt
+
+    def clean() -> str:
+        began.set()
+        time.sleep(0.2)  # as it removes its folder
+        cleaned.append("folder")
+        return ""
+
+    monkeypatch.setattr(threading, "Thread", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_bounded([Task("clean", clean)], max_workers=1, memory_bytes=GB)
+    assert cleaned
+
+
 def test_no_task_and_no_worker() -> None:
     assert run_bounded([], max_workers=1, memory_bytes=0) == []
     with pytest.raises(ValueError, match="0 workers"):
