@@ -307,7 +307,7 @@ def find_series(
 
 @dataclass(frozen=True, slots=True)
 class _Placed:
-    """What all runs of a store decide: the number of each run's night, and the main branch."""
+    """The number of each run's night and the main branch, decided by all runs of a store."""
 
     nights: Mapping[str, int]
     branch: str | None
