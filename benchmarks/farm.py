@@ -103,7 +103,7 @@ def run_plan(load: Load, serials: Sequence[str], folder: Path) -> tuple["Summary
     from harness.plans.scheduler import run_matrix
     from harness.pool.pool import Pool
     from harness.pool.requirement import Requirement
-    from harness.results.lazy_store import LazyResultsStore
+    from harness.results.store import LazyResultsStore
     from harness.workloads.command import Command
 
     cells = [

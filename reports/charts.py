@@ -6,13 +6,12 @@ from datetime import datetime
 
 from harness.results.history import JUDGED_METRICS, Series
 from harness.results.identity import container_name, describe_scored, place
-from harness.results.means import RunMeans
 from harness.results.metrics import METRICS, Metric, find_metric
-from harness.results.records import Run
+from harness.results.records import Run, RunMeans
 from harness.results.verdicts import allowed_loss
 from harness.words import percent
 from reports.figures import Column, Figure, Spec, Value, moment, quantity, tooltips
-from reports.history import Point, Subject, commit_range
+from reports.history import Point, SeriesGroup, commit_range
 from reports.text import day
 
 LANE_HEIGHT = 120
@@ -38,9 +37,9 @@ def shown(metric: Metric, value: float | None) -> float | None:
     return None if value is None else value * metric.scale
 
 
-def history_figure(subject: Subject) -> Figure:
+def history_figure(group: SeriesGroup) -> Figure:
     """Draw the history of a subject: one lane for each metric over one time axis."""
-    metrics = [series.metric for series in subject.series]
+    metrics = [series.metric for series in group.series]
     columns = (
         Column("at", "Began (UTC)", "time"),
         *map(metric_column, metrics),
@@ -52,12 +51,12 @@ def history_figure(subject: Subject) -> Figure:
         Column("change", "Change of level"),
         Column("run", "Run"),
     )
-    levels, told = [_levels(series) for series in subject.series], _changes_by_point(subject)
-    rows = tuple(_history_row(point, metrics, levels, told) for point in subject.points)
+    levels, told = [_levels(series) for series in group.series], _changes_by_point(group)
+    rows = tuple(_history_row(point, metrics, levels, told) for point in group.points)
     drawn = [column for column in columns[:-1] if not column.key.endswith(_LEVEL)]
     return Figure(
-        f"history-{subject.id}",
-        subject.title,
+        f"history-{group.id}",
+        group.title,
         "Means of each night's sessions. A large point is the first of another container, the line "
         "through the points their level.",
         columns,
@@ -71,7 +70,7 @@ def history_figure(subject: Subject) -> Figure:
             *(f"{day(at)}: {told[at]}" for at in sorted(told, reverse=True)[:MOST_NOTES]),
             *(
                 f"{one.metric.label}: {one.sensitivity}"
-                for one in subject.series
+                for one in group.series
                 if (one.smallest_loss or 0) > allowed_loss(one.metric)
             ),
         ),
@@ -112,11 +111,11 @@ def _history_row(
     )
 
 
-def _changes_by_point(subject: Subject) -> dict[datetime, str]:
+def _changes_by_point(group: SeriesGroup) -> dict[datetime, str]:
     """Say at each point which metrics changed, between which commits, and what else differs."""
     metrics: dict[datetime, list[str]] = {}
     facts: dict[datetime, dict[str, None]] = {}
-    for series in subject.series:
+    for series in group.series:
         for change in series.changes:
             night = series.nights[change.night]
             words = f"{series.metric.label} {percent(change.ratio - 1)}"
@@ -169,26 +168,26 @@ def _lane(metric: Metric, columns: Sequence[Column], *, last: bool) -> Spec:
     }  # fmt: skip
 
 
-def curve_figures(subjects: Sequence[Subject]) -> tuple[Figure, ...]:
+def curve_figures(groups: Sequence[SeriesGroup]) -> tuple[Figure, ...]:
     """Draw what depends on length or on bits, where two lengths or precisions are known."""
     found = [
-        _length_figure(subjects, metric, length)
+        _length_figure(groups, metric, length)
         for length in ("prompt", "context")
         for metric in ("prefill_tokens_per_s", "decode_tokens_per_s")
     ]
-    found += [_quality_figure(subjects, against) for against in ("bits", "size")]
+    found += [_quality_figure(groups, against) for against in ("bits", "size")]
     return tuple(figure for figure in found if figure is not None)
 
 
-def _newest_with(subject: Subject, metric: str) -> Point | None:
-    return next((point for point in reversed(subject.points) if metric in point.values), None)
+def _newest_with(group: SeriesGroup, metric: str) -> Point | None:
+    return next((point for point in reversed(group.points) if metric in point.values), None)
 
 
-def _length_figure(subjects: Sequence[Subject], key: str, length: str) -> Figure | None:
+def _length_figure(groups: Sequence[SeriesGroup], key: str, length: str) -> Figure | None:
     metric = find_metric(key)
     column = metric_column(metric)
     rows: list[tuple[Value, ...]] = []
-    for one in subjects:
+    for one in groups:
         point, container = _newest_with(one, key), one.newest.container
         x = one.newest.workload.prompt_tokens if length == "prompt" else container.cl
         if point is None or x is None:
@@ -220,17 +219,17 @@ def _length_figure(subjects: Sequence[Subject], key: str, length: str) -> Figure
     )
 
 
-def _line_name(subject: Subject) -> str:
-    run = subject.newest
+def _line_name(group: SeriesGroup) -> str:
+    run = group.newest
     emulator = " (emulator)" if run.device.emulator else ""
     return f"{container_name(run.container)} on {place(run)}{emulator}"
 
 
-def _quality_figure(subjects: Sequence[Subject], against: str) -> Figure | None:
-    sizes = container_sizes(subjects)
+def _quality_figure(groups: Sequence[SeriesGroup], against: str) -> Figure | None:
+    sizes = container_sizes(groups)
     metric = find_metric("perplexity")
     rows: list[tuple[Value, ...]] = []
-    for one in subjects:
+    for one in groups:
         point, run = _newest_with(one, "perplexity"), one.newest
         bits = _BITS.match(run.container.precision or "")
         x = None
@@ -269,11 +268,11 @@ def _quality_figure(subjects: Sequence[Subject], against: str) -> Figure | None:
     )
 
 
-def container_sizes(subjects: Sequence[Subject]) -> dict[str, float]:
+def container_sizes(groups: Sequence[SeriesGroup]) -> dict[str, float]:
     """Return the size of each container on a device in MiB, as far as a deployment measured it."""
     return {
         point.sha256: point.size_bytes / _MIB
-        for one in subjects
+        for one in groups
         for point in one.points
         if point.size_bytes
     }

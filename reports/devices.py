@@ -9,8 +9,7 @@ from pathlib import Path
 
 from harness.results.device_health import ENTRY_POINTS, DeviceEvent, DeviceHealth
 from harness.results.identity import device_name
-from harness.results.means import RunMeans
-from harness.results.records import Run
+from harness.results.records import Run, RunMeans
 from reports.figures import Column, Figure, Value, moment, tooltips
 
 QUARANTINE, FAILURE, GRANT = "distrusted", "failed", "granted"

@@ -61,7 +61,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class SeriesGroup:
     """A container, device and workload: the series of all its metrics.
 
     Attributes:
@@ -115,24 +115,24 @@ class Subject:
         return tuple(one for one in self.series if one.metric.key in LEADING and one.changes)
 
 
-def find_subjects(series: Sequence[Series]) -> tuple[Subject, ...]:
+def group_series(series: Sequence[Series]) -> tuple[SeriesGroup, ...]:
     """Put the series of all metrics of one container, device and workload together."""
     found: dict[str, list[Series]] = {}
     for one in series:
         found.setdefault(one.subject, []).append(one)
-    subjects = (Subject(tuple(group), _points(group)) for group in found.values())
-    return tuple(sorted(subjects, key=_order))
+    groups = (SeriesGroup(tuple(alike), _points(alike)) for alike in found.values())
+    return tuple(sorted(groups, key=_order))
 
 
 def find_present(
-    subjects: Sequence[Subject], runs: Sequence[Run] = ()
+    groups: Sequence[SeriesGroup], runs: Sequence[Run] = ()
 ) -> Mapping[str, tuple[str, ...]]:
     """Return the ids of the runs of the present state, with remarks on them.
 
     Args:
         runs: all of them, oldest first: those of the last night on another branch are present, too.
     """
-    known = {run.provenance.git_branch for subject in subjects for run in subject.runs} | {None}
+    known = {run.provenance.git_branch for group in groups for run in group.runs} | {None}
     others = [RunHead.of(run) for run in runs if run.label not in SIDES]
     found: dict[str, tuple[str, ...]] = {
         head.id: (f"On the branch {head.branch}, which is not that of the history",)
@@ -141,15 +141,15 @@ def find_present(
         for head in night
         if head.branch not in known
     }
-    for subject in subjects:
-        remarks = subject.remarks
-        found |= {run.id: remarks for point in subject.present for run in point.runs}
+    for group in groups:
+        remarks = group.remarks
+        found |= {run.id: remarks for point in group.present for run in point.runs}
     return found
 
 
-def find_runs_before(subjects: Sequence[Subject], among: Container[str]) -> dict[str, str]:
+def find_runs_before(groups: Sequence[SeriesGroup], among: Container[str]) -> dict[str, str]:
     """Return the id of the run before each run of the same subject, of those that are chosen."""
-    chosen = ([run.id for run in subject.runs if run.id in among] for subject in subjects)
+    chosen = ([run.id for run in group.runs if run.id in among] for group in groups)
     return {run: before for runs in chosen for before, run in pairwise(runs)}
 
 
@@ -160,10 +160,10 @@ def commit_range(series: Series, night: Night) -> str:
     return "..".join(dict.fromkeys(commit[:10] for commit in both if commit))
 
 
-def _points(group: Sequence[Series]) -> tuple[Point, ...]:
+def _points(alike: Sequence[Series]) -> tuple[Point, ...]:
     values: dict[datetime, dict[str, float]] = {}
     sessions: dict[datetime, dict[str, Session]] = {}
-    for series in group:
+    for series in alike:
         for night in series.nights:
             values.setdefault(night.at, {})[series.metric.key] = night.mean
             runs = sessions.setdefault(night.at, {})
@@ -192,8 +192,8 @@ def _remark(series: Series, before: int) -> str:
     return f"{metric}: {words}; the row leaves out the {pluralize(before, 'night')} before"
 
 
-def _order(subject: Subject) -> tuple[object, ...]:
-    run = subject.newest
+def _order(group: SeriesGroup) -> tuple[object, ...]:
+    run = group.newest
     container = run.container
     return (
         run.device.emulator,
@@ -201,6 +201,6 @@ def _order(subject: Subject) -> tuple[object, ...]:
         run.device.soc,
         container.precision or "",
         container.cl,
-        subject.title,
-        subject.id,
+        group.title,
+        group.id,
     )

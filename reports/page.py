@@ -14,7 +14,6 @@ from harness.results.device_health import DeviceHealth
 from harness.results.gate import Gate, GateOptions, judge_gate
 from harness.results.history import Series, find_series
 from harness.results.identity import place
-from harness.results.means import RunMeans, read_means
 from harness.results.metrics import Metric, find_metric
 from harness.results.records import (
     SIDES,
@@ -23,6 +22,7 @@ from harness.results.records import (
     RepetitionTelemetry,
     Run,
     RunHead,
+    RunMeans,
 )
 from harness.results.store import EVERYTHING, ResultsStore, RunFilter
 from harness.results.timeline import UNTRACED, Traces, build_timeline, read_traces
@@ -32,7 +32,7 @@ from reports.changes import Change, find_changes
 from reports.devices import DeviceUse, device_figures, find_device_use
 from reports.figures import Figure
 from reports.headline import Headline, judge_page
-from reports.history import Subject, find_present, find_runs_before, find_subjects
+from reports.history import SeriesGroup, find_present, find_runs_before, group_series
 from reports.summary import SPEED_METRICS, STEP_METRICS, FailureGroup, PerplexityRow, Row
 from reports.timeline import energy_per_token, timeline_figure, trace_address
 
@@ -97,7 +97,7 @@ class Results:
     Attributes:
         name: the database's name.
         measured: all runs with their means and without measurements, oldest first.
-        subjects: the histories of the time that is shown.
+        groups: the histories of the time that is shown.
         series: the same, whole, as they are judged.
         listing: which of them have a page.
         full: the runs of the summary and of the run pages with their measurements, oldest first.
@@ -112,7 +112,7 @@ class Results:
 
     name: str
     measured: tuple[RunMeans, ...]
-    subjects: tuple[Subject, ...]
+    groups: tuple[SeriesGroup, ...]
     series: tuple[Series, ...]
     listing: Listing
     full: tuple[Run, ...]
@@ -130,8 +130,8 @@ class Results:
         ordered = sorted(runs, key=lambda run: (run.created_at, run.id))
         measured = tuple(map(RunMeans.of, ordered))
         series = find_series(measured, [RunHead.of(run) for run in ordered])
-        subjects, listing = find_subjects(series), list_runs(ordered)
-        return cls(name, measured, subjects, series, listing, tuple(ordered), assess(series, ()))
+        groups, listing = group_series(series), list_runs(ordered)
+        return cls(name, measured, groups, series, listing, tuple(ordered), assess(series, ()))
 
     @property
     def done(self) -> tuple[Run, ...]:
@@ -278,15 +278,15 @@ def load(
         NoBaselineError: it has no results of the baseline.
     """
     with ResultsStore.open(location, create=False) as store:
-        found = read_means(store.database)  # whatever is shown of a history, the whole is judged
+        found = store.means()  # whatever is shown of a history, the whole is judged
         measured = tuple(one for one in found if wanted.matches(one.run))
         runs = [one.run for one in measured]
         shown = {run.id for run in runs}
         judged = find_series(found, store.heads())
         series = tuple(one for one in judged if not shown.isdisjoint(one.runs))
-        subjects = find_subjects([one.since(wanted.since) for one in series])
+        groups = group_series([one.since(wanted.since) for one in series])
         listing = list_runs(runs)
-        present = find_present(subjects, runs)
+        present = find_present(groups, runs)
         newest = [run.id for run in runs if run.id in present or run.label in SIDES]
         listed = [run.id for run in listing.full]
         timed = store.newest_with_telemetry(MOST_TIMELINES) & shown
@@ -295,7 +295,7 @@ def load(
         return Results(
             store.location.rstrip("/").rpartition("/")[2],
             measured,
-            subjects,
+            groups,
             series,
             listing,
             full,
@@ -348,7 +348,7 @@ def read_kept(store: ResultsStore, run_id: str) -> KeptFiles:
 def compose(results: Results) -> Page:
     """Compose the page of the results."""
     changes = find_changes(results.series, results.alerts)
-    present = find_present(results.subjects, [one.run for one in results.measured])
+    present = find_present(results.groups, [one.run for one in results.measured])
     sections = tuple(
         section
         for key in TITLES
@@ -362,8 +362,8 @@ def compose(results: Results) -> Page:
         lead=_lead(results),
         headline=judge_page(results, sections),
         sections=sections,
-        histories=tuple(charts.history_figure(s) for s in results.subjects if len(s.points) > 1),
-        curves=charts.curve_figures(results.subjects),
+        histories=tuple(charts.history_figure(s) for s in results.groups if len(s.points) > 1),
+        curves=charts.curve_figures(results.groups),
         run_pages=_run_pages(results),
         device_use=use,
         device_figures=device_figures(results.measured, use),
@@ -383,7 +383,7 @@ def compare_two(location: str, a: str, b: str) -> Figure:
 def _run_pages(results: Results) -> tuple[RunPage, ...]:
     """Return the pages of the runs that are listed in full, newest first."""
     full = {run.id: run for run in results.full}
-    before = find_runs_before(results.subjects, full.keys())
+    before = find_runs_before(results.groups, full.keys())
     return tuple(
         run_page(
             full.get(run.id, run),

@@ -41,7 +41,7 @@ def write(composed: Page, location: str, folder: Path, generated_at: datetime) -
         for run in runs
         if not known or run.status == "running" or not (folder / f"runs/{run.id}.html").exists()
     ]
-    before = find_runs_before(composed.results.subjects, {run.id for run in runs})
+    before = find_runs_before(composed.results.groups, {run.id for run in runs})
     with ResultsStore.open(location, create=False) as store:
         for start in range(0, len(wanted), _BATCH):
             part = wanted[start : start + _BATCH]

@@ -282,7 +282,7 @@ def open_series(
     from harness.cli.device_lease import device_source
     from harness.cli.progress import deploy_progress
     from harness.results.database import shown
-    from harness.results.lazy_store import LazyResultsStore
+    from harness.results.store import LazyResultsStore
     from harness.telemetry.sampler import DEFAULT_HZ
     from harness.workloads.bench_series import BenchSeries
     from harness.workloads.session import SessionOptions

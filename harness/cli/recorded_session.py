@@ -10,9 +10,8 @@ from harness.console import print_remark
 from harness.errors import HarnessError, WrongUseError
 
 if TYPE_CHECKING:
-    from harness.results.lazy_store import LazyResultsStore
     from harness.results.records import Run
-    from harness.results.store import ResultsStore
+    from harness.results.store import LazyResultsStore, ResultsStore
     from harness.runtimes.base import LogLevel
     from harness.workloads.base import Recording
     from harness.workloads.session import Session
@@ -43,8 +42,8 @@ def open_recorded_session(
         WrongUseError: the folder of `trace` does not exist.
     """
     from harness.cli.device_lease import open_session
-    from harness.results.lazy_store import LazyResultsStore
     from harness.results.records import new_run_id
+    from harness.results.store import LazyResultsStore
     from harness.workloads.base import UNRECORDED, Recording
 
     group_id = new_run_id()
@@ -72,7 +71,7 @@ def _scratch_store(trace: Path | None) -> "Iterator[LazyResultsStore | None]":
     if trace is None:
         yield None
         return
-    from harness.results.lazy_store import LazyResultsStore
+    from harness.results.store import LazyResultsStore
 
     with (
         tempfile.TemporaryDirectory(prefix="qnnfarm-") as folder,

@@ -69,8 +69,8 @@ from harness.pipeline.stage import (
     StageOutput,
     bind_inputs,
 )
-from harness.results.lazy_store import LazyResultsStore
 from harness.results.records import new_run_id
+from harness.results.store import LazyResultsStore
 from harness.workloads.base import UNRECORDED, Recording
 
 MAX_TOKENS = 32

@@ -19,9 +19,8 @@ from harness.plans.cells import Cell
 from harness.plans.outcome import CellResult
 from harness.plans.protocols import LeasedDevice
 from harness.pool.lease import LeasedDevice as PoolDevice
-from harness.results.lazy_store import LazyResultsStore
 from harness.results.records import Run, RunStatus, now
-from harness.results.store import RunFilter
+from harness.results.store import LazyResultsStore, RunFilter
 from harness.runtimes.base import LogLevel
 from harness.runtimes.files import open_container
 from harness.telemetry.conditions import Conditions

@@ -19,8 +19,8 @@ from harness.pool.notifications import Notification
 from harness.pool.pool import Pool, find_config
 from harness.pool.status import OnProgress, ignore_progress
 from harness.results.database import database_file
-from harness.results.lazy_store import LazyResultsStore
 from harness.results.records import new_run_id
+from harness.results.store import LazyResultsStore
 from harness.telemetry.sampler import DEFAULT_HZ
 
 

@@ -3,8 +3,10 @@
 SQLite runs in WAL mode, so that reports read while runs write, and with `synchronous=FULL`: a run
 takes minutes and commits a handful of times, so an fsync for each is nothing, and a result is safe
 once its write has returned. For the same reason every transaction has a connection of its own:
-nothing idles, and a server may restart in between. `harness.results.postgresql` holds what is
-specific to PostgreSQL.
+nothing idles, and a server may restart in between.
+
+psycopg is imported when a database on a server is opened, not before: results in files need no
+driver.
 """
 
 import functools
@@ -12,16 +14,23 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from urllib.parse import quote
 
 import sqlalchemy
-from sqlalchemy import Connection, Engine, event
-from sqlalchemy.engine.interfaces import DBAPICursor
-from sqlalchemy.exc import DataError, DBAPIError, SQLAlchemyError
-from sqlalchemy.pool import NullPool
+from sqlalchemy import URL, Connection, Engine, event, make_url
+from sqlalchemy.engine.interfaces import DBAPIConnection, DBAPICursor, Dialect
+from sqlalchemy.exc import (
+    ArgumentError,
+    DataError,
+    DBAPIError,
+    OperationalError,
+    SQLAlchemyError,
+)
+from sqlalchemy.pool import ConnectionPoolEntry, NullPool
 
 from harness.errors import (
     MissingStoreError,
@@ -31,8 +40,6 @@ from harness.errors import (
     StoreLostError,
     StoreUnavailableError,
 )
-from harness.results import postgresql
-from harness.results.postgresql import WRITES
 
 BUSY_TIMEOUT_S = 30.0
 """Patience with other writers, and with a server that restarts."""
@@ -40,6 +47,33 @@ _RETRY_S = 0.2
 _KEPT_TEXTS = 1024
 """JSON texts that are read once: nearly all runs of a history have the same versions and clocks."""
 _SQLITE_MAGIC = b"SQLite format 3\0"
+
+_WRITES = "qnnfarm_writes"
+"""Execution option of transactions that write."""
+_LOCK_NOT_AVAILABLE = "55P03"
+_AWAY = frozenset(["57P01", "57P02", "57P03"])
+"""Errors of a server that shuts down, has crashed, or is starting up."""
+
+_DRIVER = "postgresql+psycopg"
+_SCHEMES = frozenset([_DRIVER, "postgresql", "postgres"])
+_KEPT = (
+    # A result is safe once its write has returned; what is stricter than `on` stays.
+    "SELECT set_config('synchronous_commit', 'on', true) "
+    "WHERE current_setting('synchronous_commit') = 'off'"
+)
+_GONE_S = 120
+"""A client that is silent within a transaction for this long has lost its power or network."""
+_CONNECTING: Mapping[str, object] = MappingProxyType(
+    {
+        "connect_timeout": 30,
+        "keepalives_idle": 30,
+        "keepalives_interval": 10,
+        "keepalives_count": 3,
+        "tcp_user_timeout": 60_000,
+        "fallback_application_name": "qnnfarm",
+    }
+)
+"""libpq's own defaults wait for hours; the URL can override these."""
 
 
 class Database:
@@ -70,7 +104,7 @@ class Database:
         could not wait for another writer, SQLite fails it instead. On PostgreSQL it sees what
         others have committed before each of its statements, and locks the rows that it depends on.
         """
-        with self._begun(self._engine.execution_options(**{WRITES: True})) as connection:
+        with self._begun(self._engine.execution_options(**{_WRITES: True})) as connection:
             yield connection
 
     def insist(self, write: Callable[[], object]) -> None:
@@ -108,7 +142,7 @@ class Database:
                 try:
                     connection = stack.enter_context(engine.begin())
                 except DBAPIError as error:
-                    is_away = self._was_there and postgresql.is_lost(error)
+                    is_away = self._was_there and _is_lost(error)
                     if not is_away or time.monotonic() > deadline:
                         raise
                     time.sleep(_RETRY_S)
@@ -186,7 +220,7 @@ def shown(location: str | Path) -> str:
         StoreUnavailableError: the URL cannot be used.
     """
     path = database_file(location)
-    return postgresql.shown(postgresql.parse(str(location))) if path is None else str(path)
+    return _shown(_parse(str(location))) if path is None else str(path)
 
 
 def exists(location: str | Path) -> bool:
@@ -215,9 +249,9 @@ def database_file(location: str | Path) -> Path | None:
 
 def _open_server(text: str, *, create: bool, busy_timeout_s: float) -> Database:
     __tracebackhide__ = True
-    url = postgresql.parse(text)
-    engine = postgresql.make_engine(url, read_only=not create, lock_timeout_s=busy_timeout_s)
-    return Database(engine, postgresql.shown(url), busy_timeout_s)
+    url = _parse(text)
+    engine = _make_engine(url, read_only=not create, lock_timeout_s=busy_timeout_s)
+    return Database(engine, _shown(url), busy_timeout_s)
 
 
 def _open_sqlite(path: Path, *, create: bool, busy_timeout_s: float) -> Database:
@@ -250,7 +284,7 @@ def _open_sqlite(path: Path, *, create: bool, busy_timeout_s: float) -> Database
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
-        writes = connection.get_execution_options().get(WRITES, False)
+        writes = connection.get_execution_options().get(_WRITES, False)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
     return Database(engine, str(path), busy_timeout_s)
@@ -332,7 +366,7 @@ def translate_errors(location: str, busy_timeout_s: float) -> Iterator[None]:
             raise StoreLockedError(location, busy_timeout_s) from error
         if isinstance(cause, sqlite3.Error) and _is_damaged(text):
             raise NotAStoreError(location, text) from error
-        if isinstance(error, DBAPIError) and postgresql.is_lost(error):
+        if isinstance(error, DBAPIError) and _is_lost(error):
             raise StoreLostError(location, text) from error
         raise StoreUnavailableError(location, text) from error
 
@@ -340,7 +374,7 @@ def translate_errors(location: str, busy_timeout_s: float) -> Iterator[None]:
 def _is_locked(cause: BaseException, text: str) -> bool:
     if isinstance(cause, sqlite3.Error):
         return "is locked" in text
-    return getattr(cause, "sqlstate", None) == postgresql.LOCK_NOT_AVAILABLE
+    return getattr(cause, "sqlstate", None) == _LOCK_NOT_AVAILABLE
 
 
 def _is_damaged(text: str) -> bool:
@@ -350,3 +384,116 @@ def _is_damaged(text: str) -> bool:
 def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return lines[0].strip() if lines else type(error).__name__
+
+
+def _parse(text: str) -> URL:
+    """Parse the URL of a database on a PostgreSQL server.
+
+    Raises:
+        StoreUnavailableError: it is not a URL, or of another engine or driver. The error shows
+            only the scheme, as anything else may be part of a password.
+    """
+    __tracebackhide__ = True
+    scheme = text.partition("://")[0]
+    if scheme not in _SCHEMES:
+        reason = f"results are kept in SQLite files and in {_DRIVER}://USER@HOST/DATABASE"
+        raise StoreUnavailableError(f"{scheme}://…", reason)
+    try:
+        url = make_url(text)
+    except (ArgumentError, ValueError):
+        reason = f"its URL cannot be read: it should be {_DRIVER}://USER@HOST:PORT/DATABASE"
+        raise StoreUnavailableError(f"{scheme}://…", reason) from None
+    if "@" in f"{url.host}{url.database}":
+        reason = "its URL has more than one @: one that is part of the password is written %40"
+        raise StoreUnavailableError(f"{scheme}://…", reason)
+    password = url.query.get("password", url.password)
+    url = url.difference_update_query(["password"])
+    return url.set(drivername=_DRIVER, password=password if isinstance(password, str) else None)
+
+
+def _shown(url: URL) -> str:
+    """Return the URL for display, without password and query, which may hold secrets."""
+    return url.set(query={}).render_as_string(hide_password=True)
+
+
+def _make_engine(url: URL, *, read_only: bool, lock_timeout_s: float) -> Engine:
+    """Create an engine that opens a connection for each transaction.
+
+    Args:
+        read_only: make transactions that write fail.
+        lock_timeout_s: for how long a statement waits for another's lock.
+
+    Raises:
+        StoreUnavailableError: the driver is not installed.
+    """
+    try:
+        # What has no password cannot show it.
+        engine = sqlalchemy.create_engine(_told(url), poolclass=NullPool)
+    except ImportError as error:
+        reason = "PostgreSQL's driver is not installed: pip install 'qnnfarm[postgresql]'"
+        raise StoreUnavailableError(_shown(url), reason) from error
+
+    @event.listens_for(engine, "do_connect")
+    def _connect(
+        dialect: Dialect,
+        _record: ConnectionPoolEntry,
+        _arguments: tuple[object, ...],
+        _named: dict[str, object],
+    ) -> DBAPIConnection:
+        return _connected(dialect, url)
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        writes = connection.get_execution_options().get(_WRITES, False) and not read_only
+        connection.exec_driver_sql(_beginning(writes=writes, lock_timeout_s=lock_timeout_s))
+
+    return engine
+
+
+def _told(url: URL) -> URL:
+    return URL.create(url.drivername, url.username, None, url.host, url.port, url.database)
+
+
+def _is_lost(error: DBAPIError) -> bool:
+    """Return whether a server went away, is not ready again, or a connection to it was cut."""
+    state = getattr(error.orig, "sqlstate", "none")  # SQLite's errors have none
+    if state is None:
+        return isinstance(error, OperationalError)
+    return error.connection_invalidated or state.startswith("08") or state in _AWAY
+
+
+def _connected(dialect: Dialect, url: URL) -> DBAPIConnection:
+    arguments, named = dialect.create_connect_args(url)
+    try:
+        return dialect.connect(*arguments, **_connecting(named))
+    except dialect.loaded_dbapi.Error as error:
+        # Frames below hold the password, and test runners show them.
+        __tracebackhide__ = True
+        raise error.with_traceback(None) from None
+
+
+def _connecting(named: Mapping[str, object]) -> dict[str, object]:
+    merged = {**_CONNECTING, **named}
+    if "PGCONNECT_TIMEOUT" in os.environ and "connect_timeout" not in named:
+        del merged["connect_timeout"]
+    # No prepared statements: poolers between us and the server lose them.
+    return {**merged, "client_encoding": "utf8", "prepare_threshold": None}
+
+
+def _beginning(*, writes: bool, lock_timeout_s: float) -> str:
+    """Return the first statements of a transaction, in one message.
+
+    They set everything that the store depends on, whatever a server, role or database defaults to.
+    """
+    mode = "READ COMMITTED, READ WRITE" if writes else "REPEATABLE READ, READ ONLY"
+    settings = {
+        "lock_timeout": max(1, round(lock_timeout_s * 1000)),
+        "idle_in_transaction_session_timeout": _GONE_S * 1000 if writes else 0,
+        "timezone": "'UTC'",
+        "datestyle": "'ISO'",
+        "extra_float_digits": 1,  # floats come back to the bit
+    }
+    lines = [f"SET LOCAL {name} = {value}" for name, value in settings.items()]
+    return "; ".join(
+        [f"SET TRANSACTION ISOLATION LEVEL {mode}", *lines, *([_KEPT] if writes else [])]
+    )

@@ -33,12 +33,11 @@ from harness.results.identity import (
     describe_container,
     place,
 )
-from harness.results.means import RunMeans, read_means
 from harness.results.metrics import Direction, Metric, find_metric
 from harness.results.nights import choose_branch, find_main_branch, group_nights
 from harness.results.perplexity import PERPLEXITY
 from harness.results.provenance import own_version
-from harness.results.records import SIDES, Run, RunHead
+from harness.results.records import SIDES, Run, RunHead, RunMeans
 from harness.results.statistics.changes import (
     SMALLEST,
     VISIBLE_IN,
@@ -272,7 +271,7 @@ def iterate_series(
     chosen = sorted(subjects)
     for first in range(0, len(chosen), _SUBJECTS_AT_ONCE):
         some = query.where(column.in_(chosen[first : first + _SUBJECTS_AT_ONCE]))
-        yield _judge(read_means(store.database, some, metrics), placed, metrics)
+        yield _judge(store.means(some, metrics), placed, metrics)
 
 
 def mark_subjects(store: ResultsStore) -> dict[str, str]:

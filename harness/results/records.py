@@ -7,9 +7,10 @@ is either legal or an error. Text is kept as it is, except for what no database 
 
 import math
 import re
+import statistics
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Annotated, Literal
@@ -472,3 +473,29 @@ class Run(Record):
         """Return one metric's values by repetition: the measured ones, or the warm-ups."""
         chosen = [m for m in self.measurements if m.metric == metric and m.is_warmup == warmup]
         return tuple(m.value for m in sorted(chosen, key=lambda m: m.repetition))
+
+
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """Measured repetitions of one metric in one run, without warm-ups."""
+
+    value: float
+    repetitions: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunMeans:
+    """A run without its measurements, and their means by metric."""
+
+    run: Run
+    means: Mapping[str, Mean] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, run: Run) -> "RunMeans":
+        """Compute the means of a run that is in memory with its measurements."""
+        values: dict[str, list[float]] = {}
+        for one in run.measurements:
+            if not one.is_warmup:
+                values.setdefault(one.metric, []).append(one.value)
+        means = {key: Mean(statistics.fmean(found), len(found)) for key, found in values.items()}
+        return cls(run, means)

@@ -40,13 +40,19 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import TypeEngine
 
-from harness.errors import NewerSchemaError, NotAStoreError, OlderSchemaError
-from harness.results import postgresql
+from harness.errors import (
+    NewerSchemaError,
+    NotAStoreError,
+    OlderSchemaError,
+    StoreUnavailableError,
+)
 from harness.results.records import Artifact, ComparisonRecord, Measurement, Record, Run, now
 
 SCHEMA_VERSION = 1
 _BEFORE_1 = "qnnfarm_schema"
 """A table of all databases before version 1."""
+_OPENING = 0x716E6E6661726D  # "qnnfarm"
+_ENCODINGS = frozenset(["UTF8", "SQL_ASCII"])  # SQL_ASCII is no encoding: it keeps our UTF-8
 
 
 class UtcDateTime(TypeDecorator[datetime]):
@@ -239,7 +245,7 @@ def prepare(connection: Connection, location: str) -> None:
         NotAStoreError: the database belongs to another program.
         StoreUnavailableError: its encoding cannot hold every text.
     """
-    postgresql.lock_schema(connection, location)
+    _lock(connection, location)
     if not has_tables(connection, location):
         metadata.create_all(connection)
         connection.execute(
@@ -274,3 +280,18 @@ def has_tables(connection: Connection, location: str) -> bool:
     if found < SCHEMA_VERSION:
         raise OlderSchemaError(location)
     return True
+
+
+def _lock(connection: Connection, location: str) -> None:
+    """Keep others from creating the tables until the transaction has ended.
+
+    Raises:
+        StoreUnavailableError: the database's encoding does not hold every text.
+    """
+    if connection.dialect.name != "postgresql":
+        return
+    connection.execute(select(func.pg_advisory_xact_lock(_OPENING)))
+    encoding = connection.exec_driver_sql("SHOW server_encoding").scalar_one()
+    if encoding not in _ENCODINGS:
+        reason = f"its encoding {encoding} cannot hold every text: create one with ENCODING 'UTF8'"
+        raise StoreUnavailableError(location, reason)

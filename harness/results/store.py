@@ -1,8 +1,9 @@
 """Results store: runs with their measurements and telemetry in one database."""
 
 import fnmatch
+import threading
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,7 +11,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Self
 
-from sqlalchemy import Connection, RowMapping, Select, delete, insert, select, update
+from sqlalchemy import Connection, RowMapping, Select, delete, func, insert, select, update
 
 from buildlib.closeable import Closeable
 from harness.errors import (
@@ -27,6 +28,7 @@ from harness.results.artifacts import ArtifactFolder
 from harness.results.database import (
     BUSY_TIMEOUT_S,
     Database,
+    database_file,
     exists,
     open_database,
     refuse_unreadable_rows,
@@ -39,10 +41,12 @@ from harness.results.records import (
     ArtifactKind,
     ComparisonRecord,
     ContainerInfo,
+    Mean,
     RepetitionTelemetry,
     Run,
     RunHead,
     RunKind,
+    RunMeans,
     RunStatus,
     to_name,
     to_storable,
@@ -327,6 +331,43 @@ class ResultsStore(Closeable):
         with self.database.reading() as connection, refuse_unreadable_rows(self.location):
             return tuple(RunHead(*row) for row in connection.execute(query))
 
+    def means(
+        self, chosen: Select[Any] | None = None, metrics: Collection[str] = ()
+    ) -> tuple[RunMeans, ...]:
+        """Read runs with their means, oldest first.
+
+        The database computes the means, so that a million repetitions become some ten thousand rows
+        before Python sees any of them.
+
+        Args:
+            chosen: a query of rows of runs; by default all runs.
+            metrics: those whose means are needed; by default all.
+
+        Raises:
+            CorruptRunError: qnnfarm cannot have written one of the runs.
+        """
+        runs, measured = schema.runs, schema.measurements
+        wanted = select(runs) if chosen is None else chosen
+        key = (measured.c.run_id, measured.c.metric)
+        averages = (
+            select(*key, func.avg(measured.c.value), func.count())
+            .where(measured.c.is_warmup.is_(False))
+            .group_by(*key)
+        )
+        if chosen is not None:
+            ids = chosen.with_only_columns(runs.c.id).subquery()
+            averages = averages.join(ids, measured.c.run_id == ids.c.id)
+        if metrics:
+            averages = averages.where(measured.c.metric.in_(metrics))
+        ordered = wanted.order_by(None).order_by(runs.c.created_at, runs.c.session, runs.c.id)
+        found = defaultdict[str, dict[str, Mean]](dict)
+        parser = RunParser(self.location)
+        with self.database.reading() as connection, refuse_unreadable_rows(self.location):
+            for run_id, metric, value, repetitions in connection.execute(averages):
+                found[run_id][metric] = Mean(value, repetitions)
+            rows = connection.execute(ordered).mappings()
+            return tuple(RunMeans(parser.parse(row), found.get(row["id"], {})) for row in rows)
+
     def get_runs(self, run_ids: Sequence[str]) -> tuple[Run, ...]:
         """Read runs, oldest first; those that are not there are left out.
 
@@ -453,6 +494,52 @@ class ResultsStore(Closeable):
         """Return the rows of runs, and of their measurements by run."""
         with self.database.reading() as connection, refuse_unreadable_rows(self.location):
             return connection.execute(query).mappings().all(), _measurements(connection, query)
+
+
+class LazyResultsStore(Closeable):
+    """Results database that is made when it is first written to. Thread-safe.
+
+    Args:
+        location: as `ResultsStore.open` takes it. A database that exists is opened at once.
+        must_exist: only read what an earlier run stored.
+
+    Raises:
+        MissingStoreError: it must exist, and does not.
+        StoreError: it exists and cannot be used, or cannot be made there.
+    """
+
+    def __init__(self, location: str, *, must_exist: bool = False) -> None:
+        self._location = location
+        self._lock = threading.Lock()
+        self._path = database_file(location)
+        self._store: ResultsStore | None = None
+        if must_exist or self._path is None or self._path.exists():
+            self._store = ResultsStore.open(location, create=not must_exist)
+        else:
+            ResultsStore.check(location)
+
+    @property
+    def location(self) -> str:
+        """The path or URL, without its password; the same before it is made and after."""
+        return str(self._path) if self._store is None else self._store.location
+
+    @property
+    def existing(self) -> ResultsStore | None:
+        """The database, if it exists by now."""
+        return self._store
+
+    def open(self) -> ResultsStore:
+        """Open the database; make it if it does not exist."""
+        with self._lock:
+            if self._store is None:
+                self._store = ResultsStore.open(self._location)
+            return self._store
+
+    def close(self) -> None:
+        """Close its connections."""
+        with self._lock:
+            if self._store is not None:
+                self._store.close()
 
 
 _NEWEST_FIRST = (schema.runs.c.created_at.desc(), schema.runs.c.id.desc())

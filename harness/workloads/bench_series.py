@@ -14,8 +14,8 @@ from buildlib.container.container import GenAIContainer
 from harness.devices.base import Device
 from harness.errors import WrongUseError
 from harness.results.comparison import DEFAULT_METRICS, ComparisonGroup, compare_runs
-from harness.results.lazy_store import LazyResultsStore
 from harness.results.records import ComparisonRecord, Run, new_run_id
+from harness.results.store import LazyResultsStore
 from harness.results.verdicts import THRESHOLD
 from harness.runtimes.files import check_fit, target_of
 from harness.workloads.base import Recording

@@ -16,9 +16,8 @@ from harness.plans.plan_file import Retries
 from harness.plans.scheduler import MatrixOptions, run_matrix
 from harness.pool.pool import Pool
 from harness.pool.requirement import Requirement
-from harness.results.lazy_store import LazyResultsStore
 from harness.results.records import Run
-from harness.results.store import RunFilter
+from harness.results.store import LazyResultsStore, RunFilter
 from harness.workloads.bench import Bench
 from harness.workloads.command import Command
 from harness.workloads.generate import Generate

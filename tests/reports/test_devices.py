@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 
 from harness.results.device_health import DeviceEvent, DeviceHealth
-from harness.results.means import RunMeans
+from harness.results.records import RunMeans
 from reports.devices import MOST_EVENTS, device_figures, find_device_use
 from tests.reports.conftest import START, Sample, speeds
 

@@ -13,18 +13,17 @@ from sqlalchemy import delete
 from harness.results import schema
 from harness.results.alerts import Alert, AlertState, assess, list_alerts, review_new
 from harness.results.history import Series, find_series
-from harness.results.means import RunMeans, read_means
-from harness.results.records import Run, RunHead
+from harness.results.records import Run, RunHead, RunMeans
 from harness.results.store import ResultsStore, RunFilter
 from harness.results.verdicts import Verdict
 from reports import charts, html_file, page
 from reports.changes import Change, find_changes
 from reports.figures import Column, Figure
 from reports.history import (
-    Subject,
+    SeriesGroup,
     commit_range,
     find_present,
-    find_subjects,
+    group_series,
 )
 from reports.page import Results
 from tests.reports import lab
@@ -64,8 +63,8 @@ def series_of(runs: Sequence[Run]) -> tuple[Series, ...]:
     return find_series([RunMeans.of(run) for run in runs], [RunHead.of(run) for run in runs])
 
 
-def history(runs: Sequence[Run]) -> tuple[Subject, ...]:
-    return find_subjects(series_of(runs))
+def history(runs: Sequence[Run]) -> tuple[SeriesGroup, ...]:
+    return group_series(series_of(runs))
 
 
 def changes_of(runs: Sequence[Run], alerts: Sequence[Alert] | None = None) -> tuple[Change, ...]:
@@ -82,23 +81,23 @@ def nights(factors: Sequence[float]) -> list[Run]:
 
 
 def test_builds_of_one_model_are_one_subject_and_sessions_of_a_night_one_point() -> None:
-    (subject,) = history(nights([1.0] * 5))
-    assert [len(point.runs) for point in subject.points] == [2] * 5
-    assert len({point.sha256 for point in subject.points}) == 5
+    (group,) = history(nights([1.0] * 5))
+    assert [len(point.runs) for point in group.points] == [2] * 5
+    assert len({point.sha256 for point in group.points}) == 5
     first = night(0)
     means = [sum(run.values(DECODE)) / 3 for run in first]
-    assert subject.points[0].values[DECODE] == pytest.approx(sum(means) / 2)
-    assert subject.title == "Llama-3.2-1B W8A16 on SM8750, pp64+tg16"
+    assert group.points[0].values[DECODE] == pytest.approx(sum(means) / 2)
+    assert group.title == "Llama-3.2-1B W8A16 on SM8750, pp64+tg16"
 
 
 def test_builds_of_one_evening_are_points_of_their_own() -> None:
     evening = {"created_at": START + timedelta(hours=3)}
     later = [run.model_copy(update=evening) for run in night(11)]
-    (subject,) = history([*night(0), *later])
-    assert [len(point.runs) for point in subject.points] == [2, 2]
+    (group,) = history([*night(0), *later])
+    assert [len(point.runs) for point in group.points] == [2, 2]
     same = [run.model_copy(update={"container": night(0)[0].container}) for run in later]
-    (subject,) = history([*night(0), *same])
-    assert [len(point.runs) for point in subject.points] == [4]
+    (group,) = history([*night(0), *same])
+    assert [len(point.runs) for point in group.points] == [4]
 
 
 def test_what_is_not_the_same_is_another_subject() -> None:
@@ -119,9 +118,9 @@ def test_sides_of_a_comparison_and_failures_have_no_series() -> None:
 
 def test_the_present_is_the_last_night_and_only_that_is_summed_up() -> None:
     runs = nights([1.0] * 11 + [0.7] * 3)
-    (subject,) = history(runs)
-    assert len(subject.present) == 1
-    assert set(find_present([subject])) == {run.id for run in runs[-2:]}
+    (group,) = history(runs)
+    assert len(group.present) == 1
+    assert set(find_present([group])) == {run.id for run in runs[-2:]}
     (section,) = page.compose(Results.of("results.db", runs)).sections
     (row,) = section.rows
     assert row.runs == tuple(runs[-2:])
@@ -211,14 +210,14 @@ def test_noisy_nights_give_no_verdict_and_few_nights_neither() -> None:
 
 def test_a_change_of_level_is_judged_from_where_it_began() -> None:
     runs = nights([1.0] * 14 + [0.92] * 4)
-    (subject,) = history(runs)
+    (group,) = history(runs)
     decode = decode_of(runs)
     (level,) = decode.series.changes
     assert (level.night, level.is_loss) == (14, True)
     assert decode.verdict is Verdict.REGRESSED
-    assert decode.since.at == subject.points[14].at
+    assert decode.since.at == group.points[14].at
     assert decode.ratio == pytest.approx(0.92, rel=0.01)
-    rows = list(csv.DictReader(io.StringIO(charts.history_figure(subject).to_csv())))
+    rows = list(csv.DictReader(io.StringIO(charts.history_figure(group).to_csv())))
     assert [number for number, row in enumerate(rows) if "Decode" in row["change"]] == [14]
     levels = [float(row[f"{DECODE}_level"]) for row in rows]
     assert (len(set(levels[:14])), len(set(levels[14:]))) == (1, 1)
@@ -235,8 +234,8 @@ def test_a_change_names_its_commits_and_what_else_differs() -> None:
         }
         provenance = run.provenance.model_copy(update=source)
         runs.append(run.model_copy(update={"provenance": provenance}))
-    (subject,) = history(runs)
-    (note,) = charts.history_figure(subject).notes
+    (group,) = history(runs)
+    (note,) = charts.history_figure(group).notes
     day, metrics, commits, *facts = note.replace(": ", "; ", 1).split("; ")
     assert (day, commits) == ("2026-12-04", "0d0d0d0d0d..0e0e0e0e0e")
     assert {words.split(" -")[0] for words in metrics.split(", ")} >= {"Decode"}
@@ -317,7 +316,7 @@ def test_an_open_alert_stands_whatever_a_report_shows(make_store: MakeStore) -> 
     assert {alert.id: alert.loss for alert in window.alerts} == told
     headline = page.compose(window).headline
     assert (headline.level, headline.words) == ("bad", "3 regressions")
-    assert all(len(one.points) == 14 for one in window.subjects)
+    assert all(len(one.points) == 14 for one in window.groups)
     with ResultsStore.open(db) as store, store.database.writing() as connection:
         connection.execute(
             delete(schema.runs).where(schema.runs.c.created_at < runs[52].created_at)
@@ -359,8 +358,8 @@ def test_every_open_loss_of_a_series_is_a_regression() -> None:
 
 
 def test_long_histories_are_thinned_where_they_are_old() -> None:
-    (subject,) = history(nights([1.0] * 150 + [0.8] * 450))
-    figure = charts.history_figure(subject)
+    (group,) = history(nights([1.0] * 150 + [0.8] * 450))
+    figure = charts.history_figure(group)
     (shown,) = html_file.thin([figure])
     change = next(row for row in figure.rows if row[-2] is not None)
     assert len(figure.rows) == 600
@@ -373,12 +372,12 @@ def test_long_histories_are_thinned_where_they_are_old() -> None:
 
 
 def test_a_history_is_a_figure_with_commits() -> None:
-    (subject,) = history(nights([1.0] * 3))
-    figure = charts.history_figure(subject)
+    (group,) = history(nights([1.0] * 3))
+    figure = charts.history_figure(group)
     rows = list(csv.DictReader(io.StringIO(figure.to_csv())))
     assert len(rows) == 3
-    assert float(rows[0][DECODE]) == pytest.approx(subject.points[0].values[DECODE])
-    assert float(rows[0]["ttft_ms"]) == pytest.approx(1000 * subject.points[0].values["ttft_s"])
+    assert float(rows[0][DECODE]) == pytest.approx(group.points[0].values[DECODE])
+    assert float(rows[0]["ttft_ms"]) == pytest.approx(1000 * group.points[0].values["ttft_s"])
     assert rows[0]["commit"] == "4f2a9d1c88e0"
     assert len({row["container"] for row in rows}) == 1  # twelve digits of small numbers
 
@@ -444,7 +443,7 @@ def test_csv_and_markdown_survive_any_text() -> None:
 def test_the_store_computes_the_means(make_store: MakeStore) -> None:
     runs = nights([1.0] * 3)
     with ResultsStore.open(make_store(runs)) as store:
-        found = read_means(store.database)
+        found = store.means()
     assert [one.run.id for one in found] == [run.id for run in runs]
     assert [one.run.measurements for one in found] == [()] * 6
     for one, run in zip(found, runs, strict=True):

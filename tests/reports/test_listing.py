@@ -3,8 +3,7 @@
 import re
 from datetime import UTC, datetime
 
-from harness.results.means import RunMeans
-from harness.results.records import Run
+from harness.results.records import Run, RunMeans
 from reports import html_file, page
 from reports.page import MOST_IN_FULL, Results, brief_results, list_runs
 from tests.reports.conftest import Sample, speeds

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import NotAStoreError
-from harness.results.lazy_store import LazyResultsStore
+from harness.results.store import LazyResultsStore
 
 
 @pytest.mark.parametrize("form", ["{}", "sqlite:///{}"])

@@ -15,9 +15,8 @@ from harness.results.comparison import (
     check_metrics,
     check_pairs,
 )
-from harness.results.lazy_store import LazyResultsStore
 from harness.results.records import Measurement
-from harness.results.store import RunFilter
+from harness.results.store import LazyResultsStore, RunFilter
 from harness.results.verdicts import Verdict
 from harness.workloads.bench import Bench
 from harness.workloads.bench_series import BenchSeries

@@ -11,9 +11,8 @@ from buildlib.container.container import GenAIContainer
 from harness.deploy.deployment import Deployment
 from harness.devices.adb.device import AdbDevice
 from harness.errors import OutputCheckError
-from harness.results.lazy_store import LazyResultsStore
 from harness.results.records import Condition, Run, TelemetrySeries
-from harness.results.store import ResultsStore
+from harness.results.store import LazyResultsStore, ResultsStore
 from harness.runtimes.base import GenerationRequest, GenerationResult, Runtime
 from harness.telemetry.sampler import DEFAULT_HZ
 from harness.workloads.base import Recording
