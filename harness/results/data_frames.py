@@ -101,7 +101,7 @@ def _read_runs(
     """Return the runs of a query; only the chosen ones, where SQL cannot choose."""
     listed = [dict(row) for row in connection.execute(query).mappings()]
     for row in listed:
-        if row["status"] == "running" and has_ended(row["writer"]):
+        if row["status"] == "running" and has_ended(row["writer"], row["created_at"]):
             row["status"] = "interrupted"
     listed = [
         row

@@ -251,8 +251,8 @@ def _disk_usage(connection: Connection) -> DiskUsage:
 def _has_running(connection: Connection) -> bool:
     """Return whether a process writes a run, or may do so on another host."""
     table = schema.runs
-    writers = connection.scalars(select(table.c.writer).where(table.c.status == "running"))
-    return any(not has_ended(writer) for writer in writers)
+    running = select(table.c.writer, table.c.created_at).where(table.c.status == "running")
+    return any(not has_ended(*writer) for writer in connection.execute(running))
 
 
 def _free_in_pieces(cursor: DBAPICursor) -> None:
@@ -291,12 +291,12 @@ def _old_groups(
         holds = holds.where(not_(_is_kept()))
     query: Select[Any] = select(table.c.group_id).where(table.c.group_id.in_(holds))
     query = query.group_by(table.c.group_id)
-    running = select(table.c.group_id, table.c.writer).where(table.c.status == "running")
+    running = select(table.c.group_id, table.c.writer, table.c.created_at).where(table.c.status == "running")
     if among is not None:
         query = query.where(table.c.group_id.in_(among))
         running = running.where(table.c.group_id.in_(among))
     old = query.having(newest < policy.before).order_by(newest, table.c.group_id)
-    busy = {group for group, writer in connection.execute(running) if not has_ended(writer)}
+    busy = {group for group, *writer in connection.execute(running) if not has_ended(*writer)}
     return [group for group in connection.scalars(old) if group not in busy]
 
 

@@ -6,11 +6,14 @@ import os
 import platform
 import subprocess
 from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
-from harness.results.records import Provenance
+from harness.results.records import Provenance, now
 
+SILENCE = timedelta(hours=24)
+"""Time after which a run of a writer that cannot be asked counts as interrupted."""
 _GIT_TIMEOUT_S = 10.0
 _CI_BRANCHES = (
     "GITHUB_HEAD_REF",  # of a pull request
@@ -120,11 +123,15 @@ def this_writer() -> str:
     return ":".join((_boot(), _pid_namespace(), str(pid), _start_time(pid) or "?"))
 
 
-def has_ended(writer: str) -> bool:
-    """Tell whether the process of a mark has ended; of another machine's, nothing is known."""
+def has_ended(writer: str, began: datetime) -> bool:
+    """Tell whether the process that writes a run has ended, as far as this host can know.
+
+    Of a process of another host, or from before a restart of this one, nothing is known but its
+    time: it counts as ended `SILENCE` after the run began. If it lives, it finishes its run still.
+    """
     boot, namespace, pid, started = (writer.split(":") + [""] * 4)[:4]
     if not boot or boot != _boot() or not namespace or namespace != _pid_namespace():
-        return False
+        return now() - began > SILENCE
     return pid.isascii() and pid.isdigit() and _start_time(int(pid)) != started
 
 

@@ -70,7 +70,7 @@ class RunParser:
 
     def _parse(self, row: RowMapping, measured: Sequence[RowMapping]) -> Run:
         values = dict(zip(row.keys(), row.values(), strict=True))  # faster than dict(row)
-        if values["status"] == "running" and has_ended(values["writer"]):
+        if values["status"] == "running" and has_ended(values["writer"], values["created_at"]):
             values["status"] = "interrupted"
         run = Run(
             **{field: values[column] for field, column in _FIELDS},

@@ -594,8 +594,9 @@ def _close_ended(location: str | Path, database: Database) -> None:
     """Mark them for whoever cannot know that their processes are gone, as another host."""
     table = schema.runs.c
     with database.reading() as connection:
-        writers = connection.scalars(select(table.writer).where(table.status == "running")).all()
-    if any(map(has_ended, writers)):
+        running = select(table.writer, table.created_at).where(table.status == "running")
+        writers = connection.execute(running).all()
+    if any(has_ended(*writer) for writer in writers):
         # Who may not write reads them as interrupted all the same.
         with (
             suppress(StoreError),
@@ -608,9 +609,11 @@ def _close_ended(location: str | Path, database: Database) -> None:
 def _mark_interrupted(connection: Connection) -> None:
     """Mark the running runs of processes that are gone."""
     table = schema.runs
-    running = select(table.c.id, table.c.writer).where(table.c.status == "running")
-    for run_id, writer in connection.execute(running).all():
-        if has_ended(writer):
+    running = select(table.c.id, table.c.writer, table.c.created_at).where(
+        table.c.status == "running"
+    )
+    for run_id, *writer in connection.execute(running).all():
+        if has_ended(*writer):
             # On PostgreSQL, its last write may have become visible since the query.
             still_running = (table.c.id == run_id) & (table.c.status == "running")
             connection.execute(update(table).where(still_running).values(status="interrupted"))

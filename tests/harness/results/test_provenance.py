@@ -1,11 +1,13 @@
 """What is recorded about where a result comes from."""
 
 import subprocess
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from harness.results import provenance
+from harness.results.records import now
 from tests.system import program
 
 
@@ -61,9 +63,16 @@ def test_versions_of_what_is_installed(tmp_path: Path) -> None:
 
 def test_a_live_writer_is_not_gone() -> None:
     mark = provenance.this_writer()
-    assert not provenance.has_ended(mark)
+    long_ago, lately = (now() - timedelta(hours=hours) for hours in (25, 23))
+    assert not provenance.has_ended(mark, long_ago)
     boot, namespace, pid, started = mark.split(":")
-    assert provenance.has_ended(f"{boot}:{namespace}:{pid}:{int(started) - 1}")
-    assert not provenance.has_ended(f"another-boot:{namespace}:{pid}:1")
+    assert provenance.has_ended(f"{boot}:{namespace}:{pid}:{int(started) - 1}", lately)
     for nonsense in ("", ":::", "x", f"{boot}:{namespace}", f"{boot}:{namespace}:²:1"):
-        assert not provenance.has_ended(nonsense)
+        assert not provenance.has_ended(nonsense, lately)
+
+
+def test_a_writer_elsewhere_is_gone_after_a_day() -> None:
+    _, namespace, pid, _ = provenance.this_writer().split(":")
+    of_another_host = f"another-boot:{namespace}:{pid}:1"
+    assert not provenance.has_ended(of_another_host, now() - timedelta(hours=23))
+    assert provenance.has_ended(of_another_host, now() - timedelta(hours=25))

@@ -27,6 +27,7 @@ from harness.results.records import (
     PerplexityDefinition,
     Run,
     Workload,
+    now,
     to_storable,
 )
 from harness.results.run_recorder import RunRecorder
@@ -106,6 +107,22 @@ def test_a_failure_is_kept_with_what_was_measured_before(
     kept = store.get_run(run.id)
     assert (kept.status, kept.error) == ("failed", "the device went away")
     assert kept.values("init_s") == (1.0,)
+
+
+def test_a_run_that_died_on_another_host_does_not_run_for_good(
+    store: ResultsStore, make_run: MakeRun, place: Place
+) -> None:
+    begun = {hours: make_run(created_at=now() - timedelta(hours=hours)) for hours in (1, 25)}
+    for run in begun.values():
+        store.begin_run(run)
+    place.run("UPDATE runs SET writer = 'boot:1:2:3'")
+    with ResultsStore.open(place.location, create=False) as reader:
+        statuses = {hours: reader.get_run(run.id).status for hours, run in begun.items()}
+    assert statuses == {1: "running", 25: "interrupted"}
+    assert place.rows("SELECT count(*) FROM runs WHERE status = 'running'") == [(1,)]
+    # It lives after all, and finishes.
+    RunRecorder(store.database, begun[25]).finish()
+    assert store.get_run(begun[25].id).status == "done"
 
 
 def test_ctrl_c_is_no_failure_of_the_device(store: ResultsStore, make_run: MakeRun) -> None:
