@@ -15,7 +15,7 @@ from harness.errors import WrongUseError
 from harness.words import pluralize, soc_label
 
 if TYPE_CHECKING:
-    from harness.results.maintenance import PruneCounts, PrunePolicy
+    from harness.results.maintenance import KeptCounts, PruneCounts, PrunePolicy
 
 app = typer.Typer(
     help="List, export, import and remove what a results database holds.",
@@ -106,11 +106,11 @@ def prune(
     """Remove old runs with their measurements and telemetry, and free the disk space.
 
     Sessions of one cell and both sides of a comparison are removed together, once the newest of
-    them is that old and none is running. Perplexities are kept: later benchmarks are checked
-    against them.
+    them is that old and none is running. Perplexities are kept, as later benchmarks are checked
+    against them, and so are the nights that open and acknowledged alerts are judged by.
     """
     from harness.results import maintenance
-    from harness.results.maintenance import PruneCounts, PrunePolicy
+    from harness.results.maintenance import KeptCounts, PruneCounts, PrunePolicy
     from harness.results.store import ResultsStore
 
     policy = PrunePolicy(_moment(older_than), only_telemetry=keep_measurements)
@@ -119,7 +119,7 @@ def prune(
         planned = maintenance.count_prunable(database, policy)
         before = maintenance.disk_usage(database)
         kept = (
-            0 if keep_measurements else maintenance.count_kept_perplexities(database, policy.before)
+            KeptCounts() if keep_measurements else maintenance.count_kept(database, policy.before)
         )
     if not json:
         _announce(planned, policy, location, kept, dry_run=dry_run)
@@ -138,7 +138,8 @@ def prune(
                 "database": location,
                 "before": policy.before,
                 **asdict(shown),
-                "kept_perplexities": kept,
+                "kept_perplexities": kept.perplexities,
+                "kept_of_alerts": kept.of_alerts,
                 "size_before_bytes": before.total_bytes,
                 "size_bytes": after.total_bytes,
                 "free_bytes": after.free_bytes,
@@ -162,16 +163,24 @@ def _moment(age: str) -> datetime:
 
 
 def _announce(
-    planned: "PruneCounts", policy: "PrunePolicy", location: str, kept: int, *, dry_run: bool
+    planned: "PruneCounts",
+    policy: "PrunePolicy",
+    location: str,
+    kept: "KeptCounts",
+    *,
+    dry_run: bool,
 ) -> None:
     verb = "would remove" if dry_run else "removing"
     when = f"{policy.before:%Y-%m-%d %H:%M} UTC"
     print_remark(f"{verb} from {location} what is older than {when}: {_in_words(planned, policy)}")
-    if kept:
-        stay = "stays: later benchmarks are checked against it" if kept == 1 else (
-            "stay: later benchmarks are checked against them"
-        )  # fmt: skip
-        print_remark(f"{pluralize(kept, 'perplexity')} of that age {stay}")
+    stay = {
+        "perplexity": (kept.perplexities, "later benchmarks are checked against"),
+        "run": (kept.of_alerts, "alerts that nobody has settled are judged by"),
+    }
+    for noun, (count, why) in stay.items():
+        if count:
+            verb, what = ("stays", "it") if count == 1 else ("stay", "them")
+            print_remark(f"{pluralize(count, noun)} of that age {verb}: {why} {what}")
 
 
 def _conclude(removed: "PruneCounts", policy: "PrunePolicy", freed: int, left: int) -> None:

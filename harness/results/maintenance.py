@@ -3,11 +3,13 @@
 Old runs, or their telemetry, are removed a few at a time, so that writers get their turns. What
 belongs together goes together: a group (the sessions of a cell, both sides of a comparison) goes
 when its newest run is old enough and none is under way, so that no report ever says something else
-about half a group. Finished perplexities stay, because later benchmarks are checked against them
-(`harness.workloads.output_check.stored_quality`); they take a kB each.
+about half a group. What later verdicts need stays: finished perplexities, which benchmarks are
+checked against (`harness.workloads.output_check.stored_quality`), and the nights before and since
+the losses of unsettled alerts.
 """
 
 import time
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
@@ -19,9 +21,13 @@ from sqlalchemy.engine.interfaces import DBAPICursor
 
 from harness.errors import StoreError
 from harness.results import schema
+from harness.results.alerts import UNSETTLED
 from harness.results.artifacts import ArtifactFolder
 from harness.results.database import Database, refuse_unreadable_rows
+from harness.results.history import LEVEL_NIGHTS
+from harness.results.nights import find_main_branch, group_nights
 from harness.results.provenance import has_ended
+from harness.results.records import RunHead
 
 GROUPS_AT_ONCE = 20
 """Groups that one transaction removes: milliseconds, where writers wait for half a minute."""
@@ -114,6 +120,14 @@ class PruneCounts:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class KeptCounts:
+    """Older runs that `prune` keeps for later verdicts."""
+
+    perplexities: int = 0
+    of_alerts: int = 0
+
+
 def list_inventory(database: Database) -> tuple[InventoryRow, ...]:
     """List the runs by day, container and device, the oldest day first.
 
@@ -163,18 +177,23 @@ def count_prunable(database: Database, policy: PrunePolicy) -> PruneCounts:
         return sum((_count(connection, groups, policy) for groups in batches), PruneCounts())
 
 
-def count_kept_perplexities(database: Database, before: datetime) -> int:
-    """Count the older perplexities that `prune` keeps."""
-    old = and_(_is_kept(), schema.runs.c.created_at < before)
+def count_kept(database: Database, before: datetime) -> KeptCounts:
+    """Count the older runs that `prune` keeps."""
+    runs = schema.runs.c
+    old = select(runs.group_id, _is_kept()).where(runs.created_at < before)
     with database.reading() as connection:
-        return connection.scalar(select(func.count()).select_from(schema.runs).where(old)) or 0
+        needed = _groups_of_alerts(connection)
+        rows = connection.execute(old).all()
+    scored = sum(is_perplexity for _, is_perplexity in rows)
+    return KeptCounts(scored, sum(group in needed and not kept for group, kept in rows))
 
 
 def prune(database: Database, policy: PrunePolicy) -> Generator[PruneCounts, None, None]:
     """Remove old runs, or just their telemetry, as the generator is consumed.
 
     Yields what each short transaction removed, after it has ended; others write in between.
-    Finished perplexities stay, and so does a group with a newer run or one that is under way.
+    Finished perplexities stay, and so does a group of an unsettled alert, with a newer run, or with
+    one that is under way.
     """
     with database.reading() as connection:
         batches = _batches(connection, policy)
@@ -273,7 +292,8 @@ def _number(cursor: DBAPICursor, name: str) -> int:
 
 
 def _batches(connection: Connection, policy: PrunePolicy) -> list[Sequence[str]]:
-    groups = _old_groups(connection, policy)
+    needed = frozenset() if policy.only_telemetry else _groups_of_alerts(connection)
+    groups = [group for group in _old_groups(connection, policy) if group not in needed]
     return [groups[n : n + GROUPS_AT_ONCE] for n in range(0, len(groups), GROUPS_AT_ONCE)]
 
 
@@ -291,13 +311,40 @@ def _old_groups(
         holds = holds.where(not_(_is_kept()))
     query: Select[Any] = select(table.c.group_id).where(table.c.group_id.in_(holds))
     query = query.group_by(table.c.group_id)
-    running = select(table.c.group_id, table.c.writer, table.c.created_at).where(table.c.status == "running")
+    running = select(table.c.group_id, table.c.writer, table.c.created_at).where(
+        table.c.status == "running"
+    )
     if among is not None:
         query = query.where(table.c.group_id.in_(among))
         running = running.where(table.c.group_id.in_(among))
     old = query.having(newest < policy.before).order_by(newest, table.c.group_id)
     busy = {group for group, *writer in connection.execute(running) if not has_ended(*writer)}
     return [group for group in connection.scalars(old) if group not in busy]
+
+
+def _groups_of_alerts(connection: Connection) -> frozenset[str]:
+    """Return the groups with the nights that unsettled alerts are judged by."""
+    alerts, runs = schema.alerts.c, schema.runs.c
+    unsettled = select(alerts.series, alerts.metric, alerts.began_at).where(
+        alerts.state.in_(UNSETTLED)
+    )
+    losses = defaultdict[str, list[datetime]](list)
+    for series, metric, began_at in connection.execute(unsettled):
+        losses[series.removesuffix(f"-{metric}")].append(began_at)
+    needed = set[str]()
+    for subject, began in losses.items():
+        # A head for each group is enough: its id tells what is kept.
+        query = select(runs.group_id, runs.created_at, runs.git_commit, runs.git_branch)
+        rows = connection.execute(query.where(runs.subject == subject))
+        heads = [RunHead(*row) for row in rows]
+        branch = find_main_branch(heads)
+        nights = group_nights(head for head in heads if head.branch in {None, branch})
+        at = [night[0].created_at for night in nights]
+        for moment in began:
+            first = bisect_left(at, moment)
+            near = nights[max(first - LEVEL_NIGHTS, 0) : first + LEVEL_NIGHTS]
+            needed |= {head.id for night in near for head in night}
+    return frozenset(needed)
 
 
 def _is_kept() -> ColumnElement[bool]:

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness.results import maintenance
+from harness.results import alerts, maintenance
 from harness.results.maintenance import (
+    KeptCounts,
     PruneCounts,
     PrunePolicy,
-    count_kept_perplexities,
+    count_kept,
     count_prunable,
     disk_usage,
     free_disk_space,
@@ -141,9 +142,33 @@ def test_perplexities_that_check_benchmarks_stay(store: ResultsStore, make_run: 
 
     before = known()
     assert before is not None
-    assert count_kept_perplexities(store.database, OLD) == 1
+    assert count_kept(store.database, OLD) == KeptCounts(perplexities=1)
     assert removed_by(store, PrunePolicy(OLD)).runs == 2
     assert known() == before
+
+
+@pytest.mark.parametrize("place", ["sqlite"], indirect=True)
+def test_nights_of_an_open_alert_stay_until_it_is_settled(
+    store: ResultsStore, make_run: MakeRun
+) -> None:
+    for days in range(160, 60, -1):
+        rate = 50.0 + days % 3 / 10 if days > 130 else 45.0 + days % 3 / 10
+        value = Measurement(metric="decode_tokens_per_s", value=rate)
+        store.write_run(made(make_run, days, measurements=(value,)))
+    (alert,) = alerts.review_new(store)
+    assert alert.began_at == NOW - timedelta(days=130)
+    assert count_kept(store.database, OLD) == KeptCounts(of_alerts=28)
+    assert removed_by(store, PrunePolicy(OLD)).runs == 70 - 28
+    ages = [(NOW - run.created_at).days for run in store.list_runs()]
+    assert ages == [*range(144, 116, -1), *range(90, 60, -1)]
+    # Its figure is that of all nights, and a recovery can still be told.
+    alerts.review_new(store)
+    (still,) = alerts.list_alerts(store)
+    assert (still.id, still.ratio, still.state) == (alert.id, alert.ratio, "open")
+
+    alerts.set_state(store, [alert.id], "expected")
+    assert count_kept(store.database, OLD) == KeptCounts()
+    assert removed_by(store, PrunePolicy(OLD)).runs == 28
 
 
 def test_writers_come_between_transactions_and_a_group_that_goes_on_stays(
