@@ -15,6 +15,7 @@ PACKAGES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "chromium": ("chromium",),
         "chromium-driver": ("chromedriver",),
         "dash": ("dash", "sh"),
+        "gcc": ("gcc",),
         "git": ("git",),
         "libatomic1": ("libatomic.so.1",),  # the QNN libraries load it
         "make": ("make",),

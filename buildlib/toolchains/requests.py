@@ -57,3 +57,11 @@ class ExecuteRequest:
     inputs: Path
     outputs: Path
     soc_model: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class OpPackageRequest:
+    """Register an op package; the answer is the operations that the backend knows through it."""
+
+    library: Path
+    provider: str

@@ -37,6 +37,7 @@ from harness.cli import (
     history,
     inspect,
     libraries,
+    op_package,
     perplexity,
     pipeline,
     pool,
@@ -96,6 +97,7 @@ def build_app() -> typer.Typer:
     app.add_typer(alerts.app, name="alerts")
     app.add_typer(cache.app, name="cache")
     app.add_typer(libraries.app, name="libraries")
+    app.add_typer(op_package.app, name="op-package")
     app.command("doctor")(doctor.doctor)
     for entry in sorted(importlib.metadata.entry_points(group=COMMANDS_GROUP)):
         app.command(entry.name)(_load(entry))

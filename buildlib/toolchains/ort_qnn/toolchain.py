@@ -39,6 +39,7 @@ from buildlib.toolchains.requests import (
     ExecuteRequest,
     GraphRequest,
     InspectRequest,
+    OpPackageRequest,
 )
 
 _WORKER = "buildlib.toolchains.ort_qnn.worker"
@@ -186,6 +187,16 @@ class OrtQnnToolchain:
             self._run("execute", binary, request, self.timeouts.execute_s)
             with np.load(outputs_file, allow_pickle=False) as outputs:
                 return dict(outputs)
+
+    def op_package(self, library: Path, provider: str) -> tuple[str, ...]:
+        """Return the operations that an op package for this host adds, e.g. `my.package::Scale`.
+
+        Raises:
+            ToolchainMissingError: the wheel is not usable here.
+            ToolchainError: the package does not load, does not register, or ended the process.
+        """
+        request = OpPackageRequest(library.absolute(), provider)
+        return tuple(self._run("op_package", library, request, self.timeouts.inspect_s))
 
     def _run(self, command: str, subject: Path, request: object, timeout_s: float) -> Any:  # noqa: ANN401 - JSON
         libraries = find_libraries()

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         ConvertRequest,
         ExecuteRequest,
         InspectRequest,
+        OpPackageRequest,
     )
 
 _PROVIDER = "QNNExecutionProvider"
@@ -125,6 +126,17 @@ def execute(body: bytes) -> object:
     return list(outputs)
 
 
+def op_package(body: bytes) -> object:
+    """Register an op package and tell which operations the backend knows through it."""
+    from buildlib.toolchains.qnn.api import HtpSession
+
+    request: OpPackageRequest = pickle.loads(body)  # noqa: S301 - of the parent
+    session = HtpSession(find_libraries().htp)
+    before = set(session.operations())
+    session.register_op_package(request.library, request.provider)
+    return sorted(set(session.operations()) - before)
+
+
 def versions(_body: bytes) -> object:
     """Return the versions that the libraries report."""
     from buildlib.toolchains.qnn.api import HtpSession, load_system
@@ -163,6 +175,7 @@ COMMANDS: dict[str, Command] = {
     "compile": compile_,
     "inspect": inspect,
     "execute": execute,
+    "op_package": op_package,
     "versions": versions,
 }
 

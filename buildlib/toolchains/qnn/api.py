@@ -5,6 +5,7 @@ once, and never `libHtpPrepare.so` beside it.
 """
 
 import ctypes as c
+import os
 from enum import IntEnum
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +17,7 @@ from buildlib.toolchains.qnn.structures import (
     BackendInterfaceHeader,
     Config,
     HtpConfig,
+    OperationName,
     SystemInterfaceHeader,
     Version,
 )
@@ -30,6 +32,7 @@ the stack: a version that is not listed is refused rather than guessed.
 SYSTEM_API_MAJOR: Final = 1
 SYSTEM_API_MINORS: Final = range(10, 16)
 _LOG_LEVEL_WARNING = 2
+_PROVIDER_NOT_FOUND = 4006
 
 
 class BackendFunction(IntEnum):
@@ -37,6 +40,8 @@ class BackendFunction(IntEnum):
 
     BACKEND_CREATE = 1
     BACKEND_GET_BUILD_ID = 4
+    BACKEND_REGISTER_OP_PACKAGE = 5
+    BACKEND_GET_SUPPORTED_OPERATIONS = 6
     BACKEND_FREE = 8
     CONTEXT_CREATE = 9
     CONTEXT_GET_BINARY_SIZE = 11
@@ -199,6 +204,28 @@ class HtpSession:
             BackendFunction.GRAPH_RETRIEVE, context, c.c_char_p(name.encode()), c.pointer(graph)
         )
         return graph
+
+    def register_op_package(self, library: Path, provider: str) -> None:
+        """Make the operations of an op package known to the backend."""
+        try:
+            self.qnn.call(
+                BackendFunction.BACKEND_REGISTER_OP_PACKAGE,
+                self.backend, c.c_char_p(os.fsencode(library)), c.c_char_p(provider.encode()),
+                c.c_char_p(None),
+            )  # fmt: skip
+        except QnnCallError as error:
+            if error.code == _PROVIDER_NOT_FOUND:
+                raise RefusedError(f"the package has no function {provider!r}") from error
+            raise
+
+    def operations(self) -> list[str]:
+        """Return all operations that the backend knows, e.g. `qti.aisw::Relu`."""
+        count, names = c.c_uint32(), c.POINTER(OperationName)()
+        self.qnn.call(
+            BackendFunction.BACKEND_GET_SUPPORTED_OPERATIONS,
+            self.backend, c.pointer(count), c.pointer(names),
+        )  # fmt: skip
+        return [f"{n.package.decode()}::{n.operation.decode()}" for n in names[: count.value]]
 
     def build_id(self) -> str:
         """Return the build of the backend, e.g. `v2.51.0.260929181845`."""

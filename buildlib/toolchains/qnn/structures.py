@@ -77,6 +77,12 @@ class SystemInterfaceHeader(c.Structure):
     _fields_ = (("backend_id", c.c_uint32), ("name", c.c_char_p), ("api", Version))
 
 
+class OperationName(c.Structure):
+    """An operation that a backend knows."""
+
+    _fields_ = (("package", c.c_char_p), ("operation", c.c_char_p), ("target", c.c_char_p))
+
+
 class Config(c.Structure):
     """A device, context or graph configuration whose content is the backend's own."""
 
