@@ -62,7 +62,7 @@ def examine() -> Iterator[Finding]:
         ("host", _host),
         ("libraries", _libraries),
         ("QNN compiler", _compiler),
-        ("QAIRT SDK", _sdk),
+        ("Genie for phones", _phones),
         ("cache", _cache),
         ("pool ledger", _ledger),
         ("adb", _adb),
@@ -103,21 +103,17 @@ def _compiler() -> Finding:
     return Finding("QNN compiler", "ok", f"{toolchain.name}: {', '.join(parts)}")
 
 
-def _sdk() -> Finding:
+def _phones() -> Finding:
     from buildlib.targets import find_soc
-    from buildlib.toolchains.qairt import ROOT_VARIABLES
     from harness.errors import GenieMissingError
-    from harness.runtimes.libraries.sdk import ANDROID, QairtSdk
+    from harness.runtimes.libraries.choice import ANDROID, find_genie
 
-    sdk = QairtSdk.from_environment(ANDROID)
-    if sdk is None:
-        detail = f"{' and '.join(ROOT_VARIABLES)} are not set"
-        return Finding("QAIRT SDK", "note", detail, "phones need it; virtual devices do not")
     try:
-        found = sdk.find(find_soc("SM8750"))
+        found = find_genie(ANDROID, find_soc("SM8750"))
     except GenieMissingError as error:
-        return Finding("QAIRT SDK", "note", error.reason, "containers cannot run on phones")
-    return Finding("QAIRT SDK", "ok", f"{found.origin}: Genie for phones; it compiles nothing here")
+        detail = error.reason
+        return Finding("Genie for phones", "note", detail, "virtual devices do without")
+    return Finding("Genie for phones", "ok", f"{found.origin}: it compiles nothing here")
 
 
 def _cache() -> Finding:

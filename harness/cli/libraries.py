@@ -58,13 +58,15 @@ def fetch(json: Json = False) -> None:
 
     They are the vendor's, and kept in the cache folder with their license.
     """
+    from buildlib.toolchains.ort_qnn.wheel import find_libraries
+    from harness.runtimes.libraries.choice import fetched_wheel
     from harness.runtimes.libraries.fetch import fetch_wheel
-    from harness.runtimes.libraries.wheels import FetchedWheel
 
-    wheel = FetchedWheel.of_the_compiler()
-    new = fetch_wheel(wheel)
+    version = find_libraries().version
+    folder = fetched_wheel(version)
+    new = fetch_wheel(version, folder)
     if json:
-        print_json({"folder": str(wheel.folder), "version": wheel.version, "fetched": new})
+        print_json({"folder": str(folder), "version": version, "fetched": new})
         return
     told = "fetched into" if new else "there already:"
-    answers().print(f"onnxruntime-qnn {wheel.version} for aarch64 {told} {wheel.folder}")
+    answers().print(f"onnxruntime-qnn {version} for aarch64 {told} {folder}")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from buildlib.targets import Soc
 
-_RUNTIME = (
+_COMMON = (
     "libGenie.so", "libQnnHtp.so", "libQnnSystem.so", "libQnnHtpNetRunExtensions.so",
     "libQnnHtpPrepare.so",
 )  # fmt: skip
@@ -14,7 +14,7 @@ _RUNTIME = (
 
 @dataclass(frozen=True, slots=True)
 class GenieLibraries:
-    """Files that run a Genie dialog from one folder.
+    """Files that run a container from one folder.
 
     Attributes:
         origin: where they come from, with its version: `onnxruntime-qnn 2.7.0`.
@@ -28,16 +28,18 @@ class GenieLibraries:
     programs: Mapping[str, Path] = field(default_factory=dict)
 
 
-def cpu_libraries(soc: Soc) -> tuple[str, ...]:
-    """Return the CPU's libraries, as in the vendor's tutorial for Genie on Android."""
-    return (*_RUNTIME, f"libQnnHtpV{soc.htp_arch}Stub.so")
-
-
-def hexagon_library(soc: Soc) -> str:
-    """Return the libraries that its tensor processor loads.
+def needed_libraries(soc: Soc) -> tuple[str, ...]:
+    """Return the libraries that a container needs, as in the vendor's tutorial for Android.
 
     >>> from buildlib.targets import find_soc
-    >>> hexagon_library(find_soc("SM8750"))
-    'libQnnHtpV79Skel.so'
+    >>> needed_libraries(find_soc("SM8750"))[-2:]
+    ('libQnnHtpV79Stub.so', 'libQnnHtpV79Skel.so')
     """
-    return f"libQnnHtpV{soc.htp_arch}Skel.so"
+    arch = soc.htp_arch
+    return (*_COMMON, f"libQnnHtpV{arch}Stub.so", f"libQnnHtpV{arch}Skel.so")
+
+
+def profiling_readers(soc: Soc) -> tuple[str, ...]:
+    """Return the libraries that read QNN's profiles on a device, which not every source has."""
+    readers = ("libQnnHtpProfilingReader.so", "libQnnHtpOptraceProfilingReader.so")
+    return (*readers, f"libQnnHtpV{soc.htp_arch}CalculatorStub.so")

@@ -13,7 +13,6 @@ from filelock import FileLock
 from buildlib.files import atomic_folder, scratch_folder
 from buildlib.toolchains.ort_qnn.wheel import DISTRIBUTION
 from harness.errors import LibrariesFetchError
-from harness.runtimes.libraries.wheels import FetchedWheel
 
 _PLATFORM = "manylinux_2_34_aarch64"
 _PACKAGE = "onnxruntime_qnn"
@@ -22,7 +21,9 @@ _LIBRARIES = re.compile(r"lib(Genie|QnnSystem|QnnHtp\w*)\.so")
 _TIMEOUT_S = 1800.0
 
 
-def fetch_wheel(wheel: FetchedWheel, *, pip: Sequence[str] = (sys.executable, "-m", "pip")) -> bool:
+def fetch_wheel(
+    version: str, folder: Path, *, pip: Sequence[str] = (sys.executable, "-m", "pip")
+) -> bool:
     """Download the wheel, and keep its libraries and licenses; False: they were there already.
 
     The folder appears whole or not at all.
@@ -33,12 +34,12 @@ def fetch_wheel(wheel: FetchedWheel, *, pip: Sequence[str] = (sys.executable, "-
     Raises:
         LibrariesFetchError: pip is not there, or cannot get it; or it holds something else.
     """
-    wheel.folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(wheel.folder.with_name(f".{wheel.folder.name}.lock")):
-        if wheel.folder.is_dir():
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.with_name(f".{folder.name}.lock")):
+        if folder.is_dir():
             return False
-        with atomic_folder(wheel.folder) as made, scratch_folder(wheel.folder) as downloads:
-            _unpack(_download(wheel.version, downloads, pip), made)
+        with atomic_folder(folder) as made, scratch_folder(folder) as downloads:
+            _unpack(_download(version, downloads, pip), made)
     return True
 
 

@@ -7,12 +7,17 @@ from pathlib import Path
 import pytest
 
 from buildlib.targets import Soc, catalog, find_soc
+from buildlib.toolchains.ort_qnn.wheel import find_libraries
 from buildlib.toolchains.qairt import ROOT_VARIABLES
 from harness.errors import GenieMissingError, LibrariesFetchError
-from harness.runtimes.libraries.choice import find_genie
+from harness.runtimes.libraries.base import needed_libraries
+from harness.runtimes.libraries.choice import (
+    FOLDERS_VARIABLE,
+    PLATFORMS,
+    fetched_wheel,
+    find_genie,
+)
 from harness.runtimes.libraries.fetch import fetch_wheel
-from harness.runtimes.libraries.sdk import ANDROID, LINUX, QairtSdk
-from harness.runtimes.libraries.wheels import FetchedWheel
 
 PHONE = find_soc("SM8750")
 BOARD = find_soc("QCS9075")
@@ -23,19 +28,19 @@ _SHARED = ("libGenie.so", "libQnnHtp.so", "libQnnSystem.so", "libQnnHtpNetRunExt
 def _nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No SDK, and nothing fetched."""
     monkeypatch.setenv("QNNFARM_CACHE_DIR", str(tmp_path / "cache"))
-    for name in ROOT_VARIABLES:
+    for name in (*ROOT_VARIABLES, FOLDERS_VARIABLE):
         monkeypatch.delenv(name, raising=False)
 
 
 def make_sdk(root: Path, socs: tuple[Soc, ...]) -> Path:
     """Empty files in the documented folders."""
-    names = [f"lib/{platform}/{name}" for platform in (ANDROID, LINUX) for name in _SHARED]
-    names += [f"lib/{platform}/libQnnHtpPrepare.so" for platform in (ANDROID, LINUX)]
+    names = [f"lib/{platform}/{name}" for platform in PLATFORMS.values() for name in _SHARED]
+    names += [f"lib/{platform}/libQnnHtpPrepare.so" for platform in PLATFORMS.values()]
     for soc in socs:
         stub, skel = (f"libQnnHtpV{soc.htp_arch}{half}.so" for half in ("Stub", "Skel"))
-        names += [f"lib/{platform}/{stub}" for platform in (ANDROID, LINUX)]
+        names += [f"lib/{platform}/{stub}" for platform in PLATFORMS.values()]
         names += [f"lib/hexagon-{soc.dsp_arch}/unsigned/{skel}"]
-    names += [f"bin/{ANDROID}/{name}" for name in ("genie-t2t-run", "genie-app")]
+    names += [f"bin/aarch64-android/{name}" for name in ("genie-t2t-run", "genie-app")]
     for name in names:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).touch()
@@ -67,7 +72,7 @@ def test_emulators_take_what_is_installed() -> None:
     ("abi", "says"),
     [
         ("aarch64", "`qnnfarm libraries fetch` gets it from PyPI; or set QAIRT_SDK_ROOT"),
-        ("arm64-v8a", "the QAIRT SDK alone: set QAIRT_SDK_ROOT"),
+        ("arm64-v8a", "the QAIRT SDK: set QAIRT_SDK_ROOT"),
         ("riscv64", "none for that ABI"),
         ("", "no known ABI"),
     ],
@@ -95,10 +100,10 @@ def test_phones_take_the_sdk(
 def test_an_sdk_that_is_not_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = make_sdk(tmp_path / "sdk", (PHONE,))
     monkeypatch.setenv("QNN_SDK_ROOT", str(root))
-    with pytest.raises(GenieMissingError, match=r"lacks lib/aarch64-android/libQnnHtpV73Stub\.so"):
+    with pytest.raises(GenieMissingError, match=r"lacks libQnnHtpV73Stub\.so"):
         find_genie("arm64-v8a", BOARD)
     monkeypatch.setenv("QNN_SDK_ROOT", str(tmp_path / "gone"))
-    with pytest.raises(GenieMissingError, match="and 6 more files"):
+    with pytest.raises(GenieMissingError, match="and 6 more files: look into"):
         find_genie("arm64-v8a", PHONE)
 
 
@@ -107,36 +112,76 @@ def test_boards_take_the_wheel_of_the_compilers_version_before_the_sdk(
 ) -> None:
     monkeypatch.setenv("QNN_SDK_ROOT", str(make_sdk(tmp_path / "sdk", (BOARD,))))
     assert find_genie("aarch64", BOARD).origin == "QAIRT SDK sdk"
-    wheel = FetchedWheel.of_the_compiler()
-    wheel.folder.mkdir(parents=True)
+    version = find_libraries().version
+    wheel = fetched_wheel(version)
+    wheel.mkdir(parents=True)
     with pytest.raises(GenieMissingError, match=r"lacks .*libGenie\.so.*`qnnfarm libraries fetch`"):
         find_genie("aarch64", BOARD)
     skel = "libQnnHtpV73Skel.so"
     for name in (*_SHARED, "libQnnHtpPrepare.so", "libQnnHtpV73Stub.so", skel):
-        (wheel.folder / name).touch()
+        (wheel / name).touch()
     found = find_genie("aarch64", BOARD)
-    assert found.origin == f"onnxruntime-qnn {wheel.version} for aarch64"
-    assert found.files[skel] == wheel.folder / skel
+    assert found.origin == f"onnxruntime-qnn {version} for aarch64"
+    assert found.files[skel] == wheel / skel
     assert not found.programs  # it has Python
 
 
-def test_every_soc_is_looked_for_by_its_own_architecture(tmp_path: Path) -> None:
-    sdk = QairtSdk(make_sdk(tmp_path / "sdk", catalog()), ANDROID)
+def test_every_soc_is_looked_for_by_its_own_architecture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QNN_SDK_ROOT", str(make_sdk(tmp_path / "sdk", catalog())))
     for soc in catalog():
         skel = f"libQnnHtpV{soc.dsp_arch[1:]}Skel.so"
-        assert sdk.find(soc).files[skel].parent.parent.name == f"hexagon-{soc.dsp_arch}"
+        found = find_genie("arm64-v8a", soc).files[skel]
+        assert found.parent.parent.name == f"hexagon-{soc.dsp_arch}"
+
+
+def test_readers_of_profiles_come_along_where_the_sdk_has_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = make_sdk(tmp_path / "sdk", (PHONE,))
+    monkeypatch.setenv("QNN_SDK_ROOT", str(root))
+    readers = {"libQnnHtpProfilingReader.so", "libQnnHtpV79CalculatorStub.so"}
+    assert not readers & set(find_genie("arm64-v8a", PHONE).files)
+    for name in readers:
+        (root / "lib" / "aarch64-android" / name).touch()
+    assert readers < set(find_genie("arm64-v8a", PHONE).files)
+
+
+def test_named_folders_come_before_the_sdk_and_complete_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sdk = make_sdk(tmp_path / "sdk", (PHONE,))
+    monkeypatch.setenv("QNN_SDK_ROOT", str(sdk))
+    qnn, genie = tmp_path / "qnn" / "arm64-v8a", tmp_path / "genie" / "arm64-v8a"
+    own = ("libGenie.so", "libQnnHtpNetRunExtensions.so", "genie-t2t-run", "genie-app")
+    for folder in (qnn, genie):
+        folder.mkdir(parents=True)
+    for name in needed_libraries(PHONE):
+        if name not in own:
+            (qnn / name).touch()
+    monkeypatch.setenv(FOLDERS_VARIABLE, f"{qnn.parent}:{genie.parent}")
+    with pytest.raises(GenieMissingError, match=r"lacks libGenie\.so.*QNNFARM_LIBRARIES"):
+        find_genie("arm64-v8a", PHONE)
+    for name in own:
+        (genie / name).touch()
+    found = find_genie("arm64-v8a", PHONE)
+    assert found.origin == f"{qnn}:{genie}"
+    assert found.files["libQnnHtp.so"] == qnn / "libQnnHtp.so"
+    assert found.files["libGenie.so"] == genie / "libGenie.so"
+    assert found.programs["genie-t2t-run"] == genie / "genie-t2t-run"
 
 
 @pytest.fixture
-def wheel(tmp_path: Path) -> Iterator[FetchedWheel]:
-    made = FetchedWheel(tmp_path / "libraries" / "wheel-1.0", "1.0")
+def wheel(tmp_path: Path) -> Iterator[Path]:
+    made = tmp_path / "libraries" / "wheel-1.0"
     yield made
-    left = [path.name for path in made.folder.parent.iterdir() if path != made.folder]
-    assert left == [f".{made.folder.name}.lock"]
+    left = [path.name for path in made.parent.iterdir() if path != made]
+    assert left == [f".{made.name}.lock"]
 
 
 def test_libraries_and_licenses_are_kept_under_their_plain_names(
-    tmp_path: Path, wheel: FetchedWheel
+    tmp_path: Path, wheel: Path
 ) -> None:
     make_wheel(
         tmp_path / "index", "onnxruntime_qnn/libGenie.so", "onnxruntime_qnn/libQnnHtpV79Skel.so",
@@ -144,12 +189,12 @@ def test_libraries_and_licenses_are_kept_under_their_plain_names(
         "onnxruntime_qnn/deeper/libQnnHtp.so", "../libQnnSystem.so", "/libQnnHtp.so",
     )  # fmt: skip
     pip = fake_pip(tmp_path, f"cp {tmp_path}/index/*.whl $dest; echo $wanted >{tmp_path}/wanted")
-    assert fetch_wheel(wheel, pip=pip)
-    assert sorted(path.name for path in wheel.folder.iterdir()) == [
+    assert fetch_wheel("1.0", wheel, pip=pip)
+    assert sorted(path.name for path in wheel.iterdir()) == [
         "LICENSE", "libGenie.so", "libQnnHtpV79Skel.so",
     ]  # fmt: skip
     assert (tmp_path / "wanted").read_text() == "onnxruntime-qnn==1.0\n"
-    assert not fetch_wheel(wheel, pip=("false",))  # it is there
+    assert not fetch_wheel("1.0", wheel, pip=("false",))  # it is there
 
 
 @pytest.mark.parametrize(
@@ -163,15 +208,15 @@ def test_libraries_and_licenses_are_kept_under_their_plain_names(
     ],
 )
 def test_a_fetch_that_fails_leaves_nothing(
-    tmp_path: Path, wheel: FetchedWheel, code: str, says: str
+    tmp_path: Path, wheel: Path, code: str, says: str
 ) -> None:
     make_wheel(tmp_path / "index", "onnxruntime_qnn/LICENSE")
     pip = fake_pip(tmp_path, code.replace("INDEX", str(tmp_path / "index")))
     with pytest.raises(LibrariesFetchError, match=says):
-        fetch_wheel(wheel, pip=pip)
-    assert not wheel.folder.exists()
+        fetch_wheel("1.0", wheel, pip=pip)
+    assert not wheel.exists()
 
 
-def test_without_pip(tmp_path: Path, wheel: FetchedWheel) -> None:
+def test_without_pip(tmp_path: Path, wheel: Path) -> None:
     with pytest.raises(LibrariesFetchError, match="No such file"):
-        fetch_wheel(wheel, pip=(str(tmp_path / "pip"),))
+        fetch_wheel("1.0", wheel, pip=(str(tmp_path / "pip"),))
