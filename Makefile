@@ -30,7 +30,7 @@ families:
 
 # SSD and Eaglet against plain decoding, over prompts, turns and adapters, and the rows that Genie keeps of both.
 speculation:
-	$(PYTHON) -m pytest -n 0 -m slow tests/suites/test_speculation.py tests/harness/runtimes/test_speculation.py tests/harness/cli/test_build.py
+	$(PYTHON) -m pytest -n 0 -m slow tests/suites/test_speculation.py tests/harness/runtimes/genie/test_speculation.py tests/harness/cli/test_build.py
 
 # Every command and every snippet of README and docs, in order, and what they print; the suite takes those that need no build.
 documents:

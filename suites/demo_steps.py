@@ -28,7 +28,7 @@ from harness.paths import make_state_dir
 from harness.results.store import ResultsStore
 from harness.runtimes.base import GenerationResult
 from harness.runtimes.context_limit import ContextLimit
-from harness.runtimes.perplexity import cut_windows
+from harness.runtimes.windows import cut_windows
 from harness.virtual_device import manager
 from harness.workloads.base import Recording
 from harness.workloads.bench import Bench

@@ -98,7 +98,7 @@ def parse_tokens(text: str) -> tuple[int, ...]:
 
 def tell_faults(result: "GenerationResult") -> None:
     """Print why an answer ended early, and that a dialog's texts differ from plain decoding's."""
-    from harness.runtimes.speculation import describe
+    from harness.runtimes.genie.speculation import describe
 
     if result.early_end is not None:
         print_remark(str(result.early_end))

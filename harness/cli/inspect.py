@@ -136,7 +136,7 @@ def _print_manifest(console: "Console", container: "GenAIContainer") -> None:
     from buildlib.container.layout import METADATA
     from buildlib.container.manifest import PRECISION
     from buildlib.speculative.agreement import SPECULATIVE
-    from harness.runtimes.speculation import describe
+    from harness.runtimes.genie.speculation import describe
 
     metadata = container.metadata
     written = (container.path / METADATA).stat().st_mtime

@@ -223,7 +223,7 @@ def _compare_steps(
     from harness.results.metrics import METRICS
     from harness.runtimes.context_limit import ContextLimit
     from harness.runtimes.files import open_container
-    from harness.runtimes.perplexity import cut_windows
+    from harness.runtimes.windows import cut_windows
     from harness.workloads.steps import DEFAULT_STEP_WINDOWS, compare_steps, cut_steps, float_steps
 
     container = open_container(where.container_dir)
@@ -274,7 +274,7 @@ def _references(
     from harness.results.perplexity import PERPLEXITY_FLOAT
     from harness.runtimes.context_limit import ContextLimit
     from harness.runtimes.files import open_container
-    from harness.runtimes.perplexity import cut_windows
+    from harness.runtimes.windows import cut_windows
     from harness.workloads.perplexity import float_perplexity
 
     container = open_container(container_dir)

@@ -21,7 +21,7 @@ from pathlib import PureWindowsPath
 from typing import Any
 
 from harness.importing.records import ForeignRun, UnreadableError
-from harness.runtimes.genie_profile import REQUIRED, figures_of
+from harness.runtimes.genie.profile import REQUIRED, figures_of
 
 Entry = Mapping[str, Any]
 Reader = Callable[[str], Iterator[ForeignRun | UnreadableError]]

@@ -24,7 +24,7 @@ from harness.results.metrics import METRICS
 from harness.results.perplexity import PERPLEXITY, PERPLEXITY_FLOAT, PERPLEXITY_QUANTIZED
 from harness.runtimes.base import Window
 from harness.runtimes.context_limit import ContextLimit
-from harness.runtimes.perplexity import cut_windows
+from harness.runtimes.windows import cut_windows
 from harness.words import pluralize
 from harness.workloads.base import UNRECORDED, Recording
 from harness.workloads.generate import Generate

@@ -49,7 +49,7 @@ class PerplexityEvaluator:
         import math
 
         from buildlib.numerics.host_loop import window_losses
-        from harness.runtimes.perplexity import cut_windows
+        from harness.runtimes.windows import cut_windows
 
         windows = cut_windows(text, model.tokenizer, model.limit, metric.windows)
         losses = [

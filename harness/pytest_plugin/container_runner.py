@@ -18,7 +18,7 @@ from harness.runtimes.base import (
 )
 from harness.runtimes.context_limit import ContextLimit
 from harness.runtimes.dialog_settings import DialogSettings
-from harness.runtimes.prompt_embeddings import read_embeddings
+from harness.runtimes.genie.prompt_embeddings import read_embeddings
 from harness.telemetry.sampler import DEFAULT_HZ
 from harness.workloads.base import Recording
 from harness.workloads.bench import Bench

@@ -22,7 +22,7 @@ from harness.errors import PromptTooLongError, WrongUseError
 from harness.results.records import JsonScalar
 from harness.runtimes.context_limit import ContextLimit
 from harness.runtimes.files import check_limits, target_of
-from harness.runtimes.speculation import refuse_wrong_dialogs
+from harness.runtimes.genie.speculation import refuse_wrong_dialogs
 
 _Text = Annotated[str, Field(min_length=1, max_length=1000, pattern=r"\A[^\x00]+\Z")]
 _Strength = Annotated[float, Field(ge=-1000, le=1000, allow_inf_nan=False)]

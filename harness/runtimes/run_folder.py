@@ -12,6 +12,7 @@ from harness.deploy.digests import hashes_on
 from harness.deploy.store import DISK_FULL
 from harness.devices.base import Device, PushItem
 from harness.errors import DeploymentCorruptError, DeviceFullError, RunnerError, RuntimeOutputError
+from harness.results.records import Runner
 
 _LINE = re.compile(
     r"^qnnfarm-run exit=(?P<exit>\d{1,3}) signal=(?P<signal>\d{1,3}) timed_out=(?P<timed_out>[01])"
@@ -203,3 +204,13 @@ class RunFolder:
             reason = f"the runner left more than {_LARGEST_OUTPUT} bytes in {name}"
             raise RuntimeOutputError(self.device.serial, reason, "")
         return result.stdout
+
+
+# Files of a run are links into the store, and Python looks for modules where a link leads. It
+# writes no bytecode: on a full disk that would be cut off, and the next start fail to read it.
+_PYTHON = ("env", "PYTHONPATH=.", "PYTHONDONTWRITEBYTECODE=1", "python3")
+
+
+def runner_command(runner: Runner) -> tuple[str, ...]:
+    """Return the command that starts a runner in a run folder, without its options."""
+    return (*_PYTHON, runner) if runner.endswith(".py") else (f"./{runner}",)

@@ -16,10 +16,10 @@ from harness.runtimes.base import (
     GenerationResult,
     Turn,
 )
-from harness.runtimes.conversation import check_save
 from harness.runtimes.dialog_settings import SETTING_KEYS, DialogSettings
-from harness.runtimes.genie_profile import find_early_end
-from harness.runtimes.prompt_embeddings import read_embeddings
+from harness.runtimes.genie.conversation import check_save
+from harness.runtimes.genie.profile import find_early_end
+from harness.runtimes.genie.prompt_embeddings import read_embeddings
 from harness.workloads.base import (
     UNRECORDED,
     NonEmpty,

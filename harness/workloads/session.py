@@ -18,7 +18,7 @@ from harness.devices.base import Device, DeviceProperties
 from harness.results import provenance
 from harness.results.records import Condition, ContainerInfo, DeviceInfo, Provenance
 from harness.runtimes.base import GenerationResult, LogLevel, Runtime
-from harness.runtimes.genie import GenieRuntime
+from harness.runtimes.genie.runtime import GenieRuntime
 from harness.telemetry.conditions import Conditions, prepared
 from harness.telemetry.gate import OnWait
 from harness.words import soc_label

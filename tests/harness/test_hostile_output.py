@@ -42,9 +42,9 @@ from harness.errors import DeviceCommandError, RunnerError
 from harness.pool import fence
 from harness.pool.fence import HigherTokenError, OtherLedgerError
 from harness.runtimes.base import Window
-from harness.runtimes.genie import GenieRuntime, generated_text
-from harness.runtimes.genie_profile import parse_profile
-from harness.runtimes.perplexity import parse_perplexity
+from harness.runtimes.genie.perplexity import parse_perplexity
+from harness.runtimes.genie.profile import parse_profile
+from harness.runtimes.genie.runtime import GenieRuntime, generated_text
 from harness.runtimes.run_folder import parse_run_line
 from harness.telemetry.conditions import parse_records
 from harness.telemetry.protocol import parse_recording

@@ -19,7 +19,7 @@ from harness.devices.adb.device import AdbDevice
 from harness.exit_codes import BAD, GOOD, NO_ANSWER
 from harness.results.store import ResultsStore, RunFilter
 from harness.runtimes.context_limit import ContextLimit
-from harness.runtimes.perplexity import cut_windows
+from harness.runtimes.windows import cut_windows
 from harness.workloads.perplexity import float_perplexity
 from harness.workloads.quality import stored_quality
 from harness.workloads.steps import cut_steps, float_steps

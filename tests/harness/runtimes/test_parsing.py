@@ -13,8 +13,8 @@ from harness.deploy.store import DISK_FULL
 from harness.devices.base import CommandResult, Device
 from harness.errors import DeviceFullError, RuntimeOutputError
 from harness.runtimes.base import GenerationResult
-from harness.runtimes.genie import generated_text
-from harness.runtimes.genie_profile import find_early_end, parse_clock, parse_profile
+from harness.runtimes.genie.profile import find_early_end, parse_clock, parse_profile
+from harness.runtimes.genie.runtime import generated_text
 from harness.runtimes.run_folder import RunFolder, parse_run_line
 from harness.workloads.base import check_length
 

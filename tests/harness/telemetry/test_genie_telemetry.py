@@ -6,7 +6,7 @@ from pathlib import Path
 from buildlib.container.container import GenAIContainer
 from harness.devices.adb.device import AdbDevice
 from harness.runtimes.base import GenerationRequest
-from harness.runtimes.genie import GenieRuntime
+from harness.runtimes.genie.runtime import GenieRuntime
 
 
 def test_generation_is_sampled_when_asked(virtual_device: AdbDevice, tiny_bundle: Path) -> None:

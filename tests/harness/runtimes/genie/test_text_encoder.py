@@ -11,7 +11,7 @@ import pytest
 from buildlib.container.text_embedding import EncoderContext, text_embedding
 from harness.errors import RuntimeOutputError
 from harness.results.records import Runner
-from harness.runtimes.text_encoder import EncoderRun
+from harness.runtimes.genie.text_encoder import EncoderRun
 
 if TYPE_CHECKING:
     from harness.devices.base import Device

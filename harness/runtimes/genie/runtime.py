@@ -7,7 +7,8 @@ import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal
 
 from buildlib.container.container import GenAIContainer
 from buildlib.container.genie_config import GenieConfig
@@ -40,10 +41,11 @@ from harness.runtimes.base import (
     Window,
 )
 from harness.runtimes.context_limit import ContextLimit, added_tokens
-from harness.runtimes.conversation import ConversationScript, read_state, write_state
 from harness.runtimes.dialog_settings import DialogSettings, alpha_tensor, bound_answer
 from harness.runtimes.files import check_fit, device_files, target_of
-from harness.runtimes.genie_profile import (
+from harness.runtimes.genie.conversation import ConversationScript, read_state, write_state
+from harness.runtimes.genie.perplexity import parse_perplexity
+from harness.runtimes.genie.profile import (
     complete_figures,
     find_early_end,
     lacks_figures,
@@ -52,15 +54,15 @@ from harness.runtimes.genie_profile import (
     parse_profile,
     parse_trace,
 )
+from harness.runtimes.genie.prompt_embeddings import row_bytes
+from harness.runtimes.genie.speculation import compare_dialog
+from harness.runtimes.genie.steps import STEP_RUNNER, STEP_SAMPLER, StepRun
+from harness.runtimes.genie.text_encoder import EncoderRun
+from harness.runtimes.libraries.base import GenieLibraries
 from harness.runtimes.libraries.choice import find_genie
-from harness.runtimes.perplexity import cut_windows, parse_perplexity
-from harness.runtimes.prompt_embeddings import row_bytes
-from harness.runtimes.run_folder import RunFolder
-from harness.runtimes.runners import runner_command, runner_of
-from harness.runtimes.speculation import compare_dialog
-from harness.runtimes.steps import STEP_RUNNER, STEP_SAMPLER, StepRun
-from harness.runtimes.text_encoder import EncoderRun
+from harness.runtimes.run_folder import RunFolder, runner_command
 from harness.runtimes.tokenizer import encode, load_tokenizer
+from harness.runtimes.windows import cut_windows
 from harness.telemetry.sampler import Sampling, sampling
 
 if TYPE_CHECKING:
@@ -90,6 +92,19 @@ def generated_text(output: str, device: str) -> str:
 _OUTPUT = "output.txt"
 _LOG_TAIL = 4000
 _ASKED_IN_WORDS = frozenset({"spd", "ssd-q1", "eaglet"})
+_Program = Literal["genie-t2t-run", "genie-t2e-run", "genie-app"]
+_OURS: Mapping[_Program, Runner] = MappingProxyType(
+    {
+        "genie-t2t-run": "genie_t2t_run.py",
+        "genie-t2e-run": "genie_t2e_run.py",
+        "genie-app": "genie_app.py",
+    }
+)
+
+
+def _runner_of(program: _Program, genie: GenieLibraries) -> Runner:
+    """Return the runner of a documented program: itself where it exists, else ours."""
+    return program if program in genie.programs else _OURS[program]
 
 
 def _query_of(request: GenerationRequest) -> tuple[str, str, str | bytes]:
@@ -172,9 +187,9 @@ class GenieRuntime:
         genie = find_genie(properties.abi, target_of(container).soc)
         self._origin = genie.origin
         self._has_python = not genie.programs
-        self.runner = runner_of("genie-t2t-run", genie)
-        self.embedding_runner = runner_of("genie-t2e-run", genie)
-        self.app_runner = runner_of("genie-app", genie)
+        self.runner = _runner_of("genie-t2t-run", genie)
+        self.embedding_runner = _runner_of("genie-t2e-run", genie)
+        self.app_runner = _runner_of("genie-app", genie)
         self._files = device_files(container, genie)
         self._timeout_s = timeout_s
         self._deploy_timeout_s = deploy_timeout_s

@@ -12,7 +12,7 @@ from buildlib.container.genie_decoding import Eaglet
 from harness.devices.adb.device import AdbDevice
 from harness.errors import ConfigurationLimitError, WrongUseError
 from harness.runtimes.base import Conversation, ConversationRequest
-from harness.runtimes.genie import GenieRuntime
+from harness.runtimes.genie.runtime import GenieRuntime
 from harness.workloads.generate import Generate
 from harness.workloads.session import Session
 

@@ -19,9 +19,8 @@ from harness.errors import ConfigurationLimitError, HostFileError, PromptTooLong
 from harness.runtimes.base import GenerationRequest
 from harness.runtimes.context_limit import added_tokens
 from harness.runtimes.dialog_settings import AdapterRangeWarning
-from harness.runtimes.genie import GenieRuntime
-from harness.runtimes.run_folder import RunFolder
-from harness.runtimes.runners import runner_command
+from harness.runtimes.genie.runtime import GenieRuntime
+from harness.runtimes.run_folder import RunFolder, runner_command
 from harness.workloads.dialog import Dialog
 from harness.workloads.generate import Generate
 from harness.workloads.session import Session, SessionOptions

@@ -14,9 +14,8 @@ from harness.devices.base import Device
 from harness.errors import RuntimeOutputError
 from harness.results.records import Runner
 from harness.runtimes.base import EmbeddingResult, TextVectors
-from harness.runtimes.genie_profile import parse_trace
-from harness.runtimes.run_folder import RunFolder
-from harness.runtimes.runners import runner_command
+from harness.runtimes.genie.profile import parse_trace
+from harness.runtimes.run_folder import RunFolder, runner_command
 
 CONFIG, OUTPUT, SUMMARY, PROFILE = "query_config.json", "output.raw", "summary.json", "profile.json"
 _PROMPTS = "prompts.json"

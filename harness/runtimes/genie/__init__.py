@@ -1,0 +1,1 @@
+"""Genie, the vendor's runtime: conversations, scores, embeddings and logits of its programs."""

@@ -1,0 +1,44 @@
+"""Windows of a text that are scored one by one, each from an empty context."""
+
+from pathlib import Path
+
+from harness.errors import WrongUseError
+from harness.runtimes.base import Window
+from harness.runtimes.context_limit import ContextLimit
+from harness.runtimes.tokenizer import encode, load_tokenizer
+
+_SLACK = 8
+
+
+def cut_windows(
+    text: str, tokenizer: Path, limit: ContextLimit, most: int | None = None
+) -> list[Window]:
+    """Cut a text; what fills no window at its end is left out.
+
+    Args:
+        most: at most that many windows, from the start of the text.
+
+    Raises:
+        WrongUseError: the text is shorter than one window, or the tokenizer cannot be read.
+    """
+    context = limit.context_length
+    encoder = load_tokenizer(tokenizer)
+    text = text.replace("\0", " ")
+    offsets = encoder.encode(text, add_special_tokens=False).offsets
+    windows: list[Window] = []
+    start = 0
+    while (most is None or len(windows) < most) and start + context + _SLACK <= len(offsets):
+        piece = text[offsets[start][0] : offsets[start + context + _SLACK - 1][1]]
+        ids = encode(encoder, piece)
+        if not context - 1 <= len(ids) <= 2 * context - 2:
+            raise WrongUseError(
+                f"the text cannot be cut into windows of {context} tokens near {piece[:40]!r}"
+            )
+        windows.append(Window(piece, tuple(ids[: limit.past_tokens])))
+        start += limit.past_tokens
+    if not windows:
+        raise WrongUseError(
+            f"the text has {len(offsets)} tokens, and one window of the context length needs "
+            f"{context + _SLACK}: name a longer text"
+        )
+    return windows
