@@ -12,6 +12,7 @@ from types import MappingProxyType
 PACKAGES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "bash": ("bash",),
+        "binutils": ("readelf",),
         "chromium": ("chromium",),
         "chromium-driver": ("chromedriver",),
         "dash": ("dash", "sh"),

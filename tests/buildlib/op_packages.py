@@ -1,0 +1,42 @@
+"""Libraries that gcc makes for tests: op packages, and stand-ins for other machines."""
+
+import struct
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.system import program
+
+SCALE = Path(__file__).parents[2] / "suites/op_packages/scale/scale.c"
+_MACHINES = {"hexagon": (32, 164), "aarch64": (64, 183)}
+
+
+def build_library(
+    library: Path,
+    source: str | Path,
+    *,
+    bits: int = 64,
+    machine: str | None = None,
+    flags: int = 0,
+    options: Sequence[str] = (),
+) -> Path:
+    """Compile a library from C.
+
+    Args:
+        machine: whose number stands in its header in place of the host's; its code stays that of
+            the host.
+        flags: `e_flags` of such a library.
+    """
+    if machine is not None:
+        bits, number = _MACHINES[machine]
+    command = [str(program("gcc")), "-shared", "-fPIC", "-O2", f"-m{bits}", "-o", str(library)]
+    command += [] if bits == 64 else ["-nostdlib"]
+    command += ["-x", "c", "-", "-x", "none", *options]
+    text = source if isinstance(source, str) else source.read_text()
+    subprocess.run(command, input=text, text=True, check=True)
+    if machine is not None:
+        data = bytearray(library.read_bytes())
+        struct.pack_into("<H", data, 18, number)
+        struct.pack_into("<I", data, 36 if bits == 32 else 48, flags)
+        library.write_bytes(data)
+    return library

@@ -1,0 +1,92 @@
+"""ELF libraries that gcc makes, as readelf reads them, and hostile ones."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from buildlib.elf import read_elf
+from buildlib.errors import InputFileError
+from buildlib.toolchains.ort_qnn.wheel import find_libraries
+from tests.buildlib.op_packages import build_library
+from tests.system import program
+
+
+def exported(library: Path) -> set[str]:
+    """Return the dynamic symbols that readelf says a library defines."""
+    command = [str(program("readelf")), "-W", "--dyn-syms", str(library)]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    rows = [line.split() for line in lines]
+    rows = [row for row in rows if len(row) == 8 and row[4] in {"GLOBAL", "WEAK"}]
+    return {row[7].partition("@")[0] for row in rows if row[6] not in {"UND", "ABS"}}
+
+
+@pytest.mark.parametrize("name", ["libGenie.so", "libQnnSystem.so", "libQnnIr.so"])
+def test_a_library_of_the_wheel_as_readelf_reads_it(name: str) -> None:
+    library = find_libraries().folder / name
+    info = read_elf(library)
+    assert (str(info), info.hexagon, info.android_api) == ("x86_64", None, None)
+    assert info.soname == name
+    assert "libc.so.6" in info.needed
+    assert info.exports == exported(library)
+
+
+@pytest.mark.parametrize("hash_style", ["sysv", "gnu", "both"])
+@pytest.mark.parametrize("bits", [32, 64])
+def test_exports_of_libraries_with_any_hash_table(
+    tmp_path: Path, hash_style: str, bits: int
+) -> None:
+    source = "int first; int second(void){return first;} static int third(void){return 3;}"
+    library = build_library(
+        tmp_path / "libX.so", source, bits=bits, options=[f"-Wl,--hash-style={hash_style}"]
+    )
+    assert read_elf(library).exports >= {"first", "second"}
+    assert read_elf(library).exports == exported(library)
+
+
+@pytest.mark.parametrize(("flags", "version"), [(0x68, "v68"), (0x8075, "v75"), (0x81, "v81")])
+def test_the_version_of_a_hexagon_library(tmp_path: Path, flags: int, version: str) -> None:
+    library = build_library(tmp_path / "libX.so", "int x;", machine="hexagon", flags=flags)
+    assert str(read_elf(library)) == f"hexagon {version}"
+
+
+@pytest.mark.parametrize("content", [b"", b"no ELF", b"\x7fELF", b"\x7fELF\x02\x02" + bytes(99)])
+def test_files_that_are_no_libraries(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "libX.so"
+    path.write_bytes(content)
+    with pytest.raises(InputFileError, match="ELF"):
+        read_elf(path)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(InputFileError, match="No such file"):
+        read_elf(tmp_path / "libX.so")
+
+
+@pytest.fixture(scope="module", params=[32, 64])
+def sound(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    library = tmp_path_factory.mktemp("elf") / "libX.so"
+    return build_library(library, "int x; int f(void){return x;}", bits=request.param)
+
+
+@given(
+    changes=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), max_size=8),
+    kept=st.floats(0, 1),
+    early=st.booleans(),
+)
+def test_damaged_libraries_are_read_or_refused(
+    sound: Path, changes: list[tuple[float, int]], kept: float, early: bool
+) -> None:
+    data = bytearray(sound.read_bytes())
+    reach = 1024 if early else len(data)  # headers lie in front
+    for place, value in changes:
+        data[int(place * min(reach, len(data)))] = value
+    damaged = sound.with_name("damaged.so")
+    damaged.write_bytes(data[: int(kept * len(data)) + 1])
+    try:
+        info = read_elf(damaged)
+    except InputFileError:
+        return
+    assert all(isinstance(name, str) for name in info.exports)
