@@ -78,8 +78,7 @@ class _Segment:
 
 
 class _Reader:
-    """Reads one file. All places come from the file and may lie anywhere: `struct` and slices of
-    the map refuse those outside."""
+    """Reads one file, whose places may lie anywhere: `struct` refuses those outside."""
 
     def __init__(self, data: mmap.mmap) -> None:
         if data[:4] != b"\x7fELF":

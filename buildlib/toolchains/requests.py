@@ -6,6 +6,8 @@ Pickled, as a child that need not import pydantic starts in half the time.
 from dataclasses import dataclass
 from pathlib import Path
 
+from buildlib.toolchains.base import TensorInfo
+
 
 @dataclass(frozen=True, slots=True)
 class ConvertRequest:
@@ -49,6 +51,14 @@ class InspectRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class OpPackageLibrary:
+    """The library of an op package, and its function that provides the interface."""
+
+    library: Path
+    provider: str
+
+
+@dataclass(frozen=True, slots=True)
 class ExecuteRequest:
     """Run a graph on the emulator, arrays as `.npz`; the answer is the output names."""
 
@@ -57,11 +67,28 @@ class ExecuteRequest:
     inputs: Path
     outputs: Path
     soc_model: int | None
+    op_packages: tuple[OpPackageLibrary, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class OpPackageRequest:
     """Register an op package; the answer is the operations that the backend knows through it."""
 
-    library: Path
-    provider: str
+    package: OpPackageLibrary
+
+
+@dataclass(frozen=True, slots=True)
+class OperationRequest:
+    """Compile a graph of one node to a context binary; the answer is its size.
+
+    Attributes:
+        operation: of the package, e.g. `my.package::Scale`.
+        inputs, outputs: of the node, and of the graph, which is named after the operation.
+    """
+
+    package: OpPackageLibrary
+    operation: str
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+    binary: Path
+    soc_model: int

@@ -1,48 +1,184 @@
 """`qnnfarm op-package`: op packages, the operations that users add to QNN."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from harness.cli.arguments import Json
 from harness.console import answers, print_json
 from harness.errors import WrongUseError
+from harness.exit_codes import BAD
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from buildlib.toolchains.requests import OpPackageLibrary
 
 app = typer.Typer(help="Op packages: operations of your own for QNN.", no_args_is_help=True)
 
-
-@app.callback()
-def _group() -> None:
-    """Make `check` a command of a group, though it is the only one."""
+_Library = Annotated[Path, typer.Argument(help="The package's library for this host, x86_64.")]
+_Provider = Annotated[
+    str, typer.Option(metavar="NAME", help="Its function that provides the interface.")
+]
+_SPREAD = 4.0
 
 
 @app.command("check")
-def check(
-    file: Annotated[Path, typer.Argument(help="The package's library for this host, x86_64.")],
-    provider: Annotated[
-        str, typer.Option(metavar="NAME", help="Its function that provides the interface.")
-    ],
-    json: Json = False,
-) -> None:
+def check(file: _Library, provider: _Provider, json: Json = False) -> None:
     """Load an op package into the HTP compiler of this host, and list the operations it adds.
 
     It shows that the package registers, not that its kernels compute.
     """
-    from buildlib.paths import user_path
-    from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
-
-    library = user_path(file)
-    if not library.is_file():
-        raise WrongUseError(f"no file {file}")
-    operations = OrtQnnToolchain().op_package(library, provider)
-    if not operations:
-        raise WrongUseError(
-            f"{file} registers, but adds no operation: its information lists none under a name "
-            "that QNN does not have already"
-        )
+    _, operations = _registered(file, provider)
     if json:
         print_json({"operations": list(operations)})
         return
     for operation in operations:
         answers().print(operation)
+
+
+@app.command("run")
+def run(
+    file: _Library,
+    provider: _Provider,
+    formula: Annotated[
+        str,
+        typer.Option(
+            metavar="EXPRESSION",
+            help="What the operation computes, in NumPy: `3 * x + 1`, `np.maximum(x, 0)`; several "
+            "outputs with commas between.",
+        ),
+    ],
+    operation: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="The operation; by default the only one of the package."),
+    ] = None,
+    input_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--input",
+            metavar="NAME=SHAPE|FILE.npy",
+            help="An input: numbers drawn from -4 to 4 of a shape such as `1,1,4,32`, or the real "
+            "numbers of a file. Can be repeated, in the order of the node's inputs. By default "
+            "`x=1,1,8,64`.",
+        ),
+    ] = None,
+    dtype: Annotated[
+        Literal["uint8", "uint16", "float16", "float32"],
+        typer.Option(help="Stored type of all tensors; integers are on a grid over their values."),
+    ] = "uint16",
+    tolerance: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            help="Largest difference, in steps of the output's grid; of floats, in thousandths of "
+            "its largest value.",
+        ),
+    ] = 1.0,
+    soc: Annotated[str, typer.Option(help="SoC that is emulated.")] = "SM8750",
+    json: Json = False,
+) -> None:
+    """Run one operation of an op package on the emulator, and compare it with a formula.
+
+    The graph of that node is compiled, and loaded and run in a process of its own, as on a device.
+    """
+    from buildlib.numerics.operation import run_operation
+    from buildlib.targets import find_soc
+
+    package, operations = _registered(file, provider)
+    name = _choose(operation, operations)
+    inputs = _read_inputs(input_ or ["x=1,1,8,64"])
+    done = run_operation(
+        package,
+        name,
+        inputs,
+        lambda reals: _compute(formula, reals),
+        dtype=dtype,
+        soc=find_soc(soc),
+    )
+    passed = max(done.steps) <= tolerance
+    if json:
+        print_json({"operation": name, "steps": list(done.steps), "passed": passed})
+    for number, (steps, got, expected) in enumerate(
+        zip(done.steps, done.outputs, done.expected, strict=True)
+    ):
+        if not json:
+            verdict = "ok" if steps <= tolerance else "WRONG"
+            answers().print(
+                f"{name} output {number} {expected.shape}: {verdict}, up to {steps:.2f} steps from "
+                f"{formula}; it is {got.min():.4g} to {got.max():.4g}, and should be "
+                f"{expected.min():.4g} to {expected.max():.4g}"
+            )
+    if not passed:
+        raise typer.Exit(BAD)
+
+
+def _registered(file: Path, provider: str) -> "tuple[OpPackageLibrary, tuple[str, ...]]":
+    """Return a package, and the operations that it adds to the backend."""
+    from buildlib.paths import absolute_user_path
+    from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
+    from buildlib.toolchains.requests import OpPackageLibrary
+
+    package = OpPackageLibrary(absolute_user_path(file), provider)
+    if not package.library.is_file():
+        raise WrongUseError(f"no file {file}")
+    operations = OrtQnnToolchain().op_package(package)
+    if not operations:
+        raise WrongUseError(
+            f"{file} registers, but adds no operation: its information lists none under a name "
+            "that QNN does not have already"
+        )
+    return package, operations
+
+
+def _choose(wanted: str | None, operations: Sequence[str]) -> str:
+    """Return the operation of that name, with or without its package."""
+    fitting = [one for one in operations if wanted in {None, one, one.rpartition("::")[2]}]
+    if len(fitting) != 1:
+        raise WrongUseError(f"--operation: name one of {', '.join(operations)}")
+    return fitting[0]
+
+
+def _read_inputs(texts: Sequence[str]) -> "dict[str, npt.NDArray[np.float64]]":
+    import numpy as np
+
+    random = np.random.default_rng(0)
+    inputs = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        try:
+            if value.endswith(".npy"):
+                array = np.load(value, allow_pickle=False).astype(np.float64)
+            else:
+                shape = tuple(int(size) for size in value.split(","))
+                array = random.uniform(-_SPREAD, _SPREAD, shape)
+        except (OSError, ValueError) as error:
+            raise WrongUseError(f"--input {text}: {error}") from error
+        if not name.isidentifier() or name in inputs or not array.size:
+            raise WrongUseError(f"--input takes NAME=SHAPE or NAME=FILE.npy, not {text!r}")
+        if not np.isfinite(array).all():
+            raise WrongUseError(f"--input {text}: not all numbers are finite")
+        inputs[name] = array
+    return inputs
+
+
+def _compute(
+    formula: str, inputs: "Mapping[str, npt.NDArray[np.float64]]"
+) -> "list[npt.NDArray[np.float64]]":
+    """Evaluate the user's own formula."""
+    import numpy as np
+
+    try:
+        with np.errstate(all="ignore"):  # what is not finite is refused below
+            value = eval(formula, {"np": np}, dict(inputs))  # noqa: S307 - the user's own code
+        outputs = [
+            np.asarray(one, np.float64) for one in (value if isinstance(value, tuple) else [value])
+        ]
+    except Exception as error:
+        raise WrongUseError(f"--formula {formula!r}: {error}") from error
+    if not all(one.size and np.isfinite(one).all() for one in outputs):
+        raise WrongUseError(f"--formula {formula!r}: not all numbers are finite")
+    return outputs

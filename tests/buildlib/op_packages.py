@@ -5,9 +5,11 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+from buildlib.toolchains.ort_qnn.wheel import find_libraries
 from tests.system import program
 
 SCALE = Path(__file__).parents[2] / "suites/op_packages/scale/scale.c"
+PROVIDER = "ScaleProvider"
 _MACHINES = {"hexagon": (32, 164), "aarch64": (64, 183)}
 
 
@@ -40,3 +42,9 @@ def build_library(
         struct.pack_into("<I", data, 36 if bits == 32 else 48, flags)
         library.write_bytes(data)
     return library
+
+
+def build_package(library: Path, source: str | Path = SCALE) -> Path:
+    """Compile an op package for this host, as the first lines of the example say."""
+    link = ["-L", str(find_libraries().folder), "-l:libQnnHtp.so", "-Wl,--allow-shlib-undefined"]
+    return build_library(library, source, options=link)

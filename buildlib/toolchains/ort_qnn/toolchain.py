@@ -28,7 +28,7 @@ from buildlib.errors import (
 from buildlib.files import atomic_path, sync_file
 from buildlib.targets import Target
 from buildlib.toolchains import qairt
-from buildlib.toolchains.base import BinaryInfo
+from buildlib.toolchains.base import BinaryInfo, TensorInfo
 from buildlib.toolchains.child_process import Step, run_step
 from buildlib.toolchains.compile_config import CompileConfig
 from buildlib.toolchains.htp_extensions import HtpGraphConfig
@@ -39,6 +39,8 @@ from buildlib.toolchains.requests import (
     ExecuteRequest,
     GraphRequest,
     InspectRequest,
+    OperationRequest,
+    OpPackageLibrary,
     OpPackageRequest,
 )
 
@@ -167,6 +169,7 @@ class OrtQnnToolchain:
         inputs: Mapping[str, npt.NDArray[np.generic]],
         *,
         soc_model: int | None = None,
+        op_packages: Sequence[OpPackageLibrary] = (),
     ) -> dict[str, npt.NDArray[np.generic]]:
         """Run one graph of an unshared context binary once on the HTP emulator.
 
@@ -175,6 +178,7 @@ class OrtQnnToolchain:
             graph: its name.
             inputs: arrays as stored: integers of quantized tensors.
             soc_model: model of the emulated SoC; by default the library's choice.
+            op_packages: those for this host whose operations the graph has.
 
         Raises:
             ToolchainMissingError: the wheel is not usable here.
@@ -183,20 +187,52 @@ class OrtQnnToolchain:
         with tempfile.TemporaryDirectory(prefix="qnnfarm-execute-") as scratch:
             inputs_file, outputs_file = Path(scratch) / "inputs.npz", Path(scratch) / "outputs.npz"
             np.savez(inputs_file, **inputs)  # type: ignore[arg-type]
-            request = ExecuteRequest(binary.absolute(), graph, inputs_file, outputs_file, soc_model)
+            packages = tuple(op_packages)
+            request = ExecuteRequest(
+                binary.absolute(), graph, inputs_file, outputs_file, soc_model, packages
+            )
             self._run("execute", binary, request, self.timeouts.execute_s)
             with np.load(outputs_file, allow_pickle=False) as outputs:
                 return dict(outputs)
 
-    def op_package(self, library: Path, provider: str) -> tuple[str, ...]:
+    def op_package(self, package: OpPackageLibrary) -> tuple[str, ...]:
         """Return the operations that an op package for this host adds, e.g. `my.package::Scale`.
 
         Raises:
             ToolchainMissingError: the wheel is not usable here.
             ToolchainError: the package does not load, does not register, or ended the process.
         """
-        request = OpPackageRequest(library.absolute(), provider)
-        return tuple(self._run("op_package", library, request, self.timeouts.inspect_s))
+        request = OpPackageRequest(package)
+        return tuple(self._run("op_package", package.library, request, self.timeouts.inspect_s))
+
+    def compile_operation(
+        self,
+        package: OpPackageLibrary,
+        operation: str,
+        inputs: Sequence[TensorInfo],
+        outputs: Sequence[TensorInfo],
+        binary: Path,
+        soc_model: int,
+    ) -> None:
+        """Compile a graph of one operation of an op package, which is named after the operation.
+
+        Args:
+            package: for this host.
+            operation: as `op_package` names it.
+            inputs: of the node and of the graph.
+            outputs: of both.
+            binary: the context binary to write.
+            soc_model: model of the SoC to compile for.
+
+        Raises:
+            ToolchainMissingError: the wheel is not usable here.
+            ToolchainError: the package or its operation is refused, or ended the process.
+        """
+        with atomic_path(binary.absolute()) as unfinished:
+            request = OperationRequest(
+                package, operation, tuple(inputs), tuple(outputs), unfinished, soc_model
+            )
+            self._run("operation", package.library, request, self.timeouts.compile_s)
 
     def _run(self, command: str, subject: Path, request: object, timeout_s: float) -> Any:  # noqa: ANN401 - JSON
         libraries = find_libraries()

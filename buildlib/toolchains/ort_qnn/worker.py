@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         ConvertRequest,
         ExecuteRequest,
         InspectRequest,
+        OperationRequest,
         OpPackageRequest,
     )
 
@@ -119,6 +120,8 @@ def execute(body: bytes) -> object:
     libraries = find_libraries()
     system = load_system(libraries.system)
     session = HtpSession(libraries.htp, request.soc_model)
+    for package in request.op_packages:
+        session.register_op_package(package)
     graph = EmulatedGraph(session, system, request.binary.read_bytes(), request.graph)
     with np.load(request.inputs, allow_pickle=False) as inputs:
         outputs = graph.run(dict(inputs))
@@ -133,8 +136,17 @@ def op_package(body: bytes) -> object:
     request: OpPackageRequest = pickle.loads(body)  # noqa: S301 - of the parent
     session = HtpSession(find_libraries().htp)
     before = set(session.operations())
-    session.register_op_package(request.library, request.provider)
+    session.register_op_package(request.package)
     return sorted(set(session.operations()) - before)
+
+
+def operation(body: bytes) -> object:
+    """Compile a graph of one operation of an op package."""
+    from buildlib.toolchains.qnn.api import HtpSession
+    from buildlib.toolchains.qnn.composition import compile_operation
+
+    request: OperationRequest = pickle.loads(body)  # noqa: S301 - of the parent
+    return compile_operation(HtpSession(find_libraries().htp, request.soc_model), request)
 
 
 def versions(_body: bytes) -> object:
@@ -176,6 +188,7 @@ COMMANDS: dict[str, Command] = {
     "inspect": inspect,
     "execute": execute,
     "op_package": op_package,
+    "operation": operation,
     "versions": versions,
 }
 

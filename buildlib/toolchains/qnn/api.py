@@ -21,6 +21,7 @@ from buildlib.toolchains.qnn.structures import (
     SystemInterfaceHeader,
     Version,
 )
+from buildlib.toolchains.requests import OpPackageLibrary
 
 BACKEND_TABLE_ENTRIES: Final = {(2, 40): 75}
 """Entries of a backend's function table by core API version.
@@ -33,6 +34,10 @@ SYSTEM_API_MAJOR: Final = 1
 SYSTEM_API_MINORS: Final = range(10, 16)
 _LOG_LEVEL_WARNING = 2
 _PROVIDER_NOT_FOUND = 4006
+_OPERATION_NOT_FOUND = 5005
+_UNREGISTERED = (
+    "an operation of the binary is not known; the op package that has it is not registered"
+)
 
 
 class BackendFunction(IntEnum):
@@ -49,9 +54,11 @@ class BackendFunction(IntEnum):
     CONTEXT_CREATE_FROM_BINARY = 13
     CONTEXT_FREE = 14
     GRAPH_CREATE = 15
+    GRAPH_ADD_NODE = 18
     GRAPH_FINALIZE = 19
     GRAPH_RETRIEVE = 20
     GRAPH_EXECUTE = 21
+    TENSOR_CREATE_GRAPH_TENSOR = 24
     LOG_CREATE = 25
     DEVICE_CREATE = 40
     DEVICE_FREE = 43
@@ -190,11 +197,16 @@ class HtpSession:
     def context_from_binary(self, binary: bytes) -> c.c_void_p:
         """Load the context of a context binary."""
         context = c.c_void_p()
-        self.qnn.call(
-            BackendFunction.CONTEXT_CREATE_FROM_BINARY,
-            self.backend, self.device, c.c_void_p(None), c.c_char_p(binary),
-            c.c_uint64(len(binary)), c.pointer(context), c.c_void_p(None),
-        )  # fmt: skip
+        try:
+            self.qnn.call(
+                BackendFunction.CONTEXT_CREATE_FROM_BINARY,
+                self.backend, self.device, c.c_void_p(None), c.c_char_p(binary),
+                c.c_uint64(len(binary)), c.pointer(context), c.c_void_p(None),
+            )  # fmt: skip
+        except QnnCallError as error:
+            if error.code == _OPERATION_NOT_FOUND:
+                raise RefusedError(f"{error}: {_UNREGISTERED}") from error
+            raise
         return context
 
     def graph(self, context: c.c_void_p, name: str) -> c.c_void_p:
@@ -205,17 +217,17 @@ class HtpSession:
         )
         return graph
 
-    def register_op_package(self, library: Path, provider: str) -> None:
-        """Make the operations of an op package known to the backend."""
+    def register_op_package(self, package: OpPackageLibrary) -> None:
+        """Make the operations of an op package known to the backend, before it has contexts."""
         try:
             self.qnn.call(
                 BackendFunction.BACKEND_REGISTER_OP_PACKAGE,
-                self.backend, c.c_char_p(os.fsencode(library)), c.c_char_p(provider.encode()),
-                c.c_char_p(None),
+                self.backend, c.c_char_p(os.fsencode(package.library)),
+                c.c_char_p(package.provider.encode()), c.c_char_p(b"CPU"),
             )  # fmt: skip
         except QnnCallError as error:
             if error.code == _PROVIDER_NOT_FOUND:
-                raise RefusedError(f"the package has no function {provider!r}") from error
+                raise RefusedError(f"the package has no function {package.provider!r}") from error
             raise
 
     def operations(self) -> list[str]:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from buildlib.toolchains.base import TensorInfo
 from buildlib.toolchains.child_process import RefusedError
 from buildlib.toolchains.qnn import structures as qnn_types
 from buildlib.toolchains.qnn.api import (
@@ -19,7 +20,7 @@ from buildlib.toolchains.qnn.api import (
     SystemFunction,
 )
 from buildlib.toolchains.qnn.structures import HtpConfig
-from buildlib.toolchains.requests import CompileRequest, GraphRequest
+from buildlib.toolchains.requests import CompileRequest, GraphRequest, OperationRequest
 
 _GRAPH_INFO_VERSION_1 = 1
 _QNN_ERROR_INVALID_ARGUMENT = 1003
@@ -144,6 +145,64 @@ class _GraphComposer:
         if self._created > 1:
             return _QNN_ERROR_INVALID_ARGUMENT
         return int(self._create(context, self._name.encode(), self._configs.pointer, graph))
+
+
+def compile_operation(session: HtpSession, request: OperationRequest) -> int:
+    """Compile a graph of one node of an op package, write its binary, and return its size.
+
+    Raises:
+        RefusedError: the node or the graph is refused.
+    """
+    session.register_op_package(request.package)
+    context, graph = session.new_context(HtpConfigs()), c.c_void_p()
+    package, _, operation = request.operation.rpartition("::")
+    name, call = operation.encode(), session.qnn.call
+    call(
+        BackendFunction.GRAPH_CREATE,
+        context, c.c_char_p(name), HtpConfigs().pointer, c.pointer(graph),
+    )  # fmt: skip
+    tensors = []
+    for infos, kind in (
+        (request.inputs, qnn_types.TENSOR_INPUT),
+        (request.outputs, qnn_types.TENSOR_OUTPUT),
+    ):
+        array = (qnn_types.Tensor * len(infos))(*(_new_tensor(info, kind) for info in infos))
+        for tensor in array:
+            call(BackendFunction.TENSOR_CREATE_GRAPH_TENSOR, graph, c.pointer(tensor))
+        tensors.append(array)
+    node = qnn_types.OperationConfig(
+        version=1, name=name, package=package.encode(), operation=name,
+        input_count=len(request.inputs), inputs=tensors[0],
+        output_count=len(request.outputs), outputs=tensors[1],
+    )  # fmt: skip
+    call(BackendFunction.GRAPH_ADD_NODE, graph, node)
+    try:
+        call(BackendFunction.GRAPH_FINALIZE, graph, c.c_void_p(None), c.c_void_p(None))
+    except QnnCallError as error:
+        reason = "no kernel of the package takes tensors of these types and shapes"
+        raise RefusedError(f"{reason}, or it needs parameters ({error})") from error
+    return _write_binary(session.qnn, context, request.binary)
+
+
+def _new_tensor(info: TensorInfo, kind: int) -> qnn_types.Tensor:
+    """Return a graph's tensor; integers with an encoding are fixed-point numbers."""
+    fixed = info.encoding is not None
+    numbers = {
+        name: number
+        for number, name in reversed(qnn_types.DATA_TYPES.items())
+        if fixed == (0x300 <= number < 0x500)
+    }
+    tensor = qnn_types.Tensor(
+        version=1, name=info.name.encode(), type=kind, data_type=numbers[info.dtype],
+        rank=len(info.shape), dimensions=(c.c_uint32 * len(info.shape))(*info.shape),
+    )  # fmt: skip
+    tensor.quantize.definition = tensor.quantize.encoding = qnn_types.UNDEFINED
+    if info.encoding is not None:
+        tensor.quantize.definition = qnn_types.ENCODING_DEFINED
+        tensor.quantize.encoding = qnn_types.ENCODING_SCALE_OFFSET
+        tensor.quantize.scale = info.encoding.scale
+        tensor.quantize.offset = info.encoding.offset
+    return tensor
 
 
 def _write_binary(qnn: FunctionTable, context: c.c_void_p, path: Path) -> int:

@@ -23,6 +23,10 @@ HTP_OPTIMIZATION_DLBC_WEIGHTS: Final = 5
 
 ENCODING_DEFINED: Final = 1
 ENCODING_SCALE_OFFSET: Final = 0
+UNDEFINED: Final = 0x7FFFFFFF
+
+TENSOR_INPUT: Final = 0
+TENSOR_OUTPUT: Final = 1
 
 MEMORY_RAW: Final = 0
 
@@ -133,6 +137,23 @@ class Tensor(c.Structure):
         ("dynamic_dimensions", c.c_void_p),
         ("_sparse", c.c_uint32 * 3),
         ("_produced", c.c_uint32),
+    )
+
+
+class OperationConfig(c.Structure):
+    """A node of a graph, version 1 with its version before it."""
+
+    _fields_ = (
+        ("version", c.c_uint32),
+        ("name", c.c_char_p),
+        ("package", c.c_char_p),
+        ("operation", c.c_char_p),
+        ("parameter_count", c.c_uint32),
+        ("parameters", c.c_void_p),
+        ("input_count", c.c_uint32),
+        ("inputs", c.POINTER(Tensor)),
+        ("output_count", c.c_uint32),
+        ("outputs", c.POINTER(Tensor)),
     )
 
 

@@ -4,9 +4,10 @@
 //
 // FOLDER holds libQnnHtp.so of the onnxruntime-qnn wheel. The provider is `ScaleProvider`.
 //
-// The structures are our own. Interface 1.4 of op packages follows the public reference of
-// QnnOpPackage.h (https://docs.qualcomm.com/doc/80-63442-10). Names, order and use of what QHPI
-// takes follow kernels under the MIT License, copyright (c) MLLM Team, in
+// The structures are our own. Interface 1.4 of op packages, and QHPI, by which a kernel reads and
+// writes tensors, follow the public reference (https://docs.qualcomm.com/doc/80-63442-10, pages of
+// QnnOpPackage.h, htp_qhpi and qhpi_8h). Names, order and use of what QHPI takes follow kernels
+// under the MIT License, copyright (c) MLLM Team, in
 // mllm/backends/qnn/custom-op-package/QhpiHmxProbePackage of
 // https://github.com/Dan1un1u/mllm at 248f257754b976b329c080b808a79ad784b167dd. Sizes and numbers
 // were found by running libQnnHtp.so 2.51: its messages name a field that has a wrong value.
@@ -49,7 +50,7 @@ typedef struct {
 enum { QUINT16 = 2, FLAT_4 = 2, DIRECT = 0, DDR_OR_TCM = 0, HVX = 2 };
 typedef struct { uint32_t rank, dims[8]; } Shape;
 typedef struct { int32_t zero; float step; } Quantization;
-typedef struct { uint32_t type, layout, storage, placement; } Signature;
+typedef struct { uint32_t type, layout; uint8_t storage, placement; } Signature;
 typedef struct {
   const char *name;
   uint32_t (*function)(void *, uint32_t, void **, uint32_t, const void *const *);

@@ -1,39 +1,83 @@
 """Op packages in the real HTP compiler: the one in C of `suites`, built here, and damaged ones."""
 
-import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from buildlib.errors import ToolchainError
+from buildlib.numerics.operation import run_operation
+from buildlib.targets import find_soc
+from buildlib.toolchains.base import ScaleOffset, TensorInfo
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
-from buildlib.toolchains.ort_qnn.wheel import find_libraries
-from tests.system import program
+from buildlib.toolchains.requests import OpPackageLibrary
+from tests.buildlib.op_packages import PROVIDER, SCALE, build_package
 
-SOURCE = Path(__file__).parents[3] / "suites/op_packages/scale/scale.c"
+SOC = find_soc("SM8750")
+OPERATION = "qnnfarm.scale::Scale"
 
 
 @pytest.fixture(scope="module")
-def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def package(tmp_path_factory: pytest.TempPathFactory) -> OpPackageLibrary:
     library = tmp_path_factory.mktemp("package") / "libScale_CPU.so"
-    link = ["-L", str(find_libraries().folder), "-l:libQnnHtp.so"]
-    options = ["-shared", "-fPIC", "-O2", "-Wl,--allow-shlib-undefined"]
-    gcc = str(program("gcc"))
-    subprocess.run([gcc, *options, str(SOURCE), "-o", str(library), *link], check=True)
-    return library
+    return OpPackageLibrary(build_package(library), PROVIDER)
 
 
-def test_the_operations_of_a_package_become_known(package: Path) -> None:
-    assert OrtQnnToolchain().op_package(package, "ScaleProvider") == ("qnnfarm.scale::Scale",)
+def test_the_operations_of_a_package_become_known(package: OpPackageLibrary) -> None:
+    assert OrtQnnToolchain().op_package(package) == (OPERATION,)
 
 
-def test_a_provider_that_the_package_lacks(package: Path) -> None:
+def test_a_provider_that_the_package_lacks(package: OpPackageLibrary) -> None:
     with pytest.raises(ToolchainError, match="no function 'Missing'"):
-        OrtQnnToolchain().op_package(package, "Missing")
+        OrtQnnToolchain().op_package(OpPackageLibrary(package.library, "Missing"))
 
 
 def test_a_file_that_is_no_library(tmp_path: Path) -> None:
     library = tmp_path / "libScale_CPU.so"
     library.write_text("no ELF")
     with pytest.raises(ToolchainError, match="BACKEND_REGISTER_OP_PACKAGE"):
-        OrtQnnToolchain().op_package(library, "ScaleProvider")
+        OrtQnnToolchain().op_package(OpPackageLibrary(library, PROVIDER))
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 4, 32), (3, 5)])
+def test_a_kernel_computes_its_formula(package: OpPackageLibrary, shape: tuple[int, ...]) -> None:
+    inputs = {"x": np.random.default_rng(1).uniform(-2, 5, shape)}
+    done = run_operation(
+        package, OPERATION, inputs, lambda real: [3 * real["x"] + 1], dtype="uint16", soc=SOC
+    )
+    assert np.ptp(done.outputs[0]) > 3
+    assert done.steps[0] <= 0.5 + 1e-6  # the kernel rounds to the nearest
+
+
+def test_another_formula_is_told_apart(package: OpPackageLibrary) -> None:
+    inputs = {"x": np.linspace(-1, 1, 64).reshape(1, 1, 2, 32)}
+    done = run_operation(
+        package, OPERATION, inputs, lambda real: [2 * real["x"] + 1], dtype="uint16", soc=SOC
+    )
+    assert done.steps[0] > 1000
+
+
+def test_a_package_without_a_kernel_registers_and_cannot_be_compiled(tmp_path: Path) -> None:
+    source = SCALE.read_text().replace("qhpi_register_ops_v1(1, &OPERATION, PACKAGE);", "")
+    library = OpPackageLibrary(build_package(tmp_path / "libX_CPU.so", source), PROVIDER)
+    assert OrtQnnToolchain().op_package(library) == (OPERATION,)
+    with pytest.raises(ToolchainError, match="no kernel of the package"):
+        run_operation(
+            library,
+            OPERATION,
+            {"x": np.ones((1, 1, 2, 32))},
+            lambda real: [real["x"]],
+            dtype="uint16",
+            soc=SOC,
+        )
+
+
+def test_a_binary_without_its_package_says_what_is_missing(
+    package: OpPackageLibrary, tmp_path: Path
+) -> None:
+    binary, toolchain = tmp_path / "scale.bin", OrtQnnToolchain()
+    tensor = TensorInfo("x", (1, 1, 2, 32), "uint16", ScaleOffset(0.001, 0))
+    output = TensorInfo("y", tensor.shape, tensor.dtype, ScaleOffset(0.004, 0))
+    toolchain.compile_operation(package, OPERATION, [tensor], [output], binary, SOC.soc_model)
+    with pytest.raises(ToolchainError, match="op package that has it is not registered"):
+        toolchain.execute(binary, "Scale", {"x": np.zeros(tensor.shape, np.uint16)})

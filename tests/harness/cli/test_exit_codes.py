@@ -76,6 +76,7 @@ TABLE = (
     (NO_ANSWER, "libraries fetch --no-such-option"),
     (NO_ANSWER, "nightly nothing.yaml"),
     (NO_ANSWER, "op-package check nothing --provider x"),
+    (NO_ANSWER, "op-package run nothing --provider x --formula x"),
     (NO_ANSWER, "perplexity nothing --text nothing"),
     (NO_ANSWER, "pipeline bisect nothing.yaml"),
     (NO_ANSWER, "pipeline compare nothing.yaml"),
