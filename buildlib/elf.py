@@ -1,4 +1,4 @@
-"""ELF libraries: the machine that one is for, what it needs, and what it exports.
+"""ELF files: the machine that one is for, what it needs, and what it exports.
 
 Sources: the generic System V ABI (https://gabi.xinuos.com) for headers, dynamic section and symbol
 tables; LLVM's `BinaryFormat/ELF.h` (Apache-2.0 with LLVM exceptions) for Hexagon's flags; the NDK's
@@ -14,10 +14,11 @@ from typing import Final
 
 from buildlib.errors import InputFileError
 
+_MAGIC = b"\x7fELF"
 _MACHINES: Final = {3: "x86", 40: "arm", 62: "x86_64", 164: "hexagon", 183: "aarch64"}
 _HEXAGON = 164
 _HEXAGON_MACHINE = 0x3FF
-_SHARED = 3
+_PROGRAM, _SHARED = 2, 3
 _LOAD, _DYNAMIC, _NOTE = 1, 2, 4
 _NEEDED, _HASH, _STRINGS, _SYMBOLS, _SONAME, _GNU_HASH = 1, 4, 5, 6, 14, 0x6FFFFEF5
 _ANDROID = b"Android\0"
@@ -28,15 +29,17 @@ _MAX_SYMBOLS = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ElfInfo:
-    """A shared library.
+    """A shared library or a program.
 
     Attributes:
         machine: `x86_64`, `aarch64`, `hexagon`; the number of one that has no name here.
         hexagon: its Hexagon version, e.g. `v75`; None of other machines.
         android_api: API level that it was built for; None if it is not for Android.
-        page_alignment: bytes; a system with larger pages cannot load it.
+        page_alignment: the smallest of its loaded segments, in bytes; a system with larger pages
+            cannot load it.
         needed: libraries that it is linked to.
-        exports: names of the functions and data that it defines for others.
+        exports: names of the functions and data that it defines for others; empty if they were not
+            asked for.
     """
 
     machine: str
@@ -51,21 +54,37 @@ class ElfInfo:
         return f"{self.machine} {self.hexagon}" if self.hexagon else self.machine
 
 
-def read_elf(path: Path) -> ElfInfo:
-    """Read a shared library's headers and dynamic symbols; its code is not looked at.
+def is_elf(path: Path) -> bool:
+    """Return whether a file begins as an ELF file.
 
     Raises:
-        InputFileError: it cannot be read, is no ELF library, or is damaged.
+        InputFileError: it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_MAGIC)) == _MAGIC
+    except OSError as error:
+        raise InputFileError(str(path), error.strerror or str(error)) from error
+
+
+def read_elf(path: Path, *, exports: bool = True) -> ElfInfo:
+    """Read a library's or program's headers and dynamic symbols; its code is not looked at.
+
+    Args:
+        exports: whether to read the symbols, of which large libraries have thousands.
+
+    Raises:
+        InputFileError: it cannot be read, is no ELF library or program, or is damaged.
     """
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as data:
-            return _Reader(data).info()
+            return _Reader(data).info(exports=exports)
     except OSError as error:
         raise InputFileError(str(path), error.strerror or str(error)) from error
     except ValueError as error:  # also of mmap: an empty file
-        raise InputFileError(str(path), f"is no ELF library: {error}") from error
+        raise InputFileError(str(path), f"is no ELF library or program: {error}") from error
     except (struct.error, OverflowError) as error:
-        raise InputFileError(str(path), "is a damaged ELF library: it ends too early") from error
+        raise InputFileError(str(path), "is a damaged ELF file: it ends too early") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +100,7 @@ class _Reader:
     """Reads one file, whose places may lie anywhere: `struct` refuses those outside."""
 
     def __init__(self, data: mmap.mmap) -> None:
-        if data[:4] != b"\x7fELF":
+        if data[:4] != _MAGIC:
             raise ValueError("it does not begin as one")
         if data[4:6] not in (b"\1\1", b"\2\1"):
             raise ValueError("it is not little-endian of 32 or 64 bits")
@@ -89,24 +108,27 @@ class _Reader:
         self._wide = data[4:5] == b"\2"
         header = self._unpack("<HHIQQQIHHH" if self._wide else "<HHIIIIIHHH", 16)
         kind, self._machine, _, _, programs, _, self._flags, _, size, count = header
-        if kind != _SHARED:
-            raise ValueError("it is a program or an object file")
+        if kind not in (_PROGRAM, _SHARED):
+            raise ValueError("it is an object file or a memory dump")
         if size < (56 if self._wide else 32):
             raise ValueError(f"program headers of {size} bytes")
         self._segments = [self._segment(programs + i * size) for i in range(count)]
         self._tags = list(self._dynamic())
 
-    def info(self) -> ElfInfo:
+    def info(self, *, exports: bool) -> ElfInfo:
         hexagon = self._flags & _HEXAGON_MACHINE if self._machine == _HEXAGON else None
         sonames = self._names(_SONAME)
         return ElfInfo(
             machine=_MACHINES.get(self._machine, str(self._machine)),
             hexagon=None if hexagon is None else f"v{hexagon:x}",
             android_api=self._android_api(),
-            page_alignment=max((s.alignment for s in self._segments if s.kind == _LOAD), default=0),
+            page_alignment=min(
+                (s.alignment for s in self._segments if s.kind == _LOAD and s.alignment > 1),
+                default=0,
+            ),
             soname=sonames[0] if sonames else None,
             needed=tuple(self._names(_NEEDED)),
-            exports=frozenset(self._exports()),
+            exports=frozenset(self._exports() if exports else ()),
         )
 
     def _unpack(self, form: str, offset: int) -> tuple[int, ...]:

@@ -106,14 +106,16 @@ def _compiler() -> Finding:
 def _phones() -> Finding:
     from buildlib.targets import find_soc
     from harness.errors import GenieMissingError
-    from harness.runtimes.libraries.choice import ANDROID, find_genie
+    from harness.runtimes.bundles.sources import ANDROID, find_genie
 
     try:
         found = find_genie(ANDROID, find_soc("SM8750"))
     except GenieMissingError as error:
         detail = error.reason
         return Finding("Genie for phones", "note", detail, "virtual devices do without")
-    return Finding("Genie for phones", "ok", f"{found.origin}: it compiles nothing here")
+    return Finding(
+        "Genie for phones", "ok", f"{found.files['libGenie.so'].origin}: it compiles nothing here"
+    )
 
 
 def _cache() -> Finding:

@@ -40,12 +40,13 @@ def _examine(soc_name: str) -> Iterator[dict[str, str]]:
     from buildlib.errors import ToolchainMissingError
     from buildlib.targets import find_soc
     from harness.errors import GenieMissingError
-    from harness.runtimes.libraries.choice import find_genie
+    from harness.runtimes.bundles.sources import find_genie
 
     soc = find_soc(soc_name)
     for devices, abi in _KINDS:
         try:
-            yield {"devices": devices, "abi": abi, "origin": find_genie(abi, soc).origin}
+            origin = find_genie(abi, soc).files["libGenie.so"].origin
+            yield {"devices": devices, "abi": abi, "origin": origin}
         except GenieMissingError as error:
             yield {"devices": devices, "abi": abi, "missing": error.reason}
         except ToolchainMissingError as error:
@@ -59,8 +60,8 @@ def fetch(json: Json = False) -> None:
     They are the vendor's, and kept in the cache folder with their license.
     """
     from buildlib.toolchains.ort_qnn.wheel import find_libraries
-    from harness.runtimes.libraries.choice import fetched_wheel
-    from harness.runtimes.libraries.fetch import fetch_wheel
+    from harness.runtimes.bundles.fetch import fetch_wheel
+    from harness.runtimes.bundles.sources import fetched_wheel
 
     version = find_libraries().version
     folder = fetched_wheel(version)

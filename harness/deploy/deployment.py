@@ -10,10 +10,12 @@ class DeployFile:
 
     Attributes:
         executable: whether the run starts it as a program.
+        origin: where this host has it from, in words; the device does not learn it.
     """
 
     path: Path
     executable: bool = False
+    origin: str = ""
 
 
 @dataclass(frozen=True, slots=True)

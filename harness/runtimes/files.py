@@ -1,23 +1,14 @@
-"""Files that a container needs beside it on a device: libraries and the runner."""
+"""Containers that are to run, and what they can run on."""
 
-from collections.abc import Mapping
-from importlib import resources
 from pathlib import Path
 
 from buildlib.container.container import GenAIContainer
 from buildlib.container.genie_limits import find_limits
 from buildlib.container.text_embedding import Configuration
 from buildlib.targets import Target, parse_target
-from harness.deploy.deployment import DeployFile
 from harness.devices.base import DeviceProperties
 from harness.errors import ConfigurationLimitError, RuntimeChoiceError
-from harness.runtimes.libraries.base import GenieLibraries
 
-_RUNNER_FILES = (
-    "genie_api.py", "genie_app.py", "genie_app_script.py", "genie_embeddings.py",
-    "genie_logits.py", "genie_nodes.py", "genie_perplexity.py", "genie_t2e_run.py",
-    "genie_t2t_run.py", "genie_trace.py",
-)  # fmt: skip
 _EMULATOR_ABI = "x86_64"
 _HARDWARE_ABIS = ("arm64-v8a", "aarch64")  # Android's and Linux's name for one thing
 
@@ -77,14 +68,3 @@ def check_fit(container: GenAIContainer, device: DeviceProperties) -> None:
 def target_of(container: GenAIContainer) -> Target:
     """Return the target that the container was built for."""
     return parse_target(container.metadata.target.name)
-
-
-def device_files(container: GenAIContainer, genie: GenieLibraries) -> Mapping[str, DeployFile]:
-    """Collect the files that a run needs on the device, by name in the run folder."""
-    files = {name: DeployFile(path) for name, path in container.files.items()}
-    files |= {name: DeployFile(path) for name, path in genie.files.items()}
-    if genie.programs:
-        started = {name: DeployFile(path, executable=True) for name, path in genie.programs.items()}
-        return files | started
-    scripts = resources.files("device_scripts")
-    return files | {name: DeployFile(Path(str(scripts / name))) for name in _RUNNER_FILES}

@@ -1,17 +1,26 @@
 """ELF libraries that gcc makes, as readelf reads them, and hostile ones."""
 
+import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from buildlib.elf import read_elf
+from buildlib.elf import ElfInfo, read_elf
 from buildlib.errors import InputFileError
+from buildlib.paths import default_cache_root
 from buildlib.toolchains.ort_qnn.wheel import find_libraries
 from tests.buildlib.op_packages import build_library
 from tests.system import program
+
+_MACHINES = {
+    "Advanced Micro Devices X86-64": "x86_64",
+    "AArch64": "aarch64",
+    "QUALCOMM DSP6 Processor": "hexagon",
+}
 
 
 def exported(library: Path) -> set[str]:
@@ -23,14 +32,55 @@ def exported(library: Path) -> set[str]:
     return {row[7].partition("@")[0] for row in rows if row[6] not in {"UND", "ABS"}}
 
 
-@pytest.mark.parametrize("name", ["libGenie.so", "libQnnSystem.so", "libQnnIr.so"])
-def test_a_library_of_the_wheel_as_readelf_reads_it(name: str) -> None:
-    library = find_libraries().folder / name
-    info = read_elf(library)
-    assert (str(info), info.hexagon, info.android_api) == ("x86_64", None, None)
-    assert info.soname == name
-    assert "libc.so.6" in info.needed
-    assert info.exports == exported(library)
+def by_readelf(path: Path) -> ElfInfo:
+    """Read a file by binutils: its names from the sections, which ours does not look at."""
+    command = [str(program("readelf")), "-hldnW", str(path)]  # fails for lack of sections, too
+    text = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+
+    def word(pattern: str) -> str:
+        match = re.search(pattern, text)
+        return match[1] if match else ""
+
+    aligned = [int(value, 16) for value in re.findall(r"(?m)^ +LOAD .* (0x[0-9a-f]+)$", text)]
+    api = word(r"Android +0x[0-9a-f]+\s.*\s*description data: ((?:[0-9a-f]{2} ){4})")
+    machine = _MACHINES[word(r"Machine: +(.*)")]
+    return ElfInfo(
+        machine,
+        "v" + word(r"Flags: +0x([0-9a-f]+)") if machine == "hexagon" else None,
+        int.from_bytes(bytes.fromhex(api), "little") if api else None,
+        min((value for value in aligned if value > 1), default=0),
+        word(r"\(SONAME\).*\[(.*)\]") or None,
+        tuple(re.findall(r"\(NEEDED\).*\[(.*)\]", text)),
+        frozenset(),
+    )
+
+
+def test_libraries_and_programs_read_as_by_readelf() -> None:
+    wheel = find_libraries()
+    fetched = (default_cache_root() / "libraries").glob("*/*.so")  # the wheel for boards, if it is
+    paths = [*wheel.folder.glob("*.so"), *wheel.support_folder.iterdir(), *fetched]
+    assert len(paths) > 10
+    for path in (*paths, Path(sys.executable).resolve()):
+        assert read_elf(path, exports=False) == by_readelf(path), path
+
+
+def test_exports_of_a_library_of_the_wheel() -> None:
+    library = find_libraries().folder / "libGenie.so"
+    assert read_elf(library).exports == exported(library)
+
+
+def test_androids_note_and_the_alignment_of_pages(tmp_path: Path) -> None:
+    note = """
+        __attribute__((section(".note.android.ident"), used, aligned(4)))
+        static const struct { int name, size, type; char owner[8]; int api; char ndk[128]; }
+        ident = {8, 132, 1, "Android", 35, "r28c"};
+    """  # as the NDK's crtbegin_so.o has it
+    options = ["-nostdlib", "-Wl,-z,max-page-size=16384,-soname,libown.so,--no-as-needed", "-lm"]
+    library = build_library(tmp_path / "libX.so", note, options=options)
+    info = read_elf(library, exports=False)
+    assert info == by_readelf(library)
+    assert (info.android_api, info.page_alignment, info.soname) == (35, 16384, "libown.so")
+    assert info.needed == ("libm.so.6",)
 
 
 @pytest.mark.parametrize("hash_style", ["sysv", "gnu", "both"])

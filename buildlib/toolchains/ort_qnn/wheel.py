@@ -8,7 +8,6 @@ import importlib.metadata
 import importlib.util
 import platform
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +20,6 @@ _PACKAGE = "onnxruntime_qnn"
 _COMPILER = ("libQnnHtp.so", "libQnnSystem.so", "libQnnIr.so", "libonnxruntime_providers_qnn.so")
 _RUNTIME = ("libGenie.so", "libQnnHtp.so", "libQnnSystem.so")
 _EXTENSIONS = "libQnnHtpNetRunExtensions.so"
-_SUPPORT_PREFIXES = ("libc++-", "libc++abi-", "libunwind-")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,23 +59,6 @@ class WheelLibraries:
     def search_path(self) -> str:
         """`LD_LIBRARY_PATH` under which these libraries find each other."""
         return f"{self.folder}:{self.support_folder}"
-
-    def runtime(self, *, extensions: bool = True) -> Mapping[str, Path]:
-        """Return the fewest files that run a Genie dialog from one folder, by their names there.
-
-        For the emulator, on x86_64. The device also needs glibc, libgcc_s and libatomic.
-
-        Args:
-            extensions: whether the configuration names an HTP extensions file. Genie only warns,
-                and ignores that file, when their library is missing.
-        """
-        support = {
-            path.name: path
-            for path in sorted(self.support_folder.iterdir())
-            if path.name.startswith(_SUPPORT_PREFIXES)
-        }
-        names = (*_RUNTIME, _EXTENSIONS) if extensions else _RUNTIME
-        return {name: self.folder / name for name in names} | support
 
 
 def find_libraries() -> WheelLibraries:

@@ -40,9 +40,12 @@ from harness.runtimes.base import (
     Turn,
     Window,
 )
+from harness.runtimes.bundles.bundle import Bundle
+from harness.runtimes.bundles.sources import PROGRAMS
 from harness.runtimes.context_limit import ContextLimit, added_tokens
 from harness.runtimes.dialog_settings import DialogSettings, alpha_tensor, bound_answer
-from harness.runtimes.files import check_fit, device_files, target_of
+from harness.runtimes.files import check_fit
+from harness.runtimes.genie.bundle import genie_bundle
 from harness.runtimes.genie.conversation import ConversationScript, read_state, write_state
 from harness.runtimes.genie.perplexity import parse_perplexity
 from harness.runtimes.genie.profile import (
@@ -58,8 +61,6 @@ from harness.runtimes.genie.prompt_embeddings import row_bytes
 from harness.runtimes.genie.speculation import compare_dialog
 from harness.runtimes.genie.steps import STEP_RUNNER, STEP_SAMPLER, StepRun
 from harness.runtimes.genie.text_encoder import EncoderRun
-from harness.runtimes.libraries.base import GenieLibraries
-from harness.runtimes.libraries.choice import find_genie
 from harness.runtimes.run_folder import RunFolder, runner_command
 from harness.runtimes.tokenizer import encode, load_tokenizer
 from harness.runtimes.windows import cut_windows
@@ -102,9 +103,9 @@ _OURS: Mapping[_Program, Runner] = MappingProxyType(
 )
 
 
-def _runner_of(program: _Program, genie: GenieLibraries) -> Runner:
+def _runner_of(program: _Program, bundle: Bundle) -> Runner:
     """Return the runner of a documented program: itself where it exists, else ours."""
-    return program if program in genie.programs else _OURS[program]
+    return program if program in bundle.files else _OURS[program]
 
 
 def _query_of(request: GenerationRequest) -> tuple[str, str, str | bytes]:
@@ -184,13 +185,12 @@ class GenieRuntime:
         check_fit(container, properties)
         self._device = device
         self._container = container
-        genie = find_genie(properties.abi, target_of(container).soc)
-        self._origin = genie.origin
-        self._has_python = not genie.programs
-        self.runner = _runner_of("genie-t2t-run", genie)
-        self.embedding_runner = _runner_of("genie-t2e-run", genie)
-        self.app_runner = _runner_of("genie-app", genie)
-        self._files = device_files(container, genie)
+        self._bundle = genie_bundle(container, properties.abi)
+        self._origin = self._bundle.files["libGenie.so"].origin
+        self._has_python = PROGRAMS[0] not in self._bundle.files
+        self.runner = _runner_of("genie-t2t-run", self._bundle)
+        self.embedding_runner = _runner_of("genie-t2e-run", self._bundle)
+        self.app_runner = _runner_of("genie-app", self._bundle)
         self._timeout_s = timeout_s
         self._deploy_timeout_s = deploy_timeout_s
         self._telemetry_hz = telemetry_hz
@@ -215,7 +215,7 @@ class GenieRuntime:
             with self._shown(self._device.serial) as on_progress:
                 self._deployment = deploy(
                     self._device,
-                    self._files,
+                    self._bundle.files,
                     run_id=self._run_id,
                     timeout_s=self._deploy_timeout_s,
                     on_progress=on_progress,

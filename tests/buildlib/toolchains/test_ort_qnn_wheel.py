@@ -22,14 +22,6 @@ def test_wheel_is_found_without_importing_it() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
 
 
-def test_runtime_libraries_are_files_of_the_wheel() -> None:
-    files = find_libraries().runtime()
-    assert {"libGenie.so", "libQnnHtp.so", "libQnnSystem.so"} <= set(files)
-    assert all(path.is_file() and path.name == name for name, path in files.items())
-    plain = find_libraries().runtime(extensions=False)
-    assert set(files) - set(plain) == {"libQnnHtpNetRunExtensions.so"}
-
-
 def test_wrong_machine_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     with pytest.raises(ToolchainMissingError, match="Linux on x86_64"):

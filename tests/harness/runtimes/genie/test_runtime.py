@@ -262,34 +262,21 @@ def phone(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[GenieRuntime]:
-    """A runtime for what calls itself a phone: an SDK's folders, with the emulator's Genie in them.
+    """A runtime with the SDK's programs, which are ours here: those are not to be had.
 
-    Its program is started as the SDK's is; it is ours, since that one is not to be had.
+    They and the emulator's Genie lie in a folder of the user's.
     """
-    sdk, wheel = tmp_path / "2.51.0", find_libraries()
-    libraries, skels, programs = (
-        sdk / folder
-        for folder in ("lib/aarch64-android", "lib/hexagon-v79/unsigned", "bin/aarch64-android")
-    )
-    for folder in (libraries, skels, programs):
-        folder.mkdir(parents=True)
-    for name, path in wheel.runtime().items():
-        (libraries / name).symlink_to(path)
-    for path in (libraries / "libQnnHtpPrepare.so", libraries / "libQnnHtpV79Stub.so"):
-        path.touch()
-    (skels / "libQnnHtpV79Skel.so").touch()
+    folder, wheel = tmp_path / "sdk" / "x86_64", find_libraries()
+    folder.mkdir(parents=True)
+    for path in (*wheel.folder.glob("lib*.so"), *wheel.support_folder.iterdir()):
+        (folder / path.name).symlink_to(path)
     own = Path(device_scripts.__file__).parent
     there = f"{virtual_device.work_root}/emulator-of-a-phone"
-    needed = (*own.glob("*.py"), *(path for path in wheel.support_folder.iterdir()))
-    virtual_device.push_many([PushItem(path, f"{there}/{path.name}") for path in needed])
-    more = f"LD_LIBRARY_PATH=$LD_LIBRARY_PATH:{there}"
+    virtual_device.push_many([PushItem(path, f"{there}/{path.name}") for path in own.glob("*.py")])
     for name in ("genie-t2t-run", "genie-app"):
-        (programs / name).write_text(
-            f'#!/bin/sh\n{more} exec python3 {there}/genie_t2t_run.py "$@"\n'
-        )
-    monkeypatch.setenv("QAIRT_SDK_ROOT", str(sdk))
-    properties = replace(virtual_device.properties(), abi="arm64-v8a")
-    made = GenieRuntime(virtual_device, properties, said_to_be_for("SM8750", container))
+        (folder / name).write_text(f'#!/bin/sh\nexec python3 {there}/genie_t2t_run.py "$@"\n')
+    monkeypatch.setenv("QNNFARM_LIBRARIES", str(folder.parent))
+    made = GenieRuntime(virtual_device, virtual_device.properties(), container)
     yield made
     made.clean()
     virtual_device.shell(f"rm -r {there}")
@@ -299,7 +286,7 @@ def test_a_phone_is_asked_by_the_sdks_own_program(
     phone: GenieRuntime, runtime: GenieRuntime
 ) -> None:
     assert phone.runner == "genie-t2t-run"
-    assert phone.versions()["Genie from"] == "QAIRT SDK 2.51.0"
+    assert phone.versions()["Genie from"].endswith("/sdk/x86_64")
     for request in (
         GenerationRequest(4, prompt=PROMPT),
         GenerationRequest(4, token_ids=tuple(range(100, 130))),

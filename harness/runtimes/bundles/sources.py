@@ -5,33 +5,55 @@ of the tutorial for Genie on Android (80-63442-10, `no_lora.html`) and of genie-
 code, `lib/hexagon-v<arch>/unsigned/` of the former and of "Backend" (`QNN/general/backend.html`).
 """
 
+import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+from buildlib.elf import is_elf, read_elf
+from buildlib.errors import InputFileError
 from buildlib.paths import default_cache_root
 from buildlib.targets import Soc
 from buildlib.toolchains.ort_qnn.wheel import DISTRIBUTION, find_libraries
 from buildlib.toolchains.qairt import ROOT_VARIABLES, sdk_root
+from harness.deploy.deployment import DeployFile
 from harness.errors import GenieMissingError
-from harness.runtimes.libraries.base import (
-    GenieLibraries,
-    needed_libraries,
-    profiling_readers,
-)
+from harness.runtimes.bundles.bundle import Bundle
 
 FOLDERS_VARIABLE = "QNNFARM_LIBRARIES"
 """Environment variable: folders, separated as in `PATH`, with libraries in `FOLDER/<ABI>`."""
-ANDROID, BOARD = "arm64-v8a", "aarch64"
+ANDROID, BOARD, EMULATOR = "arm64-v8a", "aarch64", "x86_64"
 PLATFORMS: Mapping[str, str] = MappingProxyType(
     {ANDROID: "aarch64-android", BOARD: "aarch64-oe-linux-gcc11.2"}
 )
 """The SDK's platform for each ABI."""
-_PROGRAMS = ("genie-t2t-run", "genie-app")
+PROGRAMS = ("genie-t2t-run", "genie-app")
+"""The SDK's runners; a device that runs others of the same flags has Python."""
 _ENCODER = "genie-t2e-run"  # older SDKs have none
+_GENIE = ("libGenie.so", "libQnnHtpNetRunExtensions.so")
 _SET_SDK = f"set {ROOT_VARIABLES[0]} to an unpacked QAIRT SDK"
+
+
+def qnn_libraries(abi: str, soc: Soc) -> tuple[str, ...]:
+    """Return the libraries that a context binary needs, as in the vendor's tutorial for Android.
+
+    >>> from buildlib.targets import find_soc
+    >>> qnn_libraries("arm64-v8a", find_soc("SM8750"))[-2:]
+    ('libQnnHtpV79Stub.so', 'libQnnHtpV79Skel.so')
+    """
+    libraries = ("libQnnHtp.so", "libQnnSystem.so")
+    if abi == EMULATOR:
+        return libraries
+    dsp = f"libQnnHtpV{soc.htp_arch}"
+    return (*libraries, "libQnnHtpPrepare.so", f"{dsp}Stub.so", f"{dsp}Skel.so")
+
+
+def profiling_readers(soc: Soc) -> tuple[str, ...]:
+    """Return the libraries that read QNN's profiles on a device, which not every source has."""
+    readers = ("libQnnHtpProfilingReader.so", "libQnnHtpOptraceProfilingReader.so")
+    return (*readers, f"libQnnHtpV{soc.htp_arch}CalculatorStub.so")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,39 +64,53 @@ class LibrarySource:
         origin: what it is called, with its version.
         folders: searched in their order; the libraries of every Hexagon architecture may be there.
         advice: what to do where it lacks something.
-        programs: folders with the SDK's runners; None where devices have Python.
+        programs: folders with the SDK's runners; none where devices have Python.
     """
 
     origin: str
     folders: tuple[Path, ...]
     advice: str = ""
-    programs: tuple[Path, ...] | None = None
+    programs: tuple[Path, ...] = ()
 
-    def find(self, soc: Soc) -> GenieLibraries:
-        """Return the files that the SoC needs, and the readers of profiles that are there.
+    def find(self, abi: str, soc: Soc, *, genie: bool) -> Bundle:
+        """Return what the SoC needs, with dependencies and readers of profiles that are there.
 
         Raises:
             GenieMissingError: names the first few files that are not there.
         """
-        needed = needed_libraries(soc)
+        needed = (*(_GENIE if genie else ()), *qnn_libraries(abi, soc))
         files = _find_files((*needed, *profiling_readers(soc)), self.folders)
-        programs: dict[str, Path] = {}
-        wanted: tuple[str, ...] = ()
-        if self.programs is not None:
-            wanted = _PROGRAMS
-            programs = _find_files((*_PROGRAMS, _ENCODER), self.programs)
-        missing = [name for name in (*needed, *wanted) if name not in {**files, **programs}]
+        _add_dependencies(files, self.folders)
+        programs = _find_files((*PROGRAMS, _ENCODER), self.programs) if genie else {}
+        required = (*needed, *(PROGRAMS if genie and abi == ANDROID else ()))
+        missing = [name for name in required if name not in {**files, **programs}]
         if missing:
             more = f" and {len(missing) - 3} more files" if len(missing) > 3 else ""
             lacks = f"{self.origin} lacks {', '.join(missing[:3])}{more}"
             raise GenieMissingError(soc.name, f"{lacks}{self.advice and f': {self.advice}'}")
-        return GenieLibraries(self.origin, files, programs)
+        found = {name: DeployFile(path, origin=self.origin) for name, path in files.items()}
+        for name, path in programs.items():
+            found[name] = DeployFile(path, executable=True, origin=self.origin)
+        return Bundle(abi, soc, found)
 
 
 def _find_files(names: Sequence[str], folders: Sequence[Path]) -> dict[str, Path]:
     paths = {name: [folder / name for folder in folders] for name in names}
     found = ((name, next(filter(Path.is_file, at), None)) for name, at in paths.items())
     return {name: path for name, path in found if path is not None}
+
+
+def _add_dependencies(files: dict[str, Path], folders: Sequence[Path]) -> None:
+    """Add what the files need of the folders, such as the C++ runtime that they come with."""
+    unread = list(files.values())
+    while unread:
+        path = unread.pop()
+        with contextlib.suppress(InputFileError):  # a damaged library is told of by the check
+            needed = read_elf(path, exports=False).needed if is_elf(path) else ()
+            names = [name for name in needed if name not in files and Path(name).name == name]
+            more = _find_files(names, folders)
+            files |= more
+            unread += more.values()
 
 
 def fetched_wheel(version: str) -> Path:
@@ -86,7 +122,7 @@ def sdk_source(root: Path, abi: str, soc: Soc) -> LibrarySource:
     """Return the folders of an unpacked SDK for a SoC; its runners are used on Android."""
     platform = PLATFORMS[abi]
     folders = (root / "lib" / platform, root / "lib" / f"hexagon-{soc.dsp_arch}" / "unsigned")
-    programs = (root / "bin" / platform,) if abi == ANDROID else None
+    programs = (root / "bin" / platform,) if abi == ANDROID else ()
     return LibrarySource(f"QAIRT SDK {root.resolve().name}", folders, f"look into {root}", programs)
 
 
@@ -97,11 +133,14 @@ def _sources(abi: str, soc: Soc, environment: Mapping[str, str]) -> Iterator[Lib
     read by a runtime that is as new as its compiler, and not by an older one.
     """
     named = [folder for folder in environment.get(FOLDERS_VARIABLE, "").split(os.pathsep) if folder]
-    if named:
-        folders = tuple(Path(folder).expanduser() / abi for folder in named)
-        programs = folders if abi == ANDROID else None
+    folders = tuple(Path(folder).expanduser() / abi for folder in named)
+    if any(map(Path.is_dir, folders)):
         advice = f"{FOLDERS_VARIABLE} names folders with files for this ABI in FOLDER/{abi}"
-        yield LibrarySource(os.pathsep.join(map(str, folders)), folders, advice, programs)
+        yield LibrarySource(os.pathsep.join(map(str, folders)), folders, advice, folders)
+    if abi == EMULATOR:
+        wheel = find_libraries()
+        origin = f"{DISTRIBUTION} {wheel.version}"
+        yield LibrarySource(origin, (wheel.folder, wheel.support_folder))
     if abi == BOARD:
         version = find_libraries().version
         folder = fetched_wheel(version)
@@ -109,12 +148,12 @@ def _sources(abi: str, soc: Soc, environment: Mapping[str, str]) -> Iterator[Lib
             advice = f"remove {folder}, then `qnnfarm libraries fetch` gets it anew"
             yield LibrarySource(f"{DISTRIBUTION} {version} for {BOARD}", (folder,), advice)
     root = sdk_root(environment)
-    if root is not None:
+    if abi in PLATFORMS and root is not None:
         yield sdk_source(root, abi, soc)
 
 
-def find_genie(abi: str, soc: Soc, environment: Mapping[str, str] = os.environ) -> GenieLibraries:
-    """Find the libraries for devices of an ABI, in the first source that there is.
+def find_genie(abi: str, soc: Soc, environment: Mapping[str, str] = os.environ) -> Bundle:
+    """Find Genie and QNN for devices of an ABI, in the first source that there is.
 
     Args:
         abi: as the device calls it; Linux says `aarch64` where Android says `arm64-v8a`.
@@ -123,12 +162,17 @@ def find_genie(abi: str, soc: Soc, environment: Mapping[str, str] = os.environ) 
         GenieMissingError: they are not on this machine; says how to get them.
         ToolchainMissingError: the wheel that compiles is not installed.
     """
-    if abi == "x86_64":
-        wheel = find_libraries()
-        return GenieLibraries(f"{DISTRIBUTION} {wheel.version}", wheel.runtime())
-    if abi in PLATFORMS:
-        for source in _sources(abi, soc, environment):
-            return source.find(soc)
+    return _find(abi, soc, environment, genie=True)
+
+
+def find_qnn(abi: str, soc: Soc, environment: Mapping[str, str] = os.environ) -> Bundle:
+    """Find QNN alone, without Genie and its programs; see `find_genie`."""
+    return _find(abi, soc, environment, genie=False)
+
+
+def _find(abi: str, soc: Soc, environment: Mapping[str, str], *, genie: bool) -> Bundle:
+    for source in _sources(abi, soc, environment):
+        return source.find(abi, soc, genie=genie)
     match abi:
         case "aarch64":
             advice = f"`qnnfarm libraries fetch` gets it from PyPI; or {_SET_SDK}"

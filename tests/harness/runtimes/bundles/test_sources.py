@@ -10,14 +10,16 @@ from buildlib.targets import Soc, catalog, find_soc
 from buildlib.toolchains.ort_qnn.wheel import find_libraries
 from buildlib.toolchains.qairt import ROOT_VARIABLES
 from harness.errors import GenieMissingError, LibrariesFetchError
-from harness.runtimes.libraries.base import needed_libraries
-from harness.runtimes.libraries.choice import (
+from harness.runtimes.bundles.bundle import Bundle
+from harness.runtimes.bundles.fetch import fetch_wheel
+from harness.runtimes.bundles.sources import (
     FOLDERS_VARIABLE,
     PLATFORMS,
     fetched_wheel,
     find_genie,
+    find_qnn,
+    qnn_libraries,
 )
-from harness.runtimes.libraries.fetch import fetch_wheel
 
 PHONE = find_soc("SM8750")
 BOARD = find_soc("QCS9075")
@@ -47,6 +49,14 @@ def make_sdk(root: Path, socs: tuple[Soc, ...]) -> Path:
     return root
 
 
+def origin(bundle: Bundle) -> str:
+    return bundle.files["libGenie.so"].origin
+
+
+def programs(bundle: Bundle) -> set[str]:
+    return {name for name, file in bundle.files.items() if file.executable}
+
+
 def make_wheel(folder: Path, *members: str) -> None:
     folder.mkdir(parents=True)
     with zipfile.ZipFile(folder / "onnxruntime_qnn-1.0-py3-none-any.whl", "w") as wheel:
@@ -63,9 +73,14 @@ def fake_pip(folder: Path, code: str) -> tuple[str, ...]:
 
 def test_emulators_take_what_is_installed() -> None:
     found = find_genie("x86_64", PHONE)
-    assert found.origin.startswith("onnxruntime-qnn ")
-    assert set(_SHARED) <= set(found.files)
-    assert not found.programs
+    assert origin(found).startswith("onnxruntime-qnn ")
+    wheel = find_libraries()
+    support = {path.name for path in wheel.support_folder.iterdir()}
+    assert set(found.files) == {*_SHARED, *support}  # the C++ runtime by what they need
+    assert not programs(found)
+    assert set(found.files) - set(find_qnn("x86_64", PHONE).files) == {
+        "libGenie.so", "libQnnHtpNetRunExtensions.so",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -90,11 +105,13 @@ def test_phones_take_the_sdk(
     root = make_sdk(tmp_path / "qairt" / "2.39.0.250926", (PHONE,))
     monkeypatch.setenv(variable, str(root))
     found = find_genie("arm64-v8a", PHONE)
-    assert found.origin == "QAIRT SDK 2.39.0.250926"
+    assert origin(found) == "QAIRT SDK 2.39.0.250926"
     assert {*_SHARED, "libQnnHtpV79Stub.so", "libQnnHtpV79Skel.so"} < set(found.files)
-    assert found.files["libQnnHtpV79Skel.so"].parent == root / "lib" / "hexagon-v79" / "unsigned"
-    assert found.files["libGenie.so"].parent == root / "lib" / "aarch64-android"
-    assert set(found.programs) == {"genie-t2t-run", "genie-app"}
+    assert (
+        found.files["libQnnHtpV79Skel.so"].path.parent == root / "lib" / "hexagon-v79" / "unsigned"
+    )
+    assert found.files["libGenie.so"].path.parent == root / "lib" / "aarch64-android"
+    assert programs(found) == {"genie-t2t-run", "genie-app"}
 
 
 def test_an_sdk_that_is_not_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +128,7 @@ def test_boards_take_the_wheel_of_the_compilers_version_before_the_sdk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("QNN_SDK_ROOT", str(make_sdk(tmp_path / "sdk", (BOARD,))))
-    assert find_genie("aarch64", BOARD).origin == "QAIRT SDK sdk"
+    assert origin(find_genie("aarch64", BOARD)) == "QAIRT SDK sdk"
     version = find_libraries().version
     wheel = fetched_wheel(version)
     wheel.mkdir(parents=True)
@@ -121,9 +138,9 @@ def test_boards_take_the_wheel_of_the_compilers_version_before_the_sdk(
     for name in (*_SHARED, "libQnnHtpPrepare.so", "libQnnHtpV73Stub.so", skel):
         (wheel / name).touch()
     found = find_genie("aarch64", BOARD)
-    assert found.origin == f"onnxruntime-qnn {version} for aarch64"
-    assert found.files[skel] == wheel / skel
-    assert not found.programs  # it has Python
+    assert origin(found) == f"onnxruntime-qnn {version} for aarch64"
+    assert found.files[skel].path == wheel / skel
+    assert not programs(found)  # it has Python
 
 
 def test_every_soc_is_looked_for_by_its_own_architecture(
@@ -132,7 +149,7 @@ def test_every_soc_is_looked_for_by_its_own_architecture(
     monkeypatch.setenv("QNN_SDK_ROOT", str(make_sdk(tmp_path / "sdk", catalog())))
     for soc in catalog():
         skel = f"libQnnHtpV{soc.dsp_arch[1:]}Skel.so"
-        found = find_genie("arm64-v8a", soc).files[skel]
+        found = find_genie("arm64-v8a", soc).files[skel].path
         assert found.parent.parent.name == f"hexagon-{soc.dsp_arch}"
 
 
@@ -157,7 +174,7 @@ def test_named_folders_come_before_the_sdk_and_complete_each_other(
     own = ("libGenie.so", "libQnnHtpNetRunExtensions.so", "genie-t2t-run", "genie-app")
     for folder in (qnn, genie):
         folder.mkdir(parents=True)
-    for name in needed_libraries(PHONE):
+    for name in (*_SHARED, *qnn_libraries("arm64-v8a", PHONE)):
         if name not in own:
             (qnn / name).touch()
     monkeypatch.setenv(FOLDERS_VARIABLE, f"{qnn.parent}:{genie.parent}")
@@ -166,10 +183,10 @@ def test_named_folders_come_before_the_sdk_and_complete_each_other(
     for name in own:
         (genie / name).touch()
     found = find_genie("arm64-v8a", PHONE)
-    assert found.origin == f"{qnn}:{genie}"
-    assert found.files["libQnnHtp.so"] == qnn / "libQnnHtp.so"
-    assert found.files["libGenie.so"] == genie / "libGenie.so"
-    assert found.programs["genie-t2t-run"] == genie / "genie-t2t-run"
+    assert origin(found) == f"{qnn}:{genie}"
+    assert found.files["libQnnHtp.so"].path == qnn / "libQnnHtp.so"
+    assert found.files["libGenie.so"].path == genie / "libGenie.so"
+    assert found.files["genie-t2t-run"].path == genie / "genie-t2t-run"
 
 
 @pytest.fixture

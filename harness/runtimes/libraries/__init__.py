@@ -1,1 +1,0 @@
-"""Sources of Genie's libraries: the installed wheel, a fetched wheel, or an SDK."""
