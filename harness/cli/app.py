@@ -31,6 +31,7 @@ from harness.cli import (
     devices,
     doctor,
     embed,
+    explain,
     export,
     gate,
     generate,
@@ -99,6 +100,7 @@ def build_app() -> typer.Typer:
     app.add_typer(libraries.app, name="libraries")
     app.add_typer(op_package.app, name="op-package")
     app.command("doctor")(doctor.doctor)
+    app.command("explain", context_settings={"ignore_unknown_options": True})(explain.explain)
     for entry in sorted(importlib.metadata.entry_points(group=COMMANDS_GROUP)):
         app.command(entry.name)(_load(entry))
     return app

@@ -5,6 +5,7 @@ from dataclasses import field
 
 from buildlib.error_base import one_line
 from harness.errors.base import FailureClass, HarnessError
+from harness.errors.codes import explain_end
 
 
 class AdbServerError(HarnessError):
@@ -366,7 +367,9 @@ class RunnerError(DeviceError):
 
     def __str__(self) -> str:
         ended = self._fill("device {serial}: {command} {reason}")
-        return f"{ended}; it said: {self._last_lines()}" if self.log_tail.strip() else ended
+        said = f"; it said: {self._last_lines()}" if self.log_tail.strip() else ""
+        explained = explain_end(self.log_tail, self.exit_status)
+        return f"{ended}{said}" + (f"; {explained}" if explained else "")
 
     def _last_lines(self) -> str:
         """Return the last line, where it ended, after the library's last errors, why it ended."""

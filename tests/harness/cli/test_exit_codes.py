@@ -32,6 +32,7 @@ TABLE = (
     (GOOD, "cache verify"),
     (GOOD, "device ls"),
     (GOOD, "devices local"),
+    (GOOD, "explain -6"),
     (GOOD, "libraries ls"),
     (GOOD, "pool drain here --reason x"),
     (GOOD, "pool history here"),
@@ -41,6 +42,7 @@ TABLE = (
     (GOOD, "pool test-notifications"),
     (GOOD, f"run good.yaml {_DB}"),
     (BAD, "devices local no-such-phone"),
+    (BAD, "explain 7777"),
     (BAD, "doctor"),  # without the compiler, see below
     (BAD, "pool recover gone"),
     (BAD, f"run bad.yaml {_DB}"),

@@ -231,6 +231,7 @@ def test_a_binary_that_genie_cannot_load_is_a_typed_error(
     assert caught.value.exit_status not in {0, None}
     assert "[ERROR]" in caught.value.log_tail  # by the library's own log
     assert "[ERROR]" in str(caught.value)
+    assert "the file is no context binary, or damaged" in str(caught.value)
 
 
 @pytest.mark.parametrize("target", ["SM8750", "SM8650:emulator"])
