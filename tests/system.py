@@ -16,6 +16,7 @@ from types import MappingProxyType
 import pytest
 
 from harness.virtual_device.namespace import NamespaceKind, try_namespace
+from tools import llama_cpp
 from tools.system_packages import PACKAGES, find_program, is_installed
 from tools.test import PACKAGES_VARIABLE
 
@@ -103,8 +104,16 @@ def _transformers() -> str | None:
     return None if found else "pip install torch transformers"
 
 
+def _llama_cpp() -> str | None:
+    if llama_cpp.is_here():
+        return None
+    own = f"or set {llama_cpp.FOLDER_VARIABLE} to a build of yours for x86_64"
+    return f"python3 -m tools.llama_cpp, {own}"
+
+
 CONDITIONS: Mapping[str, Callable[[], str | None]] = MappingProxyType(
     {
+        "llama.cpp": _llama_cpp,
         "namespaces": _namespaces,
         "root": _root,
         "second-user": _second_user,

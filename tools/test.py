@@ -44,6 +44,8 @@ def main(arguments: Sequence[str]) -> int:
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     if subprocess.run([*pip, "--editable", ".[test]"], cwd=_ROOT, check=False).returncode:
         return _refuse("pip could not install the project with its extra `test` into .venv")
+    if installed:  # where it cannot be had, its tests skip
+        subprocess.run([python, "-m", "tools.llama_cpp"], cwd=_ROOT, check=False)
     environment = dict(os.environ)
     # Container images set it; each of thousands of processes would then compile what it imports.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)

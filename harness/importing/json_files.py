@@ -4,32 +4,27 @@ Sources:
     Genie: "Genie Profile" in the Genie documentation, docs.qualcomm.com 80-63442-10.
     AI Hub: `ProfileJob.download_profile` of the qai-hub client,
         https://workbench.aihub.qualcomm.com/docs; times are in microseconds, memory in bytes.
-    geniex-bench: https://github.com/qualcomm/GenieX, `sdk/benchmark/README.md`, "Per-cell JSON
-        shape": schemas 2 to 4, which differ in what they add.
+    geniex-bench: see `harness.runtimes.geniex`.
     ExecuTorch: https://github.com/pytorch/executorch, `extension/benchmark`: what the app writes
         (`BenchmarkMetric`), and the same as records of PyTorch's benchmark database
         (`.github/scripts/extract_benchmark_results.py`).
 """
 
 import json
-import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import PureWindowsPath
-from typing import Any
 
 from harness.importing.records import ForeignRun, UnreadableError
+from harness.runtimes import geniex
 from harness.runtimes.genie.profile import REQUIRED, figures_of
+from harness.runtimes.json_values import UNREADABLE, Entry, is_scalar, number, reason_of
 
-Entry = Mapping[str, Any]
 Reader = Callable[[str], Iterator[ForeignRun | UnreadableError]]
 """Reads a file's text; it raises `UnreadableError` where it cannot go on."""
 
-UNREADABLE = (
-    AttributeError, IndexError, KeyError, OverflowError, RecursionError, TypeError, ValueError,
-)  # fmt: skip
 _MOST_FAULTS = 1000
 """Lines that cannot be read, after which the rest of a file is not looked at."""
 _SPACE = re.compile(r"[\s,]*")
@@ -165,15 +160,6 @@ def read_ai_hub_profile(line: int, entry: Entry) -> Iterator[ForeignRun]:
     )
 
 
-_GENIEX = {
-    "ttft_s": ("ttft_us", 1e-6),
-    "prefill_tokens_per_s": ("prefill_tps", 1.0),
-    "decode_tokens_per_s": ("decode_tps", 1.0),
-    "prompt_tokens": ("prompt_tokens", 1.0),
-    "generated_tokens": ("gen_tokens", 1.0),
-}
-
-
 def read_geniex_bench(line: int, entry: Entry) -> Iterator[ForeignRun]:
     """Read one cell of geniex-bench, a repetition for each of its runs."""
     path = PureWindowsPath(str(entry["model_path"]))
@@ -190,14 +176,7 @@ def read_geniex_bench(line: int, entry: Entry) -> Iterator[ForeignRun]:
         settings=params,
         versions={name: str(version) for name, version in versions.items() if version},
         labels={} if entry["cell_id"] == "cell" else {"cell": str(entry["cell_id"])},
-        repetitions=[
-            {
-                metric: number(run[key]) * scale
-                for metric, (key, scale) in _GENIEX.items()
-                if run[key] or metric == "generated_tokens"  # 0: there was no such phase
-            }
-            for run in entry["runs"]
-        ],
+        repetitions=[geniex.figures_of(run) for run in entry["runs"]],
     )
 
 
@@ -288,27 +267,6 @@ def _database_figure(line: int, entry: Entry) -> tuple[ForeignRun, str, list[flo
 def canonical(entry: Entry) -> str:
     """Return the text of an object, whatever its layout was."""
     return json.dumps(entry, sort_keys=True, ensure_ascii=False)
-
-
-def reason_of(error: Exception) -> str:
-    """Say why an entry cannot be read."""
-    return f"it lacks {error}" if isinstance(error, KeyError) else str(error)
-
-
-def number(value: object) -> float:
-    """Return a finite number.
-
-    Raises:
-        ValueError: it is none.
-    """
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{str(value)[:40]!r} is not a number")
-    return float(value)
-
-
-def is_scalar(value: object) -> bool:
-    """Return whether a setting can be kept."""
-    return isinstance(value, str | int | float | bool)
 
 
 def moment_of(seconds: float) -> datetime | None:

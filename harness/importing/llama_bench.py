@@ -11,48 +11,31 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import PureWindowsPath
 
-from harness.importing.json_files import UNREADABLE, Entry, canonical, is_scalar, number, reason_of
+from harness.importing.json_files import canonical
 from harness.importing.records import ForeignRun, UnreadableError
-
-_FACTS = frozenset(
-    (
-        "avg_ns", "avg_ts", "stddev_ns", "stddev_ts", "samples_ns", "samples_ts", "test_time",
-        "build_commit", "build_number", "cpu_info", "gpu_info", "backends", "model_filename",
-        "model_type", "model_size", "model_n_params", "n_prompt", "n_gen", "n_depth", "test",
-    )
-)  # fmt: skip
-"""Fields with a place of their own; all others are settings."""
+from harness.runtimes.json_values import UNREADABLE, Entry, reason_of
+from harness.runtimes.llama_cpp.output import BenchTest
 
 
 def read_test(line: int, entry: Entry) -> Iterator[ForeignRun]:
     """Read one test: prompt processing, text generation, or both."""
-    prompt, new, depth = (_count(entry, key) for key in ("n_prompt", "n_gen", "n_depth"))
-    metric = "decode_tokens_per_s" if new else "prefill_tokens_per_s"
-    metric = "total_tokens_per_s" if prompt and new else metric
-    samples = entry.get("samples_ts", [entry.get("avg_ts")])
-    if not isinstance(samples, list) or not samples:
-        raise ValueError("samples_ts is not a list of numbers")
-    # What computes is a device of its own: the same machine has a CPU and a GPU.
-    parts = (str(entry.get(key) or "") for key in ("cpu_info", "gpu_info", "backends"))
-    commit, build = entry.get("build_commit"), entry.get("build_number")
-    file = entry.get("model_filename")
+    test = BenchTest.of(entry)
     yield ForeignRun(
         line,
         "llama-bench",
         source=canonical(entry),
-        model=str(entry["model_type"]) if file is None else PureWindowsPath(str(file)).stem,
-        prompt_tokens=prompt,
-        depth_tokens=depth,
-        new_tokens=new,
-        device_model=", ".join(filter(None, map(str.strip, parts))) or None,
-        container_bytes=_count(entry, "model_size") or None,
-        parameters=_count(entry, "model_n_params") or None,
+        model=test.kind if test.filename is None else PureWindowsPath(test.filename).stem,
+        prompt_tokens=test.prompt,
+        depth_tokens=test.depth,
+        new_tokens=test.generated,
+        # What computes is a device of its own: the same machine has a CPU and a GPU.
+        device_model=test.computed_by or None,
+        container_bytes=test.size_bytes,
+        parameters=test.parameters,
         created_at=_moment(entry["test_time"]) if "test_time" in entry else None,
-        settings={
-            key: value for key, value in entry.items() if key not in _FACTS and is_scalar(value)
-        },
-        versions={"llama.cpp": f"{commit} ({build})"} if commit else {},
-        repetitions=[{metric: number(speed)} for speed in samples],
+        settings=test.settings,
+        versions={"llama.cpp": test.build} if test.build else {},
+        repetitions=[{test.metric: speed} for speed in test.speeds],
     )
 
 
@@ -173,15 +156,6 @@ def _parsed(text: str) -> object:
         except ValueError:
             continue
     return text
-
-
-def _count(entry: Entry, key: str) -> int:
-    value = entry.get(key, 0) if key == "n_depth" else entry[key]  # older versions have no depth
-    if value is None and key.startswith("model"):  # qnnfarm's own rows may not know it
-        return 0
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(f"{key} is {str(value)[:40]!r}, no number of things")
-    return value
 
 
 def _moment(text: object) -> datetime:

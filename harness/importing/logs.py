@@ -1,21 +1,20 @@
 """Readers of logs: ExecuTorch's runners and inspector, mllm's runners.
 
 Sources:
-    `qnn_llama_runner`: https://github.com/pytorch/executorch, `extension/llm/runner/stats.h`
-        (`PyTorchObserver`, `print_report`), as in pull request 7175.
+    `qnn_llama_runner`: see `harness.runtimes.executorch`; as in pull request 7175.
     ETDump: "Inspector APIs", https://docs.pytorch.org/executorch/stable/model-inspector.html
         (`print_data_tabular`, `save_data_to_tsv`); and `qnn_executor_runner`'s "N inference took".
     mllm: https://github.com/UbiquitousLearning/mllm, `tools/mllm-llm-benchmark/README.md`,
         `mllm/models/ARGeneration.cpp` (`perfSummary`), and version 1's demo of Qwen on the NPU.
 """
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 
 from harness.importing.json_files import moment_of
 from harness.importing.records import ForeignRun, UnreadableError
+from harness.runtimes.executorch import OBSERVER, parse_report
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]{0,20}m")
 _NUMBER = r"([0-9]{1,15}(?:\.[0-9]{1,15})?(?:e[+-]?[0-9]{1,3})?)"
@@ -26,7 +25,6 @@ def _lines(text: str) -> list[str]:
     return [_COLOUR.sub("", line[:100_000].rstrip("\r")) for line in text.split("\n")]
 
 
-_OBSERVER = "PyTorchObserver "
 _MODEL_PATH = re.compile(r"model_path=([^\s,]{1,1000})")
 _RUNNER = re.compile(r"executorch:(qnn_[a-z0-9_]{1,60}_runner)\.cpp")
 
@@ -45,10 +43,13 @@ def read_executorch(text: str) -> Iterator[ForeignRun]:
             model = PurePosixPath(match[1]).stem
         if (match := _RUNNER.search(line)) is not None:
             runner = match[1]
-        _, mark, report = line.partition(_OBSERVER)
+        _, mark, report = line.partition(OBSERVER)
         if not mark:
             continue
-        metrics, start_s = _observed(number, report)
+        try:
+            metrics, start_s = parse_report(report)
+        except ValueError as error:
+            raise UnreadableError(number, str(error)) from error
         prompt, new = (int(metrics[key]) for key in ("prompt_tokens", "generated_tokens"))
         if run is None or (run.prompt_tokens, run.model, loaded) != (prompt, model, start_s):
             if run is not None:
@@ -67,39 +68,6 @@ def read_executorch(text: str) -> Iterator[ForeignRun]:
         run.repetitions.append(metrics)
     if run is not None:
         yield run
-
-
-def _observed(number: int, report: str) -> tuple[dict[str, float], float]:
-    """Compute the metrics of a `PyTorchObserver` report as ExecuTorch's `print_report` does.
-
-    The second value is when its process began to load the model, in seconds by its clock.
-    """
-    try:
-        told = json.loads(report)
-        second = float(told["SCALING_FACTOR_UNITS_PER_SECOND"])
-        begin, end = told["inference_start_ms"], told["inference_end_ms"]
-        prefilled = told["prompt_eval_end_ms"]
-        metrics = {
-            "prompt_tokens": float(told["prompt_tokens"]),
-            "generated_tokens": float(told["generated_tokens"]),
-            "init_s": (told["model_load_end_ms"] - told["model_load_start_ms"]) / second,
-            "ttft_s": (told["first_token_ms"] - begin) / second,
-            "elapsed_s": (end - begin) / second,
-        }
-        start_s = float(told["model_load_start_ms"]) / second
-        spans = {
-            "prefill_tokens_per_s": ("prompt_tokens", (prefilled - begin) / second),
-            "decode_tokens_per_s": ("generated_tokens", (end - prefilled) / second),
-        }
-    except KeyError as error:
-        raise UnreadableError(number, f"the report lacks {error}") from error
-    except (ArithmeticError, RecursionError, TypeError, ValueError) as error:
-        raise UnreadableError(number, f"the report cannot be read: {error}") from error
-    # Clocks of milliseconds: what took none of them has no rate.
-    rates = {key: metrics[count] / span for key, (count, span) in spans.items() if span > 0}
-    if metrics["ttft_s"] == 0:
-        del metrics["ttft_s"]
-    return {**metrics, **rates}, start_s
 
 
 _CELL = re.compile(r"[│|\t]|\s{2,}")

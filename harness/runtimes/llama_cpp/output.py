@@ -1,0 +1,171 @@
+"""Readers of llama.cpp's output: tests of llama-bench, timings, chunks of llama-perplexity.
+
+Source: https://github.com/ggml-org/llama.cpp (MIT), `tools/llama-bench/README.md` ("Output
+formats"), `tools/completion/README.md` and `tools/perplexity/README.md`.
+"""
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from harness.errors import RuntimeOutputError
+from harness.results.records import JsonScalar
+from harness.runtimes.json_values import UNREADABLE, Entry, is_scalar, number, reason_of
+
+_FACTS = frozenset(
+    (
+        "avg_ns", "avg_ts", "stddev_ns", "stddev_ts", "samples_ns", "samples_ts", "test_time",
+        "build_commit", "build_number", "cpu_info", "gpu_info", "backends", "model_filename",
+        "model_type", "model_size", "model_n_params", "n_prompt", "n_gen", "n_depth", "test",
+    )
+)  # fmt: skip
+"""Fields with a place of their own; all others are settings."""
+_TAIL = 500
+
+
+@dataclass(frozen=True, slots=True)
+class BenchTest:
+    """One test of llama-bench: prompt processing, text generation, or both.
+
+    Attributes:
+        prompt, generated: tokens that its speed is of.
+        depth: tokens in the context before them.
+        speeds: tokens/s of each repetition; the mean alone where the format has no more.
+        filename: of the model; None where the format has none.
+        kind: of the model: `llama 1B Q4_0`.
+        computed_by: processors and backends.
+        build: commit and number of llama.cpp's build; empty where they are unknown.
+        settings: all other scalars: `n_threads`, `n_gpu_layers`.
+    """
+
+    prompt: int
+    generated: int
+    depth: int
+    speeds: tuple[float, ...]
+    filename: str | None
+    kind: str
+    size_bytes: int | None
+    parameters: int | None
+    computed_by: str
+    build: str
+    settings: Mapping[str, JsonScalar]
+
+    @classmethod
+    def of(cls, entry: Entry) -> Self:
+        """Read an object of `-o json`, or a row of another form under the same names.
+
+        Raises:
+            KeyError, ValueError: a field is missing, or is not what it should be.
+        """
+        prompt, generated, depth = (_count(entry, f"n_{key}") for key in ("prompt", "gen", "depth"))
+        speeds = entry.get("samples_ts", [entry.get("avg_ts")])
+        if not isinstance(speeds, list) or not speeds:
+            raise ValueError("samples_ts is not a list of numbers")
+        parts = (str(entry.get(key) or "") for key in ("cpu_info", "gpu_info", "backends"))
+        commit, filename = entry.get("build_commit"), entry.get("model_filename")
+        return cls(
+            prompt=prompt,
+            generated=generated,
+            depth=depth,
+            speeds=tuple(map(number, speeds)),
+            filename=None if filename is None else str(filename),
+            kind=str(entry["model_type"]),
+            size_bytes=_count(entry, "model_size") or None,
+            parameters=_count(entry, "model_n_params") or None,
+            computed_by=", ".join(filter(None, map(str.strip, parts))),
+            build=f"{commit} ({entry.get('build_number')})" if commit else "",
+            settings={k: v for k, v in entry.items() if k not in _FACTS and is_scalar(v)},
+        )
+
+    @property
+    def metric(self) -> str:
+        """The metric that its speeds are."""
+        if self.prompt and self.generated:
+            return "total_tokens_per_s"
+        return "decode_tokens_per_s" if self.generated else "prefill_tokens_per_s"
+
+
+def _count(entry: Entry, key: str) -> int:
+    value = entry.get(key, 0) if key == "n_depth" else entry[key]  # older versions have no depth
+    if value is None and key.startswith("model"):  # qnnfarm's own rows may not know it
+        return 0
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"{key} is {str(value)[:40]!r}, no number of things")
+    return value
+
+
+def parse_bench(text: str, device: str) -> BenchTest:
+    """Return the one test that `llama-bench -o jsonl` printed.
+
+    Raises:
+        RuntimeOutputError: it printed none, several, or something else.
+    """
+    lines = [line for line in text.splitlines() if line.startswith("{")]
+    if len(lines) != 1:
+        raise RuntimeOutputError(device, f"llama-bench printed {len(lines)} tests", text[-_TAIL:])
+    try:
+        return BenchTest.of(json.loads(lines[0]))
+    except UNREADABLE as error:
+        reason = f"unreadable result of llama-bench: {reason_of(error)}"
+        raise RuntimeOutputError(device, reason, text[-_TAIL:]) from error
+
+
+_PROMPT = re.compile(r"prompt eval time = *([0-9.]{1,20}) ms / *([0-9]{1,9}) tokens")
+_EVAL = re.compile(r"[: ] eval time = *([0-9.]{1,20}) ms / *([0-9]{1,9}) runs")
+_TOTAL = re.compile(r"total time = *([0-9.]{1,20}) ms")
+
+
+def parse_timings(log: str) -> dict[str, float] | None:
+    """Return the metrics of the timings that llama-completion logs last.
+
+    They come after the answer and through the same queue, so that an answer without them may lack
+    its end: None then.
+    """
+    prompt, generation, total = (pattern.search(log) for pattern in (_PROMPT, _EVAL, _TOTAL))
+    if prompt is None or generation is None or total is None:
+        return None
+    prefill_s, decode_s = float(prompt[1]) / 1000, float(generation[1]) / 1000
+    steps = int(generation[2])
+    metrics = {
+        "prompt_tokens": float(prompt[2]),
+        "generated_tokens": float(steps + 1),  # the first comes with the prompt
+        "ttft_s": prefill_s,
+        "elapsed_s": float(total[1]) / 1000,
+    }
+    if prefill_s > 0:
+        metrics["prefill_tokens_per_s"] = float(prompt[2]) / prefill_s
+    if decode_s > 0 and steps > 0:
+        metrics["decode_tokens_per_s"] = steps / decode_s
+    return metrics
+
+
+_CHUNK = re.compile(r"\[([0-9]{1,9})\]([0-9.]{1,30}),")
+
+
+def parse_chunks(text: str, scored: Sequence[int], device: str) -> tuple[float, ...]:
+    """Return the perplexity of each chunk of llama-perplexity.
+
+    It prints the perplexity of all chunks so far, with four decimals.
+
+    Args:
+        scored: number of tokens that each chunk scores.
+
+    Raises:
+        RuntimeOutputError: it scored another number of chunks.
+    """
+    printed = [(int(number), float(value)) for number, value in _CHUNK.findall(text)]
+    if [number for number, _ in printed] != list(range(1, len(scored) + 1)):
+        reason = f"llama-perplexity scored {len(printed)} windows, not {len(scored)}"
+        raise RuntimeOutputError(device, reason, text[-_TAIL:])
+    perplexities, loss, tokens = [], 0.0, 0
+    for (_, value), count in zip(printed, scored, strict=True):
+        if not 1 <= value < math.inf:
+            reason = f"llama-perplexity printed a perplexity of {value}"
+            raise RuntimeOutputError(device, reason, text[-_TAIL:])
+        tokens += count
+        before, loss = loss, math.log(value) * tokens
+        perplexities.append(math.exp(max(0.0, loss - before) / count))
+    return tuple(perplexities)

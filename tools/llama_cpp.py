@@ -1,0 +1,125 @@
+"""Unpack Debian unstable's llama.cpp for the tests: `python3 -m tools.llama_cpp`.
+
+Debian's releases have none yet, and its programs need a newer C library than theirs. So they come
+with the loader and the libraries that they need, in one folder, and nothing is installed: apt
+checks the signatures as ever, in folders of its own. Standard library only.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+FOLDER_VARIABLE = "QNNFARM_TEST_LLAMA_CPP"
+"""Environment variable: a folder with a build of llama.cpp for x86_64 that the tests take."""
+PROGRAMS = ("llama-bench", "llama-completion", "llama-perplexity")
+_PACKAGES = ("llama.cpp-tools", "llama.cpp-tools-extra")
+_KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
+_INTERPRETER = b"/lib64/ld-linux-x86-64.so.2"
+_OWN_INTERPRETER = b"./ld-linux-x86-64.so.2"
+
+
+def folder() -> Path:
+    """Return the folder that the tests take the build from."""
+    named = os.environ.get(FOLDER_VARIABLE)
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(named) if named else cache / "qnnfarm-tests" / "llama.cpp"
+
+
+def is_here() -> bool:
+    """Whether the folder has all programs."""
+    return all((folder() / program).is_file() for program in PROGRAMS)
+
+
+def unpack(target: Path) -> None:
+    """Download the packages, and put the programs with what they load into a new folder.
+
+    Raises:
+        OSError: apt or dpkg is missing.
+        subprocess.CalledProcessError: one of them failed.
+    """
+    with tempfile.TemporaryDirectory(prefix="qnnfarm-llama-") as scratch:
+        root = Path(scratch) / "root"
+        for package in _download(Path(scratch)):
+            subprocess.run(["dpkg-deb", "--extract", package, root], check=True)  # noqa: S607
+        libraries = root / "usr/lib/x86_64-linux-gnu"
+        flat = Path(scratch) / "flat"
+        flat.mkdir()
+        for backend in (libraries / "ggml/backends0").iterdir():
+            shutil.copy(backend, flat)
+        for program in PROGRAMS:
+            binary = root / "usr/bin" / program
+            for name, path in _needed(binary, (libraries, libraries / "llama")).items():
+                shutil.copy(path, flat / name)
+            # The kernel looks for a relative loader where a program is started: in its run folder.
+            own = _OWN_INTERPRETER.ljust(len(_INTERPRETER), b"\0")
+            (flat / program).write_bytes(binary.read_bytes().replace(_INTERPRETER, own))
+            (flat / program).chmod(0o755)
+        shutil.copy(libraries / "ld-linux-x86-64.so.2", flat)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(target, ignore_errors=True)
+        shutil.move(flat, target)
+
+
+def _download(scratch: Path) -> list[Path]:
+    """Download the packages with all that they depend on, as for a system without any package."""
+    for name in ("lists/partial", "cache/archives/partial"):
+        (scratch / name).mkdir(parents=True)
+    (scratch / "status").touch()
+    source = f"deb [signed-by={_KEYRING}] {_mirror()} unstable main\n"
+    (scratch / "sources.list").write_text(source, encoding="utf-8")
+    options = {
+        "Dir::Etc::SourceList": scratch / "sources.list",
+        "Dir::Etc::SourceParts": "-",
+        "Dir::State::Lists": scratch / "lists",
+        "Dir::State::Status": scratch / "status",
+        "Dir::Cache": scratch / "cache",
+        "APT::Architecture": "amd64",
+        "APT::Sandbox::User": "",
+    }
+    apt = ["apt-get", "-qq", *(f"--option={key}={value}" for key, value in options.items())]
+    subprocess.run([*apt, "update"], check=True)
+    install = ["install", "--download-only", "--no-install-recommends", "--yes", *_PACKAGES]
+    subprocess.run([*apt, *install], check=True, stdout=subprocess.DEVNULL)
+    return sorted((scratch / "cache/archives").glob("*.deb"))
+
+
+def _mirror() -> str:
+    """Return the mirror of Debian that this machine's apt uses."""
+    command = ["apt-get", "indextargets", "--format", "$(ORIGIN) $(REPO_URI)"]
+    listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    match = re.search(r"^Debian (\S+/debian/?)$", listed, re.MULTILINE)
+    if match is None:
+        raise OSError("apt has no source of Debian's packages")
+    return match[1]
+
+
+def _needed(binary: Path, folders: Sequence[Path]) -> dict[str, Path]:
+    """Return the libraries that the packages' own loader finds for a program, by their names."""
+    command = [
+        str(folders[0] / "ld-linux-x86-64.so.2"), "--library-path", ":".join(map(str, folders)),
+        "--list", str(binary),
+    ]  # fmt: skip
+    listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    found = re.findall(r"^\s*(\S+) => (\S+) \(", listed, re.MULTILINE)
+    return {name: Path(path) for name, path in found if not name.startswith("/")}
+
+
+def main() -> int:
+    """Unpack it, unless it is here."""
+    if not is_here():
+        try:
+            unpack(folder())
+        except (OSError, subprocess.CalledProcessError) as error:
+            print(f"error: llama.cpp cannot be had: {error}", file=sys.stderr)
+            return 1
+    print(folder())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
