@@ -5,6 +5,7 @@ Command line, options files and plans set them by the same dotted keys:
     arn_cl_options.context_length: 192
     speculative_config.draft_model_path: draft_model.onnx
     attached_builders: [{arn: 1, model_path: decode.onnx}]
+    op_packages: [{name: Scale, interface_provider: ScaleProvider, targets: {x86_64: libScale.so}}]
 """
 
 from collections.abc import Mapping
@@ -13,6 +14,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from buildlib.container.op_packages import KEY as OP_PACKAGES
+from buildlib.container.op_packages import OpPackage
 from buildlib.embedding.config import EmbedDatatype
 from buildlib.errors import InvalidOptionError, UnknownOptionError
 from buildlib.genai import GenAIBuilderHTP
@@ -28,6 +31,7 @@ from buildlib.speculative.config import (
 )
 from buildlib.validation import first_fault
 
+_TARGETS = "targets"
 _LORA, _SPECULATIVE, _ATTACHED = "lora_config", "speculative_config", "attached_builders"
 _SPECULATIONS: Mapping[str, type[SpeculativeConfig]] = {
     "lade": LadeBuilderConfig,
@@ -79,6 +83,7 @@ class _Attributes(BaseModel):
     parallel_build: bool = True
     max_workers: Annotated[int, Field(ge=1)] | None = None
     attached_builders: tuple[AttachedModel, ...] = ()
+    op_packages: tuple[OpPackage, ...] = ()
 
 
 def flatten_options(values: Mapping[str, object], folder: Path) -> dict[str, object]:
@@ -95,7 +100,7 @@ def _absolute(key: str, value: object, folder: Path) -> object:
     """Return a value whose relative paths are relative to a folder."""
     if key in _PATHS and isinstance(value, str):
         return str(folder / user_path(value))
-    if key == _ATTACHED and isinstance(value, list | tuple):
+    if key in {_ATTACHED, OP_PACKAGES} and isinstance(value, list | tuple):
         return [_with_absolute_paths(entry, folder) for entry in value]
     return value
 
@@ -181,8 +186,11 @@ def _kind_of(given: Mapping[str, object]) -> str | None:
 def _with_absolute_paths(entry: object, folder: Path) -> object:
     if not isinstance(entry, Mapping):
         return entry
-    paths = {"model_path", "encodings_path"}
-    return {
-        key: str(folder / user_path(value)) if key in paths and isinstance(value, str) else value
-        for key, value in entry.items()
-    }
+
+    def absolute(key: str, value: object) -> object:
+        if key == _TARGETS and isinstance(value, Mapping):
+            return {target: absolute("library", path) for target, path in value.items()}
+        is_path = key in {"model_path", "encodings_path", "library"} and isinstance(value, str)
+        return str(folder / user_path(str(value))) if is_path else value
+
+    return {key: absolute(key, value) for key, value in entry.items()}

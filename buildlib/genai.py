@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Self, get_args
 from buildlib.cache.layout import is_model_name
 from buildlib.checkpoint.architectures import SupportedLLMs
 from buildlib.container.container import GenAIContainer
+from buildlib.container.op_packages import OpPackage, select_packages
 from buildlib.encoder.builder import encodes_text, plan_encoder
 from buildlib.errors import InvalidOptionError
 from buildlib.option_sets import AttachedBuilder, OptionSets
@@ -140,6 +141,7 @@ class GenAIBuilderHTP:
         speculative_config: kind of speculative decoding.
         prepare_embedding_lut: leave the embedding out of the graphs; the host looks tokens up.
         embedding_datatype: of that table.
+        op_packages: libraries with operations of your own, which the container takes along.
         max_workers: parts built at once; by default as many as there are cores and memory for.
     """
 
@@ -156,6 +158,7 @@ class GenAIBuilderHTP:
         "embedding_datatype",
         "lora_config",
         "max_workers",
+        "op_packages",
         "prepare_embedding_lut",
         "speculative_config",
     )
@@ -175,6 +178,7 @@ class GenAIBuilderHTP:
         self.speculative_config: SpeculativeConfig | None = None
         self.prepare_embedding_lut = False
         self.embedding_datatype: EmbedDatatype = "uint16"
+        self.op_packages: Sequence[OpPackage] = ()
         self.max_workers: int | None = None
 
     def set_targets(self, targets: Sequence[str]) -> Self:
@@ -391,7 +395,7 @@ class GenAIBuilderHTP:
             options.conversion,
             options.compile_config(target),
             graph_options,
-            self._additions(),
+            self._additions(target),
             keeps_ar=self._keeps_ar,
             n_layers=layers_of(self._source),
             mha2sha={
@@ -422,6 +426,7 @@ class GenAIBuilderHTP:
             ("prepare_embedding_lut", self.prepare_embedding_lut),
             ("skip_ar_conversion", self._keeps_ar),
             ("attach_model_for_arn", self._attached),
+            ("op_packages", self.op_packages),
         ):
             if asked:
                 raise InvalidOptionError(key, "a text encoder has none; leave it out", ())
@@ -485,7 +490,7 @@ class GenAIBuilderHTP:
             on_comparison=on_comparison,
         )
 
-    def _additions(self) -> Additions:
+    def _additions(self, target: Target) -> Additions:
         from buildlib.embedding.config import EmbedDatatype
         from buildlib.speculative.config import EagletBuilderConfig, SpeculativeConfig
 
@@ -502,7 +507,7 @@ class GenAIBuilderHTP:
         if table and self._options.transformation.split_model.split_embedding:
             reason = "prepare_embedding_lut leaves no embedding in the graphs to split off"
             raise InvalidOptionError("split_model.split_embedding", reason, ())
-        return Additions(lora, table, speculative)
+        return Additions(lora, table, speculative, select_packages(self.op_packages, target))
 
 
 def _check_type(key: str, value: object, kinds: tuple[type, ...]) -> None:

@@ -6,13 +6,14 @@ Format history:
     3: `container_sha256` covers model, graphs and target beside the files. Containers of older
        formats keep theirs, over the files alone, so that their results stay together.
     4: `speculation`, and no `created_at`.
+    5: `op_packages`, which the digest of a container that has some covers too.
 """
 
 import hashlib
 import json
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Final, Literal, TypeVar
 
@@ -26,10 +27,11 @@ from pydantic import (
 )
 
 from buildlib.container.layout import METADATA, file_name_problem
+from buildlib.container.op_packages import OpPackage, registrations
 from buildlib.errors import ContainerError, ContainerVersionError
 from buildlib.validation import first_fault
 
-FORMAT_VERSION: Final = 4
+FORMAT_VERSION: Final = 5
 MAX_NAME: Final = 200
 """Characters of a model's name."""
 PRECISION: Final = "precision"
@@ -61,7 +63,9 @@ Name = Annotated[str, AfterValidator(_check_controls)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Scalar = str | int | float | bool | None
 PositiveInt = Annotated[int, Field(ge=1)]
-PartKind = Literal["binary", "tokenizer", "configuration", "embedding", "lora", "forecast_prefix"]
+PartKind = Literal[
+    "binary", "tokenizer", "configuration", "embedding", "lora", "forecast_prefix", "op_package"
+]
 
 
 class _Part(BaseModel):
@@ -162,12 +166,13 @@ class ContainerMetadata(_Part):
         container_type: the class that loads it.
         toolchain: name and versions of everything that compiled.
         options: the builder's options, as dotted keys.
-        container_sha256: over model, graphs, target, and the names, sizes and hashes of all files;
-            equal containers have equal ones, whenever and wherever they were built.
+        container_sha256: over model, graphs, target, op packages, and the names, sizes and hashes
+            of all files; equal containers have equal ones, whenever and wherever they were built.
         speculation: how the dialog's texts compare; None if they were not compared.
+        op_packages: libraries that QNN registers before it loads the binaries, by their names here.
     """
 
-    format_version: Literal[2, 3, 4] = FORMAT_VERSION
+    format_version: Literal[2, 3, 4, 5] = FORMAT_VERSION
     container_type: Literal["GenAIContainer"] = "GenAIContainer"
     model: ModelRecord
     graphs: GraphsRecord
@@ -177,12 +182,16 @@ class ContainerMetadata(_Part):
     files: Annotated[Mapping[str, FileRecord], Field(min_length=1)]
     container_sha256: Sha256
     speculation: SpeculationRecord | None = None
+    op_packages: tuple[OpPackage, ...] = ()
 
     @model_validator(mode="after")
     def _is_consistent(self) -> "ContainerMetadata":
         problem = file_name_problem(self.files)
         if problem:
             raise ValueError(problem)
+        for one in registrations(self.op_packages):
+            if one.file not in self.files or self.files[one.file].kind != "op_package":
+                raise ValueError(f"op_packages name {one.file}, which is no op package in it")
         if self.container_sha256 != self._digest():
             raise ValueError("container_sha256 does not fit what it covers")
         return self
@@ -190,7 +199,7 @@ class ContainerMetadata(_Part):
     def _digest(self) -> str:
         if self.format_version <= _FILES_ALONE:
             return content_digest(self.files)
-        return container_digest(self.model, self.graphs, self.target, self.files)
+        return container_digest(self.model, self.graphs, self.target, self.files, self.op_packages)
 
     @property
     def size_bytes(self) -> int:
@@ -209,11 +218,17 @@ def content_digest(files: Mapping[str, FileRecord]) -> str:
 
 
 def container_digest(
-    model: ModelRecord, graphs: GraphsRecord, target: TargetRecord, files: Mapping[str, FileRecord]
+    model: ModelRecord,
+    graphs: GraphsRecord,
+    target: TargetRecord,
+    files: Mapping[str, FileRecord],
+    op_packages: Sequence[OpPackage] = (),
 ) -> str:
     """Compute the SHA-256 over what identifies a container."""
     about = {"model": model, "graphs": graphs, "target": target}
-    values = {name: part.model_dump(mode="json") for name, part in about.items()}
+    values: dict[str, object] = {name: part.model_dump(mode="json") for name, part in about.items()}
+    if op_packages:
+        values["op_packages"] = [package.model_dump(mode="json") for package in op_packages]
     text = json.dumps({**values, "files": content_digest(files)}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -284,6 +299,7 @@ def build_metadata(
     options: Mapping[str, Scalar | tuple[Scalar, ...]],
     files: Mapping[str, FileRecord],
     speculation: SpeculationRecord | None = None,
+    op_packages: tuple[OpPackage, ...] = (),
 ) -> ContainerMetadata:
     """Return a manifest with its content digest; mappings are sorted: equal content, equal text."""
     sorted_model = model.model_copy(
@@ -296,8 +312,9 @@ def build_metadata(
         toolchain=_sorted(toolchain),
         options=_sorted(options),
         files=_sorted(files),
-        container_sha256=container_digest(sorted_model, graphs, target, files),
+        container_sha256=container_digest(sorted_model, graphs, target, files, op_packages),
         speculation=speculation,
+        op_packages=op_packages,
     )
 
 

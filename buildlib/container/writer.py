@@ -28,6 +28,7 @@ from buildlib.container.manifest import (
     build_metadata,
     is_container,
 )
+from buildlib.container.op_packages import OpPackage
 from buildlib.container.text_embedding import Configuration
 from buildlib.errors import ContainerError
 from buildlib.targets import Target
@@ -51,6 +52,7 @@ class ContainerContents:
         toolchain: name and versions of everything that compiled.
         extras: embedding tables, LoRA adapters, binaries of a draft model; by the names that they
             get, which may lie in sub-folders.
+        op_packages: those of the user that the target needs.
     """
 
     target: Target
@@ -63,6 +65,17 @@ class ContainerContents:
     toolchain: Mapping[str, str]
     options: Mapping[str, Scalar | tuple[Scalar, ...]]
     extras: Mapping[str, ContainerFile] = field(default_factory=dict)
+    op_packages: tuple[OpPackage, ...] = ()
+
+    @property
+    def further_files(self) -> Mapping[str, ContainerFile]:
+        """Files beside binaries, tokenizer and configurations."""
+        libraries = {
+            name: ContainerFile(path, "op_package")
+            for package in self.op_packages
+            for name, path in package.files().items()
+        }
+        return {**self.extras, **libraries}
 
 
 def write_container(
@@ -99,6 +112,7 @@ def write_container(
             options=draft.options,
             files=files,
             speculation=speculation(scratch),
+            op_packages=tuple(package.in_container() for package in draft.op_packages),
         )
         write_text(scratch / METADATA, metadata.to_json(), "configuration")
     return GenAIContainer(dest, metadata, draft.genie_config, draft.htp_config)
@@ -106,7 +120,7 @@ def write_container(
 
 def _write_files(draft: ContainerContents, folder: Path) -> dict[str, FileRecord]:
     given = {name: ContainerFile(source, "binary") for name, source in draft.binaries.items()}
-    given |= {TOKENIZER: ContainerFile(draft.tokenizer, "tokenizer"), **draft.extras}
+    given |= {TOKENIZER: ContainerFile(draft.tokenizer, "tokenizer"), **draft.further_files}
     files = {}
     with HashMemo.at(None) as memo:
         for name, file in given.items():
@@ -124,12 +138,12 @@ def _check_fit(draft: ContainerContents, dest: Path) -> None:
     """Check that configuration and files agree."""
     configured = set(draft.genie_config.referenced_files)
     needed = [*draft.binaries, TOKENIZER, HTP_CONFIG]
-    given = {*needed, GENIE_CONFIG, *draft.extras}
+    given = {*needed, GENIE_CONFIG, *draft.further_files}
     odd = {name for name in configured if not has_file(given, name)} | set(needed) - configured
     if odd:
         names = ", ".join(sorted(odd))
         raise ContainerError(str(dest), f"configuration and files differ in {names}")
-    twice = draft.extras.keys() & {*needed, GENIE_CONFIG}
+    twice = draft.further_files.keys() & {*needed, GENIE_CONFIG}
     if twice:
         raise ContainerError(str(dest), f"{min(twice)} is given twice")
     problem = file_name_problem(given)

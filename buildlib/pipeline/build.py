@@ -158,7 +158,8 @@ class Build:
             runner.needed_bytes = self.needed_bytes
             outputs = self._run(runner)
             added = self.plan.additions
-            if added.lora is None and added.speculative is None and not self.sources.by_ar:
+            others = added.lora or added.speculative or added.op_packages or self.sources.by_ar
+            if not others:
                 self.inputs = frozenset((*runner.watch.hashes, *self.sources.main.text_files()))
             return outputs
 
@@ -209,6 +210,8 @@ class Build:
         drafts = dict.fromkeys(main.prepared.draft, self._draft(runner, plan, main))
         composition = composition.with_binaries(drafts)
         extras = {name: file.path for name, file in composition.extras.items()}
+        for package in plan.additions.op_packages:
+            extras |= package.files()
         hashes = hash_files(extras.values(), self.cache_root / MEMO_FILE)
         packaged = runner.run(
             Package(

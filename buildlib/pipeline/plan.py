@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from buildlib.container.op_packages import OpPackage, registrations
 from buildlib.embedding.config import EmbedDatatype
 from buildlib.errors import InvalidOptionError
 from buildlib.graph.files import load_model
@@ -42,11 +43,13 @@ class Additions:
         embedding: type of the embedding table that the host looks tokens up in; None leaves the
             lookup in the graph.
         speculative: kind of speculative decoding.
+        op_packages: libraries with operations of the user's, those of the target alone.
     """
 
     lora: LoraBuilderInputConfig | None = None
     embedding: EmbedDatatype | None = None
     speculative: SpeculativeConfig | None = None
+    op_packages: tuple[OpPackage, ...] = ()
 
     def as_options(self) -> dict[str, OptionValue]:
         """Return the options that are set, under dotted keys."""
@@ -60,6 +63,8 @@ class Additions:
                     f"{name}.{key}": tuple(value) if isinstance(value, list) else value
                     for key, value in config.model_dump(mode="json").items()
                 }
+        if self.op_packages:
+            options["op_packages"] = tuple(map(str, registrations(self.op_packages)))
         return options
 
 

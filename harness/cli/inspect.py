@@ -135,6 +135,7 @@ def _kind(info: "BinaryInfo | DlcInfo") -> str:
 def _print_manifest(console: "Console", container: "GenAIContainer") -> None:
     from buildlib.container.layout import METADATA
     from buildlib.container.manifest import PRECISION
+    from buildlib.container.op_packages import registrations
     from buildlib.speculative.agreement import SPECULATIVE
     from harness.runtimes.genie.speculation import describe
 
@@ -161,6 +162,8 @@ def _print_manifest(console: "Console", container: "GenAIContainer") -> None:
     }
     if not container.embeds and container.genie_config.dialog.type in SPECULATIVE:
         facts["speculation"] = describe(metadata.speculation)
+    for number, one in enumerate(registrations(metadata.op_packages), 1):
+        facts[f"registers {number}"] = f"{one} sha256:{metadata.files[one.file].sha256[:16]}"
     print_facts(console, facts)
     _print_files(console, {part.name: (part.size_bytes, part.kind) for part in container.sizes})
 

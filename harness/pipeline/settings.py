@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
+from buildlib.container.op_packages import OpPackage
 from buildlib.errors import BuildError, InvalidOptionError
 from buildlib.paths import default_cache_root, user_path
 from buildlib.targets import parse_target
@@ -114,18 +115,24 @@ class Features(_Section):
     Attributes:
         speculative_decoding: keys of `speculative_config`, paths relative to the recipe.
         lora: keys of `lora_config`.
+        op_packages: libraries with operations of your own, paths relative to the recipe.
     """
 
     speculative_decoding: Annotated[dict[str, Any], AfterValidator(_known_speculation)] | None = (
         None
     )
     lora: dict[str, Any] | None = None
+    op_packages: tuple[OpPackage, ...] = ()
 
     def options(self, folder: Path) -> dict[str, object]:
         """Return them as options of the builder; `folder` is that of the recipe."""
         from buildlib.builder_options import flatten_options
 
-        given = {"speculative_config": self.speculative_decoding, "lora_config": self.lora}
+        given: dict[str, object] = {
+            "speculative_config": self.speculative_decoding,
+            "lora_config": self.lora,
+            "op_packages": [package.model_dump() for package in self.op_packages],
+        }
         return flatten_options({key: value for key, value in given.items() if value}, folder)
 
 

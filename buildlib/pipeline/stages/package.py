@@ -160,6 +160,7 @@ class Package(Stage):
             toolchain=self.toolchain_versions,
             options={**plan.as_options(), "split_model.num_splits": len(self.binaries)},
             extras=self.composition.extras,
+            op_packages=plan.additions.op_packages,
         )
         write_container(draft, folder / CONTAINER, speculation=self._compare)
 

@@ -270,7 +270,7 @@ def test_a_container_of_an_older_version_tells_no_precision(container: GenAICont
 
 
 def test_later_format_is_refused(container: GenAIContainer) -> None:
-    edit(container, lambda values: values.update(format_version=5))
+    edit(container, lambda values: values.update(format_version=6))
     with pytest.raises(ContainerVersionError, match="update qnnfarm"):
         GenAIContainer.load(container.path)
 
