@@ -227,6 +227,7 @@ class Build:
                 files=self._inputs(ready),
                 extra_files={name: hashes[path].sha256 for name, path in extras.items()},
                 toolchain_versions=runner.versions,
+                chat_template=self.sources.main.chat_template,
             )
         )
 

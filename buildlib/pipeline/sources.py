@@ -9,6 +9,7 @@ from pathlib import Path
 from buildlib.cache.layout import CacheEntry
 from buildlib.checkpoint.architectures import SupportedLLMs, detect_architecture
 from buildlib.checkpoint.layout import CONFIG_FILE, ENCODINGS_FILE, MODEL_FILE, TOKENIZER_FILE
+from buildlib.container.chat_template import TOKENIZER_CONFIG, ChatTemplate, template_files
 from buildlib.errors import (
     CalibrationTextMissingError,
     CheckpointError,
@@ -33,6 +34,7 @@ class OnnxSource:
         config: text of its `config.json`.
         config_file: the path of that file, for messages.
         calibration_text: for tensors without encodings.
+        chat_template: that of the folder with the tokenizer.
         canonical: the entry of the cache that it is, where stages have made it: canonical ONNX with
             encodings for all of it, which a build takes as it is.
     """
@@ -44,6 +46,7 @@ class OnnxSource:
     config_file: Path
     tokenizer: Path
     calibration_text: str | None
+    chat_template: ChatTemplate | None = None
     canonical: CacheEntry | None = None
 
     @property
@@ -81,12 +84,13 @@ class OnnxSource:
         """Return texts that decide the build, by the names of their files."""
         calibration = self.calibration_text
         text = {} if calibration is None else {CALIBRATION_TEXT.as_posix(): calibration}
-        return {CONFIG_FILE: self.config, **text}
+        return {CONFIG_FILE: self.config, **text, **_template_text(self.chat_template)}
 
     def text_files(self) -> list[Path]:
         """Return files that the texts are read from where they are not given."""
         usual = (self.config_file, self.folder / CALIBRATION_TEXT)
-        return [path for path in usual if path.is_file()]
+        found = [path for path in usual if path.is_file()]
+        return [*found, *template_files(self.tokenizer.parent)]
 
 
 @dataclass(frozen=True)
@@ -95,6 +99,7 @@ class CheckpointSource:
 
     folder: Path
     calibration_text: str
+    chat_template: ChatTemplate | None = None
 
     @property
     def name(self) -> str:
@@ -115,12 +120,13 @@ class CheckpointSource:
 
     def texts(self) -> dict[str, str]:
         """Return texts that decide the build, by the names of their files."""
-        return {CALIBRATION_TEXT.as_posix(): self.calibration_text}
+        text = {CALIBRATION_TEXT.as_posix(): self.calibration_text}
+        return text | _template_text(self.chat_template)
 
     def text_files(self) -> list[Path]:
         """Return files that the texts are read from where they are not given."""
         path = self.folder / CALIBRATION_TEXT
-        return [path] if path.is_file() else []
+        return [*([path] if path.is_file() else []), *template_files(self.folder)]
 
 
 ModelSource = OnnxSource | CheckpointSource
@@ -276,14 +282,16 @@ def find_source(
         raise ModelNotFoundError(ascii(str(path)), reason)
     model = path if path.is_file() else _onnx_in(folder)
     if model is not None:
+        tokenizer = _require_file(given.tokenizer or folder / TOKENIZER_FILE, folder)
         return OnnxSource(
             name=folder.resolve().name,
             model=model,
             encodings=_encodings_of(model, given.encodings),
             config=_config_text(folder, given),
             config_file=given.config or (_NO_FILE if given.config_text else folder / CONFIG_FILE),
-            tokenizer=_require_file(given.tokenizer or folder / TOKENIZER_FILE, folder),
+            tokenizer=tokenizer,
             calibration_text=calibration_text or _folder_text(folder),
+            chat_template=ChatTemplate.find(tokenizer.parent),
         )
     for name in (CONFIG_FILE, TOKENIZER_FILE):
         _require_file(folder / name, folder)
@@ -293,7 +301,11 @@ def find_source(
     text = calibration_text or _folder_text(folder)
     if text is None and calibrates:
         raise CalibrationTextMissingError(str(folder))
-    return CheckpointSource(folder, text or "")
+    return CheckpointSource(folder, text or "", ChatTemplate.find(folder))
+
+
+def _template_text(template: ChatTemplate | None) -> dict[str, str]:
+    return {} if template is None else {TOKENIZER_CONFIG: template.to_json()}
 
 
 def _is_utf8(path: Path) -> bool:

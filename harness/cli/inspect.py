@@ -17,6 +17,7 @@ from harness.console import answers, print_json, print_remark
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from buildlib.container.chat_template import ChatTemplate
     from buildlib.container.container import GenAIContainer
     from buildlib.container.dlc import DlcInfo
     from buildlib.toolchains.base import BinaryInfo
@@ -71,10 +72,12 @@ def _inspect_checkpoint(config_file: Path, *, json: bool) -> None:
 
 
 def _inspect_container(path: Path, *, every: bool, json: bool) -> None:
+    from buildlib.container.chat_template import ChatTemplate
     from buildlib.container.container import GenAIContainer
     from buildlib.errors import ToolchainMissingError
 
     container = GenAIContainer.load(path)
+    template = ChatTemplate.find(path)
     names = [name for name, record in container.metadata.files.items() if record.kind == "binary"]
     infos: dict[str, Any] = {}
     try:
@@ -86,12 +89,13 @@ def _inspect_container(path: Path, *, every: bool, json: bool) -> None:
             {
                 "metadata": container.metadata.model_dump(mode="json"),
                 "sizes_by_kind": container.sizes_by_kind,
+                "chat_template": None if template is None else template.text,
                 "binaries": {name: dataclasses.asdict(info) for name, info in infos.items()},
             }
         )
         return
     console = answers()
-    _print_manifest(console, container)
+    _print_manifest(console, container, template)
     _print_infos(console, infos, every=every)
 
 
@@ -132,7 +136,9 @@ def _kind(info: "BinaryInfo | DlcInfo") -> str:
     return "dlc" if hasattr(info, "members") else "binary"
 
 
-def _print_manifest(console: "Console", container: "GenAIContainer") -> None:
+def _print_manifest(
+    console: "Console", container: "GenAIContainer", template: "ChatTemplate | None"
+) -> None:
     from buildlib.container.layout import METADATA
     from buildlib.container.manifest import PRECISION
     from buildlib.container.op_packages import registrations
@@ -152,6 +158,7 @@ def _print_manifest(console: "Console", container: "GenAIContainer") -> None:
         "SHA-256": metadata.container_sha256,
         "written": datetime.fromtimestamp(int(written), UTC),
         "precision": container.precision,
+        "chat template": "none" if template is None else "yes",
         **{
             f"stored {name}": value
             for name, value in model.quantization.items()

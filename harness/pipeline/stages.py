@@ -20,6 +20,7 @@ from pydantic import (
 from buildlib.builder_options import apply_options
 from buildlib.cache.layout import CacheEntry
 from buildlib.checkpoint.layout import CONFIG_FILE, ENCODINGS_FILE, MODEL_FILE, TOKENIZER_FILE
+from buildlib.container.chat_template import ChatTemplate
 from buildlib.container.container import GenAIContainer
 from buildlib.errors import CalibrationTextMissingError, InputFileError, InvalidOptionError
 from buildlib.genai import GenAIBuilderHTP
@@ -325,6 +326,7 @@ def onnx_source(model: ModelFolder, context: StageContext, text: str | None) -> 
         config_file=config,
         tokenizer=folder / TOKENIZER_FILE,
         calibration_text=text,
+        chat_template=ChatTemplate.find(folder_of(context.model_dir)),
         canonical=_as_entry(model) if model.canonical and model.quantized else None,
     )
 

@@ -11,6 +11,7 @@ from buildlib.cache.layout import CacheEntry
 from buildlib.checkpoint.config import DecoderConfig, load_config
 from buildlib.checkpoint.layout import CONFIG_FILE, TOKENIZER_FILE
 from buildlib.checkpoint.rotary import DynamicRopeScaling, LinearRopeScaling, Llama3RopeScaling
+from buildlib.container.chat_template import TOKENIZER_CONFIG, ChatTemplate
 from buildlib.container.genie_config import Context, GenieConfig, basic_dialog
 from buildlib.container.genie_engine import Lora
 from buildlib.container.genie_positions import RopeScaling
@@ -26,6 +27,7 @@ from buildlib.container.manifest import (
 from buildlib.container.writer import ContainerContents, ContainerFile, write_container
 from buildlib.embedding.config import TABLE_FILE, EmbeddingConfig
 from buildlib.errors import ToolchainError
+from buildlib.files import atomic_write_bytes
 from buildlib.graph.rope import frequency_divisors
 from buildlib.lora.adapters import LORA_FOLDER
 from buildlib.pipeline.plan import BuildPlan
@@ -93,6 +95,7 @@ class Package(Stage):
         files: SHA-256 of what the build read, by name.
         extra_files: SHA-256 of the files beside binaries and tokenizer, by name.
         toolchain_versions: name and versions of everything that compiled.
+        chat_template: that of the model; `files` covers it.
     """
 
     operation = "package"
@@ -107,6 +110,7 @@ class Package(Stage):
     files: Mapping[str, str]
     extra_files: Mapping[str, str]
     toolchain_versions: Mapping[str, str]
+    chat_template: ChatTemplate | None = None
 
     @property
     def subject(self) -> str:
@@ -139,6 +143,11 @@ class Package(Stage):
         if prepared.lora is not None:
             beyond = json.loads((prepared.lora / BEYOND_FILE).read_text("utf-8"))
             quantization |= {CLIPPED_ADAPTERS: ", ".join(beyond)} if beyond else {}
+        extras = dict(self.composition.extras)
+        if self.chat_template is not None:
+            path = folder / TOKENIZER_CONFIG
+            atomic_write_bytes(path, self.chat_template.to_json().encode())
+            extras[TOKENIZER_CONFIG] = ContainerFile(path, "tokenizer")
         draft = ContainerContents(
             target=plan.target,
             model=ModelRecord(
@@ -159,7 +168,7 @@ class Package(Stage):
             binaries={path.name: path for path in self.binaries},
             toolchain=self.toolchain_versions,
             options={**plan.as_options(), "split_model.num_splits": len(self.binaries)},
-            extras=self.composition.extras,
+            extras=extras,
             op_packages=plan.additions.op_packages,
         )
         write_container(draft, folder / CONTAINER, speculation=self._compare)
