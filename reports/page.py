@@ -57,7 +57,7 @@ MOST_PRESENT = 1000
 RECENT = timedelta(hours=24)
 """A failure this long before the newest run belongs to the verdict."""
 _BRIEF_METRICS = (
-    "prefill_tokens_per_s", "decode_tokens_per_s", "ttft_s", "embed_s",
+    "prefill_tokens_per_s", "decode_tokens_per_s", "ttft_s", "embed_s", "inference_s",
     "perplexity", "kl_divergence", "cosine_float",
 )  # fmt: skip
 

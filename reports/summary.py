@@ -38,12 +38,14 @@ SPEED_METRICS = (
     "init_s",
     "token_acceptance_rate",
     "embed_s",
+    "inference_s",
     "cosine_float",
     "peak_rss_bytes",
     "peak_anonymous_bytes",
 )
-OF_SOME_MODELS = frozenset({"token_acceptance_rate", "embed_s", "cosine_float"})
-"""Metrics that most models cannot have, so that nobody misses them: speculation, text encoders."""
+OF_SOME_MODELS = frozenset({"token_acceptance_rate", "embed_s", "inference_s", "cosine_float"})
+"""Metrics that most models cannot have, so that nobody misses them: speculation, text encoders,
+imports of models that generate nothing."""
 STEP_METRICS = ("kl_divergence", "top1_agreement")
 """Distance of decode steps from float, beside their perplexity."""
 GRADED = ("prefill_tokens_per_s", "decode_tokens_per_s")

@@ -35,7 +35,7 @@ def gate(
         list[str] | None,
         typer.Option(
             help="A metric to judge by, or its beginning; may be repeated. By default prefill, "
-            "decode and perplexity."
+            "decode, perplexity, and the times of encoders and other models."
         ),
     ] = None,
     threshold: Annotated[
@@ -102,13 +102,11 @@ def _options(
     perplexity_threshold: float,
     across: list[str] | None,
 ) -> "GateOptions":
-    from harness.results.comparison import COMPARABLE_METRICS
     from harness.results.gate import ACROSS, GATE_METRICS, GateOptions
+    from harness.results.history import JUDGED_METRICS
     from harness.results.metrics import find_key
-    from harness.results.perplexity import PERPLEXITY
 
-    known = (*COMPARABLE_METRICS, PERPLEXITY)
-    keys = [find_key(key, known) for key in metrics or ()]
+    keys = [find_key(key, JUDGED_METRICS) for key in metrics or ()]
     for name in across or ():
         if name not in ACROSS:
             raise WrongUseError(f"--across {name[:40]!r}: it is one of {', '.join(ACROSS)}")

@@ -39,7 +39,7 @@ from harness.results.verdicts import (
 )
 from harness.words import pluralize, soc_label
 
-GATE_METRICS = (*DEFAULT_METRICS, PERPLEXITY)
+GATE_METRICS = (*DEFAULT_METRICS, "embed_s", "inference_s", PERPLEXITY)
 """The metrics that are judged by default."""
 FALSE_DISCOVERY_RATE = 0.05
 ACROSS = ("precision", "container", "device", "host", "tool", "scored")

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Select, select
@@ -38,6 +39,7 @@ from harness.results.nights import choose_branch, find_main_branch, group_nights
 from harness.results.perplexity import PERPLEXITY
 from harness.results.provenance import own_version
 from harness.results.records import SIDES, Run, RunHead, RunMeans
+from harness.results.statistics import changes
 from harness.results.statistics.changes import (
     SMALLEST,
     VISIBLE_IN,
@@ -50,8 +52,10 @@ from harness.results.store import ResultsStore
 from harness.results.verdicts import PERPLEXITY_THRESHOLD
 from harness.words import soc_label
 
-JUDGED_METRICS = (*COMPARABLE_METRICS, PERPLEXITY)
-"""The metrics whose changes are looked for by default."""
+JUDGED_METRICS = (
+    *COMPARABLE_METRICS, "embed_s", "inference_s", "inference_peak_bytes", PERPLEXITY,
+)  # fmt: skip
+"""The metrics whose changes are looked for by default: of generation, encoders, other models."""
 LEVEL_NIGHTS = 14
 """Nights next to a change that give the levels before and since."""
 _SUBJECTS_AT_ONCE = 40
@@ -277,10 +281,13 @@ def iterate_series(
 def mark_subjects(store: ResultsStore) -> dict[str, str]:
     """Mark each subject: a mark changes with what the subject's histories are made of.
 
-    That is its runs, their nights, the branch that counts, and the version of this program.
+    That is its runs, their nights, the branch that counts, and the code that judges: the version
+    does not tell two checkouts apart.
     """
     heads, runs = store.heads(), schema.runs.c
-    begin = f"{own_version()} {find_main_branch(heads)}\n".encode()
+    code = b"".join(Path(file).read_bytes() for file in (__file__, changes.__file__))
+    judge = f"{own_version()} {hashlib.sha256(code).hexdigest()}"
+    begin = f"{judge} {find_main_branch(heads)}\n".encode()
     with store.database.reading() as connection:
         rows = connection.execute(select(runs.id, runs.subject))
         subjects = {row.id: row.subject for row in rows}

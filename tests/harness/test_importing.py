@@ -18,9 +18,12 @@ from harness.cli.results import app
 from harness.errors import HarnessError, HostFileError, ImportedFileError
 from harness.importing.importer import Facts, Imported, Tool, import_file, read_runs
 from harness.results import frames
-from harness.results.history import SeriesFilter, read_series
+from harness.results.alerts import review_new
+from harness.results.gate import judge_gate
+from harness.results.history import read_series
 from harness.results.records import Run
 from harness.results.store import ResultsStore
+from harness.results.verdicts import Verdict
 
 LATER = datetime(2026, 11, 20, tzinfo=UTC)
 FILES = Path(__file__).parents[1] / "fixtures" / "imports"
@@ -428,7 +431,10 @@ def test_layers_that_fall_to_the_cpu_are_a_loss_and_its_cause(tmp_path: Path) ->
             path.write_text(json.dumps(profile))
             facts = Facts(model="m", created_at=datetime(2026, 11, 1 + number, tzinfo=UTC))
             import_file(store, path, facts)
-        (series,) = read_series(store, SeriesFilter(("inference_s",)))
+        _, series, _ = read_series(store)
+        (alert,) = review_new(store)
+        (cell,) = judge_gate(store, "2026-11-12", alerts=[alert]).cells
     (change,) = series.changes
+    assert (alert.series, cell.verdict, cell.alerts) == (series.id, Verdict.REGRESSED, (alert,))
     assert (change.night, change.is_loss) == (12, True)
     assert series.differences(change) == ("layers on CPU none → 3", "layers on NPU 5 → 2")

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,7 @@ from harness.results import alerts, history
 from harness.results.history import Series, SeriesFilter, iterate_series, read_series
 from harness.results.metrics import find_metric
 from harness.results.records import Measurement, Run
+from harness.results.statistics import changes
 from harness.results.statistics.changes import Change
 from harness.results.store import ResultsStore
 from harness.results.turnover import find_turnover
@@ -311,6 +313,19 @@ def test_only_subjects_with_news_are_read_and_reviewed(
     fill([40.0], start=23, labels={"team": "camera"})
     with pytest.raises(CorruptRunError, match="cl"):
         alerts.review_new(store)
+
+
+def test_other_code_judges_all_histories_anew(
+    store: ResultsStore, fill: Fill, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkout has the same version before and after a pull."""
+    fill([50.0] * 12)
+    before = history.mark_subjects(store)
+    assert history.mark_subjects(store) == before
+    other = tmp_path / "changes.py"
+    other.write_text("THRESHOLDS = (3,)")
+    monkeypatch.setattr(changes, "__file__", str(other))
+    assert set(history.mark_subjects(store).values()).isdisjoint(before.values())
 
 
 @IN_A_FILE
