@@ -23,6 +23,7 @@ from harness.cli import (
     alerts,
     bench,
     build,
+    bundle,
     cache,
     compare,
     config,
@@ -97,6 +98,7 @@ def build_app() -> typer.Typer:
     app.command("history")(history.history)
     app.add_typer(alerts.app, name="alerts")
     app.add_typer(cache.app, name="cache")
+    app.add_typer(bundle.app, name="bundle")
     app.add_typer(libraries.app, name="libraries")
     app.add_typer(op_package.app, name="op-package")
     app.command("doctor")(doctor.doctor)

@@ -52,6 +52,7 @@ class DeviceProperties:
         build: the build's name, `ro.build.display.id`.
         fingerprint: `ro.build.fingerprint`; of a Linux machine, its kernel.
         ram_bytes: memory that the kernel manages, which is less than what the maker states.
+        page_bytes: size of its memory pages.
         clocks: limits of the processor clocks in Hz, by `cpu_cap_hz:CPU` (allowed now) and
             `cpu_max_hz:CPU` (of the hardware); the lowest CPU of those that share a clock names it.
     """
@@ -72,6 +73,7 @@ class DeviceProperties:
     build: str = ""
     fingerprint: str = ""
     ram_bytes: int | None = None
+    page_bytes: int | None = None
     clocks: Mapping[str, float] = field(default_factory=dict)
 
 

@@ -29,6 +29,7 @@ _FILES = (
 )
 HARDWARE = """\
 printf '\\n@@memory\\n'; grep MemTotal /proc/meminfo 2>/dev/null
+printf '\\n@@page\\n'; getconf PAGESIZE 2>/dev/null
 printf '\\n@@clocks\\n'
 (cd "${QNNFARM_SYS_ROOT:-/sys}/devices/system/cpu" && for cpu in cpu[0-9]*; do
   cap= max= first=
@@ -38,7 +39,7 @@ printf '\\n@@clocks\\n'
   echo "$cpu=$cap/$max/$first"
 done) 2>/dev/null
 """
-"""Prints memory and clock limits, for `parse` and `hardware_of`."""
+"""Prints memory, size of pages and clock limits, for `parse`."""
 SCRIPT = f"""\
 printf '@@machine\\n'; uname -m
 printf '@@host\\n'; uname -n
@@ -95,6 +96,7 @@ def linux_properties(
         build=_system(said.get("/etc/os-release", "")),
         fingerprint=" ".join(filter(None, ("Linux", text("kernel"), machine))),
         ram_bytes=ram_of(said),
+        page_bytes=_number(said.get("page")),
         clocks=clocks_of(said),
     )
 
@@ -270,6 +272,7 @@ def properties_from(
         build=text("ro.build.display.id") or text("ro.build.id"),
         fingerprint=text("ro.build.fingerprint"),
         ram_bytes=ram_of(said),
+        page_bytes=_number(said.get("page")),
         clocks=clocks_of(said),
     )
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from buildlib.container.container import GenAIContainer
 from buildlib.container.genie_limits import find_limits
 from buildlib.container.text_embedding import Configuration
-from buildlib.targets import Target, parse_target
+from buildlib.targets import Target, find_soc, parse_target
 from harness.devices.base import DeviceProperties
 from harness.errors import ConfigurationLimitError, RuntimeChoiceError
 
@@ -44,7 +44,7 @@ def check_fit(container: GenAIContainer, device: DeviceProperties) -> None:
 
     Raises:
         ConfigurationLimitError: as `check_limits`.
-        RuntimeChoiceError: another ABI, or another Hexagon architecture than the device's.
+        RuntimeChoiceError: another ABI or Hexagon architecture than the device's, or more VTCM.
     """
     target = target_of(container)
     check_limits(container.configuration, str(container.path), target)
@@ -63,6 +63,15 @@ def check_fit(container: GenAIContainer, device: DeviceProperties) -> None:
             f"the container is for {target} (Hexagon {target.soc.dsp_arch}), and the device is a "
             f"{device.soc} ({device.hexagon}): build it for that",
         )
+    vtcm_mb = container.metadata.options.get("graphs.vtcm_size_in_mb")
+    if device.hexagon is not None and isinstance(vtcm_mb, int):
+        soc = find_soc(device.soc)
+        if vtcm_mb > soc.vtcm_mb:
+            raise RuntimeChoiceError(
+                device.serial,
+                f"the container's graphs take {vtcm_mb} MiB of VTCM, and {soc.name} has "
+                f"{soc.vtcm_mb}: build it for {soc.name}",
+            )
 
 
 def target_of(container: GenAIContainer) -> Target:

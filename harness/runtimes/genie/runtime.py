@@ -41,6 +41,7 @@ from harness.runtimes.base import (
     Window,
 )
 from harness.runtimes.bundles.bundle import Bundle
+from harness.runtimes.bundles.checks import check_bundle
 from harness.runtimes.bundles.sources import PROGRAMS
 from harness.runtimes.context_limit import ContextLimit, added_tokens
 from harness.runtimes.dialog_settings import DialogSettings, alpha_tensor, bound_answer
@@ -186,6 +187,7 @@ class GenieRuntime:
         self._device = device
         self._container = container
         self._bundle = genie_bundle(container, properties.abi)
+        check_bundle(self._bundle, device, properties, container)
         self._origin = self._bundle.files["libGenie.so"].origin
         self._has_python = PROGRAMS[0] not in self._bundle.files
         self.runner = _runner_of("genie-t2t-run", self._bundle)

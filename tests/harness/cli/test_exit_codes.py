@@ -56,6 +56,7 @@ TABLE = (
     (NO_ANSWER, "bench nothing"),
     (NO_ANSWER, f"bench nothing {_DB}"),
     (NO_ANSWER, "build nothing --target SM8750 --out out"),
+    (NO_ANSWER, "bundle show nothing"),
     (NO_ANSWER, "cache prune --to much"),
     (NO_ANSWER, "cache show nothing"),
     (NO_ANSWER, f"compare nothing nothing {_DB}"),
