@@ -6,6 +6,8 @@
     config = CompileConfig.model_validate(sidecar["config"])
     compile(load(dlc), config).save("model.bin")
 
+    emulator_twin(GenAIContainer.load("phone"), "twin")
+
 Names: `qairt.load`, `qairt.compile`, docs.qualcomm.com 80-87189-2.
 """
 
@@ -19,17 +21,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from buildlib.cache.layout import CacheEntry, entry_name
+from buildlib.cache.layout import CacheEntry, entry_folders, entry_name
 from buildlib.cache.records import EntryInfo, read_files, read_info
-from buildlib.errors import CacheError, InputFileError
+from buildlib.container.container import GenAIContainer
+from buildlib.container.layout import GENIE_CONFIG, HTP_CONFIG, TOKENIZER
+from buildlib.container.writer import ContainerContents, ContainerFile, write_container
+from buildlib.errors import CacheError, ContainerError, InputFileError
 from buildlib.files import atomic_path, scratch_folder
 from buildlib.graph.shape import GraphShape
-from buildlib.paths import user_path
+from buildlib.paths import default_cache_root, user_path
 from buildlib.pipeline.options import MhaConfig, SplitModelConfig
 from buildlib.pipeline.parts import Part
 from buildlib.pipeline.stage import Stage
+from buildlib.pipeline.stages.compile_part import CompilePart
 from buildlib.quantize.options import QuantizationOptions
-from buildlib.targets import parse_target
+from buildlib.targets import Target, parse_target
 from buildlib.toolchains.base import BinaryInfo, Toolchain
 from buildlib.toolchains.compile_config import CompileConfig
 
@@ -148,6 +154,83 @@ def replay(entry: str | os.PathLike[str], dest: str | os.PathLike[str]) -> Path:
         _stage(folder, info, described.subject, inputs).run(scratch)
         scratch.rename(made)
     return made
+
+
+def emulator_twin(
+    container: GenAIContainer,
+    dest: str | os.PathLike[str],
+    *,
+    cache_root: str | os.PathLike[str] | None = None,
+) -> GenAIContainer:
+    """Make a phone's container again for the emulator of its SoC, which cannot run shared weights.
+
+    Binaries that share weights are compiled from the same DLCs with the same options but for that,
+    as the stage cache has them. Others are taken byte for byte. Of Genie's configuration only how
+    threads wait changes.
+
+    Args:
+        container: of a dialog, for a phone.
+        dest: a new folder.
+        cache_root: of the build that made the container.
+
+    Raises:
+        CacheError: the cache does not have what a binary was compiled from.
+        ContainerError: it is for the emulator already, or the folder cannot be written.
+        ToolchainError: the compiler refuses or dies.
+    """
+    metadata = container.metadata
+    phone = parse_target(metadata.target.name)
+    if phone.emulator:
+        raise ContainerError(str(container.path), "it is for the emulator already")
+    target = Target(phone.soc, emulator=True)
+    root = default_cache_root() if cache_root is None else user_path(cache_root)
+    with tempfile.TemporaryDirectory(prefix="qnnfarm-twin-") as scratch:
+        files = {}
+        for number, (name, record) in enumerate(metadata.files.items()):
+            path = container.files[name]
+            if record.kind == "binary" and metadata.target.weight_sharing:
+                path = Path(scratch) / f"{number}.bin"
+                _compile_unshared(root, name, record.sha256, target, path)
+            files[name] = ContainerFile(path, record.kind)
+        dialog = container.genie_config.for_emulator()
+        apart = {*dialog.ctx_bins, TOKENIZER, GENIE_CONFIG, HTP_CONFIG}
+        draft = ContainerContents(
+            target=target,
+            model=metadata.model,
+            graphs=metadata.graphs,
+            genie_config=dialog,
+            htp_config=container.htp_config.without_sharing(),
+            tokenizer=files[TOKENIZER].path,
+            binaries={name: files[name].path for name in dialog.ctx_bins},
+            toolchain=metadata.toolchain,
+            options={
+                **metadata.options,
+                "target": str(target),
+                "context.weight_sharing_enabled": False,
+            },
+            extras={name: file for name, file in files.items() if name not in apart},
+        )
+        return write_container(draft, user_path(dest))
+
+
+def _compile_unshared(root: Path, name: str, sha256: str, target: Target, dest: Path) -> None:
+    """Compile the DLCs of a binary of the cache again, for the emulator."""
+    for folder in entry_folders(root):
+        if folder.name.startswith(f"{CompilePart.operation}_"):
+            described = read_files(folder)
+            if sha256 in {file.sha256 for file in described.files.values()}:
+                break
+    else:
+        reason = f"it does not have what {name} was compiled from: build the container again"
+        raise CacheError(str(root), reason)
+    converted = [_entry(folder, digest).folder for digest in described.sources]
+    dlcs = [path for entry in converted for path in sorted(entry.glob("*.dlc"))]
+    config = CompileConfig.model_validate(read_info(folder).config)
+    context = config.context.model_copy(
+        update={"weight_sharing_enabled": False, "lora_weight_sharing": None}
+    )
+    unshared = config.model_copy(update={"soc_details": target, "context": context})
+    compile(load(dlcs), unshared).save(dest)
 
 
 def _stage(folder: Path, info: EntryInfo, subject: str, inputs: list[CacheEntry]) -> Stage:

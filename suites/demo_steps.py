@@ -1,7 +1,7 @@
 """The steps of the demo, each through the public surface of the package it shows."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -17,19 +17,19 @@ from buildlib.numerics.evaluation import onnx_perplexity
 from buildlib.pipeline.build import BuildOutputs
 from buildlib.pipeline.runner import StageRecord
 from harness.cli.arguments import WAIT_S
+from harness.cli.device import running_device
 from harness.cli.device_lease import lease_device
 from harness.cli.progress import deploy_progress
 from harness.console import progress as progress_bar
 from harness.console import remarks
 from harness.devices.adb.client import AdbServer
 from harness.devices.adb.server import ensure_server, stop_if_ours
-from harness.errors import HarnessError, VirtualDeviceConfinementError, WrongUseError
+from harness.errors import WrongUseError
 from harness.paths import make_state_dir
 from harness.results.store import ResultsStore
 from harness.runtimes.base import GenerationResult
 from harness.runtimes.context_limit import ContextLimit
 from harness.runtimes.windows import cut_windows
-from harness.virtual_device import manager
 from harness.workloads.base import Recording
 from harness.workloads.bench import Bench
 from harness.workloads.perplexity import score_text
@@ -170,22 +170,8 @@ def virtual_device(soc: str, server: AdbServer, progress: DemoProgress) -> Itera
     """Yield the serial of a virtual device that stops with the demo; its files stay."""
     name = _device_name(soc)
     progress.step(f"start virtual device {name} and connect it to the adb server")
-    serial = ""
-    try:
-        try:
-            device = manager.start(name, soc, unconfined=False)
-        except VirtualDeviceConfinementError as error:
-            progress.detail(f"no namespace here ({error.reason}): it runs unconfined")
-            device = manager.start(name, soc, unconfined=True)
-        serial = device.serial
-        server.connect(serial)
+    with running_device(name, soc, server, progress.detail) as serial:
         yield serial
-    finally:
-        with suppress(HarnessError):
-            if serial:
-                server.disconnect(serial)
-        with suppress(HarnessError):
-            manager.stop(name)
 
 
 def measure(

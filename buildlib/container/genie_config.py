@@ -229,6 +229,10 @@ class Dialog(GenieModel):
         return next(e for e in self.engines if e.role not in {"draft", "secondary"})
 
 
+_RESTING: Mapping[str, object] = {"poll": False, "cpu_mask": "0x0", "use_mmap": False}
+"""Options of `QnnHtp` on the emulator: threads neither spin nor keep to a phone's big cores."""
+
+
 class GenieConfig(GenieModel):
     """`genie_config.json`."""
 
@@ -320,6 +324,21 @@ class GenieConfig(GenieModel):
             )
         return self._changed(changes)
 
+    def for_emulator(self) -> "GenieConfig":
+        """Return a copy for the emulator, whose threads must not spin."""
+
+        def resting(engine: Engine) -> Engine:
+            htp = engine.backend.qnn_htp
+            if htp is None:
+                return engine
+            backend = {"qnn_htp": htp.model_copy(update=_RESTING)}
+            return engine.model_copy(update={"backend": engine.backend.model_copy(update=backend)})
+
+        if isinstance(self.dialog.engine, tuple):
+            first, second = map(resting, self.dialog.engine)
+            return self._changed({"engine": (first, second)})
+        return self._changed({"engine": resting(self.dialog.engine)})
+
     def _changed(self, changes: dict[str, object]) -> "GenieConfig":
         dialog = self.dialog.model_copy(update=changes)
         values = dialog.model_dump(by_alias=True, exclude_none=True)
@@ -342,10 +361,9 @@ def basic_dialog(
     Args:
         local_rope_theta: base of a second set of rotations, whose inputs have the prefix `local_`.
 
-    On the emulator Genie's threads neither spin nor are bound to the big cores that a phone has.
     """
-    waits = {"poll": False, "cpu_mask": "0x0", "use_mmap": False} if emulator else {}
-    htp = QnnHtp.model_validate({"kv_dim": head_dim, "allow_async_init": False, **waits})
+    resting = _RESTING if emulator else {}
+    htp = QnnHtp.model_validate({"kv_dim": head_dim, "allow_async_init": False, **resting})
     first = PositionalEncoding(
         rope_dim=rotary_dim // 2, rope_theta=rope_theta, rope_scaling=rope_scaling
     )

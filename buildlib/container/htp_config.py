@@ -112,6 +112,15 @@ class HtpConfig(ConfigModel):
             return ()
         return self.context if isinstance(self.context, tuple) else (self.context,)
 
+    def without_sharing(self) -> "HtpConfig":
+        """Return a copy whose contexts share no weights."""
+        off = {"weight_sharing_enabled": False, "lora_weight_sharing": None}
+        contexts = tuple(context.model_copy(update=off) for context in self.contexts)
+        several = isinstance(self.context, tuple)
+        return self.model_copy(
+            update={"context": contexts if several else next(iter(contexts), None)}
+        )
+
 
 def htp_config(compiled: CompileConfig | Target) -> HtpConfig:
     """Return the extensions that Genie runs binaries with, or those that suit a target.

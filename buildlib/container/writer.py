@@ -107,7 +107,7 @@ def write_container(
         metadata = build_metadata(
             model=draft.model,
             graphs=draft.graphs,
-            target=_target_record(draft.target),
+            target=_target_record(draft),
             toolchain=draft.toolchain,
             options=draft.options,
             files=files,
@@ -155,11 +155,12 @@ def _check_fit(draft: ContainerContents, dest: Path) -> None:
         raise ContainerError(str(dest), "number of binaries and splits differ")
 
 
-def _target_record(target: Target) -> TargetRecord:
+def _target_record(draft: ContainerContents) -> TargetRecord:
+    target = draft.target
     return TargetRecord(
         name=str(target),
         soc_model=target.soc.soc_model,
         dsp_arch=target.soc.dsp_arch,
         emulator=target.emulator,
-        weight_sharing=target.weight_sharing,
+        weight_sharing=any(c.weight_sharing_enabled for c in draft.htp_config.contexts),
     )

@@ -140,11 +140,6 @@ class BuildPlan:
         if added.speculative is not None and ars:
             on_host = added.embedding is not None
             check_speculation(added.speculative, sorted(ars), on_host=on_host)
-        if not compilation.weight_sharing and not compilation.target.emulator and len(ars) > 1:
-            key = "context.weight_sharing_enabled"
-            raise InvalidOptionError(
-                key, f"graphs of AR {sorted(ars)} share weights; ask for one", ()
-            )
         own = graph_options or {}
         target = compilation.target
         return cls(

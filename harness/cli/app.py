@@ -43,6 +43,7 @@ from harness.cli import (
     perplexity,
     pipeline,
     pool,
+    rehearse,
     results,
     run,
     train,
@@ -84,6 +85,7 @@ def build_app() -> typer.Typer:
     app.command("inspect")(inspect.inspect)
     app.add_typer(config.app, name="config")
     app.add_typer(debug.app, name="debug")
+    app.command("rehearse")(rehearse.rehearse)
     app.command("generate")(generate.generate)
     app.command("perplexity")(perplexity.perplexity)
     app.command("embed")(embed.embed)

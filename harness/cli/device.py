@@ -1,7 +1,8 @@
 """`qnnfarm device`: virtual Android devices, each its own process behind the real adb server."""
 
 import os
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
@@ -10,8 +11,10 @@ import typer
 
 from harness.cli.arguments import Json
 from harness.console import Row, answers, print_json, print_remark, print_rows
+from harness.errors import HarnessError
 
 if TYPE_CHECKING:
+    from harness.devices.adb.client import AdbServer
     from harness.virtual_device.events import Event
 
 app = typer.Typer(
@@ -74,6 +77,35 @@ def start(
 def print_unconfined(name: str) -> None:
     """Warn that a virtual device is not confined."""
     print_remark(f"virtual:{name} is unconfined: its shell may do on this host whatever you may")
+
+
+@contextmanager
+def running_device(
+    name: str, soc: str, server: "AdbServer", tell: Callable[[str], None]
+) -> Iterator[str]:
+    """Yield the serial of a virtual device that stops with the block; its files stay.
+
+    Where there is no namespace it runs unconfined.
+    """
+    from harness.errors import VirtualDeviceConfinementError
+    from harness.virtual_device import manager
+
+    serial = ""
+    try:
+        try:
+            device = manager.start(name, soc, unconfined=False)
+        except VirtualDeviceConfinementError as error:
+            tell(f"no namespace here ({error.reason}): {name} runs unconfined")
+            device = manager.start(name, soc, unconfined=True)
+        serial = device.serial
+        server.connect(serial)
+        yield serial
+    finally:
+        with suppress(HarnessError):
+            if serial:
+                server.disconnect(serial)
+        with suppress(HarnessError):
+            manager.stop(name)
 
 
 @app.command("ls")

@@ -9,8 +9,10 @@ import pytest
 from buildlib.container.container import GenAIContainer
 from buildlib.errors import (
     BuildError,
+    CacheError,
     CalibrationTextMissingError,
     CheckpointError,
+    ContainerError,
     InvalidOptionError,
     InvalidShapeError,
     ModelNotFoundError,
@@ -20,6 +22,7 @@ from buildlib.genai import GenAIBuilderFactory, GenAIBuilderHTP
 from buildlib.pipeline import build, scheduler
 from buildlib.pipeline.build import BuildOutputs
 from buildlib.pipeline.scheduler import Task, run_bounded
+from buildlib.replay import emulator_twin
 from suites.models import tiny_llama
 
 
@@ -83,6 +86,33 @@ def test_a_phone_target_shares_weights_and_most_stages(
     assert container.metadata.size_bytes < emulator.metadata.size_bytes
     upstream = [record for record in build.records if record.operation in {"export", "arcl"}]
     assert all(record.reused for record in upstream)
+
+
+def test_the_twin_of_a_phones_container_is_the_container_for_the_emulator(
+    build_cache: Path, reference_outputs: BuildOutputs, tmp_path: Path
+) -> None:
+    phone = builder_for(tiny_llama.folder(), build_cache, target="chipset:SM8750").plan().run()
+    twin = emulator_twin(phone, tmp_path / "twin", cache_root=build_cache)
+    emulator = GenAIContainer.load(reference_outputs.container)
+    assert twin.metadata.container_sha256 == emulator.metadata.container_sha256
+    with pytest.raises(ContainerError, match="for the emulator already"):
+        emulator_twin(emulator, tmp_path / "none")
+    with pytest.raises(CacheError, match="build the container again"):
+        emulator_twin(phone, tmp_path / "none", cache_root=tmp_path / "empty")
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_phones_binaries_without_shared_weights_are_those_of_the_emulator(
+    build_cache: Path, reference_outputs: BuildOutputs
+) -> None:
+    builder = builder_for(tiny_llama.folder(), build_cache, target="SM8750")
+    builder.set_compilation_options({"context.weight_sharing_enabled": False})
+    phone = builder.plan().run()
+    emulator = GenAIContainer.load(reference_outputs.container)
+    assert phone.metadata.target.name == "SM8750"
+    assert not phone.metadata.target.weight_sharing
+    for name in phone.genie_config.ctx_bins:
+        assert phone.metadata.files[name] == emulator.metadata.files[name]
 
 
 def test_an_export_is_a_model_folder_itself(

@@ -1,0 +1,195 @@
+"""`qnnfarm rehearse`: all that can be proven about a phone's container without the phone."""
+
+import dataclasses
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from harness.cli.arguments import WAIT_S, ContainerDir, Json
+from harness.console import answers, print_json, print_remark
+from harness.exit_codes import BAD
+
+if TYPE_CHECKING:
+    from buildlib.container.container import GenAIContainer
+    from buildlib.toolchains.base import GraphInfo
+    from harness.devices.base import Device
+
+_ONLY_A_PHONE = (
+    "that its DSP loads the binaries, which share weights, and computes what the emulator does",
+    "that stub, skeleton, FastRPC and the phone's system fit one another",
+    "memory, speed, heat and energy",
+)
+_ANDROID = "arm64-v8a"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at.
+
+    Attributes:
+        holds: None if it could not be looked at here.
+    """
+
+    subject: str
+    holds: bool | None
+    detail: str
+
+
+def rehearse(
+    container_dir: ContainerDir,
+    prompts: Annotated[
+        int, typer.Option(min=1, max=1000, help="Prompts, from one token to as long as fits.")
+    ] = 20,
+    max_tokens: Annotated[
+        int, typer.Option(min=1, help="Tokens of each answer, decoded greedily.")
+    ] = 16,
+    cache: Annotated[
+        Path | None,
+        typer.Option(
+            help="Cache of the build that made the container; by default $QNNFARM_CACHE_DIR, or "
+            "the usual one.",
+            show_default=False,
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Try a phone's container without the phone: its bundle, and its graphs on the emulator.
+
+    Binaries that share weights are compiled again without, from the same DLCs and with the same
+    options, since the emulator cannot run shared weights; others run byte for byte. A virtual
+    device of the SoC is started for it, and stopped afterwards.
+    """
+    from buildlib.container.container import GenAIContainer
+    from buildlib.replay import emulator_twin
+
+    phone = GenAIContainer.load(container_dir)
+    with tempfile.TemporaryDirectory(prefix="qnnfarm-rehearse-") as scratch:
+        print_remark("making the container for the emulator")
+        twin = emulator_twin(phone, Path(scratch) / "twin", cache_root=cache)
+        checks = [_compare_binaries(phone, twin), _check_bundle(phone)]
+        checks += _run(twin, prompts, max_tokens)
+    if json:
+        print_json(
+            {
+                "container": str(container_dir),
+                "target": phone.metadata.target.name,
+                "checks": [dataclasses.asdict(check) for check in checks],
+                "only_a_phone": list(_only_a_phone(phone)),
+            }
+        )
+    else:
+        _print(checks, phone)
+    if any(check.holds is False for check in checks):
+        raise typer.Exit(BAD)
+
+
+def _print(checks: Sequence[Check], phone: "GenAIContainer") -> None:
+    console = answers()
+    for title, holds in (("wrong", False), ("proven here", True), ("not tried here", None)):
+        some = [check for check in checks if check.holds is holds]
+        if some:
+            console.print(f"{title}:", style="bold")
+        for check in some:
+            console.print(f"  {check.subject}: {check.detail}")
+    console.print("only the phone can prove:", style="bold")
+    for line in _only_a_phone(phone):
+        console.print(f"  {line}")
+
+
+def _only_a_phone(phone: "GenAIContainer") -> Iterator[str]:
+    for line in _ONLY_A_PHONE:
+        yield (
+            line
+            if phone.metadata.target.weight_sharing
+            else line.replace(", which share weights,", "")
+        )
+
+
+def _compare_binaries(phone: "GenAIContainer", twin: "GenAIContainer") -> Check:
+    """Compare what the binaries of both describe: names, tensors, encodings, effort, VTCM."""
+    from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
+
+    toolchain = OrtQnnToolchain()
+    names = [name for name, file in phone.metadata.files.items() if file.kind == "binary"]
+    equal = [name for name in names if phone.metadata.files[name] == twin.metadata.files[name]]
+    graphs = tensors = 0
+    for name in names:
+        ours, theirs = (toolchain.inspect(one.files[name]).graphs for one in (phone, twin))
+        for a, b in zip(ours, theirs, strict=True):
+            if _described(a) != _described(b):
+                detail = f"{name}: graph {a.name} is another one when weights are not shared"
+                return Check("graphs", holds=False, detail=detail)
+            graphs += 1
+            tensors += len((*a.inputs, *a.outputs))
+    if len(equal) == len(names):
+        return Check("binaries", holds=True, detail=f"{len(names)} run here byte for byte")
+    return Check(
+        "binaries",
+        holds=True,
+        detail=f"{len(names) - len(equal)} compiled from the same DLCs without shared weights: "
+        f"{graphs} graphs with {tensors} inputs and outputs are equal in both",
+    )
+
+
+def _described(graph: "GraphInfo") -> "GraphInfo":
+    """Return a graph without its buffer for what does not fit into VTCM, which sharing changes."""
+    return dataclasses.replace(graph, spill_fill_bytes=0)
+
+
+def _check_bundle(phone: "GenAIContainer") -> Check:
+    """Collect what would be pushed to a phone."""
+    from harness.errors import GenieMissingError
+    from harness.runtimes.genie.bundle import genie_bundle
+
+    try:
+        bundle = genie_bundle(phone, _ANDROID)
+    except GenieMissingError as error:
+        return Check("bundle", holds=None, detail=error.reason)
+    return Check("bundle", holds=True, detail=f"all of its {len(bundle.files)} files are here")
+
+
+def _run(twin: "GenAIContainer", number: int, most: int) -> Iterator[Check]:
+    """Let Genie answer prompts on a virtual device of the container's SoC."""
+    from harness.runtimes.base import GenerationRequest
+    from harness.runtimes.context_limit import ContextLimit
+    from harness.workloads.bench_prompt import cut_prompt
+    from harness.workloads.session import Session
+
+    limit = ContextLimit.of(twin)
+    longest = max(1, limit.context_length - max(limit.prefill_ar, most) - 1)
+    lengths = [1 + round(step * (longest - 1) / max(1, number - 1)) for step in range(number)]
+    text = cut_prompt(twin.files["tokenizer.json"], longest).token_ids
+    with _device(twin) as device, Session(device, twin) as session:
+        for done, length in enumerate(lengths):
+            print_remark(f"Genie, prompt {done + 1} of {number}: {length} tokens")
+            session.runtime.generate(GenerationRequest(most, token_ids=text[:length]))
+    yield Check(
+        "Genie",
+        holds=True,
+        detail=f"loads it, and answers {number} prompts of {lengths[0]} to {lengths[-1]} tokens",
+    )
+
+
+@contextmanager
+def _device(twin: "GenAIContainer") -> "Iterator[Device]":
+    """Lease a virtual device of the container's SoC that runs for the block."""
+    from buildlib.targets import parse_target
+    from harness.cli.device import running_device
+    from harness.cli.device_lease import lease_device
+    from harness.devices.adb.server import ensure_server, stop_if_ours
+
+    soc = parse_target(twin.metadata.target.name).soc.name
+    server = ensure_server()
+    try:
+        with (
+            running_device(f"rehearse-{soc.lower()}", soc, server, print_remark) as serial,
+            lease_device(serial, wait_s=WAIT_S, purpose="a rehearsal") as device,
+        ):
+            yield device
+    finally:
+        stop_if_ours(server)

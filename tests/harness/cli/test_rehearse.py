@@ -1,0 +1,32 @@
+"""`qnnfarm rehearse` on a container for a phone, with a virtual device of its SoC."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from buildlib.pipeline.build import BuildOutputs
+from suites.models import tiny_llama
+from tests import command_line
+
+Run = Callable[..., command_line.Done]
+
+
+def test_a_phones_container_runs_without_the_phone(
+    qnnfarm: Run, reference_outputs: BuildOutputs, tmp_path: Path
+) -> None:
+    shape = ("--ar", "1,32", "--cl", "192", "--splits", "2", "--target", "SM8750")
+    built = qnnfarm("build", tiny_llama.folder(), *shape, "--out", tmp_path / "phone")
+    assert built.returncode == 0, built.stderr
+    few = ("--prompts", "2", "--max-tokens", "3", "--json")
+    done = qnnfarm("rehearse", tmp_path / "phone", *few)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    found = {check["subject"]: check for check in answer["checks"]}
+    assert "2 compiled from the same DLCs" in found["binaries"]["detail"]
+    assert found["Genie"]["holds"]
+    assert found["bundle"]["holds"] is None  # no SDK here
+    assert "share weights" in answer["only_a_phone"][0]
+    assert "rehearse-sm8750" in qnnfarm("device", "ls").stdout
+    refused = qnnfarm("rehearse", reference_outputs.container)
+    assert refused.returncode == 2
+    assert "for the emulator already" in refused.stderr
