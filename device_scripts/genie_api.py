@@ -376,23 +376,28 @@ class Log(Owned):
     _free = "GenieLog_free"
 
     def __init__(self, genie: Genie, level: str) -> None:
-        self._format = ctypes.CDLL(None).vsnprintf
-        self._format.argtypes = [_Text, ctypes.c_size_t, _Text, _Handle]
         self._callback = _LogCallback(self._write)  # Genie calls it as long as the log lives
         super().__init__(
             genie, genie.create("GenieLog_create", None, self._callback, LOG_LEVELS[level])
         )
 
     def _write(self, _log: Any, form: Optional[bytes], level: int, _time: int, values: Any) -> None:
-        if form is None:  # C would read it
-            return
-        # A va_list is passed by reference on x86-64 and AArch64 alike.
-        line = ctypes.create_string_buffer(_LONGEST_LOG_LINE)
-        self._format(line, _LONGEST_LOG_LINE, form, values)
-        name = next((name for name, number in LOG_LEVELS.items() if number == level), str(level))
-        text = line.value.decode(errors="replace").strip()
-        if text:
-            os.write(2, f"[{name.upper()}] {text}\n".encode(errors="replace"))
+        write_log(form, level, values)
+
+
+def write_log(form: Optional[bytes], level: int, values: Any) -> None:
+    """Write a message of a library to stderr, from its format and the `va_list` of its values."""
+    if form is None:  # C would read it
+        return
+    # A va_list is passed by reference on x86-64 and AArch64 alike.
+    line = ctypes.create_string_buffer(_LONGEST_LOG_LINE)
+    write = ctypes.CDLL(None).vsnprintf
+    write.argtypes = [_Text, ctypes.c_size_t, _Text, _Handle]
+    write(line, _LONGEST_LOG_LINE, form, values)
+    name = next((name for name, number in LOG_LEVELS.items() if number == level), str(level))
+    text = line.value.decode(errors="replace").strip()
+    if text:
+        os.write(2, f"[{name.upper()}] {text}\n".encode(errors="replace"))
 
 
 class Profile(Owned):

@@ -67,6 +67,12 @@ def call(name: str, began_ns: int) -> Event:
     return _event(name, "call", start, time.monotonic_ns() // 1000 - start, CALLS, {})
 
 
+def function(name: str, began_ns: int, ended_ns: int, args: Dict[str, Any]) -> Event:
+    """Return work inside of a call, by ``time.monotonic_ns``."""
+    start = began_ns // 1000
+    return _event(name, "function", start, ended_ns // 1000 - start, 0, args)
+
+
 def _calls(profile: Dict[str, Any]) -> List[Event]:
     """Return the calls of Genie's API, with their figures."""
     found = []

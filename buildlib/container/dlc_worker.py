@@ -15,7 +15,7 @@ from typing import Any
 
 from buildlib.container.dlc import DlcGraph
 from buildlib.toolchains.base import ScaleOffset, TensorInfo
-from buildlib.toolchains.child_process import RefusedError, serve
+from buildlib.toolchains.child_process import serve
 from buildlib.toolchains.ort_qnn.wheel import find_libraries
 from buildlib.toolchains.qnn.api import (
     BACKEND_TABLE_ENTRIES,
@@ -23,6 +23,7 @@ from buildlib.toolchains.qnn.api import (
     SystemFunction,
     load_system,
 )
+from buildlib.toolchains.qnn.refusal import RefusedError
 from buildlib.toolchains.qnn.structures import (
     DATA_TYPES,
     ENCODING_DEFINED,

@@ -10,8 +10,9 @@ import os
 import signal
 import sys
 
-from buildlib.toolchains.child_process import RefusedError, serve
+from buildlib.toolchains.child_process import serve
 from buildlib.toolchains.ort_qnn.wheel import find_libraries
+from buildlib.toolchains.qnn.refusal import RefusedError
 
 _LIMIT_S = 10
 _LONGEST = 1 << 20

@@ -18,7 +18,8 @@ from jinja2.nodes import Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from buildlib.toolchains.child_process import RefusedError, serve
+from buildlib.toolchains.child_process import serve
+from buildlib.toolchains.qnn.refusal import RefusedError
 
 _MEMORY_BYTES = 512 << 20
 _MOST_CHARACTERS = 16 << 20

@@ -25,7 +25,7 @@ import numpy.typing as npt
 from buildlib.closeable import Closeable
 from buildlib.error_base import one_line
 from buildlib.errors import RunnerDiedError
-from buildlib.toolchains.child_process import RefusedError
+from buildlib.toolchains.qnn.refusal import RefusedError
 
 if TYPE_CHECKING:
     from buildlib.numerics.runners import Arrays

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from buildlib.numerics.child import serve
-from buildlib.toolchains.child_process import RefusedError
+from buildlib.toolchains.qnn.refusal import RefusedError
 
 if TYPE_CHECKING:
     from buildlib.numerics.runners import Arrays

@@ -6,9 +6,10 @@ import os
 import sys
 from typing import Any
 
-from buildlib.toolchains.child_process import RefusedError, serve
+from buildlib.toolchains.child_process import serve
 from buildlib.toolchains.ort_qnn.wheel import find_libraries
 from buildlib.toolchains.qnn.execution import keep_to_one_cpu
+from buildlib.toolchains.qnn.refusal import RefusedError
 
 _VERSION = ("Major", "Minor", "Patch")
 _COMPLETE = 0

@@ -20,10 +20,11 @@ import numpy.typing as npt
 
 from buildlib.container.genie_config import GenieConfig
 from buildlib.graph import interface
-from buildlib.toolchains.child_process import RefusedError, Step, run_step
+from buildlib.toolchains.child_process import Step, run_step
 from buildlib.toolchains.ort_qnn.wheel import find_libraries
 from buildlib.toolchains.qnn import structures as qnn
 from buildlib.toolchains.qnn.api import BackendFunction, FunctionTable, load_backend
+from buildlib.toolchains.qnn.refusal import RefusedError
 
 _PAGE = 4096
 _READ_WRITE = 3

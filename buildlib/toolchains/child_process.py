@@ -23,6 +23,7 @@ from buildlib.cancellation import track_child
 from buildlib.error_base import one_line
 from buildlib.errors import ToolchainError, ToolchainTimeoutError
 from buildlib.files import atomic_write
+from buildlib.toolchains.qnn.refusal import RefusedError
 
 _TAIL_LINES = 20
 _TAIL_BYTES = 16 * 1024
@@ -177,10 +178,6 @@ def _log_tail(path: Path) -> tuple[str, ...]:
     said = [line[:_LINE_CHARS] for line in lines if line and not line.startswith(_NOISE)]
     telling = [line for line in said if not _WARNING.search(line)]
     return tuple((telling or said)[-_TAIL_LINES:])
-
-
-class RefusedError(Exception):
-    """A step is impossible for a reason that is one line and needs no stack trace."""
 
 
 def serve(commands: Mapping[str, Command], arguments: list[str]) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from buildlib.error_base import one_line
-from buildlib.toolchains.child_process import Command, RefusedError, serve
+from buildlib.toolchains.child_process import Command, serve
 from buildlib.toolchains.ort_qnn.wheel import WheelLibraries, find_libraries
+from buildlib.toolchains.qnn.refusal import RefusedError
 
 if TYPE_CHECKING:
     from buildlib.toolchains.requests import (
@@ -121,7 +122,7 @@ def execute(body: bytes) -> object:
     system = load_system(libraries.system)
     session = HtpSession(libraries.htp, request.soc_model)
     for package in request.op_packages:
-        session.register_op_package(package)
+        session.register_op_package(package.library, package.provider)
     graph = EmulatedGraph(session, system, request.binary.read_bytes(), request.graph)
     with np.load(request.inputs, allow_pickle=False) as inputs:
         outputs = graph.run(dict(inputs))
@@ -136,7 +137,7 @@ def op_package(body: bytes) -> object:
     request: OpPackageRequest = pickle.loads(body)  # noqa: S301 - of the parent
     session = HtpSession(find_libraries().htp)
     before = set(session.operations())
-    session.register_op_package(request.package)
+    session.register_op_package(request.package.library, request.package.provider)
     return sorted(set(session.operations()) - before)
 
 

@@ -1,27 +1,32 @@
 """Calls of the QNN C API, over ctypes.
 
-For child processes only: the libraries abort on some errors. A process may load `libQnnHtp.so`
-once, and never `libHtpPrepare.so` beside it.
+For child processes and devices only: the libraries abort on some errors. A process may load
+`libQnnHtp.so` once, and never `libHtpPrepare.so` beside it. This file and the two that it imports
+go to devices with the graph runtime: standard library only, Python 3.8+.
 """
+
+from __future__ import annotations
 
 import ctypes as c
 import os
 from enum import IntEnum
-from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from buildlib.toolchains.child_process import RefusedError
+from buildlib.toolchains.qnn.refusal import RefusedError
 from buildlib.toolchains.qnn.structures import (
     CONFIG_CUSTOM,
     HTP_DEVICE_SOC,
     BackendInterfaceHeader,
+    BinaryInfo,
     Config,
     HtpConfig,
     OperationName,
     SystemInterfaceHeader,
     Version,
 )
-from buildlib.toolchains.requests import OpPackageLibrary
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 BACKEND_TABLE_ENTRIES: Final = {(2, 40): 75}
 """Entries of a backend's function table by core API version.
@@ -30,6 +35,7 @@ The whole interface is passed by value to `QnnSystemDlc_composeGraphs`, so a wro
 the stack: a version that is not listed is refused rather than guessed.
 """
 
+CORE_API_MAJOR: Final = 2
 SYSTEM_API_MAJOR: Final = 1
 SYSTEM_API_MINORS: Final = range(10, 16)
 _LOG_LEVEL_WARNING = 2
@@ -38,6 +44,7 @@ _OPERATION_NOT_FOUND = 5005
 _UNREGISTERED = (
     "an operation of the binary is not known; the op package that has it is not registered"
 )
+_BINARY_INFO_VERSION = 3
 
 
 class BackendFunction(IntEnum):
@@ -83,6 +90,10 @@ class QnnCallError(RefusedError):
         self.code = code & 0xFFFF
 
 
+Binary = Any
+"""A context binary: bytes, or a ctypes array over a mapped file."""
+
+
 class FunctionTable:
     """A table of function pointers and a way to call them.
 
@@ -108,12 +119,19 @@ class FunctionTable:
         return c.CFUNCTYPE(c.c_uint64, *types)(self.interface.fn[function])
 
 
-def load_backend(library: Path) -> FunctionTable:
-    """Load a backend, normally `libQnnHtp.so`."""
+def load_backend(library: Path, *, whole: bool = True) -> FunctionTable:
+    """Load a backend, normally `libQnnHtp.so`.
+
+    Args:
+        whole: know the length of its table, so that it can be passed by value; without it any
+            version 2 of the core API serves, whose tables begin alike.
+    """
     address = _first_provider(library, "QnnInterface_getProviders")
     header = BackendInterfaceHeader.from_address(address)
     version = (header.core_api.major, header.core_api.minor)
     entries = BACKEND_TABLE_ENTRIES.get(version)
+    if not whole and header.core_api.major == CORE_API_MAJOR:
+        entries = max(BackendFunction) + 1
     if entries is None:
         known = ", ".join(f"{major}.{minor}" for major, minor in BACKEND_TABLE_ENTRIES)
         raise RefusedError(
@@ -153,6 +171,33 @@ def _interface_type(header: type[c.Structure], entries: int) -> type[c.Structure
     return type("Interface", (c.Structure,), {"_fields_": fields})
 
 
+def raw_binary_info(system: FunctionTable, binary: Binary) -> tuple[BinaryInfo, c.c_void_p]:
+    """Return the library's own structure, and the handle that owns it.
+
+    Raises:
+        RefusedError: the bytes are not a context binary, or one of an unknown format.
+    """
+    handle, info, size = c.c_void_p(), c.c_void_p(), c.c_uint64()
+    system.call(SystemFunction.CONTEXT_CREATE, c.pointer(handle))
+    try:
+        system.call(
+            SystemFunction.CONTEXT_GET_BINARY_INFO,
+            handle, c.cast(binary, c.c_void_p), c.c_uint64(len(binary)), c.pointer(info),
+            c.pointer(size),
+        )  # fmt: skip
+    except QnnCallError as error:
+        raise RefusedError(
+            f"it is damaged, of a newer QNN, or another kind of file (QNN error {error.code}); "
+            "what can be read are containers, context binaries, DLCs and entries of the cache"
+        ) from error
+    if not info.value:
+        raise RefusedError("it holds no information")
+    raw = BinaryInfo.from_address(info.value)
+    if raw.version != _BINARY_INFO_VERSION:
+        raise RefusedError(f"its information has version {raw.version}, 3 is known")
+    return raw, handle
+
+
 def pointer_array(pointers: list[int]) -> Any:  # noqa: ANN401 - an array type of its own length
     """Return a null-terminated array of pointers, the form of configuration lists in the API."""
     return (c.c_void_p * (len(pointers) + 1))(*pointers, None)
@@ -174,12 +219,32 @@ class HtpConfigs:
         return c.cast(self.array, c.c_void_p)
 
 
-class HtpSession:
-    """The HTP backend with a device of the given SoC: one a process, and it ends with it."""
+LogCallback = c.CFUNCTYPE(None, c.c_char_p, c.c_int, c.c_uint64, c.c_void_p)
+"""Takes the format of a message, its level, a time, and the `va_list` of its values."""
 
-    def __init__(self, library: Path, soc_model: int | None = None) -> None:
-        self.qnn: FunctionTable = load_backend(library)
-        self.log = self._created(BackendFunction.LOG_CREATE, None, c.c_uint32(_LOG_LEVEL_WARNING))
+
+class HtpSession:
+    """The HTP backend with a device of the given SoC: one a process, and it ends with it.
+
+    Args:
+        whole: as `load_backend` takes it.
+        log: a `LogCallback`; without one the log goes to stdout, or to logcat on Android.
+        log_level: 1 for errors alone, up to 5.
+    """
+
+    def __init__(
+        self,
+        library: Path,
+        soc_model: int | None = None,
+        *,
+        whole: bool = True,
+        log: Any = None,  # noqa: ANN401 - a ctypes function
+        log_level: int = _LOG_LEVEL_WARNING,
+    ) -> None:
+        self.qnn: FunctionTable = load_backend(library, whole=whole)
+        self._log_callback = log
+        callback = c.cast(log, c.c_void_p) if log else None
+        self.log = self._created(BackendFunction.LOG_CREATE, callback, c.c_uint32(log_level))
         self.backend = self._created(BackendFunction.BACKEND_CREATE, self.log, None)
         # Without the SoC the device refuses 16-bit operations when a graph is finalized.
         soc = () if soc_model is None else (HtpConfig(option=HTP_DEVICE_SOC, value=soc_model),)
@@ -194,13 +259,13 @@ class HtpSession:
             BackendFunction.CONTEXT_CREATE, self.backend, self.device, configs.pointer
         )
 
-    def context_from_binary(self, binary: bytes) -> c.c_void_p:
+    def context_from_binary(self, binary: Binary) -> c.c_void_p:
         """Load the context of a context binary."""
         context = c.c_void_p()
         try:
             self.qnn.call(
                 BackendFunction.CONTEXT_CREATE_FROM_BINARY,
-                self.backend, self.device, c.c_void_p(None), c.c_char_p(binary),
+                self.backend, self.device, c.c_void_p(None), c.cast(binary, c.c_void_p),
                 c.c_uint64(len(binary)), c.pointer(context), c.c_void_p(None),
             )  # fmt: skip
         except QnnCallError as error:
@@ -217,17 +282,31 @@ class HtpSession:
         )
         return graph
 
-    def register_op_package(self, package: OpPackageLibrary) -> None:
-        """Make the operations of an op package known to the backend, before it has contexts."""
+    def execute(self, graph: c.c_void_p, inputs: Any, outputs: Any) -> None:  # noqa: ANN401
+        """Run a graph on arrays of `Tensor`, each of which points to its memory."""
+        self.qnn.call(
+            BackendFunction.GRAPH_EXECUTE,
+            graph,
+            c.cast(inputs, c.c_void_p), c.c_uint32(len(inputs)),
+            c.cast(outputs, c.c_void_p), c.c_uint32(len(outputs)),
+            c.c_void_p(None), c.c_void_p(None),
+        )  # fmt: skip
+
+    def register_op_package(self, library: str | Path, provider: str, target: str = "CPU") -> None:
+        """Make the operations of an op package known to the backend, before it has contexts.
+
+        Args:
+            target: what the kernels of this library run on: `CPU`, or `HTP` for those on a DSP.
+        """
         try:
             self.qnn.call(
                 BackendFunction.BACKEND_REGISTER_OP_PACKAGE,
-                self.backend, c.c_char_p(os.fsencode(package.library)),
-                c.c_char_p(package.provider.encode()), c.c_char_p(b"CPU"),
+                self.backend, c.c_char_p(os.fsencode(library)), c.c_char_p(provider.encode()),
+                c.c_char_p(target.encode()),
             )  # fmt: skip
         except QnnCallError as error:
             if error.code == _PROVIDER_NOT_FOUND:
-                raise RefusedError(f"the package has no function {package.provider!r}") from error
+                raise RefusedError(f"the package has no function {provider!r}") from error
             raise
 
     def operations(self) -> list[str]:

@@ -3,11 +3,10 @@
 import ctypes as c
 
 from buildlib.toolchains.base import BinaryInfo, GraphInfo, ScaleOffset, TensorInfo
-from buildlib.toolchains.child_process import RefusedError
 from buildlib.toolchains.qnn import structures as qnn
-from buildlib.toolchains.qnn.api import FunctionTable, QnnCallError, SystemFunction
+from buildlib.toolchains.qnn.api import FunctionTable, SystemFunction, raw_binary_info
+from buildlib.toolchains.qnn.refusal import RefusedError
 
-_BINARY_INFO_VERSION = 3
 _GRAPH_INFO_VERSION = 3
 _TENSOR_VERSIONS = (1, 2)
 _MAX_GRAPHS = 4096
@@ -31,32 +30,6 @@ def read_binary_info(system: FunctionTable, binary: bytes) -> BinaryInfo:
     )
     system.call(SystemFunction.CONTEXT_FREE, handle)
     return info
-
-
-def raw_binary_info(system: FunctionTable, binary: bytes) -> tuple[qnn.BinaryInfo, c.c_void_p]:
-    """Return the library's own structure, and the handle that owns it.
-
-    Raises:
-        RefusedError: the bytes are not a context binary, or one of an unknown format.
-    """
-    handle, info, size = c.c_void_p(), c.c_void_p(), c.c_uint64()
-    system.call(SystemFunction.CONTEXT_CREATE, c.pointer(handle))
-    try:
-        system.call(
-            SystemFunction.CONTEXT_GET_BINARY_INFO,
-            handle, c.c_char_p(binary), c.c_uint64(len(binary)), c.pointer(info), c.pointer(size),
-        )  # fmt: skip
-    except QnnCallError as error:
-        raise RefusedError(
-            f"it is damaged, of a newer QNN, or another kind of file (QNN error {error.code}); "
-            "what can be read are containers, context binaries, DLCs and entries of the cache"
-        ) from error
-    if not info.value:
-        raise RefusedError("it holds no information")
-    raw = qnn.BinaryInfo.from_address(info.value)
-    if raw.version != _BINARY_INFO_VERSION:
-        raise RefusedError(f"its information has version {raw.version}, 3 is known")
-    return raw, handle
 
 
 def _graph(raw: qnn.GraphInfo) -> GraphInfo:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from buildlib.toolchains.base import TensorInfo
-from buildlib.toolchains.child_process import RefusedError
 from buildlib.toolchains.qnn import structures as qnn_types
 from buildlib.toolchains.qnn.api import (
     BackendFunction,
@@ -19,6 +18,7 @@ from buildlib.toolchains.qnn.api import (
     QnnCallError,
     SystemFunction,
 )
+from buildlib.toolchains.qnn.refusal import RefusedError
 from buildlib.toolchains.qnn.structures import HtpConfig
 from buildlib.toolchains.requests import CompileRequest, GraphRequest, OperationRequest
 
@@ -153,7 +153,7 @@ def compile_operation(session: HtpSession, request: OperationRequest) -> int:
     Raises:
         RefusedError: the node or the graph is refused.
     """
-    session.register_op_package(request.package)
+    session.register_op_package(request.package.library, request.package.provider)
     context, graph = session.new_context(HtpConfigs()), c.c_void_p()
     package, _, operation = request.operation.rpartition("::")
     name, call = operation.encode(), session.qnn.call

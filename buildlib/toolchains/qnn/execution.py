@@ -9,10 +9,9 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from buildlib.toolchains.child_process import RefusedError
 from buildlib.toolchains.qnn import structures as qnn
-from buildlib.toolchains.qnn.api import BackendFunction, FunctionTable, HtpSession
-from buildlib.toolchains.qnn.binary_info import raw_binary_info
+from buildlib.toolchains.qnn.api import FunctionTable, HtpSession, raw_binary_info
+from buildlib.toolchains.qnn.refusal import RefusedError
 
 Arrays: TypeAlias = Mapping[str, npt.NDArray[np.generic]]
 
@@ -41,7 +40,7 @@ class EmulatedGraph:
         if name not in graphs:
             raise RefusedError(f"no graph {name!r} in the binary, only {', '.join(graphs)}")
         raw = graphs[name]
-        self._qnn = session.qnn
+        self._session = session
         self._graph = session.graph(session.context_from_binary(binary), name)
         self._inputs = (qnn.Tensor * raw.input_count)(*raw.inputs[: raw.input_count])
         self._outputs = (qnn.Tensor * raw.output_count)(*raw.outputs[: raw.output_count])
@@ -58,13 +57,7 @@ class EmulatedGraph:
             array = np.empty(_shape(tensor), _dtype(tensor))
             _point(tensor, array)
             outputs[tensor.name.decode()] = array
-        self._qnn.call(
-            BackendFunction.GRAPH_EXECUTE,
-            self._graph,
-            c.cast(self._inputs, c.c_void_p), c.c_uint32(len(self._inputs)),
-            c.cast(self._outputs, c.c_void_p), c.c_uint32(len(self._outputs)),
-            c.c_void_p(None), c.c_void_p(None),
-        )  # fmt: skip
+        self._session.execute(self._graph, self._inputs, self._outputs)
         del held
         return outputs
 

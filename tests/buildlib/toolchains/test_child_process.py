@@ -20,7 +20,8 @@ _LONG_S = 120  # before a test gives up: no measure of speed
 
 WORKER = """
 import ctypes, json, os, pathlib, signal, subprocess, sys, time
-from buildlib.toolchains.child_process import RefusedError, serve
+from buildlib.toolchains.child_process import serve
+from buildlib.toolchains.qnn.refusal import RefusedError
 
 def refuse(request):
     print("\\x1b[31mthe reason\\x1b[0m is above")

@@ -74,7 +74,7 @@ def test_unknown_interfaces_are_refused(change: str, call: str, said: str) -> No
     code = f"""
 from pathlib import Path
 import buildlib.toolchains.qnn.api as api
-from buildlib.toolchains.child_process import RefusedError
+from buildlib.toolchains.qnn.refusal import RefusedError
 from buildlib.toolchains.ort_qnn.wheel import find_libraries
 {change}
 try:

@@ -1,0 +1,405 @@
+#!/usr/bin/env python3
+"""Greedy generation, step logits and scores of a model by its graphs, without Genie.
+
+Reads the same configuration as Genie, and drives the context binaries that it names through the QNN
+C API. Standard library only, Python 3.8+. Exit status: 0 success, 1 QNN or a file failed, 2 wrong
+use.
+"""
+
+import argparse
+import array
+import json
+import math
+import os
+import sys
+import time
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Dict,
+    Iterator,
+    List,
+    Optional,
+    Sequence,
+    Tuple,
+)
+
+from buildlib.toolchains.qnn.refusal import RefusedError
+
+if TYPE_CHECKING:
+    from device_scripts import genie_api, genie_logits, genie_t2t_run, genie_trace, graph_model
+else:  # beside this file on the device
+    import genie_api
+    import genie_logits
+    import genie_t2t_run
+    import genie_trace
+    import graph_model
+
+_FORMAT = 1
+OpPackage = Tuple[str, str, str]
+
+
+def op_package(text: str) -> OpPackage:
+    """Read PATH:PROVIDER or PATH:PROVIDER:TARGET.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    words = text.split(":")
+    if len(words) not in (2, 3) or not all(words):
+        raise ValueError(text)
+    return words[0], words[1], words[2] if len(words) == 3 else "CPU"
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the options."""
+    build = argparse.ArgumentParser(prog="graph-run", allow_abbrev=False, description=__doc__)
+    build.add_argument("-c", "--config", metavar="FILE", required=True, help="dialog JSON of Genie")
+    work = build.add_mutually_exclusive_group(required=True)
+    work.add_argument("--describe", action="store_true", help="print the graphs as JSON")
+    work.add_argument(
+        "-tok", "--tokens_file", metavar="FILE", help="token ids to answer, separated by spaces"
+    )
+    work.add_argument(
+        "--windows",
+        metavar="FILE",
+        help='decode texts step by step: JSON array of {"prompt": [ids], "following": [ids]}',
+    )
+    work.add_argument("--score", metavar="FILE", help="score texts: JSON array of arrays of ids")
+    build.add_argument("--fill_file", metavar="FILE", help="token ids before those of -tok")
+    build.add_argument(
+        "--op-package",
+        metavar="PATH:PROVIDER[:TARGET]",
+        type=op_package,
+        action="append",
+        default=[],
+        help="op package to register before the graphs are loaded; several in their order",
+    )
+    build.add_argument("--output_file", metavar="FILE", help="float32 logits of --windows")
+    build.add_argument("--summary", metavar="FILE", help="JSON of --windows or --score")
+    build.add_argument("--profile", metavar="FILE", help="write figures in the form of Genie's")
+    build.add_argument("--trace", metavar="FILE", help="write a trace that Perfetto reads")
+    build.add_argument("--log", choices=tuple(genie_api.LOG_LEVELS), help="QNN's own log")
+    build.add_argument("--clock", metavar="FILE", help="write when each token came")
+    return build
+
+
+class Recorder:
+    """Times of a process, for its profile and its trace."""
+
+    def __init__(self) -> None:
+        self._events: List[Dict[str, Any]] = []
+        self._calls: List[genie_trace.Event] = []
+        self.answers: List[genie_trace.Answer] = []
+        self.init_s = 0.0
+
+    def event(self, name: str, began_ns: int, **figures: Tuple[float, str]) -> None:
+        """Note an event of the profile that ends now, with figures and their units."""
+        start, stop = began_ns // 1000, time.monotonic_ns() // 1000
+        values = {key.replace("_", "-"): {"value": v, "unit": u} for key, (v, u) in figures.items()}
+        event = {"type": name, "duration": stop - start, "start": start, "stop": stop, **values}
+        self._events.append(event)
+
+    def call(self, call: graph_model.Call) -> None:
+        """Note the graphs of a call."""
+        facts = {"ar": call.chain.ar, "cl": call.chain.cl, "first": call.first}
+        for name, began, ended in call.spans:
+            self._calls.append(
+                genie_trace.function(name, began, ended, {**facts, "tokens": call.tokens})
+            )
+
+    def profile(self) -> bytes:
+        """Return the profile, in the form of Genie's."""
+        return json.dumps({"components": [self._component()]}).encode()
+
+    def trace(self) -> bytes:
+        """Return the trace of the process."""
+        return genie_trace.document({"components": [self._component()]}, self.answers, self._calls)
+
+    def _component(self) -> Dict[str, Any]:
+        return {"name": "graph0", "type": "graph", "events": self._events}
+
+
+def greedy(logits: graph_model.View) -> int:
+    """Return the lowest id of the largest logit."""
+    values = array.array(logits.format, logits.tobytes())
+    return values.index(max(values))
+
+
+def generate(
+    model: graph_model.Model,
+    prompt: Sequence[int],
+    most: int,
+    recorder: Recorder,
+    clock: genie_t2t_run.Clock,
+) -> Iterator[int]:
+    """Yield the greedy answer to a prompt, at most so many tokens, without the one that ends it.
+
+    As Genie does, it ends an answer that fills the context with a status of its own in `clock`.
+    """
+    began = time.monotonic_ns()
+    recorder.answers.append((began, 0))
+    clock.start()
+    moments: List[int] = []
+    tokens = prompt
+    while True:
+        for call in model.feed(tokens):
+            recorder.call(call)
+        if not moments:
+            prefilled = time.monotonic_ns()
+        token = greedy(model.logits(call, call.tokens - 1))
+        moments.append(time.monotonic_ns())
+        if token in model.settings.ends:
+            break
+        clock.takes()
+        recorder.answers.append((moments[-1], 1))
+        yield token
+        if len(moments) >= most:
+            break
+        if model.cache.n_past + 1 >= model.context:
+            clock.status = genie_api.CONTEXT_EXCEEDED
+            break
+        tokens = [token]
+    figures = {
+        "num_prompt_tokens": (len(prompt), ""),
+        "prompt_processing_rate": (_rate(len(prompt), prefilled - began), "toks/sec"),
+        "time_to_first_token": ((moments[0] - began) // 1000, "us"),
+        "num_generated_tokens": (len(moments), ""),
+    }
+    if len(moments) > 1:
+        rate = _rate(len(moments) - 1, moments[-1] - moments[0])
+        figures["token_generation_rate"] = (rate, "toks/sec")
+        figures["token_generation_time"] = ((moments[-1] - moments[0]) // 1000, "us")
+    recorder.event("graph_query", began, **figures)
+
+
+def _rate(count: int, nanoseconds: int) -> float:
+    return count * 1e9 / max(nanoseconds, 1)
+
+
+def answer(options: argparse.Namespace, model: graph_model.Model, recorder: Recorder) -> None:
+    """Answer token ids, and print the ids in the form of our genie-t2t-run."""
+    tokens = read_tokens(options.tokens_file, model)
+    fill = read_tokens(options.fill_file, model) if options.fill_file else []
+    most = genie_t2t_run.answer_bound(genie_api.read_file(options.config, "configuration"))
+    if not model.settings.greedy:
+        raise genie_api.RunnerError("it chooses greedily: set top-k of the sampler to 1")
+    begin = [model.settings.bos] if model.settings.bos >= 0 else []
+    if fill:
+        for _ in model.feed([*begin, *fill]):
+            pass
+        begin = []
+    clock = genie_t2t_run.Clock()
+    clock.init_s = recorder.init_s
+    genie_t2t_run.write(b"[PROMPT]: " + " ".join(map(str, tokens)).encode() + b"\n\n[BEGIN]: ")
+    for number, token in enumerate(generate(model, [*begin, *tokens], most, recorder, clock)):
+        genie_t2t_run.write(b"%s%d" % (b" " if number else b"", token))
+    genie_t2t_run.write(b"[END]\n\n")
+    genie_t2t_run.check_status(clock.status, generated=True)
+    if options.clock is not None:
+        genie_t2t_run.write_file(clock.json().encode(), options.clock, "clock")
+
+
+def read_tokens(path: str, model: graph_model.Model) -> List[int]:
+    """Return the ids of a tokens file.
+
+    Raises:
+        genie_api.RunnerError: it holds none, or one outside of the vocabulary.
+    """
+    tokens = genie_t2t_run.parse_tokens(genie_api.read_file(path, "tokens file"))
+    return checked(tokens, model)
+
+
+def checked(tokens: List[int], model: graph_model.Model) -> List[int]:
+    """Return tokens that are all in the vocabulary.
+
+    Raises:
+        genie_api.RunnerError: one is not.
+    """
+    size = model.settings.vocabulary
+    for token in tokens:
+        if type(token) is not int or not 0 <= token < size:
+            raise genie_api.RunnerError(f"token {token!r} is outside the vocabulary of {size}")
+    return tokens
+
+
+class Floats:
+    """Real numbers of stored logits, by a table of all integers where they are quantized."""
+
+    def __init__(self, port: graph_model.Port) -> None:
+        least, most = graph_model.BOUNDS.get(port.code, (0, -1))
+        self._least = least
+        values = range(least, most + 1)
+        self._reals = [(value + port.offset) * port.scale for value in values]
+        # Relative to the largest that the grid holds: sums of any row are at least 1 token's.
+        self._weights = [math.exp((value - most) * port.scale) for value in values]
+        self._top = self._reals[-1] if self._reals else 0.0
+
+    def real(self, logits: graph_model.View) -> "array.array[float]":
+        """Return a row as float32."""
+        if not self._reals:
+            return array.array("f", logits.tobytes())
+        return array.array("f", map(self._reals.__getitem__, self._indices(logits)))
+
+    def loss(self, logits: graph_model.View, token: int) -> float:
+        """Return the negative log-likelihood of a token."""
+        if not self._reals:
+            return _loss(logits.tolist(), token)
+        indices = self._indices(logits)
+        total = sum(map(self._weights.__getitem__, indices))
+        if total > 0.0:
+            return math.log(total) + self._top - self._reals[indices[token]]
+        top = self._reals[max(indices)]  # all weights were too small for a float
+        reals = (self._reals[index] for index in indices)
+        return (
+            math.log(sum(math.exp(one - top) for one in reals)) + top - self._reals[indices[token]]
+        )
+
+    def _indices(self, logits: graph_model.View) -> Sequence[int]:
+        values = logits.tolist()
+        return [value - self._least for value in values] if self._least else values
+
+
+def _loss(logits: Sequence[float], token: int) -> float:
+    top = max(logits)
+    return math.log(sum(math.exp(one - top) for one in logits)) + top - logits[token]
+
+
+def decode_windows(
+    options: argparse.Namespace, model: graph_model.Model, recorder: Recorder
+) -> None:
+    """Decode texts step by step, with the tokens of the text whatever the logits say."""
+    windows = genie_logits.read_windows(options.windows)
+    begin = [model.settings.bos] if model.settings.bos >= 0 else []
+    floats = Floats(model.chains[0].logits)
+    step_bytes = 0
+    with open(options.output_file, "wb") as sink:
+        for number, window in enumerate(windows, start=1):
+            checked([*window.prompt, *window.following], model)
+            model.reset()
+            began = time.monotonic_ns()
+            tokens = [*begin, *window.prompt]
+            for following in window.following:
+                for call in model.feed(tokens):
+                    recorder.call(call)
+                row = floats.real(model.logits(call, call.tokens - 1)).tobytes()
+                step_bytes = len(row)
+                sink.write(row)
+                tokens = [following]
+            recorder.event("graph_steps", began)
+            count = len(window.following)
+            print(f"window {number}/{len(windows)}: {count} steps", flush=True)
+    steps = [len(window.following) for window in windows]
+    summary = {"format": _FORMAT, "step_bytes": step_bytes, "steps": steps}
+    genie_t2t_run.write_file(json.dumps(summary).encode(), options.summary, "summary")
+
+
+def score_windows(
+    options: argparse.Namespace, model: graph_model.Model, recorder: Recorder
+) -> None:
+    """Score all tokens of texts, each from an empty context, by prefill alone."""
+    windows = json.loads(genie_api.read_file(options.score, "windows"))
+    if not windows or not all(isinstance(one, list) and one for one in windows):
+        raise genie_api.RunnerError(f"{options.score} holds no windows")
+    begin = [model.settings.bos] if model.settings.bos >= 0 else []
+    floats = Floats(model.chains[0].logits)
+    scores = []
+    for number, window in enumerate(windows, start=1):
+        tokens = [*begin, *checked(window, model)]
+        model.reset()
+        began = time.monotonic_ns()
+        loss = 0.0
+        for call in model.feed(tokens[:-1]):
+            recorder.call(call)
+            for row in range(call.tokens):
+                loss += floats.loss(model.logits(call, row), tokens[call.first + row + 1])
+        recorder.event("graph_score", began)
+        scored = len(tokens) - 1
+        scores.append({"loss": loss, "tokens": scored})
+        print(f"window {number}/{len(windows)} perplexity={math.exp(loss / scored)}", flush=True)
+    summary = {"format": _FORMAT, "windows": scores}
+    genie_t2t_run.write_file(json.dumps(summary).encode(), options.summary, "summary")
+
+
+def describe(model: graph_model.Model) -> None:
+    """Print the graphs of a model as JSON."""
+
+    def ports(listed: Dict[str, graph_model.Port]) -> Dict[str, Any]:
+        return {
+            name: {
+                "shape": port.shape,
+                "code": port.code,
+                "scale": port.scale,
+                "offset": port.offset,
+            }
+            for name, port in listed.items()
+        }
+
+    chains = [
+        {
+            "ar": chain.ar,
+            "cl": chain.cl,
+            "graphs": {
+                part.name: {"inputs": ports(part.inputs), "outputs": ports(part.outputs)}
+                for part in chain.parts
+            },
+        }
+        for chain in model.chains
+    ]
+    print(json.dumps({"contract": model.contract.name, "chains": chains}, indent=1))
+
+
+def run(options: argparse.Namespace, stop: genie_api.Stop) -> None:
+    """Do what the options ask for.
+
+    Raises:
+        genie_api.RunnerError: a file or the model is at fault.
+        RefusedError: a library or QNN refused.
+    """
+    settings = graph_model.Settings.read(options.config)
+    recorder = Recorder()
+    began = time.monotonic_ns()
+    level = genie_api.LOG_LEVELS[options.log or "error"]
+    model = graph_model.Model(settings, options.op_package, stop, level)
+    recorder.init_s = (time.monotonic_ns() - began) / 1e9
+    recorder.event("graph_load", began, init_time=(int(recorder.init_s * 1e6), "us"))
+    if options.describe:
+        describe(model)
+    elif options.tokens_file is not None:
+        answer(options, model, recorder)
+    elif options.windows is not None:
+        decode_windows(options, model, recorder)
+    else:
+        score_windows(options, model, recorder)
+    if options.profile is not None:
+        genie_t2t_run.write_file(recorder.profile(), options.profile, "profile")
+    if options.trace is not None:
+        genie_t2t_run.write_file(recorder.trace(), options.trace, "trace")
+
+
+def main(arguments: Optional[Sequence[str]] = None, stop: Optional[genie_api.Stop] = None) -> int:
+    """Run the program and return its exit status."""
+    build = parser()
+    options = build.parse_args(arguments)
+    if options.fill_file is not None and options.tokens_file is None:
+        build.error("argument --fill_file: goes with -tok/--tokens_file")
+    if options.windows is not None and (options.output_file is None or options.summary is None):
+        build.error("argument --windows: goes with --output_file and --summary")
+    if options.score is not None and options.summary is None:
+        build.error("argument --score: goes with --summary")
+    try:
+        run(options, stop or genie_api.Stop())
+    except (genie_api.RunnerError, RefusedError, OSError, ValueError) as error:
+        return genie_t2t_run.fail("graph-run", error)
+    return 0
+
+
+def divert_libraries() -> None:
+    """Send what libraries print to stderr, apart from answers; some log past the API."""
+    sys.stdout = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+
+
+if __name__ == "__main__":
+    divert_libraries()
+    genie_api.leave(main(stop=genie_api.Stop.watching()))

@@ -1,0 +1,158 @@
+"""The parts of the graph runtime that need no library: cache, positions, names."""
+
+import array
+import math
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from buildlib.checkpoint.config import DecoderConfig, load_config
+from buildlib.graph.rope import rope_tables
+from device_scripts import graph_model
+from suites.models import tiny_llama
+
+if TYPE_CHECKING:
+    from device_scripts import genie_api
+else:
+    import genie_api
+
+CL, HEADS, DIM = 24, 2, 3
+
+
+class Port:
+    """A port without a graph: what the cache asks of one."""
+
+    code, scale, offset = "B", 0.5, -128
+
+    def __init__(self, name: str, shape: tuple[int, ...]) -> None:
+        self.name, self.shape = name, shape
+
+    def stored(self, value: float) -> int:
+        return round(value / self.scale) - self.offset
+
+
+class Chain:
+    """Graphs of one layer at one AR: ports, and the layout of its cache."""
+
+    def __init__(self, ar: int, cl: int = CL) -> None:
+        self.ar, self.cl, self.slots = ar, cl, cl - ar
+        pairs = [
+            ("key", (HEADS, 1, DIM, self.slots), (HEADS, 1, DIM, ar), HEADS * DIM, 1),
+            ("value", (HEADS, 1, self.slots, DIM), (HEADS, 1, ar, DIM), HEADS, DIM),
+        ]
+        self.kv = [
+            graph_model.Cached(Port(f"past_{kind}", past), Port(f"new_{kind}", new), rows, unit)  # type: ignore[arg-type]
+            for kind, past, new, rows, unit in pairs
+        ]
+
+
+class Memory:
+    """Buffers as large as any chain needs."""
+
+    def __init__(self) -> None:
+        self._buffers = {
+            name: array.array("B", bytes(HEADS * DIM * CL))
+            for name in ("past_key", "past_value", "new_key", "new_value")
+        }
+
+    def of(self, port: "graph_model.Port | Port") -> memoryview:
+        return memoryview(self._buffers[port.name])
+
+    def array(self, port: "graph_model.Port | Port") -> npt.NDArray[np.uint8]:
+        values = np.frombuffer(self._buffers[port.name], np.uint8)
+        return values[: math.prod(port.shape)].reshape(port.shape)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([(1, CL), (4, CL), (8, CL), (1, 12), (4, 12)]), st.integers(1, 8)
+        ),
+        max_size=12,
+    ),
+    st.randoms(use_true_random=False),
+)
+def test_the_cache_survives_changes_of_graphs(
+    calls: list[tuple[tuple[int, int], int]], random: Random
+) -> None:
+    """Whatever graphs follow each other, each sees all tokens so far, and zeros after them."""
+    chains = {size: Chain(*size) for size in [(1, CL), (4, CL), (8, CL), (1, 12), (4, 12)]}
+    memory = Memory()
+    cache = graph_model.KvCache(memory, CL - 1)  # type: ignore[arg-type]
+    cache.clear(chains[1, CL])  # type: ignore[arg-type]
+    keys: list[npt.NDArray[np.uint8]] = []
+    values: list[npt.NDArray[np.uint8]] = []
+    for size, wanted in calls:
+        chain = chains[size]
+        count = min(wanted, chain.ar, CL - len(keys))
+        if count < 1 or chain.slots < len(keys):
+            continue
+        cache.lay_out(chain)  # type: ignore[arg-type]
+        (key, new_key, *_), (value, new_value, *_) = chain.kv
+        seen_keys, seen_values = memory.array(key), memory.array(value)
+        for place in range(chain.slots):
+            is_past = place < len(keys)
+            assert (seen_keys[:, 0, :, place] == (keys[place] if is_past else 128)).all()
+            assert (seen_values[:, 0, place] == (values[place] if is_past else 128)).all()
+        for port in (new_key, new_value):
+            shape = memory.array(port).shape
+            data = bytes(random.randrange(256) for _ in range(math.prod(shape)))
+            memory.of(port)[: len(data)] = data
+        keys += [memory.array(new_key)[:, 0, :, n].copy() for n in range(count)]
+        values += [memory.array(new_value)[:, 0, n].copy() for n in range(count)]
+        cache.append(chain, count)  # type: ignore[arg-type]
+        assert cache.n_past == len(keys)
+
+
+SCALINGS: list[dict[str, Any] | None] = [
+    None,
+    {"rope_type": "linear", "factor": 4.0},
+    {
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_positions_are_turned_as_the_graph_was_calibrated_for(
+    scaling: dict[str, Any] | None,
+) -> None:
+    """Against the tables of the build, which transformers judges."""
+    base = load_config(tiny_llama.folder() / "config.json").model_dump()
+    config = DecoderConfig.model_validate({**base, "rope_scaling": scaling})
+    encoding: dict[str, Any] = {"rope-dim": config.rotary_dim // 2, "rope-theta": config.rope_theta}
+    if scaling is not None:
+        encoding["rope-scaling"] = {k.replace("_", "-"): v for k, v in scaling.items()}
+    port = Port("position_ids_cos", (1, 1, 1, config.rotary_dim // 2))
+    port.code, port.scale, port.offset = "f", 0.0, 0
+    port.stored = float  # type: ignore[method-assign,assignment]
+    for function, table in zip((math.cos, math.sin), rope_tables(config, 100), strict=True):
+        rotations = graph_model.Rotations(encoding, 100)
+        ours = np.frombuffer(rotations.table(function, port, 100), np.float32)  # type: ignore[arg-type]
+        np.testing.assert_allclose(ours.reshape(table.shape), table, atol=1e-6)
+
+
+def test_unknown_scalings_are_refused() -> None:
+    encoding = {"rope-dim": 4, "rope-theta": 1e4, "rope-scaling": {"rope-type": "qwen2vl-mrope"}}
+    with pytest.raises(genie_api.RunnerError, match="qwen2vl-mrope are not supported"):
+        graph_model.Rotations(encoding, 100)
+
+
+def test_graphs_of_no_contract_are_refused() -> None:
+    with pytest.raises(genie_api.RunnerError, match="no input is a key/value cache by the names"):
+        graph_model.find_contract(["x", "past_key_0"])
+
+
+def test_a_float_table_is_rounded_down_onto_the_grid(tmp_path: Path) -> None:
+    np.array([[0.49, -0.51], [1.0, 99.0]], np.float32).tofile(tmp_path / "table")
+    config = {"type": "lut", "size": 2, "datatype": "float32", "lut-path": str(tmp_path / "table")}
+    port = Port("inputs_embeds", (1, 1, 2))
+    rows = graph_model.EmbeddingTable(config).rows(port, [0, 1])  # type: ignore[arg-type]
+    assert list(rows) == [128, 126, 130, 255]

@@ -1,0 +1,145 @@
+"""The graph runtime on the emulator beside the real Genie, on the same containers."""
+
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
+
+if TYPE_CHECKING:
+    from tests.device_scripts.conftest import Runner
+
+PROMPT = "42 79 260 823 267 1240"
+CONFIG = ("-c", "genie_config.json")
+
+
+def ids(stdout: str) -> list[int]:
+    begin = stdout.index("\n[BEGIN]: ") + 10
+    return [int(word) for word in stdout[begin : stdout.rindex("[END]")].split()]
+
+
+def last_query(profile: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(profile.read_text())["components"][0]["events"][-1]
+    return found
+
+
+@pytest.fixture
+def short_bundle(tiny_bundle: Path, tmp_path: Path) -> Path:
+    """The reference model with answers of six tokens."""
+    folder = tmp_path / "bundle"
+    folder.mkdir()
+    for file in tiny_bundle.iterdir():
+        (folder / file.name).symlink_to(file.resolve())
+    config = json.loads((tiny_bundle / "genie_config.json").read_text())
+    config["dialog"]["max-num-tokens"] = 6
+    write_config(folder, config)
+    (folder / "tokens").write_text(PROMPT)
+    return folder
+
+
+def write_config(folder: Path, config: dict[str, Any]) -> None:
+    (folder / "genie_config.json").unlink()
+    (folder / "genie_config.json").write_text(json.dumps(config))
+
+
+def test_tokens_are_those_of_genie(runner: "Runner", short_bundle: Path) -> None:
+    asked = (*CONFIG, "-tok", "tokens")
+    theirs = runner.run("genie_t2t_run.py", *asked, "--profile", "genie.json", cwd=short_bundle)
+    files = ("--profile", "graph.json", "--trace", "trace.json", "--clock", "clock.json")
+    ours = runner.run("graph_run.py", *asked, *files, cwd=short_bundle)
+    assert ours.returncode == 0, ours.stderr
+    assert ids(ours.stdout) == ids(theirs.stdout)
+    assert len(ids(ours.stdout)) == 6
+
+    theirs_said, said = (last_query(short_bundle / name) for name in ("genie.json", "graph.json"))
+    for key, figure in theirs_said.items():
+        if key.startswith("num-"):
+            assert said[key] == figure
+        elif "-" in key:
+            assert said[key]["unit"] == figure["unit"]
+    events = json.loads((short_bundle / "trace.json").read_text())["traceEvents"]
+    graphs = [event["args"] for event in events if event["cat"] == "function"]
+    calls = dict.fromkeys((one["first"], one["tokens"]) for one in graphs)
+    assert list(calls) == [(0, 7), *((n, 1) for n in range(7, 12))]
+    assert len(json.loads((short_bundle / "clock.json").read_text())["pieces"]) == 6
+
+
+def test_fill_tokens_come_before_the_prompt(runner: "Runner", short_bundle: Path) -> None:
+    whole = runner.run("graph_run.py", *CONFIG, "-tok", "tokens", cwd=short_bundle)
+    first, _, rest = PROMPT.partition(" ")
+    (short_bundle / "fill").write_text(first)
+    (short_bundle / "tokens").write_text(rest)
+    halves = ("-tok", "tokens", "--fill_file", "fill", "--profile", "p.json")
+    filled = runner.run("graph_run.py", *CONFIG, *halves, cwd=short_bundle)
+    assert ids(filled.stdout) == ids(whole.stdout)
+    assert last_query(short_bundle / "p.json")["num-prompt-tokens"]["value"] == 5
+
+
+def test_steps_and_scores_agree(runner: "Runner", short_bundle: Path) -> None:
+    """Scores come from integers and a table, and step logits as floats: two ways to one number."""
+    prompt, following = [42, 79, 260], [823, 267, 1240]
+    (short_bundle / "windows").write_text(json.dumps([{"prompt": prompt, "following": following}]))
+    (short_bundle / "texts").write_text(json.dumps([prompt, [*prompt, *following]]))
+    steps = ("--windows", "windows", "--output_file", "logits", "--summary", "steps.json")
+    assert runner.run("graph_run.py", *CONFIG, *steps, cwd=short_bundle).returncode == 0
+    scored = ("--score", "texts", "--summary", "scores.json")
+    assert runner.run("graph_run.py", *CONFIG, *scored, cwd=short_bundle).returncode == 0
+    logits = np.fromfile(short_bundle / "logits", "<f4").reshape(3, -1).astype(np.float64)
+    sums = np.log(np.exp(logits - logits.max(1, keepdims=True)).sum(1)) + logits.max(1)
+    loss = float((sums - logits[range(3), following]).sum())
+    short, long = json.loads((short_bundle / "scores.json").read_text())["windows"]
+    assert (short["tokens"], long["tokens"]) == (3, 6)
+    assert long["loss"] - short["loss"] == pytest.approx(loss, rel=1e-4)
+
+
+def test_graphs_are_described(runner: "Runner", short_bundle: Path) -> None:
+    done = runner.run("graph_run.py", *CONFIG, "--describe", cwd=short_bundle)
+    described = json.loads(done.stdout)
+    read = [OrtQnnToolchain().inspect(binary).graphs for binary in short_bundle.glob("*.bin")]
+    graphs = {name: one for chain in described["chains"] for name, one in chain["graphs"].items()}
+    assert graphs.keys() == {graph.name for part in read for graph in part}
+    for graph in (graph for part in read for graph in part):
+        for tensor in graph.inputs:
+            port = graphs[graph.name]["inputs"][tensor.name]
+            assert tuple(port["shape"]) == tensor.shape
+            if tensor.encoding is not None:
+                assert math.isclose(port["scale"], tensor.encoding.scale)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sampler": {"version": 1, "temp": 0.8, "top-k": 40}}, "chooses greedily"),
+        ({"context": None}, "is no configuration"),
+    ],
+)
+def test_configurations_beyond_it_are_refused(
+    runner: "Runner", short_bundle: Path, change: dict[str, Any], message: str
+) -> None:
+    config = json.loads((short_bundle / "genie_config.json").read_text())
+    config["dialog"] |= change
+    write_config(short_bundle, config)
+    done = runner.run("graph_run.py", *CONFIG, "-tok", "tokens", cwd=short_bundle)
+    assert done.returncode == 1
+    assert message in done.stderr.splitlines()[-1]
+
+
+def test_damaged_files_end_in_one_line(runner: "Runner", short_bundle: Path) -> None:
+    binary = min(short_bundle.glob("*.bin"))
+    data = binary.read_bytes()
+    binary.unlink()
+    binary.write_bytes(data[: len(data) // 2])
+    done = runner.run("graph_run.py", *CONFIG, "-tok", "tokens", cwd=short_bundle)
+    assert done.returncode == 1
+    assert "graph-run: error: " in done.stderr.splitlines()[-1]
+
+
+def test_tokens_outside_of_the_vocabulary_are_refused(runner: "Runner", short_bundle: Path) -> None:
+    (short_bundle / "tokens").write_text("5 1280")
+    done = runner.run("graph_run.py", *CONFIG, "-tok", "tokens", cwd=short_bundle)
+    assert done.returncode == 1
+    assert "token 1280 is outside the vocabulary of 1280" in done.stderr
