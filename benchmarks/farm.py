@@ -97,7 +97,7 @@ def run_plan(load: Load, serials: Sequence[str], folder: Path) -> tuple["Summary
     from contextlib import closing
 
     from harness.devices.spec import DeviceSpec
-    from harness.plans.cell_runner import ContainerCache, DeviceCellRunner
+    from harness.plans.cell_runner import DeviceCellRunner, ModelCache
     from harness.plans.cells import make_cell
     from harness.plans.journal import Journal
     from harness.plans.scheduler import run_matrix
@@ -124,7 +124,7 @@ def run_plan(load: Load, serials: Sequence[str], folder: Path) -> tuple["Summary
         print(f"  pool of {len(serials)} devices opened in {time.monotonic() - began:.1f} s")
         journal.begin("farm", "0" * 32, fresh=True)
         timed = TimedPool(pool)
-        runner = DeviceCellRunner(store, ContainerCache(), journal.plan_run_id)
+        runner = DeviceCellRunner(store, ModelCache(), journal.plan_run_id)
         return run_matrix(cells, timed, runner, journal), timed
 
 

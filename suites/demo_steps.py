@@ -29,6 +29,7 @@ from harness.paths import make_state_dir
 from harness.results.store import ResultsStore
 from harness.runtimes.base import GenerationResult
 from harness.runtimes.context_limit import ContextLimit
+from harness.runtimes.genie.model import GenieModel
 from harness.runtimes.windows import cut_windows
 from harness.workloads.base import Recording
 from harness.workloads.bench import Bench
@@ -191,7 +192,7 @@ def measure(
     options = SessionOptions(shown=deploy_progress, on_repetition=show)
     with (
         lease_device(serial, wait_s=WAIT_S, purpose="the demo") as device,
-        Session(device, container, options) as session,
+        Session(device, GenieModel(container), options) as session,
     ):
         deployment = session.runtime.prepare()
         pushed, reused = deployment.pushed_bytes / 2**20, deployment.reused_bytes / 2**20

@@ -12,7 +12,8 @@ from buildlib.container.container import GenAIContainer
 from buildlib.speculative.agreement import SPECULATIVE
 from harness.pytest_plugin.container_runner import ContainerRunner
 from harness.pytest_plugin.measurements import MeasurementRecorder
-from harness.runtimes.base import GenerationRequest
+from harness.runtimes.base import Generates, GenerationRequest
+from harness.runtimes.genie.model import GenieModel
 from harness.runtimes.tokenizer import encode, load_tokenizer
 from harness.workloads.session import Session, SessionOptions
 from suites.models import tiny_llama
@@ -71,11 +72,12 @@ def test_speculation_changes_no_text(
     target, kind = run_container.target, run_container.container.genie_config.dialog.type
     options = SessionOptions(runner_timeout_s=target.options.runner_timeout_s)
     rates, pairs = [], []
-    with Session(target.device, plain_container, options, properties=target.properties) as beside:
+    plain = GenieModel(plain_container)
+    with Session(target.device, plain, options, properties=target.properties) as beside:
         for prompt in prompts:
             request = GenerationRequest(_NEW_TOKENS, prompt=prompt)
             result = run_container(prompt, max_new_tokens=_NEW_TOKENS)
-            pairs.append(Answers(beside.runtime.generate(request).text, result.text))
+            pairs.append(Answers(beside.require(Generates).generate(request).text, result.text))
             if _ACCEPTANCE in result.metrics:
                 rates.append(result.metrics[_ACCEPTANCE])
     over = f"{kind} over {len(pairs)} prompts"

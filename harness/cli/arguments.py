@@ -67,6 +67,11 @@ ReferenceWith = Annotated[
         "a checkpoint is not ours (`pip install 'qnnfarm[reference]'`)."
     ),
 ]
+_RUNTIME = "What runs the container on the device: genie, or another runtime of docs/runtimes.md."
+Runtime = Annotated[str, typer.Option("-r", "--runtime", metavar="NAME", help=_RUNTIME)]
+LongRuntime = Annotated[str, typer.Option("--runtime", metavar="NAME", help=_RUNTIME)]
+"""Without `-r`, which is llama-bench's for repetitions."""
+DEFAULT_RUNTIME = "genie"
 Json = Annotated[bool, typer.Option("--json", help="Answer as JSON.")]
 
 

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from harness.cli.arguments import (
+    DEFAULT_RUNTIME,
     WAIT_S,
     Json,
     LogLevel,
+    LongRuntime,
     PoolFile,
     TraceFile,
     Wait,
@@ -69,6 +71,7 @@ def bench(
     ] = "results.db",
     device: Devices = None,
     pool: PoolFile = None,
+    runtime: LongRuntime = DEFAULT_RUNTIME,
     prompt_tokens: Prompts = None,
     new_tokens: Generated = None,
     both: Both = None,
@@ -112,7 +115,7 @@ def bench(
         open_series,
         parse_labels,
     )
-    from harness.runtimes.files import open_container
+    from harness.runtimes.registry import open_model
 
     if json and output is not None:
         raise WrongUseError("--json goes without -o: `-o json` is llama-bench's")
@@ -128,12 +131,12 @@ def bench(
     ]  # fmt: skip
     labels = parse_labels(label)
     prepare = conditioning(max_temp=max_temp, charge=charge, no_gate=no_gate)
-    containers = [open_container(folder) for folder in container_dirs]
-    for container in containers:
+    models = [open_model(folder, runtime) for folder in container_dirs]
+    for model in models:
         for workload in workloads:
-            workload.check(container)
-    benchmarks = [(container, workload) for container in containers for workload in workloads]
-    results = [Result(test) for _ in containers for test in tests]
+            workload.check(model)
+    benchmarks = [(model, workload) for model in models for workload in workloads]
+    results = [Result(test) for _ in models for test in tests]
     counting = _Counting(sessions * len(benchmarks))
     with (
         open_series(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli.arguments import WAIT_S, Json, PoolFile, Wait
+from harness.cli.arguments import DEFAULT_RUNTIME, WAIT_S, Json, LongRuntime, PoolFile, Wait
 from harness.cli.bench_options import (
     Charge,
     Devices,
@@ -44,6 +44,7 @@ def compare(
     ] = "results.db",
     device: Devices = None,
     pool: PoolFile = None,
+    runtime: LongRuntime = DEFAULT_RUNTIME,
     sessions: Annotated[
         int | None,
         typer.Option(
@@ -92,7 +93,7 @@ def compare(
     )
     from harness.results.comparison import DEFAULT_METRICS, check_metrics, check_pairs
     from harness.results.statistics.paired import min_pairs
-    from harness.runtimes.files import open_container
+    from harness.runtimes.registry import open_model
 
     quality = QualityOptions(max_perplexity, perplexity_text, perplexity_windows, reference)
     workload = bench_workload(
@@ -103,15 +104,15 @@ def compare(
     check_pairs(pairs, len(metrics))
     labels = parse_labels(label)
     prepare = conditioning(max_temp=max_temp, charge=charge, no_gate=no_gate)
-    containers = open_container(a), open_container(b)
-    for container in containers:
-        workload.check(container)
+    models = open_model(a, runtime), open_model(b, runtime)
+    for model in models:
+        workload.check(model)
     with open_series(
         device, pool, db, wait_s=wait, prepare=prepare, on_session=partial(_announce, pairs),
         labels=labels,
     ) as series:  # fmt: skip
         compared = series.compare(
-            workload, *containers, sessions=pairs, metrics=metrics, threshold=threshold,
+            workload, *models, sessions=pairs, metrics=metrics, threshold=threshold,
         )  # fmt: skip
     if json:
         print_json(_document(compared))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from harness.pool.failure_policy import Work
     from harness.pool.lease import Lease
     from harness.pool.pool import Pool
-    from harness.runtimes.base import LogLevel
+    from harness.runtimes.base import LogLevel, Model
     from harness.workloads.bench_series import DeviceSource
     from harness.workloads.session import Session
 
@@ -172,7 +172,7 @@ def device_source(
                     yield device
                 return
             member = None if name is None else members.get(name, name)
-            requirement = Requirement(name=member) if member else Requirement(soc=soc)
+            requirement = Requirement(name=member) if member else Requirement(soc=soc or None)
             lease = opened.acquire(requirement, timeout_s=wait_s, purpose=purpose(number))
             with _reporting(lease, work(container)) as device:
                 yield device
@@ -192,37 +192,32 @@ def _member_names(pool: "Pool") -> dict[str, str]:
 
 @contextmanager
 def open_session(
-    container_dir: Path,
+    model: "Model",
     name: str | None,
     pool: Path | None = None,
     *,
     command: str,
-    embeds: bool = False,
     wait_s: float = 0.0,
     log_level: "LogLevel | None" = None,
     trace: bool = False,
 ) -> Iterator["Session"]:
-    """Load a container, lease a device, and open a session that leaves nothing on it.
+    """Lease a device for a model, and open a session that leaves nothing on it.
 
     Args:
         name, pool, command, wait_s: see `device_source`.
-        embeds: whether the container must hold a text encoder, and not a dialog.
         log_level, trace: see `SessionOptions`.
 
     Raises:
-        BuildError: the container is incomplete.
         LeaseTimeoutError: others held the device for longer than `wait_s`.
         PoolError: the pool cannot be used.
-        HarnessError: no device, or one that cannot run the container.
+        HarnessError: no device, or one that cannot run the model.
     """
     from harness.cli.progress import deploy_progress
-    from harness.runtimes.files import open_container, target_of
     from harness.workloads.session import Session, SessionOptions
 
-    container = open_container(container_dir)
-    _ = container.embedding_config if embeds else container.genie_config  # or it is refused
     options = SessionOptions(shown=deploy_progress, log_level=log_level, trace=trace)
-    purpose = f"running {container.metadata.model.name}"
+    info = model.info
+    purpose = f"running {info.model}"
     with (
         device_source(
             [name] if name else None,
@@ -231,7 +226,7 @@ def open_session(
             wait_s=wait_s,
             purpose=lambda _: purpose,
         ) as source,
-        source(0, target_of(container).soc.name, container.metadata.container_sha256) as device,
-        Session(device, container, options) as session,
+        source(0, info.soc, info.sha256) as device,
+        Session(device, model, options) as session,
     ):
         yield session

@@ -80,6 +80,7 @@ def embed(
 
     Exits 1 where a cosine is below `--min-cosine`.
     """
+    from harness.runtimes.registry import open_model
     from harness.workloads.embed import Embed
 
     workload = Embed.of(
@@ -89,13 +90,14 @@ def embed(
         per_token=per_token,
     )
     _check_output(output, len(workload.texts or ()), per_token=per_token)
+    model = open_model(container_dir)
+    workload.check(model)
     with open_recorded_session(
-        container_dir,
+        model,
         device,
         pool,
         command="embed",
         db=db,
-        embeds=True,
         wait_s=wait,
         log_level=log_level,
         trace=trace,

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli.arguments import (
+    DEFAULT_RUNTIME,
     WAIT_S,
     ContainerDir,
     DeviceName,
     Json,
     LogLevel,
     PoolFile,
+    Runtime,
     TraceFile,
     Wait,
 )
@@ -66,6 +68,7 @@ def generate(
     ] = None,
     device: DeviceName = None,
     pool: PoolFile = None,
+    runtime: Runtime = DEFAULT_RUNTIME,
     max_tokens: Annotated[int, typer.Option(min=1, help="Stop after that many tokens.")] = 32,
     temp: Temp = None,
     top_k: TopK = None,
@@ -93,6 +96,7 @@ def generate(
     json: Json = False,
 ) -> None:
     """Generate text on a device and print its speed; greedily, unless sampling is asked for."""
+    from harness.runtimes.registry import open_model
     from harness.workloads.generate import Generate
 
     texts = list(prompt or ())
@@ -113,8 +117,10 @@ def generate(
         restore=None if restore is None else str(restore.absolute()),
         **dialog_fields(temp, top_k, top_p, seed, stop, lora, genie_config),
     )
+    model = open_model(container_dir, runtime)
+    workload.check(model)
     with open_recorded_session(
-        container_dir,
+        model,
         device,
         pool,
         command="generate",
@@ -122,7 +128,6 @@ def generate(
         log_level=log_level,
         trace=trace,
     ) as (session, recording):
-        workload.check(session.container)
         result = workload.run(session, recording).output
     if json:
         print_json({**session.device_fields, **_document(texts, result)})

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from harness.cli.arguments import (
+    DEFAULT_RUNTIME,
     WAIT_S,
     ContainerDir,
     DeviceName,
@@ -15,6 +16,7 @@ from harness.cli.arguments import (
     LogLevel,
     PoolFile,
     ReferenceWith,
+    Runtime,
     TraceFile,
     Wait,
     read_text,
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 
     from buildlib.numerics.transformers import ReferenceEngine
     from harness.runtimes.base import LogLevel as LogLevelName
-    from harness.runtimes.base import ModelRole, PerplexityResult
+    from harness.runtimes.base import Model, ModelRole, PerplexityResult
     from harness.workloads.base import Recording
     from harness.workloads.session import Session
 
@@ -50,6 +52,7 @@ def perplexity(
     text: Annotated[Path, typer.Option(help="The text to score.")],
     device: DeviceName = None,
     pool: PoolFile = None,
+    runtime: Runtime = DEFAULT_RUNTIME,
     windows: Annotated[
         int | None,
         typer.Option(
@@ -108,8 +111,13 @@ def perplexity(
     """
     if reference_with == "transformers" and reference is None:
         raise WrongUseError("--reference-with transformers needs --reference CHECKPOINT_DIR")
+    from harness.runtimes.registry import open_model
+    from harness.workloads.perplexity import check_scored
+
     content = read_text(text)
-    where = _Where(container_dir, device, pool, wait, db, log_level, trace)
+    model = open_model(container_dir, runtime)
+    check_scored(model, per_step=per_step)
+    where = _Where(model, device, pool, wait, db, log_level, trace)
     if per_step or max_kl is not None:
         if (
             not per_step
@@ -134,9 +142,9 @@ def perplexity(
 
 @dataclass(frozen=True)
 class _Where:
-    """The container, the device that is asked for, and the database."""
+    """The model, the device that is asked for, and the database."""
 
-    container_dir: Path
+    model: "Model"
     device: str | None
     pool: Path | None
     wait: float
@@ -147,7 +155,7 @@ class _Where:
     def open(self) -> "AbstractContextManager[tuple[Session, Recording]]":
         """Open the session and the recording of its run."""
         return open_recorded_session(
-            self.container_dir,
+            self.model,
             self.device,
             self.pool,
             command="perplexity",
@@ -180,7 +188,7 @@ def _score(
             f"--max-perplexity {bound} is relative to the model in float: give --reference "
             "CHECKPOINT_DIR"
         )
-    references = _references(reference, reference_with, where.container_dir, content, windows, role)
+    references = _references(reference, reference_with, where.model, content, windows, role)
     with where.open() as (session, recording):
         scored = score_text(
             session,
@@ -193,7 +201,7 @@ def _score(
             role=role,
             lora=lora,
         )
-        precision = session.container.precision
+        precision = session.container_info.precision
     result = scored.output
     if json:
         print_json({**session.device_fields, **_document(result), **references})
@@ -221,12 +229,12 @@ def _compare_steps(
     """Compare decode steps with float, which the host computes before a device is leased."""
     from harness.results.identity import describe_container
     from harness.results.metrics import METRICS
+    from harness.runtimes.container_model import container_of
     from harness.runtimes.context_limit import ContextLimit
-    from harness.runtimes.files import open_container
     from harness.runtimes.windows import cut_windows
     from harness.workloads.steps import DEFAULT_STEP_WINDOWS, compare_steps, cut_steps, float_steps
 
-    container = open_container(where.container_dir)
+    container = container_of(where.model)
     limit, tokenizer = ContextLimit.of(container), container.files["tokenizer.json"]
     steps = cut_steps(cut_windows(content, tokenizer, limit, most or DEFAULT_STEP_WINDOWS))
     count = sum(len(window.following) for window in steps)
@@ -263,7 +271,7 @@ def _compare_steps(
 def _references(
     checkpoint: Path | None,
     engine: "ReferenceEngine",
-    container_dir: Path,
+    model: "Model",
     text: str,
     most: int | None,
     role: "ModelRole",
@@ -272,12 +280,12 @@ def _references(
     if checkpoint is None:
         return {}
     from harness.results.perplexity import PERPLEXITY_FLOAT
+    from harness.runtimes.container_model import container_of
     from harness.runtimes.context_limit import ContextLimit
-    from harness.runtimes.files import open_container
     from harness.runtimes.windows import cut_windows
     from harness.workloads.perplexity import float_perplexity
 
-    container = open_container(container_dir)
+    container = container_of(model)
     limit = ContextLimit.of_draft(container) if role == "draft" else ContextLimit.of(container)
     windows = cut_windows(text, container.files["tokenizer.json"], limit, most)
     print_remark(f"scoring {pluralize(len(windows), 'window')} in float on this host")

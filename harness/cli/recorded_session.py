@@ -12,20 +12,19 @@ from harness.errors import HarnessError, WrongUseError
 if TYPE_CHECKING:
     from harness.results.records import Run
     from harness.results.store import LazyResultsStore, ResultsStore
-    from harness.runtimes.base import LogLevel
+    from harness.runtimes.base import LogLevel, Model
     from harness.workloads.base import Recording
     from harness.workloads.session import Session
 
 
 @contextmanager
 def open_recorded_session(
-    container_dir: Path,
+    model: "Model",
     name: str | None,
     pool: Path | None,
     *,
     command: str,
     db: str | None = None,
-    embeds: bool = False,
     wait_s: float,
     log_level: "LogLevel | None",
     trace: Path | None,
@@ -33,7 +32,7 @@ def open_recorded_session(
     """Open a session with what its run is recorded in.
 
     Args:
-        container_dir, name, pool, command, embeds, wait_s, log_level: see `open_session`.
+        model, name, pool, command, wait_s, log_level: see `open_session`.
         db: results database; None records nothing, or what the trace needs.
         trace: file to write a trace to; None for none.
 
@@ -51,11 +50,10 @@ def open_recorded_session(
         LazyResultsStore(db) if db is not None else _scratch_store(trace) as store,
         writing_trace(trace, store, [group_id]),
         open_session(
-            container_dir,
+            model,
             name,
             pool,
             command=command,
-            embeds=embeds,
             wait_s=wait_s,
             log_level=log_level,
             trace=trace is not None,

@@ -155,8 +155,9 @@ def _check_bundle(phone: "GenAIContainer") -> Check:
 
 def _run(twin: "GenAIContainer", number: int, most: int) -> Iterator[Check]:
     """Let Genie answer prompts on a virtual device of the container's SoC."""
-    from harness.runtimes.base import GenerationRequest
+    from harness.runtimes.base import GenerationRequest, Generates
     from harness.runtimes.context_limit import ContextLimit
+    from harness.runtimes.genie.model import GenieModel
     from harness.workloads.bench_prompt import cut_prompt
     from harness.workloads.session import Session
 
@@ -164,10 +165,11 @@ def _run(twin: "GenAIContainer", number: int, most: int) -> Iterator[Check]:
     longest = max(1, limit.context_length - max(limit.prefill_ar, most) - 1)
     lengths = [1 + round(step * (longest - 1) / max(1, number - 1)) for step in range(number)]
     text = cut_prompt(twin.files["tokenizer.json"], longest).token_ids
-    with _device(twin) as device, Session(device, twin) as session:
+    with _device(twin) as device, Session(device, GenieModel(twin)) as session:
         for done, length in enumerate(lengths):
             print_remark(f"Genie, prompt {done + 1} of {number}: {length} tokens")
-            session.runtime.generate(GenerationRequest(most, token_ids=text[:length]))
+            request = GenerationRequest(most, token_ids=text[:length])
+            session.require(Generates).generate(request)
     yield Check(
         "Genie",
         holds=True,

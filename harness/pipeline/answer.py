@@ -12,9 +12,10 @@ from harness.pipeline.host_model import HostModel
 from harness.pool.pool import Pool
 from harness.pool.requirement import Requirement
 from harness.results.metrics import METRICS
+from harness.runtimes.genie.model import GenieModel
 from harness.runtimes.tokenizer import encode, load_tokenizer
 from harness.workloads.generate import Generate
-from harness.workloads.session import Session, SessionOptions
+from harness.workloads.session import Session
 
 WAIT_S = 60.0
 
@@ -68,7 +69,7 @@ def leased_session(
         Devices() as devices,
         Pool.of([devices.resolve(spec)], devices=devices) as pool,
         pool.acquire(Requirement(), timeout_s=wait_s, purpose=purpose) as lease,
-        Session(lease.device, container, SessionOptions()) as session,
+        Session(lease.device, GenieModel(container)) as session,
     ):
         yield session
 
@@ -76,7 +77,7 @@ def leased_session(
 def generate_on_device(session: Session, prompt: str, max_tokens: int) -> GenerationAnswer:
     """Answer a prompt greedily on a session's device."""
     workload = Generate.of(prompt=prompt, max_tokens=max_tokens)
-    workload.check(session.container)
+    workload.check(session.model)
     result = workload.run(session).output
     return GenerationAnswer(
         result.text, session.device_label, result.metrics, session.properties.emulator

@@ -234,7 +234,7 @@ def compare_on_device(
     prompt = text.windows[0].text[: len(text.windows[0].text) // 2]
     tokens = min(_ANSWER_TOKENS, ContextLimit.of(session.container).context_length // 4)
     workload = Generate.of(prompt=prompt, max_tokens=tokens)
-    workload.check(session.container)
+    workload.check(session.model)
     answer = workload.run(session, recording).output
     values = {PERPLEXITY: scored.output.perplexity}
     values |= {key: compared.values[key] for key in (KL_DIVERGENCE, TOP1_AGREEMENT)}

@@ -10,7 +10,6 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
-from buildlib.container.container import GenAIContainer
 from harness.clock import Deadline
 from harness.errors import FailureClass, HarnessError
 from harness.paths import safe_file_name
@@ -21,8 +20,8 @@ from harness.plans.protocols import LeasedDevice
 from harness.pool.lease import LeasedDevice as PoolDevice
 from harness.results.records import Run, RunStatus, now
 from harness.results.store import LazyResultsStore, RunFilter
-from harness.runtimes.base import LogLevel
-from harness.runtimes.files import open_container
+from harness.runtimes.base import LogLevel, Model
+from harness.runtimes.registry import DEFAULT_RUNTIME, open_model
 from harness.telemetry.conditions import Conditions
 from harness.telemetry.device_log import read_device_log
 from harness.workloads.base import Recording, WorkloadResult, stored_result
@@ -31,24 +30,19 @@ from harness.workloads.session import Session, SessionOptions, meet_conditions
 _SWEEP_S = 30.0
 
 
-class ContainerCache:
-    """Containers by folder, each read once. Thread-safe."""
+class ModelCache:
+    """Models by path and runtime, each opened once. Thread-safe."""
 
     def __init__(self) -> None:
-        self._containers: dict[Path, GenAIContainer] = {}
+        self._models: dict[tuple[Path, str], Model] = {}
         self._lock = threading.Lock()
 
-    def load(self, path: Path) -> GenAIContainer:
-        """Load the container of a folder.
-
-        Raises:
-            BuildError: it is incomplete.
-            ConfigurationLimitError: it cannot run anywhere.
-        """
+    def open(self, path: Path, runtime: str = DEFAULT_RUNTIME) -> Model:
+        """Open a model; see `open_model`."""
         with self._lock:
-            if path not in self._containers:
-                self._containers[path] = open_container(path)
-            return self._containers[path]
+            if (path, runtime) not in self._models:
+                self._models[path, runtime] = open_model(path, runtime)
+            return self._models[path, runtime]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +61,7 @@ class DeviceCellRunner:
     """
 
     store: LazyResultsStore
-    containers: ContainerCache
+    models: ModelCache
     plan_run_id: str
     runner_timeout_s: float = 300.0
     conditions: Conditions | None = None
@@ -107,7 +101,7 @@ class DeviceCellRunner:
     def _run(self, cell: Cell, device: LeasedDevice, cancel: CancelToken) -> CellResult:
         session = Session(
             cancellable(device, cancel),
-            None if cell.container is None else self.containers.load(cell.container),
+            None if cell.container is None else self.models.open(cell.container),
             SessionOptions(
                 timeout_s=cell.timeout_s,
                 runner_timeout_s=self.runner_timeout_s,

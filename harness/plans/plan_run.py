@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.errors import MissingStoreError, PlanFileError, WrongUseError
-from harness.plans.cell_runner import ContainerCache, DeviceCellRunner
+from harness.plans.cell_runner import DeviceCellRunner, ModelCache
 from harness.plans.cells import Cell
 from harness.plans.journal import Journal, journal_path
 from harness.plans.matrix import expand, resolve_path, select
@@ -136,12 +136,12 @@ def open_plan_run(
         pool = None
         if any(entry.count == "all" for entry in plan.devices):
             pool = stack.enter_context(Pool.open(pool_file, on_progress=on_progress))
-        containers = ContainerCache()
+        models = ModelCache()
         cells = expand(
             plan,
             plan_file,
-            identify=lambda path: containers.load(path).metadata.container_sha256,
-            check=lambda path, workload: workload.check(containers.load(path)),
+            identify=lambda path: models.open(path).info.sha256,
+            check=lambda path, workload: workload.check(models.open(path)),
             members=lambda: pool.members() if pool is not None else (),
         )
         cells = select(cells, only)
@@ -164,7 +164,7 @@ def open_plan_run(
                 shutil.rmtree(logs, ignore_errors=True)
         runner = DeviceCellRunner(
             store,
-            containers,
+            models,
             journal.plan_run_id,
             runner_timeout_s=plan.timeouts.runner_s,
             conditions=None if plan.conditions == "none" else plan.conditions.conditions(),

@@ -10,15 +10,15 @@ from harness.deploy.deployment import Deployment
 from harness.errors import HarnessError
 from harness.results.records import ContainerInfo, DeviceInfo, Provenance, Run, TelemetrySeries
 from harness.runtimes.base import (
+    Generates,
     GenerationRequest,
     GenerationResult,
     ModelRole,
     PerplexityResult,
-    Runtime,
+    Scores,
 )
 from harness.runtimes.context_limit import ContextLimit
 from harness.runtimes.dialog_settings import DialogSettings
-from harness.runtimes.genie.prompt_embeddings import read_embeddings
 from harness.telemetry.sampler import DEFAULT_HZ
 from harness.workloads.base import Recording
 from harness.workloads.bench import Bench
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from buildlib.container.container import GenAIContainer
     from harness.devices.base import Device, DeviceProperties
     from harness.results.store import ResultsStore
+    from harness.runtimes.base import Model
 
 OpenStore = Callable[[], "ResultsStore"]
 
@@ -70,7 +71,7 @@ class ContainerRunner:
         self,
         device: "Device",
         properties: "DeviceProperties",
-        container: "GenAIContainer",
+        model: "Model",
         open_store: OpenStore,
         *,
         run_uid: str,
@@ -83,8 +84,8 @@ class ContainerRunner:
         options = SessionOptions(
             runner_timeout_s=timeout_s, telemetry_hz=DEFAULT_HZ, on_repetition=self._keep_telemetry
         )
-        self.target = Session(device, container, options, properties=properties)
-        self.runtime: Runtime = self.target.runtime
+        self.target = Session(device, model, options, properties=properties)
+        self.runtime = self.target.runtime
         self.telemetry: tuple[TelemetrySeries, ...] = ()
         self.deployment: Deployment | None = None
         self._open_store = open_store
@@ -116,16 +117,15 @@ class ContainerRunner:
             DeviceError: the device or the runner failed.
         """
         ids = None if token_ids is None else tuple(token_ids)
-        settings = settings or DialogSettings()
-        config = settings.config_of(self.container)
-        rows = None
-        if embeddings is not None:
-            rows = read_embeddings(embeddings, config, self.container)
         request = GenerationRequest(
-            max_new_tokens, prompt, ids, embeddings=rows, config=config, lora=settings.lora or {}
+            max_new_tokens,
+            prompt,
+            ids,
+            embeddings=embeddings,
+            settings=settings or DialogSettings(),
         )
         self._deploy()
-        result = self.runtime.generate(request)
+        result = self.target.require(Generates).generate(request)
         self.telemetry = result.telemetry
         return result
 
@@ -145,7 +145,7 @@ class ContainerRunner:
         if self.deployment is None:
             return None
         files = {file.name: file.sha256 for file in self.deployment.files}
-        return files.get(self.runtime.runner)
+        return files.get(self.runtime.runner(Generates))
 
     @property
     def emulated(self) -> bool:
@@ -187,7 +187,7 @@ class ContainerRunner:
             repetitions=repetitions,
             warmup="auto" if warmup is None else warmup,
         )
-        bench.check(self.container)
+        bench.check(self.target.model)
         self._deploy()
         self._benchmarks += 1
         workload = (label or self.label, prompt_tokens, new_tokens, self._benchmarks)
@@ -240,7 +240,7 @@ class ContainerRunner:
             HarnessError: what went wrong; the run is in the store as failed.
         """
         self._deploy()
-        windows = self.runtime.windows(text, max_windows or DEFAULT_STEP_WINDOWS)
+        windows = self.target.require(Scores).windows(text, max_windows or DEFAULT_STEP_WINDOWS)
         steps = cut_steps(windows)
         expected = float_steps(reference, self.container, steps)
         with self._open_store() as store:
@@ -287,7 +287,7 @@ class ContainerRunner:
             max_tokens=max_new_tokens,
             **(settings or DialogSettings()).model_dump(exclude_none=True),
         )
-        workload.check(self.container)
+        workload.check(self.target.model)
         return workload.run(self.target).output
 
     def converse(
@@ -326,8 +326,8 @@ class ContainerRunner:
         It is another in another run of pytest.
         """
         device = self.target.device_info
-        sha256 = self.container.metadata.container_sha256
-        cell = (self._run_uid, sha256, device.soc, device.emulator, self.case)
+        sha256 = self.target.container_info.sha256
+        cell = (self._run_uid, sha256, self.runtime.name, device.soc, device.emulator, self.case)
         text = "\n".join(map(str, (*cell, *workload)))
         return uuid.uuid5(uuid.NAMESPACE_URL, text).hex
 

@@ -215,6 +215,7 @@ def run_container(
     """Runs the container on the leased device: `run_container("a prompt").text`."""
     from harness.errors import RuntimeChoiceError
     from harness.pytest_plugin.container_runner import ContainerRunner
+    from harness.runtimes.genie.model import GenieModel
 
     item, held = request.node, _qnnfarm_lease
     state = item.stash[TEST]
@@ -227,7 +228,7 @@ def run_container(
         runner = ContainerRunner(
             held.lease.devices[0],
             held.properties()[0],
-            container,
+            GenieModel(container),
             _qnnfarm_store,
             run_uid=run_uid(request.config),
             session=held.key.session,

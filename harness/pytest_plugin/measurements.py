@@ -9,6 +9,7 @@ from harness.results.llama_bench import format_parameters, format_size, markdown
 from harness.results.metrics import find_metric
 from harness.results.records import Measurement, Run, Workload, new_run_id, now
 from harness.results.statistics.summary import summarise
+from harness.runtimes.base import Generates
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -154,7 +155,8 @@ class MeasurementRecorder:
             provenance=provenance,
             # Reports put runs together by what was asked; here that is the test.
             workload=Workload(
-                runner=runner.runtime.runner,
+                runner=runner.runtime.runner(Generates),
+                sampler=dict(runner.target.settings),
                 runner_sha256=runner.runner_sha256,
                 prompt=f"{runner.case} {test}".strip(),
             ),

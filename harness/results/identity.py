@@ -14,7 +14,15 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from harness.results.provenance import HOST_LIBRARIES
-from harness.results.records import SIDES, ContainerInfo, DeviceInfo, PerplexityDefinition, Run
+from harness.results.records import (
+    GENIE,
+    RUNTIME,
+    SIDES,
+    ContainerInfo,
+    DeviceInfo,
+    PerplexityDefinition,
+    Run,
+)
 from harness.words import pluralize
 
 Pairs = tuple[tuple[str, str], ...]
@@ -39,6 +47,7 @@ class Subject:
         tool: what measured it.
         container: the container's label in a plan or a comparison; where it has none, the shapes of
             its graphs.
+        runtime: what ran the model on the device; empty for imported runs.
         adapter: the LoRA adapter that is applied.
         prompt: text or hash, where the prompt decides what is measured: not of a benchmark.
         text: hash of the text of a perplexity.
@@ -55,6 +64,7 @@ class Subject:
     model: str
     precision: str
     container: str
+    runtime: str
     adapter: str
     kind: str
     prompt_tokens: int | None
@@ -79,6 +89,7 @@ class Subject:
             model=container.model,
             precision=container.precision or "",
             container=container_label(run.label) or container_shape(container),
+            runtime="" if run.origin else work.runtime,
             adapter=str(work.sampler.get("lora") or ""),
             kind=run.kind,
             prompt_tokens=work.prompt_tokens,
@@ -92,8 +103,10 @@ class Subject:
 
     @property
     def id(self) -> str:
-        """Short and stable; a new field changes the ids of all subjects."""
+        """Short and stable; a new field changes the ids of all subjects that have it."""
         values = {**asdict(self), "scored": self.scored and self.scored.model_dump()}
+        if self.runtime in {"", GENIE}:  # the only one there was
+            del values["runtime"]
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
@@ -182,6 +195,7 @@ def facts(run: Run) -> dict[str, str]:
         "container": container.sha256[:12],
         "shapes": container_shape(container),
         "parts": str(container.n_splits or ""),
+        RUNTIME: "" if run.origin else work.runtime,
         "runner": work.runner,
         "prompt": (work.prompt_sha256 or _digest(work.prompt or ""))[:12],
         "sessions at once": "several" if (run.concurrent_sessions or 1) > 1 else "one",

@@ -22,21 +22,12 @@ from harness.results.metrics import find_metric
 
 RunKind = Literal["bench", "generate", "perplexity", "embed"]
 RunStatus = Literal["running", "done", "failed", "interrupted"]
-Runner = Literal[
-    "genie_t2t_run.py",
-    "genie-t2t-run",
-    "genie_app.py",
-    "genie-app",
-    "genie_perplexity.py",
-    "genie_logits.py",
-    "genie_t2e_run.py",
-    "genie-t2e-run",
-]
 Positions = Literal["first_cl_minus_ar", "draft_first_cl_minus_ar", "decode_steps", "all"]
 MeasurementSource = Literal["token_callback"]
 CheckOutcome = Literal["none", "passed", "failed"]
 JsonScalar = str | int | float | bool | None
 
+RUNTIME, GENIE = "runtime", "genie"
 MAX_SAMPLES = 4_000_000
 """Samples of one repetition in all series together: 30 channels at 10 Hz for some three hours."""
 MAX_SERIES = 1024
@@ -171,6 +162,11 @@ class ContainerInfo(Record):
     size_bytes: Size | None = None
     parameters: Size | None = None
 
+    @property
+    def soc(self) -> str:
+        """The SoC that it was compiled for; empty for any."""
+        return self.target.partition(":")[0]
+
 
 class DeviceInfo(Record):
     """A device.
@@ -224,6 +220,7 @@ class Workload(Record):
         prompt_tokens: requested prompt length; the metric of the same name has the actual one.
         depth_tokens: tokens in the context before the prompt, llama-bench's `-d`.
         repetitions: requested number of measured repetitions, without warm-ups.
+        sampler: settings that runs must share to be compared, such as those of the sampler.
         prompt: the prompt's text; its hash is enough for long ones.
         dataset_sha256: hash of the text behind a perplexity.
     """
@@ -240,6 +237,11 @@ class Workload(Record):
     prompt_sha256: Sha256 | None = None
     dataset_sha256: Sha256 | None = None
     perplexity: PerplexityDefinition | None = None
+
+    @property
+    def runtime(self) -> str:
+        """Name of what ran the model; a setting in the store, where Genie goes without saying."""
+        return str(self.sampler.get(RUNTIME) or GENIE)
 
 
 class Provenance(Record):

@@ -61,12 +61,16 @@ class RunRecorder:
     Attributes:
         run: as it began.
         generated_text: what the model generated; kept when the run finishes.
+        profiles, traces: what the runtime recorded of each process, in their order, for those who
+            keep it with the run; empty where it recorded nothing.
     """
 
     def __init__(self, database: Database, run: Run) -> None:
         self._database = database
         self.run = run
         self.generated_text: str | None = None
+        self.profiles: list[str] = []
+        self.traces: list[str] = []
 
     @_insisting
     def add(self, *measurements: Measurement) -> None:

@@ -1,16 +1,25 @@
-"""Protocol of a runtime, its queries and its answers."""
+"""Protocols of runtimes: what each is and what some can do, their requests and their results.
+
+A runtime can do what it has the methods for: `issubclass(GenieRuntime, Scores)` tells before there
+is a device. A workload names the Protocols that it needs.
+"""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from types import MappingProxyType
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, runtime_checkable
 
-from buildlib.container.genie_config import GenieConfig
 from buildlib.container.manifest import SpeculationRecord
+from harness.deploy.deploy import DEPLOY_TIMEOUT_S
 from harness.deploy.deployment import Deployment
+from harness.deploy.pipeline import Shown
+from harness.devices.base import Device, DeviceProperties
+from harness.errors import WrongUseError
 from harness.results.perplexity import standard_error
-from harness.results.records import Positions, Runner, TelemetrySeries
+from harness.results.records import ContainerInfo, Positions, TelemetrySeries
+from harness.runtimes.dialog_settings import DialogSettings
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,7 +29,28 @@ ModelRole = Literal["target", "draft"]
 """Model of a container: the one that answers, or the one that drafts for it."""
 
 LogLevel = Literal["error", "warn", "info", "verbose"]
-"""Of Genie's own log, and of QNN's below it."""
+"""Of the library's own log."""
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeOptions:
+    """Options of a runtime on a device.
+
+    Attributes:
+        timeout_s: for the deployment.
+        runner_timeout_s: for one process of the runner on the device.
+        telemetry_hz: samples a second while the device generates; None for no telemetry.
+        shown: shows the deployment; None deploys silently.
+        log_level: of the runtime's own log; None keeps its errors.
+        trace: whether each answer comes with a trace of what the runtime did when.
+    """
+
+    timeout_s: float = DEPLOY_TIMEOUT_S
+    runner_timeout_s: float = 300.0
+    telemetry_hz: float | None = None
+    shown: Shown | None = None
+    log_level: LogLevel | None = None
+    trace: bool = False
 
 
 @dataclass(frozen=True)
@@ -31,18 +61,15 @@ class GenerationRequest:
         max_new_tokens: where generation stops if no end-of-sequence token comes first.
         fill_token_ids: fill the context before the query of `token_ids`, and are no part of its
             figures; empty for an empty context.
-        embeddings: rows as the container's configuration has them, that of bos in front.
-        config: Genie's configuration of the dialog; None for the container's own.
-        lora: adapters to apply, with their strengths.
+        embeddings: a file, that of bos first: `.npy`, or raw rows as the runtime takes them.
     """
 
     max_new_tokens: int
     prompt: str | None = None
     token_ids: tuple[int, ...] | None = None
     fill_token_ids: tuple[int, ...] = ()
-    embeddings: bytes | None = None
-    config: GenieConfig | None = None
-    lora: Mapping[str, float] = field(default_factory=dict)
+    embeddings: Path | None = None
+    settings: DialogSettings = field(default_factory=DialogSettings)
 
     def __post_init__(self) -> None:
         given = (self.prompt, self.token_ids, self.embeddings)
@@ -66,7 +93,7 @@ class EarlyEnd:
 
     def __str__(self) -> str:
         reason = self.reason or (
-            "Genie ended it without an end-of-sequence token, a stop sequence or a full context"
+            "it ended without an end-of-sequence token, a stop sequence or a full context"
         )
         return f"the answer has {self.tokens} of {self.asked} tokens: {reason}"
 
@@ -125,7 +152,6 @@ class ConversationRequest:
 
     Attributes:
         max_new_tokens: of each answer.
-        config: see `GenerationRequest`.
         rewind: each turn after the first replaces what follows its common beginning with the turn
             before, instead of going on after it.
         save: folder on this host to keep the state in after the last turn.
@@ -134,7 +160,7 @@ class ConversationRequest:
 
     conversations: tuple[Conversation, ...]
     max_new_tokens: int
-    config: GenieConfig | None = None
+    settings: DialogSettings = field(default_factory=DialogSettings)
     rewind: bool = False
     save: Path | None = None
     restore: Path | None = None
@@ -149,6 +175,7 @@ class ConversationResult:
         metrics: of the last turn.
         profile: the runtime's own record of all queries, as JSON.
         trace, speculation: see `GenerationResult`.
+        early_end: of the last answer.
     """
 
     answers: tuple[tuple[str, ...], ...]
@@ -157,6 +184,22 @@ class ConversationResult:
     telemetry: tuple[TelemetrySeries, ...] = ()
     trace: str = ""
     speculation: SpeculationRecord | None = None
+    early_end: EarlyEnd | None = None
+
+
+@dataclass(frozen=True)
+class SpeedRequest:
+    """Numbers of tokens to process and to generate; which tokens they are is the runtime's choice.
+
+    Attributes:
+        depth_tokens: tokens in the context before the prompt; 0 for none.
+        repetitions: the most that are taken of the results.
+    """
+
+    prompt_tokens: int
+    new_tokens: int
+    depth_tokens: int = 0
+    repetitions: int = 1
 
 
 @dataclass(frozen=True)
@@ -259,34 +302,20 @@ class EmbeddingResult:
 
 
 class Runtime(Protocol):
-    """Runs one container on one device."""
+    """A model on a device.
 
-    @property
-    def runner(self) -> Runner:
-        """The program that answers queries on the device."""
-        ...
+    Attributes:
+        name: in `--runtime`, in plans, and in the results store.
+    """
 
-    @property
-    def embedding_runner(self) -> Runner:
-        """The program that embeds texts on the device."""
-        ...
+    name: ClassVar[str]
 
-    @property
-    def app_runner(self) -> Runner:
-        """The program that holds conversations on the device."""
-        ...
-
-    @property
-    def perplexity_runner(self) -> Runner:
-        """The program that scores texts on the device."""
-        ...
-
-    def positions(self, role: ModelRole = "target") -> Positions:
-        """Name the positions that it scores in each window."""
+    def runner(self, capability: "Capability") -> str:
+        """Name the program on the device that does this, such as `genie-t2t-run`."""
         ...
 
     def prepare(self) -> Deployment:
-        """Put on the device what the container needs; what is there already is not pushed again."""
+        """Put on the device what the model needs; what is there already is not pushed again."""
         ...
 
     def versions(self) -> Mapping[str, str]:
@@ -297,25 +326,56 @@ class Runtime(Protocol):
         """Return the hash of a deployed file, such as the runner's; deploy first if needed."""
         ...
 
+    def read_log(self) -> str:
+        """Read the end of what the last process on the device logged; empty if there was none."""
+        ...
+
+    def clean(self) -> None:
+        """Remove this run from the device; the content store stays."""
+        ...
+
+
+@runtime_checkable
+class Generates(Protocol):
+    """A runtime that answers prompts."""
+
     def generate(self, request: GenerationRequest) -> GenerationResult:
         """Run one query in a process of its own on the device."""
         ...
 
-    def embed(self, texts: Sequence[str], *, pooled: bool = True) -> EmbeddingResult:
-        """Embed texts one after another: a vector for each, or one for each of its tokens."""
+    def added_tokens(self, settings: DialogSettings, *, after_fill: bool = False) -> int:
+        """Return how many tokens the runtime itself puts before a prompt, such as bos.
+
+        Args:
+            after_fill: whether `fill_token_ids` come before it.
+        """
         ...
 
-    @property
-    def logits_runner(self) -> Runner:
-        """The program that writes the logits of decode steps on the device."""
-        ...
 
-    def decode_steps(self, windows: "Sequence[StepWindow]") -> StepLogits:
-        """Decode texts step by step."""
-        ...
+@runtime_checkable
+class Converses(Protocol):
+    """A runtime that holds conversations."""
 
     def converse(self, request: ConversationRequest) -> ConversationResult:
         """Hold conversations in one process on the device."""
+        ...
+
+
+@runtime_checkable
+class MeasuresSpeed(Protocol):
+    """A runtime that measures its speed on tokens of its own choice, and tells no text."""
+
+    def measure_speed(self, request: SpeedRequest) -> Iterator[GenerationResult]:
+        """Yield repetitions as they are measured, each without a text."""
+        ...
+
+
+@runtime_checkable
+class Scores(Protocol):
+    """A runtime that scores texts."""
+
+    def positions(self, role: ModelRole = "target") -> Positions:
+        """Name the positions that it scores in each window."""
         ...
 
     def windows(
@@ -330,17 +390,132 @@ class Runtime(Protocol):
         role: ModelRole = "target",
         lora: Mapping[str, float] | None = None,
     ) -> PerplexityResult:
-        """Score windows with the accuracy API of the runtime on the device.
+        """Score windows on the device.
 
         Args:
             lora: the adapter to apply, and its strength.
         """
         ...
 
-    def read_log(self) -> str:
-        """Read the end of what the last process on the device logged; empty if there was none."""
+
+@runtime_checkable
+class DecodesSteps(Protocol):
+    """A runtime that tells the logits of decode steps."""
+
+    def decode_steps(self, windows: Sequence[StepWindow]) -> StepLogits:
+        """Decode texts step by step."""
         ...
 
-    def clean(self) -> None:
-        """Remove this run from the device; the content store stays."""
+
+@runtime_checkable
+class Embeds(Protocol):
+    """A runtime that embeds texts."""
+
+    def embed(self, texts: Sequence[str], *, pooled: bool = True) -> EmbeddingResult:
+        """Embed texts one after another: a vector for each, or one for each of its tokens."""
+        ...
+
+
+Capability = type[Generates | Converses | MeasuresSpeed | Scores | DecodesSteps | Embeds]
+Need = Capability | tuple[Capability, ...]
+"""A capability, or several of which one will do."""
+_ABILITIES: Mapping[Capability, str] = MappingProxyType(
+    {
+        Generates: "answer prompts",
+        Converses: "hold conversations",
+        MeasuresSpeed: "measure its speed",
+        Scores: "score texts",
+        DecodesSteps: "tell the logits of decode steps",
+        Embeds: "embed texts",
+    }
+)
+"""Capabilities in words that follow "it can"."""
+
+
+def require(runtime: type[Runtime], needs: Iterable[Need]) -> None:
+    """Refuse a runtime that cannot do what is needed.
+
+    Raises:
+        WrongUseError: names the runtime, and what it cannot do.
+    """
+    for need in needs:
+        if not issubclass(runtime, need):
+            one_of = need if isinstance(need, tuple) else (need,)
+            ability = " or ".join(_ABILITIES[capability] for capability in one_of)
+            raise WrongUseError(
+                f"the runtime {runtime.name} cannot {ability}, which this needs: name another one"
+            )
+
+
+class Model(Protocol):
+    """A model that a runtime has opened on this host, and will run; it needs no device."""
+
+    @property
+    def runtime(self) -> type[Runtime]:
+        """The runtime that runs it."""
+        ...
+
+    @property
+    def path(self) -> Path:
+        """The folder or file that it was opened from."""
+        ...
+
+    @property
+    def info(self) -> ContainerInfo:
+        """The model in the results store; without a target, it runs on any device."""
+        ...
+
+    @property
+    def toolchain(self) -> Mapping[str, str]:
+        """Versions of what made it, by name; `toolchain` is the name of the first of them."""
+        ...
+
+    @property
+    def tokenizer(self) -> Path:
+        """Its `tokenizer.json`.
+
+        Raises:
+            WrongUseError: it has none.
+        """
+        ...
+
+    def check_dialog(
+        self,
+        settings: DialogSettings,
+        prompt_tokens: int,
+        new_tokens: int,
+        *,
+        depth_tokens: int = 0,
+    ) -> None:
+        """Refuse a dialog that the runtime cannot hold with it.
+
+        Args:
+            depth_tokens: in the context before the prompt.
+
+        Raises:
+            WrongUseError: it does not do what a setting asks for.
+            PromptTooLongError: depth, prompt and answer do not fit into the context.
+        """
+        ...
+
+    def check_fit(self, device: DeviceProperties) -> None:
+        """Refuse a device that it is not for.
+
+        Raises:
+            RuntimeChoiceError: it is for another ABI or another processor.
+        """
+        ...
+
+    def start(
+        self, device: Device, properties: DeviceProperties, options: RuntimeOptions
+    ) -> Runtime:
+        """Make its runtime on a device; nothing is deployed yet.
+
+        Args:
+            device: only a run folder and the content store on it are touched.
+            properties: what the device said of itself.
+
+        Raises:
+            RuntimeChoiceError: it is not for this device.
+        """
         ...

@@ -1,25 +1,11 @@
 """Context limit of a container: one rule for prompts, answers and perplexity windows."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from buildlib.container.container import GenAIContainer
-from buildlib.container.genie_config import GenieConfig
 from harness.errors import PromptTooLongError, WrongUseError
 
 _TOKENS = "input_ids"
-
-
-def added_tokens(config: GenieConfig, *, after_empty_answer: bool = False) -> int:
-    """Return how many tokens Genie 1.21 puts before a prompt of text or tokens.
-
-    Bos, unless the configuration has -1 for it. Before a query after one that was to answer nothing
-    there is one more, and with an embedding table on the host another: Genie then generates one
-    token even so.
-    """
-    added = int(config.dialog.context.bos_token >= 0)
-    if after_empty_answer:
-        added += 1 + (config.dialog.embedding is not None)
-    return added
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +67,6 @@ class ContextLimit:
                 "target, so it has no perplexity of its own"
             )
         return cls(container.metadata.graphs.context_length, max(found))
-
-    def of_dialog(self, config: GenieConfig) -> "ContextLimit":
-        """Give the limit of a dialog: one with a sliding window outgrows its graphs."""
-        dialog = config.dialog
-        if dialog.target_engine.longcontext is None:
-            return replace(self, context_length=min(self.context_length, dialog.context.size))
-        return replace(self, context_length=dialog.context.size, slides=True)
 
     @property
     def past_tokens(self) -> int:

@@ -12,7 +12,6 @@ from harness.deploy.digests import hashes_on
 from harness.deploy.store import DISK_FULL
 from harness.devices.base import Device, PushItem
 from harness.errors import DeploymentCorruptError, DeviceFullError, RunnerError, RuntimeOutputError
-from harness.results.records import Runner
 
 _LINE = re.compile(
     r"^qnnfarm-run exit=(?P<exit>\d{1,3}) signal=(?P<signal>\d{1,3}) timed_out=(?P<timed_out>[01])"
@@ -211,6 +210,6 @@ class RunFolder:
 _PYTHON = ("env", "PYTHONPATH=.", "PYTHONDONTWRITEBYTECODE=1", "python3")
 
 
-def runner_command(runner: Runner) -> tuple[str, ...]:
+def runner_command(runner: str) -> tuple[str, ...]:
     """Return the command that starts a runner in a run folder, without its options."""
     return (*_PYTHON, runner) if runner.endswith(".py") else (f"./{runner}",)

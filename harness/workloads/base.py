@@ -5,11 +5,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, ClassVar, Generic, Protocol, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from buildlib.container.container import GenAIContainer
 from buildlib.validation import first_fault
 from harness.errors import (
     DeviceError,
@@ -27,7 +27,8 @@ from harness.results.run_recorder import RunRecorder
 from harness.results.statistics.summary import summarise
 from harness.results.store import ResultsStore
 from harness.results.timeline import TRACES, pack_traces
-from harness.runtimes.base import GenerationResult
+from harness.runtimes.base import GenerationResult, Model, Need, require
+from harness.runtimes.dialog_settings import DialogSettings
 from harness.telemetry.device_log import read_device_log
 from harness.workloads.session import Session
 
@@ -94,6 +95,7 @@ class Recording:
     ) -> Iterator[RunRecorder]:
         """Record a run while the block lasts; it is stored as failed if the block raises."""
         container, device, provenance = session.records()
+        workload = workload.model_copy(update={"sampler": {**workload.sampler, **session.settings}})
         run = Run(
             kind=kind,
             group_id=self.group_id or new_run_id(),
@@ -116,12 +118,12 @@ class Recording:
                 yield recorder
             except HarnessError as error:
                 with self.shield(), suppress(HarnessError):  # the failure is what counts
-                    _keep_evidence(session, recorder, error, time.monotonic() - began)
+                    _keep_records(session, recorder, error, time.monotonic() - began)
                 raise
             sessions = session.count.highest
             if sessions is not None:
                 recorder.set_concurrency(sessions)
-            _keep_log(session, recorder)
+            _keep_records(session, recorder)
 
     def start_if_stored(
         self, session: Session, kind: RunKind, workload: WorkloadRecord
@@ -134,69 +136,38 @@ class Recording:
         return None if recorder is None else self.store.get_run(recorder.run.id)
 
 
-def _keep_evidence(
-    session: Session, recorder: RunRecorder, error: HarnessError, seconds: float
+def _keep_records(
+    session: Session,
+    recorder: RunRecorder,
+    error: HarnessError | None = None,
+    seconds: float = 0.0,
 ) -> None:
-    """Keep what the runner and the device logged until a failure."""
-    if error.loses_device:
+    """Keep what the runtime recorded of a run: profiles, traces and its log.
+
+    Args:
+        error: of a run that failed, whose device says what it logged.
+        seconds: that it took to fail.
+    """
+    profiles = [
+        json.dumps(json.loads(profile), separators=(",", ":")) + "\n"
+        for profile in recorder.profiles
+        if profile
+    ]
+    if profiles:
+        recorder.add_artifact("profiles.jsonl", "".join(profiles).encode(), "profile")
+    if any(recorder.traces):
+        packed = pack_traces(session.runtime.prepare().stages, recorder.traces)
+        recorder.add_artifact(TRACES, packed, "trace")
+    if error is not None and error.loses_device:
         return
-    _keep_log(session, recorder)
-    if error.failure_class is not FailureClass.USE:
-        for name, text in read_device_log(session.device, seconds).items():
-            recorder.add_artifact(f"{name}.txt", text.encode(errors="replace"), "log")
-
-
-def _keep_log(session: Session, recorder: RunRecorder) -> None:
     log = ""
     with suppress(DeviceError):  # all that counts was measured before
         log = session.runtime.read_log()
     if log:
         recorder.add_artifact("run.log", log.encode(), "log")
-
-
-@contextmanager
-def keeping_answers(
-    session: Session, recorder: RunRecorder | None
-) -> Iterator[list[GenerationResult]]:
-    """Keep what the runtime itself recorded of the answers that the block puts into the list.
-
-    Profiles and traces are kept when the block ends, also by an error.
-    """
-    answers: list[GenerationResult] = []
-    try:
-        yield answers
-    except HarnessError:
-        with suppress(HarnessError):  # the failure is what counts
-            _keep_answers(session, recorder, answers)
-        raise
-    _keep_answers(session, recorder, answers)
-
-
-def _keep_answers(
-    session: Session, recorder: RunRecorder | None, answers: Sequence[GenerationResult]
-) -> None:
-    """Keep profiles and traces in the order of the answers."""
-    if recorder is None:
-        return
-    keep_profiles(recorder, [one.profile for one in answers])
-    keep_traces(session, recorder, [one.trace for one in answers])
-
-
-def keep_traces(session: Session, recorder: RunRecorder, traces: Sequence[str]) -> None:
-    """Keep the traces of a session's processes, if it was traced."""
-    if any(traces):
-        packed = pack_traces(session.runtime.prepare().stages, traces)
-        recorder.add_artifact(TRACES, packed, "trace")
-
-
-def keep_profiles(recorder: RunRecorder, profiles: Sequence[str]) -> None:
-    """Keep the runtime's profiles in their order, one on a line; an empty one is none."""
-    lines = [
-        json.dumps(json.loads(profile), separators=(",", ":")) for profile in profiles if profile
-    ]
-    if lines:
-        content = "".join(f"{line}\n" for line in lines).encode()
-        recorder.add_artifact("profiles.jsonl", content, "profile")
+    if error is not None and error.failure_class is not FailureClass.USE:
+        for name, text in read_device_log(session.device, seconds).items():
+            recorder.add_artifact(f"{name}.txt", text.encode(errors="replace"), "log")
 
 
 UNRECORDED = Recording()
@@ -227,11 +198,17 @@ class Workload(Protocol[Output]):
         """See the class."""
         ...
 
-    def check(self, container: GenAIContainer) -> None:
-        """Refuse a container that cannot run it, before any device is involved.
+    @property
+    def needs(self) -> Sequence[Need]:
+        """Capabilities that the runtime must have."""
+        ...
+
+    def check(self, model: Model) -> None:
+        """Refuse a model that cannot run it, before any device is involved.
 
         Raises:
-            PromptTooLongError: it needs more context than the container has.
+            WrongUseError: its runtime cannot do what the workload needs.
+            PromptTooLongError: it needs more context than the model has.
         """
         ...
 
@@ -271,8 +248,32 @@ class WorkloadModel(BaseModel):
             field = fault.location[0] if fault.location else cls.__name__
             raise WrongUseError(f"{field}: {fault.reason}") from error
 
-    def check(self, container: GenAIContainer) -> None:
+    @property
+    def needs(self) -> Sequence[Need]:
+        """See `Workload.needs`."""
+        return ()
+
+    def check(self, model: Model) -> None:
         """See `Workload.check`."""
+        require(model.runtime, self.needs)
+
+
+class DialogWorkload(DialogSettings, WorkloadModel):
+    """Base of workloads that hold a dialog with settings of their own."""
+
+    def check_dialog(
+        self, model: Model, prompt_tokens: int, new_tokens: int, *, depth_tokens: int = 0
+    ) -> None:
+        """Refuse a dialog that the runtime cannot hold with the model.
+
+        A dialog of another `genie_config` is judged when it runs: a plan's file is relative to it.
+
+        Raises:
+            HarnessError: see `Model.check_dialog`.
+        """
+        if self.genie_config is None:
+            settings = self.resolved(Path)
+            model.check_dialog(settings, prompt_tokens, new_tokens, depth_tokens=depth_tokens)
 
 
 def check_length(result: GenerationResult) -> OutputCheck:

@@ -1,15 +1,13 @@
 """The `bench` workload: one prompt repeated in a session, with warm-up and an output check."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from buildlib.container.container import GenAIContainer
-from buildlib.container.genie_config import GenieConfig
 from harness.errors import RuntimeOutputError, WrongUseError
 from harness.results.identity import SHORTEST_PROMPT
 from harness.results.perplexity import PerplexityBound
@@ -19,18 +17,26 @@ from harness.results.run_recorder import RunRecorder
 from harness.results.stability import THROTTLING
 from harness.results.store import ResultsStore
 from harness.results.warmup import MIN_STEADY, Warmup, detect_warmup
-from harness.runtimes.base import GenerationRequest, GenerationResult
-from harness.runtimes.context_limit import added_tokens
+from harness.runtimes.base import (
+    Generates,
+    GenerationRequest,
+    GenerationResult,
+    MeasuresSpeed,
+    Model,
+    Need,
+    Scores,
+    SpeedRequest,
+    require,
+)
 from harness.runtimes.dialog_settings import SETTING_KEYS, DialogSettings
 from harness.telemetry.throttling import judge_throttling
 from harness.workloads.base import (
     UNRECORDED,
+    DialogWorkload,
     NonEmpty,
     Recording,
-    WorkloadModel,
     WorkloadResult,
     check_length,
-    keeping_answers,
     require_passed,
     stored_result,
 )
@@ -56,12 +62,10 @@ STEADY_METRICS = (PREFILL, "decode_tokens_per_s")
 """Warm-up ends when these are steady."""
 _LEAST_AT_A_DEPTH = 3
 """Tokens of a prompt after a depth: at most two of Genie's own, and one."""
-_WITHOUT_DEPTH = frozenset({"spd", "ssd-q1", "eaglet", "lade", "multistream"})
-"""Dialogs without a second query: they take words alone, go on to the end, or lose tokens."""
 _QUALITY_KEYS = frozenset({"perplexity_text", "perplexity_windows", "reference"})
 
 
-class Bench(DialogSettings, WorkloadModel):
+class Bench(DialogWorkload):
     """Repetitions of one prompt, as `qnnfarm bench` does them; parameters as in llama-bench.
 
     Sampling is greedy unless it is set; if a repetition answers differently, the run fails, but for
@@ -124,43 +128,44 @@ class Bench(DialogSettings, WorkloadModel):
             raise ValueError(f"{given[0]}: it belongs to max_perplexity, which is missing")
         return self
 
-    def check(self, container: GenAIContainer) -> None:
-        """See `Workload.check`."""
-        depth = self.depth_tokens or 0
-        self.check_dialog(container, depth + self.prompt_tokens, self.new_tokens)
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        """See `Workload.needs`: a runtime without a text is measured, unless it is checked."""
+        text = Generates if self.reference_tokens is not None else (Generates, MeasuresSpeed)
+        return (text,) if self.max_perplexity is None else (text, Scores)
 
-    def config_of(
-        self, container: GenAIContainer, resolve: Callable[[str], Path] = Path
-    ) -> GenieConfig:
-        """See `DialogSettings.config_of`; no depth for a dialog that cannot have one."""
-        config = super().config_of(container, resolve)
-        if self.depth_tokens is not None and config.dialog.type in _WITHOUT_DEPTH:
-            raise WrongUseError(
-                f"depth_tokens: a dialog of type {config.dialog.type} answers one prompt, and a "
-                "depth is a query before it: leave the depth out, or measure a basic dialog"
-            )
-        return config
+    def check(self, model: Model) -> None:
+        """See `Workload.check`."""
+        super().check(model)
+        self.check_dialog(
+            model, self.prompt_tokens, self.new_tokens, depth_tokens=self.depth_tokens or 0
+        )
 
     def run(self, session: Session, recording: Recording = UNRECORDED) -> WorkloadResult[Run]:
         """Run one session, and store every repetition as it comes."""
-        self.check(session.container)
+        settings = self.resolved(session.resolve)
+        require(session.model.runtime, self.needs)
+        session.model.check_dialog(
+            settings, self.prompt_tokens, self.new_tokens, depth_tokens=self.depth_tokens or 0
+        )
         runtime = session.runtime
-        config = self.config_of(session.container, session.resolve)
-        prompt = self._cut_prompt(session.tokenizer, config)
+        prompt = None
+        if isinstance(runtime, Generates):
+            prompt = self._cut_prompt(session.model.tokenizer, runtime, settings)
         quality = self.judge_container(session, recording.store)
         expectations = tuple(self._expectations(session, recording, quality))
         record = WorkloadRecord(
-            runner=runtime.runner,
+            runner=runtime.runner(MeasuresSpeed if prompt is None else Generates),
             prompt_tokens=self.prompt_tokens,
             depth_tokens=self.depth_tokens,
             max_new_tokens=self.new_tokens,
             repetitions=self.repetitions,
             warmup=self.warmup_limit,
             sampler=self.record(),
-            prompt=prompt.text,
+            prompt=None if prompt is None else prompt.text,
         )
         with recording.start(session, "bench", record) as recorder, ExitStack() as stack:
-            if quality is not None and quality.outcome == "failed":
+            if quality is not None and (prompt is None or quality.outcome == "failed"):
                 require_passed(quality, recorder, session.device.serial)
             deployment = runtime.prepare()
             recorder.add_values(
@@ -173,9 +178,34 @@ class Bench(DialogSettings, WorkloadModel):
             if session.options.prepare is not None:
                 conditions = session.options.prepare(session.device, deployment)
                 recorder.add_conditions(stack.enter_context(conditions))
-            answers = stack.enter_context(keeping_answers(session, recorder))
-            self._repeat(session, recorder, prompt, expectations, answers)
+            if prompt is None:
+                results = self._measure(session)
+            else:
+                results = self._generate(session, prompt, settings)
+            self._repeat(session, recorder, results, expectations)
         return stored_result(recording.store.get_run(recorder.run.id))
+
+    def _measure(self, session: Session) -> Iterator[GenerationResult]:
+        """Yield the repetitions of a runtime that tells no text."""
+        request = SpeedRequest(
+            self.prompt_tokens, self.new_tokens, self.depth_tokens or 0, self.most_repetitions
+        )
+        yield from session.require(MeasuresSpeed).measure_speed(request)
+
+    def _generate(
+        self, session: Session, prompt: BenchPrompt, settings: DialogSettings
+    ) -> Iterator[GenerationResult]:
+        """Yield answers to the prompt, each of a process of its own."""
+        runtime = session.require(Generates)
+        depth = self._own_depth(runtime, settings)
+        request = GenerationRequest(
+            self.new_tokens,
+            token_ids=prompt.token_ids[depth:],
+            fill_token_ids=prompt.token_ids[:depth],
+            settings=settings,
+        )
+        while True:
+            yield runtime.generate(request)
 
     def judge_container(self, session: Session, store: ResultsStore) -> OutputCheck | None:
         """Judge the container before anything runs; None if there is nothing to judge it by.
@@ -186,7 +216,9 @@ class Bench(DialogSettings, WorkloadModel):
             HarnessError: see `QualityCheck.judge`.
         """
         if self.max_perplexity is None:
-            return stored_quality(store, session.container_info, session.device_info)
+            return stored_quality(
+                store, session.container_info, session.device_info, session.model.runtime.name
+            )
         text, reference = self.perplexity_text, self.reference
         quality = QualityCheck(
             PerplexityBound.parse(self.max_perplexity),
@@ -204,18 +236,21 @@ class Bench(DialogSettings, WorkloadModel):
             )
         return self
 
-    def _cut_prompt(self, tokenizer: Path, config: GenieConfig) -> BenchPrompt:
-        """Cut the tokens of the depth and of the prompt, without those that Genie adds."""
-        depth = self._own_depth(config)
-        added = added_tokens(config, after_empty_answer=depth > 0)
+    def _cut_prompt(
+        self, tokenizer: Path, runtime: Generates, settings: DialogSettings
+    ) -> BenchPrompt:
+        """Cut the tokens of the depth and of the prompt, without those that the runtime adds."""
+        depth = self._own_depth(runtime, settings)
+        added = runtime.added_tokens(settings, after_fill=depth > 0)
         if self.prompt_tokens <= added:
-            reason = f"Genie adds {added} tokens to it: give {added + 1} or more"
+            reason = f"the runtime adds {added} tokens to it: give {added + 1} or more"
             raise WrongUseError(f"prompt_tokens {self.prompt_tokens}: {reason}")
         return cut_prompt(tokenizer, depth + self.prompt_tokens - added)
 
-    def _own_depth(self, config: GenieConfig) -> int:
-        """Return tokens of the depth, without those that Genie adds."""
-        return 0 if self.depth_tokens is None else self.depth_tokens - added_tokens(config)
+    def _own_depth(self, runtime: Generates, settings: DialogSettings) -> int:
+        """Return tokens of the depth, without those that the runtime adds."""
+        depth = self.depth_tokens
+        return 0 if depth is None else depth - runtime.added_tokens(settings)
 
     def _check_prompt(self, session: Session, result: GenerationResult) -> None:
         """Refuse figures of another prompt than the one that is measured at a depth.
@@ -225,7 +260,7 @@ class Bench(DialogSettings, WorkloadModel):
         """
         taken = result.metrics.get("prompt_tokens")
         if self.depth_tokens is not None and taken != self.prompt_tokens:
-            reason = f"Genie took a prompt of {taken} tokens for one of {self.prompt_tokens}"
+            reason = f"a prompt of {taken} tokens was taken for one of {self.prompt_tokens}"
             raise RuntimeOutputError(session.device.serial, reason, "")
 
     def _expectations(
@@ -234,7 +269,7 @@ class Bench(DialogSettings, WorkloadModel):
         """Yield what is expected of the output."""
         if self.reference_tokens is not None:
             token_ids = read_tokens(session.resolve(self.reference_tokens))[: self.new_tokens]
-            yield ReferenceTokens.of(token_ids, session.tokenizer, self.reference_tokens)
+            yield ReferenceTokens.of(token_ids, session.model.tokenizer, self.reference_tokens)
         if quality is not None:
             yield ContainerQuality(quality)
         first = recording.first
@@ -245,28 +280,19 @@ class Bench(DialogSettings, WorkloadModel):
         self,
         session: Session,
         recorder: RunRecorder,
-        prompt: BenchPrompt,
+        results: Iterator[GenerationResult],
         expectations: Sequence[Expectation],
-        answers: list[GenerationResult],
     ) -> None:
-        config = self.config_of(session.container, session.resolve)
-        depth = self._own_depth(config)
-        request = GenerationRequest(
-            self.new_tokens,
-            token_ids=prompt.token_ids[depth:],
-            fill_token_ids=prompt.token_ids[:depth],
-            config=config,
-            lora=self.lora or {},
-        )
         steadiness, throttled = _Steadiness(self), False
-        while not steadiness.is_enough:
-            number = steadiness.count
+        tells_text = isinstance(session.runtime, Generates)
+        for number, result in enumerate(results):
             is_warmup = self.warmup == "auto" or number < self.warmup
             repetition = number if self.warmup == "auto" or is_warmup else number - self.warmup
-            result = session.runtime.generate(request)
-            self._check_prompt(session, result)
-            answers.append(replace(result, telemetry=()))  # the store has it
-            _check_output(recorder, expectations, result, repeats=self.is_reproducible)
+            recorder.profiles.append(result.profile)
+            recorder.traces.append(result.trace)
+            if tells_text:
+                self._check_prompt(session, result)
+                _check_output(recorder, expectations, result, repeats=self.is_reproducible)
             recorder.add_values(
                 result.metrics,
                 repetition=repetition,
@@ -279,6 +305,8 @@ class Bench(DialogSettings, WorkloadModel):
             steadiness.add(result.metrics)
             if session.options.on_repetition is not None:
                 session.options.on_repetition(number, self.most_repetitions, result)
+            if steadiness.is_enough:
+                break
         steadiness.settle(recorder)
 
 

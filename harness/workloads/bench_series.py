@@ -10,14 +10,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
-from buildlib.container.container import GenAIContainer
 from harness.devices.base import Device
 from harness.errors import WrongUseError
 from harness.results.comparison import DEFAULT_METRICS, ComparisonGroup, compare_runs
 from harness.results.records import ComparisonRecord, Run, new_run_id
 from harness.results.store import LazyResultsStore
 from harness.results.verdicts import THRESHOLD
-from harness.runtimes.files import check_fit, target_of
+from harness.runtimes.base import Model
 from harness.workloads.base import Recording
 from harness.workloads.bench import Bench
 from harness.workloads.session import Session, SessionOptions
@@ -25,20 +24,18 @@ from harness.workloads.session import Session, SessionOptions
 OnSession = Callable[[int, str, Session], None]
 """Called when a session begins, with its number from 0 and its label."""
 Label = Literal["A", "B"]
-Benchmark = tuple[GenAIContainer, Bench]
+Benchmark = tuple[Model, Bench]
 
 
 class DeviceSource(Protocol):
     """Leases the device of a session for a block."""
 
-    def __call__(
-        self, number: int, soc: str, container: str = "", /
-    ) -> AbstractContextManager[Device]:
+    def __call__(self, number: int, soc: str, model: str = "", /) -> AbstractContextManager[Device]:
         """Lease the device of a session.
 
         Args:
             number: of the session, from 0.
-            container: SHA-256 of what runs there, so that the pool can tell it from a bad device.
+            model: SHA-256 of what runs there, so that the pool can tell it from a bad device.
         """
         ...
 
@@ -73,10 +70,10 @@ class BenchSeries:
         recordings = [replace(first, group_id=new_run_id()) for _ in benchmarks]
         self.group_ids.extend(recording.group_id for recording in recordings)
         for number in range(sessions):
-            for index, (container, bench) in enumerate(benchmarks):
+            for index, (model, bench) in enumerate(benchmarks):
                 recording = replace(recordings[index], session=number)
-                with self.devices(number, _soc(container), _sha256(container)) as device:
-                    run = self._run(device, container, bench, recording)
+                with self.devices(number, model.info.soc, model.info.sha256) as device:
+                    run = self._run(device, model, bench, recording)
                 if number == 0:
                     recordings[index] = replace(recording, first=run)
                 yield index, run
@@ -84,8 +81,8 @@ class BenchSeries:
     def compare(
         self,
         bench: Bench,
-        a: GenAIContainer,
-        b: GenAIContainer,
+        a: Model,
+        b: Model,
         *,
         sessions: int,
         metrics: Sequence[str] = DEFAULT_METRICS,
@@ -107,24 +104,24 @@ class BenchSeries:
         _require_one(sessions)
         group_id = new_run_id()
         terms = ComparisonRecord(group_id=group_id, metrics=tuple(metrics), threshold=threshold)
-        containers: dict[Label, GenAIContainer] = {"A": a, "B": b}
+        models: dict[Label, Model] = {"A": a, "B": b}
         first: dict[Label, Run] = {}
         runs = []
         for number in range(sessions):
             order: tuple[Label, ...] = ("B", "A") if number % 2 else ("A", "B")
-            with self.devices(number, _soc(a), f"{_sha256(a)}-{_sha256(b)}") as device:
+            with self.devices(number, a.info.soc, f"{a.info.sha256}-{b.info.sha256}") as device:
                 properties = device.properties()
-                for container in (a, b):
-                    check_fit(container, properties)  # before the other is measured for nothing
+                for model in (a, b):
+                    model.check_fit(properties)  # before the other is measured for nothing
                 if number == 0:
-                    order = self._failed_first(device, bench, containers) or order
+                    order = self._failed_first(device, bench, models) or order
                     self.store.open().write_comparison(terms)
                 for label in order:
                     recording = Recording(
                         self.store.open, group_id, number, label, first.get(label),
                         labels=self.labels,
                     )  # fmt: skip
-                    run = self._run(device, containers[label], bench, recording)
+                    run = self._run(device, models[label], bench, recording)
                     first.setdefault(label, run)
                     runs.append(run)
         compared = compare_runs(runs, metrics=metrics, threshold=threshold)
@@ -132,31 +129,21 @@ class BenchSeries:
         return compared
 
     def _failed_first(
-        self, device: Device, bench: Bench, containers: Mapping[Label, GenAIContainer]
+        self, device: Device, bench: Bench, models: Mapping[Label, Model]
     ) -> tuple[Label, ...]:
         """Return the first side that fails its perplexity, before anything is measured."""
-        for label, container in containers.items():
-            with Session(device, container, self.options) as session:
+        for label, model in models.items():
+            with Session(device, model, self.options) as session:
                 quality = bench.judge_container(session, self.store.open())
             if quality is not None and quality.outcome == "failed":
                 return (label,)
         return ()
 
-    def _run(
-        self, device: Device, container: GenAIContainer, bench: Bench, recording: Recording
-    ) -> Run:
-        with Session(device, container, self.options) as session:
-            bench.check(container)
+    def _run(self, device: Device, model: Model, bench: Bench, recording: Recording) -> Run:
+        with Session(device, model, self.options) as session:
+            bench.check(model)
             self.on_session(recording.session, recording.label, session)
             return bench.run(session, recording).output
-
-
-def _soc(container: GenAIContainer) -> str:
-    return target_of(container).soc.name
-
-
-def _sha256(container: GenAIContainer) -> str:
-    return container.metadata.container_sha256
 
 
 def _require_one(sessions: int) -> None:

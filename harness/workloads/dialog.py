@@ -6,18 +6,15 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from buildlib.container.container import GenAIContainer
 from harness.results.records import Workload as WorkloadRecord
-from harness.runtimes.base import Conversation, ConversationRequest
+from harness.runtimes.base import Conversation, ConversationRequest, Converses, Model, Need
 from harness.runtimes.dialog_settings import SETTING_KEYS, DialogSettings
 from harness.workloads.base import (
     UNRECORDED,
+    DialogWorkload,
     NonEmpty,
     Recording,
-    WorkloadModel,
     WorkloadResult,
-    keep_profiles,
-    keep_traces,
     summarize,
 )
 from harness.workloads.generate import SHORTEST_PROMPT
@@ -49,7 +46,7 @@ class AdaptedTurns(BaseModel):
     lora: Annotated[Mapping[NonEmpty, float], Field(min_length=1, max_length=1)]
 
 
-class Dialog(DialogSettings, WorkloadModel):
+class Dialog(DialogWorkload):
     """Conversations, turn by turn, with a reset between them.
 
     All of it is one process on the device and one Genie dialog: a turn sees the turns before it in
@@ -69,13 +66,19 @@ class Dialog(DialogSettings, WorkloadModel):
     input_keys: ClassVar[tuple[str, ...]] = ("genie_config",)
     later_keys: ClassVar[frozenset[str]] = frozenset(SETTING_KEYS)
 
-    def check(self, container: GenAIContainer) -> None:
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        """See `Workload.needs`."""
+        return (Converses,)
+
+    def check(self, model: Model) -> None:
         """See `Workload.check`; the lengths of the turns are known only to the tokenizer."""
-        self.check_dialog(container, SHORTEST_PROMPT, self.max_tokens)
+        super().check(model)
+        self.check_dialog(model, SHORTEST_PROMPT, self.max_tokens)
         for dialog in self.dialogs:
             if isinstance(dialog, AdaptedTurns) and self.genie_config is None:
                 adapted = DialogSettings(lora=dialog.lora)
-                adapted.check_dialog(container, SHORTEST_PROMPT, self.max_tokens)
+                model.check_dialog(adapted, SHORTEST_PROMPT, self.max_tokens)
 
     def run(
         self, session: Session, recording: Recording = UNRECORDED
@@ -87,9 +90,8 @@ class Dialog(DialogSettings, WorkloadModel):
             RunnerError: Genie refused, crashed or hung.
             RuntimeOutputError: an answer is missing.
         """
-        config = self.config_of(session.container, session.resolve)
         record = WorkloadRecord(
-            runner=session.runtime.app_runner,
+            runner=session.runtime.runner(Converses),
             max_new_tokens=self.max_tokens,
             sampler=self.record(),
         )
@@ -99,16 +101,18 @@ class Dialog(DialogSettings, WorkloadModel):
             else Conversation(dialog, None if number else self.lora)
             for number, dialog in enumerate(self.dialogs)
         )
-        request = ConversationRequest(conversations, self.max_tokens, config=config)
+        request = ConversationRequest(
+            conversations, self.max_tokens, settings=self.resolved(session.resolve)
+        )
         with recording.start_if_stored(session, "generate", record) as recorder:
-            result = session.runtime.converse(request)
+            result = session.require(Converses).converse(request)
             last = result.answers[-1][-1]
             if recorder is not None:
                 recorder.generated_text = last
                 recorder.add_values(result.metrics)
                 recorder.add_telemetry(result.telemetry, repetition=0)
-                keep_profiles(recorder, [result.profile])
-                keep_traces(session, recorder, [result.trace])
+                recorder.profiles.append(result.profile)
+                recorder.traces.append(result.trace)
         run = recording.stored_run(recorder)
         values = result.metrics
         output = DialogResult(result.answers, values)

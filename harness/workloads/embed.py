@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from buildlib.container.container import GenAIContainer
 from harness.errors import HostFileError, WrongUseError
 from harness.results.records import OutputCheck
 from harness.results.records import Workload as WorkloadRecord
-from harness.runtimes.base import EmbeddingResult
+from harness.runtimes.base import EmbeddingResult, Embeds, Model, Need
+from harness.runtimes.container_model import ContainerModel
 from harness.words import pluralize
 from harness.workloads.base import (
     UNRECORDED,
@@ -20,8 +20,6 @@ from harness.workloads.base import (
     Recording,
     WorkloadModel,
     WorkloadResult,
-    keep_profiles,
-    keep_traces,
     require_passed,
     summarize,
 )
@@ -90,9 +88,16 @@ class Embed(WorkloadModel):
             raise ValueError("per_token: a reference has one vector for a text")
         return self
 
-    def check(self, container: GenAIContainer) -> None:
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        """See `Workload.needs`."""
+        return (Embeds,)
+
+    def check(self, model: Model) -> None:
         """See `Workload.check`."""
-        _ = container.embedding_config
+        super().check(model)
+        if isinstance(model, ContainerModel):
+            _ = model.container.embedding_config
 
     def run(
         self, session: Session, recording: Recording = UNRECORDED
@@ -100,15 +105,14 @@ class Embed(WorkloadModel):
         """Embed the texts in one process on the device, those of the reference first."""
         texts = self.texts or read_lines(session.resolve(self.file or ""))
         tokens, expected = self._on_host(session, texts)
-        runtime = session.runtime
         record = WorkloadRecord(
-            runner=runtime.embedding_runner,
+            runner=session.runtime.runner(Embeds),
             repetitions=len(texts),
             prompt=texts[0] if len(texts) == 1 else None,
             dataset_sha256=hashlib.sha256("\n".join(texts).encode()).hexdigest(),
         )
         with recording.start_if_stored(session, "embed", record) as recorder:
-            result = runtime.embed(texts, pooled=not self.per_token)
+            result = session.require(Embeds).embed(texts, pooled=not self.per_token)
             cosines = tuple(
                 _cosine(vectors.array(), other)
                 for vectors, other in zip(result.vectors, expected, strict=bool(expected))
@@ -119,8 +123,8 @@ class Embed(WorkloadModel):
                     values = {TIME: vectors.seconds, "prompt_tokens": float(tokens[number])}
                     values |= {COSINE: cosines[number]} if cosines else {}
                     recorder.add_values(values, repetition=number)
-                keep_profiles(recorder, [result.profile])
-                keep_traces(session, recorder, [result.trace])
+                recorder.profiles.append(result.profile)
+                recorder.traces.append(result.trace)
             require_passed(self._check_cosines(cosines, texts), recorder, session.device.serial)
         values = dict(result.metrics)
         values[TIME] = sum(vectors.seconds for vectors in result.vectors) / len(texts)
@@ -139,7 +143,7 @@ class Embed(WorkloadModel):
 
         embedding = session.container.embedding_config.embedding
         template = embedding.prompt.prompt_template if embedding.prompt else ("", "")
-        tokens = TextTokens(session.tokenizer, template, embedding.context.ctx_size)
+        tokens = TextTokens(session.model.tokenizer, template, embedding.context.ctx_size)
         counts = tuple(tokens.count(texts))
         if self.reference is None:
             return counts, ()

@@ -5,29 +5,29 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from buildlib.container.container import GenAIContainer
 from harness.errors import HostFileError
 from harness.results.records import OutputCheck
 from harness.results.records import Workload as WorkloadRecord
 from harness.runtimes.base import (
     Conversation,
     ConversationRequest,
+    Converses,
+    Generates,
     GenerationRequest,
     GenerationResult,
+    Model,
+    Need,
     Turn,
 )
-from harness.runtimes.dialog_settings import SETTING_KEYS, DialogSettings
+from harness.runtimes.dialog_settings import SETTING_KEYS
 from harness.runtimes.genie.conversation import check_save
-from harness.runtimes.genie.profile import find_early_end
-from harness.runtimes.genie.prompt_embeddings import read_embeddings
 from harness.workloads.base import (
     UNRECORDED,
+    DialogWorkload,
     NonEmpty,
     Recording,
-    WorkloadModel,
     WorkloadResult,
     check_length,
-    keeping_answers,
     require_passed,
     summarize,
 )
@@ -44,7 +44,7 @@ _Tokens = Annotated[
 ]
 
 
-class Generate(DialogSettings, WorkloadModel):
+class Generate(DialogWorkload):
     """One prompt, or the turns of one conversation; greedy unless a sampler is set.
 
     Attributes:
@@ -93,17 +93,23 @@ class Generate(DialogSettings, WorkloadModel):
         """True if it has turns, or a state that it begins or ends with."""
         return isinstance(self.prompt, tuple) or bool(self.save or self.restore)
 
-    def check(self, container: GenAIContainer) -> None:
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        """See `Workload.needs`."""
+        return (Converses if self.is_conversation else Generates,)
+
+    def check(self, model: Model) -> None:
         """See `Workload.check`; the prompt's own length is known only to the tokenizer."""
-        self.check_dialog(container, SHORTEST_PROMPT, self.max_tokens)
+        super().check(model)
+        self.check_dialog(model, SHORTEST_PROMPT, self.max_tokens)
 
     def run(
         self, session: Session, recording: Recording = UNRECORDED
     ) -> WorkloadResult[GenerationResult]:
         """Answer in a process of its own on the device."""
-        runtime = session.runtime
+        capability = Converses if self.is_conversation else Generates
         record = WorkloadRecord(
-            runner=runtime.app_runner if self.is_conversation else runtime.runner,
+            runner=session.runtime.runner(capability),
             max_new_tokens=self.max_tokens,
             prompt=self._shown_prompt(),
             sampler=self.record(),
@@ -111,13 +117,11 @@ class Generate(DialogSettings, WorkloadModel):
         ask = self._converse if self.is_conversation else self._ask
         if self.save is not None:
             check_save(session.resolve(self.save))
-        with (
-            recording.start_if_stored(session, "generate", record) as recorder,
-            keeping_answers(session, recorder) as answers,
-        ):
+        with recording.start_if_stored(session, "generate", record) as recorder:
             result = ask(session)
-            answers.append(result)
             if recorder is not None:
+                recorder.profiles.append(result.profile)
+                recorder.traces.append(result.trace)
                 recorder.generated_text = result.text
             require_passed(self._check_answer(result), recorder, session.device.serial)
             if recorder is not None:
@@ -127,29 +131,27 @@ class Generate(DialogSettings, WorkloadModel):
         return WorkloadResult(result, result.metrics, summarize(result.metrics, result.text), run)
 
     def _ask(self, session: Session) -> GenerationResult:
-        config = self.config_of(session.container, session.resolve)
-        ask = partial(GenerationRequest, self.max_tokens, config=config, lora=self.lora or {})
+        ask = partial(GenerationRequest, self.max_tokens, settings=self.resolved(session.resolve))
         if self.tokens is not None:
             request = ask(token_ids=self.tokens)
         elif self.embeddings is not None:
-            path = session.resolve(self.embeddings)
-            request = ask(embeddings=read_embeddings(path, config, session.container))
+            request = ask(embeddings=session.resolve(self.embeddings))
         else:
             (text,) = self._texts(session)
             request = ask(prompt=text)
-        return session.runtime.generate(request)
+        return session.require(Generates).generate(request)
 
     def _converse(self, session: Session) -> GenerationResult:
         turns: tuple[Turn, ...] = (self.tokens,) if self.tokens else self._texts(session)
         request = ConversationRequest(
             (Conversation(turns, self.lora),),
             self.max_tokens,
-            config=self.config_of(session.container, session.resolve),
+            settings=self.resolved(session.resolve),
             rewind=bool(self.rewind),
             save=None if self.save is None else session.resolve(self.save),
             restore=None if self.restore is None else session.resolve(self.restore),
         )
-        result = session.runtime.converse(request)
+        result = session.require(Converses).converse(request)
         (answers,) = result.answers
         return GenerationResult(
             answers[-1],
@@ -158,7 +160,7 @@ class Generate(DialogSettings, WorkloadModel):
             result.profile,
             result.trace,
             answers=answers,
-            early_end=find_early_end(result.metrics["generated_tokens"], self.max_tokens, None),
+            early_end=result.early_end,
             speculation=result.speculation,
         )
 

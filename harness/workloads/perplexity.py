@@ -20,14 +20,24 @@ from harness.results.perplexity import (
 )
 from harness.results.records import PerplexityDefinition
 from harness.results.records import Workload as WorkloadRecord
-from harness.runtimes.base import ModelRole, PerplexityResult, Window
+from harness.runtimes.base import (
+    DecodesSteps,
+    Model,
+    ModelRole,
+    Need,
+    PerplexityResult,
+    Scores,
+    Window,
+    require,
+)
+from harness.runtimes.container_model import ContainerModel
+from harness.runtimes.context_limit import ContextLimit
 from harness.workloads.base import (
     UNRECORDED,
     NonEmpty,
     Recording,
     WorkloadModel,
     WorkloadResult,
-    keep_traces,
     require_passed,
     summarize,
 )
@@ -106,9 +116,14 @@ class Perplexity(WorkloadModel):
         """The bound, read."""
         return None if self.max is None else PerplexityBound.parse(self.max)
 
-    def check(self, container: GenAIContainer) -> None:
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        """See `Workload.needs`."""
+        return (Scores, DecodesSteps) if self.per_step else (Scores,)
+
+    def check(self, model: Model) -> None:
         """See `Workload.check`; what computes the reference is installed, too."""
-        del container
+        check_scored(model, per_step=bool(self.per_step))
         if self.reference_with == "transformers":
             from buildlib.numerics.transformers import require_installed
 
@@ -124,7 +139,7 @@ class Perplexity(WorkloadModel):
         role = self.role or "target"
         references = {}
         if self.reference is not None:
-            cut = session.runtime.windows(text, self.windows, role)
+            cut = session.require(Scores).windows(text, self.windows, role)
             value = float_perplexity(
                 session.resolve(self.reference), session.container, cut, self.engine
             )
@@ -150,7 +165,8 @@ class Perplexity(WorkloadModel):
             float_steps,
         )
 
-        steps = cut_steps(session.runtime.windows(text, self.windows or DEFAULT_STEP_WINDOWS))
+        windows = session.require(Scores).windows(text, self.windows or DEFAULT_STEP_WINDOWS)
+        steps = cut_steps(windows)
         expected = float_steps(reference, session.container, steps, self.engine)
         return compare_steps(
             session,
@@ -161,6 +177,21 @@ class Perplexity(WorkloadModel):
             max_kl=self.max_kl,
             reference_with=self.engine,
         )
+
+
+def check_scored(model: Model, *, per_step: bool = False) -> None:
+    """Refuse a model that cannot score texts.
+
+    Args:
+        per_step: whether it decodes them step by step.
+
+    Raises:
+        WrongUseError: its runtime cannot.
+        ContainerError: it holds a text encoder.
+    """
+    require(model.runtime, (Scores, DecodesSteps) if per_step else (Scores,))
+    if isinstance(model, ContainerModel):
+        ContextLimit.of(model.container)
 
 
 def read_text(path: Path) -> str:
@@ -204,7 +235,7 @@ def score_text(
         OutputCheckError: the perplexity is above the bound.
         HarnessError: what else went wrong; the run is stored as failed, with that error.
     """
-    runtime = session.runtime
+    runtime = session.require(Scores)
     cut = runtime.windows(text, windows, role)
     definition = PerplexityDefinition(
         positions=runtime.positions(role),
@@ -212,7 +243,7 @@ def score_text(
         tokens=sum(len(window.scored) for window in cut),
     )
     record = WorkloadRecord(
-        runner=runtime.perplexity_runner,
+        runner=session.runtime.runner(Scores),
         dataset_sha256=dataset_sha256 or hashlib.sha256(text.encode()).hexdigest(),
         perplexity=definition,
         sampler=_adapter(lora or {}),
@@ -225,7 +256,7 @@ def score_text(
         if recorder is not None:
             recorder.add_values(values)
             recorder.add_library_versions(engine_versions(reference_with))
-            keep_traces(session, recorder, result.traces)
+            recorder.traces.extend(result.traces)
         if bound is not None:
             check = bound.check(values, describe_scored(definition))
             require_passed(check, recorder, session.device.serial)

@@ -22,6 +22,7 @@ from harness.results.perplexity import (
     last_values,
 )
 from harness.results.records import (
+    GENIE,
     ContainerInfo,
     DeviceInfo,
     OutputCheck,
@@ -29,6 +30,7 @@ from harness.results.records import (
     Run,
 )
 from harness.results.store import ResultsStore, RunFilter
+from harness.runtimes.base import Scores
 from harness.words import pluralize
 from harness.workloads.base import Recording
 from harness.workloads.bench_prompt import bench_text
@@ -65,7 +67,11 @@ class QualityCheck:
         """
         if self.bound.relative and self.text is None and self.reference is None:
             found = best_referenced(
-                store, session.container_info, session.device_info, (PERPLEXITY_FLOAT,)
+                store,
+                session.container_info,
+                session.device_info,
+                session.model.runtime.name,
+                (PERPLEXITY_FLOAT,),
             )
             if found is None:
                 raise WrongUseError(
@@ -79,16 +85,18 @@ class QualityCheck:
 
     def _stored_or_measured(self, session: Session, store: ResultsStore) -> Run:
         text, sha256 = self._read(session)
-        runtime = session.runtime
+        runtime = session.require(Scores)
         cut = runtime.windows(text, self.windows)
         definition = PerplexityDefinition(
             positions=runtime.positions(),
             windows=len(cut),
             tokens=sum(len(window.scored) for window in cut),
         )
-        versions = runtime.versions()
+        versions = session.runtime.versions()
         needed = {PERPLEXITY, PERPLEXITY_FLOAT} if self.bound.relative else {PERPLEXITY}
-        for run in _measured(store, session.container_info, session.device_info):
+        for run in _measured(
+            store, session.container_info, session.device_info, session.model.runtime.name
+        ):
             work, ran = run.workload, run.provenance.library_versions
             if (
                 (work.dataset_sha256, work.perplexity) == (sha256, definition)
@@ -142,13 +150,13 @@ class ContainerQuality:
 
 
 def stored_quality(
-    store: ResultsStore, container: ContainerInfo, device: DeviceInfo
+    store: ResultsStore, container: ContainerInfo, device: DeviceInfo, runtime: str = GENIE
 ) -> OutputCheck | None:
     """Check a container by its stored perplexity beside the host's references.
 
     The measurement over the most tokens counts, of equal ones the newest; None without any.
     """
-    run = best_referenced(store, container, device)
+    run = best_referenced(store, container, device, runtime)
     if run is None:
         return None
     values = last_values(run)
@@ -164,6 +172,7 @@ def best_referenced(
     store: ResultsStore,
     container: ContainerInfo,
     device: DeviceInfo,
+    runtime: str = GENIE,
     references: Collection[str] = REFERENCES,
 ) -> Run | None:
     """Find the stored perplexity beside a reference that says most.
@@ -173,7 +182,7 @@ def best_referenced(
     """
     known = [
         run
-        for run in _measured(store, container, device)
+        for run in _measured(store, container, device, runtime)
         if not last_values(run).keys().isdisjoint(references)
     ]
     return max(known, key=_scored_tokens, default=None)
@@ -198,7 +207,9 @@ def _scored_tokens(run: Run) -> int:
     return run.workload.perplexity.tokens if run.workload.perplexity else 0
 
 
-def _measured(store: ResultsStore, container: ContainerInfo, device: DeviceInfo) -> Iterator[Run]:
+def _measured(
+    store: ResultsStore, container: ContainerInfo, device: DeviceInfo, runtime: str
+) -> Iterator[Run]:
     """Return the perplexities of a container on this kind of device, newest first.
 
     A run that failed for its bound has a right number too; one with an adapter has that of another
@@ -213,5 +224,6 @@ def _measured(store: ResultsStore, container: ContainerInfo, device: DeviceInfo)
     for run in reversed(store.list_runs(wanted)):
         judged = run.status == "done" or run.check.outcome == "failed"
         own = Subject.of(run).of_answers and "lora" not in run.workload.sampler
+        own = own and run.workload.runtime == runtime
         if judged and own and PERPLEXITY in last_values(run):
             yield run

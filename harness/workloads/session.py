@@ -1,4 +1,4 @@
-"""A session: one container on one leased device, with a run folder of its own.
+"""A session: one model on one leased device, with a run folder of its own.
 
 A session is the unit of sampling. It begins with a device prepared afresh, and every query in it
 is a process of its own.
@@ -8,22 +8,29 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TypeVar, cast
 
 from buildlib.closeable import Closeable
 from buildlib.container.container import GenAIContainer
-from harness.deploy.deploy import DEPLOY_TIMEOUT_S
 from harness.deploy.deployment import Deployment
-from harness.deploy.pipeline import Shown
 from harness.devices.base import Device, DeviceProperties
 from harness.results import provenance
-from harness.results.records import Condition, ContainerInfo, DeviceInfo, Provenance
-from harness.runtimes.base import GenerationResult, LogLevel, Runtime
-from harness.runtimes.genie.runtime import GenieRuntime
+from harness.results.records import (
+    GENIE,
+    RUNTIME,
+    Condition,
+    ContainerInfo,
+    DeviceInfo,
+    Provenance,
+)
+from harness.runtimes.base import GenerationResult, Model, Need, Runtime, RuntimeOptions, require
+from harness.runtimes.container_model import container_of
 from harness.telemetry.conditions import Conditions, prepared
 from harness.telemetry.gate import OnWait
 from harness.words import soc_label
 from harness.workloads.concurrency import SessionCount
 
+_Capability = TypeVar("_Capability")
 OnRepetition = Callable[[int, int, GenerationResult], None]
 """Called with the repetition's number from 0, the highest possible count, and its result."""
 Prepare = Callable[[Device, Deployment], AbstractContextManager[Sequence[Condition]]]
@@ -48,34 +55,22 @@ def meet_conditions(
 
 
 @dataclass(frozen=True, slots=True)
-class SessionOptions:
-    """Options of a session, and the callbacks of its progress.
+class SessionOptions(RuntimeOptions):
+    """Options of a session, and the callbacks of its progress; `timeout_s` is a command's, too.
 
     Attributes:
-        timeout_s: for deploying the container, and for a plain command.
-        runner_timeout_s: for one process of the runner on the device.
-        telemetry_hz: samples a second while the device generates; None for no telemetry.
         prepare: brings the device into its measuring conditions; None measures it as it is.
         folder: what a workload's relative paths are relative to.
-        shown: shows the deployment; None deploys silently.
         on_repetition: called after each repetition of a benchmark.
-        log_level: of the runtime's own log; None keeps its errors.
-        trace: whether runs are kept with a trace of what the runtime did when.
     """
 
-    timeout_s: float = DEPLOY_TIMEOUT_S
-    runner_timeout_s: float = 300.0
-    telemetry_hz: float | None = None
     prepare: Prepare | None = None
     folder: Path = Path()
-    shown: Shown | None = None
     on_repetition: OnRepetition | None = None
-    log_level: LogLevel | None = None
-    trace: bool = False
 
 
 class Session(Closeable):
-    """One container on one leased device; a context manager that cleans up at the end.
+    """One model on one leased device; a context manager that cleans up at the end.
 
     Nothing is asked of the device before it is needed.
 
@@ -83,15 +78,15 @@ class Session(Closeable):
         count: of the sessions at once on this host, from its first use of the runtime on.
 
     Args:
-        container: None for a plain command.
+        model: None for a plain command.
         properties: of the device, if they are known.
-        runtime: runs the container; Genie by default.
+        runtime: of the model; by default, it starts one.
     """
 
     def __init__(
         self,
         device: Device,
-        container: GenAIContainer | None = None,
+        model: Model | None = None,
         options: SessionOptions | None = None,
         *,
         properties: DeviceProperties | None = None,
@@ -99,7 +94,7 @@ class Session(Closeable):
     ) -> None:
         self.device = device
         self.options = options or SessionOptions()
-        self._container = container
+        self._model = model
         self._properties = properties
         self._runtime = runtime
         self.count = SessionCount()
@@ -111,11 +106,20 @@ class Session(Closeable):
             self._runtime.clean()
 
     @property
+    def model(self) -> Model:
+        """The model."""
+        if self._model is None:
+            raise ValueError("this session has no model")
+        return self._model
+
+    @property
     def container(self) -> GenAIContainer:
-        """The container."""
-        if self._container is None:
-            raise ValueError("this session has no container")
-        return self._container
+        """The container that the model is.
+
+        Raises:
+            WrongUseError: it is another kind of model.
+        """
+        return container_of(self.model)
 
     @property
     def properties(self) -> DeviceProperties:
@@ -126,31 +130,27 @@ class Session(Closeable):
 
     @property
     def runtime(self) -> Runtime:
-        """Runtime of the container on the device.
+        """Runtime of the model on the device.
 
         Raises:
-            RuntimeChoiceError: the container is not for this device.
+            RuntimeChoiceError: the model is not for this device.
             GenieMissingError: this machine has no Genie for it.
         """
         if self._runtime is None:
             self.count.join()
-            self._runtime = GenieRuntime(
-                self.device,
-                self.properties,
-                self.container,
-                timeout_s=self.options.runner_timeout_s,
-                deploy_timeout_s=self.options.timeout_s,
-                telemetry_hz=self.options.telemetry_hz,
-                shown=self.options.shown,
-                log_level=self.options.log_level,
-                trace=self.options.trace,
-            )
+            self._runtime = self.model.start(self.device, self.properties, self.options)
         return self._runtime
 
-    @property
-    def tokenizer(self) -> Path:
-        """The container's `tokenizer.json`."""
-        return self.container.files["tokenizer.json"]
+    def require(self, capability: type[_Capability]) -> _Capability:
+        """Return the runtime as one that has a capability: `session.require(Scores)`.
+
+        Raises:
+            WrongUseError: it has not.
+        """
+        runtime = self.runtime
+        if not isinstance(runtime, capability):
+            require(type(runtime), [cast("Need", capability)])
+        return cast("_Capability", runtime)
 
     def resolve(self, path: str) -> Path:
         """Resolve a path of a workload."""
@@ -170,26 +170,21 @@ class Session(Closeable):
         return f"{device.serial} ({kind})" if kind else device.serial
 
     def records(self) -> tuple[ContainerInfo, DeviceInfo, Provenance]:
-        """Describe container, device and host for the results store; asks git."""
-        versions = dict(self.container.metadata.toolchain)
+        """Describe model, device and host for the results store; asks git."""
+        versions = dict(self.model.toolchain)
         name = versions.pop("toolchain", "unknown")
         return self.container_info, self.device_info, provenance.capture(name, versions)
 
     @property
     def container_info(self) -> ContainerInfo:
-        """The container in the results store."""
-        metadata = self.container.metadata
-        return ContainerInfo(
-            model=metadata.model.name,
-            sha256=metadata.container_sha256,
-            target=metadata.target.name,
-            ars=metadata.graphs.auto_regression_numbers,
-            cl=metadata.graphs.context_length,
-            n_splits=metadata.graphs.splits,
-            precision=self.container.precision,
-            size_bytes=metadata.size_bytes,
-            parameters=metadata.model.parameters,
-        )
+        """The model in the results store."""
+        return self.model.info
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """Settings of runs in the store: the runtime, if it is not Genie."""
+        name = self.model.runtime.name
+        return {} if name == GENIE else {RUNTIME: name}
 
     @property
     def device_info(self) -> DeviceInfo:

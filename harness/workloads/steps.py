@@ -15,12 +15,11 @@ from buildlib.container.container import GenAIContainer
 from harness.errors import RuntimeOutputError
 from harness.results.records import OutputCheck, PerplexityDefinition
 from harness.results.records import Workload as WorkloadRecord
-from harness.runtimes.base import StepWindow, Window
+from harness.runtimes.base import DecodesSteps, StepWindow, Window
 from harness.workloads.base import (
     UNRECORDED,
     Recording,
     WorkloadResult,
-    keep_traces,
     require_passed,
     summarize,
 )
@@ -83,21 +82,20 @@ def compare_steps(
     """
     from buildlib.numerics.divergence import measure_divergence
 
-    runtime = session.runtime
     definition = PerplexityDefinition(
         positions="decode_steps",
         windows=len(steps),
         tokens=sum(len(window.following) for window in steps),
     )
     record = WorkloadRecord(
-        runner=runtime.logits_runner,
+        runner=session.runtime.runner(DecodesSteps),
         dataset_sha256=hashlib.sha256(text.encode()).hexdigest(),
         perplexity=definition,
     )
     with recording.start_if_stored(session, "perplexity", record) as recorder:
-        found = runtime.decode_steps(steps)
+        found = session.require(DecodesSteps).decode_steps(steps)
         if recorder is not None:
-            keep_traces(session, recorder, [found.trace])
+            recorder.traces.append(found.trace)
         try:
             following = [each.following for each in steps]
             divergence = measure_divergence(found.windows, expected, following)

@@ -17,6 +17,7 @@ from buildlib.speculative.config import (
 )
 from harness.devices.adb.device import AdbDevice
 from harness.exit_codes import GOOD
+from harness.runtimes.registry import open_model
 from harness.workloads.dialog import Dialog
 from harness.workloads.generate import Generate
 from harness.workloads.session import Session
@@ -135,7 +136,7 @@ def test_turns_and_adapters_are_those_of_plain_decoding(
         workloads, turns = [], turns[:1]
     dialogs = (turns, *({"turns": turns, "lora": {name: 1.0}} for name in ("law", "psalms")))
     workloads.append(Dialog.of(dialogs=dialogs, max_tokens=12))
-    with Session(virtual_device, container) as session:
+    with Session(virtual_device, open_model(container.path)) as session:
         for workload in workloads:
             expected = workload.model_copy(update={"genie_config": str(plain)}).run(session).output
             assert workload.run(session).output.answers == expected.answers

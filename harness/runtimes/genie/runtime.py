@@ -1,40 +1,39 @@
 """Genie on a device: one container, one run folder, each query a process of its own."""
 
-import contextlib
 import functools
 import re
-import uuid
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from buildlib.container.container import GenAIContainer
 from buildlib.container.genie_config import GenieConfig
 from buildlib.container.genie_decoding import Sampler
 from buildlib.container.manifest import SpeculationRecord
 from buildlib.speculative.agreement import bound_turns
-from harness.deploy.deploy import DEPLOY_TIMEOUT_S, deploy, remove_run
-from harness.deploy.deployment import Deployment
-from harness.deploy.pipeline import Progress, Shown
 from harness.devices.base import Device, DeviceProperties
 from harness.errors import (
-    HarnessError,
     RuntimeChoiceError,
     RuntimeOutputError,
     WrongUseError,
 )
-from harness.results.records import Positions, Runner
+from harness.results.records import Positions
 from harness.runtimes.base import (
+    Capability,
     ConversationRequest,
     ConversationResult,
+    Converses,
+    DecodesSteps,
     EmbeddingResult,
+    Embeds,
+    Generates,
     GenerationRequest,
     GenerationResult,
-    LogLevel,
     ModelRole,
     PerplexityResult,
+    RuntimeOptions,
+    Scores,
     StepLogits,
     StepWindow,
     Turn,
@@ -43,10 +42,19 @@ from harness.runtimes.base import (
 from harness.runtimes.bundles.bundle import Bundle
 from harness.runtimes.bundles.checks import check_bundle
 from harness.runtimes.bundles.sources import PROGRAMS
-from harness.runtimes.context_limit import ContextLimit, added_tokens
-from harness.runtimes.dialog_settings import DialogSettings, alpha_tensor, bound_answer
+from harness.runtimes.context_limit import ContextLimit
+from harness.runtimes.deployed import DeployedRuntime
+from harness.runtimes.dialog_settings import DialogSettings
 from harness.runtimes.files import check_fit
 from harness.runtimes.genie.bundle import genie_bundle
+from harness.runtimes.genie.configuration import (
+    added_tokens,
+    alpha_tensor,
+    bound_answer,
+    check_depth,
+    config_of,
+    dialog_limit,
+)
 from harness.runtimes.genie.conversation import ConversationScript, read_state, write_state
 from harness.runtimes.genie.perplexity import parse_perplexity
 from harness.runtimes.genie.profile import (
@@ -58,14 +66,13 @@ from harness.runtimes.genie.profile import (
     parse_profile,
     parse_trace,
 )
-from harness.runtimes.genie.prompt_embeddings import row_bytes
+from harness.runtimes.genie.prompt_embeddings import read_embeddings, row_bytes
 from harness.runtimes.genie.speculation import compare_dialog
 from harness.runtimes.genie.steps import STEP_RUNNER, STEP_SAMPLER, StepRun
 from harness.runtimes.genie.text_encoder import EncoderRun
-from harness.runtimes.run_folder import RunFolder, runner_command
+from harness.runtimes.run_folder import runner_command
 from harness.runtimes.tokenizer import encode, load_tokenizer
 from harness.runtimes.windows import cut_windows
-from harness.telemetry.sampler import Sampling, sampling
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -93,9 +100,10 @@ def generated_text(output: str, device: str) -> str:
 
 _OUTPUT = "output.txt"
 _LOG_TAIL = 4000
+_SCORER = "genie_perplexity.py"
 _ASKED_IN_WORDS = frozenset({"spd", "ssd-q1", "eaglet"})
 _Program = Literal["genie-t2t-run", "genie-t2e-run", "genie-app"]
-_OURS: Mapping[_Program, Runner] = MappingProxyType(
+_OURS: Mapping[_Program, str] = MappingProxyType(
     {
         "genie-t2t-run": "genie_t2t_run.py",
         "genie-t2e-run": "genie_t2e_run.py",
@@ -104,17 +112,17 @@ _OURS: Mapping[_Program, Runner] = MappingProxyType(
 )
 
 
-def _runner_of(program: _Program, bundle: Bundle) -> Runner:
+def _runner_of(program: _Program, bundle: Bundle) -> str:
     """Return the runner of a documented program: itself where it exists, else ours."""
     return program if program in bundle.files else _OURS[program]
 
 
-def _query_of(request: GenerationRequest) -> tuple[str, str, str | bytes]:
+def _query_of(request: GenerationRequest, rows: bytes | None) -> tuple[str, str, str | bytes]:
     """Return the name of the query's file, the flag that takes it, and its content."""
     if request.prompt is not None:
         return "prompt.txt", "--prompt_file", request.prompt
-    if request.embeddings is not None:
-        return "embeddings.raw", "--embedding_file", request.embeddings
+    if rows is not None:
+        return "embeddings.raw", "--embedding_file", rows
     return "tokens.txt", "--tokens_file", " ".join(map(str, request.token_ids or ()))
 
 
@@ -144,96 +152,55 @@ def _lora_arguments(lora: Mapping[str, float], config: GenieConfig) -> list[str]
     ]
 
 
-def _in_silence(_serial: str) -> AbstractContextManager[Progress]:
-    return contextlib.nullcontext(lambda _sent, _total: None)
-
-
-class GenieRuntime:
-    """A container on a device, run by Genie; `Runtime`.
+class GenieRuntime(DeployedRuntime):
+    """A container on a device, run by Genie; `Runtime` of all capabilities but `MeasuresSpeed`.
 
     Args:
-        device: where; only its run folder and the content store are touched.
         properties: what the device said of itself.
-        container: what to run.
-        timeout_s: for one process of the runner.
-        deploy_timeout_s: for bringing container and runner there.
-        telemetry_hz: how often `generate` samples the device meanwhile; `None`: not at all.
-        shown: shows the deployment; `None`: it goes on in silence.
-        log_level: of the library's log in the log of the run; `None`: its errors alone.
-        trace: whether each answer comes with Genie's trace events.
+        options: with a trace only where the device has Python.
 
     Raises:
         RuntimeChoiceError: the container is not for this device.
         GenieMissingError: this machine has no Genie for it.
     """
 
-    perplexity_runner: Runner = "genie_perplexity.py"
-    logits_runner: Runner = STEP_RUNNER
+    name: ClassVar[str] = "genie"
 
     def __init__(
         self,
         device: Device,
         properties: DeviceProperties,
         container: GenAIContainer,
-        *,
-        timeout_s: float = 300.0,
-        deploy_timeout_s: float = DEPLOY_TIMEOUT_S,
-        telemetry_hz: float | None = None,
-        shown: Shown | None = None,
-        log_level: LogLevel | None = None,
-        trace: bool = False,
+        options: RuntimeOptions | None = None,
     ) -> None:
         check_fit(container, properties)
-        self._device = device
+        bundle = genie_bundle(container, properties.abi)
+        check_bundle(bundle, device, properties, container)
+        super().__init__(device, bundle, options or RuntimeOptions())
         self._container = container
-        self._bundle = genie_bundle(container, properties.abi)
-        check_bundle(self._bundle, device, properties, container)
-        self._origin = self._bundle.files["libGenie.so"].origin
-        self._has_python = PROGRAMS[0] not in self._bundle.files
-        self.runner = _runner_of("genie-t2t-run", self._bundle)
-        self.embedding_runner = _runner_of("genie-t2e-run", self._bundle)
-        self.app_runner = _runner_of("genie-app", self._bundle)
-        self._timeout_s = timeout_s
-        self._deploy_timeout_s = deploy_timeout_s
-        self._telemetry_hz = telemetry_hz
-        self._shown = shown or _in_silence
+        self._origin = bundle.files["libGenie.so"].origin
+        self._has_python = PROGRAMS[0] not in bundle.files
+        self._runners: Mapping[Capability, str] = {
+            Generates: _runner_of("genie-t2t-run", bundle),
+            Converses: _runner_of("genie-app", bundle),
+            Embeds: _runner_of("genie-t2e-run", bundle),
+            Scores: _SCORER,
+            DecodesSteps: STEP_RUNNER,
+        }
+        log_level = self.options.log_level
         if log_level is None and self._has_python:
             log_level = "error"  # the SDK's program writes its log among Android's
         self._logging = ["--log", log_level] if log_level else []
-        if trace and not self._has_python:
+        if self.options.trace and not self._has_python:
             reason = "the SDK's genie-t2t-run writes no trace: leave out --trace"
             raise RuntimeChoiceError(device.serial, reason)
-        self._trace = trace
-        self._run_id = f"run-{uuid.uuid4().hex}"
-        self._deployment: Deployment | None = None
-        self._touched = False
+        self._trace = self.options.trace
         self._queries = 0
         self._compared: dict[str, SpeculationRecord | None] = {}
 
-    def prepare(self) -> Deployment:
-        """Put container, libraries and runner on the device, once; what is there is not pushed."""
-        if self._deployment is None:
-            self._touched = True  # from here on, also when the deployment is interrupted
-            with self._shown(self._device.serial) as on_progress:
-                self._deployment = deploy(
-                    self._device,
-                    self._bundle.files,
-                    run_id=self._run_id,
-                    timeout_s=self._deploy_timeout_s,
-                    on_progress=on_progress,
-                )
-        return self._deployment
-
-    def clean(self) -> None:
-        """End what of the run still lives on the device, and remove its folder.
-
-        A device that is gone has nothing to clean: the content store is verified before its next
-        use anyway.
-        """
-        if self._touched:
-            self._touched, self._deployment = False, None
-            with contextlib.suppress(HarnessError):
-                remove_run(self._device, self._run_id)
+    def runner(self, capability: Capability) -> str:
+        """See `Runtime.runner`."""
+        return self._runners[capability]
 
     def versions(self) -> Mapping[str, str]:
         """Return the hashes of the libraries on the device; deploy first if needed."""
@@ -242,10 +209,6 @@ class GenieRuntime:
             for file in self.prepare().files
             if file.name in {"libGenie.so", "libQnnHtp.so"}
         }
-
-    def sha256_of(self, file: str) -> str | None:
-        """Return the hash of a deployed file, such as the runner's; deploy first if needed."""
-        return next((each.sha256 for each in self.prepare().files if each.name == file), None)
 
     def generate(self, request: GenerationRequest) -> GenerationResult:
         """Run one query; the first of a dialog that speculates may compare it with plain decoding.
@@ -257,9 +220,14 @@ class GenieRuntime:
             RunnerError: the runner crashed, hung or refused.
             RuntimeOutputError: it answered what cannot be an answer.
         """
-        config = request.config or self._container.genie_config
+        config = config_of(request.settings, self._container)
         found = self._compare(config)
         return replace(self._query(request, config), speculation=found)
+
+    def added_tokens(self, settings: DialogSettings, *, after_fill: bool = False) -> int:
+        """See `Generates.added_tokens`."""
+        config = config_of(settings, self._container)
+        return added_tokens(config, after_empty_answer=after_fill)
 
     def _compare(self, config: GenieConfig) -> SpeculationRecord | None:
         def ask(dialog: GenieConfig, prompt: str, count: int) -> str:
@@ -273,48 +241,53 @@ class GenieRuntime:
 
     def _query(self, request: GenerationRequest, config: GenieConfig) -> GenerationResult:
         request = self._in_words(request, config)
-        limit = self._limit.of_dialog(config)
-        prompt_tokens = self._count_tokens(request, config)
+        rows = None
+        if request.embeddings is not None:
+            rows = read_embeddings(request.embeddings, config, self._container)
+        limit = dialog_limit(self._limit, config)
+        prompt_tokens = self._count_tokens(request, config, rows)
         limit.check(prompt_tokens, request.max_new_tokens)
         config = bound_answer(config, limit, prompt_tokens, request.max_new_tokens)
-        name, flag, content = _query_of(request)
+        name, flag, content = _query_of(request, rows)
         inputs: dict[str, str | bytes] = {"query_config.json": config.to_json(), name: content}
         query = [flag, name]
         if request.fill_token_ids:
+            check_depth(config)
             if not self._has_python:
                 reason = "the SDK's genie-t2t-run runs one query: a prompt has no depth there"
-                raise RuntimeChoiceError(self._device.serial, reason)
+                raise RuntimeChoiceError(self.device.serial, reason)
             inputs["fill.txt"] = " ".join(map(str, request.fill_token_ids))
             query += ["--fill_file", "fill.txt"]
-        folder = RunFolder(self._device, self.prepare())
+        folder = self.folder()
         folder.send(inputs)
         self._queries += 1
         profile = f"profile-{self._queries}.json"  # none can be taken for that of another query
         clock = f"clock-{self._queries}.json"
-        command = [*runner_command(self.runner), "-c", "query_config.json", *query]
+        runner = self.runner(Generates)
+        command = [*runner_command(runner), "-c", "query_config.json", *query]
         command += ["--profile", profile, *self._logging]
         trace = f"trace-{self._queries}.json"
         command += ["--trace", trace] if self._trace else []
-        command += _lora_arguments(request.lora, config)
+        command += _lora_arguments(request.settings.lora or {}, config)
         if self._has_python:
             command += ["--clock", clock]
-        with self._sampling() as samples:
+        with self.sampling() as samples:
             outcome = folder.run(
-                command, name=self.runner, timeout_s=self._timeout_s, stdout=_OUTPUT
+                command, name=runner, timeout_s=self.options.runner_timeout_s, stdout=_OUTPUT
             )
-        text = generated_text(folder.read(_OUTPUT), self._device.serial)
+        text = generated_text(folder.read(_OUTPUT), self.device.serial)
         profiled = folder.read(profile)
-        figures = parse_figures(profiled, self._device.serial)
+        figures = parse_figures(profiled, self.device.serial)
         several, asked = config.dialog.multistream is not None, request.max_new_tokens
         timed, clocked = None, dict[str, float]()
         unknown = lacks_figures(figures)
         if self._has_python and (unknown or figures["generated_tokens"] < asked):
-            timed = parse_clock(folder.read(clock), self._device.serial)
+            timed = parse_clock(folder.read(clock), self.device.serial)
             clocked = timed.metrics(prompt_tokens) if unknown else {}
-        metrics = complete_figures(figures, clocked, self._device.serial, profiled)
+        metrics = complete_figures(figures, clocked, self.device.serial, profiled)
         ids = None if request.token_ids is None else self._parse_ids(text)
         text = text if ids is None else self._decode(ids)
-        traced = parse_trace(folder.read(trace), self._device.serial) if self._trace else ""
+        traced = parse_trace(folder.read(trace), self.device.serial) if self._trace else ""
         generated, stops = metrics["generated_tokens"], bool(config.dialog.stop_sequence)
         return GenerationResult(
             text,
@@ -344,12 +317,13 @@ class GenieRuntime:
             RuntimeOutputError: what it left cannot be embeddings of these texts.
         """
         config = self._container.embedding_config.with_output(pooled=pooled)
-        if not self._has_python and self.embedding_runner.endswith(".py"):
+        runner = self.runner(Embeds)
+        if not self._has_python and runner.endswith(".py"):
             reason = "the SDK has no genie-t2e-run for it, and ours needs Python"
-            raise RuntimeChoiceError(self._device.serial, reason)
-        folder = RunFolder(self._device, self.prepare())
+            raise RuntimeChoiceError(self.device.serial, reason)
+        folder = self.folder()
         run = EncoderRun(
-            self._device, folder, self.embedding_runner, self._timeout_s, tuple(self._logging),
+            self.device, folder, runner, self.options.runner_timeout_s, tuple(self._logging),
             trace=self._trace,
         )  # fmt: skip
         return run.embed(texts, config)
@@ -364,21 +338,22 @@ class GenieRuntime:
             RunnerError: Genie refused, crashed or hung.
             RuntimeOutputError: an answer is missing.
         """
-        config = request.config or self._container.genie_config
+        config = config_of(request.settings, self._container)
         _refuse_turns(request, config)
         compared = self._compare(config)
         config = bound_turns(config, request.max_new_tokens)
         script = ConversationScript(request, config)
-        folder = RunFolder(self._device, self.prepare())
+        folder = self.folder()
         state: Mapping[str, bytes] = {}
         if request.restore is not None:
             state = read_state(request.restore, self._container)
         folder.send({"query_config.json": config.to_json(), **script.inputs(), **state})
-        command = [*runner_command(self.app_runner), "-s", script.name]
+        runner = self.runner(Converses)
+        command = [*runner_command(runner), "-s", script.name]
         if self._has_python:  # options of ours
             command += [*self._logging, *(["--trace", "trace.json"] if self._trace else [])]
-        with self._sampling() as samples:
-            outcome = folder.run(command, name=self.app_runner, timeout_s=self._timeout_s)
+        with self.sampling() as samples:
+            outcome = folder.run(command, name=runner, timeout_s=self.options.runner_timeout_s)
         answers = tuple(
             tuple(self._answer(folder.read(name), turn) for name, turn in named)
             for named in script.answers()
@@ -386,15 +361,12 @@ class GenieRuntime:
         if request.save is not None:
             write_state(folder, script.saved, request.save, self._container)
         profiled = folder.read(script.profile)
-        metrics = parse_profile(profiled, self._device.serial) | outcome.memory
-        traced = parse_trace(folder.read("trace.json"), self._device.serial) if self._trace else ""
-        return ConversationResult(answers, metrics, profiled, samples.series, traced, compared)
-
-    def read_log(self) -> str:
-        """Read the end of what the last process on the device logged; empty if there was none."""
-        if self._deployment is None:
-            return ""
-        return RunFolder(self._device, self._deployment).read_log()
+        metrics = parse_profile(profiled, self.device.serial) | outcome.memory
+        traced = parse_trace(folder.read("trace.json"), self.device.serial) if self._trace else ""
+        end = find_early_end(metrics["generated_tokens"], request.max_new_tokens, None)
+        return ConversationResult(
+            answers, metrics, profiled, samples.series, traced, compared, early_end=end
+        )
 
     def windows(
         self, text: str, most: int | None = None, role: ModelRole = "target"
@@ -429,30 +401,30 @@ class GenieRuntime:
             RunnerError: the runner crashed, hung too often or refused.
             RuntimeOutputError: it scored something else than was sent.
         """
-        self._require_python(self.perplexity_runner)
+        self._require_python(_SCORER)
         adapters: list[str] = []
         if lora:
-            settings = DialogSettings(lora=lora)
-            adapters = _lora_arguments(lora, settings.config_of(self._container))
+            config = config_of(DialogSettings(lora=lora), self._container)
+            adapters = _lora_arguments(lora, config)
         names = [f"window_{number:04}.txt" for number in range(len(windows))]
         inputs = {name: window.text for name, window in zip(names, windows, strict=True)}
-        folder = RunFolder(self._device, self.prepare())
+        folder = self.folder()
         config = self._container.genie_config
         if config.dialog.type == "ssd-q1":  # converted by Genie, it keeps its prefix in the context
             config = config.as_basic()
         folder.send({**inputs, "query_config.json": config.to_json()})
-        command = [*runner_command(self.perplexity_runner), "-c", "query_config.json"]
+        command = [*runner_command(_SCORER), "-c", "query_config.json"]
         command += ["--ar", str(self._limit_of(role).prefill_ar), "--role", role, *adapters]
         command += [*self._logging, *(["--trace", "traces.jsonl"] if self._trace else [])]
         command += ["--out", "perplexity.json", "--window-files", *names]
-        timeout_s = self._timeout_s * len(windows)
-        folder.run(command, name=self.perplexity_runner, timeout_s=timeout_s, stdout=_OUTPUT)
+        timeout_s = self.options.runner_timeout_s * len(windows)
+        folder.run(command, name=_SCORER, timeout_s=timeout_s, stdout=_OUTPUT)
         text = folder.read("perplexity.json")
-        result = parse_perplexity(text, windows, self._device.serial, self.positions(role))
+        result = parse_perplexity(text, windows, self.device.serial, self.positions(role))
         if not self._trace:
             return result
         lines = folder.read("traces.jsonl").splitlines()
-        traces = tuple(parse_trace(line, self._device.serial) for line in lines)
+        traces = tuple(parse_trace(line, self.device.serial) for line in lines)
         return replace(result, traces=traces)
 
     def decode_steps(self, windows: Sequence[StepWindow]) -> StepLogits:
@@ -465,28 +437,34 @@ class GenieRuntime:
             RunnerError: the runner crashed, hung or refused.
             RuntimeOutputError: it left other logits than those of these steps.
         """
-        self._require_python(self.logits_runner)
+        self._require_python(STEP_RUNNER)
         most = max(len(window.following) for window in windows)
         for window in windows:
             self._limit.check(1 + len(window.prompt), len(window.following))
         config = self._container.genie_config.as_basic().with_dialog(
             sampler=Sampler(type="custom", callback_name=STEP_SAMPLER), max_num_tokens=most
         )
-        folder = RunFolder(self._device, self.prepare())
+        folder = self.folder()
         run = StepRun(
-            self._device, folder, self._timeout_s, tuple(self._logging), trace=self._trace
+            self.device,
+            folder,
+            self.options.runner_timeout_s,
+            tuple(self._logging),
+            trace=self._trace,
         )
         return run.decode(windows, config)
 
-    def _require_python(self, runner: Runner) -> None:
+    def _require_python(self, runner: str) -> None:
         if not self._has_python:
             reason = f"{runner} needs Python, which Android has not"
-            raise RuntimeChoiceError(self._device.serial, reason)
+            raise RuntimeChoiceError(self.device.serial, reason)
 
-    def _count_tokens(self, request: GenerationRequest, config: GenieConfig) -> int:
+    def _count_tokens(
+        self, request: GenerationRequest, config: GenieConfig, rows: bytes | None
+    ) -> int:
         """Return tokens that the prompt takes in the context, with those that Genie adds."""
-        if request.embeddings is not None:
-            return len(request.embeddings) // row_bytes(config, self._container)
+        if rows is not None:
+            return len(rows) // row_bytes(config, self._container)
         if request.token_ids is not None:
             own, fill = added_tokens(config), request.fill_token_ids
             later = added_tokens(config, after_empty_answer=True) if fill else 0
@@ -508,12 +486,12 @@ class GenieRuntime:
             if not self._has_python:
                 return None
             reason = "the runner printed something else than token ids"
-            raise RuntimeOutputError(self._device.serial, reason, printed[-_LOG_TAIL:])
+            raise RuntimeOutputError(self.device.serial, reason, printed[-_LOG_TAIL:])
         ids = tuple(int(word) for word in printed.split() if len(word) < 10)
         size = self._container.genie_config.dialog.context.n_vocab
         if any(token >= size for token in ids):
             reason = f"the runner printed token {max(ids)}, outside the vocabulary of {size}"
-            raise RuntimeOutputError(self._device.serial, reason, printed[-_LOG_TAIL:])
+            raise RuntimeOutputError(self.device.serial, reason, printed[-_LOG_TAIL:])
         return ids
 
     @functools.cached_property
@@ -527,11 +505,3 @@ class GenieRuntime:
     @functools.cached_property
     def _tokenizer(self) -> "Tokenizer":
         return load_tokenizer(self._container.files["tokenizer.json"])
-
-    def _sampling(self) -> AbstractContextManager[Sampling]:
-        if self._telemetry_hz is None:
-            return contextlib.nullcontext(Sampling())
-        deployment = self.prepare()
-        return sampling(
-            self._device, deployment.scripts_dir, deployment.run_dir, hz=self._telemetry_hz
-        )

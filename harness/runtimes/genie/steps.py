@@ -11,7 +11,6 @@ from buildlib.container.genie_config import GenieConfig
 from buildlib.validation import first_fault
 from harness.devices.base import Device
 from harness.errors import RuntimeOutputError
-from harness.results.records import Runner
 from harness.runtimes.base import StepLogits, StepWindow
 from harness.runtimes.genie.profile import parse_trace
 from harness.runtimes.run_folder import RunFolder, runner_command
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-STEP_RUNNER: Final[Runner] = "genie_logits.py"
+STEP_RUNNER: Final = "genie_logits.py"
 STEP_SAMPLER: Final = "qnnfarm-steps"
 """Name under which the runner registers its sampler."""
 _CONFIG, _WINDOWS, _OUTPUT, _SUMMARY, _TRACE = (

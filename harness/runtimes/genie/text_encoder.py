@@ -12,7 +12,6 @@ from buildlib.container.text_embedding import TextEmbeddingConfig
 from buildlib.validation import first_fault
 from harness.devices.base import Device
 from harness.errors import RuntimeOutputError
-from harness.results.records import Runner
 from harness.runtimes.base import EmbeddingResult, TextVectors
 from harness.runtimes.genie.profile import parse_trace
 from harness.runtimes.run_folder import RunFolder, runner_command
@@ -58,7 +57,7 @@ class EncoderRun:
 
     device: Device
     folder: RunFolder
-    runner: Runner
+    runner: str
     timeout_s: float
     logging: tuple[str, ...] = ()
     trace: bool = False

@@ -54,7 +54,7 @@ def test_settings_are_greedy_unless_one_samples(
     settings = DialogSettings.model_validate(fields)
     assert settings.is_greedy is greedy
     assert settings.record() == record
-    assert (settings.sampler.top_k == 1) is greedy
+    assert (not settings.sampling) is greedy
     assert DialogSettings(seed=-1).is_reproducible is False
 
 

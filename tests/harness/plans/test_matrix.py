@@ -14,6 +14,7 @@ from harness.errors import PlanFileError
 from harness.plans.cells import Cell
 from harness.plans.matrix import cell_as_mapping, expand, select
 from harness.plans.plan_file import Plan
+from harness.runtimes.genie.model import GenieModel
 from tests.harness.plans.farm import members
 
 if TYPE_CHECKING:
@@ -184,7 +185,7 @@ def test_a_workload_that_no_context_holds_is_refused(
         rope_theta=1e4, rope_scaling=None, ctx_bins=["model.bin"], emulator=True,
     )  # fmt: skip
     plain = SimpleNamespace(metadata=metadata, genie_config=config, path=Path("one"))
-    container = cast("GenAIContainer", plain)
+    model = GenieModel(cast("GenAIContainer", plain))
 
     def cells(*works: dict[str, Any]) -> tuple[Cell, ...]:
         content = {"name": "p", "containers": [{"path": "one"}], "workloads": works}
@@ -193,7 +194,7 @@ def test_a_workload_that_no_context_holds_is_refused(
             tmp_path / "plan.yaml",
             identify=lambda _: "a" * 64,
             members=list,
-            check=lambda _, workload: workload.check(container),
+            check=lambda _, workload: workload.check(model),
         )
 
     fits = {**BENCH, "prompt_tokens": 161, "new_tokens": 31}

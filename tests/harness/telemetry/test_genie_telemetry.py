@@ -5,14 +5,14 @@ from pathlib import Path
 
 from buildlib.container.container import GenAIContainer
 from harness.devices.adb.device import AdbDevice
-from harness.runtimes.base import GenerationRequest
+from harness.runtimes.base import GenerationRequest, RuntimeOptions
 from harness.runtimes.genie.runtime import GenieRuntime
 
 
 def test_generation_is_sampled_when_asked(virtual_device: AdbDevice, tiny_bundle: Path) -> None:
     container = GenAIContainer.load(tiny_bundle)
     properties = virtual_device.properties()
-    runtime = GenieRuntime(virtual_device, properties, container, telemetry_hz=20.0)
+    runtime = GenieRuntime(virtual_device, properties, container, RuntimeOptions(telemetry_hz=20.0))
     try:
         request = GenerationRequest(12, prompt="In the beginning")
         began = time.monotonic()

@@ -18,6 +18,8 @@ from harness.results.comparison import (
 from harness.results.records import Measurement
 from harness.results.store import LazyResultsStore, RunFilter
 from harness.results.verdicts import Verdict
+from harness.runtimes.genie.model import GenieModel
+from harness.runtimes.registry import open_model
 from harness.workloads.bench import Bench
 from harness.workloads.bench_series import BenchSeries
 from harness.workloads.session import Session
@@ -34,15 +36,15 @@ def test_sides_take_turns_on_the_same_device(
         held.append(number)
         yield virtual_device
 
-    container = GenAIContainer.load(small_bundle)
+    model = open_model(small_bundle)
     bench = Bench(prompt_tokens=4, new_tokens=2, repetitions=1, warmup=0)
     with LazyResultsStore(str(tmp_path / "results.db")) as store:
         series = BenchSeries(devices, store)
         with pytest.raises(WrongUseError, match="at least 1"):
-            series.compare(bench, container, container, sessions=0)
+            series.compare(bench, model, model, sessions=0)
         assert store.existing is None
         compared = series.compare(
-            bench, container, container, sessions=2, metrics=("init_s",), threshold=0.5
+            bench, model, model, sessions=2, metrics=("init_s",), threshold=0.5
         )
         runs = compared.runs
         assert store.existing is not None
@@ -76,8 +78,8 @@ def test_a_side_that_its_perplexity_fails_is_refused_before_the_other_runs(
         known = _make_run(
             kind="perplexity",
             status="done",
-            container=Session(virtual_device, b).container_info,
-            device=Session(virtual_device, b).device_info,
+            container=GenieModel(b).info,
+            device=Session(virtual_device).device_info,
             measurements=[
                 Measurement(metric="perplexity", value=20.0),
                 Measurement(metric="perplexity_float", value=10.0),
@@ -85,7 +87,7 @@ def test_a_side_that_its_perplexity_fails_is_refused_before_the_other_runs(
         )
         store.open().write_run(known)
         with pytest.raises(OutputCheckError, match=r"\+100.0% .* --max-perplexity 100% accepts it"):
-            BenchSeries(devices, store).compare(bench, a, b, sessions=2)
+            BenchSeries(devices, store).compare(bench, GenieModel(a), GenieModel(b), sessions=2)
         (run,) = store.open().list_runs(RunFilter(kind="bench"))
     assert (run.label, run.status, run.check.outcome) == ("B", "failed", "failed")
 

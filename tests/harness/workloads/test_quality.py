@@ -46,8 +46,11 @@ def perplexity(*values: float, windows: int = 8, precision: str = "W8A16") -> Ru
 class FakeRuntime:
     """Scores every text as 33.988."""
 
-    perplexity_runner = "genie_perplexity.py"
+    name = "genie"
     scored = 0
+
+    def runner(self, _capability: object) -> str:
+        return "genie_perplexity.py"
 
     def positions(self, _role: str = "target") -> str:
         return "first_cl_minus_ar"
@@ -79,6 +82,9 @@ def session_of(run: Run, runtime: FakeRuntime) -> Session:
             container_info=run.container,
             device_info=run.device,
             runtime=runtime,
+            require=lambda _: runtime,
+            model=SimpleNamespace(runtime=FakeRuntime),
+            settings={},
             container=None,
             device=SimpleNamespace(serial="local"),
             count=SimpleNamespace(highest=1),

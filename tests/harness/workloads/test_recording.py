@@ -25,7 +25,11 @@ def session() -> Session:
     count = SimpleNamespace(highest=1)
     records = (run.container, run.device, run.provenance)
     made = SimpleNamespace(
-        runtime=runtime, device=LocalDevice(), count=count, records=lambda: records
+        runtime=runtime,
+        device=LocalDevice(),
+        count=count,
+        records=lambda: records,
+        settings={},
     )
     return cast("Session", made)
 

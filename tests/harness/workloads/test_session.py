@@ -4,16 +4,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
-from buildlib.container.container import GenAIContainer
 from harness.deploy.deployment import Deployment
 from harness.devices.adb.device import AdbDevice
 from harness.errors import OutputCheckError
 from harness.results.records import Condition, Run, TelemetrySeries
 from harness.results.store import LazyResultsStore, ResultsStore
-from harness.runtimes.base import GenerationRequest, GenerationResult, Runtime
+from harness.runtimes.base import Generates, GenerationRequest, GenerationResult, Runtime, Scores
+from harness.runtimes.registry import open_model
 from harness.telemetry.sampler import DEFAULT_HZ
 from harness.workloads.base import Recording
 from harness.workloads.bench import Bench
@@ -26,7 +27,7 @@ BENCH = Bench(prompt_tokens=16, new_tokens=4)
 
 @pytest.fixture(scope="module")
 def session(virtual_device: AdbDevice, tiny_bundle: Path) -> Iterator[Session]:
-    with Session(virtual_device, GenAIContainer.load(tiny_bundle)) as opened:
+    with Session(virtual_device, open_model(tiny_bundle)) as opened:
         opened.runtime.prepare()
         yield opened
 
@@ -40,8 +41,9 @@ def store(tmp_path: Path) -> Iterator[ResultsStore]:
 @pytest.fixture(scope="module")
 def answer(session: Session) -> GenerationResult:
     """What the device really answers to the benchmark's query."""
-    prompt = cut_prompt(session.tokenizer, BENCH.prompt_tokens - 1)
-    return session.runtime.generate(GenerationRequest(BENCH.new_tokens, token_ids=prompt.token_ids))
+    prompt = cut_prompt(session.model.tokenizer, BENCH.prompt_tokens - 1)
+    request = GenerationRequest(BENCH.new_tokens, token_ids=prompt.token_ids)
+    return session.require(Generates).generate(request)
 
 
 def run_bench(
@@ -53,7 +55,7 @@ def run_bench(
     options: SessionOptions | None = None,
 ) -> Run:
     """Run a benchmark in the session, or in one that differs in runtime or options."""
-    other = Session(session.device, session.container, options, runtime=runtime or session.runtime)
+    other = Session(session.device, session.model, options, runtime=runtime or session.runtime)
     return bench.run(other, Recording(lambda: store)).output
 
 
@@ -64,23 +66,18 @@ class Scripted:
     (steady ones, drifting ones) are put in.
     """
 
+    name: ClassVar[str] = "scripted"
+
     def __init__(self, session: Session, answer: GenerationResult, speeds: Sequence[float]) -> None:
-        self._runtime = session.runtime
         self._answer = answer
         self._speeds = iter(speeds)
+        self.added_tokens = session.require(Generates).added_tokens
         self.runner = session.runtime.runner
-        self.perplexity_runner = session.runtime.perplexity_runner
-        self.positions = session.runtime.positions
-        self.app_runner = session.runtime.app_runner
-        self.converse = session.runtime.converse
+        self.positions = session.require(Scores).positions
         self.prepare = session.runtime.prepare
         self.versions = session.runtime.versions
-        self.windows = session.runtime.windows
-        self.embed = session.runtime.embed
-        self.decode_steps = session.runtime.decode_steps
-        self.logits_runner = session.runtime.logits_runner
-        self.embedding_runner = session.runtime.embedding_runner
-        self.score = session.runtime.score
+        self.windows = session.require(Scores).windows
+        self.score = session.require(Scores).score
         self.sha256_of = session.runtime.sha256_of
         self.read_log = session.runtime.read_log
         self.clean = session.runtime.clean
@@ -180,7 +177,7 @@ def test_the_right_tokens_pass(
 ) -> None:
     from harness.runtimes.tokenizer import encode, load_tokenizer
 
-    options = reference_file(tmp_path, encode(load_tokenizer(session.tokenizer), answer.text))
+    options = reference_file(tmp_path, encode(load_tokenizer(session.model.tokenizer), answer.text))
     bench = BENCH.model_copy(
         update={"reference_tokens": "reference.txt", "repetitions": 1, "warmup": 0}
     )
@@ -224,8 +221,8 @@ def test_sessions_are_prepared_anew_and_agree(
     store_of_series = LazyResultsStore(store.location)
     series = BenchSeries(devices, store_of_series, options, labels={"team": "camera"})
     longer = bench.model_copy(update={"prompt_tokens": 12})
-    container = GenAIContainer.load(small_bundle)
-    measured = list(series.run([(container, bench), (container, longer)], sessions=2))
+    model = open_model(small_bundle)
+    measured = list(series.run([(model, bench), (model, longer)], sessions=2))
     assert numbers == [0, 0, 1, 1]
     assert [index for index, _ in measured] == [0, 1, 0, 1]  # they take turns
     assert [run.workload.prompt_tokens for _, run in measured] == [8, 12, 8, 12]

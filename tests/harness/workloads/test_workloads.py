@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from buildlib.container.container import GenAIContainer
 from buildlib.container.genie_decoding import Lade
 from buildlib.errors import TransformersError
 from harness.devices.adb.device import AdbDevice
@@ -21,6 +20,7 @@ from harness.results.identity import Subject
 from harness.results.llama_bench import list_tests
 from harness.results.store import ResultsStore
 from harness.runtimes.genie.profile import parse_profile
+from harness.runtimes.registry import open_model
 from harness.workloads.base import Recording
 from harness.workloads.bench import Bench
 from harness.workloads.command import Command
@@ -47,7 +47,7 @@ def store(tmp_path: Path) -> Iterator[ResultsStore]:
 def session(virtual_device: AdbDevice, small_bundle: Path, tmp_path: Path) -> Iterator[Session]:
     (tmp_path / "text.txt").write_text(TEXT)
     options = SessionOptions(folder=tmp_path)
-    with Session(virtual_device, GenAIContainer.load(small_bundle), options) as opened:
+    with Session(virtual_device, open_model(small_bundle), options) as opened:
         yield opened
 
 
@@ -90,7 +90,7 @@ def test_a_run_knows_which_transformers_computed_its_reference(
     fields = {"text": "text.txt", "windows": 1, "reference": str(tiny_llama.folder())}
     ours = Perplexity.of(**fields).run(session, Recording(lambda: store)).run
     theirs = Perplexity.of(**fields, reference_with="transformers")
-    theirs.check(session.container)
+    theirs.check(session.model)
     other = theirs.run(session, Recording(lambda: store)).run
     assert ours is not None
     assert other is not None
@@ -107,7 +107,7 @@ def test_a_run_knows_which_transformers_computed_its_reference(
 def test_a_reference_of_transformers_needs_it_before_a_device(small_bundle: Path) -> None:
     asked = Perplexity.of(text="a", reference="b", reference_with="transformers")
     with pytest.raises(TransformersError, match=r"pip install 'qnnfarm\[reference\]'"):
-        asked.check(GenAIContainer.load(small_bundle))
+        asked.check(open_model(small_bundle))
 
 
 def test_profiles_and_log_are_kept_with_a_run(session: Session, store: ResultsStore) -> None:
@@ -135,9 +135,9 @@ def test_a_prompt_at_a_depth_is_a_second_query(session: Session, store: ResultsS
 
 
 def test_a_depth_counts_against_the_context(session: Session) -> None:
-    Bench(prompt_tokens=32, depth_tokens=128, new_tokens=1).check(session.container)
+    Bench(prompt_tokens=32, depth_tokens=128, new_tokens=1).check(session.model)
     with pytest.raises(PromptTooLongError):
-        Bench(prompt_tokens=34, depth_tokens=128, new_tokens=1).check(session.container)
+        Bench(prompt_tokens=34, depth_tokens=128, new_tokens=1).check(session.model)
     with pytest.raises(WrongUseError, match="prompt_tokens: after a depth, Genie takes 3 or more"):
         Bench.of(prompt_tokens=2, depth_tokens=128)
 
@@ -190,7 +190,7 @@ def test_a_command_needs_no_container_and_no_store(virtual_device: AdbDevice) ->
         assert (result.output, result.summary) == ("$HOME; it's\n\nlast\n", "last")
         with pytest.raises(DeviceCommandError):
             Command(command=("false",)).run(session)
-        with pytest.raises(ValueError, match="no container"):
+        with pytest.raises(ValueError, match="no model"):
             Generate(prompt="x").run(session)
 
 
@@ -208,5 +208,5 @@ def test_a_container_of_too_short_a_context_is_refused(
     small_bundle: Path, workload: AnyWorkload
 ) -> None:
     with pytest.raises(PromptTooLongError) as caught:
-        workload.check(GenAIContainer.load(small_bundle))
+        workload.check(open_model(small_bundle))
     assert "\n" not in str(caught.value)

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from buildlib.container.container import GenAIContainer
-from buildlib.container.genie_config import GenieConfig
 from buildlib.container.genie_decoding import Lade
 from buildlib.container.manifest import CLIPPED_ADAPTERS
 from harness.devices.adb.device import AdbDevice
 from harness.errors import ConfigurationLimitError, HostFileError, PromptTooLongError, WrongUseError
-from harness.runtimes.base import GenerationRequest
-from harness.runtimes.context_limit import added_tokens
-from harness.runtimes.dialog_settings import AdapterRangeWarning
+from harness.runtimes.base import Generates, GenerationRequest
+from harness.runtimes.dialog_settings import DialogSettings
+from harness.runtimes.genie.configuration import AdapterRangeWarning
+from harness.runtimes.genie.model import GenieModel
 from harness.runtimes.genie.runtime import GenieRuntime
 from harness.runtimes.run_folder import RunFolder, runner_command
 from harness.workloads.dialog import Dialog
@@ -33,7 +33,7 @@ Edit = Callable[[dict[str, Any]], None]
 
 @pytest.fixture(scope="module")
 def session(virtual_device: AdbDevice, dialog_container: GenAIContainer) -> Iterator[Session]:
-    with Session(virtual_device, dialog_container) as opened:
+    with Session(virtual_device, GenieModel(dialog_container)) as opened:
         yield opened
 
 
@@ -84,7 +84,7 @@ def test_every_graph_goes_on_alike(
 ) -> None:
     """Three ARs by two CLs: however much of a text is its prompt, it ends the same."""
     prompt = (42, 79, 260, 123)
-    with Session(virtual_device, graphs_container) as session:
+    with Session(virtual_device, GenieModel(graphs_container)) as session:
         whole = ids(session, prompt, max_tokens=40)
         assert len(whole) == 40
         for known in (2, 9, 30):  # AR 8; 16; 16 twice and more, at the longer CL
@@ -148,10 +148,11 @@ def test_without_bos_a_prompt_has_its_own_tokens_alone(
     for tokens, other in ((longest, None), ((*longest, 5), alone)):
         with pytest.raises(PromptTooLongError):
             ids(session, tokens, max_tokens=1, genie_config=other)
-    config = GenieConfig.from_file(Path(alone)).with_dialog(max_num_tokens=2)
-    deep = GenerationRequest(2, token_ids=TOKENS, fill_token_ids=(7, 8, 9), config=config)
-    later = added_tokens(config, after_empty_answer=True)
-    assert session.runtime.generate(deep).metrics["prompt_tokens"] == later + len(TOKENS)
+    settings = DialogSettings(genie_config=alone)
+    deep = GenerationRequest(2, token_ids=TOKENS, fill_token_ids=(7, 8, 9), settings=settings)
+    runtime = session.require(Generates)
+    later = runtime.added_tokens(settings, after_fill=True)
+    assert runtime.generate(deep).metrics["prompt_tokens"] == later + len(TOKENS)
 
 
 def test_a_sliding_window_generates_twice_the_context(
@@ -208,19 +209,19 @@ def test_an_adapter_that_is_not_there_is_named(
 ) -> None:
     workload = Generate.of(prompt=TEXT, lora={"green": 1.0})
     with pytest.raises(WrongUseError, match=r"no adapter 'green': it has blue, red$"):
-        workload.check(session.container)
+        workload.check(session.model)
     with pytest.raises(WrongUseError, match="no LoRA adapters: `qnnfarm build --lora`"):
-        workload.check(graphs_container)
+        workload.check(GenieModel(graphs_container))
     with pytest.raises(WrongUseError, match="Genie applies one at a time"):
         Generate.of(prompt=TEXT, lora={"red": 0.5, "blue": 0.5})
     for strength in (-0.5, 2.5):
         with pytest.raises(WrongUseError, match="the graphs take strengths from 0 to 2; a use"):
-            Generate.of(prompt=TEXT, lora={"red": strength}).check(session.container)
+            Generate.of(prompt=TEXT, lora={"red": strength}).check(session.model)
 
 
 def test_an_adapter_beyond_the_ranges_is_told(dialog_container: GenAIContainer) -> None:
     def check(container: GenAIContainer, strength: float) -> None:
-        Generate.of(prompt=TEXT, lora={"red": strength}).check(container)
+        Generate.of(prompt=TEXT, lora={"red": strength}).check(GenieModel(container))
 
     with pytest.warns(AdapterRangeWarning, match=r"red=1.5 is stronger than 1.* are clipped"):
         check(dialog_container, 1.5)
@@ -284,7 +285,7 @@ def test_tables_of_every_type_are_looked_up(session: Session) -> None:
         config = json.dumps(document)
         folder.send({"callback.json": config, "rows.raw": rows, "table.raw": lut})
         source, target = encodings or ("", "")
-        command = [*runner_command(session.runtime.runner), "-c", "callback.json"]
+        command = [*runner_command(session.runtime.runner(Generates)), "-c", "callback.json"]
         command += ["-e", f"rows.raw{target}", "-t", f"table.raw{source}"]
         folder.run(command, name="runner", timeout_s=120, stdout="said.txt")
         return folder.read("said.txt").partition("[BEGIN]: ")[2].rpartition("[END]")[0]
@@ -318,7 +319,7 @@ def test_lookahead_of_another_configuration_is_refused(
     (tmp_path / "lade.json").write_text(lade.to_json())
     workload = Generate.of(prompt=TEXT, max_tokens=4, genie_config=str(tmp_path / "lade.json"))
     with (
-        Session(virtual_device, container) as session,
+        Session(virtual_device, GenieModel(container)) as session,
         pytest.raises(ConfigurationLimitError, match="type lade are wrong with Genie"),
     ):
         workload.run(session)
@@ -328,7 +329,7 @@ def test_the_turns_of_a_conversation_are_traced(
     virtual_device: AdbDevice, dialog_container: GenAIContainer, tmp_path: Path
 ) -> None:
     options, saved = SessionOptions(trace=True, log_level="info"), str(tmp_path / "saved")
-    with Session(virtual_device, dialog_container, options) as session:
+    with Session(virtual_device, GenieModel(dialog_container), options) as session:
         talked = Generate.of(prompt=(TEXT, MORE), max_tokens=3, rewind=True, save=saved)
         result = talked.run(session).output
         log = session.runtime.read_log()

@@ -11,6 +11,7 @@ from harness.errors import ConfigurationLimitError
 from harness.exit_codes import NO_ANSWER
 from harness.runtimes.dialog_settings import DialogSettings
 from harness.runtimes.files import open_container
+from harness.runtimes.genie.configuration import config_of
 from tests import command_line
 from tests.repackaged import repackage
 
@@ -42,7 +43,7 @@ def test_another_configuration_for_a_container_has_the_same_limits(
     with pytest.raises(
         ConfigurationLimitError, match=r"genie_config\.json cannot run: .*direct-io"
     ):
-        settings.config_of(container)
+        config_of(settings, container)
 
 
 def test_others_are_opened(tiny_bundle: Path) -> None:

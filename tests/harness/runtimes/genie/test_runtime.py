@@ -27,7 +27,7 @@ from harness.errors import (
     RuntimeChoiceError,
     RuntimeOutputError,
 )
-from harness.runtimes.base import GenerationRequest
+from harness.runtimes.base import Generates, GenerationRequest, RuntimeOptions
 from harness.runtimes.genie.runtime import GenieRuntime
 from harness.virtual_device import manager
 from harness.virtual_device.faults import Corrupt, Stall
@@ -49,7 +49,9 @@ def container(tiny_bundle: Path) -> GenAIContainer:
 
 @pytest.fixture(scope="module")
 def runtime(virtual_device: AdbDevice, container: GenAIContainer) -> Iterator[GenieRuntime]:
-    made = GenieRuntime(virtual_device, virtual_device.properties(), container, timeout_s=120)
+    made = GenieRuntime(
+        virtual_device, virtual_device.properties(), container, RuntimeOptions(runner_timeout_s=120)
+    )
     yield made
     made.clean()
 
@@ -87,7 +89,7 @@ def test_a_deployment_to_a_device_that_stalls_ends_in_its_time(
     virtual_device: AdbDevice, container: GenAIContainer
 ) -> None:
     device = virtual_device
-    runtime = GenieRuntime(device, device.properties(), container, deploy_timeout_s=0.5)
+    runtime = GenieRuntime(device, device.properties(), container, RuntimeOptions(timeout_s=0.5))
     manager.control("shared").inject(Stall(seconds=3, when="shell"))
     try:
         with pytest.raises(DeviceTimeoutError):
@@ -167,7 +169,9 @@ def test_a_prompt_longer_than_the_context_is_refused_on_the_host(
 def test_a_runner_that_hangs_is_killed_and_leaves_no_process(
     virtual_device: AdbDevice, container: GenAIContainer
 ) -> None:
-    runtime = GenieRuntime(virtual_device, virtual_device.properties(), container, timeout_s=1)
+    runtime = GenieRuntime(
+        virtual_device, virtual_device.properties(), container, RuntimeOptions(runner_timeout_s=1)
+    )
     try:
         with pytest.raises(RunnerError, match="hung and was killed") as caught:
             runtime.generate(GenerationRequest(150, prompt=PROMPT))
@@ -286,7 +290,7 @@ def phone(
 def test_a_phone_is_asked_by_the_sdks_own_program(
     phone: GenieRuntime, runtime: GenieRuntime
 ) -> None:
-    assert phone.runner == "genie-t2t-run"
+    assert phone.runner(Generates) == "genie-t2t-run"
     assert phone.versions()["Genie from"].endswith("/sdk/x86_64")
     for request in (
         GenerationRequest(4, prompt=PROMPT),

@@ -11,7 +11,9 @@ from buildlib.container.container import GenAIContainer
 from buildlib.container.genie_decoding import Eaglet
 from harness.devices.adb.device import AdbDevice
 from harness.errors import ConfigurationLimitError, WrongUseError
-from harness.runtimes.base import Conversation, ConversationRequest
+from harness.runtimes.base import Conversation, ConversationRequest, Converses
+from harness.runtimes.dialog_settings import DialogSettings
+from harness.runtimes.genie.model import GenieModel
 from harness.runtimes.genie.runtime import GenieRuntime
 from harness.workloads.generate import Generate
 from harness.workloads.session import Session
@@ -26,7 +28,7 @@ def on_a_phone(device: AdbDevice, container: GenAIContainer) -> Iterator[Session
     """Run a container as if it were for a phone, which this machine's Genie does not judge."""
     metadata = container.metadata
     target = metadata.target.model_copy(update={"emulator": False})
-    with Session(device, container) as session:
+    with Session(device, GenieModel(container)) as session:
         assert isinstance(session.runtime, GenieRuntime)
         session.runtime._container = replace(
             container, metadata=metadata.model_copy(update={"target": target})
@@ -83,11 +85,13 @@ def test_a_later_turn_with_a_draft_head_is_refused(
         draft_kv_cache=True,
     )  # fmt: skip
     config = plain.with_type("eaglet", draft=engine, eaglet=block)
+    (tmp_path / "eaglet.json").write_text(config.to_json())
+    settings = DialogSettings(genie_config=str(tmp_path / "eaglet.json"))
     whole, last = Conversation((TEXT, TEXT)), Conversation((TEXT,))
-    with Session(virtual_device, container) as session:
+    with Session(virtual_device, GenieModel(container)) as session:
         for request in (
-            ConversationRequest((whole,), 4, config=config),
-            ConversationRequest((last,), 4, config=config, restore=tmp_path),
+            ConversationRequest((whole,), 4, settings=settings),
+            ConversationRequest((last,), 4, settings=settings, restore=tmp_path),
         ):
             with pytest.raises(WrongUseError, match="loses tokens of later turns"):
-                session.runtime.converse(request)
+                session.require(Converses).converse(request)

@@ -10,7 +10,6 @@ import pytest
 
 from buildlib.container.text_embedding import EncoderContext, text_embedding
 from harness.errors import RuntimeOutputError
-from harness.results.records import Runner
 from harness.runtimes.genie.text_encoder import EncoderRun
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ class Folder:
 
 
 def encoder(
-    runner: Runner, files: Mapping[str, str], output: bytes = ROWS.tobytes()
+    runner: str, files: Mapping[str, str], output: bytes = ROWS.tobytes()
 ) -> tuple[EncoderRun, Folder]:
     folder = Folder(files, output)
     device = SimpleNamespace(serial="phone")

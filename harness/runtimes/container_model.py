@@ -1,0 +1,70 @@
+"""Containers as models that runtimes run."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from buildlib.container.container import GenAIContainer
+from harness.devices.base import DeviceProperties
+from harness.errors import WrongUseError
+from harness.results.records import ContainerInfo
+from harness.runtimes.base import Model
+from harness.runtimes.files import check_fit
+
+
+@dataclass(frozen=True)
+class ContainerModel:
+    """A container, as `Model` has it; base of the models of runtimes that run containers."""
+
+    container: GenAIContainer
+
+    @property
+    def path(self) -> Path:
+        """The container's folder."""
+        return self.container.path
+
+    @property
+    def info(self) -> ContainerInfo:
+        """The container in the results store."""
+        metadata = self.container.metadata
+        return ContainerInfo(
+            model=metadata.model.name,
+            sha256=metadata.container_sha256,
+            target=metadata.target.name,
+            ars=metadata.graphs.auto_regression_numbers,
+            cl=metadata.graphs.context_length,
+            n_splits=metadata.graphs.splits,
+            precision=self.container.precision,
+            size_bytes=metadata.size_bytes,
+            parameters=metadata.model.parameters,
+        )
+
+    @property
+    def toolchain(self) -> Mapping[str, str]:
+        """Versions of what compiled it."""
+        return self.container.metadata.toolchain
+
+    @property
+    def tokenizer(self) -> Path:
+        """The container's `tokenizer.json`."""
+        return self.container.files["tokenizer.json"]
+
+    def check_fit(self, device: DeviceProperties) -> None:
+        """See `Model.check_fit`.
+
+        Raises:
+            ConfigurationLimitError: the container cannot run anywhere.
+            RuntimeChoiceError: it is for another ABI or Hexagon architecture.
+        """
+        check_fit(self.container, device)
+
+
+def container_of(model: Model) -> GenAIContainer:
+    """Return the container that a model is.
+
+    Raises:
+        WrongUseError: it is another kind of model.
+    """
+    if not isinstance(model, ContainerModel):
+        raise WrongUseError(f"{model.path} is no container, which this needs")
+    return model.container

@@ -1,0 +1,86 @@
+"""Common part of runtimes on a device: deployment, a run folder, its log, and sampling."""
+
+import contextlib
+import uuid
+from contextlib import AbstractContextManager
+
+from harness.deploy.deploy import deploy, remove_run
+from harness.deploy.deployment import Deployment
+from harness.deploy.pipeline import Progress
+from harness.devices.base import Device
+from harness.errors import HarnessError
+from harness.runtimes.base import RuntimeOptions
+from harness.runtimes.bundles.bundle import Bundle
+from harness.runtimes.run_folder import RunFolder
+from harness.telemetry.sampler import Sampling, sampling
+
+
+def _in_silence(_serial: str) -> AbstractContextManager[Progress]:
+    return contextlib.nullcontext(lambda _sent, _total: None)
+
+
+class DeployedRuntime:
+    """Base of runtimes whose files are deployed into one run folder.
+
+    Attributes:
+        device: only the run folder and the content store on it are touched.
+
+    Args:
+        bundle: what a run needs on the device.
+    """
+
+    def __init__(self, device: Device, bundle: Bundle, options: RuntimeOptions) -> None:
+        self.device = device
+        self.options = options
+        self.bundle = bundle
+        self._run_id = f"run-{uuid.uuid4().hex}"
+        self._deployment: Deployment | None = None
+        self._touched = False
+
+    def prepare(self) -> Deployment:
+        """Put the files on the device, once; what is there already is not pushed again."""
+        if self._deployment is None:
+            self._touched = True  # from here on, also when the deployment is interrupted
+            shown = self.options.shown or _in_silence
+            with shown(self.device.serial) as on_progress:
+                self._deployment = deploy(
+                    self.device,
+                    self.bundle.files,
+                    run_id=self._run_id,
+                    timeout_s=self.options.timeout_s,
+                    on_progress=on_progress,
+                )
+        return self._deployment
+
+    def clean(self) -> None:
+        """End what of the run still lives on the device, and remove its folder.
+
+        A device that is gone has nothing to clean: the content store is verified before its next
+        use anyway.
+        """
+        if self._touched:
+            self._touched, self._deployment = False, None
+            with contextlib.suppress(HarnessError):
+                remove_run(self.device, self._run_id)
+
+    def sha256_of(self, file: str) -> str | None:
+        """Return the hash of a deployed file, such as the runner's; deploy first if needed."""
+        return next((each.sha256 for each in self.prepare().files if each.name == file), None)
+
+    def read_log(self) -> str:
+        """Read the end of what the last process on the device logged; empty if there was none."""
+        if self._deployment is None:
+            return ""
+        return RunFolder(self.device, self._deployment).read_log()
+
+    def folder(self) -> RunFolder:
+        """Return the run folder; deploy first if needed."""
+        return RunFolder(self.device, self.prepare())
+
+    def sampling(self) -> AbstractContextManager[Sampling]:
+        """Sample the device while a block runs a command, if that was asked for."""
+        hz = self.options.telemetry_hz
+        if hz is None:
+            return contextlib.nullcontext(Sampling())
+        deployment = self.prepare()
+        return sampling(self.device, deployment.scripts_dir, deployment.run_dir, hz=hz)

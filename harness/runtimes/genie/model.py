@@ -1,0 +1,67 @@
+"""Containers that Genie runs."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from harness.devices.base import Device, DeviceProperties
+from harness.runtimes.base import RuntimeOptions
+from harness.runtimes.container_model import ContainerModel
+from harness.runtimes.context_limit import ContextLimit
+from harness.runtimes.dialog_settings import DialogSettings
+from harness.runtimes.files import open_container
+from harness.runtimes.genie.configuration import check_depth, config_of, dialog_limit
+from harness.runtimes.genie.runtime import GenieRuntime
+from harness.runtimes.genie.speculation import refuse_wrong_dialogs
+
+RUNTIME = GenieRuntime
+
+
+def runs(path: Path) -> bool:
+    """Return whether it is a folder, as containers are, or nothing yet."""
+    return not path.is_file()
+
+
+def open_model(path: Path) -> "GenieModel":
+    """Open a container; see `open_container`."""
+    return GenieModel(open_container(path))
+
+
+@dataclass(frozen=True)
+class GenieModel(ContainerModel):
+    """A container that Genie runs; `Model`."""
+
+    runtime: ClassVar[type[GenieRuntime]] = GenieRuntime
+
+    def check_dialog(
+        self,
+        settings: DialogSettings,
+        prompt_tokens: int,
+        new_tokens: int,
+        *,
+        depth_tokens: int = 0,
+    ) -> None:
+        """See `Model.check_dialog`.
+
+        Raises:
+            WrongUseError: see `config_of`, or the dialog has no depth.
+            ConfigurationLimitError: see `refuse_wrong_dialogs`.
+            PromptTooLongError: depth, prompt and answer do not fit into the context.
+        """
+        config = config_of(settings, self.container)
+        if depth_tokens:
+            check_depth(config)
+        refuse_wrong_dialogs(config, self.container)
+        limit = dialog_limit(ContextLimit.of(self.container), config)
+        limit.check(depth_tokens + prompt_tokens, new_tokens)
+
+    def start(
+        self, device: Device, properties: DeviceProperties, options: RuntimeOptions
+    ) -> GenieRuntime:
+        """See `Model.start`.
+
+        Raises:
+            RuntimeChoiceError: the container is not for this device.
+            GenieMissingError: this machine has no Genie for it.
+        """
+        return GenieRuntime(device, properties, self.container, options)

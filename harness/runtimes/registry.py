@@ -1,0 +1,75 @@
+"""Registry of runtimes: the module of each, by its name.
+
+Runtimes of other packages are found through the entry-point group `qnnfarm.runtimes`: the entry's
+name is the runtime's, its object a module as `RuntimeModule` has it.
+"""
+
+import importlib
+import importlib.metadata
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Protocol, cast
+
+from harness.errors import WrongUseError
+from harness.runtimes.base import Model, Runtime
+
+GROUP = "qnnfarm.runtimes"
+DEFAULT_RUNTIME = "genie"
+_MODULES: Mapping[str, str] = MappingProxyType({"genie": "harness.runtimes.genie.model"})
+
+
+class RuntimeModule(Protocol):
+    """A module of a runtime.
+
+    Attributes:
+        RUNTIME: what it can do is known from it before a model is opened.
+    """
+
+    RUNTIME: type[Runtime]
+
+    def runs(self, path: Path) -> bool:
+        """Return whether it runs models of this kind; `open_model` says whether this is whole."""
+        ...
+
+    def open_model(self, path: Path) -> Model:
+        """Open a model.
+
+        Raises:
+            BuildError: it is incomplete.
+            HarnessError: it is no model of this runtime, or one that cannot run anywhere.
+        """
+        ...
+
+
+@cache
+def runtimes() -> tuple[str, ...]:
+    """Return the names of all runtimes, the default first."""
+    entries = importlib.metadata.entry_points(group=GROUP)
+    return tuple(dict.fromkeys((*_MODULES, *sorted(entry.name for entry in entries))))
+
+
+@cache
+def find_runtime(name: str) -> RuntimeModule:
+    """Import the module of a runtime.
+
+    Raises:
+        WrongUseError: no runtime has that name.
+    """
+    if name in _MODULES:
+        return cast("RuntimeModule", importlib.import_module(_MODULES[name]))
+    for entry in importlib.metadata.entry_points(group=GROUP, name=name):
+        return cast("RuntimeModule", entry.load())
+    raise WrongUseError(f"no runtime is called {name[:40]!r}: there are {', '.join(runtimes())}")
+
+
+def open_model(path: Path, runtime: str = DEFAULT_RUNTIME) -> Model:
+    """Open a model that a runtime is to run, before any device is asked for.
+
+    Raises:
+        BuildError: it is incomplete.
+        WrongUseError: there is no such runtime, or it runs no such models.
+        ConfigurationLimitError: it cannot run anywhere.
+    """
+    return find_runtime(runtime).open_model(path)
