@@ -7,6 +7,7 @@ import typer
 
 from harness.cli.arguments import Json
 from harness.console import Row, answers, print_json, print_rows
+from harness.errors import WrongUseError
 
 app = typer.Typer(
     help="Genie and QNN for devices: what this machine has, and fetching the rest.",
@@ -54,11 +55,29 @@ def _examine(soc_name: str) -> Iterator[dict[str, str]]:
 
 
 @app.command("fetch")
-def fetch(json: Json = False) -> None:
-    """Download the libraries for Linux boards from PyPI with pip: 87 MB.
+def fetch(
+    maven: Annotated[
+        str | None,
+        typer.Option(
+            metavar="GROUP:NAME:VERSION",
+            help="A Maven artifact whose libraries to fetch instead: an .aar or a .jar.",
+        ),
+    ] = None,
+    repository: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Its repository; by default Maven Central."),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Download the libraries for Linux boards from PyPI with pip (87 MB), or a Maven artifact's.
 
     They are the vendor's, and kept in the cache folder with their license.
     """
+    if maven is not None:
+        _fetch_artifact(maven, repository, json=json)
+        return
+    if repository is not None:
+        raise WrongUseError("--repository goes with --maven")
     from buildlib.toolchains.ort_qnn.wheel import find_libraries
     from harness.runtimes.bundles.fetch import fetch_wheel
     from harness.runtimes.bundles.sources import fetched_wheel
@@ -71,3 +90,25 @@ def fetch(json: Json = False) -> None:
         return
     told = "fetched into" if new else "there already:"
     answers().print(f"onnxruntime-qnn {version} for aarch64 {told} {folder}")
+
+
+def _fetch_artifact(maven: str, repository: str | None, *, json: bool) -> None:
+    from harness.runtimes.bundles.maven import CENTRAL, Artifact, fetch_artifact
+    from harness.runtimes.bundles.sources import FOLDERS_VARIABLE
+
+    artifact = Artifact.parse(maven)
+    new = fetch_artifact(artifact, repository or CENTRAL)
+    folder = artifact.folder
+    libraries = {
+        path.name: sorted(library.name for library in path.glob("*.so"))
+        for path in sorted(folder.iterdir())
+        if path.is_dir()
+    }
+    if json:
+        print_json({"folder": str(folder), "fetched": new, "libraries": libraries})
+        return
+    told = "fetched into" if new else "there already:"
+    answers().print(f"{artifact} {told} {folder}")
+    for abi, names in libraries.items():
+        answers().print(f"{abi}: {', '.join(names)}")
+    answers().print(f"to use them: export {FOLDERS_VARIABLE}={folder}")

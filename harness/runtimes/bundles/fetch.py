@@ -1,11 +1,11 @@
-"""Fetching the wheel for Linux boards by pip, so that the user's index and proxy are used."""
+"""Fetched libraries: the wheel for Linux boards, by pip and so by the user's index and proxy."""
 
 import re
 import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 
 from filelock import FileLock
@@ -21,12 +21,25 @@ _LIBRARIES = re.compile(r"lib(Genie|QnnSystem|QnnHtp\w*)\.so")
 _TIMEOUT_S = 1800.0
 
 
+def fetch_once(folder: Path, fetch: Callable[[Path, Path], None]) -> bool:
+    """Make a folder of fetched files, whole or not at all; False: it was there already.
+
+    Args:
+        fetch: takes a folder for downloads and the one to fill.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.with_name(f".{folder.name}.lock")):
+        if folder.is_dir():
+            return False
+        with atomic_folder(folder) as made, scratch_folder(folder) as downloads:
+            fetch(downloads, made)
+    return True
+
+
 def fetch_wheel(
     version: str, folder: Path, *, pip: Sequence[str] = (sys.executable, "-m", "pip")
 ) -> bool:
     """Download the wheel, and keep its libraries and licenses; False: they were there already.
-
-    The folder appears whole or not at all.
 
     Args:
         pip: the command that downloads.
@@ -34,13 +47,7 @@ def fetch_wheel(
     Raises:
         LibrariesFetchError: pip is not there, or cannot get it; or it holds something else.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder.with_name(f".{folder.name}.lock")):
-        if folder.is_dir():
-            return False
-        with atomic_folder(folder) as made, scratch_folder(folder) as downloads:
-            _unpack(_download(version, downloads, pip), made)
-    return True
+    return fetch_once(folder, lambda scratch, made: _unpack(_download(version, scratch, pip), made))
 
 
 def _download(version: str, folder: Path, pip: Sequence[str]) -> Path:
