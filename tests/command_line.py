@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -199,6 +200,7 @@ def _run(
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(variables)
+    time.tzset()  # a test may have a zone of its own
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number, stream in enumerate(streams):
         os.dup2(stream.fileno(), number)

@@ -19,6 +19,7 @@ PACKAGES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "gcc": ("gcc",),
         "git": ("git",),
         "libatomic1": ("libatomic.so.1",),  # the QNN libraries load it
+        "libc6-dev": ("libc.so",),  # gcc only recommends the headers
         "make": ("make",),
         "mksh": ("mksh",),
         "openssh-client": ("ssh", "ssh-keygen"),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from buildlib.toolchains.ort_qnn.wheel import find_libraries
-from tests.system import program
+from tests.system import needs, program
 
 SCALE = Path(__file__).parents[2] / "suites/op_packages/scale/scale.c"
 PROVIDER = "ScaleProvider"
@@ -31,6 +31,7 @@ def build_library(
     """
     if machine is not None:
         bits, number = _MACHINES[machine]
+    needs("libc6-dev")
     command = [str(program("gcc")), "-shared", "-fPIC", "-O2", f"-m{bits}", "-o", str(library)]
     command += [] if bits == 64 else ["-nostdlib"]
     command += ["-x", "c", "-", "-x", "none", *options]

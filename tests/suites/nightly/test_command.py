@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,7 @@ class Lab:
     def __init__(self, folder: Path, serial: str, cache: Path) -> None:
         self.folder = folder
         self._cache = cache
+        self._evening = datetime.now(UTC).hour - 18  # hours behind UTC where it is evening now
         pool = {"devices": [{"type": "android", "identifier": serial, "name": "dut"}]}
         (folder / "pool.yaml").write_text(json.dumps(pool))
 
@@ -47,7 +49,8 @@ class Lab:
         return path
 
     def environment(self) -> dict[str, str]:
-        return os.environ | {"QNNFARM_CACHE_DIR": str(self._cache), "COLUMNS": "120"}
+        zone = {"TZ": f"EVENING{self._evening:+}"}  # else a test that noon meets has two nights
+        return os.environ | zone | {"QNNFARM_CACHE_DIR": str(self._cache), "COLUMNS": "120"}
 
     def run(self, *arguments: str) -> tuple[int, str, str]:
         done = command_line.qnnfarm(

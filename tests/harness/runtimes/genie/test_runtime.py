@@ -37,8 +37,9 @@ PROMPT = "In the beginning God created the heaven and the earth. And God said,"
 
 
 def processes_of_runs(device: AdbDevice) -> str:
-    """Command lines on the device that belong to a run."""
-    command = "grep -lsa QNNFARM_MARKS=.*run: /proc/[0-9]*/environ || true"
+    """Processes of runs on the device; another one that is not confined may share its kernel."""
+    marks = "grep -lsa QNNFARM_MARKS=.*run: /proc/[0-9]*/environ"
+    command = f"{marks} | xargs -r grep -lsa {device.work_root} || true"
     return device.shell(command).stdout
 
 
