@@ -17,7 +17,12 @@ from typing import TYPE_CHECKING, Any, Self, get_args
 from buildlib.cache.layout import is_model_name
 from buildlib.checkpoint.architectures import SupportedLLMs
 from buildlib.container.container import GenAIContainer
-from buildlib.container.op_packages import OpPackage, select_packages
+from buildlib.container.op_packages import (
+    OpPackage,
+    added_operations,
+    host_libraries,
+    select_packages,
+)
 from buildlib.encoder.builder import encodes_text, plan_encoder
 from buildlib.errors import InvalidOptionError
 from buildlib.option_sets import AttachedBuilder, OptionSets
@@ -507,7 +512,9 @@ class GenAIBuilderHTP:
         if table and self._options.transformation.split_model.split_embedding:
             reason = "prepare_embedding_lut leaves no embedding in the graphs to split off"
             raise InvalidOptionError("split_model.split_embedding", reason, ())
-        return Additions(lora, table, speculative, select_packages(self.op_packages, target))
+        packages, host = select_packages(self.op_packages, target), host_libraries(self.op_packages)
+        operations = added_operations(host, self._toolchain)
+        return Additions(lora, table, speculative, packages, host, operations)
 
 
 def _check_type(key: str, value: object, kinds: tuple[type, ...]) -> None:

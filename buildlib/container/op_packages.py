@@ -24,7 +24,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from buildlib.elf import read_elf
 from buildlib.errors import InputFileError, InvalidOptionError
+from buildlib.paths import user_path
 from buildlib.targets import Target
+from buildlib.toolchains.base import Toolchain
+from buildlib.toolchains.requests import OpPackageLibrary
 
 KEY: Final = "op_packages"
 EMULATOR: Final = "x86_64"
@@ -70,6 +73,11 @@ class OpPackage(BaseModel):
     name: Identifier
     interface_provider: Identifier
     targets: Annotated[Mapping[TargetKey, str], Field(min_length=1)]
+
+    def resolved(self, folder: Path) -> "OpPackage":
+        """Return the package with the paths of its libraries below a folder."""
+        paths = {key: str(folder / user_path(path)) for key, path in self.targets.items()}
+        return self.model_copy(update={"targets": paths})
 
     def for_target(self, target: Target) -> "OpPackage":
         """Return the package with the libraries alone that a target needs.
@@ -141,6 +149,33 @@ def select_packages(packages: Iterable[OpPackage], target: Target) -> tuple[OpPa
             raise InvalidOptionError(KEY, f"{package.name} is there twice", ())
         package.check()
     return chosen
+
+
+def host_libraries(packages: Iterable[OpPackage]) -> tuple[OpPackageLibrary, ...]:
+    """Return the libraries for this host, with which graphs are compiled for any target.
+
+    Raises:
+        InvalidOptionError: names one that is not for it.
+    """
+    libraries = []
+    for package in packages:
+        if EMULATOR in package.targets:
+            own = package.model_copy(update={"targets": {EMULATOR: package.targets[EMULATOR]}})
+            own.check()
+            path = Path(package.targets[EMULATOR]).absolute()
+            libraries.append(OpPackageLibrary(path, package.interface_provider))
+    return tuple(libraries)
+
+
+def added_operations(
+    libraries: Iterable[OpPackageLibrary], toolchain: Toolchain
+) -> tuple[str, ...]:
+    """Return the operations that libraries for this host add to the compiler's.
+
+    Raises:
+        ToolchainError: one does not register.
+    """
+    return tuple(sorted(name for one in libraries for name in toolchain.op_package(one)))
 
 
 def registrations(packages: Iterable[OpPackage]) -> tuple[Registration, ...]:

@@ -42,10 +42,18 @@ class GraphBuilder:
         names: tuple[str, ...],
         **attributes: Any,  # noqa: ANN401
     ) -> tuple[ir.Value, ...]:
-        """Add a node with the float outputs `names`."""
+        """Add a node with the float outputs `names`.
+
+        Args:
+            op_type: of ONNX, or `my.package::Scale` of another domain.
+            inputs: of the node.
+            names: of its outputs, the first also its own.
+            attributes: of the node.
+        """
+        domain, _, kind = op_type.rpartition("::")
         outputs = [ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT)) for name in names]
         self.nodes.append(
-            ir.node(op_type, inputs, attributes=attributes, outputs=outputs, name=names[0])
+            ir.node(kind, inputs, attributes, outputs=outputs, name=names[0], domain=domain)
         )
         return tuple(outputs)
 

@@ -35,6 +35,9 @@ def assemble(model: ir.Model, interpreter: Interpreter, shape: GraphShape) -> ir
         value.shape = ir.Shape(_dims(value, interpreter.attention.width, shape))
     result = builder.model(inputs, outputs, str(model.graph.name))
     result.meta.update(model.meta)
+    for identifier, function in model.functions.items():
+        result.functions[identifier] = function
+        result.opset_imports[function.domain] = model.opset_imports[function.domain]
     remove_unused(result.graph)
     try:
         infer_shapes(result)

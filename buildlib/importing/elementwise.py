@@ -81,6 +81,16 @@ class Elementwise:
             )
         raise Refusal("is not supported", node)
 
+    def of_op_package(self, node: ir.Node, inputs: list[AbstractValue | None]) -> LinearForm:
+        """Keep an operation of an op package, whose function in the model stays with it."""
+        (first, *others) = inputs
+        if not isinstance(first, LinearForm) or others or node.attributes:
+            raise Refusal("takes more than one activation; compiled are operations of one", node)
+        placed = self.resolver.resolve(first, operand(node, 0))
+        name = f"{node.domain}::{node.op_type}"
+        rows = self.writer.elementwise([placed.rows], name, node.outputs[0])
+        return placed.move_to(rows, node)
+
     def _add(self, node: ir.Node, inputs: list[AbstractValue | None]) -> AbstractValue:
         first, second = inputs
         index = 0

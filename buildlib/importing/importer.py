@@ -1,7 +1,7 @@
 """Import pass: from any supported export of a decoder to the canonical graph."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -89,6 +89,7 @@ class ImportModel(Pass):
 
     Attributes:
         shape: target shape; None keeps the export's own.
+        operations: of op packages, as `my.package::Scale`; nodes of them stay what they are.
         fixed_keep_theirs: the shape applies to exports with symbolic sizes only.
         rope: after a run, the rotary embedding that the source computes itself.
         takes_rotations: after a run, whether a source in another form takes it from its host.
@@ -99,8 +100,15 @@ class ImportModel(Pass):
     requires = (SORTED,)
     ensures = (SORTED, STATIC)
 
-    def __init__(self, shape: GraphShape | None = None, *, fixed_keep_theirs: bool = False) -> None:
+    def __init__(
+        self,
+        shape: GraphShape | None = None,
+        *,
+        fixed_keep_theirs: bool = False,
+        operations: Collection[str] = (),
+    ) -> None:
         self.shape = shape
+        self.operations = operations
         self.fixed_keep_theirs = fixed_keep_theirs
         self.rope: RopeTables | None = None
         self.takes_rotations = False
@@ -130,7 +138,7 @@ class ImportModel(Pass):
 
     def _imported(self, model: ir.Model) -> ir.Model:
         _check_opset(model)
-        _inline_functions(model)
+        _inline_functions(model, self.operations)
         roles = find_roles(model)
         check_caches(model, roles)
         probe = find_probe(roles)
@@ -217,9 +225,9 @@ def _check_opset(model: ir.Model) -> None:
             raise Refusal(f"is over axis 1 and all behind it in opset {opset}", node)
 
 
-def _inline_functions(model: ir.Model) -> None:
+def _inline_functions(model: ir.Model, kept: Collection[str]) -> None:
     if model.functions:
-        InlinePass()(model)
+        InlinePass(lambda function: f"{function.domain}::{function.name}" not in kept)(model)
 
 
 def _own_shape(probe: Probe) -> GraphShape:

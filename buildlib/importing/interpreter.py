@@ -106,8 +106,14 @@ class Interpreter:
             return [shape_of(node, first)]
         if all(part is None or isinstance(part, Concrete | Weight) for part in inputs):
             return self._constants.computed(node, inputs)
+        if node.op_identifier() in self.model.functions:  # all others are inlined
+            return [self.elementwise.of_op_package(node, inputs)]
         if node.domain not in {"", "ai.onnx"} and kind != "SimplifiedLayerNormalization":
-            raise Refusal(f"is an operator of {node.domain}", node)
+            raise Refusal(
+                f"is an operator of {node.domain}; one of an op package needs the package for "
+                "x86_64 (op_packages), and a function of the model that says what it computes",
+                node,
+            )
         if kind == "Split":
             return self._symbolic_layout.split(node, inputs)
         return [self._one(node, inputs)]

@@ -11,6 +11,7 @@ from buildlib.numerics.child import ChildProcess
 from buildlib.numerics.runners import Arrays, Port, Ports, part_sizes
 from buildlib.toolchains.base import GraphInfo, TensorInfo, Toolchain
 from buildlib.toolchains.ort_qnn.wheel import find_libraries
+from buildlib.toolchains.requests import OpPackageLibrary
 
 _WORKER = "buildlib.numerics.emulator_worker"
 
@@ -46,6 +47,7 @@ def emulator_chains(
     soc_model: int | None = None,
     cl: int | None = None,
     timeout_s: float = 120.0,
+    op_packages: Sequence[OpPackageLibrary] = (),
 ) -> dict[int, list[EmulatedPart]]:
     """Return chains for `HostLoop`, by AR, from context binaries built for the emulator.
 
@@ -55,6 +57,7 @@ def emulator_chains(
         soc_model: the SoC to emulate; by default the library's choice.
         cl: context length of the graphs to take, if there are several.
         timeout_s: for loading, and for each call of a graph.
+        op_packages: for this host, whose operations the graphs have.
 
     Raises:
         InvalidBinaryError: a file is no context binary.
@@ -65,7 +68,7 @@ def emulator_chains(
     for binary in binaries:
         found += [(ar, binary, graph) for ar, graph in _graphs(binary, toolchain, cl).items()]
     process = EmulatorProcess(
-        [(binary, graph.name) for _, binary, graph in found], soc_model, timeout_s
+        [(binary, graph.name) for _, binary, graph in found], soc_model, timeout_s, op_packages
     )
     chains: dict[int, list[EmulatedPart]] = {}
     for index, (ar, _, graph) in enumerate(found):
@@ -90,14 +93,20 @@ class EmulatorProcess(ChildProcess):
     """Child process with the graphs loaded, which runs one at a time on request."""
 
     def __init__(
-        self, graphs: Sequence[tuple[Path, str]], soc_model: int | None, timeout_s: float
+        self,
+        graphs: Sequence[tuple[Path, str]],
+        soc_model: int | None,
+        timeout_s: float,
+        op_packages: Sequence[OpPackageLibrary] = (),
     ) -> None:
         subject = ", ".join(sorted({binary.name for binary, _ in graphs}))
         library_path = {"LD_LIBRARY_PATH": find_libraries().search_path}
         super().__init__(_WORKER, subject, timeout_s, library_path)
         listed = [[str(binary.absolute()), name] for binary, name in graphs]
+        packages = [[str(one.library), one.provider] for one in op_packages]
         try:
-            self.request({"graphs": listed, "soc_model": soc_model}, {})
+            header = {"graphs": listed, "soc_model": soc_model, "op_packages": packages}
+            self.request(header, {})
         except BaseException:
             self.close()
             raise

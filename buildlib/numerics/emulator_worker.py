@@ -20,6 +20,8 @@ def answer(header: dict[str, Any], feeds: "Arrays") -> "tuple[dict[str, Any], Ar
         return {}, _graphs[int(header["run"])].run(feeds)
     libraries = find_libraries()
     session = HtpSession(libraries.htp, header["soc_model"])
+    for library, provider in header["op_packages"]:
+        session.register_op_package(library, provider)
     system = load_system(libraries.system)
     _graphs[:] = [
         EmulatedGraph(session, system, Path(binary).read_bytes(), name)

@@ -40,6 +40,7 @@ from buildlib.numerics.trace import (
     trace_model,
 )
 from buildlib.toolchains.base import Toolchain
+from buildlib.toolchains.requests import OpPackageLibrary
 
 OnComparison = Callable[[StageComparison], None]
 Parts = Mapping[GraphShape, Sequence[Path]]
@@ -83,6 +84,7 @@ class StageModels:
         binaries: a context binary for each part, unshared, since the emulator loads no others.
         embed: the embedding table, of models that take `inputs_embeds`.
         constants: inputs that are the same at every call, such as LoRA weights.
+        op_packages: for this host, whose operations the graphs have.
     """
 
     config: DecoderConfig
@@ -95,6 +97,7 @@ class StageModels:
     earlier: Mapping[Path, Sequence[Version]] = field(default_factory=dict)
     embed: Embed | None = None
     constants: Arrays = field(default_factory=dict)
+    op_packages: Sequence[OpPackageLibrary] = ()
 
     def at(self, cl: int) -> tuple[GraphShape, ...]:
         """Return the shapes of one context length, the smallest AR first."""
@@ -190,7 +193,9 @@ class _Verification:
                     parts = self._parts({shape: chains[shape] for shape in shapes})
                     trace = self._stage(stage, bound, shapes, trace, parts)
             if models.binaries is not None and self._emulator is not None:
-                emulate = partial(_emulate, self._emulator, cl, self._options.soc_model)
+                emulate = partial(
+                    _emulate, self._emulator, cl, self._options.soc_model, models.op_packages
+                )
                 parts = [partial(emulate, binary) for binary in models.binaries]
                 self._stage("compile", None, shapes, trace, parts)
 
@@ -311,8 +316,14 @@ def _open(paths: Mapping[int, Path], n_threads: int) -> dict[int, PartRunner]:
 
 
 def _emulate(
-    toolchain: Toolchain, cl: int, soc_model: int | None, binary: Path
+    toolchain: Toolchain,
+    cl: int,
+    soc_model: int | None,
+    op_packages: Sequence[OpPackageLibrary],
+    binary: Path,
 ) -> dict[int, PartRunner]:
     """Open a part on the emulator, in a process of its own."""
-    chains = emulator_chains([binary], toolchain, soc_model=soc_model, cl=cl)
+    chains = emulator_chains(
+        [binary], toolchain, soc_model=soc_model, cl=cl, op_packages=op_packages
+    )
     return {ar: chain[0] for ar, chain in chains.items()}

@@ -174,7 +174,12 @@ def extract_nodes(
         initializers=[_copied_value(value, copied_values) for value in constants],
         opset_imports=model.graph.opset_imports,
     )
-    result = ir.Model(graph, ir_version=model.ir_version, producer_name=model.producer_name)
+    result = ir.Model(
+        graph,
+        ir_version=model.ir_version,
+        producer_name=model.producer_name,
+        functions=list(model.functions.values()),
+    )
     result.meta.update(model.meta)
     return result
 

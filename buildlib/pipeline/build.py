@@ -289,7 +289,8 @@ class Build:
             case OnnxSource(canonical=CacheEntry() as made):
                 return {made.operation: made}
             case OnnxSource():
-                entry = runner.run(ImportOnnx(source, files, shape), group)
+                operations = self.plan.additions.operations
+                entry = runner.run(ImportOnnx(source, files, shape, operations), group)
                 if self.plan.additions.lora is not None:  # before minutes of calibration
                     check_adapters(self.plan.additions.lora, load_model(entry.folder / MODEL_FILE))
             case CheckpointSource():
@@ -433,6 +434,10 @@ class Build:
         """Return the stages of one part as tasks; the last one returns what they all made."""
         first = plan.shapes[0]
         onnx = parts_folder(split[first], plan, first) / f"{part.graph(first)}.onnx"
+        packages = {
+            one: runner.watch.hash({one.provider: one.library})[one.provider]
+            for one in plan.additions.host_packages
+        }
         sharing, size = plan.compilation.weight_sharing, quantized_bytes(onnx)
         memory = compile_memory_bytes(size, len(plan.shapes), weight_sharing=sharing)
         cost = compile_cost(onnx)
@@ -452,7 +457,7 @@ class Build:
         def compile_part(*dlcs: CacheEntry) -> BuiltPart:
             converted = dict(zip(plan.shapes, dlcs, strict=True))
             config = plan.compile_config(part)
-            entry = runner.run(CompilePart(converted, part, config, name, self.toolchain))
+            entry = runner.run(CompilePart(converted, part, config, name, self.toolchain, packages))
             return BuiltPart(part, converted, entry, entry.folder / name)
 
         weights: dict[ModelSource, Task[CacheEntry | BuiltPart]] = {

@@ -32,6 +32,7 @@ from buildlib.speculative.config import (
 )
 from buildlib.targets import Target
 from buildlib.toolchains.compile_config import CompileConfig
+from buildlib.toolchains.requests import OpPackageLibrary
 
 
 @dataclass(frozen=True)
@@ -44,12 +45,16 @@ class Additions:
             lookup in the graph.
         speculative: kind of speculative decoding.
         op_packages: libraries with operations of the user's, those of the target alone.
+        host_packages: those of this host, for the compiler.
+        operations: that they add, as `my.package::Scale`.
     """
 
     lora: LoraBuilderInputConfig | None = None
     embedding: EmbedDatatype | None = None
     speculative: SpeculativeConfig | None = None
     op_packages: tuple[OpPackage, ...] = ()
+    host_packages: tuple[OpPackageLibrary, ...] = ()
+    operations: tuple[str, ...] = ()
 
     def as_options(self) -> dict[str, OptionValue]:
         """Return the options that are set, under dotted keys."""

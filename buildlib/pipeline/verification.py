@@ -58,6 +58,7 @@ from buildlib.pipeline.stages.import_onnx import ImportOnnx
 from buildlib.targets import Target
 from buildlib.toolchains.base import Toolchain
 from buildlib.toolchains.compile_config import CompileConfig
+from buildlib.toolchains.requests import OpPackageLibrary
 
 _AR = 32
 
@@ -98,11 +99,14 @@ def verify_build(
     wanted = options or VerifyOptions(soc_model=target.soc.soc_model)
     with tempfile.TemporaryDirectory(prefix="qnnfarm-verify-") as scratch:
         binaries: tuple[Path, ...] | None = None
+        packages = build.plan.additions.host_packages
         if emulator:
             binaries = (
                 outputs.binaries
                 if target.emulator
-                else _compile_for_emulator(outputs.dlcs, target, build.toolchain, Path(scratch))
+                else _compile_for_emulator(
+                    outputs.dlcs, target, build.toolchain, Path(scratch), packages
+                )
             )
         models = StageModels(
             config=config,
@@ -118,6 +122,7 @@ def verify_build(
             binaries=binaries,
             embed=_embed(outputs),
             constants=_no_adapters(outputs),
+            op_packages=packages,
         )
         tokens = _sample(sources.main.calibration_text, outputs.export, config, wanted)
         return verify_outputs(
@@ -130,7 +135,11 @@ def verify_build(
 
 
 def _compile_for_emulator(
-    dlcs: Parts, target: Target, toolchain: Toolchain, folder: Path
+    dlcs: Parts,
+    target: Target,
+    toolchain: Toolchain,
+    folder: Path,
+    op_packages: Sequence[OpPackageLibrary],
 ) -> tuple[Path, ...]:
     """Compile the DLCs of a phone target for the emulator: unshared, one binary a part.
 
@@ -139,6 +148,7 @@ def _compile_for_emulator(
         target: phone or emulator; the SoC is what counts.
         toolchain: compiles them.
         folder: takes `part_{k}.bin`.
+        op_packages: for this host, whose operations the graphs have.
 
     Raises:
         ToolchainError: the compiler refuses one, or died.
@@ -147,7 +157,7 @@ def _compile_for_emulator(
     binaries = []
     for number, part in enumerate(zip(*dlcs.values(), strict=True), start=1):
         binary = folder / f"part_{number}.bin"
-        toolchain.compile(part, binary, config)
+        toolchain.compile(part, binary, config, op_packages)
         binaries.append(binary)
     return tuple(binaries)
 

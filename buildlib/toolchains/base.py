@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from buildlib.targets import Target
     from buildlib.toolchains.compile_config import CompileConfig
+    from buildlib.toolchains.requests import OpPackageLibrary
 
 
 _BASE = 250 << 20
@@ -133,8 +134,27 @@ class Toolchain(Protocol):
             ToolchainError: the model is refused, or the converter died.
         """
 
-    def compile(self, dlcs: Sequence[Path], binary: Path, config: "CompileConfig") -> None:
+    def op_package(self, package: "OpPackageLibrary") -> tuple[str, ...]:
+        """Return the operations that an op package for this host adds, e.g. `my.package::Scale`.
+
+        Raises:
+            ToolchainError: the package does not register.
+        """
+
+    def compile(
+        self,
+        dlcs: Sequence[Path],
+        binary: Path,
+        config: "CompileConfig",
+        op_packages: "Sequence[OpPackageLibrary]" = (),
+    ) -> None:
         """Compile DLCs to one context binary, whose graphs are named by the stems of the DLCs.
+
+        Args:
+            dlcs: of one graph each.
+            binary: the file to write.
+            config: how graphs are compiled.
+            op_packages: those for this host, whose operations the graphs may have.
 
         Raises:
             InvalidOptionError: as `check`.

@@ -10,6 +10,14 @@ from buildlib.toolchains.base import TensorInfo
 
 
 @dataclass(frozen=True, slots=True)
+class OpPackageLibrary:
+    """The library of an op package, and its function that provides the interface."""
+
+    library: Path
+    provider: str
+
+
+@dataclass(frozen=True, slots=True)
 class ConvertRequest:
     """Convert ONNX to a DLC in the empty `folder`; the answer is the name of the DLC."""
 
@@ -41,6 +49,7 @@ class CompileRequest:
     weight_sharing: bool
     lora_weight_sharing: bool | None = None
     extended_udma: bool | None = None
+    op_packages: tuple[OpPackageLibrary, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +57,6 @@ class InspectRequest:
     """Describe a context binary; the answer is a `BinaryInfo`."""
 
     binary: Path
-
-
-@dataclass(frozen=True, slots=True)
-class OpPackageLibrary:
-    """The library of an op package, and its function that provides the interface."""
-
-    library: Path
-    provider: str
 
 
 @dataclass(frozen=True, slots=True)

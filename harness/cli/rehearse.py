@@ -155,7 +155,7 @@ def _check_bundle(phone: "GenAIContainer") -> Check:
 
 def _run(twin: "GenAIContainer", number: int, most: int) -> Iterator[Check]:
     """Let Genie answer prompts on a virtual device of the container's SoC."""
-    from harness.runtimes.base import GenerationRequest, Generates
+    from harness.runtimes.base import Generates, GenerationRequest
     from harness.runtimes.context_limit import ContextLimit
     from harness.runtimes.genie.model import GenieModel
     from harness.workloads.bench_prompt import cut_prompt

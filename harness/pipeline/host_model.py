@@ -9,6 +9,7 @@ from pathlib import Path
 from buildlib.checkpoint.config import load_config
 from buildlib.checkpoint.layout import CONFIG_FILE, ENCODINGS_FILE, MODEL_FILE, TOKENIZER_FILE
 from buildlib.container.container import GenAIContainer
+from buildlib.container.op_packages import registrations
 from buildlib.embedding.config import EmbeddingConfig
 from buildlib.encodings.files import load_encodings
 from buildlib.graph.interface import require_shape
@@ -17,6 +18,7 @@ from buildlib.numerics.host_loop import HostLoop, open_onnx
 from buildlib.quantize.qdq import apply_encodings
 from buildlib.targets import parse_target
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
+from buildlib.toolchains.requests import OpPackageLibrary
 from harness.errors import PipelineStateError
 from harness.pipeline.stage import ModelFolder
 from harness.runtimes.context_limit import ContextLimit
@@ -94,7 +96,16 @@ def _compiled(container: GenAIContainer, model: Path) -> Iterator[HostModel]:
     config = load_config(model / CONFIG_FILE)
     cl = container.metadata.graphs.context_length
     binaries = [container.path / name for name in container.genie_config.ctx_bins]
-    chains = emulator_chains(binaries, OrtQnnToolchain(), soc_model=target.soc.soc_model, cl=cl)
+    chains = emulator_chains(
+        binaries,
+        OrtQnnToolchain(),
+        soc_model=target.soc.soc_model,
+        cl=cl,
+        op_packages=[
+            OpPackageLibrary(container.path / one.file, one.provider)
+            for one in registrations(container.metadata.op_packages)
+        ],
+    )
     block = container.genie_config.dialog.embedding
     table = None if block is None else EmbeddingConfig.from_genie(block, container.path)
     with HostLoop(chains, config, embed=None if table is None else table.rows) as loop:

@@ -124,6 +124,10 @@ class Features(_Section):
     lora: dict[str, Any] | None = None
     op_packages: tuple[OpPackage, ...] = ()
 
+    def packages(self, folder: Path) -> tuple[OpPackage, ...]:
+        """Return the op packages with absolute paths; `folder` is that of the recipe."""
+        return tuple(package.resolved(folder) for package in self.op_packages)
+
     def options(self, folder: Path) -> dict[str, object]:
         """Return them as options of the builder; `folder` is that of the recipe."""
         from buildlib.builder_options import flatten_options
@@ -131,7 +135,7 @@ class Features(_Section):
         given: dict[str, object] = {
             "speculative_config": self.speculative_decoding,
             "lora_config": self.lora,
-            "op_packages": [package.model_dump() for package in self.op_packages],
+            "op_packages": [package.model_dump() for package in self.packages(folder)],
         }
         return flatten_options({key: value for key, value in given.items() if value}, folder)
 

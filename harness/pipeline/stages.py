@@ -22,6 +22,7 @@ from buildlib.cache.layout import CacheEntry
 from buildlib.checkpoint.layout import CONFIG_FILE, ENCODINGS_FILE, MODEL_FILE, TOKENIZER_FILE
 from buildlib.container.chat_template import ChatTemplate
 from buildlib.container.container import GenAIContainer
+from buildlib.container.op_packages import added_operations, host_libraries
 from buildlib.errors import CalibrationTextMissingError, InputFileError, InvalidOptionError
 from buildlib.genai import GenAIBuilderHTP
 from buildlib.graph.shape import GraphShape
@@ -154,7 +155,7 @@ class ModelLoader(Stage[StageInput, ModelLoaderConfig, ModelOutput]):
             case CheckpointSource():
                 entry = context.runner.run(AuthorModel(source, files, shape))
             case OnnxSource():
-                entry = context.runner.run(ImportOnnx(source, files, shape))
+                entry = context.runner.run(ImportOnnx(source, files, shape, _operations(context)))
         return ModelOutput(ModelFolder(entry.folder, entry.hash, canonical=True))
 
 
@@ -291,7 +292,14 @@ def _canonical(model: ModelFolder, context: StageContext) -> CacheEntry:
     if model.canonical:
         return _as_entry(model)
     source = onnx_source(model, context, None)
-    return context.runner.run(ImportOnnx(source, context.runner.watch.hash(source.inputs()), None))
+    files = context.runner.watch.hash(source.inputs())
+    return context.runner.run(ImportOnnx(source, files, None, _operations(context)))
+
+
+def _operations(context: StageContext) -> tuple[str, ...]:
+    """Return the operations of the recipe's op packages, which models may have."""
+    packages = context.settings.features.packages(context.folder_of_recipe)
+    return added_operations(host_libraries(packages), OrtQnnToolchain())
 
 
 def _as_entry(model: ModelFolder) -> CacheEntry:

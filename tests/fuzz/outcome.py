@@ -44,6 +44,7 @@ from buildlib.targets import Target
 from buildlib.toolchains.base import BinaryInfo, Toolchain
 from buildlib.toolchains.compile_config import CompileConfig
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
+from buildlib.toolchains.requests import OpPackageLibrary
 from tests.fuzz import file_mutations, json_mutations, onnx_mutations
 from tests.fuzz.model import OPTIONS, SHAPE
 from tests.fuzz.mutations import Mutation, draw
@@ -110,7 +111,16 @@ class CheckingToolchain:
             raise ToolchainError("convert", onnx.name, reason, 1, (), "") from error
         dlc.write_text(str(target))
 
-    def compile(self, dlcs: Sequence[Path], binary: Path, config: CompileConfig) -> None:
+    def op_package(self, package: OpPackageLibrary) -> tuple[str, ...]:
+        raise ToolchainError("op_package", str(package.library), "none here", 1, (), "")
+
+    def compile(
+        self,
+        dlcs: Sequence[Path],
+        binary: Path,
+        config: CompileConfig,
+        op_packages: Sequence[OpPackageLibrary] = (),  # noqa: ARG002
+    ) -> None:
         binary.write_text(f"{len(dlcs)} graphs for {config.target}")
 
     def inspect(self, binary: Path) -> BinaryInfo:

@@ -7,7 +7,7 @@ their tensors, and what it was compiled for.
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from buildlib.cache.layout import CacheEntry
@@ -17,6 +17,7 @@ from buildlib.pipeline.parts import Part
 from buildlib.pipeline.stage import Stage
 from buildlib.toolchains.base import Toolchain
 from buildlib.toolchains.compile_config import CompileConfig
+from buildlib.toolchains.requests import OpPackageLibrary
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class CompilePart(Stage):
         converted: the part at each shape.
         config: how its graphs are compiled.
         binary: name of the file.
+        op_packages: whose operations the graphs may have, and their SHA-256.
     """
 
     operation = "compile"
@@ -36,6 +38,7 @@ class CompilePart(Stage):
     config: CompileConfig
     binary: str
     toolchain: Toolchain
+    op_packages: Mapping[OpPackageLibrary, str] = field(default_factory=dict)
 
     @property
     def subject(self) -> str:
@@ -59,12 +62,14 @@ class CompilePart(Stage):
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        return tuple(entry.hash for entry in self.converted.values())
+        hashes = (entry.hash for entry in self.converted.values())
+        packages = (f"{one.provider} {sha256}" for one, sha256 in self.op_packages.items())
+        return (*hashes, *packages)
 
     def run(self, folder: Path) -> None:
         binary = folder / self.binary
         with original_paths(None, {binary: Path(binary.name)}):
-            self.toolchain.compile(self.dlcs, binary, self.config)
+            self.toolchain.compile(self.dlcs, binary, self.config, tuple(self.op_packages))
             info = self.toolchain.inspect(binary)
         described = json.dumps(dataclasses.asdict(info), indent=2) + "\n"
         (folder / f"{binary.stem}_cache_info.json").write_text(described, encoding="utf-8")

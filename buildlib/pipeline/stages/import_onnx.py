@@ -27,12 +27,14 @@ class ImportOnnx(Stage):
     Attributes:
         files: SHA-256 of the export's files by name.
         shape: for an export with symbolic sizes; others keep their own.
+        operations: of op packages, as `my.package::Scale`, which the model may have.
     """
 
     operation = "import"
     export: OnnxSource
     files: Mapping[str, str]
     shape: GraphShape | None
+    operations: tuple[str, ...] = ()
 
     @property
     def subject(self) -> str:
@@ -48,6 +50,7 @@ class ImportOnnx(Stage):
             "ar": self.shape.ar if self.shape else None,
             "cl": self.shape.cl if self.shape else None,
             "config_sha256": text_sha256(self.export.config),
+            **({"operations": self.operations} if self.operations else {}),
         }
 
     @property
@@ -75,7 +78,7 @@ class ImportOnnx(Stage):
             if source.encodings is not None:
                 given = Path(scratch) / ENCODINGS_FILE
                 copies[save_encodings(load_encodings(source.encodings), given)] = source.encodings
-            importing = ImportModel(self.shape, fixed_keep_theirs=True)
+            importing = ImportModel(self.shape, fixed_keep_theirs=True, operations=self.operations)
             with original_paths(source, copies):
                 importing.run(placed, folder / MODEL_FILE)
         imported = load_model(folder / MODEL_FILE)

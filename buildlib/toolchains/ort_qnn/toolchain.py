@@ -126,7 +126,13 @@ class OrtQnnToolchain:
             sync_file(written)
             written.replace(dlc)
 
-    def compile(self, dlcs: Sequence[Path], binary: Path, config: CompileConfig) -> None:
+    def compile(
+        self,
+        dlcs: Sequence[Path],
+        binary: Path,
+        config: CompileConfig,
+        op_packages: Sequence[OpPackageLibrary] = (),
+    ) -> None:
         """Compile DLCs of one graph each to one context binary. Equal inputs give equal bytes.
 
         Raises:
@@ -139,7 +145,7 @@ class OrtQnnToolchain:
             raise ValueError(f"graphs are named by the stems of their DLCs, which are {stems}")
         self.check(config)
         with atomic_path(binary.absolute()) as unfinished:
-            request = _compile_request(dlcs, unfinished, config)
+            request = _compile_request(dlcs, unfinished, config, op_packages)
             self._run("compile", binary, request, self.timeouts.compile_s)
 
     def inspect(self, binary: Path) -> BinaryInfo:
@@ -248,7 +254,12 @@ def _reported_versions(
     return TypeAdapter(dict[str, str]).validate_python(run_step(step, b"", log_dir))
 
 
-def _compile_request(dlcs: Sequence[Path], binary: Path, config: CompileConfig) -> CompileRequest:
+def _compile_request(
+    dlcs: Sequence[Path],
+    binary: Path,
+    config: CompileConfig,
+    op_packages: Sequence[OpPackageLibrary],
+) -> CompileRequest:
     return CompileRequest(
         graphs=tuple(_graph_request(dlc, config) for dlc in dlcs),
         binary=binary,
@@ -256,6 +267,7 @@ def _compile_request(dlcs: Sequence[Path], binary: Path, config: CompileConfig) 
         weight_sharing=config.weight_sharing,
         lora_weight_sharing=config.context.lora_weight_sharing,
         extended_udma=config.context.extended_udma,
+        op_packages=tuple(op_packages),
     )
 
 

@@ -9,16 +9,21 @@ from typing import TYPE_CHECKING
 
 from buildlib.error_base import one_line
 from buildlib.toolchains.child_process import Command, serve
+from buildlib.toolchains.ort_qnn.stand_ins import put_stand_ins
 from buildlib.toolchains.ort_qnn.wheel import WheelLibraries, find_libraries
 from buildlib.toolchains.qnn.refusal import RefusedError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from buildlib.toolchains.qnn.api import HtpSession
     from buildlib.toolchains.requests import (
         CompileRequest,
         ConvertRequest,
         ExecuteRequest,
         InspectRequest,
         OperationRequest,
+        OpPackageLibrary,
         OpPackageRequest,
     )
 
@@ -59,7 +64,7 @@ def write_dlc(
     )
     os.chdir(onnx.parent)
     try:
-        ort.InferenceSession(onnx.name, options)
+        ort.InferenceSession(put_stand_ins(onnx) or onnx.name, options)
     except Exception as error:
         raise RefusedError(_reason(error)) from error
     written = sorted(folder.glob("*.dlc"))
@@ -96,7 +101,8 @@ def compile_(body: bytes) -> object:
     request: CompileRequest = pickle.loads(body)  # noqa: S301 - of the parent
     libraries = find_libraries()
     session = HtpSession(libraries.htp, request.soc_model)
-    return compose_binary(session, load_system(libraries.system), request)
+    operations = register_op_packages(session, request.op_packages)
+    return compose_binary(session, load_system(libraries.system), request, operations)
 
 
 def inspect(body: bytes) -> object:
@@ -121,13 +127,22 @@ def execute(body: bytes) -> object:
     libraries = find_libraries()
     system = load_system(libraries.system)
     session = HtpSession(libraries.htp, request.soc_model)
-    for package in request.op_packages:
-        session.register_op_package(package.library, package.provider)
+    register_op_packages(session, request.op_packages)
     graph = EmulatedGraph(session, system, request.binary.read_bytes(), request.graph)
     with np.load(request.inputs, allow_pickle=False) as inputs:
         outputs = graph.run(dict(inputs))
     np.savez(request.outputs, **outputs)  # type: ignore[arg-type]
     return list(outputs)
+
+
+def register_op_packages(
+    session: "HtpSession", packages: "Iterable[OpPackageLibrary]"
+) -> frozenset[str]:
+    """Register op packages in their order, and return the operations that they add."""
+    before = set(session.operations())
+    for package in packages:
+        session.register_op_package(package.library, package.provider)
+    return frozenset(session.operations()) - before
 
 
 def op_package(body: bytes) -> object:
@@ -136,9 +151,7 @@ def op_package(body: bytes) -> object:
 
     request: OpPackageRequest = pickle.loads(body)  # noqa: S301 - of the parent
     session = HtpSession(find_libraries().htp)
-    before = set(session.operations())
-    session.register_op_package(request.package.library, request.package.provider)
-    return sorted(set(session.operations()) - before)
+    return sorted(register_op_packages(session, [request.package]))
 
 
 def operation(body: bytes) -> object:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from buildlib.toolchains.base import TensorInfo
+from buildlib.toolchains.ort_qnn.stand_ins import operation_of
 from buildlib.toolchains.qnn import structures as qnn_types
 from buildlib.toolchains.qnn.api import (
     BackendFunction,
@@ -26,10 +27,21 @@ _GRAPH_INFO_VERSION_1 = 1
 _QNN_ERROR_INVALID_ARGUMENT = 1003
 
 
-def compose_binary(session: HtpSession, system: FunctionTable, request: CompileRequest) -> int:
+def compose_binary(
+    session: HtpSession,
+    system: FunctionTable,
+    request: CompileRequest,
+    operations: frozenset[str] = frozenset(),
+) -> int:
     """Compile all graphs in one context, write its binary, and return the size in bytes.
 
     A DLC must hold one graph, which gets the stem of the DLC as its name.
+
+    Args:
+        session: where op packages are registered.
+        system: reads the DLCs.
+        request: what to compile.
+        operations: of the op packages, whose stand-ins in the DLCs become them.
 
     Returns:
         Bytes of the binary.
@@ -41,21 +53,17 @@ def compose_binary(session: HtpSession, system: FunctionTable, request: CompileR
     for graph in request.graphs:
         with _opened(system, graph.dlc) as handle:
             try:
-                _compile_graph(session, system, context, graph, handle)
+                composer = _GraphComposer(
+                    session, graph.dlc.stem, _graph_configs(graph), operations
+                )
+                composer.compose(system, handle, context)
+                _finalize(session, context, graph.dlc.stem)
             except QnnCallError as error:
                 raise RefusedError(f"graph {graph.dlc.stem} does not compile ({error})") from error
     return _write_binary(session.qnn, context, request.binary)
 
 
-def _compile_graph(
-    session: HtpSession,
-    system: FunctionTable,
-    context: c.c_void_p,
-    graph: GraphRequest,
-    dlc: c.c_void_p,
-) -> None:
-    name = graph.dlc.stem
-    _GraphComposer(session, name, _graph_configs(graph)).compose(system, dlc, context)
+def _finalize(session: HtpSession, context: c.c_void_p, name: str) -> None:
     session.qnn.call(
         BackendFunction.GRAPH_FINALIZE,
         session.graph(context, name), c.c_void_p(None), c.c_void_p(None),
@@ -110,14 +118,18 @@ def _opened(system: FunctionTable, dlc: Path) -> Iterator[c.c_void_p]:
 
 
 class _GraphComposer:
-    """Composes a DLC through a backend interface with a `graphCreate` of our own.
+    """Composes a DLC through a backend interface with two functions of our own.
 
     ONNX Runtime chooses the name of a DLC's graph (a hash), and composing takes no configuration
-    for a graph of unknown name. The interface is passed by value, so ours differs in this one
-    function: it gives the graph its name and its configuration.
+    for a graph of unknown name. The interface is passed by value, so in ours `graphCreate` gives
+    the graph its name and its configuration, and `graphAddNode` makes stand-ins the operations that
+    they stand for.
     """
 
-    def __init__(self, session: HtpSession, name: str, configs: HtpConfigs) -> None:
+    def __init__(
+        self, session: HtpSession, name: str, configs: HtpConfigs, operations: frozenset[str]
+    ) -> None:
+        self._operations = operations
         self._session = session
         self._name = name
         self._configs = configs
@@ -128,6 +140,12 @@ class _GraphComposer:
         self._create = session.qnn.function(BackendFunction.GRAPH_CREATE, *types)
         self._callback = c.CFUNCTYPE(c.c_uint64, *types)(self._graph_create)
         self._interface.fn[BackendFunction.GRAPH_CREATE] = c.cast(self._callback, c.c_void_p).value
+        if operations:
+            nodes = (c.c_void_p, qnn_types.OperationConfig)
+            self._add_node = session.qnn.function(BackendFunction.GRAPH_ADD_NODE, *nodes)
+            self._node_callback = c.CFUNCTYPE(c.c_uint64, *nodes)(self._graph_add_node)
+            address = c.cast(self._node_callback, c.c_void_p).value
+            self._interface.fn[BackendFunction.GRAPH_ADD_NODE] = address
 
     def compose(self, system: FunctionTable, dlc: c.c_void_p, context: c.c_void_p) -> None:
         graphs, count = c.c_void_p(), c.c_uint32()
@@ -145,6 +163,15 @@ class _GraphComposer:
         if self._created > 1:
             return _QNN_ERROR_INVALID_ARGUMENT
         return int(self._create(context, self._name.encode(), self._configs.pointer, graph))
+
+    def _graph_add_node(self, graph: Any, node: qnn_types.OperationConfig) -> int:  # noqa: ANN401
+        """Add a node, or the operation that it stands for; called by the system library."""
+        operation = operation_of(node.name.decode(errors="replace"))
+        if operation in self._operations:
+            package, _, name = operation.rpartition("::")
+            node.package, node.operation = package.encode(), name.encode()
+            node.parameter_count = 0
+        return int(self._add_node(graph, node))
 
 
 def compile_operation(session: HtpSession, request: OperationRequest) -> int:

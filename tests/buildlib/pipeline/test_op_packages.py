@@ -1,0 +1,124 @@
+"""A model with an operation of an op package: from its ONNX to containers that need the package."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from buildlib.builder_options import apply_options
+from buildlib.checkpoint.layout import MODEL_FILE
+from buildlib.container.op_packages import registrations
+from buildlib.errors import ToolchainError, UnsupportedGraphError
+from buildlib.genai import GenAIBuilderFactory, GenAIBuilderHTP
+from buildlib.graph.files import load_model
+from buildlib.importing.importer import ImportModel
+from buildlib.numerics.verifier import VerifyOptions
+from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
+from tests.buildlib.op_packages import (
+    PROVIDER,
+    build_library,
+    build_package,
+    scale_logits,
+)
+
+OPERATION = "qnnfarm.scale::Scale"
+
+
+@pytest.fixture(scope="module")
+def export(tiny_export: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An export whose logits are 3 x + 1 by the example's operation."""
+    folder = tmp_path_factory.mktemp("scaled") / "scaled"
+    shutil.copytree(tiny_export, folder)
+    scale_logits(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The example for this host, and libraries that are none for a phone."""
+    folder = tmp_path_factory.mktemp("libraries")
+    source = f"int {PROVIDER}(void *x) {{ return 0; }}"
+    made = {
+        "x86_64": build_package(folder / "x86_64.so"),
+        "aarch64-android": build_library(folder / "android.so", source, machine="aarch64"),
+        "hexagon-v79": build_library(folder / "v79.so", source, machine="hexagon", flags=0x79),
+    }
+    return {target: str(path) for target, path in made.items()}
+
+
+@pytest.fixture
+def builder(
+    export: Path, targets: dict[str, str], tiny_text: str, build_cache: Path
+) -> GenAIBuilderHTP:
+    made = GenAIBuilderFactory.create(export, cache_root=build_cache, calibration_text=tiny_text)
+    entry = {"name": "Scale", "interface_provider": PROVIDER, "targets": targets}
+    options = {"arn_cl_options.auto_regression_number": [1, 16], "op_packages": [entry]}
+    options |= {"arn_cl_options.context_length": [96], "split_model.num_splits": 1}
+    apply_options(made, options)
+    return made
+
+
+def test_each_stage_computes_what_the_functions_of_the_source_do(builder: GenAIBuilderHTP) -> None:
+    """ONNX Runtime runs the function of the source, and the emulator the kernel in C."""
+    builder.set_targets(["SM8750:emulator"])
+    report = builder.verify(VerifyOptions(max_positions=24, continuation=2), emulator=True)
+    assert report.passed, report.failures
+    assert {one.stage for one in report.comparisons} >= {"import", "quantize", "compile"}
+    assert min(one.sqnr_db for one in report.comparisons if one.stage == "compile") > 30
+
+
+def test_the_binary_needs_the_package_of_its_container(builder: GenAIBuilderHTP) -> None:
+    container = builder.set_targets(["SM8750:emulator"]).build()
+    (binary,) = [path for name, path in container.files.items() if name.endswith(".bin")]
+    graph = OrtQnnToolchain().inspect(binary).graphs[0]
+    inputs = {tensor.name: np.zeros(tensor.shape, tensor.dtype) for tensor in graph.inputs}
+    with pytest.raises(ToolchainError, match="op package that has it is not registered"):
+        OrtQnnToolchain().execute(binary, graph.name, inputs)
+    assert "libScale_CPU.so" in container.files
+
+
+def test_a_phone_gets_the_libraries_of_its_processors(builder: GenAIBuilderHTP) -> None:
+    container = builder.set_targets(["SM8750"]).build()
+    assert [str(one) for one in registrations(container.metadata.op_packages)] == [
+        f"libScale_CPU.so:{PROVIDER}:CPU",
+        f"libScale_HTP.so:{PROVIDER}:HTP",
+    ]
+
+
+@pytest.mark.parametrize(("operations", "last"), [((), "Add"), ((OPERATION,), "Scale")])
+def test_a_function_is_inlined_unless_a_package_has_its_operation(
+    export: Path, tmp_path: Path, operations: tuple[str, ...], last: str
+) -> None:
+    imported = ImportModel(operations=operations).run(export / MODEL_FILE, tmp_path / MODEL_FILE)
+    graph = load_model(imported).graph
+    (logits,) = [value for value in graph.outputs if value.name == "logits"]
+    kinds = []
+    while (node := logits.producer()) is not None and node.op_type not in {"Add", "Scale"}:
+        kinds.append(node.op_type)
+        (logits, *_) = [value for value in node.inputs if value is not None]
+    assert node is not None
+    assert (node.op_type, set(kinds)) == (last, {"Reshape"})
+
+
+def test_an_operation_that_no_function_defines(
+    builder: GenAIBuilderHTP, export: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(export, tmp_path / "bare")
+    model = onnx.load(str(tmp_path / "bare" / MODEL_FILE), load_external_data=False)
+    del model.functions[:]
+    onnx.save(model, str(tmp_path / "bare" / MODEL_FILE))
+    bare = GenAIBuilderFactory.create(
+        tmp_path / "bare", cache_root=tmp_path / "cache", calibration_text="x"
+    )
+    bare.op_packages = builder.op_packages
+    bare.set_targets(["SM8750:emulator"])
+    bare.set_transformation_options(
+        {
+            "arn_cl_options.auto_regression_number": [1, 16],
+            "arn_cl_options.context_length": [96],
+        }
+    )
+    with pytest.raises(UnsupportedGraphError, match="a function of the model"):
+        bare.build()
