@@ -162,10 +162,11 @@ class Row:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes that tell the row from others: labels, and sessions that ran at once."""
+        """Notes that tell the row from others: runtime, labels, sessions that ran at once."""
         if not self.runs:
             return ()
-        found = [f"{key}={value}" for key, value in self.runs[0].labels.items()]
+        found = [self.subject.by] if self.subject.by else []
+        found += [f"{key}={value}" for key, value in self.runs[0].labels.items()]
         names = dict.fromkeys(run.label.partition("#")[0] for run in self.runs if run.label)
         found += list(names)[:MOST_LABELS]
         if len(names) > MOST_LABELS:
@@ -408,7 +409,8 @@ def _grade(cells: Mapping[str, Cell]) -> tuple[str, tuple[str, ...]]:
 def _display_key(built: tuple[Subject, str]) -> tuple[object, ...]:
     """Return what distinguishes rows for the reader."""
     subject, sha256 = built
-    return (subject.label, subject.labels, subject.model, subject.soc, subject.target, sha256)
+    own = (subject.label, subject.by, subject.labels)
+    return (*own, subject.model, subject.soc, subject.target, sha256)
 
 
 def _apart_remark(alike: Sequence[Subject]) -> tuple[str, ...]:

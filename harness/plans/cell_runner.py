@@ -101,7 +101,7 @@ class DeviceCellRunner:
     def _run(self, cell: Cell, device: LeasedDevice, cancel: CancelToken) -> CellResult:
         session = Session(
             cancellable(device, cancel),
-            None if cell.container is None else self.models.open(cell.container),
+            None if cell.container is None else self.models.open(cell.container, cell.runtime),
             SessionOptions(
                 timeout_s=cell.timeout_s,
                 runner_timeout_s=self.runner_timeout_s,

@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 from harness.plans.plan_file import Retries
 from harness.pool.failure_policy import work_id
 from harness.pool.requirement import Requirement
+from harness.runtimes.registry import DEFAULT_RUNTIME
 from harness.workloads.registry import AnyWorkload
 
 
@@ -21,11 +22,12 @@ class Cell:
     Attributes:
         key: SHA-256 of all that it measures; the same cell has it in every run of every plan.
         group: the same for all sessions of a cell, and for no other.
-        label: for people: `CONTAINER/DEVICES/WORKLOAD`, with session and replica if there are
-            several. Unique in its plan.
+        label: for people: `CONTAINER/DEVICES/WORKLOAD`, with runtime, session and replica if there
+            are several. Unique in its plan.
         requirement: of the device; asks for one.
         folder: what the workload's relative paths are relative to.
-        container: its folder; `None` for a plain command.
+        container: its folder, or what else the runtime runs; `None` for a plain command.
+        runtime: what runs it.
         affinity: the container's hash; cells of one affinity share what lies on a device.
         anti_affinity: cells of one anti-affinity go onto different devices; empty for any.
         work: id of what it does in what time, as `Work` has it: the same for its sessions and
@@ -40,6 +42,7 @@ class Cell:
     requirement: Requirement
     folder: Path = Path()
     container: Path | None = None
+    runtime: str = DEFAULT_RUNTIME
     affinity: str = ""
     anti_affinity: str = ""
     work: str = ""
@@ -71,6 +74,7 @@ def make_cell(
     *,
     folder: Path = Path(),
     container: Path | None = None,
+    runtime: str = DEFAULT_RUNTIME,
     container_sha256: str = "",
     content: str = "",
     conditions: Mapping[str, object] | None = None,
@@ -94,6 +98,8 @@ def make_cell(
         "work": {k: v for k, v in fields.items() if k not in workload.later_keys or v is not None},
         "content": content,
     }
+    if runtime != DEFAULT_RUNTIME:  # cells of older journals have no other
+        work["runtime"] = runtime
     identity = work | {
         "conditions": dict(conditions or {}),
         "requirement": asdict(requirement) | {"tags": sorted(requirement.tags)},
@@ -109,6 +115,7 @@ def make_cell(
         requirement=requirement,
         folder=folder,
         container=container,
+        runtime=runtime,
         affinity=container_sha256,
         anti_affinity=_digest(replicas) if spread else "",
         work=work_id(container_sha256, _digest(work | {"timeout_s": timeout_s})),

@@ -1,10 +1,9 @@
-"""Matrix of a plan: containers x devices x workloads x sessions."""
+"""Matrix of a plan: containers x runtimes x devices x workloads x sessions."""
 
 import fnmatch
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,16 +14,31 @@ from harness.plans.lease_requests import meets
 from harness.plans.plan_file import ContainerEntry, DeviceEntry, Plan, WorkloadEntry
 from harness.pool.requirement import Requirement
 from harness.pool.status import MemberStatus
+from harness.runtimes.registry import DEFAULT_RUNTIME, find_runtime
 from harness.workloads.registry import AnyWorkload
 
 MOST_CELLS = 100_000
 _LARGEST_TEXT = 256 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerIdentity:
-    """Folder and content hash of a container."""
+Identify = Callable[[Path, str], str]
+"""Gives the content hash of a container that a runtime runs."""
+Check = Callable[[Path, str, AnyWorkload], None]
+"""Raises `PromptTooLongError` or `WrongUseError` where a runtime with a container cannot run it."""
 
+
+@dataclass(frozen=True, slots=True)
+class _Subject:
+    """A container, and the runtime that runs it.
+
+    Attributes:
+        label: of the container.
+        number: of the container in the plan.
+    """
+
+    label: str
+    runtime: str
+    number: int
     path: Path
     sha256: str
 
@@ -41,22 +55,20 @@ def expand(
     plan: Plan,
     path: Path,
     *,
-    identify: Callable[[Path], str],
+    identify: Identify,
     members: Callable[[], Sequence[MemberStatus]],
-    check: Callable[[Path, AnyWorkload], None] = lambda *_: None,
+    check: Check = lambda *_: None,
 ) -> tuple[Cell, ...]:
     """Expand a plan into its cells, in the plan's order.
 
     Args:
         path: the plan's file; paths in the plan are relative to its folder.
-        identify: gives a container's content hash.
         members: gives the pool's devices; called only if the plan has `count: all`.
-        check: raises `PromptTooLongError` or `WrongUseError` if a container cannot run a workload.
 
     Raises:
-        PlanFileError: a duplicate label, an unreadable file, an incomplete container or one whose
-            context is too short for a workload, a match that matches nothing, no cells, or far
-            too many.
+        PlanFileError: a duplicate label, an unreadable file, an incomplete container, a workload
+            that its runtime cannot run or that its context is too short for, a match that matches
+            nothing, no cells, or far too many.
     """
     return tuple(_Expansion(plan, path, identify, members, check).cells())
 
@@ -77,9 +89,9 @@ class _Expansion:
         self,
         plan: Plan,
         path: Path,
-        identify: Callable[[Path], str],
+        identify: Identify,
         members: Callable[[], Sequence[MemberStatus]],
-        check: Callable[[Path, AnyWorkload], None],
+        check: Check,
     ) -> None:
         self._check = check
         self._plan = plan
@@ -100,22 +112,21 @@ class _Expansion:
         runs_model = any(workload.needs_container for workload in workloads)
         if not paths and runs_model:
             raise self._error("containers", "name containers: a workload of the plan runs a model")
-        identities = [
-            self._identity(number, path) for number, path in enumerate(paths) if runs_model
-        ]
+        subjects = list(self._subjects(containers, paths)) if runs_model else []
         contents = [self._content(i, workload) for i, workload in enumerate(workloads)]
         slots = [
             list(self._slots(i, label, entry))
             for i, (label, entry) in enumerate(zip(devices, plan.devices, strict=True))
         ]
         combinations = [
-            (c, d, w)
+            (subject, d, w)
             for w, workload in enumerate(workloads)
-            for c in (range(len(paths)) if workload.needs_container else [-1])
+            for subject in (subjects if workload.needs_container else [None])
             for d in range(len(devices))
         ]
         names = [
-            (containers[c] if c >= 0 else "", devices[d], labels[w]) for c, d, w in combinations
+            ((s.label, s.runtime) if s else ("", "")) + (devices[d], labels[w])
+            for s, d, w in combinations
         ]
         selected = self._select(names)
         total = sum(
@@ -126,60 +137,75 @@ class _Expansion:
         if not 0 < total <= MOST_CELLS:
             amount = "no cell" if not total else f"{total:,} cells, more than {MOST_CELLS:,}"
             raise self._error("", f"the plan has {amount}")
-        self._check_context(
-            paths, {(c, w) for (c, _, w), keep in zip(combinations, selected, strict=True) if keep}
-        )
+        kept = zip(combinations, selected, strict=True)
+        self._check_workloads({(s, w): None for (s, _, w), keep in kept if s and keep})
         copies: Counter[str] = Counter()
-        for (c, d, w), name, keep in zip(combinations, names, selected, strict=True):
+        for (subject, d, w), name, keep in zip(combinations, names, selected, strict=True):
             if keep:
-                identity = identities[c] if c >= 0 else None
                 groups = set()
-                for cell in self._sessions(
-                    name, plan.workloads[w], contents[w], identity, slots[d]
-                ):
+                for cell in self._sessions(name, plan.workloads[w], contents[w], subject, slots[d]):
                     groups.add(cell.group)
                     before = copies[cell.group]
                     yield duplicate(cell, before) if before else cell
                 copies.update(groups)
 
-    def _identity(self, number: int, path: Path) -> ContainerIdentity:
-        try:
-            return ContainerIdentity(path, self._identify(path))
-        except BuildError as error:
-            raise self._error(f"containers[{number}].path", str(error)) from error
+    def _subjects(self, labels: Sequence[str], paths: Sequence[Path]) -> Iterator[_Subject]:
+        """Yield each container with each runtime of the plan that runs such ones."""
+        names = self._plan.runtimes
+        idle = set(names)
+        for number, path in enumerate(paths):
+            found = [name for name in names if find_runtime(name).runs(path)]
+            if not found:
+                reason = f"{path} is nothing that {' or '.join(names)} can run"
+                raise self._error(f"containers[{number}].path", reason)
+            for name in found:
+                idle.discard(name)
+                try:
+                    sha256 = self._identify(path, name)
+                except (BuildError, WrongUseError) as error:
+                    raise self._error(f"containers[{number}].path", str(error)) from error
+                yield _Subject(labels[number], name, number, path, sha256)
+        for name in sorted(idle):
+            raise self._error("runtimes", f"{name} runs none of the plan's containers")
 
-    def _check_context(self, paths: Sequence[Path], pairs: AbstractSet[tuple[int, int]]) -> None:
-        for c, w in sorted(pairs):
-            if c < 0:
-                continue
+    def _check_workloads(self, pairs: Iterable[tuple[_Subject, int]]) -> None:
+        for subject, w in sorted(pairs, key=lambda pair: (pair[0].number, pair[1])):
             workload = self._plan.workloads[w].workload
+            name = subject.path.name
             try:
-                self._check(paths[c], workload)
+                self._check(subject.path, subject.runtime, workload)
             except PromptTooLongError as error:
                 where = f"workloads[{w}].{workload.length_key}"
-                raise self._error(where, f"{paths[c].name}: {error}") from error
+                raise self._error(where, f"{name}: {error}") from error
             except WrongUseError as error:
-                raise self._error(f"workloads[{w}]", f"{paths[c].name}: {error}") from error
+                reason = f"{name}: {error}"
+                if len(self._plan.runtimes) > 1:
+                    label = self._plan.workloads[w].label or workload.kind
+                    match = f"{{runtime: {subject.runtime}, workload: {label}}}"
+                    reason += f"; `exclude: [{match}]` leaves it out"
+                raise self._error(f"workloads[{w}]", reason) from error
 
     def _sessions(
         self,
-        name: tuple[str, str, str],
+        name: tuple[str, str, str, str],
         entry: WorkloadEntry,
         content: str,
-        container: ContainerIdentity | None,
+        subject: _Subject | None,
         slots: Sequence[_DeviceSlot],
     ) -> Iterator[Cell]:
         for session in range(entry.sessions):
             for slot in slots:
-                words = [name[0], slot.label, name[2]]
+                runtime = name[1] if len(self._plan.runtimes) > 1 else ""
+                words = [name[0], runtime, slot.label, name[3]]
                 label = "/".join(word for word in words if word)
                 yield make_cell(
                     f"{label}#{session + 1}" if entry.sessions > 1 else label,
                     entry.workload,
                     slot.requirement,
                     folder=self._path.parent,
-                    container=container.path if container else None,
-                    container_sha256=container.sha256 if container else "",
+                    container=subject.path if subject else None,
+                    runtime=subject.runtime if subject else DEFAULT_RUNTIME,
+                    container_sha256=subject.sha256 if subject else "",
                     content=content,
                     conditions=self._conditions(entry.workload),
                     session=session,
@@ -220,7 +246,7 @@ class _Expansion:
             for replica in range(entry.count):
                 yield _DeviceSlot(f"{label}@{replica + 1}", requirement, replica, spread=True)
 
-    def _select(self, names: Sequence[tuple[str, str, str]]) -> list[bool]:
+    def _select(self, names: Sequence[tuple[str, str, str, str]]) -> list[bool]:
         """Decide which combinations run: excluded ones do not, unless they are included again."""
         for key, matches in (("exclude", self._plan.exclude), ("include", self._plan.include)):
             for number, match in enumerate(matches):
@@ -293,6 +319,7 @@ def cell_as_mapping(cell: Cell) -> Mapping[str, object]:
         "kind": cell.workload.kind,
         "container": str(cell.container) if cell.container else None,
         "container_sha256": cell.affinity or None,
+        "runtime": cell.runtime if cell.container else None,
         "requirement": str(cell.requirement),
         "session": cell.session,
     }

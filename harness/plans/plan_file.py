@@ -18,6 +18,7 @@ from harness.errors import ConditionsError, FailureClass, PlanFileError
 from harness.pool.config import ReceiverConfig
 from harness.results.records import MAX_LABELS
 from harness.runtimes.base import LogLevel
+from harness.runtimes.registry import DEFAULT_RUNTIME, check_runtime
 from harness.telemetry.charge import ChargeWindow
 from harness.telemetry.conditions import Conditions
 from harness.workloads.base import NonEmpty
@@ -207,25 +208,28 @@ class Match(_Part):
     """Combinations, by the labels of their parts; a part that is left out matches all."""
 
     container: str | None = None
+    runtime: str | None = None
     device: str | None = None
     workload: str | None = None
 
     @model_validator(mode="after")
     def _names_something(self) -> Self:
-        if not (self.container or self.device or self.workload):
-            raise ValueError("name a container, a device or a workload by its label")
+        if not (self.container or self.runtime or self.device or self.workload):
+            raise ValueError("name a container, a runtime, a device or a workload by its label")
         return self
 
-    def matches(self, container: str, device: str, workload: str) -> bool:
+    def matches(self, container: str, runtime: str, device: str, workload: str) -> bool:
         """Return whether a combination matches."""
-        pairs = ((self.container, container), (self.device, device), (self.workload, workload))
-        return all(own is None or own == label for own, label in pairs)
+        own = (self.container, self.runtime, self.device, self.workload)
+        labels = (container, runtime, device, workload)
+        return all(one is None or one == label for one, label in zip(own, labels, strict=True))
 
 
 class Plan(_Part):
     """A plan. Paths in it are relative to its folder.
 
     Attributes:
+        runtimes: names of what runs the containers, each of those that it can.
         conditions: that benchmarks wait for; `none` measures devices as they are.
         telemetry: whether devices are sampled while they generate.
         labels: the user's own keys and values, which every run of the plan is stored with.
@@ -238,6 +242,9 @@ class Plan(_Part):
     db: NonEmpty | None = None
     pool: NonEmpty | None = None
     containers: tuple[ContainerEntry, ...] = Field((), strict=False)
+    runtimes: Annotated[
+        tuple[Annotated[str, AfterValidator(check_runtime)], ...], Field(min_length=1, strict=False)
+    ] = (DEFAULT_RUNTIME,)
     devices: Annotated[tuple[DeviceEntry, ...], Field(min_length=1, strict=False)] = (
         DeviceEntry(tags=()),
     )

@@ -140,8 +140,8 @@ def open_plan_run(
         cells = expand(
             plan,
             plan_file,
-            identify=lambda path: models.open(path).info.sha256,
-            check=lambda path, workload: workload.check(models.open(path)),
+            identify=lambda path, runtime: models.open(path, runtime).info.sha256,
+            check=lambda path, runtime, workload: workload.check(models.open(path, runtime)),
             members=lambda: pool.members() if pool is not None else (),
         )
         cells = select(cells, only)

@@ -391,7 +391,8 @@ def _name(group: _Group) -> str:
     newest = group.runs[-1]
     subject = Subject.of(newest)
     own = " ".join(f"{name}={value}" for name, value in subject.labels)
-    words = (container_label(newest.label), container_name(newest.container), own, subject.label)
+    container = (container_label(newest.label), container_name(newest.container))
+    words = (*container, subject.by, own, subject.label)
     place = soc_label(subject.place, emulator=subject.emulator)
     return f"{' '.join(filter(None, words))} on {place}"
 

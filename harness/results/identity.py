@@ -105,7 +105,7 @@ class Subject:
     def id(self) -> str:
         """Short and stable; a new field changes the ids of all subjects that have it."""
         values = {**asdict(self), "scored": self.scored and self.scored.model_dump()}
-        if self.runtime in {"", GENIE}:  # the only one there was
+        if not self.by:
             del values["runtime"]
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -113,6 +113,11 @@ class Subject:
     def is_imported(self) -> bool:
         """True where another tool measured it."""
         return self.tool != OURS
+
+    @property
+    def by(self) -> str:
+        """The runtime where it does not go without saying, as Genie and other tools' do."""
+        return "" if self.runtime == GENIE else self.runtime
 
     @property
     def place(self) -> str:

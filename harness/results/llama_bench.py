@@ -136,6 +136,8 @@ def to_record(test: Test, sessions: Sequence[Run]) -> dict[str, object]:
 
 def backend(run: Run) -> str:
     """Name what computed: `HTP v79`, `HTP v79 (emulator)`."""
+    if not run.container.target and run.origin is None:  # no container: its runtime chose
+        return run.workload.runtime
     name = f"HTP {run.device.dsp_arch or ''}".rstrip()
     return f"{name} (emulator)" if run.device.emulator else name
 

@@ -193,13 +193,15 @@ class SpeedRequest:
 
     Attributes:
         depth_tokens: tokens in the context before the prompt; 0 for none.
-        repetitions: the most that are taken of the results.
+        repetitions: number of results.
+        warmup: repetitions before them, which are not among them; None is as the tool does.
     """
 
     prompt_tokens: int
     new_tokens: int
     depth_tokens: int = 0
     repetitions: int = 1
+    warmup: int | None = None
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,17 @@ def runtimes() -> tuple[str, ...]:
     return tuple(dict.fromkeys((*_MODULES, *sorted(entry.name for entry in entries))))
 
 
+def check_runtime(name: str) -> str:
+    """Return `name`.
+
+    Raises:
+        ValueError: no runtime has that name.
+    """
+    if name not in runtimes():
+        raise ValueError(f"the runtime is one of {', '.join(runtimes())}")
+    return name
+
+
 @cache
 def find_runtime(name: str) -> RuntimeModule:
     """Import the module of a runtime.

@@ -18,12 +18,14 @@ from harness.results.stability import THROTTLING
 from harness.results.store import ResultsStore
 from harness.results.warmup import MIN_STEADY, Warmup, detect_warmup
 from harness.runtimes.base import (
+    Capability,
     Generates,
     GenerationRequest,
     GenerationResult,
     MeasuresSpeed,
     Model,
     Need,
+    Runtime,
     Scores,
     SpeedRequest,
     require,
@@ -130,9 +132,14 @@ class Bench(DialogWorkload):
 
     @property
     def needs(self) -> tuple[Need, ...]:
-        """See `Workload.needs`: a runtime without a text is measured, unless it is checked."""
+        """See `Workload.needs`."""
         text = Generates if self.reference_tokens is not None else (Generates, MeasuresSpeed)
         return (text,) if self.max_perplexity is None else (text, Scores)
+
+    def _capability_of(self, runtime: type[Runtime]) -> Capability:
+        """Return how a runtime is measured: by itself, unless there is a text to check."""
+        by_itself = self.reference_tokens is None and issubclass(runtime, MeasuresSpeed)
+        return MeasuresSpeed if by_itself else Generates
 
     def check(self, model: Model) -> None:
         """See `Workload.check`."""
@@ -148,19 +155,20 @@ class Bench(DialogWorkload):
         session.model.check_dialog(
             settings, self.prompt_tokens, self.new_tokens, depth_tokens=self.depth_tokens or 0
         )
-        runtime = session.runtime
-        prompt = None
-        if isinstance(runtime, Generates):
-            prompt = self._cut_prompt(session.model.tokenizer, runtime, settings)
+        runtime, prompt = session.runtime, None
+        capability = self._capability_of(session.model.runtime)
+        if capability is Generates:
+            answering = session.require(Generates)
+            prompt = self._cut_prompt(session.model.tokenizer, answering, settings)
         quality = self.judge_container(session, recording.store)
         expectations = tuple(self._expectations(session, recording, quality))
         record = WorkloadRecord(
-            runner=runtime.runner(MeasuresSpeed if prompt is None else Generates),
+            runner=runtime.runner(capability),
             prompt_tokens=self.prompt_tokens,
             depth_tokens=self.depth_tokens,
             max_new_tokens=self.new_tokens,
             repetitions=self.repetitions,
-            warmup=self.warmup_limit,
+            warmup=0 if prompt is None else self.warmup_limit,
             sampler=self.record(),
             prompt=None if prompt is None else prompt.text,
         )
@@ -179,17 +187,18 @@ class Bench(DialogWorkload):
                 conditions = session.options.prepare(session.device, deployment)
                 recorder.add_conditions(stack.enter_context(conditions))
             if prompt is None:
-                results = self._measure(session)
+                bench = self.model_copy(update={"warmup": 0})  # the runtime has its own
+                _repeat(bench, session, recorder, self._measure(session), None)
             else:
                 results = self._generate(session, prompt, settings)
-            self._repeat(session, recorder, results, expectations)
+                _repeat(self, session, recorder, results, expectations)
         return stored_result(recording.store.get_run(recorder.run.id))
 
     def _measure(self, session: Session) -> Iterator[GenerationResult]:
-        """Yield the repetitions of a runtime that tells no text."""
-        request = SpeedRequest(
-            self.prompt_tokens, self.new_tokens, self.depth_tokens or 0, self.most_repetitions
-        )
+        """Yield the repetitions of a runtime that measures itself."""
+        warmup = None if self.warmup == "auto" else self.warmup
+        depth = self.depth_tokens or 0
+        request = SpeedRequest(self.prompt_tokens, self.new_tokens, depth, self.repetitions, warmup)
         yield from session.require(MeasuresSpeed).measure_speed(request)
 
     def _generate(
@@ -252,17 +261,6 @@ class Bench(DialogWorkload):
         depth = self.depth_tokens
         return 0 if depth is None else depth - runtime.added_tokens(settings)
 
-    def _check_prompt(self, session: Session, result: GenerationResult) -> None:
-        """Refuse figures of another prompt than the one that is measured at a depth.
-
-        Raises:
-            RuntimeOutputError: the dialog adds other tokens to a second query than was found.
-        """
-        taken = result.metrics.get("prompt_tokens")
-        if self.depth_tokens is not None and taken != self.prompt_tokens:
-            reason = f"a prompt of {taken} tokens was taken for one of {self.prompt_tokens}"
-            raise RuntimeOutputError(session.device.serial, reason, "")
-
     def _expectations(
         self, session: Session, recording: Recording, quality: OutputCheck | None
     ) -> Iterator[Expectation]:
@@ -276,38 +274,51 @@ class Bench(DialogWorkload):
         if first is not None and first.generated_text is not None:
             yield ReferenceText(first.generated_text, first.check)
 
-    def _repeat(
-        self,
-        session: Session,
-        recorder: RunRecorder,
-        results: Iterator[GenerationResult],
-        expectations: Sequence[Expectation],
-    ) -> None:
-        steadiness, throttled = _Steadiness(self), False
-        tells_text = isinstance(session.runtime, Generates)
-        for number, result in enumerate(results):
-            is_warmup = self.warmup == "auto" or number < self.warmup
-            repetition = number if self.warmup == "auto" or is_warmup else number - self.warmup
-            recorder.profiles.append(result.profile)
-            recorder.traces.append(result.trace)
-            if tells_text:
-                self._check_prompt(session, result)
-                _check_output(recorder, expectations, result, repeats=self.is_reproducible)
-            recorder.add_values(
-                result.metrics,
-                repetition=repetition,
-                is_warmup=is_warmup,
-                clocked=result.clocked,
-            )
-            recorder.add_telemetry(result.telemetry, repetition=repetition, is_warmup=is_warmup)
-            if not throttled:
-                throttled = _record_throttling(recorder, number, result.telemetry)
-            steadiness.add(result.metrics)
-            if session.options.on_repetition is not None:
-                session.options.on_repetition(number, self.most_repetitions, result)
-            if steadiness.is_enough:
-                break
-        steadiness.settle(recorder)
+
+def _repeat(
+    bench: Bench,
+    session: Session,
+    recorder: RunRecorder,
+    results: Iterator[GenerationResult],
+    expectations: Sequence[Expectation] | None,
+) -> None:
+    """Store repetitions as they come; of those without a text, there are no expectations."""
+    steadiness, throttled = _Steadiness(bench), False
+    for number, result in enumerate(results):
+        is_warmup = bench.warmup == "auto" or number < bench.warmup
+        repetition = number if bench.warmup == "auto" or is_warmup else number - bench.warmup
+        recorder.profiles.append(result.profile)
+        recorder.traces.append(result.trace)
+        if expectations is not None:
+            _check_prompt(bench, session, result)
+            _check_output(recorder, expectations, result, repeats=bench.is_reproducible)
+        recorder.add_values(
+            result.metrics,
+            repetition=repetition,
+            is_warmup=is_warmup,
+            clocked=result.clocked,
+        )
+        recorder.add_telemetry(result.telemetry, repetition=repetition, is_warmup=is_warmup)
+        if not throttled:
+            throttled = _record_throttling(recorder, number, result.telemetry)
+        steadiness.add(result.metrics)
+        if session.options.on_repetition is not None:
+            session.options.on_repetition(number, bench.most_repetitions, result)
+        if steadiness.is_enough:
+            break
+    steadiness.settle(recorder)
+
+
+def _check_prompt(bench: Bench, session: Session, result: GenerationResult) -> None:
+    """Refuse figures of another prompt than the one that is measured at a depth.
+
+    Raises:
+        RuntimeOutputError: the dialog adds other tokens to a second query than was found.
+    """
+    taken = result.metrics.get("prompt_tokens")
+    if bench.depth_tokens is not None and taken != bench.prompt_tokens:
+        reason = f"a prompt of {taken} tokens was taken for one of {bench.prompt_tokens}"
+        raise RuntimeOutputError(session.device.serial, reason, "")
 
 
 @dataclass(slots=True)

@@ -1,4 +1,5 @@
 """From a plan to its cells: which, in what order, and what makes a cell another one."""
+# ruff: noqa: F401, F811 - a fixture of another module
 
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +15,11 @@ from harness.errors import PlanFileError
 from harness.plans.cells import Cell
 from harness.plans.matrix import cell_as_mapping, expand, select
 from harness.plans.plan_file import Plan
+from harness.runtimes import registry
 from harness.runtimes.genie.model import GenieModel
+from harness.workloads.registry import AnyWorkload
 from tests.harness.plans.farm import members
+from tests.harness.runtimes.stopwatch import script
 
 if TYPE_CHECKING:
     from buildlib.container.container import GenAIContainer
@@ -32,7 +36,7 @@ def cells_of(tmp_path: Path) -> Expand:
         return expand(
             plan,
             tmp_path / "plan.yaml",
-            identify=lambda path: f"{path.name}-{sha256}",
+            identify=lambda path, _: f"{path.name}-{sha256}",
             members=lambda: members("pixel", "board") + members("old", soc="SM8650"),
         )
 
@@ -156,7 +160,7 @@ def test_a_container_that_is_not_whole_is_named_by_its_key(tmp_path: Path) -> No
     )
     folder = tmp_path / "deep" / "plans"
 
-    def identify(path: Path) -> str:
+    def identify(path: Path, _runtime: str) -> str:
         raise ContainerError(str(path), "it has no manifest")
 
     with pytest.raises(PlanFileError) as caught:
@@ -192,9 +196,9 @@ def test_a_workload_that_no_context_holds_is_refused(
         return expand(
             Plan.model_validate(content),
             tmp_path / "plan.yaml",
-            identify=lambda _: "a" * 64,
+            identify=lambda *_: "a" * 64,
             members=list,
-            check=lambda _, workload: workload.check(model),
+            check=lambda _path, _runtime, workload: workload.check(model),
         )
 
     fits = {**BENCH, "prompt_tokens": 161, "new_tokens": 31}
@@ -210,6 +214,70 @@ def test_cells_are_chosen_by_patterns_of_their_labels(cells_of: Expand) -> None:
     assert labels(select(cells, ["b/any/bench#2"])) == ["b/any/bench#2"]
     assert select(cells, []) == cells
     assert select(cells, ["c/*"]) == ()
+
+
+def test_each_runtime_runs_the_containers_that_it_can(cells_of: Expand, script: Path) -> None:
+    both: dict[str, Any] = {
+        "containers": [{"path": "a"}, {"path": script.name}],
+        "runtimes": ["genie", "stopwatch"],
+    }
+    cells = cells_of(**both, workloads=[BENCH, COMMAND])
+    assert labels(cells) == [
+        "a/genie/any/bench", "model.sh/stopwatch/any/bench", "any/command",
+    ]  # fmt: skip
+    assert [cell.runtime for cell in cells] == ["genie", "stopwatch", "genie"]
+    assert Cell.from_json(cells[1].to_json()) == cells[1]
+    (left,) = cells_of(**both, exclude=[{"runtime": "genie"}])
+    assert (left.label, left.affinity[:8]) == ("model.sh/stopwatch/any/bench", "model.sh")
+    (alone,) = cells_of(containers=TWO[:1])
+    assert alone.key == cells[0].key
+
+
+@pytest.mark.parametrize(
+    ("keys", "key", "reason"),
+    [
+        ({"containers": TWO[:1]}, "runtimes", "stopwatch runs none of the plan's containers"),
+        (
+            {"containers": [{"path": "model.sh"}], "runtimes": ["genie"]},
+            "containers[0].path",
+            "is nothing that genie can run",
+        ),
+    ],
+)
+def test_a_runtime_and_a_container_that_do_not_go_together_are_named(
+    cells_of: Expand, script: Path, keys: dict[str, Any], key: str, reason: str
+) -> None:
+    with pytest.raises(PlanFileError) as caught:
+        cells_of(**{"runtimes": ["genie", "stopwatch"], **keys})
+    assert (caught.value.key, reason in caught.value.reason) == (key, True)
+
+
+def test_a_workload_that_a_runtime_cannot_do_is_refused_unless_it_is_left_out(
+    tmp_path: Path, script: Path
+) -> None:
+    keys: dict[str, Any] = {
+        "name": "p",
+        "containers": [{"path": "a"}, {"path": script.name}],
+        "runtimes": ["genie", "stopwatch"],
+        "workloads": [BENCH, {"kind": "generate", "prompt": "x"}],
+    }
+
+    def check(path: Path, runtime: str, workload: AnyWorkload) -> None:
+        if runtime != "genie":
+            workload.check(registry.open_model(path, runtime))
+
+    def cells(**more: object) -> tuple[Cell, ...]:
+        plan = Plan.model_validate({**keys, **more})
+        return expand(
+            plan, tmp_path / "plan.yaml", identify=lambda *_: "a" * 64, members=list, check=check
+        )
+
+    with pytest.raises(PlanFileError, match="stopwatch cannot answer prompts") as caught:
+        cells()
+    assert caught.value.key == "workloads[1]"
+    match = {"runtime": "stopwatch", "workload": "generate"}
+    assert "{runtime: stopwatch, workload: generate}" in caught.value.reason
+    assert len(cells(exclude=[match])) == 3
 
 
 def test_a_cell_for_programs(cells_of: Expand) -> None:

@@ -73,6 +73,7 @@ MINIMAL = "name: x\nworkloads: [{kind: bench}]\n"
     [
         ("name: x\n", "workloads", "it is missing"),
         (MINIMAL + "colour: red\n", "colour", "unknown key"),
+        (MINIMAL + "runtimes: [geni]\n", "runtimes[0]", "the runtime is one of genie"),
         (MINIMAL + "devices: [{sco: SM8750}]\n", "devices[0].sco", "unknown key"),
         (MINIMAL + "devices: [{count: 0}]\n", "devices[0].count", "or must be 'all'"),
         (MINIMAL + "devices: [{tags: a b}]\n", "devices[0].tags", "must be a list of texts"),

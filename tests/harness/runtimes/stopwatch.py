@@ -6,11 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+import pytest
+
 from buildlib.targets import find_soc
 from harness.deploy.deployment import DeployFile
 from harness.devices.base import Device, DeviceProperties
 from harness.errors import WrongUseError
 from harness.results.records import ContainerInfo
+from harness.runtimes import registry
 from harness.runtimes.base import Capability, GenerationResult, RuntimeOptions, SpeedRequest
 from harness.runtimes.bundles.bundle import Bundle
 from harness.runtimes.deployed import DeployedRuntime
@@ -32,7 +35,7 @@ class StopwatchRuntime(DeployedRuntime):
     def measure_speed(self, request: SpeedRequest) -> Iterator[GenerationResult]:
         folder = self.folder()
         command = ["sh", "model.sh", str(request.prompt_tokens), str(request.new_tokens)]
-        while True:
+        for _ in range(request.repetitions):
             outcome = folder.run(
                 command, name="model.sh", timeout_s=self.options.runner_timeout_s, stdout="speed"
             )
@@ -86,6 +89,17 @@ class Script:
     ) -> StopwatchRuntime:
         files = {"model.sh": DeployFile(self.path, origin="the test")}
         return StopwatchRuntime(device, Bundle(properties.abi, find_soc("SM8750"), files), options)
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A model of this runtime, which processes 2 tokens/s for each of its prompt."""
+    monkeypatch.setattr(registry, "_MODULES", {**registry._MODULES, "stopwatch": __name__})
+    path = tmp_path / "model.sh"
+    path.write_text('echo "$(($1 * 2)) $2"\n')
+    registry.runtimes.cache_clear()
+    yield path
+    registry.runtimes.cache_clear()
 
 
 def runs(path: Path) -> bool:

@@ -1,6 +1,6 @@
 """Runtimes beside Genie: found by name, asked for what they can do, told apart in results."""
+# ruff: noqa: F401, F811 - a fixture of another module
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -8,6 +8,7 @@ import pytest
 from harness.devices.adb.device import AdbDevice
 from harness.errors import WrongUseError
 from harness.results.identity import Subject
+from harness.results.llama_bench import backend
 from harness.results.store import ResultsStore
 from harness.runtimes import registry
 from harness.runtimes.base import (
@@ -28,19 +29,7 @@ from harness.workloads.generate import Generate
 from harness.workloads.perplexity import Perplexity
 from harness.workloads.registry import AnyWorkload
 from harness.workloads.session import Session
-from tests.harness.runtimes.stopwatch import StopwatchRuntime
-
-
-@pytest.fixture
-def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A model of the runtime `stopwatch`, which processes 2 tokens/s for each of its prompt."""
-    modules = {**registry._MODULES, "stopwatch": "tests.harness.runtimes.stopwatch"}
-    monkeypatch.setattr(registry, "_MODULES", modules)
-    path = tmp_path / "model.sh"
-    path.write_text('echo "$(($1 * 2)) $2"\n')
-    registry.runtimes.cache_clear()
-    yield path
-    registry.runtimes.cache_clear()
+from tests.harness.runtimes.stopwatch import StopwatchRuntime, script
 
 
 def test_an_unknown_runtime_is_named_with_those_there_are(script: Path) -> None:
@@ -92,6 +81,7 @@ def test_a_runtime_without_a_text_is_measured_and_told_apart(
     assert kept.values("decode_tokens_per_s") == (4.0, 4.0)
     assert kept.workload.runner_sha256 == model.info.sha256
     assert (kept.workload.runtime, kept.check.outcome) == ("stopwatch", "none")
+    assert backend(kept) == "stopwatch"
     subject = Subject.of(kept)
     plain = {key: value for key, value in kept.workload.sampler.items() if key != "runtime"}
     workload = kept.workload.model_copy(update={"sampler": plain})
