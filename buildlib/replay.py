@@ -149,7 +149,7 @@ def replay(entry: str | os.PathLike[str], dest: str | os.PathLike[str]) -> Path:
     info, described = read_info(folder), read_files(folder)
     if made.exists():
         raise InputFileError(str(made), "it exists already; name a new folder")
-    inputs = [_entry(folder, digest) for digest in described.sources]
+    inputs = [entry_beside(folder, digest) for digest in described.sources]
     with scratch_folder(made) as scratch:
         _stage(folder, info, described.subject, inputs).run(scratch)
         scratch.rename(made)
@@ -213,19 +213,31 @@ def emulator_twin(
         return write_container(draft, user_path(dest))
 
 
-def _compile_unshared(root: Path, name: str, sha256: str, target: Target, dest: Path) -> None:
-    """Compile the DLCs of a binary of the cache again, for the emulator."""
+def compiled_from(root: Path, name: str, sha256: str) -> list[Path]:
+    """Return the entries with the DLCs that a context binary was compiled from, in their order.
+
+    Raises:
+        CacheError: the cache does not have them.
+    """
+    folder = _compile_entry(root, name, sha256)
+    return [entry_beside(folder, digest).folder for digest in read_files(folder).sources]
+
+
+def _compile_entry(root: Path, name: str, sha256: str) -> Path:
     for folder in entry_folders(root):
         if folder.name.startswith(f"{CompilePart.operation}_"):
-            described = read_files(folder)
-            if sha256 in {file.sha256 for file in described.files.values()}:
-                break
-    else:
-        reason = f"it does not have what {name} was compiled from: build the container again"
-        raise CacheError(str(root), reason)
-    converted = [_entry(folder, digest).folder for digest in described.sources]
-    dlcs = [path for entry in converted for path in sorted(entry.glob("*.dlc"))]
-    config = CompileConfig.model_validate(read_info(folder).config)
+            files = read_files(folder).files.values()
+            if sha256 in {file.sha256 for file in files}:
+                return folder
+    reason = f"it does not have what {name} was compiled from: build the container again"
+    raise CacheError(str(root), reason)
+
+
+def _compile_unshared(root: Path, name: str, sha256: str, target: Target, dest: Path) -> None:
+    """Compile the DLCs of a binary of the cache again, for the emulator."""
+    entries = compiled_from(root, name, sha256)
+    dlcs = [path for entry in entries for path in sorted(entry.glob("*.dlc"))]
+    config = CompileConfig.model_validate(read_info(_compile_entry(root, name, sha256)).config)
     context = config.context.model_copy(
         update={"weight_sharing_enabled": False, "lora_weight_sharing": None}
     )
@@ -256,8 +268,12 @@ def _stage(folder: Path, info: EntryInfo, subject: str, inputs: list[CacheEntry]
     return Convert(inputs[0], inputs[1], shape, part, target, toolchain, bits)
 
 
-def _entry(beside: Path, digest: str) -> CacheEntry:
-    """Return the entry of a hash, in any folder of the cache."""
+def entry_beside(beside: Path, digest: str) -> CacheEntry:
+    """Return the entry of a hash, in any folder of the cache that another entry is in.
+
+    Raises:
+        CacheError: it is no longer there.
+    """
     places = beside.absolute().parent.parent.glob(f"*/{entry_name('*', digest)}")
     found = next(places, None)
     if found is None:

@@ -72,6 +72,17 @@ class ExecuteRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class ProfileRequest:
+    """Profile graphs on the emulator; the answer has each graph's nodes and their cycles."""
+
+    binary: Path
+    graphs: tuple[str, ...]
+    soc_model: int
+    repetitions: int
+    op_packages: tuple[OpPackageLibrary, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class OpPackageRequest:
     """Register an op package; the answer is the operations that the backend knows through it."""
 

@@ -43,6 +43,7 @@ from harness.cli import (
     perplexity,
     pipeline,
     pool,
+    profile,
     rehearse,
     results,
     run,
@@ -85,6 +86,7 @@ def build_app() -> typer.Typer:
     app.command("inspect")(inspect.inspect)
     app.add_typer(config.app, name="config")
     app.add_typer(debug.app, name="debug")
+    app.command("profile")(profile.profile)
     app.command("rehearse")(rehearse.rehearse)
     app.command("generate")(generate.generate)
     app.command("perplexity")(perplexity.perplexity)

@@ -42,6 +42,7 @@ from buildlib.toolchains.requests import (
     OperationRequest,
     OpPackageLibrary,
     OpPackageRequest,
+    ProfileRequest,
 )
 
 _WORKER = "buildlib.toolchains.ort_qnn.worker"
@@ -200,6 +201,31 @@ class OrtQnnToolchain:
             self._run("execute", binary, request, self.timeouts.execute_s)
             with np.load(outputs_file, allow_pickle=False) as outputs:
                 return dict(outputs)
+
+    def profile(
+        self,
+        binary: Path,
+        graphs: Sequence[str],
+        *,
+        soc_model: int,
+        repetitions: int = 1,
+        op_packages: Sequence[OpPackageLibrary] = (),
+    ) -> dict[str, tuple[tuple[str, int], ...]]:
+        """Return the compiled nodes of graphs, by name, and the emulator's cycles of each.
+
+        The cycles are the host's, and other work on it makes them more: the least of several
+        repetitions is taken. They say nothing about a DSP.
+
+        Raises:
+            ToolchainMissingError: the wheel is not usable here.
+            ToolchainError: the emulator refuses the binary, or died.
+        """
+        request = ProfileRequest(
+            binary.absolute(), tuple(graphs), soc_model, repetitions, tuple(op_packages)
+        )
+        timeout_s = self.timeouts.execute_s * max(1, repetitions) * max(1, len(graphs))
+        answer = self._run("profile", binary, request, timeout_s)
+        return TypeAdapter(dict[str, tuple[tuple[str, int], ...]]).validate_python(answer)
 
     def op_package(self, package: OpPackageLibrary) -> tuple[str, ...]:
         """Return the operations that an op package for this host adds, e.g. `my.package::Scale`.

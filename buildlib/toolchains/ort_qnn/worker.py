@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         OperationRequest,
         OpPackageLibrary,
         OpPackageRequest,
+        ProfileRequest,
     )
 
 _PROVIDER = "QNNExecutionProvider"
@@ -145,6 +146,28 @@ def register_op_packages(
     return frozenset(session.operations()) - before
 
 
+def profile(body: bytes) -> object:
+    """Return the nodes of graphs, each with the least of its cycles."""
+    from buildlib.toolchains.qnn.api import HtpSession, load_system
+    from buildlib.toolchains.qnn.execution import EmulatedGraph, keep_to_one_cpu
+
+    keep_to_one_cpu()
+    request: ProfileRequest = pickle.loads(body)  # noqa: S301 - of the parent
+    libraries = find_libraries()
+    system, binary = load_system(libraries.system), request.binary.read_bytes()
+    session = HtpSession(libraries.htp, request.soc_model)
+    register_op_packages(session, request.op_packages)
+    nodes = {}
+    for name in request.graphs:
+        graph = EmulatedGraph(session, system, binary, name)
+        runs = [graph.node_cycles() for _ in range(request.repetitions)]
+        nodes[name] = [
+            (node, min(cycles for _, cycles in same))
+            for (node, _), same in zip(runs[0], zip(*runs, strict=True), strict=True)
+        ]
+    return nodes
+
+
 def op_package(body: bytes) -> object:
     """Register an op package and tell which operations the backend knows through it."""
     from buildlib.toolchains.qnn.api import HtpSession
@@ -202,6 +225,7 @@ COMMANDS: dict[str, Command] = {
     "inspect": inspect,
     "execute": execute,
     "op_package": op_package,
+    "profile": profile,
     "operation": operation,
     "versions": versions,
 }

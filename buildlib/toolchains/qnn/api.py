@@ -16,16 +16,21 @@ from buildlib.toolchains.qnn.refusal import RefusedError
 from buildlib.toolchains.qnn.structures import (
     CONFIG_CUSTOM,
     HTP_DEVICE_SOC,
+    PROFILE_CYCLES,
+    PROFILE_DETAILED,
+    PROFILE_NODE,
     BackendInterfaceHeader,
     BinaryInfo,
     Config,
     HtpConfig,
     OperationName,
+    ProfileEvent,
     SystemInterfaceHeader,
     Version,
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 BACKEND_TABLE_ENTRIES: Final = {(2, 40): 75}
@@ -67,6 +72,11 @@ class BackendFunction(IntEnum):
     GRAPH_EXECUTE = 21
     TENSOR_CREATE_GRAPH_TENSOR = 24
     LOG_CREATE = 25
+    PROFILE_CREATE = 28
+    PROFILE_GET_EVENTS = 30
+    PROFILE_GET_SUB_EVENTS = 31
+    PROFILE_GET_EVENT_DATA = 32
+    PROFILE_FREE = 34
     DEVICE_CREATE = 40
     DEVICE_FREE = 43
 
@@ -282,15 +292,53 @@ class HtpSession:
         )
         return graph
 
-    def execute(self, graph: c.c_void_p, inputs: Any, outputs: Any) -> None:  # noqa: ANN401
+    def execute(
+        self,
+        graph: c.c_void_p,
+        inputs: Any,  # noqa: ANN401
+        outputs: Any,  # noqa: ANN401
+        profile: c.c_void_p | None = None,
+    ) -> None:
         """Run a graph on arrays of `Tensor`, each of which points to its memory."""
         self.qnn.call(
             BackendFunction.GRAPH_EXECUTE,
             graph,
             c.cast(inputs, c.c_void_p), c.c_uint32(len(inputs)),
             c.cast(outputs, c.c_void_p), c.c_uint32(len(outputs)),
-            c.c_void_p(None), c.c_void_p(None),
+            profile or c.c_void_p(None), c.c_void_p(None),
         )  # fmt: skip
+
+    def node_cycles(self, run: Callable[[c.c_void_p], object]) -> list[tuple[str, int]]:
+        """Return the cycles of each node, by its name, in what `run` executes with a profile."""
+        profile = self._created(
+            BackendFunction.PROFILE_CREATE, self.backend, c.c_uint32(PROFILE_DETAILED)
+        )
+        try:
+            run(profile)
+            total = self._events(BackendFunction.PROFILE_GET_EVENTS, profile)
+            nodes = [
+                self._event(node)
+                for event in total
+                for node in self._events(BackendFunction.PROFILE_GET_SUB_EVENTS, c.c_uint64(event))
+            ]
+            return [
+                ((node.identifier or b"").decode(errors="replace"), int(node.value))
+                for node in nodes
+                if (node.type, node.unit) == (PROFILE_NODE, PROFILE_CYCLES)
+            ]
+        finally:
+            self.qnn.call(BackendFunction.PROFILE_FREE, profile)
+
+    def _events(self, function: BackendFunction, of: c.c_void_p | c.c_uint64) -> list[int]:
+        events, count = c.POINTER(c.c_uint64)(), c.c_uint32()
+        self.qnn.call(function, of, c.pointer(events), c.pointer(count))
+        return list(events[: count.value])
+
+    def _event(self, event: int) -> ProfileEvent:
+        data = ProfileEvent()
+        function = BackendFunction.PROFILE_GET_EVENT_DATA
+        self.qnn.call(function, c.c_uint64(event), c.pointer(data))
+        return data
 
     def register_op_package(self, library: str | Path, provider: str, target: str = "CPU") -> None:
         """Make the operations of an op package known to the backend, before it has contexts.

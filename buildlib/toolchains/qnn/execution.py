@@ -51,13 +51,27 @@ class EmulatedGraph:
         Raises:
             RefusedError: an input is missing, of another shape or type, or the emulator fails.
         """
+        return self._run(inputs, None)
+
+    def node_cycles(self) -> list[tuple[str, int]]:
+        """Run the graph once on real zeros, and return the emulator's cycles of each node.
+
+        Raises:
+            RefusedError: the emulator fails.
+        """
+        zeros = {tensor.name.decode(): _zeros(tensor) for tensor in self._inputs}
+        return self._session.node_cycles(lambda profile: self._run(zeros, profile))
+
+    def _run(
+        self, inputs: Arrays, profile: c.c_void_p | None
+    ) -> dict[str, npt.NDArray[np.generic]]:
         held = [_bind(tensor, inputs) for tensor in self._inputs]
         outputs = {}
         for tensor in self._outputs:
             array = np.empty(_shape(tensor), _dtype(tensor))
             _point(tensor, array)
             outputs[tensor.name.decode()] = array
-        self._session.execute(self._graph, self._inputs, self._outputs)
+        self._session.execute(self._graph, self._inputs, self._outputs, profile)
         del held
         return outputs
 
@@ -80,6 +94,12 @@ def _point(tensor: qnn.Tensor, array: npt.NDArray[np.generic]) -> None:
     tensor.memory_type = qnn.MEMORY_RAW
     tensor.data = array.ctypes.data
     tensor.data_size = array.nbytes
+
+
+def _zeros(tensor: qnn.Tensor) -> npt.NDArray[np.generic]:
+    grid = tensor.quantize
+    scaled = (grid.definition, grid.encoding) == (qnn.ENCODING_DEFINED, qnn.ENCODING_SCALE_OFFSET)
+    return np.full(_shape(tensor), -grid.offset if scaled else 0, _dtype(tensor))
 
 
 def _shape(tensor: qnn.Tensor) -> tuple[int, ...]:

@@ -30,6 +30,11 @@ TENSOR_OUTPUT: Final = 1
 
 MEMORY_RAW: Final = 0
 
+PROFILE_DETAILED: Final = 2
+PROFILE_NODE: Final = 404
+PROFILE_CYCLES: Final = 3
+"""`type` and `unit` of the event of one node, as QNN 2.51 gives them."""
+
 DATA_TYPES: Final = {
     0x0008: "int8",
     0x0016: "int16",
@@ -85,6 +90,17 @@ class OperationName(c.Structure):
     """An operation that a backend knows."""
 
     _fields_ = (("package", c.c_char_p), ("operation", c.c_char_p), ("target", c.c_char_p))
+
+
+class ProfileEvent(c.Structure):
+    """An event of a profile: `QnnProfile_EventData_t` of the public API reference, 80-63442-10."""
+
+    _fields_ = (
+        ("type", c.c_uint32),
+        ("unit", c.c_uint32),
+        ("value", c.c_uint64),
+        ("identifier", c.c_char_p),
+    )
 
 
 class Config(c.Structure):

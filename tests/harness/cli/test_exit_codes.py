@@ -91,6 +91,7 @@ TABLE = (
     (NO_ANSWER, "pool show --pool nothing.yaml"),
     (NO_ANSWER, "pool undrain here"),
     (NO_ANSWER, "pool unquarantine here"),
+    (NO_ANSWER, "profile nothing"),
     (NO_ANSWER, "rehearse nothing"),
     (NO_ANSWER, "report --db nothing.db"),
     (NO_ANSWER, "results export out.csv --db nothing.db"),

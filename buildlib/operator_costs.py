@@ -1,0 +1,235 @@
+"""Cost of each operator of a container: emulator's cycles, bytes of weights, loss of quantization.
+
+The compiler cuts an operator of the model into heads, columns and conversions, whose names begin
+with its own: they count together. Cycles are those of the emulator on this host, and say nothing
+about a DSP; the number of compiled nodes, the bytes and the loss are the container's.
+"""
+
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from buildlib.cache.records import read_files, read_info
+from buildlib.checkpoint.layout import MODEL_FILE
+from buildlib.container.container import GenAIContainer
+from buildlib.errors import CacheError
+from buildlib.graph.files import load_model, tensor_array
+from buildlib.replay import compiled_from, emulator_twin, entry_beside
+from buildlib.targets import parse_target
+from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
+
+_NUMBER = re.compile(r":?OpId_\d+(?: \(cycles\))?$")
+_CUT = re.compile(r"(?:_head_\d+|_(?:columns|rows)_\d+_\d+|_dq(?:_\d+)?|_q|_flat)$")
+_PART = re.compile(r"_\d+_of_\d+$")
+_WEIGHT = re.compile(r"(.*?)(?:_rows_(\d+)_(\d+))?_q")
+_UNNAMED = "(no name)"
+_NIBBLE = 4  # bits
+
+
+@dataclass
+class OperatorCost:
+    """One operator of a graph.
+
+    Attributes:
+        nodes: that it was compiled into.
+        cycles: of all of them, on the emulator of this host.
+        weight_bytes: as stored in the DLC; 0 where it has none.
+        signal, noise: sums of squares, of its float weights and of what quantization changes.
+    """
+
+    nodes: int = 0
+    cycles: int = 0
+    weight_bytes: int = 0
+    signal: float = field(default=0.0, repr=False)
+    noise: float = field(default=0.0, repr=False)
+
+    @property
+    def sqnr_db(self) -> float | None:
+        """Signal to noise of its quantized weights; None without, infinite where they are equal."""
+        if not self.signal:
+            return None
+        return float("inf") if not self.noise else 10 * float(np.log10(self.signal / self.noise))
+
+    def add(self, other: "OperatorCost") -> None:
+        """Count another one with it."""
+        self.nodes += other.nodes
+        self.cycles += other.cycles
+        self.weight_bytes += other.weight_bytes
+        self.signal += other.signal
+        self.noise += other.noise
+
+
+Costs = Mapping[str, OperatorCost]
+"""Costs by the name of the operator, in the order of the graph."""
+
+
+def operator_name(node: str) -> str:
+    """Return the operator of the model that a compiled node belongs to.
+
+    `layer_0_q_proj_columns_24_48:OpId_29 (cycles)` is of `layer_0_q_proj`.
+    """
+    name = _NUMBER.sub("", node).strip()
+    while (shorter := _CUT.sub("", name)) != name:
+        name = shorter
+    return name or _UNNAMED
+
+
+def operator_costs(
+    container: GenAIContainer, *, cache_root: Path, repetitions: int = 3
+) -> tuple[dict[str, Costs], str]:
+    """Return the costs of all graphs, parts together, by `ar1_cl4096`.
+
+    Returns:
+        The costs, and why weights are not counted; empty if they are.
+
+    Raises:
+        CacheError: the container is for a phone, and the cache cannot make its twin.
+        ToolchainError: the emulator fails.
+    """
+    soc_model = parse_target(container.metadata.target.name).soc.soc_model
+    toolchain, costs, missing = OrtQnnToolchain(), dict[str, dict[str, OperatorCost]](), ""
+    with tempfile.TemporaryDirectory(prefix="qnnfarm-profile-") as scratch:
+        twin = container
+        if not container.metadata.target.emulator:
+            twin = emulator_twin(container, Path(scratch) / "twin", cache_root=cache_root)
+        for name in container.genie_config.ctx_bins:
+            binary = twin.files[name]
+            graphs = [graph.name for graph in toolchain.inspect(binary).graphs]
+            profiles = toolchain.profile(
+                binary, graphs, soc_model=soc_model, repetitions=repetitions
+            )
+            for graph, nodes in profiles.items():
+                table = costs.setdefault(_PART.sub("", graph), {})
+                for node, cycles in nodes:
+                    one = table.setdefault(operator_name(node), OperatorCost())
+                    one.add(OperatorCost(nodes=1, cycles=cycles))
+            try:
+                weights = list(_weights(cache_root, name, container.metadata.files[name].sha256))
+            except CacheError as error:
+                missing = str(error)
+                continue
+            for graph, node, cost in weights:
+                table = costs[_PART.sub("", graph)]
+                table.setdefault(operator_name(node), OperatorCost()).add(cost)
+    return dict(costs), missing
+
+
+def total_by_layer(costs: Costs) -> dict[str, OperatorCost]:
+    """Sum operators of one layer."""
+    return _grouped(costs, re.compile(r"^(layer_\d+)_.*"))
+
+
+def total_by_kind(costs: Costs) -> dict[str, OperatorCost]:
+    """Sum the same operator of all layers."""
+    return _grouped(costs, re.compile(r"^layer_\d+_(.*)"))
+
+
+def _grouped(costs: Costs, name: re.Pattern[str]) -> dict[str, OperatorCost]:
+    groups: dict[str, OperatorCost] = {}
+    for operator, cost in costs.items():
+        groups.setdefault(name.sub(r"\1", operator), OperatorCost()).add(cost)
+    return groups
+
+
+def _weights(root: Path, name: str, sha256: str) -> Iterator[tuple[str, str, OperatorCost]]:
+    """Yield graph, node and cost of each quantized weight that a binary was compiled from."""
+    for folder in compiled_from(root, name, sha256):
+        floats = _float_weights(folder)
+        for quantized in sorted(folder.glob("*.qdq.onnx")):
+            seen = set()
+            for node in load_model(quantized).graph:
+                for value in node.inputs:
+                    stored = _stored(value)
+                    if value is None or stored is None or stored.name in seen:
+                        continue
+                    seen.add(stored.name)
+                    cost = OperatorCost(weight_bytes=_bytes(stored))
+                    exact = floats(str(stored.name))
+                    if exact is not None:
+                        real = _dequantized(value)
+                        cost.signal = float(np.square(exact, dtype=np.float64).sum())
+                        cost.noise = float(np.square(exact - real, dtype=np.float64).sum())
+                    yield quantized.name.removesuffix(".qdq.onnx"), node.name or "", cost
+
+
+def _float_weights(converted: Path) -> Callable[[str], npt.NDArray[np.float32] | None]:
+    """Return what gives the float weight of quantized integers, by their name.
+
+    It is that of the model before its weights were optimized for quantization, unless they were
+    rotated.
+    """
+    made = entry_beside(converted, read_files(converted).sources[0]).folder
+    while not (made.name.startswith("optimize_") and "spinquant" in str(read_info(made).config)):
+        try:
+            made = entry_beside(made, read_files(made).sources[0]).folder
+        except CacheError:  # the first stage read the user's files
+            break
+    values = load_model(made / MODEL_FILE).graph.initializers
+
+    def find(name: str) -> npt.NDArray[np.float32] | None:
+        parts = _WEIGHT.fullmatch(name)
+        value = None if parts is None else values.get(parts[1])
+        if parts is None or value is None or value.const_value is None:
+            return None
+        whole = _numpy(value)
+        return whole if parts[2] is None else whole[int(parts[2]) : int(parts[3])]
+
+    return find
+
+
+def _bytes(stored: ir.Value) -> int:
+    bits = 0 if stored.dtype is None else int(stored.dtype.bitwidth)
+    return 0 if stored.const_value is None else (stored.const_value.size * bits + 7) // 8
+
+
+def _stored(value: ir.Value | None) -> ir.Value | None:
+    """Return the integers that a constant real value is dequantized from."""
+    maker = None if value is None else value.producer()
+    if maker is None or maker.op_type != "DequantizeLinear":
+        return None
+    stored = maker.inputs[0]
+    return stored if stored is not None and stored.const_value is not None else None
+
+
+def _numpy(value: ir.Value) -> npt.NDArray[np.float32]:
+    if value.const_value is None:
+        raise ValueError(f"{value.name} is no constant")
+    tensor = value.const_value
+    if not isinstance(tensor, ir.ExternalTensor) or tensor.dtype.bitwidth != _NIBBLE:
+        return np.asarray(tensor_array(tensor), np.float32)
+    # Two values a byte, the lower half first, as ONNX stores them.
+    packed = np.memmap(
+        tensor.path, np.uint8, mode="r", offset=tensor.offset or 0, shape=(tensor.size + 1) // 2
+    )
+    values = np.stack((packed & 0xF, packed >> _NIBBLE), axis=1).reshape(-1)[: tensor.size]
+    numbers = values.astype(np.int16)
+    if tensor.dtype == ir.DataType.INT4:
+        numbers = (numbers ^ 8) - 8
+    return numbers.reshape(tensor.shape.numpy()).astype(np.float32)
+
+
+def _dequantized(value: ir.Value) -> npt.NDArray[np.float32]:
+    """Compute a constant behind `DequantizeLinear`, whose scales may be dequantized, too."""
+    maker = value.producer()
+    if maker is None:
+        return _numpy(value)
+    stored, scale = maker.inputs[0], maker.inputs[1]
+    if stored is None or scale is None:
+        raise ValueError(f"{value.name} has no scale")
+    integers, scales = _numpy(stored), _dequantized(scale)
+    zero = maker.inputs[2] if len(maker.inputs) > 2 and maker.inputs[2] is not None else None
+    zeros = np.zeros_like(scales) if zero is None else _numpy(zero)
+    axis = maker.attributes.get_int("axis", 1) % max(1, integers.ndim)
+    block = maker.attributes.get_int("block_size", 0)
+    if block:
+        scales, zeros = (np.repeat(array, block, axis) for array in (scales, zeros))
+    elif scales.ndim == 1 and integers.ndim > 1:
+        view = [-1 if dim == axis else 1 for dim in range(integers.ndim)]
+        scales, zeros = scales.reshape(view), zeros.reshape(view)
+    return ((integers - zeros) * scales).astype(np.float32)

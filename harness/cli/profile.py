@@ -1,0 +1,145 @@
+"""`qnnfarm profile`: cost by operator of one container, or of two side by side."""
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from harness.cli.arguments import ContainerDir, Json
+from harness.console import Row, answers, print_json, print_remark, print_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from buildlib.operator_costs import Costs, OperatorCost
+
+_LABEL = (
+    "cycles of the HTP emulator on this host, the least of {n}: they say nothing about hardware; "
+    "nodes, bytes and the loss of weights (SQNR) are the container's"
+)
+
+
+def profile(
+    container_dir: ContainerDir,
+    other_dir: Annotated[
+        Path | None, typer.Argument(help="Folder of another container, to stand beside it.")
+    ] = None,
+    by: Annotated[
+        Literal["operator", "kind", "layer"],
+        typer.Option(help="A row for each operator, for the same one of all layers, or a layer."),
+    ] = "operator",
+    top: Annotated[int, typer.Option(min=1, help="Rows of each graph, those of most cycles.")] = 20,
+    repetitions: Annotated[
+        int, typer.Option(min=1, max=100, help="Runs of each graph on the emulator.")
+    ] = 3,
+    cache: Annotated[
+        Path | None,
+        typer.Option(
+            help="Cache of the builds that made the containers; by default $QNNFARM_CACHE_DIR, or "
+            "the usual one.",
+            show_default=False,
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Show what each operator costs: compiled nodes, emulator's cycles, bytes, loss of weights.
+
+    Operators of one name stand on one line, also those of two containers. A phone's container is
+    compiled again for the emulator, as `rehearse` does it.
+    """
+    from buildlib.container.container import GenAIContainer
+    from buildlib.operator_costs import operator_costs, total_by_kind, total_by_layer
+    from buildlib.paths import default_cache_root
+
+    folders = [container_dir, *([other_dir] if other_dir else [])]
+    grouped: Mapping[str, Callable[[Costs], Costs]] = {
+        "operator": lambda costs: costs,
+        "kind": total_by_kind,
+        "layer": total_by_layer,
+    }
+    tables: list[dict[str, Costs]] = []
+    for folder in folders:
+        print_remark(f"profiling {folder} on the emulator")
+        container = GenAIContainer.load(folder)
+        costs, missing = operator_costs(
+            container, cache_root=cache or default_cache_root(), repetitions=repetitions
+        )
+        if missing:
+            print_remark(f"weights are not counted: {missing}")
+        tables.append({graph: grouped[by](table) for graph, table in costs.items()})
+    label = _LABEL.format(n=repetitions)
+    if json:
+        print_json(
+            {
+                "measured": label,
+                "containers": [
+                    {
+                        "container": str(folder),
+                        "graphs": {g: _values(costs) for g, costs in table.items()},
+                    }
+                    for folder, table in zip(folders, tables, strict=True)
+                ],
+            }
+        )
+        return
+    graphs = dict.fromkeys(graph for table in tables for graph in table)
+    for graph in graphs:
+        _print(graph, [table.get(graph, {}) for table in tables], top)
+    answers().print(f"\n{label}")
+
+
+def _values(costs: "Costs") -> dict[str, object]:
+    return {
+        name: {
+            "nodes": cost.nodes,
+            "cycles": cost.cycles,
+            "weight_bytes": cost.weight_bytes,
+            "weight_sqnr_db": None if _lossless(cost) else cost.sqnr_db,
+        }
+        for name, cost in costs.items()
+    }
+
+
+def _lossless(cost: "OperatorCost") -> bool:
+    return cost.sqnr_db is not None and math.isinf(cost.sqnr_db)
+
+
+def _print(graph: str, tables: "list[Costs]", top: int) -> None:
+    """Print one graph of all containers; two have their columns beside each other."""
+    console = answers()
+    totals = [sum(cost.cycles for cost in table.values()) for table in tables]
+    names = sorted(
+        dict.fromkeys(name for table in tables for name in table),
+        key=lambda name: -max(table[name].cycles for table in tables if name in table),
+    )
+    sides = [""] if len(tables) == 1 else [" A", " B"]
+    headings = [f"{what}{side}" for what in ("nodes", "kcycles", "%", "kB", "dB") for side in sides]
+    rows = []
+    for name in names[:top]:
+        costs = [table.get(name) for table in tables]
+        cells = [name]
+        for number in _COLUMNS:
+            for cost, total in zip(costs, totals, strict=True):
+                cells.append("" if cost is None else number(cost, total))
+        rows.append(Row(cells))
+    console.print(f"\n{graph}", style="bold")
+    print_rows(("operator", *headings), rows)
+    left = names[top:]
+    if left:
+        console.print(f"and {len(left)} more rows: --top {len(names)}")
+
+
+def _loss(cost: "OperatorCost", _total: int) -> str:
+    if cost.sqnr_db is None:
+        return ""
+    return "equal" if _lossless(cost) else f"{cost.sqnr_db:.1f}"
+
+
+_COLUMNS: "tuple[Callable[[OperatorCost, int], str], ...]" = (
+    lambda cost, _: str(cost.nodes),
+    lambda cost, _: f"{cost.cycles / 1e3:,.1f}",
+    lambda cost, total: f"{100 * cost.cycles / total:.1f}" if total else "",
+    lambda cost, _: f"{cost.weight_bytes / 1e3:,.1f}" if cost.weight_bytes else "",
+    _loss,
+)
