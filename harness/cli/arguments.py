@@ -60,6 +60,15 @@ TraceFile = Annotated[
         "token, and what the sensors read. Packed if the name ends in .gz.",
     ),
 ]
+Push = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--push",
+        metavar="FILE[:NAME]",
+        help="Push a file of your own into the folder of the run, too; under the name of a file "
+        "there, in its place. May be repeated.",
+    ),
+]
 ReferenceWith = Annotated[
     Literal["onnx", "transformers"],
     typer.Option(

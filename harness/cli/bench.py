@@ -14,6 +14,7 @@ from harness.cli.arguments import (
     LogLevel,
     LongRuntime,
     PoolFile,
+    Push,
     TraceFile,
     Wait,
 )
@@ -101,6 +102,7 @@ def bench(
     wait: Wait = WAIT_S,
     log_level: LogLevel = None,
     trace: TraceFile = None,
+    push: Push = None,
     output: Output = None,
     json: Json = False,
 ) -> None:
@@ -142,7 +144,7 @@ def bench(
         open_series(
             device, pool, db, wait_s=wait, prepare=prepare, labels=labels,
             on_session=counting.announce if counting.total > 1 else _nothing,
-            log_level=log_level, trace=trace is not None,
+            log_level=log_level, trace=trace is not None, push=push,
         ) as series,
         writing_trace(trace, series.store, series.group_ids),
     ):  # fmt: skip

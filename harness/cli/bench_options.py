@@ -266,6 +266,7 @@ def open_series(
     labels: Mapping[str, str],
     log_level: "LogLevel | None" = None,
     trace: bool = False,
+    push: Sequence[str] | None = None,
 ) -> "Iterator[BenchSeries]":
     """Open the store and the source of devices for a series of sessions.
 
@@ -274,8 +275,10 @@ def open_series(
         prepare: see `conditioning`.
         labels: of all runs.
         log_level, trace: see `SessionOptions`.
+        push: see `pushed_files`.
 
     Raises:
+        WrongUseError: see `pushed_files`.
         StoreError: the database cannot be used.
         PoolError: the pool cannot be used.
     """
@@ -283,6 +286,7 @@ def open_series(
     from harness.cli.progress import deploy_progress
     from harness.results.database import shown
     from harness.results.store import LazyResultsStore
+    from harness.runtimes.bundles.bundle import pushed_files
     from harness.telemetry.sampler import DEFAULT_HZ
     from harness.workloads.bench_series import BenchSeries
     from harness.workloads.session import SessionOptions
@@ -294,6 +298,7 @@ def open_series(
         on_repetition=_tell_repetition,
         log_level=log_level,
         trace=trace,
+        push=pushed_files(push or ()),
     )
     with (
         report_interrupt(shown(db)),

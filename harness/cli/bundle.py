@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli.arguments import ContainerDir, DeviceName, Json
+from harness.cli.arguments import ContainerDir, DeviceName, Json, Push
 from harness.console import Row, answers, print_json, print_remark, print_rows
 from harness.errors import WrongUseError
 from harness.exit_codes import BAD
@@ -36,6 +36,7 @@ def show(
             "by the container's target."
         ),
     ] = None,
+    push: Push = None,
     json: Json = False,
 ) -> None:
     """List the files that a run of a container would push, each with its origin and digest.
@@ -45,7 +46,7 @@ def show(
     """
     from harness.devices.devices import Devices
     from harness.devices.spec import DeviceSpec
-    from harness.runtimes.bundles.bundle import ENVIRONMENT
+    from harness.runtimes.bundles.bundle import ENVIRONMENT, pushed_files
     from harness.runtimes.bundles.checks import find_faults, libraries_on
     from harness.runtimes.bundles.sources import ANDROID, EMULATOR
     from harness.runtimes.files import check_fit, open_container, target_of
@@ -64,6 +65,7 @@ def show(
             check_fit(container, properties)
             abi = properties.abi
         bundle = genie_bundle(container, abi or (EMULATOR if target.emulator else ANDROID))
+        bundle = bundle.add(pushed_files(push or ()))
         present = libraries_on(opened) if opened else None
         binaries = _inspect(container)
         faults = find_faults(bundle, properties, container, present, binaries)

@@ -200,22 +200,28 @@ def open_session(
     wait_s: float = 0.0,
     log_level: "LogLevel | None" = None,
     trace: bool = False,
+    push: Sequence[str] | None = None,
 ) -> Iterator["Session"]:
     """Lease a device for a model, and open a session that leaves nothing on it.
 
     Args:
         name, pool, command, wait_s: see `device_source`.
         log_level, trace: see `SessionOptions`.
+        push: see `pushed_files`.
 
     Raises:
+        WrongUseError: see `pushed_files`.
         LeaseTimeoutError: others held the device for longer than `wait_s`.
         PoolError: the pool cannot be used.
         HarnessError: no device, or one that cannot run the model.
     """
     from harness.cli.progress import deploy_progress
+    from harness.runtimes.bundles.bundle import pushed_files
     from harness.workloads.session import Session, SessionOptions
 
-    options = SessionOptions(shown=deploy_progress, log_level=log_level, trace=trace)
+    options = SessionOptions(
+        shown=deploy_progress, log_level=log_level, trace=trace, push=pushed_files(push or ())
+    )
     info = model.info
     purpose = f"running {info.model}"
     with (

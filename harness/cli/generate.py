@@ -15,6 +15,7 @@ from harness.cli.arguments import (
     Json,
     LogLevel,
     PoolFile,
+    Push,
     Runtime,
     TraceFile,
     Wait,
@@ -93,6 +94,7 @@ def generate(
     wait: Wait = WAIT_S,
     log_level: LogLevel = None,
     trace: TraceFile = None,
+    push: Push = None,
     json: Json = False,
 ) -> None:
     """Generate text on a device and print its speed; greedily, unless sampling is asked for."""
@@ -127,6 +129,7 @@ def generate(
         wait_s=wait,
         log_level=log_level,
         trace=trace,
+        push=push,
     ) as (session, recording):
         result = workload.run(session, recording).output
     if json:

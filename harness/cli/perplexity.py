@@ -1,6 +1,6 @@
 """`qnnfarm perplexity`: scores a text on a device with Genie's accuracy API."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -15,6 +15,7 @@ from harness.cli.arguments import (
     Json,
     LogLevel,
     PoolFile,
+    Push,
     ReferenceWith,
     Runtime,
     TraceFile,
@@ -99,6 +100,7 @@ def perplexity(
     wait: Wait = WAIT_S,
     log_level: LogLevel = None,
     trace: TraceFile = None,
+    push: Push = None,
     json: Json = False,
 ) -> None:
     """Score a text on a device: the first CL - AR positions of windows of the context length.
@@ -117,7 +119,7 @@ def perplexity(
     content = read_text(text)
     model = open_model(container_dir, runtime)
     check_scored(model, per_step=per_step)
-    where = _Where(model, device, pool, wait, db, log_level, trace)
+    where = _Where(model, device, pool, wait, db, log_level, trace, push)
     if per_step or max_kl is not None:
         if (
             not per_step
@@ -151,6 +153,7 @@ class _Where:
     db: str | None
     log_level: "LogLevelName | None"
     trace: Path | None
+    push: Sequence[str] | None
 
     def open(self) -> "AbstractContextManager[tuple[Session, Recording]]":
         """Open the session and the recording of its run."""
@@ -163,6 +166,7 @@ class _Where:
             wait_s=self.wait,
             log_level=self.log_level,
             trace=self.trace,
+            push=self.push,
         )
 
 

@@ -28,11 +28,12 @@ def open_recorded_session(
     wait_s: float,
     log_level: "LogLevel | None",
     trace: Path | None,
+    push: Sequence[str] | None = None,
 ) -> "Iterator[tuple[Session, Recording]]":
     """Open a session with what its run is recorded in.
 
     Args:
-        model, name, pool, command, wait_s, log_level: see `open_session`.
+        model, name, pool, command, wait_s, log_level, push: see `open_session`.
         db: results database; None records nothing, or what the trace needs.
         trace: file to write a trace to; None for none.
 
@@ -57,6 +58,7 @@ def open_recorded_session(
             wait_s=wait_s,
             log_level=log_level,
             trace=trace is not None,
+            push=push,
         ) as session,
         _showing_log(session, log_level),
     ):

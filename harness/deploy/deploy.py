@@ -134,13 +134,14 @@ def evict(device: Device, policy: EvictionPolicy, *, timeout_s: float = 60.0) ->
 def _plan(files: Mapping[str, DeployFile | Path]) -> list[_Planned]:
     named = {n: f if isinstance(f, DeployFile) else DeployFile(f) for n, f in files.items()}
     for name in named:
-        if not _can_be_named(name):
+        if not can_be_named(name):
             raise HostFileError(name, "this cannot be a file's name inside a run folder")
     digests = hash_files({file.path for file in named.values()})
     return [_Planned(name, file, digests[file.path]) for name, file in named.items()]
 
 
-def _can_be_named(name: str) -> bool:
+def can_be_named(name: str) -> bool:
+    """Return whether a run folder can hold a file of that name, which may lie in sub-folders."""
     try:
         parts = name.encode("utf-8", "surrogateescape").split(b"/")
     except UnicodeEncodeError:

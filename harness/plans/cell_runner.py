@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from harness.clock import Deadline
+from harness.deploy.deployment import DeployFile
 from harness.errors import FailureClass, HarnessError
 from harness.paths import safe_file_name
 from harness.plans.cancellation import CancelToken, cancellable
@@ -53,7 +54,7 @@ class DeviceCellRunner:
         plan_run_id: the journal's; the group of a cell's sessions in the store derives from it.
         plan: its name.
         labels: the user's own keys and values.
-        log_level, trace: see `SessionOptions`.
+        log_level, trace, push: see `SessionOptions`.
         runner_timeout_s: for one process of the runner on a device.
         conditions: that benchmarks wait for; `None` measures devices as they are.
         telemetry_hz: samples a second while a device generates; `None` for no telemetry.
@@ -69,6 +70,7 @@ class DeviceCellRunner:
     logs: Path | None = None
     log_level: LogLevel | None = None
     trace: bool = False
+    push: Mapping[str, DeployFile] = field(default_factory=dict)
     plan: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
 
@@ -108,6 +110,7 @@ class DeviceCellRunner:
                 telemetry_hz=self.telemetry_hz,
                 log_level=self.log_level,
                 trace=self.trace,
+                push=self.push,
                 prepare=None
                 if self.conditions is None
                 else partial(meet_conditions, self.conditions),

@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from buildlib.errors import BuildError
-from harness.errors import PlanFileError, PromptTooLongError, WrongUseError
+from harness.deploy.digests import hash_files
+from harness.errors import HarnessError, PlanFileError, PromptTooLongError, WrongUseError
 from harness.plans.cells import Cell, duplicate, make_cell
 from harness.plans.lease_requests import meets
 from harness.plans.plan_file import ContainerEntry, DeviceEntry, Plan, WorkloadEntry
 from harness.pool.requirement import Requirement
 from harness.pool.status import MemberStatus
+from harness.runtimes.bundles.bundle import pushed_files
 from harness.runtimes.registry import DEFAULT_RUNTIME, find_runtime
 from harness.workloads.registry import AnyWorkload
 
@@ -113,7 +115,11 @@ class _Expansion:
         if not paths and runs_model:
             raise self._error("containers", "name containers: a workload of the plan runs a model")
         subjects = list(self._subjects(containers, paths)) if runs_model else []
-        contents = [self._content(i, workload) for i, workload in enumerate(workloads)]
+        pushed = self._pushed()
+        contents = [
+            self._content(i, workload) + (pushed if workload.needs_container else "")
+            for i, workload in enumerate(workloads)
+        ]
         slots = [
             list(self._slots(i, label, entry))
             for i, (label, entry) in enumerate(zip(devices, plan.devices, strict=True))
@@ -267,6 +273,15 @@ class _Expansion:
             if name is not None
         ]
         return "+".join(hashes)
+
+    def _pushed(self) -> str:
+        """Return names and hashes of the files that go with containers; empty without any."""
+        try:
+            files = pushed_files(self._plan.push, self._path.parent)
+            digests = hash_files(file.path for file in files.values())
+        except HarnessError as error:
+            raise self._error("push", str(error)) from error
+        return "".join(f"+{digests[file.path].sha256} {name}" for name, file in files.items())
 
     def _hash(self, where: str, name: str, *, text: bool) -> str:
         try:

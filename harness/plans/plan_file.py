@@ -235,6 +235,7 @@ class Plan(_Part):
         labels: the user's own keys and values, which every run of the plan is stored with.
         log_level: of the library's own log; by default its errors.
         trace: whether runs are kept with a trace.
+        push: files that are pushed with every container, as `pushed_files` has them.
         nightly: what `qnnfarm nightly` does besides; `qnnfarm run` ignores it.
     """
 
@@ -260,6 +261,7 @@ class Plan(_Part):
     )
     log_level: LogLevel | None = None
     trace: bool = False
+    push: Annotated[tuple[NonEmpty, ...], Field(strict=False)] = ()
     nightly: NightlyEntry = NightlyEntry()
 
 

@@ -21,6 +21,7 @@ from harness.pool.status import OnProgress, ignore_progress
 from harness.results.database import database_file
 from harness.results.records import new_run_id
 from harness.results.store import LazyResultsStore
+from harness.runtimes.bundles.bundle import pushed_files
 from harness.telemetry.sampler import DEFAULT_HZ
 
 
@@ -171,6 +172,7 @@ def open_plan_run(
             telemetry_hz=DEFAULT_HZ if plan.telemetry else None,
             log_level=plan.log_level,
             trace=plan.trace,
+            push=pushed_files(plan.push, plan_file.parent),
             logs=logs,
             plan=plan.name,
             labels=plan.labels,

@@ -4,9 +4,10 @@ import contextlib
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from harness.deploy.deployment import Deployment
+from harness.deploy.deployment import DeployFile, Deployment
 from harness.errors import HarnessError
 from harness.results.records import ContainerInfo, DeviceInfo, Provenance, Run, TelemetrySeries
 from harness.runtimes.base import (
@@ -62,6 +63,7 @@ class ContainerRunner:
         case: the test with its parameters, the same in all sessions.
         label: of its runs in the store.
         on_run: told of each run that the store has got.
+        push: see `RuntimeOptions`.
 
     Raises:
         RuntimeChoiceError: the container is not for this device.
@@ -80,9 +82,13 @@ class ContainerRunner:
         label: str = "",
         on_run: Callable[[Run], None] = lambda _run: None,
         timeout_s: float = 300.0,
+        push: Mapping[str, DeployFile] = MappingProxyType({}),
     ) -> None:
         options = SessionOptions(
-            runner_timeout_s=timeout_s, telemetry_hz=DEFAULT_HZ, on_repetition=self._keep_telemetry
+            runner_timeout_s=timeout_s,
+            telemetry_hz=DEFAULT_HZ,
+            on_repetition=self._keep_telemetry,
+            push=push,
         )
         self.target = Session(device, model, options, properties=properties)
         self.runtime = self.target.runtime

@@ -224,20 +224,26 @@ def run_container(
         item.user_properties.append(("qnnfarm.run", run.id))
 
     item.user_properties.append(("qnnfarm.container", container.metadata.container_sha256))
+    model = GenieModel(container)
+    try:
+        model.check_fit(held.properties()[0])
+    except RuntimeChoiceError as error:
+        pytest.skip(str(error))
     try:
         runner = ContainerRunner(
             held.lease.devices[0],
             held.properties()[0],
-            GenieModel(container),
+            model,
             _qnnfarm_store,
             run_uid=run_uid(request.config),
             session=held.key.session,
             case=case_of(item),
             label=item.nodeid.partition("[")[0],
             on_run=note,
+            push=read_settings(request.config).push,
         )
     except RuntimeChoiceError as error:
-        pytest.skip(str(error))
+        _fail(error)
     state.runners.append(runner)
     yield runner
     runner.close()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 import pytest
 
 if TYPE_CHECKING:
+    from harness.deploy.deployment import DeployFile
     from harness.devices.spec import DeviceSpec
 
 _SESSIONS = re.compile(r"[1-9][0-9]{0,4}")
@@ -35,6 +36,7 @@ class Settings:
             there is no device at all.
         baseline: earlier results that those of this session are judged against; empty for none.
         params: parameters of suites, by name.
+        push: files of the user's, by their names in run folders.
     """
 
     pool: Path | None
@@ -46,6 +48,7 @@ class Settings:
     missing_device: MissingDevice
     baseline: str
     params: Mapping[str, str]
+    push: "Mapping[str, DeployFile]"
 
     def device_specs(self) -> "tuple[DeviceSpec, ...]":
         """Parse the devices.
@@ -76,6 +79,14 @@ def add_options(parser: pytest.Parser) -> None:
         action="append",
         metavar="DIR",
         help="A container for the tests that take one. May be given several times.",
+    )
+    _add(
+        group,
+        "--push",
+        action="append",
+        metavar="FILE[:NAME]",
+        help="A file of your own to push with containers, in place of one of that name there. May "
+        "be given several times.",
     )
     _add(
         group,
@@ -175,6 +186,7 @@ def _read(config: pytest.Config) -> Settings:
         params=_params(
             [*config.getini("qnnfarm_suite_params"), *(option.qnnfarm_suite_param or ())]
         ),
+        push=_push(option.qnnfarm_push),
     )
     if settings.pool is not None and settings.devices:
         raise pytest.UsageError("--pool and --device: give one of them, not both")
@@ -224,6 +236,18 @@ def _check_pool(path: Path) -> None:
         load_config(path)
     except PoolConfigError as error:
         raise pytest.UsageError(f"--pool: {error}") from error
+
+
+def _push(texts: list[str] | None) -> "Mapping[str, DeployFile]":
+    if not texts:
+        return {}
+    from harness.errors import WrongUseError
+    from harness.runtimes.bundles.bundle import pushed_files
+
+    try:
+        return pushed_files(texts)
+    except WrongUseError as error:
+        raise pytest.UsageError(str(error)) from error
 
 
 def _existing(path: Path, option: str) -> Path:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, runtime_checkable
 
 from buildlib.container.manifest import SpeculationRecord
 from harness.deploy.deploy import DEPLOY_TIMEOUT_S
-from harness.deploy.deployment import Deployment
+from harness.deploy.deployment import DeployFile, Deployment
 from harness.deploy.pipeline import Shown
 from harness.devices.base import Device, DeviceProperties
 from harness.errors import WrongUseError
@@ -43,6 +43,7 @@ class RuntimeOptions:
         shown: shows the deployment; None deploys silently.
         log_level: of the runtime's own log; None keeps its errors.
         trace: whether each answer comes with a trace of what the runtime did when.
+        push: files of the user's, by their names in the run folder; they replace the runtime's.
     """
 
     timeout_s: float = DEPLOY_TIMEOUT_S
@@ -51,6 +52,7 @@ class RuntimeOptions:
     shown: Shown | None = None
     log_level: LogLevel | None = None
     trace: bool = False
+    push: Mapping[str, DeployFile] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,15 @@ import contextlib
 import uuid
 from contextlib import AbstractContextManager
 
+from buildlib.container.container import GenAIContainer
 from harness.deploy.deploy import deploy, remove_run
 from harness.deploy.deployment import Deployment
 from harness.deploy.pipeline import Progress
-from harness.devices.base import Device
+from harness.devices.base import Device, DeviceProperties
 from harness.errors import HarnessError
 from harness.runtimes.base import RuntimeOptions
 from harness.runtimes.bundles.bundle import Bundle
+from harness.runtimes.bundles.checks import check_bundle
 from harness.runtimes.run_folder import RunFolder
 from harness.telemetry.sampler import Sampling, sampling
 
@@ -25,14 +27,28 @@ class DeployedRuntime:
     Attributes:
         device: only the run folder and the content store on it are touched.
 
+        bundle: what a run needs on it, with the files of the user's.
+
     Args:
-        bundle: what a run needs on the device.
+        properties: what the device said of itself.
+        container: the one in the bundle, if there is one.
+
+    Raises:
+        RuntimeChoiceError: the device would refuse something of the bundle.
     """
 
-    def __init__(self, device: Device, bundle: Bundle, options: RuntimeOptions) -> None:
+    def __init__(
+        self,
+        device: Device,
+        properties: DeviceProperties,
+        bundle: Bundle,
+        options: RuntimeOptions,
+        container: GenAIContainer | None = None,
+    ) -> None:
         self.device = device
         self.options = options
-        self.bundle = bundle
+        self.bundle = bundle.add(options.push)
+        check_bundle(self.bundle, device, properties, container)
         self._run_id = f"run-{uuid.uuid4().hex}"
         self._deployment: Deployment | None = None
         self._touched = False
@@ -66,6 +82,14 @@ class DeployedRuntime:
     def sha256_of(self, file: str) -> str | None:
         """Return the hash of a deployed file, such as the runner's; deploy first if needed."""
         return next((each.sha256 for each in self.prepare().files if each.name == file), None)
+
+    def pushed(self) -> dict[str, str]:
+        """Return the hashes of the user's files, as versions; deploy first if needed."""
+        return {
+            f"pushed {file.name}": f"sha256:{file.sha256[:16]}"
+            for file in self.prepare().files
+            if file.name in self.options.push
+        }
 
     def read_log(self) -> str:
         """Read the end of what the last process on the device logged; empty if there was none."""

@@ -1,12 +1,17 @@
 """`Bundle`: all that a runtime needs on a device, before any of it is pushed."""
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import MappingProxyType
 
+from buildlib.paths import user_path
 from buildlib.targets import Soc
+from harness.deploy.deploy import can_be_named
 from harness.deploy.deployment import DeployFile
 from harness.deploy.digests import hash_files
+from harness.errors import WrongUseError
 
 ENVIRONMENT: Mapping[str, str] = MappingProxyType(
     {"LD_LIBRARY_PATH": "RUN_DIR", "ADSP_LIBRARY_PATH": "RUN_DIR", "PATH": "RUN_DIR:$PATH"}
@@ -61,3 +66,30 @@ class Bundle:
             for name, file in self.files.items()
             for digest in (digests[file.path],)
         )
+
+
+def pushed_files(texts: Iterable[str], folder: Path = Path()) -> dict[str, DeployFile]:
+    """Read files of the user's for a bundle, each as `FILE` or `FILE:NAME`.
+
+    Args:
+        texts: the whole text is the file if there is one of that name.
+        folder: what relative paths are relative to.
+
+    Raises:
+        WrongUseError: no such file, a name that no run folder can hold, or one for two files.
+    """
+    found: dict[str, DeployFile] = {}
+    for text in texts:
+        path, name = folder / user_path(text), ""
+        if not path.is_file() and ":" in text:
+            file, _, name = text.rpartition(":")
+            path = folder / user_path(file)
+        if not path.is_file():
+            raise WrongUseError(f"--push {text}: there is no file {path}")
+        name = name or path.name
+        if not can_be_named(name) or name in found:
+            reason = "is given twice" if name in found else "cannot be a file's name there"
+            raise WrongUseError(f"--push {text}: {name!r} {reason}")
+        path = path.absolute()
+        found[name] = DeployFile(path, executable=os.access(path, os.X_OK), origin="--push")
+    return found

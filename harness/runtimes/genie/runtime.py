@@ -40,7 +40,6 @@ from harness.runtimes.base import (
     Window,
 )
 from harness.runtimes.bundles.bundle import Bundle
-from harness.runtimes.bundles.checks import check_bundle
 from harness.runtimes.bundles.sources import PROGRAMS
 from harness.runtimes.context_limit import ContextLimit
 from harness.runtimes.deployed import DeployedRuntime
@@ -175,9 +174,9 @@ class GenieRuntime(DeployedRuntime):
     ) -> None:
         check_fit(container, properties)
         bundle = genie_bundle(container, properties.abi)
-        check_bundle(bundle, device, properties, container)
-        super().__init__(device, bundle, options or RuntimeOptions())
+        super().__init__(device, properties, bundle, options or RuntimeOptions(), container)
         self._container = container
+        bundle = self.bundle
         self._origin = bundle.files["libGenie.so"].origin
         self._has_python = PROGRAMS[0] not in bundle.files
         self._runners: Mapping[Capability, str] = {
@@ -204,11 +203,15 @@ class GenieRuntime(DeployedRuntime):
 
     def versions(self) -> Mapping[str, str]:
         """Return the hashes of the libraries on the device; deploy first if needed."""
-        return {"Genie from": self._origin} | {
-            file.name: f"sha256:{file.sha256[:16]}"
-            for file in self.prepare().files
-            if file.name in {"libGenie.so", "libQnnHtp.so"}
-        }
+        return (
+            {"Genie from": self._origin}
+            | {
+                file.name: f"sha256:{file.sha256[:16]}"
+                for file in self.prepare().files
+                if file.name in {"libGenie.so", "libQnnHtp.so"}
+            }
+            | self.pushed()
+        )
 
     def generate(self, request: GenerationRequest) -> GenerationResult:
         """Run one query; the first of a dialog that speculates may compare it with plain decoding.

@@ -1,6 +1,7 @@
 """Every command on the real parts, and what it says."""
 
 import gzip
+import hashlib
 import json
 import os
 import pwd
@@ -110,6 +111,14 @@ def test_the_path_of_a_user(
     assert "ar32_cl192_1_of_2" in qnnfarm("inspect", container).stdout
 
     on_device = (container, "--device", serial)
+    (tmp_path / "notes.txt").write_text("of mine")
+    push = ("--push", tmp_path / "notes.txt", "--push", f"{tmp_path}/notes.txt:genie_trace.py")
+    bundle = json.loads(qnnfarm("bundle", "show", *on_device, *push, "--json").stdout)
+    origins = {file["name"]: file["origin"] for file in bundle["files"]}
+    assert origins["notes.txt"] == origins["genie_trace.py"] == "--push"
+    assert origins["libGenie.so"].startswith("onnxruntime-qnn ")
+    assert origins["tokenizer.json"] == "container"
+    assert not bundle["faults"]
     prompt = ("--prompt", "In the beginning", "--max-tokens", "6")
     generated = qnnfarm("generate", *on_device, *prompt)
     assert generated.returncode == 0, generated.stderr
@@ -126,7 +135,7 @@ def test_the_path_of_a_user(
     assert answer["metrics"]["generated_tokens"] == 6
 
     short = ("-p", "8", "-n", "2", "-r", "2", "-w", "1", "--db", str(db))
-    kept = ("--trace", tmp_path / "bench.json.gz", "--log-level", "info")
+    kept = ("--trace", tmp_path / "bench.json.gz", "--log-level", "info", *push[:2])
     (bench,) = json.loads(qnnfarm("bench", *on_device, *short, *kept, "--json").stdout)[
         "benchmarks"
     ]
@@ -139,7 +148,9 @@ def test_the_path_of_a_user(
     prompts = {m["value"] for m in run["measurements"] if m["metric"] == "prompt_tokens"}
     assert prompts == {8}
     assert run["status"] == "done"
-    assert run["provenance"]["library_versions"]["libGenie.so"].startswith("sha256:")
+    versions = run["provenance"]["library_versions"]
+    assert versions["libGenie.so"].startswith("sha256:")
+    assert versions["pushed notes.txt"] == f"sha256:{hashlib.sha256(b'of mine').hexdigest()[:16]}"
     assert rows(db, "SELECT count(*) FROM runs") == [(1,)]
     written = ("--save", tmp_path / "saved", "--trace", tmp_path / "again.json.gz")
     saved = qnnfarm("results", "show", run["id"], "--db", db, *written)

@@ -128,9 +128,22 @@ def test_the_text_counts_by_its_content(cells_of: Expand, tmp_path: Path) -> Non
     assert first == cells_of(**keys)
 
 
+def test_files_of_the_users_count_by_content_and_name(cells_of: Expand, tmp_path: Path) -> None:
+    works = {"containers": TWO[:1], "workloads": [BENCH, COMMAND]}
+    plain = [cell.key for cell in cells_of(**works)]
+    keys = set()
+    for content, push in (("one", "x.so"), ("two", "x.so"), ("two", "x.so:y.so")):
+        (tmp_path / "x.so").write_text(content)
+        bench, command = (cell.key for cell in cells_of(**works, push=[push]))
+        assert command == plain[1]  # it has no container that they would go with
+        keys.add(bench)
+    assert len({*keys, plain[0]}) == 4
+
+
 @pytest.mark.parametrize(
     ("keys", "key", "reason"),
     [
+        ({"containers": TWO, "push": ["gone.so"]}, "push", "no file"),
         ({}, "containers", "name containers"),
         ({"containers": [{"path": "x/a"}, {"path": "y/a"}]}, "containers[0].label", "several"),
         ({"containers": TWO, "workloads": [BENCH, BENCH]}, "workloads[0].label", "several"),

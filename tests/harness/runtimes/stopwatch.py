@@ -88,7 +88,8 @@ class Script:
         self, device: Device, properties: DeviceProperties, options: RuntimeOptions
     ) -> StopwatchRuntime:
         files = {"model.sh": DeployFile(self.path, origin="the test")}
-        return StopwatchRuntime(device, Bundle(properties.abi, find_soc("SM8750"), files), options)
+        bundle = Bundle(properties.abi, find_soc("SM8750"), files)
+        return StopwatchRuntime(device, properties, bundle, options)
 
 
 @pytest.fixture
