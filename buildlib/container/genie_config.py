@@ -282,6 +282,11 @@ class GenieConfig(GenieModel):
             given["context"] = self.dialog.context.model_copy(update={"size": context_size})
         return self._changed({key: value for key, value in given.items() if value is not None})
 
+    def with_special_tokens(self, bos_token: int, eos_token: tuple[int, ...]) -> "GenieConfig":
+        """Return a copy with other tokens before a dialog (-1 for none) and after answers."""
+        tokens = {"bos_token": bos_token, "eos_token": eos_token}
+        return self._changed({"context": self.dialog.context.model_copy(update=tokens)})
+
     def as_basic(self) -> "GenieConfig":
         """Return a plain dialog with the model whose tokens are generated."""
         blocks = ("lade", "spd", "ssd", "multistream", "eaglet", "kv_share")

@@ -77,6 +77,17 @@ def generate(
     seed: Seed = None,
     stop: Stop = None,
     lora: LoraAdapter = None,
+    chat: Annotated[
+        bool,
+        typer.Option(
+            "--chat",
+            help="Make the prompt by the container's chat template: each --prompt is a turn of "
+            "the user's.",
+        ),
+    ] = False,
+    system: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="The system message of a --chat.")
+    ] = None,
     rewind: Annotated[
         bool,
         typer.Option(
@@ -114,6 +125,8 @@ def generate(
         tokens=None if tokens is None else parse_tokens(tokens),
         embeddings=None if embeddings is None else str(embeddings.absolute()),
         max_tokens=max_tokens,
+        chat=chat or None,
+        system=system,
         rewind=rewind or None,
         save=None if save is None else str(save.absolute()),
         restore=None if restore is None else str(restore.absolute()),
@@ -166,6 +179,8 @@ def _document(prompts: Sequence[str], result: "GenerationResult") -> dict[str, o
         document["answers"] = list(result.answers)
     if result.early_end is not None:
         document["early_end"] = str(result.early_end)
+    if result.chat_difference is not None:
+        document["chat_difference"] = result.chat_difference
     if result.speculation is not None:
         document["speculation"] = result.speculation.model_dump(mode="json")
     if result.clocked:
@@ -186,6 +201,8 @@ def _show(result: "GenerationResult", session: "Session") -> None:
     ]
     print_remark(f"{session.device_label}: {', '.join(shown)}")
     tell_faults(result)
+    if result.chat_difference is not None:
+        print_remark(result.chat_difference)
     if result.clocked:
         labels = ", ".join(METRICS[key].label.lower() for key in METRICS if key in result.clocked)
         print_remark(f"Genie's profile lacks {labels}: by the clock of the token callback")

@@ -300,6 +300,8 @@ class ContainerRunner:
         self,
         *turns: str,
         max_new_tokens: int = 16,
+        chat: bool = False,
+        system: str | None = None,
         rewind: bool = False,
         save: Path | None = None,
         restore: Path | None = None,
@@ -308,6 +310,8 @@ class ContainerRunner:
         """Hold one conversation, and return its answers.
 
         Args:
+            chat: turns are messages, and the container's chat template makes the prompts.
+            system: the system message of a chat.
             rewind: turns replace what follows their common beginning with the turn before.
             save: a new folder for the state after the last turn.
             restore: such a folder, whose dialog goes on.
@@ -315,6 +319,8 @@ class ContainerRunner:
         workload = Generate.of(
             prompt=turns,
             max_tokens=max_new_tokens,
+            chat=chat or None,
+            system=system,
             rewind=rewind or None,
             save=None if save is None else str(save),
             restore=None if restore is None else str(restore),

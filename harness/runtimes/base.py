@@ -55,6 +55,20 @@ class RuntimeOptions:
     push: Mapping[str, DeployFile] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Framing:
+    """Special tokens of prompts whose token ids are whole, as chat templates write them.
+
+    The runtime puts none before them.
+
+    Attributes:
+        end_token: ends an answer, before any other end-of-sequence token, and stands after it in
+            the context; None leaves that to the runtime.
+    """
+
+    end_token: int | None = None
+
+
 @dataclass(frozen=True)
 class GenerationRequest:
     """One query: a text, token ids, or embeddings, each taken as it is.
@@ -64,6 +78,7 @@ class GenerationRequest:
         fill_token_ids: fill the context before the query of `token_ids`, and are no part of its
             figures; empty for an empty context.
         embeddings: a file, that of bos first: `.npy`, or raw rows as the runtime takes them.
+        framing: of whole `token_ids`; None where the runtime adds what it always does.
     """
 
     max_new_tokens: int
@@ -72,6 +87,7 @@ class GenerationRequest:
     fill_token_ids: tuple[int, ...] = ()
     embeddings: Path | None = None
     settings: DialogSettings = field(default_factory=DialogSettings)
+    framing: Framing | None = None
 
     def __post_init__(self) -> None:
         given = (self.prompt, self.token_ids, self.embeddings)
@@ -117,6 +133,8 @@ class GenerationResult:
         answers: of the turns of a conversation; `text` is the last.
         early_end: why there are fewer tokens than were asked for; None if there are not.
         speculation: how texts of the dialog compare with plain decoding's, if it speculates.
+        chat_difference: where the context of a chat differs from what its template gives for the
+            whole conversation; None if nowhere.
     """
 
     text: str
@@ -130,6 +148,7 @@ class GenerationResult:
     answers: tuple[str, ...] = ()
     early_end: EarlyEnd | None = None
     speculation: SpeculationRecord | None = None
+    chat_difference: str | None = None
 
 
 Turn = str | tuple[int, ...]
@@ -158,6 +177,7 @@ class ConversationRequest:
             before, instead of going on after it.
         save: folder on this host to keep the state in after the last turn.
         restore: such a folder, whose conversation goes on.
+        framing: see `GenerationRequest`; of turns of token ids.
     """
 
     conversations: tuple[Conversation, ...]
@@ -166,6 +186,7 @@ class ConversationRequest:
     rewind: bool = False
     save: Path | None = None
     restore: Path | None = None
+    framing: Framing | None = None
 
 
 @dataclass(frozen=True)
@@ -178,6 +199,7 @@ class ConversationResult:
         profile: the runtime's own record of all queries, as JSON.
         trace, speculation: see `GenerationResult`.
         early_end: of the last answer.
+        token_ids: of the answers to token ids, where the runtime tells them.
     """
 
     answers: tuple[tuple[str, ...], ...]
@@ -187,6 +209,7 @@ class ConversationResult:
     trace: str = ""
     speculation: SpeculationRecord | None = None
     early_end: EarlyEnd | None = None
+    token_ids: tuple[tuple[tuple[int, ...] | None, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -224,10 +247,12 @@ class StepWindow:
 
     Attributes:
         following: tokens after the prompt; each step predicts one, and goes on with it.
+        bos: whether bos stands before the prompt; the same in all windows of a call.
     """
 
     prompt: tuple[int, ...]
     following: tuple[int, ...]
+    bos: bool = True
 
 
 @dataclass(frozen=True)
@@ -366,6 +391,15 @@ class Converses(Protocol):
 
 
 @runtime_checkable
+class TakesChats(Protocol):
+    """A runtime that takes the token ids of a chat template as they are, with a `Framing`."""
+
+    def end_token(self, settings: DialogSettings, framing: Framing) -> int:
+        """Return the token that stands after an answer in the context."""
+        ...
+
+
+@runtime_checkable
 class MeasuresSpeed(Protocol):
     """A runtime that measures its speed on tokens of its own choice, and tells no text."""
 
@@ -420,13 +454,16 @@ class Embeds(Protocol):
         ...
 
 
-Capability = type[Generates | Converses | MeasuresSpeed | Scores | DecodesSteps | Embeds]
+Capability = type[
+    Generates | Converses | TakesChats | MeasuresSpeed | Scores | DecodesSteps | Embeds
+]
 Need = Capability | tuple[Capability, ...]
 """A capability, or several of which one will do."""
 _ABILITIES: Mapping[Capability, str] = MappingProxyType(
     {
         Generates: "answer prompts",
         Converses: "hold conversations",
+        TakesChats: "take the prompts of a chat template",
         MeasuresSpeed: "measure its speed",
         Scores: "score texts",
         DecodesSteps: "tell the logits of decode steps",

@@ -1,22 +1,26 @@
 """The `generate` workload: one prompt, or a conversation of several, answered once."""
 
+import hashlib
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from harness.errors import HostFileError
-from harness.results.records import OutputCheck
+from harness.results.records import JsonScalar, OutputCheck
 from harness.results.records import Workload as WorkloadRecord
 from harness.runtimes.base import (
     Conversation,
     ConversationRequest,
     Converses,
+    Framing,
     Generates,
     GenerationRequest,
     GenerationResult,
     Model,
     Need,
+    TakesChats,
     Turn,
 )
 from harness.runtimes.dialog_settings import SETTING_KEYS
@@ -31,6 +35,7 @@ from harness.workloads.base import (
     require_passed,
     summarize,
 )
+from harness.workloads.chat import Chat
 from harness.workloads.session import Session
 
 SHORTEST_PROMPT = 2
@@ -52,6 +57,9 @@ class Generate(DialogWorkload):
         prompt_file: a file that holds the prompt.
         tokens: token ids as the prompt, taken as they are; the answer has its ids, too.
         embeddings: a file of embeddings as the prompt: `.npy`, or raw rows.
+        chat: a text is the user's message, and the container's chat template makes the prompt;
+            several are the user's turns.
+        system: the system message of a chat.
         rewind: turns replace what follows their common beginning with the turn before.
         save: a new folder that gets the state of the dialog after the last turn.
         restore: such a folder, whose dialog goes on.
@@ -64,6 +72,8 @@ class Generate(DialogWorkload):
     tokens: _Tokens | None = None
     embeddings: NonEmpty | None = None
     max_tokens: Annotated[int, Field(ge=1)] = 32
+    chat: bool | None = None
+    system: NonEmpty | None = None
     rewind: bool | None = None
     save: NonEmpty | None = None
     restore: NonEmpty | None = None
@@ -73,7 +83,7 @@ class Generate(DialogWorkload):
     input_keys: ClassVar[tuple[str, ...]] = ("prompt_file", "embeddings", "genie_config")
     binary_keys: ClassVar[frozenset[str]] = frozenset({"embeddings"})
     later_keys: ClassVar[frozenset[str]] = frozenset(
-        {*SETTING_KEYS, *_PROMPT_KEYS[1:], "rewind", "save", "restore"}
+        {*SETTING_KEYS, *_PROMPT_KEYS[1:], "chat", "system", "rewind", "save", "restore"}
     )
 
     @model_validator(mode="after")
@@ -88,6 +98,20 @@ class Generate(DialogWorkload):
             raise ValueError("embeddings go without save and restore: give a text or tokens")
         return self
 
+    @model_validator(mode="after")
+    def _chats_in_texts(self) -> Self:
+        if not self.chat:
+            if self.system is not None:
+                raise ValueError("system: it is the system message of a chat: give chat, too")
+            return self
+        if self.tokens is not None or self.embeddings is not None:
+            raise ValueError("chat: it makes prompts of texts: give prompt or prompt_file")
+        if self.rewind or self.restore:
+            raise ValueError("chat: it begins a conversation: leave out rewind and restore")
+        if self.stop:
+            raise ValueError("chat: Genie knows no stop sequences after token ids: leave out stop")
+        return self
+
     @property
     def is_conversation(self) -> bool:
         """True if it has turns, or a state that it begins or ends with."""
@@ -96,12 +120,15 @@ class Generate(DialogWorkload):
     @property
     def needs(self) -> tuple[Need, ...]:
         """See `Workload.needs`."""
-        return (Converses if self.is_conversation else Generates,)
+        asks = Converses if self.is_conversation else Generates
+        return (asks, TakesChats) if self.chat else (asks,)
 
     def check(self, model: Model) -> None:
         """See `Workload.check`; the prompt's own length is known only to the tokenizer."""
         super().check(model)
         self.check_dialog(model, SHORTEST_PROMPT, self.max_tokens)
+        if self.chat:
+            Chat.of(model.path)
 
     def run(
         self, session: Session, recording: Recording = UNRECORDED
@@ -112,7 +139,7 @@ class Generate(DialogWorkload):
             runner=session.runtime.runner(capability),
             max_new_tokens=self.max_tokens,
             prompt=self._shown_prompt(),
-            sampler=self.record(),
+            sampler=self.record() | self._chat_record(session),
         )
         ask = self._converse if self.is_conversation else self._ask
         if self.save is not None:
@@ -132,6 +159,11 @@ class Generate(DialogWorkload):
 
     def _ask(self, session: Session) -> GenerationResult:
         ask = partial(GenerationRequest, self.max_tokens, settings=self.resolved(session.resolve))
+        if self.chat:
+            turns = Chat.of(session.model.path).turns(self._texts(session), self.system)
+            request = ask(token_ids=turns.ids[0], framing=Framing(turns.end_token))
+            answer = session.require(Generates).generate(request)
+            return replace(answer, token_ids=None)
         if self.tokens is not None:
             request = ask(token_ids=self.tokens)
         elif self.embeddings is not None:
@@ -143,16 +175,28 @@ class Generate(DialogWorkload):
 
     def _converse(self, session: Session) -> GenerationResult:
         turns: tuple[Turn, ...] = (self.tokens,) if self.tokens else self._texts(session)
+        settings = self.resolved(session.resolve)
+        chat, framing = None, None
+        if self.chat:
+            chat = Chat.of(session.model.path)
+            spoken = chat.turns(self._texts(session), self.system)
+            turns, framing = spoken.ids, Framing(spoken.end_token)
         request = ConversationRequest(
             (Conversation(turns, self.lora),),
             self.max_tokens,
-            settings=self.resolved(session.resolve),
+            settings=settings,
             rewind=bool(self.rewind),
             save=None if self.save is None else session.resolve(self.save),
             restore=None if self.restore is None else session.resolve(self.restore),
+            framing=framing,
         )
         result = session.require(Converses).converse(request)
         (answers,) = result.answers
+        difference = None
+        earlier = [ids for ids in result.token_ids[0][:-1] if ids is not None]
+        if chat is not None and framing is not None and len(earlier) == len(turns) - 1:
+            end = session.require(TakesChats).end_token(settings, framing)
+            difference = chat.difference(spoken, earlier, end)
         return GenerationResult(
             answers[-1],
             result.metrics,
@@ -162,7 +206,15 @@ class Generate(DialogWorkload):
             answers=answers,
             early_end=result.early_end,
             speculation=result.speculation,
+            chat_difference=difference,
         )
+
+    def _chat_record(self, session: Session) -> dict[str, JsonScalar]:
+        """Describe the chat in the store."""
+        if not self.chat:
+            return {}
+        template = hashlib.sha256(Chat.of(session.model.path).template.text.encode()).hexdigest()
+        return {"chat": template[:12], **({"system": self.system} if self.system else {})}
 
     def _texts(self, session: Session) -> tuple[str, ...]:
         if self.prompt_file is not None:

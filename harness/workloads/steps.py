@@ -142,7 +142,8 @@ def model_steps(
 
     found = []
     for window in windows:
-        tokens = [config.bos_token_id, *window.prompt, *window.following[:-1]]
+        prompt = [config.bos_token_id, *window.prompt] if window.bos else window.prompt
+        tokens = [*prompt, *window.following[:-1]]
         logits = np.concatenate([each for _, each in feed_window(model, tokens)])
-        found.append(logits[len(window.prompt) :])
+        found.append(logits[len(prompt) - 1 :])
     return found

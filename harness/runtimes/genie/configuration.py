@@ -11,6 +11,7 @@ from buildlib.container.layout import has_file
 from buildlib.container.manifest import CLIPPED_ADAPTERS
 from buildlib.speculative.agreement import bound_turns
 from harness.errors import PromptTooLongError, WrongUseError
+from harness.runtimes.base import Framing
 from harness.runtimes.context_limit import ContextLimit
 from harness.runtimes.dialog_settings import DialogSettings
 from harness.runtimes.files import check_limits, target_of
@@ -49,6 +50,24 @@ def config_of(settings: DialogSettings, container: GenAIContainer) -> GenieConfi
     for name, strength in (settings.lora or {}).items():
         _check_adapter(name, strength, config, container)
     return config.with_dialog(sampler=_sampler_of(settings), stop_sequence=settings.stop)
+
+
+def framed(config: GenieConfig, framing: Framing | None) -> GenieConfig:
+    """Give the configuration of a dialog whose prompts bring their own special tokens.
+
+    Genie 1.21 puts the first end-of-sequence token after an answer that another one ended, or none.
+    """
+    if framing is None:
+        return config
+    first = () if framing.end_token is None else (framing.end_token,)
+    others = (token for token in eos_tokens(config) if token not in first)
+    return config.with_special_tokens(bos_token=-1, eos_token=(*first, *others))
+
+
+def eos_tokens(config: GenieConfig) -> tuple[int, ...]:
+    """Return the end-of-sequence tokens of a dialog."""
+    eos = config.dialog.context.eos_token
+    return eos if isinstance(eos, tuple) else (eos,)
 
 
 def _sampler_of(settings: DialogSettings) -> Sampler:

@@ -21,12 +21,14 @@ from harness.errors import (
 from harness.results.records import Positions
 from harness.runtimes.base import (
     Capability,
+    Conversation,
     ConversationRequest,
     ConversationResult,
     Converses,
     DecodesSteps,
     EmbeddingResult,
     Embeds,
+    Framing,
     Generates,
     GenerationRequest,
     GenerationResult,
@@ -53,6 +55,8 @@ from harness.runtimes.genie.configuration import (
     check_depth,
     config_of,
     dialog_limit,
+    eos_tokens,
+    framed,
 )
 from harness.runtimes.genie.conversation import ConversationScript, read_state, write_state
 from harness.runtimes.genie.perplexity import parse_perplexity
@@ -223,7 +227,7 @@ class GenieRuntime(DeployedRuntime):
             RunnerError: the runner crashed, hung or refused.
             RuntimeOutputError: it answered what cannot be an answer.
         """
-        config = config_of(request.settings, self._container)
+        config = framed(config_of(request.settings, self._container), request.framing)
         found = self._compare(config)
         return replace(self._query(request, config), speculation=found)
 
@@ -231,6 +235,10 @@ class GenieRuntime(DeployedRuntime):
         """See `Generates.added_tokens`."""
         config = config_of(settings, self._container)
         return added_tokens(config, after_empty_answer=after_fill)
+
+    def end_token(self, settings: DialogSettings, framing: Framing) -> int:
+        """See `TakesChats.end_token`."""
+        return eos_tokens(framed(config_of(settings, self._container), framing))[0]
 
     def _compare(self, config: GenieConfig) -> SpeculationRecord | None:
         def ask(dialog: GenieConfig, prompt: str, count: int) -> str:
@@ -308,7 +316,10 @@ class GenieRuntime(DeployedRuntime):
         """Ask dialogs that draft by text: Genie 1.21 fails token queries of them (-6)."""
         if request.token_ids is None or config.dialog.type not in _ASKED_IN_WORDS:
             return request
-        return replace(request, prompt=self._decode(request.token_ids), token_ids=None)
+        return replace(request, prompt=self._words(request.token_ids), token_ids=None)
+
+    def _words(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
 
     def embed(self, texts: Sequence[str], *, pooled: bool = True) -> EmbeddingResult:
         """Embed texts.
@@ -341,9 +352,12 @@ class GenieRuntime(DeployedRuntime):
             RunnerError: Genie refused, crashed or hung.
             RuntimeOutputError: an answer is missing.
         """
-        config = config_of(request.settings, self._container)
+        config = framed(config_of(request.settings, self._container), request.framing)
         _refuse_turns(request, config)
         compared = self._compare(config)
+        if config.dialog.type in _ASKED_IN_WORDS:
+            spoken = tuple(map(self._spoken, request.conversations))
+            request = replace(request, conversations=spoken)
         config = bound_turns(config, request.max_new_tokens)
         script = ConversationScript(request, config)
         folder = self.folder()
@@ -357,10 +371,12 @@ class GenieRuntime(DeployedRuntime):
             command += [*self._logging, *(["--trace", "trace.json"] if self._trace else [])]
         with self.sampling() as samples:
             outcome = folder.run(command, name=runner, timeout_s=self.options.runner_timeout_s)
-        answers = tuple(
-            tuple(self._answer(folder.read(name), turn) for name, turn in named)
+        answers = [
+            [self._answer(folder.read(name), turn) for name, turn in named]
             for named in script.answers()
-        )
+        ]
+        texts = tuple(tuple(text for text, _ in each) for each in answers)
+        ids = tuple(tuple(token_ids for _, token_ids in each) for each in answers)
         if request.save is not None:
             write_state(folder, script.saved, request.save, self._container)
         profiled = folder.read(script.profile)
@@ -368,8 +384,14 @@ class GenieRuntime(DeployedRuntime):
         traced = parse_trace(folder.read("trace.json"), self.device.serial) if self._trace else ""
         end = find_early_end(metrics["generated_tokens"], request.max_new_tokens, None)
         return ConversationResult(
-            answers, metrics, profiled, samples.series, traced, compared, early_end=end
+            texts, metrics, profiled, samples.series, traced, compared, early_end=end, token_ids=ids
         )
+
+    def _spoken(self, conversation: Conversation) -> Conversation:
+        """Return a conversation with words in place of token ids; see `_in_words`."""
+        turns = conversation.turns
+        words = (turn if isinstance(turn, str) else self._words(turn) for turn in turns)
+        return replace(conversation, turns=tuple(words))
 
     def windows(
         self, text: str, most: int | None = None, role: ModelRole = "target"
@@ -443,8 +465,9 @@ class GenieRuntime(DeployedRuntime):
         self._require_python(STEP_RUNNER)
         most = max(len(window.following) for window in windows)
         for window in windows:
-            self._limit.check(1 + len(window.prompt), len(window.following))
-        config = self._container.genie_config.as_basic().with_dialog(
+            self._limit.check(window.bos + len(window.prompt), len(window.following))
+        framing = None if windows[0].bos else Framing()
+        config = framed(self._container.genie_config.as_basic(), framing).with_dialog(
             sampler=Sampler(type="custom", callback_name=STEP_SAMPLER), max_num_tokens=most
         )
         folder = self.folder()
@@ -474,11 +497,10 @@ class GenieRuntime(DeployedRuntime):
             return own + len(fill) + later + len(request.token_ids)
         return added_tokens(config) + len(encode(self._tokenizer, request.prompt or ""))
 
-    def _answer(self, text: str, turn: Turn) -> str:
-        if isinstance(turn, str):
-            return text
-        ids = self._parse_ids(text)
-        return text if ids is None else self._decode(ids)
+    def _answer(self, text: str, turn: Turn) -> tuple[str, tuple[int, ...] | None]:
+        """Return the text of an answer, and its token ids if it has them."""
+        ids = None if isinstance(turn, str) else self._parse_ids(text)
+        return text if ids is None else self._decode(ids), ids
 
     def _decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids)))
