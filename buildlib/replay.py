@@ -182,6 +182,9 @@ def emulator_twin(
     phone = parse_target(metadata.target.name)
     if phone.emulator:
         raise ContainerError(str(container.path), "it is for the emulator already")
+    if metadata.op_packages:
+        reason = f"it has no op packages for x86_64: build it for {phone}:emulator, too"
+        raise ContainerError(str(container.path), reason)
     target = Target(phone.soc, emulator=True)
     root = default_cache_root() if cache_root is None else user_path(cache_root)
     with tempfile.TemporaryDirectory(prefix="qnnfarm-twin-") as scratch:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,9 @@ _ONLY_A_PHONE = (
     "memory, speed, heat and energy",
 )
 _ANDROID = "arm64-v8a"
+_RUNTIMES = ("genie", "graph")
+Answers = Sequence[Sequence[int]]
+"""Tokens of each prompt."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,9 @@ def rehearse(
         print_remark("making the container for the emulator")
         twin = emulator_twin(phone, Path(scratch) / "twin", cache_root=cache)
         checks = [_compare_binaries(phone, twin), _check_bundle(phone)]
-        checks += _run(twin, prompts, max_tokens)
+        lengths = _lengths(twin, prompts, max_tokens)
+        tokens = _run(twin, lengths, max_tokens)
+        checks += _compare(twin, lengths, tokens)
     if json:
         print_json(
             {
@@ -80,6 +85,8 @@ def rehearse(
                 "target": phone.metadata.target.name,
                 "checks": [dataclasses.asdict(check) for check in checks],
                 "only_a_phone": list(_only_a_phone(phone)),
+                "prompts": lengths,
+                "tokens": tokens,
             }
         )
     else:
@@ -142,39 +149,74 @@ def _described(graph: "GraphInfo") -> "GraphInfo":
 
 
 def _check_bundle(phone: "GenAIContainer") -> Check:
-    """Collect what would be pushed to a phone."""
+    """Check what would be pushed to a phone, as far as it is on this host."""
     from harness.errors import GenieMissingError
+    from harness.runtimes.bundles.checks import find_faults
     from harness.runtimes.genie.bundle import genie_bundle
 
     try:
         bundle = genie_bundle(phone, _ANDROID)
     except GenieMissingError as error:
         return Check("bundle", holds=None, detail=error.reason)
-    return Check("bundle", holds=True, detail=f"all of its {len(bundle.files)} files are here")
+    faults = find_faults(bundle, container=phone)
+    detail = "; ".join(faults) or f"nothing is wrong with its {len(bundle.files)} files"
+    return Check("bundle", holds=not faults, detail=detail)
 
 
-def _run(twin: "GenAIContainer", number: int, most: int) -> Iterator[Check]:
-    """Let Genie answer prompts on a virtual device of the container's SoC."""
-    from harness.runtimes.base import Generates, GenerationRequest
+def _lengths(twin: "GenAIContainer", number: int, most: int) -> list[int]:
+    """Return as many lengths of prompts, evenly from one token to as many as fit."""
     from harness.runtimes.context_limit import ContextLimit
-    from harness.runtimes.genie.model import GenieModel
-    from harness.workloads.bench_prompt import cut_prompt
-    from harness.workloads.session import Session
 
     limit = ContextLimit.of(twin)
     longest = max(1, limit.context_length - max(limit.prefill_ar, most) - 1)
-    lengths = [1 + round(step * (longest - 1) / max(1, number - 1)) for step in range(number)]
-    text = cut_prompt(twin.files["tokenizer.json"], longest).token_ids
-    with _device(twin) as device, Session(device, GenieModel(twin)) as session:
-        for done, length in enumerate(lengths):
-            print_remark(f"Genie, prompt {done + 1} of {number}: {length} tokens")
-            request = GenerationRequest(most, token_ids=text[:length])
-            session.require(Generates).generate(request)
-    yield Check(
-        "Genie",
-        holds=True,
-        detail=f"loads it, and answers {number} prompts of {lengths[0]} to {lengths[-1]} tokens",
-    )
+    return [1 + round(step * (longest - 1) / max(1, number - 1)) for step in range(number)]
+
+
+def _run(twin: "GenAIContainer", lengths: Sequence[int], most: int) -> Mapping[str, Answers]:
+    """Let each runtime answer prompts on a virtual device of the container's SoC."""
+    from harness.runtimes.base import Generates, GenerationRequest
+    from harness.runtimes.registry import open_model, runtimes
+    from harness.workloads.bench_prompt import cut_prompt
+    from harness.workloads.session import Session
+
+    text = cut_prompt(twin.files["tokenizer.json"], max(lengths)).token_ids
+    answered: dict[str, Answers] = {}
+    with _device(twin) as device:
+        for runtime in (name for name in _RUNTIMES if name in runtimes()):
+            found = []
+            with Session(device, open_model(twin.path, runtime)) as session:
+                for done, length in enumerate(lengths, 1):
+                    print_remark(f"{runtime}, prompt {done} of {len(lengths)}: {length} tokens")
+                    request = GenerationRequest(most, token_ids=text[:length])
+                    result = session.require(Generates).generate(request)
+                    found.append(result.token_ids or ())
+            answered[runtime] = found
+    return answered
+
+
+def _compare(
+    twin: "GenAIContainer", lengths: Sequence[int], answered: Mapping[str, Answers]
+) -> Iterator[Check]:
+    """Hold the tokens of all runtimes against Genie's."""
+    genie, kind = answered[_RUNTIMES[0]], twin.genie_config.dialog.type
+    some = f"{len(lengths)} prompts of {lengths[0]} to {lengths[-1]} tokens"
+    yield Check(_RUNTIMES[0], holds=True, detail=f"loads it, and answers {some}")
+    for runtime, answers_ in answered.items():
+        if runtime == _RUNTIMES[0]:
+            continue
+        differing = [
+            f"after {length} tokens it says {ours}, and Genie {theirs}"
+            for length, ours, theirs in zip(lengths, answers_, genie, strict=True)
+            if tuple(ours) != tuple(theirs)
+        ]
+        if differing and kind != "basic":
+            detail = f"answers {some}; a dialog of type {kind} may say something else"
+            yield Check(runtime, holds=None, detail=detail)
+            continue
+        detail = f"{len(differing)} of {len(lengths)} answers differ: {(differing or [''])[0]}"
+        if not differing:
+            detail = f"gives Genie's tokens, {len(lengths)} of {len(lengths)} answers"
+        yield Check(runtime, holds=not differing, detail=detail)
 
 
 @contextmanager

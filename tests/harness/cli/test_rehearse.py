@@ -23,7 +23,8 @@ def test_a_phones_container_runs_without_the_phone(
     answer = json.loads(done.stdout)
     found = {check["subject"]: check for check in answer["checks"]}
     assert "2 compiled from the same DLCs" in found["binaries"]["detail"]
-    assert found["Genie"]["holds"]
+    assert found["genie"]["holds"]
+    assert [len(tokens) for tokens in answer["tokens"]["genie"]] == [3, 3]
     assert found["bundle"]["holds"] is None  # no SDK here
     assert "share weights" in answer["only_a_phone"][0]
     assert "rehearse-sm8750" in qnnfarm("device", "ls").stdout
