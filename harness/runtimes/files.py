@@ -1,5 +1,7 @@
 """Containers that are to run, and what they can run on."""
 
+from collections.abc import Mapping
+from importlib import resources
 from pathlib import Path
 
 from buildlib.container.container import GenAIContainer
@@ -11,6 +13,8 @@ from harness.errors import ConfigurationLimitError, RuntimeChoiceError
 
 _EMULATOR_ABI = "x86_64"
 _HARDWARE_ABIS = ("arm64-v8a", "aarch64")  # Android's and Linux's name for one thing
+
+_QNN_API = ("api.py", "refusal.py", "structures.py")
 
 
 def open_container(folder: Path) -> GenAIContainer:
@@ -77,3 +81,12 @@ def check_fit(container: GenAIContainer, device: DeviceProperties) -> None:
 def target_of(container: GenAIContainer) -> Target:
     """Return the target that the container was built for."""
     return parse_target(container.metadata.target.name)
+
+
+def qnn_api_files() -> Mapping[str, Path]:
+    """Return the modules of QNN's C API that device scripts import, by name in the run folder."""
+    qnn = resources.files("buildlib.toolchains.qnn")
+    # The packages around the API have no code of their own there.
+    folders = ("buildlib", "buildlib/toolchains", "buildlib/toolchains/qnn")
+    files = {f"{folder}/__init__.py": Path(str(qnn / "__init__.py")) for folder in folders}
+    return files | {f"{folders[-1]}/{name}": Path(str(qnn / name)) for name in _QNN_API}

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from buildlib.container.op_packages import Registration
 from harness.deploy.deployment import Deployment
 from harness.deploy.digests import hashes_on
 from harness.deploy.store import DISK_FULL
@@ -207,9 +208,20 @@ class RunFolder:
 
 # Files of a run are links into the store, and Python looks for modules where a link leads. It
 # writes no bytecode: on a full disk that would be cut off, and the next start fail to read it.
+REGISTERING = "register_op_packages.py"
 _PYTHON = ("env", "PYTHONPATH=.", "PYTHONDONTWRITEBYTECODE=1", "python3")
 
 
-def runner_command(runner: str) -> tuple[str, ...]:
-    """Return the command that starts a runner in a run folder, without its options."""
-    return (*_PYTHON, runner) if runner.endswith(".py") else (f"./{runner}",)
+def runner_command(runner: str, op_packages: Sequence[Registration] = ()) -> tuple[str, ...]:
+    """Return the command that starts a runner in a run folder, without its options.
+
+    Args:
+        runner: its file.
+        op_packages: that a runner in Python has registered before it starts, in their order.
+    """
+    if not runner.endswith(".py"):
+        return (f"./{runner}",)
+    if not op_packages:
+        return (*_PYTHON, runner)
+    options = (word for one in op_packages for word in ("--op-package", str(one)))
+    return (*_PYTHON, REGISTERING, *options, runner)

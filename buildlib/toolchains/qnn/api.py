@@ -233,13 +233,75 @@ LogCallback = c.CFUNCTYPE(None, c.c_char_p, c.c_int, c.c_uint64, c.c_void_p)
 """Takes the format of a message, its level, a time, and the `va_list` of its values."""
 
 
-class HtpSession:
-    """The HTP backend with a device of the given SoC: one a process, and it ends with it.
+class HtpBackend:
+    """The HTP backend, without a device: it knows operations and op packages.
 
     Args:
         whole: as `load_backend` takes it.
         log: a `LogCallback`; without one the log goes to stdout, or to logcat on Android.
         log_level: 1 for errors alone, up to 5.
+    """
+
+    def __init__(
+        self,
+        library: Path,
+        *,
+        whole: bool = True,
+        log: Any = None,  # noqa: ANN401 - a ctypes function
+        log_level: int = _LOG_LEVEL_WARNING,
+    ) -> None:
+        self.qnn: FunctionTable = load_backend(library, whole=whole)
+        self._log_callback = log
+        callback = c.cast(log, c.c_void_p) if log else None
+        self.log = self._created(BackendFunction.LOG_CREATE, callback, c.c_uint32(log_level))
+        self.backend = self._created(BackendFunction.BACKEND_CREATE, self.log, None)
+
+    def register_op_package(self, library: str | Path, provider: str, target: str = "CPU") -> None:
+        """Make the operations of an op package known to the backend, before it has contexts.
+
+        Args:
+            target: what the kernels of this library run on: `CPU`, or `HTP` for those on a DSP.
+        """
+        try:
+            self.qnn.call(
+                BackendFunction.BACKEND_REGISTER_OP_PACKAGE,
+                self.backend, c.c_char_p(os.fsencode(library)), c.c_char_p(provider.encode()),
+                c.c_char_p(target.encode()),
+            )  # fmt: skip
+        except QnnCallError as error:
+            if error.code == _PROVIDER_NOT_FOUND:
+                raise RefusedError(f"the package has no function {provider!r}") from error
+            raise
+
+    def operations(self) -> list[str]:
+        """Return all operations that the backend knows, e.g. `qti.aisw::Relu`."""
+        count, names = c.c_uint32(), c.POINTER(OperationName)()
+        self.qnn.call(
+            BackendFunction.BACKEND_GET_SUPPORTED_OPERATIONS,
+            self.backend, c.pointer(count), c.pointer(names),
+        )  # fmt: skip
+        return [f"{n.package.decode()}::{n.operation.decode()}" for n in names[: count.value]]
+
+    def build_id(self) -> str:
+        """Return the build of the backend, e.g. `v2.51.0.260929181845`."""
+        build = c.c_char_p()
+        self.qnn.call(BackendFunction.BACKEND_GET_BUILD_ID, c.pointer(build))
+        return (build.value or b"").decode(errors="replace")
+
+    def _created(self, function: BackendFunction, *arguments: Any) -> c.c_void_p:  # noqa: ANN401
+        """Call a function whose last parameter receives a new handle."""
+        handle = c.c_void_p()
+        given = (c.c_void_p(None) if a is None else a for a in arguments)
+        self.qnn.call(function, *given, c.pointer(handle))
+        return handle
+
+
+class HtpSession(HtpBackend):
+    """The HTP backend with a device of the given SoC: one a process, and it ends with it.
+
+    Args:
+        soc_model: the SoC; None for that of the device.
+        whole, log, log_level: see `HtpBackend`.
     """
 
     def __init__(
@@ -251,11 +313,7 @@ class HtpSession:
         log: Any = None,  # noqa: ANN401 - a ctypes function
         log_level: int = _LOG_LEVEL_WARNING,
     ) -> None:
-        self.qnn: FunctionTable = load_backend(library, whole=whole)
-        self._log_callback = log
-        callback = c.cast(log, c.c_void_p) if log else None
-        self.log = self._created(BackendFunction.LOG_CREATE, callback, c.c_uint32(log_level))
-        self.backend = self._created(BackendFunction.BACKEND_CREATE, self.log, None)
+        super().__init__(library, whole=whole, log=log, log_level=log_level)
         # Without the SoC the device refuses 16-bit operations when a graph is finalized.
         soc = () if soc_model is None else (HtpConfig(option=HTP_DEVICE_SOC, value=soc_model),)
         self._device_configs = HtpConfigs(*soc)
@@ -339,42 +397,3 @@ class HtpSession:
         function = BackendFunction.PROFILE_GET_EVENT_DATA
         self.qnn.call(function, c.c_uint64(event), c.pointer(data))
         return data
-
-    def register_op_package(self, library: str | Path, provider: str, target: str = "CPU") -> None:
-        """Make the operations of an op package known to the backend, before it has contexts.
-
-        Args:
-            target: what the kernels of this library run on: `CPU`, or `HTP` for those on a DSP.
-        """
-        try:
-            self.qnn.call(
-                BackendFunction.BACKEND_REGISTER_OP_PACKAGE,
-                self.backend, c.c_char_p(os.fsencode(library)), c.c_char_p(provider.encode()),
-                c.c_char_p(target.encode()),
-            )  # fmt: skip
-        except QnnCallError as error:
-            if error.code == _PROVIDER_NOT_FOUND:
-                raise RefusedError(f"the package has no function {provider!r}") from error
-            raise
-
-    def operations(self) -> list[str]:
-        """Return all operations that the backend knows, e.g. `qti.aisw::Relu`."""
-        count, names = c.c_uint32(), c.POINTER(OperationName)()
-        self.qnn.call(
-            BackendFunction.BACKEND_GET_SUPPORTED_OPERATIONS,
-            self.backend, c.pointer(count), c.pointer(names),
-        )  # fmt: skip
-        return [f"{n.package.decode()}::{n.operation.decode()}" for n in names[: count.value]]
-
-    def build_id(self) -> str:
-        """Return the build of the backend, e.g. `v2.51.0.260929181845`."""
-        build = c.c_char_p()
-        self.qnn.call(BackendFunction.BACKEND_GET_BUILD_ID, c.pointer(build))
-        return (build.value or b"").decode(errors="replace")
-
-    def _created(self, function: BackendFunction, *arguments: Any) -> c.c_void_p:  # noqa: ANN401
-        """Call a function whose last parameter receives a new handle."""
-        handle = c.c_void_p()
-        given = (c.c_void_p(None) if a is None else a for a in arguments)
-        self.qnn.call(function, *given, c.pointer(handle))
-        return handle

@@ -11,6 +11,7 @@ from buildlib.container.container import GenAIContainer
 from buildlib.container.genie_config import GenieConfig
 from buildlib.container.genie_decoding import Sampler
 from buildlib.container.manifest import SpeculationRecord
+from buildlib.container.op_packages import registrations
 from buildlib.speculative.agreement import bound_turns
 from harness.devices.base import Device, DeviceProperties
 from harness.errors import (
@@ -197,6 +198,13 @@ class GenieRuntime(DeployedRuntime):
         if self.options.trace and not self._has_python:
             reason = "the SDK's genie-t2t-run writes no trace: leave out --trace"
             raise RuntimeChoiceError(device.serial, reason)
+        if container.metadata.op_packages and not self._has_python:
+            reason = (
+                "the container has op packages, which Genie takes from a process that has "
+                "registered them: that needs Python on the device, and the SDK's genie-t2t-run "
+                "registers none"
+            )
+            raise RuntimeChoiceError(device.serial, reason)
         self._trace = self.options.trace
         self._queries = 0
         self._compared: dict[str, SpeculationRecord | None] = {}
@@ -275,7 +283,7 @@ class GenieRuntime(DeployedRuntime):
         profile = f"profile-{self._queries}.json"  # none can be taken for that of another query
         clock = f"clock-{self._queries}.json"
         runner = self.runner(Generates)
-        command = [*runner_command(runner), "-c", "query_config.json", *query]
+        command = [*self._command(runner), "-c", "query_config.json", *query]
         command += ["--profile", profile, *self._logging]
         trace = f"trace-{self._queries}.json"
         command += ["--trace", trace] if self._trace else []
@@ -366,7 +374,7 @@ class GenieRuntime(DeployedRuntime):
             state = read_state(request.restore, self._container)
         folder.send({"query_config.json": config.to_json(), **script.inputs(), **state})
         runner = self.runner(Converses)
-        command = [*runner_command(runner), "-s", script.name]
+        command = [*self._command(runner), "-s", script.name]
         if self._has_python:  # options of ours
             command += [*self._logging, *(["--trace", "trace.json"] if self._trace else [])]
         with self.sampling() as samples:
@@ -438,7 +446,7 @@ class GenieRuntime(DeployedRuntime):
         if config.dialog.type == "ssd-q1":  # converted by Genie, it keeps its prefix in the context
             config = config.as_basic()
         folder.send({**inputs, "query_config.json": config.to_json()})
-        command = [*runner_command(_SCORER), "-c", "query_config.json"]
+        command = [*self._command(_SCORER), "-c", "query_config.json"]
         command += ["--ar", str(self._limit_of(role).prefill_ar), "--role", role, *adapters]
         command += [*self._logging, *(["--trace", "traces.jsonl"] if self._trace else [])]
         command += ["--out", "perplexity.json", "--window-files", *names]
@@ -477,8 +485,12 @@ class GenieRuntime(DeployedRuntime):
             self.options.runner_timeout_s,
             tuple(self._logging),
             trace=self._trace,
+            command=self._command(STEP_RUNNER),
         )
         return run.decode(windows, config)
+
+    def _command(self, runner: str) -> tuple[str, ...]:
+        return runner_command(runner, registrations(self._container.metadata.op_packages))
 
     def _require_python(self, runner: str) -> None:
         if not self._has_python:

@@ -44,6 +44,7 @@ class StepRun:
         timeout_s: for one window.
         logging: options of the runner for Genie's own log.
         trace: whether the runner traces what it does.
+        command: that starts the runner.
     """
 
     device: Device
@@ -51,6 +52,7 @@ class StepRun:
     timeout_s: float
     logging: tuple[str, ...] = ()
     trace: bool = False
+    command: tuple[str, ...] = runner_command(STEP_RUNNER)
 
     def decode(self, windows: Sequence[StepWindow], config: GenieConfig) -> StepLogits:
         """Return the logits of each window.
@@ -62,7 +64,7 @@ class StepRun:
         content = json.dumps([asdict(window) for window in windows])
         self.folder.send({_CONFIG: config.to_json(), _WINDOWS: content})
         command = [
-            *runner_command(STEP_RUNNER),
+            *self.command,
             "-c",
             _CONFIG,
             "--windows",

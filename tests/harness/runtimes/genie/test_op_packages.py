@@ -1,0 +1,108 @@
+"""A container with an op package on a virtual device: Genie computes by its kernel."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from buildlib.builder_options import apply_options
+from buildlib.container.container import GenAIContainer
+from buildlib.container.op_packages import OpPackage, registrations
+from buildlib.genai import GenAIBuilderFactory
+from buildlib.pipeline.build import BuildOutputs
+from harness.devices.adb.device import AdbDevice
+from harness.errors import RunnerError, RuntimeChoiceError
+from harness.runtimes.base import GenerationRequest, RuntimeOptions, StepWindow
+from harness.runtimes.bundles.sources import PROGRAMS
+from harness.runtimes.genie.bundle import genie_bundle
+from harness.runtimes.genie.runtime import GenieRuntime
+from harness.runtimes.run_folder import runner_command
+from suites.models import tiny_llama
+from tests.buildlib.op_packages import PROVIDER, build_package, scale_logits
+
+OPTIONS = RuntimeOptions(runner_timeout_s=120)
+
+
+@pytest.fixture(scope="module")
+def plain(tiny_bundle: Path) -> GenAIContainer:
+    return GenAIContainer.load(tiny_bundle)
+
+
+@pytest.fixture(scope="module")
+def scaled(
+    reference_outputs: BuildOutputs, build_cache: Path, tmp_path_factory: pytest.TempPathFactory
+) -> GenAIContainer:
+    """The reference model, whose logits are 3 x + 1 by the example's kernel in C."""
+    folder = tmp_path_factory.mktemp("scaled")
+    shutil.copytree(reference_outputs.export, folder / "scaled")
+    scale_logits(folder / "scaled")
+    text = (tiny_llama.folder() / "text" / "calibration.txt").read_text("utf-8")
+    builder = GenAIBuilderFactory.create(
+        folder / "scaled", cache_root=build_cache, calibration_text=text
+    )
+    targets = {"x86_64": str(build_package(folder / "libScale.so"))}
+    entry = {"name": "Scale", "interface_provider": PROVIDER, "targets": targets}
+    options = {"arn_cl_options.auto_regression_number": [1, 32], "op_packages": [entry]}
+    options |= {"arn_cl_options.context_length": [192], "split_model.num_splits": 2}
+    apply_options(builder.set_targets(["SM8750:emulator"]), options)
+    return builder.build()
+
+
+def test_runners_start_behind_the_registration_of_mllms_package() -> None:
+    package = OpPackage(
+        name="QnnLLaMAPackage",
+        interface_provider="LLaMAPackageInterfaceProvider",
+        targets={"hexagon-v75": "htp.so", "aarch64-android": "cpu.so"},
+    ).in_container()
+    command = runner_command("genie_t2t_run.py", registrations([package]))
+    assert command[command.index("python3") + 1 :] == (
+        "register_op_packages.py",
+        "--op-package",
+        "libQnnLLaMAPackage_CPU.so:LLaMAPackageInterfaceProvider:CPU",
+        "--op-package",
+        "libQnnLLaMAPackage_HTP.so:LLaMAPackageInterfaceProvider:HTP",
+        "genie_t2t_run.py",
+    )
+
+
+def start(device: AdbDevice, container: GenAIContainer) -> GenieRuntime:
+    return GenieRuntime(device, device.properties(), container, OPTIONS)
+
+
+def test_logits_and_text_are_those_of_the_kernel(
+    virtual_device: AdbDevice, plain: GenAIContainer, scaled: GenAIContainer
+) -> None:
+    window = StepWindow(prompt=(40, 41, 42), following=(43, 44, 45))
+    logits, texts = {}, {}
+    for name, container in (("plain", plain), ("scaled", scaled)):
+        runtime = start(virtual_device, container)
+        logits[name] = np.asarray(runtime.decode_steps([window]).windows[0])
+        texts[name] = runtime.generate(GenerationRequest(8, prompt="In the beginning")).text
+        runtime.clean()
+    expected = 3 * logits["plain"] + 1
+    assert np.abs(logits["scaled"] - expected).max() < 0.02 * np.ptp(expected)
+    assert np.abs(logits["scaled"] - logits["plain"]).max() > 0.5 * np.ptp(logits["plain"])
+    assert texts["scaled"] == texts["plain"]
+
+
+def test_a_package_that_nobody_registers_is_named(
+    virtual_device: AdbDevice, scaled: GenAIContainer
+) -> None:
+    metadata = scaled.metadata.model_copy(update={"op_packages": ()})
+    runtime = start(virtual_device, replace(scaled, metadata=metadata))
+    with pytest.raises(RunnerError) as caught:
+        runtime.generate(GenerationRequest(2, prompt="In"))
+    runtime.clean()
+    assert "op package" in str(caught.value)
+
+
+def test_a_device_without_python_is_refused(
+    virtual_device: AdbDevice, scaled: GenAIContainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = genie_bundle(scaled, "x86_64")
+    bundle = bundle.add(dict.fromkeys(PROGRAMS, bundle.files["libGenie.so"]))
+    monkeypatch.setattr("harness.runtimes.genie.runtime.genie_bundle", lambda *_: bundle)
+    with pytest.raises(RuntimeChoiceError, match="needs Python"):
+        start(virtual_device, scaled)
