@@ -6,6 +6,8 @@ pytest and the standard library until a test asks for a device.
 
 from harness.pytest_plugin.fixtures import (
     _qnnfarm_lease,
+    _qnnfarm_model,
+    _qnnfarm_path,
     _qnnfarm_session,
     _qnnfarm_store,
     container,
@@ -30,6 +32,8 @@ from harness.pytest_plugin.hooks import (
 
 __all__ = [
     "_qnnfarm_lease",
+    "_qnnfarm_model",
+    "_qnnfarm_path",
     "_qnnfarm_session",
     "_qnnfarm_store",
     "container",

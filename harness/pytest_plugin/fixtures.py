@@ -24,14 +24,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from buildlib.container.container import GenAIContainer
+    from buildlib.targets import Target
     from harness.devices.base import Device
     from harness.pool.pool import Pool
     from harness.pytest_plugin.container_runner import ContainerRunner
     from harness.pytest_plugin.measurements import MeasurementRecorder
     from harness.results.records import Run, RunStatus
     from harness.results.store import ResultsStore
+    from harness.runtimes.base import Model
 
-SESSION_FIXTURE = "_qnnfarm_session"
+SESSION_FIXTURE, PATH_FIXTURE = "_qnnfarm_session", "_qnnfarm_path"
 SESSION_ID = "session"
 """Begins the id of a session in a test's name, before its number from 1."""
 LEASES = pytest.StashKey[LeaseManager]()
@@ -109,17 +111,39 @@ def _fail(error: Exception) -> NoReturn:
 
 
 @pytest.fixture
-def container(request: pytest.FixtureRequest) -> "GenAIContainer":
-    """The container given by `--container`; with several, the test runs once with each."""
-    from buildlib.errors import BuildError
-    from harness.errors import HarnessError
-    from harness.runtimes.files import open_container
+def _qnnfarm_path(request: pytest.FixtureRequest) -> Path | None:
+    """One of `--container`; None if there is none, or the project has a `container` of its own."""
+    return getattr(request, "param", None)
 
-    folder: Path | None = getattr(request, "param", None)
-    if folder is None:
+
+@pytest.fixture
+def container(_qnnfarm_path: Path | None, pytestconfig: pytest.Config) -> "GenAIContainer":
+    """The container given by `--container`; with several, the test runs once with each."""
+    from harness.errors import HarnessError
+    from harness.runtimes.container_model import container_of
+
+    if _qnnfarm_path is None:
         pytest.skip("no container: give one with --container DIR")
     try:
-        return open_container(folder)
+        return container_of(_open_model(_qnnfarm_path, pytestconfig))
+    except HarnessError as error:
+        _fail(error)
+
+
+@pytest.fixture
+def _qnnfarm_model(request: pytest.FixtureRequest, _qnnfarm_path: Path | None) -> "Model":
+    """The model that `--container` names, opened by `--runtime`; or the project's container."""
+    path = _qnnfarm_path or request.getfixturevalue("container").path
+    return _open_model(path, request.config)
+
+
+def _open_model(path: Path, config: pytest.Config) -> "Model":
+    from buildlib.errors import BuildError
+    from harness.errors import HarnessError
+    from harness.runtimes.registry import open_model
+
+    try:
+        return open_model(path, read_settings(config).runtime)
     except (BuildError, HarnessError) as error:
         _fail(error)
 
@@ -140,9 +164,8 @@ def _qnnfarm_lease(
     from harness.errors import HarnessError, RequirementError
 
     item: pytest.Item = request.node
-    container = _container_of(request)
-    target = None if container is None else container.metadata.target
-    key = key_of(item, None if container is None else container.path)
+    path, target = _target_of(request)
+    key = key_of(item, path)
     kinds = frozenset(member.spec.type for member in _open_pool(request.config).members())
     requirement = requirement_of(key.marker, target, kinds)
     leases = leases_of(request.config)
@@ -167,14 +190,19 @@ def _qnnfarm_lease(
     return held
 
 
-def _container_of(request: pytest.FixtureRequest) -> "GenAIContainer | None":
-    """Return the container of a test that uses the plugin's `container` fixture."""
-    if "container" not in request.fixturenames:
-        return None
+def _target_of(request: pytest.FixtureRequest) -> "tuple[Path | None, Target | None]":
+    """Return what a test runs on its device, and what that was made for, as far as it says."""
     from buildlib.container.container import GenAIContainer
+    from buildlib.targets import parse_target
 
-    container = request.getfixturevalue("container")
-    return container if isinstance(container, GenAIContainer) else None
+    if "_qnnfarm_model" in request.fixturenames:
+        model: Model = request.getfixturevalue("_qnnfarm_model")
+        return model.path, parse_target(model.info.target) if model.info.target else None
+    if "container" in request.fixturenames:
+        container = request.getfixturevalue("container")
+        if isinstance(container, GenAIContainer):
+            return container.path, parse_target(container.metadata.target.name)
+    return None, None
 
 
 @pytest.fixture
@@ -209,13 +237,12 @@ def _qnnfarm_store(
 def run_container(
     request: pytest.FixtureRequest,
     _qnnfarm_lease: HeldLease,
-    container: "GenAIContainer",
+    _qnnfarm_model: "Model",
     _qnnfarm_store: "Callable[[], ResultsStore]",
 ) -> "Iterator[ContainerRunner]":
     """Runs the container on the leased device: `run_container("a prompt").text`."""
     from harness.errors import RuntimeChoiceError
     from harness.pytest_plugin.container_runner import ContainerRunner
-    from harness.runtimes.genie.model import GenieModel
 
     item, held = request.node, _qnnfarm_lease
     state = item.stash[TEST]
@@ -223,8 +250,8 @@ def run_container(
     def note(run: "Run") -> None:
         item.user_properties.append(("qnnfarm.run", run.id))
 
-    item.user_properties.append(("qnnfarm.container", container.metadata.container_sha256))
-    model = GenieModel(container)
+    model = _qnnfarm_model
+    item.user_properties.append(("qnnfarm.container", model.info.sha256))
     try:
         model.check_fit(held.properties()[0])
     except RuntimeChoiceError as error:
@@ -292,8 +319,8 @@ def key_of(item: pytest.Item, container: Path | None = None) -> LeaseKey:
     """
     callspec = getattr(item, "callspec", None)
     params = {} if callspec is None else callspec.params
-    if container is None and isinstance(params.get("container"), Path):
-        container = params["container"]
+    if container is None:
+        container = params.get(PATH_FIXTURE)
     return LeaseKey(read_marker(item), container, params.get(SESSION_FIXTURE, 0))
 
 

@@ -8,6 +8,7 @@ from harness.pytest_plugin import terminal
 from harness.pytest_plugin.baseline import BaselineGate
 from harness.pytest_plugin.fixtures import (
     LEASES,
+    PATH_FIXTURE,
     ROWS,
     SESSION_FIXTURE,
     SESSION_ID,
@@ -59,9 +60,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if LEASE_FIXTURE not in names and "container" not in names:
         return
     settings = read_settings(metafunc.config)
-    if _is_ours(metafunc, "container") and settings.containers:
-        folders = settings.containers
-        metafunc.parametrize("container", folders, indirect=True, ids=[p.name for p in folders])
+    if PATH_FIXTURE in names and _is_ours(metafunc, "container") and settings.containers:
+        paths = settings.containers
+        metafunc.parametrize(PATH_FIXTURE, paths, indirect=True, ids=[p.name for p in paths])
     if LEASE_FIXTURE in names and settings.repeat > 1:
         # In the order of sessions, so that a slow drift does not look like a difference of tests.
         metafunc.parametrize(
@@ -75,9 +76,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def _is_ours(metafunc: pytest.Metafunc, name: str) -> bool:
     """Return whether a fixture is this plugin's, not one of the project."""
-    if name not in metafunc.fixturenames:
-        return False
-    definitions = getattr(metafunc, "_arg2fixturedefs", {}).get(name, ())
+    manager = metafunc.definition.session._fixturemanager  # noqa: SLF001 - no public way
+    definitions = manager.getfixturedefs(name, metafunc.definition) or ()
     return bool(definitions) and definitions[-1].func.__module__ == "harness.pytest_plugin.fixtures"
 
 

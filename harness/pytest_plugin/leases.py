@@ -21,7 +21,7 @@ from harness.pytest_plugin.terminal import WAITING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from buildlib.container.manifest import TargetRecord
+    from buildlib.targets import Target
     from harness.devices.base import DeviceProperties
     from harness.devices.spec import DeviceSpec
     from harness.errors import HarnessError
@@ -181,7 +181,7 @@ def purpose_of(name: str) -> str:
 
 
 def requirement_of(
-    marker: DeviceMarker, target: "TargetRecord | None", kinds: frozenset[str]
+    marker: DeviceMarker, target: "Target | None", kinds: frozenset[str]
 ) -> "Requirement":
     """Return a test's requirement: its marker's, and that its container runs there.
 
@@ -195,7 +195,7 @@ def requirement_of(
     from harness.devices.types import device_types
 
     if marker.hexagon is None and kinds != {"local"}:
-        requirement = replace(requirement, hexagon=target.dsp_arch)
+        requirement = replace(requirement, hexagon=target.soc.dsp_arch)
     emulated = {kind for kind in kinds if device_types()[kind].emulated}
     if marker.type is None and emulated and len(kinds) > 1:
         requirement = replace(requirement, type=_type(kinds, emulator=target.emulator))

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from buildlib.targets import parse_target
 from harness.console import EMULATOR
 from harness.results.identity import container_name
 from harness.results.llama_bench import format_parameters, format_size, markdown
@@ -17,11 +18,21 @@ if TYPE_CHECKING:
     from harness.pytest_plugin.container_runner import ContainerRunner
     from harness.results.records import RunStatus
     from harness.results.store import ResultsStore
+    from harness.workloads.session import Session
 
 _COLUMNS = ("model", "size", "params", "backend", "device", "test")
 
 Row = Mapping[str, object]
 """A test's values of one metric, in plain types that xdist can send."""
+
+
+def _backend(session: "Session") -> str:
+    """Name what computes: `HTP v79 (emulator)`, or the runtime where it runs no container."""
+    target = session.container_info.target
+    if not target:
+        return session.model.runtime.name
+    arch = parse_target(target).soc.dsp_arch
+    return f"HTP {arch}" + (" (emulator)" if session.device_info.emulator else "")
 
 
 class MeasurementRecorder:
@@ -106,15 +117,13 @@ class MeasurementRecorder:
             self._add_row({"model": "", **row})
             return
         container, device = self._runner.target.container_info, self._runner.target.device_info
-        metadata = self._runner.container.metadata
         self._add_row(
             {
                 "model": container_name(container),
                 "container": container.sha256,
-                "size": sum(record.size_bytes for record in metadata.files.values()),
-                "params": metadata.model.parameters,
-                "backend": f"HTP {metadata.target.dsp_arch}"
-                + (" (emulator)" if device.emulator else ""),
+                "size": container.size_bytes,
+                "params": container.parameters,
+                "backend": _backend(self._runner.target),
                 "device": device.serial,
                 "soc": device.soc,
                 "emulator": device.emulator,

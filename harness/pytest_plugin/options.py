@@ -28,7 +28,9 @@ class Settings:
     Attributes:
         pool: a `pool.yaml`; `None` where the pool finds its configuration itself.
         devices: by their texts, instead of a pool's configuration.
-        containers: folders; tests that take `container` run once with each.
+        containers: folders, or what else the runtime runs; tests that take `container` or
+            `run_container` run once with each.
+        runtime: name of what runs them.
         db: results store, a path or URL; `None` for a file in pytest's temporary folder.
         repeat: how many sessions each device test runs in.
         lease_timeout_s: how long a test waits for its devices; `None` for ever.
@@ -42,6 +44,7 @@ class Settings:
     pool: Path | None
     devices: tuple[str, ...]
     containers: tuple[Path, ...]
+    runtime: str
     db: str | None
     repeat: int
     lease_timeout_s: float | None
@@ -82,6 +85,12 @@ def add_options(parser: pytest.Parser) -> None:
     )
     _add(
         group,
+        "--runtime",
+        metavar="NAME",
+        help="What runs the containers: genie, or another runtime of docs/runtimes.md.",
+    )
+    _add(
+        group,
         "--push",
         action="append",
         metavar="FILE[:NAME]",
@@ -117,6 +126,7 @@ def add_options(parser: pytest.Parser) -> None:
     parser.addini("qnnfarm_pool", "Default of --pool, relative to this file.")
     parser.addini("qnnfarm_devices", "Default of --device.", type="args")
     parser.addini("qnnfarm_containers", "Default of --container, relative to this file.", "args")
+    parser.addini("qnnfarm_runtime", "Default of --runtime.", default="genie")
     parser.addini("qnnfarm_db", "Default of --qnnfarm-db; a path is relative to this file.")
     parser.addini("qnnfarm_baseline", "Default of --baseline.", default="")
     parser.addini("qnnfarm_repeat", "Default of --repeat.")
@@ -178,6 +188,7 @@ def _read(config: pytest.Config) -> Settings:
         pool=None if pool is None else _existing(Path(pool), "--pool"),
         devices=tuple(devices),
         containers=tuple(_existing(Path(path), "--container") for path in containers),
+        runtime=_runtime(option.qnnfarm_runtime or config.getini("qnnfarm_runtime")),
         db=option.qnnfarm_db or _db(config.getini("qnnfarm_db"), base),
         repeat=_whole(option.qnnfarm_repeat or config.getini("qnnfarm_repeat") or "1"),
         lease_timeout_s=_seconds(config.getini("qnnfarm_lease_timeout")),
@@ -199,6 +210,17 @@ def _read(config: pytest.Config) -> Settings:
     if option.qnnfarm_db and not hasattr(config, "workerinput"):
         check_db(settings)
     return settings
+
+
+def _runtime(name: str) -> str:
+    if name == "genie":  # the others are looked up in modules that import numpy
+        return name
+    from harness.runtimes.registry import check_runtime
+
+    try:
+        return check_runtime(name)
+    except ValueError as error:
+        raise pytest.UsageError(f"--runtime {name}: {error}") from error
 
 
 def _check_devices(settings: Settings) -> None:

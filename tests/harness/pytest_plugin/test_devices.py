@@ -1,4 +1,5 @@
 """Tests of users on real virtual devices: leases, skips, losses, and what reports say of them."""
+# ruff: noqa: F401, F811 - a fixture of another module
 
 from pathlib import Path
 
@@ -6,6 +7,7 @@ import pytest
 
 from harness.results.store import ResultsStore, RunFilter
 from tests.harness.pytest_plugin.conftest import Farm
+from tests.harness.runtimes.stopwatch import script
 
 _ONE = """
 import pytest
@@ -69,6 +71,29 @@ def test_a_requirement_that_others_do_not_meet_can_be_a_skip(
     outcome = farm(_ONE, f"--device=virtual:{two_devices[0]}", "-o", "qnnfarm_missing_device=skip")
     assert outcome.returncode == 0, outcome.output
     assert outcome.counts() == {"tests": 5, "skipped": 2}, outcome.output
+
+
+_SPEEDS = """
+def test_bench(run_container, record_measurement):
+    run = run_container.benchmark(8, 4, repetitions=1)
+    record_measurement.run(run, "decode_tokens_per_s", test="tg4")
+    assert run.workload.runtime == "stopwatch"
+
+def test_prompt(run_container):
+    run_container("In the beginning")
+"""
+
+
+def test_another_runtime_runs_what_it_can(
+    farm: Farm, two_devices: tuple[str, str], script: Path
+) -> None:
+    outcome = farm(
+        _SPEEDS, f"--device=virtual:{two_devices[0]}", "--runtime=stopwatch", "--container", script
+    )
+    assert outcome.counts() == {"tests": 2, "failures": 1}, outcome.output
+    assert "the runtime stopwatch cannot answer prompts" in outcome.output
+    (row,) = [line for line in outcome.output.splitlines() if " tg4 " in line]
+    assert row.split("|")[4].strip() == "stopwatch"
 
 
 _RUNS = """

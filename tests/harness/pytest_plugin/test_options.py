@@ -75,6 +75,7 @@ def test_the_header_tells_no_password(project: pytest.Pytester, db: str, shown: 
         (["--pool", "nowhere.yaml"], "--pool: there is no 'nowhere.yaml'"),
         (["--pool", "bad.yaml"], "bad.yaml, line 1, device: "),
         (["--container", "nowhere"], "--container: there is no 'nowhere'"),
+        (["--runtime", "geni"], "--runtime geni: the runtime is one of genie"),
         (["--repeat", "0"], "--repeat: '0' is not a number of sessions"),
         (["--repeat", "x"], "--repeat: 'x' is not a number of sessions"),
         (["--pool", "p.yaml", "--device", "local"], "give one of them, not both"),
