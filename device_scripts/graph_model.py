@@ -86,6 +86,14 @@ class Port:
         least, most = BOUNDS[self.code]
         return max(least, min(most, round(value / self.scale) - self.offset))
 
+    def rounded_down(self, values: Iterable[float]) -> bytes:
+        """Return real numbers as they are stored, rounded down onto the grid as by Genie 1.21."""
+        if not self.scale:
+            return array.array(self.code, values).tobytes()
+        least, most = BOUNDS[self.code]
+        floors = (math.floor(value / self.scale) - self.offset for value in values)
+        return array.array(self.code, (max(least, min(most, one)) for one in floors)).tobytes()
+
     @property
     def grid(self) -> Tuple[str, float, int]:
         """All that says what a stored value means."""
@@ -355,12 +363,12 @@ class Rotations:
 
     def table(self, function: Callable[[float], float], port: Port, count: int) -> bytes:
         """Return the stored values of the first `count` positions, `[count, dim]`."""
-        values = (
-            port.stored(function(position * frequency))
+        values = [
+            function(position * frequency)
             for position in range(count)
             for frequency in self._frequencies
-        )
-        return array.array(port.code, values).tobytes()
+        ]
+        return port.rounded_down(values)
 
 
 def _divisors(scaling: Dict[str, Any], frequencies: List[float], context: int) -> List[float]:
@@ -418,11 +426,7 @@ class EmbeddingTable:
             return rows
         values = array.array(code, rows)
         real = values if code == "f" else [(value + offset) * scale for value in values]
-        if not port.scale:
-            return array.array(port.code, real).tobytes()
-        least, most = BOUNDS[port.code]
-        floors = (math.floor(value / port.scale) - port.offset for value in real)
-        return array.array(port.code, (max(least, min(most, one)) for one in floors)).tobytes()
+        return port.rounded_down(real)
 
     def _same(self, port: Port) -> bool:
         code, scale, offset = self._grid

@@ -431,8 +431,8 @@ def _events(line: Timeline, traced: Sequence[Traced], offset: float) -> Iterator
     yield {"ph": "M", "name": "process_name", "args": {"name": visible(name)}}
     lanes = {_RUN: "run", _PHASES: "phases", _STEPS: "tokens" if traced else "decode steps"}
     threads = sorted({event.thread for event in traced if event.kind == "function"})
-    lanes |= {_CALLS: "Genie API"} if any(event.kind == "call" for event in traced) else {}
-    lanes |= {_LIBRARY + thread: f"Genie {thread}" if thread else "Genie" for thread in threads}
+    lanes |= {_CALLS: "runtime API"} if any(event.kind == "call" for event in traced) else {}
+    lanes |= {_LIBRARY + thread: f"runtime {thread}" if thread else "runtime" for thread in threads}
     for tid, lane in lanes.items():
         yield {"ph": "M", "name": "thread_name", "tid": tid, "args": {"name": lane}}
         yield {"ph": "M", "name": "thread_sort_index", "tid": tid, "args": {"sort_index": tid}}

@@ -17,7 +17,9 @@ from harness.runtimes.base import Model, Runtime
 
 GROUP = "qnnfarm.runtimes"
 DEFAULT_RUNTIME = "genie"
-_MODULES: Mapping[str, str] = MappingProxyType({"genie": "harness.runtimes.genie.model"})
+_MODULES: Mapping[str, str] = MappingProxyType(
+    {"genie": "harness.runtimes.genie.model", "graph": "harness.runtimes.graph.model"}
+)
 
 
 class RuntimeModule(Protocol):

@@ -25,16 +25,12 @@ else:
 CL, HEADS, DIM = 24, 2, 3
 
 
-class Port:
-    """A port without a graph: what the cache asks of one."""
+class Port(graph_model.Port):
+    """A port without a tensor of a graph."""
 
-    code, scale, offset = "B", 0.5, -128
-
-    def __init__(self, name: str, shape: tuple[int, ...]) -> None:
-        self.name, self.shape = name, shape
-
-    def stored(self, value: float) -> int:
-        return round(value / self.scale) - self.offset
+    def __init__(self, name: str, shape: tuple[int, ...], code: str = "B") -> None:
+        self.name, self.shape, self.code = name, shape, code
+        self.scale, self.offset = (0.0, 0) if code == "f" else (0.5, -128)
 
 
 class Chain:
@@ -47,7 +43,7 @@ class Chain:
             ("value", (HEADS, 1, self.slots, DIM), (HEADS, 1, ar, DIM), HEADS, DIM),
         ]
         self.kv = [
-            graph_model.Cached(Port(f"past_{kind}", past), Port(f"new_{kind}", new), rows, unit)  # type: ignore[arg-type]
+            graph_model.Cached(Port(f"past_{kind}", past), Port(f"new_{kind}", new), rows, unit)
             for kind, past, new, rows, unit in pairs
         ]
 
@@ -61,10 +57,10 @@ class Memory:
             for name in ("past_key", "past_value", "new_key", "new_value")
         }
 
-    def of(self, port: "graph_model.Port | Port") -> memoryview:
+    def of(self, port: graph_model.Port) -> memoryview:
         return memoryview(self._buffers[port.name])
 
-    def array(self, port: "graph_model.Port | Port") -> npt.NDArray[np.uint8]:
+    def array(self, port: graph_model.Port) -> npt.NDArray[np.uint8]:
         values = np.frombuffer(self._buffers[port.name], np.uint8)
         return values[: math.prod(port.shape)].reshape(port.shape)
 
@@ -130,12 +126,10 @@ def test_positions_are_turned_as_the_graph_was_calibrated_for(
     encoding: dict[str, Any] = {"rope-dim": config.rotary_dim // 2, "rope-theta": config.rope_theta}
     if scaling is not None:
         encoding["rope-scaling"] = {k.replace("_", "-"): v for k, v in scaling.items()}
-    port = Port("position_ids_cos", (1, 1, 1, config.rotary_dim // 2))
-    port.code, port.scale, port.offset = "f", 0.0, 0
-    port.stored = float  # type: ignore[method-assign,assignment]
+    port = Port("position_ids_cos", (1, 1, 1, config.rotary_dim // 2), "f")
     for function, table in zip((math.cos, math.sin), rope_tables(config, 100), strict=True):
         rotations = graph_model.Rotations(encoding, 100)
-        ours = np.frombuffer(rotations.table(function, port, 100), np.float32)  # type: ignore[arg-type]
+        ours = np.frombuffer(rotations.table(function, port, 100), np.float32)
         np.testing.assert_allclose(ours.reshape(table.shape), table, atol=1e-6)
 
 
@@ -154,5 +148,5 @@ def test_a_float_table_is_rounded_down_onto_the_grid(tmp_path: Path) -> None:
     np.array([[0.49, -0.51], [1.0, 99.0]], np.float32).tofile(tmp_path / "table")
     config = {"type": "lut", "size": 2, "datatype": "float32", "lut-path": str(tmp_path / "table")}
     port = Port("inputs_embeds", (1, 1, 2))
-    rows = graph_model.EmbeddingTable(config).rows(port, [0, 1])  # type: ignore[arg-type]
+    rows = graph_model.EmbeddingTable(config).rows(port, [0, 1])
     assert list(rows) == [128, 126, 130, 255]

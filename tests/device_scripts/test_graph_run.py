@@ -2,13 +2,17 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import tokenizers
 
+from buildlib.genai import GenAIBuilderFactory
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
+from suites.models import tiny_llama
 
 if TYPE_CHECKING:
     from tests.device_scripts.conftest import Runner
@@ -143,3 +147,68 @@ def test_tokens_outside_of_the_vocabulary_are_refused(runner: "Runner", short_bu
     done = runner.run("graph_run.py", *CONFIG, "-tok", "tokens", cwd=short_bundle)
     assert done.returncode == 1
     assert "token 1280 is outside the vocabulary of 1280" in done.stderr
+
+
+BUILDS: dict[str, dict[str, object]] = {
+    "one part": {},
+    "two parts": {"split_model.num_splits": 2},
+    "W4A16": {"quantization.recipe": "w4a16"},
+    "host embedding": {"prepare_embedding_lut": True},
+    "two contexts": {"arn_cl_options.context_length": (96, 192)},
+    "AR 128": {
+        "arn_cl_options.auto_regression_number": (1, 128),
+        "arn_cl_options.context_length": (384,),
+    },
+    "AR 128, two parts, host embedding": {
+        "arn_cl_options.auto_regression_number": (1, 128),
+        "arn_cl_options.context_length": (384,),
+        "split_model.num_splits": 2,
+        "prepare_embedding_lut": True,
+    },
+}
+ANSWER = 24
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", BUILDS.values(), ids=BUILDS)
+def test_twenty_prompts_are_answered_as_by_genie(
+    runner: "Runner", options: dict[str, object], build_cache: Path, tmp_path: Path
+) -> None:
+    """Lengths around whole calls and up to the longest, on each kind of build of the suites."""
+    defaults = {
+        "arn_cl_options.auto_regression_number": (1, 32),
+        "arn_cl_options.context_length": (192,),
+        "split_model.num_splits": 1,
+    }
+    builder = GenAIBuilderFactory.create(tiny_llama.folder(), cache_root=build_cache)
+    builder.set_targets(["SM8750:emulator"]).set_transformation_options({**defaults, **options})
+    container = builder.build()
+    graphs = container.metadata.graphs
+    ar, longest = max(graphs.auto_regression_numbers), graphs.context_length
+    longest -= max(ar, ANSWER + 1)
+    tokenizer = tokenizers.Tokenizer.from_file(str(container.files["tokenizer.json"]))
+    text = tokenizer.encode(tiny_llama.heldout_text(), add_special_tokens=False).ids
+    random = np.random.default_rng(0)
+    lengths = [1, 2, ar - 2, ar - 1, ar, ar + 1, longest - 1, longest]
+    lengths += [int(one) for one in random.integers(1, longest, 20 - len(lengths))]
+    bundle = tmp_path / "bundle"
+    shutil.copytree(container.path, bundle)
+    config = json.loads((bundle / "genie_config.json").read_text())
+    config["dialog"]["max-num-tokens"] = ANSWER
+    (bundle / "genie_config.json").write_text(json.dumps(config))
+    script = ["dialog config create c genie_config.json", "dialog create d c"]
+    for number, length in enumerate(lengths):
+        begin = int(random.integers(len(text) - length))
+        words = " ".join(map(str, text[begin : begin + length]))
+        (bundle / f"tokens{number}").write_text(words)
+        script += [f"dialog tokenQuery d tokens{number} genie{number}", "dialog reset d"]
+    (bundle / "script").write_text("\n".join(script))
+    done = runner.run("genie_app.py", "-s", "script", cwd=bundle, timeout_s=1500)
+    assert done.returncode == 0, done.stderr
+    theirs, ours = [], []
+    for number in range(len(lengths)):
+        theirs.append([int(word) for word in (bundle / f"genie{number}").read_text().split()])
+        asked = (*CONFIG, "-tok", f"tokens{number}")
+        ours.append(ids(runner.run("graph_run.py", *asked, cwd=bundle).stdout))
+    assert ours == theirs
+    assert all(theirs)

@@ -102,6 +102,24 @@ def generated_text(output: str, device: str) -> str:
     return output[start + 1 + len(_BEGIN) : end]
 
 
+def parse_ids(printed: str, config: GenieConfig, device: str) -> tuple[int, ...]:
+    """Return the token ids that a runner printed.
+
+    Raises:
+        RuntimeOutputError: it printed something else, or ids outside of the vocabulary.
+    """
+    if not _IDS.fullmatch(printed):
+        reason = "the runner printed something else than token ids"
+        raise RuntimeOutputError(device, reason, printed[-_LOG_TAIL:])
+    ids = tuple(int(word) for word in printed.split() if len(word) < 10)
+    size = config.dialog.context.n_vocab
+    if any(token >= size for token in ids):
+        reason = f"the runner printed token {max(ids)}, outside the vocabulary of {size}"
+        raise RuntimeOutputError(device, reason, printed[-_LOG_TAIL:])
+    return ids
+
+
+_IDS = re.compile(r"[0-9 ]*")
 _OUTPUT = "output.txt"
 _LOG_TAIL = 4000
 _SCORER = "genie_perplexity.py"
@@ -519,17 +537,9 @@ class GenieRuntime(DeployedRuntime):
 
     def _parse_ids(self, printed: str) -> tuple[int, ...] | None:
         """Return the ids that answer a token query; the SDK does not document what it prints."""
-        if re.fullmatch(r"[0-9 ]*", printed) is None:
-            if not self._has_python:
-                return None
-            reason = "the runner printed something else than token ids"
-            raise RuntimeOutputError(self.device.serial, reason, printed[-_LOG_TAIL:])
-        ids = tuple(int(word) for word in printed.split() if len(word) < 10)
-        size = self._container.genie_config.dialog.context.n_vocab
-        if any(token >= size for token in ids):
-            reason = f"the runner printed token {max(ids)}, outside the vocabulary of {size}"
-            raise RuntimeOutputError(self.device.serial, reason, printed[-_LOG_TAIL:])
-        return ids
+        if not self._has_python and not _IDS.fullmatch(printed):
+            return None
+        return parse_ids(printed, self._container.genie_config, self.device.serial)
 
     @functools.cached_property
     def _limit(self) -> ContextLimit:

@@ -44,7 +44,7 @@ class StepRun:
         timeout_s: for one window.
         logging: options of the runner for Genie's own log.
         trace: whether the runner traces what it does.
-        command: that starts the runner.
+        command: that starts the runner, its file last.
     """
 
     device: Device
@@ -63,18 +63,11 @@ class StepRun:
         """
         content = json.dumps([asdict(window) for window in windows])
         self.folder.send({_CONFIG: config.to_json(), _WINDOWS: content})
-        command = [
-            *self.command,
-            "-c",
-            _CONFIG,
-            "--windows",
-            _WINDOWS,
-            *self.logging,
-        ]
+        command = [*self.command, "-c", _CONFIG, "--windows", _WINDOWS, *self.logging]
         command += ["--output_file", _OUTPUT, "--summary", _SUMMARY]
         command += ["--trace", _TRACE] if self.trace else []
         timeout_s = self.timeout_s * len(windows)
-        self.folder.run(command, name=STEP_RUNNER, timeout_s=timeout_s, stdout="output.txt")
+        self.folder.run(command, name=self.command[-1], timeout_s=timeout_s, stdout="output.txt")
         text = self.folder.read(_SUMMARY)
         try:
             summary = _Summary.model_validate_json(text)
@@ -99,4 +92,4 @@ class StepRun:
         return list(np.split(rows, ends))
 
     def _odd(self, reason: str) -> RuntimeOutputError:
-        return RuntimeOutputError(self.device.serial, f"{STEP_RUNNER}: {reason}", "")
+        return RuntimeOutputError(self.device.serial, f"{self.command[-1]}: {reason}", "")

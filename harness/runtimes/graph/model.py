@@ -1,0 +1,86 @@
+"""Containers that the graph runtime runs."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from harness.devices.base import Device, DeviceProperties
+from harness.errors import RuntimeChoiceError, WrongUseError
+from harness.runtimes.base import RuntimeOptions
+from harness.runtimes.bundles.sources import ANDROID
+from harness.runtimes.container_model import ContainerModel
+from harness.runtimes.context_limit import ContextLimit
+from harness.runtimes.dialog_settings import DialogSettings
+from harness.runtimes.files import open_container
+from harness.runtimes.genie.configuration import dialog_limit
+from harness.runtimes.graph.runtime import RUNNER, GraphRuntime, plain_config
+
+RUNTIME = GraphRuntime
+
+
+def runs(path: Path) -> bool:
+    """Return whether it is a folder, as containers are, or nothing yet."""
+    return not path.is_file()
+
+
+def open_model(path: Path) -> "GraphModel":
+    """Open a container; see `open_container`.
+
+    Raises:
+        ContainerError: it holds a text encoder.
+        WrongUseError: its context slides, which Genie alone does.
+    """
+    container = open_container(path)
+    if container.genie_config.dialog.target_engine.longcontext is not None:
+        raise WrongUseError(
+            f"{container.path} has a long context, which slides as Genie moves its cache: use the "
+            "runtime genie"
+        )
+    return GraphModel(container)
+
+
+@dataclass(frozen=True)
+class GraphModel(ContainerModel):
+    """A container that the graph runtime runs; `Model`."""
+
+    runtime: ClassVar[type[GraphRuntime]] = GraphRuntime
+
+    def check_dialog(
+        self,
+        settings: DialogSettings,
+        prompt_tokens: int,
+        new_tokens: int,
+        *,
+        depth_tokens: int = 0,
+    ) -> None:
+        """See `Model.check_dialog`.
+
+        Raises:
+            WrongUseError: see `plain_config`.
+            PromptTooLongError: depth, prompt and answer do not fit into the context.
+        """
+        config = plain_config(settings, self.container)
+        limit = dialog_limit(ContextLimit.of(self.container), config)
+        limit.check(depth_tokens + prompt_tokens, new_tokens)
+
+    def check_fit(self, device: DeviceProperties) -> None:
+        """See `Model.check_fit`.
+
+        Raises:
+            RuntimeChoiceError: the device has no Python, or the container is for another one.
+        """
+        if device.abi == ANDROID:
+            reason = f"{RUNNER} needs Python, which Android has not"
+            raise RuntimeChoiceError(device.serial, reason)
+        super().check_fit(device)
+
+    def start(
+        self, device: Device, properties: DeviceProperties, options: RuntimeOptions
+    ) -> GraphRuntime:
+        """See `Model.start`.
+
+        Raises:
+            RuntimeChoiceError: the container is not for this device, or the device has no Python.
+            GenieMissingError: this machine has no QNN for it.
+        """
+        return GraphRuntime(device, properties, self.container, options)

@@ -1,0 +1,314 @@
+"""Graphs of a container on a device, each query a process of its own."""
+
+import functools
+import json
+import math
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from buildlib.container.container import GenAIContainer
+from buildlib.container.genie_config import GenieConfig
+from buildlib.container.op_packages import registrations
+from buildlib.validation import first_fault
+from harness.deploy.deployment import DeployFile
+from harness.devices.base import Device, DeviceProperties
+from harness.errors import RuntimeOutputError, WrongUseError
+from harness.results.records import Positions
+from harness.runtimes.base import (
+    Capability,
+    GenerationRequest,
+    GenerationResult,
+    ModelRole,
+    PerplexityResult,
+    RuntimeOptions,
+    StepLogits,
+    StepWindow,
+    Window,
+)
+from harness.runtimes.bundles.bundle import Bundle
+from harness.runtimes.bundles.sources import find_qnn
+from harness.runtimes.context_limit import ContextLimit
+from harness.runtimes.deployed import DeployedRuntime
+from harness.runtimes.dialog_settings import DialogSettings
+from harness.runtimes.files import check_fit, qnn_api_files, target_of
+from harness.runtimes.genie.configuration import added_tokens, config_of, dialog_limit
+from harness.runtimes.genie.profile import (
+    complete_figures,
+    find_early_end,
+    parse_clock,
+    parse_figures,
+    parse_trace,
+)
+from harness.runtimes.genie.runtime import generated_text, parse_ids
+from harness.runtimes.genie.steps import StepRun
+from harness.runtimes.run_folder import RunFolder, RunOutcome, runner_command
+from harness.runtimes.tokenizer import encode, load_tokenizer
+from harness.runtimes.windows import cut_windows
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+RUNNER = "graph_run.py"
+_SCRIPTS = (
+    "genie_api.py", "genie_embeddings.py", "genie_logits.py", "genie_nodes.py",
+    "genie_t2t_run.py", "genie_trace.py", "graph_model.py", RUNNER,
+)  # fmt: skip
+_CONFIG, _OUTPUT, _TRACE = "query_config.json", "output.txt", "trace.json"
+
+
+def plain_config(settings: DialogSettings, container: GenAIContainer) -> GenieConfig:
+    """Give the configuration of a dialog that decodes greedily, one token a call.
+
+    A dialog that speculates is decoded by its target alone, which says the same.
+
+    Raises:
+        WrongUseError: the settings ask for what graphs alone do not do; see also `config_of`.
+    """
+    refused = {
+        "a sampler": not settings.is_greedy,
+        "stop sequences": bool(settings.stop),
+        "LoRA adapters": bool(settings.lora),
+    }
+    for name, is_asked in refused.items():
+        if is_asked:
+            raise WrongUseError(
+                f"the runtime graph decodes greedily, without {name}: use the runtime genie"
+            )
+    return config_of(settings, container).as_basic()
+
+
+def graph_bundle(container: GenAIContainer, abi: str) -> Bundle:
+    """Collect all that the graphs of a container need on devices of an ABI.
+
+    Raises:
+        GenieMissingError: see `find_qnn`.
+    """
+    scripts = resources.files("device_scripts")
+    paths = {**{name: Path(str(scripts / name)) for name in _SCRIPTS}, **qnn_api_files()}
+    files = {name: DeployFile(path, origin="container") for name, path in container.files.items()}
+    files |= {name: DeployFile(path, origin="qnnfarm") for name, path in paths.items()}
+    return find_qnn(abi, target_of(container).soc).add(files)
+
+
+class _Score(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    loss: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    tokens: Annotated[int, Field(ge=1)]
+
+
+class _Scores(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    format: Annotated[int, Field(ge=1, le=1)]
+    windows: list[_Score]
+
+
+class GraphRuntime(DeployedRuntime):
+    """A container on a device, run by its graphs; `Generates`, `Scores` and `DecodesSteps`.
+
+    Args:
+        properties: what the device said of itself.
+
+    Raises:
+        RuntimeChoiceError: the container is not for this device.
+        GenieMissingError: this machine has no QNN for it.
+    """
+
+    name: ClassVar[str] = "graph"
+
+    def __init__(
+        self,
+        device: Device,
+        properties: DeviceProperties,
+        container: GenAIContainer,
+        options: RuntimeOptions | None = None,
+    ) -> None:
+        check_fit(container, properties)
+        bundle = graph_bundle(container, properties.abi)
+        super().__init__(device, properties, bundle, options or RuntimeOptions(), container)
+        self._container = container
+        packages = registrations(container.metadata.op_packages)
+        self._arguments = ["--log", self.options.log_level or "error"]
+        for package in packages:
+            self._arguments += ["--op-package", str(package)]
+
+    def runner(self, capability: Capability) -> str:  # noqa: ARG002
+        """See `Runtime.runner`."""
+        return RUNNER
+
+    def versions(self) -> Mapping[str, str]:
+        """Return the hashes of the library on the device; deploy first if needed."""
+        return {
+            "QNN from": self.bundle.files["libQnnHtp.so"].origin,
+            "libQnnHtp.so": f"sha256:{(self.sha256_of('libQnnHtp.so') or '')[:16]}",
+        }
+
+    def generate(self, request: GenerationRequest) -> GenerationResult:
+        """Answer a prompt greedily.
+
+        Raises:
+            WrongUseError: see `plain_config`; or the prompt is of embeddings.
+            PromptTooLongError: prompt and answer do not fit into the context.
+            DeploymentCorruptError: the query arrived as another.
+            RunnerError: the runner crashed, hung or refused.
+            RuntimeOutputError: it answered what cannot be an answer.
+        """
+        if request.embeddings is not None:
+            raise WrongUseError("the runtime graph takes text or token ids, no embeddings")
+        config = plain_config(request.settings, self._container)
+        asked = request.max_new_tokens
+        prompt = request.token_ids or encode(self._tokenizer, request.prompt or "")
+        prompt_tokens = added_tokens(config) + len(request.fill_token_ids) + len(prompt)
+        dialog_limit(self._limit, config).check(prompt_tokens, asked)
+        config = config.with_dialog(max_num_tokens=asked)
+        inputs = {"tokens.txt": _words(prompt)}
+        command = ["-tok", "tokens.txt", "--profile", "profile.json", "--clock", "clock.json"]
+        if request.fill_token_ids:
+            inputs["fill.txt"] = _words(request.fill_token_ids)
+            command += ["--fill_file", "fill.txt"]
+        folder = self.folder()
+        with self.sampling() as samples:
+            outcome = self._run(folder, config, command, inputs)
+        serial = self.device.serial
+        ids = parse_ids(generated_text(folder.read(_OUTPUT), serial), config, serial)
+        profiled = folder.read("profile.json")
+        metrics = complete_figures(parse_figures(profiled, serial), {}, serial, profiled)
+        clock = parse_clock(folder.read("clock.json"), serial)
+        return GenerationResult(
+            self._decode(prompt, ids),
+            metrics | outcome.memory,
+            samples.series,
+            profiled,
+            self._read_trace(folder),
+            token_ids=None if request.token_ids is None else ids,
+            early_end=find_early_end(metrics["generated_tokens"], asked, clock),
+        )
+
+    def added_tokens(self, settings: DialogSettings, *, after_fill: bool = False) -> int:
+        """See `Generates.added_tokens`."""
+        return 0 if after_fill else added_tokens(plain_config(settings, self._container))
+
+    def windows(
+        self, text: str, most: int | None = None, role: ModelRole = "target"
+    ) -> list[Window]:
+        """Cut a text into the windows that Genie scores, too.
+
+        Raises:
+            WrongUseError: the text is shorter than one window, or the role is a draft's.
+        """
+        self._require_target(role)
+        return cut_windows(text, self._container.files["tokenizer.json"], self._limit, most)
+
+    def positions(self, role: ModelRole = "target") -> Positions:
+        """Name the positions that are scored: the same as Genie's."""
+        self._require_target(role)
+        return "first_cl_minus_ar"
+
+    def score(
+        self,
+        windows: Sequence[Window],
+        role: ModelRole = "target",
+        lora: Mapping[str, float] | None = None,
+    ) -> PerplexityResult:
+        """Score windows by prefill, one after another in one process.
+
+        Raises:
+            WrongUseError: the role is a draft's, or an adapter is asked for.
+            RunnerError: the runner crashed, hung or refused.
+            RuntimeOutputError: it scored something else than was sent.
+        """
+        self._require_target(role)
+        config = plain_config(DialogSettings(lora=lora or None), self._container)
+        inputs = {"texts.json": json.dumps([window.scored for window in windows])}
+        command = ["--score", "texts.json", "--summary", "scores.json"]
+        folder = self.folder()
+        self._run(folder, config, command, inputs, times=len(windows))
+        text = folder.read("scores.json")
+        try:
+            scores = _Scores.model_validate_json(text).windows
+        except ValidationError as error:
+            reason = f"unreadable scores: {first_fault(error, _Scores)}"
+            raise RuntimeOutputError(self.device.serial, reason, text[-500:]) from error
+        if [score.tokens for score in scores] != [len(window.scored) for window in windows]:
+            reason = "the runner scored other windows than it was sent"
+            raise RuntimeOutputError(self.device.serial, reason, text[-500:])
+        tokens = sum(score.tokens for score in scores)
+        trace = self._read_trace(folder)
+        return PerplexityResult(
+            math.exp(sum(score.loss for score in scores) / tokens),
+            tuple(math.exp(score.loss / score.tokens) for score in scores),
+            tokens,
+            0,
+            self.positions(),
+            (trace,) if trace else (),
+        )
+
+    def decode_steps(self, windows: Sequence[StepWindow]) -> StepLogits:
+        """Decode texts step by step, with the tokens of the text whatever the logits say.
+
+        Raises:
+            PromptTooLongError: a window does not fit into the context.
+            RunnerError: the runner crashed, hung or refused.
+            RuntimeOutputError: it left other logits than those of these steps.
+        """
+        config = plain_config(DialogSettings(), self._container)
+        for window in windows:
+            self._limit.check(added_tokens(config) + len(window.prompt), len(window.following))
+        run = StepRun(
+            self.device,
+            self.folder(),
+            self.options.runner_timeout_s,
+            tuple(self._arguments),
+            trace=self.options.trace,
+            command=runner_command(RUNNER),
+        )
+        return run.decode(windows, config)
+
+    def _run(
+        self,
+        folder: RunFolder,
+        config: GenieConfig,
+        command: Sequence[str],
+        inputs: Mapping[str, str],
+        *,
+        times: int = 1,
+    ) -> RunOutcome:
+        folder.send({_CONFIG: config.to_json(), **inputs})
+        whole = [*runner_command(RUNNER), "-c", _CONFIG, *command, *self._arguments]
+        whole += ["--trace", _TRACE] if self.options.trace else []
+        timeout_s = self.options.runner_timeout_s * times
+        return folder.run(whole, name=RUNNER, timeout_s=timeout_s, stdout=_OUTPUT)
+
+    def _read_trace(self, folder: RunFolder) -> str:
+        if not self.options.trace:
+            return ""
+        return parse_trace(folder.read(_TRACE), self.device.serial)
+
+    def _require_target(self, role: ModelRole) -> None:
+        if role != "target":
+            raise WrongUseError("the runtime graph runs no draft models: use the runtime genie")
+
+    def _decode(self, prompt: Sequence[int], ids: Sequence[int]) -> str:
+        """Return the text of an answer, with the space that only stands after a prompt."""
+        before = str(self._tokenizer.decode(list(prompt)))
+        whole = str(self._tokenizer.decode([*prompt, *ids]))
+        if whole.startswith(before):
+            return whole[len(before) :]
+        return str(self._tokenizer.decode(list(ids)))  # the answer ends a character of the prompt
+
+    @functools.cached_property
+    def _limit(self) -> ContextLimit:
+        return ContextLimit.of(self._container)
+
+    @functools.cached_property
+    def _tokenizer(self) -> "Tokenizer":
+        return load_tokenizer(self._container.files["tokenizer.json"])
+
+
+def _words(tokens: Sequence[int]) -> str:
+    return " ".join(map(str, tokens))

@@ -1,0 +1,120 @@
+"""The graph runtime on a virtual device beside the real Genie: same text, logits and scores."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from buildlib.container.container import GenAIContainer
+from buildlib.errors import ContainerError
+from harness.devices.adb.device import AdbDevice
+from harness.errors import PromptTooLongError, RuntimeChoiceError, WrongUseError
+from harness.runtimes.base import (
+    Converses,
+    Embeds,
+    Generates,
+    GenerationRequest,
+    RuntimeOptions,
+    StepWindow,
+)
+from harness.runtimes.dialog_settings import DialogSettings
+from harness.runtimes.genie.runtime import GenieRuntime
+from harness.runtimes.graph.model import open_model
+from harness.runtimes.graph.runtime import GraphRuntime
+from suites.models import tiny_llama
+
+PROMPT = "In the beginning God created the heaven and the earth. And God said,"
+Pair = tuple[GenieRuntime, GraphRuntime]
+
+
+@contextmanager
+def both(device: AdbDevice, container: GenAIContainer) -> Iterator[Pair]:
+    options = RuntimeOptions(runner_timeout_s=250, trace=True)
+    with ExitStack() as stack:
+        genie = GenieRuntime(device, device.properties(), container, options)
+        stack.callback(genie.clean)
+        graph = GraphRuntime(device, device.properties(), container, options)
+        stack.callback(graph.clean)
+        yield genie, graph
+
+
+@pytest.fixture(scope="module")
+def pair(virtual_device: AdbDevice, tiny_bundle: Path) -> Iterator[Pair]:
+    with both(virtual_device, GenAIContainer.load(tiny_bundle)) as made:
+        yield made
+
+
+def test_a_text_is_answered_as_by_genie_with_all_figures(pair: Pair) -> None:
+    theirs, ours = (one.generate(GenerationRequest(6, prompt=PROMPT)) for one in pair)
+    assert ours.text == theirs.text
+    assert ours.metrics.keys() == theirs.metrics.keys()
+    for key in ("prompt_tokens", "generated_tokens"):
+        assert ours.metrics[key] == theirs.metrics[key]
+    assert all(value > 0 for value in ours.metrics.values())
+    assert ours.early_end is None
+    graphs = [e for e in json.loads(ours.trace)["traceEvents"] if e["cat"] == "function"]
+    assert {e["name"] for e in graphs} == {
+        f"ar{ar}_cl192_{n}_of_2" for ar in (1, 32) for n in (1, 2)
+    }
+
+
+def test_step_logits_and_scores_are_those_of_genie(pair: Pair) -> None:
+    """Bit by bit: both round positions and inputs alike."""
+    genie, graph = pair
+    window = StepWindow(tuple(range(100, 140)), tuple(range(200, 204)))
+    theirs, ours = (one.decode_steps([window]).windows[0] for one in pair)
+    np.testing.assert_array_equal(ours, theirs)
+    windows = genie.windows(tiny_llama.heldout_text(), 1)
+    assert list(graph.windows(tiny_llama.heldout_text(), 1)) == windows
+    scored = graph.score(windows)
+    assert scored.perplexity == pytest.approx(genie.score(windows).perplexity, rel=1e-5)
+    assert scored.positions == genie.positions()
+    assert len(scored.traces) == 1
+
+
+@pytest.mark.parametrize("name", ["graphs_container", "dialog_container"])
+def test_context_lengths_host_tables_and_adapters(
+    virtual_device: AdbDevice, request: pytest.FixtureRequest, name: str
+) -> None:
+    """Six graphs of which the longer follow the shorter; rows of a table, adapters left at 0."""
+    container: GenAIContainer = request.getfixturevalue(name)
+    prompts = [tuple(range(3, 3 + length)) for length in (1, 16, 45)]
+    with both(virtual_device, container) as (genie, graph):
+        for prompt in prompts:
+            asked = GenerationRequest(12, token_ids=prompt)
+            assert graph.generate(asked).token_ids == genie.generate(asked).token_ids
+
+
+def test_the_model_says_what_it_does_not_do(tiny_bundle: Path) -> None:
+    model = open_model(tiny_bundle)
+    asks: Sequence[Mapping[str, Any]] = ({"top_k": 4}, {"stop": ("x",)}, {"lora": {"red": 1.0}})
+    for ask in asks:
+        with pytest.raises(WrongUseError, match="the runtime graph decodes greedily, without"):
+            model.check_dialog(DialogSettings(**ask), 8, 8)
+    with pytest.raises(PromptTooLongError):
+        model.check_dialog(DialogSettings(), 8, 8, depth_tokens=180)
+    assert issubclass(model.runtime, Generates)
+    assert not issubclass(model.runtime, (Converses, Embeds))
+
+
+def test_an_encoder_and_a_device_without_python_are_refused(
+    encoder_bundle: Path, tiny_bundle: Path, virtual_device: AdbDevice
+) -> None:
+    with pytest.raises(ContainerError, match="text encoder"):
+        open_model(encoder_bundle)
+    phone = replace(virtual_device.properties(), abi="arm64-v8a")
+    with pytest.raises(RuntimeChoiceError, match="needs Python, which Android has not"):
+        open_model(tiny_bundle).check_fit(phone)
+
+
+def test_drafts_and_embeddings_are_refused(pair: Pair, tmp_path: Path) -> None:
+    _, graph = pair
+    with pytest.raises(WrongUseError, match="runs no draft models"):
+        graph.score([], "draft")
+    with pytest.raises(WrongUseError, match="no embeddings"):
+        graph.generate(GenerationRequest(2, embeddings=tmp_path / "rows.raw"))
