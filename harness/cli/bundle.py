@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli.arguments import ContainerDir, DeviceName, Json, Push
+from harness.cli.arguments import DEFAULT_RUNTIME, ContainerDir, DeviceName, Json, Push, Runtime
 from harness.console import Row, answers, print_json, print_remark, print_rows
 from harness.errors import WrongUseError
 from harness.exit_codes import BAD
@@ -15,6 +15,7 @@ from harness.words import pluralize
 if TYPE_CHECKING:
     from buildlib.container.container import GenAIContainer
     from buildlib.toolchains.base import BinaryInfo
+    from harness.runtimes.base import Model
     from harness.runtimes.bundles.bundle import Bundle, BundleRecord
 
 app = typer.Typer(help="What a runtime needs on a device.", no_args_is_help=True)
@@ -37,44 +38,49 @@ def show(
         ),
     ] = None,
     push: Push = None,
+    runtime: Runtime = DEFAULT_RUNTIME,
     json: Json = False,
 ) -> None:
-    """List the files that a run of a container would push, each with its origin and digest.
+    """List the files that a run would push, each with its origin and digest.
 
     Nothing is pushed. What a device would refuse, or what would fail there, is listed after them;
     then the exit code is 1.
     """
     from harness.devices.devices import Devices
     from harness.devices.spec import DeviceSpec
+    from harness.runtimes.base import RuntimeOptions
     from harness.runtimes.bundles.bundle import ENVIRONMENT, pushed_files
     from harness.runtimes.bundles.checks import find_faults, libraries_on
-    from harness.runtimes.bundles.sources import ANDROID, EMULATOR
-    from harness.runtimes.files import check_fit, open_container, target_of
-    from harness.runtimes.genie.bundle import genie_bundle
+    from harness.runtimes.container_model import ContainerModel
+    from harness.runtimes.deployed import DeployedRuntime
+    from harness.runtimes.registry import open_model
 
     if device is not None and abi is not None:
         raise WrongUseError("--device and --abi: give one of them, not both")
-    container = open_container(container_dir)
-    target = target_of(container)
-    if abi is not None and (abi == EMULATOR) != target.emulator:
-        raise WrongUseError(f"--abi {abi}: the container is for {target}")
-    with Devices() as devices:
-        opened = None if device is None else devices.open(devices.resolve(DeviceSpec.parse(device)))
-        properties = opened.properties() if opened else None
-        if properties is not None:
-            check_fit(container, properties)
-            abi = properties.abi
-        bundle = genie_bundle(container, abi or (EMULATOR if target.emulator else ANDROID))
-        bundle = bundle.add(pushed_files(push or ()))
-        present = libraries_on(opened) if opened else None
-        binaries = _inspect(container)
-        faults = find_faults(bundle, properties, container, present, binaries)
+    model = open_model(container_dir, runtime)
+    pushed = pushed_files(push or ())
+    container = model.container if isinstance(model, ContainerModel) else None
+    binaries = {} if container is None else _inspect(container)
+    if device is None:
+        bundle = _bundle_for(model, abi).add(pushed)
+        faults = find_faults(bundle, container=container, binaries=binaries)
+    else:
+        with Devices() as devices:
+            opened = devices.open(devices.resolve(DeviceSpec.parse(device)))
+            properties = opened.properties()
+            model.check_fit(properties)
+            started = model.start(opened, properties, RuntimeOptions(push=pushed))
+            if not isinstance(started, DeployedRuntime):
+                raise WrongUseError(f"the runtime {runtime} does not say what it pushes")
+            bundle = started.bundle
+            present = libraries_on(opened)
+            faults = find_faults(bundle, properties, container, present, binaries)
     records = bundle.records()
     if json:
         print_json(
             {
                 "abi": bundle.abi,
-                "soc": bundle.soc.name,
+                "soc": bundle.soc and bundle.soc.name,
                 "files": [asdict(record) for record in records],
                 "environment": dict(ENVIRONMENT),
                 "faults": list(faults),
@@ -84,6 +90,21 @@ def show(
         _print(bundle, records, faults)
     if faults:
         raise typer.Exit(BAD)
+
+
+def _bundle_for(model: "Model", abi: str | None) -> "Bundle":
+    """Return what Genie needs with a container on devices of an ABI."""
+    from harness.runtimes.bundles.sources import ANDROID, EMULATOR
+    from harness.runtimes.files import target_of
+    from harness.runtimes.genie.bundle import genie_bundle
+    from harness.runtimes.genie.model import GenieModel
+
+    if not isinstance(model, GenieModel):
+        raise WrongUseError(f"the runtime {model.runtime.name} needs a device: give --device")
+    target = target_of(model.container)
+    if abi is not None and (abi == EMULATOR) != target.emulator:
+        raise WrongUseError(f"--abi {abi}: the container is for {target}")
+    return genie_bundle(model.container, abi or (EMULATOR if target.emulator else ANDROID))
 
 
 def _inspect(container: "GenAIContainer") -> "dict[str, BinaryInfo]":
@@ -108,8 +129,9 @@ def _print(bundle: "Bundle", records: "Sequence[BundleRecord]", faults: Sequence
         for record in records
     ]
     print_rows(("file", "size", "SHA-256", "from"), rows)
+    kind = f"{bundle.soc.name} ({bundle.abi})" if bundle.soc else bundle.abi
     size = size_text(sum({record.sha256: record.size for record in records}.values()))
-    answers().print(f"{pluralize(len(rows), 'file')}, {size}, for {bundle.soc.name} ({bundle.abi})")
+    answers().print(f"{pluralize(len(rows), 'file')}, {size}, for {kind}")
     answers().print(" ".join(f"{name}={value}" for name, value in ENVIRONMENT.items()))
     for fault in faults:
         answers().print(fault)

@@ -3,6 +3,7 @@
 import contextlib
 import uuid
 from contextlib import AbstractContextManager
+from functools import partial
 
 from buildlib.container.container import GenAIContainer
 from harness.deploy.deploy import deploy, remove_run
@@ -32,9 +33,6 @@ class DeployedRuntime:
     Args:
         properties: what the device said of itself.
         container: the one in the bundle, if there is one.
-
-    Raises:
-        RuntimeChoiceError: the device would refuse something of the bundle.
     """
 
     def __init__(
@@ -48,14 +46,19 @@ class DeployedRuntime:
         self.device = device
         self.options = options
         self.bundle = bundle.add(options.push)
-        check_bundle(self.bundle, device, properties, container)
+        self._check = partial(check_bundle, self.bundle, device, properties, container)
         self._run_id = f"run-{uuid.uuid4().hex}"
         self._deployment: Deployment | None = None
         self._touched = False
 
     def prepare(self) -> Deployment:
-        """Put the files on the device, once; what is there already is not pushed again."""
+        """Put the files on the device, once; what is there already is not pushed again.
+
+        Raises:
+            RuntimeChoiceError: the device would refuse something of the bundle.
+        """
         if self._deployment is None:
+            self._check()
             self._touched = True  # from here on, also when the deployment is interrupted
             shown = self.options.shown or _in_silence
             with shown(self.device.serial) as on_progress:

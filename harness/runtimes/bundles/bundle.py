@@ -42,12 +42,12 @@ class Bundle:
 
     Attributes:
         abi: as the devices call it: `arm64-v8a`, `aarch64`, `x86_64`.
-        soc: of the devices.
+        soc: of the devices; None if it is unknown, and nothing in the bundle depends on it.
         files: by their names in the run folder; `deploy` takes them as they are.
     """
 
     abi: str
-    soc: Soc
+    soc: Soc | None
     files: Mapping[str, DeployFile]
 
     def add(self, files: Mapping[str, DeployFile]) -> "Bundle":

@@ -127,10 +127,11 @@ def _wrong_kind(name: str, info: ElfInfo, bundle: Bundle) -> str | None:
         return f"{name} is for {info}, and must be for {machine}: take the one for {bundle.abi}"
     if info.hexagon is not None:
         named = _VERSION_IN_NAME.search(name)
-        wanted = f"v{named[1]}" if named else bundle.soc.dsp_arch
-        if info.hexagon == wanted:
+        soc = bundle.soc
+        wanted = f"v{named[1]}" if named else soc.dsp_arch if soc else None
+        if wanted in (None, info.hexagon):
             return None
-        whose = "its name says" if named else f"{bundle.soc.name} has"
+        whose = "its name says" if named or soc is None else f"{soc.name} has"
         return f"{name} is for {info}, and {whose} {wanted}: take the one for hexagon-{wanted}"
     glibc, android = "libc.so.6" in info.needed, info.android_api is not None
     if glibc if bundle.abi == ANDROID else android:
@@ -196,12 +197,12 @@ def _versions(
                 f"{name} was compiled by QNN {_dotted(maker)}, and libQnnHtp.so of {_dotted(qnn)} "
                 "reads no newer ones: take newer libraries, or compile it with that QNN"
             )
+    soc = bundle.soc
     for name, info in binaries.items():
-        if (info.soc_model, info.dsp_arch) != (bundle.soc.soc_model, bundle.soc.dsp_arch):
+        if soc and (info.soc_model, info.dsp_arch) != (soc.soc_model, soc.dsp_arch):
             yield (
                 f"{name} is for soc_model {info.soc_model} (Hexagon {info.dsp_arch}), and "
-                f"{bundle.soc.name} is {bundle.soc.soc_model} ({bundle.soc.dsp_arch}): build it "
-                f"for {bundle.soc.name}"
+                f"{soc.name} is {soc.soc_model} ({soc.dsp_arch}): build it for {soc.name}"
             )
 
 

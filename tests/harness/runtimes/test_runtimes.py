@@ -1,12 +1,14 @@
 """Runtimes beside Genie: found by name, asked for what they can do, told apart in results."""
 # ruff: noqa: F401, F811 - a fixture of another module
 
+import hashlib
 from pathlib import Path
 
 import pytest
 
+from harness.deploy.deploy import store_usage
 from harness.devices.adb.device import AdbDevice
-from harness.errors import WrongUseError
+from harness.errors import RuntimeChoiceError, WrongUseError
 from harness.results.identity import Subject
 from harness.results.llama_bench import backend
 from harness.results.store import ResultsStore
@@ -20,6 +22,7 @@ from harness.runtimes.base import (
     Scores,
     require,
 )
+from harness.runtimes.bundles.bundle import pushed_files
 from harness.runtimes.genie.runtime import GenieRuntime
 from harness.workloads.base import Recording
 from harness.workloads.bench import Bench
@@ -28,7 +31,8 @@ from harness.workloads.embed import Embed
 from harness.workloads.generate import Generate
 from harness.workloads.perplexity import Perplexity
 from harness.workloads.registry import AnyWorkload
-from harness.workloads.session import Session
+from harness.workloads.session import Session, SessionOptions
+from tests.buildlib.op_packages import build_library
 from tests.harness.runtimes.stopwatch import StopwatchRuntime, script
 
 
@@ -63,6 +67,19 @@ def test_a_workload_says_what_the_runtime_cannot_do(
     with pytest.raises(WrongUseError, match=ability) as caught:
         workload.check(registry.open_model(script, "stopwatch"))
     assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_the_device_cannot_load_is_refused_before_any_push(
+    script: Path, virtual_device: AdbDevice, tmp_path: Path
+) -> None:
+    library = build_library(tmp_path / "libX.so", "int x;", machine="aarch64")
+    options = SessionOptions(push=pushed_files([str(library)]))
+    model = registry.open_model(script, "stopwatch")
+    with Session(virtual_device, model, options) as session:
+        with pytest.raises(RuntimeChoiceError, match=r"libX\.so is for aarch64"):
+            session.runtime.prepare()
+        held = {entry.sha256 for entry in store_usage(virtual_device).entries}
+    assert hashlib.sha256(library.read_bytes()).hexdigest() not in held
 
 
 def test_a_runtime_without_a_text_is_measured_and_told_apart(
