@@ -1,4 +1,4 @@
-"""Change detection beside asv's: `python -m benchmarks.change_detection [--series N]`.
+"""Change detection beside other methods: `python -m benchmarks.change_detection [--series N]`.
 
 Simulated histories of decode speed, judged each night with only the past known. Each history has
 40 to 200 nights without a change, and then ten nights after a loss of 5 %. Noise of a session is
@@ -8,16 +8,19 @@ A false alarm is a loss told before the step. A step counts as found if a loss i
 told on one of the first three nights at the new level, and as placed if the night told is off by at
 most one; the share found within ten nights stands beside it.
 
-asv (a package on PyPI) gets the mean of each night, in seconds a token, without the devices'
-offsets: it would keep each device as a machine of its own. It judges the same nights; because it
-starts anew each night, only some series are judged on every night before their step.
+`PEERS` are judged by the same scores on the first `--peer-series` of each kind. For each kind they
+have the most sensitive of their thresholds with which they make no more false alarms in a night
+than qnnfarm does in all kinds of the group. So theirs are chosen on the series that are reported,
+and qnnfarm's are not. They get the mean of each night, without the devices' offsets, and all but
+CUSUM look at the newest `PEER_NIGHTS` of them anew each night.
 """
 
 import argparse
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from types import MappingProxyType
 
 import numpy as np
@@ -49,9 +52,12 @@ NOISE, STEP = 0.02, -0.05
 BEFORE, AFTER = (40, 200), 10
 NIGHTS_TO_FIND = 3
 DEVICES = 3
-ASV_THRESHOLDS = (0.05, 0.0)
+PEER_NIGHTS, LEARNED = 60, 8
 HEADING = f"{'false':>6} {'in 3':>6} {'in 10':>6} {'placed':>6}"
 """False losses in 1,000 nights; losses found in 3 and 10 nights; of the former, placed right."""
+Floats = npt.NDArray[np.float64]
+Alarms = Mapping[float, list[tuple[int, int]]]
+"""By threshold: the night on which a loss is told, and its first night."""
 
 
 @dataclass(frozen=True)
@@ -179,70 +185,141 @@ def _count_step(score: Score, series: Series, told: tuple[int, int] | None) -> N
         score.placed += abs(told[1] - series.step) <= 1
 
 
-def judge_by_asv(series: Sequence[Series], whole: int) -> tuple[Score, ...]:
-    """Score asv's step detection, the first `whole` series on every night before the step."""
+def _every_night(
+    find: Callable[[Floats, Sequence[float]], Iterable[Sequence[int]]],
+) -> Callable[..., Alarms]:
+    """Make a method of one that finds all losses of a series; what it found before is no news."""
+
+    def judge_nights(logs: Floats, thresholds: Sequence[float]) -> Alarms:
+        alarms: dict[float, list[tuple[int, int]]] = {one: [] for one in thresholds}
+        for night in range(LEARNED, len(logs)):
+            first = max(0, night + 1 - PEER_NIGHTS)
+            losses = find(logs[first : night + 1], thresholds)
+            for told, found in zip(alarms.values(), losses, strict=True):
+                places = [first + place for place in found]
+                new = [p for p in places if all(abs(p - old) > 3 for _, old in told)]
+                told += [(night, place) for place in new]
+        return alarms
+
+    return judge_nights
+
+
+def _asv(logs: Floats, thresholds: Sequence[float]) -> Iterator[Sequence[int]]:
     from asv.step_detect import detect_regressions, detect_steps
 
-    scores = tuple(Score() for _ in ASV_THRESHOLDS)
-    for number, one in enumerate(series):
-        slowness = (1 / np.exp(one.logs).mean(axis=1)).tolist()
-        first = 8 if number < whole else one.step - 1
-        nights = [*range(first, one.step + NIGHTS_TO_FIND), len(slowness) - 1]
-        steps = [detect_steps(slowness[: night + 1]) for night in nights]
-        for score, threshold in zip(scores, ASV_THRESHOLDS, strict=True):
-            known: list[int] = []
-            told: tuple[int, int] | None = None
-            for night, found in zip(nights, steps, strict=True):
-                places = [p[1] for p in detect_regressions(found, threshold)[2] or ()]
-                new = [p for p in places if all(abs(p - old) > 3 for old in known)]
-                known += new
-                if new and night >= one.step:
-                    told = told or (night, new[-1])
-                elif number < whole:
-                    score.false += len(new)
-            score.nights += one.step - first if number < whole else 0
-            _count_step(score, one, told)
-    return scores
+    steps = detect_steps((1 / np.exp(logs)).tolist())
+    for threshold in thresholds:
+        yield [place for _, place, *_ in detect_regressions(steps, threshold)[2] or ()]
+
+
+def _pelt(logs: Floats, penalties: Sequence[float]) -> Iterator[Sequence[int]]:
+    import ruptures
+
+    noise = np.median(np.abs(np.diff(logs))) / 0.954  # of differences of normal values
+    model = ruptures.KernelCPD(kernel="linear", min_size=2).fit(logs[:, None] / noise)
+    for penalty in penalties:
+        yield _losses(logs, model.predict(pen=penalty)[:-1])
+
+
+def _e_divisive(logs: Floats, p_values: Sequence[float]) -> Iterator[Sequence[int]]:
+    """Find losses as Apache Otava does in one window."""
+    from otava import analysis
+
+    for p_value in p_values:
+        tester = analysis.TTestSignificanceTester(10 * p_value)
+        detector = analysis.ChangePointDetector(tester, analysis.PairDistanceCalculator)
+        weak = detector.get_change_points(logs)
+        intervals = tester.get_intervals(weak)
+        weak = [tester.change_point(one.to_candidate(), logs, intervals) for one in weak]
+        places = [int(one.index) for one in analysis.merge(weak, logs, p_value, 0.0)]
+        yield _losses(logs, places)
+
+
+def _losses(logs: Floats, places: Sequence[int]) -> Sequence[int]:
+    means = [part.mean() for part in np.split(logs, places)]
+    return [place for place, was, now in zip(places, means, means[1:], strict=False) if now < was]
+
+
+def _cusum(logs: Floats, thresholds: Sequence[float]) -> Alarms:
+    """Judge by E. S. Page's sums (Biometrika 41, 1954) about the median of all nights so far."""
+    alarms: dict[float, list[tuple[int, int]]] = {}
+    for threshold in thresholds:
+        told = alarms[threshold] = []
+        start, first, total = 0, 0, 0.0
+        for night in range(len(logs)):
+            if night - start < LEARNED:
+                first, total = night + 1, 0.0
+                continue
+            past = logs[start:first]
+            noise = max(1.4826 * np.median(np.abs(past - np.median(past))), 0.001)
+            total += (np.median(past) - logs[night] + STEP / 2) / noise
+            if total <= 0:
+                first, total = night + 1, 0.0
+            elif total > threshold:
+                told.append((night, first))
+                start, first, total = first, night + 1, 0.0
+    return alarms
+
+
+PEERS: Mapping[str, tuple[Callable[..., Alarms], Sequence[float]]] = MappingProxyType(
+    {
+        "asv": (_every_night(_asv), (0.0, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.2)),
+        "PELT": (_every_night(_pelt), (8, 11, 14, 17, 20, 25, 30, 40, 60, 100, 200)),
+        "E-divisive": (_every_night(_e_divisive), (1e-3, 1e-5, 1e-7, 1e-9, 1e-12)),
+        "CUSUM": (_cusum, (3, 4, 5, 6, 7, 8, 10, 12, 15, 20, 30)),
+    }
+)
+"""Methods with their thresholds, the most sensitive first."""
+
+
+def judge_peers(kinds: Sequence[Sequence[Series]], most_false: float) -> dict[str, Score]:
+    """Score each peer, for each kind with the first threshold that is so seldom wrong."""
+    sums = {name: Score() for name in PEERS}
+    for series, (name, (judge_series, thresholds)) in product(kinds, PEERS.items()):
+        scores = {threshold: Score() for threshold in thresholds}
+        for one in series:
+            for threshold, told in judge_series(one.logs.mean(axis=1), thresholds).items():
+                scores[threshold].nights += one.step
+                scores[threshold].false += sum(night < one.step for night, _ in told)
+                found = next((alarm for alarm in told if alarm[0] >= one.step), None)
+                _count_step(scores[threshold], one, found)
+        fit = (score for score in scores.values() if score.false <= most_false * score.nights)
+        sums[name].add(next(fit, scores[thresholds[-1]]))
+    return sums
 
 
 def main() -> None:
-    """Run the benchmark and print its table."""
+    """Run the benchmark and print its tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--series", type=int, default=100, help="of each kind and number")
     parser.add_argument("--seed", type=int, default=10)
-    parser.add_argument("--asv-series", type=int, default=3, help="judged by asv on every night")
+    parser.add_argument("--peer-series", type=int, default=10, help="of each kind; 0: no peers")
     parser.add_argument("--sessions", type=int, choices=SESSIONS, help="of a night; default: each")
-    parser.add_argument("--without-asv", action="store_true")
     chosen = parser.parse_args()
-    print(f"{'':24} {'qnnfarm':27} | {'asv, threshold 5 %':27} | asv, threshold 0 %")
-    print(f"{'sessions':8} {'kind':15} " + " | ".join([HEADING] * 3))
-    seconds = [0.0, 0.0]
+    print(f"{'sessions':8} {'kind or method':32} {HEADING}")
+    began = time.process_time()
     for sessions in [chosen.sessions] if chosen.sessions else SESSIONS:
-        sums = {
-            name: tuple(Score() for _ in range(1 + len(ASV_THRESHOLDS)))
-            for name in ("independent", "correlated")
-        }
+        sums = {"independent": Score(), "correlated": Score()}
+        shown: dict[str, list[Sequence[Series]]] = {name: [] for name in sums}
         for kind in KINDS:
             random = np.random.default_rng([chosen.seed, sessions, list(KINDS).index(kind)])
             series = [simulate(random, kind, sessions) for _ in range(chosen.series)]
-            began = time.process_time()
-            scores = [judge(series)]
-            between = time.process_time()
-            if not chosen.without_asv:
-                scores += judge_by_asv(series, chosen.asv_series)
-            seconds[0] += between - began
-            seconds[1] += time.process_time() - between
-            group = sums["correlated" if kind in WANDERING else "independent"]
-            for total, score in zip(group, scores, strict=False):
-                total.add(score)
-            _print_row(sessions, kind, scores)
-        for name, group in sums.items():
-            _print_row(sessions, name, [score for score in group if score.steps])
-    print(f"CPU: qnnfarm {seconds[0]:.0f} s, asv {seconds[1]:.0f} s")
+            group = "correlated" if kind in WANDERING else "independent"
+            score = judge(series)
+            sums[group].add(score)
+            shown[group].append(series[: chosen.peer_series])
+            _print_row(sessions, kind, score)
+        for group, total in sums.items():
+            _print_row(sessions, f"{group}: qnnfarm", total)
+            if chosen.peer_series:
+                peers = judge_peers(shown[group], total.false / total.nights)
+                for name, score in peers.items():
+                    _print_row(sessions, f"{group}: {name}", score)
+    print(f"CPU: {time.process_time() - began:.0f} s")
 
 
-def _print_row(sessions: int, kind: str, scores: Sequence[Score]) -> None:
-    print(f"{sessions:8} {kind:15} " + " | ".join(score.show() for score in scores), flush=True)
+def _print_row(sessions: int, kind: str, score: Score) -> None:
+    print(f"{sessions:8} {kind:32} {score.show()}", flush=True)
 
 
 if __name__ == "__main__":
