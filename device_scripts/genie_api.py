@@ -38,6 +38,7 @@ STATUS_NAMES = {
     -14: "GENIE_STATUS_ERROR_BOUND_HANDLE",
 }
 CONTEXT_EXCEEDED = 4
+OP_PACKAGES = "QNNFARM_OP_PACKAGES"
 LOG_LEVELS = {"error": 1, "warn": 2, "info": 3, "verbose": 4}
 PERFORMANCE_POLICIES = {
     "GENIE_PERFORMANCE_BURST": 10,
@@ -260,16 +261,49 @@ def keep_to_one_cpu() -> None:
             os.sched_setaffinity(0, {ctypes.CDLL(None).sched_getcpu()})
 
 
+def register_op_packages(packages: str) -> Any:
+    """Register op packages with the backend that Genie is going to use.
+
+    Genie takes none itself. It loads a binary that has operations of a package if that is
+    registered on any open handle of the backend in its process (seen with Genie 1.21, QNN 2.51).
+
+    Args:
+        packages: ``PATH:PROVIDER:TARGET`` of each, in the order of registration, with spaces
+            between.
+
+    Returns:
+        The backend that must stay open; None for no package.
+
+    Raises:
+        LibraryError: QNN refuses one.
+    """
+    if not packages:
+        return None
+    from buildlib.toolchains.qnn import api, refusal
+
+    package = "libQnnHtp.so"
+    try:
+        backend = api.HtpBackend(Path(package), whole=False)
+        for package in packages.split():
+            path, provider, target = package.split(":")
+            backend.register_op_package(path, provider, target)
+    except (refusal.RefusedError, ValueError) as error:
+        raise LibraryError(f"cannot register op package {package}: {error}") from error
+    return backend
+
+
 class Genie:
     """The loaded library; every call checks its status.
 
     The dynamic loader finds it: ``LD_LIBRARY_PATH`` must hold its folder when the process starts,
-    because its own dependencies are looked up there too.
+    because its own dependencies are looked up there too. Op packages that the environment names in
+    ``QNNFARM_OP_PACKAGES`` are registered before it.
     """
 
     def __init__(self, library: str = "libGenie.so", stop: Optional[Stop] = None) -> None:
         self.stop = stop or Stop()
         keep_to_one_cpu()
+        self._backend = register_op_packages(os.environ.get(OP_PACKAGES, ""))
         try:
             self._library = ctypes.CDLL(library)
         except OSError as error:

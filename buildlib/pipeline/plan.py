@@ -69,7 +69,8 @@ class Additions:
                     for key, value in config.model_dump(mode="json").items()
                 }
         if self.op_packages:
-            options["op_packages"] = tuple(map(str, registrations(self.op_packages)))
+            packages = [package.in_container() for package in self.op_packages]
+            options["op_packages"] = tuple(map(str, registrations(packages)))
         return options
 
 

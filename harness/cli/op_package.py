@@ -20,23 +20,37 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Op packages: operations of your own for QNN.", no_args_is_help=True)
 
 _Library = Annotated[Path, typer.Argument(help="The package's library for this host, x86_64.")]
+_AnyLibrary = Annotated[Path, typer.Argument(help="A library of the package, for any processor.")]
 _Provider = Annotated[
     str, typer.Option(metavar="NAME", help="Its function that provides the interface.")
 ]
+_HOST = "x86_64"
+_SHOWN = 3
 _SPREAD = 4.0
 
 
 @app.command("check")
-def check(file: _Library, provider: _Provider, json: Json = False) -> None:
-    """Load an op package into the HTP compiler of this host, and list the operations it adds.
+def check(file: _AnyLibrary, provider: _Provider, json: Json = False) -> None:
+    """Show what an op package is for, and which operations it adds to the compiler of this host.
 
-    It shows that the package registers, not that its kernels compute.
+    Only a library for x86_64 is loaded. That it adds operations shows that it registers, not that
+    its kernels compute.
     """
-    _, operations = _registered(file, provider)
+    from buildlib.elf import read_elf
+    from buildlib.paths import absolute_user_path
+
+    info = read_elf(absolute_user_path(file))
+    if provider not in info.exports:
+        near = [name for name in sorted(info.exports) if name.endswith("Provider")][:_SHOWN]
+        hint = f"; it exports {', '.join(near)}" if near else ""
+        raise WrongUseError(f"{file} ({info}) has no function {provider!r}{hint}")
+    operations = _registered(file, provider)[1] if info.machine == _HOST else None
     if json:
-        print_json({"operations": list(operations)})
+        print_json({"machine": str(info), "operations": operations})
         return
-    for operation in operations:
+    if operations is None:
+        answers().print(f"for {info}; only libraries for {_HOST} are loaded here")
+    for operation in operations or ():
         answers().print(operation)
 
 
@@ -118,13 +132,15 @@ def run(
 
 def _registered(file: Path, provider: str) -> "tuple[OpPackageLibrary, tuple[str, ...]]":
     """Return a package, and the operations that it adds to the backend."""
+    from buildlib.elf import read_elf
     from buildlib.paths import absolute_user_path
     from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
     from buildlib.toolchains.requests import OpPackageLibrary
 
     package = OpPackageLibrary(absolute_user_path(file), provider)
-    if not package.library.is_file():
-        raise WrongUseError(f"no file {file}")
+    machine = read_elf(package.library).machine
+    if machine != _HOST:
+        raise WrongUseError(f"{file} is for {machine}, and this host loads libraries for {_HOST}")
     operations = OrtQnnToolchain().op_package(package)
     if not operations:
         raise WrongUseError(

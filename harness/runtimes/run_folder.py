@@ -208,7 +208,6 @@ class RunFolder:
 
 # Files of a run are links into the store, and Python looks for modules where a link leads. It
 # writes no bytecode: on a full disk that would be cut off, and the next start fail to read it.
-REGISTERING = "register_op_packages.py"
 _PYTHON = ("env", "PYTHONPATH=.", "PYTHONDONTWRITEBYTECODE=1", "python3")
 
 
@@ -217,11 +216,11 @@ def runner_command(runner: str, op_packages: Sequence[Registration] = ()) -> tup
 
     Args:
         runner: its file.
-        op_packages: that a runner in Python has registered before it starts, in their order.
+        op_packages: that Genie's runners in Python, and their children, register, in their order.
     """
     if not runner.endswith(".py"):
         return (f"./{runner}",)
-    if not op_packages:
-        return (*_PYTHON, runner)
-    options = (word for one in op_packages for word in ("--op-package", str(one)))
-    return (*_PYTHON, REGISTERING, *options, runner)
+    registered = " ".join(map(str, op_packages))
+    env, *python = _PYTHON
+    variables = (f"QNNFARM_OP_PACKAGES={registered}",) if registered else ()
+    return (env, *variables, *python, runner)

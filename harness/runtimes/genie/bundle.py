@@ -8,7 +8,6 @@ from harness.deploy.deployment import DeployFile
 from harness.runtimes.bundles.bundle import Bundle
 from harness.runtimes.bundles.sources import PROGRAMS, find_genie
 from harness.runtimes.files import qnn_api_files, target_of
-from harness.runtimes.run_folder import REGISTERING
 
 _RUNNER_FILES = (
     "genie_api.py", "genie_app.py", "genie_app_script.py", "genie_embeddings.py",
@@ -29,6 +28,6 @@ def genie_bundle(container: GenAIContainer, abi: str) -> Bundle:
         scripts = resources.files("device_scripts")
         paths = {name: Path(str(scripts / name)) for name in _RUNNER_FILES}
         if container.metadata.op_packages:
-            paths |= {REGISTERING: Path(str(scripts / REGISTERING)), **qnn_api_files()}
+            paths |= qnn_api_files()
         files |= {name: DeployFile(path, origin="qnnfarm") for name, path in paths.items()}
     return bundle.add(files)

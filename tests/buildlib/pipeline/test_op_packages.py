@@ -77,6 +77,7 @@ def test_the_binary_needs_the_package_of_its_container(builder: GenAIBuilderHTP)
     with pytest.raises(ToolchainError, match="op package that has it is not registered"):
         OrtQnnToolchain().execute(binary, graph.name, inputs)
     assert "libScale_CPU.so" in container.files
+    assert container.metadata.options["op_packages"] == (f"libScale_CPU.so:{PROVIDER}:CPU",)
 
 
 def test_a_phone_gets_the_libraries_of_its_processors(builder: GenAIBuilderHTP) -> None:

@@ -6,13 +6,32 @@ from pathlib import Path
 import pytest
 
 from harness.exit_codes import BAD, GOOD, NO_ANSWER
-from tests.buildlib.op_packages import PROVIDER, build_package
+from tests.buildlib.op_packages import PROVIDER, build_library, build_package
 from tests.harness.cli.conftest import Run
 
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_package(tmp_path_factory.mktemp("package") / "libScale.so")
+
+
+@pytest.mark.parametrize(
+    ("machine", "flags", "shown"),
+    [(None, 0, "x86_64"), ("aarch64", 0, "aarch64"), ("hexagon", 0x75, "hexagon v75")],
+)
+def test_a_package_for_any_processor_is_checked(
+    qnnfarm: Run, library: Path, tmp_path: Path, machine: str | None, flags: int, shown: str
+) -> None:
+    source = f"int {PROVIDER}(void *x) {{ return 0; }}"
+    if machine is not None:
+        library = build_library(tmp_path / "libX.so", source, machine=machine, flags=flags)
+    done = qnnfarm("op-package", "check", library, "--provider", PROVIDER, "--json")
+    assert done.returncode == GOOD, done.stderr
+    operations = ["qnnfarm.scale::Scale"] if machine is None else None
+    assert json.loads(done.stdout) == {"machine": shown, "operations": operations}
+    wrong = qnnfarm("op-package", "check", library, "--provider", "Other")
+    assert wrong.returncode == NO_ANSWER
+    assert f"it exports {PROVIDER}" in wrong.stderr
 
 
 @pytest.mark.parametrize(("formula", "code"), [("3 * x + 1", GOOD), ("3 * x", BAD)])

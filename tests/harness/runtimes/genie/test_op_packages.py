@@ -22,6 +22,7 @@ from harness.runtimes.run_folder import runner_command
 from suites.models import tiny_llama
 from tests.buildlib.op_packages import PROVIDER, build_package, scale_logits
 
+TEXT = (tiny_llama.folder() / "text" / "heldout.txt").read_text("utf-8")
 OPTIONS = RuntimeOptions(runner_timeout_s=120)
 
 
@@ -50,21 +51,20 @@ def scaled(
     return builder.build()
 
 
-def test_runners_start_behind_the_registration_of_mllms_package() -> None:
+def test_the_environment_of_runners_names_mllms_package_in_order() -> None:
     package = OpPackage(
         name="QnnLLaMAPackage",
         interface_provider="LLaMAPackageInterfaceProvider",
         targets={"hexagon-v75": "htp.so", "aarch64-android": "cpu.so"},
     ).in_container()
     command = runner_command("genie_t2t_run.py", registrations([package]))
-    assert command[command.index("python3") + 1 :] == (
-        "register_op_packages.py",
-        "--op-package",
-        "libQnnLLaMAPackage_CPU.so:LLaMAPackageInterfaceProvider:CPU",
-        "--op-package",
-        "libQnnLLaMAPackage_HTP.so:LLaMAPackageInterfaceProvider:HTP",
-        "genie_t2t_run.py",
+    plain = runner_command("genie_t2t_run.py")
+    (variable,) = [word for word in command if word not in plain]
+    assert variable == (
+        "QNNFARM_OP_PACKAGES=libQnnLLaMAPackage_CPU.so:LLaMAPackageInterfaceProvider:CPU "
+        "libQnnLLaMAPackage_HTP.so:LLaMAPackageInterfaceProvider:HTP"
     )
+    assert (command[0], command[-2:]) == ("env", ("python3", "genie_t2t_run.py"))
 
 
 def start(device: AdbDevice, container: GenAIContainer) -> GenieRuntime:
@@ -75,16 +75,18 @@ def test_logits_and_text_are_those_of_the_kernel(
     virtual_device: AdbDevice, plain: GenAIContainer, scaled: GenAIContainer
 ) -> None:
     window = StepWindow(prompt=(40, 41, 42), following=(43, 44, 45))
-    logits, texts = {}, {}
+    logits, texts, perplexities = {}, {}, {}
     for name, container in (("plain", plain), ("scaled", scaled)):
         runtime = start(virtual_device, container)
         logits[name] = np.asarray(runtime.decode_steps([window]).windows[0])
         texts[name] = runtime.generate(GenerationRequest(8, prompt="In the beginning")).text
+        perplexities[name] = runtime.score(runtime.windows(TEXT, 1)).perplexity
         runtime.clean()
     expected = 3 * logits["plain"] + 1
     assert np.abs(logits["scaled"] - expected).max() < 0.02 * np.ptp(expected)
     assert np.abs(logits["scaled"] - logits["plain"]).max() > 0.5 * np.ptp(logits["plain"])
     assert texts["scaled"] == texts["plain"]
+    assert abs(perplexities["scaled"] / perplexities["plain"] - 1) > 0.2  # three times as sure
 
 
 def test_a_package_that_nobody_registers_is_named(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from device_scripts import register_op_packages
+from device_scripts import genie_api
 from tests.buildlib.op_packages import build_library
 
 CHECKOUT = Path(__file__).parents[2]
@@ -32,49 +32,52 @@ Error QnnInterface_getProviders(Interface ***list, unsigned *count) {
 """
 
 
+PROGRAM = """
+from device_scripts import genie_api
+try:
+    genie_api.Genie("libc.so.6")
+except genie_api.RunnerError as error:
+    print("refused:", error)
+"""
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A run folder with a backend, and a runner that prints its arguments."""
     build_library(tmp_path / "libQnnHtp.so", BACKEND)
-    runner = "import sys\nprint(__name__, sys.argv)\nsys.exit(7)\n"
-    (tmp_path / "runner.py").write_text(runner)
     return tmp_path
 
 
-def run(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    script = register_op_packages.__file__
-    environment = {"PYTHONPATH": str(CHECKOUT), "LD_LIBRARY_PATH": str(folder)}
-    return subprocess.run(
-        [sys.executable, "-u", str(script), *arguments],
-        cwd=folder, env=environment, capture_output=True, text=True, check=False,
+def load_genie(folder: Path, packages: str) -> list[str]:
+    """Load a Genie that is none in a run folder, and return what is printed."""
+    environment = {
+        "PYTHONPATH": str(CHECKOUT),
+        "LD_LIBRARY_PATH": str(folder),
+        genie_api.OP_PACKAGES: packages,
+    }
+    done = subprocess.run(
+        [sys.executable, "-u", "-c", PROGRAM],
+        cwd=folder, env=environment, capture_output=True, text=True, check=True,
     )  # fmt: skip
+    return done.stdout.splitlines()
 
 
 def test_mllms_package_is_registered_for_the_processor_first(folder: Path) -> None:
     """Names, provider and order of mllm's `QNNBackend.cpp` and `aot_execute.rst` (MIT)."""
     provider = "LLaMAPackageInterfaceProvider"
-    packages = []
-    for side in ("CPU", "HTP"):
-        packages += ["--op-package", f"libQnnLLaMAPackage_{side}.so:{provider}:{side}"]
-    done = run(folder, *packages, "runner.py", "-c", "config.json", "--op-package", "mine")
-    assert done.stdout.splitlines() == [
+    names = {side: f"libQnnLLaMAPackage_{side}.so" for side in ("CPU", "HTP")}
+    packages = " ".join(f"{name}:{provider}:{side}" for side, name in names.items())
+    assert load_genie(folder, packages) == [
         "backend",
         f"libQnnLLaMAPackage_CPU.so {provider} CPU",
         f"libQnnLLaMAPackage_HTP.so {provider} HTP",
-        "__main__ ['runner.py', '-c', 'config.json', '--op-package', 'mine']",
     ]
-    assert done.returncode == 7
 
 
-def test_the_runner_does_not_start_without_its_package(folder: Path) -> None:
-    done = run(folder, "--op-package", "libX.so:XProvider", "runner.py")
-    assert done.stdout.splitlines() == ["backend", "libX.so XProvider CPU"]
-    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
-    assert "libX.so" in done.stderr
-    assert "'XProvider'" in done.stderr
+def test_without_packages_no_backend_is_opened(folder: Path) -> None:
+    assert load_genie(folder, "") == []
 
 
-@pytest.mark.parametrize("text", ["", "a", "a:", ":b", "a:b:", "a:b:c:d"])
-def test_what_is_no_package(folder: Path, text: str) -> None:
-    done = run(folder, "--op-package", text, "runner.py")
-    assert (done.returncode, done.stdout) == (2, "")
+@pytest.mark.parametrize("package", ["libX.so:XProvider:CPU", "libX.so:Y", "a:b:c:d"])
+def test_a_package_that_is_refused_is_named(folder: Path, package: str) -> None:
+    last = load_genie(folder, package)[-1]
+    assert last.startswith(f"refused: cannot register op package {package}: ")
