@@ -159,11 +159,12 @@ def _unmet_needs(
 ) -> Iterator[str]:
     """Return which libraries are needed and nowhere."""
     system = _ANDROID_LIBRARIES if bundle.abi == ANDROID else _LINUX_LIBRARIES
+    pushed = {Path(name).name for name in bundle.files}
     unmet = [
         (name, needed)
         for name, info in infos.items()
         for needed in info.needed
-        if needed not in bundle.files and needed not in (_DSP_LIBRARIES if info.hexagon else system)
+        if needed not in pushed and needed not in (_DSP_LIBRARIES if info.hexagon else system)
     ]
     asked = {needed for name, needed in unmet if not infos[name].hexagon}
     there = present(asked) if present and asked else ()

@@ -32,6 +32,7 @@ PLATFORMS: Mapping[str, str] = MappingProxyType(
 PROGRAMS = ("genie-t2t-run", "genie-app")
 """The SDK's runners; a device that runs others of the same flags has Python."""
 _ENCODER = "genie-t2e-run"  # older SDKs have none
+SDK_PROGRAMS = (*PROGRAMS, _ENCODER)
 _GENIE = ("libGenie.so", "libQnnHtpNetRunExtensions.so")
 _SET_SDK = f"set {ROOT_VARIABLES[0]} to an unpacked QAIRT SDK"
 
@@ -81,7 +82,7 @@ class LibrarySource:
         needed = (*(_GENIE if genie else ()), *qnn_libraries(abi, soc))
         files = _find_files((*needed, *profiling_readers(soc)), self.folders)
         _add_dependencies(files, self.folders)
-        programs = _find_files((*PROGRAMS, _ENCODER), self.programs) if genie else {}
+        programs = _find_files(SDK_PROGRAMS, self.programs) if genie else {}
         required = (*needed, *(PROGRAMS if genie and abi == ANDROID else ()))
         missing = [name for name in required if name not in {**files, **programs}]
         if missing:

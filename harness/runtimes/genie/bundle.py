@@ -1,12 +1,14 @@
 """Bundle of Genie with a container."""
 
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
 from buildlib.container.container import GenAIContainer
 from harness.deploy.deployment import DeployFile
 from harness.runtimes.bundles.bundle import Bundle
-from harness.runtimes.bundles.sources import PROGRAMS, find_genie
+from harness.runtimes.bundles.python import find_python
+from harness.runtimes.bundles.sources import PROGRAMS, SDK_PROGRAMS, find_genie
 from harness.runtimes.files import qnn_api_files, target_of
 
 _RUNNER_FILES = (
@@ -19,10 +21,17 @@ _RUNNER_FILES = (
 def genie_bundle(container: GenAIContainer, abi: str) -> Bundle:
     """Collect all that Genie needs to run a container on devices of an ABI.
 
+    The SDK's programs run where devices have no Python; ours, which do more, where they have one or
+    the user gives one.
+
     Raises:
         GenieMissingError: see `find_genie`.
+        WrongUseError: see `find_python`.
     """
-    bundle = find_genie(abi, target_of(container).soc)
+    bundle, python = find_genie(abi, target_of(container).soc), find_python(abi)
+    if python:
+        kept = {name: file for name, file in bundle.files.items() if name not in SDK_PROGRAMS}
+        bundle = replace(bundle, files={**kept, **python})
     files = {name: DeployFile(path, origin="container") for name, path in container.files.items()}
     if PROGRAMS[0] not in bundle.files:
         scripts = resources.files("device_scripts")

@@ -43,6 +43,7 @@ from harness.runtimes.base import (
     Window,
 )
 from harness.runtimes.bundles.bundle import Bundle
+from harness.runtimes.bundles.python import NAMED
 from harness.runtimes.bundles.sources import PROGRAMS
 from harness.runtimes.context_limit import ContextLimit
 from harness.runtimes.deployed import DeployedRuntime
@@ -359,7 +360,7 @@ class GenieRuntime(DeployedRuntime):
         config = self._container.embedding_config.with_output(pooled=pooled)
         runner = self.runner(Embeds)
         if not self._has_python and runner.endswith(".py"):
-            reason = "the SDK has no genie-t2e-run for it, and ours needs Python"
+            reason = f"the SDK has no genie-t2e-run for it, and ours needs Python: {NAMED}"
             raise RuntimeChoiceError(self.device.serial, reason)
         folder = self.folder()
         run = EncoderRun(
@@ -512,7 +513,7 @@ class GenieRuntime(DeployedRuntime):
 
     def _require_python(self, runner: str) -> None:
         if not self._has_python:
-            reason = f"{runner} needs Python, which Android has not"
+            reason = f"{runner} needs Python, which Android has not: {NAMED}"
             raise RuntimeChoiceError(self.device.serial, reason)
 
     def _count_tokens(

@@ -1,0 +1,88 @@
+"""A Python of the user's on a device: pushed, found by its runners, and refused in one line."""
+
+import shutil
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from buildlib.container.container import GenAIContainer
+from buildlib.pipeline.build import BuildOutputs
+from harness.devices.adb.device import AdbDevice
+from harness.errors import WrongUseError
+from harness.runtimes.base import GenerationRequest, RuntimeOptions
+from harness.runtimes.bundles.python import VARIABLE, find_python
+from harness.runtimes.genie.runtime import GenieRuntime
+
+
+@pytest.fixture(scope="module")
+def prefixes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a prefix for x86_64: this interpreter, its library, and a zipped stdlib."""
+    folder = tmp_path_factory.mktemp("prefixes")
+    lib, paths = folder / "x86_64" / "lib", sysconfig.get_paths()
+    modules, version = Path(paths["stdlib"]), f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    (folder / "x86_64" / "bin").mkdir(parents=True)
+    (folder / "x86_64" / "bin" / "python3").symlink_to(Path(sys._base_executable).resolve())  # type: ignore[attr-defined]
+    shutil.copytree(modules / "lib-dynload", lib / version / "lib-dynload")
+    with zipfile.ZipFile(lib / f"{version.replace('.', '')}.zip", "w") as archive:
+        for path in modules.rglob("*.py"):
+            below = path.relative_to(modules)
+            if below.parts[0] not in {"test", "site-packages", "idlelib", "dist-packages"}:
+                archive.write(path, below)
+    if sysconfig.get_config_var("Py_ENABLE_SHARED"):
+        name = sysconfig.get_config_var("INSTSONAME")
+        (lib / name).symlink_to(Path(sysconfig.get_config_var("LIBDIR")) / name)
+    return folder
+
+
+def test_runners_of_a_device_run_under_the_users_python(
+    virtual_device: AdbDevice,
+    reference_outputs: BuildOutputs,
+    prefixes: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(VARIABLE, str(prefixes))
+    container = GenAIContainer.load(reference_outputs.container)
+    runtime = GenieRuntime(virtual_device, virtual_device.properties(), container, RuntimeOptions())
+    try:
+        run_dir = runtime.prepare().run_dir
+        which = "import ctypes, json, sys; print(sys.prefix, sys.version_info[:3])"
+        said = virtual_device.shell(
+            ["env", f"PATH={run_dir}:/system/bin:/usr/bin:/bin", "python3", "-c", which]
+        ).stdout
+        assert said.split(" ", 1)[0] == f"{run_dir}/python"
+        assert str(tuple(sys.version_info[:3])) in said
+        result = runtime.generate(GenerationRequest(3, prompt="In the beginning"))
+    finally:
+        runtime.clean()
+    assert result.metrics["generated_tokens"] == 3
+
+
+def test_a_folder_without_a_python_is_refused(tmp_path: Path) -> None:
+    assert find_python("arm64-v8a", {}) == {}
+    named = {VARIABLE: str(tmp_path)}
+    assert find_python("arm64-v8a", named) == {}
+    (tmp_path / "arm64-v8a" / "bin").mkdir(parents=True)
+    with pytest.raises(WrongUseError, match="has no bin/python3"):
+        find_python("arm64-v8a", named)
+
+
+def test_what_no_runner_imports_stays_on_the_host(tmp_path: Path) -> None:
+    prefix = tmp_path / "arm64-v8a"
+    for name in (
+        "bin/python3", "bin/pip", "include/Python.h", "lib/libpython3.12.so", "lib/libz.a",
+        "lib/python3.12/json/__init__.py", "lib/python3.12/json/__pycache__/x.pyc",
+        "lib/python3.12/test/test_x.py", "lib/python3.12/site-packages/pip/__init__.py",
+    ):  # fmt: skip
+        (prefix / name).parent.mkdir(parents=True, exist_ok=True)
+        (prefix / name).touch()
+    files = find_python("arm64-v8a", {VARIABLE: str(tmp_path)})
+    assert set(files) == {
+        "python3", "python/bin/python3", "python/lib/libpython3.12.so",
+        "python/lib/python3.12/json/__init__.py",
+    }  # fmt: skip
+    assert [name for name, file in files.items() if file.executable] == [
+        "python3", "python/bin/python3",
+    ]  # fmt: skip
