@@ -91,7 +91,7 @@ class GenieMissingError(HarnessError):
 
     soc: str
     reason: str
-    template = "no Genie to put on {soc} devices: {reason}"
+    template = "no Genie and QNN to put on {soc} devices: {reason}"
 
 
 class LibrariesFetchError(HarnessError):

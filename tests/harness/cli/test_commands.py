@@ -112,13 +112,16 @@ def test_the_path_of_a_user(
 
     on_device = (container, "--device", serial)
     (tmp_path / "notes.txt").write_text("of mine")
-    push = ("--push", tmp_path / "notes.txt", "--push", f"{tmp_path}/notes.txt:genie_trace.py")
-    bundle = json.loads(qnnfarm("bundle", "show", *on_device, *push, "--json").stdout)
+    push = ("--push", tmp_path / "notes.txt", "--push", f"{tmp_path}/notes.txt:libX.so")
+    shown = qnnfarm("bundle", "show", *on_device, *push, "--json")
+    assert shown.returncode == 1
+    bundle = json.loads(shown.stdout)
+    (fault,) = bundle["faults"]
+    assert fault.startswith("libX.so is no library")
     origins = {file["name"]: file["origin"] for file in bundle["files"]}
-    assert origins["notes.txt"] == origins["genie_trace.py"] == "--push"
+    assert origins["notes.txt"] == origins["libX.so"] == "--push"
     assert origins["libGenie.so"].startswith("onnxruntime-qnn ")
     assert origins["tokenizer.json"] == "container"
-    assert not bundle["faults"]
     prompt = ("--prompt", "In the beginning", "--max-tokens", "6")
     generated = qnnfarm("generate", *on_device, *prompt)
     assert generated.returncode == 0, generated.stderr

@@ -16,6 +16,7 @@ from harness.errors import RuntimeChoiceError
 from harness.runtimes.bundles.bundle import Bundle
 from harness.runtimes.bundles.checks import check_bundle, find_build, find_faults, libraries_on
 from harness.runtimes.bundles.sources import find_genie
+from harness.runtimes.files import check_fit
 from harness.runtimes.genie.bundle import genie_bundle
 from tests.buildlib.op_packages import build_library
 
@@ -141,6 +142,16 @@ def test_binaries_of_a_newer_qnn_and_of_another_soc(container: GenAIContainer) -
     newer, foreign = find_faults(bundle, binaries={name: other})
     assert newer.startswith(f"{name} was compiled by QNN 2.99.0")
     assert foreign.startswith(f"{name} is for soc_model 57 (Hexagon v75), and SM8750 is 69 (v79)")
+
+
+def test_graphs_that_take_more_vtcm_than_the_soc_has(container: GenAIContainer) -> None:
+    target = container.metadata.target.model_copy(update={"name": "SM8550:emulator"})
+    metadata = container.metadata.model_copy(update={"target": target})
+    other = replace(container, metadata=metadata)
+    device = replace(PHONE, abi="x86_64", hexagon="v73", soc="SM8550")
+    check_fit(other, device)
+    with pytest.raises(RuntimeChoiceError, match="take 8 MiB of VTCM, and SM8635 has 4"):
+        check_fit(other, replace(device, soc="SM8635"))
 
 
 def test_a_device_is_asked_for_its_own_libraries(

@@ -4,8 +4,9 @@ import hashlib
 import threading
 import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,12 @@ def repository(tmp_path: Path, root: Path) -> Iterator[str]:
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base's
             pass
 
-    handler = partial(Silent, directory=str(tmp_path / "maven2"))
+    with serving(partial(Silent, directory=str(tmp_path / "maven2"))) as url:
+        yield url
+
+
+@contextmanager
+def serving(handler: Callable[..., BaseHTTPRequestHandler]) -> Iterator[str]:
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -108,6 +114,21 @@ def test_archives_without_libraries_and_files_that_are_none(root: Path, reposito
     (root / f"{archive.name}.sha1").write_text(digest)
     with pytest.raises(LibrariesFetchError, match="not a zip file"):
         fetch_artifact(RUNTIME, repository)
+
+
+def test_a_transfer_that_is_cut_off(root: Path) -> None:
+    class CutOff(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", "100")
+            self.end_headers()
+            self.wfile.write(b"PK")
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base's
+            pass
+
+    with serving(CutOff) as url, pytest.raises(LibrariesFetchError, match="after 2 of 100 bytes"):
+        fetch_artifact(RUNTIME, url)
 
 
 def test_a_repository_that_cannot_be_reached(root: Path) -> None:

@@ -93,7 +93,9 @@ def test_emulators_take_what_is_installed() -> None:
     ],
 )
 def test_where_there_is_none_it_says_how_to_get_it(abi: str, says: str) -> None:
-    with pytest.raises(GenieMissingError, match="no Genie to put on SM8750 devices") as caught:
+    with pytest.raises(
+        GenieMissingError, match="no Genie and QNN to put on SM8750 devices"
+    ) as caught:
         find_genie(abi, PHONE)
     assert says in str(caught.value)
 
