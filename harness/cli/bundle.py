@@ -93,18 +93,17 @@ def show(
 
 
 def _bundle_for(model: "Model", abi: str | None) -> "Bundle":
-    """Return what Genie needs with a container on devices of an ABI."""
+    """Return what a runtime needs with a container on devices of an ABI."""
     from harness.runtimes.bundles.sources import ANDROID, EMULATOR
+    from harness.runtimes.container_model import ContainerModel
     from harness.runtimes.files import target_of
-    from harness.runtimes.genie.bundle import genie_bundle
-    from harness.runtimes.genie.model import GenieModel
 
-    if not isinstance(model, GenieModel):
+    if not isinstance(model, ContainerModel):
         raise WrongUseError(f"the runtime {model.runtime.name} needs a device: give --device")
     target = target_of(model.container)
     if abi is not None and (abi == EMULATOR) != target.emulator:
         raise WrongUseError(f"--abi {abi}: the container is for {target}")
-    return genie_bundle(model.container, abi or (EMULATOR if target.emulator else ANDROID))
+    return model.bundle(abi or (EMULATOR if target.emulator else ANDROID))
 
 
 def _inspect(container: "GenAIContainer") -> "dict[str, BinaryInfo]":

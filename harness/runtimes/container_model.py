@@ -1,5 +1,6 @@
 """Containers as models that runtimes run."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,11 +10,12 @@ from harness.devices.base import DeviceProperties
 from harness.errors import WrongUseError
 from harness.results.records import ContainerInfo
 from harness.runtimes.base import Model
+from harness.runtimes.bundles.bundle import Bundle
 from harness.runtimes.files import check_fit
 
 
 @dataclass(frozen=True)
-class ContainerModel:
+class ContainerModel(ABC):
     """A container, as `Model` has it; base of the models of runtimes that run containers."""
 
     container: GenAIContainer
@@ -48,6 +50,14 @@ class ContainerModel:
     def tokenizer(self) -> Path:
         """The container's `tokenizer.json`."""
         return self.container.files["tokenizer.json"]
+
+    @abstractmethod
+    def bundle(self, abi: str) -> Bundle:
+        """Return what its runtime needs on devices of an ABI.
+
+        Raises:
+            GenieMissingError: this machine has no libraries for them.
+        """
 
     def check_fit(self, device: DeviceProperties) -> None:
         """See `Model.check_fit`.

@@ -6,10 +6,12 @@ from typing import ClassVar
 
 from harness.devices.base import Device, DeviceProperties
 from harness.runtimes.base import RuntimeOptions
+from harness.runtimes.bundles.bundle import Bundle
 from harness.runtimes.container_model import ContainerModel
 from harness.runtimes.context_limit import ContextLimit
 from harness.runtimes.dialog_settings import DialogSettings
 from harness.runtimes.files import open_container
+from harness.runtimes.genie.bundle import genie_bundle
 from harness.runtimes.genie.configuration import check_depth, config_of, dialog_limit
 from harness.runtimes.genie.runtime import GenieRuntime
 from harness.runtimes.genie.speculation import refuse_wrong_dialogs
@@ -54,6 +56,10 @@ class GenieModel(ContainerModel):
         refuse_wrong_dialogs(config, self.container)
         limit = dialog_limit(ContextLimit.of(self.container), config)
         limit.check(depth_tokens + prompt_tokens, new_tokens)
+
+    def bundle(self, abi: str) -> Bundle:
+        """See `genie_bundle`."""
+        return genie_bundle(self.container, abi)
 
     def start(
         self, device: Device, properties: DeviceProperties, options: RuntimeOptions

@@ -146,6 +146,7 @@ class GraphRuntime(DeployedRuntime):
         return {
             "QNN from": self.bundle.files["libQnnHtp.so"].origin,
             "libQnnHtp.so": f"sha256:{(self.sha256_of('libQnnHtp.so') or '')[:16]}",
+            **self.pushed(),
         }
 
     def generate(self, request: GenerationRequest) -> GenerationResult:

@@ -18,6 +18,8 @@ from harness.runtimes.bundles.checks import check_bundle, find_build, find_fault
 from harness.runtimes.bundles.sources import find_genie
 from harness.runtimes.files import check_fit
 from harness.runtimes.genie.bundle import genie_bundle
+from harness.runtimes.genie.model import GenieModel
+from harness.runtimes.graph.model import GraphModel
 from tests.buildlib.op_packages import build_library
 
 PHONE = DeviceProperties(
@@ -126,6 +128,16 @@ def test_parts_of_different_qnns(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def container(tiny_bundle: Path) -> GenAIContainer:
     return GenAIContainer.load(tiny_bundle)
+
+
+def test_each_runtime_has_a_bundle_of_its_own(container: GenAIContainer) -> None:
+    genie, graph = (
+        model.bundle("x86_64") for model in (GenieModel(container), GraphModel(container))
+    )
+    assert set(container.files) < set(genie.files) & set(graph.files)
+    assert "libGenie.so" in genie.files.keys() - graph.files.keys()
+    assert not find_faults(genie, container=container)
+    assert not find_faults(graph, container=container)
 
 
 def test_binaries_of_a_newer_qnn_and_of_another_soc(container: GenAIContainer) -> None:
