@@ -8,6 +8,7 @@ from harness.devices.base import Device, DeviceProperties
 from harness.errors import RuntimeChoiceError, WrongUseError
 from harness.runtimes.base import RuntimeOptions
 from harness.runtimes.bundles.bundle import Bundle
+from harness.runtimes.bundles.python import NAMED, find_python
 from harness.runtimes.bundles.sources import ANDROID
 from harness.runtimes.container_model import ContainerModel
 from harness.runtimes.context_limit import ContextLimit
@@ -70,8 +71,8 @@ class GraphModel(ContainerModel):
         Raises:
             RuntimeChoiceError: the device has no Python, or the container is for another one.
         """
-        if device.abi == ANDROID:
-            reason = f"{RUNNER} needs Python, which Android has not"
+        if device.abi == ANDROID and not find_python(ANDROID):
+            reason = f"{RUNNER} needs Python, which Android has not: {NAMED}"
             raise RuntimeChoiceError(device.serial, reason)
         super().check_fit(device)
 

@@ -30,6 +30,7 @@ from harness.runtimes.base import (
     Window,
 )
 from harness.runtimes.bundles.bundle import Bundle
+from harness.runtimes.bundles.python import find_python
 from harness.runtimes.bundles.sources import find_qnn
 from harness.runtimes.context_limit import ContextLimit
 from harness.runtimes.deployed import DeployedRuntime
@@ -86,12 +87,13 @@ def graph_bundle(container: GenAIContainer, abi: str) -> Bundle:
 
     Raises:
         GenieMissingError: see `find_qnn`.
+        WrongUseError: see `find_python`.
     """
     scripts = resources.files("device_scripts")
     paths = {**{name: Path(str(scripts / name)) for name in _SCRIPTS}, **qnn_api_files()}
     files = {name: DeployFile(path, origin="container") for name, path in container.files.items()}
     files |= {name: DeployFile(path, origin="qnnfarm") for name, path in paths.items()}
-    return find_qnn(abi, target_of(container).soc).add(files)
+    return find_qnn(abi, target_of(container).soc).add({**files, **find_python(abi)})
 
 
 class _Score(BaseModel):

@@ -24,6 +24,7 @@ def test_a_phones_container_runs_without_the_phone(
     found = {check["subject"]: check for check in answer["checks"]}
     assert "2 compiled from the same DLCs" in found["binaries"]["detail"]
     assert found["genie"]["holds"]
+    assert found["graph"]["detail"] == "gives Genie's tokens, 2 of 2 answers"
     assert [len(tokens) for tokens in answer["tokens"]["genie"]] == [3, 3]
     assert found["bundle"]["holds"] is None  # no SDK here
     assert "share weights" in answer["only_a_phone"][0]
