@@ -11,6 +11,7 @@ POSITIONS: Mapping[Positions, str] = MappingProxyType(
     {
         "first_cl_minus_ar": "first CL \N{MINUS SIGN} AR of each window",
         "draft_first_cl_minus_ar": "draft model: first CL \N{MINUS SIGN} AR of each window",
+        "second_half": "second half of each window",
         "decode_steps": "decode steps in the second half of each window",
         "all": "all of each window",
     }

@@ -13,7 +13,6 @@ from harness.results.perplexity import (
     default_tolerance,
     find_perplexity_faults,
 )
-from harness.runtimes.base import Scores
 from harness.workloads.bench_prompt import bench_text
 from harness.workloads.perplexity import float_perplexity
 from harness.workloads.steps import DEFAULT_STEP_WINDOWS, KL_DIVERGENCE, TOP1_AGREEMENT
@@ -42,8 +41,10 @@ def test_perplexity(
         text = tiny_llama.heldout_text() if own_checkpoint else bench_text()
     references = {}
     if checkpoint is not None:
-        windows = run_container.target.require(Scores).windows(text, suite_parameters.windows)
-        references[PERPLEXITY_FLOAT] = float_perplexity(checkpoint, container, windows)
+        windows = run_container.target.model.windows(text, suite_parameters.windows)
+        references[PERPLEXITY_FLOAT] = float_perplexity(
+            checkpoint, run_container.target.container_info, windows
+        )
     result = run_container.perplexity(
         text, max_windows=suite_parameters.windows, references=references
     )

@@ -1,8 +1,11 @@
 """Unpack Debian unstable's llama.cpp for the tests: `python3 -m tools.llama_cpp`.
 
 Debian's releases have none yet, and its programs need a newer C library than theirs. So they come
-with the loader and the libraries that they need, in one folder, and nothing is installed: apt
-checks the signatures as ever, in folders of its own. Standard library only.
+with the loader and the libraries of that, and nothing is installed: apt checks the signatures as
+ever, in folders of its own. Standard library only.
+
+The folder holds programs and libraries of llama.cpp, and `glibc/` what they need of the system,
+which no other program must find: `LD_LIBRARY_PATH=glibc:.` in it starts them.
 """
 
 import os
@@ -16,23 +19,19 @@ from pathlib import Path
 
 FOLDER_VARIABLE = "QNNFARM_TEST_LLAMA_CPP"
 """Environment variable: a folder with a build of llama.cpp for x86_64 that the tests take."""
+_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+FOLDER = Path(os.environ.get(FOLDER_VARIABLE) or _CACHE / "qnnfarm-tests" / "llama.cpp")
+"""The folder that the tests take the build from."""
 PROGRAMS = ("llama-bench", "llama-completion", "llama-perplexity")
 _PACKAGES = ("llama.cpp-tools", "llama.cpp-tools-extra")
 _KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 _INTERPRETER = b"/lib64/ld-linux-x86-64.so.2"
-_OWN_INTERPRETER = b"./ld-linux-x86-64.so.2"
-
-
-def folder() -> Path:
-    """Return the folder that the tests take the build from."""
-    named = os.environ.get(FOLDER_VARIABLE)
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Path(named) if named else cache / "qnnfarm-tests" / "llama.cpp"
+_OWN_INTERPRETER = b"./glibc/ld.so"
 
 
 def is_here() -> bool:
     """Whether the folder has all programs."""
-    return all((folder() / program).is_file() for program in PROGRAMS)
+    return all((FOLDER / program).is_file() for program in PROGRAMS)
 
 
 def unpack(target: Path) -> None:
@@ -48,18 +47,19 @@ def unpack(target: Path) -> None:
             subprocess.run(["dpkg-deb", "--extract", package, root], check=True)  # noqa: S607
         libraries = root / "usr/lib/x86_64-linux-gnu"
         flat = Path(scratch) / "flat"
-        flat.mkdir()
+        (flat / "glibc").mkdir(parents=True)
         for backend in (libraries / "ggml/backends0").iterdir():
             shutil.copy(backend, flat)
         for program in PROGRAMS:
             binary = root / "usr/bin" / program
             for name, path in _needed(binary, (libraries, libraries / "llama")).items():
-                shutil.copy(path, flat / name)
+                own = name.startswith(("libllama", "libggml"))
+                shutil.copy(path, (flat if own else flat / "glibc") / name)
             # The kernel looks for a relative loader where a program is started: in its run folder.
-            own = _OWN_INTERPRETER.ljust(len(_INTERPRETER), b"\0")
-            (flat / program).write_bytes(binary.read_bytes().replace(_INTERPRETER, own))
+            interpreter = _OWN_INTERPRETER.ljust(len(_INTERPRETER), b"\0")
+            (flat / program).write_bytes(binary.read_bytes().replace(_INTERPRETER, interpreter))
             (flat / program).chmod(0o755)
-        shutil.copy(libraries / "ld-linux-x86-64.so.2", flat)
+        shutil.copy(libraries / "ld-linux-x86-64.so.2", flat / "glibc/ld.so")
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(target, ignore_errors=True)
         shutil.move(flat, target)
@@ -113,11 +113,11 @@ def main() -> int:
     """Unpack it, unless it is here."""
     if not is_here():
         try:
-            unpack(folder())
+            unpack(FOLDER)
         except (OSError, subprocess.CalledProcessError) as error:
             print(f"error: llama.cpp cannot be had: {error}", file=sys.stderr)
             return 1
-    print(folder())
+    print(FOLDER)
     return 0
 
 

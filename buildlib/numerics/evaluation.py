@@ -146,7 +146,7 @@ def evaluate_model(model: TokenModel, reference: FloatLogits) -> Divergence:
 
 
 def text_perplexity(
-    model: TokenModel, config: DecoderConfig, windows: Sequence[Sequence[int]]
+    model: TokenModel, config: DecoderConfig, windows: Sequence[Sequence[int]], *, context: int = 0
 ) -> float:
     """Return `exp` of the mean negative log-likelihood of all tokens, each window led by bos.
 
@@ -155,11 +155,12 @@ def text_perplexity(
         config: configuration of the model.
         windows: token ids without bos, each shorter than the context length: the positions that
             Genie scores on a device.
+        context: tokens at the start of each window that are left out of the mean.
 
     Raises:
         PromptTooLongError: a window does not fit into the context.
     """
-    losses = [window_losses(model, config.bos_token_id, window) for window in windows]
+    losses = [window_losses(model, config.bos_token_id, window)[context:] for window in windows]
     return math.exp(float(np.concatenate(losses).mean()))
 
 

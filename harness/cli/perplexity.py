@@ -233,17 +233,12 @@ def _compare_steps(
     """Compare decode steps with float, which the host computes before a device is leased."""
     from harness.results.identity import describe_container
     from harness.results.metrics import METRICS
-    from harness.runtimes.container_model import container_of
-    from harness.runtimes.context_limit import ContextLimit
-    from harness.runtimes.windows import cut_windows
     from harness.workloads.steps import DEFAULT_STEP_WINDOWS, compare_steps, cut_steps, float_steps
 
-    container = container_of(where.model)
-    limit, tokenizer = ContextLimit.of(container), container.files["tokenizer.json"]
-    steps = cut_steps(cut_windows(content, tokenizer, limit, most or DEFAULT_STEP_WINDOWS))
+    steps = cut_steps(where.model.windows(content, most or DEFAULT_STEP_WINDOWS))
     count = sum(len(window.following) for window in steps)
     print_remark(f"computing {pluralize(count, 'step')} in float on this host")
-    expected = float_steps(reference, container, steps, reference_with)
+    expected = float_steps(reference, where.model.info, steps, reference_with)
     with where.open() as (session, recording):
         result = compare_steps(
             session,
@@ -284,16 +279,11 @@ def _references(
     if checkpoint is None:
         return {}
     from harness.results.perplexity import PERPLEXITY_FLOAT
-    from harness.runtimes.container_model import container_of
-    from harness.runtimes.context_limit import ContextLimit
-    from harness.runtimes.windows import cut_windows
     from harness.workloads.perplexity import float_perplexity
 
-    container = container_of(model)
-    limit = ContextLimit.of_draft(container) if role == "draft" else ContextLimit.of(container)
-    windows = cut_windows(text, container.files["tokenizer.json"], limit, most)
+    windows = model.windows(text, most, role)
     print_remark(f"scoring {pluralize(len(windows), 'window')} in float on this host")
-    return {PERPLEXITY_FLOAT: float_perplexity(checkpoint, container, windows, engine)}
+    return {PERPLEXITY_FLOAT: float_perplexity(checkpoint, model.info, windows, engine)}
 
 
 def _document(result: "PerplexityResult") -> dict[str, object]:
@@ -310,6 +300,7 @@ def _document(result: "PerplexityResult") -> dict[str, object]:
 def _show(result: "PerplexityResult", session: "Session", references: Mapping[str, float]) -> None:
     from harness.results.identity import describe_container
     from harness.results.perplexity import explain_chance
+    from harness.runtimes.container_model import ContainerModel
 
     whose = " of the draft model" if result.positions.startswith("draft_") else ""
     error = "" if result.error is None else f" ± {result.error:.3f}"
@@ -322,7 +313,7 @@ def _show(result: "PerplexityResult", session: "Session", references: Mapping[st
     for value in references.values():
         away = result.perplexity / value - 1
         answers().print(f"in float on this host {value:.3f}: the device is {away:+.2%} from it")
-        n_vocab = session.container.genie_config.dialog.context.n_vocab
-        remark = explain_chance(value, n_vocab)
-        if remark is not None:
-            print_remark(remark)
+        if isinstance(session.model, ContainerModel):
+            n_vocab = session.container.genie_config.dialog.context.n_vocab
+            if remark := explain_chance(value, n_vocab):
+                print_remark(remark)

@@ -16,7 +16,6 @@ from harness.runtimes.base import (
     GenerationResult,
     ModelRole,
     PerplexityResult,
-    Scores,
 )
 from harness.runtimes.context_limit import ContextLimit
 from harness.runtimes.dialog_settings import DialogSettings
@@ -246,9 +245,9 @@ class ContainerRunner:
             HarnessError: what went wrong; the run is in the store as failed.
         """
         self._deploy()
-        windows = self.target.require(Scores).windows(text, max_windows or DEFAULT_STEP_WINDOWS)
+        windows = self.target.model.windows(text, max_windows or DEFAULT_STEP_WINDOWS)
         steps = cut_steps(windows)
-        expected = float_steps(reference, self.container, steps)
+        expected = float_steps(reference, self.target.container_info, steps)
         with self._open_store() as store:
             recording = Recording(lambda: store)
             return compare_steps(self.target, text, steps, expected, recording).output

@@ -261,9 +261,8 @@ def container_name(container: ContainerInfo) -> str:
 
 def container_shape(container: ContainerInfo) -> str:
     """Describe the shapes of a container's graphs: `AR 1, 32, CL 192`; empty if unknown."""
-    if not container.cl:
-        return ""
-    return f"AR {', '.join(map(str, container.ars))}, CL {container.cl}"
+    ars = f"AR {', '.join(map(str, container.ars))}" if container.ars else ""
+    return ", ".join(filter(None, (ars, f"CL {container.cl}" if container.cl else "")))
 
 
 def describe_container(container: ContainerInfo) -> str:

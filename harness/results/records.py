@@ -22,7 +22,9 @@ from harness.results.metrics import find_metric
 
 RunKind = Literal["bench", "generate", "perplexity", "embed"]
 RunStatus = Literal["running", "done", "failed", "interrupted"]
-Positions = Literal["first_cl_minus_ar", "draft_first_cl_minus_ar", "decode_steps", "all"]
+Positions = Literal[
+    "first_cl_minus_ar", "draft_first_cl_minus_ar", "second_half", "decode_steps", "all"
+]
 MeasurementSource = Literal["token_callback"]
 CheckOutcome = Literal["none", "passed", "failed"]
 JsonScalar = str | int | float | bool | None

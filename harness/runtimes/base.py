@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, Self, runtime_checkable
 
 from buildlib.container.manifest import SpeculationRecord
 from harness.deploy.deploy import DEPLOY_TIMEOUT_S
@@ -235,10 +235,12 @@ class Window:
 
     Attributes:
         scored: the token ids that are predicted, without the bos before them.
+        context: token ids between bos and those, which are predicted for no score.
     """
 
     text: str
     scored: tuple[int, ...]
+    context: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -286,6 +288,21 @@ class PerplexityResult:
     retries: int
     positions: Positions
     traces: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        perplexities: Sequence[float],
+        windows: Sequence[Window],
+        positions: Positions,
+        *,
+        retries: int = 0,
+    ) -> Self:
+        """Combine the perplexities of windows, each by the tokens that it scores."""
+        counts = [len(window.scored) for window in windows]
+        losses = (math.log(one) * n for one, n in zip(perplexities, counts, strict=True))
+        combined = math.exp(sum(losses) / sum(counts))
+        return cls(combined, tuple(perplexities), sum(counts), retries, positions)
 
     @property
     def error(self) -> float | None:
@@ -416,12 +433,6 @@ class Scores(Protocol):
         """Name the positions that it scores in each window."""
         ...
 
-    def windows(
-        self, text: str, most: int | None = None, role: ModelRole = "target"
-    ) -> Sequence[Window]:
-        """Cut a text into the windows that the device scores, at most so many."""
-        ...
-
     def score(
         self,
         windows: Sequence[Window],
@@ -536,6 +547,17 @@ class Model(Protocol):
         Raises:
             WrongUseError: it does not do what a setting asks for.
             PromptTooLongError: depth, prompt and answer do not fit into the context.
+        """
+        ...
+
+    def windows(
+        self, text: str, most: int | None = None, role: ModelRole = "target"
+    ) -> Sequence[Window]:
+        """Cut a text into the windows that its runtime scores on a device, at most so many.
+
+        Raises:
+            WrongUseError: its runtime scores no texts, the text is shorter than one window, or
+                there is no model in that role.
         """
         ...
 

@@ -1,7 +1,7 @@
 """Containers as models that runtimes run."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,9 +9,11 @@ from buildlib.container.container import GenAIContainer
 from harness.devices.base import DeviceProperties
 from harness.errors import WrongUseError
 from harness.results.records import ContainerInfo
-from harness.runtimes.base import Model
+from harness.runtimes.base import Model, ModelRole, Window
 from harness.runtimes.bundles.bundle import Bundle
+from harness.runtimes.context_limit import ContextLimit
 from harness.runtimes.files import check_fit
+from harness.runtimes.windows import cut_windows
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,14 @@ class ContainerModel(ABC):
         Raises:
             GenieMissingError: this machine has no libraries for them.
         """
+
+    def windows(
+        self, text: str, most: int | None = None, role: ModelRole = "target"
+    ) -> Sequence[Window]:
+        """Cut a text into windows of the container's context length; see `Model.windows`."""
+        container = self.container
+        limit = ContextLimit.of_draft(container) if role == "draft" else ContextLimit.of(container)
+        return cut_windows(text, self.tokenizer, limit, most)
 
     def check_fit(self, device: DeviceProperties) -> None:
         """See `Model.check_fit`.

@@ -6,6 +6,38 @@ Source: https://github.com/pytorch/executorch (BSD-3-Clause),
 """
 
 import json
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from buildlib.targets import find_soc
+from harness.deploy.deployment import DeployFile
+from harness.devices.base import Device, DeviceProperties
+from harness.errors import HostFileError, RuntimeOutputError, WrongUseError
+from harness.results.records import ContainerInfo
+from harness.runtimes.base import (
+    Capability,
+    GenerationRequest,
+    GenerationResult,
+    RuntimeOptions,
+)
+from harness.runtimes.bundles.bundle import Bundle
+from harness.runtimes.bundles.sources import find_qnn
+from harness.runtimes.deployed import DeployedRuntime
+from harness.runtimes.description import (
+    DescribedModel,
+    Description,
+    describes,
+    find_programs,
+    find_shared_libraries,
+    read_description,
+)
+from harness.runtimes.dialog_settings import DialogSettings
+from harness.runtimes.tokenizer import load_tokenizer
 
 OBSERVER = "PyTorchObserver "
 """Mark before the report of a query in the log."""
@@ -45,3 +77,217 @@ def parse_report(report: str) -> tuple[dict[str, float], float]:
     if metrics["ttft_s"] == 0:
         del metrics["ttft_s"]
     return {**metrics, **rates}, start_s
+
+
+PROGRAM = "qnn_llama_runner"
+_FOLDERS = (
+    ".", "bin", "lib", "examples/qualcomm/oss_scripts/llama", "backends/qualcomm",
+)  # fmt: skip
+"""Where CMake leaves the runner and the backend in its build folder."""
+_MODEL, _TOKENIZER, _TOKENS = "model.pte", "tokenizer.json", "tokens.raw"
+_ANSWER, _SPEED, _OUTPUT = "outputs.txt", "inference_speed.txt", "stdout.txt"
+
+
+class ExecuTorchRuntime(DeployedRuntime):
+    """A `.pte` on a device, run by `qnn_llama_runner`; `Runtime`.
+
+    It is asked in tokens (`--tokenized_prompt`), so that it puts neither a chat template nor bos
+    around a prompt, and `--seq_len`, which counts prompt and answer, is what was asked for.
+
+    Args:
+        bundle: holds the runner, its backend, QNN, the model and its tokenizer.
+        command: the program, with `--decoder_model_version`, `--eval_mode` and more options.
+        tokenizer: on this host.
+    """
+
+    name: ClassVar[str] = "executorch"
+
+    def __init__(
+        self,
+        device: Device,
+        properties: DeviceProperties,
+        bundle: Bundle,
+        options: RuntimeOptions,
+        command: Sequence[str],
+        tokenizer: Path,
+    ) -> None:
+        super().__init__(device, properties, bundle, options)
+        self._command = tuple(command)
+        self._tokenizer = tokenizer
+
+    def runner(self, capability: Capability) -> str:
+        """Name the program, which is the same for all."""
+        del capability
+        return PROGRAM
+
+    def versions(self) -> Mapping[str, str]:
+        """Return the hashes of its backend and of QNN; deploy first if needed."""
+        names = ("libqnn_executorch_backend.so", "libQnnHtp.so")
+        hashes = {name: self.sha256_of(name) for name in names}
+        own = {name: f"sha256:{value[:16]}" for name, value in hashes.items() if value}
+        return own | self.pushed()
+
+    def generate(self, request: GenerationRequest) -> GenerationResult:
+        """Answer a prompt.
+
+        Raises:
+            WrongUseError: the prompt is embeddings.
+            RunnerError: the runner crashed, hung or refused.
+            RuntimeOutputError: it left no report, or one that cannot be read.
+        """
+        if request.prompt is not None:
+            tokenizer = load_tokenizer(self._tokenizer)
+            tokens = tuple(tokenizer.encode(request.prompt).ids)
+        elif request.token_ids is not None:
+            tokens = request.token_ids
+        else:
+            raise WrongUseError("qnn_llama_runner takes a prompt in text or tokens")
+        folder = self.folder()
+        folder.send({_TOKENS: struct.pack(f"<{len(tokens)}Q", *tokens)})
+        command = [*self._command, "--model_path", _MODEL, "--tokenizer_path", _TOKENIZER]
+        command += ["--tokenized_prompt", _TOKENS]
+        command += ["--seq_len", str(len(tokens) + request.max_new_tokens)]
+        command += ["--temperature", str(request.settings.sampling.get("temp", 0))]
+        command += ["--output_path", _ANSWER, "--performance_output_path", _SPEED]
+        timeout_s = self.options.runner_timeout_s
+        with self.sampling() as samples:
+            outcome = folder.run(command, name=PROGRAM, timeout_s=timeout_s, stdout=_OUTPUT)
+        printed = folder.read(_OUTPUT) + folder.read_log()
+        reports = [line.partition(OBSERVER)[2] for line in printed.splitlines() if OBSERVER in line]
+        if len(reports) != 1:
+            reason = f"{PROGRAM} reported {len(reports)} queries"
+            raise RuntimeOutputError(self.device.serial, reason, printed[-500:])
+        try:
+            metrics, _ = parse_report(reports[0])
+        except ValueError as error:
+            raise RuntimeOutputError(self.device.serial, str(error), reports[0][-500:]) from error
+        text = folder.read(_ANSWER).removeprefix(_TOKENS)  # it echoes what it took for the prompt
+        return GenerationResult(
+            text, {**metrics, **outcome.memory}, samples.series, profile=reports[0]
+        )
+
+    def added_tokens(self, settings: DialogSettings, *, after_fill: bool = False) -> int:
+        """Return 0: a prompt in tokens is taken as it is."""
+        del settings, after_fill
+        return 0
+
+
+RUNTIME = ExecuTorchRuntime
+
+
+class ExecuTorchDescription(Description):
+    """Options of `qnn_llama_runner`, by the names that it has for them.
+
+    Attributes:
+        tokenizer: a `tokenizer.json`.
+        decoder_model_version: `--decoder_model_version`: `llama3`, `qwen3`.
+        eval_mode: `--eval_mode`: 0 decodes the prompt, too, 1 is prefill and decode.
+    """
+
+    runtime: Literal["executorch"]
+    tokenizer: str
+    decoder_model_version: Annotated[str, Field(pattern=r"\A\w+\Z")]
+    eval_mode: Literal[0, 1] = 1
+
+
+def runs(path: Path) -> bool:
+    """Return whether it is a description for `qnn_llama_runner`."""
+    return describes(path, RUNTIME.name)
+
+
+def open_model(path: Path) -> "ExecuTorchModel":
+    """Open a description.
+
+    Raises:
+        HostFileError: it, or a file that it names, cannot be read.
+        WrongUseError: it is no description for `qnn_llama_runner`.
+    """
+    if not runs(path):
+        raise WrongUseError(
+            f"{path} is no YAML file with `runtime: {RUNTIME.name}`, which names a .pte and a build"
+        )
+    model = ExecuTorchModel(path, read_description(path, ExecuTorchDescription))
+    for file in (model.model_path, model.tokenizer):
+        if not file.is_file():
+            raise HostFileError(str(file), "it is no file")
+    return model
+
+
+@dataclass(frozen=True)
+class ExecuTorchModel(DescribedModel[ExecuTorchDescription]):
+    """A `.pte` that `qnn_llama_runner` runs; `Model`."""
+
+    runtime: ClassVar[type[ExecuTorchRuntime]] = ExecuTorchRuntime
+
+    @property
+    def info(self) -> ContainerInfo:
+        """The model in the results store."""
+        return self.container_info(cl=self.description.context_length or 0)
+
+    @property
+    def toolchain(self) -> Mapping[str, str]:
+        """Its exporter, whose version it does not tell."""
+        return {"toolchain": "executorch"}
+
+    def check_dialog(
+        self,
+        settings: DialogSettings,
+        prompt_tokens: int,
+        new_tokens: int,
+        *,
+        depth_tokens: int = 0,
+    ) -> None:
+        """See `Model.check_dialog`.
+
+        Raises:
+            WrongUseError: a setting other than `temp`, or a depth.
+            PromptTooLongError: prompt and answer do not fit into the context.
+        """
+        if settings.model_dump(exclude={"temp"}, exclude_none=True):
+            raise WrongUseError(f"the runtime {self.runtime.name} has no setting but temp")
+        if depth_tokens:
+            raise WrongUseError(f"the runtime {self.runtime.name} has no depth: leave it out")
+        self.check_length(self.description.context_length, prompt_tokens, new_tokens)
+
+    def check_fit(self, device: DeviceProperties) -> None:
+        """See `Model.check_fit`.
+
+        Raises:
+            RuntimeChoiceError: there is no build for its ABI.
+            HostFileError: the build lacks the runner.
+            GenieMissingError: neither it nor this machine has QNN for the device.
+            BuildError: it needs QNN, and the SoC of the device is in no catalog.
+        """
+        self._bundle(device)
+
+    def _bundle(self, device: DeviceProperties) -> Bundle:
+        build = self.build_for(device)
+        folders = [build / name for name in _FOLDERS]
+        programs = find_programs((PROGRAM,), folders, "ExecuTorch")
+        if not programs:
+            raise HostFileError(str(build), f"it has no {PROGRAM}: name ExecuTorch's build")
+        own = {
+            **find_shared_libraries(folders, "ExecuTorch"),
+            **programs,
+            _MODEL: DeployFile(self.model_path, origin="model"),
+            _TOKENIZER: DeployFile(self.tokenizer, origin="model"),
+        }
+        bundle = self.bundle(device, own)
+        if "libQnnHtp.so" in bundle.files:
+            return bundle
+        return bundle.add({**find_qnn(device.abi, find_soc(device.soc)).files, **bundle.files})
+
+    def start(
+        self, device: Device, properties: DeviceProperties, options: RuntimeOptions
+    ) -> ExecuTorchRuntime:
+        """See `Model.start`.
+
+        Raises:
+            RuntimeChoiceError: there is no build for the device.
+        """
+        said = self.description
+        command = [*self.environment, f"./{PROGRAM}"]
+        command += ["--decoder_model_version", said.decoder_model_version]
+        command += ["--eval_mode", str(said.eval_mode), *said.arguments]
+        bundle = self._bundle(properties)
+        return ExecuTorchRuntime(device, properties, bundle, options, command, self.tokenizer)

@@ -4,10 +4,31 @@ Source: https://github.com/qualcomm/GenieX (BSD-3-Clause), `sdk/benchmark/README
 `--help`; the report of a cell is schema 2 to 6, which differ in what they add.
 """
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
+from typing import Annotated, ClassVar, Literal
 
-from harness.runtimes.json_values import Entry, number
+from pydantic import Field
+
+from harness.deploy.deployment import DeployFile
+from harness.devices.base import Device, DeviceProperties
+from harness.errors import HostFileError, RuntimeOutputError, WrongUseError
+from harness.results.records import ContainerInfo
+from harness.runtimes.base import Capability, GenerationResult, RuntimeOptions, SpeedRequest
+from harness.runtimes.bundles.bundle import Bundle
+from harness.runtimes.deployed import DeployedRuntime
+from harness.runtimes.description import (
+    DescribedModel,
+    Description,
+    describes,
+    model_files,
+    read_description,
+)
+from harness.runtimes.dialog_settings import DialogSettings
+from harness.runtimes.json_values import UNREADABLE, Entry, number, reason_of
 
 _METRICS: Mapping[str, tuple[str, float]] = MappingProxyType(
     {
@@ -31,3 +52,201 @@ def figures_of(run: Entry) -> dict[str, float]:
         for metric, (key, scale) in _METRICS.items()
         if run[key] or metric == "generated_tokens"  # 0: there was no such phase
     }
+
+
+_PROGRAM = "bin/geniex-bench"
+_LIBRARIES = "lib"
+_MODEL = "model"
+_REPORT = "report.json"
+# As notes/run.md and the README have it; relative to the run folder.
+_ENVIRONMENT = ("LD_LIBRARY_PATH=./lib:./lib/llama_cpp", "GENIEX_PLUGIN_PATH=./lib")
+
+
+class GeniexBenchRuntime(DeployedRuntime):
+    """A model on a device, measured by geniex-bench; `Runtime`.
+
+    Args:
+        bundle: holds an installed GenieX (`bin`, `lib`) and the model beneath `model/`.
+        command: the program, with `--plugin`, `--device`, `-m` and more of its options.
+    """
+
+    name: ClassVar[str] = "geniex-bench"
+
+    def __init__(
+        self,
+        device: Device,
+        properties: DeviceProperties,
+        bundle: Bundle,
+        options: RuntimeOptions,
+        command: tuple[str, ...],
+    ) -> None:
+        super().__init__(device, properties, bundle, options)
+        self._command = command
+
+    def runner(self, capability: Capability) -> str:
+        """Name the program, which is the same for all."""
+        del capability
+        return self.name
+
+    def versions(self) -> Mapping[str, str]:
+        """Return the hash of its library; deploy first if needed."""
+        sha256 = self.sha256_of(f"{_LIBRARIES}/libgeniex.so")
+        own = {} if sha256 is None else {"libgeniex.so": f"sha256:{sha256[:16]}"}
+        return own | self.pushed()
+
+    def measure_speed(self, request: SpeedRequest) -> Iterator[GenerationResult]:
+        """Yield the runs of one process, after the warm-up that it does not report.
+
+        Samples of the device come with the first run, and so does the report.
+
+        Raises:
+            RunnerError: geniex-bench crashed, hung or refused.
+            RuntimeOutputError: its report cannot be read, or is of another number of runs.
+        """
+        command = [*self._command, "-p", str(request.prompt_tokens)]
+        command += ["-n", str(request.new_tokens)]
+        command += ["-r", str(request.repetitions), "--output-json", _REPORT]
+        command += [] if request.warmup is None else ["--warmup", str(request.warmup)]
+        timeout_s = self.options.runner_timeout_s
+        folder = self.folder()
+        with self.sampling() as samples:
+            outcome = folder.run(command, name=self.name, timeout_s=timeout_s)
+        report = folder.read(_REPORT)
+        try:
+            runs = [figures_of(run) for run in json.loads(report)["runs"]]
+        except UNREADABLE as error:
+            reason = f"unreadable report of geniex-bench: {reason_of(error)}"
+            raise RuntimeOutputError(self.device.serial, reason, report[-500:]) from error
+        if len(runs) != request.repetitions:
+            reason = f"geniex-bench reported {len(runs)} runs of {request.repetitions}"
+            raise RuntimeOutputError(self.device.serial, reason, report[-500:])
+        for number_of_run, metrics in enumerate(runs):
+            first = number_of_run == 0
+            yield GenerationResult(
+                "",
+                {**metrics, **outcome.memory},
+                telemetry=samples.series if first else (),
+                profile=report if first else "",
+            )
+
+
+RUNTIME = GeniexBenchRuntime
+
+
+class GeniexDescription(Description):
+    """Options of geniex-bench, by the names that it has for them.
+
+    Attributes:
+        plugin: `--plugin`.
+        device: `--device`.
+        n_gpu_layers: `-ngl`.
+        threads: `-t`.
+    """
+
+    runtime: Literal["geniex-bench"]
+    plugin: Literal["llama_cpp", "qairt"]
+    device: Literal["cpu", "gpu", "npu", "hybrid", "auto"] = "auto"
+    n_gpu_layers: Annotated[int, Field(ge=-1, le=10_000)] | None = None
+    threads: Annotated[int, Field(ge=1, le=1024)] | None = None
+
+
+def runs(path: Path) -> bool:
+    """Return whether it is a description for geniex-bench."""
+    return describes(path, RUNTIME.name)
+
+
+def open_model(path: Path) -> "GeniexModel":
+    """Open a description.
+
+    Raises:
+        HostFileError: it, or the model that it names, cannot be read.
+        WrongUseError: it is no description for geniex-bench.
+    """
+    if not runs(path):
+        raise WrongUseError(
+            f"{path} is no YAML file with `runtime: {RUNTIME.name}`, which names a model and a "
+            "build"
+        )
+    model = GeniexModel(path, read_description(path, GeniexDescription))
+    model_files(model.model_path)
+    return model
+
+
+@dataclass(frozen=True)
+class GeniexModel(DescribedModel[GeniexDescription]):
+    """A GGUF, or a bundle of QAIRT, that geniex-bench runs; `Model`."""
+
+    runtime: ClassVar[type[GeniexBenchRuntime]] = GeniexBenchRuntime
+
+    @property
+    def info(self) -> ContainerInfo:
+        """The model in the results store."""
+        return self.container_info(cl=self.description.context_length or 0)
+
+    @property
+    def toolchain(self) -> Mapping[str, str]:
+        """Unknown: a bundle or GGUF does not tell its maker."""
+        return {}
+
+    def check_dialog(
+        self,
+        settings: DialogSettings,
+        prompt_tokens: int,
+        new_tokens: int,
+        *,
+        depth_tokens: int = 0,
+    ) -> None:
+        """See `Model.check_dialog`.
+
+        Raises:
+            WrongUseError: a setting that geniex-bench does not have, or a depth.
+            PromptTooLongError: prompt and answer do not fit into the context.
+        """
+        if settings != DialogSettings():
+            raise WrongUseError(f"the runtime {self.runtime.name} measures greedy dialogs alone")
+        if depth_tokens:
+            raise WrongUseError(f"the runtime {self.runtime.name} has no depth: leave it out")
+        self.check_length(self.description.context_length, prompt_tokens, new_tokens)
+
+    def check_fit(self, device: DeviceProperties) -> None:
+        """See `Model.check_fit`.
+
+        Raises:
+            RuntimeChoiceError: there is no build for its ABI.
+            HostFileError: the build lacks geniex-bench.
+        """
+        self._files(device)
+
+    def _files(self, device: DeviceProperties) -> dict[str, DeployFile]:
+        build = self.build_for(device)
+        if not (build / _PROGRAM).is_file():
+            raise HostFileError(str(build), f"it has no {_PROGRAM}: name the installed GenieX")
+        libraries = {
+            f"{_LIBRARIES}/{name}": DeployFile(path, origin="GenieX")
+            for name, path in model_files(build / _LIBRARIES).items()
+        }
+        model = {
+            f"{_MODEL}/{name}": DeployFile(path, origin="model")
+            for name, path in model_files(self.model_path).items()
+        }
+        program = DeployFile(build / _PROGRAM, executable=True, origin="GenieX")
+        return {**libraries, **model, _PROGRAM: program}
+
+    def start(
+        self, device: Device, properties: DeviceProperties, options: RuntimeOptions
+    ) -> GeniexBenchRuntime:
+        """See `Model.start`.
+
+        Raises:
+            RuntimeChoiceError: there is no build for the device.
+        """
+        said, name = self.description, self.model_path.name
+        model = f"{_MODEL}/{name}" if self.model_path.is_file() else _MODEL
+        arguments = ["--plugin", said.plugin, "--device", said.device, "-m", model]
+        named = {"-c": said.context_length, "-t": said.threads, "-ngl": said.n_gpu_layers}
+        for flag, value in named.items():
+            arguments += [] if value is None else [flag, str(value)]
+        bundle = self.bundle(properties, self._files(properties))
+        command = ("env", *_ENVIRONMENT, *self.environment, f"./{_PROGRAM}")
+        words = (*command, *arguments, *said.arguments)
+        return GeniexBenchRuntime(device, properties, bundle, options, words)

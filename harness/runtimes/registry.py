@@ -18,7 +18,13 @@ from harness.runtimes.base import Model, Runtime
 GROUP = "qnnfarm.runtimes"
 DEFAULT_RUNTIME = "genie"
 _MODULES: Mapping[str, str] = MappingProxyType(
-    {"genie": "harness.runtimes.genie.model", "graph": "harness.runtimes.graph.model"}
+    {
+        "genie": "harness.runtimes.genie.model",
+        "graph": "harness.runtimes.graph.model",
+        "llama.cpp": "harness.runtimes.llama_cpp.model",
+        "geniex-bench": "harness.runtimes.geniex",
+        "executorch": "harness.runtimes.executorch",
+    }
 )
 
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from buildlib.container.container import GenAIContainer
 from harness.errors import HostFileError, WrongUseError
 from harness.results.identity import describe_scored
 from harness.results.perplexity import (
@@ -18,7 +17,7 @@ from harness.results.perplexity import (
     PERPLEXITY_FLOAT,
     PerplexityBound,
 )
-from harness.results.records import PerplexityDefinition
+from harness.results.records import ContainerInfo, PerplexityDefinition
 from harness.results.records import Workload as WorkloadRecord
 from harness.runtimes.base import (
     DecodesSteps,
@@ -57,6 +56,9 @@ def _readable_bound(value: float | str) -> float | str:
         raise ValueError(error.reason) from error
     return value
 
+
+_AR = 64
+"""Tokens a call of the model in float, where the device's has no graphs."""
 
 MaxPerplexity = Annotated[float | str, AfterValidator(_readable_bound)]
 """A bound of a workload: 20, or `5%` of the model in float."""
@@ -139,9 +141,9 @@ class Perplexity(WorkloadModel):
         role = self.role or "target"
         references = {}
         if self.reference is not None:
-            cut = session.require(Scores).windows(text, self.windows, role)
+            cut = session.model.windows(text, self.windows, role)
             value = float_perplexity(
-                session.resolve(self.reference), session.container, cut, self.engine
+                session.resolve(self.reference), session.container_info, cut, self.engine
             )
             references[PERPLEXITY_FLOAT] = value
         return score_text(
@@ -165,9 +167,9 @@ class Perplexity(WorkloadModel):
             float_steps,
         )
 
-        windows = session.require(Scores).windows(text, self.windows or DEFAULT_STEP_WINDOWS)
+        windows = session.model.windows(text, self.windows or DEFAULT_STEP_WINDOWS)
         steps = cut_steps(windows)
-        expected = float_steps(reference, session.container, steps, self.engine)
+        expected = float_steps(reference, session.container_info, steps, self.engine)
         return compare_steps(
             session,
             text,
@@ -236,7 +238,7 @@ def score_text(
         HarnessError: what else went wrong; the run is stored as failed, with that error.
     """
     runtime = session.require(Scores)
-    cut = runtime.windows(text, windows, role)
+    cut = session.model.windows(text, windows, role)
     definition = PerplexityDefinition(
         positions=runtime.positions(role),
         windows=len(cut),
@@ -281,26 +283,28 @@ def _adapter(lora: Mapping[str, float]) -> dict[str, str]:
 
 def float_perplexity(
     checkpoint: Path,
-    container: GenAIContainer,
+    info: ContainerInfo,
     windows: Sequence[Window],
     engine: "ReferenceEngine" = "onnx",
 ) -> float:
-    """Compute, on this host, the perplexity of a checkpoint over windows cut for a container.
+    """Compute, on this host, the perplexity of a checkpoint over windows cut for a model of it.
 
     Raises:
         BuildError: the folder holds no checkpoint that the engine can compute.
     """
     from buildlib.numerics.evaluation import text_perplexity
 
-    with open_float(checkpoint, container, engine) as (model, config):
-        return text_perplexity(model, config, [window.scored for window in windows])
+    (context,) = {len(window.context) for window in windows}
+    with open_float(checkpoint, info, engine) as (model, config):
+        pieces = [(*window.context, *window.scored) for window in windows]
+        return text_perplexity(model, config, pieces, context=context)
 
 
 @contextmanager
 def open_float(
-    checkpoint: Path, container: GenAIContainer, engine: "ReferenceEngine"
+    checkpoint: Path, info: ContainerInfo, engine: "ReferenceEngine"
 ) -> "Iterator[tuple[TokenModel, DecoderConfig]]":
-    """Open a checkpoint in float for a block, for texts as long as a container's context.
+    """Open a checkpoint in float for a block, for texts as long as a model's context.
 
     Raises:
         BuildError: the folder holds no checkpoint that the engine can compute.
@@ -317,8 +321,7 @@ def open_float(
         with TransformersModel(checkpoint) as reference:
             yield reference, config
         return
-    graphs = container.metadata.graphs
-    shape = GraphShape(max(graphs.auto_regression_numbers), graphs.context_length)
+    shape = GraphShape(max(info.ars), info.cl) if info.ars else GraphShape(_AR, _AR + info.cl)
     with tempfile.TemporaryDirectory(prefix="qnnfarm-") as folder:
         path = export_onnx(Checkpoint.load(checkpoint), shape, Path(folder))
         with open_onnx(path, config) as loop:

@@ -86,7 +86,7 @@ class QualityCheck:
     def _stored_or_measured(self, session: Session, store: ResultsStore) -> Run:
         text, sha256 = self._read(session)
         runtime = session.require(Scores)
-        cut = runtime.windows(text, self.windows)
+        cut = session.model.windows(text, self.windows)
         definition = PerplexityDefinition(
             positions=runtime.positions(),
             windows=len(cut),
@@ -112,7 +112,9 @@ class QualityCheck:
                     f"{store.location} has none over {pluralize(len(cut), 'window')} of "
                     f"{self.text}: give --reference CHECKPOINT_DIR"
                 )
-            value = float_perplexity(session.resolve(str(self.reference)), session.container, cut)
+            value = float_perplexity(
+                session.resolve(str(self.reference)), session.container_info, cut
+            )
             references[PERPLEXITY_FLOAT] = value
         scored = score_text(
             session,
@@ -188,14 +190,17 @@ def best_referenced(
     return max(known, key=_scored_tokens, default=None)
 
 
+_SCORED = {"first_cl_minus_ar": "the first CL - AR", "second_half": "the second half"}
+
+
 def describe(run: Run) -> str:
     """Name what a perplexity is over: `8 windows, 1,280 tokens of text 3f2a91c0`."""
     definition, sha256 = run.workload.perplexity, run.workload.dataset_sha256 or ""
     text = f"text {sha256[:12]}" if sha256 else "an unknown text"
     if sha256 == _sha256(bench_text()):
         text = "the built-in passage"
-    first = definition is not None and definition.positions == "first_cl_minus_ar"
-    which = " (the first CL - AR of each)" if first else ""
+    scored = None if definition is None else _SCORED.get(definition.positions)
+    which = f" ({scored} of each)" if scored else ""
     return f"{describe_scored(definition)}{which} of {text}"
 
 

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from buildlib.container.container import GenAIContainer
 from harness.errors import RuntimeOutputError
-from harness.results.records import OutputCheck, PerplexityDefinition
+from harness.results.records import ContainerInfo, OutputCheck, PerplexityDefinition
 from harness.results.records import Workload as WorkloadRecord
 from harness.runtimes.base import DecodesSteps, StepWindow, Window
 from harness.workloads.base import (
@@ -123,12 +122,12 @@ def _check(divergence: "Divergence", max_kl: float) -> OutputCheck:
 
 def float_steps(
     checkpoint: Path,
-    container: GenAIContainer,
+    info: ContainerInfo,
     windows: Sequence[StepWindow],
     engine: "ReferenceEngine" = "onnx",
 ) -> "list[Logits]":
     """Compute the logits of a checkpoint in float, on this host, at the steps of windows."""
-    with open_float(checkpoint, container, engine) as (model, config):
+    with open_float(checkpoint, info, engine) as (model, config):
         return model_steps(model, config, windows)
 
 

@@ -1,6 +1,5 @@
 """Perplexities that `genie_perplexity.py` wrote, read."""
 
-import math
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
@@ -53,17 +52,5 @@ def parse_perplexity(
         done, asked = f"{len(result.windows)} windows", f"{len(windows)} windows"
         reason = f"scored {done} with {result.n_tokens} tokens, not {asked} with {scored}"
         raise RuntimeOutputError(device, reason, text[-500:])
-    combined = math.exp(
-        sum(
-            math.log(done.perplexity) * len(sent.scored)
-            for done, sent in zip(result.windows, windows, strict=True)
-        )
-        / scored
-    )
-    return PerplexityResult(
-        perplexity=combined,
-        windows=tuple(window.perplexity for window in result.windows),
-        tokens=scored,
-        retries=result.retries,
-        positions=positions,
-    )
+    perplexities = [window.perplexity for window in result.windows]
+    return PerplexityResult.of(perplexities, windows, positions, retries=result.retries)

@@ -77,7 +77,6 @@ from harness.runtimes.genie.steps import STEP_RUNNER, STEP_SAMPLER, StepRun
 from harness.runtimes.genie.text_encoder import EncoderRun
 from harness.runtimes.run_folder import runner_command
 from harness.runtimes.tokenizer import encode, load_tokenizer
-from harness.runtimes.windows import cut_windows
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -419,17 +418,6 @@ class GenieRuntime(DeployedRuntime):
         turns = conversation.turns
         words = (turn if isinstance(turn, str) else self._words(turn) for turn in turns)
         return replace(conversation, turns=tuple(words))
-
-    def windows(
-        self, text: str, most: int | None = None, role: ModelRole = "target"
-    ) -> list[Window]:
-        """Cut a text into windows of the container's context length.
-
-        Raises:
-            WrongUseError: the text is shorter than one window, or there is no such model.
-        """
-        tokenizer = self._container.files["tokenizer.json"]
-        return cut_windows(text, tokenizer, self._limit_of(role), most)
 
     def positions(self, role: ModelRole = "target") -> Positions:
         """Name the positions that Genie scores."""

@@ -48,7 +48,6 @@ from harness.runtimes.genie.runtime import generated_text, parse_ids
 from harness.runtimes.genie.steps import StepRun
 from harness.runtimes.run_folder import RunFolder, RunOutcome, runner_command
 from harness.runtimes.tokenizer import encode, load_tokenizer
-from harness.runtimes.windows import cut_windows
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -195,17 +194,6 @@ class GraphRuntime(DeployedRuntime):
     def added_tokens(self, settings: DialogSettings, *, after_fill: bool = False) -> int:
         """See `Generates.added_tokens`."""
         return 0 if after_fill else added_tokens(plain_config(settings, self._container))
-
-    def windows(
-        self, text: str, most: int | None = None, role: ModelRole = "target"
-    ) -> list[Window]:
-        """Cut a text into the windows that Genie scores, too.
-
-        Raises:
-            WrongUseError: the text is shorter than one window, or the role is a draft's.
-        """
-        self._require_target(role)
-        return cut_windows(text, self._container.files["tokenizer.json"], self._limit, most)
 
     def positions(self, role: ModelRole = "target") -> Positions:
         """Name the positions that are scored: the same as Genie's."""

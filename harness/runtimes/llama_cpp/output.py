@@ -97,8 +97,8 @@ def _count(entry: Entry, key: str) -> int:
     return value
 
 
-def parse_bench(text: str, device: str) -> BenchTest:
-    """Return the one test that `llama-bench -o jsonl` printed.
+def parse_bench(text: str, device: str) -> tuple[BenchTest, str]:
+    """Return the one test that `llama-bench -o jsonl` printed, and its line.
 
     Raises:
         RuntimeOutputError: it printed none, several, or something else.
@@ -107,7 +107,7 @@ def parse_bench(text: str, device: str) -> BenchTest:
     if len(lines) != 1:
         raise RuntimeOutputError(device, f"llama-bench printed {len(lines)} tests", text[-_TAIL:])
     try:
-        return BenchTest.of(json.loads(lines[0]))
+        return BenchTest.of(json.loads(lines[0])), lines[0]
     except UNREADABLE as error:
         reason = f"unreadable result of llama-bench: {reason_of(error)}"
         raise RuntimeOutputError(device, reason, text[-_TAIL:]) from error

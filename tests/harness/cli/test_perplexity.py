@@ -18,8 +18,7 @@ from buildlib.numerics.transformers import ReferenceEngine
 from harness.devices.adb.device import AdbDevice
 from harness.exit_codes import BAD, GOOD, NO_ANSWER
 from harness.results.store import ResultsStore, RunFilter
-from harness.runtimes.context_limit import ContextLimit
-from harness.runtimes.windows import cut_windows
+from harness.runtimes.registry import open_model
 from harness.workloads.perplexity import float_perplexity
 from harness.workloads.quality import stored_quality
 from harness.workloads.steps import cut_steps, float_steps
@@ -62,15 +61,14 @@ def test_what_the_host_computed_is_what_benchmarks_are_checked_against(
 
 @needs_transformers
 def test_the_reference_can_be_computed_by_transformers(tiny_bundle: Path) -> None:
-    container, checkpoint = GenAIContainer.load(tiny_bundle), tiny_llama.folder()
-    limit, tokenizer = ContextLimit.of(container), container.files["tokenizer.json"]
-    windows = cut_windows(TEXT.read_text(), tokenizer, limit, 2)
-    by_onnx = float_perplexity(checkpoint, container, windows)
-    found = float_perplexity(checkpoint, container, windows, "transformers")
+    model, checkpoint = open_model(tiny_bundle), tiny_llama.folder()
+    windows = model.windows(TEXT.read_text(), 2)
+    by_onnx = float_perplexity(checkpoint, model.info, windows)
+    found = float_perplexity(checkpoint, model.info, windows, "transformers")
     assert found == pytest.approx(by_onnx, rel=1e-5)
     steps = cut_steps(windows[:1])
     (ours,), (theirs,) = (
-        float_steps(checkpoint, container, steps, engine) for engine in get_args(ReferenceEngine)
+        float_steps(checkpoint, model.info, steps, engine) for engine in get_args(ReferenceEngine)
     )
     assert np.abs(ours - theirs).max() < 1e-4 * np.abs(ours).max()
 

@@ -83,7 +83,7 @@ def session_of(run: Run, runtime: FakeRuntime) -> Session:
             device_info=run.device,
             runtime=runtime,
             require=lambda _: runtime,
-            model=SimpleNamespace(runtime=FakeRuntime),
+            model=SimpleNamespace(runtime=FakeRuntime, windows=runtime.windows),
             settings={},
             container=None,
             device=SimpleNamespace(serial="local"),

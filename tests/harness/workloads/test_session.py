@@ -76,7 +76,6 @@ class Scripted:
         self.positions = session.require(Scores).positions
         self.prepare = session.runtime.prepare
         self.versions = session.runtime.versions
-        self.windows = session.require(Scores).windows
         self.score = session.require(Scores).score
         self.sha256_of = session.runtime.sha256_of
         self.read_log = session.runtime.read_log

@@ -17,6 +17,7 @@ from harness.errors import RunnerError, RuntimeChoiceError
 from harness.runtimes.base import GenerationRequest, RuntimeOptions, StepWindow
 from harness.runtimes.bundles.sources import PROGRAMS
 from harness.runtimes.genie.bundle import genie_bundle
+from harness.runtimes.genie.model import GenieModel
 from harness.runtimes.genie.runtime import GenieRuntime
 from harness.runtimes.run_folder import runner_command
 from suites.models import tiny_llama
@@ -80,7 +81,7 @@ def test_logits_and_text_are_those_of_the_kernel(
         runtime = start(virtual_device, container)
         logits[name] = np.asarray(runtime.decode_steps([window]).windows[0])
         texts[name] = runtime.generate(GenerationRequest(8, prompt="In the beginning")).text
-        perplexities[name] = runtime.score(runtime.windows(TEXT, 1)).perplexity
+        perplexities[name] = runtime.score(GenieModel(container).windows(TEXT, 1)).perplexity
         runtime.clean()
     expected = 3 * logits["plain"] + 1
     assert np.abs(logits["scaled"] - expected).max() < 0.02 * np.ptp(expected)

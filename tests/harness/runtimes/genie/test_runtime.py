@@ -28,6 +28,7 @@ from harness.errors import (
     RuntimeOutputError,
 )
 from harness.runtimes.base import Generates, GenerationRequest, RuntimeOptions
+from harness.runtimes.genie.model import GenieModel
 from harness.runtimes.genie.runtime import GenieRuntime
 from harness.virtual_device import manager
 from harness.virtual_device.faults import Corrupt, Stall
@@ -122,9 +123,9 @@ def test_prompts_reach_the_model_byte_for_byte(runtime: GenieRuntime) -> None:
 
 
 def test_perplexity_agrees_with_the_quantized_graphs_and_with_float(
-    runtime: GenieRuntime, reference_outputs: BuildOutputs
+    runtime: GenieRuntime, container: GenAIContainer, reference_outputs: BuildOutputs
 ) -> None:
-    windows = runtime.windows(tiny_llama.heldout_text(), 2)
+    windows = GenieModel(container).windows(tiny_llama.heldout_text(), 2)
     result = runtime.score(windows)
     config = load_config(tiny_llama.folder() / "config.json")
     scored = [window.scored for window in windows]
@@ -301,8 +302,10 @@ def test_a_phone_is_asked_by_the_sdks_own_program(
     assert "genie_t2t_run.py" not in {file.name for file in phone.prepare().files}
 
 
-def test_a_phone_has_no_python_to_score_with(phone: GenieRuntime) -> None:
-    windows = phone.windows(tiny_llama.heldout_text(), 1)
+def test_a_phone_has_no_python_to_score_with(
+    phone: GenieRuntime, container: GenAIContainer
+) -> None:
+    windows = GenieModel(container).windows(tiny_llama.heldout_text(), 1)
     with pytest.raises(RuntimeChoiceError, match="needs Python"):
         phone.score(windows)
 

@@ -1,0 +1,258 @@
+"""Descriptions of models for runtimes that are programs of others: a YAML file each.
+
+It names the runtime, the model, the build of its programs for the devices, and their options:
+
+    runtime: llama.cpp
+    model: Llama-3.2-1B-Instruct-Q4_0.gguf
+    build: pkg-snapdragon/llama.cpp
+    device: HTP0
+
+Paths are relative to the file. A `build` is a folder, or one for each ABI.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Generic, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from buildlib.errors import UnknownSocError
+from buildlib.targets import Soc, find_soc
+from harness.deploy.deployment import DeployFile
+from harness.deploy.digests import hash_files
+from harness.devices.base import DeviceProperties
+from harness.errors import HostFileError, PromptTooLongError, RuntimeChoiceError, WrongUseError
+from harness.results.records import ContainerInfo
+from harness.runtimes.base import ModelRole, Window
+from harness.runtimes.bundles.bundle import Bundle
+from harness.yaml_files import YamlFile, read_yaml
+
+Word = Annotated[str, Field(min_length=1, max_length=4096, pattern=r"\A[^\x00\n]+\Z")]
+_Variable = Annotated[str, Field(pattern=r"\A[A-Za-z_][A-Za-z0-9_]*\Z")]
+_RUNTIME = re.compile(rb"^runtime:[ \t]*[\"']?([\w.-]{1,40})", re.MULTILINE)
+_SUFFIXES = frozenset({".yaml", ".yml"})
+_LIBRARY = re.compile(r".+\.so(\.[0-9.]+)?")
+
+
+class Description(BaseModel):
+    """Keys that all descriptions have.
+
+    Attributes:
+        name: of the model in results; by default that of its file.
+        files: more files that its programs need, by their names in the run folder.
+        environment: variables of the runtime's processes on the device.
+        arguments: more options of its programs, as they take them.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", regex_engine="python-re")
+
+    runtime: str
+    model: Word
+    build: Word | dict[Word, Word]
+    name: Word | None = None
+    tokenizer: Word | None = None
+    context_length: Annotated[int, Field(ge=8, le=2**24)] | None = None
+    files: dict[Word, Word] = Field(default_factory=dict)
+    environment: dict[_Variable, Word] = Field(default_factory=dict)
+    arguments: tuple[Word, ...] = ()
+
+
+_Description = TypeVar("_Description", bound=Description)
+
+
+def describes(path: Path, runtime: str) -> bool:
+    """Return whether a file is a description for this runtime."""
+    if path.suffix not in _SUFFIXES or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        match = _RUNTIME.search(file.read(1 << 16))
+    return match is not None and match[1] == runtime.encode()
+
+
+def read_description(path: Path, model: type[_Description]) -> _Description:
+    """Read a description.
+
+    Raises:
+        HostFileError: it cannot be read, or a key in it is wrong.
+    """
+
+    def fail(line: int | None, key: str, reason: str) -> HostFileError:
+        place = "".join((f"line {line}: " if line else "", f"{key}: " if key else ""))
+        return HostFileError(str(path), place + reason)
+
+    return YamlFile(read_yaml(path, fail), model, fail).content
+
+
+@dataclass(frozen=True)
+class DescribedModel(Generic[_Description]):
+    """Base of models that a description describes; the rest of `Model` is their own.
+
+    Attributes:
+        path: the description's.
+    """
+
+    path: Path
+    description: _Description
+
+    def resolve(self, path: str) -> Path:
+        """Return a path of the description, from its folder."""
+        return self.path.parent / Path(path).expanduser()
+
+    @property
+    def model_path(self) -> Path:
+        """The model's file or folder."""
+        return self.resolve(self.description.model)
+
+    @property
+    def tokenizer(self) -> Path:
+        """The `tokenizer.json` that the description names.
+
+        Raises:
+            WrongUseError: it names none.
+        """
+        if self.description.tokenizer is None:
+            raise WrongUseError(f"this needs the model's tokenizer.json: name it in {self.path}")
+        return self.resolve(self.description.tokenizer)
+
+    @cached_property
+    def sha256(self) -> str:
+        """Hash of the model's contents, and of what the description says beside paths."""
+        paths = sorted(model_files(self.model_path).items())
+        digests = hash_files({path for _, path in paths})
+        said = self.description.model_dump_json(
+            exclude={"model", "build", "tokenizer", "files", "name"}
+        )
+        parts = [said, *(f"{name} {digests[path].sha256}" for name, path in paths)]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+    def container_info(
+        self,
+        *,
+        cl: int,
+        name: str = "",
+        precision: str | None = None,
+        parameters: int | None = None,
+    ) -> ContainerInfo:
+        """Describe the model in the results store; it is for any device.
+
+        Args:
+            name: that the model itself has; the description's own comes before it.
+        """
+        files = model_files(self.model_path).values()
+        return ContainerInfo(
+            model=self.description.name or name or self.model_path.stem,
+            sha256=self.sha256,
+            target="",
+            ars=(),
+            cl=cl,
+            n_splits=0,
+            precision=precision,
+            size_bytes=sum(path.stat().st_size for path in files),
+            parameters=parameters,
+        )
+
+    def check_length(self, most: int | None, prompt_tokens: int, new_tokens: int) -> None:
+        """Refuse a prompt and an answer that do not fit into a context, if its length is known.
+
+        Raises:
+            PromptTooLongError: they do not.
+        """
+        if most is not None and prompt_tokens + new_tokens > most:
+            raise PromptTooLongError(prompt_tokens, new_tokens, most - new_tokens, most)
+
+    def build_for(self, device: DeviceProperties) -> Path:
+        """Return the folder with the programs for a device.
+
+        Raises:
+            RuntimeChoiceError: the description has none for its ABI.
+            HostFileError: it is no folder.
+        """
+        build = self.description.build
+        if not isinstance(build, str):
+            if device.abi not in build:
+                abis = ", ".join(build)
+                reason = f"{self.path} has builds for {abis}, and the device is {device.abi}"
+                raise RuntimeChoiceError(device.serial, reason)
+            build = build[device.abi]
+        folder = self.resolve(build)
+        if not folder.is_dir():
+            raise HostFileError(str(folder), f"it is no folder with a build for {device.abi}")
+        return folder
+
+    def bundle(self, device: DeviceProperties, files: Mapping[str, DeployFile]) -> Bundle:
+        """Return files as a bundle for a device, with those that are described."""
+        said = self.description
+        more = {
+            name: DeployFile(self.resolve(path), executable=True, origin=str(self.path))
+            for name, path in said.files.items()
+        }
+        return Bundle(device.abi, _soc(device), {**files, **more})
+
+    @property
+    def environment(self) -> tuple[str, ...]:
+        """Words before a program that give it the described variables."""
+        said = self.description.environment
+        return ("env", *(f"{key}={value}" for key, value in said.items())) if said else ()
+
+    def windows(
+        self, text: str, most: int | None = None, role: ModelRole = "target"
+    ) -> Sequence[Window]:
+        """See `Model.windows`.
+
+        Raises:
+            WrongUseError: its runtime scores no texts.
+        """
+        del text, most, role
+        raise WrongUseError(f"{self.path}: its runtime scores no texts")
+
+
+def _soc(device: DeviceProperties) -> Soc | None:
+    try:
+        return find_soc(device.soc)
+    except UnknownSocError:
+        return None
+
+
+def model_files(path: Path) -> dict[str, Path]:
+    """Return the files of a model, by their names beneath it; a file has its own name.
+
+    Raises:
+        HostFileError: there is none.
+    """
+    if path.is_file():
+        return {path.name: path}
+    found = {str(each.relative_to(path)): each for each in path.rglob("*") if each.is_file()}
+    if not found:
+        raise HostFileError(str(path), "it is neither a file nor a folder with a model")
+    return found
+
+
+def find_programs(
+    names: Sequence[str], folders: Sequence[Path], origin: str
+) -> dict[str, DeployFile]:
+    """Find programs in the folders of a build; those that are not there are left out."""
+    paths = ((name, folder / name) for name in names for folder in reversed(folders))
+    return {
+        name: DeployFile(path.resolve(), executable=True, origin=origin)
+        for name, path in paths
+        if path.is_file()
+    }
+
+
+def find_shared_libraries(folders: Sequence[Path], origin: str) -> dict[str, DeployFile]:
+    """Find all shared libraries in the folders of a build, by their names."""
+
+    def found() -> Iterator[Path]:
+        for folder in reversed(folders):
+            if folder.is_dir():
+                yield from sorted(folder.iterdir())
+
+    return {
+        path.name: DeployFile(path.resolve(), origin=origin)
+        for path in found()
+        if _LIBRARY.fullmatch(path.name) and path.is_file()
+    }

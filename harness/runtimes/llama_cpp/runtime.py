@@ -1,0 +1,228 @@
+"""llama.cpp on a device: llama-bench, llama-completion and llama-perplexity, each a process."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar
+
+from harness.devices.base import Device, DeviceProperties
+from harness.errors import RuntimeOutputError, WrongUseError
+from harness.results.records import Positions
+from harness.runtimes.base import (
+    Capability,
+    EarlyEnd,
+    Generates,
+    GenerationRequest,
+    GenerationResult,
+    MeasuresSpeed,
+    ModelRole,
+    PerplexityResult,
+    RuntimeOptions,
+    SpeedRequest,
+    Window,
+)
+from harness.runtimes.bundles.bundle import Bundle
+from harness.runtimes.deployed import DeployedRuntime
+from harness.runtimes.dialog_settings import DialogSettings
+from harness.runtimes.llama_cpp.output import BenchTest, parse_bench, parse_chunks, parse_timings
+from harness.runtimes.run_folder import RunOutcome
+
+MODEL = "model.gguf"
+BENCH, COMPLETION, OLD_COMPLETION, PERPLEXITY = (
+    "llama-bench", "llama-completion", "llama-cli", "llama-perplexity",
+)  # fmt: skip
+PROGRAMS = (BENCH, COMPLETION, OLD_COMPLETION, PERPLEXITY)
+_OUTPUT = "output.txt"
+_END = " [end of text]"
+_TRIES = 3
+"""llama.cpp loses what it logs at its end in some runs: the same run then tells it."""
+
+
+class LlamaCppRuntime(DeployedRuntime):
+    """A GGUF on a device, run by llama.cpp; `Runtime`.
+
+    Args:
+        bundle: holds the model as `MODEL`.
+        arguments: options that llama-bench, llama-completion and llama-perplexity share.
+        environment: words before a program.
+        context_length: of dialogs and of windows.
+    """
+
+    name: ClassVar[str] = "llama.cpp"
+
+    def __init__(
+        self,
+        device: Device,
+        properties: DeviceProperties,
+        bundle: Bundle,
+        options: RuntimeOptions,
+        *,
+        arguments: Sequence[str],
+        environment: Sequence[str],
+        context_length: int,
+    ) -> None:
+        super().__init__(device, properties, bundle, options)
+        self._arguments = tuple(arguments)
+        self._context_length = context_length
+        self._environment = tuple(environment)
+
+    def runner(self, capability: Capability) -> str:
+        """Name the program that does this."""
+        if capability is MeasuresSpeed:
+            return BENCH
+        return self._completion if capability is Generates else PERPLEXITY
+
+    @property
+    def _completion(self) -> str:
+        """The program that answers: before llama-completion, llama-cli did so."""
+        return COMPLETION if COMPLETION in self.bundle.files else OLD_COMPLETION
+
+    def versions(self) -> Mapping[str, str]:
+        """Return the hashes of llama.cpp's libraries; deploy first if needed."""
+        libraries = {
+            file.name: f"sha256:{file.sha256[:16]}"
+            for file in self.prepare().files
+            if file.name.startswith(("libllama.so", "libggml.so"))
+        }
+        return libraries | self.pushed()
+
+    def measure_speed(self, request: SpeedRequest) -> Iterator[GenerationResult]:
+        """Yield the repetitions of llama-bench: of its prompt, and of its generation after it.
+
+        Both are tests of a process of their own, which warms up once unless no warm-up is asked
+        for. Samples of the device during the generation come with the first repetition.
+
+        Raises:
+            RunnerError: llama-bench crashed, hung or refused.
+            RuntimeOutputError: it printed something else than its test.
+        """
+        depth, after = request.depth_tokens, request.depth_tokens + request.prompt_tokens
+        tests: list[BenchTest] = []
+        lines: list[str] = []
+        memory: dict[str, float] = {}
+        for arguments in (
+            ["-p", str(request.prompt_tokens), "-n", "0", "-d", str(depth)],
+            ["-p", "0", "-n", str(request.new_tokens), "-d", str(after)],
+        ):
+            command = [*arguments, "-r", str(request.repetitions), "-o", "jsonl", "-m", MODEL]
+            command += ["--no-warmup"] if request.warmup == 0 else []
+            with self.sampling() as samples:
+                outcome = self._run(BENCH, command)
+            test, line = parse_bench(self.folder().read(_OUTPUT), self.device.serial)
+            if len(test.speeds) != request.repetitions:
+                reason = f"llama-bench measured {len(test.speeds)} of {request.repetitions} times"
+                raise RuntimeOutputError(self.device.serial, reason, line[-500:])
+            memory |= {k: max(v, memory.get(k, 0.0)) for k, v in outcome.memory.items()}
+            tests.append(test)
+            lines.append(line)
+        for number, speeds in enumerate(zip(*(test.speeds for test in tests), strict=True)):
+            metrics = dict(zip((test.metric for test in tests), speeds, strict=True))
+            first = number == 0
+            yield GenerationResult(
+                "",
+                {
+                    **metrics,
+                    "prompt_tokens": float(request.prompt_tokens),
+                    "generated_tokens": float(request.new_tokens),
+                    **memory,
+                },
+                telemetry=samples.series if first else (),
+                profile=f"[{', '.join(lines)}]" if first else "",
+            )
+
+    def generate(self, request: GenerationRequest) -> GenerationResult:
+        """Answer a text by llama-completion, which counts bos among the prompt's tokens.
+
+        Raises:
+            WrongUseError: the prompt is no text.
+            RunnerError: it crashed, hung or refused, as a prompt that is longer than the context.
+            RuntimeOutputError: its end was lost in all tries.
+        """
+        if request.prompt is None:
+            raise WrongUseError(
+                "llama.cpp's programs take a prompt in text, no tokens or embeddings"
+            )
+        folder = self.folder()
+        folder.send({"prompt.txt": request.prompt})
+        command = [
+            "-m", MODEL, "-bf", "prompt.txt", "-n", str(request.max_new_tokens),
+            "-c", str(self._context_length), "-no-cnv", "--no-display-prompt", "--no-escape",
+            *_sampling_arguments(request.settings),
+        ]  # fmt: skip
+        for _ in range(_TRIES):
+            with self.sampling() as samples:
+                outcome = self._run(self._completion, command)
+            metrics = parse_timings(folder.read_log())
+            if metrics is not None:
+                break
+        else:
+            reason = f"{self._completion} lost the end of its output {_TRIES} times"
+            raise RuntimeOutputError(self.device.serial, reason, folder.read_log()[-500:])
+        text = folder.read(_OUTPUT).removesuffix("\n").removesuffix("\n")
+        ended = text.endswith(_END)
+        made, asked = int(metrics["generated_tokens"]), request.max_new_tokens
+        cause = "an end-of-sequence token" if ended else None
+        return GenerationResult(
+            text.removesuffix(_END) if ended else text,
+            {**metrics, **outcome.memory},
+            samples.series,
+            early_end=EarlyEnd(made, asked, cause) if made < asked else None,
+        )
+
+    def added_tokens(self, settings: DialogSettings, *, after_fill: bool = False) -> int:
+        """Return the tokens before a prompt: bos, as most models have it."""
+        del settings, after_fill
+        return 1
+
+    def positions(self, role: ModelRole = "target") -> Positions:
+        """Name the positions that llama-perplexity scores."""
+        del role
+        return "second_half"
+
+    def score(
+        self,
+        windows: Sequence[Window],
+        role: ModelRole = "target",
+        lora: Mapping[str, float] | None = None,
+    ) -> PerplexityResult:
+        """Score windows of one text in one process.
+
+        Raises:
+            WrongUseError: with an adapter.
+            RunnerError: llama-perplexity crashed, hung or refused.
+            RuntimeOutputError: it scored something else than was sent.
+        """
+        if lora:
+            raise WrongUseError("the runtime llama.cpp applies no adapters of containers")
+        folder = self.folder()
+        folder.send({"text.txt": "".join(window.text for window in windows)})
+        command = ["-m", MODEL, "-f", "text.txt", "-c", str(self._context_length)]
+        command += ["--chunks", str(len(windows))]
+        scored = [len(window.scored) for window in windows]
+        for tries in range(_TRIES):
+            self._run(PERPLEXITY, command, times=len(windows))
+            printed = folder.read(_OUTPUT)
+            if f"[{len(windows)}]" in printed or tries == _TRIES - 1:
+                break
+        perplexities = parse_chunks(printed, scored, self.device.serial)
+        return PerplexityResult.of(perplexities, windows, self.positions(role), retries=tries)
+
+    def _run(self, program: str, arguments: Sequence[str], times: int = 1) -> RunOutcome:
+        """Run a program of the build.
+
+        Raises:
+            WrongUseError: the build has no such program.
+        """
+        if program not in self.bundle.files:
+            raise WrongUseError(f"the build of llama.cpp has no {program}, which this needs")
+        command = [*self._environment, f"./{program}"]
+        timeout_s = self.options.runner_timeout_s * times
+        return self.folder().run(
+            [*command, *arguments, *self._arguments],
+            name=program, timeout_s=timeout_s, stdout=_OUTPUT,
+        )  # fmt: skip
+
+
+def _sampling_arguments(settings: DialogSettings) -> list[str]:
+    if settings.is_greedy:
+        return ["--temp", "0"]
+    flags = {"seed": "--seed", "temp": "--temp", "top-k": "--top-k", "top-p": "--top-p"}
+    return [word for key, value in settings.sampling.items() for word in (flags[key], str(value))]

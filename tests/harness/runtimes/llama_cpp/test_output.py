@@ -1,0 +1,78 @@
+"""Output of llama.cpp's programs: read, or refused in one line.
+
+The texts are what version 0.7.0 of Debian printed.
+"""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.errors import RuntimeOutputError
+from harness.runtimes.llama_cpp.output import parse_bench, parse_chunks, parse_timings
+
+TIMINGS = """\
+0.00.213.811 I common_perf_print:        load time =     102.92 ms
+0.00.213.812 I common_perf_print: prompt eval time =     102.79 ms /     7 tokens (   14.68 ms)
+0.00.213.813 I common_perf_print:        eval time =      13.75 ms /    23 runs   (    0.60 ms)
+0.00.213.814 I common_perf_print:       total time =     117.23 ms /    30 tokens
+"""
+OLDER = """\
+llama_perf_context_print: prompt eval time =      80.76 ms /    11 tokens (    7.34 ms per token)
+llama_perf_context_print:        eval time =    9210.59 ms /   475 runs   (   19.39 ms per token)
+llama_perf_context_print:       total time =    9454.92 ms /   486 tokens
+"""
+
+
+def test_timings_of_an_answer() -> None:
+    metrics = parse_timings(TIMINGS)
+    assert metrics is not None
+    assert (metrics["prompt_tokens"], metrics["generated_tokens"]) == (7, 24)
+    assert metrics["prefill_tokens_per_s"] == pytest.approx(68.10, abs=0.01)
+    assert metrics["decode_tokens_per_s"] == pytest.approx(1672.7, abs=0.1)
+    assert metrics["ttft_s"] == pytest.approx(0.10279)
+
+
+def test_timings_of_older_versions() -> None:
+    """From the README of its backend for Snapdragon."""
+    metrics = parse_timings(OLDER)
+    assert metrics is not None
+    assert metrics["prefill_tokens_per_s"] == pytest.approx(136.21, abs=0.01)
+    assert metrics["decode_tokens_per_s"] == pytest.approx(51.57, abs=0.01)
+
+
+@pytest.mark.parametrize("lines", range(4))
+def test_timings_that_were_cut_off_are_none(lines: int) -> None:
+    assert parse_timings("\n".join(TIMINGS.splitlines()[:lines])) is None
+
+
+def test_chunks_are_printed_with_the_perplexity_of_all_so_far() -> None:
+    printed = "0.00 minutes\n[1]15.5333,[2]16.4120,[3]18.3563,\n"
+    one, two, three = parse_chunks(printed, [95, 95, 95], "phone")
+    assert one == pytest.approx(15.5333)
+    assert math.sqrt(one * two) == pytest.approx(16.4120)
+    assert (one * two * three) ** (1 / 3) == pytest.approx(18.3563)
+
+
+@pytest.mark.parametrize("printed", ["", "[1]15.5,", "[1]15.5,[3]16.1,", "[1]0.2,[2]16.4,"])
+def test_other_chunks_than_were_asked_are_refused(printed: str) -> None:
+    with pytest.raises(RuntimeOutputError, match="llama-perplexity"):
+        parse_chunks(printed, [95, 95], "phone")
+
+
+@given(st.text())
+def test_whatever_is_printed_is_read_or_refused(text: str) -> None:
+    with pytest.raises(RuntimeOutputError):
+        parse_bench(text, "phone")
+    with pytest.raises(RuntimeOutputError):
+        parse_chunks(text, [4], "phone")
+    parse_timings(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}\n{}", '{"n_prompt": 1}', "{", '{"n_prompt": 1, "n_gen": -1, "n_depth": 0}']
+)
+def test_what_is_no_single_test_is_refused(text: str) -> None:
+    with pytest.raises(RuntimeOutputError, match="llama-bench"):
+        parse_bench(text, "phone")
