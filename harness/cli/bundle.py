@@ -1,20 +1,20 @@
 """`qnnfarm bundle`: what a runtime needs on a device, before any of it is pushed."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli.arguments import DEFAULT_RUNTIME, ContainerDir, DeviceName, Json, Push, Runtime
+from harness.cli.arguments import DEFAULT_RUNTIME, ContainerDir, Json, Push, Runtime
 from harness.console import Row, answers, print_json, print_remark, print_rows
 from harness.errors import WrongUseError
 from harness.exit_codes import BAD
 from harness.words import pluralize
 
 if TYPE_CHECKING:
-    from buildlib.container.container import GenAIContainer
     from buildlib.toolchains.base import BinaryInfo
+    from harness.deploy.deployment import DeployFile
     from harness.runtimes.base import Model
     from harness.runtimes.bundles.bundle import Bundle, BundleRecord
 
@@ -29,7 +29,10 @@ def _group() -> None:
 @app.command("show")
 def show(
     container_dir: ContainerDir,
-    device: DeviceName = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="The device: SERIAL, SERIAL@HOST, linux:HOST or virtual:NAME."),
+    ] = None,
     abi: Annotated[
         str | None,
         typer.Option(
@@ -46,35 +49,16 @@ def show(
     Nothing is pushed. What a device would refuse, or what would fail there, is listed after them;
     then the exit code is 1.
     """
-    from harness.devices.devices import Devices
-    from harness.devices.spec import DeviceSpec
-    from harness.runtimes.base import RuntimeOptions
     from harness.runtimes.bundles.bundle import ENVIRONMENT, pushed_files
-    from harness.runtimes.bundles.checks import find_faults, libraries_on
-    from harness.runtimes.container_model import ContainerModel
-    from harness.runtimes.deployed import DeployedRuntime
     from harness.runtimes.registry import open_model
 
     if device is not None and abi is not None:
         raise WrongUseError("--device and --abi: give one of them, not both")
-    model = open_model(container_dir, runtime)
-    pushed = pushed_files(push or ())
-    container = model.container if isinstance(model, ContainerModel) else None
-    binaries = {} if container is None else _inspect(container)
+    model, pushed = open_model(container_dir, runtime), pushed_files(push or ())
     if device is None:
-        bundle = _bundle_for(model, abi).add(pushed)
-        faults = find_faults(bundle, container=container, binaries=binaries)
+        bundle, faults = _for_target(model, abi, pushed)
     else:
-        with Devices() as devices:
-            opened = devices.open(devices.resolve(DeviceSpec.parse(device)))
-            properties = opened.properties()
-            model.check_fit(properties)
-            started = model.start(opened, properties, RuntimeOptions(push=pushed))
-            if not isinstance(started, DeployedRuntime):
-                raise WrongUseError(f"the runtime {runtime} does not say what it pushes")
-            bundle = started.bundle
-            present = libraries_on(opened)
-            faults = find_faults(bundle, properties, container, present, binaries)
+        bundle, faults = _for_device(model, device, pushed)
     records = bundle.records()
     if json:
         print_json(
@@ -92,28 +76,61 @@ def show(
         raise typer.Exit(BAD)
 
 
-def _bundle_for(model: "Model", abi: str | None) -> "Bundle":
-    """Return what a runtime needs with a container on devices of an ABI."""
+def _for_target(
+    model: "Model", abi: str | None, pushed: "Mapping[str, DeployFile]"
+) -> "tuple[Bundle, tuple[str, ...]]":
+    """Return the bundle of a container for devices of its target, and its faults."""
+    from harness.runtimes.bundles.checks import find_faults
     from harness.runtimes.bundles.sources import ANDROID, EMULATOR
     from harness.runtimes.container_model import ContainerModel
     from harness.runtimes.files import target_of
 
     if not isinstance(model, ContainerModel):
         raise WrongUseError(f"the runtime {model.runtime.name} needs a device: give --device")
-    target = target_of(model.container)
+    container = model.container
+    target = target_of(container)
     if abi is not None and (abi == EMULATOR) != target.emulator:
         raise WrongUseError(f"--abi {abi}: the container is for {target}")
-    return model.bundle(abi or (EMULATOR if target.emulator else ANDROID))
+    bundle = model.bundle(abi or (EMULATOR if target.emulator else ANDROID)).add(pushed)
+    return bundle, find_faults(bundle, container=container, binaries=_inspect(model))
 
 
-def _inspect(container: "GenAIContainer") -> "dict[str, BinaryInfo]":
+def _for_device(
+    model: "Model", name: str, pushed: "Mapping[str, DeployFile]"
+) -> "tuple[Bundle, tuple[str, ...]]":
+    """Return the bundle of a model for a device, and its faults."""
+    from harness.devices.devices import Devices
+    from harness.devices.spec import DeviceSpec
+    from harness.runtimes.base import RuntimeOptions
+    from harness.runtimes.bundles.checks import find_faults, libraries_on
+    from harness.runtimes.container_model import ContainerModel
+    from harness.runtimes.deployed import DeployedRuntime
+
+    with Devices() as devices:
+        device = devices.open(devices.resolve(DeviceSpec.parse(name)))
+        properties = device.properties()
+        model.check_fit(properties)
+        started = model.start(device, properties, RuntimeOptions(push=pushed))
+        if not isinstance(started, DeployedRuntime):
+            raise WrongUseError(f"the runtime {started.name} does not say what it pushes")
+        container = model.container if isinstance(model, ContainerModel) else None
+        present, binaries = libraries_on(device), _inspect(model)
+        faults = find_faults(started.bundle, properties, container, present, binaries)
+    return started.bundle, faults
+
+
+def _inspect(model: "Model") -> "dict[str, BinaryInfo]":
+    """Read the context binaries of a container; of other models there are none."""
     from buildlib.errors import ToolchainMissingError
     from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
+    from harness.runtimes.container_model import ContainerModel
 
-    kinds = {name: record.kind for name, record in container.metadata.files.items()}
-    names = [name for name, kind in kinds.items() if kind == "binary"]
+    if not isinstance(model, ContainerModel):
+        return {}
+    files = model.container.metadata.files
+    names = [name for name, record in files.items() if record.kind == "binary"]
     try:
-        return {name: OrtQnnToolchain().inspect(container.files[name]) for name in names}
+        return {name: OrtQnnToolchain().inspect(model.container.files[name]) for name in names}
     except ToolchainMissingError as error:
         print_remark(f"the binaries are not read: {error}")
         return {}
