@@ -82,7 +82,8 @@ class Code:
         """The number with who says it, as in `QNN 5005`; the text of a message."""
         if self.number is None:
             return self.name
-        return f"{self.library} {self._digits}"
+        library = "exit status" if self.library == "exit" else self.library
+        return f"{library} {self._digits}"
 
     @property
     def argument(self) -> str:
@@ -141,7 +142,8 @@ def parse_code(text: str) -> tuple[Code, ...]:
         number = int(rest, 0) if rest[:2].lower() == "0x" else int(rest)
         number = _unsigned(number)
         named = tuple(code for code in codes if code.number == number)
-        return named or (Code(libraries[0] if libraries else _sayer(number), number),)
+        sayer = libraries[0] if libraries else _sayer(number)
+        return named or (() if sayer is None else (Code(sayer, number),))
     return tuple(code for code in codes if code.name == rest and _NAME.fullmatch(rest))
 
 
@@ -205,10 +207,7 @@ def _unsigned(number: int) -> int:
     return number + (1 << 32) if number + (1 << 32) in _DSP else number
 
 
-def _sayer(number: int) -> Library:
+def _sayer(number: int) -> Library | None:
     """Return who would say an unexplained number."""
-    if number in _DSP:
-        return "FastRPC"
-    if number in _GENIE:
-        return "Genie"
-    return "exit" if number in _EXIT else "QNN"
+    ranges: dict[Library, range] = {"FastRPC": _DSP, "Genie": _GENIE, "exit": _EXIT, "QNN": _QNN}
+    return next((library for library, numbers in ranges.items() if number in numbers), None)

@@ -18,8 +18,10 @@ from harness.cli.app import build_app
 from harness.errors import RunnerError
 from harness.errors.codes import explain_end, find_codes, load_codes, parse_code
 from harness.results.store import ResultsStore
+from tests.harness.cli.test_commands import COMMANDS
 from tests.harness.results.conftest import _make_run
 
+_COMMAND = re.compile(r"`qnnfarm ([a-z-]+(?: [a-z-]+)*)")
 _ASK_LIBRARY = """
 import ctypes, sys
 from pathlib import Path
@@ -72,6 +74,13 @@ def test_every_cause_has_evidence_a_fix_and_a_source() -> None:
             assert re.fullmatch(r"https://\S+|reproduced: .+", cause.source), cause
 
 
+def test_the_table_names_commands_that_exist() -> None:
+    texts = [f"{cause.look_at} {cause.fix}" for code in load_codes() for cause in code.causes]
+    named = {tuple(words.split()) for text in texts for words in _COMMAND.findall(text)}
+    assert len(named) > 5
+    assert named <= set(COMMANDS)
+
+
 @pytest.mark.parametrize(
     ("text", "label"),
     [
@@ -82,7 +91,7 @@ def test_every_cause_has_evidence_a_fix_and_a_source() -> None:
         ("-8", "Genie -8"),
         ("genie:-8", "Genie -8"),
         ("GENIE_STATUS_ERROR_JSON_SCHEMA", "Genie -8"),
-        ("134", "exit 134"),
+        ("134", "exit status 134"),
         ("0x80000406", "FastRPC 0x80000406"),
         ("-2147482618", "FastRPC 0x80000406"),
         ("2147484678", "FastRPC 0x80000406"),
@@ -100,7 +109,7 @@ def test_a_number_without_an_entry_is_said_to_be_unknown() -> None:
     for text, label in (("7777", "QNN 7777"), ("fastrpc:0x8000ffff", "FastRPC 0x8000ffff")):
         (code,) = parse_code(text)
         assert (code.label, code.known) == (label, False)
-    for text in ("", "zz", "foo:5005", "results.db", "5005x", "--5", "٣"):
+    for text in ("", "zz", "foo:5005", "results.db", "5005x", "--5", "٣", "930128", "512"):
         assert parse_code(text) == ()
 
 
@@ -140,7 +149,7 @@ def test_the_first_code_is_the_nearest_to_the_cause() -> None:
     labels = [finding.code.label for finding in find_codes(log.splitlines())]
     assert labels == ["FastRPC 0x80000406", "QNN 4000", "QNN 14001"]
     assert explain_end(log, 134).startswith("FastRPC 0x80000406: ")
-    assert explain_end("nothing known", 134).startswith("exit 134: ")
+    assert explain_end("nothing known", 134).startswith("exit status 134: ")
     assert explain_end("nothing known", 1) == ""
     error = RunnerError("serial", "genie-t2t-run", "ended with status 134", 134, log)
     assert str(error).endswith("(`qnnfarm explain fastrpc:0x80000406`)")
