@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from harness.pytest_plugin.container_runner import ContainerRunner
-from harness.runtimes.dialog_settings import DialogSettings
 from harness.runtimes.tokenizer import encode, load_tokenizer
 from harness.workloads.bench_prompt import cut_prompt
+from harness.workloads.session import Session
+from suites.answers import ask, limit_of
 
 _PROMPT = "In the beginning"
 _NEW_TOKENS = 8
@@ -24,57 +24,58 @@ Edit = Callable[[dict[str, Any]], None]
 
 
 @pytest.fixture
-def basic(run_container: ContainerRunner) -> ContainerRunner:
+def basic(session: Session) -> Session:
     """The container, if its dialog is the one that the other configurations are made of."""
-    kind = run_container.container.genie_config.dialog.type
+    kind = session.container.genie_config.dialog.type
     if kind != "basic":
         pytest.skip(f"a dialog of type {kind} takes no other configurations")
-    return run_container
+    return session
 
 
 @pytest.fixture
-def configured(basic: ContainerRunner, tmp_path: Path) -> Callable[[Edit], DialogSettings]:
-    """Settings with another `genie_config.json` for the container's files."""
+def configured(basic: Session, tmp_path: Path) -> Callable[[Edit], str]:
+    """Writes another `genie_config.json` for the container's files."""
 
-    def configure(edit: Edit) -> DialogSettings:
+    def configure(edit: Edit) -> str:
         document = json.loads(basic.container.genie_config.to_json())
         edit(document["dialog"])
         (tmp_path / "other.json").write_text(json.dumps(document))
-        return DialogSettings(genie_config=str(tmp_path / "other.json"))
+        return str(tmp_path / "other.json")
 
     return configure
 
 
 def _ids(
-    runner: ContainerRunner,
+    session: Session,
     prompt: tuple[int, ...],
     new_tokens: int = _NEW_TOKENS,
-    settings: DialogSettings | None = None,
+    genie_config: str | None = None,
 ) -> tuple[int, ...]:
     """Return the answer to token ids."""
-    result = runner(token_ids=prompt, max_new_tokens=new_tokens, settings=settings)
+    result = ask(session, tokens=prompt, max_tokens=new_tokens, genie_config=genie_config)
     if result.token_ids is None:
         pytest.skip("the program on the device prints no token ids")
     return result.token_ids
 
 
-def _prompt(runner: ContainerRunner, tokens: int) -> tuple[int, ...]:
+def _prompt(session: Session, tokens: int) -> tuple[int, ...]:
     """Return a prompt of so many tokens, of which Genie adds the first."""
-    return cut_prompt(runner.container.files["tokenizer.json"], tokens - 1).token_ids
+    return cut_prompt(session.model.tokenizer, tokens - 1).token_ids
 
 
 def _end_at(dialog: dict[str, Any], tokens: list[int]) -> None:
     dialog["context"]["eos-token"] = tokens
 
 
-def test_every_graph_goes_on_alike(basic: ContainerRunner) -> None:
+def test_every_graph_goes_on_alike(basic: Session) -> None:
     """A prompt with the start of its answer gets the rest, for each AR and across each CL."""
     graphs = basic.container.metadata.graphs
     if len(graphs.auto_regression_numbers) * len(graphs.context_lengths) == 1:
         pytest.skip("the container has one graph")
     known = _NEW_TOKENS // 2
     ends = (length - known for length in graphs.context_lengths[:-1])
-    most = min(basic.longest_prompt - known, basic.context_length - _NEW_TOKENS)
+    limit = limit_of(basic)
+    most = min(limit.longest_prompt - known, limit.context_length - _NEW_TOKENS)
     lengths = {min(max(n, 2), most) for n in (*graphs.auto_regression_numbers, *ends)}
     for length in sorted(lengths):
         prompt = _prompt(basic, length)
@@ -85,7 +86,7 @@ def test_every_graph_goes_on_alike(basic: ContainerRunner) -> None:
 
 
 def test_a_list_of_eos_tokens_ends_the_answer(
-    basic: ContainerRunner, configured: Callable[[Edit], DialogSettings]
+    basic: Session, configured: Callable[[Edit], str]
 ) -> None:
     """The answer ends before each token of the list, wherever it stands there."""
     prompt = _prompt(basic, _NEW_TOKENS)
@@ -97,19 +98,19 @@ def test_a_list_of_eos_tokens_ends_the_answer(
     others = own if isinstance(own, tuple) else (own,)
     for tokens in ([*others, whole[last]], [whole[last], *others]):
         edit = partial(_end_at, tokens=tokens)
-        assert _ids(basic, prompt, settings=configured(edit)) == whole[:last]
+        assert _ids(basic, prompt, genie_config=configured(edit)) == whole[:last]
 
 
 def test_a_sliding_window_outgrows_the_context(
-    basic: ContainerRunner, configured: Callable[[Edit], DialogSettings]
+    basic: Session, configured: Callable[[Edit], str]
 ) -> None:
     """Twice the context length is generated.
 
     Of a long context, `_MOST_SLIDING` tokens, after a prompt that is long enough to outgrow it.
     """
-    length = basic.context_length
+    length, longest = limit_of(basic).context_length, limit_of(basic).longest_prompt
     new_tokens = min(2 * length, _MOST_SLIDING)
-    prompt = _prompt(basic, min(max(length - new_tokens // 2, _NEW_TOKENS), basic.longest_prompt))
+    prompt = _prompt(basic, min(max(length - new_tokens // 2, _NEW_TOKENS), longest))
 
     def slide(dialog: dict[str, Any]) -> None:
         context = dialog["context"]
@@ -124,22 +125,21 @@ def test_a_sliding_window_outgrows_the_context(
         }
 
     generated = _ids(basic, prompt, new_tokens, configured(slide))
-    if len(prompt) + len(generated) < basic.longest_prompt:
+    if len(prompt) + len(generated) < longest:
         pytest.skip(f"the model ends its answer after {len(generated)} tokens")
     assert len(generated) == new_tokens
 
 
-def test_every_stream_is_answered(
-    basic: ContainerRunner, configured: Callable[[Edit], DialogSettings]
-) -> None:
+def test_every_stream_is_answered(basic: Session, configured: Callable[[Edit], str]) -> None:
     """A `multistream` dialog gives as many answers as asked for; one begins as the greedy one."""
     block = {"version": 1, "n-streams": _STREAMS, "p-threshold": 0.0}
-    settings = configured(lambda dialog: dialog.update(type="multistream", multistream=block))
-    tokenizer = load_tokenizer(basic.container.files["tokenizer.json"])
+    config = configured(lambda dialog: dialog.update(type="multistream", multistream=block))
+    tokenizer = load_tokenizer(basic.model.tokenizer)
     needed = 1 + len(encode(tokenizer, _PROMPT)) + _STREAMS * _NEW_TOKENS
-    if needed > basic.longest_prompt:
-        pytest.skip(f"{_STREAMS} streams need {needed} tokens of {basic.longest_prompt}")
-    streams = basic(_PROMPT, max_new_tokens=_NEW_TOKENS, settings=settings).streams
+    longest = limit_of(basic).longest_prompt
+    if needed > longest:
+        pytest.skip(f"{_STREAMS} streams need {needed} tokens of {longest}")
+    streams = ask(basic, _PROMPT, max_tokens=_NEW_TOKENS, genie_config=config).streams
     assert len(streams) == len(set(streams)) == _STREAMS
-    first = basic(_PROMPT, max_new_tokens=1).text.strip()
+    first = ask(basic, _PROMPT, max_tokens=1).text.strip()
     assert any(stream.strip().startswith(first) for stream in streams), (first, streams)

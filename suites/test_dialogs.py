@@ -2,8 +2,9 @@
 
 import pytest
 
-from harness.pytest_plugin.container_runner import ContainerRunner
 from harness.runtimes.tokenizer import encode, load_tokenizer
+from harness.workloads.session import Session
+from suites.answers import hold, limit_of
 from suites.parameters import SuiteParameters
 
 _NEW_TOKENS = 4
@@ -12,13 +13,13 @@ _TURNS = ("In the beginning", "And the earth was", "And God said", "And there wa
 
 
 @pytest.fixture
-def turns(run_container: ContainerRunner, suite_parameters: SuiteParameters) -> tuple[str, ...]:
+def turns(session: Session, suite_parameters: SuiteParameters) -> tuple[str, ...]:
     """As many turns as the context has room for with their answers."""
-    tokenizer = load_tokenizer(run_container.container.files["tokenizer.json"])
+    tokenizer = load_tokenizer(session.model.tokenizer)
     used, turns = 1, []
     for turn in _TURNS[: suite_parameters.turns]:
         used += len(encode(tokenizer, turn)) + _NEW_TOKENS
-        if used > run_container.longest_prompt:
+        if used > limit_of(session).longest_prompt:
             break
         turns.append(turn)
     if len(turns) < _FEWEST:
@@ -26,25 +27,23 @@ def turns(run_container: ContainerRunner, suite_parameters: SuiteParameters) -> 
     return tuple(turns)
 
 
-def test_every_turn_is_answered(run_container: ContainerRunner, turns: tuple[str, ...]) -> None:
+def test_every_turn_is_answered(session: Session, turns: tuple[str, ...]) -> None:
     """No turn ends empty."""
-    (answers,) = run_container.dialogs([turns], max_new_tokens=_NEW_TOKENS).answers
+    (answers,) = hold(session, [turns], _NEW_TOKENS).answers
     silent = [turn for turn, answer in zip(turns, answers, strict=True) if not answer.strip()]
     assert not silent, f"no answer to {silent}"
 
 
-def test_a_reset_forgets_everything(run_container: ContainerRunner, turns: tuple[str, ...]) -> None:
+def test_a_reset_forgets_everything(session: Session, turns: tuple[str, ...]) -> None:
     """After a reset the same conversation goes the same way."""
-    result = run_container.dialogs([turns, turns], max_new_tokens=_NEW_TOKENS)
+    result = hold(session, [turns, turns], _NEW_TOKENS)
     assert result.answers[0] == result.answers[1]
 
 
-def test_a_turn_sees_the_turns_before(
-    run_container: ContainerRunner, turns: tuple[str, ...]
-) -> None:
+def test_a_turn_sees_the_turns_before(session: Session, turns: tuple[str, ...]) -> None:
     """Earlier turns change at least one of the later answers."""
-    demo_lock = [(turn,) for turn in turns]
-    result = run_container.dialogs([turns, *demo_lock], max_new_tokens=_NEW_TOKENS)
+    alone = [(turn,) for turn in turns]
+    result = hold(session, [turns, *alone], _NEW_TOKENS)
     together, single = result.answers[0], [answers[0] for answers in result.answers[1:]]
     assert together[0] == single[0]
     assert list(together[1:]) != single[1:], "every turn is answered as if it were the first"

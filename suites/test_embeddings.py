@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.pytest_plugin.container_runner import ContainerRunner
 from harness.pytest_plugin.measurements import MeasurementRecorder
-from harness.workloads.embed import COSINE, Embeddings
+from harness.pytest_plugin.recordings import TestRecordings
+from harness.workloads.embed import COSINE, Embed
+from harness.workloads.session import Session
 from suites.models import tiny_encoder
 from suites.parameters import SuiteParameters
 
@@ -14,19 +15,18 @@ _TEXTS = 50
 
 
 @pytest.fixture
-def checkpoint(
-    run_container: ContainerRunner, suite_parameters: SuiteParameters, tmp_path: Path
-) -> Path:
+def checkpoint(session: Session, suite_parameters: SuiteParameters, tmp_path: Path) -> Path:
     """The model that the container was built from: the user's, or the reference encoder."""
     if suite_parameters.checkpoint is not None:
         return suite_parameters.checkpoint
-    if run_container.container.metadata.model.name != tiny_encoder.NAME:
+    if session.container.metadata.model.name != tiny_encoder.NAME:
         pytest.skip("nothing to compare it with: give --suite-param checkpoint=DIR")
     return tiny_encoder.write(tmp_path / tiny_encoder.NAME)
 
 
 def test_embeddings(
-    run_container: ContainerRunner,
+    session: Session,
+    recording: TestRecordings,
     record_measurement: MeasurementRecorder,
     suite_parameters: SuiteParameters,
     checkpoint: Path,
@@ -37,7 +37,8 @@ def test_embeddings(
         texts = [line for line in lines if line.strip()][:_TEXTS]
     else:
         texts = list(tiny_encoder.heldout_sentences(_TEXTS))
-    found: Embeddings = run_container.embed(texts, reference=checkpoint)
+    workload = Embed.of(texts=tuple(texts), reference=str(checkpoint))
+    found = workload.run(session, recording()).output
     least = min(found.cosines)
     record_measurement(COSINE, least, test=f"least of {len(texts)} texts")
     text = texts[found.cosines.index(least)]

@@ -5,7 +5,10 @@ qnnfarm build suites/models/tiny_llama --lora suites/models/tiny_llama/lora/lora
 
 import pytest
 
-from harness.pytest_plugin.container_runner import ContainerRunner
+from harness.pytest_plugin.recordings import TestRecordings
+from harness.workloads.perplexity import score_text
+from harness.workloads.session import Session
+from suites.answers import ask, hold
 from suites.models.tiny_llama import lora
 from suites.parameters import SuiteParameters
 
@@ -14,9 +17,9 @@ _PROMPT, _NEW_TOKENS = "The judicial power", 12
 
 
 @pytest.fixture
-def adapters(run_container: ContainerRunner) -> tuple[str, ...]:
+def adapters(session: Session) -> tuple[str, ...]:
     """Names of the container's adapters, if they are the reference model's."""
-    block = run_container.container.genie_config.dialog.target_engine.model.lora
+    block = session.container.genie_config.dialog.target_engine.model.lora
     names = () if block is None else tuple(adapter.name for adapter in block.adapters)
     if not names or not set(names) <= set(lora.NAMES):
         pytest.skip("the container has none of the reference model's adapters")
@@ -24,7 +27,8 @@ def adapters(run_container: ContainerRunner) -> tuple[str, ...]:
 
 
 def test_each_adapter_improves_its_own_text(
-    run_container: ContainerRunner,
+    session: Session,
+    recording: TestRecordings,
     adapters: tuple[str, ...],
     suite_parameters: SuiteParameters,
 ) -> None:
@@ -35,7 +39,8 @@ def test_each_adapter_improves_its_own_text(
 
         def score(adapter: str | None, text: str = text) -> float:
             active = None if adapter is None else {adapter: 1.0}
-            return run_container.perplexity(text, max_windows=windows, lora=active).perplexity
+            scored = score_text(session, text, recording(), windows=windows, lora=active)
+            return scored.output.perplexity
 
         plain, adapted = score(None), score(name)
         assert adapted < plain, f"{name}: {plain:.3f} without it, {adapted:.3f} with it"
@@ -43,17 +48,15 @@ def test_each_adapter_improves_its_own_text(
             assert score(other) > adapted, f"{other} is better than {name} on its own text"
 
 
-def test_adapters_are_switched_at_run_time(
-    run_container: ContainerRunner, adapters: tuple[str, ...]
-) -> None:
+def test_adapters_are_switched_at_run_time(session: Session, adapters: tuple[str, ...]) -> None:
     """In one dialog each adapter has its own text, and strength 0 gives back the model's."""
-    plain = run_container(_PROMPT, max_new_tokens=_NEW_TOKENS).text
+    plain = ask(session, _PROMPT, max_tokens=_NEW_TOKENS).text
     strengths = [(name, strength) for name in adapters for strength in (1.0, 0.0)]
     dialogs = [
         {"turns": [_PROMPT], "lora": {name: strength}}
         for name, strength in (*strengths, *strengths)
     ]
-    result = run_container.dialogs(dialogs, max_new_tokens=_NEW_TOKENS)
+    result = hold(session, dialogs, _NEW_TOKENS)
     answers = [answer for (answer,) in result.answers]
     half = len(answers) // 2
     assert answers[:half] == answers[half:], "an adapter speaks otherwise the second time"

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from buildlib.container.container import GenAIContainer
-from harness.pytest_plugin.container_runner import ContainerRunner
 from harness.pytest_plugin.measurements import MeasurementRecorder
+from harness.pytest_plugin.recordings import TestRecordings
 from harness.results.perplexity import (
     PERPLEXITY,
     PERPLEXITY_FLOAT,
@@ -14,8 +14,16 @@ from harness.results.perplexity import (
     find_perplexity_faults,
 )
 from harness.workloads.bench_prompt import bench_text
-from harness.workloads.perplexity import float_perplexity
-from harness.workloads.steps import DEFAULT_STEP_WINDOWS, KL_DIVERGENCE, TOP1_AGREEMENT
+from harness.workloads.perplexity import float_perplexity, score_text
+from harness.workloads.session import Session
+from harness.workloads.steps import (
+    DEFAULT_STEP_WINDOWS,
+    KL_DIVERGENCE,
+    TOP1_AGREEMENT,
+    compare_steps,
+    cut_steps,
+    float_steps,
+)
 from suites.models import tiny_llama
 from suites.parameters import SuiteParameters
 
@@ -24,7 +32,8 @@ _KL_OF_8_BITS, _KL_OF_4_BITS = 0.02, 0.2
 
 
 def test_perplexity(
-    run_container: ContainerRunner,
+    session: Session,
+    recording: TestRecordings,
     record_measurement: MeasurementRecorder,
     suite_parameters: SuiteParameters,
 ) -> None:
@@ -32,7 +41,7 @@ def test_perplexity(
 
     The float model scores exactly the same tokens, so that the two can be compared.
     """
-    container = run_container.container
+    container = session.container
     own_checkpoint = _reference_checkpoint(container)
     checkpoint = suite_parameters.checkpoint or own_checkpoint
     if suite_parameters.text is not None:
@@ -41,13 +50,11 @@ def test_perplexity(
         text = tiny_llama.heldout_text() if own_checkpoint else bench_text()
     references = {}
     if checkpoint is not None:
-        windows = run_container.target.model.windows(text, suite_parameters.windows)
-        references[PERPLEXITY_FLOAT] = float_perplexity(
-            checkpoint, run_container.target.container_info, windows
-        )
-    result = run_container.perplexity(
-        text, max_windows=suite_parameters.windows, references=references
-    )
+        windows = session.model.windows(text, suite_parameters.windows)
+        references[PERPLEXITY_FLOAT] = float_perplexity(checkpoint, session.model.info, windows)
+    result = score_text(
+        session, text, recording(), windows=suite_parameters.windows, references=references
+    ).output
     for metric, value in {PERPLEXITY: result.perplexity, **references}.items():
         record_measurement.note(metric, value)
     bound = suite_parameters.max_perplexity
@@ -70,12 +77,13 @@ def test_perplexity(
 
 
 def test_decode_steps(
-    run_container: ContainerRunner,
+    session: Session,
+    recording: TestRecordings,
     record_measurement: MeasurementRecorder,
     suite_parameters: SuiteParameters,
 ) -> None:
     """The distribution of the next token is near that of float, step by step."""
-    container = run_container.container
+    container = session.container
     own = _reference_checkpoint(container)
     checkpoint = suite_parameters.checkpoint or own
     if checkpoint is None:
@@ -84,8 +92,10 @@ def test_decode_steps(
         text = suite_parameters.text.read_text(encoding="utf-8")
     else:
         text = tiny_llama.heldout_text() if own else bench_text()
-    windows = min(suite_parameters.windows, DEFAULT_STEP_WINDOWS)
-    found = run_container.decode_steps(text, checkpoint, max_windows=windows).divergence
+    most = min(suite_parameters.windows, DEFAULT_STEP_WINDOWS)
+    steps = cut_steps(session.model.windows(text, most))
+    expected = float_steps(checkpoint, session.model.info, steps)
+    found = compare_steps(session, text, steps, expected, recording()).output.divergence
     record_measurement.note(KL_DIVERGENCE, found.kl)
     record_measurement.note(TOP1_AGREEMENT, found.top1)
     precise = default_tolerance(container.precision) == default_tolerance("W8A16")

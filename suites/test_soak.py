@@ -6,10 +6,11 @@ import time
 
 import pytest
 
-from harness.pytest_plugin.container_runner import ContainerRunner
 from harness.pytest_plugin.measurements import MeasurementRecorder
 from harness.telemetry.throttling import judge_throttling
 from harness.workloads.bench_prompt import cut_prompt
+from harness.workloads.session import Session
+from suites.answers import ask, hold, limit_of
 from suites.parameters import SuiteParameters
 
 _NEW_TOKENS, _ON_EMULATOR = 16, 4
@@ -20,27 +21,27 @@ MEMORY = "peak_anonymous_bytes"
 
 
 def test_speed_holds(
-    run_container: ContainerRunner,
+    session: Session,
     record_measurement: MeasurementRecorder,
     suite_parameters: SuiteParameters,
 ) -> None:
     """The same query until the time is over: one answer, no clock that falls, no slowing down."""
-    new_tokens = _ON_EMULATOR if run_container.emulated else _NEW_TOKENS
-    room = min(run_container.longest_prompt, run_container.context_length - new_tokens)
-    tokenizer = run_container.container.files["tokenizer.json"]
-    prompt = cut_prompt(tokenizer, min(_PROMPT_TOKENS, room) - 1)
+    new_tokens = _ON_EMULATOR if session.properties.emulator else _NEW_TOKENS
+    limit = limit_of(session)
+    room = min(limit.longest_prompt, limit.context_length - new_tokens)
+    prompt = cut_prompt(session.model.tokenizer, min(_PROMPT_TOKENS, room) - 1)
     texts, rates, memory, throttled = set[str](), list[float](), list[float](), list[str]()
     end = time.monotonic() + suite_parameters.soak_s
     for number in itertools.count():
         if number >= _FEWEST and time.monotonic() >= end:
             break
-        result = run_container(token_ids=prompt.token_ids, max_new_tokens=new_tokens)
+        result = ask(session, tokens=prompt.token_ids, max_tokens=new_tokens)
         texts.add(result.text)
         rates.append(result.metrics["prefill_tokens_per_s"])
         if MEMORY in result.metrics:  # on a very busy device there may be none
             memory.append(result.metrics[MEMORY])
             record_measurement(MEMORY, memory[-1])
-        found = judge_throttling(run_container.telemetry)
+        found = judge_throttling(result.telemetry)
         throttled += found.reasons if found.throttled else ()
         record_measurement("prefill_tokens_per_s", rates[-1])
     record_measurement.show("soak", "prefill_tokens_per_s", tuple(rates))
@@ -49,21 +50,19 @@ def test_speed_holds(
         _assert_holds(memory, suite_parameters.max_memory_growth, "memory of a query")
     if throttled:
         pytest.fail(f"the device throttled: {'; '.join(throttled[:4])}", pytrace=False)
-    if not run_container.emulated:  # the emulator's speed is the host's, which has other work
+    if not session.properties.emulator:  # the emulator's speed is the host's, which has other work
         _assert_holds(
             [1 / rate for rate in rates], suite_parameters.max_slowdown, "time for a token"
         )
 
 
-def test_memory_of_one_process_holds(
-    run_container: ContainerRunner, suite_parameters: SuiteParameters
-) -> None:
+def test_memory_of_one_process_holds(session: Session, suite_parameters: SuiteParameters) -> None:
     """A process that held many dialogs is no larger than one that held few."""
     turn = ("In the beginning",)
-    new_tokens = _ON_EMULATOR if run_container.emulated else _NEW_TOKENS
-    few = run_container.dialogs([turn] * 2, max_new_tokens=new_tokens)
+    new_tokens = _ON_EMULATOR if session.properties.emulator else _NEW_TOKENS
+    few = hold(session, [turn] * 2, new_tokens)
     many_count = 2 + suite_parameters.soak_dialogs
-    many = run_container.dialogs([turn] * many_count, max_new_tokens=new_tokens)
+    many = hold(session, [turn] * many_count, new_tokens)
     assert set(many.answers) == set(few.answers)
     if MEMORY not in few.metrics or MEMORY not in many.metrics:
         pytest.skip("the device was too busy to look at the memory of its processes")

@@ -10,12 +10,11 @@ import pytest
 
 from buildlib.container.container import GenAIContainer
 from buildlib.speculative.agreement import SPECULATIVE
-from harness.pytest_plugin.container_runner import ContainerRunner
 from harness.pytest_plugin.measurements import MeasurementRecorder
-from harness.runtimes.base import Generates, GenerationRequest
 from harness.runtimes.genie.model import GenieModel
 from harness.runtimes.tokenizer import encode, load_tokenizer
-from harness.workloads.session import Session, SessionOptions
+from harness.workloads.session import Session
+from suites.answers import ask, limit_of
 from suites.models import tiny_llama
 from suites.parameters import SuiteParameters
 
@@ -36,11 +35,9 @@ class Answers:
 
 
 @pytest.fixture
-def plain_container(
-    run_container: ContainerRunner, suite_parameters: SuiteParameters
-) -> GenAIContainer:
+def plain_container(session: Session, suite_parameters: SuiteParameters) -> GenAIContainer:
     """The container of the same model that does not speculate."""
-    kind = run_container.container.genie_config.dialog.type
+    kind = session.container.genie_config.dialog.type
     if kind not in SPECULATIVE:
         pytest.skip(f"a dialog of type {kind} does not speculate")
     if suite_parameters.plain is None:
@@ -49,35 +46,34 @@ def plain_container(
 
 
 @pytest.fixture
-def prompts(run_container: ContainerRunner, suite_parameters: SuiteParameters) -> tuple[str, ...]:
+def prompts(session: Session, suite_parameters: SuiteParameters) -> tuple[str, ...]:
     """Beginnings of chapters that the reference model has not seen, as many as asked for."""
-    tokenizer = load_tokenizer(run_container.container.files["tokenizer.json"])
+    tokenizer = load_tokenizer(session.model.tokenizer)
     text = tiny_llama.heldout_text()
     count = suite_parameters.speculation_prompts
     step = len(text) // count
     pieces = [text[i * step : i * step + _PROMPT_CHARACTERS] for i in range(count)]
-    most = run_container.longest_prompt - _NEW_TOKENS
+    most = limit_of(session).longest_prompt - _NEW_TOKENS
     return tuple(
         piece.rsplit(" ", 1)[0] for piece in pieces if len(encode(tokenizer, piece)) < most
     )
 
 
 def test_speculation_changes_no_text(
-    run_container: ContainerRunner,
+    session: Session,
     plain_container: GenAIContainer,
     prompts: tuple[str, ...],
     record_measurement: MeasurementRecorder,
 ) -> None:
     """Greedy text equals plain decoding's on held-out prompts, at the acceptance that is due."""
-    target, kind = run_container.target, run_container.container.genie_config.dialog.type
-    options = SessionOptions(runner_timeout_s=target.options.runner_timeout_s)
+    kind = session.container.genie_config.dialog.type
     rates, pairs = [], []
     plain = GenieModel(plain_container)
-    with Session(target.device, plain, options, properties=target.properties) as beside:
+    with Session(session.device, plain, properties=session.properties) as beside:
         for prompt in prompts:
-            request = GenerationRequest(_NEW_TOKENS, prompt=prompt)
-            result = run_container(prompt, max_new_tokens=_NEW_TOKENS)
-            pairs.append(Answers(beside.require(Generates).generate(request).text, result.text))
+            result = ask(session, prompt, max_tokens=_NEW_TOKENS)
+            expected = ask(beside, prompt, max_tokens=_NEW_TOKENS)
+            pairs.append(Answers(expected.text, result.text))
             if _ACCEPTANCE in result.metrics:
                 rates.append(result.metrics[_ACCEPTANCE])
     over = f"{kind} over {len(pairs)} prompts"

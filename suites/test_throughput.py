@@ -11,10 +11,13 @@ import pytest
 
 from buildlib.container.manifest import read_metadata
 from buildlib.errors import BuildError
-from harness.pytest_plugin.container_runner import ContainerRunner
 from harness.pytest_plugin.measurements import MeasurementRecorder
 from harness.pytest_plugin.options import read_settings
+from harness.pytest_plugin.recordings import TestRecordings
 from harness.runtimes.context_limit import ContextLimit
+from harness.workloads.bench import Bench
+from harness.workloads.session import Session
+from suites.answers import limit_of
 from suites.parameters import (
     EMULATOR_LENGTHS,
     HARDWARE_LENGTHS,
@@ -64,61 +67,55 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def test_prefill(
-    run_container: ContainerRunner,
+    session: Session,
+    recording: TestRecordings,
     record_measurement: MeasurementRecorder,
     suite_parameters: SuiteParameters,
     prompt_tokens: int,
 ) -> None:
     """Tokens a second of the prompt."""
-    _skip_unless_it_fits(run_container, prompt_tokens, 1)
-    run = run_container.benchmark(
-        prompt_tokens,
-        1,
-        repetitions=suite_parameters.repetitions,
-        warmup=suite_parameters.warmup,
-        label=f"pp{prompt_tokens}",
-    )
+    _skip_unless_it_fits(session, prompt_tokens, 1)
+    bench = _bench(prompt_tokens, 1, suite_parameters)
+    run = bench.run(session, recording(f"pp{prompt_tokens}")).output
     record_measurement.run(run, PREFILL_RATE, test=f"pp{prompt_tokens}")
     assert len(run.values(PREFILL_RATE)) == suite_parameters.repetitions
 
 
 def test_decode(
-    run_container: ContainerRunner,
+    session: Session,
+    recording: TestRecordings,
     record_measurement: MeasurementRecorder,
     suite_parameters: SuiteParameters,
     new_tokens: int,
 ) -> None:
     """Tokens a second after a short prompt."""
-    _decode(run_container, record_measurement, suite_parameters, _SHORT_PROMPT, new_tokens)
+    _decode(session, recording, record_measurement, suite_parameters, _SHORT_PROMPT, new_tokens)
 
 
 def test_decode_at_depth(
-    run_container: ContainerRunner,
+    session: Session,
+    recording: TestRecordings,
     record_measurement: MeasurementRecorder,
     suite_parameters: SuiteParameters,
     depth: int,
 ) -> None:
     """Tokens a second in a context that holds something already."""
-    new_tokens = min(suite_parameters.tg or _capacity(run_container.container.path).default.tg)
-    _decode(run_container, record_measurement, suite_parameters, depth, new_tokens)
+    new_tokens = min(suite_parameters.tg or _capacity(session.container.path).default.tg)
+    _decode(session, recording, record_measurement, suite_parameters, depth, new_tokens)
 
 
 def _decode(
-    runner: ContainerRunner,
+    session: Session,
+    recording: TestRecordings,
     record: MeasurementRecorder,
     suite_parameters: SuiteParameters,
     prompt_tokens: int,
     new_tokens: int,
 ) -> None:
-    _skip_unless_it_fits(runner, prompt_tokens, new_tokens)
+    _skip_unless_it_fits(session, prompt_tokens, new_tokens)
     suffix = f" @ d{prompt_tokens}" if prompt_tokens > _SHORT_PROMPT else ""
-    run = runner.benchmark(
-        prompt_tokens,
-        new_tokens,
-        repetitions=suite_parameters.repetitions,
-        warmup=suite_parameters.warmup,
-        label=f"tg{new_tokens}{suffix}",
-    )
+    bench = _bench(prompt_tokens, new_tokens, suite_parameters)
+    run = bench.run(session, recording(f"tg{new_tokens}{suffix}")).output
     if not run.values(DECODE_RATE):
         pytest.skip("the model ended its answer after one token: nothing was decoded")
     # A model may end its answer early; the name says what was decoded.
@@ -127,13 +124,24 @@ def _decode(
     assert len(run.values(DECODE_RATE)) == suite_parameters.repetitions
 
 
-def _skip_unless_it_fits(runner: ContainerRunner, prompt_tokens: int, new_tokens: int) -> None:
+def _bench(prompt_tokens: int, new_tokens: int, suite_parameters: SuiteParameters) -> Bench:
+    warmup = suite_parameters.warmup
+    return Bench.of(
+        prompt_tokens=prompt_tokens,
+        new_tokens=new_tokens,
+        repetitions=suite_parameters.repetitions,
+        warmup="auto" if warmup is None else warmup,
+    )
+
+
+def _skip_unless_it_fits(session: Session, prompt_tokens: int, new_tokens: int) -> None:
     if prompt_tokens < _SHORT_PROMPT:
         pytest.skip("a prompt has at least two tokens, bos being one")
-    if not ContextLimit.of(runner.container).allows(prompt_tokens, new_tokens):
+    limit = limit_of(session)
+    if not limit.allows(prompt_tokens, new_tokens):
         pytest.skip(
             f"{prompt_tokens} + {new_tokens} tokens do not fit: the container takes prompts of "
-            f"{runner.longest_prompt} and {runner.context_length} tokens in all"
+            f"{limit.longest_prompt} and {limit.context_length} tokens in all"
         )
 
 

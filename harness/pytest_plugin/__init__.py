@@ -9,13 +9,13 @@ from harness.pytest_plugin.fixtures import (
     _qnnfarm_model,
     _qnnfarm_path,
     _qnnfarm_session,
-    _qnnfarm_store,
     container,
     device,
     devices,
     pool,
     record_measurement,
-    run_container,
+    recording,
+    session,
 )
 from harness.pytest_plugin.hooks import (
     pytest_addoption,
@@ -35,7 +35,6 @@ __all__ = [
     "_qnnfarm_model",
     "_qnnfarm_path",
     "_qnnfarm_session",
-    "_qnnfarm_store",
     "container",
     "device",
     "devices",
@@ -51,5 +50,6 @@ __all__ = [
     "pytest_runtest_setup",
     "pytest_runtest_teardown",
     "record_measurement",
-    "run_container",
+    "recording",
+    "session",
 ]

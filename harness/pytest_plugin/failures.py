@@ -17,12 +17,11 @@ from harness.pytest_plugin.terminal import LOST, PHASE
 
 if TYPE_CHECKING:
     from harness.devices.base import Device
-    from harness.pytest_plugin.container_runner import ContainerRunner
     from harness.results.records import TelemetrySeries
+    from harness.runtimes.base import Runtime
+    from harness.workloads.session import Session
 
-_LOG_BYTES = 200_000
 _SHOWN_LINES = 40
-_TIMEOUT_S = 20.0
 
 
 def record_failure(
@@ -124,8 +123,8 @@ def collect_logs(test: TestState, name: str) -> tuple[Path, list[tuple[str, str]
     sections: list[tuple[str, str]] = []
     seconds = time.time() - test.began
     for device in test.held.lease.devices:
-        runners = [runner for runner in test.runners if runner.device is device]
-        for title, text in _device_logs(device, runners, seconds):
+        sessions = [session for session in test.sessions if session.device is device]
+        for title, text in _device_logs(device, sessions, seconds):
             path = folder / f"{safe_file_name(device.serial)}-{title.replace(' ', '-')}"
             path.write_text(text, encoding="utf-8", errors="replace")
             sections.append((f"{title} of {device.serial}", _tail(text, path)))
@@ -133,15 +132,16 @@ def collect_logs(test: TestState, name: str) -> tuple[Path, list[tuple[str, str]
 
 
 def _device_logs(
-    device: "Device", runners: "list[ContainerRunner]", seconds: float
+    device: "Device", sessions: "list[Session]", seconds: float
 ) -> Iterator[tuple[str, str]]:
+    from harness.runtimes.deployed import DeployedRuntime
     from harness.telemetry.device_log import read_device_log
 
-    for number, runner in enumerate(runners):
-        mark = f" {number}" if number else ""
-        yield f"runner log{mark}", _runner_log(runner)
-        if runner.telemetry:
-            yield f"telemetry{mark}.csv", as_csv(runner.telemetry)
+    for number, session in enumerate(sessions):
+        mark, runtime = f" {number}" if number else "", session.runtime
+        yield f"runner log{mark}", _runner_log(runtime)
+        if isinstance(runtime, DeployedRuntime) and runtime.samples.series:
+            yield f"telemetry{mark}.csv", as_csv(runtime.samples.series)
     yield from read_device_log(device, seconds).items()
 
 
@@ -156,19 +156,11 @@ def as_csv(series: "Sequence[TelemetrySeries]") -> str:
     return "\n".join([*lines, ""])
 
 
-def _runner_log(runner: "ContainerRunner") -> str:
-    if runner.deployment is None:
-        return "nothing was deployed"
-    command = ["tail", "-c", str(_LOG_BYTES), f"{runner.deployment.run_dir}/run.log"]
-    return _read(runner.device, command)
-
-
-def _read(device: "Device", command: str | list[str]) -> str:
+def _runner_log(runtime: "Runtime") -> str:
     try:
-        result = device.shell(command, timeout_s=_TIMEOUT_S, check=False, max_output=_LOG_BYTES)
+        return runtime.read_log() or "(empty)"
     except HarnessError as error:
         return f"cannot be read: {error}"
-    return result.stdout or result.stderr or "(empty)"
 
 
 def _tail(text: str, path: Path) -> str:

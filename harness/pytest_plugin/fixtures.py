@@ -21,17 +21,17 @@ from harness.pytest_plugin.marker import MarkerError, read_marker, uses_device
 from harness.pytest_plugin.options import read_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from buildlib.container.container import GenAIContainer
     from buildlib.targets import Target
     from harness.devices.base import Device
     from harness.pool.pool import Pool
-    from harness.pytest_plugin.container_runner import ContainerRunner
     from harness.pytest_plugin.measurements import MeasurementRecorder
-    from harness.results.records import Run, RunStatus
-    from harness.results.store import ResultsStore
+    from harness.pytest_plugin.recordings import TestRecordings
+    from harness.results.records import RunStatus
     from harness.runtimes.base import Model
+    from harness.workloads.session import Session
 
 SESSION_FIXTURE, PATH_FIXTURE = "_qnnfarm_session", "_qnnfarm_path"
 SESSION_ID = "session"
@@ -49,7 +49,7 @@ class TestState:
     """A test that holds devices.
 
     Attributes:
-        runners: those that its fixtures made.
+        sessions: those that its fixtures opened.
         ended: whether the call phase is over; Ctrl-C in the middle is no end.
         failure: type and text of the error that it ended with, expected or not; else empty.
         began: seconds since 1970.
@@ -59,7 +59,7 @@ class TestState:
 
     held: HeldLease
     temporary: "pytest.TempPathFactory"
-    runners: "list[ContainerRunner]" = field(default_factory=list)
+    sessions: "list[Session]" = field(default_factory=list)
     ended: bool = False
     failure: str = ""
     began: float = field(default_factory=time.time)
@@ -219,75 +219,67 @@ def device(_qnnfarm_lease: HeldLease) -> "Device":
 
 
 @pytest.fixture
-def _qnnfarm_store(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> "Callable[[], ResultsStore]":
-    """A function that opens the results store."""
-    location = store_location(request.config, tmp_path_factory)
+def session(
+    request: pytest.FixtureRequest, _qnnfarm_lease: HeldLease, _qnnfarm_model: "Model"
+) -> "Iterator[Session]":
+    """The container on the leased device: `Generate.of(prompt="Hello").run(session).output`.
 
-    def open_store() -> "ResultsStore":
-        from harness.results.store import ResultsStore
+    Nothing is deployed before the first run, and nothing but the content store stays.
+    """
+    from contextlib import suppress
 
-        return ResultsStore.open(location)
-
-    return open_store
-
-
-@pytest.fixture
-def run_container(
-    request: pytest.FixtureRequest,
-    _qnnfarm_lease: HeldLease,
-    _qnnfarm_model: "Model",
-    _qnnfarm_store: "Callable[[], ResultsStore]",
-) -> "Iterator[ContainerRunner]":
-    """Runs the container on the leased device: `run_container("a prompt").text`."""
-    from harness.errors import RuntimeChoiceError
-    from harness.pytest_plugin.container_runner import ContainerRunner
+    from harness.errors import HarnessError, RuntimeChoiceError
+    from harness.telemetry.sampler import DEFAULT_HZ
+    from harness.workloads.session import Session, SessionOptions
 
     item, held = request.node, _qnnfarm_lease
-    state = item.stash[TEST]
-
-    def note(run: "Run") -> None:
-        item.user_properties.append(("qnnfarm.run", run.id))
-
     item.user_properties.append(("qnnfarm.container", _qnnfarm_model.info.sha256))
+    properties = held.properties()[0]
+    options = SessionOptions(telemetry_hz=DEFAULT_HZ, push=read_settings(request.config).push)
+    opened = Session(held.lease.devices[0], _qnnfarm_model, options, properties=properties)
     try:
-        runner = ContainerRunner(
-            held.lease.devices[0],
-            held.properties()[0],
-            _qnnfarm_model,
-            _qnnfarm_store,
-            run_uid=run_uid(request.config),
-            session=held.key.session,
-            case=case_of(item),
-            label=item.nodeid.partition("[")[0],
-            on_run=note,
-            push=read_settings(request.config).push,
-        )
+        _ = opened.runtime
     except RuntimeChoiceError as error:
         pytest.skip(str(error))
-    state.runners.append(runner)
-    yield runner
-    runner.close()
+    item.stash[TEST].sessions.append(opened)
+    yield opened
+    with suppress(HarnessError):
+        opened.close()
 
 
 @pytest.fixture
-def record_measurement(
-    request: pytest.FixtureRequest,
-    _qnnfarm_store: "Callable[[], ResultsStore]",
-) -> "Iterator[MeasurementRecorder]":
+def recording(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, session: "Session"
+) -> "Iterator[TestRecordings]":
+    """Makes the recordings that workloads take, so that runs are in the results store."""
+    from harness.pytest_plugin.recordings import TestRecordings
+    from harness.results.store import LazyResultsStore
+
+    item = request.node
+    with LazyResultsStore(store_location(request.config, tmp_path_factory)) as store:
+        made = TestRecordings(
+            store,
+            session,
+            run_uid(request.config),
+            number=request.getfixturevalue("_qnnfarm_session"),
+            case=case_of(item),
+            label=item.nodeid.partition("[")[0].rpartition("/")[2],
+        )
+        yield made
+        item.user_properties += [("qnnfarm.run", run.id) for run in made.runs()]
+
+
+@pytest.fixture
+def record_measurement(request: pytest.FixtureRequest) -> "Iterator[MeasurementRecorder]":
     """Records a number: `record_measurement("ttft_s", 0.05)`."""
     from harness.pytest_plugin.measurements import MeasurementRecorder
 
     item = request.node
-    runner = None
-    if "run_container" in request.fixturenames:
-        runner = request.getfixturevalue("run_container")
+    runs = request.getfixturevalue("recording") if "session" in request.fixturenames else None
     state = item.stash.get(TEST, None)
     rows = item.stash.setdefault(ROWS, [])
     recorder = MeasurementRecorder(
-        runner,
-        _qnnfarm_store,
+        runs,
         lambda name, value: item.user_properties.append((name, value)),
         lambda row: rows.append(dict(row)),
     )

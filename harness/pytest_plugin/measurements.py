@@ -11,13 +11,13 @@ from harness.results.metrics import find_metric
 from harness.results.records import Measurement, Run, Workload, new_run_id, now
 from harness.results.statistics.summary import summarise
 from harness.runtimes.base import Generates
+from harness.runtimes.deployed import DeployedRuntime
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from harness.pytest_plugin.container_runner import ContainerRunner
+    from harness.pytest_plugin.recordings import TestRecordings
     from harness.results.records import RunStatus
-    from harness.results.store import ResultsStore
     from harness.workloads.session import Session
 
 _COLUMNS = ("model", "size", "params", "backend", "device", "test")
@@ -39,21 +39,19 @@ class MeasurementRecorder:
     """Recorder of one test's measurements.
 
     Args:
-        runner: what ran the container; `None` in a test without one, whose numbers go to junit
-            and the terminal only: the store keeps no number without what was run.
+        recordings: of the test; `None` in a test without a session, whose numbers go to junit and
+            the terminal only: the store keeps no number without what was run.
         add_property: of junit.
         add_row: of the table that ends the session.
     """
 
     def __init__(
         self,
-        runner: "ContainerRunner | None",
-        open_store: "Callable[[], ResultsStore]",
+        recordings: "TestRecordings | None",
         add_property: "Callable[[str, object], None]",
         add_row: "Callable[[Mapping[str, object]], None]",
     ) -> None:
-        self._runner = runner
-        self._open_store = open_store
+        self._recordings = recordings
         self._add_property = add_property
         self._add_row = add_row
         self._began = now()
@@ -92,7 +90,7 @@ class MeasurementRecorder:
         """Show a stored run's values of a metric, without warm-ups.
 
         Args:
-            run: of `run_container.benchmark`.
+            run: of a benchmark.
             test: as above.
         """
         values = run.values(metric)
@@ -113,17 +111,18 @@ class MeasurementRecorder:
             "values": list(values),
             "session": session or self._session,
         }
-        if self._runner is None:
+        if self._recordings is None:
             self._add_row({"model": "", **row})
             return
-        container, device = self._runner.target.container_info, self._runner.target.device_info
+        session_of_test = self._recordings.session
+        container, device = session_of_test.container_info, session_of_test.device_info
         self._add_row(
             {
                 "model": container_name(container),
                 "container": container.sha256,
                 "size": container.size_bytes,
                 "params": container.parameters,
-                "backend": _backend(self._runner.target),
+                "backend": _backend(session_of_test),
                 "device": device.serial,
                 "soc": device.soc,
                 "emulator": device.emulator,
@@ -138,38 +137,40 @@ class MeasurementRecorder:
             status: how the test ended.
             error: what went wrong, if it failed.
         """
-        if self._runner is None or not self._kept:
+        if self._recordings is None:
             return ()
-        runs = [self._run_of(self._runner, test, status, error) for test in self._kept]
-        with self._open_store() as store:
-            for run in runs:
-                store.write_run(run)
+        runs = [self._run_of(self._recordings, test, status, error) for test in self._kept]
+        for run in runs:
+            self._recordings.store.open().write_run(run)
         return tuple(run.id for run in runs)
 
     def _run_of(
-        self, runner: "ContainerRunner", test: str, status: "RunStatus", error: str | None
+        self, recordings: "TestRecordings", test: str, status: "RunStatus", error: str | None
     ) -> Run:
-        container, device, provenance = runner.records()
+        session = recordings.session
+        container, device, provenance = session.records()
+        runner, runtime = session.runtime.runner(Generates), session.runtime
+        deployed = isinstance(runtime, DeployedRuntime) and runtime.deployment is not None
         return Run(
             kind="bench",
             status=status,
             error=error,
             created_at=self._began,
             finished_at=now(),
-            group_id=runner.group("recorded", test),
-            session=runner.session,
-            label=test or runner.label,
+            group_id=recordings.group_id("recorded", test),
+            session=recordings.number,
+            label=test or recordings.label,
             container=container,
             device=device,
             provenance=provenance,
             # Reports put runs together by what was asked; here that is the test.
             workload=Workload(
-                runner=runner.runtime.runner(Generates),
-                sampler=dict(runner.target.settings),
-                runner_sha256=runner.runner_sha256,
-                prompt=f"{runner.case} {test}".strip(),
+                runner=runner,
+                sampler=dict(session.settings),
+                runner_sha256=runtime.sha256_of(runner) if deployed else None,
+                prompt=f"{recordings.case} {test}".strip(),
             ),
-            concurrent_sessions=runner.target.count.highest,
+            concurrent_sessions=session.count.highest,
             measurements=tuple(self._kept[test]),
         )
 

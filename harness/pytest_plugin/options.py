@@ -29,7 +29,7 @@ class Settings:
         pool: a `pool.yaml`; `None` where the pool finds its configuration itself.
         devices: by their texts, instead of a pool's configuration.
         containers: folders, or what else the runtime runs; tests that take `container` or
-            `run_container` run once with each.
+            `session` run once with each.
         runtime: name of what runs them.
         db: results store, a path or URL; `None` for a file in pytest's temporary folder.
         repeat: how many sessions each device test runs in.

@@ -2,6 +2,7 @@
 
 import contextlib
 import uuid
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from functools import partial
 
@@ -27,6 +28,8 @@ class DeployedRuntime:
 
     Attributes:
         device: only the run folder and the content store on it are touched.
+        deployment: what lies on the device, once something does.
+        samples: of the newest command that was sampled.
 
         bundle: what a run needs on it, with the files of the user's.
 
@@ -48,7 +51,8 @@ class DeployedRuntime:
         self.bundle = bundle.add(options.push)
         self._check = partial(check_bundle, self.bundle, device, properties, container)
         self._run_id = f"run-{uuid.uuid4().hex}"
-        self._deployment: Deployment | None = None
+        self.deployment: Deployment | None = None
+        self.samples = Sampling()
         self._touched = False
 
     def prepare(self) -> Deployment:
@@ -57,19 +61,19 @@ class DeployedRuntime:
         Raises:
             RuntimeChoiceError: the device would refuse something of the bundle.
         """
-        if self._deployment is None:
+        if self.deployment is None:
             self._check()
             self._touched = True  # from here on, also when the deployment is interrupted
             shown = self.options.shown or _in_silence
             with shown(self.device.serial) as on_progress:
-                self._deployment = deploy(
+                self.deployment = deploy(
                     self.device,
                     self.bundle.files,
                     run_id=self._run_id,
                     timeout_s=self.options.timeout_s,
                     on_progress=on_progress,
                 )
-        return self._deployment
+        return self.deployment
 
     def clean(self) -> None:
         """End what of the run still lives on the device, and remove its folder.
@@ -78,7 +82,7 @@ class DeployedRuntime:
         use anyway.
         """
         if self._touched:
-            self._touched, self._deployment = False, None
+            self._touched, self.deployment = False, None
             with contextlib.suppress(HarnessError):
                 remove_run(self.device, self._run_id)
 
@@ -96,18 +100,22 @@ class DeployedRuntime:
 
     def read_log(self) -> str:
         """Read the end of what the last process on the device logged; empty if there was none."""
-        if self._deployment is None:
+        if self.deployment is None:
             return ""
-        return RunFolder(self.device, self._deployment).read_log()
+        return RunFolder(self.device, self.deployment).read_log()
 
     def folder(self) -> RunFolder:
         """Return the run folder; deploy first if needed."""
         return RunFolder(self.device, self.prepare())
 
-    def sampling(self) -> AbstractContextManager[Sampling]:
+    @contextlib.contextmanager
+    def sampling(self) -> Iterator[Sampling]:
         """Sample the device while a block runs a command, if that was asked for."""
         hz = self.options.telemetry_hz
         if hz is None:
-            return contextlib.nullcontext(Sampling())
+            yield Sampling()
+            return
         deployment = self.prepare()
-        return sampling(self.device, deployment.scripts_dir, deployment.run_dir, hz=hz)
+        where = (deployment.scripts_dir, deployment.run_dir)
+        with sampling(self.device, *where, hz=hz) as self.samples:
+            yield self.samples

@@ -74,13 +74,17 @@ def test_a_requirement_that_others_do_not_meet_can_be_a_skip(
 
 
 _SPEEDS = """
-def test_bench(run_container, record_measurement):
-    run = run_container.benchmark(8, 4, repetitions=1)
+from harness.workloads.bench import Bench
+from harness.workloads.generate import Generate
+
+def test_bench(session, recording, record_measurement):
+    bench = Bench.of(prompt_tokens=8, new_tokens=4, repetitions=1)
+    run = bench.run(session, recording()).output
     record_measurement.run(run, "decode_tokens_per_s", test="tg4")
     assert run.workload.runtime == "stopwatch"
 
-def test_prompt(run_container):
-    run_container("In the beginning")
+def test_prompt(session):
+    Generate.of(prompt="In the beginning").run(session)
 """
 
 
@@ -97,21 +101,27 @@ def test_another_runtime_runs_what_it_can(
 
 
 _RUNS = """
-def test_prompt(run_container, record_measurement):
-    first = run_container("In the beginning", max_new_tokens=2)
-    again = run_container("In the beginning", max_new_tokens=2)
+from harness.workloads.bench import Bench
+from harness.workloads.generate import Generate
+
+def test_prompt(session, record_measurement):
+    first, again = (
+        Generate.of(prompt="In the beginning", max_tokens=2).run(session).output for _ in range(2)
+    )
     assert first.text == again.text
-    assert {s.channel for s in run_container.telemetry} >= {"rss_bytes"}
+    assert {s.channel for s in again.telemetry} >= {"rss_bytes"}
     record_measurement("ttft_s", first.metrics["ttft_s"])
     record_measurement("ttft_s", again.metrics["ttft_s"])
     record_measurement("prefill_tokens_per_s", first.metrics["prefill_tokens_per_s"], test="pp3")
 
-def test_bench(run_container, record_measurement):
-    run = run_container.benchmark(32, 1, repetitions=1, warmup=1)
+def test_bench(session, recording, record_measurement):
+    bench = Bench.of(prompt_tokens=32, new_tokens=1, repetitions=1, warmup=1)
+    run = bench.run(session, recording()).output
     record_measurement.run(run, "prefill_tokens_per_s", test="pp32")
 
-def test_fails(run_container):
-    assert run_container("In the beginning", max_new_tokens=1).text == "no such text"
+def test_fails(session):
+    result = Generate.of(prompt="In the beginning", max_tokens=1).run(session).output
+    assert result.text == "no such text"
 """
 
 

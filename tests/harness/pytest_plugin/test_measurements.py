@@ -18,17 +18,17 @@ def breaks(record_measurement):
     record_measurement("ttft_s", 0.1)
     raise ValueError("no such file")
 
-def test_passes(run_container, record_measurement):
+def test_passes(session, record_measurement):
     record_measurement("ttft_s", 0.1)
 
 @pytest.mark.xfail(reason="slow")
-def test_is_expected_to_fail(run_container, record_measurement):
+def test_is_expected_to_fail(session, record_measurement):
     record_measurement("ttft_s", 0.1)
     assert False, "as ever"
 
-def test_breaks_in_a_fixture(run_container, breaks): pass
+def test_breaks_in_a_fixture(session, breaks): pass
 
-def test_is_interrupted(run_container, record_measurement):
+def test_is_interrupted(session, record_measurement):
     record_measurement("ttft_s", 0.1)
     pytest.exit("Ctrl-C")
 """
@@ -95,7 +95,7 @@ _WORKLOADS = """
 import pytest
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_two_lengths(run_container, record_measurement, n):
+def test_two_lengths(session, record_measurement, n):
     for rate in (100.0, 102.0):
         record_measurement("prefill_tokens_per_s", n * rate, test="pp512")
         record_measurement("prefill_tokens_per_s", n * rate / 2, test="pp1024")

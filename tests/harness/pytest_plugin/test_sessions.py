@@ -64,6 +64,7 @@ _WORKERS = """
 import os, time
 from pathlib import Path
 import pytest
+from harness.workloads.bench import Bench
 
 @pytest.mark.parametrize("n", range(6))
 def test_alone_on_its_device(device, n):
@@ -77,8 +78,9 @@ def test_alone_on_its_device(device, n):
 def test_fails(device):
     assert device.member == "x"
 
-def test_measures(run_container, record_measurement):
-    run = run_container.benchmark(32, 1, repetitions=1, warmup=0)
+def test_measures(session, recording, record_measurement):
+    bench = Bench.of(prompt_tokens=32, new_tokens=1, repetitions=1, warmup=0)
+    run = bench.run(session, recording()).output
     record_measurement.run(run, "prefill_tokens_per_s", test="pp32")
 """
 
