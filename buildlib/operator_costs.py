@@ -18,11 +18,13 @@ import onnx_ir as ir
 from buildlib.cache.records import read_files, read_info
 from buildlib.checkpoint.layout import MODEL_FILE
 from buildlib.container.container import GenAIContainer
+from buildlib.container.op_packages import registrations
 from buildlib.errors import CacheError
 from buildlib.graph.files import load_model, tensor_array
 from buildlib.replay import compiled_from, emulator_twin, entry_beside
 from buildlib.targets import parse_target
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
+from buildlib.toolchains.requests import OpPackageLibrary
 
 _NUMBER = re.compile(r":?OpId_\d+(?: \(cycles\))?$")
 _CUT = re.compile(r"(?:_head_\d+|_(?:columns|rows)_\d+_\d+|_dq(?:_\d+)?|_q|_flat)$")
@@ -98,11 +100,19 @@ def operator_costs(
         twin = container
         if not container.metadata.target.emulator:
             twin = emulator_twin(container, Path(scratch) / "twin", cache_root=cache_root)
+        packages = [
+            OpPackageLibrary(twin.path / one.file, one.provider)
+            for one in registrations(twin.metadata.op_packages)
+        ]
         for name in container.genie_config.ctx_bins:
             binary = twin.files[name]
             graphs = [graph.name for graph in toolchain.inspect(binary).graphs]
             profiles = toolchain.profile(
-                binary, graphs, soc_model=soc_model, repetitions=repetitions
+                binary,
+                graphs,
+                soc_model=soc_model,
+                repetitions=repetitions,
+                op_packages=packages,
             )
             for graph, nodes in profiles.items():
                 table = costs.setdefault(_PART.sub("", graph), {})

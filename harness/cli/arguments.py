@@ -9,6 +9,15 @@ from buildlib.files import check_file
 from harness.errors import WrongUseError
 
 ContainerDir = Annotated[Path, typer.Argument(help="Folder of a container.")]
+CacheDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--cache",
+        help="Cache of the builds that made the containers; by default $QNNFARM_CACHE_DIR, or the "
+        "usual one.",
+        show_default=False,
+    ),
+]
 DeviceName = Annotated[
     str | None,
     typer.Option(

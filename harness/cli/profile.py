@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from harness.cli.arguments import ContainerDir, Json
+from harness.cli.arguments import CacheDir, ContainerDir, Json
 from harness.console import Row, answers, print_json, print_remark, print_rows
 
 if TYPE_CHECKING:
@@ -33,14 +33,7 @@ def profile(
     repetitions: Annotated[
         int, typer.Option(min=1, max=100, help="Runs of each graph on the emulator.")
     ] = 3,
-    cache: Annotated[
-        Path | None,
-        typer.Option(
-            help="Cache of the builds that made the containers; by default $QNNFARM_CACHE_DIR, or "
-            "the usual one.",
-            show_default=False,
-        ),
-    ] = None,
+    cache: CacheDir = None,
     json: Json = False,
 ) -> None:
     """Show what each operator costs: compiled nodes, emulator's cycles, bytes, loss of weights.

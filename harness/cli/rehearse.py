@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli.arguments import WAIT_S, ContainerDir, Json
+from harness.cli.arguments import WAIT_S, CacheDir, ContainerDir, Json
 from harness.console import answers, print_json, print_remark
 from harness.exit_codes import BAD
 
@@ -19,11 +19,6 @@ if TYPE_CHECKING:
     from buildlib.toolchains.base import GraphInfo
     from harness.devices.base import Device
 
-_ONLY_A_PHONE = (
-    "that its DSP loads the binaries, which share weights, and computes what the emulator does",
-    "that stub, skeleton, FastRPC and the phone's system fit one another",
-    "memory, speed, heat and energy",
-)
 _ANDROID = "arm64-v8a"
 _RUNTIMES = ("genie", "graph")
 Answers = Sequence[Sequence[int]]
@@ -51,14 +46,7 @@ def rehearse(
     max_tokens: Annotated[
         int, typer.Option(min=1, help="Tokens of each answer, decoded greedily.")
     ] = 16,
-    cache: Annotated[
-        Path | None,
-        typer.Option(
-            help="Cache of the build that made the container; by default $QNNFARM_CACHE_DIR, or "
-            "the usual one.",
-            show_default=False,
-        ),
-    ] = None,
+    cache: CacheDir = None,
     json: Json = False,
 ) -> None:
     """Try a phone's container without the phone: its bundle, and its graphs on the emulator.
@@ -84,7 +72,7 @@ def rehearse(
                 "container": str(container_dir),
                 "target": phone.metadata.target.name,
                 "checks": [dataclasses.asdict(check) for check in checks],
-                "only_a_phone": list(_only_a_phone(phone)),
+                "only_a_phone": _only_a_phone(phone),
                 "prompts": lengths,
                 "tokens": tokens,
             }
@@ -108,13 +96,13 @@ def _print(checks: Sequence[Check], phone: "GenAIContainer") -> None:
         console.print(f"  {line}")
 
 
-def _only_a_phone(phone: "GenAIContainer") -> Iterator[str]:
-    for line in _ONLY_A_PHONE:
-        yield (
-            line
-            if phone.metadata.target.weight_sharing
-            else line.replace(", which share weights,", "")
-        )
+def _only_a_phone(phone: "GenAIContainer") -> tuple[str, ...]:
+    shared = ", which share weights," if phone.metadata.target.weight_sharing else ""
+    return (
+        f"that its DSP loads the binaries{shared} and computes what the emulator does",
+        "that stub, skeleton, FastRPC and the phone's system fit one another",
+        "memory, speed, heat and energy",
+    )
 
 
 def _compare_binaries(phone: "GenAIContainer", twin: "GenAIContainer") -> Check:
