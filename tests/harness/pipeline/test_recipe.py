@@ -63,6 +63,11 @@ stages:
             3,
             "features.speculative_decoding: draft_model_path: it is missing",
         ),
+        (
+            ("stages:", "features: {op_packages: [{name: Scale, targets: {x86_64: a}}]}\nstages:"),
+            3,
+            "interface_provider: it is missing",
+        ),
         (("stages:", "eaglet: {eaglet_version: v2}\nstages:"), 3, "eaglet: .*qnnfarm train draft"),
         (
             ("stages:", "stages:\n  dm_model_loader: {}"),

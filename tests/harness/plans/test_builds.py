@@ -15,6 +15,12 @@ BUILD = {
     "splits": 2,
 }  # fmt: skip
 
+OP_PACKAGE = {
+    "name": "Scale",
+    "interface_provider": "ScaleProvider",
+    "targets": {"x86_64": "trained/libScale.so"},
+}
+
 
 def make_plan(**keys: object) -> Plan:
     return Plan.model_validate({"name": "lab", "workloads": WORK, **keys})
@@ -45,11 +51,19 @@ def test_an_unchanged_container_is_neither_built_nor_replaced(
     assert (tmp_path / "head").stat().st_ino == made
 
 
-def test_paths_among_the_options_are_relative_to_the_plan(tmp_path: Path) -> None:
-    options = {"speculative_config": {"ssd_tensor_file": "trained/ssd.safetensors"}}
+@pytest.mark.parametrize(
+    ("options", "path"),
+    [
+        ({"speculative_config": {"ssd_tensor_file": "trained/ssd.safetensors"}}, "ssd.safetensors"),
+        ({"op_packages": [OP_PACKAGE]}, "libScale.so"),
+    ],
+)
+def test_paths_among_the_options_are_relative_to_the_plan(
+    tmp_path: Path, options: dict[str, object], path: str
+) -> None:
     plan = make_plan(containers=[{"path": "head", "build": BUILD | {"options": options}}])
     (build,) = build_containers(plan, tmp_path / "plan.yaml")
-    assert f"there is no file {tmp_path}/trained/ssd.safetensors" in build.error
+    assert f"{tmp_path}/trained/{path}" in build.error
 
 
 def test_a_folder_that_is_no_container_is_never_replaced(tmp_path: Path) -> None:
