@@ -218,9 +218,8 @@ class GenieRuntime(DeployedRuntime):
             raise RuntimeChoiceError(device.serial, reason)
         if container.metadata.op_packages and not self._has_python:
             reason = (
-                "the container has op packages, which Genie takes from a process that has "
-                "registered them: that needs Python on the device, and the SDK's genie-t2t-run "
-                "registers none"
+                "the SDK's genie-t2t-run registers no op packages, which the container has; ours "
+                f"does, and needs Python: {NAMED}"
             )
             raise RuntimeChoiceError(device.serial, reason)
         self._trace = self.options.trace

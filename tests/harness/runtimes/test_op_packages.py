@@ -1,4 +1,4 @@
-"""A container with an op package on a virtual device: Genie computes by its kernel."""
+"""A container with an op package on a virtual device: runtimes compute by its kernel."""
 
 import shutil
 from dataclasses import replace
@@ -19,11 +19,11 @@ from harness.runtimes.bundles.sources import PROGRAMS
 from harness.runtimes.genie.bundle import genie_bundle
 from harness.runtimes.genie.model import GenieModel
 from harness.runtimes.genie.runtime import GenieRuntime
+from harness.runtimes.graph.runtime import GraphRuntime
 from harness.runtimes.run_folder import runner_command
 from suites.models import tiny_llama
 from tests.buildlib.op_packages import PROVIDER, build_package, scale_logits
 
-TEXT = (tiny_llama.folder() / "text" / "heldout.txt").read_text("utf-8")
 OPTIONS = RuntimeOptions(runner_timeout_s=120)
 
 
@@ -72,22 +72,32 @@ def start(device: AdbDevice, container: GenAIContainer) -> GenieRuntime:
     return GenieRuntime(device, device.properties(), container, OPTIONS)
 
 
-def test_logits_and_text_are_those_of_the_kernel(
+def test_logits_are_those_of_the_kernel_under_genie_and_by_graphs_alone(
     virtual_device: AdbDevice, plain: GenAIContainer, scaled: GenAIContainer
 ) -> None:
     window = StepWindow(prompt=(40, 41, 42), following=(43, 44, 45))
-    logits, texts, perplexities = {}, {}, {}
-    for name, container in (("plain", plain), ("scaled", scaled)):
-        runtime = start(virtual_device, container)
-        logits[name] = np.asarray(runtime.decode_steps([window]).windows[0])
-        texts[name] = runtime.generate(GenerationRequest(8, prompt="In the beginning")).text
-        perplexities[name] = runtime.score(GenieModel(container).windows(TEXT, 1)).perplexity
+    runtimes: dict[str, GenieRuntime | GraphRuntime] = {
+        "plain": start(virtual_device, plain),
+        "genie": start(virtual_device, scaled),
+        "graph": GraphRuntime(virtual_device, virtual_device.properties(), scaled, OPTIONS),
+    }
+    logits = {name: one.decode_steps([window]).windows[0] for name, one in runtimes.items()}
+    for runtime in runtimes.values():
         runtime.clean()
     expected = 3 * logits["plain"] + 1
-    assert np.abs(logits["scaled"] - expected).max() < 0.02 * np.ptp(expected)
-    assert np.abs(logits["scaled"] - logits["plain"]).max() > 0.5 * np.ptp(logits["plain"])
-    assert texts["scaled"] == texts["plain"]
-    assert abs(perplexities["scaled"] / perplexities["plain"] - 1) > 0.2  # three times as sure
+    assert np.abs(logits["genie"] - expected).max() < 0.02 * np.ptp(expected)
+    assert np.abs(logits["genie"] - logits["plain"]).max() > 0.5 * np.ptp(logits["plain"])
+    assert np.array_equal(logits["graph"], logits["genie"])
+
+
+def test_children_of_a_runner_register_too(
+    virtual_device: AdbDevice, scaled: GenAIContainer
+) -> None:
+    runtime = start(virtual_device, scaled)
+    text = (tiny_llama.folder() / "text/heldout.txt").read_text("utf-8")
+    (window,) = GenieModel(scaled).windows(text, 1)
+    assert runtime.score([window]).perplexity > 1
+    runtime.clean()
 
 
 def test_a_package_that_nobody_registers_is_named(
