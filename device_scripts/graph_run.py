@@ -77,11 +77,73 @@ def parser() -> argparse.ArgumentParser:
     )
     build.add_argument("--output_file", metavar="FILE", help="float32 logits of --windows")
     build.add_argument("--summary", metavar="FILE", help="JSON of --windows or --score")
+    build.add_argument("--dump", metavar="FILE", help="write tensors of a step of -tok, as stored")
+    build.add_argument(
+        "--step", metavar="N", type=int, default=0, help="of --dump: the one that gives token N"
+    )
+    build.add_argument(
+        "--tensor",
+        metavar="NAME",
+        action="append",
+        help="of --dump: an input or output of a graph; all outputs by default",
+    )
     build.add_argument("--profile", metavar="FILE", help="write figures in the form of Genie's")
     build.add_argument("--trace", metavar="FILE", help="write a trace that Perfetto reads")
     build.add_argument("--log", choices=tuple(genie_api.LOG_LEVELS), help="QNN's own log")
     build.add_argument("--clock", metavar="FILE", help="write when each token came")
     return build
+
+
+class Dump:
+    """Tensors of the call that gives one token of an answer, as stored.
+
+    The file begins with a line of JSON that describes them; their bytes follow in its order.
+
+    Args:
+        step: number of the token, from 0.
+        names: of inputs and outputs; None for all outputs.
+    """
+
+    def __init__(self, path: str, step: int, names: Optional[Sequence[str]]) -> None:
+        self._path = path
+        self._step = step
+        self._names = names
+        self._calls = 0
+        self.done = False
+
+    def take(self, model: graph_model.Model, call: graph_model.Call) -> None:
+        """Write the tensors, if this is the step's call.
+
+        Raises:
+            genie_api.RunnerError: no graph of the call has a tensor of that name.
+        """
+        self._calls += 1
+        if self._calls != self._step + 1:
+            return
+        ports = [self._port(call.chain, name) for name in self._names or call.chain.outputs]
+        described = [
+            {
+                "name": port.name, "shape": port.shape, "code": port.code, "scale": port.scale,
+                "offset": port.offset, "size": port.size,
+            }
+            for port in ports
+        ]  # fmt: skip
+        head = {"format": _FORMAT, "first": call.first, "tokens": call.tokens, "tensors": described}
+        data = [model.memory.of(port)[: port.count].tobytes() for port in ports]
+        content = json.dumps(head).encode() + b"\n" + b"".join(data)
+        genie_t2t_run.write_file(content, self._path, "dump")
+        self.done = True
+
+    def _port(self, chain: graph_model.Chain, name: str) -> graph_model.Port:
+        cached = [one.new.name for one in chain.kv if one.past.name == name]
+        if cached:
+            reason = f"is the cache, which the call has changed: {cached[0]} has its new columns"
+            raise genie_api.RunnerError(f"{name} {reason}")
+        port = chain.outputs.get(name) or chain.inputs.get(name)
+        if port is None:
+            known = ", ".join((*chain.outputs, *chain.inputs))
+            raise genie_api.RunnerError(f"no graph has a tensor {name}: there are {known}")
+        return port
 
 
 class Recorder:
@@ -132,6 +194,7 @@ def generate(
     most: int,
     recorder: Recorder,
     clock: genie_t2t_run.Clock,
+    dump: Optional[Dump] = None,
 ) -> Iterator[int]:
     """Yield the greedy answer to a prompt, at most so many tokens, without the one that ends it.
 
@@ -147,6 +210,8 @@ def generate(
             recorder.call(call)
         if not moments:
             prefilled = time.monotonic_ns()
+        if dump is not None:
+            dump.take(model, call)
         token = greedy(model.logits(call, call.tokens - 1))
         moments.append(time.monotonic_ns())
         if token in model.settings.ends:
@@ -177,7 +242,7 @@ def _rate(count: int, nanoseconds: int) -> float:
     return count * 1e9 / max(nanoseconds, 1)
 
 
-def answer(options: argparse.Namespace, model: graph_model.Model, recorder: Recorder) -> None:
+def answer_query(options: argparse.Namespace, model: graph_model.Model, recorder: Recorder) -> None:
     """Answer token ids, and print the ids in the form of our genie-t2t-run."""
     tokens = read_tokens(options.tokens_file, model)
     fill = read_tokens(options.fill_file, model) if options.fill_file else []
@@ -192,10 +257,14 @@ def answer(options: argparse.Namespace, model: graph_model.Model, recorder: Reco
     clock = genie_t2t_run.Clock()
     clock.init_s = recorder.init_s
     genie_t2t_run.write(b"[PROMPT]: " + " ".join(map(str, tokens)).encode() + b"\n\n[BEGIN]: ")
-    for number, token in enumerate(generate(model, [*begin, *tokens], most, recorder, clock)):
+    dump = Dump(options.dump, options.step, options.tensor) if options.dump else None
+    answer = generate(model, [*begin, *tokens], most, recorder, clock, dump)
+    for number, token in enumerate(answer):
         genie_t2t_run.write(b"%s%d" % (b" " if number else b"", token))
     genie_t2t_run.write(b"[END]\n\n")
     genie_t2t_run.check_status(clock.status, generated=True)
+    if dump is not None and not dump.done:
+        raise genie_api.RunnerError(f"the answer ends before step {options.step}")
     if options.clock is not None:
         genie_t2t_run.write_file(clock.json().encode(), options.clock, "clock")
 
@@ -366,7 +435,7 @@ def run(options: argparse.Namespace, stop: genie_api.Stop) -> None:
     if options.describe:
         describe(model)
     elif options.tokens_file is not None:
-        answer(options, model, recorder)
+        answer_query(options, model, recorder)
     elif options.windows is not None:
         decode_windows(options, model, recorder)
     else:
@@ -383,6 +452,8 @@ def main(arguments: Optional[Sequence[str]] = None, stop: Optional[genie_api.Sto
     options = build.parse_args(arguments)
     if options.fill_file is not None and options.tokens_file is None:
         build.error("argument --fill_file: goes with -tok/--tokens_file")
+    if options.dump is not None and options.tokens_file is None:
+        build.error("argument --dump: goes with -tok/--tokens_file")
     if options.windows is not None and (options.output_file is None or options.summary is None):
         build.error("argument --windows: goes with --output_file and --summary")
     if options.score is not None and options.summary is None:

@@ -1,12 +1,13 @@
-"""`qnnfarm debug`: what Genie does with the graphs of a container, on the emulator."""
+"""`qnnfarm debug`: what runtimes and devices do with the graphs of a container."""
 
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli.arguments import Json
+from harness.cli.arguments import WAIT_S, ContainerDir, DeviceName, Json, PoolFile, Wait
 from harness.console import answers, print_json, print_text
 from harness.errors import WrongUseError
 from harness.exit_codes import BAD
@@ -15,13 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from buildlib.speculative.kv_trace import Commit, GraphCall
+    from harness.runtimes.graph.tensors import Deviation
 
-app = typer.Typer(help="Diagnoses of what Genie does, on the emulator.", no_args_is_help=True)
-
-
-@app.callback()
-def _group() -> None:
-    """Keep `kv` a command of its own: typer drops the only name of a group."""
+app = typer.Typer(help="Diagnoses of caches and tensors, call by call.", no_args_is_help=True)
 
 
 @app.command("kv")
@@ -64,6 +61,98 @@ def kv(
         _show(text, calls, commits)
     if not all(one.is_sound for one in commits):
         raise typer.Exit(BAD)
+
+
+@app.command("tensor")
+def tensor(
+    container_dir: ContainerDir,
+    reference: Annotated[
+        Path, typer.Option(metavar="CHECKPOINT_DIR", help="The checkpoint, which this host runs.")
+    ],
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="TENSOR",
+            help="Outputs of graphs, as `inspect --tensors` shows them; all by default.",
+            show_default=False,
+        ),
+    ] = None,
+    prompt: Annotated[str, typer.Option(help="Prompt of the query.")] = "In the beginning",
+    step: Annotated[
+        int, typer.Option(min=0, help="The call that gives token N of the answer; 0 is prefill.")
+    ] = 0,
+    bound: Annotated[float, typer.Option(metavar="DB", help="Least SQNR of a tensor.")] = 15.0,
+    device: DeviceName = None,
+    pool: PoolFile = None,
+    wait: Wait = WAIT_S,
+    json: Json = False,
+) -> None:
+    """Compare tensors of a step on a device with those of the model in float.
+
+    The runtime graph answers the prompt, and the float model sees the same tokens. New keys and
+    values of each layer, values between parts, and logits are compared; the first layer that is
+    below the bound is named. Exits 1 if there is one.
+    """
+    from buildlib.graph.shape import GraphShape
+    from harness.cli.device_lease import open_session
+    from harness.runtimes.base import GenerationRequest
+    from harness.runtimes.graph.runtime import GraphRuntime
+    from harness.runtimes.graph.tensors import compare_with_float
+    from harness.runtimes.registry import open_model
+
+    model = open_model(container_dir, "graph")
+    with open_session(
+        model, device, pool, command="debug tensor", wait_s=wait, log_level=None
+    ) as session:
+        runtime = session.runtime
+        assert isinstance(runtime, GraphRuntime)  # noqa: S101  (the model's)
+        request = GenerationRequest(step + 1, prompt=prompt)
+        result, tensors = runtime.dump(request, step, names or ())
+    shape = GraphShape(max(model.info.ars), model.info.cl)
+    deviations = compare_with_float(tensors, reference, shape, bound_db=bound)
+    outside = [one for one in deviations if not one.holds]
+    if json:
+        print_json(
+            {
+                "text": result.text,
+                "first": tensors.first,
+                "tokens": len(tensors.tokens) - tensors.first,
+                "tensors": [_finite(asdict(one)) for one in deviations],
+                "first_outside": outside[0].name if outside else None,
+            }
+        )
+    else:
+        _show_deviations(deviations, bound)
+    if outside:
+        raise typer.Exit(BAD)
+
+
+def _finite(values: "Mapping[str, object]") -> dict[str, object]:
+    """Replace what JSON has no number for: equal tensors have an infinite SQNR."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in values.items()
+    }
+
+
+def _show_deviations(deviations: "Sequence[Deviation]", bound: float) -> None:
+    from rich.table import Table
+
+    console = answers()
+    table = Table(box=None, header_style="dim", pad_edge=False)
+    for heading in ("tensor", "layer", "SQNR dB", "largest difference"):
+        table.add_column(heading, no_wrap=True)
+    for one in deviations:
+        layer = "" if one.layer is None else str(one.layer)
+        style = None if one.holds else "red"
+        table.add_row(one.name, layer, f"{one.sqnr_db:.1f}", f"{one.relative:.2%}", style=style)
+    console.print(table)
+    worst = next((one for one in deviations if not one.holds), None)
+    if worst is None:
+        console.print(f"all within {bound:g} dB of the float model")
+    else:
+        where = "" if worst.layer is None else f", in layer {worst.layer}"
+        console.print(f"the first below {bound:g} dB is {worst.name}{where}", style="red")
 
 
 def _show(text: str, calls: "Sequence[GraphCall]", commits: "Sequence[Commit]") -> None:

@@ -3,6 +3,8 @@
 import json
 import math
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,9 +12,11 @@ import numpy as np
 import pytest
 import tokenizers
 
+from buildlib.builder_options import apply_options
 from buildlib.genai import GenAIBuilderFactory
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from suites.models import tiny_llama
+from tests.device_scripts.conftest import SCRIPTS
 
 if TYPE_CHECKING:
     from tests.device_scripts.conftest import Runner
@@ -167,6 +171,20 @@ BUILDS: dict[str, dict[str, object]] = {
     },
 }
 ANSWER = 24
+ALL_PROMPTS = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+import genie_api, genie_t2t_run, graph_model, graph_run
+model = graph_model.Model(graph_model.Settings.read("genie_config.json"))
+answers = []
+for prompt in json.load(open("prompts")):
+    model.reset()
+    asked = [model.settings.bos, *prompt]
+    times = graph_run.Recorder(), genie_t2t_run.Clock()
+    answers.append(list(graph_run.generate(model, asked, int(sys.argv[2]), *times)))
+print(json.dumps(answers))
+genie_api.leave(0)
+"""
 
 
 @pytest.mark.slow
@@ -181,7 +199,7 @@ def test_twenty_prompts_are_answered_as_by_genie(
         "split_model.num_splits": 1,
     }
     builder = GenAIBuilderFactory.create(tiny_llama.folder(), cache_root=build_cache)
-    builder.set_targets(["SM8750:emulator"]).set_transformation_options({**defaults, **options})
+    apply_options(builder.set_targets(["SM8750:emulator"]), {**defaults, **options})
     container = builder.build()
     graphs = container.metadata.graphs
     ar, longest = max(graphs.auto_regression_numbers), graphs.context_length
@@ -197,18 +215,23 @@ def test_twenty_prompts_are_answered_as_by_genie(
     config["dialog"]["max-num-tokens"] = ANSWER
     (bundle / "genie_config.json").write_text(json.dumps(config))
     script = ["dialog config create c genie_config.json", "dialog create d c"]
+    prompts = []
     for number, length in enumerate(lengths):
         begin = int(random.integers(len(text) - length))
-        words = " ".join(map(str, text[begin : begin + length]))
-        (bundle / f"tokens{number}").write_text(words)
+        prompts.append(text[begin : begin + length])
+        (bundle / f"tokens{number}").write_text(" ".join(map(str, prompts[-1])))
         script += [f"dialog tokenQuery d tokens{number} genie{number}", "dialog reset d"]
     (bundle / "script").write_text("\n".join(script))
     done = runner.run("genie_app.py", "-s", "script", cwd=bundle, timeout_s=1500)
     assert done.returncode == 0, done.stderr
-    theirs, ours = [], []
-    for number in range(len(lengths)):
-        theirs.append([int(word) for word in (bundle / f"genie{number}").read_text().split()])
-        asked = (*CONFIG, "-tok", f"tokens{number}")
-        ours.append(ids(runner.run("graph_run.py", *asked, cwd=bundle).stdout))
-    assert ours == theirs
+    theirs = [
+        [int(word) for word in (bundle / f"genie{number}").read_text().split()]
+        for number in range(len(lengths))
+    ]
+    (bundle / "prompts").write_text(json.dumps(prompts))
+    command = [sys.executable, "-c", ALL_PROMPTS, str(SCRIPTS), str(ANSWER)]
+    ours = subprocess.run(
+        command, cwd=bundle, env=runner.environment, capture_output=True, text=True, check=True
+    )
+    assert json.loads(ours.stdout.splitlines()[-1]) == theirs
     assert all(theirs)

@@ -20,6 +20,7 @@ from harness.errors import RuntimeOutputError, WrongUseError
 from harness.results.records import Positions
 from harness.runtimes.base import (
     Capability,
+    Framing,
     GenerationRequest,
     GenerationResult,
     ModelRole,
@@ -36,7 +37,13 @@ from harness.runtimes.context_limit import ContextLimit
 from harness.runtimes.deployed import DeployedRuntime
 from harness.runtimes.dialog_settings import DialogSettings
 from harness.runtimes.files import check_fit, qnn_api_files, target_of
-from harness.runtimes.genie.configuration import added_tokens, config_of, dialog_limit
+from harness.runtimes.genie.configuration import (
+    added_tokens,
+    config_of,
+    dialog_limit,
+    eos_tokens,
+    framed,
+)
 from harness.runtimes.genie.profile import (
     complete_figures,
     find_early_end,
@@ -52,12 +59,15 @@ from harness.runtimes.tokenizer import encode, load_tokenizer
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+    from harness.runtimes.graph.tensors import StepTensors
+
 RUNNER = "graph_run.py"
 _SCRIPTS = (
     "genie_api.py", "genie_embeddings.py", "genie_logits.py", "genie_nodes.py",
     "genie_t2t_run.py", "genie_trace.py", "graph_model.py", RUNNER,
 )  # fmt: skip
 _CONFIG, _OUTPUT, _TRACE = "query_config.json", "output.txt", "trace.json"
+_DUMP = "tensors.bin"
 
 
 def plain_config(settings: DialogSettings, container: GenAIContainer) -> GenieConfig:
@@ -160,9 +170,35 @@ class GraphRuntime(DeployedRuntime):
             RunnerError: the runner crashed, hung or refused.
             RuntimeOutputError: it answered what cannot be an answer.
         """
+        return self._answer(request, ())
+
+    def dump(
+        self, request: GenerationRequest, step: int, tensors: Sequence[str] = ()
+    ) -> "tuple[GenerationResult, StepTensors]":
+        """Answer a prompt, and return tensors of the call that gives a token of the answer.
+
+        Args:
+            request: without tokens that fill the context.
+            step: the token's number, from 0.
+            tensors: inputs and outputs of graphs; none for all outputs.
+
+        Raises:
+            RunnerError: the answer has no such token, or a graph no such tensor; see `generate`.
+        """
+        from harness.runtimes.graph.tensors import parse_dump
+
+        names = [word for name in tensors for word in ("--tensor", name)]
+        result = self._answer(request, ["--dump", _DUMP, "--step", str(step), *names])
+        prompt = request.token_ids or encode(self._tokenizer, request.prompt or "")
+        config = framed(plain_config(request.settings, self._container), request.framing)
+        bos = config.dialog.context.bos_token
+        tokens = [*([bos] if bos >= 0 else []), *prompt, *(result.token_ids or ())]
+        return result, parse_dump(self.folder().pull(_DUMP), tokens, self.device.serial)
+
+    def _answer(self, request: GenerationRequest, options: Sequence[str]) -> GenerationResult:
         if request.embeddings is not None:
             raise WrongUseError("the runtime graph takes text or token ids, no embeddings")
-        config = plain_config(request.settings, self._container)
+        config = framed(plain_config(request.settings, self._container), request.framing)
         asked = request.max_new_tokens
         prompt = request.token_ids or encode(self._tokenizer, request.prompt or "")
         prompt_tokens = added_tokens(config) + len(request.fill_token_ids) + len(prompt)
@@ -170,6 +206,7 @@ class GraphRuntime(DeployedRuntime):
         config = config.with_dialog(max_num_tokens=asked)
         inputs = {"tokens.txt": _words(prompt)}
         command = ["-tok", "tokens.txt", "--profile", "profile.json", "--clock", "clock.json"]
+        command += options
         if request.fill_token_ids:
             inputs["fill.txt"] = _words(request.fill_token_ids)
             command += ["--fill_file", "fill.txt"]
@@ -187,13 +224,17 @@ class GraphRuntime(DeployedRuntime):
             samples.series,
             profiled,
             self._read_trace(folder),
-            token_ids=None if request.token_ids is None else ids,
+            token_ids=ids,
             early_end=find_early_end(metrics["generated_tokens"], asked, clock),
         )
 
     def added_tokens(self, settings: DialogSettings, *, after_fill: bool = False) -> int:
         """See `Generates.added_tokens`."""
         return 0 if after_fill else added_tokens(plain_config(settings, self._container))
+
+    def end_token(self, settings: DialogSettings, framing: Framing) -> int:
+        """See `TakesChats.end_token`."""
+        return eos_tokens(framed(plain_config(settings, self._container), framing))[0]
 
     def positions(self, role: ModelRole = "target") -> Positions:
         """Name the positions that are scored: the same as Genie's."""
@@ -247,7 +288,8 @@ class GraphRuntime(DeployedRuntime):
             RunnerError: the runner crashed, hung or refused.
             RuntimeOutputError: it left other logits than those of these steps.
         """
-        config = plain_config(DialogSettings(), self._container)
+        framing = None if windows[0].bos else Framing()
+        config = framed(plain_config(DialogSettings(), self._container), framing)
         for window in windows:
             self._limit.check(added_tokens(config) + len(window.prompt), len(window.following))
         run = StepRun(

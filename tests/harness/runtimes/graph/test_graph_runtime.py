@@ -1,6 +1,7 @@
 """The graph runtime on a virtual device beside the real Genie: same text, logits and scores."""
 
 import json
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -9,11 +10,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from buildlib.container.container import GenAIContainer
 from buildlib.errors import ContainerError
+from buildlib.graph.shape import GraphShape
 from harness.devices.adb.device import AdbDevice
-from harness.errors import PromptTooLongError, RuntimeChoiceError, WrongUseError
+from harness.errors import (
+    PromptTooLongError,
+    RunnerError,
+    RuntimeChoiceError,
+    RuntimeOutputError,
+    WrongUseError,
+)
 from harness.runtimes.base import (
     Converses,
     Embeds,
@@ -26,6 +35,7 @@ from harness.runtimes.dialog_settings import DialogSettings
 from harness.runtimes.genie.runtime import GenieRuntime
 from harness.runtimes.graph.model import open_model
 from harness.runtimes.graph.runtime import GraphRuntime
+from harness.runtimes.graph.tensors import compare_with_float, parse_dump
 from suites.models import tiny_llama
 
 PROMPT = "In the beginning God created the heaven and the earth. And God said,"
@@ -117,3 +127,50 @@ def test_drafts_and_embeddings_are_refused(pair: Pair, tmp_path: Path) -> None:
         graph.score([], "draft")
     with pytest.raises(WrongUseError, match="no embeddings"):
         graph.generate(GenerationRequest(2, embeddings=tmp_path / "rows.raw"))
+
+
+@pytest.fixture
+def altered_checkpoint(tmp_path: Path) -> Path:
+    """The reference model with other values in layer 2: what a fault there looks like."""
+    folder = tmp_path / "altered"
+    shutil.copytree(tiny_llama.folder(), folder)
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.2.self_attn.v_proj.weight"
+    save_file({**tensors, name: -tensors[name]}, folder / "model.safetensors")
+    return folder
+
+
+def test_tensors_of_a_step_are_compared_layer_by_layer(
+    pair: Pair, altered_checkpoint: Path
+) -> None:
+    """Of a prefill call of 32 tokens and of a decode step, in both parts and on their border."""
+    _, graph = pair
+    for step, first, count in ((0, 0, 21), (2, 22, 1)):
+        result, tensors = graph.dump(GenerationRequest(3, prompt=PROMPT), step)
+        assert (tensors.first, len(tensors.tokens)) == (first, first + count)
+        assert tensors.tokens[21:] == (result.token_ids or ())[:step]
+        shape = GraphShape(32, 192)
+        deviations = compare_with_float(tensors, tiny_llama.folder(), shape)
+        assert all(one.holds for one in deviations)
+        assert [one.name for one in deviations][-2:] == ["past_value_3_out", "logits"]
+        assert len(deviations) == 10  # keys and values of four layers, border, logits
+        wrong = compare_with_float(tensors, altered_checkpoint, shape)
+        first_wrong = next(one for one in wrong if not one.holds)
+        assert (first_wrong.name, first_wrong.layer) == ("past_value_2_out", 2)
+
+
+def test_tensors_that_cannot_be_had_are_told(pair: Pair) -> None:
+    _, graph = pair
+    for name, reason in (("x", "no graph has a tensor x"), ("past_key_0_in", "is the cache")):
+        with pytest.raises(RunnerError, match=reason):
+            graph.dump(GenerationRequest(1, prompt=PROMPT), 0, (name,))
+    with pytest.raises(RunnerError, match="the answer ends before step 4"):
+        graph.dump(GenerationRequest(1, prompt=PROMPT), 4)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{}\n", b'{"format": 1, "first": 0, "tokens": 1, "tensors": []}\nxx']
+)
+def test_other_dumps_are_refused(data: bytes) -> None:
+    with pytest.raises(RuntimeOutputError):
+        parse_dump(data, [1], "device")
