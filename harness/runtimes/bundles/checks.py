@@ -22,6 +22,8 @@ from harness.runtimes.bundles.sources import ANDROID, EMULATOR
 
 _DSP_NAME = re.compile(r"(?:skel|_HTP|htp-v\d\d)\.so$", re.IGNORECASE)
 """Names of libraries for the DSP: skeletons, QNN's op packages, llama.cpp's."""
+_ALWAYS_LOADED = re.compile(r"lib(?:Genie|Qnn)\w*\.so$|_(?:CPU|HTP)\.so$")
+"""Names of libraries that no program is linked to: Genie's, QNN's and its op packages."""
 _VERSION_IN_NAME = re.compile(r"v(\d\d)(?!\d)", re.IGNORECASE)
 _BUILD = re.compile(rb"\0v(\d+)\.(\d+)\.(\d+)\.\d{6,14}\0")
 _BUILD_TEXT = re.compile(r"v?(\d+)\.(\d+)\.(\d+)\b")
@@ -162,9 +164,10 @@ def _unmet_needs(
     pushed = {Path(name).name for name in bundle.files}
     unmet = [
         (name, needed)
-        for name, info in infos.items()
-        for needed in info.needed
-        if needed not in pushed and needed not in (_DSP_LIBRARIES if info.hexagon else system)
+        for name in _loaded(infos, bundle)
+        for needed in infos[name].needed
+        if needed not in pushed
+        and needed not in (_DSP_LIBRARIES if infos[name].hexagon else system)
     ]
     asked = {needed for name, needed in unmet if not infos[name].hexagon}
     there = present(asked) if present and asked else ()
@@ -174,6 +177,24 @@ def _unmet_needs(
                 f"{name} needs {needed}, which is neither in the bundle nor known on the device: "
                 f"add it with --push FILE:{needed}"
             )
+
+
+def _loaded(infos: Mapping[str, ElfInfo], bundle: Bundle) -> list[str]:
+    """Return the libraries and programs that a run loads for certain.
+
+    Where native programs run, those are they, what they are linked to, and QNN's. They do without
+    others that do not load, as llama.cpp does without a backend.
+    """
+    names = {Path(name).name: name for name in infos}
+    programs = [name for name in infos if bundle.files[name].executable]
+    unread = [*programs, *filter(_ALWAYS_LOADED.search, infos)] if programs else list(infos)
+    loaded: dict[str, None] = {}
+    while unread:
+        name = unread.pop()
+        if name not in loaded:
+            loaded[name] = None
+            unread += [names[needed] for needed in infos[name].needed if needed in names]
+    return list(loaded)
 
 
 def _versions(

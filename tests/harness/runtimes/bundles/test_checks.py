@@ -108,6 +108,20 @@ def test_needs_that_nothing_meets(tmp_path: Path) -> None:
     assert asked == ["libc++_shared.so"]  # liblog.so is on every phone
 
 
+def test_needs_of_what_programs_can_do_without(tmp_path: Path) -> None:
+    link = {"libgone.so": (), "libimpl.so": ("-lgone",), "libbackend.so": ("-lgone",)}
+    link |= {"alone": (), "program": ("-limpl",)}
+    for name, libraries in link.items():
+        options = (*NO_LIBC, "-L", str(tmp_path), f"-Wl,-soname,{name},--no-as-needed", *libraries)
+        build_library(tmp_path / name, "int x;", options=options)
+    plain = bundle_of({name: tmp_path / name for name in ("libimpl.so", "libbackend.so")}, "x86_64")
+    for program, faulty in (("alone", []), ("program", ["libimpl.so"])):
+        started = {program: DeployFile(tmp_path / program, executable=True)}
+        faults = find_faults(plain.add(started))
+        assert [fault.partition(" needs libgone.so")[0] for fault in faults] == faulty
+    assert len(find_faults(plain)) == 2  # Python may load both
+
+
 def test_files_that_are_no_libraries(tmp_path: Path) -> None:
     (tmp_path / "libX.so").write_text("<html>404")
     (tmp_path / "libY.so").write_bytes(b"\x7fELF\x02\x01")
