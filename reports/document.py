@@ -8,7 +8,7 @@ from harness.results.gate_formats import to_document as to_gate_document
 from harness.results.records import ContainerInfo, Run
 from reports.changes import Change
 from reports.page import Page
-from reports.summary import Cell, FailureGroup, PerplexityRow, Row
+from reports.summary import Cell, FailureGroup, PerplexityRow, Row, TaskRow
 
 VERSION = 1
 """Increases when a key is removed or changes its meaning; new keys may be added without."""
@@ -28,6 +28,7 @@ def to_document(page: Page, report: str) -> dict[str, object]:
         "perplexities": [
             _perplexity(row) for section in page.sections for row in section.perplexities
         ],
+        "tasks": [_task(row) for section in page.sections for row in section.tasks],
         "comparisons": [
             _comparison(one) for section in page.sections for one in section.comparisons
         ],
@@ -112,6 +113,23 @@ def _perplexity(row: PerplexityRow) -> dict[str, object]:
         "definition": definition.model_dump() if definition else None,
         "runs": [run.id for run in row.runs],
         **row.values,
+        "remarks": list(row.remarks),
+    }
+
+
+def _task(row: TaskRow) -> dict[str, object]:
+    return {
+        "task": row.task,
+        "model": row.subject.model,
+        "target": row.subject.target,
+        "emulator": row.subject.emulator,
+        "runtime": row.subject.runtime or None,
+        "container_sha256": row.container.sha256,
+        **_container(row.container),
+        "dataset_sha256": row.subject.text or None,
+        "settings": dict(row.settings),
+        "runs": [run.id for run in row.runs],
+        "metrics": dict(row.values),
         "remarks": list(row.remarks),
     }
 

@@ -336,7 +336,7 @@ def _mean(run: Run, key: str) -> float | None:
 
 def _checked(run: Run) -> str | None:
     """Describe the output check; None for runs without generated output."""
-    if run.kind == "perplexity":
+    if run.kind == "perplexity" or (run.kind == "evaluate" and run.check.outcome == "none"):
         return None
     words = {"none": "unchecked", "passed": "checked", "failed": "wrong"}[run.check.outcome]
     return f"{words}: {run.check.reason}" if run.check.reason else words

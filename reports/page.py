@@ -33,7 +33,15 @@ from reports.devices import DeviceUse, device_figures, find_device_use
 from reports.figures import Figure
 from reports.headline import Headline, judge_page
 from reports.history import SeriesGroup, find_present, find_runs_before, group_series
-from reports.summary import SPEED_METRICS, STEP_METRICS, FailureGroup, PerplexityRow, Row
+from reports.summary import (
+    SPEED_METRICS,
+    STEP_METRICS,
+    TASK_METRICS,
+    FailureGroup,
+    PerplexityRow,
+    Row,
+    TaskRow,
+)
 from reports.timeline import energy_per_token, timeline_figure, trace_address
 
 Kind = Literal["hardware", "imported", "emulator"]
@@ -58,7 +66,7 @@ RECENT = timedelta(hours=24)
 """A failure this long before the newest run belongs to the verdict."""
 _BRIEF_METRICS = (
     "prefill_tokens_per_s", "decode_tokens_per_s", "ttft_s", "embed_s", "inference_s",
-    "perplexity", "kl_divergence", "cosine_float",
+    "perplexity", "kl_divergence", "cosine_float", "accuracy", "prompts_strict",
 )  # fmt: skip
 
 
@@ -156,6 +164,7 @@ class Section:
     key: Kind
     rows: tuple[Row, ...]
     perplexities: tuple[PerplexityRow, ...]
+    tasks: tuple[TaskRow, ...]
     comparisons: tuple[ComparisonGroup, ...]
     changes: tuple[Change, ...] = ()
     energy: Mapping[str, float] = field(default_factory=dict)
@@ -180,6 +189,13 @@ class Section:
             find_metric(key)
             for key in STEP_METRICS
             if any(key in row.values for row in self.perplexities)
+        )
+
+    @property
+    def task_metrics(self) -> tuple[Metric, ...]:
+        """The metrics of any task: columns of its table."""
+        return tuple(
+            find_metric(key) for key in TASK_METRICS if any(key in row.values for row in self.tasks)
         )
 
     @property
@@ -353,7 +369,7 @@ def compose(results: Results) -> Page:
         section
         for key in TITLES
         for section in [_section(results, present, changes, key)]
-        if section.rows or section.perplexities or section.changes
+        if section.rows or section.perplexities or section.tasks or section.changes
     )
     use = find_device_use(results.measured, results.devices)
     return Page(
@@ -463,6 +479,7 @@ def _section(
         key,
         summary.summarise(now, present),
         summary.perplexities(now, present),
+        summary.task_rows(now, present),
         find_comparisons(here, results.comparisons),
         tuple(one for one in changes if _kind(one.series.newest) == key),
         {

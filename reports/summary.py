@@ -25,7 +25,7 @@ from harness.results.perplexity import (
     find_perplexity_faults,
     matches_references,
 )
-from harness.results.records import ContainerInfo, Run
+from harness.results.records import ContainerInfo, Run, RunMeans
 from harness.results.stability import Stability, grade_runs
 from harness.results.statistics import summary as stats
 from harness.results.statistics.summary import Stats
@@ -48,6 +48,10 @@ OF_SOME_MODELS = frozenset({"token_acceptance_rate", "embed_s", "inference_s", "
 imports of models that generate nothing."""
 STEP_METRICS = ("kl_divergence", "top1_agreement")
 """Distance of decode steps from float, beside their perplexity."""
+TASK_METRICS = (
+    "accuracy", "accuracy_norm", "accuracy_float", "accuracy_norm_float", "choice_agreement",
+    "prompts_strict", "prompts_loose", "instructions_strict", "instructions_loose",
+)  # fmt: skip
 GRADED = ("prefill_tokens_per_s", "decode_tokens_per_s")
 """The metrics whose stability grades the row."""
 
@@ -116,6 +120,43 @@ class PerplexityRow:
     def difference(self, reference: str) -> float | None:
         """Return the relative distance of the device from the reference."""
         return deviation(self.values, reference)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRow:
+    """Scores of one container in one task.
+
+    Attributes:
+        remarks: what the runs behind it do not share.
+    """
+
+    subject: Subject
+    runs: tuple[Run, ...]
+    values: Mapping[str, float]
+    remarks: tuple[str, ...]
+
+    @property
+    def container(self) -> ContainerInfo:
+        """The container that was scored."""
+        return self.runs[-1].container
+
+    @property
+    def task(self) -> str:
+        """Name of the task."""
+        return self.subject.prompt
+
+    @property
+    def settings(self) -> Mapping[str, object]:
+        """Number of rows, and how they were asked."""
+        return self.runs[-1].workload.sampler
+
+    def show(self, key: str) -> str:
+        """Format a value with its standard error and unit; empty if there is none."""
+        if key not in self.values:
+            return ""
+        metric, error = find_metric(key), self.values.get(f"{key}_error")
+        spread = "" if error is None else f" ± {metric.format(error, beside=self.values[key])}"
+        return f"{metric.format(self.values[key])}{spread} {metric.shown_unit}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +281,25 @@ def perplexities(
     rows = [_perplexity(subject, group) for ((subject, _), _), group in groups]
     rows.sort(key=lambda row: row.runs[-1].created_at, reverse=True)
     return tuple(sorted(rows, key=lambda row: _order(row.subject, row.container)))
+
+
+def task_rows(
+    runs: Sequence[Run], told: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+) -> tuple[TaskRow, ...]:
+    """List a row for each subject and task; of several runs with one score, the newest.
+
+    Args:
+        told: as for `summarise`.
+    """
+    scored = [run for run in runs if run.kind == "evaluate"]
+    groups = _grouped(scored, lambda run: (_built(run), told.get(run.id, ())))
+    rows = []
+    for ((subject, _), changes), group in groups:
+        same, left_out = _like_newest(group)
+        newest = RunMeans.of(same[-1]).means
+        values = {key: mean.value for key, mean in newest.items()}
+        rows.append(TaskRow(subject, same, values, changes + left_out))
+    return tuple(sorted(rows, key=lambda row: (row.task, *_order(row.subject, row.container))))
 
 
 def summarise(

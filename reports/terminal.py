@@ -14,7 +14,7 @@ from harness.results.verdicts import Verdict
 from harness.words import NO_VALUE, percent, pluralize
 from reports.headline import Headline
 from reports.page import Page, Section
-from reports.summary import OF_SOME_MODELS, SPEED_METRICS, FailureGroup, Row
+from reports.summary import OF_SOME_MODELS, SPEED_METRICS, TASK_METRICS, FailureGroup, Row, TaskRow
 from reports.text import short_time
 
 EMULATOR_NOTICE = "Emulator speed is not hardware speed."
@@ -50,7 +50,8 @@ def print_page(page: Page, console: Console) -> None:
         notice = f". {EMULATOR_NOTICE}" if section.emulator else ""
         title = f"{section.title[0].upper()}{section.title[1:]}{notice}"
         _print_line(console, Text(title, "bold yellow" if section.emulator else "bold"))
-        _print_table(section, console)
+        if section.rows:
+            _print_table(section, console)
         ambiguous = _ambiguous(section.rows)
         shared = section.shared_remarks
         for remark, count in shared.items():
@@ -61,11 +62,21 @@ def print_page(page: Page, console: Console) -> None:
             apart = _display_key(row) in ambiguous
             for line in _remarks(row, shared, apart=apart):
                 _print_line(console, line)
+        for task in section.tasks:
+            _print_line(console, Text(_task(task)))
         for group in section.comparisons:
             for line in _comparison(group):
                 _print_line(console, line)
     for failed in page.failures:
         _print_line(console, Text(_single_line(f"x {_failure(failed)}"), "red"))
+
+
+def _task(row: TaskRow) -> str:
+    """Return the scores of a container in a task."""
+    scores = (f"{find_metric(key).label.lower()} {row.show(key)}" for key in TASK_METRICS)
+    shown = ", ".join(score for score in scores if not score.endswith(" "))
+    name = f"{container_name(row.container)} on {row.subject.target}"
+    return _single_line(f"{row.task}: {name}, {shown}")
 
 
 _STYLES = {"bad": "red", "doubt": "yellow", "good": "green", "none": "default"}

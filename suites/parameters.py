@@ -53,6 +53,8 @@ class SuiteParameters:
         max_kl: bound in nats of the divergence of decode steps from float; by default what the
             bits of the container allow.
         min_cosine: of each embedding of a text encoder with the same model in float.
+        task: file of questions or prompts.
+        rows: at most so many of it.
         turns: the most turns of a conversation.
         soak_s: how long soak goes on.
         soak_dialogs: dialogs that one process of soak holds.
@@ -73,6 +75,8 @@ class SuiteParameters:
     max_perplexity: PerplexityBound | None = None
     max_kl: float | None = None
     min_cosine: float = 0.98
+    task: Path | None = None
+    rows: int = 12
     turns: int = 4
     soak_s: float = 60.0
     soak_dialogs: int = 8
@@ -186,6 +190,8 @@ _READERS: Mapping[str, Callable[[str], object]] = {
     "max_perplexity": _bound,
     "max_kl": _number,
     "min_cosine": _cosine,
+    "task": _path,
+    "rows": _positive,
     "turns": _several,
     "soak_s": _number,
     "soak_dialogs": _positive,

@@ -32,6 +32,7 @@ from harness.cli import (
     devices,
     doctor,
     embed,
+    evaluate,
     explain,
     export,
     gate,
@@ -90,6 +91,7 @@ def build_app() -> typer.Typer:
     app.command("rehearse")(rehearse.rehearse)
     app.command("generate")(generate.generate)
     app.command("perplexity")(perplexity.perplexity)
+    app.command("evaluate")(evaluate.evaluate)
     app.command("embed")(embed.embed)
     app.command("bench")(bench.bench)
     app.command("compare")(compare.compare)

@@ -37,7 +37,7 @@ class Rows(StrEnum):
     TELEMETRY = "telemetry"
 
 
-Kind = Literal["bench", "generate", "perplexity", "embed"]
+Kind = Literal["bench", "generate", "perplexity", "embed", "evaluate"]
 Status = Literal["running", "done", "failed", "interrupted"]
 
 

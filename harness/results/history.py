@@ -53,9 +53,10 @@ from harness.results.verdicts import PERPLEXITY_THRESHOLD
 from harness.words import soc_label
 
 JUDGED_METRICS = (
-    *COMPARABLE_METRICS, "embed_s", "inference_s", "inference_peak_bytes", PERPLEXITY,
+    *COMPARABLE_METRICS, "embed_s", "inference_s", "inference_peak_bytes", PERPLEXITY, "accuracy",
+    "prompts_strict",
 )  # fmt: skip
-"""The metrics whose changes are looked for by default: of generation, encoders, other models."""
+"""The metrics whose changes are looked for by default: of generation, encoders, tasks, others."""
 LEVEL_NIGHTS = 14
 """Nights next to a change that give the levels before and since."""
 _SUBJECTS_AT_ONCE = 40

@@ -163,6 +163,14 @@ def _count(key: str, label: str, unit: str) -> Metric:
     return Metric(key, label, unit, Direction.NEITHER, unit, 0, maximum=_MAX_TOKENS, integral=True)
 
 
+def _share(key: str, label: str) -> Metric:
+    return Metric(key, label, "", Direction.HIGHER, "%", 1, scale=_HUNDRED, maximum=1.0)
+
+
+def _share_error(key: str, label: str) -> Metric:
+    return Metric(key, label, "", Direction.NEITHER, "%", 1, scale=_HUNDRED, maximum=1.0)
+
+
 def _perplexity(key: str, label: str) -> Metric:
     # exp of a mean negative log-likelihood, which is never below 0.
     return Metric(key, label, "", Direction.LOWER, "", 3, minimum=1.0, maximum=1e12)
@@ -268,6 +276,23 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
                 2,
                 scale=100.0,
                 maximum=1.0,
+            ),
+            _share("accuracy", "Accuracy"),
+            _share_error("accuracy_error", "Standard error of accuracy"),
+            _share("accuracy_norm", "Accuracy by byte"),
+            _share_error("accuracy_norm_error", "Standard error of accuracy by byte"),
+            _share("accuracy_float", "Accuracy, float on host"),
+            _share("accuracy_norm_float", "Accuracy by byte, float on host"),
+            _share("choice_agreement", "Same choice as float"),
+            _share("prompts_strict", "Prompts followed"),
+            _share_error("prompts_strict_error", "Standard error of prompts followed"),
+            _share("prompts_loose", "Prompts followed, loosely"),
+            _share_error("prompts_loose_error", "Standard error of prompts followed, loosely"),
+            _share("instructions_strict", "Instructions followed"),
+            _share_error("instructions_strict_error", "Standard error of instructions followed"),
+            _share("instructions_loose", "Instructions followed, loosely"),
+            _share_error(
+                "instructions_loose_error", "Standard error of instructions followed, loosely"
             ),
             _seconds("push_s", "Push"),
             _bytes("push_bytes", "Pushed"),

@@ -20,7 +20,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from harness.errors import TelemetryRecordError
 from harness.results.metrics import find_metric
 
-RunKind = Literal["bench", "generate", "perplexity", "embed"]
+RunKind = Literal["bench", "generate", "perplexity", "embed", "evaluate"]
 RunStatus = Literal["running", "done", "failed", "interrupted"]
 Positions = Literal[
     "first_cl_minus_ar", "draft_first_cl_minus_ar", "second_half", "decode_steps", "all"

@@ -36,7 +36,7 @@ NonEmpty = Annotated[str, Field(min_length=1, pattern=r"\A[^\x00]+\Z")]
 Output = TypeVar("Output", covariant=True)  # noqa: PLC0105
 _SUMMARY_METRICS = (
     "prefill_tokens_per_s", "decode_tokens_per_s", "perplexity", "kl_divergence", "top1_agreement",
-    "embed_s", "cosine_float",
+    "embed_s", "cosine_float", "accuracy", "accuracy_norm", "prompts_strict", "prompts_loose",
 )  # fmt: skip
 _SUMMARY_LENGTH = 60
 

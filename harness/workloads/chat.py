@@ -7,6 +7,7 @@ the answer ended with it: the first of its end-of-sequence tokens. So the token 
 template ends answers is made the first.
 """
 
+import hashlib
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -80,8 +81,20 @@ class Chat:
         Raises:
             ContainerError: the template cannot be rendered.
         """
-        texts = self._render([[*_system(system), _user(prompt)] for prompt in prompts])
-        return tuple(self._ids(text) for text in texts)
+        return tuple(map(self._ids, self.texts(prompts, system)))
+
+    def texts(self, prompts: Sequence[str], system: str | None = None) -> list[str]:
+        """Return the texts of prompts, each of which is a conversation of its own.
+
+        Raises:
+            ContainerError: the template cannot be rendered.
+        """
+        return self._render([[*_system(system), _user(prompt)] for prompt in prompts])
+
+    def record(self, system: str | None) -> dict[str, str]:
+        """Describe a chat in the results store."""
+        template = hashlib.sha256(self.template.text.encode()).hexdigest()
+        return {"chat": template[:12], **({"system": system} if system else {})}
 
     def turns(self, prompts: Sequence[str], system: str | None = None) -> ChatTurns:
         """Return the turns of a conversation, before any answer is known.

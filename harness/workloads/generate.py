@@ -1,6 +1,5 @@
 """The `generate` workload: one prompt, or a conversation of several, answered once."""
 
-import hashlib
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, ClassVar, Literal, Self
@@ -8,7 +7,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from harness.errors import HostFileError
-from harness.results.records import JsonScalar, OutputCheck
+from harness.results.records import OutputCheck
 from harness.results.records import Workload as WorkloadRecord
 from harness.runtimes.base import (
     Conversation,
@@ -135,11 +134,12 @@ class Generate(DialogWorkload):
     ) -> WorkloadResult[GenerationResult]:
         """Answer in a process of its own on the device."""
         capability = Converses if self.is_conversation else Generates
+        chat = Chat.of(session.model.path).record(self.system) if self.chat else {}
         record = WorkloadRecord(
             runner=session.runtime.runner(capability),
             max_new_tokens=self.max_tokens,
             prompt=self._shown_prompt(),
-            sampler=self.record() | self._chat_record(session),
+            sampler=self.record() | chat,
         )
         ask = self._converse if self.is_conversation else self._ask
         if self.save is not None:
@@ -208,13 +208,6 @@ class Generate(DialogWorkload):
             speculation=result.speculation,
             chat_difference=difference,
         )
-
-    def _chat_record(self, session: Session) -> dict[str, JsonScalar]:
-        """Describe the chat in the store."""
-        if not self.chat:
-            return {}
-        template = hashlib.sha256(Chat.of(session.model.path).template.text.encode()).hexdigest()
-        return {"chat": template[:12], **({"system": self.system} if self.system else {})}
 
     def _texts(self, session: Session) -> tuple[str, ...]:
         if self.prompt_file is not None:

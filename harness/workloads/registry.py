@@ -8,11 +8,12 @@ from harness.workloads.bench import Bench
 from harness.workloads.command import Command
 from harness.workloads.dialog import Dialog
 from harness.workloads.embed import Embed
+from harness.workloads.evaluate import Evaluate
 from harness.workloads.generate import Generate
 from harness.workloads.perplexity import Perplexity
 
 AnyWorkload = Annotated[
-    Bench | Perplexity | Generate | Dialog | Embed | Command, Field(discriminator="kind")
+    Bench | Perplexity | Generate | Dialog | Embed | Evaluate | Command, Field(discriminator="kind")
 ]
 """Each type of workload. Implement `Workload` and add the type here to have another one."""
 _ADAPTER: TypeAdapter[AnyWorkload] = TypeAdapter(AnyWorkload)

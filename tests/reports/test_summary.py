@@ -9,10 +9,11 @@ import pytest
 
 from harness.results.identity import Subject, describe_changes
 from harness.results.perplexity import PERPLEXITY, PERPLEXITY_FLOAT, PERPLEXITY_QUANTIZED
-from harness.results.records import Run
+from harness.results.records import Measurement, Run
 from reports import summary
+from reports.document import to_document
 from reports.page import Results, compose
-from reports.summary import Row, perplexities, summarise
+from reports.summary import Row, perplexities, summarise, task_rows
 from tests.reports.conftest import START, Sample, speeds
 
 Samples = Mapping[str, list[Run]]
@@ -297,3 +298,28 @@ def test_what_keeps_rows_apart_is_said_of_all_that_look_alike(samples: Samples) 
     ]
     words = {next(r for r in row.remarks if r.startswith("Separate from")) for row in rows(alike)}
     assert words == {"Separate from a similar row because of: host, device"}
+
+
+def test_a_task_has_a_row_of_its_own_and_none_among_speeds(samples: Samples) -> None:
+    values = {"accuracy": 0.75, "accuracy_error": 0.05, "choice_agreement": 1.0}
+    run = changed(
+        samples["emulator"][0],
+        id="e" * 32,
+        kind="evaluate",
+        workload__prompt="kjv_cloze",
+        workload__dataset_sha256="a" * 64,
+        measurements=tuple(Measurement(metric=key, value=value) for key, value in values.items()),
+    )
+    later = changed(run, id="f" * 32, workload__sampler={**run.workload.sampler, "rows": 9})
+    results = Results.of("results.db", (run,))
+    (section,) = compose(results).sections
+    assert section.rows == ()
+    (row,) = section.tasks
+    assert (row.task, row.show("accuracy"), row.show("prompts_strict")) == (
+        "kjv_cloze", "75.0 ± 5.0 %", "",
+    )  # fmt: skip
+    assert [metric.key for metric in section.task_metrics] == ["accuracy", "choice_agreement"]
+    assert to_document(compose(results), "report.html")["tasks"]
+    (newest,) = task_rows([run, later])
+    assert [each.id for each in newest.runs] == [later.id]
+    assert newest.remarks

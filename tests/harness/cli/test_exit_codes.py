@@ -71,6 +71,7 @@ TABLE = (
     (NO_ANSWER, "device stop nobody"),
     (NO_ANSWER, "devices linux:-x"),
     (NO_ANSWER, "embed nothing text"),
+    (NO_ANSWER, "evaluate nothing nothing"),
     (NO_ANSWER, "export nothing --out exported"),
     (NO_ANSWER, "gate --baseline previous --db nothing.db"),
     (NO_ANSWER, "generate nothing --prompt x"),

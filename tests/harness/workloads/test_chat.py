@@ -15,6 +15,7 @@ from harness.devices.adb.device import AdbDevice
 from harness.errors import WrongUseError
 from harness.runtimes.base import Framing, Generates, GenerationRequest
 from harness.runtimes.genie.model import GenieModel
+from harness.runtimes.graph.model import GraphModel
 from harness.runtimes.tokenizer import encode, load_tokenizer
 from harness.workloads.chat import Chat
 from harness.workloads.generate import Generate
@@ -150,6 +151,13 @@ def test_the_last_answer_is_that_to_the_ids_of_the_whole_conversation(session: S
         text += f"user: {prompt}\n" + ("" if answer is None else f"{answer}<|end_of_text|>")
     whole = GenerationRequest(6, token_ids=(BOS, *ids_of(text)), framing=Framing(EOS))
     assert session.require(Generates).generate(whole).text == result.text
+
+
+def test_the_runtime_graph_takes_chats_of_one_prompt(session: Session) -> None:
+    chat = Generate.of(prompt="In the beginning", chat=True, max_tokens=4)
+    with Session(session.device, GraphModel(session.container)) as graphs:
+        chat.check(graphs.model)
+        assert chat.run(graphs).output.text == chat.run(session).output.text
 
 
 def test_a_single_prompt_is_fed_with_one_bos(session: Session) -> None:

@@ -11,6 +11,7 @@ from harness.workloads.bench import Bench
 from harness.workloads.command import Command
 from harness.workloads.dialog import Dialog
 from harness.workloads.embed import Embed
+from harness.workloads.evaluate import Evaluate
 from harness.workloads.generate import Generate
 from harness.workloads.perplexity import Perplexity
 from harness.workloads.registry import AnyWorkload, from_json, to_json
@@ -39,6 +40,17 @@ WORKLOADS: st.SearchStrategy[AnyWorkload] = st.one_of(
         max=BOUNDS,
         reference=st.just("model"),
         reference_with=st.none() | st.sampled_from(["onnx", "transformers"]),
+    ),
+    st.builds(
+        Evaluate,
+        task=TEXTS,
+        limit=st.none() | COUNTS,
+        few_shot=st.none() | TEXTS,
+        chat=st.just(True),
+        system=st.none() | TEXTS,
+        max_tokens=st.none() | COUNTS,
+        reference=st.none() | TEXTS,
+        min=st.none() | st.floats(0, 1),
     ),
     st.builds(
         Perplexity,

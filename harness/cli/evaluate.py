@@ -1,0 +1,154 @@
+"""`qnnfarm evaluate`: task files of questions or instructions, on a device."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from harness.cli.arguments import (
+    DEFAULT_RUNTIME,
+    WAIT_S,
+    ContainerDir,
+    DeviceName,
+    Json,
+    LogLevel,
+    PoolFile,
+    ReferenceWith,
+    Runtime,
+    TraceFile,
+    Wait,
+)
+from harness.cli.recorded_session import open_recorded_session
+from harness.console import answers, print_json, print_remark
+from harness.words import pluralize
+
+if TYPE_CHECKING:
+    from harness.workloads.evaluate import Evaluation
+
+
+def evaluate(
+    container_dir: ContainerDir,
+    tasks: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Task files, or folders of them: JSON lines in the form of MMLU, of "
+            "HellaSwag or of IFEval."
+        ),
+    ],
+    device: DeviceName = None,
+    pool: PoolFile = None,
+    runtime: Runtime = DEFAULT_RUNTIME,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Only the first rows of each file.")
+    ] = None,
+    few_shot: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="A task file whose questions stand, with their answers, before each question of "
+            "the same subject.",
+        ),
+    ] = None,
+    chat: Annotated[
+        bool,
+        typer.Option("--chat", help="Make the prompts by the container's chat template."),
+    ] = False,
+    system: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="The system message of a --chat.")
+    ] = None,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="Tokens of an answer that is checked; by default 256."),
+    ] = None,
+    reference: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="CHECKPOINT_DIR",
+            help="The checkpoint that the container was built from: it answers the same questions "
+            "in float on this host.",
+        ),
+    ] = None,
+    reference_with: ReferenceWith = "onnx",
+    min_accuracy: Annotated[
+        float | None,
+        typer.Option(
+            "--min",
+            min=0,
+            max=1,
+            metavar="SHARE",
+            help="Fail if the accuracy of a task is below this share, as 0.5.",
+        ),
+    ] = None,
+    db: Annotated[
+        str | None, typer.Option(help="Results database to keep the results in, for the report.")
+    ] = None,
+    wait: Wait = WAIT_S,
+    log_level: LogLevel = None,
+    trace: TraceFile = None,
+    json: Json = False,
+) -> None:
+    """Score tasks on a device: choices by their log-likelihood, instructions by checks.
+
+    Exits 1 where the accuracy of a task is below `--min`.
+    """
+    from harness.evaluation.tasks import read_task, task_files
+    from harness.runtimes.registry import open_model
+    from harness.workloads.evaluate import Evaluate
+
+    files = task_files(tasks)
+    workloads = [
+        Evaluate.of(
+            task=str(file.absolute()),
+            limit=limit,
+            few_shot=None if few_shot is None else str(few_shot.absolute()),
+            chat=chat or None,
+            system=system,
+            max_tokens=max_tokens,
+            reference=None if reference is None else str(reference.absolute()),
+            reference_with=None if reference is None else reference_with,
+            min=min_accuracy,
+        )
+        for file in files
+    ]
+    model = open_model(container_dir, runtime)
+    for file, workload in zip(files, workloads, strict=True):
+        read_task(file)
+        workload.check(model)
+    found: list[dict[str, object]] = []
+    with open_recorded_session(
+        model, device, pool, command="evaluate", db=db, wait_s=wait, log_level=log_level,
+        trace=trace,
+    ) as (session, recording):  # fmt: skip
+        for workload in workloads:
+            result = workload.run(session, recording).output
+            if not json:
+                _show(result, session.device_label)
+            found.append(
+                {
+                    "task": result.task.name,
+                    "rows": len(result.task.rows),
+                    "left_out": result.task.left_out,
+                    **result.values,
+                }
+            )
+        if json:
+            print_json({**session.device_fields, "tasks": found})
+
+
+def _show(evaluation: "Evaluation", device: str) -> None:
+    from harness.results.metrics import METRICS
+
+    task = evaluation.task
+    answers().print(f"{task.name}: {pluralize(len(task.rows), task.kind)} on {device}")
+    for key, value in evaluation.values.items():
+        if key.endswith("_error"):
+            continue
+        error = evaluation.values.get(f"{key}_error")
+        spread = "" if error is None else f" ± {METRICS[key].format(error, beside=value)}"
+        shown = f"{METRICS[key].format(value)}{spread} {METRICS[key].shown_unit}"
+        answers().print(f"  {METRICS[key].label}: {shown}")
+    if task.left_out:
+        print_remark(
+            f"{pluralize(task.left_out, 'prompt')} left out: which language an answer is in is "
+            "not checked"
+        )

@@ -1,0 +1,34 @@
+"""Tasks: does the model on the device answer questions better than by guessing?"""
+
+from pathlib import Path
+
+import pytest
+
+from harness.evaluation.tasks import Choices
+from harness.pytest_plugin.recordings import TestRecordings
+from harness.workloads.evaluate import Evaluate
+from harness.workloads.session import Session
+from suites.models import tiny_llama
+from suites.parameters import SuiteParameters
+
+_CLOZE = Path(__file__).parent / "tasks" / "kjv_cloze.jsonl"
+
+
+def test_task(
+    session: Session, recording: TestRecordings, suite_parameters: SuiteParameters
+) -> None:
+    """The accuracy is above that of guessing; prompts are only measured."""
+    task = suite_parameters.task
+    if task is None:
+        if session.container.metadata.model.name != tiny_llama.folder().name:
+            pytest.skip("no questions for this model: give --suite-param task=FILE")
+        task = _CLOZE
+    workload = Evaluate.of(task=str(task), limit=suite_parameters.rows)
+    workload.check(session.model)
+    found = workload.run(session, recording()).output
+    rows = [row for row in found.task.rows if isinstance(row, Choices)]
+    if not rows:
+        return
+    chance = sum(1 / len(row.choices) for row in rows) / len(rows)
+    accuracy = found.values["accuracy"]
+    assert accuracy > chance, f"{accuracy:.3f} of {len(rows)} questions; guessing has {chance:.3f}"
