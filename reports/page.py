@@ -307,7 +307,9 @@ def load(
         listed = [run.id for run in listing.full]
         timed = store.newest_with_telemetry(MOST_TIMELINES) & shown
         full = store.get_runs(sorted({*newest[-MOST_PRESENT:], *listed, *timed}))
-        alerts = _alerts(store, series, whole=replace(wanted, since=None) == EVERYTHING)
+        # A window hides no loss, also of a history that ended before it.
+        whole = replace(wanted, since=None) == EVERYTHING
+        alerts = _alerts(store, judged if whole else series, whole=whole)
         return Results(
             store.location.rstrip("/").rpartition("/")[2],
             measured,

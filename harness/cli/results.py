@@ -1,6 +1,7 @@
 """`qnnfarm results`: list and prune a results database."""
 
-from dataclasses import asdict
+from contextlib import suppress
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
@@ -109,23 +110,29 @@ def prune(
     them is that old and none is running. Perplexities are kept, as later benchmarks are checked
     against them, and so are the nights that open and acknowledged alerts are judged by.
     """
+    from harness.errors import CorruptRunError
     from harness.results import maintenance
+    from harness.results.alerts import assess_store, review_new
+    from harness.results.history import JUDGED_METRICS
     from harness.results.maintenance import KeptCounts, PruneCounts, PrunePolicy
     from harness.results.store import ResultsStore
 
     policy = PrunePolicy(_moment(older_than), only_telemetry=keep_measurements)
     with ResultsStore.open(db, create=False) as store:
+        if not keep_measurements:
+            with suppress(CorruptRunError):  # which may go as well
+                policy = replace(policy, alerts=assess_store(store, JUDGED_METRICS))
         database, location = store.database, store.location
         planned = maintenance.count_prunable(database, policy)
         before = maintenance.disk_usage(database)
-        kept = (
-            KeptCounts() if keep_measurements else maintenance.count_kept(database, policy.before)
-        )
+        kept = KeptCounts() if keep_measurements else maintenance.count_kept(database, policy)
     if not json:
         _announce(planned, policy, location, kept, dry_run=dry_run)
     removed, after, left = PruneCounts(), before, ""
     if not dry_run:
         with ResultsStore.open(db) as store:
+            if policy.alerts:
+                review_new(store)
             # What Ctrl-C leaves goes with the next call.
             removed = sum(maintenance.prune(store.database, policy), PruneCounts())
             maintenance.sweep_artifacts(store.database)

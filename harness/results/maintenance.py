@@ -21,7 +21,7 @@ from sqlalchemy.engine.interfaces import DBAPICursor
 
 from harness.errors import StoreError
 from harness.results import schema
-from harness.results.alerts import UNSETTLED
+from harness.results.alerts import UNSETTLED, Alert
 from harness.results.artifacts import ArtifactFolder
 from harness.results.database import Database, refuse_unreadable_rows
 from harness.results.history import LEVEL_NIGHTS
@@ -90,10 +90,12 @@ class PrunePolicy:
     Attributes:
         before: removes groups whose newest run was created before this time; with its time zone.
         only_telemetry: keeps runs and measurements.
+        alerts: those of losses that are not in the database yet; their nights stay, too.
     """
 
     before: datetime
     only_telemetry: bool = False
+    alerts: Sequence[Alert] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,12 +179,12 @@ def count_prunable(database: Database, policy: PrunePolicy) -> PruneCounts:
         return sum((_count(connection, groups, policy) for groups in batches), PruneCounts())
 
 
-def count_kept(database: Database, before: datetime) -> KeptCounts:
+def count_kept(database: Database, policy: PrunePolicy) -> KeptCounts:
     """Count the older runs that `prune` keeps."""
     runs = schema.runs.c
-    old = select(runs.group_id, _is_kept()).where(runs.created_at < before)
+    old = select(runs.group_id, _is_kept()).where(runs.created_at < policy.before)
     with database.reading() as connection:
-        needed = _groups_of_alerts(connection)
+        needed = _groups_of_alerts(connection, policy.alerts)
         rows = connection.execute(old).all()
     scored = sum(is_perplexity for _, is_perplexity in rows)
     return KeptCounts(scored, sum(group in needed and not kept for group, kept in rows))
@@ -292,7 +294,9 @@ def _number(cursor: DBAPICursor, name: str) -> int:
 
 
 def _batches(connection: Connection, policy: PrunePolicy) -> list[Sequence[str]]:
-    needed = frozenset() if policy.only_telemetry else _groups_of_alerts(connection)
+    needed = frozenset[str]()
+    if not policy.only_telemetry:
+        needed = _groups_of_alerts(connection, policy.alerts)
     groups = [group for group in _old_groups(connection, policy) if group not in needed]
     return [groups[n : n + GROUPS_AT_ONCE] for n in range(0, len(groups), GROUPS_AT_ONCE)]
 
@@ -322,13 +326,16 @@ def _old_groups(
     return [group for group in connection.scalars(old) if group not in busy]
 
 
-def _groups_of_alerts(connection: Connection) -> frozenset[str]:
-    """Return the groups with the nights that unsettled alerts are judged by."""
+def _groups_of_alerts(connection: Connection, new: Sequence[Alert]) -> frozenset[str]:
+    """Return the groups with the nights that unsettled alerts are judged by, new ones included."""
     alerts, runs = schema.alerts.c, schema.runs.c
     unsettled = select(alerts.series, alerts.metric, alerts.began_at).where(
         alerts.state.in_(UNSETTLED)
     )
     losses = defaultdict[str, list[datetime]](list)
+    for alert in new:
+        if alert.state in UNSETTLED:
+            losses[alert.subject].append(alert.began_at)
     for series, metric, began_at in connection.execute(unsettled):
         losses[series.removesuffix(f"-{metric}")].append(began_at)
     needed = set[str]()

@@ -326,6 +326,21 @@ def test_an_open_alert_stands_whatever_a_report_shows(make_store: MakeStore) -> 
     assert page.compose(pruned).headline.words == "3 regressions"
 
 
+def test_an_open_loss_of_a_history_that_has_ended_stands_in_every_window(
+    make_store: MakeStore,
+) -> None:
+    """Nobody has asked for alerts yet."""
+    runs = nights([1.0] * 15 + [0.8] * 5)
+    other = Sample("SM8650", emulator=False, model="Other")
+    for number in range(30):
+        for run in night(number, sample=other, seed=7):
+            runs.append(run.model_copy(update={"id": f"a{run.id[1:]}"}))
+    db = str(make_store(sorted(runs, key=lambda run: run.created_at)))
+    window = page.load(db, RunFilter(since=START + timedelta(days=26)))
+    assert {one.run.container.model for one in window.measured} == {"Other"}
+    assert page.compose(window).headline.words == "3 regressions"
+
+
 def test_only_what_is_well_is_green() -> None:
     """An acknowledged loss is the only comparison; a night later another series falls by 20 %."""
     runs = nights([1.0] * 14 + [0.9] * 4)

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from harness.exit_codes import NO_ANSWER
+from harness.results.alerts import list_alerts
 from harness.results.records import (
     ContainerInfo,
     DeviceInfo,
+    Measurement,
     Provenance,
     Run,
     TelemetrySeries,
@@ -93,6 +95,26 @@ def test_a_dry_run_says_what_the_real_one_does(fill: Callable[[], Path], tmp_pat
         assert len(store.list_runs()) == 1
     again = json.loads(results(tmp_path, "prune", "--older-than", "90d", "--json").stdout)
     assert (again["runs"], again["dry_run"], again["not_given_back"]) == (0, False, "")
+
+
+def test_losses_that_nobody_has_looked_for_keep_their_nights(
+    fill: Callable[[], Path], tmp_path: Path
+) -> None:
+    path = fill()
+    with ResultsStore.open(path) as store:
+        (_, run) = store.list_runs()
+        for days in range(40):
+            value = Measurement(metric="ttft_s", value=(0.5 if days < 10 else 0.4) + days % 3 / 999)
+            at = now() - timedelta(days=days + 1)
+            changes = {"id": new_run_id(), "group_id": new_run_id(), "created_at": at}
+            changes |= {"status": "done", "measurements": (value,)}
+            store.write_run(run.model_copy(update=changes))
+    dry = json.loads(results(tmp_path, "prune", "--older-than", "7d", "--dry-run", "--json").stdout)
+    done = json.loads(results(tmp_path, "prune", "--older-than", "7d", "--json").stdout)
+    assert dry["runs"] == done["runs"] < 30
+    with ResultsStore.open(path) as store:
+        assert [alert.state for alert in list_alerts(store)] == ["open"]
+        assert len(store.list_runs()) > 20
 
 
 def test_telemetry_alone(fill: Callable[[], Path], tmp_path: Path) -> None:

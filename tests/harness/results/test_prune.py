@@ -142,7 +142,7 @@ def test_perplexities_that_check_benchmarks_stay(store: ResultsStore, make_run: 
 
     before = known()
     assert before is not None
-    assert count_kept(store.database, OLD) == KeptCounts(perplexities=1)
+    assert count_kept(store.database, PrunePolicy(OLD)) == KeptCounts(perplexities=1)
     assert removed_by(store, PrunePolicy(OLD)).runs == 2
     assert known() == before
 
@@ -157,7 +157,7 @@ def test_nights_of_an_open_alert_stay_until_it_is_settled(
         store.write_run(made(make_run, days, measurements=(value,)))
     (alert,) = alerts.review_new(store)
     assert alert.began_at == NOW - timedelta(days=130)
-    assert count_kept(store.database, OLD) == KeptCounts(of_alerts=28)
+    assert count_kept(store.database, PrunePolicy(OLD)) == KeptCounts(of_alerts=28)
     assert removed_by(store, PrunePolicy(OLD)).runs == 70 - 28
     ages = [(NOW - run.created_at).days for run in store.list_runs()]
     assert ages == [*range(144, 116, -1), *range(90, 60, -1)]
@@ -167,7 +167,7 @@ def test_nights_of_an_open_alert_stay_until_it_is_settled(
     assert (still.id, still.ratio, still.state) == (alert.id, alert.ratio, "open")
 
     alerts.set_state(store, [alert.id], "expected")
-    assert count_kept(store.database, OLD) == KeptCounts()
+    assert count_kept(store.database, PrunePolicy(OLD)) == KeptCounts()
     assert removed_by(store, PrunePolicy(OLD)).runs == 28
 
 
