@@ -22,6 +22,7 @@ _QNN = range(1000, 1 << 16)
 _GENIE = range(-99, 0)
 _EXIT = range(1, 256)
 _DSP = range(0x8000_0000, 0x8001_0000)
+_DSP_OFFSET = 0x400
 _NUMBER = re.compile(r"-?[0-9]{1,10}|0[xX][0-9a-fA-F]{1,8}")
 _NAME = re.compile(r"[A-Z][A-Z0-9_]{2,80}")
 _FASTRPC_IN_LOG = re.compile(r"(?<![0-9A-Za-z])(?:0x8000[0-9a-fA-F]{4}|-21474[0-9]{5})\b")
@@ -141,6 +142,8 @@ def parse_code(text: str) -> tuple[Code, ...]:
     if _NUMBER.fullmatch(rest):
         number = int(rest, 0) if rest[:2].lower() == "0x" else int(rest)
         number = _unsigned(number)
+        if libraries == ["FastRPC"] and 0 < number < _DSP_OFFSET:  # as the CPU's side says it
+            number += _DSP.start + _DSP_OFFSET
         named = tuple(code for code in codes if code.number == number)
         sayer = libraries[0] if libraries else _sayer(number)
         return named or (() if sayer is None else (Code(sayer, number),))

@@ -96,6 +96,7 @@ def test_the_table_names_commands_that_exist() -> None:
         ("-2147482618", "FastRPC 0x80000406"),
         ("2147484678", "FastRPC 0x80000406"),
         ("AEE_EUNABLETOLOAD", "FastRPC 0x80000406"),
+        ("fastrpc:6", "FastRPC 0x80000406"),
     ],
 )
 def test_a_code_is_named_in_any_of_its_forms(text: str, label: str) -> None:
