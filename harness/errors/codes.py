@@ -7,7 +7,7 @@ FastRPC's 1 differ. A `source` is a public address, or `reproduced` with how it 
 import functools
 import re
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, get_args
@@ -64,6 +64,7 @@ class Code:
         name: the public constant, or the text of a message; empty for a number without one.
         meaning: a few words; empty where no cause is known.
         source: of the name.
+        harmless: no reason for a process to fail.
     """
 
     library: Library
@@ -72,6 +73,7 @@ class Code:
     meaning: str = ""
     source: str = ""
     causes: tuple[Cause, ...] = ()
+    harmless: bool = False
 
     @property
     def known(self) -> bool:
@@ -173,36 +175,51 @@ def explain_end(log: str, exit_status: int | None) -> str:
     Returns:
         E.g. ``QNN 5005: ... (`qnnfarm explain qnn:5005`)``; empty if nothing is known.
     """
-    codes = [finding.code for finding in find_codes(log.splitlines()) if finding.code.causes]
-    codes += [code for code in load_codes() if ("exit", exit_status) == (code.library, code.number)]
-    if not codes:
+    codes = [finding.code for finding in find_codes(log.splitlines())]
+    codes += [_table().by_number.get(("exit", exit_status), Code("exit", exit_status))]
+    code = next((code for code in codes if code.causes and not code.harmless), None)
+    if code is None:
         return ""
-    code = codes[0]
     more = f" (`qnnfarm explain {code.argument}`)" if code.number is not None else ""
     return f"{code.label}: {code.meaning}{more}"
 
 
+@dataclass(frozen=True, slots=True)
+class _Table:
+    by_number: Mapping[tuple[Library, int | None], Code]
+    by_name: Mapping[str, Code]
+    messages: tuple[tuple[str, Code], ...]
+
+
+@functools.cache
+def _table() -> _Table:
+    codes = load_codes()
+    return _Table(
+        {(code.library, code.number): code for code in codes if code.number is not None},
+        {code.name: code for code in codes},
+        tuple((code.name.casefold(), code) for code in codes if code.number is None),
+    )
+
+
 def _codes_of(line: str) -> Iterator[Code]:
     """Yield the codes of one line, from left to right within each kind."""
-    by_number = {(code.library, code.number): code for code in load_codes()}
-    by_name = {code.name: code for code in load_codes()}
+    table = _table()
     for match in _FASTRPC_IN_LOG.finditer(line):
         number = _unsigned(int(match[0], 0))
         if number in _DSP:
-            yield by_number.get(("FastRPC", number), Code("FastRPC", number))
+            yield table.by_number.get(("FastRPC", number), Code("FastRPC", number))
     for match in _QNN_IN_LOG.finditer(line):
         number = int(match[1], 0)
         if number in _QNN:
-            yield by_number.get(("QNN", number), Code("QNN", number))
-    yield from (by_name[name] for name in _NAME_IN_LOG.findall(line) if name in by_name)
+            yield table.by_number.get(("QNN", number), Code("QNN", number))
+    names = _NAME_IN_LOG.findall(line)
+    yield from (table.by_name[name] for name in names if name in table.by_name)
     for match in _EXIT_IN_LOG.finditer(line):
         number = int(match[1]) if match[1] else 128 + int(match[2])
-        if ("exit", number) in by_number:
-            yield by_number["exit", number]
+        if ("exit", number) in table.by_number:
+            yield table.by_number["exit", number]
     folded = line.casefold()
-    for code in load_codes():
-        if code.number is None and code.name.casefold() in folded:
-            yield code
+    yield from (code for message, code in table.messages if message in folded)
 
 
 def _unsigned(number: int) -> int:

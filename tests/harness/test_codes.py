@@ -152,6 +152,9 @@ def test_the_first_code_is_the_nearest_to_the_cause() -> None:
     assert explain_end(log, 134).startswith("FastRPC 0x80000406: ")
     assert explain_end("nothing known", 134).startswith("exit status 134: ")
     assert explain_end("nothing known", 1) == ""
+    warned = '[ERROR] "Unable to load backend extensions lib: [x]"\n'
+    assert explain_end(f"{warned}{log}", 134) == explain_end(log, 134)
+    assert explain_end(warned, 1) == ""
     error = RunnerError("serial", "genie-t2t-run", "ended with status 134", 134, log)
     assert str(error).endswith("(`qnnfarm explain fastrpc:0x80000406`)")
 
