@@ -147,6 +147,7 @@ def _facts(run: "Run") -> list[tuple[str, str]]:
         ("clocks", "; ".join(f"{name} {words}" for name, words in describe_clocks(device))),
         ("workload", Subject.of(run).label if scored is None else describe_scored(scored)),
         ("", repetitions),
+        ("runtime", Subject.of(run).runtime),
         ("runner", f"{run.workload.runner} {(run.workload.runner_sha256 or '')[:12]}".strip()),
         ("began", f"{run.created_at:%Y-%m-%d %H:%M:%S} UTC"),
         ("ended", f"{run.finished_at:%Y-%m-%d %H:%M:%S} UTC" if run.finished_at else ""),

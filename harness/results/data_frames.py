@@ -29,6 +29,7 @@ from harness.results import schema
 from harness.results.database import refuse_unreadable_rows
 from harness.results.metrics import METRICS
 from harness.results.provenance import has_ended
+from harness.results.records import RUNTIME, runtime_of
 from harness.results.rows import parse_telemetry
 from harness.results.store import ResultsStore, RunFilter, select_runs
 
@@ -115,6 +116,8 @@ def _read_runs(
         for column in columns
         if column.name != _LABELS
     }
+    names = [None if row["origin_tool"] else runtime_of(row["sampler"]) for row in listed]
+    found[RUNTIME] = pd.Series(names, dtype="string")
     return pd.DataFrame({**found, **_label_columns([row[_LABELS] for row in listed])})
 
 

@@ -105,6 +105,11 @@ def new_run_id() -> str:
     return uuid.uuid4().hex
 
 
+def runtime_of(settings: Mapping[str, JsonScalar]) -> str:
+    """Return the runtime among the settings of a run, where Genie goes without saying."""
+    return str(settings.get(RUNTIME) or GENIE)
+
+
 class Record(BaseModel):
     """Base class of stored records."""
 
@@ -242,8 +247,8 @@ class Workload(Record):
 
     @property
     def runtime(self) -> str:
-        """Name of what ran the model; a setting in the store, where Genie goes without saying."""
-        return str(self.sampler.get(RUNTIME) or GENIE)
+        """Name of what ran the model."""
+        return runtime_of(self.sampler)
 
 
 class Provenance(Record):

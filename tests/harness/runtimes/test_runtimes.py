@@ -9,6 +9,7 @@ import pytest
 from harness.deploy.deploy import store_usage
 from harness.devices.adb.device import AdbDevice
 from harness.errors import RuntimeChoiceError, WrongUseError
+from harness.results import frames
 from harness.results.identity import Subject
 from harness.results.llama_bench import backend
 from harness.results.store import ResultsStore
@@ -94,6 +95,7 @@ def test_a_runtime_without_a_text_is_measured_and_told_apart(
     ):
         run = bench.run(session, Recording(lambda: store)).output
         kept = store.get_run(run.id)
+    assert frames(tmp_path / "results.db").runs["runtime"].tolist() == ["stopwatch"]
     assert kept.values("prefill_tokens_per_s") == (16.0, 16.0)
     assert kept.values("decode_tokens_per_s") == (4.0, 4.0)
     assert kept.workload.runner_sha256 == model.info.sha256
