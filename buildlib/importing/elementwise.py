@@ -83,9 +83,13 @@ class Elementwise:
 
     def of_op_package(self, node: ir.Node, inputs: list[AbstractValue | None]) -> LinearForm:
         """Keep an operation of an op package, whose function in the model stays with it."""
-        (first, *others) = inputs
-        if not isinstance(first, LinearForm) or others or node.attributes:
-            raise Refusal("takes more than one activation; compiled are operations of one", node)
+        first = inputs[0] if len(inputs) == 1 else None
+        if not isinstance(first, LinearForm) or len(node.outputs) != 1 or node.attributes:
+            raise Refusal(
+                "is an operation of an op package: onnxruntime-qnn compiles those of one activation"
+                " in and one out, without attributes, others need the QAIRT SDK",
+                node,
+            )
         placed = self.resolver.resolve(first, operand(node, 0))
         name = f"{node.domain}::{node.op_type}"
         rows = self.writer.elementwise([placed.rows], name, node.outputs[0])

@@ -104,10 +104,10 @@ class Interpreter:
             return [constant(node)]
         if kind == "Shape" and first is not None:
             return [shape_of(node, first)]
-        if all(part is None or isinstance(part, Concrete | Weight) for part in inputs):
-            return self._constants.computed(node, inputs)
         if node.op_identifier() in self.model.functions:  # all others are inlined
             return [self.elementwise.of_op_package(node, inputs)]
+        if all(part is None or isinstance(part, Concrete | Weight) for part in inputs):
+            return self._constants.computed(node, inputs)
         if node.domain not in {"", "ai.onnx"} and kind != "SimplifiedLayerNormalization":
             raise Refusal(
                 f"is an operator of {node.domain}; one of an op package needs the package for "

@@ -59,7 +59,12 @@ def compose_binary(
                 composer.compose(system, handle, context)
                 _finalize(session, context, graph.dlc.stem)
             except QnnCallError as error:
-                raise RefusedError(f"graph {graph.dlc.stem} does not compile ({error})") from error
+                reason = f"graph {graph.dlc.stem} does not compile ({error})"
+                if operations:
+                    reason += (
+                        f"; is there a kernel of {', '.join(sorted(operations))} for its types?"
+                    )
+                raise RefusedError(reason) from error
     return _write_binary(session.qnn, context, request.binary)
 
 

@@ -1,6 +1,7 @@
 """A model with an operation of an op package: from its ONNX to containers that need the package."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -103,23 +104,25 @@ def test_a_function_is_inlined_unless_a_package_has_its_operation(
     assert (node.op_type, set(kinds)) == (last, {"Reshape"})
 
 
-def test_an_operation_that_no_function_defines(
-    builder: GenAIBuilderHTP, export: Path, tmp_path: Path
-) -> None:
-    shutil.copytree(export, tmp_path / "bare")
-    model = onnx.load(str(tmp_path / "bare" / MODEL_FILE), load_external_data=False)
+def without_function(model: onnx.ModelProto) -> None:
     del model.functions[:]
-    onnx.save(model, str(tmp_path / "bare" / MODEL_FILE))
-    bare = GenAIBuilderFactory.create(
-        tmp_path / "bare", cache_root=tmp_path / "cache", calibration_text="x"
-    )
-    bare.op_packages = builder.op_packages
-    bare.set_targets(["SM8750:emulator"])
-    bare.set_transformation_options(
-        {
-            "arn_cl_options.auto_regression_number": [1, 16],
-            "arn_cl_options.context_length": [96],
-        }
-    )
-    with pytest.raises(UnsupportedGraphError, match="a function of the model"):
-        bare.build()
+
+
+def with_attribute(model: onnx.ModelProto) -> None:
+    (node,) = [node for node in model.graph.node if node.op_type == "Scale"]
+    node.attribute.append(onnx.helper.make_attribute("alpha", 2.0))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [(without_function, "a function of the model"), (with_attribute, "need the QAIRT SDK")],
+)
+def test_operations_that_cannot_be_built_are_refused(
+    export: Path, tmp_path: Path, change: Callable[[onnx.ModelProto], None], reason: str
+) -> None:
+    model = onnx.load(str(export / MODEL_FILE), load_external_data=False)
+    change(model)
+    source = export / f"{change.__name__}.onnx"  # beside its weights
+    onnx.save(model, str(source))
+    with pytest.raises(UnsupportedGraphError, match=reason):
+        ImportModel(operations=[OPERATION]).run(source, tmp_path / MODEL_FILE)

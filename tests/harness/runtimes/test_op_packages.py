@@ -12,6 +12,7 @@ from buildlib.container.container import GenAIContainer
 from buildlib.container.op_packages import OpPackage, registrations
 from buildlib.genai import GenAIBuilderFactory
 from buildlib.pipeline.build import BuildOutputs
+from harness.cli.inspect import inspect
 from harness.devices.adb.device import AdbDevice
 from harness.errors import RunnerError, RuntimeChoiceError
 from harness.runtimes.base import GenerationRequest, RuntimeOptions, StepWindow
@@ -98,6 +99,14 @@ def test_children_of_a_runner_register_too(
     (window,) = GenieModel(scaled).windows(text, 1)
     assert runtime.score([window]).perplexity > 1
     runtime.clean()
+
+
+def test_inspect_shows_what_a_container_registers(
+    scaled: GenAIContainer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inspect(scaled.path)
+    sha256 = scaled.metadata.files["libScale_CPU.so"].sha256
+    assert f"libScale_CPU.so:{PROVIDER}:CPU sha256:{sha256[:16]}" in capsys.readouterr().out
 
 
 def test_a_package_that_nobody_registers_is_named(
