@@ -4,7 +4,13 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+from buildlib.container.container import GenAIContainer
 from buildlib.pipeline.build import BuildOutputs
+from buildlib.targets import find_soc
+from harness.cli.rehearse import _check_bundle
+from harness.runtimes.bundles.sources import FOLDERS_VARIABLE, SDK_PROGRAMS, qnn_libraries
 from suites.models import tiny_llama
 from tests import command_line
 
@@ -32,3 +38,17 @@ def test_a_phones_container_runs_without_the_phone(
     refused = qnnfarm("rehearse", reference_outputs.container)
     assert refused.returncode == 2
     assert "for the emulator already" in refused.stderr
+
+
+def test_a_bundle_that_a_phone_would_refuse_is_wrong(
+    reference_outputs: BuildOutputs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "arm64-v8a"
+    folder.mkdir()
+    genie = ("libGenie.so", "libQnnHtpNetRunExtensions.so", *SDK_PROGRAMS)
+    for name in (*qnn_libraries("arm64-v8a", find_soc("SM8750")), *genie):
+        (folder / name).write_text("no library")
+    monkeypatch.setenv(FOLDERS_VARIABLE, str(tmp_path))
+    check = _check_bundle(GenAIContainer.load(reference_outputs.container))
+    assert check.holds is False
+    assert "libGenie.so is no library" in check.detail
