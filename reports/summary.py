@@ -88,8 +88,12 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class PerplexityRow:
-    """Perplexity of one container over one text, on the device and on the host."""
+class ScoredRow:
+    """Scores of one container.
+
+    Attributes:
+        remarks: what the runs behind it do not share, in words.
+    """
 
     subject: Subject
     runs: tuple[Run, ...]
@@ -100,6 +104,11 @@ class PerplexityRow:
     def container(self) -> ContainerInfo:
         """The container that was scored."""
         return self.runs[-1].container
+
+
+@dataclass(frozen=True, slots=True)
+class PerplexityRow(ScoredRow):
+    """Perplexity of one container over one text, on the device and on the host."""
 
     @property
     def scored(self) -> str:
@@ -123,22 +132,8 @@ class PerplexityRow:
 
 
 @dataclass(frozen=True, slots=True)
-class TaskRow:
-    """Scores of one container in one task.
-
-    Attributes:
-        remarks: what the runs behind it do not share.
-    """
-
-    subject: Subject
-    runs: tuple[Run, ...]
-    values: Mapping[str, float]
-    remarks: tuple[str, ...]
-
-    @property
-    def container(self) -> ContainerInfo:
-        """The container that was scored."""
-        return self.runs[-1].container
+class TaskRow(ScoredRow):
+    """Scores of one container in one task."""
 
     @property
     def task(self) -> str:

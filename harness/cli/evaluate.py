@@ -1,9 +1,13 @@
 """`qnnfarm evaluate`: task files of questions or instructions, on a device."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
 from harness.cli.arguments import (
     DEFAULT_RUNTIME,
@@ -19,11 +23,12 @@ from harness.cli.arguments import (
     Wait,
 )
 from harness.cli.recorded_session import open_recorded_session
-from harness.console import answers, print_json, print_remark
+from harness.console import answers, print_json, print_remark, progress, visible
 from harness.words import pluralize
 
 if TYPE_CHECKING:
     from harness.workloads.evaluate import Evaluation
+    from harness.workloads.session import Session
 
 
 def evaluate(
@@ -120,7 +125,8 @@ def evaluate(
         trace=trace,
     ) as (session, recording):  # fmt: skip
         for workload in workloads:
-            result = workload.run(session, recording).output
+            with _showing_rows(session, workload.task):
+                result = workload.run(session, recording).output
             if not json:
                 _show(result, session.device_label)
             found.append(
@@ -133,6 +139,20 @@ def evaluate(
             )
         if json:
             print_json({**session.device_fields, "tasks": found})
+
+
+@contextmanager
+def _showing_rows(session: "Session", task: str) -> Iterator[None]:
+    """Show how many rows are done while the block lasts, on a terminal."""
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
+    with progress(*columns, TimeRemainingColumn()) as bar:
+        line = bar.add_task(visible(Path(task).stem), total=None)
+
+        def update(done: int, total: int) -> None:
+            bar.update(line, completed=done, total=total)
+
+        session.options = replace(session.options, on_rows=update)
+        yield
 
 
 def _show(evaluation: "Evaluation", device: str) -> None:

@@ -28,10 +28,6 @@ _ABBREVIATION = re.compile(
 _SENTENCE_END = re.compile(r"""[.!?]+["')\]]*(?=\s|$)""")
 
 
-class InstructionError(ValueError):
-    """An instruction is unknown, or its arguments do not fit."""
-
-
 @dataclass(frozen=True)
 class Instruction:
     """One instruction with its arguments.
@@ -51,10 +47,10 @@ class Instruction:
         """Make an instruction; null arguments count as absent.
 
         Raises:
-            InstructionError: no such instruction, or wrong arguments.
+            ValueError: no such instruction, or wrong arguments.
         """
         if name not in _CHECKS:
-            raise InstructionError(f"no such instruction: {name!r}")
+            raise ValueError(f"no such instruction: {name!r}")
         given = {key: value for key, value in arguments.items() if value is not None}
         made = cls(name, given)
         made._holds("")  # which checks the arguments
@@ -69,7 +65,7 @@ class Instruction:
         try:
             return _CHECKS[self.name](text, **self.arguments)
         except ValidationError as error:
-            raise InstructionError(f"{self.name}: {first_fault(error)}") from error
+            raise ValueError(f"{self.name}: {first_fault(error)}") from error
 
 
 def _variants(answer: str) -> Iterator[str]:

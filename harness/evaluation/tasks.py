@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from buildlib.validation import first_fault
 from harness.errors import HostFileError
-from harness.evaluation.instructions import Instruction, InstructionError
+from harness.evaluation.instructions import Instruction
 
 _MAX_BYTES = 256 << 20
 _LETTERS = string.ascii_uppercase
@@ -119,14 +119,11 @@ class Instructed(_Row):
             ValueError: one is unknown, or lacks an argument.
         """
         pairs = zip(self.instruction_id_list, self.kwargs, strict=True)
-        try:
-            return tuple(
-                Instruction.of(name, given)
-                for name, given in pairs
-                if name not in Instruction.UNSUPPORTED
-            )
-        except InstructionError as error:
-            raise ValueError(str(error)) from error
+        return tuple(
+            Instruction.of(name, given)
+            for name, given in pairs
+            if name not in Instruction.UNSUPPORTED
+        )
 
     @property
     def unsupported(self) -> tuple[str, ...]:

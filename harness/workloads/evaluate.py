@@ -16,6 +16,7 @@ from harness.results.records import ContainerInfo, JsonScalar, OutputCheck
 from harness.results.records import Workload as WorkloadRecord
 from harness.results.run_recorder import RunRecorder
 from harness.runtimes.base import (
+    Capability,
     Conversation,
     ConversationRequest,
     Converses,
@@ -146,7 +147,7 @@ class Evaluate(WorkloadModel):
         if self.reference is not None:
             checkpoint = session.resolve(self.reference)
             reference = float_choices(checkpoint, session.model.info, questions, self._engine)
-        record = self._record(session.runtime.runner(DecodesSteps), task, chat)
+        record = self._record(session, DecodesSteps, task, chat)
         with recording.start_if_stored(session, "evaluate", record) as recorder:
             rows: list[ChoiceScores] = []
             for batch in _batches(questions, _steps, _STEPS_AT_ONCE):
@@ -159,6 +160,7 @@ class Evaluate(WorkloadModel):
                     rows += [one.scores([next(logits) for _ in one.windows]) for one in batch]
                 except ValueError as error:
                     raise RuntimeOutputError(session.device.serial, str(error), "") from error
+                _tell(session, len(rows), len(questions))
             items = tuple(
                 {
                     "answer": row.answer,
@@ -228,7 +230,7 @@ class Evaluate(WorkloadModel):
             for turn, ids in zip(turns, whole, strict=True)
         ]
         device = session.require(Converses)
-        record = self._record(session.runtime.runner(Converses), task, chat, tokens)
+        record = self._record(session, Converses, task, chat, tokens)
         with recording.start_if_stored(session, "evaluate", record) as recorder:
             answers: list[str] = []
             for batch in _batches(conversations, lambda _: 1, _PROMPTS_AT_ONCE):
@@ -238,6 +240,7 @@ class Evaluate(WorkloadModel):
                     recorder.profiles.append(result.profile)
                     recorder.traces.append(result.trace)
                 answers += [answer for (answer,) in result.answers]
+                _tell(session, len(answers), len(rows))
             checks = [_check_answer(row, text) for row, text in zip(rows, answers, strict=True)]
             items = tuple(
                 {"answer": text, "strict": list(check.strict), "loose": list(check.loose)}
@@ -252,15 +255,20 @@ class Evaluate(WorkloadModel):
         return self.reference_with or "onnx"
 
     def _record(
-        self, runner: str, task: Task, chat: Chat | None, max_tokens: int | None = None
+        self,
+        session: Session,
+        need: Capability,
+        task: Task,
+        chat: Chat | None,
+        max_tokens: int | None = None,
     ) -> WorkloadRecord:
         settings: dict[str, JsonScalar] = {"rows": len(task.rows)}
         if self.few_shot is not None:
-            settings["few-shot"] = Path(self.few_shot).name
+            settings["few-shot"] = read_task(session.resolve(self.few_shot)).sha256[:12]
         if chat is not None:
             settings |= chat.record(self.system)
         return WorkloadRecord(
-            runner=runner,
+            runner=session.runtime.runner(need),
             max_new_tokens=max_tokens,
             prompt=task.name,
             dataset_sha256=task.sha256,
@@ -301,6 +309,11 @@ def float_choices(
 
 def _steps(question: "EncodedQuestion") -> int:
     return sum(len(window.following) for window in question.windows)
+
+
+def _tell(session: Session, done: int, total: int) -> None:
+    if session.options.on_rows is not None:
+        session.options.on_rows(done, total)
 
 
 def _check_answer(row: Instructed, answer: str) -> AnswerChecks:

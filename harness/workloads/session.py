@@ -31,6 +31,8 @@ from harness.words import soc_label
 from harness.workloads.concurrency import SessionCount
 
 _Capability = TypeVar("_Capability")
+OnRows = Callable[[int, int], None]
+"""Called with the number of a task's rows that are done, and of all."""
 OnRepetition = Callable[[int, int, GenerationResult], None]
 """Called with the repetition's number from 0, the highest possible count, and its result."""
 Prepare = Callable[[Device, Deployment], AbstractContextManager[Sequence[Condition]]]
@@ -62,11 +64,13 @@ class SessionOptions(RuntimeOptions):
         prepare: brings the device into its measuring conditions; None measures it as it is.
         folder: what a workload's relative paths are relative to.
         on_repetition: called after each repetition of a benchmark.
+        on_rows: called after some rows of a task.
     """
 
     prepare: Prepare | None = None
     folder: Path = Path()
     on_repetition: OnRepetition | None = None
+    on_rows: OnRows | None = None
 
 
 class Session(Closeable):
