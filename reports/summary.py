@@ -167,6 +167,7 @@ class Row:
         grade: of stability, the worst of its rates; empty where there is none, and on the emulator,
             whose speeds mean nothing.
         grade_reasons: the reasons for the grade, in words.
+        runtime: of the runs, where rows are of several.
     """
 
     subject: Subject
@@ -178,6 +179,7 @@ class Row:
     output: Output = "unchecked"
     grade: str = ""
     grade_reasons: tuple[str, ...] = ()
+    runtime: str = ""
 
     @property
     def container(self) -> ContainerInfo | None:
@@ -201,7 +203,7 @@ class Row:
         """Notes that tell the row from others: runtime, labels, sessions that ran at once."""
         if not self.runs:
             return ()
-        found = [self.subject.by] if self.subject.by else []
+        found = [by] if (by := self.runtime or self.subject.by) else []
         found += [f"{key}={value}" for key, value in self.runs[0].labels.items()]
         names = dict.fromkeys(run.label.partition("#")[0] for run in self.runs if run.label)
         found += list(names)[:MOST_LABELS]
@@ -322,6 +324,8 @@ def summarise(
         best, remarks = _choose_perplexity(found)
         if best is not None and here not in joined:
             rows.append(Row(best.subject, "", (), {}, best, remarks))
+    if len({row.subject.runtime for row in rows}) > 1:  # what is compared stands together
+        rows = [replace(row, runtime=row.subject.runtime) for row in rows]
     return tuple(sorted(rows, key=_sort_key))
 
 
@@ -484,9 +488,18 @@ def _joined(remarks: Iterable[tuple[Metric, str]]) -> list[str]:
     return [f"{', '.join(labels)}: {remark}" for remark, labels in metrics.items()]
 
 
+_WARMS_UP = frozenset({"llama-bench", "geniex-bench"})
+"""Runners that warm up before what they report."""
+
+
 def _workload_remarks(subject: Subject, runs: Sequence[Run]) -> list[str]:
     found = []
-    unwarmed = any(run.workload.warmup == 0 and run.warmup_detected is None for run in runs)
+    unwarmed = any(
+        run.workload.warmup == 0
+        and run.warmup_detected is None
+        and run.workload.runner not in _WARMS_UP
+        for run in runs
+    )
     if unwarmed and subject.kind != "embed" and not subject.is_imported:  # each text is another
         found.append("No warm-up")
     unsteady = sum(run.warmup_detected is False for run in runs)
@@ -537,7 +550,8 @@ def _grouped(
 def _sort_key(row: Row) -> tuple[object, ...]:
     """Sort by model and SoC; unchecked outputs come after checked ones."""
     model, soc, *rest = _order(row.subject, row.container)
-    return (model, soc, row.output != "checked", *rest, row.label, row.notes)
+    first = (row.label,) if row.runtime else ()
+    return (model, soc, row.output != "checked", *first, *rest, row.label, row.notes)
 
 
 def _order(subject: Subject, container: ContainerInfo | None) -> tuple[str, str, str, str]:

@@ -271,10 +271,12 @@ def describe_container(container: ContainerInfo) -> str:
 
 
 def describe_scored(definition: PerplexityDefinition | None) -> str:
-    """Describe how much text a perplexity is over: `8 windows, 1,280 tokens`."""
+    """Describe the text that a perplexity is over: `8 windows, 1,280 tokens`."""
     if definition is None:
         return "an unknown number of windows"
-    return f"{pluralize(definition.windows, 'window')}, {pluralize(definition.tokens, 'token')}"
+    half = ", second halves" if definition.positions == "second_half" else ""
+    windows, tokens = pluralize(definition.windows, "window"), definition.tokens
+    return f"{windows}, {pluralize(tokens, 'token')}{half}"
 
 
 _OF_CONTAINER = frozenset({"model", "precision", "container", "scored", "labels"})

@@ -95,9 +95,10 @@ class GeniexBenchRuntime(DeployedRuntime):
         return own | self.pushed()
 
     def measure_speed(self, request: SpeedRequest) -> Iterator[GenerationResult]:
-        """Yield the runs of one process, after the warm-up that it does not report.
+        """Yield the runs of one process, after a warm-up that it does not report.
 
-        Samples of the device come with the first run, and so does the report.
+        The warm-up is in the same process, so that no sample of the device belongs to one run. The
+        report comes with the first.
 
         Raises:
             RunnerError: geniex-bench crashed, hung or refused.
@@ -107,10 +108,9 @@ class GeniexBenchRuntime(DeployedRuntime):
         command += ["-n", str(request.new_tokens)]
         command += ["-r", str(request.repetitions), "--output-json", _REPORT]
         command += [] if request.warmup is None else ["--warmup", str(request.warmup)]
-        timeout_s = self.options.runner_timeout_s
         folder = self.folder()
-        with self.sampling() as samples:
-            outcome = folder.run(command, name=self.name, timeout_s=timeout_s)
+        timeout_s = self.options.runner_timeout_s
+        outcome = folder.run(command, name=self.name, timeout_s=timeout_s)
         report = folder.read(_REPORT)
         try:
             runs = [figures_of(run) for run in json.loads(report)["runs"]]
@@ -120,14 +120,9 @@ class GeniexBenchRuntime(DeployedRuntime):
         if len(runs) != request.repetitions:
             reason = f"geniex-bench reported {len(runs)} runs of {request.repetitions}"
             raise RuntimeOutputError(self.device.serial, reason, report[-500:])
-        for number_of_run, metrics in enumerate(runs):
-            first = number_of_run == 0
-            yield GenerationResult(
-                "",
-                {**metrics, **outcome.memory},
-                telemetry=samples.series if first else (),
-                profile=report if first else "",
-            )
+        profiles = [report, *[""] * (len(runs) - 1)]
+        for metrics, profile in zip(runs, profiles, strict=True):
+            yield GenerationResult("", {**metrics, **outcome.memory}, profile=profile)
 
 
 RUNTIME = GeniexBenchRuntime

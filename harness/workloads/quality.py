@@ -190,17 +190,14 @@ def best_referenced(
     return max(known, key=_scored_tokens, default=None)
 
 
-_SCORED = {"first_cl_minus_ar": "the first CL - AR", "second_half": "the second half"}
-
-
 def describe(run: Run) -> str:
     """Name what a perplexity is over: `8 windows, 1,280 tokens of text 3f2a91c0`."""
     definition, sha256 = run.workload.perplexity, run.workload.dataset_sha256 or ""
     text = f"text {sha256[:12]}" if sha256 else "an unknown text"
     if sha256 == _sha256(bench_text()):
         text = "the built-in passage"
-    scored = None if definition is None else _SCORED.get(definition.positions)
-    which = f" ({scored} of each)" if scored else ""
+    first = definition is not None and definition.positions == "first_cl_minus_ar"
+    which = " (the first CL - AR of each)" if first else ""
     return f"{describe_scored(definition)}{which} of {text}"
 
 

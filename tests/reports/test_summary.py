@@ -323,3 +323,26 @@ def test_a_task_has_a_row_of_its_own_and_none_among_speeds(samples: Samples) -> 
     (newest,) = task_rows([run, later])
     assert [each.id for each in newest.runs] == [later.id]
     assert newest.remarks
+
+
+def test_several_runtimes_stand_together_by_workload_under_their_names() -> None:
+    """What llama-bench reports comes after its own warm-up."""
+    sample, runs = Sample("SM8750", emulator=False), []
+    measured = speeds([500.0] * 3, [30.0] * 3, [0.2] * 3, 180)
+    for number, (prompt, runtime) in enumerate(
+        [(64, "genie"), (512, "genie"), (64, "llama.cpp"), (512, "llama.cpp"), (64, "graph")]
+    ):
+        run = sample.run(number, "bench", measured)
+        setting = {} if runtime == "genie" else {"runtime": runtime}
+        runner = "llama-bench" if runtime == "llama.cpp" else "genie-t2t-run"
+        run = changed(run, workload__sampler=setting, workload__prompt_tokens=prompt)
+        runs.append(changed(run, workload__runner=runner, workload__warmup=0))
+    found = rows(runs)
+    assert [(row.label, row.notes[0]) for row in found] == [
+        ("pp512+tg16", "genie"), ("pp512+tg16", "llama.cpp"),
+        ("pp64+tg16", "genie"), ("pp64+tg16", "graph"), ("pp64+tg16", "llama.cpp"),
+    ]  # fmt: skip
+    unwarmed = {row.notes[0] for row in found if "No warm-up" in row.remarks}
+    assert unwarmed == {"genie", "graph"}
+    (alone, _) = rows(runs[:2])
+    assert "genie" not in alone.notes

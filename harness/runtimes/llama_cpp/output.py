@@ -35,7 +35,7 @@ class BenchTest:
         depth: tokens in the context before them.
         speeds: tokens/s of each repetition; the mean alone where the format has no more.
         filename: of the model; None where the format has none.
-        kind: of the model: `llama 1B Q4_0`.
+        kind: of the model: `llama 1B Q4_0`; must be there if `filename` is not.
         computed_by: processors and backends.
         build: commit and number of llama.cpp's build; empty where they are unknown.
         settings: all other scalars: `n_threads`, `n_gpu_layers`.
@@ -72,7 +72,7 @@ class BenchTest:
             depth=depth,
             speeds=tuple(map(number, speeds)),
             filename=None if filename is None else str(filename),
-            kind=str(entry["model_type"]),
+            kind=str(entry["model_type"] if filename is None else entry.get("model_type", "")),
             size_bytes=_count(entry, "model_size") or None,
             parameters=_count(entry, "model_n_params") or None,
             computed_by=", ".join(filter(None, map(str.strip, parts))),

@@ -22,7 +22,7 @@ from harness.runtimes.base import (
 from harness.runtimes.bundles.bundle import Bundle
 from harness.runtimes.deployed import DeployedRuntime
 from harness.runtimes.dialog_settings import DialogSettings
-from harness.runtimes.llama_cpp.output import BenchTest, parse_bench, parse_chunks, parse_timings
+from harness.runtimes.llama_cpp.output import parse_bench, parse_chunks, parse_timings
 from harness.runtimes.run_folder import RunOutcome
 
 MODEL = "model.gguf"
@@ -85,48 +85,36 @@ class LlamaCppRuntime(DeployedRuntime):
         return libraries | self.pushed()
 
     def measure_speed(self, request: SpeedRequest) -> Iterator[GenerationResult]:
-        """Yield the repetitions of llama-bench: of its prompt, and of its generation after it.
+        """Yield repetitions: the prompt of one llama-bench, and the generation after it of another.
 
-        Both are tests of a process of their own, which warms up once unless no warm-up is asked
-        for. Samples of the device during the generation come with the first repetition.
+        As with Genie, each is of processes of its own, which warm up once unless no warm-up is
+        asked for. Samples of the device are those of the generation.
 
         Raises:
             RunnerError: llama-bench crashed, hung or refused.
             RuntimeOutputError: it printed something else than its test.
         """
         depth, after = request.depth_tokens, request.depth_tokens + request.prompt_tokens
-        tests: list[BenchTest] = []
-        lines: list[str] = []
-        memory: dict[str, float] = {}
-        for arguments in (
-            ["-p", str(request.prompt_tokens), "-n", "0", "-d", str(depth)],
-            ["-p", "0", "-n", str(request.new_tokens), "-d", str(after)],
-        ):
-            command = [*arguments, "-r", str(request.repetitions), "-o", "jsonl", "-m", MODEL]
-            command += ["--no-warmup"] if request.warmup == 0 else []
-            with self.sampling() as samples:
-                outcome = self._run(BENCH, command)
-            test, line = parse_bench(self.folder().read(_OUTPUT), self.device.serial)
-            if len(test.speeds) != request.repetitions:
-                reason = f"llama-bench measured {len(test.speeds)} of {request.repetitions} times"
-                raise RuntimeOutputError(self.device.serial, reason, line[-500:])
-            memory |= {k: max(v, memory.get(k, 0.0)) for k, v in outcome.memory.items()}
-            tests.append(test)
-            lines.append(line)
-        for number, speeds in enumerate(zip(*(test.speeds for test in tests), strict=True)):
-            metrics = dict(zip((test.metric for test in tests), speeds, strict=True))
-            first = number == 0
-            yield GenerationResult(
-                "",
-                {
-                    **metrics,
-                    "prompt_tokens": float(request.prompt_tokens),
-                    "generated_tokens": float(request.new_tokens),
-                    **memory,
-                },
-                telemetry=samples.series if first else (),
-                profile=f"[{', '.join(lines)}]" if first else "",
-            )
+        prompt = ["-p", str(request.prompt_tokens), "-n", "0", "-d", str(depth)]
+        generation = ["-p", "0", "-n", str(request.new_tokens), "-d", str(after)]
+        shared = ["-r", "1", "-o", "jsonl", "-m", MODEL]
+        shared += ["--no-warmup"] if request.warmup == 0 else []
+        for _ in range(request.repetitions):
+            metrics = {
+                "prompt_tokens": float(request.prompt_tokens),
+                "generated_tokens": float(request.new_tokens),
+            }
+            lines: list[str] = []
+            for arguments in (prompt, generation):
+                with self.sampling() as samples:
+                    outcome = self._run(BENCH, [*arguments, *shared])
+                test, line = parse_bench(self.folder().read(_OUTPUT), self.device.serial)
+                metrics[test.metric] = test.speeds[0]
+                for key, peak in outcome.memory.items():
+                    metrics[key] = max(peak, metrics.get(key, 0.0))
+                lines.append(line)
+            profile = f"[{', '.join(lines)}]"
+            yield GenerationResult("", metrics, telemetry=samples.series, profile=profile)
 
     def generate(self, request: GenerationRequest) -> GenerationResult:
         """Answer a text by llama-completion, which counts bos among the prompt's tokens.
