@@ -62,6 +62,7 @@ TABLE = (
     (NO_ANSWER, f"compare nothing nothing {_DB}"),
     (NO_ANSWER, "config check nothing"),
     (NO_ANSWER, "debug kv nothing"),
+    (NO_ANSWER, "debug tensor nothing --reference nothing"),
     (NO_ANSWER, "demo --no-such-option"),
     (NO_ANSWER, "device fault nobody"),
     (NO_ANSWER, "device heat nobody"),
