@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 
 from harness.results.history import JUDGED_METRICS, Series
-from harness.results.identity import container_name, describe_scored, place
+from harness.results.identity import Subject, container_name, describe_scored, place
 from harness.results.metrics import METRICS, Metric, find_metric
 from harness.results.records import Run, RunMeans
 from harness.results.verdicts import allowed_loss
@@ -222,7 +222,8 @@ def _length_figure(groups: Sequence[SeriesGroup], key: str, length: str) -> Figu
 def _line_name(group: SeriesGroup) -> str:
     run = group.newest
     emulator = " (emulator)" if run.device.emulator else ""
-    return f"{container_name(run.container)} on {place(run)}{emulator}"
+    by = Subject.of(run).by
+    return f"{container_name(run.container)} on {place(run)}{emulator}{by and f', {by}'}"
 
 
 def _quality_figure(groups: Sequence[SeriesGroup], against: str) -> Figure | None:

@@ -76,7 +76,8 @@ def _task(row: TaskRow) -> str:
     scores = (f"{find_metric(key).label.lower()} {row.show(key)}" for key in TASK_METRICS)
     shown = ", ".join(score for score in scores if not score.endswith(" "))
     name = f"{container_name(row.container)} on {row.subject.target}"
-    return _single_line(f"{row.task}: {name}, {shown}")
+    parts = filter(None, (name, row.subject.by, shown))
+    return _single_line(f"{row.task}: {', '.join(parts)}")
 
 
 _STYLES = {"bad": "red", "doubt": "yellow", "good": "green", "none": "default"}

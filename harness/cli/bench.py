@@ -253,8 +253,9 @@ def _show(runs: "Sequence[Run]", db: str) -> None:
     first = runs[0]
     serials = ", ".join(dict.fromkeys(run.device.serial for run in runs))
     where = f"{first.device.soc} ({serials})" if first.device.soc else serials
-    name = f"{describe_container(first.container)}, {Subject.of(first).label}"
-    console.print(f"{name} on {where}")
+    subject = Subject.of(first)
+    parts = filter(None, (describe_container(first.container), subject.by, subject.label))
+    console.print(f"{', '.join(parts)} on {where}")
     _print_means(runs)
     if len(runs) > 1 and not first.device.emulator:
         for key in STEADY_METRICS:

@@ -149,12 +149,12 @@ class Series:
     @cached_property
     def name(self) -> str:
         """Container, workload and device in one line."""
-        device = Subject.of(self.newest).device
-        where = self.place
+        subject = Subject.of(self.newest)
+        device, where = subject.device, self.place
         where = f"{where} ({device})" if device and device != where else where
         named = container_label(self.newest.label)
         container = describe_container(self.newest.container)
-        found = f"{container}, {self.workload} on {where}"
+        found = f"{', '.join(filter(None, (container, subject.by, self.workload)))} on {where}"
         return f"{named}: {found}" if named else found
 
     @cached_property
@@ -162,7 +162,7 @@ class Series:
         """A shorter name: `Llama-3.2-1B W4A16 on SM8750, pp512+tg128`."""
         run = self.newest
         own = (f"{key}={value}" for key, value in run.labels.items())
-        parts = (self.workload, container_label(run.label), *own)
+        parts = (self.workload, Subject.of(run).by, container_label(run.label), *own)
         where = f"{container_name(run.container)} on {self.place}"
         return ", ".join((where, *filter(None, parts)))
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from harness.results.identity import SHORTEST_PROMPT, container_name
+from harness.results.identity import SHORTEST_PROMPT, Subject, container_name
 from harness.results.records import Run
 from harness.results.statistics.summary import Stats, summarise
 from harness.words import csv_cell
@@ -135,11 +135,12 @@ def to_record(test: Test, sessions: Sequence[Run]) -> dict[str, object]:
 
 
 def backend(run: Run) -> str:
-    """Name what computed: `HTP v79`, `HTP v79 (emulator)`."""
+    """Name what computed: `HTP v79`, `HTP v79 (emulator)`, with a runtime other than Genie."""
     if not run.container.target and run.origin is None:  # no container: its runtime chose
         return run.workload.runtime
     name = f"HTP {run.device.dsp_arch or ''}".rstrip()
-    return f"{name} (emulator)" if run.device.emulator else name
+    name = f"{name} (emulator)" if run.device.emulator else name
+    return f"{name} {Subject.of(run).by}".rstrip()
 
 
 def format_records(records: Sequence[Mapping[str, Any]], output: OutputFormat) -> str:

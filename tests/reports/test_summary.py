@@ -8,6 +8,7 @@ from datetime import timedelta
 import pytest
 
 from harness.results.identity import Subject, describe_changes
+from harness.results.llama_bench import backend
 from harness.results.perplexity import PERPLEXITY, PERPLEXITY_FLOAT, PERPLEXITY_QUANTIZED
 from harness.results.records import Measurement, Run
 from reports import summary
@@ -298,6 +299,17 @@ def test_what_keeps_rows_apart_is_said_of_all_that_look_alike(samples: Samples) 
     ]
     words = {next(r for r in row.remarks if r.startswith("Separate from")) for row in rows(alike)}
     assert words == {"Separate from a similar row because of: host, device"}
+
+
+def test_each_runtime_has_a_row_that_names_it(samples: Samples) -> None:
+    genie = samples["emulator"][0]
+    sampler = {**genie.workload.sampler, "runtime": "graph"}
+    graph = changed(genie, id="1" * 32, workload__sampler=sampler)
+    found = {row.subject.runtime: row for row in rows([genie, graph])}
+    assert found.keys() == {"genie", "graph"}
+    assert ("graph" in found["graph"].notes, "graph" in found["genie"].notes) == (True, False)
+    assert not any(r.startswith("Separate from") for row in found.values() for r in row.remarks)
+    assert backend(graph) == f"{backend(genie)} graph"
 
 
 def test_a_task_has_a_row_of_its_own_and_none_among_speeds(samples: Samples) -> None:

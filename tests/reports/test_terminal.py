@@ -198,6 +198,7 @@ def test_thirty_nights_of_another_tool_are_a_row_for_each_test(tmp_path: Path) -
                 "build_commit": f"{number // 2:07x}", "build_number": 5000 + number // 2,
                 "cpu_info": "AMD Ryzen 9 7950X", "gpu_info": "NVIDIA GeForce RTX 4090",
                 "backends": "CUDA", "model_filename": "llama-3.2-1b-q4_k_m.gguf",
+                "model_type": "llama 1B Q4_K - Medium",
                 "model_size": 799862912, "model_n_params": 1235814432, "n_batch": 2048,
                 "n_prompt": prompt, "n_gen": new, "n_depth": 0,
                 "test_time": f"{START + timedelta(days=number):%Y-%m-%dT%H:%M:%SZ}",
