@@ -184,11 +184,19 @@ def main() -> NoReturn:
         sys.stderr.write(f"qnnfarm: {one_line(said, _LONGEST_LINE)}\n")
     except QnnfarmError as error:
         code = error.exit_code
-        sys.stderr.write(f"qnnfarm: {one_line(str(error), _LONGEST_LINE)}\n")
+        sys.stderr.write(f"qnnfarm: {one_line(_explained(str(error)), _LONGEST_LINE)}\n")
     except Exception:  # noqa: BLE001  (a bug of ours says nothing about what was asked)
         code = NO_ANSWER
         sys.stderr.write(visible(traceback.format_exc()))
     sys.exit(INTERRUPTED if interrupts.seen else code)
+
+
+def _explained(text: str) -> str:
+    """Add to an error what its first known number means, unless it says so itself."""
+    from harness.errors.codes import explain_end
+
+    known = "" if "qnnfarm explain" in text else explain_end(text, None)
+    return f"{text}; {known}" if known else text
 
 
 def _usage_line(error: Any) -> str:  # noqa: ANN401 - typer exports no type for it

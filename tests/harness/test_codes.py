@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from buildlib.toolchains.ort_qnn.wheel import find_libraries
 from device_scripts import genie_api
-from harness.cli.app import build_app
+from harness.cli.app import _explained, build_app
 from harness.errors import RunnerError
 from harness.errors.codes import explain_end, find_codes, load_codes, parse_code
 from harness.results.store import ResultsStore
@@ -157,6 +157,13 @@ def test_the_first_code_is_the_nearest_to_the_cause() -> None:
     assert explain_end(warned, 1) == ""
     error = RunnerError("serial", "genie-t2t-run", "ended with status 134", 134, log)
     assert str(error).endswith("(`qnnfarm explain fastrpc:0x80000406`)")
+
+
+def test_every_error_of_the_command_line_names_its_number_once() -> None:
+    said = _explained("ar1 does not compile (GRAPH_FINALIZE returned QNN error 1002)")
+    assert said.endswith("(`qnnfarm explain qnn:1002`)")
+    assert _explained(said) == said
+    assert _explained("no such folder") == "no such folder"
 
 
 _HOSTILE = st.one_of(
