@@ -152,7 +152,7 @@ def _comparison(group: ComparisonGroup) -> list[Text]:
         ),
         *(
             Text(
-                f"  {_ratio(metric, found)}: {found.verdict.value}, {_single_line(found.reason)}",
+                f"  {_change(metric, found)}: {found.verdict.value}, {_single_line(found.reason)}",
                 style,
             )
             for metric, found in group.metrics
@@ -160,13 +160,12 @@ def _comparison(group: ComparisonGroup) -> list[Text]:
     ]
 
 
-def _ratio(metric: Metric, found: Comparison) -> str:
+def _change(metric: Metric, found: Comparison) -> str:
     if found.ratio is None:
         return metric.label
-    ratio = f"{metric.label} B/A {found.ratio:.3f}"
-    if found.low is None or found.high is None:
-        return ratio
-    return f"{ratio} ({found.low:.3f} to {found.high:.3f} at {found.confidence:.0%})"
+    change, interval = found.cells
+    known = "" if found.low is None else f" ({interval} at {found.confidence:.0%})"
+    return f"{metric.label} {change}{known}"
 
 
 def _print_table(section: Section, console: Console) -> None:

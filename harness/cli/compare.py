@@ -27,10 +27,9 @@ from harness.cli.bench_options import (
 )
 from harness.console import EMULATOR, Row, answers, print_json, print_remark, print_rows
 from harness.exit_codes import verdict_exit_code
-from harness.words import NO_VALUE
 
 if TYPE_CHECKING:
-    from harness.results.comparison import Comparison, ComparisonGroup
+    from harness.results.comparison import ComparisonGroup
     from harness.workloads.session import Session
 
 _PAIRS = 6
@@ -134,16 +133,17 @@ def _show(compared: "ComparisonGroup", db: str) -> None:
         console.print(f"{side} is {name}")
     rows = []
     for metric, comparison in compared.metrics:
-        ratio = NO_VALUE if comparison.ratio is None else f"{comparison.ratio:.3f}"
+        change, interval = comparison.cells
+        known = "" if comparison.low is None else f" ({comparison.confidence:.0%})"
         cells = [
             metric.label,
-            ratio,
-            _interval(comparison),
+            change,
+            f"{interval}{known}",
             str(comparison.pairs),
             comparison.verdict.value,
         ]
         rows.append(Row(cells))
-    print_rows(("metric", "B / A", "interval", "pairs", "verdict"), rows)
+    print_rows(("metric", "change", "interval", "pairs", "verdict"), rows)
     for metric, comparison in compared.metrics:
         console.print(f"{metric.label}: {comparison.reason}")
     unchecked = compared.unchecked
@@ -153,12 +153,6 @@ def _show(compared: "ComparisonGroup", db: str) -> None:
     if compared.a.device.emulator:
         console.print(EMULATOR)
     console.print(f"verdict: {compared.verdict} (group {compared.group_id} in {db})")
-
-
-def _interval(comparison: "Comparison") -> str:
-    if comparison.low is None or comparison.high is None:
-        return NO_VALUE
-    return f"{comparison.low:.3f} to {comparison.high:.3f} ({comparison.confidence:.0%})"
 
 
 def _document(compared: "ComparisonGroup") -> dict[str, object]:

@@ -17,7 +17,7 @@ from harness.results.identity import Subject, find_incomparable
 from harness.results.metrics import METRICS, Metric, find_key, find_metric
 from harness.results.records import SIDES, ComparisonRecord, MetricVerdict, Run
 from harness.results.statistics.paired import ERROR_RATE, interval, min_pairs
-from harness.results.verdicts import THRESHOLD, Verdict, judge, worst_verdict
+from harness.results.verdicts import THRESHOLD, Verdict, in_percent, judge, worst_verdict
 from harness.words import pluralize
 
 DEFAULT_METRICS = ("prefill_tokens_per_s", "decode_tokens_per_s")
@@ -53,6 +53,11 @@ class Comparison:
     confidence: float
     pairs: int
     reason: str
+
+    @property
+    def cells(self) -> tuple[str, str]:
+        """The change from A to B and its interval: `-9.5%`, `-10.9% to -8.2%`."""
+        return in_percent(self.ratio, self.low, self.high)
 
 
 def compare(

@@ -11,8 +11,8 @@ from harness.console import EMULATOR
 from harness.results.gate import Gate, GateCell, Side
 from harness.results.metrics import Metric
 from harness.results.statistics.unpaired import CONFIDENCE
-from harness.results.verdicts import Verdict
-from harness.words import NO_VALUE, percent, pluralize
+from harness.results.verdicts import Verdict, in_percent
+from harness.words import NO_VALUE, pluralize
 
 _COLUMNS = ("cell", "metric", "baseline", "now", "change", f"{CONFIDENCE:.0%} interval", "verdict")
 _MARKUP = re.compile(r"([\\`*_\[\]|~#])")
@@ -73,15 +73,10 @@ def sides(gate: Gate) -> str:
 
 def cells_of(cell: GateCell) -> tuple[str, ...]:
     """Format a cell's row under `baseline`, `now`, `change` and the interval."""
-    change = NO_VALUE if cell.ratio is None else percent(cell.ratio - 1)
-    interval = NO_VALUE
-    if cell.low is not None and cell.high is not None:
-        interval = f"{percent(cell.low - 1)} to {percent(cell.high - 1)}"
     return (
         _side(cell.baseline, cell.metric),
         _side(cell.candidate, cell.metric),
-        change,
-        interval,
+        *in_percent(cell.ratio, cell.low, cell.high),
     )
 
 

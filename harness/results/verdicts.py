@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from harness.results.metrics import Metric
 from harness.results.perplexity import PERPLEXITY
-from harness.words import percent
+from harness.words import NO_VALUE, percent
 
 THRESHOLD = 0.05
 PERPLEXITY_THRESHOLD = 0.005
@@ -54,6 +54,14 @@ def judge(
         reason = f"it could be up to {-worst:.1%} worse, and the limit is {threshold:.1%}"
         return Verdict.NO_VERDICT, f"{reason}: sessions vary too much, so run more of them"
     return Verdict.NO_DIFFERENCE, f"a loss of more than {threshold:.1%} is ruled out"
+
+
+def in_percent(ratio: float | None, low: float | None, high: float | None) -> tuple[str, str]:
+    """Format a ratio and the interval around it as changes: `-9.5%`, `-10.9% to -8.2%`."""
+    change = NO_VALUE if ratio is None else percent(ratio - 1)
+    if low is None or high is None:
+        return change, NO_VALUE
+    return change, f"{percent(low - 1)} to {percent(high - 1)}"
 
 
 def worst_verdict(verdicts: Iterable[Verdict]) -> Verdict:

@@ -129,7 +129,7 @@ def test_rows_that_look_alike_name_their_containers() -> None:
     )
     assert told in text
     assert re.search(
-        r"^  Decode B/A 0\.800 \(0\.\d+ to 0\.\d+ at 97%\): regressed", text, re.MULTILINE
+        r"^  Decode -20\.0% \(-\d+\.\d% to -\d+\.\d% at 97%\): regressed", text, re.MULTILINE
     )
     assert re.search(
         r"^! Llama-3\.2-1B W8A16, SM8750, pp64\+tg16, A: Unchecked", text, re.MULTILINE
