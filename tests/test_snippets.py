@@ -56,7 +56,7 @@ from suites.models import tiny_llama
 from tests.command_line import qnnfarm
 from tests.conftest import kill_server
 from tests.documents import ROOT, Block, Shell, blocks, commands, difference
-from tests.system import CONDITIONS
+from tests.system import CONDITIONS, needs
 
 EXPORT = ROOT / "tests" / "fixtures" / "exports" / "torchscript-llama-fixed"
 
@@ -384,6 +384,12 @@ def a_plan_with_a_build(reader: Reader) -> None:
     reader.write("PLAN.yaml", plan | {"nightly": {"reports": "nightly-reports"}})
 
 
+@scene("op-packages.md")
+def a_checkout_with_a_compiler(reader: Reader) -> None:
+    needs("gcc", "libatomic1")
+    (reader.folder / "suites").symlink_to(ROOT / "suites")
+
+
 @scene("plans.md", slow=True)
 def a_plan(reader: Reader) -> None:
     reader.device()
@@ -519,6 +525,7 @@ def read_pool(text: str) -> None:
 
 READERS = {
     "builder.md": read_options,
+    "op-packages.md": read_options,
     "quantization.md": read_recipe,
     "plans.md": read_plan,
     "dialogs.md": read_plan,

@@ -155,15 +155,16 @@ def host_libraries(packages: Iterable[OpPackage]) -> tuple[OpPackageLibrary, ...
     """Return the libraries for this host, with which graphs are compiled for any target.
 
     Raises:
-        InvalidOptionError: names one that is not for it.
+        InvalidOptionError: a package has none, or one that is not for this host.
     """
     libraries = []
     for package in packages:
-        if EMULATOR in package.targets:
-            own = package.model_copy(update={"targets": {EMULATOR: package.targets[EMULATOR]}})
-            own.check()
-            path = Path(package.targets[EMULATOR]).absolute()
-            libraries.append(OpPackageLibrary(path, package.interface_provider))
+        path = package.targets.get(EMULATOR)
+        if path is None:
+            reason = f"{package.name} has no library for {EMULATOR}, with which the compiler works"
+            raise InvalidOptionError(f"{KEY}.targets", reason, ())
+        package.model_copy(update={"targets": {EMULATOR: path}}).check()
+        libraries.append(OpPackageLibrary(Path(path).absolute(), package.interface_provider))
     return tuple(libraries)
 
 

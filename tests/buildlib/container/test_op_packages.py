@@ -139,23 +139,31 @@ def test_paths_of_an_options_file_are_relative_to_it(
     tiny_export: Path, libraries: dict[str, str]
 ) -> None:
     root = Path(libraries["x86_64"]).parents[1]
-    own = {key: path for key, path in libraries.items() if key != "x86_64"}  # it is no package
-    given = [
-        {
-            "name": "QnnLLaMAPackage",
-            "interface_provider": "LLaMAPackageInterfaceProvider",
-            "targets": {key: f"{key}/libQnnLLaMAPackage.so" for key in own},
-        }
-    ]
     builder = GenAIBuilderFactory.create(tiny_export)
-    apply_options(builder, flatten_options({"op_packages": given}, root))
-    assert [dict(one.targets) for one in builder.op_packages] == [own]
-    added = builder.set_targets(["SM8650"]).plan().plan.additions.op_packages
-    assert [set(one.targets) for one in added] == [{"aarch64-android", "hexagon-v75"}]
+    apply_options(builder, flatten_options({"op_packages": [entry(libraries)]}, root))
+    assert [dict(one.targets) for one in builder.op_packages] == [libraries]
+
+
+def test_the_compiler_needs_a_library_for_this_host(
+    tiny_export: Path, libraries: dict[str, str]
+) -> None:
+    phone = {key: path for key, path in libraries.items() if key != "x86_64"}
+    builder = GenAIBuilderFactory.create(tiny_export).set_targets(["SM8650"])
+    root = Path(libraries["x86_64"]).parents[1]
+    apply_options(builder, flatten_options({"op_packages": [entry(phone)]}, root))
+    with pytest.raises(InvalidOptionError, match="no library for x86_64"):
+        builder.plan()
+
+
+def entry(targets: dict[str, str]) -> dict[str, object]:
+    """Return an entry of options, with paths relative to the folder of the libraries' folders."""
+    paths = {key: f"{key}/libQnnLLaMAPackage.so" for key in targets}
+    provider = "LLaMAPackageInterfaceProvider"
+    return {"name": "QnnLLaMAPackage", "interface_provider": provider, "targets": paths}
 
 
 @pytest.mark.parametrize(
-    "entry",
+    "keys",
     [
         {"name": "../X", "interface_provider": "P", "targets": {"x86_64": "a"}},
         {"name": "X", "interface_provider": "P:Q", "targets": {"x86_64": "a"}},
@@ -164,7 +172,7 @@ def test_paths_of_an_options_file_are_relative_to_it(
         {"name": "X", "interface_provider": "P"},
     ],
 )
-def test_an_entry_that_is_no_package(tiny_export: Path, entry: dict[str, object]) -> None:
+def test_an_entry_that_is_no_package(tiny_export: Path, keys: dict[str, object]) -> None:
     builder = GenAIBuilderFactory.create(tiny_export)
     with pytest.raises(InvalidOptionError, match="op_packages"):
-        apply_options(builder, {"op_packages": [entry]})
+        apply_options(builder, {"op_packages": [keys]})
