@@ -34,6 +34,7 @@ from harness.yaml_files import YamlFile, read_yaml
 Word = Annotated[str, Field(min_length=1, max_length=4096, pattern=r"\A[^\x00\n]+\Z")]
 _Variable = Annotated[str, Field(pattern=r"\A[A-Za-z_][A-Za-z0-9_]*\Z")]
 _RUNTIME = re.compile(rb"^runtime:[ \t]*[\"']?([\w.-]{1,40})", re.MULTILINE)
+_BEGINNING = 1 << 16
 _SUFFIXES = frozenset({".yaml", ".yml"})
 _LIBRARY = re.compile(r".+\.so(\.[0-9.]+)?")
 
@@ -68,17 +69,25 @@ def describes(path: Path, runtime: str) -> bool:
     """Return whether a file is a description for this runtime."""
     if path.suffix not in _SUFFIXES or not path.is_file():
         return False
-    with path.open("rb") as file:
-        match = _RUNTIME.search(file.read(1 << 16))
+    try:
+        with path.open("rb") as file:
+            match = _RUNTIME.search(file.read(_BEGINNING))
+    except OSError:
+        return False
     return match is not None and match[1] == runtime.encode()
 
 
-def read_description(path: Path, model: type[_Description]) -> _Description:
-    """Read a description.
+def read_description(path: Path, model: type[_Description], runtime: str) -> _Description:
+    """Read a description for a runtime.
 
     Raises:
+        WrongUseError: it is none for this runtime.
         HostFileError: it cannot be read, or a key in it is wrong.
     """
+    if not describes(path, runtime):
+        raise WrongUseError(
+            f"{path} is no YAML file with `runtime: {runtime}`, which names a model and a build"
+        )
 
     def fail(line: int | None, key: str, reason: str) -> HostFileError:
         place = "".join((f"line {line}: " if line else "", f"{key}: " if key else ""))
@@ -162,7 +171,7 @@ class DescribedModel(Generic[_Description]):
             PromptTooLongError: they do not.
         """
         if most is not None and prompt_tokens + new_tokens > most:
-            raise PromptTooLongError(prompt_tokens, new_tokens, most - new_tokens, most)
+            raise PromptTooLongError(prompt_tokens, new_tokens, most - 1, most)
 
     def build_for(self, device: DeviceProperties) -> Path:
         """Return the folder with the programs for a device.

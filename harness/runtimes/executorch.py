@@ -202,11 +202,7 @@ def open_model(path: Path) -> "ExecuTorchModel":
         HostFileError: it, or a file that it names, cannot be read.
         WrongUseError: it is no description for `qnn_llama_runner`.
     """
-    if not runs(path):
-        raise WrongUseError(
-            f"{path} is no YAML file with `runtime: {RUNTIME.name}`, which names a .pte and a build"
-        )
-    model = ExecuTorchModel(path, read_description(path, ExecuTorchDescription))
+    model = ExecuTorchModel(path, read_description(path, ExecuTorchDescription, RUNTIME.name))
     for file in (model.model_path, model.tokenizer):
         if not file.is_file():
             raise HostFileError(str(file), "it is no file")

@@ -157,12 +157,7 @@ def open_model(path: Path) -> "GeniexModel":
         HostFileError: it, or the model that it names, cannot be read.
         WrongUseError: it is no description for geniex-bench.
     """
-    if not runs(path):
-        raise WrongUseError(
-            f"{path} is no YAML file with `runtime: {RUNTIME.name}`, which names a model and a "
-            "build"
-        )
-    model = GeniexModel(path, read_description(path, GeniexDescription))
+    model = GeniexModel(path, read_description(path, GeniexDescription, RUNTIME.name))
     model_files(model.model_path)
     return model
 

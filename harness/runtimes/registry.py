@@ -88,7 +88,14 @@ def open_model(path: Path, runtime: str = DEFAULT_RUNTIME) -> Model:
 
     Raises:
         BuildError: it is incomplete.
-        WrongUseError: there is no such runtime, or it runs no such models.
+        WrongUseError: there is no such runtime, or it runs no such models; names those that do.
         ConfigurationLimitError: it cannot run anywhere.
     """
-    return find_runtime(runtime).open_model(path)
+    module = find_runtime(runtime)
+    if path.exists() and not module.runs(path):
+        others = [name for name in runtimes() if find_runtime(name).runs(path)]
+        if others:
+            raise WrongUseError(
+                f"the runtime {runtime} does not run {path}: --runtime {' or '.join(others)} does"
+            )
+    return module.open_model(path)

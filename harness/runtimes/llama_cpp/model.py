@@ -64,11 +64,7 @@ def open_model(path: Path) -> "LlamaCppModel":
         HostFileError: one of the two cannot be read.
         WrongUseError: it is no description for llama.cpp.
     """
-    if not runs(path):
-        raise WrongUseError(
-            f"{path} is no YAML file with `runtime: {RUNTIME.name}`, which names a GGUF and a build"
-        )
-    model = LlamaCppModel(path, read_description(path, LlamaCppDescription))
+    model = LlamaCppModel(path, read_description(path, LlamaCppDescription, RUNTIME.name))
     _ = model.header
     return model
 

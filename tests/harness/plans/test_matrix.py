@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+import suites
 from buildlib.container.genie_config import Context, basic_dialog
 from buildlib.container.manifest import GraphsRecord
 from buildlib.errors import ContainerError
 from harness.errors import PlanFileError
 from harness.plans.cells import Cell
 from harness.plans.matrix import cell_as_mapping, expand, select
-from harness.plans.plan_file import Plan
+from harness.plans.plan_file import Plan, load_plan
 from harness.runtimes import registry
 from harness.runtimes.genie.model import GenieModel
 from harness.workloads.registry import AnyWorkload
@@ -219,6 +220,14 @@ def test_a_workload_that_no_context_holds_is_refused(
     with pytest.raises(PlanFileError, match=r"one.* (192 tokens in all|no LoRA)") as caught:
         cells(fits, {**work, "label": "long"})
     assert caught.value.key == key
+
+
+def test_the_plan_that_compares_runtimes_gives_each_the_models_that_it_runs() -> None:
+    path = Path(suites.__path__[0]) / "plans" / "runtimes.yaml"
+    cells = expand(load_plan(path), path, identify=lambda *_: "a" * 64, members=list)
+    models = {"htp/genie", "htp/graph", "gguf/llama.cpp"}
+    works = ("perplexity", "short", "deep")
+    assert set(labels(cells)) == {f"{model}/phone/{work}" for model in models for work in works}
 
 
 def test_cells_are_chosen_by_patterns_of_their_labels(cells_of: Expand) -> None:

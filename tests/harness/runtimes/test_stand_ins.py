@@ -217,5 +217,18 @@ def test_what_they_cannot_do_is_refused_before_a_device(
         model.check_dialog(DialogSettings(stop=("x",)), 8, 8)
     with pytest.raises(WrongUseError, match="scores no texts"):
         model.windows("text")
+
+
+def test_a_runtime_that_runs_another_kind_of_model_names_those_that_run_it(
+    geniex: Path, executorch: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(WrongUseError, match=r"--runtime geniex-bench does"):
+        open_model(geniex)
+    with pytest.raises(WrongUseError, match=r"--runtime executorch does"):
+        open_model(executorch, "llama.cpp")
+    with pytest.raises(WrongUseError, match=r"--runtime genie or graph does"):
+        open_model(tmp_path, "llama.cpp")
+    text = tmp_path / "text.yaml"
+    text.write_text("name: x")
     with pytest.raises(WrongUseError, match=r"no YAML file with `runtime: llama\.cpp`"):
-        open_model(geniex, "llama.cpp")
+        open_model(text, "llama.cpp")
