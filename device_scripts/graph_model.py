@@ -106,15 +106,18 @@ class Contract(NamedTuple):
     Keys have tokens on their last axis, `[..., head_dim, CL-AR]`, and values on the one before it.
 
     Attributes:
-        new: replacement that turns the name of a past tensor into that of its new columns.
-        logits: output; all other outputs are new columns, or inputs of later parts.
+        past: group `kind` tells keys from values; or `index` does, of which the first half are
+            keys.
+        new: replacement that turns the name of a past tensor into that of its new columns; None
+            where names do not tell, but encodings and the order of outputs do.
+        logits: output; all others are new columns, or inputs of later parts.
     """
 
     name: str
     tokens: str
     mask: str
     past: str
-    new: str
+    new: Optional[str]
     logits: str
     embeddings: str = "(?!)"
     positions: str = "(?!)"
@@ -133,6 +136,26 @@ CONTRACTS = (
         new=r"past_\g<kind>_\2_out",
         logits="logits",
         zero=r".*lora.*",
+    ),
+    # github.com/UbiquitousLearning/mllm, its QNN runners
+    Contract(
+        name="mllm",
+        tokens="input_ids",
+        positions="position_ids",
+        mask="attention_mask",
+        past=r"past_(?P<kind>key|value)_(\d+)",
+        new=r"present_\g<kind>_\2",
+        logits="logits",
+    ),
+    # github.com/pytorch/executorch, examples/qualcomm/oss_scripts/llama
+    Contract(
+        name="executorch",
+        tokens=r"input_\d+_tokens@0",
+        positions=r"input_\d+_input_pos@0",
+        mask=r"input_\d+_atten_mask@0",
+        past=r"input_\d+_args_(?P<index>\d+)@0",
+        new=None,
+        logits=r"output_.*@0",
     ),
 )
 """Those that are known; the first that knows the cache of a graph by name is taken."""
@@ -200,23 +223,34 @@ class Chain:
                 if known.grid != port.grid or known.shape != port.shape:
                     raise genie_api.RunnerError(f"parts take {name} in two encodings or shapes")
             self.outputs.update(part.outputs)
-        self.kv = [
-            self._cached(port, match.expand(contract.new), match["kind"])
-            for match, port in _matched(contract.past, self.inputs)
+        self.kv = list(self._caches(contract))
+        new = {each.new.name for each in self.kv}
+        logits = [
+            port for _, port in _matched(contract.logits, self.outputs) if port.name not in new
         ]
-        logits = [port for _, port in _matched(contract.logits, self.outputs)]
         if len(logits) != 1:
             raise genie_api.RunnerError(f"the graphs of AR {ar} and CL {cl} give no logits")
         self.logits = logits[0]
         if self.logits.count != ar * self.logits.shape[-1]:
             raise genie_api.RunnerError(f"{self.logits.name} has no row for each of {ar} tokens")
 
-    def _cached(self, past: Port, name: str, kind: str) -> "Cached":
-        new = self.outputs.get(name)
-        if new is None or new.grid != past.grid:
-            raise genie_api.RunnerError(f"{past.name} has no output {name} in its encoding")
-        axis = len(past.shape) - (1 if kind == "key" else 2)
-        return Cached(past, new, math.prod(past.shape[:axis]), math.prod(past.shape[axis + 1 :]))
+    def _caches(self, contract: Contract) -> "Iterator[Cached]":
+        found = [
+            (match.groupdict(), match, port) for match, port in _matched(contract.past, self.inputs)
+        ]
+        found.sort(key=lambda each: int(each[0].get("index", 0)))
+        left = list(self.outputs.values())
+        for number, (groups, match, past) in enumerate(found):
+            kind = groups.get("kind", "key" if 2 * number < len(found) else "value")
+            axis = len(past.shape) - (1 if kind == "key" else 2)
+            shape = (*past.shape[:axis], self.ar, *past.shape[axis + 1 :])
+            alike = [one for one in left if (one.grid, one.shape) == (past.grid, shape)]
+            if contract.new is not None:
+                alike = [one for one in alike if one.name == match.expand(contract.new)]
+            if not alike:
+                raise genie_api.RunnerError(f"no output has the new columns of {past.name}")
+            left.remove(alike[0])
+            yield Cached(past, alike[0], math.prod(shape[:axis]), math.prod(shape[axis + 1 :]))
 
     def all_ports(self) -> Iterator[Port]:
         """Yield the ports of all parts."""
@@ -694,8 +728,9 @@ Filler = Callable[[int, Sequence[int]], bytes]
 def _mask_filler(port: Port, slots: int) -> Filler:
     """Open each row to all columns before the call, and to those of the call up to its own."""
     rows, columns = port.shape[-2:]
-    is_open = array.array(port.code, [port.stored(0.0) if port.scale else 65535]).tobytes()
-    closed = array.array(port.code, [port.stored(_MASKED) if port.scale else 0]).tobytes()
+    plain = BOUNDS.get(port.code, (_MASKED, 0.0))[1]
+    is_open = array.array(port.code, [port.stored(0.0) if port.scale else plain]).tobytes()
+    closed = array.array(port.code, [BOUNDS.get(port.code, (_MASKED,))[0]]).tobytes()
 
     def fill(first: int, _tokens: Sequence[int]) -> bytes:
         past = is_open * first + closed * (slots - first)

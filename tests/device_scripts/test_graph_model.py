@@ -2,6 +2,8 @@
 
 import array
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -23,6 +25,12 @@ else:
     import genie_api
 
 CL, HEADS, DIM = 24, 2, 3
+SIDES = ("key", "value")
+SHAPES = {
+    (kind, length): (1, HEADS, DIM, length) if kind == "key" else (1, HEADS, length, DIM)
+    for kind in SIDES
+    for length in (4, 20)
+}
 
 
 class Port(graph_model.Port):
@@ -30,6 +38,7 @@ class Port(graph_model.Port):
 
     def __init__(self, name: str, shape: tuple[int, ...], code: str = "B") -> None:
         self.name, self.shape, self.code = name, shape, code
+        self.count = math.prod(shape)
         self.scale, self.offset = (0.0, 0) if code == "f" else (0.5, -128)
 
 
@@ -139,9 +148,64 @@ def test_unknown_scalings_are_refused() -> None:
         graph_model.Rotations(encoding, 100)
 
 
+@dataclass
+class Part:
+    """A graph of two layers with the tensors of a contract."""
+
+    inputs: dict[str, Port]
+    outputs: dict[str, Port]
+
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def part(inputs: Shapes, outputs: Shapes) -> Part:
+    ports = [{name: Port(name, shape) for name, shape in one.items()} for one in (inputs, outputs)]
+    return Part(*ports)
+
+
+def test_caches_are_paired_by_the_names_of_mllm() -> None:
+    inputs = {f"past_{kind}_{n}": SHAPES[kind, 20] for kind in SIDES for n in (0, 1)}
+    outputs = {f"present_{kind}_{n}": SHAPES[kind, 4] for n in (1, 0) for kind in SIDES}
+    graph = part(inputs, {"logits": (1, 1, 4, 50), **outputs})
+    contract = graph_model.find_contract(inputs)
+    assert contract.name == "mllm"
+    chain = graph_model.Chain(4, CL, [graph], contract)  # type: ignore[list-item]
+    names = {one.past.name: one.new.name for one in chain.kv}
+    assert names == {name: name.replace("past", "present") for name in inputs}
+    assert {(one.rows, one.unit) for one in chain.kv} == {(HEADS * DIM, 1), (HEADS, DIM)}
+
+
+def test_caches_are_paired_by_encoding_and_order_where_names_of_executorch_do_not_tell() -> None:
+    """Layers 0 and 2 have one encoding, so their order tells; layer 1 has another."""
+    past = {f"input_{9 - n}_args_{n}@0": SHAPES["key", 20] for n in range(3)}
+    past |= {f"input_{9 - n}_args_{n}@0": SHAPES["value", 20] for n in range(3, 6)}
+    new = [f"output_aten_{n}@0" for n in (7, 19, 20, 31, 30, 40)]
+    kinds = ("key", "value", "key", "value", "key", "value")
+    outputs = {name: SHAPES[kind, 4] for name, kind in zip(new, kinds, strict=True)}
+    graph = part(past, {**outputs, "output_aten_squeeze@0": (1, 4, 50)})
+    graph.inputs["input_8_args_1@0"].scale = graph.outputs["output_aten_30@0"].scale = 0.25
+    contract = graph_model.find_contract(past)
+    assert contract.name == "executorch"
+    chain = graph_model.Chain(4, CL, [graph], contract)  # type: ignore[list-item]
+    pairs = {one.past.name: one.new.name for one in chain.kv}
+    numbers = {
+        int(name.split("_")[3][:-2]): int(new.split("_")[2][:-2]) for name, new in pairs.items()
+    }
+    assert numbers == {0: 7, 1: 30, 2: 20, 3: 19, 4: 31, 5: 40}
+    assert chain.logits.name == "output_aten_squeeze@0"
+
+
+def test_a_cache_without_new_columns_is_refused() -> None:
+    inputs = {"past_key_0": SHAPES["key", 20]}
+    graph = part(inputs, {"logits": (1, 1, 4, 50), "present_key_1": SHAPES["key", 4]})
+    with pytest.raises(genie_api.RunnerError, match="no output has the new columns of past_key_0"):
+        graph_model.Chain(4, CL, [graph], graph_model.find_contract(inputs))  # type: ignore[list-item]
+
+
 def test_graphs_of_no_contract_are_refused() -> None:
     with pytest.raises(genie_api.RunnerError, match="no input is a key/value cache by the names"):
-        graph_model.find_contract(["x", "past_key_0"])
+        graph_model.find_contract(["x", "cache_0"])
 
 
 def test_a_float_table_is_rounded_down_onto_the_grid(tmp_path: Path) -> None:
