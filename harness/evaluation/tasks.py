@@ -30,7 +30,7 @@ _Choice = Annotated[str, Field(min_length=1, max_length=1 << 16)]
 
 
 class _Row(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True, regex_engine="python-re")
 
 
 class Choices(_Row):
@@ -97,7 +97,7 @@ class Instructed(_Row):
         unsupported: instructions that cannot be checked here.
     """
 
-    prompt: Annotated[_Text, Field(min_length=1)]
+    prompt: Annotated[_Text, Field(min_length=1, pattern=r"\A[^\x00]+\Z")]
     instruction_id_list: Annotated[tuple[str, ...], Field(min_length=1, strict=False)]
     kwargs: Annotated[tuple[dict[str, Any], ...], Field(strict=False)]
 

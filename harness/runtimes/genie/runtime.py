@@ -341,10 +341,18 @@ class GenieRuntime(DeployedRuntime):
         """Ask dialogs that draft by text: Genie 1.21 fails token queries of them (-6)."""
         if request.token_ids is None or config.dialog.type not in _ASKED_IN_WORDS:
             return request
-        return replace(request, prompt=self._words(request.token_ids), token_ids=None)
+        words = self._words(request.token_ids, whole=request.framing is not None)
+        return replace(request, prompt=words, token_ids=None)
 
-    def _words(self, ids: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
+    def _words(self, ids: Sequence[int], *, whole: bool) -> str:
+        """Return words for token ids, of which whole ones must come back."""
+        words = str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
+        if whole and encode(self._tokenizer, words) != list(ids):
+            raise WrongUseError(
+                "dialogs that draft by text take words, and the tokenizer gives other tokens for "
+                "those of this chat: chat with a container that does not speculate"
+            )
+        return words
 
     def embed(self, texts: Sequence[str], *, pooled: bool = True) -> EmbeddingResult:
         """Embed texts.
@@ -381,8 +389,9 @@ class GenieRuntime(DeployedRuntime):
         _refuse_turns(request, config)
         compared = self._compare(config)
         if config.dialog.type in _ASKED_IN_WORDS:
-            spoken = tuple(map(self._spoken, request.conversations))
-            request = replace(request, conversations=spoken)
+            whole = request.framing is not None
+            spoken = (self._spoken(each, whole=whole) for each in request.conversations)
+            request = replace(request, conversations=tuple(spoken))
         config = bound_turns(config, request.max_new_tokens)
         script = ConversationScript(request, config)
         folder = self.folder()
@@ -412,10 +421,12 @@ class GenieRuntime(DeployedRuntime):
             texts, metrics, profiled, samples.series, traced, compared, early_end=end, token_ids=ids
         )
 
-    def _spoken(self, conversation: Conversation) -> Conversation:
+    def _spoken(self, conversation: Conversation, *, whole: bool) -> Conversation:
         """Return a conversation with words in place of token ids; see `_in_words`."""
         turns = conversation.turns
-        words = (turn if isinstance(turn, str) else self._words(turn) for turn in turns)
+        words = (
+            turn if isinstance(turn, str) else self._words(turn, whole=whole) for turn in turns
+        )
         return replace(conversation, turns=tuple(words))
 
     def positions(self, role: ModelRole = "target") -> Positions:

@@ -69,6 +69,9 @@ def test_a_limit_counts_rows(tmp_path: Path) -> None:
         ([{**CLOZE, "choices": ["one"]}], "choices"),
         ([{**CLOZE, "question": "both"}], "one of question and context"),
         ([{**PROMPT, "kwargs": []}], "kwargs"),
+        ([{**PROMPT, "prompt": "a\0b"}], "prompt"),
+        ([{**PROMPT, "prompt": "a\ud800b"}], "prompt"),
+        ([{**CLOZE, "choices": ["a\ud800b", "c"]}], "choices"),
         ([{**PROMPT, "instruction_id_list": ["no:such"]}], "no:such"),
     ],
 )
