@@ -90,6 +90,7 @@ class Dialog(DialogWorkload):
             RunnerError: Genie refused, crashed or hung.
             RuntimeOutputError: an answer is missing.
         """
+        runtime = session.require(Converses)
         record = WorkloadRecord(
             runner=session.runtime.runner(Converses),
             max_new_tokens=self.max_tokens,
@@ -105,7 +106,7 @@ class Dialog(DialogWorkload):
             conversations, self.max_tokens, settings=self.resolved(session.resolve)
         )
         with recording.start_if_stored(session, "generate", record) as recorder:
-            result = session.require(Converses).converse(request)
+            result = runtime.converse(request)
             last = result.answers[-1][-1]
             if recorder is not None:
                 recorder.generated_text = last

@@ -103,6 +103,7 @@ class Embed(WorkloadModel):
         self, session: Session, recording: Recording = UNRECORDED
     ) -> WorkloadResult[Embeddings]:
         """Embed the texts in one process on the device, those of the reference first."""
+        runtime = session.require(Embeds)
         texts = self.texts or read_lines(session.resolve(self.file or ""))
         tokens, expected = self._on_host(session, texts)
         record = WorkloadRecord(
@@ -112,7 +113,7 @@ class Embed(WorkloadModel):
             dataset_sha256=hashlib.sha256("\n".join(texts).encode()).hexdigest(),
         )
         with recording.start_if_stored(session, "embed", record) as recorder:
-            result = session.require(Embeds).embed(texts, pooled=not self.per_token)
+            result = runtime.embed(texts, pooled=not self.per_token)
             cosines = tuple(
                 _cosine(vectors.array(), other)
                 for vectors, other in zip(result.vectors, expected, strict=bool(expected))

@@ -21,6 +21,7 @@ from harness.runtimes.base import (
     Need,
     TakesChats,
     Turn,
+    require,
 )
 from harness.runtimes.dialog_settings import SETTING_KEYS
 from harness.runtimes.genie.conversation import check_save
@@ -133,6 +134,7 @@ class Generate(DialogWorkload):
         self, session: Session, recording: Recording = UNRECORDED
     ) -> WorkloadResult[GenerationResult]:
         """Answer in a process of its own on the device."""
+        require(session.model.runtime, self.needs)
         capability = Converses if self.is_conversation else Generates
         chat = Chat.of(session.model.path).record(self.system) if self.chat else {}
         record = WorkloadRecord(

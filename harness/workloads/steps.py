@@ -81,6 +81,7 @@ def compare_steps(
     """
     from buildlib.numerics.divergence import measure_divergence
 
+    runtime = session.require(DecodesSteps)
     definition = PerplexityDefinition(
         positions="decode_steps",
         windows=len(steps),
@@ -92,7 +93,7 @@ def compare_steps(
         perplexity=definition,
     )
     with recording.start_if_stored(session, "perplexity", record) as recorder:
-        found = session.require(DecodesSteps).decode_steps(steps)
+        found = runtime.decode_steps(steps)
         if recorder is not None:
             recorder.traces.append(found.trace)
         try:
