@@ -85,19 +85,19 @@ class OpPackage(BaseModel):
         Raises:
             InvalidOptionError: it lacks one, or two are for the same processor.
         """
-        wanted: list[tuple[str, ...]] = [(EMULATOR,)]
+        sides: list[tuple[str, ...]] = [(EMULATOR,)]
         if not target.emulator:
-            wanted = [(ANDROID, LINUX), (f"{_HEXAGON}{target.soc.dsp_arch}",)]
-        chosen = {}
-        for keys in wanted:
+            sides = [(ANDROID, LINUX), (f"{_HEXAGON}{target.soc.dsp_arch}",)]
+        libraries = {}
+        for keys in sides:
             own = [key for key in keys if key in self.targets]
             if len(own) != 1:
                 count = "no library" if not own else "two libraries"
                 names = " or ".join(keys)
                 reason = f"{self.name} has {count} for {names}, and {target} needs one"
                 raise InvalidOptionError(f"{KEY}.targets", reason, ())
-            chosen[own[0]] = self.targets[own[0]]
-        return self.model_copy(update={"targets": chosen})
+            libraries[own[0]] = self.targets[own[0]]
+        return self.model_copy(update={"targets": libraries})
 
     def check(self) -> None:
         """Check that each library is for its target, and has the function that provides it.
@@ -142,13 +142,13 @@ def select_packages(packages: Iterable[OpPackage], target: Target) -> tuple[OpPa
     Raises:
         InvalidOptionError: names the package and what is wrong with it.
     """
-    chosen = tuple(package.for_target(target) for package in packages)
-    names = [package.name for package in chosen]
-    for package in chosen:
+    selection = tuple(package.for_target(target) for package in packages)
+    names = [package.name for package in selection]
+    for package in selection:
         if names.count(package.name) > 1:
             raise InvalidOptionError(KEY, f"{package.name} is there twice", ())
         package.check()
-    return chosen
+    return selection
 
 
 def host_libraries(packages: Iterable[OpPackage]) -> tuple[OpPackageLibrary, ...]:
