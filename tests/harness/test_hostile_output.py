@@ -39,6 +39,7 @@ from harness.devices.properties import (
     properties_from,
 )
 from harness.errors import DeviceCommandError, RunnerError
+from harness.errors.codes import find_codes
 from harness.pool import fence
 from harness.pool.fence import HigherTokenError, OtherLedgerError
 from harness.runtimes.base import Window
@@ -113,7 +114,7 @@ def decode(printed: str) -> object:
     runtime = SimpleNamespace(
         _has_python=False,
         _container=SimpleNamespace(genie_config=config),
-        _device=SimpleNamespace(serial="hostile"),
+        device=SimpleNamespace(serial="hostile"),
     )
     return GenieRuntime._parse_ids(cast("GenieRuntime", runtime), printed)
 
@@ -272,6 +273,10 @@ PARSERS: dict[str, Parser] = {
     "adb shell": Parser(read_packets, ["\1\0\0\0\0", "\1\1\0\0\0x", "\1\xff\xff\xff\x7f"]),
     "greeting": Parser(greet, ["qnnfarm-job "]),
     "errors": Parser(show_error),
+    "error codes": Parser(
+        lambda text: find_codes(text.splitlines()),
+        ["failed to ", "error ", "err: 5005\n", "0x8000", "-21474", "QNN_"],
+    ),
     "one line": Parser(one_line),
     "device: adb messages": Parser(read_frames, ["\0"]),
     "device: shell names": Parser(
