@@ -3,7 +3,8 @@
 `assess` finds an open alert for every loss that has none yet; `review` also keeps them in the
 store. An alert belongs to one loss of one series: however often the history is judged, the loss
 stays the same alert, whatever its state. When the series recovers at least half of the loss, its
-alert is fixed; so it is when later nights refute the loss.
+alert is fixed; so it is when later nights refute the loss. Where they refute the recovery, it is
+open again.
 """
 
 import hashlib
@@ -45,6 +46,8 @@ _NIGHT_APART = timedelta(hours=36)
 _FAR_GREATER = 1.5
 _RECOVERY = 0.5
 """Part of a loss whose recovery makes it fixed."""
+_RECOVERED = "recovered on "
+"""The beginning of the note of a loss that the series itself has fixed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +294,12 @@ def _renew(series: Series, alert: Alert, change: Change | None) -> Alert:
 
 
 def _settle(series: Series, alert: Alert, change: Change | None) -> Alert:
-    """Mark an alert as fixed where its series has recovered or refuted the loss."""
+    """Mark an alert as fixed where its series has recovered or refuted the loss.
+
+    It is open again where the series has refuted that recovery.
+    """
+    if alert.state == "fixed" and alert.note.startswith(_RECOVERED):
+        return _open_again(series, alert, change)
     if alert.state not in UNSETTLED:
         return alert
     if change is not None and change.refuted is not None:
@@ -302,6 +310,15 @@ def _settle(series: Series, alert: Alert, change: Change | None) -> Alert:
     else:
         return alert
     return replace(alert, state="fixed", note=note, changed_at=now())
+
+
+def _open_again(series: Series, alert: Alert, change: Change | None) -> Alert:
+    stands = change is not None and change.refuted is None and _recovery(series, alert) is None
+    for one in series.refuted if stands else ():
+        if series.nights[one.night].at > alert.began_at and not one.is_loss and one.refuted:
+            note = f"its recovery was refuted, {series.nights[one.refuted].at:%Y-%m-%d}"
+            return replace(alert, state="open", note=note, changed_at=now())
+    return alert
 
 
 def _recovery(series: Series, alert: Alert) -> Night | None:
@@ -317,7 +334,7 @@ def _recovery(series: Series, alert: Alert) -> Night | None:
 
 def _recovered(night: Night) -> str:
     commit = f" at {night.commit[:12]}" if night.commit else ""
-    return f"recovered on {night.at:%Y-%m-%d}{commit}"
+    return f"{_RECOVERED}{night.at:%Y-%m-%d}{commit}"
 
 
 def _name(series: Series, change: Change) -> str:

@@ -220,6 +220,32 @@ def test_an_alert_that_the_series_refutes_is_fixed(store: ResultsStore, fill: Fi
 
 
 @IN_A_FILE
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_a_loss_whose_recovery_is_refuted_is_open_again(
+    store: ResultsStore, fill: Fill, *, by_hand: bool
+) -> None:
+    """The series stands at the new level; what somebody settled stays settled."""
+    fill([50.0] * 20)
+    loss, gain = Change(8, 9, 0.95, is_loss=True), Change(13, 15, 1.05, is_loss=False)
+    series = replace(decode(store), changes=(loss, gain))
+    (alert,) = alerts.review(store, [replace(series, changes=(loss,))])
+    alerts.mark_told(store, [alert.id])
+    if by_hand:
+        alerts.set_state(store, [alert.id], "fixed", note="a new fan")
+    alerts.review(store, [series])
+    assert alerts.list_alerts(store)[0].state == "fixed"
+    refuted = replace(series, changes=(loss,), refuted=(replace(gain, refuted=18),))
+    for _ in range(2):
+        assert alerts.review(store, [refuted]) == ()
+        (again,) = alerts.list_alerts(store)
+        told = (
+            ("fixed", "a new fan") if by_hand else ("open", "its recovery was refuted, 2026-01-19")
+        )
+        assert (again.state, again.note) == told
+        assert alerts.list_untold(store) == ()
+
+
+@IN_A_FILE
 def test_each_of_two_losses_has_its_alert(store: ResultsStore, fill: Fill) -> None:
     fill([50.0] * 20)
     first, second = Change(12, 13, 0.9, is_loss=True), Change(14, 15, 0.6, is_loss=True)
