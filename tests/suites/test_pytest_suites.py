@@ -81,7 +81,7 @@ def test_a_suite_without_a_container_says_what_to_give(
     in_process: Callable[..., pytest.RunResult],
 ) -> None:
     done = in_process("suites", "-rs")
-    done.assert_outcomes(skipped=33)
+    done.assert_outcomes(skipped=34)
     done.stdout.fnmatch_lines(["*no container: give one with --container DIR*"])
 
 
