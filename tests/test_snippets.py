@@ -51,6 +51,8 @@ from harness.results.records import (
     Workload,
 )
 from harness.results.store import ResultsStore
+from harness.runtimes.description import read_description
+from harness.runtimes.llama_cpp.model import LlamaCppDescription
 from harness.virtual_device import manager
 from suites.models import tiny_llama
 from tests.command_line import qnnfarm
@@ -269,6 +271,19 @@ def own_adb_server(reader: Reader) -> None:
     reader.removes_alpha()
 
 
+@scene("evaluation.md", slow=True)
+def a_container_and_tasks(reader: Reader) -> None:
+    reader.device()
+    reader.bundle("CONTAINER")
+    (reader.folder / "suites").symlink_to(ROOT / "suites")
+    reader.words |= {"127.0.0.1:36111": "virtual:shared"}
+
+
+@scene("first-phone.md")
+def a_number(_reader: Reader) -> None:
+    pass
+
+
 @scene("genie-configurations.md")
 def a_dialog_with_faults(reader: Reader) -> None:
     reader.bundle("container")
@@ -435,6 +450,14 @@ def a_model_to_quantize(reader: Reader) -> None:
     reader.scope["builder"] = GenAIBuilderFactory.create(tiny_llama.folder())
 
 
+@scene("runtimes.md", slow=True)
+def a_container_for_the_emulator(reader: Reader) -> None:
+    reader.device()
+    reader.bundle("containers/SM8750")
+    (reader.folder / "suites").symlink_to(ROOT / "suites")
+    reader.text("heldout.txt")
+
+
 @scene("telemetry.md", slow=True)
 def a_container_on_a_device(reader: Reader) -> None:
     device = reader.device()
@@ -523,6 +546,11 @@ def read_pool(text: str) -> None:
     load_config(Path("pool.yaml"))
 
 
+def read_model_of_a_program(text: str) -> None:
+    Path("llama.yaml").write_text(text)
+    read_description(Path("llama.yaml"), LlamaCppDescription, "llama.cpp")
+
+
 READERS = {
     "builder.md": read_options,
     "op-packages.md": read_options,
@@ -530,6 +558,7 @@ READERS = {
     "plans.md": read_plan,
     "dialogs.md": read_plan,
     "pool.md": read_pool,
+    "runtimes.md": read_model_of_a_program,
 }
 ELSEWHERE = {"nightly.md"}  # tests/suites/nightly/test_recipes.py
 
