@@ -183,9 +183,23 @@ class Recorder:
 
 
 def greedy(logits: graph_model.View) -> int:
-    """Return the lowest id of the largest logit."""
-    values = array.array(logits.format, logits.tobytes())
-    return values.index(max(values))
+    """Return the lowest id of the largest logit.
+
+    Of uint16 the high bytes are compared first, all at once: `in` and `find` run at the speed of C,
+    and a large vocabulary would take as long as a part of the model otherwise.
+    """
+    if logits.format != "H" or sys.byteorder != "little":
+        values = array.array(logits.format, logits.tobytes())
+        return int(values.index(max(values)))
+    data: bytes = logits.tobytes()
+    low, high = data[::2], data[1::2]
+    top = next(byte for byte in range(255, -1, -1) if byte in high)
+    best = place = high.find(top)
+    while place >= 0:
+        if low[place] > low[best]:
+            best = place
+        place = high.find(top, place + 1)
+    return best
 
 
 def generate(

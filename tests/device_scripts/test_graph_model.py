@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from buildlib.checkpoint.config import DecoderConfig, load_config
 from buildlib.graph.rope import rope_tables
-from device_scripts import graph_model
+from device_scripts import graph_model, graph_run
 from suites.models import tiny_llama
 
 if TYPE_CHECKING:
@@ -140,6 +140,12 @@ def test_positions_are_turned_as_the_graph_was_calibrated_for(
         rotations = graph_model.Rotations(encoding, 100)
         ours = np.frombuffer(rotations.table(function, port, 100), np.float32)
         np.testing.assert_allclose(ours.reshape(table.shape), table, atol=1e-6)
+
+
+@given(st.lists(st.integers(0, 65535) | st.integers(65500, 65535), min_size=1, max_size=40))
+def test_the_lowest_id_of_the_largest_logit_is_chosen(logits: list[int]) -> None:
+    for code in "HI":
+        assert graph_run.greedy(memoryview(array.array(code, logits))) == logits.index(max(logits))
 
 
 def test_unknown_scalings_are_refused() -> None:
