@@ -181,7 +181,8 @@ def emulator_twin(
     metadata = container.metadata
     phone = parse_target(metadata.target.name)
     if phone.emulator:
-        raise ContainerError(str(container.path), "it is for the emulator already")
+        reason = f"it is for the emulator already: name the one that was built for {phone.soc.name}"
+        raise ContainerError(str(container.path), reason)
     if metadata.op_packages:
         reason = f"it has no op packages for x86_64: build it for {phone}:emulator, too"
         raise ContainerError(str(container.path), reason)

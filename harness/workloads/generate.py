@@ -96,6 +96,8 @@ class Generate(DialogWorkload):
             raise ValueError("rewind needs several prompts, each of which is a turn")
         if self.embeddings is not None and (self.save or self.restore):
             raise ValueError("embeddings go without save and restore: give a text or tokens")
+        if self.tokens is not None and self.stop:
+            raise ValueError("stop: Genie looks for it in answers to texts alone: give a prompt")
         return self
 
     @model_validator(mode="after")

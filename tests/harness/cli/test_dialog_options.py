@@ -77,6 +77,7 @@ def test_workloads_with_settings_go_to_json_and_back() -> None:
         (["--prompt", "a", "--top-p", "2"], "top_p"),
         (["--prompt", "a", "--lora", "red=x"], "no NAME=STRENGTH"),
         (["--embeddings", "e", "--save", "s"], "embeddings go without save and restore"),
+        (["--tokens", "1", "--stop", "a"], "stop: Genie looks for it in answers to texts alone"),
     ],
 )
 def test_wrong_use_is_one_line(arguments: list[str], message: str) -> None:
