@@ -114,11 +114,17 @@ def main() -> int:
     if not is_here():
         try:
             unpack(FOLDER)
-        except (OSError, subprocess.CalledProcessError) as error:
-            print(f"error: llama.cpp cannot be had: {error}", file=sys.stderr)
-            return 1
+        except OSError as error:
+            return _refuse(str(error))
+        except subprocess.CalledProcessError as error:
+            return _refuse(f"{error.cmd[0]} ended with {error.returncode}")
     print(FOLDER)
     return 0
+
+
+def _refuse(reason: str) -> int:
+    print(f"llama.cpp cannot be had, so its tests skip: {reason}", file=sys.stderr)
+    return 1
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Writes the reference model as GGUF, llama.cpp's format, by the package `gguf` (extra `gguf`).
+"""Writes the reference model as GGUF, llama.cpp's format, by the package `gguf`.
 
 `python -m suites.models.tiny_llama.gguf_file OUT.gguf` writes it in float32. Keys and tensors are
 those of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md and `convert_hf_to_gguf.py`.
@@ -6,14 +6,18 @@ those of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md and `convert_
 
 import argparse
 import json
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import gguf
 import numpy as np
 
 from suites.models import tiny_llama
 from suites.models.tiny_llama.architecture import Architecture
 from suites.models.tiny_llama.numpy_model import Array, load_weights
+
+if TYPE_CHECKING:
+    import gguf
 
 _LAYER = {
     "input_layernorm": "attn_norm",
@@ -35,6 +39,8 @@ def write_gguf(path: Path, folder: Path | None = None) -> Path:
     Args:
         folder: the checkpoint; by default the reference model.
     """
+    import gguf
+
     folder = folder or tiny_llama.folder()
     model = Architecture.load(folder)
     writer = gguf.GGUFWriter(path, "llama")
@@ -78,8 +84,10 @@ def _interleave(weight: Array, heads: int) -> Array:
     return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(rows, hidden))
 
 
-def _add_tokenizer(writer: gguf.GGUFWriter, folder: Path, model: Architecture) -> None:
+def _add_tokenizer(writer: "gguf.GGUFWriter", folder: Path, model: Architecture) -> None:
     """Add the byte-level BPE; its words are split by GPT-2's pattern, as `ByteLevel` does."""
+    import gguf
+
     tokenizer = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     vocabulary = sorted(tokenizer["model"]["vocab"].items(), key=lambda item: item[1])
     special = {token["content"] for token in tokenizer["added_tokens"]}
@@ -101,4 +109,6 @@ def _add_tokenizer(writer: gguf.GGUFWriter, folder: Path, model: Architecture) -
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Write tiny_llama as GGUF.")
     parser.add_argument("out", type=Path)
+    if find_spec("gguf") is None:
+        parser.error("it needs the package gguf: pip install gguf")
     write_gguf(parser.parse_args().out)
