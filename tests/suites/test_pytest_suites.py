@@ -28,7 +28,7 @@ def test_all_suites_pass_on_the_reference_model(
         "--suite-param=soak_dialogs=1", "--suite-param=turns=2",
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
-    assert re.search(r"= 21 passed, \d+ skipped in ", done.stdout), done.stdout
+    assert re.search(r"= 22 passed, \d+ skipped in ", done.stdout), done.stdout
     rows = [line.split("|") for line in done.stdout.splitlines() if line.startswith("| tiny")]
     assert [row[6].strip() for row in rows] == ["soak", "pp64", "tg3", "tg3 @ d32"]
     assert all(re.fullmatch(r"\s+[\d.]+( ± [\d.]+)? ", row[7]) for row in rows)
