@@ -31,9 +31,10 @@ def prefixes(tmp_path_factory: pytest.TempPathFactory) -> Path:
             below = path.relative_to(modules)
             if below.parts[0] not in {"test", "site-packages", "idlelib", "dist-packages"}:
                 archive.write(path, below)
-    if sysconfig.get_config_var("Py_ENABLE_SHARED"):
-        name = sysconfig.get_config_var("INSTSONAME")
-        (lib / name).symlink_to(Path(sysconfig.get_config_var("LIBDIR")) / name)
+    name = sysconfig.get_config_var("INSTSONAME")
+    library = Path(sysconfig.get_config_var("LIBDIR")) / name
+    if library.is_file():  # Debian's python3 has it built in, whatever its variables say
+        (lib / name).symlink_to(library)
     return folder
 
 
