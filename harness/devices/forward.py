@@ -165,7 +165,7 @@ class Forward(Closeable):
             if far is None:
                 return
             near = SocketEnd(connection)
-            with contextlib.closing(far):
+            try:
                 self._keep(near, far)
                 back = threading.Thread(
                     target=_pump, args=(far, near), name=f"{self._name} back", daemon=True
@@ -175,6 +175,9 @@ class Forward(Closeable):
                 back.join()
                 with self._lock:
                     self._open -= {near, far}
+            finally:
+                with contextlib.suppress(OSError, EOFError):  # what it goes through ends, too
+                    far.close()
 
     def _keep(self, *ends: End) -> None:
         """Remember what `close` has to end; what comes after it is ended at once."""
