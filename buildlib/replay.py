@@ -213,6 +213,7 @@ def emulator_twin(
                 "context.weight_sharing_enabled": False,
             },
             extras={name: file for name, file in files.items() if name not in apart},
+            contract=metadata.contract,
         )
         return write_container(draft, user_path(dest))
 

@@ -7,6 +7,7 @@ Format history:
        formats keep theirs, over the files alone, so that their results stay together.
     4: `speculation`, and no `created_at`.
     5: `op_packages`, which the digest of a container that has some covers too.
+    6: `contract`, which the digest covers if it is another than Genie's.
 """
 
 import hashlib
@@ -31,9 +32,11 @@ from buildlib.container.op_packages import OpPackage, registrations
 from buildlib.errors import ContainerError, ContainerVersionError
 from buildlib.validation import first_fault
 
-FORMAT_VERSION: Final = 5
+FORMAT_VERSION: Final = 6
 MAX_NAME: Final = 200
 """Characters of a model's name."""
+GENIE_CONTRACT: Final = "genie"
+"""Contract of the graphs that Genie runs; see `buildlib.toolchains.qnn.contracts`."""
 PRECISION: Final = "precision"
 """Key in `quantization` of the short text, as `W4A16`."""
 CLIPPED_ADAPTERS: Final = "clipped_adapters"
@@ -166,16 +169,18 @@ class ContainerMetadata(_Part):
         container_type: the class that loads it.
         toolchain: name and versions of everything that compiled.
         options: the builder's options, as dotted keys.
-        container_sha256: over model, graphs, target, op packages, and the names, sizes and hashes
-            of all files; equal containers have equal ones, whenever and wherever they were built.
+        contract: names by which its graphs take and give tensors.
+        container_sha256: over model, graphs, target, contract, op packages, and the names, sizes
+            and hashes of all files; equal containers have equal ones, whenever and wherever they were built.
         speculation: how the dialog's texts compare; None if they were not compared.
         op_packages: libraries that QNN registers before it loads the binaries, by their names here.
     """
 
-    format_version: Literal[2, 3, 4, 5] = FORMAT_VERSION
+    format_version: Literal[2, 3, 4, 5, 6] = FORMAT_VERSION
     container_type: Literal["GenAIContainer"] = "GenAIContainer"
     model: ModelRecord
     graphs: GraphsRecord
+    contract: Name = GENIE_CONTRACT
     target: TargetRecord
     toolchain: Mapping[str, str]
     options: Mapping[str, Scalar | tuple[Scalar, ...]]
@@ -199,7 +204,9 @@ class ContainerMetadata(_Part):
     def _digest(self) -> str:
         if self.format_version <= _FILES_ALONE:
             return content_digest(self.files)
-        return container_digest(self.model, self.graphs, self.target, self.files, self.op_packages)
+        return container_digest(
+            self.model, self.graphs, self.target, self.files, self.op_packages, self.contract
+        )
 
     @property
     def size_bytes(self) -> int:
@@ -223,12 +230,15 @@ def container_digest(
     target: TargetRecord,
     files: Mapping[str, FileRecord],
     op_packages: Sequence[OpPackage] = (),
+    contract: str = GENIE_CONTRACT,
 ) -> str:
     """Compute the SHA-256 over what identifies a container."""
     about = {"model": model, "graphs": graphs, "target": target}
     values: dict[str, object] = {name: part.model_dump(mode="json") for name, part in about.items()}
     if op_packages:
         values["op_packages"] = [package.model_dump(mode="json") for package in op_packages]
+    if contract != GENIE_CONTRACT:
+        values["contract"] = contract
     text = json.dumps({**values, "files": content_digest(files)}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -300,6 +310,7 @@ def build_metadata(
     files: Mapping[str, FileRecord],
     speculation: SpeculationRecord | None = None,
     op_packages: tuple[OpPackage, ...] = (),
+    contract: str = GENIE_CONTRACT,
 ) -> ContainerMetadata:
     """Return a manifest with its content digest; mappings are sorted: equal content, equal text."""
     sorted_model = model.model_copy(
@@ -308,11 +319,14 @@ def build_metadata(
     return ContainerMetadata(
         model=sorted_model,
         graphs=graphs,
+        contract=contract,
         target=target,
         toolchain=_sorted(toolchain),
         options=_sorted(options),
         files=_sorted(files),
-        container_sha256=container_digest(sorted_model, graphs, target, files, op_packages),
+        container_sha256=container_digest(
+            sorted_model, graphs, target, files, op_packages, contract
+        ),
         speculation=speculation,
         op_packages=op_packages,
     )

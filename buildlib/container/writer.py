@@ -18,6 +18,7 @@ from buildlib.container.layout import (
     has_file,
 )
 from buildlib.container.manifest import (
+    GENIE_CONTRACT,
     FileRecord,
     GraphsRecord,
     ModelRecord,
@@ -53,6 +54,7 @@ class ContainerContents:
         extras: embedding tables, LoRA adapters, binaries of a draft model; by the names that they
             get, which may lie in sub-folders.
         op_packages: those of the user that the target needs.
+        contract: of the graphs.
     """
 
     target: Target
@@ -66,6 +68,7 @@ class ContainerContents:
     options: Mapping[str, Scalar | tuple[Scalar, ...]]
     extras: Mapping[str, ContainerFile] = field(default_factory=dict)
     op_packages: tuple[OpPackage, ...] = ()
+    contract: str = GENIE_CONTRACT
 
     @property
     def further_files(self) -> Mapping[str, ContainerFile]:
@@ -86,7 +89,7 @@ def write_container(
     validate: Callable[[Path], None] = check_genie_config,
     speculation: Callable[[Path], SpeculationRecord | None] = lambda _folder: None,
 ) -> GenAIContainer:
-    """Write a container; Genie validates its configuration before it appears.
+    """Write a container; before it appears, Genie validates a configuration that it is to run.
 
     Args:
         draft: what it contains.
@@ -103,7 +106,8 @@ def write_container(
     _check_fit(draft, dest)
     with place_folder(dest, exist_ok=exist_ok, may_replace=is_container) as scratch:
         files = _write_files(draft, scratch)
-        validate(scratch)
+        if draft.contract == GENIE_CONTRACT:
+            validate(scratch)
         metadata = build_metadata(
             model=draft.model,
             graphs=draft.graphs,
@@ -113,6 +117,7 @@ def write_container(
             files=files,
             speculation=speculation(scratch),
             op_packages=tuple(package.in_container() for package in draft.op_packages),
+            contract=draft.contract,
         )
         write_text(scratch / METADATA, metadata.to_json(), "configuration")
     return GenAIContainer(dest, metadata, draft.genie_config, draft.htp_config)

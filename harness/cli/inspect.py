@@ -155,6 +155,7 @@ def _print_manifest(
         "AR": ", ".join(map(str, graphs.auto_regression_numbers)),
         "CL": ", ".join(map(str, graphs.context_lengths)),
         "parts": graphs.splits,
+        "contract": metadata.contract,
         "SHA-256": metadata.container_sha256,
         "written": datetime.fromtimestamp(int(written), UTC),
         "precision": container.precision,

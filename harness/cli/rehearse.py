@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from harness.devices.base import Device
 
 _ANDROID = "arm64-v8a"
-_RUNTIMES = ("genie", "graph")
+_GENIE = "genie"
+_RUNTIMES = (_GENIE, "graph")
+_ALONE = "decode alone"
+"""Answers of the runtime graph without prefill."""
 Answers = Sequence[Sequence[int]]
 """Tokens of each prompt."""
 
@@ -53,7 +56,8 @@ def rehearse(
 
     Binaries that share weights are compiled again without, from the same DLCs and with the same
     options, since the emulator cannot run shared weights; others run byte for byte. A virtual
-    device of the SoC is started for it, and stopped afterwards.
+    device of the SoC is started for it, and stopped afterwards. Graphs that Genie does not run are
+    compared with themselves: prefill with decode alone.
     """
     from buildlib.container.container import GenAIContainer
     from buildlib.replay import emulator_twin
@@ -136,14 +140,21 @@ def _described(graph: "GraphInfo") -> "GraphInfo":
     return dataclasses.replace(graph, spill_fill_bytes=0)
 
 
+def _is_genies(container: "GenAIContainer") -> bool:
+    from buildlib.container.manifest import GENIE_CONTRACT
+
+    return container.metadata.contract == GENIE_CONTRACT
+
+
 def _check_bundle(phone: "GenAIContainer") -> Check:
     """Check what would be pushed to a phone, as far as it is on this host."""
     from harness.errors import GenieMissingError
     from harness.runtimes.bundles.checks import find_faults
     from harness.runtimes.genie.bundle import genie_bundle
+    from harness.runtimes.graph.runtime import graph_bundle
 
     try:
-        bundle = genie_bundle(phone, _ANDROID)
+        bundle = (genie_bundle if _is_genies(phone) else graph_bundle)(phone, _ANDROID)
     except GenieMissingError as error:
         return Check("bundle", holds=None, detail=error.reason)
     faults = find_faults(bundle, container=phone)
@@ -161,23 +172,39 @@ def _lengths(twin: "GenAIContainer", number: int, most: int) -> list[int]:
 
 
 def _run(twin: "GenAIContainer", lengths: Sequence[int], most: int) -> Mapping[str, Answers]:
-    """Let each runtime answer prompts on a virtual device of the container's SoC."""
-    from harness.runtimes.base import Generates, GenerationRequest
+    """Let each runtime answer prompts on a virtual device of the container's SoC.
+
+    Of graphs that Genie does not run, the answers by decode alone come in place of Genie's.
+    """
+    from harness.runtimes.base import DecodesSteps, Generates, GenerationRequest, StepWindow
     from harness.runtimes.registry import open_model, runtimes
     from harness.workloads.bench_prompt import cut_prompt
     from harness.workloads.session import Session
 
     text = cut_prompt(twin.files["tokenizer.json"], max(lengths)).token_ids
     answered: dict[str, Answers] = {}
+    is_genies = _is_genies(twin)
     with _device(twin) as device:
         for runtime in (name for name in _RUNTIMES if name in runtimes()):
-            found = []
+            if runtime == _GENIE and not is_genies:
+                continue
+            found: list[Sequence[int]] = []
+            alone: list[Sequence[int]] = []
             with Session(device, open_model(twin.path, runtime)) as session:
                 for done, length in enumerate(lengths, 1):
                     print_remark(f"{runtime}, prompt {done} of {len(lengths)}: {length} tokens")
                     request = GenerationRequest(most, token_ids=text[:length])
                     result = session.require(Generates).generate(request)
                     found.append(result.token_ids or ())
+                    if not is_genies:
+                        first, *following = (*text[:length], *found[-1])
+                        steps = session.require(DecodesSteps).decode_steps(
+                            [StepWindow((first,), tuple(following))]
+                        )
+                        best = steps.windows[0][length - 1 :].argmax(axis=-1)
+                        alone.append([int(token) for token in best])
+            if not is_genies:
+                answered[_ALONE] = alone
             answered[runtime] = found
     return answered
 
@@ -185,16 +212,17 @@ def _run(twin: "GenAIContainer", lengths: Sequence[int], most: int) -> Mapping[s
 def _compare(
     twin: "GenAIContainer", lengths: Sequence[int], answered: Mapping[str, Answers]
 ) -> Iterator[Check]:
-    """Hold the tokens of all runtimes against Genie's."""
-    genie, kind = answered[_RUNTIMES[0]], twin.genie_config.dialog.type
+    """Hold the tokens of all runtimes against Genie's, or those of decode alone."""
+    reference, kind = next(iter(answered)), twin.genie_config.dialog.type
     some = f"{len(lengths)} prompts of {lengths[0]} to {lengths[-1]} tokens"
-    yield Check(_RUNTIMES[0], holds=True, detail=f"loads it, and answers {some}")
+    yield Check(reference, holds=True, detail=f"loads it, and answers {some}")
+    whose = "Genie" if reference == _GENIE else reference
     for runtime, answers_ in answered.items():
-        if runtime == _RUNTIMES[0]:
+        if runtime == reference:
             continue
         differing = [
-            f"after {length} tokens it says {ours}, and Genie {theirs}"
-            for length, ours, theirs in zip(lengths, answers_, genie, strict=True)
+            f"after {length} tokens it says {ours}, and {whose} {theirs}"
+            for length, ours, theirs in zip(lengths, answers_, answered[reference], strict=True)
             if tuple(ours) != tuple(theirs)
         ]
         if differing and kind != "basic":
@@ -203,7 +231,7 @@ def _compare(
             continue
         detail = f"{len(differing)} of {len(lengths)} answers differ: {(differing or [''])[0]}"
         if not differing:
-            detail = f"gives Genie's tokens, {len(lengths)} of {len(lengths)} answers"
+            detail = f"gives {whose}'s tokens, {len(lengths)} of {len(lengths)} answers"
         yield Check(runtime, holds=not differing, detail=detail)
 
 

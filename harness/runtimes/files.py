@@ -14,7 +14,7 @@ from harness.errors import ConfigurationLimitError, RuntimeChoiceError
 _EMULATOR_ABI = "x86_64"
 _HARDWARE_ABIS = ("arm64-v8a", "aarch64")  # Android's and Linux's name for one thing
 
-_QNN_API = ("api.py", "refusal.py", "structures.py")
+_QNN_API = ("api.py", "contracts.py", "refusal.py", "structures.py")
 
 
 def open_container(folder: Path) -> GenAIContainer:

@@ -4,7 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from buildlib.container.manifest import GENIE_CONTRACT
 from harness.devices.base import Device, DeviceProperties
+from harness.errors import WrongUseError
 from harness.runtimes.base import RuntimeOptions
 from harness.runtimes.bundles.bundle import Bundle
 from harness.runtimes.container_model import ContainerModel
@@ -25,8 +27,19 @@ def runs(path: Path) -> bool:
 
 
 def open_model(path: Path) -> "GenieModel":
-    """Open a container; see `open_container`."""
-    return GenieModel(open_container(path))
+    """Open a container; see `open_container`.
+
+    Raises:
+        WrongUseError: its graphs are of another contract than Genie's.
+    """
+    container = open_container(path)
+    contract = container.metadata.contract
+    if contract != GENIE_CONTRACT:
+        raise WrongUseError(
+            f"{path} holds graphs of the contract {contract}, which Genie does not run: use "
+            "--runtime graph"
+        )
+    return GenieModel(container)
 
 
 @dataclass(frozen=True)

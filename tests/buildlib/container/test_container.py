@@ -9,7 +9,7 @@ import pytest
 
 from buildlib.container.container import GenAIContainer
 from buildlib.container.genie_config import GenieConfig
-from buildlib.container.manifest import content_digest
+from buildlib.container.manifest import FORMAT_VERSION, content_digest
 from buildlib.container.writer import ContainerContents, write_container
 from buildlib.errors import (
     ContainerError,
@@ -270,7 +270,7 @@ def test_a_container_of_an_older_version_tells_no_precision(container: GenAICont
 
 
 def test_later_format_is_refused(container: GenAIContainer) -> None:
-    edit(container, lambda values: values.update(format_version=6))
+    edit(container, lambda values: values.update(format_version=FORMAT_VERSION + 1))
     with pytest.raises(ContainerVersionError, match="update qnnfarm"):
         GenAIContainer.load(container.path)
 

@@ -93,7 +93,9 @@ def test_a_damaged_manifest_is_one_typed_line(
 ) -> None:
     values = json.loads(manifest.to_json())
     key = data.draw(
-        st.sampled_from(sorted(set(values) - {"container_type", "speculation", "op_packages"}))
+        st.sampled_from(
+            sorted(set(values) - {"container_type", "contract", "speculation", "op_packages"})
+        )
     )
     if data.draw(st.booleans()):
         del values[key]
@@ -141,6 +143,13 @@ def test_the_digest_covers_what_identifies_a_container(
 ) -> None:
     parse_metadata(json.dumps(manifest_text).encode(), "folder")
     manifest_text[part][key] = value
+    with pytest.raises(ContainerError, match="container_sha256"):
+        parse_metadata(json.dumps(manifest_text).encode(), "folder")
+
+
+def test_the_digest_covers_the_contract_of_graphs(manifest_text: dict[str, Any]) -> None:
+    assert parse_metadata(json.dumps(manifest_text).encode(), "folder").contract == "genie"
+    manifest_text["contract"] = "executorch"
     with pytest.raises(ContainerError, match="container_sha256"):
         parse_metadata(json.dumps(manifest_text).encode(), "folder")
 

@@ -1,0 +1,81 @@
+"""Contracts of graphs: the names by which builders of context binaries call tensors.
+
+Standard library only, Python 3.8+: it goes to devices beside their scripts.
+"""
+
+import re
+from typing import Iterable, NamedTuple, Optional
+
+
+class Contract(NamedTuple):
+    """Names by which a kind of graph takes and gives its tensors; regular expressions.
+
+    Keys have tokens on their last axis, `[..., head_dim, CL-AR]`, and values on the one before it.
+
+    Attributes:
+        past: group `kind` tells keys from values; or `index` does, of which the first half are
+            keys.
+        new: replacement that turns the name of a past tensor into that of its new columns; None
+            where names do not tell, but encodings and the order of outputs do.
+        logits: output; all others are new columns, or inputs of later parts.
+    """
+
+    name: str
+    tokens: str
+    mask: str
+    past: str
+    new: Optional[str]
+    logits: str
+    embeddings: str = "(?!)"
+    positions: str = "(?!)"
+    rotation: str = "(?!)"
+    zero: str = "(?!)"
+
+
+CONTRACTS = (
+    Contract(
+        name="genie",
+        tokens="input_ids",
+        embeddings="inputs_embeds",
+        mask="attention_mask",
+        rotation=r"(?P<prefix>.*)position_ids_(?P<function>cos|sin)",
+        past=r"past_(?P<kind>key|value)_(\d+)_in",
+        new=r"past_\g<kind>_\2_out",
+        logits="logits",
+        zero=r".*lora.*",
+    ),
+    # github.com/UbiquitousLearning/mllm, its QNN runners
+    Contract(
+        name="mllm",
+        tokens="input_ids",
+        positions="position_ids",
+        mask="attention_mask",
+        past=r"past_(?P<kind>key|value)_(\d+)",
+        new=r"present_\g<kind>_\2",
+        logits="logits",
+    ),
+    # github.com/pytorch/executorch, examples/qualcomm/oss_scripts/llama
+    Contract(
+        name="executorch",
+        tokens=r"input_\d+_tokens@0",
+        positions=r"input_\d+_input_pos@0",
+        mask=r"input_\d+_atten_mask@0",
+        past=r"input_\d+_args_(?P<index>\d+)@0",
+        new=None,
+        logits=r"output_.*@0",
+    ),
+)
+"""Those that are known; the first that knows the cache of a graph by name is taken."""
+
+
+def find_contract(names: Iterable[str]) -> Contract:
+    """Return the contract that knows the cache of graphs by the names of their inputs.
+
+    Raises:
+        ValueError: none does.
+    """
+    for contract in CONTRACTS:
+        if any(re.fullmatch(contract.past, name) for name in names):
+            return contract
+    known = ", ".join(contract.name for contract in CONTRACTS)
+    raise ValueError(f"no input is a key/value cache by the names of {known}")
