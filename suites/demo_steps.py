@@ -26,6 +26,7 @@ from harness.devices.adb.client import AdbServer
 from harness.devices.adb.server import ensure_server, stop_if_ours
 from harness.errors import WrongUseError
 from harness.paths import make_state_dir
+from harness.pool.pool import trusted_users
 from harness.results.store import ResultsStore
 from harness.runtimes.base import GenerationResult
 from harness.runtimes.context_limit import ContextLimit
@@ -155,7 +156,7 @@ def host_references(built: BuildResult, progress: DemoProgress) -> Mapping[str, 
 @contextmanager
 def adb_server() -> Iterator[AdbServer]:
     """Yield the adb server that runs, else one that ends with the demo unless others use it."""
-    server = ensure_server()
+    server = ensure_server(trusted_users=trusted_users())
     try:
         yield server
     finally:

@@ -99,14 +99,14 @@ def _for_device(
     model: "Model", name: str, pushed: "Mapping[str, DeployFile]"
 ) -> "tuple[Bundle, tuple[str, ...]]":
     """Return the bundle of a model for a device, and its faults."""
-    from harness.devices.devices import Devices
     from harness.devices.spec import DeviceSpec
+    from harness.pool.pool import host_devices
     from harness.runtimes.base import RuntimeOptions
     from harness.runtimes.bundles.checks import find_faults, libraries_on
     from harness.runtimes.container_model import ContainerModel
     from harness.runtimes.deployed import DeployedRuntime
 
-    with Devices() as devices:
+    with host_devices() as devices:
         device = devices.open(devices.resolve(DeviceSpec.parse(name)))
         properties = device.properties()
         model.check_fit(properties)

@@ -46,13 +46,15 @@ def start(
     """Start a virtual device and connect it to the adb server; the last line is its serial."""
     from harness.devices.adb.connection import ServerAddress, address_from
     from harness.devices.adb.server import ensure_server
+    from harness.pool.pool import trusted_users
     from harness.virtual_device import manager
+    from harness.virtual_device.device_type import connect
     from harness.virtual_device.faults import parse_fault
 
     faults = [parse_fault(text) for text in fault or []]
+    server = ensure_server(trusted_users=trusted_users())
     virtual = manager.start(name, soc, unconfined=unconfined, faults=faults)
-    server = ensure_server()
-    server.connect(virtual.serial)
+    connect(server, virtual)
     if json:
         print_json(
             {
@@ -89,6 +91,7 @@ def running_device(
     """
     from harness.errors import VirtualDeviceConfinementError
     from harness.virtual_device import manager
+    from harness.virtual_device.device_type import connect
 
     serial = ""
     try:
@@ -98,7 +101,7 @@ def running_device(
             tell(f"no namespace here ({error.reason}): {name} runs unconfined")
             device = manager.start(name, soc, unconfined=True)
         serial = device.serial
-        server.connect(serial)
+        connect(server, device)
         yield serial
     finally:
         with suppress(HarnessError):
@@ -289,7 +292,8 @@ def _disconnect(serial: str) -> None:
     """Disconnect a running adb server from the device."""
     from harness.devices.adb.server import resolve_server
     from harness.errors import AdbServerError
+    from harness.pool.pool import trusted_users
 
     with suppress(AdbServerError):
         if serial:
-            resolve_server().disconnect(serial)
+            resolve_server(trusted_users=trusted_users()).disconnect(serial)

@@ -41,13 +41,12 @@ def lease_device(
         WrongUseError: a virtual device's name, without saying that it is one.
         HarnessError: it cannot be reached.
     """
-    from harness.devices.devices import Devices
     from harness.devices.spec import DeviceSpec
-    from harness.pool.pool import Pool
+    from harness.pool.pool import Pool, host_devices
     from harness.pool.requirement import Requirement
 
     spec = DeviceSpec.parse(name) if name else None
-    with Devices() as devices, Pool.of([devices.resolve(spec)], devices=devices) as pool:
+    with host_devices() as devices, Pool.of([devices.resolve(spec)], devices=devices) as pool:
         waiting = _Waiting(pool, wait_s)
         try:
             lease = pool.acquire(

@@ -48,11 +48,11 @@ def devices(specs: Specs = None, json: Json = False) -> None:
     Exits 1 where one that was named does not answer.
     """
     from harness.devices import inventory
-    from harness.devices.devices import Devices
     from harness.devices.spec import DeviceSpec
+    from harness.pool.pool import host_devices
 
     wanted = [DeviceSpec.parse(text) for text in specs or ()]
-    with Devices() as opened:
+    with host_devices() as opened:
         found = inventory.named(opened, wanted) if specs else inventory.all_of(opened)
     holders = _holders(found)
     if json:

@@ -149,23 +149,25 @@ def _ledger() -> Finding:
 
 
 def _adb() -> Finding:
-    from harness.devices.adb.server import find_adb, resolve_server
+    from harness.devices.adb.server import find_adb, is_taken, resolve_server, server_address
     from harness.errors import AdbServerError
+    from harness.pool.pool import trusted_users
 
-    try:
-        server = resolve_server()
-    except AdbServerError:
+    address = server_address()
+    if address.local and not is_taken(address):
         return Finding(
             "adb", "ok", f"no server runs; {find_adb()} will be started when a device is needed"
         )
-    return _reach_of(server)
+    try:
+        return _reach_of(resolve_server(address, trusted_users=trusted_users()))
+    except AdbServerError as error:
+        return Finding("adb", "broken", str(error))
 
 
 def _reach_of(server: "AdbServer") -> Finding:
     """Say who can use the devices of an adb server, which asks nobody who its clients are."""
     from harness.devices.adb.connection import address_from
-    from harness.devices.adb.server import listening_sockets
-    from harness.pool.owner import user_name
+    from harness.devices.socket_owner import user_name
 
     address = server.address
     detail = f"server at {address}, protocol {server.version}, used as it is"
@@ -178,8 +180,7 @@ def _reach_of(server: "AdbServer") -> Finding:
         return Finding("adb", "ok", f"{detail}; {owner} alone can use its devices")
     if not address.local:
         return Finding("adb", "note", f"{detail}; whoever reaches that port can use its devices")
-    owners = {user_name(found.uid) for found in listening_sockets("self", address.port)}
-    whose = f", of {' and '.join(sorted(owners))}" if owners else ""
+    whose = f", of {server.owner}" if server.owner else ""
     named = address_from(os.environ) is not None
     advice = "" if named else "once it is stopped, qnnfarm starts one that is yours alone"
     every = "every user of this host can use its devices"

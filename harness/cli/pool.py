@@ -196,11 +196,11 @@ def map_hub(
     from harness.pool.hubs import as_yaml, map_hub_ports, write_hubs
     from harness.pool.pool import find_config
 
-    path, _ = find_config(pool)
+    path, config = find_config(pool)
     if write and path is None:
         raise WrongUseError("--write needs a pool.yaml: name one with --pool")
     with _opened(pool, probe=True) as opened:
-        server = ensure_server()
+        server = ensure_server(trusted_users=config.adb_server.trusted_users)
         found = map_hub_ports(opened, server, print_remark, locations=hub or (), wait_s=wait)
     if write and path is not None and found:
         write_hubs(path, found)

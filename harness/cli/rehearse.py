@@ -242,9 +242,10 @@ def _device(twin: "GenAIContainer") -> "Iterator[Device]":
     from harness.cli.device import running_device
     from harness.cli.device_lease import lease_device
     from harness.devices.adb.server import ensure_server, stop_if_ours
+    from harness.pool.pool import trusted_users
 
     soc = parse_target(twin.metadata.target.name).soc.name
-    server = ensure_server()
+    server = ensure_server(trusted_users=trusted_users())
     try:
         with (
             running_device(f"rehearse-{soc.lower()}", soc, server, print_remark) as serial,

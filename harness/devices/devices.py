@@ -1,7 +1,7 @@
 """Opening devices by their specs, with the connections to other hosts that this takes."""
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +32,7 @@ class Devices(Closeable):
         server: AdbServer | None = None,
         ssh_config: Path | None = None,
         adb_ports: Mapping[str, int] | None = None,
+        trusted_users: Collection[str] = (),
     ) -> None:
         """Nothing is connected to yet.
 
@@ -40,10 +41,12 @@ class Devices(Closeable):
             ssh_config: by default `~/.ssh/config`.
             adb_ports: where the adb servers of other hosts listen, by the host's name; by default
                 what `SetEnv ANDROID_ADB_SERVER_PORT=...` in `ssh_config` says, else 5037.
+            trusted_users: whose adb server on this host is used, see `resolve_server`.
         """
         self._server = server
         self._ssh_config = ssh_config
         self._adb_ports = dict(adb_ports or {})
+        self._trusted_users = trusted_users
         self._open: dict[DeviceSpec, Device] = {}
         self._hosts: dict[object, SshHost] = {}
         self._remotes: dict[tuple[object, int], RemoteAdb] = {}
@@ -156,7 +159,7 @@ class Devices(Closeable):
         Raises:
             AdbServerError: it can be neither reached nor started.
         """
-        return self._server or ensure_server()
+        return self._server or ensure_server(trusted_users=self._trusted_users)
 
     def adb_of(self, name: str) -> "RemoteAdb":
         """Return the adb server of another host, over the connection to it; asks nothing yet.

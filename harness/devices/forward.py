@@ -1,47 +1,22 @@
 """Port of this host's loopback that leads to a port of a device, for as long as it is open."""
 
 import contextlib
-import os
 import socket
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Protocol
 
 from buildlib.closeable import Closeable
 from harness.clock import Deadline, DeadlineExceeded
 from harness.devices.adb.connection import FailReply, ServerUnreachable, StreamClosed
+from harness.devices.socket_owner import is_ours
 from harness.errors import HarnessError
 
 LOOPBACK = "127.0.0.1"
 OPEN_TIMEOUT_S = 15.0
-_TABLE = Path("/proc/net/tcp")
-_TRIES = 5
-_ROOT = 0
 _RETRY_S = 0.1
 _CHUNK = 256 * 1024
-
-
-def is_ours(connection: socket.socket) -> bool:
-    """Return whether our user, or root, has the other end of an accepted IPv4 loopback connection.
-
-    Where the system does not tell, as outside Linux, it is taken to be ours.
-    """
-    host, port = connection.getpeername()[:2]
-    number = int.from_bytes(socket.inet_aton(host), "little")
-    wanted = f"{number:08X}:{port:04X}"
-    for _ in range(_TRIES):
-        try:
-            table = _TABLE.read_text("ascii", "replace")
-        except OSError:
-            return True
-        # Columns: number, local address, remote address, state, ..., uid (the eighth).
-        for row in map(str.split, table.splitlines()):
-            if len(row) > 7 and row[1] == wanted:
-                return row[7] in {str(os.geteuid()), str(_ROOT)}
-        time.sleep(0.001)  # a table read while sockets come and go may lack lines
-    return False
 
 
 class End(Protocol):

@@ -207,16 +207,17 @@ class DeviceConnectError(DeviceError):
 
 
 class DeviceUnauthorizedError(DeviceError):
-    """The device does not accept this host's adb key."""
+    """The device does not accept the key of the adb server."""
 
     failure_class = FailureClass.DEVICE
     needs_recovery = True
     loses_device = True
     device_state = "unauthorized"
-    template = (
-        "device {serial} does not accept this host's adb key: confirm the dialog on its screen, "
-        "or start it as the user whose key it holds"
+    advice: str = (
+        "confirm the dialog on its screen, or, if it is virtual, use an adb server of the user who "
+        "started it"
     )
+    template = "device {serial} does not accept the adb server's key: {advice}"
 
 
 class DeviceLostError(DeviceError):

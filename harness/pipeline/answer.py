@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 
 from buildlib.container.container import GenAIContainer
 from harness.console import EMULATOR, print_remark, print_text
-from harness.devices.devices import Devices
 from harness.devices.spec import DeviceSpec
 from harness.pipeline.host_model import HostModel
-from harness.pool.pool import Pool
+from harness.pool.pool import Pool, host_devices
 from harness.pool.requirement import Requirement
 from harness.results.metrics import METRICS
 from harness.runtimes.genie.model import GenieModel
@@ -66,7 +65,7 @@ def leased_session(
     spec = DeviceSpec.parse(device) if isinstance(device, str) else device
     purpose = f"a pipeline of {container.metadata.model.name}"
     with (
-        Devices() as devices,
+        host_devices() as devices,
         Pool.of([devices.resolve(spec)], devices=devices) as pool,
         pool.acquire(Requirement(), timeout_s=wait_s, purpose=purpose) as lease,
         Session(lease.device, GenieModel(container)) as session,

@@ -2,10 +2,11 @@
 
 import os
 
+from harness.devices.socket_owner import user_name
 from harness.errors import MemberStateError, one_line
 from harness.pool.context import PoolContext
 from harness.pool.members import NOT_PROBED, Members
-from harness.pool.owner import this_process, user_name
+from harness.pool.owner import this_process
 from harness.pool.records import DeviceRow
 from harness.pool.states import Event, MemberState
 from harness.pool.status import OnProgress, ignore_progress

@@ -9,6 +9,7 @@ from typing import Annotated, Literal, Self
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     HttpUrl,
@@ -30,6 +31,12 @@ _PLACEHOLDER = re.compile(r"\{\w+\}")
 PLACEHOLDERS = ("name", "serial", "key")
 """Placeholders of a `power_cycle` command."""
 
+
+def _as_text(account: object) -> object:
+    """Take a number without quotation marks, too."""
+    return str(account) if type(account) is int else account
+
+
 Name = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._:@%\[\]-]{0,127}$", strict=True)
 ]
@@ -42,6 +49,10 @@ Address = Annotated[
     ),
 ]
 """A mail address, or the name of a user of this host."""
+Account = Annotated[
+    str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$"), BeforeValidator(_as_text)
+]
+"""A user of this host, by name or number."""
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 StepName = Literal["reconnect", "adb_server", "reboot", "power_cycle"]
 NoticeKind = Literal["quarantined", "absent", "plan_finished"]
@@ -146,9 +157,16 @@ class HostConfig(_Model):
 
 
 class AdbServerConfig(_Model):
-    """The adb server of this host; `ours`: it may be restarted, as nobody else's hang on it."""
+    """The adb server of this host.
+
+    Attributes:
+        ours: whether it may be restarted, as nobody else's devices hang on it.
+        trusted_users: names or numbers of accounts whose server is used beside this user's and
+            root's. It sees all that goes to its devices, and can answer in their place.
+    """
 
     ours: bool = False
+    trusted_users: tuple[Account, ...] = ()
 
 
 class RecoveryConfig(_Model):

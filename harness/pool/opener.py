@@ -71,6 +71,14 @@ class Opener(Protocol):
         ...
 
 
+def devices_of(config: PoolConfig) -> Devices:
+    """Make the connections to adb servers and hosts that a configuration describes."""
+    return Devices(
+        adb_ports={name: host.adb_port for name, host in config.hosts.items() if host.adb_port},
+        trusted_users=config.adb_server.trusted_users,
+    )
+
+
 class DeviceOpener:
     """Opens devices of every type, with the hosts of a configuration."""
 
@@ -81,9 +89,7 @@ class DeviceOpener:
             devices: connections to use as well; closed with this.
         """
         self._config = config
-        self._devices = devices or Devices(
-            adb_ports={name: host.adb_port for name, host in config.hosts.items() if host.adb_port}
-        )
+        self._devices = devices or devices_of(config)
 
     def discover(self, entry: DeviceEntry) -> Sequence[DeviceSpec]:
         """See `Opener.discover`."""

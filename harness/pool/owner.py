@@ -1,7 +1,6 @@
 """Processes that hold leases: their identity, and whether they have ended."""
 
 import os
-import pwd
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import psutil
 
+from harness.devices.socket_owner import user_name as user_name  # noqa: PLC0414 - also for importers of this
 from harness.errors import one_line
 
 _LONGEST_LABEL = 120
@@ -94,14 +94,6 @@ def _started(pid: int) -> int:
         created = psutil.Process(pid).create_time()
         if psutil.boot_time() == boot:
             return round((created - boot) * _TICKS_PER_S)
-
-
-def user_name(uid: int) -> str:
-    """Return the name of a user's account, whatever `$USER` says; `uid 4711` if it has none."""
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"uid {uid}"
 
 
 def _boot_id() -> str:

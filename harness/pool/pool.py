@@ -14,7 +14,7 @@ from harness.devices.types import device_types
 from harness.errors import one_line
 from harness.pool.acquisition import Acquisition
 from harness.pool.admin import PoolAdmin
-from harness.pool.config import PoolConfig, load_config
+from harness.pool.config import AdbServerConfig, PoolConfig, load_config
 from harness.pool.context import PoolContext
 from harness.pool.database import Database
 from harness.pool.fence import FenceClaims
@@ -31,7 +31,7 @@ from harness.pool.members import (
     members_of_specs,
 )
 from harness.pool.notifications import Notification, Notifier
-from harness.pool.opener import DeviceOpener, Opener, Prober
+from harness.pool.opener import DeviceOpener, Opener, Prober, devices_of
 from harness.pool.owner import this_process
 from harness.pool.records import DeviceRow
 from harness.pool.requirement import Requirement
@@ -56,6 +56,24 @@ def find_config(config: Path | None) -> tuple[Path | None, PoolConfig]:
     if path is None:
         return None, PoolConfig()
     return path, load_config(path, soc_of=_known_soc)
+
+
+def host_devices() -> Devices:
+    """Make the connections to adb servers and hosts that the file of `find_config` describes.
+
+    Raises:
+        PoolConfigError: the file cannot be used.
+    """
+    return devices_of(find_config(None)[1])
+
+
+def trusted_users() -> tuple[str, ...]:
+    """Return whose adb server on this host is used by the file of `find_config`.
+
+    Raises:
+        PoolConfigError: the file cannot be used.
+    """
+    return find_config(None)[1].adb_server.trusted_users
 
 
 def _known_soc(spec: DeviceSpec) -> str | None:
@@ -152,15 +170,18 @@ class Pool(Closeable):
     ) -> Self:
         """Open a pool of just these devices, with the default configuration.
 
+        Only the trust in an adb server is that of the file that `open` reads.
+
         Args:
             devices: connections to use as well; closed with the pool.
             probe, on_progress: see `open`.
 
         Raises:
             DeviceSpecError: a device is given twice.
+            PoolConfigError: the file cannot be used.
             LedgerError: the ledger cannot be used.
         """
-        config = PoolConfig()
+        config = PoolConfig(adb_server=AdbServerConfig(trusted_users=trusted_users()))
         opener = DeviceOpener(config, devices)
         members = members_of_specs(specs)
         return cls(members, config, opener, probe=probe, on_progress=on_progress)

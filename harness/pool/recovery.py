@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
 
@@ -70,6 +70,7 @@ class Recovery:
         self._context = context
         self._config = context.config.recovery
         self._opener = context.opener
+        self._trusted_users = context.config.adb_server.trusted_users
         self._ledger = context.ledger
         self._member = member
         self._lease = lease
@@ -173,7 +174,7 @@ class Recovery:
         serial = self._adb_serial
         if not serial:
             return
-        server = ensure_server()
+        server = ensure_server(trusted_users=self._trusted_users)
         if ":" in serial:
             server.disconnect(serial)
             # A failure is not the end of the step: a device that boots gets the time for it, as
@@ -195,9 +196,9 @@ class Recovery:
                 raise RecoveryStepError("not taken: the configuration does not say that it is ours")
             if self._ledger.leases.in_use(besides=self._lease.key):
                 raise RecoveryStepError("not taken: it serves devices that are in use")
-            others = _tcp_devices()
+            others = _tcp_devices(self._trusted_users)
             _kill(address)
-        server = ensure_server(address)
+        server = ensure_server(address, trusted_users=self._trusted_users)
         for serial in others:  # a new server finds devices on USB by itself, but not these
             if serial != own:
                 with suppress(DeviceConnectError, DeviceTimeoutError, DeviceUnauthorizedError):
@@ -208,7 +209,8 @@ class Recovery:
     def _power_cycle(self) -> None:
         member, timeout_s = self._member, self._config.power_cycle_timeout_s
         if member.hub is not None and not member.power_cycle:
-            cycle_power(member.hub, member.spec.serial, _other_serials(member), timeout_s)
+            others = _other_serials(member, self._trusted_users)
+            cycle_power(member.hub, member.spec.serial, others, timeout_s)
             return
         command = member.power_cycle or self._config.power_cycle
         if command:
@@ -260,16 +262,19 @@ def _listens(address: ServerAddress) -> bool:
     return True
 
 
-def _other_serials(member: Member) -> list[str]:
+def _other_serials(member: Member, trusted_users: Collection[str]) -> list[str]:
     """Return the serials of the other devices at this host's adb server, if one runs."""
-    entries = ensure_server().devices() if _listens(server_address()) else []
+    if not _listens(server_address()):
+        return []
+    entries = ensure_server(trusted_users=trusted_users).devices()
     return [entry.serial for entry in entries if entry.serial != member.spec.serial]
 
 
-def _tcp_devices() -> list[str]:
+def _tcp_devices(trusted_users: Collection[str]) -> list[str]:
     """Return the usable devices that the adb server reaches by TCP, if it still answers."""
     try:
-        serials = [entry.serial for entry in ensure_server().devices() if entry.usable]
+        entries = ensure_server(trusted_users=trusted_users).devices()
+        serials = [entry.serial for entry in entries if entry.usable]
     except AdbServerError:
         return []
     return [serial for serial in serials if _TCP.fullmatch(serial)]

@@ -218,16 +218,16 @@ def check_known(specs: "Sequence[DeviceSpec]") -> None:
     Raises:
         HarnessError: a device is unknown, and why it cannot be found.
     """
-    from harness.devices.devices import Devices
     from harness.devices.types import device_types
     from harness.errors import DeviceLostError, DeviceUnauthorizedError
+    from harness.pool.pool import host_devices
 
     previews = {spec: device_types()[spec.type].preview(spec) for spec in specs}
     unsure = [spec for spec in specs if not previews[spec].exists]
     if not unsure:
         return
     answered = _answered_before(unsure)
-    with Devices() as devices:
+    with host_devices() as devices:
         for spec in unsure:
             if str(spec) not in answered or previews[spec].exists is False:
                 # An adb server has a device that is lost or unauthorized.

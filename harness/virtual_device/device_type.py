@@ -8,9 +8,11 @@ from harness.devices.spec import DeviceSpec
 from harness.devices.types import DeviceType, Preview
 
 if TYPE_CHECKING:
+    from harness.devices.adb.client import AdbServer
     from harness.devices.base import Device
     from harness.devices.devices import Devices
     from harness.errors import HarnessError
+    from harness.virtual_device.manager import VirtualDevice
 
 
 class VirtualType(DeviceType):
@@ -48,7 +50,7 @@ class VirtualType(DeviceType):
                 raise _not_running(spec, device.state)
             device = manager.start(name, device.soc)
         if server.state(device.serial) != "device":
-            server.connect(device.serial)
+            connect(server, device)
         return AdbDevice(server, device.serial, shown=str(spec), type="virtual")
 
     def check(self, devices: "Devices", spec: DeviceSpec) -> None:  # noqa: ARG002
@@ -88,6 +90,28 @@ class VirtualType(DeviceType):
 
         device = manager.stop(spec.identifier)
         manager.start(device.name, device.soc)
+
+
+def connect(server: "AdbServer", device: "VirtualDevice") -> None:
+    """Make an adb server connect to a device that runs.
+
+    Raises:
+        DeviceUnauthorizedError: the server has none of the keys that the device takes.
+        DeviceConnectError: it does not answer.
+    """
+    from harness.errors import DeviceUnauthorizedError
+
+    try:
+        server.connect(device.serial)
+    except DeviceUnauthorizedError:
+        whose = server.owner or "you"
+        advice = (
+            f"the server at {server.shown} was started by {whose} with a key that the device does "
+            f"not know; copy its `adbkey.pub` (it lies in ~/.android of {whose}), then "
+            f"`qnnfarm device stop {device.name}` and `ADB_VENDOR_KEYS=COPY qnnfarm device start "
+            f"{device.name}`, where COPY is the name of that file without `.pub`"
+        )
+        raise DeviceUnauthorizedError(device.serial, advice) from None
 
 
 def _not_running(spec: DeviceSpec, state: str) -> "HarnessError":

@@ -57,12 +57,14 @@ class AdbServer:
     Attributes:
         address: where it listens.
         version: its protocol version: 41 for adb 1.0.41.
+        owner: the user who runs it, where that is another than this process's.
         adb_path: the program that it was started with, if it was us who started it.
         name: what people know it by, where its address says nothing to them.
     """
 
     address: ServerAddress
     version: int
+    owner: str = ""
     started_by_us: bool = False
     adb_path: Path | None = None
     name: str = ""
@@ -108,7 +110,7 @@ class AdbServer:
             answer = self._ask_to_connect(serial, deadline.remaining())
             state = self.state(serial)
             if state == "unauthorized":
-                raise DeviceUnauthorizedError(serial)
+                raise self.unauthorized(serial)
             if not _TRANSIENT.search(state):
                 return
             if answer.startswith("already"):
@@ -121,10 +123,19 @@ class AdbServer:
         except FailReply as error:
             answer = str(error)
         if _REFUSED_KEY.search(answer):
-            raise DeviceUnauthorizedError(serial)
+            raise self.unauthorized(serial)
         if not _CONNECTED.match(answer):
             raise DeviceConnectError(serial, answer)
         return answer
+
+    def unauthorized(self, shown: str) -> DeviceUnauthorizedError:
+        """Return the error of a device that does not accept the server's key."""
+        if not self.owner:
+            return DeviceUnauthorizedError(shown)
+        advice = (
+            f"confirm the dialog for the key of {self.owner}, who runs the server, on its screen"
+        )
+        return DeviceUnauthorizedError(shown, advice)
 
     def disconnect(self, serial: str) -> bool:
         """Make it forget a TCP device; gives whether it knew it."""

@@ -35,7 +35,6 @@ from harness.errors import (
     DevicePermissionError,
     DeviceTimeoutError,
     DeviceTransferError,
-    DeviceUnauthorizedError,
     HarnessError,
     NoDeviceError,
 )
@@ -96,13 +95,13 @@ class Failures:
         """Make the error of an ended connection, with the state that the adb server tells."""
         state = self._server.state(self._serial)
         if state == "unauthorized":
-            return DeviceUnauthorizedError(self._shown)
+            return self._server.unauthorized(self._shown)
         now = f"; the adb server says now: {state}"
         return DeviceLostError(self._shown, action, reason + now)
 
     def _refused(self, action: str, path: str, reason: str) -> HarnessError:
         if reason.startswith("device unauthorized"):
-            return DeviceUnauthorizedError(self._shown)
+            return self._server.unauthorized(self._shown)
         if _UNKNOWN.search(reason) and not self._seen:
             return NoDeviceError(self._shown)
         if _LOST.search(reason):

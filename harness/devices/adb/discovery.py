@@ -8,7 +8,6 @@ from harness.devices.adb.device import AdbDevice
 from harness.devices.adb.server import ensure_server
 from harness.errors import (
     DeviceLostError,
-    DeviceUnauthorizedError,
     HarnessError,
     NoDeviceError,
     SeveralDevicesError,
@@ -58,7 +57,7 @@ def open_device(serial: str | None = None, *, server: AdbServer | None = None) -
         if len(usable) > 1:
             raise SeveralDevicesError(tuple(entry.serial for entry in usable))
         if not usable and len(entries) == 1:
-            raise _unusable(entries[0])
+            raise _unusable(server, entries[0])
         chosen = usable[0] if usable else None
     else:
         chosen = next((entry for entry in entries if entry.serial == wanted), None)
@@ -66,11 +65,11 @@ def open_device(serial: str | None = None, *, server: AdbServer | None = None) -
         present = tuple(f"{entry.serial} ({entry.state})" for entry in entries)
         raise NoDeviceError(wanted, present)
     if not chosen.usable:
-        raise _unusable(chosen)
+        raise _unusable(server, chosen)
     return AdbDevice(server, chosen.serial)
 
 
-def _unusable(entry: DeviceEntry) -> HarnessError:
+def _unusable(server: AdbServer, entry: DeviceEntry) -> HarnessError:
     if entry.state == "unauthorized":
-        return DeviceUnauthorizedError(entry.serial)
+        return server.unauthorized(entry.serial)
     return DeviceLostError(entry.serial, "opening it", f"the adb server says: {entry.state}")

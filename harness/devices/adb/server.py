@@ -4,7 +4,9 @@ An adb server asks nobody who its clients are. One that we start therefore liste
 in a folder of the user's own, unless the environment names a port.
 
 A server that runs belongs to whoever started it, and other people's devices hang on it: it is
-used whatever its version, never stopped and never replaced. For that reason the `adb` program is
+used whatever its version, never stopped and never replaced. It sees all that goes to its devices,
+and can answer in their place: one that belongs neither to this user nor to root is refused, unless
+the caller trusts its owner. For that reason the `adb` program is
 run for nothing but starting a server: as a client it would kill a server whose version is not its
 own. It is started as `adb server nodaemon`, under a lock, and gives up where the port is taken
 already, so that of several processes that start one at the same time exactly one wins.
@@ -15,10 +17,11 @@ import os
 import platform
 import re
 import signal
+import socket
 import time
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, NamedTuple
 
 from filelock import FileLock, Timeout
 
@@ -26,6 +29,7 @@ from buildlib.paths import default_cache_root
 from harness.clock import Deadline, DeadlineExceeded
 from harness.devices.adb.client import AdbServer
 from harness.devices.adb.connection import (
+    Connection,
     FailReply,
     ServerAddress,
     ServerUnreachable,
@@ -33,6 +37,7 @@ from harness.devices.adb.connection import (
     address_from,
     query,
 )
+from harness.devices.socket_owner import server_owners, tcp_sockets, user_name
 from harness.errors import AdbServerError
 from harness.paths import make_state_dir, state_dir
 
@@ -41,6 +46,7 @@ _PROBE_TIMEOUT_S = 10.0
 _START_TIMEOUT_S = 20.0
 _POLL_S = 0.05
 _MAX_SOCKET_PATH = 107
+_ROOT = 0
 
 
 def own_address() -> ServerAddress:
@@ -57,10 +63,11 @@ def server_address() -> ServerAddress:
     if named is not None:
         return named
     usual, own = ServerAddress(), own_address()
-    return usual if not _answers(own) and _answers(usual) else own
+    return usual if not is_taken(own) and is_taken(usual) else own
 
 
-def _answers(address: ServerAddress) -> bool:
+def is_taken(address: ServerAddress) -> bool:
+    """Return whether anything listens at an address."""
     try:
         address.connect(_PROBE_TIMEOUT_S).close()
     except OSError:
@@ -68,28 +75,40 @@ def _answers(address: ServerAddress) -> bool:
     return True
 
 
-def resolve_server(address: ServerAddress | None = None) -> AdbServer:
+def resolve_server(
+    address: ServerAddress | None = None, *, trusted_users: Collection[str] = ()
+) -> AdbServer:
     """Return the adb server that runs at `address`, by default at `server_address()`.
 
+    Args:
+        trusted_users: whose servers are used beside this user's and root's: names of accounts, or
+            their numbers.
+
     Raises:
-        AdbServerError: none runs there, or something else does.
+        AdbServerError: none runs there, something else does, or one of another user.
     """
     address = address or server_address()
     try:
-        return _probe(address)
+        return _probe(address, trusted_users)
     except ServerUnreachable as error:
         raise AdbServerError(str(address), f"cannot be reached: {error}") from None
 
 
-def ensure_server(address: ServerAddress | None = None) -> AdbServer:
+def ensure_server(
+    address: ServerAddress | None = None, *, trusted_users: Collection[str] = ()
+) -> AdbServer:
     """Return the adb server at `address`, started if it is on this host and does not run.
 
+    Args:
+        trusted_users: see `resolve_server`.
+
     Raises:
-        AdbServerError: something else answers, or none could be started there.
+        AdbServerError: something else answers, one of another user does, or none could be started
+            there.
     """
     address = address or server_address()
     try:
-        return _probe(address)
+        return _probe(address, trusted_users)
     except ServerUnreachable as error:
         if not address.local:
             reason = f"cannot be reached, and is not on this host to be started: {error}"
@@ -98,9 +117,9 @@ def ensure_server(address: ServerAddress | None = None) -> AdbServer:
     try:
         with lock:
             try:
-                return _probe(address)
+                return _probe(address, trusted_users)
             except ServerUnreachable:
-                return _start(address)
+                return _start(address, trusted_users)
     except Timeout:
         raise AdbServerError(str(address), "another process takes too long to start it") from None
 
@@ -119,18 +138,43 @@ def find_adb() -> Path:
         raise AdbServerError("(none)", f"no adb program: {error}") from None
 
 
-def _probe(address: ServerAddress) -> AdbServer:
+def _probe(address: ServerAddress, trusted_users: Collection[str]) -> AdbServer:
     """Return the running server; `ServerUnreachable` if nothing listens there."""
     try:
-        answer = query(address, "host:version", Deadline(_PROBE_TIMEOUT_S))
+        with Connection(address, Deadline(_PROBE_TIMEOUT_S)) as connection:
+            owner = _check_owner(connection.detach(), address, trusted_users)
+            connection.request("host:version")
+            answer = connection.receive_block()
         if _VERSION.fullmatch(answer):
-            return AdbServer(address, int(answer, 16))
+            return AdbServer(address, int(answer, 16), owner=owner)
         reason = f"what listens there is no adb server: its version is {answer!r}"
     except (FailReply, StreamClosed) as error:
         reason = f"what listens there is no adb server: {error}"
     except DeadlineExceeded:
         reason = f"what listens there does not answer within {_PROBE_TIMEOUT_S:g} s"
     raise AdbServerError(str(address), reason)
+
+
+def _check_owner(
+    connection: socket.socket, address: ServerAddress, trusted_users: Collection[str]
+) -> str:
+    """Return the user who runs a server: empty for this user, and where nobody tells.
+
+    Raises:
+        AdbServerError: it is neither this user, root, nor trusted.
+    """
+    others = sorted(server_owners(connection) - {os.geteuid()})
+    for uid in others:
+        name = user_name(uid)
+        word = name.removeprefix("uid ")
+        if uid != _ROOT and not {name, str(uid)} & set(trusted_users):
+            reason = (
+                f"it belongs to {name}, who could read what goes to its devices and forge their "
+                f"answers: trust {name} by `adb_server: {{trusted_users: [{word}]}}` in pool.yaml, "
+                f"or use one of your own: `export ADB_SERVER_SOCKET={own_address().spec}`"
+            )
+            raise AdbServerError(str(address), reason)
+    return user_name(others[0]) if others else ""
 
 
 def _prepare_file(address: ServerAddress, suffix: str) -> Path:
@@ -157,7 +201,7 @@ def _prepare_socket(address: ServerAddress) -> None:
         raise AdbServerError(str(address), f"its folder cannot be used: {error}") from None
 
 
-def _start(address: ServerAddress) -> AdbServer:
+def _start(address: ServerAddress, trusted_users: Collection[str]) -> AdbServer:
     """Start a server that outlives this process, and wait until one answers."""
     adb = find_adb()
     if address.path:
@@ -169,7 +213,7 @@ def _start(address: ServerAddress) -> AdbServer:
     while time.monotonic() < deadline:
         ours = os.waitpid(pid, os.WNOHANG)[0] == 0
         try:
-            server = _probe(address)
+            server = _probe(address, trusted_users)
         except ServerUnreachable:
             if not ours:
                 break
@@ -221,29 +265,12 @@ def _listens(pid: int, address: ServerAddress) -> bool:
             # Columns: number, references, protocol, flags, type, state, inode, path.
             inodes = {row[6] for row in rows if row[7:] == [address.path]}
         else:
-            inodes = {row.inode for row in listening_sockets(pid, address.port)}
+            at_port = f":{address.port:04X}"
+            listening = (row for row in tcp_sockets(pid) if row.listens)
+            inodes = {row.inode for row in listening if row.local.endswith(at_port)}
     except OSError:
         return False
     return any(f"socket:[{inode}]" in sockets for inode in inodes)
-
-
-class ListeningSocket(NamedTuple):
-    """A line of the kernel's table of TCP sockets."""
-
-    uid: int
-    inode: str
-
-
-def listening_sockets(pid: int | Literal["self"], port: int) -> list[ListeningSocket]:
-    """Return the sockets that listen at a port, in the network that a process sees."""
-    tables = [Path(f"/proc/{pid}/net/{name}") for name in ("tcp", "tcp6")]
-    lines = [line for table in tables if table.exists() for line in table.read_text().splitlines()]
-    # Columns: number, local address, remote address, state (0A: listening), ..., uid, ..., inode.
-    return [
-        ListeningSocket(int(row[7]), row[9])
-        for row in map(str.split, lines)
-        if row[3] == "0A" and row[1].endswith(f":{port:04X}")
-    ]
 
 
 def _tail(path: Path) -> str:

@@ -54,7 +54,7 @@ def test_one_that_knows_another_key(
         stranger.setenv("HOME", str(tmp_path))
         virtual = manager.start("stranger", "SM8750")
     try:
-        with pytest.raises(DeviceUnauthorizedError, match="adb key"):
+        with pytest.raises(DeviceUnauthorizedError, match="does not accept"):
             adb_server.connect(virtual.serial)
         known = {entry.serial for entry in adb_server.devices()}
         if virtual.serial in known:

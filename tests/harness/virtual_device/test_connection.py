@@ -18,7 +18,11 @@ from cryptography.hazmat.primitives.asymmetric.utils import Prehashed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.devices.adb.client import AdbServer
+from harness.devices.adb.connection import address_from
+from harness.errors import DeviceUnauthorizedError
 from harness.virtual_device.connection import Connection, Service
+from harness.virtual_device.device_type import connect
 from harness.virtual_device.manager import VirtualDevice
 from harness.virtual_device.protocol import HEADER_SIZE, Command
 from harness.virtual_device.stream import Stream
@@ -76,6 +80,11 @@ def test_a_strangers_key_is_refused(
     refused = stranger("-s", device.serial, "shell", "id")
     assert refused.returncode != 0
     assert b"unauthorized" in refused.stderr
+    address = address_from(environment)
+    assert address is not None
+    with pytest.raises(DeviceUnauthorizedError, match="ADB_VENDOR_KEYS") as advised:
+        connect(AdbServer(address, 41), device)
+    assert f"device start {device.name}" in str(advised.value)
 
 
 def test_nothing_is_served_before_authentication(device: VirtualDevice) -> None:

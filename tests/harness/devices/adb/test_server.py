@@ -28,7 +28,9 @@ from harness.errors import (
     DeviceTimeoutError,
     DeviceUnauthorizedError,
 )
+from harness.pool.pool import host_devices
 from tests.conftest import kill_server
+from tests.system import NOBODY, as_user, python_for_others
 
 
 @contextmanager
@@ -210,6 +212,87 @@ def test_a_server_that_went_away() -> None:
         server = AdbServer(ServerAddress(port=nobody.getsockname()[1]), 41)
         with pytest.raises(AdbServerError, match="went away"):
             server.connect("c:1")
+
+
+# Servers of other users
+
+_FOREIGN_SERVER = """
+import os, socket, sys
+family = socket.AF_UNIX if sys.argv[1].startswith("/") else socket.AF_INET
+server = socket.socket(family)
+server.bind(sys.argv[1] if family == socket.AF_UNIX else (sys.argv[1], 0))
+if family == socket.AF_UNIX:
+    os.chmod(sys.argv[1], 0o777)
+server.listen()
+print(server.getsockname()[1] if family == socket.AF_INET else 0, flush=True)
+while True:
+    client = server.accept()[0]
+    if sys.argv[2:] == ["hides"]:
+        server.close()
+    print(client.recv(100), flush=True)
+    client.sendall(b"OKAY00040029")
+    client.close()
+"""
+
+
+@contextmanager
+def _foreign_server(*words: str) -> Iterator[tuple[int, "subprocess.Popen[str]"]]:
+    command = [*as_user(NOBODY), str(python_for_others()), "-I", "-c", _FOREIGN_SERVER, *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield int(process.stdout.readline()), process
+        finally:
+            process.kill()
+
+
+@pytest.mark.needs("second-user")
+@pytest.mark.parametrize("words", [("127.0.0.1",), ("0.0.0.0",), ("127.0.0.1", "hides")])  # noqa: S104
+def test_a_server_of_another_user_is_refused_before_it_is_asked(words: tuple[str, ...]) -> None:
+    with _foreign_server(*words) as (port, process):
+        for use in (ensure_server, resolve_server):
+            with pytest.raises(AdbServerError, match=r"belongs to nobody.*trusted_users"):
+                use(ServerAddress(port=port))
+            if words[1:]:
+                break
+        assert process.stdout is not None
+        assert process.stdout.readline() == "b''\n"
+
+
+@pytest.mark.needs("second-user")
+def test_a_socket_of_another_user_is_refused() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o777)
+        path = f"{folder}/socket"
+        with (
+            _foreign_server(path),
+            pytest.raises(AdbServerError, match="belongs to nobody"),
+        ):
+            ensure_server(ServerAddress(path=path))
+
+
+@pytest.mark.needs("second-user")
+@pytest.mark.parametrize("trusted", ["nobody", str(NOBODY)])
+def test_a_server_of_a_trusted_user_is_used(trusted: str) -> None:
+    with _foreign_server("127.0.0.1") as (port, _):
+        server = ensure_server(ServerAddress(port=port), trusted_users=["ann", trusted])
+        assert (server.version, server.owner) == (41, "nobody")
+        assert "nobody" in str(server.unauthorized("R58N123"))
+
+
+@pytest.mark.needs("second-user")
+def test_a_pool_file_says_whom_to_trust(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "pool.yaml"
+    monkeypatch.setenv("QNNFARM_POOL", str(file))
+    with _foreign_server("127.0.0.1") as (port, _):
+        monkeypatch.setenv("ADB_SERVER_SOCKET", f"tcp:127.0.0.1:{port}")
+        for trusted in ("nobody", str(NOBODY)):
+            file.write_text(f"adb_server: {{trusted_users: [{trusted}]}}\n")
+            with host_devices() as devices:
+                assert devices.adb_server().owner == "nobody"
+        file.write_text("adb_server: {ours: false}\n")
+        with host_devices() as devices, pytest.raises(AdbServerError, match="belongs to nobody"):
+            devices.adb_server()
 
 
 # A server of the user's own, on a unix socket
