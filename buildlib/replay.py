@@ -7,6 +7,7 @@
     compile(load(dlc), config).save("model.bin")
 
     emulator_twin(GenAIContainer.load("phone"), "twin")
+    expose_tensors(GenAIContainer.load("phone"), ["layer_3_*"], "exposed")
 
 Names: `qairt.load`, `qairt.compile`, docs.qualcomm.com 80-87189-2.
 """
@@ -17,18 +18,22 @@ import shutil
 import tempfile
 import weakref
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from buildlib.cache.layout import CacheEntry, entry_folders, entry_name
 from buildlib.cache.records import EntryInfo, read_files, read_info
 from buildlib.container.container import GenAIContainer
 from buildlib.container.layout import GENIE_CONFIG, HTP_CONFIG, TOKENIZER
+from buildlib.container.op_packages import registrations
 from buildlib.container.writer import ContainerContents, ContainerFile, write_container
-from buildlib.errors import CacheError, ContainerError, InputFileError
+from buildlib.errors import CacheError, ContainerError, InputFileError, InvalidOptionError
 from buildlib.files import atomic_path, scratch_folder
+from buildlib.graph.files import load_model, save_model
 from buildlib.graph.shape import GraphShape
+from buildlib.passes.mha2sha import whole_name
 from buildlib.paths import default_cache_root, user_path
 from buildlib.pipeline.options import MhaConfig, SplitModelConfig
 from buildlib.pipeline.parts import Part
@@ -38,6 +43,7 @@ from buildlib.quantize.options import QuantizationOptions
 from buildlib.targets import Target, parse_target
 from buildlib.toolchains.base import BinaryInfo, Toolchain
 from buildlib.toolchains.compile_config import CompileConfig
+from buildlib.toolchains.requests import OpPackageLibrary
 
 _STRUCTURE = "model"
 _SUBJECT = re.compile(r"ar(\d+)_cl(\d+)(?:_(\d+)_of_(\d+))?$")
@@ -184,38 +190,142 @@ def emulator_twin(
         reason = f"it is for the emulator already: name the one that was built for {phone.soc.name}"
         raise ContainerError(str(container.path), reason)
     if metadata.op_packages:
-        reason = f"it has no op packages for x86_64: build it for {phone}:emulator, too"
-        raise ContainerError(str(container.path), reason)
+        raise ContainerError(str(container.path), _no_packages(phone))
     target = Target(phone.soc, emulator=True)
-    root = default_cache_root() if cache_root is None else user_path(cache_root)
+    root = _cache_root(cache_root)
     with tempfile.TemporaryDirectory(prefix="qnnfarm-twin-") as scratch:
-        files = {}
+        binaries = {}
         for number, (name, record) in enumerate(metadata.files.items()):
-            path = container.files[name]
             if record.kind == "binary" and metadata.target.weight_sharing:
-                path = Path(scratch) / f"{number}.bin"
-                _compile_unshared(root, name, record.sha256, target, path)
-            files[name] = ContainerFile(path, record.kind)
-        dialog = container.genie_config.for_emulator()
-        apart = {*dialog.ctx_bins, TOKENIZER, GENIE_CONFIG, HTP_CONFIG}
-        draft = ContainerContents(
-            target=target,
-            model=metadata.model,
-            graphs=metadata.graphs,
-            genie_config=dialog,
-            htp_config=container.htp_config.without_sharing(),
-            tokenizer=files[TOKENIZER].path,
-            binaries={name: files[name].path for name in dialog.ctx_bins},
-            toolchain=metadata.toolchain,
-            options={
-                **metadata.options,
-                "target": str(target),
-                "context.weight_sharing_enabled": False,
-            },
-            extras={name: file for name, file in files.items() if name not in apart},
-            contract=metadata.contract,
-        )
-        return write_container(draft, user_path(dest))
+                path = binaries[name] = Path(scratch) / f"{number}.bin"
+                entries = compiled_from(root, name, record.sha256)
+                dlcs = [dlc for entry in entries for dlc in sorted(entry.glob("*.dlc"))]
+                config = _config_of(root, name, record.sha256)
+                context = config.context.model_copy(
+                    update={"weight_sharing_enabled": False, "lora_weight_sharing": None}
+                )
+                unshared = config.model_copy(update={"soc_details": target, "context": context})
+                compile(load(dlcs), unshared).save(path)
+        return _write_again(container, binaries, user_path(dest), target)
+
+
+def expose_tensors(
+    container: GenAIContainer,
+    names: Sequence[str],
+    dest: str | os.PathLike[str],
+    *,
+    cache_root: str | os.PathLike[str] | None = None,
+) -> GenAIContainer:
+    """Make a container again whose graphs have inner tensors among their outputs.
+
+    The stages after `transform` run again for the parts that have any. Of a tensor that the graphs
+    have in pieces, each piece is an output: `layer_0_scores_head_0`, `layer_0_scores_head_1`.
+
+    Args:
+        names: of tensors, as in the model before it was split; with `*` and `?` as in file names.
+        dest: a new folder.
+        cache_root: of the build that made the container.
+
+    Raises:
+        CacheError: the cache does not have what a binary was compiled from.
+        ContainerError: its op packages cannot be compiled here, or the folder cannot be written.
+        InvalidOptionError: no graph has any of them inside.
+        ToolchainError: the compiler refuses or dies.
+    """
+    from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
+
+    metadata, toolchain = container.metadata, OrtQnnToolchain()
+    target = parse_target(metadata.target.name)
+    if metadata.op_packages and not target.emulator:
+        raise ContainerError(str(container.path), _no_packages(target))
+    packages = [
+        OpPackageLibrary(container.path / one.file, one.provider)
+        for one in registrations(metadata.op_packages)
+    ]
+    root = _cache_root(cache_root)
+    with tempfile.TemporaryDirectory(prefix="qnnfarm-expose-") as scratch:
+        binaries = {}
+        for number, name in enumerate(container.genie_config.ctx_bins):
+            sha256 = metadata.files[name].sha256
+            graphs: list[tuple[Path, bool]] = []
+            for entry in compiled_from(root, name, sha256):
+                folder = Path(scratch) / f"{number}_{len(graphs)}"
+                graphs += [_with_outputs(qdq, names, folder) for qdq in entry.glob("*.qdq.onnx")]
+            if not any(changed for _, changed in graphs):
+                continue
+            dlcs = []
+            for qdq, _ in graphs:
+                dlcs.append(qdq.with_name(f"{qdq.name.removesuffix('.qdq.onnx')}.dlc"))
+                toolchain.convert(qdq, dlcs[-1], target)
+            binaries[name] = Path(scratch) / f"{number}.bin"
+            toolchain.compile(dlcs, binaries[name], _config_of(root, name, sha256), packages)
+        if not binaries:
+            reason = f"the compiled graphs have no {', '.join(names)} inside"
+            raise InvalidOptionError("tensor", reason, ())
+        return _write_again(container, binaries, user_path(dest), target)
+
+
+def _with_outputs(qdq: Path, names: Sequence[str], folder: Path) -> tuple[Path, bool]:
+    """Write a QDQ model with inner tensors among its outputs; tell whether it has any."""
+    model = load_model(qdq)
+    known = set(model.graph.outputs)
+    inner = [
+        value
+        for node in model.graph
+        if node.op_type == "QuantizeLinear"
+        for value in node.outputs
+        if value not in known and _matches(whole_name(str(value.name))[0], names)
+    ]
+    model.graph.outputs.extend(inner)
+    return save_model(model, folder / qdq.name), bool(inner)
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _write_again(
+    container: GenAIContainer, binaries: Mapping[str, Path], dest: Path, target: Target
+) -> GenAIContainer:
+    """Write a container with other binaries in place of those of their names, for a target."""
+    metadata, dialog, htp = container.metadata, container.genie_config, container.htp_config
+    options = metadata.options
+    if target.emulator and not metadata.target.emulator:
+        dialog, htp = dialog.for_emulator(), htp.without_sharing()
+        options = {
+            **options,
+            "target": str(target),
+            "context.weight_sharing_enabled": False,
+        }
+    files = {
+        name: ContainerFile(binaries.get(name, container.files[name]), record.kind)
+        for name, record in metadata.files.items()
+        if record.kind != "op_package"
+    }
+    apart = {*dialog.ctx_bins, TOKENIZER, GENIE_CONFIG, HTP_CONFIG}
+    draft = ContainerContents(
+        target=target,
+        model=metadata.model,
+        graphs=metadata.graphs,
+        genie_config=dialog,
+        htp_config=htp,
+        tokenizer=files[TOKENIZER].path,
+        binaries={name: files[name].path for name in dialog.ctx_bins},
+        toolchain=metadata.toolchain,
+        options=options,
+        extras={name: file for name, file in files.items() if name not in apart},
+        op_packages=tuple(one.resolved(container.path) for one in metadata.op_packages),
+        contract=metadata.contract,
+    )
+    return write_container(draft, dest)
+
+
+def _no_packages(target: Target) -> str:
+    return f"it has no op packages for x86_64: build it for {target.soc.name}:emulator, too"
+
+
+def _cache_root(given: str | os.PathLike[str] | None) -> Path:
+    return default_cache_root() if given is None else user_path(given)
 
 
 def compiled_from(root: Path, name: str, sha256: str) -> list[Path]:
@@ -238,16 +348,8 @@ def _compile_entry(root: Path, name: str, sha256: str) -> Path:
     raise CacheError(str(root), reason)
 
 
-def _compile_unshared(root: Path, name: str, sha256: str, target: Target, dest: Path) -> None:
-    """Compile the DLCs of a binary of the cache again, for the emulator."""
-    entries = compiled_from(root, name, sha256)
-    dlcs = [path for entry in entries for path in sorted(entry.glob("*.dlc"))]
-    config = CompileConfig.model_validate(read_info(_compile_entry(root, name, sha256)).config)
-    context = config.context.model_copy(
-        update={"weight_sharing_enabled": False, "lora_weight_sharing": None}
-    )
-    unshared = config.model_copy(update={"soc_details": target, "context": context})
-    compile(load(dlcs), unshared).save(dest)
+def _config_of(root: Path, name: str, sha256: str) -> CompileConfig:
+    return CompileConfig.model_validate(read_info(_compile_entry(root, name, sha256)).config)
 
 
 def _stage(folder: Path, info: EntryInfo, subject: str, inputs: list[CacheEntry]) -> Stage:

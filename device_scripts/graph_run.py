@@ -81,12 +81,6 @@ def parser() -> argparse.ArgumentParser:
     build.add_argument(
         "--step", metavar="N", type=int, default=0, help="of --dump: the one that gives token N"
     )
-    build.add_argument(
-        "--tensor",
-        metavar="NAME",
-        action="append",
-        help="of --dump: an input or output of a graph; all outputs by default",
-    )
     build.add_argument("--profile", metavar="FILE", help="write figures in the form of Genie's")
     build.add_argument("--trace", metavar="FILE", help="write a trace that Perfetto reads")
     build.add_argument("--log", choices=tuple(genie_api.LOG_LEVELS), help="QNN's own log")
@@ -101,49 +95,38 @@ class Dump:
 
     Args:
         step: number of the token, from 0.
-        names: of inputs and outputs; None for all outputs.
     """
 
-    def __init__(self, path: str, step: int, names: Optional[Sequence[str]]) -> None:
+    def __init__(self, path: str, step: int) -> None:
         self._path = path
         self._step = step
-        self._names = names
         self._calls = 0
         self.done = False
 
     def take(self, model: graph_model.Model, call: graph_model.Call) -> None:
-        """Write the tensors, if this is the step's call.
-
-        Raises:
-            genie_api.RunnerError: no graph of the call has a tensor of that name.
-        """
+        """Write the inputs and outputs, if this is the step's call, but for the cache before it."""
         self._calls += 1
         if self._calls != self._step + 1:
             return
-        ports = [self._port(call.chain, name) for name in self._names or call.chain.outputs]
+        chain = call.chain
+        changed = {one.past.name for one in chain.kv}  # the call's columns are in it by now
+        ports = {name: port for name, port in chain.inputs.items() if name not in changed}
+        ports.update(chain.outputs)
         described = [
             {
                 "name": port.name, "shape": port.shape, "code": port.code, "scale": port.scale,
                 "offset": port.offset, "size": port.size,
             }
-            for port in ports
+            for port in ports.values()
         ]  # fmt: skip
-        head = {"format": _FORMAT, "first": call.first, "tokens": call.tokens, "tensors": described}
-        data = [model.memory.of(port)[: port.count].tobytes() for port in ports]
+        head = {
+            "format": _FORMAT, "first": call.first, "tokens": call.tokens, "slots": chain.slots,
+            "tensors": described,
+        }  # fmt: skip
+        data = [model.memory.of(port)[: port.count].tobytes() for port in ports.values()]
         content = json.dumps(head).encode() + b"\n" + b"".join(data)
         genie_t2t_run.write_file(content, self._path, "dump")
         self.done = True
-
-    def _port(self, chain: graph_model.Chain, name: str) -> graph_model.Port:
-        cached = [one.new.name for one in chain.kv if one.past.name == name]
-        if cached:
-            reason = f"is the cache, which the call has changed: {cached[0]} has its new columns"
-            raise genie_api.RunnerError(f"{name} {reason}")
-        port = chain.outputs.get(name) or chain.inputs.get(name)
-        if port is None:
-            known = ", ".join((*chain.outputs, *chain.inputs))
-            raise genie_api.RunnerError(f"no graph has a tensor {name}: there are {known}")
-        return port
 
 
 class Recorder:
@@ -271,7 +254,7 @@ def answer_query(options: argparse.Namespace, model: graph_model.Model, recorder
     clock = genie_t2t_run.Clock()
     clock.init_s = recorder.init_s
     genie_t2t_run.write(b"[PROMPT]: " + " ".join(map(str, tokens)).encode() + b"\n\n[BEGIN]: ")
-    dump = Dump(options.dump, options.step, options.tensor) if options.dump else None
+    dump = Dump(options.dump, options.step) if options.dump else None
     answer = generate(model, [*begin, *tokens], most, recorder, clock, dump)
     for number, token in enumerate(answer):
         genie_t2t_run.write(b"%s%d" % (b" " if number else b"", token))

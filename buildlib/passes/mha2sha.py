@@ -4,6 +4,7 @@ The NPU runs many small matrix products without batch axes better than one with 
 by output channel are sliced by reference; the caches keep their shapes outside.
 """
 
+import re
 from pathlib import Path
 
 import onnx_ir as ir
@@ -11,6 +12,18 @@ import onnx_ir as ir
 from buildlib.graph.values import infer_shapes, remove_unused, static_shape
 from buildlib.passes.base import FLOAT, SORTED, STATIC, Condition, Pass
 from buildlib.passes.head_splitter import HeadSplitter
+
+_PIECE = re.compile(r"(.+)_(?:head_(\d+)|columns_(\d+)_\d+)")
+
+
+def whole_name(name: str) -> tuple[str, int | None]:
+    """Return of which value of the model a piece is, and where it begins: at a head or a column.
+
+    The pass calls pieces `layer_0_scores_head_2` and `layer_0_q_proj_columns_24_48`. All other
+    values are whole, and begin nowhere.
+    """
+    piece = _PIECE.fullmatch(name)
+    return (piece[1], int(piece[2] or piece[3])) if piece else (name, None)
 
 
 def convert_mha2sha(model_path: Path, out_path: Path) -> Path:

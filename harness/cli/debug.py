@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli.arguments import WAIT_S, ContainerDir, DeviceName, Json, PoolFile, Wait
-from harness.console import answers, print_json, print_text
+from harness.cli.arguments import WAIT_S, CacheDir, ContainerDir, DeviceName, Json, PoolFile, Wait
+from harness.console import answers, print_json, print_remark, print_text
 from harness.errors import WrongUseError
 from harness.exit_codes import BAD
 
@@ -73,7 +73,8 @@ def tensor(
         list[str] | None,
         typer.Argument(
             metavar="TENSOR",
-            help="Outputs of graphs, as `inspect --tensors` shows them; all by default.",
+            help="Values of the model, such as layer_0_scores or 'layer_0_*'; by default all that "
+            "are outputs of graphs.",
             show_default=False,
         ),
     ] = None,
@@ -85,31 +86,36 @@ def tensor(
     device: DeviceName = None,
     pool: PoolFile = None,
     wait: Wait = WAIT_S,
+    cache: CacheDir = None,
     json: Json = False,
 ) -> None:
     """Compare tensors of a step on a device with those of the model in float.
 
-    The runtime graph answers the prompt, and the float model sees the same tokens. New keys and
-    values of each layer, values between parts, and logits are compared; the first layer that is
-    below the bound is named. Exits 1 if there is one.
+    The runtime graph answers the prompt, and the float model sees the same tokens. The first tensor
+    that is below the bound is named, with its layer. Graphs with inner tensors are compiled again
+    to have them as outputs; all else that they give is compared with what the container gives.
+    Exits 1 if a tensor is below the bound.
     """
     from buildlib.graph.shape import GraphShape
     from harness.cli.device_lease import open_session
     from harness.runtimes.base import GenerationRequest
     from harness.runtimes.graph.runtime import GraphRuntime
-    from harness.runtimes.graph.tensors import compare_with_float
+    from harness.runtimes.graph.tensors import FloatModel
     from harness.runtimes.registry import open_model
 
     model = open_model(container_dir, "graph")
+    float_model = FloatModel(reference, GraphShape(max(model.info.ars), model.info.cl))
+    selection = float_model.select(names or ())
+    request = GenerationRequest(step + 1, prompt=prompt)
+    if selection:
+        print_remark("graphs that do not give these tensors yet are compiled again")
     with open_session(
         model, device, pool, command="debug tensor", wait_s=wait, log_level=None
     ) as session:
         runtime = session.runtime
         assert isinstance(runtime, GraphRuntime)  # noqa: S101  (the model's)
-        request = GenerationRequest(step + 1, prompt=prompt)
-        result, tensors = runtime.dump(request, step, names or ())
-    shape = GraphShape(max(model.info.ars), model.info.cl)
-    deviations = compare_with_float(tensors, reference, shape, bound_db=bound)
+        result, tensors = runtime.dump(request, step, selection, cache_root=cache)
+    deviations = float_model.compare(tensors, selection, bound_db=bound)
     outside = [one for one in deviations if not one.holds]
     if json:
         print_json(
@@ -119,12 +125,23 @@ def tensor(
                 "tokens": len(tensors.tokens) - tensors.first,
                 "tensors": [_finite(asdict(one)) for one in deviations],
                 "first_outside": outside[0].name if outside else None,
+                "changed": tensors.changed,
             }
         )
     else:
         _show_deviations(deviations, bound)
+        for name in sorted(set(names or ()) & set(selection) - {one.name for one in deviations}):
+            print_remark(f"{name} is no value of its own in the compiled graphs")
+        if tensors.changed is not None:
+            print_remark(_describe_change(tensors.changed))
     if outside:
         raise typer.Exit(BAD)
+
+
+def _describe_change(changed: "Sequence[str]") -> str:
+    if not changed:
+        return "the graphs with more outputs give all else bit by bit as the container's"
+    return f"the graphs with more outputs give {', '.join(changed)} otherwise than the container's"
 
 
 def _finite(values: "Mapping[str, object]") -> dict[str, object]:

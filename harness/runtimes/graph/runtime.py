@@ -3,6 +3,7 @@
 import functools
 import json
 import math
+import tempfile
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -143,6 +144,7 @@ class GraphRuntime(DeployedRuntime):
         bundle = graph_bundle(container, properties.abi)
         super().__init__(device, properties, bundle, options or RuntimeOptions(), container)
         self._container = container
+        self._properties = properties
         packages = registrations(container.metadata.op_packages)
         self._arguments = ["--log", self.options.log_level or "error"]
         for package in packages:
@@ -173,22 +175,49 @@ class GraphRuntime(DeployedRuntime):
         return self._answer(request, ())
 
     def dump(
-        self, request: GenerationRequest, step: int, tensors: Sequence[str] = ()
+        self,
+        request: GenerationRequest,
+        step: int,
+        names: Sequence[str] = (),
+        *,
+        cache_root: Path | None = None,
     ) -> "tuple[GenerationResult, StepTensors]":
         """Answer a prompt, and return tensors of the call that gives a token of the answer.
+
+        Inner tensors of graphs are had by compiling the graphs again with more outputs, and running
+        them beside those of the container.
 
         Args:
             request: without tokens that fill the context.
             step: the token's number, from 0.
-            tensors: inputs and outputs of graphs; none for all outputs.
+            names: see `expose_tensors`; inputs and outputs of graphs are there anyway.
+            cache_root: of the build that made the container.
 
         Raises:
-            RunnerError: the answer has no such token, or a graph no such tensor; see `generate`.
+            BuildError: see `expose_tensors`.
+            RunnerError: the answer has no such token; see `generate`.
         """
+        from buildlib.replay import expose_tensors
+
+        result, tensors = self._dump(request, step)
+        inner = [name for name in names if name not in tensors.values]
+        if not inner:
+            return result, tensors
+        with tempfile.TemporaryDirectory(prefix="qnnfarm-dump-") as scratch:
+            folder = Path(scratch) / "container"
+            container = expose_tensors(self._container, inner, folder, cache_root=cache_root)
+            runtime = GraphRuntime(self.device, self._properties, container, self.options)
+            try:
+                return result, runtime._dump(request, step)[1].beside(tensors)
+            finally:
+                runtime.clean()
+
+    def _dump(
+        self, request: GenerationRequest, step: int
+    ) -> "tuple[GenerationResult, StepTensors]":
         from harness.runtimes.graph.tensors import parse_dump
 
-        names = [word for name in tensors for word in ("--tensor", name)]
-        result = self._answer(request, ["--dump", _DUMP, "--step", str(step), *names])
+        result = self._answer(request, ["--dump", _DUMP, "--step", str(step)])
         prompt = request.token_ids or encode(self._tokenizer, request.prompt or "")
         config = framed(plain_config(request.settings, self._container), request.framing)
         bos = config.dialog.context.bos_token

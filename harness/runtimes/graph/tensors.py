@@ -4,27 +4,32 @@ Both are fed the same tokens, so a difference is one of the graphs: of quantizat
 compiler made of them, or of the device.
 """
 
+import dataclasses
+import difflib
+import fnmatch
+import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
-import onnx
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from buildlib.checkpoint.checkpoint import Checkpoint
-from buildlib.checkpoint.config import load_config
+from buildlib.checkpoint.layout import MODEL_FILE
 from buildlib.graph import interface
-from buildlib.graph.decoder import export_onnx
-from buildlib.graph.files import load_proto
+from buildlib.graph.decoder import build_decoder
+from buildlib.graph.files import save_model
 from buildlib.graph.shape import GraphShape
+from buildlib.graph.values import infer_shapes, static_shape
 from buildlib.numerics.comparison import relative_difference
 from buildlib.numerics.divergence import sqnr_db
 from buildlib.numerics.host_loop import HostLoop, feed_window
 from buildlib.numerics.runners import OnnxRunner
+from buildlib.passes.mha2sha import whole_name
 from buildlib.validation import first_fault
 from harness.errors import RuntimeOutputError, WrongUseError
 
@@ -54,6 +59,7 @@ class _Head(BaseModel):
     format: Annotated[int, Field(ge=1, le=1)]
     first: _Size
     tokens: _Size
+    slots: _Size
     tensors: list[_Tensor]
 
 
@@ -64,12 +70,25 @@ class StepTensors:
     Attributes:
         tokens: all that the model had seen, those of the call last.
         first: position of the first token of the call.
-        rows: real numbers of each tensor, `[tokens of the call, ...]`.
+        slots: columns of the KV cache before those of the call.
+        values: real numbers of each tensor, in the shape of the graph.
+        changed: tensors that the container's own graphs give otherwise; None if these are they.
     """
 
     tokens: tuple[int, ...]
     first: int
-    rows: Mapping[str, Floats]
+    slots: int
+    values: Mapping[str, Floats]
+    changed: tuple[str, ...] | None = None
+
+    def beside(self, plain: "StepTensors") -> "StepTensors":
+        """Return these tensors, compared with those of the container's own graphs."""
+        pairs = ((name, values, self.values.get(name)) for name, values in plain.values.items())
+        same = self.tokens == plain.tokens
+        changed = [
+            name for name, a, b in pairs if not same or b is None or not np.array_equal(a, b)
+        ]
+        return dataclasses.replace(self, changed=tuple(changed))
 
 
 def parse_dump(data: bytes, tokens: Sequence[int], device: str) -> StepTensors:
@@ -89,23 +108,16 @@ def parse_dump(data: bytes, tokens: Sequence[int], device: str) -> StepTensors:
         raise RuntimeOutputError(device, reason, "") from error
     if len(content) != sum(tensor.size for tensor in head.tensors):
         raise RuntimeOutputError(device, "the dump is not as long as its tensors", "")
-    rows, begin = {}, 0
+    arrays, begin = {}, 0
     for tensor in head.tensors:
         stored = np.frombuffer(content[begin : begin + tensor.size], tensor.code)
         begin += tensor.size
         values = stored.reshape(tensor.shape).astype(np.float64)
         if tensor.scale:
             values = (values + tensor.offset) * tensor.scale
-        by_token = np.moveaxis(values, _token_axis(tensor.name, len(tensor.shape)), 0)
-        rows[tensor.name] = by_token[: head.tokens].astype(np.float32)
+        arrays[tensor.name] = values.astype(np.float32)
     seen = head.first + head.tokens
-    return StepTensors(tuple(tokens[:seen]), head.first, rows)
-
-
-def _token_axis(name: str, rank: int) -> int:
-    if interface.is_kv(name):
-        return interface.token_axis(name)
-    return 2 if rank == 4 else 1
+    return StepTensors(tuple(tokens[:seen]), head.first, head.slots, arrays)
 
 
 @dataclass(frozen=True)
@@ -126,65 +138,164 @@ class Deviation:
     holds: bool
 
 
-def compare_with_float(
-    step: StepTensors, checkpoint: Path, shape: GraphShape, *, bound_db: float = BOUND_DB
-) -> list[Deviation]:
-    """Compare tensors with those of a checkpoint in float, in the order in which it makes them.
+class FloatModel:
+    """A checkpoint in float on this host, whose every value can be had.
 
     Args:
-        shape: AR and CL to run the float model at.
+        shape: AR and CL to run it at.
 
     Raises:
         BuildError: the folder holds no checkpoint that can be run.
-        WrongUseError: the float model has no tensor of that name.
     """
-    reference = _float_rows(step, checkpoint, shape)
-    last = slice(step.first, len(step.tokens))
-    deviations = []
-    for name, rows in reference.items():
-        ours, theirs = step.rows[name], rows[last]
-        distance = sqnr_db(theirs, ours.reshape(theirs.shape))
-        relative = relative_difference(theirs, ours.reshape(theirs.shape))
-        layer = interface.kv_layer(name)
-        deviations.append(Deviation(name, layer, distance, relative, distance >= bound_db))
-    return deviations
 
+    def __init__(self, checkpoint: Path, shape: GraphShape) -> None:
+        self._folder = checkpoint
+        self._checkpoint = Checkpoint.load(checkpoint)
+        self._shape = shape
+        self._axes = _find_axes(self._checkpoint, shape.cl)
 
-def _float_rows(step: StepTensors, checkpoint: Path, shape: GraphShape) -> dict[str, Floats]:
-    """Return the rows of all tokens so far, in the order of the float graph."""
-    config = load_config(checkpoint / "config.json")
-    calls: dict[str, list[Floats]] = {}
+    def select(self, patterns: Sequence[str]) -> list[str]:
+        """Return the names that one of the patterns matches, as file names match.
 
-    def keep(outputs: "Arrays", count: int) -> None:
-        for name, rows in calls.items():
-            values: npt.NDArray[Any] = outputs[name]
-            by_token = np.moveaxis(values, _token_axis(name, values.ndim), 0)
-            rows.append(by_token[:count].astype(np.float32))
+        Raises:
+            WrongUseError: none matches one of them.
+        """
+        for pattern in patterns:
+            if not fnmatch.filter(self._axes, pattern):
+                near = difflib.get_close_matches(pattern, self._axes, 3)
+                hint = f": did you mean {' or '.join(near)}?" if near else ""
+                raise WrongUseError(f"the float model has no tensor {pattern}{hint}")
+        return [name for name in self._axes if any(fnmatch.fnmatchcase(name, p) for p in patterns)]
 
-    with tempfile.TemporaryDirectory(prefix="qnnfarm-") as folder:
-        path = export_onnx(Checkpoint.load(checkpoint), shape, Path(folder))
-        calls.update({name: [] for name in _expose(path, step.rows)})
-        with HostLoop({shape.ar: [OnnxRunner(path)]}, config, on_outputs=keep) as loop:
-            for _ in feed_window(loop, step.tokens):
-                pass
-    return {name: np.concatenate(rows) for name, rows in calls.items()}
+    def compare(
+        self, step: StepTensors, names: Sequence[str] = (), *, bound_db: float = BOUND_DB
+    ) -> list[Deviation]:
+        """Compare tensors of a step, in the order in which the float model makes them.
 
-
-def _expose(path: Path, wanted: Mapping[str, object]) -> Iterator[str]:
-    """Make values of a graph its outputs, and yield their names in the order of its nodes."""
-    model = load_proto(path)
-    made = {name for node in model.graph.node for name in node.output}
-    for name in wanted:
-        if name not in made:
-            raise WrongUseError(
-                f"the float model has no tensor {name}: outputs of graphs can be compared"
+        Args:
+            names: of those to compare; none for all that both have.
+        """
+        wanted = self._axes.keys() & set(names or self._axes)
+        pieces: dict[str, dict[int, Floats]] = {}
+        for name, values in step.values.items():
+            whole, place = (name, None) if name in self._axes else whole_name(name)
+            if whole in wanted:
+                pieces.setdefault(whole, {})[place or 0] = values
+        last = slice(step.first, len(step.tokens))
+        deviations = []
+        for name, rows in self.rows(step.tokens, pieces).items():
+            theirs = rows[last]
+            ours = self._join(name, pieces[name], step).reshape(theirs.shape)
+            distance, relative = sqnr_db(theirs, ours), relative_difference(theirs, ours)
+            deviations.append(
+                Deviation(name, _layer(name), distance, relative, distance >= bound_db)
             )
-    known = {value.name for value in model.graph.output}
-    shapes = {value.name: value for value in model.graph.value_info}
-    added = [name for name in wanted if name not in known]
-    for name in added:
-        empty = onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None)
-        model.graph.output.append(shapes.get(name, empty))
-    if added:
-        path.write_bytes(model.SerializeToString())
-    yield from (name for node in model.graph.node for name in node.output if name in wanted)
+        return deviations
+
+    def _join(self, name: str, pieces: Mapping[int, Floats], step: StepTensors) -> Floats:
+        """Return the rows of the call's tokens, heads or columns side by side."""
+        count = len(step.tokens) - step.first
+        rows = [
+            self._axes[name].rows(pieces[place], step.first, count, step.slots, len(step.tokens))
+            for place in sorted(pieces)
+        ]
+        return np.concatenate(rows, axis=-1 if rows[0].ndim < _RANK_OF_HEADS else 1)
+
+    def rows(self, tokens: Sequence[int], wanted: Collection[str]) -> dict[str, Floats]:
+        """Return a row of values for each token, `[tokens, ...]`, in the order of the graph."""
+        shape = self._shape
+        calls: dict[str, list[Floats]] = {name: [] for name in self._axes if name in wanted}
+        first = 0
+
+        def keep(outputs: "Arrays", count: int) -> None:
+            nonlocal first
+            for name, rows in calls.items():
+                values: npt.NDArray[Any] = outputs[name]
+                axes = self._axes[name]
+                taken = axes.rows(values, first, count, shape.past, len(tokens))
+                rows.append(taken.astype(np.float32))
+            first += count
+
+        with tempfile.TemporaryDirectory(prefix="qnnfarm-") as folder:
+            model = build_decoder(self._checkpoint, shape)
+            infer_shapes(model)
+            known = set(model.graph.outputs)
+            made = (value for node in model.graph for value in node.outputs)
+            model.graph.outputs.extend(v for v in made if v.name in calls and v not in known)
+            path = save_model(model, Path(folder) / MODEL_FILE)
+            config = self._checkpoint.config
+            with HostLoop({shape.ar: [OnnxRunner(path)]}, config, on_outputs=keep) as loop:
+                for _ in feed_window(loop, tokens):
+                    pass
+        return {name: np.concatenate(rows) for name, rows in calls.items()}
+
+
+_RANK_OF_HEADS = 4
+
+
+@dataclass(frozen=True)
+class _Axes:
+    """Axes of a value that count the tokens of a call, and the columns that they attend to."""
+
+    tokens: int | None
+    columns: int | None
+
+    def rows(self, values: Floats, first: int, count: int, slots: int, seen: int) -> Floats:
+        """Return `[count, ...]`, a row for each token of a call.
+
+        Of what has columns as well, those are in the order of the context, as many as `seen`, and 0
+        where a token does not look. What has columns alone has those of the call.
+
+        Args:
+            slots: columns before those of the call.
+        """
+        if self.columns is None:
+            return np.moveaxis(values, self.tokens or 0, 0)[:count]
+        own = range(slots, slots + count)
+        if self.tokens is None:
+            return np.moveaxis(np.take(values, own, self.columns), self.columns, 0)
+        by_column = np.moveaxis(values, (self.tokens, self.columns), (0, 1))[:count]
+        rows = np.zeros((count, seen, *by_column.shape[2:]), np.float32)
+        rows[:, : first + count] = by_column[:, [*range(first), *own]]
+        for row in range(count):
+            rows[row, first + row + 1 :] = 0.0
+        return np.moveaxis(rows, 1, -1)
+
+
+def _find_axes(checkpoint: Checkpoint, cl: int) -> dict[str, _Axes]:
+    """Return the axes of all values, in the order of the graph: those whose size AR or CL changes.
+
+    Values that depend on neither have no rows.
+    """
+    ar = next((number for number in range(2, cl) if cl % number == 0), cl)
+    one, longer, more = (
+        _value_shapes(checkpoint, shape)
+        for shape in (GraphShape(1, cl - 1), GraphShape(1, cl), GraphShape(ar, cl))
+    )
+    axes = {}
+    for name, dims in more.items():
+        tokens = _difference(dims, longer.get(name, dims))
+        columns = _difference(dims, one.get(name, dims), without=tokens)
+        if tokens is not None or columns is not None:
+            axes[name] = _Axes(tokens, columns)
+    return axes
+
+
+def _value_shapes(checkpoint: Checkpoint, shape: GraphShape) -> dict[str, tuple[int, ...]]:
+    model = build_decoder(checkpoint, shape)
+    infer_shapes(model)
+    values = (value for node in model.graph for value in node.outputs)
+    return {str(value.name): static_shape(value) or () for value in values}
+
+
+def _difference(
+    dims: Sequence[int], other: Sequence[int], *, without: int | None = None
+) -> int | None:
+    """Return the axis whose sizes differ."""
+    pairs = enumerate(zip(dims, other, strict=True))
+    return next((axis for axis, (a, b) in pairs if a != b and axis != without), None)
+
+
+def _layer(name: str) -> int | None:
+    match = re.match(r"layer_(\d+)_", name)
+    return int(match[1]) if match else interface.kv_layer(name)

@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from buildlib.container.container import GenAIContainer
-from buildlib.errors import ContainerError
+from buildlib.errors import CacheError, ContainerError, InvalidOptionError
 from buildlib.graph.shape import GraphShape
 from harness.devices.adb.device import AdbDevice
 from harness.errors import (
@@ -35,9 +35,10 @@ from harness.runtimes.dialog_settings import DialogSettings
 from harness.runtimes.genie.runtime import GenieRuntime
 from harness.runtimes.graph.model import open_model
 from harness.runtimes.graph.runtime import GraphRuntime
-from harness.runtimes.graph.tensors import compare_with_float, parse_dump
+from harness.runtimes.graph.tensors import FloatModel, parse_dump
 from suites.models import tiny_llama
 
+SHAPE = GraphShape(32, 192)
 PROMPT = "In the beginning God created the heaven and the earth. And God said,"
 Pair = tuple[GenieRuntime, GraphRuntime]
 
@@ -145,31 +146,80 @@ def test_tensors_of_a_step_are_compared_layer_by_layer(
 ) -> None:
     """Of a prefill call of 32 tokens and of a decode step, in both parts and on their border."""
     _, graph = pair
+    model, altered = (FloatModel(one, SHAPE) for one in (tiny_llama.folder(), altered_checkpoint))
     for step, first, count in ((0, 0, 21), (2, 22, 1)):
         result, tensors = graph.dump(GenerationRequest(3, prompt=PROMPT), step)
         assert (tensors.first, len(tensors.tokens)) == (first, first + count)
         assert tensors.tokens[21:] == (result.token_ids or ())[:step]
-        shape = GraphShape(32, 192)
-        deviations = compare_with_float(tensors, tiny_llama.folder(), shape)
+        deviations = model.compare(tensors)
         assert all(one.holds for one in deviations)
         assert [one.name for one in deviations][-2:] == ["past_value_3_out", "logits"]
         assert len(deviations) == 10  # keys and values of four layers, border, logits
-        wrong = compare_with_float(tensors, altered_checkpoint, shape)
-        first_wrong = next(one for one in wrong if not one.holds)
+        first_wrong = next(one for one in altered.compare(tensors) if not one.holds)
         assert (first_wrong.name, first_wrong.layer) == ("past_value_2_out", 2)
 
 
-def test_tensors_that_cannot_be_had_are_told(pair: Pair) -> None:
+def test_every_inner_tensor_of_a_step_is_compared(
+    pair: Pair, build_cache: Path, altered_checkpoint: Path
+) -> None:
+    """The graphs with 615 more outputs give all others bit by bit as the container's."""
     _, graph = pair
-    for name, reason in (("x", "no graph has a tensor x"), ("past_key_0_in", "is the cache")):
-        with pytest.raises(RunnerError, match=reason):
-            graph.dump(GenerationRequest(1, prompt=PROMPT), 0, (name,))
+    model, altered = (FloatModel(one, SHAPE) for one in (tiny_llama.folder(), altered_checkpoint))
+    names = model.select(["*"])
+    request = GenerationRequest(3, prompt=PROMPT)
+    _, tensors = graph.dump(request, 2, names, cache_root=build_cache)
+    assert tensors.changed == ()
+    deviations = model.compare(tensors)
+    assert len(deviations) == 197  # all but what a graph of one head each has not
+    assert min(one.sqnr_db for one in deviations) > 25
+    in_columns_of_context = ("layer_1_scores", "layer_1_attention_weights", "layer_1_keys")
+    assert {one.name for one in deviations} >= set(in_columns_of_context)
+    first_wrong = next(one for one in altered.compare(tensors) if not one.holds)
+    assert (first_wrong.name, first_wrong.layer) == ("layer_2_v_proj", 2)
+
+
+def test_tensors_that_cannot_be_had_are_told(pair: Pair, build_cache: Path, tmp_path: Path) -> None:
+    _, graph = pair
+    request = GenerationRequest(1, prompt=PROMPT)
+    with pytest.raises(InvalidOptionError, match="the compiled graphs have no x inside"):
+        graph.dump(request, 0, ["x"], cache_root=build_cache)
+    with pytest.raises(CacheError, match="build the container again"):
+        graph.dump(request, 0, ["layer_0_scores"], cache_root=tmp_path)
     with pytest.raises(RunnerError, match="the answer ends before step 4"):
-        graph.dump(GenerationRequest(1, prompt=PROMPT), 4)
+        graph.dump(request, 4)
+    model = FloatModel(tiny_llama.folder(), SHAPE)
+    with pytest.raises(WrongUseError, match="did you mean layer_0_scores"):
+        model.select(["layer_0_*", "layer_0_scors"])
+
+
+@pytest.mark.needs("transformers")
+def test_inner_values_of_the_float_model_are_those_of_transformers(pair: Pair) -> None:
+    """Rows and columns of attention included, whose order is the context's."""
+    import torch
+    import transformers
+
+    _, graph = pair
+    _, tensors = graph.dump(GenerationRequest(3, prompt=PROMPT), 2)
+    kind = transformers.AutoModelForCausalLM
+    model = kind.from_pretrained(tiny_llama.folder(), attn_implementation="eager").eval()
+    with torch.inference_mode():
+        theirs = model(
+            torch.tensor([tensors.tokens]), output_hidden_states=True, output_attentions=True
+        )
+    names = [
+        f"layer_{layer}_{what}" for layer in range(3) for what in ("output", "attention_weights")
+    ]
+    ours = FloatModel(tiny_llama.folder(), SHAPE).rows(tensors.tokens, names)
+    for layer in range(3):
+        hidden = theirs.hidden_states[layer + 1][0].numpy()
+        np.testing.assert_allclose(ours[f"layer_{layer}_output"][:, 0], hidden, atol=1e-4)
+        weights = theirs.attentions[layer][0].transpose(0, 1).numpy()
+        rows = ours[f"layer_{layer}_attention_weights"].reshape(weights.shape)
+        np.testing.assert_allclose(rows, weights, atol=1e-5)
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"{}\n", b'{"format": 1, "first": 0, "tokens": 1, "tensors": []}\nxx']
+    "data", [b"", b"{}\n", b'{"format": 1, "first": 0, "tokens": 1, "slots": 1, "tensors": []}\nxx']
 )
 def test_other_dumps_are_refused(data: bytes) -> None:
     with pytest.raises(RuntimeOutputError):
