@@ -43,6 +43,14 @@ class TensorInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class Ports:
+    """Inputs and outputs of a graph, in the order in which a program hands them over."""
+
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class GraphInfo:
     """One compiled graph of a context binary.
 
@@ -147,6 +155,7 @@ class Toolchain(Protocol):
         binary: Path,
         config: "CompileConfig",
         op_packages: "Sequence[OpPackageLibrary]" = (),
+        ports: Mapping[str, Ports] | None = None,
     ) -> None:
         """Compile DLCs to one context binary, whose graphs are named by the stems of the DLCs.
 
@@ -155,6 +164,8 @@ class Toolchain(Protocol):
             binary: the file to write.
             config: how graphs are compiled.
             op_packages: those for this host, whose operations the graphs may have.
+            ports: of graphs whose inputs and outputs must stand in a certain order; without it
+                the order is the converter's.
 
         Raises:
             InvalidOptionError: as `check`.

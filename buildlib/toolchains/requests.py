@@ -6,7 +6,7 @@ Pickled, as a child that need not import pydantic starts in half the time.
 from dataclasses import dataclass
 from pathlib import Path
 
-from buildlib.toolchains.base import TensorInfo
+from buildlib.toolchains.base import Ports, TensorInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,11 @@ class ConvertRequest:
 
 @dataclass(frozen=True, slots=True)
 class GraphRequest:
-    """A DLC and the options of its graph; `None` leaves a choice to the compiler."""
+    """A DLC and the options of its graph; `None` leaves a choice to the compiler.
+
+    Attributes:
+        ports: the DLC's inputs and outputs, in the order that the graph must have.
+    """
 
     dlc: Path
     vtcm_mb: int
@@ -37,6 +41,7 @@ class GraphRequest:
     hvx_threads: int | None = None
     dlbc: bool | None = None
     dlbc_weights: bool | None = None
+    ports: Ports | None = None
 
 
 @dataclass(frozen=True, slots=True)

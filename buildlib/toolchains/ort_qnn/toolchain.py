@@ -28,7 +28,7 @@ from buildlib.errors import (
 from buildlib.files import atomic_path, sync_file
 from buildlib.targets import Target
 from buildlib.toolchains import qairt
-from buildlib.toolchains.base import BinaryInfo, TensorInfo
+from buildlib.toolchains.base import BinaryInfo, Ports, TensorInfo
 from buildlib.toolchains.child_process import Step, run_step
 from buildlib.toolchains.compile_config import CompileConfig
 from buildlib.toolchains.htp_extensions import HtpGraphConfig
@@ -133,6 +133,7 @@ class OrtQnnToolchain:
         binary: Path,
         config: CompileConfig,
         op_packages: Sequence[OpPackageLibrary] = (),
+        ports: Mapping[str, Ports] | None = None,
     ) -> None:
         """Compile DLCs of one graph each to one context binary. Equal inputs give equal bytes.
 
@@ -146,7 +147,7 @@ class OrtQnnToolchain:
             raise ValueError(f"graphs are named by the stems of their DLCs, which are {stems}")
         self.check(config)
         with atomic_path(binary.absolute()) as unfinished:
-            request = _compile_request(dlcs, unfinished, config, op_packages)
+            request = _compile_request(dlcs, unfinished, config, op_packages, ports or {})
             self._run("compile", binary, request, self.timeouts.compile_s)
 
     def inspect(self, binary: Path) -> BinaryInfo:
@@ -285,9 +286,10 @@ def _compile_request(
     binary: Path,
     config: CompileConfig,
     op_packages: Sequence[OpPackageLibrary],
+    ports: Mapping[str, Ports],
 ) -> CompileRequest:
     return CompileRequest(
-        graphs=tuple(_graph_request(dlc, config) for dlc in dlcs),
+        graphs=tuple(_graph_request(dlc, config, ports.get(dlc.stem)) for dlc in dlcs),
         binary=binary,
         soc_model=config.target.soc.soc_model,
         weight_sharing=config.weight_sharing,
@@ -297,7 +299,7 @@ def _compile_request(
     )
 
 
-def _graph_request(dlc: Path, config: CompileConfig) -> GraphRequest:
+def _graph_request(dlc: Path, config: CompileConfig, ports: Ports | None) -> GraphRequest:
     options = config.graph(dlc.stem)
     return GraphRequest(
         dlc=dlc.absolute(),
@@ -306,6 +308,7 @@ def _graph_request(dlc: Path, config: CompileConfig) -> GraphRequest:
         hvx_threads=options.hvx_threads,
         dlbc=options.dlbc,
         dlbc_weights=options.dlbc_weights,
+        ports=ports,
     )
 
 

@@ -3,7 +3,7 @@
 import ctypes as c
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -53,9 +53,7 @@ def compose_binary(
     for graph in request.graphs:
         with _opened(system, graph.dlc) as handle:
             try:
-                composer = _GraphComposer(
-                    session, graph.dlc.stem, _graph_configs(graph), operations
-                )
+                composer = _GraphComposer(session, graph, operations)
                 composer.compose(system, handle, context)
                 _finalize(session, context, graph.dlc.stem)
             except QnnCallError as error:
@@ -123,34 +121,45 @@ def _opened(system: FunctionTable, dlc: Path) -> Iterator[c.c_void_p]:
 
 
 class _GraphComposer:
-    """Composes a DLC through a backend interface with two functions of our own.
+    """Composes a DLC through a backend interface with functions of our own.
 
     ONNX Runtime chooses the name of a DLC's graph (a hash), and composing takes no configuration
     for a graph of unknown name. The interface is passed by value, so in ours `graphCreate` gives
-    the graph its name and its configuration, and `graphAddNode` makes stand-ins the operations that
-    they stand for.
+    the graph its name and its configuration, and makes its ports if their order matters: a binary
+    has them as they were made. `tensorCreateGraphTensor` then gives these out, and `graphAddNode`
+    makes stand-ins the operations that they stand for.
     """
 
     def __init__(
-        self, session: HtpSession, name: str, configs: HtpConfigs, operations: frozenset[str]
+        self, session: HtpSession, request: GraphRequest, operations: frozenset[str]
     ) -> None:
         self._operations = operations
         self._session = session
-        self._name = name
-        self._configs = configs
+        self._name = request.dlc.stem
+        self._configs = _graph_configs(request)
+        self._ports = request.ports
+        self._port_ids: dict[bytes, int] = {}
         self._created = 0
         interface_type = type(session.qnn.interface)
         self._interface = interface_type.from_buffer_copy(session.qnn.interface)
         types = (c.c_void_p, c.c_char_p, c.c_void_p, c.c_void_p)
-        self._create = session.qnn.function(BackendFunction.GRAPH_CREATE, *types)
-        self._callback = c.CFUNCTYPE(c.c_uint64, *types)(self._graph_create)
-        self._interface.fn[BackendFunction.GRAPH_CREATE] = c.cast(self._callback, c.c_void_p).value
+        self._callbacks: list[Any] = []
+        self._create = self._replace(BackendFunction.GRAPH_CREATE, self._graph_create, *types)
+        if self._ports is not None:
+            tensors = (c.c_void_p, c.POINTER(qnn_types.Tensor))
+            place = BackendFunction.TENSOR_CREATE_GRAPH_TENSOR
+            self._create_tensor = self._replace(place, self._graph_tensor, *tensors)
         if operations:
             nodes = (c.c_void_p, qnn_types.OperationConfig)
-            self._add_node = session.qnn.function(BackendFunction.GRAPH_ADD_NODE, *nodes)
-            self._node_callback = c.CFUNCTYPE(c.c_uint64, *nodes)(self._graph_add_node)
-            address = c.cast(self._node_callback, c.c_void_p).value
-            self._interface.fn[BackendFunction.GRAPH_ADD_NODE] = address
+            place = BackendFunction.GRAPH_ADD_NODE
+            self._add_node = self._replace(place, self._graph_add_node, *nodes)
+
+    def _replace(self, place: BackendFunction, own: Callable[..., int], *types: Any) -> Any:  # noqa: ANN401
+        """Put a function of ours into the interface, and return the backend's."""
+        callback = c.CFUNCTYPE(c.c_uint64, *types)(own)
+        self._callbacks.append(callback)  # or it would be freed
+        self._interface.fn[place] = c.cast(callback, c.c_void_p).value
+        return self._session.qnn.function(place, *types)
 
     def compose(self, system: FunctionTable, dlc: c.c_void_p, context: c.c_void_p) -> None:
         graphs, count = c.c_void_p(), c.c_uint32()
@@ -167,7 +176,25 @@ class _GraphComposer:
         self._created += 1
         if self._created > 1:
             return _QNN_ERROR_INVALID_ARGUMENT
-        return int(self._create(context, self._name.encode(), self._configs.pointer, graph))
+        status = self._create(context, self._name.encode(), self._configs.pointer, graph)
+        if self._ports is not None and not status:
+            kinds = {
+                qnn_types.TENSOR_INPUT: self._ports.inputs,
+                qnn_types.TENSOR_OUTPUT: self._ports.outputs,
+            }
+            handle = c.c_void_p.from_address(graph)
+            for tensor in (_new_tensor(info, kind) for kind in kinds for info in kinds[kind]):
+                status = status or self._create_tensor(handle, c.pointer(tensor))
+                self._port_ids[tensor.name] = tensor.id
+        return int(status)
+
+    def _graph_tensor(self, graph: Any, tensor: Any) -> int:  # noqa: ANN401
+        """Create a tensor, or give out the port of its name; called by the system library."""
+        known = self._port_ids.get(tensor.contents.name)
+        if known is None:
+            return int(self._create_tensor(graph, tensor))
+        tensor.contents.id = known
+        return 0
 
     def _graph_add_node(self, graph: Any, node: qnn_types.OperationConfig) -> int:  # noqa: ANN401
         """Add a node, or the operation that it stands for; called by the system library."""

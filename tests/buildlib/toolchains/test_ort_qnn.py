@@ -18,7 +18,7 @@ from buildlib.errors import (
     UnsupportedOperatorsError,
 )
 from buildlib.targets import parse_target
-from buildlib.toolchains.base import ScaleOffset, Toolchain
+from buildlib.toolchains.base import Ports, ScaleOffset, Toolchain
 from buildlib.toolchains.compile_config import CompileConfig
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain, Timeouts
 from buildlib.toolchains.requests import CompileRequest, GraphRequest
@@ -61,6 +61,55 @@ def test_inspect_reads_tensors_and_encodings(
     assert (given.shape, given.dtype) == ((1, 32, 512), "uint16")
     assert taken.encoding == ScaleOffset(float(np.float32(1e-4)), -32768)
     assert given.encoding == ScaleOffset(float(np.float32(1e-3)), -32768)
+
+
+@pytest.mark.needs("libatomic1")
+def test_ports_stand_in_the_order_that_is_asked_for(
+    toolchain: OrtQnnToolchain, tmp_path: Path
+) -> None:
+    dims, names = [1, 4, 32], ["a", "b", "c", "d"]
+    nodes = [
+        node
+        for name in names
+        for node in (
+            helper.make_node("DequantizeLinear", [name, "scale", "zero"], [f"{name}_real"]),
+            helper.make_node("Relu", [f"{name}_real"], [f"{name}_relu"]),
+            helper.make_node("QuantizeLinear", [f"{name}_relu", "scale", "zero"], [f"{name}_out"]),
+        )
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "sample",
+        [helper.make_tensor_value_info(name, onnx.TensorProto.UINT16, dims) for name in names],
+        [
+            helper.make_tensor_value_info(f"{name}_out", onnx.TensorProto.UINT16, dims)
+            for name in names
+        ],
+        [
+            onnx.numpy_helper.from_array(np.asarray(np.float32(1e-4)), "scale"),
+            onnx.numpy_helper.from_array(np.asarray(np.uint16(30000)), "zero"),
+        ],
+    )
+    opset = helper.make_opsetid("", 21)
+    onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=10), tmp_path / "m.onnx")
+    dlc, target = tmp_path / "model.0.s4.dlc", parse_target("SM8750:emulator")
+    toolchain.convert(tmp_path / "m.onnx", dlc, target)
+    config = CompileConfig.for_target(target)
+    toolchain.compile([dlc], tmp_path / "plain.bin", config)
+    [plain] = toolchain.inspect(tmp_path / "plain.bin").graphs
+    for order in (names, names[::-1], ["b", "d", "a", "c"]):
+        ports = Ports(
+            tuple(plain.tensor(name) for name in order),
+            tuple(plain.tensor(f"{name}_out") for name in order),
+        )
+        binary = tmp_path / "ordered.bin"
+        toolchain.compile([dlc], binary, config, ports={dlc.stem: ports})
+        [graph_info] = toolchain.inspect(binary).graphs
+        assert (graph_info.inputs, graph_info.outputs) == (ports.inputs, ports.outputs)
+    inputs = {name: np.full(dims, 20_000 * number, np.uint16) for number, name in enumerate(names)}
+    outputs = toolchain.execute(binary, dlc.stem, inputs)
+    for name, values in inputs.items():
+        np.testing.assert_array_equal(outputs[f"{name}_out"], np.maximum(values, 30000))
 
 
 @pytest.mark.needs("libatomic1")
