@@ -30,11 +30,11 @@ _LEFTOVER = re.compile(rf"\.({_ENTRY.pattern})\.\w+")
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """A finished stage.
+    """The output of a stage.
 
     Attributes:
         hash: the whole hash; the folder's name has half of it.
-        reused: whether it existed already.
+        reused: whether it existed already, once the stage has run.
         problem: what was wrong with the entry that this one replaces, or None.
     """
 

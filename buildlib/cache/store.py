@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -67,6 +68,12 @@ class StageCache(Closeable):
                 self._open.close()
             self._open = None
 
+    def entry(self, key: StageKey, group: str | None = None) -> CacheEntry:
+        """Return the entry of `key` as it is before it is made: where it will be, and its hash."""
+        digest = key.digest()
+        place = self._root / (group or self._model) / entry_name(key.operation, digest)
+        return CacheEntry(key.operation, place, digest, reused=False)
+
     def get_or_build(
         self,
         key: StageKey,
@@ -91,10 +98,8 @@ class StageCache(Closeable):
             StageError: the stage cannot use a file.
             InputFileError: the stage made something that no entry can hold.
         """
-        digest = key.digest()
-        name = entry_name(key.operation, digest)
-        model = group or self._model
-        place = self._root / model / name
+        entry = self.entry(key, group)
+        model, place, name = group or self._model, entry.folder, entry.folder.name
         with _as_cache_error(place):
             resources = self._resources()
             place.parent.mkdir(exist_ok=True)
@@ -106,7 +111,7 @@ class StageCache(Closeable):
                 problem = find_problem(place, resources.memo) if place.exists() else None
                 if problem is None and place.exists():
                     (place / LAST_USED).touch()
-                    return CacheEntry(key.operation, place, digest, reused=True)
+                    return replace(entry, reused=True)
                 remove_entry(place)
             with ExitStack() as making:
                 with _as_cache_error(place):
@@ -122,7 +127,7 @@ class StageCache(Closeable):
         if self._limit is not None:
             with _as_cache_error(self._root):
                 prune(self._root, to_bytes=self._limit)
-        return CacheEntry(key.operation, place, digest, reused=False, problem=problem)
+        return replace(entry, problem=problem)
 
     def _resources(self) -> "_Resources":
         with self._opening:

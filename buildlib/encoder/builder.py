@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from buildlib.cache.key import text_sha256
-from buildlib.cache.store import StageCache
 from buildlib.container.container import GenAIContainer
 from buildlib.encoder.interface import EncoderConfig, is_encoder, read_pooling
 from buildlib.encoder.stages import (
@@ -24,8 +23,9 @@ from buildlib.pipeline.options import (
     ModelTransformerConfig,
 )
 from buildlib.pipeline.plan import BuildPlan
-from buildlib.pipeline.runner import OnStage, StageRunner
+from buildlib.pipeline.runner import OnStage
 from buildlib.pipeline.sources import ModelSource, OnnxSource
+from buildlib.pipeline.stage_graph import StageGraph
 from buildlib.pipeline.stages.package import CONTAINER
 from buildlib.quantize.bitwidths import Bitwidths
 from buildlib.toolchains.base import Toolchain
@@ -34,7 +34,6 @@ from buildlib.toolchains.compile_config import CompileConfig
 DEFAULT_LENGTH = 128
 """Tokens of the longest text, if no context length is set; a shorter model sets a lower one."""
 _LENGTHS = "arn_cl_options.context_length"
-_STAGES = 4
 
 
 def encodes_text(source: ModelSource) -> bool:
@@ -60,11 +59,10 @@ class EncoderBuild(Build):
         source = self.sources.main
         if not isinstance(source, OnnxSource):
             raise TypeError("an encoder is built from ONNX")
-        with StageCache(self.cache_root, self.name) as cache:
-            runner = StageRunner(self.toolchain, cache, self.cache_root, on_stage)
-            runner.total = _STAGES
-            self.records = runner.records
-            return GenAIContainer.load(self._container(runner, source))
+        with self._graph(on_stage) as graph:
+            container = self._add_encoder(graph, source)
+            graph.run(last=True)
+            return GenAIContainer.load(container)
 
     def outputs(self, on_stage: OnStage | None = None) -> BuildOutputs:
         """Refuse: the stages of an encoder are not those of a decoder.
@@ -76,8 +74,8 @@ class EncoderBuild(Build):
         reason = "stages of a text encoder are not compared; `qnnfarm embed --reference` compares"
         raise InvalidOptionError("verify", reason, ())
 
-    def _container(self, runner: StageRunner, source: OnnxSource) -> Path:
-        plan = self.plan
+    def _add_encoder(self, graph: StageGraph, source: OnnxSource) -> Path:
+        plan, runner = self.plan, graph.runner
         texts = {name: text_sha256(text) for name, text in source.texts().items()}
         model = EncoderModel(
             export=source,
@@ -86,14 +84,14 @@ class EncoderBuild(Build):
             length=self.length,
             pooling=read_pooling(source.folder),
         )
-        imported = runner.run(ImportEncoder(model))
-        quantized = runner.run(QuantizeEncoder(model, imported, plan.conversion.quantization))
+        imported = graph.add(ImportEncoder(model))
+        quantized = graph.add(QuantizeEncoder(model, imported, plan.conversion.quantization))
         name = encoder_binary(source.name)
-        compiled = runner.run(
+        compiled = graph.add(
             CompileEncoder(quantized, plan.compilation, plan.target, name, self.toolchain)
         )
         package = PackageEncoder(model, plan, imported, quantized, compiled, runner.versions)
-        return runner.run(package).folder / CONTAINER
+        return graph.add(package).folder / CONTAINER
 
 
 def plan_encoder(

@@ -1,6 +1,5 @@
 """Stages of the build of a text encoder: import, quantize, compile, package."""
 
-import json
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -204,7 +203,6 @@ class PackageEncoder(Stage):
             "target": str(self.plan.target),
             "model": self.model.export.name,
             "options": self.plan.as_options(),
-            "genie_config": json.loads(self.configuration().to_json()),
         }
 
     @property

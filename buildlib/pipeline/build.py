@@ -2,9 +2,10 @@
 
 import json
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 
 from buildlib.cache.file_hashes import MEMO_FILE, hash_files
@@ -21,17 +22,16 @@ from buildlib.graph.files import external_tensors, load_model
 from buildlib.graph.interface import require_shape
 from buildlib.graph.shape import GraphShape
 from buildlib.lora.adapters import check_adapters
-from buildlib.lora.config import LoraSet
+from buildlib.lora.config import LoraBuilderInputConfig, LoraSet
 from buildlib.passes.balance import MAX_PART_BYTES, SplitEnds, choose_splits
 from buildlib.passes.split import weights_by_segment
 from buildlib.pipeline.options import SplitModelConfig
-from buildlib.pipeline.original_paths import original_paths
 from buildlib.pipeline.parts import Part, all_parts
 from buildlib.pipeline.plan import BuildPlan, compile_cost, quantized_bytes
 from buildlib.pipeline.runner import OnStage, StageRecord, StageRunner
-from buildlib.pipeline.scheduler import Task, run_bounded, usable_memory
 from buildlib.pipeline.sources import CheckpointSource, ModelSource, OnnxSource
 from buildlib.pipeline.stage import Stage
+from buildlib.pipeline.stage_graph import Load, StageGraph
 from buildlib.pipeline.stages.add_forecast import AddForecast
 from buildlib.pipeline.stages.add_lora import BEYOND_FILE, AddLora
 from buildlib.pipeline.stages.arcl import ConvertShape
@@ -71,8 +71,8 @@ class BuildOutputs:
     Attributes:
         export: folder with `model.onnx`, `model.encodings`, `config.json` and `tokenizer.json`.
         prepared: the same with adapters and embedding table.
-        versions: the canonical models that each shape was made of, by the operation that made or
-            changed each of them; the last is in `prepared`.
+        versions: the canonical models that each shape was made of, as stages made and changed them;
+            the last is in `prepared`.
         float_models: whole float models by shape.
         multi_head_parts: its float parts by shape, before their heads were taken apart.
         float_parts: the parts that were quantized.
@@ -84,7 +84,7 @@ class BuildOutputs:
 
     export: Path
     prepared: PreparedModel
-    versions: Mapping[GraphShape, Mapping[str, CacheEntry]]
+    versions: Mapping[GraphShape, tuple[CacheEntry, ...]]
     float_models: Mapping[GraphShape, Path]
     multi_head_parts: PartFiles
     float_parts: PartFiles
@@ -109,11 +109,10 @@ class Sources:
     def __getitem__(self, shape: GraphShape) -> ModelSource:
         return self.by_ar.get(shape.ar, self.main)
 
-    def group(self, of: GraphShape | ModelSource) -> str | None:
-        """Return the folder of a shape's or source's stages in the cache; None for the model's."""
-        if isinstance(of, GraphShape):
-            return self.names.get(of.ar)
-        return next((self.names.get(ar) for ar, one in self.by_ar.items() if one == of), None)
+    @property
+    def groups(self) -> dict[ModelSource, str]:
+        """Folders in the cache of the stages of attached models."""
+        return {source: self.names[ar] for ar, source in self.by_ar.items() if ar in self.names}
 
     def distinct(self) -> tuple[ModelSource, ...]:
         """Return every source once, the main one first."""
@@ -152,16 +151,25 @@ class Build:
         Raises:
             BuildError: any of its kinds.
         """
+        with self._graph(on_stage) as graph:
+            plan, models = self._run_models(graph)
+            outputs = self._add_container(graph, plan, models)
+            graph.run(last=True)
+            added = self.plan.additions
+            others = added.lora or added.speculative or added.op_packages or self.sources.by_ar
+            if not others:
+                hashes = graph.runner.watch.hashes
+                self.inputs = frozenset((*hashes, *self.sources.main.text_files()))
+            return outputs
+
+    @contextmanager
+    def _graph(self, on_stage: OnStage | None) -> Iterator[StageGraph]:
+        """Open the cache, and keep the records of stages that run."""
         with StageCache(self.cache_root, self.name) as cache:
             runner = StageRunner(self.toolchain, cache, self.cache_root, on_stage)
             self.records = runner.records
             runner.needed_bytes = self.needed_bytes
-            outputs = self._run(runner)
-            added = self.plan.additions
-            others = added.lora or added.speculative or added.op_packages or self.sources.by_ar
-            if not others:
-                self.inputs = frozenset((*runner.watch.hashes, *self.sources.main.text_files()))
-            return outputs
+            yield StageGraph(runner, self.sources.groups, self.max_workers)
 
     @property
     def needed_bytes(self) -> int:
@@ -182,175 +190,230 @@ class Build:
         """Name of the model."""
         return self.sources.main.name
 
-    def _run(self, runner: StageRunner) -> BuildOutputs:
-        plan, ready = self._ready(runner)
-        main = ready[self.sources.main]
-        chain = all_parts(self._count_parts(plan, main.entry))
-        runner.total = self._stage_count(plan, len(chain))
-        names = [part.binary_name(self.name) for part in chain]
-        composition = compose(plan, main.prepared, names)  # what does not fit ends the build here
-        shapes = plan.shapes
-        arcl = {
-            shape: runner.run(
-                ConvertShape(ready[self.sources[shape]].entry, shape), self.sources.group(shape)
-            )
-            for shape in shapes
-        }
-        split = {}
-        for shape in shapes:
-            with original_paths(self.sources[shape]):
-                options = plan.transformation
-                mha = plan.mha_config(shape)
-                split[shape] = runner.run(
-                    Transform(arcl[shape], shape, len(chain), options.split_model, mha),
-                    self.sources.group(shape),
-                )
-        built = self._build_parts(runner, plan, split, dict(zip(chain, names, strict=True)))
-        binaries = tuple(part.binary for part in built)
-        drafts = dict.fromkeys(main.prepared.draft, self._draft(runner, plan, main))
-        composition = composition.with_binaries(drafts)
+    def _run_models(self, graph: StageGraph) -> "tuple[BuildPlan, dict[ModelSource, BuiltModel]]":
+        """Make the canonical model of every source, and give the plan its shapes."""
+        plan, watch = self.plan, graph.runner.watch
+        if plan.additions.lora is not None:
+            for source in self.sources.distinct():
+                if isinstance(source, CheckpointSource):
+                    decoder = build_decoder(Checkpoint.load(source.folder), GraphShape(1, 2))
+                    check_adapters(plan.additions.lora, decoder)
+        inputs = {source: watch.hash(source.inputs()) for source in self.sources.distinct()}
+        canonical = {s: self._add_canonical(graph, s, inputs[s]) for s in inputs}
+        graph.run()
+        watch.check(reread=True)
+        if plan.keeps_shape:
+            plan = plan.at(self._own_shapes(canonical))
+        models = {s: self._add_additions(graph, s, canonical[s], inputs[s]) for s in inputs}
+        graph.run()
+        for source, model in models.items():
+            if model.prepared.lora is not None:
+                _warn_of_ranges(model.prepared.lora)
+            if isinstance(source, OnnxSource) and source.encodings is not None:
+                folder, bits = canonical[source][-1].folder, plan.conversion.quantization
+                for text in ignored_options(folder, bits, source.encodings.name):
+                    warnings.warn(text, GivenEncodingsWarning, stacklevel=2)
+        self._check_caches(models)
+        return plan, models
+
+    def _add_canonical(
+        self, graph: StageGraph, source: ModelSource, files: Mapping[str, str]
+    ) -> tuple[CacheEntry, ...]:
+        """Bring one source into canonical form, the last version with encodings for all of it."""
+        added, quantization = self.plan.additions, self.plan.conversion.quantization
+        shape = self._shape_for(source)
+        match source:
+            case OnnxSource(canonical=CacheEntry() as made):
+                return (made,)
+            case OnnxSource():
+                lora = added.lora  # checked before minutes of calibration
+                check = None if lora is None else partial(_check_adapters, lora)
+                stage = ImportOnnx(source, files, shape, added.operations)
+                versions = [graph.add(stage, source, check=check)]
+            case CheckpointSource() if shape is None:
+                key = "arn_cl_options.skip_ar_cl_conversion"
+                raise InvalidOptionError(key, "a checkpoint has no AR and CL to keep", ())
+            case CheckpointSource() if quantization.weight_techniques:
+                versions = [graph.add(AuthorModel(source, files, shape), source)]
+            case CheckpointSource():
+                return (graph.add(Export(source, files, shape, quantization), source),)
+        if quantization.weight_techniques and source.calibration_text is not None:
+            versions.append(graph.add(OptimizeWeights(versions[-1], source, quantization), source))
+        versions.append(graph.add(CompleteEncodings(versions[-1], source, quantization), source))
+        return tuple(versions)
+
+    def _add_additions(
+        self,
+        graph: StageGraph,
+        source: ModelSource,
+        canonical: tuple[CacheEntry, ...],
+        files: Mapping[str, str],
+    ) -> "BuiltModel":
+        """Add adapters, and take the embedding table out, as the plan says."""
+        added, watch, versions = self.plan.additions, graph.runner.watch, list(canonical)
+
+        def add(stage: Stage) -> CacheEntry:
+            versions.append(graph.add(stage, source))
+            return versions[-1]
+
+        lora, forecast, spoken, table = None, None, None, None
+        if added.lora is not None:
+            adapters = LoraSet.load(added.lora.lora_config_path)
+            hashes = watch.hash(adapters.files())
+            text, quantization = source.calibration_text, self.plan.conversion.quantization
+            lora = add(AddLora(versions[-1], added.lora, adapters, hashes, text, quantization))
+        if isinstance(added.speculative, SsdBuilderConfig):
+            path = added.speculative.ssd_tensor_file
+            hashes = watch.hash({path.name: path})
+            forecast = add(AddForecast(versions[-1], added.speculative, hashes))
+        if isinstance(added.speculative, EagletBuilderConfig):
+            spoken = add(GiveHiddenStates(versions[-1]))
+        if added.embedding is not None:
+            table = add(ExtractEmbedding(versions[-1], added.embedding))
+        prepared = PreparedModel(
+            model=versions[-1].folder,
+            lora=_folder(lora),
+            table=_folder(table),
+            forecast=_folder(forecast),
+            draft=() if spoken is None else (f"{DRAFT_FOLDER}/{self._draft_binary}",),
+        )
+        return BuiltModel(tuple(versions), prepared, files, spoken)
+
+    def _add_container(
+        self, graph: StageGraph, plan: BuildPlan, models: "Mapping[ModelSource, BuiltModel]"
+    ) -> BuildOutputs:
+        """Take canonical models to the container, whose number of parts their sizes decide."""
+        main, options = models[self.sources.main], plan.transformation.split_model
+        parts = all_parts(options.num_splits or _count_parts(main.entry, options))
+        names = {part: part.binary_name(self.name) for part in parts}
+        composition = compose(plan, main.prepared, list(names.values()))
         extras = {name: file.path for name, file in composition.extras.items()}
         for package in plan.additions.op_packages:
             extras |= package.files()
         hashes = hash_files(extras.values(), self.cache_root / MEMO_FILE)
-        packaged = runner.run(
+        sources = {shape: self.sources[shape] for shape in plan.shapes}
+        entries = {shape: models[source].entry for shape, source in sources.items()}
+        built = self._add_binaries(graph, plan, sources, entries, names, options)
+        draft = self._add_draft(graph, plan, main)
+        if draft is not None:
+            path = draft.folder / self._draft_binary
+            composition = composition.with_binaries(dict.fromkeys(main.prepared.draft, path))
+        binaries = tuple(entry.folder / names[part] for part, entry in built.compiled.items())
+        container = graph.add(
             Package(
                 plan=plan,
                 model_name=self.name,
                 prepared=main.prepared,
                 composition=composition,
                 quantized=[
-                    part.qdq(shape) for shape in self._one_shape_per_source(plan) for part in built
+                    built.qdq(part, shape) for shape in _one_shape_each(sources) for part in parts
                 ],
-                compiled=[part.compiled for part in built],
+                compiled=[*built.compiled.values(), *([] if draft is None else [draft])],
                 binaries=binaries,
-                files=self._inputs(ready),
+                files=self._inputs(models),
                 extra_files={name: hashes[path].sha256 for name, path in extras.items()},
-                toolchain_versions=runner.versions,
+                toolchain_versions=graph.runner.versions,
                 chat_template=self.sources.main.chat_template,
             )
         )
 
-        def files(of: Callable[[GraphShape, "BuiltPart"], Path]) -> PartFiles:
-            return {shape: tuple(of(shape, part) for part in built) for shape in shapes}
+        def files(of: Callable[[Part, GraphShape], Path]) -> PartFiles:
+            return {shape: tuple(of(part, shape) for part in parts) for shape in plan.shapes}
 
         return BuildOutputs(
             export=main.prepared.model,
             prepared=main.prepared,
-            versions={s: ready[self.sources[s]].versions for s in shapes},
-            float_models={s: arcl[s].folder / MODEL_FILE for s in shapes},
-            multi_head_parts=files(lambda s, part: parts_folder(split[s], plan, s) / part.onnx(s)),
-            float_parts=files(lambda s, part: split[s].folder / part.onnx(s)),
-            qdq_parts=files(lambda s, part: part.qdq(s)),
-            dlcs=files(lambda s, part: part.dlc(s)),
+            versions={shape: models[source].versions for shape, source in sources.items()},
+            float_models={shape: built.arcl[shape].folder / MODEL_FILE for shape in plan.shapes},
+            multi_head_parts=files(built.multi_head),
+            float_parts=files(built.onnx),
+            qdq_parts=files(built.qdq),
+            dlcs=files(built.dlc),
             binaries=binaries,
-            container=packaged.folder / CONTAINER,
+            container=container.folder / CONTAINER,
         )
 
-    def _ready(self, runner: StageRunner) -> "tuple[BuildPlan, dict[ModelSource, PreparedSource]]":
-        """Bring every source into canonical form, and give the plan its shapes."""
-        plan = self.plan
-        for source in self.sources.distinct():
-            if isinstance(source, CheckpointSource) and plan.additions.lora is not None:
-                decoder = build_decoder(Checkpoint.load(source.folder), GraphShape(1, 2))
-                check_adapters(plan.additions.lora, decoder)
-        inputs = {source: runner.watch.hash(source.inputs()) for source in self.sources.distinct()}
-        exports = {source: self._export(runner, source, inputs[source]) for source in inputs}
-        runner.watch.check(reread=True)
-        if plan.keeps_shape:
-            own = {
-                source: require_shape(_last(exports[source]).folder / MODEL_FILE)
-                for source in exports
-            }
-            for ar, source in self.sources.by_ar.items():
-                if own[source].ar != ar:
-                    reason = f"the model attached for AR {ar} is at {own[source]}"
-                    raise InvalidOptionError("skip_ar_conversion", reason, ())
-            plan = plan.at(own.values())
-        ready = {}
-        for source, export in exports.items():
-            ready[source] = self._prepare(runner, source, export, inputs[source])
-            if isinstance(source, OnnxSource) and source.encodings is not None:
-                quantization = plan.conversion.quantization
-                for text in ignored_options(
-                    _last(export).folder, quantization, source.encodings.name
-                ):
-                    warnings.warn(text, GivenEncodingsWarning, stacklevel=2)
-        self._check_caches(ready)
-        return plan, ready
-
-    def _export(
-        self, runner: StageRunner, source: ModelSource, files: Mapping[str, str]
-    ) -> dict[str, CacheEntry]:
-        """Bring one source into canonical form, the last version with encodings for all of it."""
-        shape, quantization = self._shape_for(source), self.plan.conversion.quantization
-        group = self.sources.group(source)
-        match source:
-            case OnnxSource(canonical=CacheEntry() as made):
-                return {made.operation: made}
-            case OnnxSource():
-                operations = self.plan.additions.operations
-                entry = runner.run(ImportOnnx(source, files, shape, operations), group)
-                if self.plan.additions.lora is not None:  # before minutes of calibration
-                    check_adapters(self.plan.additions.lora, load_model(entry.folder / MODEL_FILE))
-            case CheckpointSource():
-                if shape is None:
-                    key = "arn_cl_options.skip_ar_cl_conversion"
-                    raise InvalidOptionError(key, "a checkpoint has no AR and CL to keep", ())
-                if not quantization.weight_techniques:
-                    entry = runner.run(Export(source, files, shape, quantization))
-                    return {entry.operation: entry}
-                entry = runner.run(AuthorModel(source, files, shape))
-        versions = {entry.operation: entry}
-        if quantization.weight_techniques and source.calibration_text is not None:
-            entry = runner.run(OptimizeWeights(entry, source, quantization), group)
-            versions[entry.operation] = entry
-        complete = runner.run(CompleteEncodings(entry, source, quantization), group)
-        return {**versions, entry.operation: complete}
-
-    def _prepare(
+    def _add_binaries(
         self,
-        runner: StageRunner,
-        source: ModelSource,
-        exported: Mapping[str, CacheEntry],
-        files: Mapping[str, str],
-    ) -> "PreparedSource":
-        """Add adapters, and take the embedding table out, as the plan says."""
-        versions = dict(exported)
-        entry, lora, table, group = _last(exported), None, None, self.sources.group(source)
-        added = self.plan.additions
-        if added.lora is not None:
-            adapters = LoraSet.load(added.lora.lora_config_path)
-            hashes = runner.watch.hash(adapters.files())
-            text, quantization = source.calibration_text, self.plan.conversion.quantization
-            entry = runner.run(
-                AddLora(entry, added.lora, adapters, hashes, text, quantization), group
-            )
-            versions[entry.operation] = entry
-            lora = entry.folder
-            _warn_of_ranges(lora)
-        forecast = None
-        if isinstance(added.speculative, SsdBuilderConfig):
-            path = added.speculative.ssd_tensor_file
-            hashes = runner.watch.hash({path.name: path})
-            entry = runner.run(AddForecast(entry, added.speculative, hashes), group)
-            versions[entry.operation] = entry
-            forecast = entry.folder
-        spoken = None
-        if isinstance(added.speculative, EagletBuilderConfig):
-            spoken = entry = runner.run(GiveHiddenStates(entry), group)
-            versions[entry.operation] = entry
-        if added.embedding is not None:
-            entry = runner.run(ExtractEmbedding(entry, added.embedding), group)
-            versions[entry.operation] = entry
-            table = entry.folder
-        draft = () if spoken is None else (f"{DRAFT_FOLDER}/{self._draft_binary}",)
-        prepared = PreparedModel(entry.folder, lora, table, forecast, draft)
-        return PreparedSource(versions, prepared, files, spoken)
+        graph: StageGraph,
+        plan: BuildPlan,
+        sources: Mapping[GraphShape, ModelSource],
+        models: Mapping[GraphShape, CacheEntry],
+        names: Mapping[Part, str],
+        split_model: SplitModelConfig,
+    ) -> "BuiltParts":
+        """Take the model of each shape to context binaries, of the given names."""
+        bits, target = plan.conversion.quantization, plan.target
+        arcl = {s: graph.add(ConvertShape(model, s), sources[s]) for s, model in models.items()}
+        split = {}
+        for shape, model in arcl.items():
+            mha = plan.mha_config(shape)
+            transform = Transform(model, shape, len(names), split_model, mha)
+            split[shape] = graph.add(transform, sources[shape])
+        packages = {
+            one: graph.runner.watch.hash({one.provider: one.library})[one.provider]
+            for one in plan.additions.host_packages
+        }
+        built = BuiltParts(plan, arcl, split)
+        for part, name in names.items():
+            load = cache(partial(built.load, part))
+            weights = {}
+            for shape in _one_shape_each(sources):
+                stage = QuantizeWeights(split[shape], shape, part)
+                weights[sources[shape]] = graph.add(stage, sources[shape], load=load)
+            for shape, source in sources.items():
+                convert = Convert(
+                    split[shape], weights[source], shape, part, target, self.toolchain, bits
+                )
+                built.converted[part, shape] = graph.add(convert, source, load=load)
+            dlcs = {shape: built.converted[part, shape] for shape in plan.shapes}
+            config = plan.compile_config(part)
+            compile_part = CompilePart(dlcs, part, config, name, self.toolchain, packages)
+            built.compiled[part] = graph.add(compile_part, load=load)
+        return built
 
-    def _check_caches(self, ready: "Mapping[ModelSource, PreparedSource]") -> None:
+    def _add_draft(
+        self, graph: StageGraph, plan: BuildPlan, main: "BuiltModel"
+    ) -> CacheEntry | None:
+        """Build the context binary of a draft head, at the shapes of the model."""
+        how = plan.additions.speculative
+        if not isinstance(how, EagletBuilderConfig) or main.spoken is None:
+            return None
+        path, source = how.draft_model_path, self.sources.main
+        files = {Path(tensor.path) for tensor in external_tensors(load_model(path))} | {path}
+        hashes = graph.runner.watch.hash({file.name: file for file in sorted(files)})
+        text, quantization = source.calibration_text, plan.conversion.quantization
+        draft = graph.add(PrepareDraft(path, hashes, main.spoken, main.entry, text, quantization))
+        sources, models = dict.fromkeys(plan.shapes, source), dict.fromkeys(plan.shapes, draft)
+        part, split = Part(1, 1), SplitModelConfig()
+        names = {part: self._draft_binary}
+        return self._add_binaries(graph, plan, sources, models, names, split).compiled[part]
+
+    @property
+    def _draft_binary(self) -> str:
+        return f"{self.name}_draft.bin"
+
+    def _own_shapes(
+        self, canonical: Mapping[ModelSource, tuple[CacheEntry, ...]]
+    ) -> list[GraphShape]:
+        """Return the shapes that models have.
+
+        Raises:
+            InvalidOptionError: one is not at the AR that it is attached for.
+        """
+        own = {
+            source: require_shape(versions[-1].folder / MODEL_FILE)
+            for source, versions in canonical.items()
+        }
+        for ar, source in self.sources.by_ar.items():
+            if own[source].ar != ar:
+                reason = f"the model attached for AR {ar} is at {own[source]}"
+                raise InvalidOptionError("skip_ar_conversion", reason, ())
+        return list(own.values())
+
+    def _check_caches(self, models: "Mapping[ModelSource, BuiltModel]") -> None:
         """Check that attached models and the main one quantize their caches alike."""
-        if len(ready) < 2:
+        if len(models) < 2:
             return
         names = {
             source: f"the model attached for AR {ar}" for ar, source in self.sources.by_ar.items()
@@ -358,24 +421,20 @@ class Build:
         check_shared_caches(
             {
                 names.get(source, "the main model"): load_encodings(
-                    one.prepared.model / ENCODINGS_FILE
+                    model.prepared.model / ENCODINGS_FILE
                 )
-                for source, one in ready.items()
+                for source, model in models.items()
             }
         )
 
-    def _inputs(self, ready: "Mapping[ModelSource, PreparedSource]") -> dict[str, str]:
+    def _inputs(self, models: "Mapping[ModelSource, BuiltModel]") -> dict[str, str]:
         """Return SHA-256 of everything that the container is built from, by name."""
         main = self.sources.main
-        hashes = {**ready[main].inputs}
+        hashes = {**models[main].inputs}
         hashes |= {name: text_sha256(text) for name, text in main.texts().items()}
         for ar, source in self.sources.by_ar.items():
-            hashes |= {f"ar{ar}/{name}": sha for name, sha in ready[source].inputs.items()}
+            hashes |= {f"ar{ar}/{name}": sha for name, sha in models[source].inputs.items()}
         return hashes
-
-    def _one_shape_per_source(self, plan: BuildPlan) -> tuple[GraphShape, ...]:
-        """Return one shape of each source, whose weights all its shapes share."""
-        return tuple({self.sources[shape]: shape for shape in reversed(plan.shapes)}.values())
 
     def _shape_for(self, source: ModelSource) -> GraphShape | None:
         """Return the largest shape of a source, at which calibration takes the fewest calls.
@@ -385,122 +444,9 @@ class Build:
         fitting = [shape for shape in self.plan.shapes if self.sources[shape] == source]
         return fitting[-1] if fitting else None
 
-    @property
-    def _draft_binary(self) -> str:
-        return f"{self.name}_draft.bin"
-
-    def _draft(self, runner: StageRunner, plan: BuildPlan, main: "PreparedSource") -> Path | None:
-        """Build the context binary of a draft head, at the shapes of the model."""
-        how = plan.additions.speculative
-        if not isinstance(how, EagletBuilderConfig) or main.spoken is None:
-            return None
-        path = how.draft_model_path
-        files = {Path(tensor.path) for tensor in external_tensors(load_model(path))} | {path}
-        hashes = runner.watch.hash({file.name: file for file in sorted(files)})
-        text, quantization = self.sources.main.calibration_text, plan.conversion.quantization
-        ready = runner.run(PrepareDraft(path, hashes, main.spoken, main.entry, text, quantization))
-        split = {}
-        for shape in plan.shapes:
-            arcl = runner.run(ConvertShape(ready, shape))
-            mha = plan.mha_config(shape)
-            split[shape] = runner.run(Transform(arcl, shape, 1, SplitModelConfig(), mha))
-        [built] = self._build_parts(runner, plan, split, {Part(1, 1): self._draft_binary})
-        return built.binary
-
-    def _build_parts(
-        self,
-        runner: StageRunner,
-        plan: BuildPlan,
-        split: Mapping[GraphShape, CacheEntry],
-        names: Mapping[Part, str],
-    ) -> "list[BuiltPart]":
-        """Take parts from float ONNX to their context binaries, of the given names."""
-        tasks = [
-            task
-            for part, name in names.items()
-            for task in self._part_tasks(runner, plan, split, part, name)
-        ]
-        made = run_bounded(tasks, max_workers=self.max_workers, memory_bytes=usable_memory())
-        return [one for one in made if isinstance(one, BuiltPart)]
-
-    def _part_tasks(
-        self,
-        runner: StageRunner,
-        plan: BuildPlan,
-        split: Mapping[GraphShape, CacheEntry],
-        part: Part,
-        name: str,
-    ) -> "list[Task[CacheEntry | BuiltPart]]":
-        """Return the stages of one part as tasks; the last one returns what they all made."""
-        first = plan.shapes[0]
-        onnx = parts_folder(split[first], plan, first) / f"{part.graph(first)}.onnx"
-        packages = {
-            one: runner.watch.hash({one.provider: one.library})[one.provider]
-            for one in plan.additions.host_packages
-        }
-        sharing, size = plan.compilation.weight_sharing, quantized_bytes(onnx)
-        memory = compile_memory_bytes(size, len(plan.shapes), weight_sharing=sharing)
-        cost = compile_cost(onnx)
-
-        def run(stage: Stage, shape: GraphShape) -> CacheEntry:
-            with original_paths(self.sources[shape]):
-                return runner.run(stage, self.sources.group(shape))
-
-        def quantize(shape: GraphShape) -> CacheEntry:
-            return run(QuantizeWeights(split[shape], shape, part), shape)
-
-        def convert(shape: GraphShape, weights: CacheEntry) -> CacheEntry:
-            bits, target = plan.conversion.quantization, plan.target
-            stage = Convert(split[shape], weights, shape, part, target, self.toolchain, bits)
-            return run(stage, shape)
-
-        def compile_part(*dlcs: CacheEntry) -> BuiltPart:
-            converted = dict(zip(plan.shapes, dlcs, strict=True))
-            config = plan.compile_config(part)
-            entry = runner.run(CompilePart(converted, part, config, name, self.toolchain, packages))
-            return BuiltPart(part, converted, entry, entry.folder / name)
-
-        weights: dict[ModelSource, Task[CacheEntry | BuiltPart]] = {
-            self.sources[shape]: Task(part.stem, partial(quantize, shape), memory, cost)
-            for shape in self._one_shape_per_source(plan)
-        }
-        dlcs: list[Task[CacheEntry | BuiltPart]] = [
-            Task(part.graph(shape), partial(convert, shape), memory, cost, [weights[source]])
-            for shape in plan.shapes
-            for source in [self.sources[shape]]
-        ]
-        return [*weights.values(), *dlcs, Task(name, compile_part, memory, cost, dlcs)]
-
-    def _count_parts(self, plan: BuildPlan, export: CacheEntry) -> int:
-        options = plan.transformation.split_model
-        if options.num_splits is not None:
-            return options.num_splits
-        apart = SplitEnds(embedding=options.split_embedding, head=options.split_lm_head)
-        return choose_splits(weights_by_segment(export.folder / MODEL_FILE), MAX_PART_BYTES, apart)
-
-    def _export_stages(self, source: ModelSource) -> int:
-        """Return the number of stages of `_export`."""
-        techniques = bool(self.plan.conversion.quantization.weight_techniques)
-        if isinstance(source, OnnxSource):
-            if source.canonical is not None:
-                return 0
-            return 2 + (techniques and source.calibration_text is not None)
-        return 3 if techniques else 1
-
-    def _stage_count(self, plan: BuildPlan, n_parts: int) -> int:
-        shapes, sources = len(plan.shapes), self.sources.distinct()
-        added = plan.additions
-        more = (added.lora is not None) + (added.embedding is not None)
-        more += isinstance(added.speculative, SsdBuilderConfig | EagletBuilderConfig)
-        made = sum(more + self._export_stages(source) for source in sources)
-        weights = sum(any(self.sources[s] == source for s in plan.shapes) for source in sources)
-        own = 2 * shapes + n_parts * (weights + shapes + 1) + 1
-        drafts = isinstance(added.speculative, EagletBuilderConfig)
-        return made + own + drafts * (1 + 2 * shapes + weights + shapes + 1)
-
 
 @dataclass(frozen=True)
-class PreparedSource:
+class BuiltModel:
     """A source in canonical form, with everything that the plan adds to it.
 
     Attributes:
@@ -509,7 +455,7 @@ class PreparedSource:
         spoken: with hidden states as an output, and the embedding still in the graph.
     """
 
-    versions: Mapping[str, CacheEntry]
+    versions: tuple[CacheEntry, ...]
     prepared: PreparedModel
     inputs: Mapping[str, str]
     spoken: CacheEntry | None = None
@@ -517,11 +463,68 @@ class PreparedSource:
     @property
     def entry(self) -> CacheEntry:
         """The last version."""
-        return _last(self.versions)
+        return self.versions[-1]
 
 
-def _last(versions: Mapping[str, CacheEntry]) -> CacheEntry:
-    return list(versions.values())[-1]
+@dataclass(frozen=True)
+class BuiltParts:
+    """A model from its float graphs, one a shape, to its context binaries, one a part.
+
+    Attributes:
+        arcl: the whole model.
+        split: its parts.
+        converted: each part as QDQ ONNX and as DLC.
+        compiled: the context binaries, in the order of data flow.
+    """
+
+    plan: BuildPlan
+    arcl: Mapping[GraphShape, CacheEntry]
+    split: Mapping[GraphShape, CacheEntry]
+    converted: dict[tuple[Part, GraphShape], CacheEntry] = field(default_factory=dict)
+    compiled: dict[Part, CacheEntry] = field(default_factory=dict)
+
+    def onnx(self, part: Part, shape: GraphShape) -> Path:
+        """Return a part as float ONNX."""
+        return self.split[shape].folder / f"{part.graph(shape)}.onnx"
+
+    def multi_head(self, part: Part, shape: GraphShape) -> Path:
+        """Return the same before its attention was taken apart into heads."""
+        onnx = self.onnx(part, shape)
+        return onnx.parent / MULTI_HEAD / onnx.name if self.plan.mha_config(shape).enabled else onnx
+
+    def qdq(self, part: Part, shape: GraphShape) -> Path:
+        """Return a part as QDQ ONNX."""
+        return self.converted[part, shape].folder / f"{part.graph(shape)}.qdq.onnx"
+
+    def dlc(self, part: Part, shape: GraphShape) -> Path:
+        """Return a part as DLC."""
+        return self.converted[part, shape].folder / f"{part.graph(shape)}.dlc"
+
+    def load(self, part: Part) -> Load:
+        """Estimate memory and time of each stage of a part that has been split off."""
+        shapes, sharing = self.plan.shapes, self.plan.compilation.weight_sharing
+        onnx = self.multi_head(part, shapes[0])
+        size = quantized_bytes(onnx)
+        memory = compile_memory_bytes(size, len(shapes), weight_sharing=sharing)
+        return Load(memory, compile_cost(onnx))
+
+
+def _folder(entry: CacheEntry | None) -> Path | None:
+    return None if entry is None else entry.folder
+
+
+def _one_shape_each(sources: Mapping[GraphShape, ModelSource]) -> tuple[GraphShape, ...]:
+    """Return one shape of each source, whose weights all its shapes share."""
+    return tuple({sources[shape]: shape for shape in reversed(list(sources))}.values())
+
+
+def _count_parts(model: CacheEntry, options: SplitModelConfig) -> int:
+    apart = SplitEnds(embedding=options.split_embedding, head=options.split_lm_head)
+    return choose_splits(weights_by_segment(model.folder / MODEL_FILE), MAX_PART_BYTES, apart)
+
+
+def _check_adapters(config: LoraBuilderInputConfig, model: Path) -> None:
+    check_adapters(config, load_model(model / MODEL_FILE))
 
 
 def _warn_of_ranges(lora: Path) -> None:
@@ -533,30 +536,3 @@ def _warn_of_ranges(lora: Path) -> None:
             AdapterRangeWarning,
             stacklevel=2,
         )
-
-
-def parts_folder(split: CacheEntry, plan: BuildPlan, shape: GraphShape) -> Path:
-    """Return the folder with the parts before their attention is split into heads."""
-    return split.folder / MULTI_HEAD if plan.mha_config(shape).enabled else split.folder
-
-
-@dataclass(frozen=True)
-class BuiltPart:
-    """Outputs of one part."""
-
-    part: Part
-    converted: Mapping[GraphShape, CacheEntry]
-    compiled: CacheEntry
-    binary: Path
-
-    def onnx(self, shape: GraphShape) -> str:
-        """Return the name of the part's float ONNX."""
-        return f"{self.part.graph(shape)}.onnx"
-
-    def qdq(self, shape: GraphShape) -> Path:
-        """Return the part as QDQ ONNX."""
-        return self.converted[shape].folder / f"{self.part.graph(shape)}.qdq.onnx"
-
-    def dlc(self, shape: GraphShape) -> Path:
-        """Return the part as DLC."""
-        return self.converted[shape].folder / f"{self.part.graph(shape)}.dlc"

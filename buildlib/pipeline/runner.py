@@ -137,6 +137,15 @@ class StageRunner:
         self._code = CodeDigest(Path(buildlib.__file__).parent)
         self._toolchain_module = type(toolchain).__module__
 
+    def entry(self, stage: Stage, group: str | None = None) -> CacheEntry:
+        """Return the output of a stage before it runs: its folder and hash, which need not exist.
+
+        Args:
+            stage: that will run.
+            group: as `run` takes it.
+        """
+        return self._cache.entry(self._key(stage), group)
+
     def run(self, stage: Stage, group: str | None = None) -> CacheEntry:
         """Return the output of a stage, from the cache if nothing that decides it has changed.
 

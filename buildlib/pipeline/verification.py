@@ -111,7 +111,7 @@ def verify_build(
         models = StageModels(
             config=config,
             imported={
-                shape: list(versions.values())[-1].folder / MODEL_FILE
+                shape: versions[-1].folder / MODEL_FILE
                 for shape, versions in outputs.versions.items()
             },
             earlier=_earlier(outputs, sources, config, wanted.n_threads, reference_with),
@@ -200,8 +200,8 @@ def _earlier(
     """
     found: dict[Path, list[Version]] = {}
     for shape, versions in outputs.versions.items():
-        source, stages = sources[shape], list(versions)
-        paths = [entry.folder / MODEL_FILE for entry in versions.values()]
+        source, stages = sources[shape], [entry.operation for entry in versions]
+        paths = [entry.folder / MODEL_FILE for entry in versions]
         own, made = require_shape(paths[-1]), found.setdefault(paths[-1], [])
         if made:
             continue

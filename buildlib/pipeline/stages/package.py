@@ -76,9 +76,9 @@ class Composition:
     genie_config: GenieConfig
     extras: Mapping[str, ContainerFile]
 
-    def with_binaries(self, binaries: Mapping[str, Path | None]) -> "Composition":
+    def with_binaries(self, binaries: Mapping[str, Path]) -> "Composition":
         """Return a copy with further context binaries by their names."""
-        more = {name: ContainerFile(path, "binary") for name, path in binaries.items() if path}
+        more = {name: ContainerFile(path, "binary") for name, path in binaries.items()}
         return Composition(self.genie_config, {**self.extras, **more})
 
 
@@ -90,7 +90,7 @@ class Package(Stage):
         prepared: the model that it was made of.
         quantized: parts as QDQ ONNX, at one (AR, CL) of each model that was built; they tell how
             weights are stored.
-        compiled: parts in the order of data flow.
+        compiled: parts in the order of data flow, and a draft head.
         binaries: their context binaries.
         files: SHA-256 of what the build read, by name.
         extra_files: SHA-256 of the files beside binaries and tokenizer, by name.

@@ -19,7 +19,7 @@ from buildlib.errors import (
     UnknownSocError,
 )
 from buildlib.genai import GenAIBuilderFactory, GenAIBuilderHTP
-from buildlib.pipeline import build, scheduler
+from buildlib.pipeline import scheduler, stage_graph
 from buildlib.pipeline.build import BuildOutputs
 from buildlib.pipeline.scheduler import Task, run_bounded
 from buildlib.replay import emulator_twin
@@ -58,6 +58,7 @@ def test_the_second_build_runs_no_stage(build_cache: Path, reference_outputs: Bu
         ["export", "arcl", "transform", "quantize", "convert", "compile", "package"], True
     )
     assert container.path == reference_outputs.container
+    assert build.records[-1].number == build.records[-1].total == len(build.records)
 
 
 def test_parts_share_two_thirds_of_the_memory_that_is_there(
@@ -70,7 +71,7 @@ def test_parts_share_two_thirds_of_the_memory_that_is_there(
         return run_bounded(tasks, max_workers=max_workers, memory_bytes=memory_bytes)
 
     monkeypatch.setattr(scheduler, "available_memory", lambda *_: 9 << 30)
-    monkeypatch.setattr(build, "run_bounded", record)
+    monkeypatch.setattr(stage_graph, "run_bounded", record)
     builder_for(tiny_llama.folder(), build_cache).plan().run()
     assert bounds == [6 << 30]
 
