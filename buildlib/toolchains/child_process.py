@@ -10,11 +10,12 @@ import ctypes
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -29,10 +30,18 @@ _TAIL_LINES = 20
 _TAIL_BYTES = 16 * 1024
 _LINE_CHARS = 400
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-_NOISE = ("# LIBNATIVE:",)
+_NOISE = ("# LIBNATIVE:", "$ ")
 _WARNING = re.compile(r"^<[WIV]>|\[W:|\bWARNING:")
 Command: TypeAlias = Callable[[bytes], object]
 _PR_SET_PDEATHSIG = 1
+_LAUNCH = f"""
+import ctypes, os, sys
+ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, {int(signal.SIGKILL)})
+if os.getppid() != int(sys.argv[1]):
+    os._exit(1)
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
+"""Becomes a program that dies with its parent; the kernel keeps that wish over `exec`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +61,47 @@ class Step:
     subject: Path
     timeout_s: float
     library_path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """One call of a program that is not ours.
+
+    Attributes:
+        arguments: the program and its arguments.
+        command, subject: as those of a `Step`.
+        folder: its working folder.
+    """
+
+    arguments: Sequence[str]
+    command: str
+    subject: Path
+    timeout_s: float
+    environment: Mapping[str, str]
+    folder: Path
+
+
+def run_program(program: Program, log_dir: Path | None = None) -> Path:
+    """Run a program and return its log, whose first line is the command line.
+
+    Args:
+        program: to run.
+        log_dir: where its log is kept; by default the temporary folder, where the caller removes
+            that of a program that ended well.
+
+    Raises:
+        CancelledError: it was killed with the other tasks of a schedule.
+        ToolchainError: it cannot start, or ended with another status than 0.
+        ToolchainTimeoutError: it did not end in time.
+    """
+    with _log_file(program, log_dir) as log_path:
+        log_path.write_text(f"$ {shlex.join(program.arguments)}\n", encoding="utf-8")
+        arguments = [sys.executable, "-I", "-c", _LAUNCH, str(os.getpid()), *program.arguments]
+        environment = program.environment
+        status = _wait(program, arguments, environment, b"", log_path, folder=program.folder)
+        if status == 0:
+            return log_path
+    raise _failure(program, status, {}, log_path)
 
 
 def run_step(step: Step, request: bytes, log_dir: Path | None = None) -> Any:  # noqa: ANN401 - JSON
@@ -81,7 +131,7 @@ def run_step(step: Step, request: bytes, log_dir: Path | None = None) -> Any:  #
 
 
 @contextlib.contextmanager
-def _log_file(step: Step, log_dir: Path | None) -> Iterator[Path]:
+def _log_file(step: Step | Program, log_dir: Path | None) -> Iterator[Path]:
     if log_dir is not None:
         log_dir.mkdir(parents=True, exist_ok=True)
     stem = re.sub(r"[^A-Za-z0-9_.-]", "_", step.subject.stem)[:80]
@@ -96,7 +146,6 @@ def _log_file(step: Step, log_dir: Path | None) -> Iterator[Path]:
 
 
 def _run(step: Step, request: bytes, answer: Path, log_path: Path) -> int | None:
-    """Return the exit status of the child: negative for a signal, `None` after a timeout."""
     environment = os.environ | {
         "LD_LIBRARY_PATH": step.library_path,
         "PYTHONUNBUFFERED": "1",
@@ -104,18 +153,32 @@ def _run(step: Step, request: bytes, answer: Path, log_path: Path) -> int | None
         "OPENBLAS_NUM_THREADS": "1",  # NumPy starts one a core on import, and no step multiplies
         "QNNFARM_PARENT_PID": str(os.getpid()),
     }
-    with log_path.open("wb") as log:
+    arguments = [sys.executable, "-P", "-m", step.module, step.command, str(answer)]
+    return _wait(step, arguments, environment, request, log_path)
+
+
+def _wait(
+    call: Step | Program,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    request: bytes,
+    log_path: Path,
+    folder: Path | None = None,
+) -> int | None:
+    """Return the exit status of the child: negative for a signal, `None` after a timeout."""
+    with log_path.open("ab") as log:
         child = subprocess.Popen(
-            [sys.executable, "-P", "-m", step.module, step.command, str(answer)],
+            arguments,
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=subprocess.STDOUT,
             env=environment,
+            cwd=folder,
             start_new_session=True,
         )
     with track_child(child):
         try:
-            child.communicate(request, timeout=step.timeout_s)
+            child.communicate(request, timeout=call.timeout_s)
         except subprocess.TimeoutExpired:
             return None
         finally:
@@ -139,21 +202,23 @@ def _read_answer(path: Path) -> dict[str, Any]:
 
 
 def _failure(
-    step: Step, status: int | None, answer: dict[str, Any], log_path: Path
+    call: Step | Program, status: int | None, answer: dict[str, Any], log_path: Path
 ) -> ToolchainError:
     kind = ToolchainTimeoutError if status is None else ToolchainError
     tail = _log_tail(log_path)
     if status is None:
-        reason = f"no end after {step.timeout_s:g} s, killed"
+        reason = f"no end after {call.timeout_s:g} s, killed"
     elif isinstance(answer.get("error"), str):
         reason = answer["error"]
     elif status < 0:
         reason = f"the process was ended by {_signal_name(-status)}"
         if status == -signal.SIGKILL:
             reason += ", as the kernel does when memory runs out"
+    elif isinstance(call, Program):
+        reason = f"it ended with status {status}"
     else:
         reason = f"the process ended with status {status} and no answer"
-    return kind(step.command, str(step.subject), reason, status, tail, str(log_path))
+    return kind(call.command, str(call.subject), reason, status, tail, str(log_path))
 
 
 def _signal_name(number: int) -> str:

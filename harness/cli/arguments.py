@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from buildlib.files import check_file
+from buildlib.toolchains.registry import ToolchainName
 from harness.errors import WrongUseError
 
 ContainerDir = Annotated[Path, typer.Argument(help="Folder of a container.")]
@@ -83,6 +84,23 @@ ReferenceWith = Annotated[
     typer.Option(
         help="What computes the reference: our own float model, or transformers, whose reading of "
         "a checkpoint is not ours (`pip install 'qnnfarm[reference]'`)."
+    ),
+]
+Toolchain = Annotated[
+    ToolchainName,
+    typer.Option(
+        help="What converts and compiles: `pypi`, the wheel that is installed with qnnfarm, or "
+        "`qairt`, the vendor's SDK (docs/qairt.md)."
+    ),
+]
+QairtSdk = Annotated[
+    Path | None,
+    typer.Option(
+        "--qairt-sdk",
+        metavar="DIR",
+        help="Folder of an unpacked QAIRT SDK; by default of $QAIRT_SDK_ROOT or $QNN_SDK_ROOT, or "
+        "the newest in /opt/qcom/aistack/qairt.",
+        show_default=False,
     ),
 ]
 _RUNTIME = "What runs the container on the device: genie, or another runtime of docs/runtimes.md."

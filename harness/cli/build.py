@@ -14,7 +14,7 @@ import typer
 from pydantic import BaseModel, ConfigDict
 from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from harness.cli.arguments import Json, ReferenceWith, read_text
+from harness.cli.arguments import Json, QairtSdk, ReferenceWith, Toolchain, read_text
 from harness.console import Row, answers, print_json, print_remark, print_rows, progress
 from harness.errors import WrongUseError
 from harness.words import pluralize
@@ -145,6 +145,8 @@ def build(
         ),
     ] = False,
     reference_with: ReferenceWith = "onnx",
+    toolchain: Toolchain = "pypi",
+    qairt_sdk: QairtSdk = None,
     overwrite: Annotated[
         bool, typer.Option(help="Replace a container that is already there.")
     ] = False,
@@ -159,8 +161,12 @@ def build(
     """Build a container for each target; unchanged stages come from the cache."""
     from buildlib.cache.finished_builds import find_finished
     from buildlib.paths import default_cache_root
+    from buildlib.toolchains.registry import open_toolchain
 
     began = time.monotonic()
+    versions = None  # those of the wheel are looked up without loading anything
+    if toolchain != "pypi" or qairt_sdk is not None:
+        versions = dict(open_toolchain(toolchain, qairt_sdk).versions())
     parent = model_dir.parent if model_dir.is_file() else model_dir
     if reference_with == "transformers":
         from buildlib.numerics.transformers import require_family
@@ -182,6 +188,7 @@ def build(
         "options": option,
         "options_file": None if options_file is None else read_text(options_file),
         "additions": [None if lora is None else str(lora.absolute()), embedding_lut],
+        "toolchain": versions,
     }
     finished = None if verify else find_finished(default_cache_root(), request)
     if finished is not None:
@@ -210,7 +217,10 @@ def build(
     names = list(dict.fromkeys(str(parse_target(one)) for one in target))
     for name in names:
         builder = GenAIBuilderFactory.create(
-            model_dir, calibration_text=text, encodings_path=encodings
+            model_dir,
+            calibration_text=text,
+            encodings_path=encodings,
+            toolchain=open_toolchain(toolchain, qairt_sdk),
         )
         apply_options(builder.set_targets([name]), options)
         folder = place(out, name, several=len(names) > 1)

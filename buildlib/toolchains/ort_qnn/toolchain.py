@@ -27,12 +27,12 @@ from buildlib.errors import (
 )
 from buildlib.files import atomic_path, sync_file
 from buildlib.targets import Target
-from buildlib.toolchains import qairt
 from buildlib.toolchains.base import BinaryInfo, Ports, TensorInfo
 from buildlib.toolchains.child_process import Step, run_step
 from buildlib.toolchains.compile_config import CompileConfig
 from buildlib.toolchains.htp_extensions import HtpGraphConfig
 from buildlib.toolchains.ort_qnn.wheel import TOOLCHAIN, WheelLibraries, find_libraries
+from buildlib.toolchains.qairt.sdk import COMPILER
 from buildlib.toolchains.requests import (
     CompileRequest,
     ConvertRequest,
@@ -46,7 +46,7 @@ from buildlib.toolchains.requests import (
 )
 
 _WORKER = "buildlib.toolchains.ort_qnn.worker"
-_NEEDS_SDK = f"toolchain {TOOLCHAIN} does not know it; it needs {qairt.COMPILER}"
+_NEEDS_SDK = f"toolchain {TOOLCHAIN} does not know it; {COMPILER} passes it to the SDK's compiler"
 _EXTENDED_UDMA_ARCH = 81
 _UNSUPPORTED = re.compile(r"Unsupported nodes in QNN EP: (.*)")
 _NODE = re.compile(r"\{ name: (.*?), type: (\S+) \}")
@@ -322,6 +322,18 @@ def check_options(config: CompileConfig) -> None:
     for options in config.sections():
         for name in options.extras:
             raise InvalidOptionError(f"{options.SECTION}.{name}", _NEEDS_SDK, ())
+    check_target(config)
+    for graph in config.graphs:
+        if graph.fp16_relaxed_precision is False:
+            reason = (
+                f"toolchain {TOOLCHAIN} always computes floats with 16 bits; leave it out, or use "
+                f"{COMPILER}"
+            )
+            raise InvalidOptionError("graphs.fp16_relaxed_precision", reason, ())
+
+
+def check_target(config: CompileConfig) -> None:
+    """Raise on the first option that the target cannot have, whatever compiles for it."""
     _check_context(config)
     for graph in config.graphs:
         _check_graph(config, graph)
@@ -345,12 +357,6 @@ def _check_graph(config: CompileConfig, graph: HtpGraphConfig) -> None:
     if graph.dlbc_weights and config.weight_sharing:
         reason = "shared weights are not compressed; set context.weight_sharing_enabled to false"
         raise InvalidOptionError("graphs.dlbc_weights", reason, ())
-    if graph.fp16_relaxed_precision is False:
-        reason = (
-            f"toolchain {TOOLCHAIN} always computes floats with 16 bits; leave it out, or use "
-            f"{qairt.COMPILER}"
-        )
-        raise InvalidOptionError("graphs.fp16_relaxed_precision", reason, ())
 
 
 def diagnose(error: ToolchainError) -> ToolchainError:

@@ -4,7 +4,8 @@ Standard library only, Python 3.8+: it goes to devices beside their scripts.
 """
 
 import re
-from typing import Iterable, NamedTuple, Optional
+from collections.abc import Iterable
+from typing import NamedTuple
 
 
 class Contract(NamedTuple):
@@ -24,7 +25,7 @@ class Contract(NamedTuple):
     tokens: str
     mask: str
     past: str
-    new: Optional[str]
+    new: str | None
     logits: str
     embeddings: str = "(?!)"
     positions: str = "(?!)"

@@ -17,7 +17,7 @@ from buildlib.errors import InputFileError
 from buildlib.paths import default_cache_root
 from buildlib.targets import Soc
 from buildlib.toolchains.ort_qnn.wheel import DISTRIBUTION, find_libraries
-from buildlib.toolchains.qairt import ROOT_VARIABLES, sdk_root
+from buildlib.toolchains.qairt.sdk import ROOT_VARIABLES, sdk_root
 from harness.deploy.deployment import DeployFile
 from harness.errors import GenieMissingError
 from harness.runtimes.bundles.bundle import Bundle

@@ -223,15 +223,15 @@ def test_only_what_the_compiler_reads_decides_the_binary() -> None:
 @pytest.mark.parametrize(
     ("target", "extension", "key", "said"),
     [
-        ("SM8750", {"graphs": [{"num_cores": 2}]}, "graphs.num_cores", "QAIRT SDK"),
-        ("SM8750", {"devices": [{"cores": [{"a": 1}]}]}, "devices.cores.a", "QAIRT SDK"),
-        ("SM8750", {"surprise": {}}, "surprise", "QAIRT SDK"),
+        ("SM8750", {"graphs": [{"num_cores": 2}]}, "graphs.num_cores", "--toolchain qairt"),
+        ("SM8750", {"devices": [{"cores": [{"a": 1}]}]}, "devices.cores.a", "--toolchain qairt"),
+        ("SM8750", {"surprise": {}}, "surprise", "--toolchain qairt"),
         ("SM8750", {"graphs": [{"vtcm_mb": 16}]}, "graphs.vtcm_size_in_mb", "SM8750 has 8"),
         (
             "SM8750",
             {"graphs": [{"fp16_relaxed_precision": 0}]},
             "graphs.fp16_relaxed_precision",
-            "QAIRT SDK",
+            "--toolchain qairt",
         ),
         (
             "SM8750",

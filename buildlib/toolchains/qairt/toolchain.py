@@ -1,0 +1,273 @@
+"""`Toolchain` of the QAIRT SDK: converter, quantizer and context binary generator.
+
+Sources of the command lines, all public: "Tools" (docs.qualcomm.com 80-63442-2, revision BL) for
+`qairt-converter` and `qairt-quantizer`; AIMET's "On-target inference" (BSD-3-Clause,
+github.com/quic/aimet) for the three steps and `qnn-context-binary-generator`; ai-hub-apps,
+`tutorials/llm_on_genie`, for the backend extensions; ExecuTorch's `backends/qualcomm/README.md` for
+`qnn-context-binary-utility`. No machine of the project has the SDK: `qnnfarm conformance` is what
+proves this module, on one that has.
+"""
+
+import json
+import re
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from buildlib.errors import InputFileError, InvalidBinaryError, InvalidOptionError, ToolchainError
+from buildlib.files import atomic_path, sync_file
+from buildlib.targets import Target
+from buildlib.toolchains.base import BinaryInfo, Ports
+from buildlib.toolchains.child_process import Program, run_program
+from buildlib.toolchains.compile_config import CompileConfig
+from buildlib.toolchains.htp_extensions import HtpConfigHelper, HtpDeviceConfig
+from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain, check_target
+from buildlib.toolchains.qairt.sdk import (
+    CONVERTER,
+    GENERATOR,
+    QUANTIZER,
+    TOOLCHAIN,
+    UTILITY,
+    QairtSdk,
+)
+from buildlib.toolchains.requests import OpPackageLibrary
+
+_GRAPH_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_FLOAT_FALLBACK = ("--enable_float_fallback", "--float_fallback")
+"""Names of the same option in the documents of different releases."""
+_NO_OP_PACKAGES = (
+    "the SDK's converter wants its own description of them (--op_package_config), which is not "
+    "written here; build with `--toolchain pypi`"
+)
+_NO_PORTS = (
+    "the SDK's converter chooses the order of a graph's inputs and outputs, and this contract has "
+    "its own; build with `--toolchain pypi`"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Seconds that each program may take before it counts as hung."""
+
+    help_s: float = 120.0
+    convert_s: float = 7200.0
+    compile_s: float = 14400.0
+    inspect_s: float = 600.0
+
+
+@dataclass(frozen=True)
+class QairtToolchain:
+    """`Toolchain` on an unpacked SDK.
+
+    Context binaries are described by PyPI's reader, which is also the emulator's.
+
+    Attributes:
+        log_dir: keeps the log of every program. By default those of a step lie beside its output,
+            and those of failed ones in the temporary folder.
+    """
+
+    sdk: QairtSdk
+    log_dir: Path | None = None
+    timeouts: Timeouts = field(default_factory=Timeouts)
+
+    @property
+    def name(self) -> str:
+        """Stable name for metadata and cache keys."""
+        return TOOLCHAIN
+
+    def versions(self) -> Mapping[str, str]:
+        """Return the release of the SDK."""
+        return {"toolchain": TOOLCHAIN, "qairt_sdk": self.sdk.version}
+
+    def check(self, config: CompileConfig) -> None:
+        """Refuse options that the target cannot have; those unknown here go to the compiler."""
+        check_target(config)
+
+    def convert(self, onnx: Path, dlc: Path, target: Target) -> None:
+        """Convert QDQ ONNX to a DLC, and fill the encodings that its nodes do not give.
+
+        Tensors that get none stay floats.
+
+        Raises:
+            InputFileError: the DLC's name cannot be that of a graph: the converter writes it into
+                the file.
+            ToolchainError: the model is refused, or a program died.
+        """
+        if not _GRAPH_NAME.fullmatch(dlc.stem):
+            reason = "its stem becomes the name of its graph, and may have letters, digits and _"
+            raise InputFileError(str(dlc), reason)
+        with _scratch(dlc) as scratch:
+            (scratch / "float").mkdir()
+            converted, written = scratch / "float" / dlc.name, scratch / dlc.name
+            backend = ("--target_backend", "HTP", "--target_soc_model", target.soc.name)
+            network = ("--input_network", str(onnx.absolute()))
+            output = ("--output_path", str(converted))
+            self._run(
+                CONVERTER, dlc, scratch, *network, *output, "--preserve_io_datatype", *backend
+            )
+            _require(converted, CONVERTER)
+            names = ("--input_dlc", str(converted), "--output_dlc", str(written))
+            self._run(QUANTIZER, dlc, scratch, *names, self._float_fallback(scratch), *backend)
+            _require(written, QUANTIZER)
+            sync_file(written)
+            written.replace(dlc)
+
+    def op_package(self, package: OpPackageLibrary) -> tuple[str, ...]:
+        """Refuse: graphs with operations of op packages are not converted."""
+        raise InvalidOptionError(str(package.library), _NO_OP_PACKAGES, ())
+
+    def compile(
+        self,
+        dlcs: Sequence[Path],
+        binary: Path,
+        config: CompileConfig,
+        op_packages: Sequence[OpPackageLibrary] = (),
+        ports: Mapping[str, Ports] | None = None,
+    ) -> None:
+        """Compile DLCs of one graph each to one context binary.
+
+        The binary must say that its graphs have the names and the VTCM that were asked for:
+        the generator compiles a graph that its configuration does not name with defaults.
+
+        Raises:
+            InvalidOptionError: as `check`, or there are op packages, or an order of tensors.
+            ToolchainError: a DLC is refused, the generator died, or made something else.
+        """
+        stems = [dlc.stem for dlc in dlcs]
+        if not stems or len(set(stems)) != len(stems):
+            raise ValueError(f"graphs are named by the stems of their DLCs, which are {stems}")
+        self.check(config)
+        for package in op_packages:
+            self.op_package(package)
+        if ports:
+            raise InvalidOptionError("toolchain", _NO_PORTS, ())
+        with _scratch(binary) as scratch, atomic_path(binary.absolute()) as unfinished:
+            for dlc in dlcs:  # paths may have commas, which separate DLCs
+                (scratch / dlc.name).symlink_to(dlc.absolute())
+            self._run(
+                GENERATOR,
+                binary,
+                scratch,
+                *("--backend", str(self.sdk.library("libQnnHtp.so"))),
+                *("--model", str(self.sdk.library("libQnnModelDlc.so"))),
+                *("--dlc_path", ",".join(dlc.name for dlc in dlcs)),
+                *("--output_dir", str(scratch / "output"), "--binary_file", "context"),
+                *("--config_file", str(self._write_config(config, stems, scratch))),
+            )
+            written = scratch / "output" / "context.bin"
+            _require(written, GENERATOR)
+            self._check_binary(written, binary, config, stems)
+            written.replace(unfinished)
+
+    def inspect(self, binary: Path) -> BinaryInfo:
+        """Describe a context binary, by PyPI's reader.
+
+        Raises:
+            InvalidBinaryError: it cannot be read as one, or is of a newer release.
+        """
+        return OrtQnnToolchain(self.log_dir).inspect(binary)
+
+    def description(self, binary: Path) -> Mapping[str, Any]:
+        """Return the description of a context binary by the SDK's `qnn-context-binary-utility`.
+
+        Raises:
+            InvalidBinaryError: it writes none.
+            ToolchainError: it refuses the binary.
+        """
+        with tempfile.TemporaryDirectory(prefix="qnnfarm-describe-") as folder:
+            written = Path(folder) / "binary.json"
+            names = ("--context_binary", str(binary.absolute()), "--json_file", str(written))
+            self._run(UTILITY, binary, Path(folder), *names)
+            try:
+                described = json.loads(written.read_bytes())
+            except (OSError, ValueError) as error:
+                raise InvalidBinaryError(str(binary), f"{UTILITY} wrote no JSON") from error
+        if not isinstance(described, dict):
+            raise InvalidBinaryError(str(binary), f"{UTILITY} wrote no JSON object")
+        return described
+
+    def _write_config(self, config: CompileConfig, names: Sequence[str], folder: Path) -> Path:
+        """Write the backend extensions, and the file that names them; return the path of that."""
+        soc = config.target.soc
+        device = config.devices[0] if config.devices else HtpDeviceConfig()
+        numbers = {"soc_model": soc.soc_model, "dsp_arch": soc.dsp_arch}
+        extensions = HtpConfigHelper.to_backend_extension_dict(
+            (),
+            [config.graph(name) for name in names],
+            [device.model_copy(update=numbers)],
+            config.memory,
+            config.group_context,
+            config.section_extras,
+        )
+        extensions["context"] = config.context.as_extension()  # an object, as in the tutorial
+        inner, outer = folder / "extensions.json", folder / "config.json"
+        inner.write_text(json.dumps(extensions, indent=2), encoding="utf-8")
+        library = str(self.sdk.library("libQnnHtpNetRunExtensions.so"))
+        named = {"shared_library_path": library, "config_file_path": str(inner)}
+        outer.write_text(json.dumps({"backend_extensions": named}, indent=2), encoding="utf-8")
+        return outer
+
+    def _check_binary(
+        self, written: Path, binary: Path, config: CompileConfig, names: Sequence[str]
+    ) -> None:
+        info = self.inspect(written)
+        made = sorted(graph.name for graph in info.graphs)
+        fault = ""
+        if made != sorted(names):
+            fault = f"its graphs are {', '.join(made)}, and not {', '.join(sorted(names))}"
+        elif info.soc_model != config.target.soc.soc_model:
+            fault = f"it is for soc_model {info.soc_model}, and not {config.target.soc.soc_model}"
+        else:
+            for graph in info.graphs:
+                asked = config.graph(graph.name).vtcm_size_in_mb
+                if graph.vtcm_mb != asked:
+                    fault = f"{graph.name} has {graph.vtcm_mb} MiB of VTCM, and not {asked}"
+        if fault:
+            raise ToolchainError("compile", str(binary), f"{GENERATOR}: {fault}", 0, (), "none")
+
+    def _float_fallback(self, scratch: Path) -> str:
+        """Return the name that this release has for falling back to floats."""
+        program = self._program(QUANTIZER, scratch, scratch, ("--help",), self.timeouts.help_s)
+        log = run_program(program, scratch)
+        text = log.read_text(encoding="utf-8", errors="replace")
+        log.unlink()
+        known = [name for name in _FLOAT_FALLBACK if re.search(rf"(?<![\w-]){name}\b", text)]
+        return (known or _FLOAT_FALLBACK)[0]
+
+    def _run(self, name: str, subject: Path, folder: Path, *arguments: str) -> None:
+        timeouts = {CONVERTER: self.timeouts.convert_s, QUANTIZER: self.timeouts.convert_s}
+        timeouts |= {GENERATOR: self.timeouts.compile_s, UTILITY: self.timeouts.inspect_s}
+        program = self._program(name, subject, folder, arguments, timeouts[name])
+        log = run_program(program, self.log_dir)
+        if self.log_dir is None:
+            if name == UTILITY:
+                log.unlink()
+            else:
+                kept = subject.absolute().with_name(f"{subject.stem}.{name}.log")
+                kept.write_bytes(log.read_bytes())
+                log.unlink()
+
+    def _program(
+        self, name: str, subject: Path, folder: Path, arguments: Sequence[str], timeout_s: float
+    ) -> Program:
+        environment = self.sdk.environment() | {"QAIRT_TMP_DIR": str(folder)}
+        command = [*self.sdk.command(name), *arguments]
+        return Program(command, name, subject, timeout_s, environment, folder)
+
+
+@contextmanager
+def _scratch(output: Path) -> Iterator[Path]:
+    """Make a folder beside an output, so that what is written there can be renamed into place."""
+    with tempfile.TemporaryDirectory(
+        prefix=f".{output.name}.", dir=output.absolute().parent
+    ) as name:
+        yield Path(name).absolute()
+
+
+def _require(path: Path, program: str) -> None:
+    if not path.is_file():
+        reason = f"{program} ended well and did not write {path.name}"
+        raise ToolchainError(program, str(path), reason, 0, (), "none")

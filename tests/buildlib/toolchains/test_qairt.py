@@ -1,0 +1,276 @@
+"""The QAIRT SDK's toolchain, on a stand-in that enforces the documented command lines."""
+
+import stat
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from buildlib.errors import (
+    InputFileError,
+    InvalidOptionError,
+    ToolchainError,
+    ToolchainMissingError,
+)
+from buildlib.targets import parse_target
+from buildlib.toolchains.base import Ports
+from buildlib.toolchains.compile_config import CompileConfig
+from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
+from buildlib.toolchains.qairt import sdk as qairt_sdk
+from buildlib.toolchains.qairt.sdk import PYTHON_VARIABLE, QairtSdk, sdk_root
+from buildlib.toolchains.qairt.toolchain import QairtToolchain
+from buildlib.toolchains.registry import open_toolchain
+from buildlib.toolchains.requests import OpPackageLibrary
+from tests.qairt_sdk import calls, documented_flags, make_sdk
+
+PHONE, EMULATOR = parse_target("SM8750"), parse_target("SM8750:emulator")
+NAMES = {1: "ar1_cl64_1_of_1", 32: "ar32_cl64_1_of_1"}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_sdk(tmp_path_factory.mktemp("qairt") / "2.39.0.250926")
+
+
+@pytest.fixture(scope="module")
+def qairt(root: Path) -> QairtToolchain:
+    return QairtToolchain(QairtSdk.find(root))
+
+
+@pytest.fixture(scope="module")
+def made(
+    models: dict[int, Path], qairt: QairtToolchain, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """Both graphs as DLCs, in a folder whose name has a comma."""
+    folder = tmp_path_factory.mktemp("a,b")
+    for ar, model in models.items():
+        qairt.convert(model, folder / f"{NAMES[ar]}.dlc", PHONE)
+    return folder
+
+
+def dlcs_of(made: Path) -> list[Path]:
+    return [made / f"{name}.dlc" for name in NAMES.values()]
+
+
+def test_its_binary_is_that_of_the_same_graphs_by_pypis_toolchain(
+    made: Path, qairt: QairtToolchain, binary_for: Callable[[str], Path]
+) -> None:
+    binary = made / "phone.bin"
+    qairt.compile(dlcs_of(made), binary, CompileConfig.for_target(PHONE))
+    assert binary.read_bytes() == binary_for("SM8750").read_bytes()  # weights shared
+    assert [graph.name for graph in qairt.inspect(binary).graphs] == list(NAMES.values())
+
+
+def test_its_graphs_run_on_the_emulator(
+    made: Path,
+    qairt: QairtToolchain,
+    toolchain: OrtQnnToolchain,
+    weights: npt.NDArray[np.float32],
+) -> None:
+    binary = made / "emulator.bin"
+    qairt.compile(dlcs_of(made), binary, CompileConfig.for_target(EMULATOR))
+    x = np.full((1, 1, 256), 32768 + 1000, np.uint16)
+    y = toolchain.execute(binary, NAMES[1], {"x": x})["y"]
+    expected = (1000 * 1e-4 * weights.sum(axis=0)) / 1e-3 + 32768
+    assert np.abs(y[0, 0].astype(float) - expected).max() <= 2
+
+
+def test_logs_of_each_program_lie_beside_what_it_made(made: Path, root: Path) -> None:
+    log = made / f"{NAMES[32]}.qairt-converter.log"
+    assert log.read_text().startswith(f"$ {root}/bin/x86_64-linux-clang/qairt-converter --input_n")
+    assert "Conversion completed" in log.read_text()
+    assert (made / f"{NAMES[32]}.qairt-quantizer.log").is_file()
+
+
+@pytest.mark.parametrize(
+    ("version", "flag"),
+    [("2.31.0.250130", "--float_fallback"), ("2.39.0.250926", "--enable_float_fallback")],
+)
+def test_a_flag_that_was_renamed_is_asked_for_by_the_name_of_the_release(
+    tmp_path: Path, models: dict[int, Path], version: str, flag: str
+) -> None:
+    root = make_sdk(tmp_path / "sdk", version)
+    QairtToolchain(QairtSdk.find(root)).convert(models[1], tmp_path / "one.dlc", PHONE)
+    quantizer = [call["arguments"] for call in calls(root) if call["program"] == "qairt-quantizer"]
+    assert flag in quantizer[-1]
+
+
+def test_every_flag_that_it_uses_is_documented(made: Path, qairt: QairtToolchain) -> None:
+    qairt.compile(dlcs_of(made), made / "again.bin", CompileConfig.for_target(PHONE))
+    assert qairt.description(made / "again.bin")["info"]["graphs"]
+    used = {(call["program"], flag) for call in calls(qairt.sdk.root) for flag in call["arguments"]}
+    for program, flag in used:
+        if flag.startswith("--") and flag != "--help":
+            assert flag in documented_flags(program, (2, 39))
+
+
+def test_an_option_that_pypis_compiler_lacks_goes_to_the_sdks(
+    tmp_path: Path, made: Path, qairt: QairtToolchain
+) -> None:
+    extensions = {"graphs": [{"num_cores": 1, "fp16_relaxed_precision": 0}]}
+    config = CompileConfig.from_backend_extensions(extensions, PHONE)
+    with pytest.raises(InvalidOptionError, match="--toolchain qairt"):
+        OrtQnnToolchain().check(config)
+    qairt.check(config)
+    with pytest.raises(ToolchainError, match="num_cores"):  # of the wheel, in the stand-in
+        qairt.compile(dlcs_of(made), tmp_path / "b.bin", config)
+
+
+def test_options_reach_the_generator_for_each_graph_by_name(
+    tmp_path: Path, made: Path, qairt: QairtToolchain
+) -> None:
+    config = CompileConfig.for_target(PHONE).with_options({"graphs.vtcm_size_in_mb": 4})
+    config = config.with_graph_options([NAMES[32]], {"graphs.vtcm_size_in_mb": 2})
+    qairt.compile(dlcs_of(made), tmp_path / "b.bin", config)
+    sizes = {graph.name: graph.vtcm_mb for graph in qairt.inspect(tmp_path / "b.bin").graphs}
+    assert sizes == {NAMES[1]: 4, NAMES[32]: 2}
+
+
+def test_a_dlc_that_was_renamed_keeps_its_graphs_name_and_is_refused(
+    tmp_path: Path, made: Path, qairt: QairtToolchain
+) -> None:
+    renamed = tmp_path / "other.dlc"
+    renamed.write_bytes(dlcs_of(made)[0].read_bytes())
+    with pytest.raises(ToolchainError, match=f"its graphs are {NAMES[1]}, and not other"):
+        qairt.compile([renamed], tmp_path / "b.bin", CompileConfig.for_target(PHONE))
+    assert {path.name for path in tmp_path.iterdir() if path.suffix != ".log"} == {"other.dlc"}
+
+
+def test_a_name_that_no_graph_can_have_is_refused_before_it_starts(
+    tmp_path: Path, models: dict[int, Path], qairt: QairtToolchain
+) -> None:
+    with pytest.raises(InputFileError, match="becomes the name of its graph"):
+        qairt.convert(models[1], tmp_path / "model.0.s1.dlc", PHONE)
+
+
+def test_op_packages_and_orders_of_tensors_are_refused(
+    tmp_path: Path, made: Path, qairt: QairtToolchain
+) -> None:
+    package = OpPackageLibrary(tmp_path / "lib.so", "provider")
+    config = CompileConfig.for_target(PHONE)
+    with pytest.raises(InvalidOptionError, match="--toolchain pypi"):
+        qairt.compile(dlcs_of(made), tmp_path / "b.bin", config, [package])
+    with pytest.raises(InvalidOptionError, match="--toolchain pypi"):
+        qairt.compile(dlcs_of(made), tmp_path / "b.bin", config, ports={NAMES[1]: Ports((), ())})
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        (
+            "#!/bin/sh\necho 'it has no Python'; exit 3\n",
+            "it ended with status 3: it has no Python",
+        ),
+        ("#!/bin/sh\nexit 0\n", "did not write"),
+        ("#!/bin/sh\nkill -SEGV $$\n", "SIGSEGV"),
+        ("#!/nowhere/python\n", "status 1.*No such file"),
+    ],
+)
+def test_a_program_that_fails_leaves_nothing_but_logs(
+    tmp_path: Path, models: dict[int, Path], script: str, reason: str
+) -> None:
+    root, out = make_sdk(tmp_path / "sdk"), tmp_path / "out"
+    program = QairtSdk.find(root).program("qairt-converter")
+    program.write_text(script)
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    out.mkdir()
+    with pytest.raises(ToolchainError, match=reason):
+        open_toolchain("qairt", root).convert(models[1], out / "one.dlc", PHONE)
+    assert not [path.name for path in out.iterdir() if path.suffix != ".log"]
+
+
+def test_converters_run_under_the_python_that_is_named(
+    tmp_path: Path, models: dict[int, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, python = make_sdk(tmp_path / "sdk"), tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho named > {tmp_path}/named\nexit 4\n")
+    python.chmod(0o755)
+    monkeypatch.setenv(PYTHON_VARIABLE, str(python))
+    with pytest.raises(ToolchainError, match=r"qairt-converter of .*status 4"):
+        open_toolchain("qairt", root).convert(models[1], tmp_path / "one.dlc", PHONE)
+    assert (tmp_path / "named").is_file()
+
+
+def test_it_is_found_by_option_variable_or_where_it_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = tmp_path / "installed"
+    for version in ("2.9.0.1", "2.39.0.250926", "2.31.0.250130", "not-a-version"):
+        (installed / version).mkdir(parents=True)
+    monkeypatch.setattr(qairt_sdk, "INSTALL_FOLDER", installed)
+    assert sdk_root({}) == installed / "2.39.0.250926"
+    assert sdk_root({"QNN_SDK_ROOT": "/a", "QAIRT_SDK_ROOT": "/b"}) == Path("/b")
+    monkeypatch.setattr(qairt_sdk, "INSTALL_FOLDER", tmp_path / "none")
+    assert sdk_root({}) is None
+
+
+def damage_old(root: Path) -> None:
+    (root / "sdk.yaml").write_text("version: 2.20.0\n")
+
+
+def damage_lacking(root: Path) -> None:
+    (root / "bin/x86_64-linux-clang/qairt-converter").unlink()
+
+
+def damage_unnamed(root: Path) -> None:
+    (root / "sdk.yaml").write_text("version: ?\n")
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (damage_old, r"2\.29 is the oldest"),
+        (damage_lacking, "lacks bin/x86_64-linux-clang/qairt-converter"),
+        (damage_unnamed, r"no sdk\.yaml with a version"),
+    ],
+)
+def test_an_sdk_that_is_not_usable(
+    tmp_path: Path, damage: Callable[[Path], None], says: str
+) -> None:
+    root = make_sdk(tmp_path / "sdk")
+    damage(root)
+    with pytest.raises(ToolchainMissingError, match=says):
+        QairtSdk.find(root)
+
+
+def test_no_sdk_and_no_such_toolchain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(qairt_sdk, "INSTALL_FOLDER", tmp_path / "none")
+    for name in qairt_sdk.ROOT_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ToolchainMissingError, match=r"softwarecenter\.qualcomm\.com"):
+        open_toolchain("qairt")
+    with pytest.raises(InvalidOptionError, match="pypi"):
+        open_toolchain("snpe")
+    with pytest.raises(InvalidOptionError, match="--toolchain qairt"):
+        open_toolchain("pypi", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("program", "arguments", "says"),
+    [
+        ("qairt-converter", ["--input_network", "{onnx}", "--float_fallback"], "unrecognized"),
+        ("qairt-converter", ["--output_path", "a.dlc"], "required: --input_network"),
+        (
+            "qairt-converter",
+            ["-i", "{onnx}", "--target_backend", "HTP", "--target_soc_model", "8750"],
+            "invalid value: '8750'",
+        ),
+        ("qairt-converter", ["-i", "{onnx}", "--target_soc_model", "SM8750"], "needs --target_bac"),
+        ("qairt-quantizer", ["-i", "{onnx}", "-f", "--input_list", "{onnx}"], "cannot be used wi"),
+        ("qairt-quantizer", ["-i", "nowhere.dlc"], "nowhere.dlc does not exist"),
+        ("qnn-context-binary-generator", ["--dlc_path", "{onnx}"], "required: --backend"),
+    ],
+)
+def test_the_stand_in_refuses_what_the_documents_do_not_have(
+    root: Path, models: dict[int, Path], program: str, arguments: Sequence[str], says: str
+) -> None:
+    sdk = QairtSdk.find(root)
+    command = [str(sdk.program(program)), *(one.format(onnx=models[1]) for one in arguments)]
+    ended = subprocess.run(
+        command, env=sdk.environment(), capture_output=True, text=True, check=False
+    )
+    assert ended.returncode != 0
+    assert says in ended.stderr
