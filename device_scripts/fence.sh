@@ -1,22 +1,20 @@
 #!/bin/sh
 # Keeps late holders of a lease away from a device that went to another.
 #   fence.sh WORK_ROOT claim TOKEN HOLDER [ID [QUIET [TAKE]]]   raise the fence, end what is left
-#   fence.sh WORK_ROOT sweep TOKEN                              end what this holder left
+#   fence.sh WORK_ROOT sweep TOKEN HOLDER                       end what this holder left
 # README.md beside this file: how it works, output, exit codes.
-
-idle_minutes=10
 
 case $0 in */*) here=${0%/*} ;; *) here=. ;; esac
 . "$here/common.sh" || exit 125
 
-[ $# -ge 3 ] && [ $# -le 7 ] ||
-  die 2 'usage: fence.sh WORK_ROOT claim|sweep TOKEN [HOLDER [ID [QUIET [TAKE]]]]'
+[ $# -ge 4 ] && [ $# -le 7 ] ||
+  die 2 'usage: fence.sh WORK_ROOT claim|sweep TOKEN HOLDER [ID [QUIET [TAKE]]]'
 case $1 in
   /*) root=${1%/} ;;
   *) die 2 "the work root must be an absolute path: $1" ;;
 esac
 token=$3
-holder=${4:-}
+holder=$4
 known=${5:-}
 quiet=${6:-}
 take=${7:-}
@@ -26,50 +24,57 @@ is_token() { # TEXT; nine digits stay within 32 bits
 is_token "$token" && [ "${token#0}" = "$token" ] ||
   die 2 "the token must be a number from 1 to 999999999: $token"
 valid_number "${quiet:-0}" || die 2 "the token of a quiet lease must be a number: $quiet"
+ledger=${holder%% *}
+valid_run_id "$ledger" || die 2 "a holder begins with the id of its ledger: $holder"
 fence=$root/fence
+name=$token-$ledger
 
-# Sets highest: the greatest token that was ever claimed here, 0 if none was.
-find_highest() {
-  highest=0
-  for file in "$fence"/[0-9]*; do
-    number=${file##*/}
-    if is_token "$number" && [ "$number" -gt "$highest" ]; then
-      highest=$number
-    fi
-  done
-}
-
-# Sets ledger and record: which ledger gave the device to the holder of TOKEN, and who that is. The
-# ledger is `-` once the holder has given the device back.
-read_holder() { # TOKEN
-  ledger=''
+# Sets number, by and record: the token in the name of a FILE of the fence, which ledger granted its
+# lease (`-` once the holder has given the device back; nothing, on a disk that was full), and to whom.
+read_holder() { # FILE
+  number=${1##*/}
+  number=${number%%-*}
+  by=''
   record=''
-  read -r ledger record 2>/dev/null <"$fence/$1"
+  is_token "$number" || return 1
+  read -r by record 2>/dev/null <"$1" || true
 }
 
-refuse() {
-  find_highest
-  read_holder "$highest"
-  printf '%s\n' "qnnfarm-fence refused=$highest $record"
+refuse() { # TOKEN RECORD
+  printf '%s\n' "qnnfarm-fence refused=$1 $2"
   exit 3
 }
 
-# Another ledger knows nothing of ours, and ours nothing of it: what its holder does is seen here
-# alone. Says so, and whether the holder shows signs of life.
-find_other_ledger() {
-  find_highest
-  read_holder "$highest"
-  case $ledger in
-    '' | - | "${holder%% *}") ;;
-    *)
-      [ "$take" != "$highest" ] || return 0
-      alive=1
-      [ -n "$(find "$fence/$highest" "$fence/used" -mmin "-$idle_minutes" 2>/dev/null)" ] ||
-        [ -n "$(marked_pids "lease:$id.$highest.")" ] || alive=0
-      printf '%s\n' "qnnfarm-fence held=$highest alive=$alive $record"
-      exit 5
-      ;;
-  esac
+# Sets highest: the greatest token of our ledger that was ever claimed here, 0 if none was. Another
+# ledger knows nothing of ours: while its holder has the device, nobody else gets it.
+look_at_others() {
+  highest=0
+  above=''
+  for file in "$fence"/[0-9]*; do
+    read_holder "$file" || continue
+    case ${file##*/} in
+      "$number-$ledger") by=$ledger ;;
+    esac
+    case $by in
+      '' | -) ;;
+      "$ledger")
+        if [ "$number" -gt "$highest" ]; then
+          highest=$number
+          above=$record
+        fi
+        ;;
+      *)
+        [ "${file##*/}" != "$take" ] || continue
+        [ -z "$raised" ] || rm -f "$fence/$name"
+        printf '%s\n' "qnnfarm-fence held=${file##*/} $record"
+        exit 5
+        ;;
+    esac
+  done
+  if [ "$highest" -gt "$token" ]; then
+    [ -z "$raised" ] || rm -f "$fence/$name"
+    refuse "$highest" "$above"
+  fi
 }
 
 # The marks of holders begin with this; it is unlike that of any other device that shares the kernel.
@@ -86,29 +91,38 @@ raise_fence() {
     (set -C; cat /proc/sys/kernel/random/uuid >"$fence/id") 2>/dev/null
     # Cut off while it was written, or on a disk that was full.
     read_id || cat /proc/sys/kernel/random/uuid 2>/dev/null >"$fence/id"
-    read_id || die 1 "cannot write to $fence: full or read-only"
+    read_id || cannot_write "$fence"
   fi
-  find_other_ledger
-  # A new ledger counts from 1 again: of one number there is one holder.
-  if [ "$highest" -eq "$token" ] && [ "$ledger" != "${holder%% *}" ]; then refuse; fi
-  printf '%s\n' "$holder" 2>/dev/null >"$fence/$token" ||
-    die 1 "cannot write to $fence: full or read-only"
-  find_highest
-  if [ "$highest" -gt "$token" ]; then
-    rm -f "$fence/$token"
-    refuse
-  fi
+  raised=''
+  look_at_others
+  # An empty file, left behind, would be a holder that nobody knows.
+  printf '%s\n' "$holder" 2>/dev/null >"$fence/$name" || {
+    rm -f "$fence/$name"
+    cannot_write "$fence"
+  }
+  raised=1
+  look_at_others
   former=none
   for file in "$fence"/[0-9]*; do
-    number=${file##*/}
+    read_holder "$file" || continue
     # A greater one may have come since we looked: it ends us, not we it.
-    if is_token "$number" && [ "$number" -ge "$token" ]; then continue; fi
-    if [ "$former" = none ]; then former=$number; else former=several; fi
+    case ${file##*/} in
+      "$number-$ledger") [ "$number" -lt "$token" ] || continue ;;
+    esac
+    if [ "$former" = none ]; then former=${file##*/}; else former=several; fi
     rm -f "$file"
   done
-  [ -e "$fence/$token" ] || refuse
+  [ -e "$fence/$name" ] || refuse_late
   # Its claim ended what was there before, and it ran nothing.
-  if [ "$former" = "$quiet" ]; then look=0; else look=1; fi
+  if [ "$former" = "$quiet-$ledger" ]; then look=0; else look=1; fi
+}
+
+# Another claim came meanwhile.
+refuse_late() {
+  for file in "$fence"/[0-9]*; do
+    ! read_holder "$file" || refuse "$number" "$record"
+  done
+  refuse 0 ''
 }
 
 # Runs first: run.sh ends its own in the kind way. Then commands that have no run.
@@ -129,9 +143,9 @@ end_others() {
   fi
   [ "$look" -eq 1 ] || return 0
   if [ "$mode" = claim ]; then
-    end_marked "lease:$id." "lease:$id.$token."
+    end_marked "lease:$id." "lease:$id.$name."
   else
-    end_marked "lease:$id.$token."
+    end_marked "lease:$id.$name."
   fi
   [ "$leftover" -eq 0 ] || left=$((left + 1))
 }
@@ -140,11 +154,11 @@ act() {
   if [ "$mode" = claim ]; then
     raise_fence
   else
-    read_id && [ -e "$fence/$token" ] || refuse
+    read_id && [ -e "$fence/$name" ] || refuse_late
     look=1
   fi
   end_others
-  [ -e "$fence/$token" ] || refuse
+  [ -e "$fence/$name" ] || refuse_late
   echo "qnnfarm-fence token=$token id=$id ended=$ended left=$left"
   [ "$left" -eq 0 ]
   exit
@@ -153,7 +167,6 @@ act() {
 mode=$2
 case $mode in
   claim)
-    [ -n "$holder" ] || die 2 'a claim names its holder'
     if [ -n "$known" ]; then
       read_id
       if [ "$id" != "$known" ]; then
@@ -166,13 +179,13 @@ case $mode in
       die 1 "cannot make the folder $fence"
     [ ! -L "$fence" ] || die 1 "a symbolic link is no fence: $fence"
     ;;
-  sweep) [ -d "$fence" ] || refuse ;;
+  sweep) [ -d "$fence" ] || refuse_late ;;
   *) die 2 "claim or sweep, not $mode" ;;
 esac
 
 # One after the other: a claim whose host died goes on here, and would end what a greater one, which
 # came meanwhile, lets its holder begin. The kernel lets go of the lock when its holder dies.
 command -v flock >/dev/null 2>&1 || act
-: 2>/dev/null >>"$fence/.lock" || die 1 "cannot write to $fence: full or read-only"
+: 2>/dev/null >>"$fence/.lock" || cannot_write "$fence"
 { flock 9 && act; } 9>>"$fence/.lock"
 die 1 "cannot lock $fence"

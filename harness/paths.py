@@ -5,9 +5,14 @@
 
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import platformdirs
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
 
 SYSTEM_LEDGER_DIR = Path("/var/lib/qnnfarm")
 """Folder with the ledger of all users of the host, if it exists."""
@@ -59,6 +64,19 @@ def _is_others(folder: Path) -> bool:
     except OSError:
         return False
     return is_shared(folder) or os.geteuid() not in {0, owner}
+
+
+def private_lock(path: Path, timeout_s: float = -1) -> "BaseFileLock":
+    """Return the lock of a file that only this user may open: who may read a file may lock it.
+
+    Args:
+        timeout_s: how long to wait for it; -1 waits without limit.
+    """
+    from filelock import FileLock
+
+    with suppress(OSError):  # it is new, or made with another mode by an earlier version
+        path.chmod(0o600)
+    return FileLock(path, timeout=timeout_s, mode=0o600)
 
 
 def safe_file_name(text: str) -> str:

@@ -136,10 +136,17 @@ def unquarantine(name: Name, pool: PoolFile = None) -> None:
 
 
 @app.command("recover")
-def recover(name: Name, pool: PoolFile = None) -> None:
+def recover(
+    name: Name,
+    pool: PoolFile = None,
+    take: Annotated[
+        bool, typer.Option("--take", help="Even from a holder of another ledger, who loses it.")
+    ] = False,
+) -> None:
     """Run the recovery steps on a device now."""
     with _opened(pool) as opened:
-        _decided(opened, name, str(opened.admin.recover(name, on_progress=print_remark)))
+        state = opened.admin.recover(name, take=take, on_progress=print_remark)
+        _decided(opened, name, str(state))
 
 
 @app.command("test-notifications")

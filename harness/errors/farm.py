@@ -86,7 +86,7 @@ class LeaseLostError(PoolError):
 
 
 class DeviceHeldError(PoolError):
-    """A holder of another ledger, of another user or host, has the device and is alive.
+    """A holder of another ledger, of another user or host, has the device.
 
     Attributes:
         holder: as the device tells it.

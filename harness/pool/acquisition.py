@@ -16,7 +16,7 @@ from harness.errors import (
 )
 from harness.pool.context import PoolContext
 from harness.pool.failure_policy import FailureReport, backoff
-from harness.pool.fence import ClaimedDevice, HigherTokenError
+from harness.pool.fence import ClaimedDevice
 from harness.pool.heartbeat import LeaseTerm
 from harness.pool.lease import Lease
 from harness.pool.members import Member, status_of
@@ -30,7 +30,7 @@ _REFRESH_S = 1.0
 _AFTER_FAILURE_S = 0.05
 _MAX_PARALLEL_CLAIMS = 16
 
-_Outcome = ClaimedDevice | HarnessError | HigherTokenError
+_Outcome = ClaimedDevice | HarnessError
 
 
 class Acquisition:
@@ -177,19 +177,12 @@ class Grant:
             self._leases.release(self._term.token, list(self._members), reason)
 
     def _claim_all(self, min_free_bytes: int) -> Mapping[str, _Outcome]:
-        while True:
-            outcomes = self._claim_each(min_free_bytes)
-            higher = [o.args[0] for o in outcomes.values() if isinstance(o, HigherTokenError)]
-            if not higher or not self._context.heartbeat.raise_token(self._term, max(higher)):
-                return outcomes
-
-    def _claim_each(self, min_free_bytes: int) -> Mapping[str, _Outcome]:
         def claim(key: str) -> _Outcome:
             try:
                 return self._context.claims.claim(
                     self._term.token, key, self._members[key], min_free_bytes=min_free_bytes
                 )
-            except (HarnessError, HigherTokenError) as error:
+            except HarnessError as error:
                 return error
 
         if len(self._members) == 1:
@@ -200,7 +193,10 @@ class Grant:
     def _report(self, key: str, error: HarnessError, min_free_bytes: int) -> None:
         if isinstance(error, DeviceFullError) and error.needed_bytes == min_free_bytes > 0:
             return  # the device is sound, and the ledger now knows its free space
+        if isinstance(error, LeaseLostError):
+            return  # so is it, but knows a token that the ledger did not; now it does
         # Any error of a device counts: a device that cannot be claimed cannot be used.
-        least_weight = 1.0 if isinstance(error, DeviceError) else 0.0
+        is_full = isinstance(error, DeviceFullError)
+        least_weight = 1.0 if isinstance(error, DeviceError) and not is_full else 0.0
         report = FailureReport.of(error, recover=True, least_weight=least_weight)
         self._leases.report(key, self._term.token, report)

@@ -74,8 +74,13 @@ class PoolAdmin:
             raise MemberStateError(name, state, f"it is not in quarantine{hint}")
         return self._repair(name, on_progress)
 
-    def recover(self, name: str, *, on_progress: OnProgress = ignore_progress) -> MemberState:
+    def recover(
+        self, name: str, *, take: bool = False, on_progress: OnProgress = ignore_progress
+    ) -> MemberState:
         """Take a device through the steps of recovery now, beginning with the first.
+
+        Args:
+            take: take the device even from a holder of another ledger.
 
         Raises:
             MemberStateError: the device is leased, drained or in quarantine.
@@ -87,11 +92,16 @@ class PoolAdmin:
             command = "undrain" if row.state is MemberState.DRAINING else "unquarantine"
             raise MemberStateError(name, row.state, f"{command} it instead")
         self._apply(name, Event.RECOVER, f"recovery was asked for ({_user()})")
-        return self._repair(name, on_progress)
+        return self._repair(name, on_progress, take=take)
 
-    def _repair(self, name: str, on_progress: OnProgress) -> MemberState:
-        member = self._members.member(name)
-        self._upkeep.repair(member, self._key(name), force=True, on_progress=on_progress)
+    def _repair(self, name: str, on_progress: OnProgress, *, take: bool = False) -> MemberState:
+        self._upkeep.repair(
+            self._members.member(name),
+            self._key(name),
+            force=True,
+            from_others=take,
+            on_progress=on_progress,
+        )
         return self._row(name).state
 
     def _apply(self, name: str, event: Event, reason: str) -> MemberState:

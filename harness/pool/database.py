@@ -14,7 +14,7 @@ from types import MappingProxyType
 from harness.errors import DamagedLedgerError, LedgerError, NewerLedgerError
 from harness.pool.ledger_file import prepare
 
-FORMAT = 6
+FORMAT = 7
 _APPLICATION_ID = 0x716E6670
 _BUSY_S = 30.0
 _RETRY_S = 0.01
@@ -40,14 +40,14 @@ CREATE TABLE addresses (spec TEXT PRIMARY KEY, key TEXT NOT NULL) STRICT;
 CREATE TABLE leases (
     key TEXT PRIMARY KEY, token INTEGER NOT NULL, purpose TEXT NOT NULL, granted REAL NOT NULL,
     failure TEXT NOT NULL DEFAULT '',
-    pid INTEGER NOT NULL, started INTEGER NOT NULL, boot TEXT NOT NULL, namespace TEXT NOT NULL,
-    label TEXT NOT NULL, beat REAL NOT NULL, ttl REAL NOT NULL
+    host TEXT NOT NULL, boot TEXT NOT NULL, pid INTEGER NOT NULL, started INTEGER NOT NULL,
+    namespace TEXT NOT NULL, label TEXT NOT NULL, beat REAL NOT NULL, ttl REAL NOT NULL
 ) STRICT;
 CREATE TABLE tickets (
     id INTEGER PRIMARY KEY AUTOINCREMENT, candidates TEXT NOT NULL, count INTEGER NOT NULL,
     token INTEGER,
-    pid INTEGER NOT NULL, started INTEGER NOT NULL, boot TEXT NOT NULL, namespace TEXT NOT NULL,
-    label TEXT NOT NULL, beat REAL NOT NULL, ttl REAL NOT NULL
+    host TEXT NOT NULL, boot TEXT NOT NULL, pid INTEGER NOT NULL, started INTEGER NOT NULL,
+    namespace TEXT NOT NULL, label TEXT NOT NULL, beat REAL NOT NULL, ttl REAL NOT NULL
 ) STRICT;
 CREATE TABLE evidence (
     id INTEGER PRIMARY KEY, key TEXT NOT NULL, at REAL NOT NULL, lease INTEGER NOT NULL,
@@ -97,6 +97,10 @@ _MIGRATIONS: MappingProxyType[int, str] = MappingProxyType(
         ALTER TABLE evidence ADD COLUMN work TEXT NOT NULL DEFAULT '';
         ALTER TABLE evidence ADD COLUMN excuse TEXT NOT NULL DEFAULT '';
         CREATE INDEX evidence_by_work ON evidence (work);
+        """,
+        6: """
+        ALTER TABLE leases ADD COLUMN host TEXT NOT NULL DEFAULT '';
+        ALTER TABLE tickets ADD COLUMN host TEXT NOT NULL DEFAULT '';
         """,
     }
 )

@@ -1,16 +1,15 @@
 """Fence on a device, which refuses the commands of former holders.
 
 The fence is a folder of the device, `WORK_ROOT/fence`, with one file, named by the token that
-holds. A claim makes the file of a higher token, removes the lower ones, then kills the processes
-that former holders left. Commands of a holder carry the lease's mark (`device_scripts/marked.sh`)
-and first look whether the file is there. So a command either finds the fence raised, or carried
-its mark when the claim looked for marks.
+holds and the ledger that granted it. A claim makes the file of a higher token, removes the lower
+ones, then kills the processes that former holders left. Commands of a holder carry the lease's mark
+(`device_scripts/marked.sh`) and first look whether the file is there. So a command either finds the
+fence raised, or carried its mark when the claim looked for marks.
 
-The file says which ledger granted the lease, and to whom. A device that went from one ledger to
-another knows what neither of the two can know.
+The file says who holds the device. A claim of another ledger leaves it alone until the holder has
+given the device back.
 """
 
-import platform
 import re
 import shlex
 from contextlib import suppress
@@ -21,6 +20,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from harness.clock import Clock, Deadline, format_time
 from harness.deploy.scripts import ensure_scripts, intact, scripts_folder
+from harness.deploy.store import DISK_FULL
 from harness.devices.base import Device
 from harness.devices.commands import MARKS, command_line
 from harness.errors import (
@@ -42,7 +42,7 @@ from harness.pool.records import FenceRecord
 _LAST_LINE = re.compile(
     r"qnnfarm-fence (?:token=(?P<token>\d{1,9}) id=(?P<id>[0-9a-f-]{36}) ended=(?P<ended>\d{1,9})"
     r" left=(?P<left>\d{1,9})|refused=(?P<refused>\d{1,9}) (?P<above>.{0,2000})"
-    r"|held=(?P<held>\d{1,9}) alive=(?P<alive>[01]) (?P<other_holder>.{0,2000})|(?P<other>other))"
+    r"|held=(?P<held>\d{1,9}(?:-[0-9a-f]{1,64})?) (?P<other_holder>.{0,2000})|(?P<other>other))"
 )
 LOST_STATUS = 94
 _NO_SCRIPTS = 97
@@ -56,13 +56,13 @@ class OtherDeviceError(Exception):
 
 
 class HigherTokenError(Exception):
-    """A device has a higher token than ours: `args[0]`; `args[1]` is its `Holder`."""
+    """A device has a higher token of our ledger: `args[0]`; `args[1]` is its `Holder`."""
 
 
 class OtherLedgerError(Exception):
     """A holder of another ledger has not given the device back.
 
-    `args`: its token, its `Holder`, and whether that shows signs of life on the device.
+    `args`: the name of its file in the fence, and its `Holder`.
     """
 
 
@@ -92,7 +92,7 @@ class Holder(BaseModel):
         me = this_process()
         return cls(
             label=me.label[:200],
-            host=platform.node()[:200],
+            host=me.host[:200],
             since=since,
             pid=me.pid,
             started=me.started,
@@ -110,17 +110,16 @@ class Holder(BaseModel):
 
     def has_ended(self) -> bool:
         """Return whether it was a process of this host that is known to have ended."""
-        me = this_process()
-        if not self.boot or (self.boot, self.namespace) != (me.boot, me.namespace):
-            return False
-        return has_ended(Owner(self.pid, self.started, self.boot, self.namespace))
+        owner = Owner(self.host, self.boot, self.pid, self.started, self.namespace)
+        return bool(self.boot) and has_ended(owner)
 
     def describe(self, now: float) -> str:
         """Describe it for people: `ann: pytest (pid 123) on lab2, since 10:02:11`."""
         return f"{self}, since {format_time(self.since, now)}" if self.label else str(self)
 
     def __str__(self) -> str:
-        return f"{self.label} on {self.host}" if self.label else "a holder that is not known"
+        node = self.host.partition("/")[0]
+        return f"{self.label} on {node}" if self.label else "a holder that is not known"
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,20 +144,19 @@ class Fence:
     def guarded(self, command: str) -> str:
         """Return a command line that runs `command` only if the fence still has our token.
 
-        Else it says who has the device now. It also leaves a sign of life.
+        Else it says who has the device now.
         """
         fence = shlex.quote(f"{self.root}/fence")
         lost = (
             f"{{ echo {shlex.quote(self._lost_line)}; cat {fence}/[0-9]* 2>/dev/null |"
             f" head -c {_SHOWN}; }} >&2; exit {LOST_STATUS}"
         )
-        check = f"[ -e {self._file} ] || {{ {lost}; }}\n"
-        return f"{check}true 2>/dev/null >{fence}/used\n{command}"
+        return f"[ -e {self._file} ] || {{ {lost}; }}\n{command}"
 
     @property
     def env(self) -> dict[str, str]:
         """Environment of the holder's commands: the mark by which a later claim finds them."""
-        return {MARKS: f"lease:{self.id}.{self.token}."}
+        return {MARKS: f"lease:{self.id}.{self._name}."}
 
     def was_lost(self, exit_status: int, stderr: str) -> bool:
         """Return whether a guarded command was refused by the fence."""
@@ -172,7 +170,7 @@ class Fence:
             return "its fence on the device is gone: somebody removed our work root there"
         if ledger == self.ledger:
             return "the device went to another holder"
-        return f"{Holder.parse(record).describe(now)}, took the device through another ledger"
+        return f"{Holder.parse(record).describe(now)}, has the device through another ledger"
 
     def give_back(self, device: Device) -> None:
         """Tell other ledgers on the device that nobody holds it any more, if it can be told."""
@@ -188,22 +186,24 @@ class Fence:
             LeaseLostError: the fence has another token.
             DeviceCommandError: a process cannot be ended.
         """
+        words = _words(self.root, self.scripts, "sweep", self.token)
         try:
-            _run(device, self._words("sweep"), deadline, ENDING)
+            _run(device, [*words, f"{self.ledger} {self.holder}"], deadline, ENDING)
         except HigherTokenError as error:
             reason = f"the device went to token {error.args[0]}, of {error.args[1]}"
             raise LeaseLostError(device.serial, self.token, reason) from None
 
     @property
+    def _name(self) -> str:
+        return f"{self.token}-{self.ledger}"
+
+    @property
     def _file(self) -> str:
-        return shlex.quote(f"{self.root}/fence/{self.token}")
+        return shlex.quote(f"{self.root}/fence/{self._name}")
 
     @property
     def _lost_line(self) -> str:
-        return f"qnnfarm-fence lost {self.id}.{self.token}"
-
-    def _words(self, action: str) -> list[str]:
-        return _words(self.root, self.scripts, action, self.token)
+        return f"qnnfarm-fence lost {self.id}.{self._name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +214,7 @@ class Claim:
         token: of the lease.
         ledger: id of the ledger that granted it.
         holder: who holds it, as JSON.
-        take: token of another ledger's holder, from whom the device is taken.
+        take: file in the fence of another ledger's holder, from whom the device is taken.
     """
 
     token: int
@@ -231,8 +231,8 @@ class Claim:
         Raises:
             HigherTokenError: the fence is higher.
             OtherLedgerError: a holder of another ledger has the device.
-            DeviceCommandError: a process of a former holder cannot be ended, or the work root
-                cannot be written.
+            DeviceFullError: the work root cannot be written.
+            DeviceCommandError: a process of a former holder cannot be ended.
             DeviceError: the device failed otherwise.
         """
         root = device.work_root
@@ -247,8 +247,8 @@ class Claim:
 
         Raises:
             OtherDeviceError: its fence has another id; nothing was touched.
-            HigherTokenError, OtherLedgerError, DeviceCommandError, DeviceError: as for
-                `raise_fence`; also if scripts are missing or changed.
+            HigherTokenError, OtherLedgerError, DeviceFullError, DeviceCommandError, DeviceError:
+                as for `raise_fence`; also if scripts are missing or changed.
         """
         scripts = scripts_folder(record.root)
         words = command_line(self._words(record.root, scripts, record))
@@ -282,10 +282,11 @@ def _run(
     if match is not None and match["refused"] is not None:
         raise HigherTokenError(int(match["refused"]), Holder.parse(match["above"]))
     if match is not None and match["held"] is not None:
-        holder = Holder.parse(match["other_holder"])
-        raise OtherLedgerError(match["held"], holder, match["alive"] == "1")
+        raise OtherLedgerError(match["held"], Holder.parse(match["other_holder"]))
     if match is not None and match["other"] is not None:
         raise OtherDeviceError
+    if DISK_FULL in result.stderr:
+        raise DeviceFullError(device.serial, device.work_root, None, None)
     if match is None or result.exit_status:
         output = one_line(result.stderr) or one_line(result.stdout)
         raise DeviceCommandError(device.serial, action, result.exit_status, output)
@@ -318,14 +319,23 @@ class FenceClaims:
         self._timeout_s = timeout_s
 
     def claim(
-        self, token: int, key: str, member: Member, *, min_free_bytes: int = 0
+        self,
+        token: int,
+        key: str,
+        member: Member,
+        *,
+        min_free_bytes: int = 0,
+        from_others: bool = False,
     ) -> ClaimedDevice:
         """Raise the fence of a granted device.
 
+        Args:
+            from_others: take the device even from a holder of another ledger.
+
         Raises:
-            HigherTokenError: the device has a higher token.
+            LeaseLostError: the device has a higher token.
             DeviceHeldError: a holder of another ledger has it.
-            DeviceFullError: less than `min_free_bytes` is free.
+            DeviceFullError: less than `min_free_bytes` is free, or nothing can be written.
             NoDeviceError: another device answers at its address.
             DeviceError: the device failed otherwise.
         """
@@ -333,19 +343,22 @@ class FenceClaims:
         deadline = Deadline.for_device(device.serial, CLAIMING, self._timeout_s)
         holder = Holder.here(self._clock.now()).model_dump_json()
         claim = Claim(token, self._records.ledger_id(), holder)
-        fence, taken_from = None, ""
+        fence = None
         while fence is None:
             try:
                 fence = self._fence(claim, key, member, device, deadline)
-            except OtherLedgerError as other:
-                former_token, former, is_alive = other.args
-                taken_from = former.describe(self._clock.now())
-                if is_alive and not former.has_ended():
-                    raise DeviceHeldError(member.name, taken_from) from None
-                claim = replace(claim, take=former_token)
-        if taken_from:
-            told = f"from {taken_from}: it shows no sign of life, and had another ledger"
-            self._records.add_history(key, "taken over", told)
+            except HigherTokenError as error:
+                higher, holder = error.args
+                self._records.note_token(higher)
+                reason = f"the device has token {higher}, of {holder}"
+                raise LeaseLostError(member.name, token, reason) from None
+            except OtherLedgerError as error:
+                file, former = error.args
+                described = former.describe(self._clock.now())
+                if not (from_others or former.has_ended()):
+                    raise DeviceHeldError(member.name, described) from None
+                self._records.add_history(key, "taken", f"from {described}, of another ledger")
+                claim = replace(claim, take=file)
         if min_free_bytes:
             free = device.free_bytes(timeout_s=deadline.remaining())
             self._records.set_free_bytes(key, free)

@@ -20,7 +20,7 @@ class LeaseTerm:
     """The validity of a lease; only the heartbeat changes it.
 
     Attributes:
-        token: of the lease now.
+        token: of the lease.
         count: number of its devices.
         until: the `CLOCK_BOOTTIME` until which it is valid; in the past once it is lost.
     """
@@ -61,18 +61,6 @@ class Heartbeat:
             term.until = 0.0
             if not self._terms:
                 self._changed.notify()  # so that the thread ends
-
-    def raise_token(self, term: LeaseTerm, above: int) -> bool:
-        """Give a lease a token above another; return whether it still holds.
-
-        See `Leases.raise_token`.
-        """
-        # Renewing the old token in between would say that the lease is lost.
-        with self._changed:
-            token = self._leases.raise_token(term.token, above, term.count)
-            if token is not None:
-                term.token = token
-            return token is not None
 
     @property
     def active(self) -> bool:

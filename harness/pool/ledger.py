@@ -112,6 +112,11 @@ class DeviceRecords:
                 row = t.db.execute(query).fetchone()
         return f"{row[0]:016x}"
 
+    def note_token(self, token: int) -> None:
+        """Grant no token up to this one, which a device has: the ledger may be an older copy."""
+        with self._context.writing() as t:
+            t.db.execute("UPDATE counters SET value = max(value, ?) WHERE name = 'token'", (token,))
+
     def keys_of(self, specs: Collection[str]) -> dict[str, str]:
         """Return the keys of the devices that were last reached under these addresses."""
         addresses = {self._context.address(spec): spec for spec in specs}
@@ -357,28 +362,6 @@ class Leases:
         with self._context.reading() as db:
             row = db.execute("SELECT 1 FROM leases WHERE key != ?", (besides,)).fetchone()
         return row is not None
-
-    def raise_token(self, token: int, above: int, count: int) -> int | None:
-        """Give a lease a token above `above`, which a device has; return it, `None` if it is lost.
-
-        Devices have higher tokens if the ledger was removed, or if another host leases them.
-
-        Args:
-            count: number of devices of the lease. A lease that lost any of them is lost: with a
-                higher token it would shut out the new holder of that device.
-        """
-        with self._context.writing() as t:
-            now = self._context.clock.boottime()
-            held = t.db.execute(
-                "SELECT count(*) FROM leases WHERE token = ? AND beat + ttl > ?", (token, now)
-            ).fetchone()[0]
-            if held != count:
-                return None
-            t.db.execute("UPDATE counters SET value = max(value, ?) WHERE name = 'token'", (above,))
-            new = t.next_token()
-            t.db.execute("UPDATE leases SET token = ? WHERE token = ?", (new, token))
-            t.db.execute("UPDATE tickets SET token = ? WHERE token = ?", (new, token))
-            return new
 
     def report(self, key: str, token: int, report: FailureReport) -> Judgement | None:
         """Judge and store a failure that the holder of a lease reports.

@@ -18,6 +18,12 @@ from harness.pool.owner import user_name
 
 _SHARED_MODE = 0o660
 _SIDE_FILES = ("-wal", "-shm")
+_NETWORK_TYPES = frozenset(
+    ["9p", "afs", "beegfs", "ceph", "cifs", "coda", "fuse.ceph", "fuse.glusterfs", "fuse.rclone",
+     "fuse.s3fs", "fuse.sshfs", "gfs2", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4",
+     "ocfs2", "orangefs", "smb3", "smbfs"]
+)  # fmt: skip
+"""File systems that several hosts may have mounted; SQLite's locks are not theirs."""
 
 
 def default_path() -> Path:
@@ -34,6 +40,12 @@ def prepare(path: Path) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     check_folder(path)
+    if kind := network_file_system(path.parent):
+        reason = (
+            f"it would lie on a network file system ({kind}), where other hosts take it for theirs:"
+            " name a local folder with QNNFARM_STATE_DIR, or share a ledger in PostgreSQL"
+        )
+        raise LedgerError(str(path), reason)
     if is_shared(path.parent):
         if not path.exists():
             _create(path)
@@ -50,6 +62,18 @@ def check_folder(path: Path) -> None:
     with suppress(FileNotFoundError):
         if obstacle := _folder_obstacle(path.parent, path.parent.stat()):
             raise LedgerError(str(path), obstacle)
+
+
+def network_file_system(folder: Path, mounts: Path = Path("/proc/self/mountinfo")) -> str:
+    """Return the type of the network file system that a folder is on; empty if it is on none."""
+    number = folder.stat().st_dev
+    device = f"{os.major(number)}:{os.minor(number)}"
+    with suppress(OSError):
+        for line in mounts.read_text(errors="replace").splitlines():
+            fields, _, rest = line.partition(" - ")
+            if fields.split()[2:3] == [device] and (kind := rest.partition(" ")[0]):
+                return kind if kind in _NETWORK_TYPES else ""
+    return ""
 
 
 def users_of(path: Path) -> str:

@@ -1,8 +1,10 @@
 """Processes that hold leases: their identity, and whether they have ended."""
 
 import os
+import platform
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -18,28 +20,37 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """A process, identified beyond the reuse of its pid.
+    """A process, identified beyond the reuse of its pid, and beyond its host.
 
     Attributes:
-        started: clock ticks between the boot of the host and the start of the process.
+        host: its host, as `NAME/MACHINE-ID`.
         boot: boot id of the host; pid and start time may repeat after a reboot.
+        started: clock ticks between the boot of the host and the start of the process.
         namespace: its pid namespace; pids of other namespaces mean nothing here.
         label: for people.
     """
 
+    host: str
+    boot: str
     pid: int
     started: int
-    boot: str
     namespace: str
     label: str = ""
+
+    def __str__(self) -> str:
+        """Return its label, with the host if that is another one."""
+        node = self.host.partition("/")[0]
+        return self.label if self.host == host_id() else f"{self.label} on {node}"
 
 
 def has_ended(owner: Owner) -> bool:
     """Return whether a process is known to have ended.
 
-    Nothing is known of other namespaces, nor of another user's process that `/proc` hides
+    Nothing is known of other hosts and namespaces, nor of another user's process that `/proc` hides
     (`hidepid`) while some process has its pid.
     """
+    if owner.host != host_id():
+        return False
     if owner.boot != _boot_id():
         return True
     if owner.namespace != _namespace():
@@ -58,7 +69,16 @@ def has_ended(owner: Owner) -> bool:
 def this_process(environ: Mapping[str, str] = os.environ) -> Owner:
     """Return the calling process."""
     pid = os.getpid()
-    return Owner(pid, _started(pid), _boot_id(), _namespace(), _label(pid, environ))
+    label = _label(pid, environ)
+    return Owner(host_id(), _boot_id(), pid, _started(pid), _namespace(), label)
+
+
+def host_id() -> str:
+    """Return what names this host, also beside others whose home directory is the same."""
+    machine = ""
+    with suppress(OSError):
+        machine = Path("/etc/machine-id").read_text().strip()[:32]
+    return f"{platform.node()}/{machine}"
 
 
 @lru_cache(maxsize=1024)

@@ -64,7 +64,7 @@ class LeaseRow:
     @property
     def holder(self) -> str:
         """Its holder, for people."""
-        return f"{self.owner.label}: {self.purpose}" if self.purpose else self.owner.label
+        return f"{self.owner}: {self.purpose}" if self.purpose else str(self.owner)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +94,21 @@ class DeviceRow:
     failures: tuple[FailureRecord, ...]
 
 
-OWNER_COLUMNS = "pid, started, boot, namespace, label, beat, ttl"
+OWNER_COLUMNS = "host, boot, pid, started, namespace, label, beat, ttl"
 
 
 def owner_values(owner: Owner, beat: float, ttl: float) -> tuple[object, ...]:
     """Return the values of `OWNER_COLUMNS`."""
-    return owner.pid, owner.started, owner.boot, owner.namespace, owner.label, beat, ttl
+    return (
+        owner.host,
+        owner.boot,
+        owner.pid,
+        owner.started,
+        owner.namespace,
+        owner.label,
+        beat,
+        ttl,
+    )
 
 
 def shown(text: str) -> str:
@@ -109,7 +118,14 @@ def shown(text: str) -> str:
 
 def owner_of(row: sqlite3.Row) -> Owner:
     """Return the owner in a row of leases or tickets."""
-    return Owner(row["pid"], row["started"], row["boot"], row["namespace"], shown(row["label"]))
+    return Owner(
+        shown(row["host"]),
+        row["boot"],
+        row["pid"],
+        row["started"],
+        row["namespace"],
+        shown(row["label"]),
+    )
 
 
 def lease_of(row: sqlite3.Row) -> LeaseRow:

@@ -19,17 +19,18 @@ from harness.devices.types import device_types
 from harness.errors import (
     AdbServerError,
     DeviceConnectError,
+    DeviceFullError,
     DeviceHeldError,
     DeviceTimeoutError,
     DeviceUnauthorizedError,
     DeviceUnsupportedError,
     HarnessError,
+    LeaseLostError,
     RecoveryStepError,
     one_line,
 )
 from harness.pool.config import StepName
 from harness.pool.context import PoolContext
-from harness.pool.fence import HigherTokenError
 from harness.pool.hubs import cycle_power
 from harness.pool.members import Member
 from harness.pool.opener import ReachedDevice, identify
@@ -37,6 +38,8 @@ from harness.pool.programs import ProgramError, run_program
 from harness.pool.records import DeviceRow, LeaseRow
 from harness.pool.status import OnProgress
 
+NO_STEP_HELPS = (DeviceHeldError, DeviceFullError)
+"""Errors of a device that answers, but cannot be claimed."""
 _ANSWER_S = 15.0
 _POLL_S = 0.5
 _TCP = re.compile(r".+:\d{1,5}")
@@ -57,6 +60,7 @@ class Recovery:
         lease: the repair's.
         stopped: whether to give up early.
         on_progress: called with each step before it is taken, and with its result.
+        from_others: whether to take the device from a holder of another ledger.
     """
 
     def __init__(
@@ -66,6 +70,8 @@ class Recovery:
         lease: LeaseRow,
         stopped: Callable[[], bool],
         on_progress: OnProgress,
+        *,
+        from_others: bool = False,
     ) -> None:
         self._context = context
         self._config = context.config.recovery
@@ -76,6 +82,7 @@ class Recovery:
         self._lease = lease
         self._stopped = stopped
         self._on_progress = on_progress
+        self._from_others = from_others
 
     def run(self, device: DeviceRow) -> ReachedDevice:
         """Take the steps until the device answers.
@@ -85,12 +92,13 @@ class Recovery:
 
         Raises:
             DeviceHeldError: another ledger's holder has it, so no step is taken.
+            DeviceFullError: it cannot be claimed, so no step is taken.
             RecoveryStepError: no step helped; says why the last did not.
         """
         self._on_progress("asking whether it answers")
         try:
             return self._wait_for_answer("look", 0.0)
-        except DeviceHeldError:
+        except NO_STEP_HELPS:
             raise
         except HarnessError as error:
             last = f"look: {one_line(str(error))}"
@@ -105,7 +113,7 @@ class Recovery:
             try:
                 self._take(step)
                 return self._wait_for_answer(step, patience_s)
-            except DeviceHeldError:
+            except NO_STEP_HELPS:
                 raise
             except HarnessError as error:
                 self._check_stopped()  # a step that was cut off says nothing
@@ -143,7 +151,7 @@ class Recovery:
                     self._try_claim()
             except HarnessError as error:
                 if (
-                    isinstance(error, DeviceHeldError)
+                    isinstance(error, NO_STEP_HELPS)
                     or time.monotonic() >= deadline
                     or self._stopped()
                 ):
@@ -154,8 +162,10 @@ class Recovery:
             return reached
 
     def _try_claim(self) -> None:
-        with suppress(HigherTokenError):
-            claimed = self._context.claims.claim(self._lease.token, self._lease.key, self._member)
+        with suppress(LeaseLostError):
+            claimed = self._context.claims.claim(
+                self._lease.token, self._lease.key, self._member, from_others=self._from_others
+            )
             claimed.fence.give_back(claimed.device)
 
     def _take(self, step: StepName) -> None:

@@ -35,7 +35,7 @@ COUNTS = "settled = 0 AND weight > 0 AND excuse = ''"
 """Condition of the failures that count against their devices."""
 LOST = "lost its lease"
 """Kind of history entry: a lease ended otherwise than by its holder's release."""
-OWNER_SLOTS = "?, ?, ?, ?, ?, ?, ?"
+OWNER_SLOTS = "?, ?, ?, ?, ?, ?, ?, ?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,13 +347,14 @@ class Transaction:
     def expire_dead_owners(self) -> None:
         """End the leases and tickets of dead processes, and repair contradictions."""
         owners = self.db.execute(
-            "SELECT pid, started, boot, namespace, label FROM leases"
-            " UNION SELECT pid, started, boot, namespace, label FROM tickets"
+            "SELECT host, boot, pid, started, namespace, label FROM leases"
+            " UNION SELECT host, boot, pid, started, namespace, label FROM tickets"
         ).fetchall()
         for row in owners:
             if self._has_ended(owner_of(row)):
                 self._expire(
-                    "pid = ? AND started = ? AND boot = ? AND namespace = ? AND label = ?",
+                    "host = ? AND boot = ? AND pid = ? AND started = ? AND namespace = ?"
+                    " AND label = ?",
                     tuple(row),
                     lambda row: f"{row['label']} is gone",
                 )

@@ -14,7 +14,6 @@ from harness.deploy.scripts import ensure_scripts
 from harness.devices.base import Device
 from harness.errors import (
     DeploymentCorruptError,
-    DeviceHeldError,
     DeviceLostError,
     HarnessError,
     LeaseLostError,
@@ -23,13 +22,12 @@ from harness.errors import (
 )
 from harness.pool.action_names import PROBATION, action_named
 from harness.pool.context import PoolContext
-from harness.pool.fence import ClaimedDevice, HigherTokenError
 from harness.pool.heartbeat import LeaseTerm
 from harness.pool.lease import Lease
 from harness.pool.members import Member
 from harness.pool.owner import this_process
 from harness.pool.records import DeviceRow, LeaseRow, RepairKind
-from harness.pool.recovery import Recovery
+from harness.pool.recovery import NO_STEP_HELPS, Recovery
 from harness.pool.states import Event
 from harness.pool.status import OnProgress, ignore_progress
 
@@ -37,7 +35,7 @@ log = logging.getLogger(__name__)
 
 _MAX_THREADS = 8
 _HELD_S = 60.0
-"""Longest time between looks at whether another ledger's holder still has a device."""
+"""Longest time between looks at whether a device that answers can be claimed again."""
 
 Probation = Callable[[Device], None]
 """Probation run; raises a `HarnessError` if the device fails it."""
@@ -149,12 +147,14 @@ class Upkeep:
         key: str,
         *,
         force: bool = False,
+        from_others: bool = False,
         on_progress: OnProgress = ignore_progress,
     ) -> None:
         """Recover a device, or try it on probation, if that is due and nobody else does it.
 
         Args:
             force: do it before it is due.
+            from_others: recover it even if a holder of another ledger has it.
             on_progress: called with each step and its result.
         """
         lease = self._ledger.repairs.begin(key, this_process(), force=force)
@@ -169,7 +169,15 @@ class Upkeep:
                 on_progress("its probation run: files there and back, commands, no reboot")
                 self._run_probation(member, device, term)
             else:
-                self._recover(member, device, lease, on_progress)
+                recovery = Recovery(
+                    self._context,
+                    member,
+                    lease,
+                    self._stop.is_set,
+                    on_progress,
+                    from_others=from_others,
+                )
+                self._recover(recovery, member, device, lease)
         except BaseException as error:
             if not probation and not isinstance(error, Exception):  # Ctrl-C
                 self._ledger.repairs.interrupt(key, term.token)
@@ -191,17 +199,16 @@ class Upkeep:
                 self._busy.discard(key)
 
     def _recover(
-        self, member: Member, device: DeviceRow, lease: LeaseRow, on_progress: OnProgress
+        self, recovery: Recovery, member: Member, device: DeviceRow, lease: LeaseRow
     ) -> None:
-        recovery = Recovery(self._context, member, lease, self._stop.is_set, on_progress)
         try:
             reached = recovery.run(device)
         except HarnessError as error:
             if self._stop.is_set():
                 self._ledger.repairs.interrupt(lease.key, lease.token)
             else:
-                held = isinstance(error, DeviceHeldError)
-                retry_in_s = min(self._backoff(device, Event.GAVE_UP), _HELD_S) if held else None
+                answers = isinstance(error, NO_STEP_HELPS)
+                retry_in_s = min(self._backoff(device, Event.GAVE_UP), _HELD_S) if answers else None
                 reason = one_line(str(error))
                 self._end(device, lease.token, Event.GAVE_UP, reason, retry_in_s=retry_in_s)
             return
@@ -214,27 +221,20 @@ class Upkeep:
 
     def _run_probation(self, member: Member, device: DeviceRow, term: LeaseTerm) -> None:
         try:
-            lease = Lease(self._context, term, [self._claim(member, device.key, term)])
+            claimed = self._context.claims.claim(term.token, device.key, member)
+            lease = Lease(self._context, term, [claimed])
             self.probation(lease.device)
             lease.device.fence.give_back(lease.device.unleased)
-        except (HarnessError, HigherTokenError) as error:
+        except HarnessError as error:
             reason, retry_in_s = f"its probation run failed: {one_line(str(error))}", None
-            if isinstance(error, DeviceHeldError):
+            if isinstance(error, NO_STEP_HELPS):
                 reason, retry_in_s = one_line(str(error)), _HELD_S
-            elif isinstance(error, HarnessError) and error.is_infrastructure:
+            elif isinstance(error, LeaseLostError) or error.is_infrastructure:
                 # It says nothing about the device, which is tried again at once.
                 reason, retry_in_s = one_line(str(error)), 1.0
             self._end(device, term.token, Event.NOT_PASSED, reason, retry_in_s=retry_in_s)
         else:
             self._end(device, term.token, Event.PASSED, "it passed its probation run")
-
-    def _claim(self, member: Member, key: str, term: LeaseTerm) -> ClaimedDevice:
-        try:
-            return self._context.claims.claim(term.token, key, member)
-        except HigherTokenError as error:
-            if not self._context.heartbeat.raise_token(term, int(error.args[0])):
-                raise LeaseLostError(member.name, term.token, "it was taken back") from None
-            return self._context.claims.claim(term.token, key, member)
 
     def _end(
         self,

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from buildlib.targets import find_soc
 from harness.errors import (
@@ -37,7 +37,7 @@ from harness.errors import (
     VirtualDeviceRecordError,
     VirtualDeviceStartError,
 )
-from harness.paths import make_state_dir, state_dir
+from harness.paths import make_state_dir, private_lock, state_dir
 from harness.virtual_device.control import DeviceControl
 from harness.virtual_device.faults import Fault
 from harness.virtual_device.filesystem import DEVICE_FOLDERS
@@ -340,7 +340,7 @@ def _load(name: str) -> DeviceRecord:
 def _locked(name: str) -> Iterator[None]:
     make_state_dir()
     _devices_dir().mkdir(exist_ok=True, mode=0o700)
-    lock = FileLock(_devices_dir() / f".{name}.lock")
+    lock = private_lock(_devices_dir() / f".{name}.lock")
     try:
         lock.acquire(timeout=_LOCK_PATIENCE_S)
     except Timeout:

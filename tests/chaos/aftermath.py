@@ -95,7 +95,7 @@ def _use(lab: Lab, farm: Farm, case: Case, tell: Tell) -> None:
                     requirement, timeout_s=patient(_ACQUIRE_S), purpose="aftermath"
                 ) as lease:
                     device = lease.device
-                    mine = shlex.quote(f"lease:{device.fence.id}.{lease.token}.")
+                    mine = shlex.quote(f"lease:{device.fence.id}.{lease.token}-")
                     seen = device.shell(_FOREIGN.format(mine), check=False).stdout.strip()
                     if seen:
                         tell({"complaint": f"d{number} itself sees {seen!r}"})

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from harness.pool.fence import LOST_STATUS, Fence, Holder
+from tests.system import program
 
 if TYPE_CHECKING:
     from harness.devices.base import Device
@@ -36,7 +37,8 @@ def record_of(holder: str) -> str:
 
 
 def tokens(device: "DeviceShell") -> set[str]:
-    return {path.name for path in (device.work_root / "fence").glob("[0-9]*")}
+    files = (device.work_root / "fence").glob("[0-9]*")
+    return {path.name.removesuffix("-a1") for path in files}
 
 
 def guarded(device: "DeviceShell", fence: Fence, command: str) -> subprocess.Popen[str]:
@@ -96,7 +98,7 @@ def test_hostile_commands_and_stdin_arrive_unchanged(device: "DeviceShell") -> N
         device, fence, "cat; printf '<%s>' \"$QNNFARM_MARKS\" 'a'\\''b' '$(id)' \"`echo c`\""
     )
     stdout, _ = process.communicate("in 'put' $x\n")
-    assert stdout == f"in 'put' $x\n<lease:{fence.id}.1.><a'b><$(id)><c>"
+    assert stdout == f"in 'put' $x\n<lease:{fence.id}.1-a1.><a'b><$(id)><c>"
 
 
 def test_a_claim_kills_commands_that_passed_the_fence_before(
@@ -130,7 +132,7 @@ def test_only_behind_a_quiet_lease_there_is_nothing_to_look_for(
         while not running(quiet):
             time.sleep(0.02)
         if between:  # somebody else had it meanwhile, and may have left something
-            (device.work_root / "fence" / "2").touch()
+            (device.work_root / "fence" / "2-a1").touch()
         claim(device, 3, quiet.id, "1")
         assert bool(running(quiet)) is not between
         claim(device, 4, quiet.id, "1")
@@ -141,7 +143,7 @@ def test_only_behind_a_quiet_lease_there_is_nothing_to_look_for(
 
 
 def running(fence: Fence) -> list[str]:
-    mark = f"lease:{fence.id}.{fence.token}.".encode()
+    mark = f"lease:{fence.id}.{fence.token}-{fence.ledger}.".encode()
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -175,7 +177,7 @@ def test_a_claim_removes_run_folders_that_were_never_finished(device: "DeviceShe
     runs = device.work_root / "runs"
     (runs / ".run-1.4242" / "lib").mkdir(parents=True)
     (runs / ".link").symlink_to(device.work_root / "fence")
-    done = device.run("fence.sh", device.work_root, "sweep", "1")
+    done = device.run("fence.sh", device.work_root, "sweep", "1", HOLDER)
     assert done.returncode == 0
     assert (runs / ".run-1.4242").is_dir()  # it may be ours
     assert claim(device, 2).id == first.id
@@ -201,12 +203,12 @@ def test_a_sweep_ends_what_the_holder_left(device: "DeviceShell", tmp_path: Path
     fence = claim(device, 3)
     process = guarded(device, fence, f": >{shlex.quote(str(tmp_path / 'begun'))}; sleep 63")
     wait_until(tmp_path / "begun")
-    done = device.run("fence.sh", device.work_root, "sweep", "3")
+    done = device.run("fence.sh", device.work_root, "sweep", "3", HOLDER)
     assert (done.returncode, done.stderr) == (0, "")
     process.communicate(timeout=200)
     assert process.returncode == -9
     claim(device, 4)
-    done = device.run("fence.sh", device.work_root, "sweep", "3")
+    done = device.run("fence.sh", device.work_root, "sweep", "3", HOLDER)
     assert (done.returncode, done.stdout) == (3, f"qnnfarm-fence refused=4 {record_of(HOLDER)}\n")
 
 
@@ -231,7 +233,7 @@ def test_a_greater_claim_that_comes_between_two_looks_is_kept(device: "DeviceShe
     # The trace's prompt is evaluated before each command: here it makes the file of another claim
     # right after this one has seen that it is the greatest.
     script, *arguments = device.command("fence.sh", device.work_root, "claim", "12", HOLDER)[1:]
-    prompt = """${highest:+$(case $highest${former+x} in 12) echo a1 >"$fence/19" ;; esac)}"""
+    prompt = """${highest:+$(case $highest${former+x} in 12) echo a1 >"$fence/19-a1" ;; esac)}"""
     subprocess.run(
         [device.shell, "-x", script, *arguments],
         env={**device.environment, "PS4": prompt},
@@ -269,7 +271,7 @@ def test_a_claim_that_was_overtaken_ends_nothing_of_the_greater_one(
     assert greater.wait(timeout=200) == 0
     held = subprocess.Popen(
         [device.shell, "-c", "sleep 64; :"],
-        env=device.environment | {"QNNFARM_MARKS": f"lease:{fence.id}.19."},
+        env=device.environment | {"QNNFARM_MARKS": f"lease:{fence.id}.19-a1."},
     )
     try:
         run_dir = device.make_run("of-the-greater")
@@ -313,52 +315,57 @@ def refused(device: "DeviceShell", token: int, *words: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-def age(device: "DeviceShell", minutes: float) -> None:
-    """Let the claim, and the last command after it, be that old."""
-    fence, then = device.work_root / "fence", time.time() - 60 * minutes
-    (fence / "used").touch()
-    for file in (fence / "used", *fence.glob("[0-9]*")):
-        os.utime(file, (then, then))
-
-
-def test_a_holder_that_has_run_nothing_yet_is_alive(device: "DeviceShell") -> None:
+def test_a_holder_of_another_ledger_keeps_the_device(device: "DeviceShell") -> None:
     claim(device, 5)
-    alive = (5, f"qnnfarm-fence held=5 alive=1 {record_of(HOLDER)}\n")
-    assert refused(device, 9) == alive
-    age(device, 11)
-    assert refused(device, 9)[1].split()[2] == "alive=0"
-
-
-def test_a_holder_of_another_ledger_keeps_the_device_while_it_is_alive(
-    device: "DeviceShell", tmp_path: Path
-) -> None:
-    fence = claim(device, 5)
-    process = guarded(device, fence, f": >{shlex.quote(str(tmp_path / 'begun'))}; read -r word")
-    wait_until(tmp_path / "begun")
     run_dir = device.make_run()
-    told = record_of(HOLDER)
-    alive = (5, f"qnnfarm-fence held=5 alive=1 {told}\n")
-    assert refused(device, 3) == refused(device, 5) == refused(device, 9) == alive
-    age(device, 11)  # what it began then still runs
-    assert refused(device, 9) == alive
-    process.communicate("end\n", timeout=200)
-    assert refused(device, 9) == (5, f"qnnfarm-fence held=5 alive=0 {told}\n")
-    age(device, 9)
-    assert refused(device, 9) == alive
+    held = (5, f"qnnfarm-fence held=5-a1 {record_of(HOLDER)}\n")
+    assert refused(device, 3) == refused(device, 5) == refused(device, 9) == held
+    assert refused(device, 9, "", "0", "4-a1") == held
     assert run_dir.exists()
     assert tokens(device) == {"5"}
 
 
-def test_a_holder_of_another_ledger_that_is_gone_gives_way_to_who_names_it(
-    device: "DeviceShell",
-) -> None:
-    claim(device, 5)
-    assert refused(device, 9, "", "0", "4")[0] == 5
-    assert refused(device, 5, "", "0", "5") == (
-        3,
-        f"qnnfarm-fence refused=5 {record_of(HOLDER)}\n",
+def test_a_holder_of_another_ledger_gives_way_to_who_names_it(device: "DeviceShell") -> None:
+    old = claim(device, 5)
+    process = subprocess.Popen(
+        [device.shell, "-c", "sleep 65; :"], env=device.environment | old.env
     )
-    assert claim(device, 9, "", "0", "5", holder=OTHER).token == 9
+    new = claim(device, 5, "", "0", "5-a1", holder=OTHER)
+    assert process.wait(60) == -9
+    late = guarded(device, old, "true")
+    _, stderr = late.communicate()
+    assert old.was_lost(late.returncode, stderr)
+    assert guarded(device, new, "echo here").communicate() == ("here\n", "")
+
+
+@pytest.mark.parametrize(("ledger", "code"), [("a1", 0), ("-", 0), ("", 0), ("b2", 5)])
+def test_the_fence_of_an_earlier_version_is_read(
+    device: "DeviceShell", ledger: str, code: int
+) -> None:
+    (device.work_root / "fence").mkdir()
+    (device.work_root / "fence" / "7").write_text(f"{ledger} {{}}\n" if ledger else "")
+    done = device.run("fence.sh", device.work_root, "claim", "8", HOLDER)
+    assert done.returncode == code
+    assert tokens(device) == ({"8"} if code == 0 else {"7"})
+
+
+@pytest.mark.needs("namespaces")
+def test_a_disk_that_is_full_leaves_no_file_in_the_fence(device: "DeviceShell") -> None:
+    fence = claim(device, 5)
+    words = device.command("fence.sh", device.work_root, "claim", "6", HOLDER)
+    script = (
+        f'mount -t tmpfs -o size=1M none "$1" && cp -a "$1".old/. "$1"; shift; '
+        f'head -c 9000000 /dev/zero >{shlex.quote(str(device.work_root))}/rest 2>/dev/null; "$@"; '
+        f"echo $? $(ls {shlex.quote(str(device.work_root))}/fence)"
+    )
+    shutil.copytree(device.work_root, f"{device.work_root}.old", symlinks=True)
+    done = subprocess.run(
+        [str(program("unshare")), "--mount", "sh", "-c", script, "sh", device.work_root, *words],
+        env=device.environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert "the file system is full or read-only" in done.stderr
+    assert done.stdout.split() == ["1", "5-a1", "id"]
+    assert claim(device, 6).id == fence.id
 
 
 def test_a_device_that_was_given_back_goes_to_any_ledger(device: "DeviceShell") -> None:
@@ -371,21 +378,20 @@ def test_a_device_that_was_given_back_goes_to_any_ledger(device: "DeviceShell") 
 
     fence.give_back(cast("Device", Shell()))
     subprocess.run([device.shell, "-c", commands[0]], env=device.environment, check=True)
-    assert refused(device, 5) == (3, f"qnnfarm-fence refused=5 {record_of(HOLDER)}\n")
-    assert claim(device, 6, holder=OTHER).token == 6
+    assert claim(device, 2, holder=OTHER).token == 2
     late = subprocess.run([device.shell, "-c", commands[0]], env=device.environment, check=True)
-    assert (late.returncode, tokens(device)) == (0, {"6"})
+    assert (late.returncode, tokens(device)) == (0, {"2-b2"})
 
 
 def test_a_late_command_says_who_has_the_device(device: "DeviceShell") -> None:
     old = claim(device, 1)
-    claim(device, 2, "", "0", "1", holder=OTHER)
+    claim(device, 2, "", "0", "1-a1", holder=OTHER)
     process = guarded(device, old, "true")
     _, stderr = process.communicate()
     assert old.was_lost(process.returncode, stderr)
     told = old.describe_loss(stderr, time.time())
     assert re.fullmatch(
-        r"ben: pytest \(pid 8\) on lab2, since .*, took the device through another ledger", told
+        r"ben: pytest \(pid 8\) on lab2, since .*, has the device through another ledger", told
     )
     shutil.rmtree(device.work_root)
     process = guarded(device, old, "true")

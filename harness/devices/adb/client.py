@@ -5,7 +5,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from filelock import BaseFileLock, FileLock, Timeout
+from filelock import BaseFileLock, Timeout
 
 from buildlib.paths import default_cache_root
 from harness.clock import Deadline, DeadlineExceeded
@@ -22,6 +22,7 @@ from harness.errors import (
     DeviceTimeoutError,
     DeviceUnauthorizedError,
 )
+from harness.paths import private_lock
 
 _QUERY_TIMEOUT_S = 10.0
 _CONNECTED = re.compile(r"(already )?connected to ")
@@ -103,7 +104,7 @@ class AdbServer:
         folder = default_cache_root() / "adb-connect"
         folder.mkdir(parents=True, exist_ok=True)
         name = re.sub(r"[^\w.-]", "_", f"{self.address}-{serial}")
-        return FileLock(folder / f"{name[-200:]}.lock", timeout=deadline.remaining())
+        return private_lock(folder / f"{name[-200:]}.lock", deadline.remaining())
 
     def _connect(self, serial: str, deadline: Deadline) -> None:
         while True:

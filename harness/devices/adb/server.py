@@ -23,7 +23,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from buildlib.paths import default_cache_root
 from harness.clock import Deadline, DeadlineExceeded
@@ -39,7 +39,7 @@ from harness.devices.adb.connection import (
 )
 from harness.devices.socket_owner import server_owners, tcp_sockets, user_name
 from harness.errors import AdbServerError
-from harness.paths import make_state_dir, state_dir
+from harness.paths import make_state_dir, private_lock, state_dir
 
 _VERSION = re.compile(r"[0-9A-Fa-f]{1,4}")
 _PROBE_TIMEOUT_S = 10.0
@@ -113,7 +113,7 @@ def ensure_server(
         if not address.local:
             reason = f"cannot be reached, and is not on this host to be started: {error}"
             raise AdbServerError(str(address), reason) from None
-    lock = FileLock(_prepare_file(address, "lock"), timeout=_START_TIMEOUT_S)
+    lock = private_lock(_prepare_file(address, "lock"), _START_TIMEOUT_S)
     try:
         with lock:
             try:

@@ -14,7 +14,7 @@ from harness.pool.database import Database
 from harness.pool.failure_policy import QuarantineRule
 from harness.pool.heartbeat import Heartbeat
 from harness.pool.ledger import Ledger
-from harness.pool.owner import Owner
+from harness.pool.owner import Owner, host_id
 from harness.pool.pool import Pool
 from harness.pool.records import Facts
 from tests.clock import ManualClock
@@ -78,7 +78,7 @@ class Bench:
 
 
 def process(pid: int) -> Owner:
-    return Owner(pid, 1, "boot", "ns", f"process {pid}")
+    return Owner(host_id(), "boot", pid, 1, "ns", f"process {pid}")
 
 
 def close(pool: Pool) -> None:

@@ -3,6 +3,10 @@
 import sqlite3
 
 _BACK = {
+    6: """
+    ALTER TABLE leases DROP COLUMN host;
+    ALTER TABLE tickets DROP COLUMN host;
+    """,
     5: """
     DROP INDEX evidence_by_work;
     ALTER TABLE evidence DROP COLUMN work;

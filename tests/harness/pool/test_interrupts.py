@@ -9,10 +9,10 @@ import pytest
 
 import harness.pool
 from harness.devices.spec import DeviceSpec
-from harness.errors import DeviceLostError, LedgerError
+from harness.errors import DeviceLostError, LeaseLostError, LedgerError
 from harness.pool.acquisition import Acquisition
 from harness.pool.context import PoolContext
-from harness.pool.fence import ClaimedDevice, Fence, HigherTokenError
+from harness.pool.fence import ClaimedDevice, Fence
 from harness.pool.lease import Lease, LeasedDevice
 from harness.pool.members import Member
 from harness.pool.requirement import Requirement
@@ -34,12 +34,14 @@ class HandDevice:
 class HandClaims:
     """Fences nothing; the first claim of a device may find a higher token there."""
 
-    def __init__(self, higher: int = 0) -> None:
+    def __init__(self, bench: Bench, higher: int = 0) -> None:
+        self.bench = bench
         self.higher = higher
 
     def claim(self, token: int, key: str, *_: object, **__: object) -> ClaimedDevice:
         if token <= self.higher:
-            raise HigherTokenError(self.higher)
+            self.bench.ledger.devices.note_token(self.higher)
+            raise LeaseLostError(key, token, "the device has a higher token")
         return ClaimedDevice(
             key, key, cast("Device", HandDevice()), Fence("/root", token, "id", "")
         )
@@ -72,7 +74,7 @@ def test_a_request_interrupted_at_any_line_leaves_no_lease(
 ) -> None:
     bench = Bench(tmp_path / "pool.db")
     bench.add("a")
-    claims = HandClaims()
+    claims = HandClaims(bench)
     context = bench.context(claims=claims)
     for number in itertools.count(1):
         granted: list[Lease] = []
@@ -93,7 +95,7 @@ def test_a_request_interrupted_at_any_line_leaves_no_lease(
 
 def test_a_lease_whose_report_fails_is_given_back(bench: Bench) -> None:
     bench.add("a")
-    context = bench.context(claims=HandClaims())
+    context = bench.context(claims=HandClaims(bench))
     lease = acquire(context)
     with bench.database.writing() as db:
         db.execute("ALTER TABLE evidence RENAME TO elsewhere")
@@ -105,7 +107,7 @@ def test_a_lease_whose_report_fails_is_given_back(bench: Bench) -> None:
 
 def test_a_grant_whose_ticket_cannot_be_settled_is_given_back(bench: Bench) -> None:
     bench.add("a")
-    context = bench.context(claims=HandClaims())
+    context = bench.context(claims=HandClaims(bench))
     with bench.database.writing() as db:
         db.execute(
             "CREATE TRIGGER full BEFORE DELETE ON tickets BEGIN SELECT RAISE(ABORT, 'full'); END"
@@ -123,7 +125,7 @@ def test_a_grant_whose_report_fails_is_given_back(bench: Bench) -> None:
         def claim(self, *_: object, **__: object) -> ClaimedDevice:
             raise DeviceLostError("serial", "a claim", "closed")
 
-    context = bench.context(claims=Failing())
+    context = bench.context(claims=Failing(bench))
     with bench.database.writing() as db:
         db.execute("ALTER TABLE evidence RENAME TO elsewhere")
     with pytest.raises(LedgerError):
@@ -133,7 +135,7 @@ def test_a_grant_whose_report_fails_is_given_back(bench: Bench) -> None:
 
 def test_a_lease_has_its_devices_and_a_raised_token(bench: Bench) -> None:
     bench.add("a", "b")
-    lease = acquire(bench.context(claims=HandClaims(700)), "ab")
+    lease = acquire(bench.context(claims=HandClaims(bench, 700)), "ab")
     assert lease.token == 701
     assert {type(device) for device in lease.devices} == {LeasedDevice}
     lease.check()

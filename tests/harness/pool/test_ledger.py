@@ -131,11 +131,10 @@ def test_a_ticket_whose_device_failed_goes_back_to_its_place(bench: Bench) -> No
 def test_tokens_only_rise_also_above_that_of_a_device(bench: Bench, grab: Grab) -> None:
     bench.add("a", "b")
     first = grab(1, "a")
-    raised = bench.ledger.leases.raise_token(first, 5000, 1)
-    assert raised == 5001
-    assert bench.ledger.leases.holds(5001, "a")
-    assert grab(2, "b") == 5002
-    assert bench.ledger.leases.raise_token(first, 9000, 1) is None
+    bench.ledger.devices.note_token(5000)
+    bench.ledger.devices.note_token(7)
+    assert bench.ledger.leases.holds(first, "a")
+    assert grab(2, "b") == 5001
 
 
 def test_a_drained_device_stays_with_its_holder_and_is_not_granted(
@@ -465,26 +464,6 @@ def test_a_transaction_that_fails_changes_nothing(bench: Bench) -> None:
     with pytest.raises(RuntimeError):
         fail()
     assert bench.state("a") == "ready"
-
-
-def test_a_lease_that_lost_one_of_its_devices_gets_no_higher_token(
-    bench: Bench, grab: Grab
-) -> None:
-    """Its late claim would shut out the new holder of that device."""
-    bench.add("a", "b")
-    token = grab(1, "a", "b")
-    bench.ledger.leases.release(token, ["b"], "taken by a person")
-    new = grab(2, "b")
-    assert bench.ledger.leases.raise_token(token, new, 2) is None
-    assert bench.ledger.leases.holds(token, "a")
-    assert bench.ledger.leases.holds(new, "b")
-
-
-def test_a_lease_that_ran_out_gets_no_higher_token(bench: Bench, grab: Grab) -> None:
-    bench.add("a")
-    token = grab(1, "a")
-    bench.clock.time += TTL_S
-    assert bench.ledger.leases.raise_token(token, 5000, 1) is None
 
 
 @pytest.mark.parametrize("end", ["killed", "asleep"])

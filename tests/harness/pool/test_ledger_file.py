@@ -1,4 +1,4 @@
-"""A full disk under the ledger."""
+"""Disks under the ledger: a full one, and one that other hosts have mounted, too."""
 
 import os
 import subprocess
@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.errors import LedgerError
+from harness.pool import ledger_file
 from tests.system import program
 
 _PROGRAM = """
@@ -73,3 +75,28 @@ def test_a_full_disk_is_told_as_one_and_the_ledger_works_again_after_it(
         f"no space is left on the disk of {tmp_path}/state: free some there"
     )
     assert done.stdout.splitlines() == [full, full, "fine"], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_network"),
+    [("nfs4", True), ("cifs", True), ("9p", True), ("fuse.sshfs", True), ("ext4", False),
+     ("tmpfs", False), ("overlay", False), ("fuse.mergerfs", False)],
+)  # fmt: skip
+def test_a_ledger_on_a_network_file_system_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, *, is_network: bool
+) -> None:
+    device = tmp_path.stat().st_dev
+    numbers = f"{os.major(device)}:{os.minor(device)}"
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(
+        "22 1 0:21 / / rw shared:1 - nfs server:/root rw\n"
+        f"36 35 {numbers} /a\\040b /mnt rw,noatime master:1 - {kind} server:/home rw\n"
+    )
+    found = ledger_file.network_file_system(tmp_path, mounts)
+    assert found == (kind if is_network else "")
+    monkeypatch.setattr(ledger_file, "network_file_system", lambda _: found)
+    if is_network:
+        with pytest.raises(LedgerError, match=rf"network file system \({kind}\).*PostgreSQL"):
+            ledger_file.prepare(tmp_path / "pool.db")
+    else:
+        ledger_file.prepare(tmp_path / "pool.db")

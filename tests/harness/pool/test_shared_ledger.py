@@ -229,9 +229,9 @@ def test_text_that_another_user_wrote_reaches_no_terminal_raw(shared: SharedFold
             (evil, evil),
         )
         db.execute(
-            "INSERT INTO leases SELECT key, 7, ?, 0, '', ?, 0, 'boot', 'ns', ?, ?, 1e9"
+            "INSERT INTO leases SELECT key, 7, ?, 0, '', ?, 'boot', ?, 0, 'ns', ?, ?, 1e9"
             " FROM devices",
-            (evil, os.getpid(), evil, SystemClock().boottime()),
+            (evil, evil, os.getpid(), evil, SystemClock().boottime()),
         )
     for words in (("show",), ("show", "--json"), ("history", "bench"), ("release", "bench")):
         shown = shared.qnnfarm(BOB, "pool", *words)
@@ -241,7 +241,7 @@ def test_text_that_another_user_wrote_reaches_no_terminal_raw(shared: SharedFold
 
 _TICKET_OF_NOTHING = (
     "INSERT INTO tickets"
-    " SELECT 1, '[[]]', 1, NULL, pid, started, boot, namespace, '', beat, ttl FROM leases"
+    " SELECT 1, '[[]]', 1, NULL, host, boot, pid, started, namespace, '', beat, ttl FROM leases"
 )
 
 

@@ -28,6 +28,7 @@ from harness.errors import (
     DeviceTimeoutError,
     DeviceUnauthorizedError,
 )
+from harness.paths import private_lock
 from harness.pool.pool import host_devices
 from tests.conftest import kill_server
 from tests.system import NOBODY, as_user, python_for_others
@@ -386,3 +387,14 @@ def test_a_socket_in_a_folder_of_anothers_is_refused(
     monkeypatch.setenv("QNNFARM_STATE_DIR", str(tmp_path / ("d" * 100)))
     with pytest.raises(AdbServerError, match="shorter QNNFARM_STATE_DIR"):
         ensure_server(module.own_address())
+
+
+@pytest.mark.parametrize("mode", [None, 0o644])
+def test_nobody_else_can_hold_the_lock_of_a_start(tmp_path: Path, mode: int | None) -> None:
+    """Whoever may read a file may lock it, and then the start would wait."""
+    path = tmp_path / "adb-server.lock"
+    if mode is not None:
+        path.touch()
+        path.chmod(mode)
+    with private_lock(path, 1):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600

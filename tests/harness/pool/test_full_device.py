@@ -1,0 +1,99 @@
+"""A device whose disk is full, for real: one of the test's own, in memory."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.system import program
+
+_POOL = "devices: [{name: bench, type: local}]\nrecovery: {backoff_s: 1}\n"
+_PROGRAM = """
+import json, sys, time
+from pathlib import Path
+from harness.errors import LeaseTimeoutError
+from harness.pool.pool import Pool
+from harness.pool.requirement import Requirement
+
+cache = Path(sys.argv[1])
+with Pool.open() as pool:
+    with pool.acquire(Requirement(), timeout_s=60) as lease:
+        fence = Path(lease.device.work_root, "fence")
+        first = lease.token
+    with open(cache / "filler", "wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(4096))
+        except OSError:
+            pass
+    began = time.monotonic()
+    try:
+        pool.acquire(Requirement(), timeout_s=3)
+    except LeaseTimeoutError as error:
+        told = str(error)
+    took_s = time.monotonic() - began
+    held = sorted(path.name.partition("-")[0] for path in fence.glob("[0-9]*"))
+    (cache / "filler").unlink()
+    with pool.acquire(Requirement(), timeout_s=60) as lease:
+        last = lease.token
+    failures = pool.members()[0].failures
+print(json.dumps([told, took_s, held == [str(first)], last - first, failures]))
+"""
+_PLAN = """
+name: full
+devices: [{name: bench}]
+workloads: [{kind: command, command: ["true"]}]
+conditions: none
+"""
+
+
+def _in_a_small_disk(tmp_path: Path, words: list[str]) -> tuple[list[str], dict[str, str]]:
+    """A command whose cache, with the work root of its device, is 3 MB large."""
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    (tmp_path / "pool.yaml").write_text(_POOL)
+    user = [] if os.geteuid() == 0 else ["--map-root-user"]
+    mount = 'mount -t tmpfs -o size=3m none "$1" && shift && exec "$@"'
+    environment = {
+        **os.environ,
+        "QNNFARM_POOL": str(tmp_path / "pool.yaml"),
+        "QNNFARM_STATE_DIR": str(tmp_path / "state"),
+        "XDG_CACHE_HOME": str(cache),
+        "HOME": str(tmp_path),
+    }
+    unshare = [str(program("unshare")), "--mount", *user]
+    return [*unshare, "sh", "-c", mount, "sh", str(cache), *words], environment
+
+
+@pytest.mark.needs("namespaces")
+def test_a_claim_on_a_full_disk_ends_in_time_and_burns_no_tokens(tmp_path: Path) -> None:
+    words, environment = _in_a_small_disk(
+        tmp_path, [sys.executable, "-c", _PROGRAM, str(tmp_path / "cache")]
+    )
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    told, took_s, is_alone, tokens, failures = json.loads(done.stdout)
+    assert "bench is " in told
+    assert "is full at " in told
+    assert told.isprintable()
+    assert took_s < 60  # however slow the machine is
+    assert is_alone
+    assert tokens < 20
+    assert failures == []
+
+
+@pytest.mark.needs("namespaces")
+def test_a_plan_on_a_full_device_ends_at_sigterm(tmp_path: Path) -> None:
+    (tmp_path / "plan.yaml").write_text(_PLAN)
+    run = f"{sys.executable} -m harness.cli run {tmp_path}/plan.yaml --db {tmp_path}/r.db"
+    fill = f"head -c 9000000 /dev/zero >{tmp_path}/cache/filler 2>/dev/null"
+    script = f"{run} && {{ {fill}; timeout -k 120 -s TERM 8 {run} --fresh; echo status $?; }}"
+    words, environment = _in_a_small_disk(tmp_path, ["sh", "-c", script])
+    done = subprocess.run(
+        words, env=environment, capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert done.stdout.splitlines()[-1:] == ["status 124"], done.stdout + done.stderr
+    assert "is full at" in done.stderr
