@@ -171,7 +171,8 @@ class ContainerMetadata(_Part):
         options: the builder's options, as dotted keys.
         contract: names by which its graphs take and give tensors.
         container_sha256: over model, graphs, target, contract, op packages, and the names, sizes
-            and hashes of all files; equal containers have equal ones, whenever and wherever they were built.
+            and hashes of all files; equal containers have equal ones, whenever and wherever they
+            were built.
         speculation: how the dialog's texts compare; None if they were not compared.
         op_packages: libraries that QNN registers before it loads the binaries, by their names here.
     """
