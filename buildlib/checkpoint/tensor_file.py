@@ -8,6 +8,7 @@ import itertools
 import json
 import math
 import struct
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -20,6 +21,7 @@ from buildlib.errors import CheckpointError
 from buildlib.files import check_file
 
 StoredDtype = Literal["F16", "BF16", "F32"]
+"""Types of the tensors of a checkpoint."""
 
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 _MAX_RANK = 8
@@ -28,6 +30,10 @@ _NUMPY: dict[str, np.dtype[Any]] = {
     "F16": np.dtype("<f2"),
     "BF16": np.dtype(ml_dtypes.bfloat16),
     "F32": np.dtype("<f4"),
+    "F64": np.dtype("<f8"),
+    "BOOL": np.dtype(np.bool_),
+    **{f"U{8 * size}": np.dtype(f"<u{size}") for size in (1, 2, 4, 8)},
+    **{f"I{8 * size}": np.dtype(f"<i{size}") for size in (1, 2, 4, 8)},
 }
 
 
@@ -36,6 +42,8 @@ class TensorRef:
     """Location of a tensor, which is read on demand.
 
     Attributes:
+        dtype: as the file spells it; other than `StoredDtype` only where `read_header` was told to
+            take it.
         offset: of the first byte from the start of the file.
     """
 
@@ -95,8 +103,11 @@ def find_nonfinite(ref: TensorRef) -> tuple[tuple[int, ...] | None, bool]:
     return None, bool(zero)
 
 
-def read_header(path: Path) -> dict[str, TensorRef]:
+def read_header(path: Path, dtypes: Collection[str] = _DTYPES) -> dict[str, TensorRef]:
     """Return all tensors of a safetensors file, without reading their data.
+
+    Args:
+        dtypes: types that they may have.
 
     Raises:
         CheckpointError: the file is missing, truncated, or its header is not to be trusted.
@@ -123,7 +134,7 @@ def read_header(path: Path) -> dict[str, TensorRef]:
         raise CheckpointError(path, "header is no JSON object")
     data_start = 8 + header_size
     refs = {
-        name: _ref(path, name, entry, data_start, file_size)
+        name: _ref(path, name, entry, data_start, file_size, dtypes)
         for name, entry in header.items()
         if name != "__metadata__"
     }
@@ -143,7 +154,14 @@ def _is_size(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 48
 
 
-def _ref(path: Path, name: str, entry: Any, data_start: int, file_size: int) -> TensorRef:  # noqa: ANN401
+def _ref(
+    path: Path,
+    name: str,
+    entry: Any,  # noqa: ANN401
+    data_start: int,
+    file_size: int,
+    dtypes: Collection[str],
+) -> TensorRef:
     def refuse(reason: str) -> CheckpointError:
         return CheckpointError(path, f"tensor {name[:80]!r}: {reason}")
 
@@ -151,8 +169,8 @@ def _ref(path: Path, name: str, entry: Any, data_start: int, file_size: int) -> 
         raise refuse("its entry is no JSON object")
     dtype: Any = entry.get("dtype")
     shape, offsets = entry.get("shape"), entry.get("data_offsets")
-    if dtype not in _DTYPES:
-        raise refuse(f"type {str(dtype)[:20]} is none of {', '.join(_DTYPES)}")
+    if dtype not in dtypes:
+        raise refuse(f"type {str(dtype)[:20]} is none of {', '.join(dtypes)}")
     if not isinstance(shape, list) or len(shape) > _MAX_RANK or not all(map(_is_size, shape)):
         raise refuse("its shape is not a short list of sizes")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_size, offsets)):
