@@ -15,6 +15,7 @@ from harness.errors import FaultSpecError
 
 When = Literal["any", "push", "pull", "list", "shell", "run", "forward"]
 RunnerSignal = Literal["KILL", "STOP"]
+DspCause = Literal["path", "skeleton", "architecture", "runtime"]
 
 ALWAYS: Final = 0
 """The `count` of a fault that strikes until it is cleared."""
@@ -184,6 +185,57 @@ class Runner(Fault):
         Fault.__post_init__(self)
 
 
+_SETUP = (
+    "<E> Failed to create transport for device, error: {0}",
+    "<E> Failed to load skel, error: {0}",
+)
+_CONTEXT = '[ERROR] "Could not create context from binary for context index = 0 : err {0}"'
+DSP_MESSAGES: Final[Mapping[DspCause, tuple[str, ...]]] = {
+    # github.com/pytorch/executorch/issues/2788
+    "path": (
+        "<E> DspTransport.openSession qnn_open failed, 0x80000406, prio 100",
+        "<E> IDspTransport: Unable to load lib 0x80000406",
+        *(line.format(1008) for line in _SETUP),
+        "<E> Transport layer setup failed: 14001",
+    ),
+    # github.com/qualcomm/fastrpc/issues/379
+    "skeleton": (
+        "Error 0x80000442: remote_handle64_open failed (user err 0x80000600)",
+        "<E> DspTransport.openSession qnn_open failed, 0x80000600, prio 100",
+        *(line.format(4000) for line in _SETUP),
+        "<E> Transport layer setup failed: 14001",
+    ),
+    # github.com/qualcomm/ai-hub-models/issues/101
+    "architecture": (_CONTEXT.format(1009), "Failure to initialize model"),
+    # github.com/qualcomm/ai-hub-apps/issues/148
+    "runtime": (_CONTEXT.format(5000), "Failure to initialize model"),
+}
+"""What users of phones saw, by its cause."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dsp(Fault):
+    """A process that loads libQnnHtp.so says what it says on a phone, and aborts.
+
+    The emulator has no DSP that could refuse anything.
+
+    Attributes:
+        cause: `path`: no skeleton is in `ADSP_LIBRARY_PATH`; `skeleton`: it is of another SDK;
+            `architecture`: the binaries are of another SoC; `runtime`: the libraries are older
+            than they.
+    """
+
+    kind: ClassVar[str] = "dsp"
+    when: When = "run"
+    cause: DspCause = "path"
+    after: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.cause not in DSP_MESSAGES:
+            raise FaultSpecError(str(self), f"`cause` is one of {', '.join(DSP_MESSAGES)}")
+        Fault.__post_init__(self)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Babble(Fault):
     """Commands print `bytes` of garbage in place of what they write to stdout, `inf` without end.
@@ -221,7 +273,7 @@ class Slow(Fault):
 
 KINDS: Final[Mapping[str, type[Fault]]] = {
     kind.kind: kind
-    for kind in (Drop, Stall, Corrupt, Full, Reboot, Power, Throttle, Runner, Babble, Slow)
+    for kind in (Drop, Stall, Corrupt, Full, Reboot, Power, Throttle, Runner, Dsp, Babble, Slow)
 }
 _COMMON = frozenset(field.name for field in fields(Fault))
 

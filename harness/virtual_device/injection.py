@@ -17,9 +17,11 @@ from harness.virtual_device.connection import Connection
 from harness.virtual_device.events import EventLog
 from harness.virtual_device.faults import (
     ALWAYS,
+    DSP_MESSAGES,
     Babble,
     Corrupt,
     Drop,
+    Dsp,
     Fault,
     Full,
     Power,
@@ -30,7 +32,7 @@ from harness.virtual_device.faults import (
     Throttle,
 )
 from harness.virtual_device.heat.throttler import Throttler
-from harness.virtual_device.linux import ProcessStat, command_line
+from harness.virtual_device.linux import ProcessStat, command_line, has_mapped, write_stderr
 from harness.virtual_device.power import PowerAction, PowerCommand, PowerQueue
 from harness.virtual_device.processes import ProcessTable, send_signal
 from harness.virtual_device.storage import Storage
@@ -66,7 +68,7 @@ class Effects(Protocol):
     def throttle(self, factor: float) -> None:
         """Give processes 1/`factor` of their time."""
 
-    def signal_runner(self, pid: int, fault: Runner) -> list[int]:
+    def signal_runner(self, pid: int, fault: Runner | Dsp) -> list[int]:
         """Signal the matching descendants of `pid`, and return their pids."""
 
 
@@ -176,7 +178,7 @@ class Injector:
                 self._start(self._go_down_later(fault, activity))
             else:
                 self._go_down(fault, activity)  # a task would come after a short command
-        elif isinstance(fault, Runner):
+        elif isinstance(fault, Runner | Dsp):
             self._start(self._strike_runner(armed, fault, activity))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
@@ -195,7 +197,9 @@ class Injector:
         else:
             self._effects.reboot()
 
-    async def _strike_runner(self, armed: _Armed, fault: Runner, activity: "Activity") -> None:
+    async def _strike_runner(
+        self, armed: _Armed, fault: Runner | Dsp, activity: "Activity"
+    ) -> None:
         await asyncio.sleep(fault.after)
         while not activity.ended and not armed.spent:
             if activity.pid is not None:
@@ -343,15 +347,18 @@ class DeviceEffects:
         """Give processes 1/`factor` of their time."""
         self.throttler.limit("fault", 1 / factor)
 
-    def signal_runner(self, pid: int, fault: Runner) -> list[int]:
+    def signal_runner(self, pid: int, fault: Runner | Dsp) -> list[int]:
         """Signal the matching descendants of `pid`, and return their pids."""
-        number = signal.Signals[f"SIG{fault.signal}"]
+        name = "ABRT" if isinstance(fault, Dsp) else fault.signal
+        number = signal.Signals[f"SIG{name}"]
         victims = [
             process.pid
             for process in self._below(pid)
-            if process.alive and _matches(command_line(process.pid), fault.match.encode())
+            if process.alive and _is_struck(process.pid, fault)
         ]
         for victim in victims:
+            if isinstance(fault, Dsp):
+                write_stderr(victim, "".join(f"{line}\n" for line in DSP_MESSAGES[fault.cause]))
             if number is signal.SIGSTOP:
                 self.throttler.leave_stopped(victim)
             send_signal(victim, number)
@@ -364,6 +371,12 @@ class DeviceEffects:
             if process.parent in below or process.session == pid:
                 below.add(process.pid)
         return [process for process in processes if process.pid in below]
+
+
+def _is_struck(pid: int, fault: Runner | Dsp) -> bool:
+    if isinstance(fault, Dsp):
+        return has_mapped(pid, "libQnnHtp.so")
+    return _matches(command_line(pid), fault.match.encode())
 
 
 def _matches(arguments: list[bytes], text: bytes) -> bool:

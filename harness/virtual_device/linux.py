@@ -99,6 +99,25 @@ def environment_of(pid: int) -> list[bytes]:
     return content.split(b"\0") if content else []
 
 
+def has_mapped(pid: int, library: str) -> bool:
+    """Return whether a process has loaded a library of its folder, which may be a link there."""
+    names = {library.encode()}
+    with contextlib.suppress(OSError):
+        names.add(Path(f"/proc/{pid}/cwd/{library}").readlink().name.encode())
+    ends = tuple(b"/" + name for name in names)
+    return any(line.endswith(ends) for line in _read(pid, "maps").splitlines())
+
+
+def write_stderr(pid: int, text: str) -> None:
+    """Append text to what a process has as stderr, if it still has it."""
+    with contextlib.suppress(OSError):
+        file = os.open(f"/proc/{pid}/fd/2", os.O_WRONLY | os.O_APPEND)
+        try:
+            os.write(file, text.encode())
+        finally:
+            os.close(file)
+
+
 def _read(pid: int, name: str) -> bytes:
     """Return a file of a process; empty if it cannot be read.
 

@@ -17,7 +17,7 @@ from harness.pool.pool import Pool
 from harness.pool.requirement import Requirement
 from harness.virtual_device import manager
 from harness.virtual_device.events import Event, EventFile, EventLog
-from harness.virtual_device.faults import Runner, parse_fault
+from harness.virtual_device.faults import Dsp, Runner, parse_fault
 from harness.virtual_device.injection import Injector
 from harness.virtual_device.manager import VirtualDevice
 from harness.virtual_device.namespace import NamespaceKind
@@ -325,7 +325,7 @@ class StallRecorder:
 
     def throttle(self, factor: float) -> None: ...
 
-    def signal_runner(self, pid: int, fault: Runner) -> list[int]:  # noqa: ARG002
+    def signal_runner(self, pid: int, fault: Runner | Dsp) -> list[int]:  # noqa: ARG002
         return []
 
 

@@ -1,0 +1,41 @@
+"""`qnnfarm explain RUN` after runs that failed as on phones whose DSP refuses them."""
+
+import json
+import sqlite3
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from harness.cli.app import build_app
+from harness.exit_codes import BAD
+from harness.virtual_device import manager
+from harness.virtual_device.faults import DspCause, parse_fault
+from tests.conftest import MakeDevice
+from tests.harness.cli.conftest import Run
+
+CAUSES: dict[DspCause, tuple[str, str, str]] = {
+    "path": ("genie", "FastRPC 0x80000406", "The skeleton is not in ADSP_LIBRARY_PATH."),
+    "skeleton": ("graph", "FastRPC 0x80000442", "it found the phone's own, older skeleton."),
+    "architecture": ("genie", "QNN 1009", "The binaries were compiled for another SoC"),
+    "runtime": ("graph", "QNN 5000", "The runtime is older than the compiler of the binary."),
+}
+
+
+def test_the_cause_of_a_run_that_a_dsp_refused_is_named(
+    qnnfarm: Run, make_virtual_device: MakeDevice, small_bundle: Path, tmp_path: Path
+) -> None:
+    virtual, device = make_virtual_device()
+    for cause, (runtime, label, text) in CAUSES.items():
+        manager.control(virtual.name).inject(parse_fault(f"dsp:cause={cause}"))
+        db = tmp_path / f"{cause}.db"
+        asked = ("--device", device.serial, "--runtime", runtime, "-p", "8", "-n", "2")
+        done = qnnfarm("bench", small_bundle, *asked, "--db", db)
+        assert done.returncode == BAD, done.stderr
+        assert "killed by signal 6" in done.stderr
+        assert label in done.stderr
+        with sqlite3.connect(db) as store:
+            [(run,)] = store.execute("select id from runs")
+        shown = CliRunner().invoke(build_app(), ["explain", run, "--db", str(db), "--json"])
+        first = json.loads(shown.stdout)[0]
+        assert first["label"] == label
+        assert any(text in one["cause"] for one in first["causes"])
