@@ -7,6 +7,7 @@
 LC_ALL=C
 export LC_ALL
 . "$here/marked.sh" || exit 125
+. "$here/sha256.sh" || exit 125
 
 die() { # STATUS MESSAGE
   printf 'error: %s\n' "$2" >&2

@@ -69,7 +69,7 @@ find_hash() { # FILE SIZE
     hash=${hash%% *}
     valid_sha256 "$hash" && return 0
   fi
-  hash=$(sha256sum "$1" 2>/dev/null)
+  hash=$(sha256 "$1" 2>/dev/null)
   hash=${hash%% *}
 }
 

@@ -24,6 +24,7 @@ PACKAGES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "mksh": ("mksh",),
         "openssh-client": ("ssh", "ssh-keygen"),
         "openssh-server": ("sshd",),
+        "openssl": ("openssl",),
         "postgresql": ("initdb", "postgres"),
         "procps": ("ps",),
         "systemd": ("systemd-analyze",),

@@ -1,19 +1,22 @@
-"""Hashes of files: of this host's by the builder's memo, of a device's by its own `sha256sum`."""
+"""Hashes of files: of this host's by the builder's memo, of a device's by a tool of its own."""
 
 import re
 import shlex
 from collections.abc import Iterable
+from functools import cache
+from importlib import resources
 from pathlib import Path
 
 from buildlib.cache.file_hashes import FileDigest
 from buildlib.cache.file_hashes import hash_files as hash_files_of_builder
 from buildlib.errors import InputFileError
 from harness.devices.base import Device
-from harness.errors import HostFileError
+from harness.errors import DeviceUnsupportedError, HostFileError
 
-__all__ = ["FileDigest", "hash_files", "hashes_on"]
+__all__ = ["FileDigest", "hash_command", "hash_files", "hashes_on"]
 
 _LINE = re.compile(r"([0-9a-f]{64})  (\S+)")
+_NO_TOOL = 127
 
 
 def hash_files(paths: Iterable[Path], memo: Path | None = None) -> dict[Path, FileDigest]:
@@ -37,8 +40,22 @@ def hashes_on(
         names: plain ones, without white space.
 
     Raises:
+        DeviceUnsupportedError: the device has no tool for it.
         DeviceLostError, DeviceTimeoutError: see `Device`.
     """
-    command = f"cd {shlex.quote(folder)} 2>/dev/null && sha256sum {shlex.join(names)}"
-    lines = device.shell(command, timeout_s=timeout_s, check=False).stdout.splitlines()
-    return {match[2]: match[1] for match in map(_LINE.fullmatch, lines) if match}
+    result = device.shell(hash_command(folder, names), timeout_s=timeout_s, check=False)
+    if result.exit_status == _NO_TOOL:
+        reason = "it has no sha256sum, toybox, openssl or python3: install one of them"
+        raise DeviceUnsupportedError(device.serial, "checking the files that arrived", reason)
+    matches = filter(None, map(_LINE.fullmatch, result.stdout.splitlines()))
+    return {match[2]: match[1] for match in matches}
+
+
+def hash_command(folder: str, names: Iterable[str]) -> str:
+    """Return a command for a device's shell that prints `SHA256  NAME` for files in a folder."""
+    return f"{_functions()}cd {shlex.quote(folder)} 2>/dev/null && sha256 {shlex.join(names)}"
+
+
+@cache
+def _functions() -> str:
+    return resources.files("device_scripts").joinpath("sha256.sh").read_text("utf-8")

@@ -1,7 +1,7 @@
 """Our shell scripts on a device; they are what checks all else there.
 
 They live in `WORK_ROOT/scripts/DIGEST`, so that hosts with different versions of them share a
-device. Before each use they are hashed on the device by its own `sha256sum`.
+device. Before each use they are hashed on the device, by a tool of its own.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from importlib import resources
 from pathlib import Path
 
 from harness.clock import Deadline
-from harness.deploy.digests import hashes_on
+from harness.deploy.digests import hash_command, hashes_on
 from harness.devices.base import Device, PushItem
 from harness.errors import DeploymentCorruptError, DeviceFullError, HarnessError
 
@@ -60,9 +60,8 @@ def scripts_folder(work_root: str) -> str:
 def intact(folder: str) -> str:
     """Return a condition for a device's shell: `folder` holds the scripts, each as we have it."""
     hashes = installed_scripts().hashes
-    names = shlex.join(hashes)
     wanted = "\n".join(f"{sha256}  {name}" for name, sha256 in hashes.items())
-    found = f"$(exec 2>/dev/null; cd {shlex.quote(folder)} && exec sha256sum {names})"
+    found = f"$(exec 2>/dev/null; {hash_command(folder, hashes)})"
     return f'[ "{found}" = {shlex.quote(wanted)} ]'
 
 
@@ -71,6 +70,7 @@ def ensure_scripts(device: Device, deadline: Deadline) -> str:
 
     Raises:
         DeploymentCorruptError: what arrived is not what was sent.
+        DeviceUnsupportedError: the device cannot hash files.
         DeviceError: the device failed otherwise.
     """
     scripts = installed_scripts()

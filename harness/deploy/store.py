@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Self
 
 from harness.clock import Deadline
-from harness.deploy.digests import FileDigest
+from harness.deploy.digests import FileDigest, hashes_on
 from harness.deploy.eviction import EvictionPolicy, Room, bytes_on_disk, make_room, require_room
 from harness.deploy.pipeline import Pipeline, Progress
 from harness.devices.base import Device
@@ -146,13 +146,12 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
         answers = self._verify(script, batch)
         for digest in batch:
             if answers.get(digest.sha256) not in {"ok", "adopted"}:
-                file = f"{self._device.work_root}/incoming/{self._area}/{digest.sha256}"
-                command = ["sha256sum", file]
-                result = self._device.shell(
-                    command, timeout_s=self._deadline.remaining(), check=False
+                folder = f"{self._device.work_root}/incoming/{self._area}"
+                name, left_s = digest.sha256, self._deadline.remaining()
+                found = hashes_on(self._device, folder, [name], timeout_s=left_s).get(name, "")
+                raise DeploymentCorruptError(
+                    self._device.serial, contents[digest].name, digest.sha256, found
                 )
-                name, found = contents[digest].name, result.stdout.partition(" ")[0][:64]
-                raise DeploymentCorruptError(self._device.serial, name, digest.sha256, found)
 
     def _settle(self, keep: Sequence[FileDigest]) -> None:
         """Keep what has arrived whole; the rest goes, and the list with it."""

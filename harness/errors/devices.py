@@ -328,7 +328,7 @@ class DeploymentCorruptError(DeviceError):
         found = "{found}" if self.found.strip() else "unknown"
         return self._fill(
             "device {serial} holds {name!r} with SHA-256 " + found + " after the push of "
-            "{expected!r}: its storage or cable is at fault"
+            "{expected!r}: try again; if it happens again, its storage or the way there is at fault"
         )
 
 

@@ -3,6 +3,7 @@
 import hashlib
 import logging
 import os
+import posixpath
 import secrets
 import tempfile
 import threading
@@ -10,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from harness.clock import Deadline
+from harness.deploy.digests import hashes_on
 from harness.deploy.scripts import ensure_scripts
 from harness.devices.base import Device
 from harness.errors import (
@@ -87,8 +89,9 @@ def _round_trip(device: Device, remote: str, deadline: Deadline) -> None:
         local = Path(folder) / "sent"
         local.write_bytes(content)
         device.push(local, remote, timeout_s=deadline.remaining(), mode=0o644)
-        answer = device.shell(["sha256sum", remote], timeout_s=deadline.remaining()).stdout
-        digest = answer.partition(" ")[0]
+        incoming, name = posixpath.split(remote)
+        hashes = hashes_on(device, incoming, [name], timeout_s=deadline.remaining())
+        digest = hashes.get(name, "")
         if digest != expected:
             raise DeploymentCorruptError(device.serial, "a probation file", expected, digest)
         back = Path(folder) / "back"

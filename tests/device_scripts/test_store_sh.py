@@ -2,11 +2,14 @@ import hashlib
 import os
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.system import program
 
 if TYPE_CHECKING:
     from tests.device_scripts.conftest import DeviceShell
@@ -42,9 +45,43 @@ def test_setup_refuses_what_cannot_be_a_work_root(device: "DeviceShell", tmp_pat
 
 
 def test_setup_names_a_missing_tool(device: "DeviceShell", tmp_path: Path) -> None:
-    done = device.without_tool("sha256sum").run("setup.sh", tmp_path / "root")
+    done = device.without_tool("sort").run("setup.sh", tmp_path / "root")
     assert done.returncode == 1
-    assert done.stderr == "error: the device has no sha256sum\n"
+    assert done.stderr == "error: the device has no sort\n"
+
+
+def _hashing_with(device: "DeviceShell", tool: str) -> "DeviceShell":
+    """Leave the device one tool that hashes: it has no python3 and openssl of its own."""
+    device = device.without_tool("sha256sum").without_tool("toybox")
+    if tool:
+        path = Path(sys.executable) if tool == "python3" else program(tool)
+        link = Path(device.environment["PATH"]) / tool
+        link.write_text(f'#!{device.shell}\nexec "{path}" "$@"\n')
+        link.chmod(0o755)
+    return device
+
+
+@pytest.mark.parametrize("tool", ["toybox", "openssl", "python3"])
+def test_a_device_without_sha256sum_hashes_with_another_tool(
+    device: "DeviceShell", tmp_path: Path, tool: str
+) -> None:
+    device = _hashing_with(device, tool)
+    assert device.run("setup.sh", tmp_path / "root").returncode == 0
+    store = device.work_root / "store"
+    small, large = put(store, b"good"), put(store, b"x" * 10_000_000)
+    wrong = "1" * 64
+    (store / wrong).write_bytes(b"other bytes")
+    lines = f"{small} 4\n{wrong} 11\n{large} 10000000\n"
+    done = device.run("verify.sh", device.work_root, stdin=lines)
+    assert done.stdout.splitlines()[:3] == [f"ok {small}", f"bad {wrong}", f"ok {large}"]
+
+
+def test_setup_refuses_a_device_that_hashes_with_nothing(
+    device: "DeviceShell", tmp_path: Path
+) -> None:
+    done = _hashing_with(device, "").run("setup.sh", tmp_path / "root")
+    assert done.returncode == 1
+    assert done.stderr == "error: the device has no sha256sum, toybox, openssl or python3\n"
 
 
 @pytest.mark.parametrize(("tool", "option"), [("grep", "z"), ("find", "mmin")])
