@@ -25,7 +25,7 @@ from buildlib.pipeline.options import (
 from buildlib.pipeline.plan import BuildPlan
 from buildlib.pipeline.runner import OnStage
 from buildlib.pipeline.sources import ModelSource, OnnxSource
-from buildlib.pipeline.stage_graph import StageGraph
+from buildlib.pipeline.stage_graph import StageGraph, StageNode
 from buildlib.pipeline.stages.package import CONTAINER
 from buildlib.quantize.bitwidths import Bitwidths
 from buildlib.toolchains.base import Toolchain
@@ -56,13 +56,16 @@ class EncoderBuild(Build):
 
     def run(self, on_stage: OnStage | None = None) -> GenAIContainer:
         """See `Build.run`."""
-        source = self.sources.main
-        if not isinstance(source, OnnxSource):
-            raise TypeError("an encoder is built from ONNX")
         with self._graph(on_stage) as graph:
-            container = self._add_encoder(graph, source)
+            container = self._add_encoder(graph)
             graph.run(last=True)
             return GenAIContainer.load(container)
+
+    def stages(self) -> tuple[StageNode, ...]:
+        """See `Build.stages`."""
+        with self._graph(None) as graph:
+            self._add_encoder(graph)
+        return tuple(graph)
 
     def outputs(self, on_stage: OnStage | None = None) -> BuildOutputs:
         """Refuse: the stages of an encoder are not those of a decoder.
@@ -74,8 +77,10 @@ class EncoderBuild(Build):
         reason = "stages of a text encoder are not compared; `qnnfarm embed --reference` compares"
         raise InvalidOptionError("verify", reason, ())
 
-    def _add_encoder(self, graph: StageGraph, source: OnnxSource) -> Path:
-        plan, runner = self.plan, graph.runner
+    def _add_encoder(self, graph: StageGraph) -> Path:
+        plan, runner, source = self.plan, graph.runner, self.sources.main
+        if not isinstance(source, OnnxSource):
+            raise TypeError("an encoder is built from ONNX")
         texts = {name: text_sha256(text) for name, text in source.texts().items()}
         model = EncoderModel(
             export=source,

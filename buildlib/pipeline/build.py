@@ -3,7 +3,7 @@
 import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from pathlib import Path
@@ -31,7 +31,7 @@ from buildlib.pipeline.plan import BuildPlan, compile_cost, quantized_bytes
 from buildlib.pipeline.runner import OnStage, StageRecord, StageRunner
 from buildlib.pipeline.sources import CheckpointSource, ModelSource, OnnxSource
 from buildlib.pipeline.stage import Stage
-from buildlib.pipeline.stage_graph import Load, StageGraph
+from buildlib.pipeline.stage_graph import Load, StageGraph, StageNode, UnmadeError
 from buildlib.pipeline.stages.add_forecast import AddForecast
 from buildlib.pipeline.stages.add_lora import BEYOND_FILE, AddLora
 from buildlib.pipeline.stages.arcl import ConvertShape
@@ -152,8 +152,7 @@ class Build:
             BuildError: any of its kinds.
         """
         with self._graph(on_stage) as graph:
-            plan, models = self._run_models(graph)
-            outputs = self._add_container(graph, plan, models)
+            outputs = self._add_container(graph, *self._run_models(graph))
             graph.run(last=True)
             added = self.plan.additions
             others = added.lora or added.speculative or added.op_packages or self.sources.by_ar
@@ -161,6 +160,20 @@ class Build:
                 hashes = graph.runner.watch.hashes
                 self.inputs = frozenset((*hashes, *self.sources.main.text_files()))
             return outputs
+
+    def stages(self) -> tuple[StageNode, ...]:
+        """Return the stages that a run would take through the cache, and run none.
+
+        The last is `package`, unless stages depend on what others have yet to make: a model is in
+        canonical form before its size decides on its parts.
+
+        Raises:
+            BuildError: what can be refused before a stage runs.
+        """
+        with self._graph(None) as graph, suppress(UnmadeError):
+            graph.dry = True
+            self._add_container(graph, *self._run_models(graph))
+        return tuple(graph)
 
     @contextmanager
     def _graph(self, on_stage: OnStage | None) -> Iterator[StageGraph]:

@@ -36,7 +36,7 @@ class StageNode:
     """One stage of a graph.
 
     Attributes:
-        entry: its output; `reused` tells whether the cache had it when it was declared.
+        entry: its output.
         needs: the stages of the graph that it reads the outputs of.
         source: the model that it belongs to.
         load: called once the stages before it have run; None where it runs alone.
@@ -50,12 +50,22 @@ class StageNode:
     load: Callable[[], Load] | None
     check: Callable[[Path], None] | None
 
+    @property
+    def is_made(self) -> bool:
+        """True if the cache has the output."""
+        return self.entry.folder.is_dir()
+
+
+class UnmadeError(Exception):
+    """A graph that runs nothing needs an output that the cache does not have."""
+
 
 class StageGraph:
     """Stages of one build, in an order in which they can run.
 
     Attributes:
         runner: takes each through the cache.
+        dry: run nothing: what was declared must be in the cache.
     """
 
     def __init__(
@@ -72,6 +82,7 @@ class StageGraph:
             max_workers: stages at once, of those with a load.
         """
         self.runner = runner
+        self.dry = False
         self._groups = groups or {}
         self._max_workers = max_workers
         self._nodes: dict[Path, StageNode] = {}
@@ -113,9 +124,14 @@ class StageGraph:
 
         Raises:
             BuildError: what a stage or a check raises.
+            UnmadeError: the graph is dry.
         """
         self.runner.total = len(self) if last else None
-        waiting, self._ran = list(self._nodes.values())[self._ran :], len(self._nodes)
+        waiting, self._ran = list(self)[self._ran :], len(self)
+        if self.dry:
+            if not all(node.is_made for node in waiting):
+                raise UnmadeError
+            return
         for bounded, nodes in groupby(waiting, key=lambda node: node.load is not None):
             if bounded:
                 self._run_bounded(list(nodes))

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from buildlib.numerics.comparison import StageComparison, VerificationReport
     from buildlib.pipeline.build import Build
     from buildlib.pipeline.runner import StageRecord
+    from buildlib.pipeline.stage_graph import StageNode
 
 _HEADINGS = ("stage", "graph", "verdict", "SQNR", "greedy", "max diff", "relative", "bound")
 _NUMBERS = {"max diff", "relative", "SQNR", "greedy"}
@@ -150,6 +151,10 @@ def build(
     overwrite: Annotated[
         bool, typer.Option(help="Replace a container that is already there.")
     ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Show the stages and which would run; build nothing."),
+    ] = False,
     verbose: Annotated[
         bool,
         typer.Option(
@@ -190,7 +195,7 @@ def build(
         "additions": [None if lora is None else str(lora.absolute()), embedding_lut],
         "toolchain": versions,
     }
-    finished = None if verify else find_finished(default_cache_root(), request)
+    finished = None if verify or dry_run else find_finished(default_cache_root(), request)
     if finished is not None:
         told = [_again(answer, time.monotonic() - began) for answer in finished.answer]
         _tell_of([(summary, None) for summary in told], json=json)
@@ -230,6 +235,9 @@ def build(
         job = builder.plan()
         _refuse_unwritable(folder, job.weights)
         builds.append((name, job, folder))
+    if dry_run:
+        _show_stages({name: job.stages() for name, job, _ in builds}, json=json)
+        return
     made = []
     for name, job, folder in builds:
         with StageProgress(name) as progress:
@@ -252,6 +260,22 @@ def build(
     if not verify:
         _remember(request, parent.absolute(), [(job, folder) for _, job, folder in builds], made)
     _tell_of(made, json=json)
+
+
+def _show_stages(stages: "Mapping[str, Sequence[StageNode]]", *, json: bool) -> None:
+    """Print the stages of each target's build, and whether the cache has them."""
+    keys = ("target", "stage", "graph", "state")
+    rows = [
+        [target, node.stage.operation, node.stage.subject, "cached" if node.is_made else "to run"]
+        for target, nodes in stages.items()
+        for node in nodes
+    ]
+    if json:
+        print_json([dict(zip(keys, row, strict=True)) for row in rows])
+        return
+    print_rows(keys, [Row(row) for row in rows])
+    if any(nodes[-1].stage.operation != "package" for nodes in stages.values()):
+        print_remark("more stages follow, which depend on what these make")
 
 
 def _tell_unread(folder: Path) -> None:

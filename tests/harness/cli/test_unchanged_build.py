@@ -58,3 +58,27 @@ def test_an_unchanged_build_looks_at_files_alone(
     assert json.loads(mended.stdout)[0]["sha256"] == built["sha256"]
     changed = {name for name, one in state(out).items() if there[name] != one}
     assert changed == {"tokenizer.json", "metadata.json"}  # binaries stayed where they were
+
+
+def test_a_dry_run_shows_what_a_change_builds_again(
+    qnnfarm: Run, tmp_path: Path, reference_outputs: object
+) -> None:
+    """The cache has the reference model; parts of a third context length are new."""
+
+    def states(*options: str) -> list[tuple[str, str, str]]:
+        done = qnnfarm(
+            "build", tiny_llama.folder(), *OPTIONS, *options, "--out", tmp_path / "out",
+            "--dry-run", "--json",
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return [(row["stage"], row["graph"], row["state"]) for row in json.loads(done.stdout)]
+
+    whole = states()
+    assert len(whole) == 14
+    assert {state for _, _, state in whole} == {"cached"}
+    phone = states("--target", "SM8750", "-O", "graphs.vtcm_size_in_mb=2")[len(whole) :]
+    cached = {stage for stage, _, state in phone if state == "cached"}
+    assert cached.issuperset({"export", "arcl", "transform", "quantize"})
+    assert ("package", "SM8750", "to run") in phone
+    assert states("--recipe", "w8a8") == [("export", "tiny_llama", "to run")]
+    assert not (tmp_path / "out").exists()
