@@ -175,18 +175,16 @@ class Chain:
             raise genie_api.RunnerError(f"{self.logits.name} has no row for each of {ar} tokens")
 
     def _caches(self, contract: Contract) -> "Iterator[Cached]":
-        found = [
-            (match.groupdict(), match, port) for match, port in _matched(contract.past, self.inputs)
-        ]
-        found.sort(key=lambda each: int(each[0].get("index", 0)))
         left = list(self.outputs.values())
-        for number, (groups, match, past) in enumerate(found):
-            kind = groups.get("kind", "key" if 2 * number < len(found) else "value")
-            axis = len(past.shape) - (1 if kind == "key" else 2)
+        for name, is_key, new in contract.caches(self.inputs):
+            past = self.inputs[name]
+            axis = len(past.shape) - (1 if is_key else 2)
             shape = (*past.shape[:axis], self.ar, *past.shape[axis + 1 :])
-            alike = [one for one in left if (one.grid, one.shape) == (past.grid, shape)]
-            if contract.new is not None:
-                alike = [one for one in alike if one.name == match.expand(contract.new)]
+            alike = [
+                one
+                for one in left
+                if (one.grid, one.shape) == (past.grid, shape) and new in (None, one.name)
+            ]
             if not alike:
                 raise genie_api.RunnerError(f"no output has the new columns of {past.name}")
             left.remove(alike[0])

@@ -38,6 +38,7 @@ from harness.cli import (
     gate,
     generate,
     history,
+    import_container,
     inspect,
     libraries,
     op_package,
@@ -84,6 +85,7 @@ def build_app() -> typer.Typer:
     app.command("export")(export.export)
     app.add_typer(train.app, name="train")
     app.command("verify")(verify.verify)
+    app.command("import-container")(import_container.import_container)
     app.command("inspect")(inspect.inspect)
     app.add_typer(config.app, name="config")
     app.add_typer(debug.app, name="debug")

@@ -3,9 +3,13 @@
 Standard library only, Python 3.8+: it goes to devices beside their scripts.
 """
 
+from __future__ import annotations
+
 import re
-from collections.abc import Iterable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 class Contract(NamedTuple):
@@ -31,6 +35,20 @@ class Contract(NamedTuple):
     positions: str = "(?!)"
     rotation: str = "(?!)"
     zero: str = "(?!)"
+
+    def caches(self, names: Iterable[str]) -> list[tuple[str, bool, str | None]]:
+        """Return the inputs that are a cache: name, whether of keys, and name of the new columns.
+
+        The last is None where names do not tell.
+        """
+        matches = [match for name in names if (match := re.fullmatch(self.past, name))]
+        matches.sort(key=lambda match: int(match.groupdict().get("index", 0)))
+        caches = []
+        for number, match in enumerate(matches):
+            kind = match.groupdict().get("kind", "key" if 2 * number < len(matches) else "value")
+            new = None if self.new is None else match.expand(self.new)
+            caches.append((match[0], kind == "key", new))
+        return caches
 
 
 CONTRACTS = (
@@ -75,8 +93,9 @@ def find_contract(names: Iterable[str]) -> Contract:
     Raises:
         ValueError: none does.
     """
+    known = tuple(names)
     for contract in CONTRACTS:
-        if any(re.fullmatch(contract.past, name) for name in names):
+        if contract.caches(known):
             return contract
-    known = ", ".join(contract.name for contract in CONTRACTS)
-    raise ValueError(f"no input is a key/value cache by the names of {known}")
+    listed = ", ".join(contract.name for contract in CONTRACTS)
+    raise ValueError(f"no input is a key/value cache by the names of {listed}")

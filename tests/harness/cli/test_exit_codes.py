@@ -77,6 +77,7 @@ TABLE = (
     (NO_ANSWER, "gate --baseline previous --db nothing.db"),
     (NO_ANSWER, "generate nothing --prompt x"),
     (NO_ANSWER, "history decode --db nothing.db"),
+    (NO_ANSWER, "import-container nothing --out container"),
     (NO_ANSWER, "inspect nothing"),
     (NO_ANSWER, "libraries fetch --no-such-option"),
     (NO_ANSWER, "nightly nothing.yaml"),

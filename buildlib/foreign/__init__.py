@@ -1,0 +1,1 @@
+"""Artifacts of other runtimes: files of theirs in, containers for the runtime `graph` out."""

@@ -1,0 +1,241 @@
+"""Artifacts of other runtimes, and containers that are written from them.
+
+Sizes, types and encodings are read from the graphs: only what no graph tells comes from the files
+around them, or from the user.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from buildlib.cache.file_hashes import hash_files
+from buildlib.checkpoint.tokenizer import load_tokenizer
+from buildlib.container.container import GenAIContainer
+from buildlib.container.genie_config import Context, Dialog, GenieConfig, Tokenizer
+from buildlib.container.genie_engine import Backend, Binaries, Engine, Model, QnnHtp
+from buildlib.container.htp_config import htp_config
+from buildlib.container.layout import HTP_CONFIG, binary_name
+from buildlib.container.manifest import GraphsRecord, ModelRecord, plain_name
+from buildlib.container.writer import ContainerContents, write_container
+from buildlib.errors import InputFileError
+from buildlib.targets import Soc, Target, catalog
+from buildlib.toolchains.base import BinaryInfo, TensorInfo
+from buildlib.toolchains.qnn.contracts import find_contract
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """A model of another runtime, as its files describe it; None is what they do not tell.
+
+    Attributes:
+        source: file or folder that it is from.
+        contract: of its graphs, by name.
+        binaries: context binaries in the order of the parts.
+        files: whose hashes identify it, by their names in the manifest.
+        bos: token before a text, -1 for none.
+        eos: tokens that end an answer.
+        weight_sharing: whether graphs of a binary share weights, which the emulator cannot run.
+    """
+
+    source: Path
+    name: str
+    contract: str
+    binaries: tuple[Path, ...]
+    files: Mapping[str, Path]
+    tokenizer: Path | None = None
+    bos: int | None = None
+    eos: tuple[int, ...] = ()
+    architecture: str = "unknown"
+    weight_sharing: bool | None = None
+    toolchain: Mapping[str, str] = field(default_factory=dict)
+
+    def special_tokens(self) -> tuple[Path, int, tuple[int, ...]]:
+        """Return tokenizer, token before a text, and those that end an answer.
+
+        Raises:
+            InputFileError: some are; it names the options that give them.
+        """
+        options = {
+            "a tokenizer (--tokenizer FILE)": self.tokenizer is None,
+            "the token before a text (--bos ID, -1 for none)": self.bos is None,
+            "the tokens that end an answer (--eos ID)": not self.eos,
+        }
+        if self.tokenizer is None or self.bos is None or not self.eos:
+            lacking = ", ".join(name for name, is_lacking in options.items() if is_lacking)
+            raise InputFileError(str(self.source), f"it lacks {lacking}")
+        return self.tokenizer, self.bos, self.eos
+
+
+@dataclass(frozen=True, slots=True)
+class _Shapes:
+    """Sizes that the graphs of a model agree on.
+
+    Attributes:
+        lengths: context lengths, ascending.
+    """
+
+    ars: tuple[int, ...]
+    lengths: tuple[int, ...]
+    vocabulary: int
+    head_dim: int
+    types: Mapping[str, str]
+    vtcm_mb: int
+
+
+def write_artifact(
+    artifact: Artifact, dest: Path, *, target: Target | None = None, exist_ok: bool = False
+) -> GenAIContainer:
+    """Write an artifact as a container.
+
+    Args:
+        target: phone or emulator; by default the phone of the binaries' SoC.
+
+    Raises:
+        InputFileError: it lacks a fact, or its graphs are of another contract, SoC or tokenizer.
+        InvalidBinaryError: a binary cannot be read.
+        ContainerError: the destination cannot be written, or may not be replaced.
+    """
+    from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
+
+    tokenizer, *_ = artifact.special_tokens()
+    toolchain = OrtQnnToolchain()
+    infos = [toolchain.inspect(path) for path in artifact.binaries]
+    try:
+        shapes = _shapes(infos, artifact.contract)
+        chosen = _check_target(infos, target, shares=bool(artifact.weight_sharing))
+        _check_tokens(artifact, shapes.vocabulary)
+    except ValueError as error:
+        raise InputFileError(str(artifact.source), str(error)) from error
+    name, parts = plain_name(artifact.name), len(infos)
+    binaries = {
+        binary_name(name, number, parts): path for number, path in enumerate(artifact.binaries, 1)
+    }
+    extensions = htp_config(chosen)
+    contents = ContainerContents(
+        target=chosen,
+        model=ModelRecord(
+            name=name,
+            architecture=artifact.architecture,
+            inputs={
+                known: digest.sha256
+                for known, digest in zip(
+                    artifact.files, hash_files(artifact.files.values()).values(), strict=True
+                )
+            },
+            quantization=shapes.types,
+        ),
+        graphs=GraphsRecord(
+            auto_regression_numbers=shapes.ars,
+            context_length=shapes.lengths[-1],
+            context_lengths=shapes.lengths,
+            splits=parts,
+        ),
+        genie_config=_dialog(artifact, shapes, tuple(binaries), chosen),
+        # Binaries of unknown origin are taken for shared on phones, as most are.
+        htp_config=extensions.without_sharing() if artifact.weight_sharing is False else extensions,
+        tokenizer=tokenizer,
+        binaries=binaries,
+        toolchain={**artifact.toolchain, "QNN": infos[0].build_id},
+        options={"target": str(chosen), "graphs.vtcm_size_in_mb": shapes.vtcm_mb},
+        contract=artifact.contract,
+    )
+    return write_container(contents, dest, exist_ok=exist_ok)
+
+
+def _shapes(infos: list[BinaryInfo], name: str) -> _Shapes:
+    """Read the sizes of a model from its graphs.
+
+    Raises:
+        ValueError: they are not of the contract.
+    """
+    graphs = [graph for info in infos for graph in info.graphs]
+    contract = find_contract(tensor.name for graph in graphs for tensor in graph.inputs)
+    if contract.name != name:
+        raise ValueError(f"its graphs are of the contract {contract.name}, not of {name}")
+    sizes: dict[int, set[int]] = {}
+    caches: list[TensorInfo] = []
+    for graph in graphs:
+        known = {tensor.name: tensor for tensor in graph.inputs}
+        keys = [known[key] for key, is_key, _ in contract.caches(known) if is_key]
+        for mask in graph.inputs:
+            if keys and re.fullmatch(contract.mask, mask.name) and len(mask.shape) > 1:
+                ar, slots = mask.shape[-2], keys[0].shape[-1]
+                sizes.setdefault(ar, set()).add(ar + slots)
+                caches.append(keys[0])
+    grids = {tensor.encoding for graph in graphs for tensor in graph.inputs}
+    logits = [
+        tensor
+        for graph in graphs
+        for tensor in graph.outputs
+        if re.fullmatch(contract.logits, tensor.name)
+        and (contract.new is not None or tensor.encoding not in grids)
+    ]
+    if not sizes or not logits:
+        raise ValueError(f"its graphs lack {'logits' if sizes else 'a mask'} of {name}")
+    return _Shapes(
+        ars=tuple(sorted(sizes)),
+        lengths=tuple(sorted(sizes[min(sizes)])),
+        vocabulary=logits[0].shape[-1],
+        head_dim=caches[0].shape[-2],
+        types={"keys": caches[0].dtype, "logits": logits[0].dtype},
+        vtcm_mb=max(graph.vtcm_mb for graph in graphs),
+    )
+
+
+def _check_target(infos: list[BinaryInfo], target: Target | None, *, shares: bool) -> Target:
+    models = {info.soc_model for info in infos}
+    known: list[Soc] = [soc for soc in catalog() if {soc.soc_model} == models]
+    if not known:
+        numbers = ", ".join(map(str, sorted(models)))
+        raise ValueError(f"its binaries are for soc_model {numbers}, which no SoC here has")
+    chosen = target or Target(known[0])
+    if chosen.soc not in known:
+        names = " or ".join(soc.name for soc in known)
+        raise ValueError(f"its binaries are for {names}, not for {chosen.soc.name}")
+    if chosen.emulator and shares:
+        raise ValueError(
+            "its graphs share weights, which the emulator cannot run: export it without sharing, "
+            f"or import it for {chosen.soc.name}"
+        )
+    return chosen
+
+
+def _check_tokens(artifact: Artifact, vocabulary: int) -> None:
+    tokenizer, bos, eos = artifact.special_tokens()
+    ids = load_tokenizer(tokenizer).get_vocab(with_added_tokens=True).values()
+    last = max(ids, default=-1)
+    if last >= vocabulary:
+        raise ValueError(
+            f"its graphs know {vocabulary} tokens, and {tokenizer} has the id {last}: it "
+            "is the tokenizer of another model"
+        )
+    for option, tokens in (("--bos", (bos,)), ("--eos", eos)):
+        for token in tokens:
+            if not -1 <= token < vocabulary:
+                raise ValueError(
+                    f"its graphs know {vocabulary} tokens, and {option} is {token}: give another"
+                )
+
+
+def _dialog(
+    artifact: Artifact, shapes: _Shapes, ctx_bins: tuple[str, ...], target: Target
+) -> GenieConfig:
+    """Return the configuration that the graph runtime reads, in the form of Genie's."""
+    _, bos, (first, *more) = artifact.special_tokens()
+    config = GenieConfig(
+        dialog=Dialog(
+            context=Context(
+                size=shapes.lengths[-1],
+                n_vocab=shapes.vocabulary,
+                bos_token=bos,
+                eos_token=(first, *more) if more else first,
+            ),
+            tokenizer=Tokenizer(),
+            engine=Engine(
+                backend=Backend(qnn_htp=QnnHtp(kv_dim=shapes.head_dim), extensions=HTP_CONFIG),
+                model=Model(binary=Binaries(ctx_bins=ctx_bins)),
+            ),
+        )
+    )
+    return config.for_emulator() if target.emulator else config
