@@ -1,13 +1,14 @@
-"""Cost of each operator of a container: emulator's cycles, bytes of weights, loss of quantization.
+"""Cost of each operator of a container: cycles, bytes of weights, loss of quantization.
 
 The compiler cuts an operator of the model into heads, columns and conversions, whose names begin
-with its own: they count together. Cycles are those of the emulator on this host, and say nothing
-about a DSP; the number of compiled nodes, the bytes and the loss are the container's.
+with its own: they count together. Cycles are those of a device, or else of the emulator on this
+host, which say nothing about a DSP; the number of compiled nodes, the bytes and the loss are the
+container's.
 """
 
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from buildlib.errors import CacheError
 from buildlib.graph.files import load_model, tensor_array
 from buildlib.replay import compiled_from, emulator_twin, entry_beside
 from buildlib.targets import parse_target
+from buildlib.toolchains.base import NodeCycles
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from buildlib.toolchains.requests import OpPackageLibrary
 
@@ -40,7 +42,7 @@ class OperatorCost:
 
     Attributes:
         nodes: that it was compiled into.
-        cycles: of all of them, on the emulator of this host.
+        cycles: of all of them.
         weight_bytes: as stored in the DLC; 0 where it has none.
         signal, noise: sums of squares, of its float weights and of what quantization changes.
     """
@@ -83,19 +85,43 @@ def operator_name(node: str) -> str:
 
 
 def operator_costs(
-    container: GenAIContainer, *, cache_root: Path, repetitions: int = 3
+    container: GenAIContainer, cycles: NodeCycles, *, cache_root: Path
 ) -> tuple[dict[str, Costs], str]:
     """Return the costs of all graphs, parts together, by `ar1_cl4096`.
 
     Returns:
         The costs, and why weights are not counted; empty if they are.
 
+    """
+    costs, missing = dict[str, dict[str, OperatorCost]](), ""
+    for graph, nodes in cycles.items():
+        table = costs.setdefault(_PART.sub("", graph), {})
+        for node, count in nodes:
+            one = table.setdefault(operator_name(node), OperatorCost())
+            one.add(OperatorCost(nodes=1, cycles=count))
+    for name in container.genie_config.ctx_bins:
+        try:
+            weights = list(_weights(cache_root, name, container.metadata.files[name].sha256))
+        except CacheError as error:
+            missing = str(error)
+            continue
+        for graph, node, cost in weights:
+            table = costs[_PART.sub("", graph)]
+            table.setdefault(operator_name(node), OperatorCost()).add(cost)
+    return dict(costs), missing
+
+
+def emulator_cycles(
+    container: GenAIContainer, *, cache_root: Path, repetitions: int = 3
+) -> NodeCycles:
+    """Return the emulator's cycles of all graphs of a container, or of a phone's made again for it.
+
     Raises:
         CacheError: the container is for a phone, and the cache cannot make its twin.
         ToolchainError: the emulator fails.
     """
     soc_model = parse_target(container.metadata.target.name).soc.soc_model
-    toolchain, costs, missing = OrtQnnToolchain(), dict[str, dict[str, OperatorCost]](), ""
+    toolchain, cycles = OrtQnnToolchain(), dict[str, Sequence[tuple[str, int]]]()
     with tempfile.TemporaryDirectory(prefix="qnnfarm-profile-") as scratch:
         twin = container
         if not container.metadata.target.emulator:
@@ -107,27 +133,14 @@ def operator_costs(
         for name in container.genie_config.ctx_bins:
             binary = twin.files[name]
             graphs = [graph.name for graph in toolchain.inspect(binary).graphs]
-            profiles = toolchain.profile(
+            cycles |= toolchain.profile(
                 binary,
                 graphs,
                 soc_model=soc_model,
                 repetitions=repetitions,
                 op_packages=packages,
             )
-            for graph, nodes in profiles.items():
-                table = costs.setdefault(_PART.sub("", graph), {})
-                for node, cycles in nodes:
-                    one = table.setdefault(operator_name(node), OperatorCost())
-                    one.add(OperatorCost(nodes=1, cycles=cycles))
-            try:
-                weights = list(_weights(cache_root, name, container.metadata.files[name].sha256))
-            except CacheError as error:
-                missing = str(error)
-                continue
-            for graph, node, cost in weights:
-                table = costs[_PART.sub("", graph)]
-                table.setdefault(operator_name(node), OperatorCost()).add(cost)
-    return dict(costs), missing
+    return cycles
 
 
 def total_by_layer(costs: Costs) -> dict[str, OperatorCost]:

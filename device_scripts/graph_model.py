@@ -129,6 +129,14 @@ class Graph:
         """Execute it on the memory that its ports point to."""
         self._session.execute(self._handle, self._inputs, self._outputs)
 
+    def node_cycles(self) -> List[Tuple[str, int]]:
+        """Execute it with a detailed profile, and return the cycles of each node, by its name."""
+        return self._session.node_cycles(
+            lambda profile: self._session.execute(
+                self._handle, self._inputs, self._outputs, profile
+            )
+        )
+
     def _sizes(self, contract: Contract) -> Tuple[int, Optional[int]]:
         for name, port in self.inputs.items():
             if re.fullmatch(contract.mask, name):

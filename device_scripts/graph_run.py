@@ -65,6 +65,12 @@ def parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help='decode texts step by step: JSON array of {"prompt": [ids], "following": [ids]}',
     )
+    work.add_argument(
+        "--node-cycles",
+        metavar="N",
+        type=int,
+        help="run each graph N times on zeros, and print the least cycles of its nodes as JSON",
+    )
     work.add_argument("--score", metavar="FILE", help="score texts: JSON array of arrays of ids")
     build.add_argument("--fill_file", metavar="FILE", help="token ids before those of -tok")
     build.add_argument(
@@ -415,6 +421,21 @@ def describe(model: graph_model.Model) -> None:
     print(json.dumps({"contract": model.contract.name, "chains": chains}, indent=1))
 
 
+def print_node_cycles(model: graph_model.Model, repetitions: int) -> None:
+    """Print the cycles of each node as JSON: `{graph: [[name, cycles], ...]}`, the least of all."""
+    answer = {}
+    for chain in model.chains:
+        for port in chain.inputs.values():
+            zeros = array.array(port.code, [port.stored(0.0)]) * port.count
+            model.memory.write(port, zeros.tobytes())
+        for part in chain.parts:
+            runs = [part.node_cycles() for _ in range(max(1, repetitions))]
+            answer[part.name] = [
+                (same[0][0], min(cycles for _, cycles in same)) for same in zip(*runs)
+            ]
+    print(json.dumps(answer))
+
+
 def run(options: argparse.Namespace, stop: genie_api.Stop) -> None:
     """Do what the options ask for.
 
@@ -431,6 +452,8 @@ def run(options: argparse.Namespace, stop: genie_api.Stop) -> None:
     recorder.event("graph_load", began, init_time=(int(recorder.init_s * 1e6), "us"))
     if options.describe:
         describe(model)
+    elif options.node_cycles is not None:
+        print_node_cycles(model, options.node_cycles)
     elif options.tokens_file is not None:
         answer_query(options, model, recorder)
     elif options.windows is not None:

@@ -27,6 +27,10 @@ class ScaleOffset:
     offset: int
 
 
+NodeCycles = Mapping[str, Sequence[tuple[str, int]]]
+"""Compiled nodes of graphs by name, in their order, and the cycles of each."""
+
+
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
     """An input or output of a compiled graph.

@@ -6,18 +6,26 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from harness.cli.arguments import CacheDir, ContainerDir, Json
+from harness.cli.arguments import (
+    WAIT_S,
+    CacheDir,
+    ContainerDir,
+    DeviceName,
+    Json,
+    PoolFile,
+    Wait,
+)
 from harness.console import Row, answers, print_json, print_remark, print_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from buildlib.operator_costs import Costs, OperatorCost
+    from buildlib.toolchains.base import NodeCycles
 
-_LABEL = (
-    "cycles of the HTP emulator on this host, the least of {n}: they say nothing about hardware; "
-    "nodes, bytes and the loss of weights (SQNR) are the container's"
-)
+_LABEL = "{cycles}; nodes, bytes and the loss of weights (SQNR) are the container's"
+_EMULATOR = "cycles of the HTP emulator, the least of {n}: they say nothing about hardware"
+_DEVICE = "cycles of {device}, by QNN's detailed profile, the least of {n}"
 
 
 def profile(
@@ -30,19 +38,26 @@ def profile(
         typer.Option(help="A row for each operator, for the same one of all layers, or a layer."),
     ] = "operator",
     top: Annotated[int, typer.Option(min=1, help="Rows of each graph, those of most cycles.")] = 20,
-    repetitions: Annotated[
-        int, typer.Option(min=1, max=100, help="Runs of each graph on the emulator.")
-    ] = 3,
+    repetitions: Annotated[int, typer.Option(min=1, max=100, help="Runs of each graph.")] = 3,
+    device: DeviceName = None,
+    pool: PoolFile = None,
+    wait: Wait = WAIT_S,
     cache: CacheDir = None,
     json: Json = False,
 ) -> None:
-    """Show what each operator costs: compiled nodes, emulator's cycles, bytes, loss of weights.
+    """Show what each operator costs: compiled nodes, cycles, bytes, loss of weights.
 
-    Operators of one name stand on one line, also those of two containers. A phone's container is
-    compiled again for the emulator, as `rehearse` does it.
+    Operators of one name stand on one line, also those of two containers. Cycles are those of a
+    device that is named, by the runtime graph; else of the emulator on this host, for which a
+    phone's container is compiled again, as `rehearse` does it.
     """
     from buildlib.container.container import GenAIContainer
-    from buildlib.operator_costs import operator_costs, total_by_kind, total_by_layer
+    from buildlib.operator_costs import (
+        emulator_cycles,
+        operator_costs,
+        total_by_kind,
+        total_by_layer,
+    )
     from buildlib.paths import default_cache_root
 
     folders = [container_dir, *([other_dir] if other_dir else [])]
@@ -52,16 +67,19 @@ def profile(
         "layer": total_by_layer,
     }
     tables: list[dict[str, Costs]] = []
+    root, source = cache or default_cache_root(), _EMULATOR.format(n=repetitions)
     for folder in folders:
-        print_remark(f"profiling {folder} on the emulator")
         container = GenAIContainer.load(folder)
-        costs, missing = operator_costs(
-            container, cache_root=cache or default_cache_root(), repetitions=repetitions
-        )
+        if device or pool:
+            cycles, source = _device_cycles(folder, device, pool, wait, repetitions)
+        else:
+            print_remark(f"profiling {folder} on the emulator")
+            cycles = emulator_cycles(container, cache_root=root, repetitions=repetitions)
+        costs, missing = operator_costs(container, cycles, cache_root=root)
         if missing:
             print_remark(f"weights are not counted: {missing}")
         tables.append({graph: grouped[by](table) for graph, table in costs.items()})
-    label = _LABEL.format(n=repetitions)
+    label = _LABEL.format(cycles=source)
     if json:
         print_json(
             {
@@ -80,6 +98,24 @@ def profile(
     for graph in graphs:
         _print(graph, [table.get(graph, {}) for table in tables], top)
     answers().print(f"\n{label}")
+
+
+def _device_cycles(
+    folder: Path, device: str | None, pool: Path | None, wait_s: float, repetitions: int
+) -> "tuple[NodeCycles, str]":
+    """Return cycles that a device measured, and in words whose they are."""
+    from harness.cli.device_lease import open_session
+    from harness.runtimes.graph.runtime import GraphRuntime
+    from harness.runtimes.registry import open_model
+
+    model = open_model(folder, "graph")
+    with open_session(model, device, pool, command="profile", wait_s=wait_s) as session:
+        runtime = session.runtime
+        assert isinstance(runtime, GraphRuntime)  # noqa: S101  (the model's)
+        cycles = runtime.node_cycles(repetitions)
+        if session.properties.emulator:
+            return cycles, _EMULATOR.format(n=repetitions)
+        return cycles, _DEVICE.format(device=session.device_label, n=repetitions)
 
 
 def _values(costs: "Costs") -> dict[str, object]:

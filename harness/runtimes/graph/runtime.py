@@ -9,11 +9,12 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from buildlib.container.container import GenAIContainer
 from buildlib.container.genie_config import GenieConfig
 from buildlib.container.op_packages import registrations
+from buildlib.toolchains.base import NodeCycles
 from buildlib.validation import first_fault
 from harness.deploy.deployment import DeployFile
 from harness.devices.base import Device, DeviceProperties
@@ -104,6 +105,9 @@ def graph_bundle(container: GenAIContainer, abi: str) -> Bundle:
     files = {name: DeployFile(path, origin="container") for name, path in container.files.items()}
     files |= {name: DeployFile(path, origin="qnnfarm") for name, path in paths.items()}
     return find_qnn(abi, target_of(container).soc).add({**files, **find_python(abi)})
+
+
+_NODE_CYCLES = TypeAdapter(dict[str, tuple[tuple[str, Annotated[int, Field(ge=0)]], ...]])
 
 
 class _Score(BaseModel):
@@ -211,6 +215,25 @@ class GraphRuntime(DeployedRuntime):
                 return result, runtime._dump(request, step)[1].beside(tensors)
             finally:
                 runtime.clean()
+
+    def node_cycles(self, repetitions: int) -> NodeCycles:
+        """Run each graph some times on zeros, and return the least cycles of its compiled nodes.
+
+        They are those of the device: of its DSP, or of the emulator on the host.
+
+        Raises:
+            RunnerError: the runner crashed, hung or refused.
+            RuntimeOutputError: it printed something else.
+        """
+        config = plain_config(DialogSettings(), self._container)
+        folder = self.folder()
+        self._run(folder, config, ["--node-cycles", str(repetitions)], {}, times=repetitions)
+        text = folder.read(_OUTPUT)
+        try:
+            return _NODE_CYCLES.validate_json(text)
+        except ValidationError as error:
+            reason = "unreadable cycles of nodes"
+            raise RuntimeOutputError(self.device.serial, reason, text[-500:]) from error
 
     def _dump(
         self, request: GenerationRequest, step: int

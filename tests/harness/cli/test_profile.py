@@ -2,14 +2,18 @@
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 from buildlib.pipeline.build import BuildOutputs
+from harness.devices.adb.device import AdbDevice
 from tests import command_line
 
 Run = Callable[..., command_line.Done]
 
 
-def test_two_containers_stand_side_by_side(qnnfarm: Run, reference_outputs: BuildOutputs) -> None:
+def test_two_containers_stand_side_by_side_and_a_device_profiles_them(
+    qnnfarm: Run, reference_outputs: BuildOutputs, virtual_device: AdbDevice
+) -> None:
     folder = reference_outputs.container
     shown = qnnfarm("profile", folder, folder, "--by", "layer", "--repetitions", "1")
     assert shown.returncode == 0, shown.stderr
@@ -25,3 +29,19 @@ def test_two_containers_stand_side_by_side(qnnfarm: Run, reference_outputs: Buil
     (container,) = one["containers"]
     operator = container["graphs"]["ar1_cl192"]["layer_0_up_proj"]
     assert operator["weight_bytes"] > 0 < operator["cycles"]
+    asked = ("--device", virtual_device.serial, "--json", "--repetitions", "1")
+    done = qnnfarm("profile", folder, *asked)
+    assert done.returncode == 0, done.stderr
+    on_device = json.loads(done.stdout)
+    assert "HTP emulator" in on_device["measured"]
+
+    def nodes_of(document: dict[str, Any]) -> dict[str, dict[str, int]]:
+        (only,) = document["containers"]
+        return {
+            graph: {name: cost["nodes"] for name, cost in costs.items()}
+            for graph, costs in only["graphs"].items()
+        }
+
+    assert nodes_of(on_device) == nodes_of(one)
+    graphs = on_device["containers"][0]["graphs"]
+    assert graphs["ar1_cl192"]["layer_0_up_proj"]["cycles"] > 0
