@@ -1,7 +1,17 @@
 # The commands of a contributor; `.ci/run` runs the same ones.
 PYTHON ?= .venv/bin/python
 
-.PHONY: check format test genie-table genie-mutations quantization-table fuzz exports families speculation config-campaign documents family-defaults kills chaos nights verdicts board demo screenshots wheel-check
+ifneq ($(MAKECMDGOALS),setup)
+ifeq (,$(shell command -v $(PYTHON)))
+$(error there is no $(PYTHON): `make setup` makes it)
+endif
+endif
+
+.PHONY: setup check format test genie-table genie-mutations quantization-table fuzz exports families speculation config-campaign documents family-defaults kills chaos nights verdicts board demo screenshots wheel-check
+
+# The environment of all commands below in `.venv`, and the Debian packages that tests need.
+setup:
+	python3 -m tools.test --set-up
 
 check:
 	$(PYTHON) -m ruff check .

@@ -1,8 +1,9 @@
 """Set up a machine for the tests and run them: `python3 -m tools.test [pytest's arguments]`.
 
-Installs the Debian packages of `tools.system_packages` (as root or by sudo), makes `.venv` with the
-project and its `test` extra, and runs pytest there. Where packages cannot be installed, the tests
-that need them skip; where they can, such a test fails instead of skipping. Standard library only.
+Installs the Debian packages of `tools.system_packages` (as root, or by sudo, which it asks about on
+a terminal), makes `.venv` with the project and its `test` extra, and runs pytest there; with
+`--set-up` it stops before that. Where packages cannot be installed, the tests that need them skip;
+where they can, such a test fails instead of skipping. Standard library only.
 """
 
 import os
@@ -18,12 +19,17 @@ from tools.system_packages import missing_packages
 _ROOT = Path(__file__).resolve().parents[1]
 _VENV = _ROOT / ".venv"
 _OLDEST = (3, 11)
+_SET_UP = "--set-up"
+_TAKES = (
+    "Setting up takes some minutes the first time; the tests take about nine on two idle cores."
+)
 PACKAGES_VARIABLE = "QNNFARM_TEST_PACKAGES"
 """Set to `installed`: a test whose system package is missing fails."""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Return pytest's exit status, or 2 when there is no environment to run it in."""
+    print(f"{_TAKES} `make test` runs them again without this.", flush=True)
     if sys.version_info < _OLDEST:
         wanted = ".".join(map(str, _OLDEST))
         return _refuse(f"this is Python {sys.version.split()[0]}; run it with {wanted} or later")
@@ -46,6 +52,8 @@ def main(arguments: Sequence[str]) -> int:
         return _refuse("pip could not install the project with its extra `test` into .venv")
     if installed:  # where it cannot be had, its tests skip
         subprocess.run([python, "-m", "tools.llama_cpp"], cwd=_ROOT, check=False)
+    if list(arguments) == [_SET_UP]:
+        return 0
     environment = dict(os.environ)
     # Container images set it; each of thousands of processes would then compile what it imports.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -62,6 +70,8 @@ def _install(packages: Sequence[str]) -> bool:
     apt = shutil.which("apt-get")
     as_root = _as_root()
     if apt is None or as_root is None:
+        return False
+    if as_root and _is_terminal() and not _agrees(packages):
         return False
     print(f"Installing {' '.join(packages)}", flush=True)
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
@@ -82,10 +92,24 @@ def _as_root() -> list[str] | None:
     sudo = shutil.which("sudo")
     if sudo is None:
         return None
-    if sys.stdin is not None and sys.stdin.isatty():
+    if _is_terminal():
         return [sudo]
     asked = subprocess.run([sudo, "-n", "true"], capture_output=True, check=False)
     return [sudo, "-n"] if asked.returncode == 0 else None
+
+
+def _is_terminal() -> bool:
+    return sys.stdin is not None and sys.stdin.isatty()
+
+
+def _agrees(packages: Sequence[str]) -> bool:
+    """Ask whether to change the user's system."""
+    print(f"Some tests need these Debian packages: {' '.join(packages)}")
+    try:
+        answer = input("Install them with sudo? Without them those tests skip. [y/N] ")
+    except EOFError:
+        return False
+    return answer.strip().lower() in {"y", "yes"}
 
 
 def _refuse(reason: str) -> int:
