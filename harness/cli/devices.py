@@ -87,9 +87,9 @@ def _holders(found: "list[Sighting]") -> dict[str, str]:
     holders: dict[str, str] = {}
     try:
         for answered in (True, False):
-            specs = [one.spec for one in found if one.spec and bool(one.properties) == answered]
+            specs = {one.spec for one in found if one.spec and bool(one.properties) == answered}
             if specs:
-                with Pool.of(specs, probe=answered) as pool:
+                with Pool.of(list(specs), probe=answered) as pool:
                     holders |= {str(member.spec): member.holder for member in pool.members()}
     except HarnessError as error:
         print_remark(f"who holds them cannot be told: {error}")
@@ -135,9 +135,9 @@ def _cells(one: "Sighting", holder: str) -> list[str]:
 
 def _name(one: "Sighting") -> str:
     """Return a device's name, as commands take it."""
-    if one.spec is None or one.spec.type == "android":
+    if one.spec is None:
         return one.serial
-    return str(one.spec)
+    return one.spec.identifier if one.spec.type == "android" else str(one.spec)
 
 
 def _battery(battery: "Battery | None") -> str:

@@ -71,7 +71,7 @@ class Devices(Closeable):
 
         Raises:
             NoDeviceError: its adb server does not know it.
-            DeviceUnauthorizedError, DeviceLostError, DeviceConnectError: it is not usable.
+            DeviceUnauthorizedError, DeviceNotReadyError, DeviceConnectError: it is not usable.
             AdbServerError: its adb server cannot be reached.
             HostError: its host cannot be reached, see `harness.devices.ssh`.
             VirtualDeviceError: there is no such virtual device, or it does not start.

@@ -14,6 +14,7 @@ from harness.devices.types import device_types
 from harness.errors import (
     AdbServerError,
     DeviceError,
+    DeviceNotReadyError,
     DeviceSpecError,
     HarnessError,
     HostError,
@@ -33,7 +34,8 @@ class Sighting:
 
     Attributes:
         spec: `None` if its serial is none that could be asked for.
-        serial: how the adb server knows it, where it is behind one, else how it is addressed.
+        serial: how the adb server knows it, where it is behind one, else how it is addressed. It
+            is the name in `spec` but for devices that share one, and virtual ones.
         state: `device` when usable, else in the adb server's words, or `absent`, `unreachable`.
         error: why it says nothing of itself, on one line; empty when it does.
     """
@@ -60,9 +62,10 @@ def all_of(devices: Devices, *, timeout_s: float = 10.0) -> list[Sighting]:
         except DeviceSpecError as error:
             return Sighting(None, one_line(entry.serial), one_line(entry.state), error=str(error))
         if not entry.usable:
-            return Sighting(spec, entry.serial, one_line(entry.state))
+            return Sighting(spec, entry.shared_serial or entry.serial, one_line(entry.state))
         shown = entry.serial if spec.type == "android" else str(spec)
-        return _ask(spec, AdbDevice(server, entry.serial, shown=shown), entry.serial, timeout_s)
+        device = AdbDevice(server, entry.serial, shown=shown)
+        return _ask(spec, device, entry.shared_serial or entry.serial, timeout_s)
 
     return _at_once(look, server.devices())
 
@@ -79,9 +82,8 @@ def named(
         try:
             device = devices.open(spec)
         except HarnessError as error:
-            return Sighting(
-                spec, spec.identifier or str(spec), error.device_state, error=str(error)
-            )
+            state = error.state if isinstance(error, DeviceNotReadyError) else error.device_state
+            return Sighting(spec, spec.identifier or str(spec), state, error=str(error))
         serial = device_types()[spec.type].preview(spec).adb_serial if spec.host is None else None
         return _ask(spec, device, serial or device.serial, timeout_s)
 

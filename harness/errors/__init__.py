@@ -30,6 +30,7 @@
         DeviceConnectError
         DeviceUnauthorizedError
         DeviceLostError        it went away in the middle
+        DeviceNotReadyError    offline, in recovery, or the like
         DeviceTimeoutError
         DeviceCommandError     a command on it failed
         DeviceTransferError    it refused a file

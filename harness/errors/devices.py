@@ -58,16 +58,22 @@ class NoDeviceError(HarnessError):
 
 
 class SeveralDevicesError(HarnessError):
-    """No device was named, and several are connected."""
+    """No device was named, and several are connected; or several have the serial that was named.
 
+    Attributes:
+        serials: the names to choose from.
+        shared: the serial that they share.
+    """
+
+    device_state = "ambiguous"
     serials: tuple[str, ...]
+    shared: str = ""
 
     def __str__(self) -> str:
-        return self._fill(
-            "{number} adb devices are connected: choose one with --device or "
-            "ANDROID_SERIAL: {serials}",
-            number=len(self.serials),
-        )
+        template = "{number} adb devices are connected: choose one with --device or ANDROID_SERIAL"
+        if self.shared:
+            template = "{number} adb devices have the serial {shared}: name one by its USB port"
+        return self._fill(template + ": {serials}", number=len(self.serials))
 
 
 class DeviceSpecError(HarnessError):
@@ -231,6 +237,22 @@ class DeviceLostError(DeviceError):
     action: str
     reason: str
     template = "device {serial} went away during {action}: {reason}"
+
+
+class DeviceNotReadyError(DeviceError):
+    """The adb server has the device, but in a state in which it runs no commands.
+
+    Attributes:
+        state: in the server's words, e.g. `offline` or `recovery`.
+    """
+
+    failure_class = FailureClass.DEVICE
+    quarantine_weight = 1.0
+    needs_recovery = True
+    loses_device = True
+    state: str
+    advice: str
+    template = "device {serial} is in state {state}: {advice}"
 
 
 class DeviceTimeoutError(DeviceError):

@@ -1,11 +1,14 @@
 """Opener that discovers and opens the devices of a pool, and prober that asks who they are."""
 
 import re
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
+from harness.devices.adb.client import USB_PORT
 from harness.devices.base import Device
 from harness.devices.devices import Devices
 from harness.devices.spec import DeviceSpec
@@ -19,6 +22,7 @@ from harness.pool.records import Facts
 
 _SERIAL = re.compile(r"[A-Za-z0-9._:-]{4,64}")
 _PLACEHOLDER_SERIALS = {"unknown", "0123456789ABCDEF", "0123456789abcdef", "00000000", "12345678"}
+_BY_HARDWARE = "hardware:"
 _RESTART_S = 60.0
 _SLOW_S = 2.0
 _ANSWER_S = 30.0
@@ -128,7 +132,9 @@ def identify(member: Member, device: Device, *, timeout_s: float) -> ReachedDevi
         properties = device.properties(timeout_s=timeout_s)
     serial = properties.hardware_serial
     unique = _SERIAL.fullmatch(serial) and serial not in _PLACEHOLDER_SERIALS
-    key = f"hardware:{serial}" if unique else str(member.spec)
+    # Devices at USB ports are named so because they share a serial.
+    unique = unique and not member.spec.serial.startswith(USB_PORT)
+    key = f"{_BY_HARDWARE}{serial}" if unique else str(member.spec)
     facts = Facts(properties.soc, properties.hexagon or "", properties.free_bytes)
     return ReachedDevice(key, device, facts)
 
@@ -151,6 +157,8 @@ class Prober:
         self._records = records
         self._opener = opener
         self._on_progress = on_progress
+        self._keys: dict[str, str] = {}
+        self._lock = threading.Lock()
 
     def probe(self, members: Sequence[Member]) -> None:
         """Ask each device; one that does not answer is absent."""
@@ -172,10 +180,45 @@ class Prober:
         spec = str(member.spec)
         try:
             reached = identify(member, self._opener.open(member), timeout_s=_ANSWER_S)
+            twin = self._twin_of(member, reached)
         except HarnessError as error:
             return self._records.record_absent(member.name, spec, one_line(str(error)))
-        self._records.record_found(reached.key, member.name, spec, reached.facts)
-        return reached.key
+        if twin is None:
+            self._records.record_found(reached.key, member.name, spec, reached.facts)
+            return reached.key
+        if self._members.key_of(member.name) == reached.key:  # which is the twin's alone
+            self._records.record_found(spec, member.name, spec, reached.facts)
+        serial = reached.key.removeprefix(_BY_HARDWARE)
+        reason = (
+            f"its serial number {serial} is also that of {twin.name}, so a lease cannot tell them "
+            "apart: name phones on USB by their port (`usb:1-4`), or give one another number"
+        )
+        return self._records.record_absent(member.name, spec, one_line(reason))
+
+    def _twin_of(self, member: Member, reached: ReachedDevice) -> Member | None:
+        """Return another device of the pool that has the serial number of this one for its own.
+
+        One device may have several addresses; two have booted separately. The first to be found
+        keeps the number.
+        """
+        with self._lock:
+            self._keys[member.name] = reached.key
+            keys = dict(self._keys)
+        if not reached.key.startswith(_BY_HARDWARE):
+            return None
+        first = self._members.key_of(member.name) == reached.key
+        for name, other in self._members.by_name.items():
+            recorded = self._members.key_of(name)
+            known = recorded if first else keys.get(name, recorded)
+            if name == member.name or known != reached.key:
+                continue
+            with suppress(HarnessError):  # it is not there, so this may be the same one
+                device = self._opener.open(other)
+                same = identify(other, device, timeout_s=_ANSWER_S).key == reached.key
+                boots = {end.boot_id(timeout_s=_ANSWER_S) for end in (device, reached.device)}
+                if same and len(boots) > 1:
+                    return other
+        return None
 
 
 def _slow_notice(slow: Sequence[str]) -> str:

@@ -7,6 +7,7 @@ from contextlib import suppress
 from types import MappingProxyType
 
 from harness.clock import Deadline, DeadlineExceeded
+from harness.devices.adb.client import TCP_SERIAL
 from harness.devices.adb.connection import (
     FailReply,
     ServerAddress,
@@ -42,7 +43,6 @@ NO_STEP_HELPS = (DeviceHeldError, DeviceFullError)
 """Errors of a device that answers, but cannot be claimed."""
 _ANSWER_S = 15.0
 _POLL_S = 0.5
-_TCP = re.compile(r".+:\d{1,5}")
 _DESCRIPTIONS: Mapping[StepName, str] = MappingProxyType(
     {
         "reconnect": "connecting to it anew",
@@ -185,7 +185,7 @@ class Recovery:
         if not serial:
             return
         server = ensure_server(trusted_users=self._trusted_users)
-        if ":" in serial:
+        if TCP_SERIAL.fullmatch(serial):
             server.disconnect(serial)
             # A failure is not the end of the step: a device that boots gets the time for it, as
             # waiting for its answer connects again.
@@ -213,7 +213,7 @@ class Recovery:
             if serial != own:
                 with suppress(DeviceConnectError, DeviceTimeoutError, DeviceUnauthorizedError):
                     server.connect(serial, timeout_s=_ANSWER_S)
-        if ":" in own:
+        if TCP_SERIAL.fullmatch(own):
             server.connect(own)
 
     def _power_cycle(self) -> None:
@@ -287,7 +287,7 @@ def _tcp_devices(trusted_users: Collection[str]) -> list[str]:
         serials = [entry.serial for entry in entries if entry.usable]
     except AdbServerError:
         return []
-    return [serial for serial in serials if _TCP.fullmatch(serial)]
+    return [serial for serial in serials if TCP_SERIAL.fullmatch(serial)]
 
 
 def _kill(address: ServerAddress) -> None:

@@ -219,7 +219,7 @@ def check_known(specs: "Sequence[DeviceSpec]") -> None:
         HarnessError: a device is unknown, and why it cannot be found.
     """
     from harness.devices.types import device_types
-    from harness.errors import DeviceLostError, DeviceUnauthorizedError
+    from harness.errors import DeviceNotReadyError, DeviceUnauthorizedError
     from harness.pool.pool import host_devices
 
     previews = {spec: device_types()[spec.type].preview(spec) for spec in specs}
@@ -231,7 +231,7 @@ def check_known(specs: "Sequence[DeviceSpec]") -> None:
         for spec in unsure:
             if str(spec) not in answered or previews[spec].exists is False:
                 # An adb server has a device that is lost or unauthorized.
-                with contextlib.suppress(DeviceLostError, DeviceUnauthorizedError):
+                with contextlib.suppress(DeviceNotReadyError, DeviceUnauthorizedError):
                     devices.resolve(spec)
 
 

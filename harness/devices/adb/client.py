@@ -2,7 +2,8 @@
 
 import re
 import time
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from filelock import BaseFileLock, Timeout
@@ -29,6 +30,10 @@ _CONNECTED = re.compile(r"(already )?connected to ")
 _REFUSED_KEY = re.compile(r"(failed to authenticate|unauthorized)", re.IGNORECASE)
 _TRANSIENT = re.compile(r"offline|connecting|authorizing|not found")
 _POLL_S = 0.1
+TCP_SERIAL = re.compile(r"(?!usb:).+:\d{1,5}")
+"""Serial of a device to which an adb server connects over TCP."""
+USB_PORT = "usb:"
+"""Begin of a name that stands for whatever device is plugged in at a USB port."""
 _ENTRY = re.compile(r"(\S+)\s+(no permissions|\S+)(.*)")
 
 
@@ -37,18 +42,26 @@ class DeviceEntry:
     """A line of `adb devices -l`.
 
     Attributes:
+        serial: what adb's `-s` takes: the serial; of a device whose serial others at this server
+            have too, its USB port, e.g. `usb:1-4`.
         state: `device` when usable, else `offline`, `unauthorized`, `recovery`, ...
-        details: `product`, `model`, `device`, `transport_id`, as far as known.
+        details: `usb`, `product`, `model`, `device`, `transport_id`, as far as known.
+        shared_serial: its serial, if others have it too.
     """
 
     serial: str
     state: str
     details: dict[str, str] = field(default_factory=dict, hash=False)
+    shared_serial: str = ""
 
     @property
     def usable(self) -> bool:
         """True if commands can be run on it."""
         return self.state == "device"
+
+    def is_named(self, name: str) -> bool:
+        """Return whether a device can be asked for by that name: its serial, or its USB port."""
+        return name in (self.serial, f"{USB_PORT}{self.details.get('usb')}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +192,13 @@ def parse_devices(answer: str) -> list[DeviceEntry]:
         if match:
             pairs = re.findall(r"(?:^|\s)(\w+):(\S+)", match[3])
             entries.append(DeviceEntry(match[1], match[2], dict(pairs)))
-    return entries
+    counts = Counter(entry.serial for entry in entries)
+    return [
+        replace(entry, serial=f"{USB_PORT}{entry.details['usb']}", shared_serial=entry.serial)
+        if counts[entry.serial] > 1 and "usb" in entry.details
+        else entry
+        for entry in entries
+    ]
 
 
 def device_features(server: AdbServer, serial: str, deadline: Deadline) -> frozenset[str]:

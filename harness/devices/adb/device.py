@@ -11,7 +11,7 @@ from pathlib import Path
 
 from harness.clock import Deadline, DeadlineExceeded
 from harness.devices import properties
-from harness.devices.adb.client import AdbServer, device_features
+from harness.devices.adb.client import TCP_SERIAL, AdbServer, device_features
 from harness.devices.adb.connection import (
     FailReply,
     ServerUnreachable,
@@ -307,7 +307,7 @@ class AdbDevice(ShellDevice):
         self._features = None
 
     def _is_up(self, deadline: Deadline) -> bool:
-        if ":" in self._serial and self._server.state(self._serial) != "device":
+        if TCP_SERIAL.fullmatch(self._serial) and self._server.state(self._serial) != "device":
             # Nobody but us connects again to a TCP device that its server gave up.
             with contextlib.suppress(DeviceConnectError):
                 self._server.connect(self._serial, timeout_s=deadline.remaining())

@@ -1,21 +1,34 @@
 """Devices of an adb server, and the choice of one."""
 
 import os
-import re
+from types import MappingProxyType
 
-from harness.devices.adb.client import AdbServer, DeviceEntry
+from harness.devices.adb.client import TCP_SERIAL, AdbServer, DeviceEntry
 from harness.devices.adb.device import AdbDevice
 from harness.devices.adb.server import ensure_server
 from harness.errors import (
-    DeviceLostError,
+    DeviceNotReadyError,
     HarnessError,
     NoDeviceError,
     SeveralDevicesError,
 )
 
-__all__ = ["DeviceEntry", "connect_tcp", "list_devices", "open_device"]
+_RECONNECT = "plug it in again, or try `adb reconnect`"
+_REBOOT = "`adb reboot` brings it back into Android"
+_WAYS_OUT = MappingProxyType(
+    {
+        "recovery": _REBOOT,
+        "sideload": _REBOOT,
+        "rescue": _REBOOT,
+        "bootloader": "`fastboot reboot` brings it back into Android",
+        "no permissions": "the user who runs the adb server needs a udev rule for its USB vendor",
+        "connecting": "wait a moment",
+        "authorizing": "wait a moment",
+    }
+)
+"""State of a device that runs no commands -> what to do."""
 
-_TCP_SERIAL = re.compile(r".+:\d{1,5}")
+__all__ = ["DeviceEntry", "connect_tcp", "list_devices", "open_device"]
 
 
 def list_devices(server: AdbServer | None = None) -> list[DeviceEntry]:
@@ -34,7 +47,7 @@ def connect_tcp(server: AdbServer, serial: str) -> None:
         DeviceConnectError: it cannot.
         AdbServerError: the server cannot be reached.
     """
-    if _TCP_SERIAL.fullmatch(serial):
+    if TCP_SERIAL.fullmatch(serial):
         states = {entry.serial: entry.state for entry in server.devices()}
         if states.get(serial, "offline") == "offline":
             server.connect(serial)
@@ -45,8 +58,8 @@ def open_device(serial: str | None = None, *, server: AdbServer | None = None) -
 
     Raises:
         NoDeviceError: there is none, or not that one.
-        SeveralDevicesError: none is named, and several could be meant.
-        DeviceUnauthorizedError, DeviceLostError: it is there, but not usable.
+        SeveralDevicesError: none is named, and several could be meant, or several have that serial.
+        DeviceUnauthorizedError, DeviceNotReadyError: it is there, but not usable.
         AdbServerError: see `ensure_server`.
     """
     server = server or ensure_server()
@@ -60,16 +73,19 @@ def open_device(serial: str | None = None, *, server: AdbServer | None = None) -
             raise _unusable(server, entries[0])
         chosen = usable[0] if usable else None
     else:
-        chosen = next((entry for entry in entries if entry.serial == wanted), None)
+        same = tuple(entry.serial for entry in entries if entry.shared_serial == wanted)
+        if same:
+            raise SeveralDevicesError(same, wanted)
+        chosen = next((entry for entry in entries if entry.is_named(wanted)), None)
     if chosen is None:
         present = tuple(f"{entry.serial} ({entry.state})" for entry in entries)
         raise NoDeviceError(wanted, present)
     if not chosen.usable:
         raise _unusable(server, chosen)
-    return AdbDevice(server, chosen.serial)
+    return AdbDevice(server, wanted or chosen.serial)
 
 
 def _unusable(server: AdbServer, entry: DeviceEntry) -> HarnessError:
     if entry.state == "unauthorized":
         return server.unauthorized(entry.serial)
-    return DeviceLostError(entry.serial, "opening it", f"the adb server says: {entry.state}")
+    return DeviceNotReadyError(entry.serial, entry.state, _WAYS_OUT.get(entry.state, _RECONNECT))

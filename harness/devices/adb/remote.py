@@ -69,7 +69,7 @@ class RemoteAdb(Closeable):
         """Return a device of it, which calls itself `serial@host`.
 
         Raises:
-            NoDeviceError, DeviceUnauthorizedError, DeviceLostError: see `open_device`.
+            NoDeviceError, DeviceUnauthorizedError, DeviceNotReadyError: see `open_device`.
             DeviceConnectError: see `connect_tcp`.
             AdbServerError, HostError: see `server`.
         """

@@ -6,8 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from harness.cli.devices import _holders
 from harness.devices.adb.client import AdbServer
 from harness.devices.adb.device import AdbDevice
+from harness.devices.inventory import Sighting
+from harness.devices.spec import DeviceSpec
+from harness.pool.pool import Pool
+from harness.pool.requirement import Requirement
 from harness.virtual_device import manager
 from tests.harness.cli.conftest import Run
 from tests.ssh_server import running_ssh_server
@@ -73,3 +78,11 @@ def test_names_of_no_device_are_refused(qnnfarm: Run, name: str) -> None:
     assert done.returncode == 2
     assert "names no device" in done.stderr
     assert done.stderr.strip().isprintable()
+
+
+def test_a_device_that_is_listed_twice_hides_no_holder(adb_environment: Path) -> None:
+    local = DeviceSpec("local")
+    twin = Sighting(DeviceSpec("android", "X1"), "X1", "offline")
+    with Pool.of([local]) as pool, pool.acquire(Requirement(), timeout_s=200, purpose="a bench"):
+        holders = _holders([twin, twin, Sighting(local, "local", "device")])
+    assert "a bench" in holders["local"]

@@ -7,7 +7,7 @@ from harness.devices.adb.connection import ServerAddress
 from harness.devices.adb.device import AdbDevice
 from harness.devices.adb.discovery import list_devices, open_device
 from harness.errors import (
-    DeviceLostError,
+    DeviceNotReadyError,
     DeviceUnauthorizedError,
     NoDeviceError,
     SeveralDevicesError,
@@ -24,10 +24,12 @@ class _Listing(AdbServer):
 
 
 def _server(**states: str) -> AdbServer:
+    return _listing(*(DeviceEntry(serial, state) for serial, state in states.items()))
+
+
+def _listing(*entries: DeviceEntry) -> AdbServer:
     server = _Listing(ServerAddress(port=1), 41)
-    object.__setattr__(
-        server, "entries", [DeviceEntry(serial, state) for serial, state in states.items()]
-    )
+    object.__setattr__(server, "entries", list(entries))
     return server
 
 
@@ -59,12 +61,32 @@ def test_none_says_what_to_do() -> None:
 
 @pytest.mark.parametrize(
     ("state", "error"),
-    [("unauthorized", DeviceUnauthorizedError), ("offline", DeviceLostError)],
+    [("unauthorized", DeviceUnauthorizedError), ("offline", DeviceNotReadyError)],
 )
 @pytest.mark.parametrize("serial", ["a", None])
 def test_one_that_is_not_usable(state: str, error: type[Exception], serial: str | None) -> None:
     with pytest.raises(error):
         open_device(serial, server=_server(a=state))
+
+
+@pytest.mark.parametrize(
+    ("state", "advice"),
+    [("offline", "plug it in"), ("recovery", "adb reboot"), ("no permissions", "udev")],
+)
+def test_each_state_has_its_own_advice(state: str, advice: str) -> None:
+    server = _listing(DeviceEntry("a", state))
+    with pytest.raises(DeviceNotReadyError, match=f"in state {state}.*{advice}") as caught:
+        open_device("a", server=server)
+    assert caught.value.state == state
+
+
+def test_a_serial_that_two_have_is_ambiguous_and_a_usb_port_is_not() -> None:
+    twins = [DeviceEntry(f"usb:{port}", "device", {"usb": port}, "DUP") for port in ("1-4", "2-1")]
+    with pytest.raises(SeveralDevicesError, match=r"have the serial DUP.*usb:1-4, usb:2-1"):
+        open_device("DUP", server=_listing(*twins))
+    assert open_device("usb:2-1", server=_listing(*twins)).serial == "usb:2-1"
+    alone = _listing(DeviceEntry("DUP", "device", {"usb": "2-1"}))
+    assert open_device("usb:2-1", server=alone).serial == "usb:2-1"
 
 
 def test_the_real_server(adb_server: AdbServer, virtual_device: AdbDevice) -> None:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -43,6 +44,7 @@ from harness.pool.requirement import Requirement
 from harness.pool.states import MemberState
 from harness.virtual_device import manager
 from harness.virtual_device.faults import ALWAYS, Stall
+from harness.virtual_device.folder import load_record, save_record
 from tests.command_line import Started
 from tests.harness.pool.conftest import close
 
@@ -130,6 +132,42 @@ def test_one_device_under_two_names_is_leased_once(
         pytest.raises(RequirementError, match="one and the same"),
     ):
         both.acquire(Requirement(count=2), timeout_s=1)
+
+
+def test_two_devices_with_one_serial_number_do_not_share_an_entry(
+    adb_server: AdbServer, tmp_path: Path
+) -> None:
+    names = [f"twin{number}{secrets.token_hex(3)}" for number in range(2)]
+    for name in names:
+        manager.start(name, "SM8750")
+        manager.stop(name)
+        record = load_record(folder := manager.get(name).root.parent)
+        save_record(folder, replace(record, serial_number="SAME4711"))
+    serials = [manager.start(name, "SM8750").serial for name in names]
+    try:
+        for serial in serials:
+            adb_server.connect(serial)
+        members = [
+            Member(name, DeviceSpec("android", serial))
+            for name, serial in zip("ab", serials, strict=True)
+        ]
+
+        def states() -> dict[str, str]:
+            opener = DeviceOpener(PoolConfig())
+            with Pool(members, PoolConfig(), opener, ledger_path=tmp_path / "pool.db") as pool:
+                return {status.name: status.reason for status in pool.probe()}
+
+        before = states()
+        (absent,) = (name for name, reason in before.items() if "SAME4711" in reason)
+        (ready,) = {"a", "b"} - {absent}
+        assert f"is also that of {ready}" in before[absent]
+        assert states() == before
+        manager.stop(names["ab".index(ready)])
+        assert "SAME4711" not in states()[absent]
+    finally:
+        for name, serial in zip(names, serials, strict=True):
+            manager.remove(name)
+            adb_server.disconnect(serial)
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,24 @@ def test_states_and_details() -> None:
     assert entries[3].details["transport_id"] == "7"
 
 
+def test_devices_that_share_a_serial_are_named_by_their_usb_ports() -> None:
+    twins = "X1 device usb:1-4 transport_id:3\nX1 recovery usb:2-1.2 transport_id:4\n"
+    entries = parse_devices(f"{twins}Y2 device usb:1-5 transport_id:5\n")
+    assert [(entry.serial, entry.shared_serial) for entry in entries] == [
+        ("usb:1-4", "X1"),
+        ("usb:2-1.2", "X1"),
+        ("Y2", ""),
+    ]
+    assert entries[2].is_named("Y2")
+    assert entries[2].is_named("usb:1-5")  # also once its twin is gone
+    assert not entries[2].is_named("usb:1-4")
+
+
+def test_twins_without_usb_ports_keep_their_serial() -> None:
+    entries = parse_devices("X1 device transport_id:3\nX1 device transport_id:4\n")
+    assert [entry.serial for entry in entries] == ["X1", "X1"]
+
+
 @given(st.text(max_size=200))
 def test_any_answer_is_survived(answer: str) -> None:
     for entry in parse_devices(answer):
