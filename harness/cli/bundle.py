@@ -58,7 +58,7 @@ def show(
     if device is None:
         bundle, faults = _for_target(model, abi, pushed)
     else:
-        bundle, faults = _for_device(model, device, pushed)
+        bundle, faults = bundle_for_device(model, device, pushed)
     records = bundle.records()
     if json:
         print_json(
@@ -95,10 +95,14 @@ def _for_target(
     return bundle, find_faults(bundle, container=container, binaries=_inspect(model))
 
 
-def _for_device(
+def bundle_for_device(
     model: "Model", name: str, pushed: "Mapping[str, DeployFile]"
 ) -> "tuple[Bundle, tuple[str, ...]]":
-    """Return the bundle of a model for a device, and its faults."""
+    """Return the bundle of a model for a device, and its faults.
+
+    Raises:
+        HarnessError: the device cannot be reached, or cannot run the model.
+    """
     from harness.devices.spec import DeviceSpec
     from harness.pool.pool import host_devices
     from harness.runtimes.base import RuntimeOptions

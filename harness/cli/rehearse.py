@@ -6,12 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from harness.cli.arguments import WAIT_S, CacheDir, ContainerDir, Json
 from harness.console import answers, print_json, print_remark
+from harness.errors import WrongUseError
 from harness.exit_codes import BAD
 
 if TYPE_CHECKING:
@@ -49,6 +50,17 @@ def rehearse(
     max_tokens: Annotated[
         int, typer.Option(min=1, help="Tokens of each answer, decoded greedily.")
     ] = 16,
+    device: Annotated[
+        str | None,
+        typer.Option(help="The phone, if it is there: its bundle is checked against what it says."),
+    ] = None,
+    abi: Annotated[
+        Literal["arm64-v8a", "aarch64"] | None,
+        typer.Option(
+            help="Without a device: the ABI that the bundle is for, Android's by default or that "
+            "of Linux boards."
+        ),
+    ] = None,
     cache: CacheDir = None,
     json: Json = False,
 ) -> None:
@@ -62,11 +74,13 @@ def rehearse(
     from buildlib.container.container import GenAIContainer
     from buildlib.replay import emulator_twin
 
+    if device is not None and abi is not None:
+        raise WrongUseError("--device and --abi: give one of them, not both")
     phone = GenAIContainer.load(container_dir)
     with tempfile.TemporaryDirectory(prefix="qnnfarm-rehearse-") as scratch:
         print_remark("making the container for the emulator")
         twin = emulator_twin(phone, Path(scratch) / "twin", cache_root=cache)
-        checks = [_compare_binaries(phone, twin), _check_bundle(phone)]
+        checks = [_compare_binaries(phone, twin), _check_bundle(phone, abi or _ANDROID, device)]
         lengths = _lengths(twin, prompts, max_tokens)
         tokens = _run(twin, lengths, max_tokens)
         checks += _compare(twin, lengths, tokens)
@@ -146,18 +160,24 @@ def _is_genies(container: "GenAIContainer") -> bool:
     return container.metadata.contract == GENIE_CONTRACT
 
 
-def _check_bundle(phone: "GenAIContainer") -> Check:
+def _check_bundle(phone: "GenAIContainer", abi: str, device: str | None = None) -> Check:
     """Check what would be pushed to a phone, as far as it is on this host."""
+    from harness.cli.bundle import bundle_for_device
     from harness.errors import GenieMissingError
     from harness.runtimes.bundles.checks import find_faults
     from harness.runtimes.genie.bundle import genie_bundle
     from harness.runtimes.graph.runtime import graph_bundle
+    from harness.runtimes.registry import open_model
 
     try:
-        bundle = (genie_bundle if _is_genies(phone) else graph_bundle)(phone, _ANDROID)
+        if device is not None:
+            model = open_model(phone.path, _RUNTIMES[not _is_genies(phone)])
+            bundle, faults = bundle_for_device(model, device, {})
+        else:
+            bundle = (genie_bundle if _is_genies(phone) else graph_bundle)(phone, abi)
+            faults = find_faults(bundle, container=phone)
     except GenieMissingError as error:
         return Check("bundle", holds=None, detail=error.reason)
-    faults = find_faults(bundle, container=phone)
     detail = "; ".join(faults) or f"nothing is wrong with its {len(bundle.files)} files"
     return Check("bundle", holds=not faults, detail=detail)
 

@@ -33,7 +33,7 @@ Database = Annotated[
 
 @app.command("ls")
 def ls(db: Database = "results.db", json: Json = False) -> None:
-    """List the results by day, container and device, and the size of the database."""
+    """List the results by day, container, runtime and device, and the size of the database."""
     from buildlib.cache.sizes import size_text
     from harness.results.maintenance import disk_usage, list_inventory
     from harness.results.store import ResultsStore
@@ -57,6 +57,7 @@ def ls(db: Database = "results.db", json: Json = False) -> None:
                 str(one.day),
                 f"{one.model} {one.precision or ''}".rstrip(),
                 one.container_sha256[:12],
+                one.runtime,
                 one.device_serial,
                 f"{one.sessions:,}",
                 f"{one.runs:,}",
@@ -71,8 +72,8 @@ def ls(db: Database = "results.db", json: Json = False) -> None:
     ]
     numbers = {"sessions", "runs", "no result", "telemetry"}
     headings = (
-        "day (UTC)", "model", "container", "device", "sessions", "runs", "no result", "telemetry",
-        "SoC", "graphs", "labels",
+        "day (UTC)", "model", "container", "runtime", "device", "sessions", "runs", "no result",
+        "telemetry", "SoC", "graphs", "labels",
     )  # fmt: skip
     if rows:
         print_rows(headings, rows, right=numbers)

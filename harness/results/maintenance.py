@@ -27,7 +27,7 @@ from harness.results.database import Database, refuse_unreadable_rows
 from harness.results.history import LEVEL_NIGHTS
 from harness.results.nights import find_main_branch, group_nights
 from harness.results.provenance import has_ended
-from harness.results.records import RunHead
+from harness.results.records import RunHead, runtime_of
 
 GROUPS_AT_ONCE = 20
 """Groups that one transaction removes: milliseconds, where writers wait for half a minute."""
@@ -44,11 +44,12 @@ _ON_SERVER = "the server keeps the space for later results; its VACUUM FULL give
 
 @dataclass(frozen=True, slots=True)
 class InventoryRow:
-    """The runs of one container on one device on one day.
+    """The runs of one container by one runtime on one device on one day.
 
     Attributes:
         day: in UTC.
         labels: the user's own, in words.
+        runtime: empty for what another tool measured.
         sessions: runs of a group in one session count as one.
         done: how many of the runs have a result.
         telemetry_bytes: as stored.
@@ -59,6 +60,7 @@ class InventoryRow:
     precision: str | None
     ars: tuple[int, ...]
     labels: str
+    runtime: str
     cl: int
     container_sha256: str
     device_serial: str
@@ -131,14 +133,15 @@ class KeptCounts:
 
 
 def list_inventory(database: Database) -> tuple[InventoryRow, ...]:
-    """List the runs by day, container and device, the oldest day first.
+    """List the runs by day, container, runtime and device, the oldest day first.
 
     Raises:
         NotAStoreError: a row cannot be read.
     """
     runs, telemetry = schema.runs.c, schema.telemetry.c
     columns = (
-        runs.created_at, runs.model, runs.precision, runs.ars, runs.labels, runs.cl,
+        runs.created_at, runs.model, runs.precision, runs.ars, runs.labels, runs.sampler,
+        runs.origin_tool, runs.cl,
         runs.container_sha256, runs.device_serial, runs.soc, runs.emulator,
     )  # fmt: skip
     query = select(*columns, runs.id, runs.group_id, runs.session, runs.status)
@@ -147,10 +150,11 @@ def list_inventory(database: Database) -> tuple[InventoryRow, ...]:
     with database.reading() as connection, refuse_unreadable_rows(database.location):
         sizes = {row[0]: row[1] for row in connection.execute(packed.group_by(telemetry.run_id))}
         for row in connection.execute(query):
-            created_at, model, precision, ars, labels, *key, run_id, group_id, session, status = row
+            created_at, model, precision, ars, labels, settings, origin, *key = row[:-4]
+            run_id, group_id, session, status = row[-4:]
             words = ", ".join(f"{name}={value}" for name, value in sorted(labels.items()))
-            day = created_at.astimezone(UTC).date()
-            entry = sums[day, model, precision, tuple(ars), words, *key]
+            day, runtime = created_at.astimezone(UTC).date(), "" if origin else runtime_of(settings)
+            entry = sums[day, model, precision, tuple(ars), words, runtime, *key]
             entry.sessions.add((group_id, session))
             entry.runs += 1
             entry.done += status == "done"
@@ -161,7 +165,7 @@ def list_inventory(database: Database) -> tuple[InventoryRow, ...]:
     )
 
 
-_InventoryKey = tuple[date, str, str | None, tuple[int, ...], str, int, str, str, str, bool]
+_InventoryKey = tuple[date, str, str | None, tuple[int, ...], str, str, int, str, str, str, bool]
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ from buildlib.container.container import GenAIContainer
 from buildlib.pipeline.build import BuildOutputs
 from buildlib.targets import find_soc
 from harness.cli.rehearse import _check_bundle
+from harness.devices.adb.device import AdbDevice
 from harness.runtimes.bundles.sources import FOLDERS_VARIABLE, SDK_PROGRAMS, qnn_libraries
 from suites.models import tiny_llama
 from tests import command_line
@@ -41,14 +42,23 @@ def test_a_phones_container_runs_without_the_phone(
 
 
 def test_a_bundle_that_a_phone_would_refuse_is_wrong(
-    reference_outputs: BuildOutputs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    reference_outputs: BuildOutputs,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    virtual_device: AdbDevice,
 ) -> None:
     folder = tmp_path / "arm64-v8a"
     folder.mkdir()
+    container = GenAIContainer.load(reference_outputs.container)
     genie = ("libGenie.so", "libQnnHtpNetRunExtensions.so", *SDK_PROGRAMS)
     for name in (*qnn_libraries("arm64-v8a", find_soc("SM8750")), *genie):
         (folder / name).write_text("no library")
     monkeypatch.setenv(FOLDERS_VARIABLE, str(tmp_path))
-    check = _check_bundle(GenAIContainer.load(reference_outputs.container))
+    check = _check_bundle(container, "arm64-v8a")
     assert check.holds is False
     assert "libGenie.so is no library" in check.detail
+    board = _check_bundle(container, "aarch64")
+    assert board.holds is None  # the folder has nothing for it
+    assert "aarch64" in board.detail
+    device = _check_bundle(container, "arm64-v8a", virtual_device.serial)
+    assert device.holds, device.detail
