@@ -399,6 +399,11 @@ def a_plan_with_a_build(reader: Reader) -> None:
     reader.write("PLAN.yaml", plan | {"nightly": {"reports": "nightly-reports"}})
 
 
+@scene("aot.md")
+def a_model(reader: Reader) -> None:
+    reader.model("MODEL")
+
+
 @scene("op-packages.md")
 def a_checkout_with_a_compiler(reader: Reader) -> None:
     needs("gcc", "libatomic1")

@@ -35,7 +35,6 @@ _Chipset = Literal[
     "SW6100",
 ]  # fmt: skip
 FAMILIES: Final[tuple[Family, ...]] = get_args(Family)
-BLOCK_SIZES: Final[tuple[BlockSize, ...]] = get_args(BlockSize)
 RUNNER_CL: Final = 1024
 """CL that mllm compiles into its own compilers and runners."""
 _COMPILED_BLOCKS: Mapping[str, int] = {"qwen3": 16, "qwen2": 32, "llama": 32}
@@ -345,12 +344,21 @@ def make_configs(
     config: CheckpointConfig,
     soc: Soc,
     *,
-    cl: int = RUNNER_CL,
-    block_size: int = 16,
-    head_bits: HeadBits = 4,
+    cl: int | None = None,
+    block_size: int | None = None,
+    head_bits: int = 4,
     pd_session: PdSession = "HtpUnsignedPd",
 ) -> tuple[ModelConfig, AotConfig]:
     """Return both configurations for a checkpoint.
+
+    Args:
+        config: of the checkpoint.
+        soc: to compile for.
+        cl: context length; by default that of mllm's runner, or what the model has.
+        block_size: by default what mllm has compiled in for the family, or 16 where that does not
+            divide the inputs of all layers.
+        head_bits: of the output projection.
+        pd_session: protection domain on the tensor processor.
 
     Raises:
         InvalidOptionError: mllm has no such family, SoC or block size, or the model no such
@@ -360,11 +368,21 @@ def make_configs(
         raise InvalidOptionError("model", f"mllm compiles no {config.model_type}", FAMILIES)
     if chipset_of(soc) not in get_args(_Chipset):
         raise InvalidOptionError("target", f"mllm knows no {soc.name}", get_args(_Chipset))
+    if block_size is None:
+        block_size = _COMPILED_BLOCKS[config.model_type]
+        inputs = (config.hidden_size, config.intermediate_size)
+        block_size = 16 if any(size % block_size for size in inputs) else block_size
+    for key, value, known in (
+        ("block_size", block_size, get_args(BlockSize)),
+        ("head_bits", head_bits, get_args(HeadBits)),
+    ):
+        if value not in known:
+            raise InvalidOptionError(key, f"it cannot be {value}", tuple(map(str, known)))
     keys = {key: getattr(config, key) for key in ModelConfig.model_fields if hasattr(config, key)}
     keys |= {
         "architectures": [f"{config.model_type.capitalize()}ForCausalLM"],
         "eos_token_id": config.eos_token_ids[-1],  # which ends a turn in Llama 3
-        "max_cache_length": cl,
+        "max_cache_length": cl or min(RUNNER_CL, config.max_position_embeddings),
         "linear_block_size": block_size,
         "linear_impl_type": f"QNN_LPBQ_w4a16o16_G{block_size}",
     }
@@ -396,7 +414,7 @@ def make_configs(
     try:
         return ModelConfig.model_validate(keys), AotConfig.model_validate(aot)
     except ValidationError as error:
-        raise InvalidOptionError("model", str(first_fault(error)), ()) from error
+        raise InvalidOptionError("config", str(first_fault(error)), ()) from error
 
 
 def chipset_of(soc: Soc) -> str:

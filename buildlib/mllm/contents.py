@@ -17,6 +17,7 @@ from buildlib.mllm.tensors import Tensor
 
 Kind = tuple[str, tuple[int, ...]]
 """Type and shape of a tensor."""
+_BILLION = 1e9
 EMBEDDING, NORM, HEAD = "model.embed_tokens", "model.norm", "lm_head"
 ROTATIONS = {"cos": "model.mllm_max_cos_embedding", "sin": "model.mllm_max_sin_embedding"}
 
@@ -64,6 +65,19 @@ def norms(model: ModelConfig, aot: AotConfig) -> Iterator[tuple[str, int]]:
             yield f"{module}.self_attn.k_norm", model.head_dim
         yield f"{module}.post_attention_layernorm", model.hidden_size
     yield NORM, model.hidden_size
+
+
+def size_name(model: ModelConfig) -> str:
+    """Return the size of a model as names of models have it, such as `1.7B` or `15M`."""
+    size = model.vocab_size * model.hidden_size
+    size += sum(
+        one.outputs * one.inputs
+        for one in linears(model)
+        if one.name != HEAD or not model.tie_word_embeddings
+    )
+    if size < _BILLION / 10:
+        return f"{size / _BILLION * 1000:.0f}M"
+    return f"{size / _BILLION:.1f}B".replace(".0B", "B")
 
 
 def expected_tensors(model: ModelConfig, aot: AotConfig) -> dict[str, Kind]:

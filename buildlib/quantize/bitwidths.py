@@ -9,6 +9,8 @@ from buildlib.errors import InvalidOptionError
 from buildlib.quantize.options import QuantizationOptions
 
 _HEAD_BITS = 8
+INPUT_STEP = 32
+"""Must divide the inputs of a weight in blocks: HTP computes wrong numbers (seen with QNN 2.51)."""
 _LPBQ_BITS = 4
 _PREFIX = "quantization."
 BLOCK_KEY = f"{_PREFIX}lpbq_block_size"
@@ -40,6 +42,7 @@ class Bitwidths:
             last that matches decides.
         activation_precision: the same of activations; values that share a grid have the bits of the
             first of them, by name, that a pattern matches.
+        input_step: must divide the inputs of weights in blocks, as the compiler from PyPI needs it.
 
     Raises:
         InvalidOptionError: a number that cannot be built.
@@ -51,6 +54,7 @@ class Bitwidths:
     lpbq_block_size: int | None = None
     mixed_precision: tuple[str, ...] = ()
     activation_precision: tuple[str, ...] = ()
+    input_step: int = INPUT_STEP
 
     @classmethod
     def from_options(cls, options: QuantizationOptions) -> Self:

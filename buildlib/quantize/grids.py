@@ -11,12 +11,10 @@ from buildlib.encodings.model import Encoding, Encodings
 from buildlib.errors import EncodingsError
 from buildlib.graph import interface
 from buildlib.graph.values import is_parameter, is_real, source_of, static_shape
+from buildlib.quantize.bitwidths import INPUT_STEP
 from buildlib.quantize.structure import channel_axis, moved_inputs
 
 _SHOWN = 5
-INPUT_STEP = 32
-"""Must divide the inputs of a weight in blocks."""
-
 _BIASED = {"Gemm", "Conv"}
 _SKIPPED = {"Cast", "DequantizeLinear", "QuantizeLinear"}
 
@@ -195,7 +193,7 @@ def _axis(node: ir.Node, own: int | None, encoding: Encoding | None) -> int:
 
 
 def _check_blocks(grid: Grid | None, source: ir.Value, axis: int) -> None:
-    """Refuse LPBQ unless 32 divides the inputs: HTP computes wrong numbers (seen with QNN 2.51)."""
+    """Refuse LPBQ that HTP gets wrong."""
     shape = static_shape(source)
     if grid is None or grid.block_size is None or shape is None:
         return

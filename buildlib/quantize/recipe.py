@@ -31,7 +31,6 @@ from buildlib.quantize.calibration import (
     rotated_ranges,
 )
 from buildlib.quantize.grids import (
-    INPUT_STEP,
     ParameterUse,
     activation_names,
     available_grids,
@@ -194,7 +193,7 @@ def check_blocks(uses: Iterable[ParameterUse], heads: Collection[str], bits: Bit
         if axis is None or shape is None or size is None:
             continue
         inputs = math.prod(shape) // shape[axis]
-        step = next((step for step in (INPUT_STEP, size) if inputs % step), None)
+        step = next((step for step in (bits.input_step, size) if inputs % step), None)
         if step is None and len(shape) == 2:
             continue
         why = f"which {step} does not divide" if step else f"in {len(shape)} dimensions"

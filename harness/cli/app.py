@@ -21,6 +21,7 @@ from buildlib.error_base import QnnfarmError
 from buildlib.validation import first_fault
 from harness.cli import (
     alerts,
+    aot,
     bench,
     build,
     bundle,
@@ -109,6 +110,7 @@ def build_app() -> typer.Typer:
     app.add_typer(bundle.app, name="bundle")
     app.add_typer(libraries.app, name="libraries")
     app.add_typer(op_package.app, name="op-package")
+    app.add_typer(aot.app, name="aot")
     app.command("doctor")(doctor.doctor)
     app.command("explain", context_settings={"ignore_unknown_options": True})(explain.explain)
     for entry in sorted(importlib.metadata.entry_points(group=COMMANDS_GROUP)):

@@ -1,4 +1,4 @@
-"""`qnnfarm inspect`: shows a container, a checkpoint, a context binary, a DLC or a cache entry."""
+"""`qnnfarm inspect`: shows a container, a checkpoint, or one file of the many that are built."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.cli.arguments import Json
-from harness.cli.tensors import print_facts, print_tensors
+from harness.cli.tensors import alike, common_name, print_facts, print_tensors
 from harness.console import answers, print_json, print_remark
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ def inspect(
     path: Annotated[
         Path,
         typer.Argument(
-            help="The folder of a container or of a checkpoint, a context binary, a DLC, or an "
-            "entry of the cache."
+            help="The folder of a container or of a checkpoint, a context binary, a DLC, a `.mllm` "
+            "file, or an entry of the cache."
         ),
     ],
     tensors: Annotated[
@@ -48,6 +48,8 @@ def inspect(
 
     if (path / SIDECAR).is_file():
         _inspect_entry(path, every=tensors, json=json)
+    elif path.suffix == ".mllm":
+        _inspect_parameters(path, every=tensors, json=json)
     elif path.is_file():
         info = _read(path)
         if json:
@@ -69,6 +71,32 @@ def _inspect_checkpoint(config_file: Path, *, json: bool) -> None:
         print_json({"config": config, "class": model, "not_read": unread})
         return
     print_facts(answers(), {**config, f"not read by {model}": ", ".join(unread)})
+
+
+def _inspect_parameters(path: Path, *, every: bool, json: bool) -> None:
+    from buildlib.cache.sizes import size_text
+    from buildlib.mllm.parameter_file import read_parameters
+    from buildlib.toolchains.base import TensorInfo
+
+    file = read_parameters(path)
+    infos = [TensorInfo(t.name, t.shape, t.dtype, None) for t in file.tensors.values()]
+    if json:
+        listed = [{"name": t.name, "shape": t.shape, "dtype": t.dtype} for t in infos]
+        about = {"version": file.version, "model_name": file.model_name, "tensors": listed}
+        print_json({"mllm": about})
+        return
+    facts = {
+        "format": f"mllm's parameters, version {file.version}",
+        "model": file.model_name,
+        "size": size_text(file.n_bytes),
+        "tensors": len(infos),
+    }
+    print_facts(answers(), facts)
+    table = Table("tensor", "shape", "type", box=None, header_style="dim", pad_edge=False)
+    for group in [[info] for info in infos] if every else alike(infos):
+        name = common_name([info.name for info in group])
+        table.add_row(name, "x".join(map(str, group[0].shape)), group[0].dtype)
+    answers().print(table)
 
 
 def _inspect_container(path: Path, *, every: bool, json: bool) -> None:

@@ -1,0 +1,200 @@
+"""Quantized checkpoints, judged by mllm's graph in NumPy and by the float models."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from buildlib.checkpoint.config import load_checkpoint_config
+from buildlib.checkpoint.tokenizer import load_tokenizer
+from buildlib.errors import InputFileError, InvalidOptionError, UnsupportedModelError
+from buildlib.mllm.config import AotConfig, Family, ModelConfig, make_configs
+from buildlib.mllm.contents import check_contents, expected_tensors
+from buildlib.mllm.quantization import Technique, quantize_checkpoint
+from buildlib.mllm.tensors import Tensor, read_safetensors
+from buildlib.targets import find_soc
+from suites.models import tiny_llama
+from suites.models.tiny_llama.architecture import Architecture
+from suites.models.tiny_llama.numpy_model import load_weights, logits
+from tests.buildlib.conftest import MakeCheckpoint
+from tests.buildlib.mllm.numpy_graph import NumpyGraph
+
+_SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "head_dim": 16,
+    "max_position_embeddings": 128,
+}
+_CL = 96
+
+
+@dataclass(frozen=True)
+class _Quantized:
+    checkpoint: Path
+    path: Path
+    model: ModelConfig
+    aot: AotConfig
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        return read_safetensors(self.path)
+
+    def graph(self, *, float_weights: bool = False, rounds: bool = True) -> NumpyGraph:
+        weights = load_file(self.checkpoint / "model.safetensors") if float_weights else None
+        family = self.aot.quant_recipe.builtin_llm_pass.model
+        return NumpyGraph(self.tensors, self.model, family, weights, rounds)
+
+
+def _quantize(
+    checkpoint: Path,
+    text: str,
+    folder: Path,
+    technique: Technique = "none",
+    head_bits: Literal[4, 8, 16] = 4,
+) -> _Quantized:
+    config = load_checkpoint_config(checkpoint / "config.json")
+    soc = find_soc("SM8650")
+    model, aot = make_configs(config, soc, cl=_CL, block_size=16, head_bits=head_bits)
+    path = folder / "model.safetensors"
+    quantize_checkpoint(checkpoint, model, aot, text, path, n_samples=4, technique=technique)
+    return _Quantized(checkpoint, path, model, aot)
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> _Quantized:
+    folder = tmp_path_factory.mktemp("reference")
+    return _quantize(tiny_llama.folder(), tiny_llama.calibration_text(), folder)
+
+
+def _heldout(length: int) -> list[int]:
+    tokenizer = load_tokenizer(tiny_llama.folder() / "tokenizer.json")
+    ids: list[int] = tokenizer.encode(tiny_llama.heldout_text(), add_special_tokens=False).ids
+    return ids[:length]
+
+
+def _sqnr(ours: np.ndarray, reference: np.ndarray) -> float:
+    return float(10 * np.log10((reference**2).sum() / ((ours - reference) ** 2).sum()))
+
+
+def test_mllms_graph_on_grids_of_the_file_is_the_float_model(reference: _Quantized) -> None:
+    ids = _heldout(_CL)
+    architecture = Architecture.load(tiny_llama.folder())
+    expected = logits(architecture, load_weights(tiny_llama.folder()), np.array(ids))
+    exact = reference.graph(float_weights=True, rounds=False).logits(ids)
+    np.testing.assert_allclose(exact, expected, atol=1e-3)
+    assert _sqnr(reference.graph(float_weights=True).logits(ids), expected) > 30
+    whole = reference.graph().logits(ids)
+    assert (whole.argmax(-1) == expected.argmax(-1)).mean() > 0.8
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama"])
+def test_every_family_computes_like_its_float_model(
+    family: Family, make_checkpoint: MakeCheckpoint, tiny_text: str, tmp_path: Path
+) -> None:
+    checkpoint = make_checkpoint(tmp_path / family, model_type=family, **_SIZES)
+    made = _quantize(checkpoint, tiny_text, tmp_path)
+    expected = expected_tensors(made.model, made.aot)
+    assert set(made.tensors) == set(expected)
+    check_contents(made.path, made.tensors, made.model, made.aot)
+    assert ("model.layers.0.self_attn.q_proj.bias" in expected) == (family == "qwen2")
+    ids = load_tokenizer(checkpoint / "tokenizer.json").encode(tiny_text).ids[:64]
+    exact = made.graph(float_weights=True, rounds=False).logits(ids)
+    assert _sqnr(made.graph(float_weights=True).logits(ids), exact) > 30
+    assert _sqnr(made.graph().logits(ids), exact) > 8
+
+
+def test_weights_are_within_half_a_step_of_the_checkpoint(reference: _Quantized) -> None:
+    weights = load_weights(tiny_llama.folder())
+    graph, name = reference.graph(), "model.layers.1.mlp.down_proj"
+    steps = graph.tensors[f"{name}.scale2"].load()[:, None] * graph.tensors[
+        f"{name}.scale1"
+    ].load().reshape(144, -1)
+    errors = np.abs(graph.weight(name) - weights[f"{name}.weight"])
+    assert (errors.reshape(*steps.shape, 16) <= steps[..., None] * 0.5001).all()
+    assert graph.tensors[f"{name}.weight"].load().max() <= 15
+
+
+@pytest.mark.parametrize("layer", range(4))
+def test_what_is_joined_lies_on_one_grid(reference: _Quantized, layer: int) -> None:
+    tensors, name = reference.tensors, f"model.layers.{layer}.self_attn"
+    for which in "qk":
+        for kind in ("scale", "zero_point"):
+            joined = [
+                tensors[f"{name}.{which}_{grid}.fake_quant.{kind}"].load()
+                for grid in ("proj_output_qdq", "rope_neg_half_qdq")
+            ]
+            assert joined[0] == joined[1]
+    for cache in ("k", "v"):
+        assert tensors[f"{name}.{cache}_cast_to_int8_qdq.fake_quant.zero_point"].load() == 128
+
+
+def test_a_technique_brings_the_model_closer_to_float(tmp_path: Path) -> None:
+    text, ids = tiny_llama.calibration_text(), _heldout(_CL)
+    quality = {}
+    techniques: tuple[Technique, ...] = ("none", "gptaq")
+    for technique in techniques:
+        folder = tmp_path / technique
+        folder.mkdir()
+        made = _quantize(tiny_llama.folder(), text, folder, technique, head_bits=8)
+        exact = made.graph(float_weights=True, rounds=False).logits(ids)
+        quality[technique] = _sqnr(made.graph().logits(ids), exact)
+    assert quality["gptaq"] > quality["none"] + 1
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+def test_the_head_has_its_bits(reference: _Quantized, bits: Literal[8, 16], tmp_path: Path) -> None:
+    made = _quantize(tiny_llama.folder(), tiny_llama.calibration_text(), tmp_path, head_bits=bits)
+    check_contents(made.path, made.tensors, made.model, made.aot)
+    weights = load_weights(tiny_llama.folder())["model.embed_tokens.weight"]
+    assert _sqnr(made.graph().weight("lm_head"), weights) > {8: 35, 16: 80}[bits]
+    with pytest.raises(InputFileError, match="tensor lm_head"):
+        check_contents(made.path, made.tensors, reference.model, reference.aot)
+
+
+def test_a_file_of_another_block_size_or_context_is_told_apart(reference: _Quantized) -> None:
+    tensors = dict(reference.tensors)
+    check_contents(reference.path, tensors, reference.model, reference.aot)
+    longer = reference.model.model_copy(update={"max_cache_length": 128})
+    with pytest.raises(InputFileError, match="CL of 96, and max_cache_length is 128"):
+        check_contents(reference.path, tensors, longer, reference.aot)
+    wider = reference.model.model_copy(update={"linear_block_size": 32})
+    with pytest.raises(InputFileError, match="blocks are of 16, and linear_block_size is 32"):
+        check_contents(reference.path, tensors, wider, reference.aot)
+    del tensors["model.norm.scale"]
+    with pytest.raises(InputFileError, match=r"model\.norm\.scale is missing"):
+        check_contents(reference.path, tensors, reference.model, reference.aot)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"mlp_bias": True}, "no bias"),
+        ({"hidden_act": "gelu"}, "SiLU"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_scaling"),
+        ({"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 32,
+          "max_window_layers": 0}, "sliding window"),
+    ],
+)  # fmt: skip
+def test_models_that_mllms_graph_cannot_be_are_refused(
+    changes: dict[str, object],
+    reason: str,
+    make_checkpoint: MakeCheckpoint,
+    tiny_text: str,
+    tmp_path: Path,
+) -> None:
+    checkpoint = make_checkpoint(tmp_path / "model", **(_SIZES | changes))
+    with pytest.raises(UnsupportedModelError, match=reason):
+        _quantize(checkpoint, tiny_text, tmp_path)
+    assert not (tmp_path / "model.safetensors").exists()
+
+
+def test_a_configuration_of_another_model_is_refused(reference: _Quantized, tmp_path: Path) -> None:
+    other = reference.model.model_copy(update={"rope_theta": 500000.0})
+    out = tmp_path / "model.safetensors"
+    with pytest.raises(InvalidOptionError, match=r"rope_theta.*500000"):
+        quantize_checkpoint(reference.checkpoint, other, reference.aot, "text", out)
