@@ -305,7 +305,10 @@ class GenAIBuilderHTP:
     @native_kv.setter
     def native_kv(self, value: bool) -> None:
         if value:
-            reason = "onnxruntime-qnn has no NPU-native cache layout; the QAIRT SDK has"
+            reason = (
+                "onnxruntime-qnn gets the NPU's own cache layout wrong, and no public document "
+                "says which program of the QAIRT SDK makes it"
+            )
             raise InvalidOptionError("native_kv", reason, ())
 
     def attach_model_for_arn(

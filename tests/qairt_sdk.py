@@ -25,7 +25,7 @@ from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 
 TABLE = Path(__file__).parent / "fixtures" / "qairt_tools.toml"
 HOST = "x86_64-linux-clang"
-SCRIPTS = ("qairt-converter", "qairt-quantizer", "qnn-genai-transformer-composer")
+SCRIPTS = ("qairt-converter", "qairt-quantizer")
 NATIVE = ("qnn-context-binary-generator", "qnn-context-binary-utility")
 LIBRARIES = ("libQnnHtp.so", "libQnnModelDlc.so", "libQnnHtpNetRunExtensions.so")
 _BAKED = "stand-in-graph-name"
@@ -79,7 +79,6 @@ def main(name: str) -> None:
         "qairt-quantizer": quantize,
         "qnn-context-binary-generator": generate,
         "qnn-context-binary-utility": describe,
-        "qnn-genai-transformer-composer": compose,
     }[name](values)
 
 
@@ -222,7 +221,3 @@ def describe(values: Mapping[str, list[str]]) -> None:
     ]
     described = {"info": {"graphs": graphs, "buildId": info.build_id}}
     Path(values["--json_file"][0]).write_text(json.dumps(described))
-
-
-def compose(values: Mapping[str, list[str]]) -> None:
-    Path(values["--outfile"][0]).write_bytes(b"stand-in")

@@ -58,6 +58,7 @@ from suites.models import tiny_llama
 from tests.command_line import qnnfarm
 from tests.conftest import kill_server
 from tests.documents import ROOT, Block, Shell, blocks, commands, difference
+from tests.qairt_sdk import make_sdk
 from tests.system import CONDITIONS, needs
 
 EXPORT = ROOT / "tests" / "fixtures" / "exports" / "torchscript-llama-fixed"
@@ -453,6 +454,14 @@ def a_container_and_its_checkpoint(reader: Reader) -> None:
 def a_model_to_quantize(reader: Reader) -> None:
     reader.model("my-model")
     reader.scope["builder"] = GenAIBuilderFactory.create(tiny_llama.folder())
+
+
+@scene("qairt.md", slow=True)
+def a_stand_in_of_the_sdk(reader: Reader) -> None:
+    reader.device()
+    reader.words["SERIAL"] = "virtual:shared"
+    reader.patch.setenv("QAIRT_SDK_ROOT", str(make_sdk(reader.folder / "2.39.0.250926")))
+    (reader.folder / "suites").symlink_to(ROOT / "suites")
 
 
 @scene("runtimes.md", slow=True)

@@ -62,7 +62,8 @@ class LoraBuilderInputConfig(_Model):
         if config.lora_version != 1:
             reason = (
                 f"{config.lora_version} keeps adapters as sections of the context binary, which "
-                "onnxruntime-qnn cannot write; the QAIRT SDK can; use 1"
+                "onnxruntime-qnn cannot write, and the QAIRT SDK makes from files that are not "
+                "documented whole; use 1"
             )
             raise InvalidOptionError("lora_config.lora_version", reason, ())
         if interface.LORA not in config.alpha_tensor_name:

@@ -28,6 +28,7 @@ from harness.cli import (
     cache,
     compare,
     config,
+    conformance,
     debug,
     device,
     devices,
@@ -92,6 +93,7 @@ def build_app() -> typer.Typer:
     app.add_typer(debug.app, name="debug")
     app.command("profile")(profile.profile)
     app.command("rehearse")(rehearse.rehearse)
+    app.command("conformance")(conformance.conformance)
     app.command("generate")(generate.generate)
     app.command("perplexity")(perplexity.perplexity)
     app.command("evaluate")(evaluate.evaluate)

@@ -62,6 +62,7 @@ def examine() -> Iterator[Finding]:
         ("host", _host),
         ("libraries", _libraries),
         ("QNN compiler", _compiler),
+        ("QAIRT SDK", _sdk),
         ("Genie for phones", _phones),
         ("cache", _cache),
         ("pool ledger", _ledger),
@@ -101,6 +102,28 @@ def _compiler() -> Finding:
     versions = toolchain.versions()
     parts = (f"{name} {version}" for name, version in versions.items() if name != "toolchain")
     return Finding("QNN compiler", "ok", f"{toolchain.name}: {', '.join(parts)}")
+
+
+def _sdk() -> Finding:
+    """Check the other toolchain, which nothing needs that does not ask for it."""
+    from buildlib.errors import ToolchainError, ToolchainMissingError
+    from buildlib.toolchains.qairt.sdk import CONVERTER, PYTHON_VARIABLE, QUANTIZER, QairtSdk
+    from buildlib.toolchains.qairt.toolchain import QairtToolchain
+
+    try:
+        sdk = QairtSdk.find()
+    except ToolchainMissingError as error:
+        detail, _, advice = error.reason.partition("; ")
+        return Finding("QAIRT SDK", "note", detail, f"for `--toolchain qairt`, {advice}")
+    where = f"{sdk.version} in {sdk.root}"
+    for name in (CONVERTER, QUANTIZER):
+        try:
+            QairtToolchain(sdk).help(name)
+        except ToolchainError as error:
+            last = error.log_tail[-1] if error.log_tail else error.reason
+            advice = f"{PYTHON_VARIABLE} names a Python with what it imports (docs/qairt.md)"
+            return Finding("QAIRT SDK", "note", f"{where}: {name} does not start: {last}", advice)
+    return Finding("QAIRT SDK", "ok", f"{where}: its converter and quantizer start")
 
 
 def _phones() -> Finding:

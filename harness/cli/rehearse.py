@@ -81,7 +81,7 @@ def rehearse(
         print_remark("making the container for the emulator")
         twin = emulator_twin(phone, Path(scratch) / "twin", cache_root=cache)
         checks = [_compare_binaries(phone, twin), _check_bundle(phone, abi or _ANDROID, device)]
-        lengths = _lengths(twin, prompts, max_tokens)
+        lengths = prompt_lengths(twin, prompts, max_tokens)
         tokens = _run(twin, lengths, max_tokens)
         checks += _compare(twin, lengths, tokens)
     if json:
@@ -134,7 +134,7 @@ def _compare_binaries(phone: "GenAIContainer", twin: "GenAIContainer") -> Check:
     for name in names:
         ours, theirs = (toolchain.inspect(one.files[name]).graphs for one in (phone, twin))
         for a, b in zip(ours, theirs, strict=True):
-            if _described(a) != _described(b):
+            if without_spill(a) != without_spill(b):
                 detail = f"{name}: graph {a.name} is another one when weights are not shared"
                 return Check("graphs", holds=False, detail=detail)
             graphs += 1
@@ -149,7 +149,7 @@ def _compare_binaries(phone: "GenAIContainer", twin: "GenAIContainer") -> Check:
     )
 
 
-def _described(graph: "GraphInfo") -> "GraphInfo":
+def without_spill(graph: "GraphInfo") -> "GraphInfo":
     """Return a graph without its buffer for what does not fit into VTCM, which sharing changes."""
     return dataclasses.replace(graph, spill_fill_bytes=0)
 
@@ -182,7 +182,7 @@ def _check_bundle(phone: "GenAIContainer", abi: str, device: str | None = None) 
     return Check("bundle", holds=not faults, detail=detail)
 
 
-def _lengths(twin: "GenAIContainer", number: int, most: int) -> list[int]:
+def prompt_lengths(twin: "GenAIContainer", number: int, most: int) -> list[int]:
     """Return as many lengths of prompts, evenly from one token to as many as fit."""
     from harness.runtimes.context_limit import ContextLimit
 
@@ -204,7 +204,7 @@ def _run(twin: "GenAIContainer", lengths: Sequence[int], most: int) -> Mapping[s
     text = cut_prompt(twin.files["tokenizer.json"], max(lengths)).token_ids
     answered: dict[str, Answers] = {}
     is_genies = _is_genies(twin)
-    with _device(twin) as device:
+    with virtual_device(twin) as device:
         for runtime in (name for name in _RUNTIMES if name in runtimes()):
             if runtime == _GENIE and not is_genies:
                 continue
@@ -256,7 +256,7 @@ def _compare(
 
 
 @contextmanager
-def _device(twin: "GenAIContainer") -> "Iterator[Device]":
+def virtual_device(twin: "GenAIContainer") -> "Iterator[Device]":
     """Lease a virtual device of the container's SoC that runs for the block."""
     from buildlib.targets import parse_target
     from harness.cli.device import running_device

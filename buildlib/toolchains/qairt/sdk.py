@@ -72,9 +72,9 @@ class QairtSdk:
             raise ToolchainMissingError(TOOLCHAIN, f"{folder} is no folder; {WHERE}")
         sdk = cls(folder.resolve(), _version(folder.resolve()))
         if missing := sdk.missing():
-            raise ToolchainMissingError(
-                TOOLCHAIN, f"{folder} lacks {', '.join(missing)}; unpack the SDK again"
-            )
+            more = f" and {len(missing) - 2} more files" if len(missing) > 2 else ""
+            lacks = f"{folder} lacks {', '.join(missing[:2])}{more}"
+            raise ToolchainMissingError(TOOLCHAIN, f"{lacks}; unpack the SDK again")
         if not sdk.version:
             reason = f"{folder} has no sdk.yaml with a version, and its name is none"
             raise ToolchainMissingError(TOOLCHAIN, f"{reason}; unpack the SDK again")

@@ -110,7 +110,7 @@ class QairtToolchain:
             )
             _require(converted, CONVERTER)
             names = ("--input_dlc", str(converted), "--output_dlc", str(written))
-            self._run(QUANTIZER, dlc, scratch, *names, self._float_fallback(scratch), *backend)
+            self._run(QUANTIZER, dlc, scratch, *names, self._float_fallback(), *backend)
             _require(written, QUANTIZER)
             sync_file(written)
             written.replace(dlc)
@@ -226,14 +226,22 @@ class QairtToolchain:
                 if graph.vtcm_mb != asked:
                     fault = f"{graph.name} has {graph.vtcm_mb} MiB of VTCM, and not {asked}"
         if fault:
-            raise ToolchainError("compile", str(binary), f"{GENERATOR}: {fault}", 0, (), "none")
+            raise ToolchainError(GENERATOR, str(binary), fault, 0, (), "none")
 
-    def _float_fallback(self, scratch: Path) -> str:
+    def help(self, name: str) -> str:
+        """Return what a program says to `--help`, which proves that it starts here.
+
+        Raises:
+            ToolchainError: it does not start, such as under a Python without its packages.
+        """
+        with tempfile.TemporaryDirectory(prefix="qnnfarm-help-") as folder:
+            path, timeout_s = Path(folder), self.timeouts.help_s
+            call = self._program(name, self.sdk.program(name), path, ("--help",), timeout_s)
+            return run_program(call, path).read_text(encoding="utf-8", errors="replace")
+
+    def _float_fallback(self) -> str:
         """Return the name that this release has for falling back to floats."""
-        program = self._program(QUANTIZER, scratch, scratch, ("--help",), self.timeouts.help_s)
-        log = run_program(program, scratch)
-        text = log.read_text(encoding="utf-8", errors="replace")
-        log.unlink()
+        text = self.help(QUANTIZER)
         known = [name for name in _FLOAT_FALLBACK if re.search(rf"(?<![\w-]){name}\b", text)]
         return (known or _FLOAT_FALLBACK)[0]
 

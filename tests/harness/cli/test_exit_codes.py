@@ -98,6 +98,7 @@ TABLE = (
     (NO_ANSWER, "pool undrain here"),
     (NO_ANSWER, "pool unquarantine here"),
     (NO_ANSWER, "profile nothing"),
+    (NO_ANSWER, "conformance nothing --out out"),
     (NO_ANSWER, "rehearse nothing"),
     (NO_ANSWER, "report --db nothing.db"),
     (NO_ANSWER, "results export out.csv --db nothing.db"),

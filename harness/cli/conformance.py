@@ -1,0 +1,467 @@
+"""`qnnfarm conformance`: one run that proves a toolchain and a device, and a report of it."""
+
+import dataclasses
+import json as json_module
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
+
+import typer
+from rich.text import Text
+
+from buildlib.error_base import QnnfarmError
+from buildlib.files import atomic_write_bytes
+from harness.cli.arguments import WAIT_S, Json, QairtSdk, Toolchain, Wait, read_text
+from harness.cli.rehearse import prompt_lengths, virtual_device, without_spill
+from harness.console import answers, print_json, print_remark
+from harness.errors import HostFileError
+from harness.exit_codes import BAD
+from harness.words import pluralize
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from buildlib.container.container import GenAIContainer
+    from buildlib.toolchains.base import BinaryInfo
+    from buildlib.toolchains.base import Toolchain as Compiler
+    from buildlib.toolchains.qairt.toolchain import QairtToolchain
+    from harness.devices.base import Device, DeviceProperties
+    from harness.runtimes.base import GenerationResult
+
+Mark = Literal["proven here", "proven there", "open", "failed"]
+"""Here is PyPI's compiler and the emulator; there is the SDK, or hardware."""
+_COLOURS: Mapping[Mark, str] = {
+    "proven here": "green", "proven there": "green", "open": "yellow", "failed": "red",
+}  # fmt: skip
+_ANDROID = "arm64-v8a"
+_WINDOWS = 2
+"""Of the text whose perplexity is compared."""
+_PERPLEXITY_BOUND = 0.03
+"""Most relative difference from the emulator: where W8A16 itself may be from float."""
+_NOT_DRIVEN = (
+    ("native KV", "the builder of qairt-dev has it (80-87189-2), no documented command line does"),
+    (
+        "LoRA v2",
+        (
+            "sections are made by qairt-lora-importer and --adapter_weight_config, whose files no "
+            "public document describes whole; adapters are built as inputs (LoRA v1)"
+        ),
+    ),
+    (
+        "GenAiTransformer",
+        (
+            "qnn-genai-transformer-composer makes its model.bin from a checkpoint; no command here "
+            "calls it, nor configures Genie for that backend"
+        ),
+    ),
+    ("op packages", "qairt-converter wants --op_package_config, which is not written here"),
+)
+
+
+@dataclass(frozen=True)
+class Proof:
+    """One check, where it was made, and what it saw."""
+
+    subject: str
+    mark: Mark
+    detail: str
+
+
+_Value = TypeVar("_Value")
+
+
+class _Refuted(Exception):  # noqa: N818  (a finding)
+    """A check saw something else than it should; its text says what."""
+
+
+def conformance(
+    model_dir: Annotated[
+        Path, typer.Argument(help="A checkpoint or export, such as suites/models/tiny_llama.")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder of the containers and of the report.")],
+    toolchain: Toolchain = "pypi",
+    qairt_sdk: QairtSdk = None,
+    device: Annotated[
+        str | None, typer.Option(help="The phone or board; by default a virtual device.")
+    ] = None,
+    soc: Annotated[str, typer.Option(help="SoC of the virtual device.")] = "SM8750",
+    ar: Annotated[int, typer.Option(min=2, help="Tokens of a prefill call.")] = 32,
+    cl: Annotated[int, typer.Option(min=4, help="Context length in tokens.")] = 192,
+    prompts: Annotated[int, typer.Option(min=1, max=1000, help="Prompts of each runtime.")] = 5,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Tokens of each answer.")] = 16,
+    text: Annotated[
+        Path | None,
+        typer.Option(help="Text for the perplexity; by default text/calibration.txt of the model."),
+    ] = None,
+    wait: Wait = WAIT_S,
+    json: Json = False,
+) -> None:
+    """Build, push and run a model, and write what is proven into a report for an issue.
+
+    Each check is proven here (by PyPI's compiler and the emulator), proven there (by the SDK, or on
+    a phone), open, or failed. Tokens and perplexity must be those of PyPI's container on the
+    emulator.
+    """
+    from buildlib.genai import GenAIBuilderFactory
+    from buildlib.pipeline.sources import CALIBRATION_TEXT
+    from buildlib.targets import find_soc
+    from buildlib.toolchains.registry import open_toolchain
+    from harness.cli.device_lease import lease_device
+
+    compiler = open_toolchain(toolchain, qairt_sdk)
+    GenAIBuilderFactory.create(model_dir)  # before a device is leased
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise HostFileError(str(out), error.strerror or str(error)) from error
+    properties = None
+    if device is not None:
+        with lease_device(device, wait_s=wait, purpose="conformance") as phone:
+            properties = phone.properties()
+        soc = properties.soc
+    if text is None and (model_dir / CALIBRATION_TEXT).is_file():
+        text = model_dir / CALIBRATION_TEXT
+    content = None if text is None else read_text(text)
+    soc, proofs = find_soc(soc).name, _Proofs(toolchain == "qairt")
+    expected = None
+    made = proofs.prove("build", lambda: _Containers.build(model_dir, out, compiler, soc, (ar, cl)))
+    if made is not None:
+        lengths = prompt_lengths(made.reference, prompts, max_tokens)
+        asked = _Prompts(lengths, max_tokens, content)
+        _prove_host(proofs, made, compiler)
+        expected = proofs.prove("emulator", lambda: _ask_emulator(made, asked))
+        if expected is not None:
+            where = (
+                virtual_device(made.reference)
+                if device is None
+                else lease_device(device, wait_s=wait, purpose="conformance")
+            )
+            proofs.there = properties is not None and not properties.emulator
+            proofs.prove("device", lambda: _prove_device(proofs, where, made, asked, expected, out))
+    for subject, why in _NOT_DRIVEN:
+        proofs.open(subject, why)
+    report = _report(proofs.made, model_dir, compiler, soc, properties, expected)
+    atomic_write_bytes(out / "conformance.json", json_module.dumps(report, indent=2).encode())
+    atomic_write_bytes(out / "conformance.md", _markdown(report, proofs.made).encode())
+    if json:
+        print_json(report)
+    else:
+        for proof in proofs.made:
+            mark = Text(f"{proof.mark:13}", _COLOURS[proof.mark])
+            answers().print(mark, Text(f"{proof.subject:16}", "bold"), Text(proof.detail))
+        answers().print(f"report: {out / 'conformance.md'}")
+    if any(proof.mark == "failed" for proof in proofs.made):
+        raise typer.Exit(BAD)
+
+
+@dataclass
+class _Proofs:
+    """Checks of one run, in order.
+
+    Attributes:
+        there: whether the checks that follow are made by the SDK, or on hardware.
+    """
+
+    there: bool
+    made: list[Proof] = field(default_factory=list)
+
+    def prove(self, subject: str, check: Callable[[], tuple[str, _Value]]) -> _Value | None:
+        """Make a check, which returns its detail and a value; an error of ours is its failure."""
+        print_remark(subject)
+        try:
+            detail, value = check()
+        except (QnnfarmError, _Refuted) as error:
+            self.made.append(Proof(subject, "failed", str(error)))
+            return None
+        self.made.append(Proof(subject, "proven there" if self.there else "proven here", detail))
+        return value
+
+    def open(self, subject: str, why: str) -> None:
+        self.made.append(Proof(subject, "open", why))
+
+
+@dataclass(frozen=True)
+class _Prompts:
+    """Prompts of these lengths, the most tokens of an answer, and a text to score, if any."""
+
+    lengths: Sequence[int]
+    max_tokens: int
+    text: str | None
+
+    def ask(
+        self, device: "Device", container: "GenAIContainer", runtime: str
+    ) -> "list[GenerationResult]":
+        """Let a runtime answer the prompts, greedily."""
+        from harness.runtimes.base import Generates, GenerationRequest
+        from harness.runtimes.registry import open_model
+        from harness.workloads.bench_prompt import cut_prompt
+        from harness.workloads.session import Session
+
+        tokens = cut_prompt(container.files["tokenizer.json"], max(self.lengths)).token_ids
+        requests = [
+            GenerationRequest(self.max_tokens, token_ids=tokens[:length]) for length in self.lengths
+        ]
+        with Session(device, open_model(container.path, runtime)) as session:
+            return [session.require(Generates).generate(request) for request in requests]
+
+    def score(self, device: "Device", container: "GenAIContainer") -> float | None:
+        from harness.runtimes.registry import open_model
+        from harness.workloads.perplexity import score_text
+        from harness.workloads.session import Session
+
+        if self.text is None:
+            return None
+        with Session(device, open_model(container.path, "genie")) as session:
+            return score_text(session, self.text, windows=_WINDOWS).output.perplexity
+
+
+@dataclass(frozen=True)
+class _Expected:
+    """Answers and perplexity of PyPI's container on the emulator."""
+
+    results: "list[GenerationResult]"
+    perplexity: float | None
+
+
+@dataclass(frozen=True)
+class _Containers:
+    """Of one model: with shared weights, without, and as PyPI's toolchain builds the latter."""
+
+    shared: "GenAIContainer"
+    unshared: "GenAIContainer"
+    reference: "GenAIContainer"
+
+    @classmethod
+    def build(
+        cls, model: Path, out: Path, compiler: "Compiler", soc: str, shape: tuple[int, int]
+    ) -> tuple[str, Self]:
+        from buildlib.genai import GenAIBuilderFactory
+        from buildlib.toolchains.registry import open_toolchain
+
+        def container(target: str, by: "Compiler") -> "GenAIContainer":
+            builder = GenAIBuilderFactory.create(model, toolchain=by, cache_root=out / "cache")
+            lengths = {"auto_regression_number": (1, shape[0]), "context_length": (shape[1],)}
+            options = {f"arn_cl_options.{key}": value for key, value in lengths.items()}
+            builder.set_targets([target]).set_transformation_options(options)
+            folder = out / f"{by.name}-{target.replace(':', '-')}"
+            return builder.build().save(folder, exist_ok=True)
+
+        emulator = f"{soc}:emulator"
+        shared, unshared = container(soc, compiler), container(emulator, compiler)
+        pypi = open_toolchain("pypi")
+        by_sdk = compiler.name != pypi.name
+        reference = container(emulator, pypi) if by_sdk else unshared
+        parts = pluralize(len(_binaries(shared)), "binary")
+        return f"{parts} for {soc}, as many for its emulator", cls(shared, unshared, reference)
+
+    def compare_graphs(self) -> tuple[str, bool]:
+        """Hold the graphs against those that PyPI's compiler makes."""
+        expected = {g.name: without_spill(g) for i in _infos(self.reference) for g in i.graphs}
+        graphs = [without_spill(graph) for info in _infos(self.shared) for graph in info.graphs]
+        if names := {graph.name for graph in graphs} ^ expected.keys():
+            raise _Refuted(f"only one of both toolchains makes {', '.join(sorted(names))}")
+        tensors = 0
+        for graph in graphs:
+            other = expected[graph.name]
+            ours, theirs = (
+                {t.name: t for t in (*one.inputs, *one.outputs)} for one in (graph, other)
+            )
+            names = {name for name in ours | theirs if ours.get(name) != theirs.get(name)}
+            if names:
+                first = min(names)
+                reason = f"{ours.get(first)}, and by PyPI's {theirs.get(first)}"
+                raise _Refuted(f"{graph.name}: {pluralize(len(names), 'tensor')} differ: {reason}")
+            if graph.vtcm_mb != other.vtcm_mb:
+                raise _Refuted(f"{graph.name}: {graph.vtcm_mb} MiB of VTCM, not {other.vtcm_mb}")
+            tensors += len(ours)
+        return f"{tensors} inputs and outputs have PyPI's names, shapes, types and encodings", True
+
+    def compare_sizes(self) -> tuple[str, bool]:
+        both = (self.shared, self.unshared)
+        shared, unshared = (sum(p.stat().st_size for p in _binaries(one)) for one in both)
+        detail = f"{shared:,} bytes, and {unshared:,} without"
+        if shared >= unshared:
+            raise _Refuted(f"it saves nothing: {detail}")
+        return detail, True
+
+    def read_twice(self, compiler: "QairtToolchain") -> tuple[str, bool]:
+        """Compare our description of each binary with that of the SDK's own program."""
+        for path in _binaries(self.shared):
+            ours = {
+                graph.name: {t.name: t.shape for t in (*graph.inputs, *graph.outputs)}
+                for graph in compiler.inspect(path).graphs
+            }
+            theirs = _graphs_of(compiler.description(path))
+            if ours != theirs:
+                raise _Refuted(f"{path.name}: we read {sorted(ours)}, and it {sorted(theirs)}")
+        return "qnn-context-binary-utility reads our graphs, tensors and shapes, too", True
+
+
+def _prove_host(proofs: _Proofs, made: _Containers, compiler: "Compiler") -> None:
+    """Prove what needs no device."""
+    from buildlib.toolchains.qairt.toolchain import QairtToolchain
+
+    proofs.prove("graphs", made.compare_graphs)
+    proofs.prove("weight sharing", made.compare_sizes)
+    if isinstance(compiler, QairtToolchain):
+        proofs.prove("second reader", lambda: made.read_twice(compiler))
+    else:
+        proofs.open("second reader", "qnn-context-binary-utility comes with the SDK")
+
+
+def _ask_emulator(made: _Containers, prompts: _Prompts) -> tuple[str, _Expected]:
+    """Ask the reference on a virtual device, and what the SDK compiled for the emulator."""
+    with virtual_device(made.reference) as device:
+        results = prompts.ask(device, made.reference, "genie")
+        expected = _Expected(results, prompts.score(device, made.reference))
+        if made.unshared is made.reference:
+            return f"answers {pluralize(len(results), 'prompt')}", expected
+        detail, _ = _compare(prompts.ask(device, made.unshared, "genie"), results)
+    return f"runs the SDK's binaries: {detail}", expected
+
+
+def _prove_device(
+    proofs: _Proofs,
+    where: "AbstractContextManager[Device]",
+    made: _Containers,
+    prompts: _Prompts,
+    expected: _Expected,
+    out: Path,
+) -> tuple[str, bool]:
+    """Run a container on a device by each runtime, and hold it against the emulator."""
+    from harness.runtimes.bundles.python import find_python
+
+    with where as device:
+        seen = device.properties()
+        container = made.unshared if seen.emulator else made.shared
+
+        def run(runtime: str) -> "tuple[str, list[GenerationResult]]":
+            return _compare(prompts.ask(device, container, runtime), expected.results)
+
+        def score() -> tuple[str, bool]:
+            return _compare_scores(prompts.score(device, container), expected.perplexity)
+
+        proofs.prove("bundle", lambda: _check_bundle(container, seen))
+        results = proofs.prove("Genie", lambda: run("genie"))
+        if results is not None:
+            proofs.prove("profiles", lambda: _check_profiles(results, out / "profiles"))
+        if seen.abi == _ANDROID and not find_python(seen.abi):
+            for subject in ("graph runtime", "perplexity"):
+                proofs.open(subject, "a phone needs Python for it: QNNFARM_PYTHON names one")
+        else:
+            proofs.prove("graph runtime", lambda: run("graph"))
+            if expected.perplexity is None:
+                proofs.open("perplexity", "there is no text: give --text")
+            else:
+                proofs.prove("perplexity", score)
+    return f"{seen.model}, {seen.system}, {seen.soc}", True
+
+
+def _binaries(container: "GenAIContainer") -> list[Path]:
+    files = container.metadata.files
+    return [container.files[name] for name, file in files.items() if file.kind == "binary"]
+
+
+def _infos(container: "GenAIContainer") -> "Iterable[BinaryInfo]":
+    from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
+
+    return map(OrtQnnToolchain().inspect, _binaries(container))
+
+
+def _graphs_of(description: Mapping[str, Any]) -> dict[str, dict[str, tuple[int, ...]]]:
+    """Read graphs from the JSON of `qnn-context-binary-utility`.
+
+    Source of its form: ONNX Runtime's `gen_qnn_ctx_onnx_model.py` (MIT).
+    """
+    try:
+        return {
+            graph["info"]["graphName"]: {
+                tensor["info"]["name"]: tuple(tensor["info"]["dimensions"])
+                for kind in ("graphInputs", "graphOutputs")
+                for tensor in graph["info"][kind]
+            }
+            for graph in description["info"]["graphs"]
+        }
+    except (KeyError, TypeError) as error:
+        reason = f"its JSON has another form than is documented: {error!r}"
+        raise _Refuted(reason) from error
+
+
+def _compare(
+    results: "list[GenerationResult]", expected: "Sequence[GenerationResult]"
+) -> "tuple[str, list[GenerationResult]]":
+    """Compare tokens, or texts where a runner tells no tokens."""
+    for number, (ours, theirs) in enumerate(zip(results, expected, strict=True), 1):
+        pair: tuple[Sequence[object], Sequence[object]] = (ours.text, theirs.text)
+        if ours.token_ids is not None and theirs.token_ids is not None:
+            pair = (list(ours.token_ids), list(theirs.token_ids))
+        if pair[0] != pair[1]:
+            raise _Refuted(f"prompt {number}: {pair[0]!r}, and the emulator {pair[1]!r}")
+    return f"{len(results)} of {len(expected)} answers are those of the emulator", results
+
+
+def _compare_scores(perplexity: float | None, expected: float | None) -> tuple[str, bool]:
+    if perplexity is None or expected is None:
+        raise _Refuted("nothing was scored")
+    detail = f"{perplexity:.4f}, and {expected:.4f} by PyPI's compiler on the emulator"
+    if abs(perplexity / expected - 1) > _PERPLEXITY_BOUND:
+        raise _Refuted(f"{detail}: more than {_PERPLEXITY_BOUND:.0%} apart")
+    return detail, True
+
+
+def _check_bundle(container: "GenAIContainer", properties: "DeviceProperties") -> tuple[str, bool]:
+    from harness.runtimes.bundles.checks import find_faults
+    from harness.runtimes.genie.bundle import genie_bundle
+
+    bundle = genie_bundle(container, properties.abi)
+    if faults := list(find_faults(bundle, container=container)):
+        raise _Refuted("; ".join(faults))
+    return f"nothing is wrong with its {len(bundle.files)} files", True
+
+
+def _check_profiles(results: "Sequence[GenerationResult]", folder: Path) -> tuple[str, bool]:
+    """Keep Genie's profiles, each of which must have its rates."""
+    folder.mkdir(exist_ok=True)
+    for number, result in enumerate(results, 1):
+        (folder / f"{number}.json").write_text(result.profile, encoding="utf-8")
+        if not {"prefill_tokens_per_s", "decode_tokens_per_s"} <= result.metrics.keys():
+            raise _Refuted(f"that of prompt {number} has {', '.join(sorted(result.metrics))}")
+    return f"{folder.name}/ has {len(results)}, with prefill and decode rates", True
+
+
+def _report(
+    proofs: Sequence[Proof],
+    model: Path,
+    compiler: "Compiler",
+    soc: str,
+    properties: "DeviceProperties | None",
+    expected: _Expected | None,
+) -> dict[str, Any]:
+    from harness.results.provenance import own_version
+
+    return {
+        "qnnfarm": own_version(),
+        "toolchain": dict(compiler.versions()),
+        "model": model.name,
+        "soc": soc,
+        "device": "virtual" if properties is None else dataclasses.asdict(properties),
+        "checks": [dataclasses.asdict(proof) for proof in proofs],
+        "tokens": [] if expected is None else [one.token_ids for one in expected.results],
+    }
+
+
+def _markdown(report: Mapping[str, Any], proofs: Sequence[Proof]) -> str:
+    device = report["device"]
+    shown = device if isinstance(device, str) else f"{device['model']}, {device['build']}"
+    versions = ", ".join(f"{key} {value}" for key, value in report["toolchain"].items())
+    rows = "".join(
+        f"| {proof.subject} | {proof.mark} | {proof.detail.replace('|', '/')} |\n"
+        for proof in proofs
+    )
+    return (
+        f"# Conformance of {report['toolchain'].get('toolchain')} on {report['soc']}\n\n"
+        f"- toolchain: {versions}\n- device: {shown}\n- model: {report['model']}\n"
+        f"- qnnfarm: {report['qnnfarm']}\n\n"
+        f"| check | mark | detail |\n| --- | --- | --- |\n{rows}"
+    )
