@@ -147,15 +147,16 @@ class HostLoop(Closeable):
     ) -> list[int]:
         """Return the greedy continuation of `prompt`, at most `n_tokens`, up to a `stop` id.
 
-        Like Genie, it always puts bos before the prompt. Of equal logits the lowest id wins.
+        Args:
+            prompt: with bos, if it is to have one.
 
         Raises:
             PromptTooLongError: prompt and continuation do not fit into the context.
         """
-        n_all = 1 + len(prompt) + n_tokens
+        n_all = len(prompt) + n_tokens
         if n_all > self.cl:
             raise PromptTooLongError(n_all, self.cl)
-        chosen = islice(greedy_tokens(self, [self._config.bos_token_id, *prompt]), n_tokens)
+        chosen = islice(greedy_tokens(self, prompt), n_tokens)
         return list(takewhile(lambda token: token not in stop, chosen))
 
     def _choose(self, left: int) -> int:

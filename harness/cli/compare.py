@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli.arguments import DEFAULT_RUNTIME, WAIT_S, Json, LongRuntime, PoolFile, Wait
+from harness.cli.arguments import DEFAULT_RUNTIME, WAIT_S, Json, LongRuntime, PoolFile, Push, Wait
 from harness.cli.bench_options import (
     Charge,
     Devices,
@@ -78,6 +78,7 @@ def compare(
     charge: Charge = None,
     no_gate: NoGate = False,
     wait: Wait = WAIT_S,
+    push: Push = None,
     json: Json = False,
 ) -> None:
     """Run two containers in turns on the same phone, and say whether B is slower.
@@ -108,7 +109,7 @@ def compare(
         workload.check(model)
     with open_series(
         device, pool, db, wait_s=wait, prepare=prepare, on_session=partial(_announce, pairs),
-        labels=labels,
+        labels=labels, push=push,
     ) as series:  # fmt: skip
         compared = series.compare(
             workload, *models, sessions=pairs, metrics=metrics, threshold=threshold,

@@ -13,6 +13,7 @@ from harness.cli.arguments import (
     Json,
     LogLevel,
     PoolFile,
+    Push,
     TraceFile,
     Wait,
 )
@@ -74,6 +75,7 @@ def embed(
     wait: Wait = WAIT_S,
     log_level: LogLevel = None,
     trace: TraceFile = None,
+    push: Push = None,
     json: Json = False,
 ) -> None:
     """Embed texts on a device with the container of a text encoder.
@@ -101,6 +103,7 @@ def embed(
         wait_s=wait,
         log_level=log_level,
         trace=trace,
+        push=push,
     ) as (session, recording):
         found = workload.run(session, recording).output
         longest = session.container.embedding_config.context_length

@@ -56,6 +56,12 @@ def run(
         str | None, typer.Option("--prompt", "-p", help="Text to generate from at the end.")
     ] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate at most.")] = 32,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Make the prompt by the model's chat template.")
+    ] = False,
+    system: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="The system message of a --chat.")
+    ] = None,
     device: Device = None,
     out: Annotated[
         Path | None,
@@ -74,8 +80,9 @@ def run(
     if device is None:
         place = None if out is None else str(out.absolute())
         recorded = RecordedRun.of(
-            recipe, model, until=until, prompt=prompt, max_tokens=max_tokens, out=place
-        )
+            recipe, model, until=until, prompt=prompt, max_tokens=max_tokens, out=place, chat=chat,
+            system=system,
+        )  # fmt: skip
     done = None if recorded is None else recorded.answer()
     if done is not None:
         _tell_again(done, json=json)
@@ -98,7 +105,7 @@ def run(
         if not json:
             _print_metrics(document)
     if prompt is not None:
-        answer = pipe.generate(prompt, device, max_tokens=max_tokens)
+        answer = pipe.generate(prompt, device, max_tokens=max_tokens, chat=chat, system=system)
         document["answer"] = asdict(answer)
         if not json:
             answer.print()

@@ -1,8 +1,9 @@
 """Generation of text by a pipeline: on a leased device by Genie, or on this host's loop."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from buildlib.container.container import GenAIContainer
 from harness.console import EMULATOR, print_remark, print_text
@@ -13,6 +14,7 @@ from harness.pool.requirement import Requirement
 from harness.results.metrics import METRICS
 from harness.runtimes.genie.model import GenieModel
 from harness.runtimes.tokenizer import encode, load_tokenizer
+from harness.workloads.chat import Chat
 from harness.workloads.generate import Generate
 from harness.workloads.session import Session
 
@@ -73,18 +75,27 @@ def leased_session(
         yield session
 
 
-def generate_on_device(session: Session, prompt: str, max_tokens: int) -> GenerationAnswer:
-    """Answer a prompt greedily on a session's device."""
-    workload = Generate.of(prompt=prompt, max_tokens=max_tokens)
-    workload.check(session.model)
-    result = workload.run(session).output
+def generate_on_device(session: Session, asked: Generate) -> GenerationAnswer:
+    """Answer a prompt on a session's device."""
+    asked.check(session.model)
+    result = asked.run(session).output
     return GenerationAnswer(
         result.text, session.device_label, result.metrics, session.properties.emulator
     )
 
 
-def generate_on_host(model: HostModel, prompt: str, max_tokens: int) -> GenerationAnswer:
-    """Answer a prompt greedily on the host loop, up to an end-of-sequence token."""
-    encoder = load_tokenizer(model.tokenizer)
-    chosen = model.loop.greedy(encode(encoder, prompt), max_tokens, model.stop)
+def generate_on_host(model: HostModel, asked: Generate, model_dir: Path) -> GenerationAnswer:
+    """Answer a prompt greedily on the host loop, up to an end-of-sequence token.
+
+    Args:
+        model_dir: has the chat template.
+    """
+    encoder, prompt, stop = load_tokenizer(model.tokenizer), str(asked.prompt), model.stop
+    if asked.chat:
+        turns = Chat.of(model_dir).turns([prompt], asked.system)
+        ids: Sequence[int] = turns.ids[0]
+        stop |= frozenset(() if turns.end_token is None else (turns.end_token,))
+    else:
+        ids = [model.bos, *encode(encoder, prompt)]
+    chosen = model.loop.greedy(ids, asked.max_tokens, stop)
     return GenerationAnswer(encoder.decode(chosen), f"this host, the {model.kind} model")

@@ -72,6 +72,7 @@ from harness.pipeline.stage import (
 from harness.results.records import new_run_id
 from harness.results.store import LazyResultsStore
 from harness.workloads.base import UNRECORDED, Recording
+from harness.workloads.generate import Generate
 
 MAX_TOKENS = 32
 
@@ -357,24 +358,29 @@ class LLMPipeline:
         device: DeviceSpec | str | None = None,
         *,
         max_tokens: int = MAX_TOKENS,
+        chat: bool = False,
+        system: str | None = None,
     ) -> GenerationAnswer:
         """Answer a prompt greedily: on a device by Genie, else on this host's loop.
 
         Args:
-            prompt: taken as it is.
+            prompt: taken as it is, unless it is a user's turn of a chat.
             device: runs the container; None runs the output of the latest stage on this host.
             max_tokens: where generation stops if no end-of-sequence token comes first.
+            chat: make the prompt by the model's chat template.
+            system: the system message of a chat.
 
         Raises:
             PipelineStateError: no stage has run, or there is no container for the device.
-            HarnessError: the device, or the prompt, cannot be used.
+            HarnessError: the device, the prompt or the chat template cannot be used.
         """
+        asked = Generate.of(prompt=prompt, max_tokens=max_tokens, chat=chat or None, system=system)
         made = self._made("generate()")
         if device is not None:
             with leased_session(self._container(), device) as session:
-                return generate_on_device(session, prompt, max_tokens)
+                return generate_on_device(session, asked)
         with open_host_model(made, self.cache_root / self.model_name) as model:
-            return generate_on_host(model, prompt, max_tokens)
+            return generate_on_host(model, asked, folder_of(self.model_dir))
 
     def export(self, export_dir: str | PathLike[str]) -> Path:
         """Copy the output of the latest stage to a folder: a container, or a model with encodings.

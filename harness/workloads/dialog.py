@@ -7,7 +7,16 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from harness.results.records import Workload as WorkloadRecord
-from harness.runtimes.base import Conversation, ConversationRequest, Converses, Model, Need
+from harness.runtimes.base import (
+    Conversation,
+    ConversationRequest,
+    Converses,
+    Framing,
+    Model,
+    Need,
+    TakesChats,
+    Turn,
+)
 from harness.runtimes.dialog_settings import SETTING_KEYS, DialogSettings
 from harness.workloads.base import (
     UNRECORDED,
@@ -17,6 +26,7 @@ from harness.workloads.base import (
     WorkloadResult,
     summarize,
 )
+from harness.workloads.chat import CHAT_KEYS, Chat, ChatFields
 from harness.workloads.generate import SHORTEST_PROMPT
 from harness.workloads.session import Session
 
@@ -46,7 +56,7 @@ class AdaptedTurns(BaseModel):
     lora: Annotated[Mapping[NonEmpty, float], Field(min_length=1, max_length=1)]
 
 
-class Dialog(DialogWorkload):
+class Dialog(DialogWorkload, ChatFields):
     """Conversations, turn by turn, with a reset between them.
 
     All of it is one process on the device and one Genie dialog: a turn sees the turns before it in
@@ -64,17 +74,19 @@ class Dialog(DialogWorkload):
 
     length_key: ClassVar[str] = "max_tokens"
     input_keys: ClassVar[tuple[str, ...]] = ("genie_config",)
-    later_keys: ClassVar[frozenset[str]] = frozenset(SETTING_KEYS)
+    later_keys: ClassVar[frozenset[str]] = frozenset({*SETTING_KEYS, *CHAT_KEYS})
 
     @property
     def needs(self) -> tuple[Need, ...]:
         """See `Workload.needs`."""
-        return (Converses,)
+        return (Converses, TakesChats) if self.chat else (Converses,)
 
     def check(self, model: Model) -> None:
         """See `Workload.check`; the lengths of the turns are known only to the tokenizer."""
         super().check(model)
         self.check_dialog(model, SHORTEST_PROMPT, self.max_tokens)
+        if self.chat:
+            Chat.of(model.path)
         for dialog in self.dialogs:
             if isinstance(dialog, AdaptedTurns) and self.genie_config is None:
                 adapted = DialogSettings(lora=dialog.lora)
@@ -91,19 +103,29 @@ class Dialog(DialogWorkload):
             RuntimeOutputError: an answer is missing.
         """
         runtime = session.require(Converses)
+        chat = Chat.of(session.model.path) if self.chat else None
         record = WorkloadRecord(
             runner=session.runtime.runner(Converses),
             max_new_tokens=self.max_tokens,
-            sampler=self.record(),
+            sampler=self.record() | (chat.record(self.system) if chat else {}),
         )
-        conversations = tuple(
-            Conversation(dialog.turns, dialog.lora)
-            if isinstance(dialog, AdaptedTurns)
-            else Conversation(dialog, None if number else self.lora)
-            for number, dialog in enumerate(self.dialogs)
-        )
+        conversations, framing = [], None
+        for number, dialog in enumerate(self.dialogs):
+            texts, lora = (
+                (dialog.turns, dialog.lora)
+                if isinstance(dialog, AdaptedTurns)
+                else (dialog, None if number else self.lora)
+            )
+            turns: tuple[Turn, ...] = texts
+            if chat is not None:
+                spoken = chat.turns(texts, self.system)
+                turns, framing = spoken.ids, framing or Framing(spoken.end_token)
+            conversations.append(Conversation(turns, lora))
         request = ConversationRequest(
-            conversations, self.max_tokens, settings=self.resolved(session.resolve)
+            tuple(conversations),
+            self.max_tokens,
+            settings=self.resolved(session.resolve),
+            framing=framing,
         )
         with recording.start_if_stored(session, "generate", record) as recorder:
             result = runtime.converse(request)

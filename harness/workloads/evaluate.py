@@ -37,7 +37,7 @@ from harness.workloads.base import (
     require_passed,
     summarize,
 )
-from harness.workloads.chat import Chat
+from harness.workloads.chat import Chat, ChatFields
 from harness.workloads.perplexity import engine_versions, open_float
 from harness.workloads.session import Session
 from harness.workloads.steps import model_steps
@@ -69,15 +69,13 @@ class Evaluation:
     items: "tuple[Mapping[str, object], ...]"
 
 
-class Evaluate(WorkloadModel):
+class Evaluate(WorkloadModel, ChatFields):
     """A task file: questions with choices, or prompts with instructions that can be checked.
 
     Attributes:
         task: JSON lines; see `harness.evaluation.tasks`.
         limit: only the first rows.
         few_shot: a task file whose questions stand before each question, with their answers.
-        chat: the container's chat template makes the prompts.
-        system: the system message of a chat.
         max_tokens: of each answer that is checked for instructions, 256 if not set.
         reference: folder of the checkpoint that the host scores in float on the same questions.
         reference_with: what computes that, our own float model or transformers; None is ours.
@@ -88,8 +86,6 @@ class Evaluate(WorkloadModel):
     task: NonEmpty
     limit: Annotated[int, Field(ge=1)] | None = None
     few_shot: NonEmpty | None = None
-    chat: bool | None = None
-    system: NonEmpty | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     reference: NonEmpty | None = None
     reference_with: Literal["onnx", "transformers"] | None = None
@@ -100,8 +96,6 @@ class Evaluate(WorkloadModel):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        if self.system is not None and not self.chat:
-            raise ValueError("system: it is the system message of a chat: give chat, too")
         if self.reference_with is not None and self.reference is None:
             raise ValueError("reference_with: it computes the reference: give one")
         return self

@@ -35,7 +35,7 @@ from harness.workloads.base import (
     require_passed,
     summarize,
 )
-from harness.workloads.chat import Chat
+from harness.workloads.chat import CHAT_KEYS, Chat, ChatFields
 from harness.workloads.session import Session
 
 SHORTEST_PROMPT = 2
@@ -49,7 +49,7 @@ _Tokens = Annotated[
 ]
 
 
-class Generate(DialogWorkload):
+class Generate(DialogWorkload, ChatFields):
     """One prompt, or the turns of one conversation; greedy unless a sampler is set.
 
     Attributes:
@@ -57,9 +57,6 @@ class Generate(DialogWorkload):
         prompt_file: a file that holds the prompt.
         tokens: token ids as the prompt, taken as they are; the answer has its ids, too.
         embeddings: a file of embeddings as the prompt: `.npy`, or raw rows.
-        chat: a text is the user's message, and the container's chat template makes the prompt;
-            several are the user's turns.
-        system: the system message of a chat.
         rewind: turns replace what follows their common beginning with the turn before.
         save: a new folder that gets the state of the dialog after the last turn.
         restore: such a folder, whose dialog goes on.
@@ -72,8 +69,6 @@ class Generate(DialogWorkload):
     tokens: _Tokens | None = None
     embeddings: NonEmpty | None = None
     max_tokens: Annotated[int, Field(ge=1)] = 32
-    chat: bool | None = None
-    system: NonEmpty | None = None
     rewind: bool | None = None
     save: NonEmpty | None = None
     restore: NonEmpty | None = None
@@ -83,7 +78,7 @@ class Generate(DialogWorkload):
     input_keys: ClassVar[tuple[str, ...]] = ("prompt_file", "embeddings", "genie_config")
     binary_keys: ClassVar[frozenset[str]] = frozenset({"embeddings"})
     later_keys: ClassVar[frozenset[str]] = frozenset(
-        {*SETTING_KEYS, *_PROMPT_KEYS[1:], "chat", "system", "rewind", "save", "restore"}
+        {*SETTING_KEYS, *_PROMPT_KEYS[1:], *CHAT_KEYS, "rewind", "save", "restore"}
     )
 
     @model_validator(mode="after")
@@ -103,15 +98,11 @@ class Generate(DialogWorkload):
     @model_validator(mode="after")
     def _chats_in_texts(self) -> Self:
         if not self.chat:
-            if self.system is not None:
-                raise ValueError("system: it is the system message of a chat: give chat, too")
             return self
         if self.tokens is not None or self.embeddings is not None:
             raise ValueError("chat: it makes prompts of texts: give prompt or prompt_file")
         if self.rewind or self.restore:
             raise ValueError("chat: it begins a conversation: leave out rewind and restore")
-        if self.stop:
-            raise ValueError("chat: Genie knows no stop sequences after token ids: leave out stop")
         return self
 
     @property

@@ -46,20 +46,22 @@ def test_chunking_does_not_change_results(loop: HostLoop) -> None:
 
 
 def test_the_context_can_be_filled_to_the_last_token(loop: HostLoop) -> None:
-    prompt = [5] * 90
+    prompt = [0] + [5] * 90
     assert len(loop.greedy(prompt, 5)) == 5
     with pytest.raises(PromptTooLongError, match="97 tokens do not fit into a context of 96"):
         loop.greedy(prompt, 6)
 
 
 def test_greedy_is_argmax_after_bos(loop: HostLoop) -> None:
-    chosen = loop.greedy([7, 8], 4)
+    chosen = loop.greedy([0, 7, 8], 4)
     tokens = [0, 7, 8]
     for token in chosen:
         loop.reset()
         assert int(loop.feed(tokens)[-1].argmax()) == token
         tokens.append(token)
-    assert loop.greedy([7, 8], 4, stop=frozenset({chosen[2]})) == chosen[: chosen.index(chosen[2])]
+    assert (
+        loop.greedy([0, 7, 8], 4, stop=frozenset({chosen[2]})) == chosen[: chosen.index(chosen[2])]
+    )
 
 
 def test_the_embedding_table_can_lie_on_the_host(

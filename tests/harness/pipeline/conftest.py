@@ -11,6 +11,7 @@ import pytest
 from filelock import FileLock
 from safetensors.numpy import load_file, save_file
 
+from buildlib.container.chat_template import TOKENIZER_CONFIG
 from harness.pipeline.llm import LLMPipeline
 from suites.models import tiny_llama
 from tests.buildlib.conftest import make_adapter, make_checkpoint, tiny_text
@@ -19,6 +20,10 @@ from tests.system import needs
 
 MakeRecipe = Callable[..., dict[str, Any]]
 LAYERS = 2
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}"
+    "{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+)
 
 
 def write_short_model(folder: Path) -> None:
@@ -27,6 +32,8 @@ def write_short_model(folder: Path) -> None:
     shutil.copytree(model, folder, ignore=code, copy_function=shutil.copy)
     config = json.loads((model / "config.json").read_text()) | {"num_hidden_layers": LAYERS}
     (folder / "config.json").write_text(json.dumps(config))
+    tokens = json.loads((model / TOKENIZER_CONFIG).read_text()) | {"chat_template": TEMPLATE}
+    (folder / TOKENIZER_CONFIG).write_text(json.dumps(tokens))
     kept = tuple(f"model.layers.{number}." for number in range(LAYERS))
     tensors = load_file(model / "model.safetensors")
     short = {k: v for k, v in tensors.items() if ".layers." not in k or k.startswith(kept)}
@@ -35,7 +42,7 @@ def write_short_model(folder: Path) -> None:
 
 @pytest.fixture(scope="session")
 def short_model(build_cache: Path) -> Path:
-    """The reference model cut to its first layers, with its tokenizer and texts."""
+    """The reference model cut to its first layers, with its tokenizer, texts and a template."""
     folder = build_cache.with_name("short-models")
     folder.mkdir(exist_ok=True)
     return made_once(folder / tiny_llama.folder().name, write_short_model)

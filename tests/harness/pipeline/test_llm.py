@@ -63,6 +63,11 @@ def test_generate_gives_one_text_on_the_host_and_on_the_device(
     assert on_device.text == on_host.text != ""
     assert on_device.emulator
     assert on_device.metrics["generated_tokens"] == 8
+    chats = [
+        built.generate("Hi", device, max_tokens=8, chat=True, system="Be brief.").text
+        for device in (None, DeviceSpec("android", virtual_device.serial))
+    ]
+    assert chats[0] == chats[1] != built.generate("Hi", max_tokens=8).text
     on_device.print()
     printed = capsys.readouterr()
     assert printed.out == on_device.text + "\n"

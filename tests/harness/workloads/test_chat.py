@@ -18,6 +18,7 @@ from harness.runtimes.genie.model import GenieModel
 from harness.runtimes.graph.model import GraphModel
 from harness.runtimes.tokenizer import encode, load_tokenizer
 from harness.workloads.chat import Chat
+from harness.workloads.dialog import Dialog
 from harness.workloads.generate import Generate
 from harness.workloads.session import Session
 from suites.models import tiny_llama
@@ -151,6 +152,18 @@ def test_the_last_answer_is_that_to_the_ids_of_the_whole_conversation(session: S
         text += f"user: {prompt}\n" + ("" if answer is None else f"{answer}<|end_of_text|>")
     whole = GenerationRequest(6, token_ids=(BOS, *ids_of(text)), framing=Framing(EOS))
     assert session.require(Generates).generate(whole).text == result.text
+
+
+def test_a_dialog_chats_as_generate_does_in_each_of_its_conversations(session: Session) -> None:
+    asked = {"chat": True, "system": "Be brief.", "max_tokens": 6}
+    whole = Generate.of(prompt=PROMPTS, **asked).run(session).output
+    dialog = Dialog.of(dialogs=(PROMPTS, ("And God said",)), **asked)
+    dialog.check(session.model)
+    first, second = dialog.run(session).output.answers
+    assert first == whole.answers
+    assert second == (Generate.of(prompt="And God said", **asked).run(session).output.text,)
+    with pytest.raises(WrongUseError, match="leave out stop"):
+        Dialog.of(dialogs=(PROMPTS,), chat=True, stop=("x",))
 
 
 def test_the_runtime_graph_takes_chats_of_one_prompt(session: Session) -> None:
