@@ -8,7 +8,7 @@ head_dim]; out come `logits` [1, 1, AR, vocab], all `present_key_{i}`, all `pres
 """
 
 import re
-from collections.abc import MutableSequence
+from collections.abc import MutableSequence, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -19,12 +19,16 @@ from buildlib.encodings.model import Encoding
 from buildlib.graph import interface
 from buildlib.graph.values import infer_shapes, static_shape
 from buildlib.passes.base import FLOAT, SORTED, STATIC, Condition, Pass
+from buildlib.toolchains.base import GraphInfo
 
 Floats = npt.NDArray[np.float32]
+MLLM_CONTRACT = "mllm"
+"""Its name; see `buildlib.toolchains.qnn.contracts`."""
 POSITION_IDS = "position_ids"
 _TAKEN = frozenset({interface.INPUT_IDS, interface.ATTENTION_MASK, interface.COS, interface.SIN})
 
 _FIRST = (interface.INPUT_IDS, POSITION_IDS, interface.ATTENTION_MASK, interface.LOGITS)
+_UNKNOWN = (3, 0)
 _CACHE = re.compile(r"(?:past|present)_(?P<kind>key|value)_(?P<layer>\d+)")
 
 
@@ -37,8 +41,27 @@ def place(name: str) -> tuple[int, int]:
     """Return what sorts the inputs or the outputs of a graph as mllm hands them over."""
     cache = _CACHE.fullmatch(name)
     if cache is None:
-        return 0, _FIRST.index(name) if name in _FIRST else len(_FIRST)
+        return (0, _FIRST.index(name)) if name in _FIRST else _UNKNOWN
     return (1 if cache["kind"] == "key" else 2), int(cache["layer"])
+
+
+def find_fault(graphs: Sequence[GraphInfo], ar_len: int) -> str | None:
+    """Return why mllm's runner could not run compiled graphs, or None if it can.
+
+    Args:
+        graphs: of one context binary.
+        ar_len: of its prefill calls.
+    """
+    named = {graph.name: graph for graph in graphs}
+    for name in (graph_name(1), graph_name(ar_len)):
+        if name not in named:
+            return f"it has no graph {name}, but {', '.join(sorted(named))}"
+    for graph in graphs:
+        names = [tensor.name for tensor in graph.inputs], [tensor.name for tensor in graph.outputs]
+        known = all(place(name) < _UNKNOWN for ports in names for name in ports)
+        if not known or any(ports != sorted(ports, key=place) for ports in names):
+            return f"graph {graph.name} does not have mllm's inputs and outputs in mllm's order"
+    return None
 
 
 def _unknown_input(model: ir.Model) -> str | None:

@@ -24,6 +24,7 @@ from buildlib.graph.shape import GraphShape
 from buildlib.lora.adapters import check_adapters
 from buildlib.lora.config import LoraBuilderInputConfig, LoraSet
 from buildlib.passes.balance import MAX_PART_BYTES, SplitEnds, choose_splits
+from buildlib.passes.mllm_contract import MLLM_CONTRACT
 from buildlib.passes.split import weights_by_segment
 from buildlib.pipeline.options import SplitModelConfig
 from buildlib.pipeline.parts import Part, all_parts
@@ -34,6 +35,7 @@ from buildlib.pipeline.stage import Stage
 from buildlib.pipeline.stage_graph import Load, StageGraph, StageNode, UnmadeError
 from buildlib.pipeline.stages.add_forecast import AddForecast
 from buildlib.pipeline.stages.add_lora import BEYOND_FILE, AddLora
+from buildlib.pipeline.stages.apply_contract import ApplyMllmContract
 from buildlib.pipeline.stages.arcl import ConvertShape
 from buildlib.pipeline.stages.author import AuthorModel
 from buildlib.pipeline.stages.compile_part import CompilePart
@@ -297,7 +299,8 @@ class Build:
     ) -> BuildOutputs:
         """Take canonical models to the container, whose number of parts their sizes decide."""
         main, options = models[self.sources.main], plan.transformation.split_model
-        parts = all_parts(options.num_splits or _count_parts(main.entry, options))
+        n_parts = options.num_splits or _count_parts(main.entry, options)
+        parts = all_parts(n_parts, plan.contract)
         names = {part: part.binary_name(self.name) for part in parts}
         composition = compose(plan, main.prepared, list(names.values()))
         extras = {name: file.path for name, file in composition.extras.items()}
@@ -367,16 +370,22 @@ class Build:
             one: graph.runner.watch.hash({one.provider: one.library})[one.provider]
             for one in plan.additions.host_packages
         }
-        built = BuiltParts(plan, arcl, split)
+        adapted = dict(split)
+        if plan.contract == MLLM_CONTRACT:
+            positions = plan.context_lengths[-1] + plan.ars[-1]
+            for shape, entry in split.items():
+                contract = ApplyMllmContract(entry, models[shape], shape, positions)
+                adapted[shape] = graph.add(contract, sources[shape])
+        built = BuiltParts(plan, arcl, split, adapted)
         for part, name in names.items():
             load = cache(partial(built.load, part))
             weights = {}
             for shape in _one_shape_each(sources):
-                stage = QuantizeWeights(split[shape], shape, part)
+                stage = QuantizeWeights(adapted[shape], shape, part)
                 weights[sources[shape]] = graph.add(stage, sources[shape], load=load)
             for shape, source in sources.items():
                 convert = Convert(
-                    split[shape], weights[source], shape, part, target, self.toolchain, bits
+                    adapted[shape], weights[source], shape, part, target, self.toolchain, bits
                 )
                 built.converted[part, shape] = graph.add(convert, source, load=load)
             dlcs = {shape: built.converted[part, shape] for shape in plan.shapes}
@@ -486,6 +495,7 @@ class BuiltParts:
     Attributes:
         arcl: the whole model.
         split: its parts.
+        adapted: its parts in the contract of the build.
         converted: each part as QDQ ONNX and as DLC.
         compiled: the context binaries, in the order of data flow.
     """
@@ -493,17 +503,18 @@ class BuiltParts:
     plan: BuildPlan
     arcl: Mapping[GraphShape, CacheEntry]
     split: Mapping[GraphShape, CacheEntry]
+    adapted: Mapping[GraphShape, CacheEntry]
     converted: dict[tuple[Part, GraphShape], CacheEntry] = field(default_factory=dict)
     compiled: dict[Part, CacheEntry] = field(default_factory=dict)
 
     def onnx(self, part: Part, shape: GraphShape) -> Path:
         """Return a part as float ONNX."""
-        return self.split[shape].folder / f"{part.graph(shape)}.onnx"
+        return self.adapted[shape].folder / f"{part.graph(shape)}.onnx"
 
     def multi_head(self, part: Part, shape: GraphShape) -> Path:
         """Return the same before its attention was taken apart into heads."""
-        onnx = self.onnx(part, shape)
-        return onnx.parent / MULTI_HEAD / onnx.name if self.plan.mha_config(shape).enabled else onnx
+        folder, name = self.split[shape].folder, f"{part.split(shape)}.onnx"
+        return folder / MULTI_HEAD / name if self.plan.mha_config(shape).enabled else folder / name
 
     def qdq(self, part: Part, shape: GraphShape) -> Path:
         """Return a part as QDQ ONNX."""

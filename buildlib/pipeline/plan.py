@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from buildlib.container.manifest import GENIE_CONTRACT
 from buildlib.container.op_packages import OpPackage, registrations
 from buildlib.embedding.config import EmbedDatatype
 from buildlib.errors import InvalidOptionError
@@ -86,6 +87,7 @@ class BuildPlan:
         mha2sha: of single ARs, in place of that in `transformation`.
         additions: adapters, tables, speculation.
         keeps_ar: whether the model keeps its AR.
+        contract: names and order of the inputs and outputs of its graphs.
     """
 
     shapes: tuple[GraphShape, ...]
@@ -97,6 +99,7 @@ class BuildPlan:
     additions: Additions = Additions()
     keeps_ar: bool = False
     mha2sha: Mapping[int, MhaConfig] = field(default_factory=dict)
+    contract: str = GENIE_CONTRACT
 
     @classmethod
     def create(
@@ -111,6 +114,7 @@ class BuildPlan:
         n_layers: int | None = None,
         mha2sha: Mapping[int, MhaConfig] | None = None,
         rotated: bool = False,
+        contract: str = GENIE_CONTRACT,
     ) -> "BuildPlan":
         """Check options against each other.
 
@@ -124,6 +128,8 @@ class BuildPlan:
             n_layers: of the model, if its configuration tells.
             mha2sha: of single ARs.
             rotated: whether `spinquant` has turned the model before.
+            contract: of the graphs; that of mllm is for whole models at one context length, with
+                nothing added.
 
         Raises:
             InvalidShapeError: an AR does not fit a context length.
@@ -134,7 +140,7 @@ class BuildPlan:
         """
         wanted = transformation.arn_cl_options
         keeps = keeps_ar or wanted.skip_ar_cl_conversion
-        shapes = () if keeps else graph_shapes(wanted)
+        shapes = () if keeps else graph_shapes(wanted, contract)
         added = additions or Additions()
         transformation = _split_off_ends(transformation, added)
         Bitwidths.from_options(conversion.quantization)
@@ -158,6 +164,7 @@ class BuildPlan:
             added,
             keeps_ar=keeps_ar,
             mha2sha=mha2sha or {},
+            contract=contract,
         )
 
     def mha_config(self, shape: GraphShape) -> MhaConfig:
@@ -207,6 +214,7 @@ class BuildPlan:
             **own,
             **self.additions.as_options(),
             **({"skip_ar_conversion": True} if self.keeps_ar else {}),
+            **({"contract": self.contract} if self.contract != GENIE_CONTRACT else {}),
         }
 
     def compile_configs(self) -> Iterator[CompileConfig]:
@@ -242,7 +250,9 @@ class BuildPlan:
         return tuple(sorted({shape.ar for shape in self.shapes}))
 
 
-def graph_shapes(options: ARnContextLengthConfig) -> tuple[GraphShape, ...]:
+def graph_shapes(
+    options: ARnContextLengthConfig, contract: str = GENIE_CONTRACT
+) -> tuple[GraphShape, ...]:
     """Return the shape of every AR at every context length.
 
     Raises:
@@ -254,7 +264,7 @@ def graph_shapes(options: ARnContextLengthConfig) -> tuple[GraphShape, ...]:
     if ars[0] != 1:
         key = "arn_cl_options.auto_regression_number"
         raise InvalidOptionError(key, f"{ars} has no 1: Genie decodes with an AR-1 graph", ())
-    for cl in lengths:
+    for cl in lengths if contract == GENIE_CONTRACT else ():
         if cl % 2 == 0 and cl // 2 in ars[1:]:
             # CL - AR is AR then: the inputs of the cache are as long as its outputs.
             reason = (

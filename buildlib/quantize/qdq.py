@@ -5,7 +5,6 @@ integers carry the name that the float value had. Weights become integers in a f
 model.
 """
 
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -23,7 +22,6 @@ from buildlib.quantize.rewriter import QdqRewriter
 from buildlib.quantize.weight_file import SharedWeights, WeightFile, WeightStore
 from buildlib.quantize.widths import convert_widths
 
-_PART = re.compile(r"\d+_of_\d+$")
 _OPSET = 21  # the first with 16-bit QuantizeLinear in the standard domain
 
 
@@ -51,14 +49,12 @@ def apply_encodings(
         return QdqPass(encodings, file, file.finish).run(model_path, out_path)
 
 
-def quantize_weights(model_path: Path, folder: Path, encodings: Encodings | None = None) -> Path:
+def quantize_weights(model_path: Path, file: Path, encodings: Encodings | None = None) -> Path:
     """Write the integer weights of a part, for `apply_encodings` at every (AR, CL) of it.
-
-    The file for a part `{shape}_{k}_of_{n}.onnx` is `{k}_of_{n}.weights`, with its index beside it.
 
     Args:
         model_path: the float part, at any (AR, CL).
-        folder: destination of the file.
+        file: destination; its index stands beside it.
         encodings: encodings of the part; by default from the file beside it.
 
     Raises:
@@ -68,16 +64,10 @@ def quantize_weights(model_path: Path, folder: Path, encodings: Encodings | None
     if encodings is None:
         encodings = load_encodings(model_path.with_suffix(ENCODINGS_SUFFIX))
     model = load_model(model_path)
-    with WeightFile(folder / weights_name(model_path)) as file:
-        quantization = QdqPass(encodings, file, lambda: file.finish(index=True))
+    with WeightFile(file) as weights:
+        quantization = QdqPass(encodings, weights, lambda: weights.finish(index=True))
         quantization.transform(model)
-    return file.path
-
-
-def weights_name(model_path: Path) -> str:
-    """Return the name of the file of integer weights of a part, the same at every (AR, CL)."""
-    part = _PART.search(model_path.stem)
-    return f"{part[0] if part else model_path.stem}.weights"
+    return file
 
 
 class QdqPass(Pass):

@@ -3,6 +3,7 @@
 export               checkpoint → float ONNX with encodings
 author               checkpoint → float ONNX without encodings
 import_onnx          anybody's ONNX → the same canonical form
+import_mllm          a .mllm file → canonical ONNX with the integers and grids of the file
 optimize_weights     weights changed by GPTAQ and its like, on their grids
 complete_encodings   encodings for what has none, by calibration
 add_lora             adapters as inputs of the graph
@@ -11,6 +12,7 @@ prepare_draft        hidden states as an output; the draft head that reads them
 extract_embedding    the embedding table as a file of its own
 arcl                 float ONNX → float ONNX at another (AR, CL)
 transform            float ONNX → its parts, cut at layer boundaries, single-head
+apply_contract       a whole model with the inputs and outputs of mllm's runners
 quantize_weights     integer weights of a part, once for all its shapes
 convert              part with encodings → QDQ ONNX → DLC
 compile_part         DLCs of one part → context binary

@@ -69,7 +69,9 @@ class CompilePart(Stage):
     def run(self, folder: Path) -> None:
         binary = folder / self.binary
         with original_paths(None, {binary: Path(binary.name)}):
-            self.toolchain.compile(self.dlcs, binary, self.config, tuple(self.op_packages))
+            ports = {dlc.stem: ports for dlc in self.dlcs if (ports := self.part.ports(dlc))}
+            packages = tuple(self.op_packages)
+            self.toolchain.compile(self.dlcs, binary, self.config, packages, ports)
             info = self.toolchain.inspect(binary)
         described = json.dumps(dataclasses.asdict(info), indent=2) + "\n"
         (folder / f"{binary.stem}_cache_info.json").write_text(described, encoding="utf-8")

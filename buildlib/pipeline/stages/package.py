@@ -170,6 +170,7 @@ class Package(Stage):
             options={**plan.as_options(), "split_model.num_splits": len(self.binaries)},
             extras=extras,
             op_packages=plan.additions.op_packages,
+            contract=plan.contract,
         )
         write_container(draft, folder / CONTAINER, speculation=self._compare)
 

@@ -41,4 +41,4 @@ class QuantizeWeights(Stage):
         return (self.split.hash,)
 
     def run(self, folder: Path) -> None:
-        quantize_weights(self.source, folder)
+        quantize_weights(self.source, folder / f"{self.part.stem}.weights")

@@ -19,7 +19,7 @@ from buildlib.errors import EncodingsError, ModelFileError
 from buildlib.graph.shape import GraphShape
 from buildlib.numerics.runners import OnnxRunner, read_ports
 from buildlib.passes.arcl import convert_arcl
-from buildlib.quantize.qdq import apply_encodings, quantize_weights, weights_name
+from buildlib.quantize.qdq import apply_encodings, quantize_weights
 from buildlib.quantize.weight_file import WeightFile, index_path, pack_int4
 from buildlib.quantize.weight_grids import lpbq_encoding, per_channel_encoding
 
@@ -40,11 +40,10 @@ def parts(tiny_export: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[i
 
 @pytest.fixture(scope="module")
 def weights(parts: dict[int, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return quantize_weights(parts[16], tmp_path_factory.mktemp("weights"))
+    return quantize_weights(parts[16], tmp_path_factory.mktemp("weights") / "1_of_1.weights")
 
 
 def test_all_ars_refer_to_one_file(parts: dict[int, Path], weights: Path, tmp_path: Path) -> None:
-    assert weights.name == "1_of_1.weights"
     for ar, part in parts.items():
         encodings = load_encodings(part.with_suffix(".encodings"))
         folder = tmp_path / f"ar{ar}"
@@ -66,7 +65,7 @@ def test_all_ars_refer_to_one_file(parts: dict[int, Path], weights: Path, tmp_pa
 def test_the_same_weights_give_the_same_bytes(
     parts: dict[int, Path], weights: Path, tmp_path: Path
 ) -> None:
-    again = quantize_weights(parts[1], tmp_path)
+    again = quantize_weights(parts[1], tmp_path / "again.weights")
     assert again.read_bytes() == weights.read_bytes()
     assert index_path(again).read_bytes() == index_path(weights).read_bytes()
 
@@ -105,16 +104,12 @@ def test_a_truncated_file_is_refused(parts: dict[int, Path], weights: Path, tmp_
 def test_a_failure_leaves_nothing(parts: dict[int, Path], tmp_path: Path) -> None:
     encodings = load_encodings(parts[1].with_suffix(".encodings"))
     with pytest.raises(EncodingsError, match="need one and have none"):
-        quantize_weights(parts[1], tmp_path, encodings.model_copy(update={"param_encodings": ()}))
+        quantize_weights(
+            parts[1],
+            tmp_path / "1_of_1.weights",
+            encodings.model_copy(update={"param_encodings": ()}),
+        )
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("stem", "name"),
-    [("ar1_cl96_2_of_13", "2_of_13.weights"), ("model", "model.weights")],
-)
-def test_a_part_has_one_name_at_every_shape(stem: str, name: str) -> None:
-    assert weights_name(Path(f"{stem}.onnx")) == name
 
 
 @settings(max_examples=60, deadline=None)

@@ -314,7 +314,7 @@ def test_weights_on_their_grids_become_the_same_integers(
     given = done.encodings.by_name()
     assert len(given) == 14
     complete = complete_encodings(done.path, done.encodings, done.config, done.token_windows, bits)
-    weights = SharedWeights(quantize_weights(done.path, tmp_path / "integers", complete))
+    weights = SharedWeights(quantize_weights(done.path, tmp_path / "integers.weights", complete))
     graph = load_model(done.path).graph
     for name, encoding in given.items():
         grid, tensor = weight_grid(encoding), graph.initializers[name].const_value
