@@ -344,7 +344,10 @@ def _compile_entry(root: Path, name: str, sha256: str) -> Path:
             files = read_files(folder).files.values()
             if sha256 in {file.sha256 for file in files}:
                 return folder
-    reason = f"it does not have what {name} was compiled from: build the container again"
+    reason = (
+        f"it does not have what {name} was compiled from: build the container again, or import it "
+        "with --no-weight-sharing if its graphs share none"
+    )
     raise CacheError(str(root), reason)
 
 

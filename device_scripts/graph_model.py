@@ -13,6 +13,7 @@ import math
 import mmap
 import os
 import re
+import struct
 import time
 from pathlib import Path
 from typing import (
@@ -40,13 +41,13 @@ else:  # beside this file on the device
 
 _CODES = {
     "int8": "b", "uint8": "B", "int16": "h", "uint16": "H", "int32": "i", "uint32": "I",
-    "float32": "f",
+    "float32": "f", "float16": "H",
 }  # fmt: skip
-"""Codes of `array` and `memoryview` of stored types."""
+"""Codes of `array` and `memoryview` of stored types; half floats are kept as their bits."""
 View = Any
 """A `memoryview` whose items are numbers."""
 BOUNDS = {"b": (-128, 127), "B": (0, 255), "h": (-32768, 32767), "H": (0, 65535)}
-_MASKED = -100.0
+_MASKED, _MASKED_HALF = -100.0, -65504.0
 _LOG = api.LogCallback(lambda form, level, _time, values: genie_api.write_log(form, level, values))
 
 
@@ -55,17 +56,19 @@ class Port:
 
     Attributes:
         code: of its values, as `array` has them.
+        is_half: whether the values are bits of half floats.
         scale, offset: an integer q means (q + offset) * scale; scale 0 for plain numbers.
     """
 
-    def __init__(self, tensor: structures.Tensor) -> None:
+    def __init__(self, tensor: structures.Tensor, name: str) -> None:
         self.tensor = tensor
-        self.name: str = tensor.name.decode()
+        self.name = name
         self.shape: Tuple[int, ...] = tuple(tensor.dimensions[: tensor.rank])
         kind = structures.DATA_TYPES.get(tensor.data_type, f"0x{tensor.data_type:04x}")
         if kind not in _CODES:
             raise genie_api.RunnerError(f"{self.name} is of type {kind}, which is not supported")
         self.code = _CODES[kind]
+        self.is_half = kind == "float16"
         self.count = math.prod(self.shape)
         quantize = tensor.quantize
         per_tensor = (quantize.definition, quantize.encoding) == (
@@ -82,6 +85,8 @@ class Port:
 
     def stored(self, value: float) -> Any:
         """Return a real number as it is stored: rounded onto the grid, and within it."""
+        if self.is_half:
+            return struct.unpack("<H", struct.pack("<e", value))[0]
         if not self.scale:
             return value if self.code == "f" else round(value)
         least, most = BOUNDS[self.code]
@@ -89,6 +94,8 @@ class Port:
 
     def rounded_down(self, values: Iterable[float]) -> bytes:
         """Return real numbers as they are stored, rounded down onto the grid as by Genie 1.21."""
+        if self.is_half:
+            return array.array(self.code, map(self.stored, values)).tobytes()
         if not self.scale:
             return array.array(self.code, values).tobytes()
         least, most = BOUNDS[self.code]
@@ -115,14 +122,15 @@ class Graph:
         context: Any,
         raw: structures.GraphInfo,
         contract: Contract,
+        part: int,
     ) -> None:
         self._session = session
         self.name: str = raw.name.decode()
         self._handle = session.graph(context, self.name)
         self._inputs = (structures.Tensor * raw.input_count)(*raw.inputs[: raw.input_count])
         self._outputs = (structures.Tensor * raw.output_count)(*raw.outputs[: raw.output_count])
-        self.inputs = {port.name: port for port in map(Port, self._inputs)}
-        self.outputs = {port.name: port for port in map(Port, self._outputs)}
+        self.inputs = _ports(self._inputs, contract, part)
+        self.outputs = _ports(self._outputs, contract, part)
         self.ar, self.cl = self._sizes(contract)
 
     def run(self) -> None:
@@ -141,19 +149,38 @@ class Graph:
         for name, port in self.inputs.items():
             if re.fullmatch(contract.mask, name):
                 return port.shape[-2], port.shape[-1]
-        lengths = {port.shape[1] for port in self.inputs.values() if len(port.shape) in (2, 3)}
+        lengths = {
+            port.shape[-1 if re.fullmatch(contract.tokens, name) else -2]
+            for name, port in self.inputs.items()
+            if len(port.shape) in (2, 3)
+        }
         if len(lengths) != 1:
             raise genie_api.RunnerError(f"no input of graph {self.name} tells its AR")
         return lengths.pop(), None
 
 
+def _ports(tensors: Iterable[structures.Tensor], contract: Contract, part: int) -> Dict[str, Port]:
+    ports = [Port(one, contract.port_name(one.name.decode(), part)) for one in tensors]
+    return {port.name: port for port in ports}
+
+
 class Cached(NamedTuple):
-    """A tensor of the KV cache: `rows` times the columns of all tokens, of `unit` values each."""
+    """A tensor of the KV cache: `rows` times the columns of all tokens, of `unit` values each.
+
+    Attributes:
+        by_token: whether `new` has the rows of each token side by side.
+    """
 
     past: Port
     new: Port
     rows: int
     unit: int
+    by_token: bool = False
+
+    @property
+    def slots(self) -> int:
+        """Columns of `past`."""
+        return self.past.count // (self.rows * self.unit)
 
 
 class Chain:
@@ -187,16 +214,19 @@ class Chain:
         for name, is_key, new in contract.caches(self.inputs):
             past = self.inputs[name]
             axis = len(past.shape) - (1 if is_key else 2)
+            by_token = is_key and contract.keys_by_token
             shape = (*past.shape[:axis], self.ar, *past.shape[axis + 1 :])
             alike = [
                 one
                 for one in left
-                if (one.grid, one.shape) == (past.grid, shape) and new in (None, one.name)
+                if (one.grid, one.shape) == (past.grid, shape[::-1] if by_token else shape)
+                and new in (None, one.name)
             ]
             if not alike:
                 raise genie_api.RunnerError(f"no output has the new columns of {past.name}")
             left.remove(alike[0])
-            yield Cached(past, alike[0], math.prod(shape[:axis]), math.prod(shape[axis + 1 :]))
+            sizes = (math.prod(shape[:axis]), math.prod(shape[axis + 1 :]))
+            yield Cached(past, alike[0], *sizes, by_token)
 
     def all_ports(self) -> Iterator[Port]:
         """Yield the ports of all parts."""
@@ -207,7 +237,7 @@ class Chain:
     @property
     def slots(self) -> int:
         """Columns of the KV cache that a call sees before its own."""
-        return self.cl - self.ar
+        return self.kv[0].slots
 
 
 def _matched(pattern: str, ports: Dict[str, Port]) -> "Iterator[Tuple[Any, Port]]":
@@ -286,7 +316,7 @@ class KvCache:
         slots = chain.slots if slots is None else slots
         if slots == self._slots:
             return
-        for past, _, rows, unit in chain.kv:
+        for past, _, rows, unit, _ in chain.kv:
             buffer, old, new = self._memory.of(past), self._slots * unit, slots * unit
             kept = min(self.n_past * unit, old, new)
             empty = _zeros(past, new - kept)
@@ -303,12 +333,14 @@ class KvCache:
         first, slots = self.n_past, self._slots
         self.n_past += count
         count = min(count, slots - first)  # no graph sees a token that fills the context
-        for past, new, rows, unit in chain.kv:
+        for past, new, rows, unit, by_token in chain.kv:
             target = self._memory.of(past)[: rows * slots * unit]
             source = self._memory.of(new)[: rows * chain.ar * unit]
             if unit == 1:
                 for column in range(count):
-                    target[first + column :: slots] = source[column :: chain.ar]
+                    values = slice(column * rows, (column + 1) * rows)
+                    own = values if by_token else slice(column, None, chain.ar)
+                    target[first + column :: slots] = source[own]
                 continue
             for row in range(rows):
                 to, since = (row * slots + first) * unit, row * chain.ar * unit
@@ -550,7 +582,8 @@ class Model:
         }
         self.contract = find_contract(names)
         self.parts = [
-            [Graph(session, context, one, self.contract) for one in raw] for context, raw in graphs
+            [Graph(session, context, one, self.contract, part) for one in raw]
+            for part, (context, raw) in enumerate(graphs)
         ]
         self._kept = (files, system, session)
         self.chains = _chains(self.parts, self.contract)
@@ -562,8 +595,8 @@ class Model:
 
     @property
     def context(self) -> int:
-        """Tokens that its longest graphs can attend to."""
-        return max(chain.cl for chain in self.chains)
+        """Tokens that its longest graphs can attend to, when the last one comes alone."""
+        return max(chain.slots for chain in self.chains) + min(chain.ar for chain in self.chains)
 
     def reset(self) -> None:
         """Forget all tokens."""
@@ -674,9 +707,12 @@ Filler = Callable[[int, Sequence[int]], bytes]
 def _mask_filler(port: Port, slots: int) -> Filler:
     """Open each row to all columns before the call, and to those of the call up to its own."""
     rows, columns = port.shape[-2:]
-    plain = BOUNDS.get(port.code, (_MASKED, 0.0))[1]
-    is_open = array.array(port.code, [port.stored(0.0) if port.scale else plain]).tobytes()
-    closed = array.array(port.code, [BOUNDS.get(port.code, (_MASKED,))[0]]).tobytes()
+    least, most = BOUNDS.get(port.code, (_MASKED, 0.0))
+    if port.is_half:
+        least = port.stored(_MASKED_HALF)
+    known = port.scale or port.is_half
+    is_open = array.array(port.code, [port.stored(0.0) if known else most]).tobytes()
+    closed = array.array(port.code, [least]).tobytes()
 
     def fill(first: int, _tokens: Sequence[int]) -> bytes:
         past = is_open * first + closed * (slots - first)

@@ -120,8 +120,8 @@ class Dump:
         ports.update(chain.outputs)
         described = [
             {
-                "name": port.name, "shape": port.shape, "code": port.code, "scale": port.scale,
-                "offset": port.offset, "size": port.size,
+                "name": port.name, "shape": port.shape, "code": "e" if port.is_half else port.code,
+                "scale": port.scale, "offset": port.offset, "size": port.size,
             }
             for port in ports.values()
         ]  # fmt: skip

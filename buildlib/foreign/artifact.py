@@ -14,10 +14,12 @@ from buildlib.checkpoint.tokenizer import load_tokenizer
 from buildlib.container.container import GenAIContainer
 from buildlib.container.genie_config import Context, Dialog, GenieConfig, Tokenizer
 from buildlib.container.genie_engine import Backend, Binaries, Engine, Model, QnnHtp
+from buildlib.container.genie_positions import PositionalEncoding
 from buildlib.container.htp_config import htp_config
 from buildlib.container.layout import HTP_CONFIG, binary_name
 from buildlib.container.manifest import GraphsRecord, ModelRecord, plain_name
-from buildlib.container.writer import ContainerContents, write_container
+from buildlib.container.writer import ContainerContents, ContainerFile, write_container
+from buildlib.embedding.config import TABLE_FILE, EmbeddingConfig
 from buildlib.errors import InputFileError
 from buildlib.targets import Soc, Target, catalog
 from buildlib.toolchains.base import BinaryInfo, TensorInfo
@@ -36,6 +38,8 @@ class Artifact:
         bos: token before a text, -1 for none.
         eos: tokens that end an answer.
         weight_sharing: whether graphs of a binary share weights, which the emulator cannot run.
+        table: for graphs that take embeddings.
+        positions: of graphs that take cosines and sines.
     """
 
     source: Path
@@ -49,6 +53,8 @@ class Artifact:
     architecture: str = "unknown"
     weight_sharing: bool | None = None
     toolchain: Mapping[str, str] = field(default_factory=dict)
+    table: EmbeddingConfig | None = None
+    positions: PositionalEncoding | None = None
 
     def special_tokens(self) -> tuple[Path, int, tuple[int, ...]]:
         """Return tokenizer, token before a text, and those that end an answer.
@@ -112,6 +118,9 @@ def write_artifact(
         binary_name(name, number, parts): path for number, path in enumerate(artifact.binaries, 1)
     }
     extensions = htp_config(chosen)
+    extras = {}
+    if artifact.table is not None:
+        extras[TABLE_FILE] = ContainerFile(artifact.table.embed_path, "embedding")
     contents = ContainerContents(
         target=chosen,
         model=ModelRecord(
@@ -138,6 +147,7 @@ def write_artifact(
         binaries=binaries,
         toolchain={**artifact.toolchain, "QNN": infos[0].build_id},
         options={"target": str(chosen), "graphs.vtcm_size_in_mb": shapes.vtcm_mb},
+        extras=extras,
         contract=artifact.contract,
     )
     return write_container(contents, dest, exist_ok=exist_ok)
@@ -155,21 +165,23 @@ def _shapes(infos: list[BinaryInfo], name: str) -> _Shapes:
         raise ValueError(f"its graphs are of the contract {contract.name}, not of {name}")
     sizes: dict[int, set[int]] = {}
     caches: list[TensorInfo] = []
+    grids: set[object] = set()
     for graph in graphs:
         known = {tensor.name: tensor for tensor in graph.inputs}
-        keys = [known[key] for key, is_key, _ in contract.caches(known) if is_key]
+        past = [(known[name], is_key) for name, is_key, _ in contract.caches(known)]
+        grids |= {(tensor.dtype, tensor.encoding) for tensor, _ in past}
+        keys = [tensor for tensor, is_key in past if is_key]
         for mask in graph.inputs:
             if keys and re.fullmatch(contract.mask, mask.name) and len(mask.shape) > 1:
                 ar, slots = mask.shape[-2], keys[0].shape[-1]
                 sizes.setdefault(ar, set()).add(ar + slots)
                 caches.append(keys[0])
-    grids = {tensor.encoding for graph in graphs for tensor in graph.inputs}
     logits = [
         tensor
         for graph in graphs
         for tensor in graph.outputs
         if re.fullmatch(contract.logits, tensor.name)
-        and (contract.new is not None or tensor.encoding not in grids)
+        and (contract.new is not None or (tensor.dtype, tensor.encoding) not in grids)
     ]
     if not sizes or not logits:
         raise ValueError(f"its graphs lack {'logits' if sizes else 'a mask'} of {name}")
@@ -232,9 +244,12 @@ def _dialog(
                 eos_token=(first, *more) if more else first,
             ),
             tokenizer=Tokenizer(),
+            embedding=artifact.table.genie() if artifact.table else None,
             engine=Engine(
                 backend=Backend(qnn_htp=QnnHtp(kv_dim=shapes.head_dim), extensions=HTP_CONFIG),
-                model=Model(binary=Binaries(ctx_bins=ctx_bins)),
+                model=Model(
+                    binary=Binaries(ctx_bins=ctx_bins), positional_encoding=artifact.positions
+                ),
             ),
         )
     )

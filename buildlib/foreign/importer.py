@@ -10,7 +10,7 @@ from pathlib import Path
 
 from buildlib.container.container import GenAIContainer
 from buildlib.errors import InputFileError
-from buildlib.foreign import executorch, mllm
+from buildlib.foreign import executorch, mllm, powerserve
 from buildlib.foreign.artifact import Artifact, write_artifact
 from buildlib.paths import user_path
 from buildlib.targets import Target
@@ -25,14 +25,15 @@ def import_artifact(
     name: str | None = None,
     bos: int | None = None,
     eos: tuple[int, ...] = (),
+    weight_sharing: bool | None = None,
 ) -> GenAIContainer:
-    """Write the container of an artifact: ExecuTorch's `.pte`, or a folder of mllm.
+    """Write the container of an artifact: ExecuTorch's `.pte`, or a folder of mllm or PowerServe.
 
     A container there is replaced.
 
     Args:
         target: phone or emulator; by default the phone of the binaries' SoC.
-        tokenizer, name, bos, eos: in place of those of the files; see `Artifact`.
+        tokenizer, name, bos, eos, weight_sharing: in place of those of the files; see `Artifact`.
 
     Raises:
         InputFileError: it is none of them, lacks a fact, or is for another target.
@@ -48,15 +49,22 @@ def import_artifact(
             name=name or artifact.name,
             bos=artifact.bos if bos is None else bos,
             eos=eos or artifact.eos,
+            weight_sharing=artifact.weight_sharing if weight_sharing is None else weight_sharing,
         )
         return write_artifact(completed, user_path(dest), target=target, exist_ok=True)
 
 
 def _read(path: Path, scratch: Path, tokenizer: Path | None) -> Artifact:
-    if mllm.is_artifact(path):
+    if powerserve.is_artifact(path):
+        artifact = powerserve.read_artifact(path, scratch)
+    elif mllm.is_artifact(path):
         artifact = mllm.read_artifact(path)
-        return dataclasses.replace(artifact, tokenizer=tokenizer or artifact.tokenizer)
-    if path.is_dir():
-        reason = "it is no folder of mllm: that has one *.bin, one config*.json and tokenizer.json"
-        raise InputFileError(str(path), reason)
-    return executorch.read_artifact(path, scratch, tokenizer)
+    elif path.is_dir():
+        raise InputFileError(
+            str(path),
+            "it is no folder of mllm, which has a *.bin and a config*.json, nor of PowerServe, "
+            "which has model.json and qnn/config.json",
+        )
+    else:
+        return executorch.read_artifact(path, scratch, tokenizer)
+    return dataclasses.replace(artifact, tokenizer=tokenizer or artifact.tokenizer)

@@ -13,8 +13,8 @@ def import_container(
     source: Annotated[
         Path,
         typer.Argument(
-            help="ExecuTorch's `.pte` for its QNN backend, or mllm's folder of a context binary, "
-            "`config_X.json` and tokenizer."
+            help="ExecuTorch's `.pte` for its QNN backend, mllm's folder of a context binary, "
+            "`config_X.json` and tokenizer, or PowerServe's folder of a model."
         ),
     ],
     out: Annotated[Path, typer.Option(help="Folder of the container.")],
@@ -38,6 +38,13 @@ def import_container(
         list[int] | None,
         typer.Option(min=0, help="Token that ends an answer. Can be repeated."),
     ] = None,
+    unshared: Annotated[
+        bool,
+        typer.Option(
+            "--no-weight-sharing",
+            help="Graphs of a binary share no weights, so that `rehearse` can run them.",
+        ),
+    ] = False,
     json: Json = False,
 ) -> None:
     """Make a container of the graphs of another runtime, for the runtime `graph`.
@@ -49,7 +56,14 @@ def import_container(
 
     chosen = None if target is None else parse_target(target)
     container = import_artifact(
-        source, out, target=chosen, tokenizer=tokenizer, name=name, bos=bos, eos=tuple(eos or ())
+        source,
+        out,
+        target=chosen,
+        tokenizer=tokenizer,
+        name=name,
+        bos=bos,
+        eos=tuple(eos or ()),
+        weight_sharing=False if unshared else None,
     )
     metadata, context = container.metadata, container.genie_config.dialog.context
     if json:

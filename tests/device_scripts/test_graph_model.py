@@ -40,6 +40,7 @@ class Port(graph_model.Port):
     def __init__(self, name: str, shape: tuple[int, ...], code: str = "B") -> None:
         self.name, self.shape, self.code = name, shape, code
         self.count = math.prod(shape)
+        self.is_half = False
         self.scale, self.offset = (0.0, 0) if code == "f" else (0.5, -128)
 
 

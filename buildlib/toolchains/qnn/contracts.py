@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 class Contract(NamedTuple):
     """Names by which a kind of graph takes and gives its tensors; regular expressions.
 
-    Keys have tokens on their last axis, `[..., head_dim, CL-AR]`, and values on the one before it.
+    Keys of the cache have tokens on their last axis, `[..., head_dim, CL-AR]`, values on the one
+    before it.
 
     Attributes:
         past: group `kind` tells keys from values; or `index` does, of which the first half are
@@ -23,6 +24,9 @@ class Contract(NamedTuple):
         new: replacement that turns the name of a past tensor into that of its new columns; None
             where names do not tell, but encodings and the order of outputs do.
         logits: output; all others are new columns, or inputs of later parts.
+        flow: one input and one output that hand values from each part to the next, whose names are
+            the same in all; empty where names tell.
+        keys_by_token: whether new columns of keys are rows, `[AR, head_dim]`.
     """
 
     name: str
@@ -35,6 +39,15 @@ class Contract(NamedTuple):
     positions: str = "(?!)"
     rotation: str = "(?!)"
     zero: str = "(?!)"
+    flow: tuple[str, ...] = ()
+    keys_by_token: bool = False
+
+    def port_name(self, name: str, part: int) -> str:
+        """Return a tensor's name in the whole model, by its name in a part, from 0."""
+        if name not in self.flow:
+            return name
+        number = part + self.flow.index(name)
+        return f"{self.flow[0]}_{number}" if number else name
 
     def caches(self, names: Iterable[str]) -> list[tuple[str, bool, str | None]]:
         """Return the inputs that are a cache: name, whether of keys, and name of the new columns.
@@ -82,6 +95,19 @@ CONTRACTS = (
         past=r"input_\d+_args_(?P<index>\d+)@0",
         new=None,
         logits=r"output_.*@0",
+    ),
+    # github.com/powerserve-project/PowerServe (Apache-2.0), src/backend/qnn
+    Contract(
+        name="powerserve",
+        tokens="(?!)",
+        embeddings="x",
+        mask="attn_bias",
+        rotation=r"(?P<prefix>)rope_embed_(?P<function>cos|sin)",
+        past=r"layer_(\d+)_(?P<kind>key|value)_(?:t_)?cache_(\d+)",
+        new=r"layer_\1_\g<kind>_\3",
+        logits="logits",
+        flow=("x", "out"),
+        keys_by_token=True,
     ),
 )
 """Those that are known; the first that knows the cache of a graph by name is taken."""

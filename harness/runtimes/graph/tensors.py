@@ -47,7 +47,7 @@ class _Tensor(BaseModel):
 
     name: str
     shape: tuple[_Size, ...]
-    code: Annotated[str, Field(pattern=r"[bBhHiIf]")]
+    code: Annotated[str, Field(pattern=r"[bBhHiIfe]")]
     scale: float
     offset: int
     size: _Size

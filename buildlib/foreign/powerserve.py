@@ -1,0 +1,151 @@
+"""A model folder of PowerServe: `model.json`, `vocab.gguf`, `ggml/weights.gguf` and `qnn/`.
+
+Source: https://github.com/powerserve-project/PowerServe (Apache-2.0), README, `src/core/config.cpp`
+and `src/backend/qnn`. Graphs take embeddings, which the host looks up in the GGUF.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from buildlib.checkpoint.layout import TOKENIZER_FILE, read_json
+from buildlib.container.genie_positions import PositionalEncoding
+from buildlib.embedding.config import TABLE_FILE, EmbeddingConfig
+from buildlib.errors import CheckpointError, InputFileError
+from buildlib.foreign.artifact import Artifact
+from buildlib.validation import first_fault
+
+_WORKSPACE, _MODEL, _CONFIG = "workspace.json", "model.json", "qnn/config.json"
+_VOCABULARY, _WEIGHTS = "vocab.gguf", "ggml/weights.gguf"
+_TABLE = "token_embd.weight"
+_ROWS = 1024
+_File = Annotated[str, Field(pattern=r"^\w[\w.+-]{0,199}$")]
+_Number = Annotated[int, Field(ge=0, le=1 << 32)]
+_Read = TypeVar("_Read", bound=BaseModel)
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+
+class _Workspace(_Part):
+    model_main: _File
+
+
+class _Rope(_Part):
+    rope_dim: Annotated[int, Field(ge=2, le=1 << 16)]
+    rope_freq_base: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class _Sizes(_Part):
+    rope_config: _Rope
+
+
+class _ModelFile(_Part):
+    model_id: Annotated[str, Field(max_length=200)]
+    model_arch: Annotated[str, Field(max_length=100)]
+    llm_config: _Sizes
+
+
+class _Graph(_Part):
+    model_path: _File
+    start_layer_id: _Number = 0
+    kv_size: _Number = 0
+
+
+class _QnnFile(_Part):
+    graphs: Annotated[tuple[_Graph, ...], Field(min_length=1, max_length=1024)]
+    embeddings: Annotated[tuple[_Graph, ...], Field(max_length=1024)] = ()
+    vision: object = None
+
+
+def is_artifact(path: Path) -> bool:
+    """Return whether it is a model folder, or a workspace with one."""
+    return (path / _CONFIG).is_file() or (path / _WORKSPACE).is_file()
+
+
+def read_artifact(path: Path, folder: Path) -> Artifact:
+    """Read a model folder, whose table of embeddings goes into another folder.
+
+    The keys and values of a system prompt that it may have are left out.
+
+    Raises:
+        InputFileError: a file is missing or damaged, or graphs do not compute the logits.
+        CheckpointError: a JSON file cannot be read.
+    """
+    source = path
+    if (path / _WORKSPACE).is_file():
+        source = path / _read(path / _WORKSPACE, _Workspace).model_main
+    model, graphs = _read(source / _MODEL, _ModelFile), _read(source / _CONFIG, _QnnFile)
+    if not graphs.embeddings:
+        reason = f"{_CONFIG} has no embeddings: PowerServe computes its logits on the CPU"
+        raise InputFileError(str(source), reason)
+    if graphs.vision is not None:
+        raise InputFileError(
+            str(source), "its prompts are images, too, which no runtime here takes"
+        )
+    ordered = sorted(graphs.graphs, key=lambda graph: graph.start_layer_id)
+    names = dict.fromkeys(graph.model_path for graph in (*ordered, *graphs.embeddings))
+    binaries = tuple(source / "qnn" / name for name in names)
+    keys, _ = _read_gguf(source / _VOCABULARY)
+    rope, tokenizer = model.llm_config.rope_config, source / TOKENIZER_FILE
+    eos = keys.get("tokenizer.ggml.eos_token_id")
+    bos = keys.get("tokenizer.ggml.bos_token_id")
+    return Artifact(
+        path,
+        name=model.model_id or source.resolve().name,
+        contract="powerserve",
+        binaries=binaries,
+        files={one.name: one for one in (*binaries, source / _CONFIG, source / _WEIGHTS)},
+        tokenizer=tokenizer if tokenizer.is_file() else None,
+        bos=bos if keys.get("tokenizer.ggml.add_bos_token", True) else -1,
+        eos=() if eos is None else (eos,),
+        architecture=model.model_arch,
+        toolchain={"toolchain": "powerserve"},
+        table=_write_table(source / _WEIGHTS, folder / TABLE_FILE),
+        positions=PositionalEncoding(rope_dim=rope.rope_dim // 2, rope_theta=rope.rope_freq_base),
+    )
+
+
+def _read(path: Path, kind: type[_Read]) -> _Read:
+    try:
+        return kind.model_validate(read_json(path))
+    except ValidationError as error:
+        raise CheckpointError(path, str(first_fault(error, kind))) from error
+
+
+def _read_gguf(path: Path) -> tuple[Mapping[str, Any], Any]:
+    """Read numbers of a GGUF by their keys, and its table of embeddings; None if it has none."""
+    try:
+        from gguf import GGUFReader
+    except ImportError as error:
+        raise InputFileError(str(path), "it needs gguf: pip install 'qnnfarm[gguf]'") from error
+    try:
+        reader = GGUFReader(path)
+        keys = {
+            name: field.contents()
+            for name, field in reader.fields.items()
+            if len(field.data) == 1 and name.startswith("tokenizer.ggml.")
+        }
+        return keys, next((one for one in reader.tensors if one.name == _TABLE), None)
+    except OSError as error:
+        raise InputFileError(str(path), error.strerror or str(error)) from error
+    except Exception as error:  # of any kind where offsets lead astray
+        raise InputFileError(str(path), f"it is no GGUF: {str(error)[:120]}") from error
+
+
+def _write_table(path: Path, target: Path) -> EmbeddingConfig:
+    """Write the embeddings of a GGUF as float32."""
+    from gguf.quants import dequantize
+
+    _, tensor = _read_gguf(path)
+    if tensor is None:
+        raise InputFileError(str(path), f"it has no {_TABLE}")
+    with target.open("wb") as sink:
+        for begin in range(0, len(tensor.data), _ROWS):
+            rows = dequantize(tensor.data[begin : begin + _ROWS], tensor.tensor_type)
+            sink.write(rows.astype(np.float32).tobytes())
+    return EmbeddingConfig(embed_length=int(tensor.shape[0]), embed_path=target)
