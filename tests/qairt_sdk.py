@@ -18,6 +18,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import onnx
+
 from buildlib.targets import catalog, parse_target
 from buildlib.toolchains.compile_config import CompileConfig
 from buildlib.toolchains.htp_extensions import HtpConfigHelper, HtpGraphConfig
@@ -59,7 +61,7 @@ def calls(root: Path) -> list[dict[str, Any]]:
 
 
 def main(name: str) -> None:
-    root, arguments = Path(sys.argv[0]).resolve().parents[2], sys.argv[1:]
+    root, arguments = sdk_folder(), sys.argv[1:]
     with (root / _CALLS).open("a") as file:
         file.write(json.dumps({"program": name, "arguments": arguments}) + "\n")
     if os.environ.get("QNN_SDK_ROOT") != str(root):
@@ -68,8 +70,7 @@ def main(name: str) -> None:
         fail(name, "ModuleNotFoundError: No module named 'qti'")
     if name in NATIVE and str(root / "lib" / HOST) not in os.environ.get("LD_LIBRARY_PATH", ""):
         fail(name, "error while loading shared libraries: libc++.so.1")
-    version = tuple(map(int, (root / "sdk.yaml").read_text().split()[-1].split(".")[:2]))
-    flags = documented_flags(name, version)
+    flags = documented_flags(name, release(root))
     if arguments in (["--help"], ["-h"]):
         sys.stdout.write(f"usage: {name} " + " ".join(f"[{flag}]" for flag in flags) + "\n")
         return
@@ -80,6 +81,15 @@ def main(name: str) -> None:
         "qnn-context-binary-generator": generate,
         "qnn-context-binary-utility": describe,
     }[name](values)
+
+
+def sdk_folder() -> Path:
+    """Return the SDK of the program that runs."""
+    return Path(sys.argv[0]).resolve().parents[2]
+
+
+def release(root: Path) -> list[int]:
+    return [int(n) for n in (root / "sdk.yaml").read_text().split()[-1].split(".")[:2]]
 
 
 def documented_flags(name: str, version: Sequence[int]) -> dict[str, dict[str, Any]]:
@@ -143,13 +153,58 @@ def fail(name: str, message: str, status: int = 1) -> None:
 
 
 def convert(values: Mapping[str, list[str]]) -> None:
-    onnx = Path(values["--input_network"][0])
-    output = Path(values.get("--output_path", [str(onnx.with_suffix(".dlc"))])[0])
+    name, path = "qairt-converter", Path(values["--input_network"][0])
+    output = Path(values.get("--output_path", [str(path.with_suffix(".dlc"))])[0])
     target = parse_target(values.get("--target_soc_model", ["SM8650"])[0])
-    OrtQnnToolchain().convert(onnx, output, target)
+    model = onnx.load(str(path), load_external_data=False)
+    opset = max(entry.version for entry in model.opset_import)
+    rows = tomllib.loads(TABLE.read_text())["opsets"]
+    limit = max(row["opset"] for row in rows if row["since"] <= release(sdk_folder()))
+    if opset > limit:
+        fail(name, f"ERROR_ONNX_OPSET: {opset} is not supported, the last is {limit}")
+    infer_norms(model)
+    with tempfile.NamedTemporaryFile(suffix=".onnx", dir=path.parent) as inferred:
+        inferred.write(model.SerializeToString())
+        inferred.flush()
+        OrtQnnToolchain().convert(Path(inferred.name), output, target)
     with zipfile.ZipFile(output, "a") as archive:
         archive.writestr(_BAKED, output.name.removesuffix(".dlc").replace(".", "_"))
     sys.stdout.write("INFO_CONVERSION_SUCCESS: Conversion completed successfully\n")
+
+
+def infer_norms(model: onnx.ModelProto) -> None:
+    """Put RMSNormalization for what it is written out as, as converters infer QNN's operation."""
+    makers = {out: node for node in model.graph.node for out in node.output}
+    values = {one.name: one for one in model.graph.initializer}
+
+    def chain(node: onnx.NodeProto, *kinds: str) -> list[onnx.NodeProto]:
+        found = [node]
+        for kind in kinds:
+            maker = next(
+                (m for name in found[-1].input if (m := makers.get(name)) and m.op_type == kind),
+                None,
+            )
+            if maker is None:
+                return []
+            found.append(maker)
+        return found
+
+    inner = set()
+    for node in model.graph.node:
+        parts = chain(node, "Div", "Sqrt", "Add", "ReduceMean", "Pow")
+        if node.op_type == "Mul" and parts:
+            source, epsilon = parts[5].input[0], values[parts[3].input[1]]
+            node.CopyFrom(
+                onnx.helper.make_node(
+                    "RMSNormalization", [source, node.input[1]], list(node.output), node.name,
+                    axis=-1, epsilon=float(onnx.numpy_helper.to_array(epsilon)),
+                )
+            )  # fmt: skip
+            inner |= {part.output[0] for part in parts[1:]}
+    kept = [node for node in model.graph.node if node.output[0] not in inner]
+    del model.graph.node[:]
+    model.graph.node.extend(kept)
+    model.opset_import[0].version = 23
 
 
 def quantize(values: Mapping[str, list[str]]) -> None:

@@ -1,11 +1,11 @@
 """`Toolchain` of the QAIRT SDK: converter, quantizer and context binary generator.
 
-Sources of the command lines, all public: "Tools" (docs.qualcomm.com 80-63442-2, revision BL) for
-`qairt-converter` and `qairt-quantizer`; AIMET's "On-target inference" (BSD-3-Clause,
-github.com/quic/aimet) for the three steps and `qnn-context-binary-generator`; ai-hub-apps,
-`tutorials/llm_on_genie`, for the backend extensions; ExecuTorch's `backends/qualcomm/README.md` for
-`qnn-context-binary-utility`. No machine of the project has the SDK: `qnnfarm conformance` is what
-proves this module, on one that has.
+Sources of the command lines, all public: "Tools" and "Qairt Converter" (docs.qualcomm.com
+80-63442-2, revision BL) for `qairt-converter`; AIMET's "On-target inference" (BSD-3-Clause,
+github.com/quic/aimet) for the three steps, quantizer and `qnn-context-binary-generator`;
+ai-hub-apps, `tutorials/llm_on_genie`, for the backend extensions; ExecuTorch's
+`examples/qualcomm/README.md` for `qnn-context-binary-utility`. No machine of the project has the
+SDK: `qnnfarm conformance` is what proves this module, on one that has.
 """
 
 import json
@@ -25,6 +25,7 @@ from buildlib.toolchains.child_process import Program, run_program
 from buildlib.toolchains.compile_config import CompileConfig
 from buildlib.toolchains.htp_extensions import HtpConfigHelper, HtpDeviceConfig
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain, check_target
+from buildlib.toolchains.qairt.opset import lowered_opset
 from buildlib.toolchains.qairt.sdk import (
     CONVERTER,
     GENERATOR,
@@ -36,8 +37,8 @@ from buildlib.toolchains.qairt.sdk import (
 from buildlib.toolchains.requests import OpPackageLibrary
 
 _GRAPH_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_FLOAT_FALLBACK = ("--enable_float_fallback", "--float_fallback")
-"""Names of the same option in the documents of different releases."""
+_CONVERTS_QDQ = (2, 35)
+"""From the first release on whose documents convert QDQ in a single step; older ones quantize."""
 _NO_OP_PACKAGES = (
     "the SDK's converter wants its own description of them (--op_package_config), which is not "
     "written here; build with `--toolchain pypi`"
@@ -87,9 +88,7 @@ class QairtToolchain:
         check_target(config)
 
     def convert(self, onnx: Path, dlc: Path, target: Target) -> None:
-        """Convert QDQ ONNX to a DLC, and fill the encodings that its nodes do not give.
-
-        Tensors that get none stay floats.
+        """Convert QDQ ONNX to a DLC; tensors without encodings are computed as floats.
 
         Raises:
             InputFileError: the DLC's name cannot be that of a graph: the converter writes it into
@@ -99,19 +98,21 @@ class QairtToolchain:
         if not _GRAPH_NAME.fullmatch(dlc.stem):
             reason = "its stem becomes the name of its graph, and may have letters, digits and _"
             raise InputFileError(str(dlc), reason)
-        with _scratch(dlc) as scratch:
-            (scratch / "float").mkdir()
-            converted, written = scratch / "float" / dlc.name, scratch / dlc.name
-            backend = ("--target_backend", "HTP", "--target_soc_model", target.soc.name)
-            network = ("--input_network", str(onnx.absolute()))
-            output = ("--output_path", str(converted))
+        with lowered_opset(onnx.absolute()) as lowered, _scratch(dlc) as scratch:
+            written, backend = scratch / dlc.name, ("HTP", "--target_soc_model", target.soc.name)
             self._run(
-                CONVERTER, dlc, scratch, *network, *output, "--preserve_io_datatype", *backend
+                CONVERTER,
+                dlc,
+                scratch,
+                *("--input_network", str(lowered), "--output_path", str(written)),
+                *("--preserve_io_datatype", "--target_backend", *backend),
             )
-            _require(converted, CONVERTER)
-            names = ("--input_dlc", str(converted), "--output_dlc", str(written))
-            self._run(QUANTIZER, dlc, scratch, *names, self._float_fallback(), *backend)
-            _require(written, QUANTIZER)
+            _require(written, CONVERTER)
+            if self.sdk.release < _CONVERTS_QDQ:
+                converted = written.rename(scratch / f"converted-{dlc.name}")
+                names = ("--input_dlc", str(converted), "--output_dlc", str(written))
+                self._run(QUANTIZER, dlc, scratch, *names, "--float_fallback")
+                _require(written, QUANTIZER)
             sync_file(written)
             written.replace(dlc)
 
@@ -238,12 +239,6 @@ class QairtToolchain:
             path, timeout_s = Path(folder), self.timeouts.help_s
             call = self._program(name, self.sdk.program(name), path, ("--help",), timeout_s)
             return run_program(call, path).read_text(encoding="utf-8", errors="replace")
-
-    def _float_fallback(self) -> str:
-        """Return the name that this release has for falling back to floats."""
-        text = self.help(QUANTIZER)
-        known = [name for name in _FLOAT_FALLBACK if re.search(rf"(?<![\w-]){name}\b", text)]
-        return (known or _FLOAT_FALLBACK)[0]
 
     def _run(self, name: str, subject: Path, folder: Path, *arguments: str) -> None:
         timeouts = {CONVERTER: self.timeouts.convert_s, QUANTIZER: self.timeouts.convert_s}

@@ -2,12 +2,17 @@
 
 import stat
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import onnx
 import pytest
+from onnx import TensorProto, helper
+from onnx.reference import ReferenceEvaluator
 
 from buildlib.errors import (
     InputFileError,
@@ -20,6 +25,7 @@ from buildlib.toolchains.base import Ports
 from buildlib.toolchains.compile_config import CompileConfig
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from buildlib.toolchains.qairt import sdk as qairt_sdk
+from buildlib.toolchains.qairt.opset import lowered_opset
 from buildlib.toolchains.qairt.sdk import PYTHON_VARIABLE, QairtSdk, sdk_root
 from buildlib.toolchains.qairt.toolchain import QairtToolchain
 from buildlib.toolchains.registry import open_toolchain
@@ -82,20 +88,71 @@ def test_logs_of_each_program_lie_beside_what_it_made(made: Path, root: Path) ->
     log = made / f"{NAMES[32]}.qairt-converter.log"
     assert log.read_text().startswith(f"$ {root}/bin/x86_64-linux-clang/qairt-converter --input_n")
     assert "Conversion completed" in log.read_text()
-    assert (made / f"{NAMES[32]}.qairt-quantizer.log").is_file()
 
 
 @pytest.mark.parametrize(
-    ("version", "flag"),
-    [("2.31.0.250130", "--float_fallback"), ("2.39.0.250926", "--enable_float_fallback")],
+    ("version", "quantizes"), [("2.31.0.250130", True), ("2.35.0.250530", False)]
 )
-def test_a_flag_that_was_renamed_is_asked_for_by_the_name_of_the_release(
-    tmp_path: Path, models: dict[int, Path], version: str, flag: str
+def test_releases_whose_converter_does_not_quantize_qdq_have_their_quantizer_do_it(
+    tmp_path: Path, models: dict[int, Path], version: str, *, quantizes: bool
 ) -> None:
     root = make_sdk(tmp_path / "sdk", version)
     QairtToolchain(QairtSdk.find(root)).convert(models[1], tmp_path / "one.dlc", PHONE)
-    quantizer = [call["arguments"] for call in calls(root) if call["program"] == "qairt-quantizer"]
-    assert flag in quantizer[-1]
+    programs = [call["program"] for call in calls(root)]
+    assert programs == ["qairt-converter", *["qairt-quantizer"] * quantizes]
+
+
+def norm_model(path: Path, attributes: Mapping[str, Any] = MappingProxyType({})) -> Path:
+    """Write an RMSNormalization in opset 23, whose weight is in a file of its own."""
+    weight = np.linspace(0.5, 2, 48, dtype=np.float32)
+    (path.parent / "weights").write_bytes(weight.tobytes())
+    tensor = TensorProto(
+        name="w", data_type=TensorProto.FLOAT, dims=[48], data_location=TensorProto.EXTERNAL
+    )
+    tensor.external_data.add(key="location", value="weights")
+    nodes = [helper.make_node("RMSNormalization", ["x", "w"], ["y"], "norm", **attributes)]
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, 3, 48]) for n in "xy")
+    graph = helper.make_graph(nodes, "norm", [x], [y], [tensor])
+    opset = [helper.make_opsetid("", 23)]
+    path.write_bytes(
+        helper.make_model(graph, opset_imports=opset, ir_version=10).SerializeToString()
+    )
+    return path
+
+
+@pytest.mark.parametrize("attributes", [{}, {"axis": -1, "epsilon": 1e-2}])
+def test_a_lowered_norm_computes_what_onnx_says(
+    tmp_path: Path, attributes: dict[str, float]
+) -> None:
+    source = norm_model(tmp_path / "m.onnx", attributes)
+    with lowered_opset(source) as path:
+        lowered = onnx.load(str(path))
+    assert {one.name for one in tmp_path.iterdir()} == {"m.onnx", "weights"}
+    onnx.checker.check_model(lowered)
+    assert lowered.opset_import[0].version == 21
+    x = np.random.default_rng(3).normal(0, 0.05, (1, 3, 48)).astype(np.float32)
+    evaluators: list[Any] = [ReferenceEvaluator(model) for model in (lowered, str(source))]
+    ours, theirs = (evaluator.run(None, {"x": x})[0] for evaluator in evaluators)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("node", "says"),
+    [
+        (helper.make_node("RotaryEmbedding", ["x", "a", "b"], ["y"]), "has no RotaryEmbedding"),
+        (helper.make_node("Scale", ["x"], ["y"], domain="my.package"), "my.package::Scale is no"),
+        (helper.make_node("Cast", ["x"], ["y"], to=1, round_mode="up"), "Cast has no round_mode"),
+        (helper.make_node("RMSNormalization", ["x", "w"], ["y"], axis=1), "than the last axis"),
+    ],
+)
+def test_what_no_older_opset_has_is_refused(
+    tmp_path: Path, qairt: QairtToolchain, node: onnx.NodeProto, says: str
+) -> None:
+    model = onnx.load(str(norm_model(tmp_path / "m.onnx")), load_external_data=False)
+    model.graph.node.append(node)
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(InputFileError, match=says):
+        qairt.convert(tmp_path / "m.onnx", tmp_path / "m.dlc", PHONE)
 
 
 def test_every_flag_that_it_uses_is_documented(made: Path, qairt: QairtToolchain) -> None:
@@ -251,24 +308,25 @@ def test_no_sdk_and_no_such_toolchain(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("program", "arguments", "says"),
     [
-        ("qairt-converter", ["--input_network", "{onnx}", "--float_fallback"], "unrecognized"),
+        ("qairt-converter", ["--input_network", "MODEL", "--float_fallback"], "unrecognized"),
         ("qairt-converter", ["--output_path", "a.dlc"], "required: --input_network"),
         (
             "qairt-converter",
-            ["-i", "{onnx}", "--target_backend", "HTP", "--target_soc_model", "8750"],
+            ["-i", "MODEL", "--target_backend", "HTP", "--target_soc_model", "8750"],
             "invalid value: '8750'",
         ),
-        ("qairt-converter", ["-i", "{onnx}", "--target_soc_model", "SM8750"], "needs --target_bac"),
-        ("qairt-quantizer", ["-i", "{onnx}", "-f", "--input_list", "{onnx}"], "cannot be used wi"),
+        ("qairt-converter", ["-i", "MODEL", "--target_soc_model", "SM8750"], "needs --target_bac"),
+        ("qairt-quantizer", ["-i", "MODEL", "-f", "--input_list", "MODEL"], "cannot be used wi"),
         ("qairt-quantizer", ["-i", "nowhere.dlc"], "nowhere.dlc does not exist"),
-        ("qnn-context-binary-generator", ["--dlc_path", "{onnx}"], "required: --backend"),
+        ("qnn-context-binary-generator", ["--dlc_path", "MODEL"], "required: --backend"),
     ],
 )
 def test_the_stand_in_refuses_what_the_documents_do_not_have(
     root: Path, models: dict[int, Path], program: str, arguments: Sequence[str], says: str
 ) -> None:
     sdk = QairtSdk.find(root)
-    command = [str(sdk.program(program)), *(one.format(onnx=models[1]) for one in arguments)]
+    words = [one.replace("MODEL", str(models[1])) for one in arguments]
+    command = [str(sdk.program(program)), *words]
     ended = subprocess.run(
         command, env=sdk.environment(), capture_output=True, text=True, check=False
     )

@@ -41,7 +41,7 @@ def test_a_stand_in_of_the_sdk_and_a_virtual_device_conform(
 
 def test_a_build_that_fails_is_reported(qnnfarm: Run, tmp_path: Path) -> None:
     sdk = make_sdk(tmp_path / "2.39.0.250926")
-    (sdk / "bin" / "x86_64-linux-clang" / "qairt-quantizer").write_text("#!/bin/sh\nexit 7\n")
+    (sdk / "bin" / "x86_64-linux-clang" / "qairt-converter").write_text("#!/bin/sh\nexit 7\n")
     by = ("--toolchain", "qairt", "--qairt-sdk", sdk, "--out", tmp_path / "out")
     done = qnnfarm("conformance", tiny_llama.folder(), *by)
     assert done.returncode == 1, done.stderr
