@@ -10,50 +10,35 @@ Command line, options files and plans set them by the same dotted keys:
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from buildlib.container.op_packages import KEY as OP_PACKAGES
-from buildlib.container.op_packages import OpPackage
-from buildlib.embedding.config import EmbedDatatype
 from buildlib.errors import InvalidOptionError, UnknownOptionError
 from buildlib.genai import GenAIBuilderHTP
 from buildlib.lora.config import LoraBuilderInputConfig
 from buildlib.paths import user_path
-from buildlib.pipeline.options import by_dotted_keys
-from buildlib.speculative.config import (
-    EagletBuilderConfig,
-    LadeBuilderConfig,
-    SpdBuilderConfig,
-    SpeculativeConfig,
-    SsdBuilderConfig,
-)
+from buildlib.pipeline.build_options import by_dotted_keys
+from buildlib.speculative.config import SPECULATIONS
 from buildlib.validation import first_fault
 
-_TARGETS = "targets"
-_LORA, _SPECULATIVE, _ATTACHED = "lora_config", "speculative_config", "attached_builders"
-_SPECULATIONS: Mapping[str, type[SpeculativeConfig]] = {
-    "lade": LadeBuilderConfig,
-    "spd": SpdBuilderConfig,
-    "ssd-q1": SsdBuilderConfig,
-    "eaglet": EagletBuilderConfig,
-}
-_SECTION_KEYS = (
-    *(f"{_LORA}.{name}" for name in LoraBuilderInputConfig.model_fields),
-    f"{_SPECULATIVE}.type",
-    *dict.fromkeys(
-        f"{_SPECULATIVE}.{name}" for kind in _SPECULATIONS.values() for name in kind.model_fields
-    ),
-)
+_TARGETS, _ATTACHED = "targets", "attached_builders"
+
+
+def _takes_path(kind: object) -> bool:
+    return kind is Path or any(map(_takes_path, get_args(kind)))
+
+
 _PATHS = frozenset(
-    (
-        f"{_LORA}.lora_config_path",
-        f"{_SPECULATIVE}.draft_container",
-        f"{_SPECULATIVE}.ssd_tensor_file",
-        f"{_SPECULATIVE}.draft_model_path",
-        f"{_SPECULATIVE}.draft_token_map",
+    f"{section}.{name}"
+    for section, models in (
+        ("lora_config", [LoraBuilderInputConfig]),
+        ("speculative_config", SPECULATIONS.values()),
     )
+    for model in models
+    for name, field in model.model_fields.items()
+    if _takes_path(field.annotation)
 )
 
 
@@ -69,21 +54,16 @@ class AttachedModel(BaseModel):
     options: Mapping[str, object] = Field(default_factory=dict)
 
 
-class _Attributes(BaseModel):
-    """Attributes of the builder that hold one value."""
+class _Properties(BaseModel):
+    """Properties of the builder that stand for several options, and what is attached to it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    prepare_embedding_lut: bool = False
-    embedding_datatype: EmbedDatatype = "uint16"
-    skip_ar_conversion: bool = False
     multi_graph: bool = False
     weight_sharing: bool = True
     native_kv: bool = False
     parallel_build: bool = True
-    max_workers: Annotated[int, Field(ge=1)] | None = None
     attached_builders: tuple[AttachedModel, ...] = ()
-    op_packages: tuple[OpPackage, ...] = ()
 
 
 def flatten_options(values: Mapping[str, object], folder: Path) -> dict[str, object]:
@@ -115,72 +95,25 @@ def apply_options(builder: GenAIBuilderHTP, options: Mapping[str, object]) -> No
         InvalidOptionError: a key that does not exist, or a value that it cannot take.
         ModelNotFoundError: there is no model to attach.
     """
-    sections: dict[str, dict[str, object]] = {_LORA: {}, _SPECULATIVE: {}}
-    attributes: dict[str, object] = {}
-    for key, value in options.items():
-        section, _, name = key.partition(".")
-        if key in _SECTION_KEYS:
-            sections[section][name] = value
-        elif key in _Attributes.model_fields:
-            attributes[key] = value
-        else:
-            _set_option(builder, key, value)
-    if sections[_LORA]:
-        builder.lora_config = LoraBuilderInputConfig.create(**sections[_LORA])
-    if sections[_SPECULATIVE]:
-        builder.speculative_config = speculation_of(sections[_SPECULATIVE])
-    _set_attributes(builder, attributes)
-
-
-def _set_option(builder: GenAIBuilderHTP, key: str, value: object) -> None:
     try:
-        builder.set_options({key: value})
-    except UnknownOptionError as error:
-        known = (*error.options, *_Attributes.model_fields, *_SECTION_KEYS)
-        raise UnknownOptionError(key, known) from error
-
-
-def _set_attributes(builder: GenAIBuilderHTP, values: Mapping[str, object]) -> None:
-    try:
-        attributes = _Attributes.model_validate(values)
+        properties = _Properties.model_validate(
+            {key: value for key, value in options.items() if key in _Properties.model_fields}
+        )
     except ValidationError as error:
-        fault = first_fault(error, _Attributes)
+        fault = first_fault(error, _Properties)
         raise InvalidOptionError(fault.key, fault.reason, ()) from error
-    for name in values:
-        if name != _ATTACHED:
-            setattr(builder, name, getattr(attributes, name))
-    for one in attributes.attached_builders:
+    try:
+        builder.set_options(
+            {key: value for key, value in options.items() if key not in _Properties.model_fields}
+        )
+    except UnknownOptionError as error:
+        known = (*error.options, *_Properties.model_fields)
+        raise UnknownOptionError(error.key, known) from error
+    for name in properties.model_fields_set - {_ATTACHED}:
+        setattr(builder, name, getattr(properties, name))
+    for one in properties.attached_builders:
         child = builder.attach_model_for_arn(one.arn, one.model_path, one.encodings_path, one.name)
         child.set_options(flatten_options(one.options, Path()))
-
-
-def speculation_of(values: Mapping[str, object]) -> SpeculativeConfig:
-    """Return the configuration of speculative decoding that keys of `speculative_config` make.
-
-    Raises:
-        InvalidOptionError: a key that does not exist or is missing, or a value it cannot take.
-    """
-    key, given = f"{_SPECULATIVE}.type", dict(values)
-    kind = given.pop("type", None) or _kind_of(given)
-    if kind is None:
-        raise InvalidOptionError(key, "it is missing", tuple(_SPECULATIONS))
-    model = _SPECULATIONS.get(str(kind))
-    if model is None:
-        raise InvalidOptionError(key, f"there is no {kind!r}", tuple(_SPECULATIONS))
-    try:
-        return model.model_validate(given)
-    except ValidationError as error:
-        fault = first_fault(error, model)
-        reason = f"{fault.reason} (of {kind})"
-        raise InvalidOptionError(f"{_SPECULATIVE}.{fault.key}", reason, ()) from error
-
-
-def _kind_of(given: Mapping[str, object]) -> str | None:
-    """Return the kind that one of these keys is required by: each kind but `lade` needs a file."""
-    for kind, model in _SPECULATIONS.items():
-        if any(field.is_required() and name in given for name, field in model.model_fields.items()):
-            return kind
-    return None
 
 
 def _with_absolute_paths(entry: object, folder: Path) -> object:

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, get_args
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 
 from buildlib.cache.layout import is_model_name
 from buildlib.checkpoint.architectures import SupportedLLMs
@@ -23,12 +23,23 @@ from buildlib.container.op_packages import (
     host_libraries,
     select_packages,
 )
+from buildlib.embedding.config import EmbedDatatype
 from buildlib.encoder.builder import encodes_text, plan_encoder
 from buildlib.errors import InvalidOptionError
-from buildlib.option_sets import AttachedBuilder, OptionSets
+from buildlib.lora.config import LoraBuilderInputConfig, LoraSet
+from buildlib.lora.peft import read_adapter
 from buildlib.paths import absolute_user_path, default_cache_root, user_path
 from buildlib.pipeline.build import Build, Sources
+from buildlib.pipeline.build_options import (
+    COMPILATION,
+    CONVERSION,
+    SETS,
+    TRANSFORMATION,
+    BuildOptions,
+    by_dotted_keys,
+)
 from buildlib.pipeline.genie_check import require_agreement
+from buildlib.pipeline.options import MhaConfig
 from buildlib.pipeline.plan import Additions, BuildPlan
 from buildlib.pipeline.runner import OnStage
 from buildlib.pipeline.scheduler import default_workers
@@ -44,16 +55,14 @@ from buildlib.pipeline.sources import (
     layers_of,
     positions_of,
 )
+from buildlib.speculative.config import EagletBuilderConfig, SpeculativeConfig
 from buildlib.targets import Target, parse_target
 from buildlib.toolchains.base import Toolchain
 
 if TYPE_CHECKING:
-    from buildlib.embedding.config import EmbedDatatype
-    from buildlib.lora.config import LoraBuilderInputConfig
     from buildlib.numerics.comparison import VerificationReport
     from buildlib.numerics.transformers import ReferenceEngine
     from buildlib.numerics.verifier import OnComparison, VerifyOptions
-    from buildlib.speculative.config import SpeculativeConfig
 
 BACKEND_HTP = "HTP"
 
@@ -63,6 +72,8 @@ MULTI_GRAPH_CONTEXT_LENGTHS = (512, 1024, 2048, 3072, 4096)
 _ARS = "arn_cl_options.auto_regression_number"
 _LENGTHS = "arn_cl_options.context_length"
 _WEIGHT_SHARING = "context.weight_sharing_enabled"
+_GRAPH_OPTIONS, _MHA_OPTIONS = "graphs.", "mha2sha."
+"""Prefixes of the options that an attached builder may have of its own."""
 
 
 class UnknownArchitectureWarning(UserWarning):
@@ -136,18 +147,26 @@ class GenAIBuilderFactory:
         return GenAIBuilderHTP(source, root, toolchain or _default_toolchain(), embeds=embeds)
 
 
+_T = TypeVar("_T")
+
+
+class _Option(Generic[_T]):
+    """An attribute of a builder that is a field of `BuildOptions`, checked when it is set."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, builder: "GenAIBuilderHTP", owner: type) -> _T:
+        return cast("_T", getattr(builder.options, self._name))
+
+    def __set__(self, builder: "GenAIBuilderHTP", value: _T) -> None:
+        builder.set_options({self._name: value})
+
+
 class GenAIBuilderHTP:
     """Builds a model for the Hexagon tensor processor of one target.
 
-    Set targets and options, then `build()`.
-
-    Attributes:
-        lora_config: adapters to build in; embedding and head are then parts of their own.
-        speculative_config: kind of speculative decoding.
-        prepare_embedding_lut: leave the embedding out of the graphs; the host looks tokens up.
-        embedding_datatype: of that table.
-        op_packages: libraries with operations of your own, which the container takes along.
-        max_workers: parts built at once; by default as many as there are cores and memory for.
+    Set targets and options, then `build()`. `BuildOptions` says what the attributes mean.
     """
 
     # A misspelled attribute must not be an option that is silently ignored.
@@ -155,18 +174,19 @@ class GenAIBuilderHTP:
         "_attached",
         "_cache_root",
         "_embeds",
-        "_keeps_ar",
-        "_options",
         "_source",
         "_targets",
         "_toolchain",
-        "embedding_datatype",
-        "lora_config",
-        "max_workers",
-        "op_packages",
-        "prepare_embedding_lut",
-        "speculative_config",
+        "options",
     )
+
+    lora_config = _Option[LoraBuilderInputConfig | None]()
+    speculative_config = _Option[SpeculativeConfig | None]()
+    prepare_embedding_lut = _Option[bool]()
+    embedding_datatype = _Option[EmbedDatatype]()
+    skip_ar_conversion = _Option[bool]()
+    op_packages = _Option[Sequence[OpPackage]]()
+    max_workers = _Option[int | None]()
 
     def __init__(
         self, source: ModelSource, cache_root: Path, toolchain: Toolchain, *, embeds: bool = False
@@ -176,15 +196,8 @@ class GenAIBuilderHTP:
         self._cache_root = cache_root
         self._toolchain = toolchain
         self._targets: tuple[Target, ...] = ()
-        self._options = OptionSets()
+        self.options = BuildOptions()
         self._attached: dict[int, AttachedBuilder] = {}
-        self._keeps_ar = False
-        self.lora_config: LoraBuilderInputConfig | None = None
-        self.speculative_config: SpeculativeConfig | None = None
-        self.prepare_embedding_lut = False
-        self.embedding_datatype: EmbedDatatype = "uint16"
-        self.op_packages: Sequence[OpPackage] = ()
-        self.max_workers: int | None = None
 
     def set_targets(self, targets: Sequence[str]) -> Self:
         """Name the SoC to build for: `chipset:SM8750`, `SM8750` or `SM8750:emulator`.
@@ -208,7 +221,7 @@ class GenAIBuilderHTP:
         Raises:
             InvalidOptionError: a key that does not exist, or a value it cannot take.
         """
-        self._options = self._options.with_transformation(options)
+        self.options = self.options.with_options(options, TRANSFORMATION)
         return self
 
     def set_conversion_options(self, options: Mapping[str, object]) -> Self:
@@ -217,7 +230,7 @@ class GenAIBuilderHTP:
         Raises:
             InvalidOptionError: a key that does not exist, or a value it cannot take.
         """
-        self._options = self._options.with_conversion(options)
+        self.options = self.options.with_options(options, CONVERSION)
         return self
 
     def set_compilation_options(self, options: Mapping[str, object]) -> Self:
@@ -228,17 +241,16 @@ class GenAIBuilderHTP:
         Raises:
             InvalidOptionError: a key that does not exist.
         """
-        self._options = self._options.with_compilation(options)
+        self.options = self.options.with_options(options, COMPILATION)
         return self
 
     def set_options(self, options: Mapping[str, object]) -> Self:
-        """Set options of any stage; each key belongs to one of the three sets above.
+        """Set options of any of the three sets above, or attributes.
 
         Raises:
             InvalidOptionError: a key that does not exist, or a value it cannot take.
         """
-        for key, value in options.items():
-            self._options = self._options.with_option(key, value)
+        self.options = self.options.with_options(options)
         return self
 
     @property
@@ -266,35 +278,23 @@ class GenAIBuilderHTP:
     @property
     def weight_sharing(self) -> bool:
         """True if the graphs of a part keep one copy of their weights; hardware only."""
-        return bool(self._options.compilation.get(_WEIGHT_SHARING, True))
+        return bool(self.options.compilation.get(_WEIGHT_SHARING, True))
 
     @weight_sharing.setter
     def weight_sharing(self, value: bool) -> None:
         self.set_compilation_options({_WEIGHT_SHARING: value})
 
     @property
-    def skip_ar_conversion(self) -> bool:
-        """True if the model keeps its AR, at every context length.
-
-        `arn_cl_options.skip_ar_cl_conversion` keeps its context length too.
-        """
-        return self._keeps_ar
-
-    @skip_ar_conversion.setter
-    def skip_ar_conversion(self, value: bool) -> None:
-        self._keeps_ar = bool(value)
-
-    @property
     def multi_graph(self) -> bool:
         """True if graphs are made for several context lengths."""
-        return len(self._options.transformation.arn_cl_options.context_length) > 1
+        return len(self.options.arn_cl_options.context_length) > 1
 
     @multi_graph.setter
     def multi_graph(self, value: bool) -> None:
         if value and not self.multi_graph:
             self.set_transformation_options({_LENGTHS: MULTI_GRAPH_CONTEXT_LENGTHS})
         elif not value and self.multi_graph:
-            longest = max(self._options.transformation.arn_cl_options.context_length)
+            longest = max(self.options.arn_cl_options.context_length)
             self.set_transformation_options({_LENGTHS: (longest,)})
 
     @property
@@ -347,7 +347,7 @@ class GenAIBuilderHTP:
         source = attached_source(
             absolute_user_path(model_path), self._source, _path(encodings_path)
         )
-        ars = self._options.transformation.arn_cl_options.auto_regression_number
+        ars = self.options.arn_cl_options.auto_regression_number
         if arn not in ars:
             self.set_transformation_options({_ARS: (*ars, arn)})
         child = AttachedBuilder(name, source)
@@ -361,13 +361,13 @@ class GenAIBuilderHTP:
             InvalidOptionError: an attached builder has set something else than `graphs.*` and
                 `mha2sha.*`, or its AR is not among those to build any more.
         """
-        wanted = self._options.transformation.arn_cl_options
-        own = self._keeps_ar or wanted.skip_ar_cl_conversion
+        wanted = self.options.arn_cl_options
+        own = self.skip_ar_conversion or wanted.skip_ar_cl_conversion
         for arn, child in self._attached.items():
             if arn not in wanted.auto_regression_number and not own:
                 ars = list(wanted.auto_regression_number)
                 raise InvalidOptionError(_ARS, f"{child.name} is attached for AR {arn}: {ars}", ())
-            child.check(self._options, self._targets)
+            child.check(self.options, self._targets)
 
     def plan(self) -> Build:
         """Return the build that `build()` runs, for callers that want the outputs of its stages.
@@ -384,40 +384,35 @@ class GenAIBuilderHTP:
             raise InvalidOptionError("targets", "none is set; call set_targets() first", ())
         (target,) = self._targets
         self.sync_attached_builder_options()
-        options = self._options
+        options = self.options
         if self._embeds:
             self._refuse_what_encoders_lack()
             return plan_encoder(
                 self._source,
-                options.transformation,
-                options.conversion,
+                options,
                 options.compile_config(target),
                 self._cache_root,
                 self._toolchain,
             )
-        check_start_points(options.transformation.mha2sha, self._source)
+        check_start_points(options.mha2sha, self._source)
         trained = self.lora_config or self.speculative_config
-        graph_options = {arn: child.graph_options for arn, child in self._attached.items()}
-        plan = BuildPlan.create(
-            options.transformation,
-            options.conversion,
+        plan = BuildPlan(
+            options,
             options.compile_config(target),
-            graph_options,
             self._additions(target),
-            keeps_ar=self._keeps_ar,
-            n_layers=layers_of(self._source),
-            mha2sha={
+            {arn: child.graph_options for arn, child in self._attached.items()},
+            {
                 arn: child.mha_config(options)
                 for arn, child in self._attached.items()
                 if child.sets_mha2sha
             },
+        ).checked(
+            n_layers=layers_of(self._source),
             rotated=trained is not None and is_rotated(self._source),
         )
         for config in plan.compile_configs():
             self._toolchain.check(config)
         workers = default_workers() if self.max_workers is None else self.max_workers
-        if workers < 1:
-            raise InvalidOptionError("max_workers", f"{workers} is not a number from 1 up", ())
         require_agreement(self.speculative_config, target, self._cache_root)
         self._warn_of_length()
         sources = Sources(
@@ -432,7 +427,7 @@ class GenAIBuilderHTP:
             ("lora_config", self.lora_config),
             ("speculative_config", self.speculative_config),
             ("prepare_embedding_lut", self.prepare_embedding_lut),
-            ("skip_ar_conversion", self._keeps_ar),
+            ("skip_ar_conversion", self.skip_ar_conversion),
             ("attach_model_for_arn", self._attached),
             ("op_packages", self.op_packages),
         ):
@@ -440,7 +435,7 @@ class GenAIBuilderHTP:
                 raise InvalidOptionError(key, "a text encoder has none; leave it out", ())
 
     def _warn_of_length(self) -> None:
-        options = self._options.transformation.arn_cl_options
+        options = self.options.arn_cl_options
         longest, positions = max(options.context_length), positions_of(self._source)
         if positions is None or longest <= positions or options.skip_ar_cl_conversion:
             return
@@ -499,20 +494,12 @@ class GenAIBuilderHTP:
         )
 
     def _additions(self, target: Target) -> Additions:
-        from buildlib.embedding.config import EmbedDatatype
-        from buildlib.speculative.config import EagletBuilderConfig, SpeculativeConfig
-
         lora, speculative = self.lora_config, self.speculative_config
         if lora is not None:
             lora = _check_lora(lora)
-        _check_type("speculative_config", speculative, get_args(SpeculativeConfig))
-        known = get_args(EmbedDatatype)
-        if self.embedding_datatype not in known:
-            reason = f"{self.embedding_datatype!r} is no type of a table"
-            raise InvalidOptionError("embedding_datatype", reason, known)
         on_host = self.prepare_embedding_lut or isinstance(speculative, EagletBuilderConfig)
         table = self.embedding_datatype if on_host else None
-        if table and self._options.transformation.split_model.split_embedding:
+        if table and self.options.split_model.split_embedding:
             reason = "prepare_embedding_lut leaves no embedding in the graphs to split off"
             raise InvalidOptionError("split_model.split_embedding", reason, ())
         packages, host = select_packages(self.op_packages, target), host_libraries(self.op_packages)
@@ -520,13 +507,90 @@ class GenAIBuilderHTP:
         return Additions(lora, table, speculative, packages, host, operations)
 
 
-def _check_type(key: str, value: object, kinds: tuple[type, ...]) -> None:
-    if value is not None and not isinstance(value, kinds):
-        names = tuple(kind.__name__ for kind in kinds)
-        raise InvalidOptionError(key, f"{type(value).__name__} is none of its kinds", names)
+class AttachedBuilder:
+    """The builder of one AR's graphs, from an export of their own; the rest is its parent's."""
+
+    __slots__ = ("_own", "_set", "_targets", "name", "source")
+
+    def __init__(self, name: str, source: OnnxSource) -> None:
+        self.name = name
+        self.source = source
+        self._own = BuildOptions()
+        self._set: dict[str, object] = {}
+        self._targets: tuple[Target, ...] = ()
+
+    def set_targets(self, targets: Sequence[str]) -> Self:
+        """Name the target again; it shares weights with its parent, and so must its target.
+
+        Raises:
+            UnknownSocError: the catalog has no such SoC.
+        """
+        self._targets = tuple(map(parse_target, targets))
+        return self
+
+    def set_options(self, options: Mapping[str, object]) -> Self:
+        """Set options by dotted keys; only `graphs.*` and `mha2sha.*` may differ from the parent's.
+
+        Raises:
+            InvalidOptionError: a key that does not exist, or a value it cannot take.
+        """
+        self._own = self._own.with_options(options, SETS)
+        values = {**self._own.as_options(), **self._own.compilation}
+        self._set |= {key: values[key] for key, _ in by_dotted_keys(options)}
+        return self
+
+    set_transformation_options = set_options
+    set_conversion_options = set_options
+    set_compilation_options = set_options
+
+    @property
+    def graph_options(self) -> Mapping[str, object]:
+        """Options of these graphs alone."""
+        return {key: value for key, value in self._set.items() if key.startswith(_GRAPH_OPTIONS)}
+
+    @property
+    def sets_mha2sha(self) -> bool:
+        """True if its attention is taken apart as it says itself."""
+        return any(key.startswith(_MHA_OPTIONS) for key in self._set)
+
+    def mha_config(self, parent: BuildOptions) -> MhaConfig:
+        """Return options that take attention apart: the parent's where it has none itself."""
+        own = {key: value for key, value in self._set.items() if key.startswith(_MHA_OPTIONS)}
+        return parent.with_options(own).mha2sha
+
+    def check(self, parent: BuildOptions, targets: Sequence[Target]) -> None:
+        """Check that only `graphs.*` and `mha2sha.*` differ from the parent.
+
+        Args:
+            parent: its options.
+            targets: the parent's, which decide the defaults.
+
+        Raises:
+            InvalidOptionError: names what does, or an operator that its ONNX has not.
+        """
+        if self._targets and self._targets != tuple(targets):
+            named = ", ".join(map(str, self._targets))
+            wanted = ", ".join(map(str, targets))
+            reason = (
+                f"the attached builder {self.name} has {named}; its parent has {wanted or 'none'}"
+            )
+            raise InvalidOptionError("targets", reason, ())
+        inherited: dict[str, object] = {}
+        for target in targets:
+            inherited |= parent.compile_config(target).as_options()
+        inherited |= {**parent.as_options(), **parent.compilation}
+        for key, value in self._set.items():
+            own = key.startswith((_GRAPH_OPTIONS, _MHA_OPTIONS))
+            if not own and inherited.get(key) != value:
+                reason = (
+                    f"the attached builder {self.name} differs from its parent; "
+                    f"it may set {_GRAPH_OPTIONS}* and {_MHA_OPTIONS}* alone"
+                )
+                raise InvalidOptionError(key, reason, ())
+        check_start_points(self.mha_config(parent), self.source)
 
 
-def _check_lora(given: "LoraBuilderInputConfig") -> "LoraBuilderInputConfig":
+def _check_lora(given: LoraBuilderInputConfig) -> LoraBuilderInputConfig:
     """Check what the documented constructor does not, and that the configuration names adapters.
 
     Raises:
@@ -534,10 +598,6 @@ def _check_lora(given: "LoraBuilderInputConfig") -> "LoraBuilderInputConfig":
         CheckpointError: there are no adapters where it says, or one is damaged.
         UnsupportedModelError: one changes more than linear modules of decoder layers.
     """
-    from buildlib.lora.config import LoraBuilderInputConfig, LoraSet
-    from buildlib.lora.peft import read_adapter
-
-    _check_type("lora_config", given, (LoraBuilderInputConfig,))
     path = user_path(given.lora_config_path)
     config = LoraBuilderInputConfig.create(**(dict(given) | {"lora_config_path": path}))
     if not config.create_lora_graph:

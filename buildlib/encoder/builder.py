@@ -17,11 +17,8 @@ from buildlib.encoder.stages import (
 from buildlib.errors import InvalidOptionError, ModelFileError
 from buildlib.graph.files import load_model
 from buildlib.pipeline.build import Build, BuildOutputs, Sources
-from buildlib.pipeline.options import (
-    ARnContextLengthConfig,
-    ConversionConfig,
-    ModelTransformerConfig,
-)
+from buildlib.pipeline.build_options import BuildOptions
+from buildlib.pipeline.options import ARnContextLengthConfig
 from buildlib.pipeline.plan import BuildPlan
 from buildlib.pipeline.runner import OnStage
 from buildlib.pipeline.sources import ModelSource, OnnxSource
@@ -90,7 +87,7 @@ class EncoderBuild(Build):
             pooling=read_pooling(source.folder),
         )
         imported = graph.add(ImportEncoder(model))
-        quantized = graph.add(QuantizeEncoder(model, imported, plan.conversion.quantization))
+        quantized = graph.add(QuantizeEncoder(model, imported, plan.options.quantization))
         name = encoder_binary(source.name)
         compiled = graph.add(
             CompileEncoder(quantized, plan.compilation, plan.target, name, self.toolchain)
@@ -101,8 +98,7 @@ class EncoderBuild(Build):
 
 def plan_encoder(
     source: ModelSource,
-    transformation: ModelTransformerConfig,
-    conversion: ConversionConfig,
+    options: BuildOptions,
     compilation: CompileConfig,
     cache_root: Path,
     toolchain: Toolchain,
@@ -120,7 +116,7 @@ def plan_encoder(
         raise TypeError("an encoder is built from ONNX")
     config = EncoderConfig.from_text(source.config, source.config_file)
     longest = config.max_position_embeddings
-    wanted = transformation.arn_cl_options
+    wanted = options.arn_cl_options
     lengths = wanted.context_length
     if lengths == ARnContextLengthConfig().context_length:  # nothing was asked for
         lengths = (min(DEFAULT_LENGTH, longest or DEFAULT_LENGTH),)
@@ -129,14 +125,13 @@ def plan_encoder(
     if longest is not None and lengths[0] > longest:
         reason = f"{lengths[0]} is more than the {longest} positions of {source.name}"
         raise InvalidOptionError(_LENGTHS, f"{reason} (max_position_embeddings)", ())
-    if transformation.split_model.num_splits not in {None, 1}:
+    if options.split_model.num_splits not in {None, 1}:
         raise InvalidOptionError("split_model.num_splits", "an encoder is built in one part", ())
-    Bitwidths.from_options(conversion.quantization)
+    Bitwidths.from_options(options.quantization)
     toolchain.check(compilation)
     shapes = wanted.model_copy(
         update={"context_length": lengths, "auto_regression_number": lengths}
     )
-    transformation = transformation.model_copy(update={"arn_cl_options": shapes})
-    plan = BuildPlan((), compilation.target, transformation, conversion, compilation, {})
+    plan = BuildPlan(options.model_copy(update={"arn_cl_options": shapes}), compilation)
     build = EncoderBuild(Sources(source), plan, cache_root, toolchain)
     return replace(build, length=lengths[0])

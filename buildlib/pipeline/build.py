@@ -225,7 +225,7 @@ class Build:
             if model.prepared.lora is not None:
                 _warn_of_ranges(model.prepared.lora)
             if isinstance(source, OnnxSource) and source.encodings is not None:
-                folder, bits = canonical[source][-1].folder, plan.conversion.quantization
+                folder, bits = canonical[source][-1].folder, plan.options.quantization
                 for text in ignored_options(folder, bits, source.encodings.name):
                     warnings.warn(text, GivenEncodingsWarning, stacklevel=2)
         self._check_caches(models)
@@ -235,7 +235,7 @@ class Build:
         self, graph: StageGraph, source: ModelSource, files: Mapping[str, str]
     ) -> tuple[CacheEntry, ...]:
         """Bring one source into canonical form, the last version with encodings for all of it."""
-        added, quantization = self.plan.additions, self.plan.conversion.quantization
+        added, quantization = self.plan.additions, self.plan.options.quantization
         shape = self._shape_for(source)
         match source:
             case OnnxSource(canonical=CacheEntry() as made):
@@ -275,7 +275,7 @@ class Build:
         if added.lora is not None:
             adapters = LoraSet.load(added.lora.lora_config_path)
             hashes = watch.hash(adapters.files())
-            text, quantization = source.calibration_text, self.plan.conversion.quantization
+            text, quantization = source.calibration_text, self.plan.options.quantization
             lora = add(AddLora(versions[-1], added.lora, adapters, hashes, text, quantization))
         if isinstance(added.speculative, SsdBuilderConfig):
             path = added.speculative.ssd_tensor_file
@@ -298,7 +298,7 @@ class Build:
         self, graph: StageGraph, plan: BuildPlan, models: "Mapping[ModelSource, BuiltModel]"
     ) -> BuildOutputs:
         """Take canonical models to the container, whose number of parts their sizes decide."""
-        main, options = models[self.sources.main], plan.transformation.split_model
+        main, options = models[self.sources.main], plan.options.split_model
         n_parts = options.num_splits or _count_parts(main.entry, options)
         parts = all_parts(n_parts, plan.contract)
         names = {part: part.binary_name(self.name) for part in parts}
@@ -359,7 +359,7 @@ class Build:
         split_model: SplitModelConfig,
     ) -> "BuiltParts":
         """Take the model of each shape to context binaries, of the given names."""
-        bits, target = plan.conversion.quantization, plan.target
+        bits, target = plan.options.quantization, plan.target
         arcl = {s: graph.add(ConvertShape(model, s), sources[s]) for s, model in models.items()}
         split = {}
         for shape, model in arcl.items():
@@ -404,7 +404,7 @@ class Build:
         path, source = how.draft_model_path, self.sources.main
         files = {Path(tensor.path) for tensor in external_tensors(load_model(path))} | {path}
         hashes = graph.runner.watch.hash({file.name: file for file in sorted(files)})
-        text, quantization = source.calibration_text, plan.conversion.quantization
+        text, quantization = source.calibration_text, plan.options.quantization
         draft = graph.add(PrepareDraft(path, hashes, main.spoken, main.entry, text, quantization))
         sources, models = dict.fromkeys(plan.shapes, source), dict.fromkeys(plan.shapes, draft)
         part, split = Part(1, 1), SplitModelConfig()

@@ -26,11 +26,8 @@ from buildlib.container.genie_config import GenieConfig
 from buildlib.container.manifest import SpeculationRecord
 from buildlib.errors import InvalidOptionError
 from buildlib.pipeline.build import Build, Sources
-from buildlib.pipeline.options import (
-    ARnContextLengthConfig,
-    ConversionConfig,
-    ModelTransformerConfig,
-)
+from buildlib.pipeline.build_options import BuildOptions
+from buildlib.pipeline.options import ARnContextLengthConfig
 from buildlib.pipeline.plan import BuildPlan
 from buildlib.pipeline.sources import find_source
 from buildlib.speculative.agreement import check_on_emulator, recall
@@ -163,11 +160,9 @@ def _build(
     (folder / TOKENIZER_FILE).write_text(json.dumps(tokenizer))
     weights = _weights(CheckpointConfig.model_validate(config), seed)
     save_file(weights, folder / "model.safetensors")
-    transformation = ModelTransformerConfig(
-        arn_cl_options=ARnContextLengthConfig(auto_regression_number=ars, context_length=(_CL,))
-    )
-    compilation = CompileConfig.for_target(target)
-    plan = BuildPlan.create(transformation, ConversionConfig(), compilation)
+    shapes = ARnContextLengthConfig(auto_regression_number=ars, context_length=(_CL,))
+    options = BuildOptions(arn_cl_options=shapes)
+    plan = BuildPlan(options, CompileConfig.for_target(target)).checked()
     source = find_source(folder, random_text(seed, 300))
     return Build(Sources(source), plan, cache_root, OrtQnnToolchain()).run()
 

@@ -13,12 +13,8 @@ from buildlib.mllm.contents import check_contents
 from buildlib.mllm.parameter_file import read_parameters
 from buildlib.passes.mllm_contract import MLLM_CONTRACT
 from buildlib.pipeline.build import Build, Sources
-from buildlib.pipeline.options import (
-    ARnContextLengthConfig,
-    ConversionConfig,
-    ModelTransformerConfig,
-    SplitModelConfig,
-)
+from buildlib.pipeline.build_options import BuildOptions
+from buildlib.pipeline.options import ARnContextLengthConfig, SplitModelConfig
 from buildlib.pipeline.plan import BuildPlan
 from buildlib.pipeline.runner import OnStage, StageRunner
 from buildlib.pipeline.sources import OnnxSource
@@ -93,12 +89,11 @@ def plan_context(
         auto_regression_number=tuple(sorted({1, ar})), context_length=(shape.cl,)
     )
     vtcm = min(files.aot.target_machine.htp_vtcm_capability_in_mb, target.soc.vtcm_mb)
-    plan = BuildPlan.create(
-        ModelTransformerConfig(arn_cl_options=shapes, split_model=SplitModelConfig(num_splits=1)),
-        ConversionConfig(),
+    plan = BuildPlan(
+        BuildOptions(arn_cl_options=shapes, split_model=SplitModelConfig(num_splits=1)),
         CompileConfig.for_target(target).with_options({"graphs.vtcm_size_in_mb": vtcm}),
         contract=contract,
-    )
+    ).checked()
     toolchain.check(plan.compilation)
     with StageCache(cache_root, name) as cache:
         runner = StageRunner(toolchain, cache, cache_root, on_stage)

@@ -13,11 +13,10 @@ from buildlib.graph.files import load_model
 from buildlib.graph.shape import GraphShape
 from buildlib.lora.config import LoraBuilderInputConfig
 from buildlib.passes.balance import HEAD_COST, TABLE_COST, check_part_count
+from buildlib.pipeline.build_options import BuildOptions
 from buildlib.pipeline.options import (
     ARnContextLengthConfig,
-    ConversionConfig,
     MhaConfig,
-    ModelTransformerConfig,
     OptionValue,
     SplitModelConfig,
 )
@@ -80,56 +79,31 @@ class BuildPlan:
     """Options that have been checked against one another.
 
     Attributes:
+        options: as the user set them; adapters set parts apart.
+        compilation: with all that the target decides.
+        additions: adapters, tables, speculation.
+        graph_options: `graphs.*` of single ARs.
+        mha2sha: of single ARs, in place of that in `options`.
         shapes: graphs to make, by context length and then from decode to prefill; none when the
             model keeps the shape that it has (`at`).
-        target: what it is compiled for.
-        graph_options: `graphs.*` of single ARs.
-        mha2sha: of single ARs, in place of that in `transformation`.
-        additions: adapters, tables, speculation.
-        keeps_ar: whether the model keeps its AR.
-        contract: names and order of the inputs and outputs of its graphs.
+        contract: names and order of the inputs and outputs of its graphs; that of mllm is for whole
+            models at one context length, with nothing added.
     """
 
-    shapes: tuple[GraphShape, ...]
-    target: Target
-    transformation: ModelTransformerConfig
-    conversion: ConversionConfig
+    options: BuildOptions
     compilation: CompileConfig
-    graph_options: Mapping[int, Mapping[str, object]]
     additions: Additions = Additions()
-    keeps_ar: bool = False
+    graph_options: Mapping[int, Mapping[str, object]] = field(default_factory=dict)
     mha2sha: Mapping[int, MhaConfig] = field(default_factory=dict)
+    shapes: tuple[GraphShape, ...] = ()
     contract: str = GENIE_CONTRACT
 
-    @classmethod
-    def create(
-        cls,
-        transformation: ModelTransformerConfig,
-        conversion: ConversionConfig,
-        compilation: CompileConfig,
-        graph_options: Mapping[int, Mapping[str, object]] | None = None,
-        additions: Additions | None = None,
-        *,
-        keeps_ar: bool = False,
-        n_layers: int | None = None,
-        mha2sha: Mapping[int, MhaConfig] | None = None,
-        rotated: bool = False,
-        contract: str = GENIE_CONTRACT,
-    ) -> "BuildPlan":
-        """Check options against each other.
+    def checked(self, *, n_layers: int | None = None, rotated: bool = False) -> "BuildPlan":
+        """Return a copy with its shapes, whose options fit each other.
 
         Args:
-            transformation: as asked for; adapters set parts apart.
-            conversion: as asked for.
-            compilation: with all that the target decides.
-            graph_options: `graphs.*` of single ARs.
-            additions: adapters, tables, speculation.
-            keeps_ar: whether the model is built at the AR that it has.
             n_layers: of the model, if its configuration tells.
-            mha2sha: of single ARs.
             rotated: whether `spinquant` has turned the model before.
-            contract: of the graphs; that of mllm is for whole models at one context length, with
-                nothing added.
 
         Raises:
             InvalidShapeError: an AR does not fit a context length.
@@ -138,43 +112,33 @@ class BuildPlan:
                 speculate as asked, or LPBQ is asked for of other weights than those of 4 bits, or
                 for a rotated model what was trained on its hidden states.
         """
-        wanted = transformation.arn_cl_options
-        keeps = keeps_ar or wanted.skip_ar_cl_conversion
-        shapes = () if keeps else graph_shapes(wanted, contract)
-        added = additions or Additions()
-        transformation = _split_off_ends(transformation, added)
-        Bitwidths.from_options(conversion.quantization)
-        check_arguments(conversion.quantization)
-        if rotated or "spinquant" in conversion.quantization.weight_techniques:
+        options, added = _split_off_ends(self.options, self.additions), self.additions
+        shapes = () if self.keeps_shape else graph_shapes(options.arn_cl_options, self.contract)
+        Bitwidths.from_options(options.quantization)
+        check_arguments(options.quantization)
+        if rotated or "spinquant" in options.quantization.weight_techniques:
             _check_rotated(added)
-        _check_splits(transformation.split_model, n_layers)
+        _check_splits(options.split_model, n_layers)
         ars = {shape.ar for shape in shapes}
         if added.speculative is not None and ars:
             on_host = added.embedding is not None
             check_speculation(added.speculative, sorted(ars), on_host=on_host)
-        own = graph_options or {}
-        target = compilation.target
-        return cls(
-            shapes,
-            target,
-            transformation,
-            conversion,
-            compilation,
-            own,
-            added,
-            keeps_ar=keeps_ar,
-            mha2sha=mha2sha or {},
-            contract=contract,
-        )
+        return replace(self, options=options, shapes=shapes)
+
+    @property
+    def target(self) -> Target:
+        """SoC, or its emulator, that it is compiled for."""
+        return self.compilation.target
 
     def mha_config(self, shape: GraphShape) -> MhaConfig:
         """Return the options that take attention apart at a shape."""
-        return self.mha2sha.get(shape.ar, self.transformation.mha2sha)
+        return self.mha2sha.get(shape.ar, self.options.mha2sha)
 
     @property
     def keeps_shape(self) -> bool:
         """True if the model keeps its (AR, CL), or its AR."""
-        return self.keeps_ar or self.transformation.arn_cl_options.skip_ar_cl_conversion
+        options = self.options
+        return options.skip_ar_conversion or options.arn_cl_options.skip_ar_cl_conversion
 
     def at(self, shapes: Iterable[GraphShape]) -> "BuildPlan":
         """Return a copy for the shapes that the models have.
@@ -183,7 +147,7 @@ class BuildPlan:
             InvalidOptionError: none of them decodes.
             InvalidShapeError: one that keeps its AR does not fit a context length.
         """
-        options = self.transformation.arn_cl_options
+        options = self.options.arn_cl_options
         key = "arn_cl_options.skip_ar_cl_conversion"
         if not options.skip_ar_cl_conversion:
             key = "skip_ar_conversion"
@@ -205,15 +169,14 @@ class BuildPlan:
         } | {
             f"ar{ar}.mha2sha.{key}": value
             for ar, config in self.mha2sha.items()
-            for key, value in config.as_options().items()
+            for key, value in config.model_dump().items()
         }
         return {
-            **self.transformation.as_options(),
-            **self.conversion.used_options(),
+            **self.options.used_options(),
             **self.compilation.as_options(),
             **own,
             **self.additions.as_options(),
-            **({"skip_ar_conversion": True} if self.keeps_ar else {}),
+            **({"skip_ar_conversion": True} if self.options.skip_ar_conversion else {}),
             **({"contract": self.contract} if self.contract != GENIE_CONTRACT else {}),
         }
 
@@ -281,13 +244,13 @@ def _sorted(key: str, numbers: Sequence[int]) -> list[int]:
     return sorted(numbers)
 
 
-def _split_off_ends(config: ModelTransformerConfig, added: Additions) -> ModelTransformerConfig:
+def _split_off_ends(options: BuildOptions, added: Additions) -> BuildOptions:
     """Make embedding and head parts of their own where there are adapters, as documented."""
     if added.lora is None:
-        return config
+        return options
     apart = {"split_embedding": added.embedding is None, "split_lm_head": True}
-    split = config.split_model.model_copy(update=apart)
-    return config.model_copy(update={"split_model": split})
+    split = options.split_model.model_copy(update=apart)
+    return options.model_copy(update={"split_model": split})
 
 
 def _check_rotated(added: Additions) -> None:

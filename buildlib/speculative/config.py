@@ -114,6 +114,42 @@ class EagletBuilderConfig(_Config):
 
 
 SpeculativeConfig = LadeBuilderConfig | SpdBuilderConfig | SsdBuilderConfig | EagletBuilderConfig
+SPECULATIONS: Mapping[str, type[SpeculativeConfig]] = {
+    "lade": LadeBuilderConfig,
+    "spd": SpdBuilderConfig,
+    "ssd-q1": SsdBuilderConfig,
+    "eaglet": EagletBuilderConfig,
+}
+"""Kinds by Genie's names of the dialogs."""
+
+
+def speculation_of(values: Mapping[str, object]) -> SpeculativeConfig:
+    """Return the configuration of speculative decoding that keys of `speculative_config` make.
+
+    Raises:
+        InvalidOptionError: a key that does not exist or is missing, or a value it cannot take.
+    """
+    key, given = f"{_OPTION}.type", dict(values)
+    kind = given.pop("type", None) or _kind_of(given)
+    if kind is None:
+        raise InvalidOptionError(key, "it is missing", tuple(SPECULATIONS))
+    model = SPECULATIONS.get(str(kind))
+    if model is None:
+        raise InvalidOptionError(key, f"there is no {kind!r}", tuple(SPECULATIONS))
+    try:
+        return model.model_validate(given)
+    except ValidationError as error:
+        fault = first_fault(error, model)
+        reason = f"{fault.reason} (of {kind})"
+        raise InvalidOptionError(f"{_OPTION}.{fault.key}", reason, ()) from error
+
+
+def _kind_of(given: Mapping[str, object]) -> str | None:
+    """Return the kind that one of these keys is required by: each kind but `lade` needs a file."""
+    for kind, model in SPECULATIONS.items():
+        if any(field.is_required() and name in given for name, field in model.model_fields.items()):
+            return kind
+    return None
 
 
 @dataclass(frozen=True)

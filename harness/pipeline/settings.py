@@ -86,7 +86,7 @@ class EvaluatorConfig(_Section):
 
 
 def _known_speculation(given: dict[str, Any]) -> dict[str, Any]:
-    from buildlib.builder_options import speculation_of
+    from buildlib.speculative.config import speculation_of
 
     try:
         speculation_of(given)

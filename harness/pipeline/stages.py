@@ -26,7 +26,7 @@ from buildlib.container.op_packages import added_operations, host_libraries
 from buildlib.errors import CalibrationTextMissingError, InputFileError, InvalidOptionError
 from buildlib.genai import GenAIBuilderHTP
 from buildlib.graph.shape import GraphShape
-from buildlib.option_sets import OptionSets
+from buildlib.pipeline.build_options import COMPILATION, TRANSFORMATION, BuildOptions
 from buildlib.pipeline.plan import BuildPlan
 from buildlib.pipeline.sources import (
     CALIBRATION_TEXT,
@@ -341,13 +341,13 @@ def onnx_source(model: ModelFolder, context: StageContext, text: str | None) -> 
 
 def _known_transformation(given: dict[str, Any]) -> dict[str, Any]:
     with _as_value_error():
-        OptionSets().with_transformation(given)
+        BuildOptions().with_options(given, TRANSFORMATION)
     return given
 
 
 def _known_compilation(given: dict[str, Any]) -> dict[str, Any]:
     with _as_value_error():
-        OptionSets().with_compilation(given)
+        BuildOptions().with_options(given, COMPILATION)
     return given
 
 
@@ -407,13 +407,9 @@ class GenAIBuilder(Stage[ModelInput, GenAIBuilderConfig, GenAIBuilderOutput]):
         if settings.soc_details is None:
             reason = "the genai_builder needs it; name the SoC, such as chipset:SM8750"
             raise RecipeError("", "soc_details", reason)
-        options = OptionSets().with_transformation(_transformation(config, settings))
-        options = options.with_compilation(config.compilation_options)
-        BuildPlan.create(
-            options.transformation,
-            options.conversion,
-            options.compile_config(parse_target(settings.soc_details)),
-        )
+        options = BuildOptions().with_options(_transformation(config, settings), TRANSFORMATION)
+        options = options.with_options(config.compilation_options, COMPILATION)
+        BuildPlan(options, options.compile_config(parse_target(settings.soc_details))).checked()
 
     def run(
         self, inputs: ModelInput, config: GenAIBuilderConfig, context: StageContext

@@ -171,7 +171,7 @@ def test_adapters_named_in_yaml(
     )
     run(LORA, builder=builder)
     builder.set_transformation_options({"split_model.num_splits": 3})
-    split = builder.plan().plan.transformation.split_model
+    split = builder.plan().plan.options.split_model
     assert (split.split_embedding, split.split_lm_head) == (True, True)
     loaded = LoraSet.load(tmp_path / "path/to/lora_config.yaml")
     assert [case.name for case in loaded.cases] == ["pale"]

@@ -3,7 +3,7 @@
 import pytest
 
 from buildlib.errors import InvalidOptionError
-from buildlib.pipeline.options import ConversionConfig
+from buildlib.pipeline.build_options import BuildOptions
 from buildlib.quantize.bitwidths import Bitwidths
 from buildlib.quantize.optimization import techniques
 from buildlib.quantize.options import RECIPES, QuantizationOptions, check_arguments
@@ -15,14 +15,14 @@ VENDORS = ("LPBQ_SeqMSE", "SpinQuant_AdaScale")
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_can_be_asked_for(name: str) -> None:
-    options = ConversionConfig().with_options({RECIPE: name}).quantization
+    options = BuildOptions().with_options({RECIPE: name}).quantization
     assert set(options.weight_techniques) <= techniques(TechniqueArguments()).keys()
     bits = Bitwidths.from_options(options)
     assert f"w{bits.param_bitwidth}" in name or name in VENDORS
 
 
 def test_options_of_ones_own_go_before_those_of_a_recipe() -> None:
-    config = ConversionConfig().with_options({RECIPE: "w4a16-lpbq", "quantization.techniques": []})
+    config = BuildOptions().with_options({RECIPE: "w4a16-lpbq", "quantization.techniques": []})
     config = config.with_options({"quantization.lpbq_block_size": 32})
     found = config.quantization
     assert (found.param_bitwidth, found.lpbq_block_size, found.weight_techniques) == (4, 32, ())
@@ -40,14 +40,14 @@ def test_four_bits_are_gptaq_unless_other_techniques_are_asked_for() -> None:
 def test_a_recipe_that_there_is_not_is_refused_with_those_that_there_are() -> None:
     said = r"there is no recipe 'w4a61'; there are w8a16, .*LPBQ_SeqMSE"
     with pytest.raises(InvalidOptionError, match=said):
-        ConversionConfig().with_options({RECIPE: "w4a61"})
+        BuildOptions().with_options({RECIPE: "w4a61"})
 
 
 KWARGS = "quantization.technique_kwargs"
 
 
 def test_arguments_of_techniques_are_options() -> None:
-    config = ConversionConfig().with_options({f"{KWARGS}.gptaq.damping": 0.05, RECIPE: "w4a16"})
+    config = BuildOptions().with_options({f"{KWARGS}.gptaq.damping": 0.05, RECIPE: "w4a16"})
     config = config.with_options({KWARGS: {"gptaq": {"act_order": False}}})
     arguments = config.quantization.technique_kwargs.gptaq
     assert (arguments.damping, arguments.block_size, arguments.act_order) == (0.05, 64, False)
@@ -61,10 +61,10 @@ def test_arguments_of_techniques_are_options() -> None:
 
 def test_blocks_of_lpbq_have_the_vendors_name_too() -> None:
     key = f"{KWARGS}.lpbq.block_size"
-    found = ConversionConfig().with_options({RECIPE: "LPBQ_SeqMSE", key: 32}).quantization
+    found = BuildOptions().with_options({RECIPE: "LPBQ_SeqMSE", key: 32}).quantization
     assert found.lpbq_block_size == 32
     with pytest.raises(InvalidOptionError, match=r"lpbq_block_size is 16, and .* is 32"):
-        ConversionConfig().with_options({key: 32, "quantization.lpbq_block_size": 16})
+        BuildOptions().with_options({key: 32, "quantization.lpbq_block_size": 16})
 
 
 @pytest.mark.parametrize(
@@ -80,4 +80,4 @@ def test_blocks_of_lpbq_have_the_vendors_name_too() -> None:
 )
 def test_wrong_arguments_are_refused(key: str, value: object, said: str) -> None:
     with pytest.raises(InvalidOptionError, match=said):
-        ConversionConfig().with_options({f"{KWARGS}.{key}": value})
+        BuildOptions().with_options({f"{KWARGS}.{key}": value})
