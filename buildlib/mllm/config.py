@@ -56,6 +56,8 @@ class ModelConfig(BaseModel):
         linear_impl_type: `QNN_LPBQ_w4a16o16_G32` for blocks of 32.
         linear_block_size: inputs that share a scale; that of `linear_impl_type` if it is not there.
         eos_token_id: one id; mllm's reader takes no list.
+        rope_scaling: as in the checkpoint's file. mllm reads the rotations that come of it from the
+            parameters; builds of our own need it.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow")
@@ -71,6 +73,7 @@ class ModelConfig(BaseModel):
     vocab_size: _Size
     rms_norm_eps: Annotated[float, Field(gt=0, lt=1)]
     rope_theta: Annotated[float, Field(gt=1, allow_inf_nan=False)]
+    rope_scaling: dict[str, Any] | None = None
     attention_bias: bool
     tie_word_embeddings: bool
     bos_token_id: _TokenId
@@ -379,7 +382,9 @@ def make_configs(
         if value not in known:
             raise InvalidOptionError(key, f"it cannot be {value}", tuple(map(str, known)))
     keys = {key: getattr(config, key) for key in ModelConfig.model_fields if hasattr(config, key)}
+    scaling = config.rope_scaling
     keys |= {
+        "rope_scaling": None if scaling is None else scaling.model_dump(exclude_none=True),
         "architectures": [f"{config.model_type.capitalize()}ForCausalLM"],
         "eos_token_id": config.eos_token_ids[-1],  # which ends a turn in Llama 3
         "max_cache_length": cl or min(RUNNER_CL, config.max_position_embeddings),

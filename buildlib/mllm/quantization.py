@@ -120,6 +120,8 @@ def check_model(checkpoint: Checkpoint, model: ModelConfig, aot: AotConfig) -> N
         ours, theirs = getattr(config, key, None), getattr(model, key)
         # How many positions there may be, and which token ends a text, is the user's choice.
         free = key in {"max_position_embeddings", "eos_token_id", "bos_token_id"}
+        if key == "rope_scaling":  # keys of it have several spellings
+            ours, theirs = (value is not None for value in (ours, theirs))
         if hasattr(config, key) and not free and theirs not in (None, ours):
             reason = f"the configuration has {theirs}, and config.json of the checkpoint {ours}"
             raise InvalidOptionError(key, reason, ())

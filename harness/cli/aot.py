@@ -1,6 +1,5 @@
 """`qnnfarm aot`: mllm's ahead-of-time flow on QNN, from a checkpoint to its own files."""
 
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -168,6 +167,7 @@ def quantize(
     """
     from buildlib.checkpoint.config import load_checkpoint_config
     from buildlib.checkpoint.layout import CONFIG_FILE
+    from buildlib.files import atomic_write_bytes
     from buildlib.mllm.config import make_configs
     from buildlib.mllm.quantization import quantize_checkpoint
     from buildlib.paths import user_path
@@ -178,12 +178,12 @@ def quantize(
     pair = choose_configs(folder, config, aot_config)
     if pair is None:
         checkpoint = load_checkpoint_config(model_path / CONFIG_FILE)
-        made = make_configs(checkpoint, find_soc(_TARGET), cl=max_length)
-        pair = _write_configs(folder, *made, None, overwrite=False)
-    model, aot = read_configs(*pair)
+        model, aot = make_configs(checkpoint, find_soc(_TARGET), cl=max_length)
+    else:
+        model, aot = read_configs(*pair)
     if max_length not in {None, model.max_cache_length}:
         raise WrongUseError(
-            f"--max-length is {max_length}, and {pair[0]} has max_cache_length "
+            f"--max-length is {max_length}, and the configuration has max_cache_length "
             f"{model.max_cache_length}; the file decides, for all commands"
         )
     out = folder / "model.safetensors"
@@ -199,9 +199,11 @@ def quantize(
             technique=technique,
             progress=tell,
         )
-    for file in (*pair, *(model_path / each for each in _TOKENIZER)):
-        if file.is_file() and file.resolve() != (folder / file.name).resolve():
-            shutil.copyfile(file, folder / file.name)
+    if pair is None:
+        _write_configs(folder, model, aot, None, overwrite=False)
+    for file in (*(pair or ()), *(model_path / each for each in _TOKENIZER)):
+        if file.is_file():
+            atomic_write_bytes(folder / file.name, file.read_bytes())
     answers().print(
         f"{out}: W4A16, blocks of {model.linear_block_size}, CL {model.max_cache_length}; "
         f"next `qnnfarm aot convert --input-path {out} --output-path FILE.mllm`"
@@ -263,11 +265,13 @@ def convert(
 
 def _write_configs(
     folder: Path, model: "ModelConfig", aot: "AotConfig", name: str | None, *, overwrite: bool
-) -> tuple[Path, Path]:
+) -> None:
     from buildlib.mllm.config import write_config
     from buildlib.mllm.contents import size_name
 
     label = size_name(model) if name is None else name
+    if Path(f"x{label}").name != f"x{label}":
+        raise WrongUseError(f"--name {label}: it is a part of the names of two files, no path")
     files = folder / f"{_CONFIG}{label}.json", folder / f"{_AOT_CONFIG}{label}.json"
     for path in files:
         if path.exists() and not overwrite:
@@ -276,7 +280,6 @@ def _write_configs(
     write_config(files[1], aot)
     for path in files:
         answers().print(str(path))
-    return files
 
 
 def choose_configs(

@@ -94,7 +94,7 @@ class NumpyGraph:
             x = self._grid(f"{name}.{which}_proj_input_qdq", x)
             rows = self._linear(f"{name}.{which}_proj", x)
             heads = self._heads(self._grid(f"{name}.{which}_proj_output_qdq", rows))
-        cos, sin = (self._rotations(kind)[: len(x)] for kind in ("cos", "sin"))
+        cos, sin = (self.rotations(kind)[: len(x)] for kind in ("cos", "sin"))
         half = self.model.head_dim // 2
         other = self._grid(f"{name}.{which}_rope_neg_half_qdq", -heads[..., half:])
         swapped = np.concatenate([other, heads[..., :half]], -1)
@@ -105,7 +105,8 @@ class NumpyGraph:
     def _heads(self, rows: Array) -> Array:
         return rows.reshape(len(rows), -1, self.model.head_dim).transpose(1, 0, 2)
 
-    def _rotations(self, which: str) -> Array:
+    def rotations(self, which: str) -> Array:
+        """Return the cosines or sines [CL, head_dim]."""
         if not self.rounds:
             angles = np.outer(
                 np.arange(self.model.max_cache_length),

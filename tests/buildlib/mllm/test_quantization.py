@@ -146,6 +146,28 @@ def test_a_technique_brings_the_model_closer_to_float(tmp_path: Path) -> None:
     assert quality["gptaq"] > quality["none"] + 1
 
 
+def test_scaled_rotations_are_those_of_the_checkpoint(
+    make_checkpoint: MakeCheckpoint, tiny_text: str, tmp_path: Path
+) -> None:
+    scaling = {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
+    checkpoint = make_checkpoint(tmp_path / "llama3", rope_scaling=scaling, **_SIZES)
+    made = _quantize(checkpoint, tiny_text, tmp_path)
+    assert made.model.rope_scaling == scaling
+    plain = made.model.model_copy(update={"rope_scaling": None})
+    with pytest.raises(InvalidOptionError, match="rope_scaling"):
+        quantize_checkpoint(checkpoint, plain, made.aot, tiny_text, made.path)
+    cos = made.graph().rotations("cos")
+    slowest = 10000.0 ** (-14 / 16) / 8.0
+    np.testing.assert_allclose(cos[:, 7], np.cos(np.arange(_CL) * slowest), atol=1e-4)
+    np.testing.assert_array_equal(cos[:, 15], cos[:, 7])
+
+
 @pytest.mark.parametrize("bits", [8, 16])
 def test_the_head_has_its_bits(reference: _Quantized, bits: Literal[8, 16], tmp_path: Path) -> None:
     made = _quantize(tiny_llama.folder(), tiny_llama.calibration_text(), tmp_path, head_bits=bits)
