@@ -102,5 +102,7 @@ def tell_faults(result: "GenerationResult") -> None:
 
     if result.early_end is not None:
         print_remark(str(result.early_end))
+    if result.retries:
+        print_remark(f"the program lost the end of its output: run {result.retries + 1} is shown")
     if result.speculation is not None and not result.speculation.agrees:
         print_remark(describe(result.speculation))

@@ -310,6 +310,8 @@ def _show(result: "PerplexityResult", session: "Session", references: Mapping[st
         f"{pluralize(len(result.windows), 'window')}, {describe_container(session.container_info)} "
         f"on {session.device_label}",
     )
+    if result.retries:
+        print_remark(f"the runtime hung or lost its output: {result.retries + 1} tries")
     for value in references.values():
         away = result.perplexity / value - 1
         answers().print(f"in float on this host {value:.3f}: the device is {away:+.2%} from it")

@@ -135,6 +135,7 @@ class GenerationResult:
         speculation: how texts of the dialog compare with plain decoding's, if it speculates.
         chat_difference: where the context of a chat differs from what its template gives for the
             whole conversation; None if nowhere.
+        retries: how often the program ran again, because it lost the end of its output.
     """
 
     text: str
@@ -149,6 +150,7 @@ class GenerationResult:
     early_end: EarlyEnd | None = None
     speculation: SpeculationRecord | None = None
     chat_difference: str | None = None
+    retries: int = 0
 
 
 Turn = str | tuple[int, ...]
@@ -277,7 +279,7 @@ class PerplexityResult:
     Attributes:
         windows: the perplexity of each window.
         tokens: number of scored tokens in all windows together.
-        retries: windows that had to be tried again because the runtime hung.
+        retries: how often windows were tried again, because the runtime hung or lost its output.
         positions: which positions of each window were scored.
         traces: of each window, in the Trace Event Format, if that was asked for.
     """

@@ -9,11 +9,18 @@ import pytest
 import yaml
 
 from harness.devices.adb.device import AdbDevice
-from harness.errors import HarnessError, HostFileError, PromptTooLongError, WrongUseError
+from harness.errors import (
+    HarnessError,
+    HostFileError,
+    PromptTooLongError,
+    RuntimeOutputError,
+    WrongUseError,
+)
 from harness.results.store import ResultsStore
 from harness.runtimes.base import GenerationRequest, RuntimeOptions, SpeedRequest
 from harness.runtimes.dialog_settings import DialogSettings
 from harness.runtimes.llama_cpp.model import LlamaCppModel, open_model
+from harness.runtimes.llama_cpp.output import parse_timings
 from harness.runtimes.llama_cpp.runtime import LlamaCppRuntime
 from harness.workloads.base import Recording
 from harness.workloads.bench import Bench
@@ -96,6 +103,25 @@ def test_greedy_text_is_that_of_the_model_in_float(runtime: LlamaCppRuntime, pro
     tokens = load_tokenizer(tiny_llama.folder()).encode(prompt).ids
     assert result.metrics["prompt_tokens"] == 1 + len(tokens)
     assert result.early_end is None
+
+
+def test_a_lost_end_is_run_again_and_told(
+    runtime: LlamaCppRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first run is taken for one that lost its timings."""
+    logs: list[str] = []
+
+    def parse_later(log: str) -> dict[str, float] | None:
+        logs.append(log)
+        return parse_timings(log) if len(logs) > 1 else None
+
+    monkeypatch.setattr("harness.runtimes.llama_cpp.runtime.parse_timings", parse_later)
+    result = runtime.generate(GenerationRequest(8, prompt=PROMPT))
+    assert result.retries == len(logs) - 1 >= 1
+    assert result.text == greedy(PROMPT, 8)
+    monkeypatch.setattr("harness.runtimes.llama_cpp.runtime.parse_timings", lambda _log: None)
+    with pytest.raises(RuntimeOutputError, match="lost the end of its output 6 times"):
+        runtime.generate(GenerationRequest(2, prompt="A"))
 
 
 def test_a_seed_repeats_a_sampled_text(runtime: LlamaCppRuntime) -> None:
