@@ -375,7 +375,7 @@ def score_windows(
         raise genie_api.RunnerError(f"{options.score} holds no windows")
     begin = [model.settings.bos] if model.settings.bos >= 0 else []
     floats = Floats(model.chains[0].logits)
-    scores = []
+    scores, losses = [], []
     for number, window in enumerate(windows, start=1):
         tokens = [*begin, *checked(window, model)]
         model.reset()
@@ -387,9 +387,14 @@ def score_windows(
                 loss += floats.loss(model.logits(call, row), tokens[call.first + row + 1])
         recorder.event("graph_score", began)
         scored = len(tokens) - 1
-        scores.append({"loss": loss, "tokens": scored})
-        print(f"window {number}/{len(windows)} perplexity={math.exp(loss / scored)}", flush=True)
-    summary = {"format": _FORMAT, "windows": scores}
+        losses.append(loss)
+        scores.append({"perplexity": math.exp(loss / scored), "tokens": scored})
+        print(f"window {number}/{len(windows)} perplexity={scores[-1]['perplexity']}", flush=True)
+    total = sum(int(score["tokens"]) for score in scores)
+    summary = {
+        "format": _FORMAT, "perplexity": math.exp(sum(losses) / total), "n_tokens": total,
+        "positions": "first_cl_minus_ar", "retries": 0, "windows": scores,
+    }  # fmt: skip
     genie_t2t_run.write_file(json.dumps(summary).encode(), options.summary, "summary")
 
 

@@ -1,25 +1,71 @@
-"""Containers as models that runtimes run."""
+"""Containers as models that runtimes run, and the common part of these runtimes."""
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
 
 from buildlib.container.container import GenAIContainer
-from harness.devices.base import DeviceProperties
+from harness.devices.base import Device, DeviceProperties
 from harness.errors import WrongUseError
 from harness.results.records import ContainerInfo
-from harness.runtimes.base import Model, ModelRole, Window
+from harness.runtimes.base import Model, ModelRole, Runtime, RuntimeOptions, Window
 from harness.runtimes.bundles.bundle import Bundle
 from harness.runtimes.context_limit import ContextLimit
+from harness.runtimes.deployed import DeployedRuntime
 from harness.runtimes.files import check_fit
+from harness.runtimes.tokenizer import load_tokenizer
 from harness.runtimes.windows import cut_windows
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+class ContainerRuntime(DeployedRuntime, Runtime):
+    """Base of runtimes of containers.
+
+    Args:
+        properties: what the device said of itself.
+
+    Raises:
+        RuntimeChoiceError: the container is not for this device.
+        GenieMissingError: this machine has no libraries for it.
+    """
+
+    @staticmethod
+    @abstractmethod
+    def bundle_of(container: GenAIContainer, abi: str) -> Bundle:
+        """Collect what a container needs on devices of an ABI."""
+
+    def __init__(
+        self,
+        device: Device,
+        properties: DeviceProperties,
+        container: GenAIContainer,
+        options: RuntimeOptions | None = None,
+    ) -> None:
+        check_fit(container, properties)
+        bundle = self.bundle_of(container, properties.abi)
+        super().__init__(device, properties, bundle, options or RuntimeOptions(), container)
+        self._container = container
+        self._properties = properties
+
+    @functools.cached_property
+    def _limit(self) -> ContextLimit:
+        return ContextLimit.of(self._container)
+
+    @functools.cached_property
+    def _tokenizer(self) -> "Tokenizer":
+        return load_tokenizer(self._container.files["tokenizer.json"])
 
 
 @dataclass(frozen=True)
 class ContainerModel(ABC):
     """A container, as `Model` has it; base of the models of runtimes that run containers."""
 
+    runtime: ClassVar[type[ContainerRuntime]]
     container: GenAIContainer
 
     @property
@@ -53,13 +99,13 @@ class ContainerModel(ABC):
         """The container's `tokenizer.json`."""
         return self.container.files["tokenizer.json"]
 
-    @abstractmethod
     def bundle(self, abi: str) -> Bundle:
         """Return what its runtime needs on devices of an ABI.
 
         Raises:
             GenieMissingError: this machine has no libraries for them.
         """
+        return self.runtime.bundle_of(self.container, abi)
 
     def windows(
         self, text: str, most: int | None = None, role: ModelRole = "target"
@@ -68,6 +114,17 @@ class ContainerModel(ABC):
         container = self.container
         limit = ContextLimit.of_draft(container) if role == "draft" else ContextLimit.of(container)
         return cut_windows(text, self.tokenizer, limit, most)
+
+    def start(
+        self, device: Device, properties: DeviceProperties, options: RuntimeOptions
+    ) -> ContainerRuntime:
+        """See `Model.start`.
+
+        Raises:
+            RuntimeChoiceError: the container is not for this device.
+            GenieMissingError: this machine has no libraries for it.
+        """
+        return self.runtime(device, properties, self.container, options)
 
     def check_fit(self, device: DeviceProperties) -> None:
         """See `Model.check_fit`.

@@ -138,6 +138,11 @@ class DescribedModel(Generic[_Description]):
         parts = [said, *(f"{name} {digests[path].sha256}" for name, path in paths)]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
+    @property
+    def info(self) -> ContainerInfo:
+        """The model in the results store."""
+        return self.container_info(cl=self.description.context_length or 0)
+
     def container_info(
         self,
         *,
@@ -164,12 +169,21 @@ class DescribedModel(Generic[_Description]):
             parameters=parameters,
         )
 
-    def check_length(self, most: int | None, prompt_tokens: int, new_tokens: int) -> None:
+    def check_length(
+        self, most: int | None, prompt_tokens: int, new_tokens: int, depth_tokens: int = 0
+    ) -> None:
         """Refuse a prompt and an answer that do not fit into a context, if its length is known.
 
+        Args:
+            depth_tokens: refused, as most programs begin with an empty context.
+
         Raises:
-            PromptTooLongError: they do not.
+            PromptTooLongError: they do not fit.
+            WrongUseError: there is a depth.
         """
+        if depth_tokens:
+            runtime = self.description.runtime
+            raise WrongUseError(f"the runtime {runtime} has no depth: leave it out")
         if most is not None and prompt_tokens + new_tokens > most:
             raise PromptTooLongError(prompt_tokens, new_tokens, most - 1, most)
 

@@ -18,7 +18,6 @@ from buildlib.targets import find_soc
 from harness.deploy.deployment import DeployFile
 from harness.devices.base import Device, DeviceProperties
 from harness.errors import HostFileError, RuntimeOutputError, WrongUseError
-from harness.results.records import ContainerInfo
 from harness.runtimes.base import (
     Capability,
     GenerationRequest,
@@ -216,11 +215,6 @@ class ExecuTorchModel(DescribedModel[ExecuTorchDescription]):
     runtime: ClassVar[type[ExecuTorchRuntime]] = ExecuTorchRuntime
 
     @property
-    def info(self) -> ContainerInfo:
-        """The model in the results store."""
-        return self.container_info(cl=self.description.context_length or 0)
-
-    @property
     def toolchain(self) -> Mapping[str, str]:
         """Its exporter, whose version it does not tell."""
         return {"toolchain": "executorch"}
@@ -241,9 +235,8 @@ class ExecuTorchModel(DescribedModel[ExecuTorchDescription]):
         """
         if settings.model_dump(exclude={"temp"}, exclude_none=True):
             raise WrongUseError(f"the runtime {self.runtime.name} has no setting but temp")
-        if depth_tokens:
-            raise WrongUseError(f"the runtime {self.runtime.name} has no depth: leave it out")
-        self.check_length(self.description.context_length, prompt_tokens, new_tokens)
+        most = self.description.context_length
+        self.check_length(most, prompt_tokens, new_tokens, depth_tokens)
 
     def check_fit(self, device: DeviceProperties) -> None:
         """See `Model.check_fit`.

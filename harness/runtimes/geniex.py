@@ -16,7 +16,6 @@ from pydantic import Field
 from harness.deploy.deployment import DeployFile
 from harness.devices.base import Device, DeviceProperties
 from harness.errors import HostFileError, RuntimeOutputError, WrongUseError
-from harness.results.records import ContainerInfo
 from harness.runtimes.base import Capability, GenerationResult, RuntimeOptions, SpeedRequest
 from harness.runtimes.bundles.bundle import Bundle
 from harness.runtimes.deployed import DeployedRuntime
@@ -169,11 +168,6 @@ class GeniexModel(DescribedModel[GeniexDescription]):
     runtime: ClassVar[type[GeniexBenchRuntime]] = GeniexBenchRuntime
 
     @property
-    def info(self) -> ContainerInfo:
-        """The model in the results store."""
-        return self.container_info(cl=self.description.context_length or 0)
-
-    @property
     def toolchain(self) -> Mapping[str, str]:
         """Unknown: a bundle or GGUF does not tell its maker."""
         return {}
@@ -194,9 +188,8 @@ class GeniexModel(DescribedModel[GeniexDescription]):
         """
         if settings != DialogSettings():
             raise WrongUseError(f"the runtime {self.runtime.name} measures greedy dialogs alone")
-        if depth_tokens:
-            raise WrongUseError(f"the runtime {self.runtime.name} has no depth: leave it out")
-        self.check_length(self.description.context_length, prompt_tokens, new_tokens)
+        most = self.description.context_length
+        self.check_length(most, prompt_tokens, new_tokens, depth_tokens)
 
     def check_fit(self, device: DeviceProperties) -> None:
         """See `Model.check_fit`.

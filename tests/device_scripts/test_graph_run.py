@@ -99,9 +99,12 @@ def test_steps_and_scores_agree(runner: "Runner", short_bundle: Path) -> None:
     logits = np.fromfile(short_bundle / "logits", "<f4").reshape(3, -1).astype(np.float64)
     sums = np.log(np.exp(logits - logits.max(1, keepdims=True)).sum(1)) + logits.max(1)
     loss = float((sums - logits[range(3), following]).sum())
-    short, long = json.loads((short_bundle / "scores.json").read_text())["windows"]
-    assert (short["tokens"], long["tokens"]) == (3, 6)
-    assert long["loss"] - short["loss"] == pytest.approx(loss, rel=1e-4)
+    summary = json.loads((short_bundle / "scores.json").read_text())
+    short, long = summary["windows"]
+    assert (short["tokens"], long["tokens"], summary["n_tokens"]) == (3, 6, 9)
+    losses = [math.log(one["perplexity"]) * one["tokens"] for one in (short, long)]
+    assert losses[1] - losses[0] == pytest.approx(loss, rel=1e-4)
+    assert math.log(summary["perplexity"]) * 9 == pytest.approx(sum(losses))
 
 
 def test_graphs_are_described(runner: "Runner", short_bundle: Path) -> None:

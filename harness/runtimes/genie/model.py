@@ -5,15 +5,11 @@ from pathlib import Path
 from typing import ClassVar
 
 from buildlib.container.manifest import GENIE_CONTRACT
-from harness.devices.base import Device, DeviceProperties
 from harness.errors import WrongUseError
-from harness.runtimes.base import RuntimeOptions
-from harness.runtimes.bundles.bundle import Bundle
 from harness.runtimes.container_model import ContainerModel
 from harness.runtimes.context_limit import ContextLimit
 from harness.runtimes.dialog_settings import DialogSettings
 from harness.runtimes.files import open_container
-from harness.runtimes.genie.bundle import genie_bundle
 from harness.runtimes.genie.configuration import check_depth, config_of, dialog_limit
 from harness.runtimes.genie.runtime import GenieRuntime
 from harness.runtimes.genie.speculation import refuse_wrong_dialogs
@@ -69,18 +65,3 @@ class GenieModel(ContainerModel):
         refuse_wrong_dialogs(config, self.container)
         limit = dialog_limit(ContextLimit.of(self.container), config)
         limit.check(depth_tokens + prompt_tokens, new_tokens)
-
-    def bundle(self, abi: str) -> Bundle:
-        """See `genie_bundle`."""
-        return genie_bundle(self.container, abi)
-
-    def start(
-        self, device: Device, properties: DeviceProperties, options: RuntimeOptions
-    ) -> GenieRuntime:
-        """See `Model.start`.
-
-        Raises:
-            RuntimeChoiceError: the container is not for this device.
-            GenieMissingError: this machine has no Genie for it.
-        """
-        return GenieRuntime(device, properties, self.container, options)

@@ -1,4 +1,4 @@
-"""Perplexities that `genie_perplexity.py` wrote, read."""
+"""Perplexities that `genie_perplexity.py` or `graph_run.py` wrote, read."""
 
 from collections.abc import Sequence
 from typing import Annotated, Literal

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from buildlib.container.container import GenAIContainer
 from buildlib.container.genie_config import GenieConfig
@@ -45,10 +45,9 @@ from harness.runtimes.base import (
 from harness.runtimes.bundles.bundle import Bundle
 from harness.runtimes.bundles.python import NAMED
 from harness.runtimes.bundles.sources import PROGRAMS
+from harness.runtimes.container_model import ContainerRuntime
 from harness.runtimes.context_limit import ContextLimit
-from harness.runtimes.deployed import DeployedRuntime
 from harness.runtimes.dialog_settings import DialogSettings
-from harness.runtimes.files import check_fit
 from harness.runtimes.genie.bundle import genie_bundle
 from harness.runtimes.genie.configuration import (
     added_tokens,
@@ -76,11 +75,7 @@ from harness.runtimes.genie.speculation import compare_dialog
 from harness.runtimes.genie.steps import STEP_RUNNER, STEP_SAMPLER, StepRun
 from harness.runtimes.genie.text_encoder import EncoderRun
 from harness.runtimes.run_folder import runner_command
-from harness.runtimes.tokenizer import encode, load_tokenizer
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
+from harness.runtimes.tokenizer import encode
 
 _BEGIN = "[BEGIN]: "
 _END = "[END]"
@@ -174,7 +169,7 @@ def _lora_arguments(lora: Mapping[str, float], config: GenieConfig) -> list[str]
     ]
 
 
-class GenieRuntime(DeployedRuntime):
+class GenieRuntime(ContainerRuntime):
     """A container on a device, run by Genie; `Runtime` of all capabilities but `MeasuresSpeed`.
 
     Args:
@@ -187,6 +182,7 @@ class GenieRuntime(DeployedRuntime):
     """
 
     name: ClassVar[str] = "genie"
+    bundle_of = staticmethod(genie_bundle)
 
     def __init__(
         self,
@@ -195,10 +191,7 @@ class GenieRuntime(DeployedRuntime):
         container: GenAIContainer,
         options: RuntimeOptions | None = None,
     ) -> None:
-        check_fit(container, properties)
-        bundle = genie_bundle(container, properties.abi)
-        super().__init__(device, properties, bundle, options or RuntimeOptions(), container)
-        self._container = container
+        super().__init__(device, properties, container, options)
         bundle = self.bundle
         self._origin = bundle.files["libGenie.so"].origin
         self._has_python = PROGRAMS[0] not in bundle.files
@@ -541,13 +534,5 @@ class GenieRuntime(DeployedRuntime):
         return parse_ids(printed, self._container.genie_config, self.device.serial)
 
     @functools.cached_property
-    def _limit(self) -> ContextLimit:
-        return ContextLimit.of(self._container)
-
-    @functools.cached_property
     def _draft_limit(self) -> ContextLimit:
         return ContextLimit.of_draft(self._container)
-
-    @functools.cached_property
-    def _tokenizer(self) -> "Tokenizer":
-        return load_tokenizer(self._container.files["tokenizer.json"])

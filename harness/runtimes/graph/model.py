@@ -4,10 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from harness.devices.base import Device, DeviceProperties
+from harness.devices.base import DeviceProperties
 from harness.errors import RuntimeChoiceError, WrongUseError
-from harness.runtimes.base import RuntimeOptions
-from harness.runtimes.bundles.bundle import Bundle
 from harness.runtimes.bundles.python import NAMED, find_python
 from harness.runtimes.bundles.sources import ANDROID
 from harness.runtimes.container_model import ContainerModel
@@ -15,7 +13,7 @@ from harness.runtimes.context_limit import ContextLimit
 from harness.runtimes.dialog_settings import DialogSettings
 from harness.runtimes.files import open_container
 from harness.runtimes.genie.configuration import dialog_limit
-from harness.runtimes.graph.runtime import RUNNER, GraphRuntime, graph_bundle, plain_config
+from harness.runtimes.graph.runtime import RUNNER, GraphRuntime, plain_config
 
 RUNTIME = GraphRuntime
 
@@ -75,18 +73,3 @@ class GraphModel(ContainerModel):
             reason = f"{RUNNER} needs Python, which Android has not: {NAMED}"
             raise RuntimeChoiceError(device.serial, reason)
         super().check_fit(device)
-
-    def bundle(self, abi: str) -> Bundle:
-        """See `graph_bundle`."""
-        return graph_bundle(self.container, abi)
-
-    def start(
-        self, device: Device, properties: DeviceProperties, options: RuntimeOptions
-    ) -> GraphRuntime:
-        """See `Model.start`.
-
-        Raises:
-            RuntimeChoiceError: the container is not for this device, or the device has no Python.
-            GenieMissingError: this machine has no QNN for it.
-        """
-        return GraphRuntime(device, properties, self.container, options)

@@ -1,21 +1,19 @@
 """Graphs of a container on a device, each query a process of its own."""
 
-import functools
+import dataclasses
 import json
-import math
 import tempfile
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from buildlib.container.container import GenAIContainer
 from buildlib.container.genie_config import GenieConfig
 from buildlib.container.op_packages import registrations
 from buildlib.toolchains.base import NodeCycles
-from buildlib.validation import first_fault
 from harness.deploy.deployment import DeployFile
 from harness.devices.base import Device, DeviceProperties
 from harness.errors import RuntimeOutputError, WrongUseError
@@ -35,10 +33,9 @@ from harness.runtimes.base import (
 from harness.runtimes.bundles.bundle import Bundle
 from harness.runtimes.bundles.python import find_python
 from harness.runtimes.bundles.sources import find_qnn
-from harness.runtimes.context_limit import ContextLimit
-from harness.runtimes.deployed import DeployedRuntime
+from harness.runtimes.container_model import ContainerRuntime
 from harness.runtimes.dialog_settings import DialogSettings
-from harness.runtimes.files import check_fit, qnn_api_files, target_of
+from harness.runtimes.files import qnn_api_files, target_of
 from harness.runtimes.genie.configuration import (
     added_tokens,
     config_of,
@@ -46,6 +43,7 @@ from harness.runtimes.genie.configuration import (
     eos_tokens,
     framed,
 )
+from harness.runtimes.genie.perplexity import parse_perplexity
 from harness.runtimes.genie.profile import (
     complete_figures,
     find_early_end,
@@ -56,11 +54,9 @@ from harness.runtimes.genie.profile import (
 from harness.runtimes.genie.runtime import generated_text, parse_ids
 from harness.runtimes.genie.steps import StepRun
 from harness.runtimes.run_folder import RunFolder, RunOutcome, runner_command
-from harness.runtimes.tokenizer import encode, load_tokenizer
+from harness.runtimes.tokenizer import encode
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
     from harness.runtimes.graph.tensors import StepTensors
 
 RUNNER = "graph_run.py"
@@ -110,32 +106,11 @@ def graph_bundle(container: GenAIContainer, abi: str) -> Bundle:
 _NODE_CYCLES = TypeAdapter(dict[str, tuple[tuple[str, Annotated[int, Field(ge=0)]], ...]])
 
 
-class _Score(BaseModel):
-    model_config = ConfigDict(extra="ignore")
-
-    loss: Annotated[float, Field(ge=0, allow_inf_nan=False)]
-    tokens: Annotated[int, Field(ge=1)]
-
-
-class _Scores(BaseModel):
-    model_config = ConfigDict(extra="ignore")
-
-    format: Annotated[int, Field(ge=1, le=1)]
-    windows: list[_Score]
-
-
-class GraphRuntime(DeployedRuntime):
-    """A container on a device, run by its graphs; `Generates`, `Scores` and `DecodesSteps`.
-
-    Args:
-        properties: what the device said of itself.
-
-    Raises:
-        RuntimeChoiceError: the container is not for this device.
-        GenieMissingError: this machine has no QNN for it.
-    """
+class GraphRuntime(ContainerRuntime):
+    """A container on a device, run by its graphs; `Generates`, `Scores` and `DecodesSteps`."""
 
     name: ClassVar[str] = "graph"
+    bundle_of = staticmethod(graph_bundle)
 
     def __init__(
         self,
@@ -144,11 +119,7 @@ class GraphRuntime(DeployedRuntime):
         container: GenAIContainer,
         options: RuntimeOptions | None = None,
     ) -> None:
-        check_fit(container, properties)
-        bundle = graph_bundle(container, properties.abi)
-        super().__init__(device, properties, bundle, options or RuntimeOptions(), container)
-        self._container = container
-        self._properties = properties
+        super().__init__(device, properties, container, options)
         packages = registrations(container.metadata.op_packages)
         self._arguments = ["--log", self.options.log_level or "error"]
         for package in packages:
@@ -312,25 +283,9 @@ class GraphRuntime(DeployedRuntime):
         command = ["--score", "texts.json", "--summary", "scores.json"]
         folder = self.folder()
         self._run(folder, config, command, inputs, times=len(windows))
-        text = folder.read("scores.json")
-        try:
-            scores = _Scores.model_validate_json(text).windows
-        except ValidationError as error:
-            reason = f"unreadable scores: {first_fault(error, _Scores)}"
-            raise RuntimeOutputError(self.device.serial, reason, text[-500:]) from error
-        if [score.tokens for score in scores] != [len(window.scored) for window in windows]:
-            reason = "the runner scored other windows than it was sent"
-            raise RuntimeOutputError(self.device.serial, reason, text[-500:])
-        tokens = sum(score.tokens for score in scores)
+        result = parse_perplexity(folder.read("scores.json"), windows, self.device.serial)
         trace = self._read_trace(folder)
-        return PerplexityResult(
-            math.exp(sum(score.loss for score in scores) / tokens),
-            tuple(math.exp(score.loss / score.tokens) for score in scores),
-            tokens,
-            0,
-            self.positions(),
-            (trace,) if trace else (),
-        )
+        return dataclasses.replace(result, traces=(trace,) if trace else ())
 
     def decode_steps(self, windows: Sequence[StepWindow]) -> StepLogits:
         """Decode texts step by step, with the tokens of the text whatever the logits say.
@@ -385,14 +340,6 @@ class GraphRuntime(DeployedRuntime):
         if whole.startswith(before):
             return whole[len(before) :]
         return str(self._tokenizer.decode(list(ids)))  # the answer ends a character of the prompt
-
-    @functools.cached_property
-    def _limit(self) -> ContextLimit:
-        return ContextLimit.of(self._container)
-
-    @functools.cached_property
-    def _tokenizer(self) -> "Tokenizer":
-        return load_tokenizer(self._container.files["tokenizer.json"])
 
 
 def _words(tokens: Sequence[int]) -> str:

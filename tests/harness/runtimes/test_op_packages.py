@@ -125,6 +125,6 @@ def test_a_device_without_python_is_refused(
 ) -> None:
     bundle = genie_bundle(scaled, "x86_64")
     bundle = bundle.add(dict.fromkeys(PROGRAMS, bundle.files["libGenie.so"]))
-    monkeypatch.setattr("harness.runtimes.genie.runtime.genie_bundle", lambda *_: bundle)
+    monkeypatch.setattr(GenieRuntime, "bundle_of", staticmethod(lambda *_: bundle))
     with pytest.raises(RuntimeChoiceError, match="needs Python"):
         start(virtual_device, scaled)
