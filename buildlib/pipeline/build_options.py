@@ -1,9 +1,11 @@
 """`BuildOptions`: every option of a build, declared once, and the dotted keys that set them.
 
-arn_cl_options.context_length: 192
-graphs.vtcm_size_in_mb: 4
-speculative_config.draft_model_path: draft_model.onnx
-prepare_embedding_lut: true
+Builders, command line, option files, recipes and plans use the same keys:
+
+    arn_cl_options.context_length: 192
+    graphs.vtcm_size_in_mb: 4
+    speculative_config.draft_model_path: draft_model.onnx
+    prepare_embedding_lut: true
 """
 
 from collections.abc import Collection, Iterator, Mapping

@@ -9,6 +9,7 @@ import pytest
 from buildlib.builder_options import apply_options, flatten_options
 from buildlib.errors import InvalidOptionError
 from buildlib.genai import GenAIBuilderFactory, GenAIBuilderHTP
+from buildlib.pipeline.build_options import BuildOptions, known_options
 from buildlib.speculative.config import (
     EagletBuilderConfig,
     LadeBuilderConfig,
@@ -91,3 +92,23 @@ def test_a_wrong_option_is_named(
 ) -> None:
     with pytest.raises(InvalidOptionError, match=said):
         apply_options(builder, flatten_options({key: value}, HERE))
+
+
+def test_every_section_and_attribute_can_be_set_to_what_it_is(builder: GenAIBuilderHTP) -> None:
+    for key, value in builder.options.as_options().items():
+        before = builder.options.as_options()
+        assert builder.set_options({key: value}).options.as_options() == before
+    for key in set(BuildOptions.model_fields) & set(known_options()):
+        value = getattr(builder, key)  # a builder has them all
+        setattr(builder, key, value)
+        assert getattr(builder, key) == value
+
+
+def test_a_set_of_options_takes_its_own_keys_alone(builder: GenAIBuilderHTP) -> None:
+    with pytest.raises(InvalidOptionError, match="arn_cl_options"):
+        builder.set_conversion_options({"arn_cl_options.context_length": 96})
+    with pytest.raises(InvalidOptionError, match="max_workers"):
+        builder.set_transformation_options({"max_workers": 1})
+    builder.set_options({"graphs": {"dlbc": 1}, "max_workers": 1})
+    assert builder.options.compilation == {"graphs.dlbc": 1}
+    assert not builder.parallel_build
