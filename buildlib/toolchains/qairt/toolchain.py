@@ -10,8 +10,9 @@ SDK: `qnnfarm conformance` is what proves this module, on one that has.
 
 import json
 import re
+import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -100,19 +101,13 @@ class QairtToolchain:
             raise InputFileError(str(dlc), reason)
         with lowered_opset(onnx.absolute()) as lowered, _scratch(dlc) as scratch:
             written, backend = scratch / dlc.name, ("HTP", "--target_soc_model", target.soc.name)
-            self._run(
-                CONVERTER,
-                dlc,
-                scratch,
-                *("--input_network", str(lowered), "--output_path", str(written)),
-                *("--preserve_io_datatype", "--target_backend", *backend),
-            )
-            _require(written, CONVERTER)
+            arguments = ["--input_network", str(lowered), "--output_path", str(written)]
+            arguments += ["--preserve_io_datatype", "--target_backend", *backend]
+            self._run(CONVERTER, dlc, written, arguments)
             if self.sdk.release < _CONVERTS_QDQ:
                 converted = written.rename(scratch / f"converted-{dlc.name}")
-                names = ("--input_dlc", str(converted), "--output_dlc", str(written))
-                self._run(QUANTIZER, dlc, scratch, *names, "--float_fallback")
-                _require(written, QUANTIZER)
+                arguments = ["--input_dlc", str(converted), "--output_dlc", str(written)]
+                self._run(QUANTIZER, dlc, written, [*arguments, "--float_fallback"])
             sync_file(written)
             written.replace(dlc)
 
@@ -146,21 +141,19 @@ class QairtToolchain:
         if ports:
             raise InvalidOptionError("toolchain", _NO_PORTS, ())
         with _scratch(binary) as scratch, atomic_path(binary.absolute()) as unfinished:
-            for dlc in dlcs:  # paths may have commas, which separate DLCs
-                (scratch / dlc.name).symlink_to(dlc.absolute())
+            outputs = scratch / "output"
+            outputs.mkdir()
+            for dlc in dlcs:  # paths may have commas, which separate DLCs; names here have none
+                (outputs / dlc.name).symlink_to(dlc.absolute())
+            arguments = ["--backend", str(self.sdk.library("libQnnHtp.so"))]
+            arguments += ["--model", str(self.sdk.library("libQnnModelDlc.so"))]
+            arguments += ["--dlc_path", ",".join(dlc.name for dlc in dlcs)]
+            arguments += ["--output_dir", str(outputs), "--binary_file", "context"]
+            arguments += ["--config_file", str(self._write_config(config, stems, scratch))]
+            written = outputs / "context.bin"
             self._run(
-                GENERATOR,
-                binary,
-                scratch,
-                *("--backend", str(self.sdk.library("libQnnHtp.so"))),
-                *("--model", str(self.sdk.library("libQnnModelDlc.so"))),
-                *("--dlc_path", ",".join(dlc.name for dlc in dlcs)),
-                *("--output_dir", str(scratch / "output"), "--binary_file", "context"),
-                *("--config_file", str(self._write_config(config, stems, scratch))),
+                GENERATOR, binary, written, arguments, lambda: self._fault(written, config, stems)
             )
-            written = scratch / "output" / "context.bin"
-            _require(written, GENERATOR)
-            self._check_binary(written, binary, config, stems)
             written.replace(unfinished)
 
     def inspect(self, binary: Path) -> BinaryInfo:
@@ -180,8 +173,8 @@ class QairtToolchain:
         """
         with tempfile.TemporaryDirectory(prefix="qnnfarm-describe-") as folder:
             written = Path(folder) / "binary.json"
-            names = ("--context_binary", str(binary.absolute()), "--json_file", str(written))
-            self._run(UTILITY, binary, Path(folder), *names)
+            arguments = ["--context_binary", str(binary.absolute()), "--json_file", str(written)]
+            self._run(UTILITY, binary, written, arguments)
             try:
                 described = json.loads(written.read_bytes())
             except (OSError, ValueError) as error:
@@ -211,23 +204,22 @@ class QairtToolchain:
         outer.write_text(json.dumps({"backend_extensions": named}, indent=2), encoding="utf-8")
         return outer
 
-    def _check_binary(
-        self, written: Path, binary: Path, config: CompileConfig, names: Sequence[str]
-    ) -> None:
-        info = self.inspect(written)
+    def _fault(self, written: Path, config: CompileConfig, names: Sequence[str]) -> str:
+        """Return what is wrong with a context binary; empty if it is what was asked for."""
+        try:
+            info = self.inspect(written)
+        except InvalidBinaryError as error:
+            return f"what release {self.sdk.version} wrote is not read here: {error.reason}"
         made = sorted(graph.name for graph in info.graphs)
-        fault = ""
         if made != sorted(names):
-            fault = f"its graphs are {', '.join(made)}, and not {', '.join(sorted(names))}"
-        elif info.soc_model != config.target.soc.soc_model:
-            fault = f"it is for soc_model {info.soc_model}, and not {config.target.soc.soc_model}"
-        else:
-            for graph in info.graphs:
-                asked = config.graph(graph.name).vtcm_size_in_mb
-                if graph.vtcm_mb != asked:
-                    fault = f"{graph.name} has {graph.vtcm_mb} MiB of VTCM, and not {asked}"
-        if fault:
-            raise ToolchainError(GENERATOR, str(binary), fault, 0, (), "none")
+            return f"its graphs are {', '.join(made)}, and not {', '.join(sorted(names))}"
+        if info.soc_model != config.target.soc.soc_model:
+            return f"it is for soc_model {info.soc_model}, and not {config.target.soc.soc_model}"
+        for graph in info.graphs:
+            asked = config.graph(graph.name).vtcm_size_in_mb
+            if graph.vtcm_mb != asked:
+                return f"{graph.name} has {graph.vtcm_mb} MiB of VTCM, and not {asked}"
+        return ""
 
     def help(self, name: str) -> str:
         """Return what a program says to `--help`, which proves that it starts here.
@@ -240,18 +232,28 @@ class QairtToolchain:
             call = self._program(name, self.sdk.program(name), path, ("--help",), timeout_s)
             return run_program(call, path).read_text(encoding="utf-8", errors="replace")
 
-    def _run(self, name: str, subject: Path, folder: Path, *arguments: str) -> None:
-        timeouts = {CONVERTER: self.timeouts.convert_s, QUANTIZER: self.timeouts.convert_s}
-        timeouts |= {GENERATOR: self.timeouts.compile_s, UTILITY: self.timeouts.inspect_s}
-        program = self._program(name, subject, folder, arguments, timeouts[name])
+    def _run(
+        self,
+        name: str,
+        subject: Path,
+        made: Path,
+        arguments: Sequence[str],
+        find_fault: Callable[[], str] | None = None,
+    ) -> None:
+        """Run a program, which must make a file without a fault, and keep its log."""
+        timeouts = {GENERATOR: self.timeouts.compile_s, UTILITY: self.timeouts.inspect_s}
+        timeout_s = timeouts.get(name, self.timeouts.convert_s)
+        program = self._program(name, subject, made.parent, arguments, timeout_s)
         log = run_program(program, self.log_dir)
-        if self.log_dir is None:
-            if name == UTILITY:
-                log.unlink()
-            else:
-                kept = subject.absolute().with_name(f"{subject.stem}.{name}.log")
-                kept.write_bytes(log.read_bytes())
-                log.unlink()
+        fault = f"it ended well and did not write {made.name}"
+        if made.is_file():
+            fault = find_fault() if find_fault else ""
+        if fault:
+            raise ToolchainError(name, str(subject), fault, 0, (), str(log))
+        if self.log_dir is None and name == UTILITY:
+            log.unlink()
+        elif self.log_dir is None:
+            shutil.move(log, subject.absolute().with_name(f"{subject.stem}.{name}.log"))
 
     def _program(
         self, name: str, subject: Path, folder: Path, arguments: Sequence[str], timeout_s: float
@@ -268,9 +270,3 @@ def _scratch(output: Path) -> Iterator[Path]:
         prefix=f".{output.name}.", dir=output.absolute().parent
     ) as name:
         yield Path(name).absolute()
-
-
-def _require(path: Path, program: str) -> None:
-    if not path.is_file():
-        reason = f"{program} ended well and did not write {path.name}"
-        raise ToolchainError(program, str(path), reason, 0, (), "none")

@@ -30,8 +30,17 @@ def test_a_stand_in_of_the_sdk_and_a_virtual_device_conform(
     assert report == json.loads(done.stdout)
     assert report["toolchain"] == {"toolchain": "qairt", "qairt_sdk": "2.39.0.250926"}
     marks = {check["subject"]: check["mark"] for check in report["checks"]}
-    there = {"build", "graphs", "weight sharing", "second reader", "emulator"}
-    here = {"bundle", "Genie", "profiles", "graph runtime", "perplexity", "device"}
+    there = {"build", "graphs", "weight sharing", "second reader", "SDK on emulator"}
+    here = {
+        "emulator",
+        "bundle",
+        "Genie",
+        "profiles",
+        "tokens",
+        "graph runtime",
+        "perplexity",
+        "device",
+    }
     assert {subject for subject, mark in marks.items() if mark == "proven there"} == there
     assert {subject for subject, mark in marks.items() if mark == "proven here"} == here
     assert set(marks.values()) == {"proven here", "proven there", "open"}
