@@ -38,6 +38,18 @@ _AotConfig = Annotated[
     ),
 ]
 
+_MaxLength = Annotated[
+    int | None,
+    typer.Option(
+        "--max-length",
+        "--max_length",
+        min=2,
+        help="Context length (CL) in tokens; by default that of a configuration, or 1024 if the "
+        "model has as many.",
+        show_default=False,
+    ),
+]
+
 
 @app.command("init")
 def init(
@@ -48,16 +60,7 @@ def init(
         Path, typer.Option("--output-dir", "--output_dir", help="Folder of the two files.")
     ] = Path(),
     target: Annotated[str, typer.Option(help="SoC to compile for.")] = _TARGET,
-    max_length: Annotated[
-        int | None,
-        typer.Option(
-            "--max-length",
-            "--max_length",
-            min=2,
-            help="Context length (CL) in tokens; by default 1024, or what the model has.",
-            show_default=False,
-        ),
-    ] = None,
+    max_length: _MaxLength = None,
     block_size: Annotated[
         int | None,
         typer.Option(
@@ -130,16 +133,7 @@ def quantize(
             help="Folder of model.safetensors. It gets the tokenizer and both configurations too.",
         ),
     ],
-    max_length: Annotated[
-        int | None,
-        typer.Option(
-            "--max-length",
-            "--max_length",
-            min=2,
-            help="Context length (CL) in tokens; by default that of the configuration.",
-            show_default=False,
-        ),
-    ] = None,
+    max_length: _MaxLength = None,
     num_samples: Annotated[
         int,
         typer.Option(
