@@ -15,7 +15,6 @@ from buildlib.container.genie_config import GenieConfig
 from buildlib.container.op_packages import registrations
 from buildlib.toolchains.base import NodeCycles
 from harness.deploy.deployment import DeployFile
-from harness.devices.base import Device, DeviceProperties
 from harness.errors import RuntimeOutputError, WrongUseError
 from harness.results.records import Positions
 from harness.runtimes.base import (
@@ -25,7 +24,6 @@ from harness.runtimes.base import (
     GenerationResult,
     ModelRole,
     PerplexityResult,
-    RuntimeOptions,
     StepLogits,
     StepWindow,
     Window,
@@ -112,18 +110,12 @@ class GraphRuntime(ContainerRuntime):
     name: ClassVar[str] = "graph"
     bundle_of = staticmethod(graph_bundle)
 
-    def __init__(
-        self,
-        device: Device,
-        properties: DeviceProperties,
-        container: GenAIContainer,
-        options: RuntimeOptions | None = None,
-    ) -> None:
-        super().__init__(device, properties, container, options)
-        packages = registrations(container.metadata.op_packages)
-        self._arguments = ["--log", self.options.log_level or "error"]
-        for package in packages:
-            self._arguments += ["--op-package", str(package)]
+    @property
+    def _arguments(self) -> tuple[str, ...]:
+        """Options of the program that all its runs have."""
+        packages = registrations(self._container.metadata.op_packages)
+        words = [word for package in packages for word in ("--op-package", str(package))]
+        return ("--log", self.options.log_level or "error", *words)
 
     def runner(self, capability: Capability) -> str:  # noqa: ARG002
         """See `Runtime.runner`."""
@@ -303,7 +295,7 @@ class GraphRuntime(ContainerRuntime):
             self.device,
             self.folder(),
             self.options.runner_timeout_s,
-            tuple(self._arguments),
+            self._arguments,
             trace=self.options.trace,
             command=runner_command(RUNNER),
         )
