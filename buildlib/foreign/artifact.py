@@ -60,7 +60,7 @@ class Artifact:
         """Return tokenizer, token before a text, and those that end an answer.
 
         Raises:
-            InputFileError: some are; it names the options that give them.
+            InputFileError: one is missing; it names the options that give it.
         """
         options = {
             "a tokenizer (--tokenizer FILE)": self.tokenizer is None,
@@ -125,7 +125,7 @@ def write_artifact(
         target=chosen,
         model=ModelRecord(
             name=name,
-            architecture=artifact.architecture,
+            architecture=plain_name(artifact.architecture),
             inputs={
                 known: digest.sha256
                 for known, digest in zip(
@@ -168,9 +168,9 @@ def _shapes(infos: list[BinaryInfo], name: str) -> _Shapes:
     grids: set[object] = set()
     for graph in graphs:
         known = {tensor.name: tensor for tensor in graph.inputs}
-        past = [(known[name], is_key) for name, is_key, _ in contract.caches(known)]
+        past = [(known[one], is_key) for one, is_key, _ in contract.caches(known)]
         grids |= {(tensor.dtype, tensor.encoding) for tensor, _ in past}
-        keys = [tensor for tensor, is_key in past if is_key]
+        keys = [tensor for tensor, is_key in past if is_key and len(tensor.shape) > 1]
         for mask in graph.inputs:
             if keys and re.fullmatch(contract.mask, mask.name) and len(mask.shape) > 1:
                 ar, slots = mask.shape[-2], keys[0].shape[-1]
@@ -222,9 +222,9 @@ def _check_tokens(artifact: Artifact, vocabulary: int) -> None:
             f"its graphs know {vocabulary} tokens, and {tokenizer} has the id {last}: it "
             "is the tokenizer of another model"
         )
-    for option, tokens in (("--bos", (bos,)), ("--eos", eos)):
+    for option, tokens, least in (("--bos", (bos,), -1), ("--eos", eos, 0)):
         for token in tokens:
-            if not -1 <= token < vocabulary:
+            if not least <= token < vocabulary:
                 raise ValueError(
                     f"its graphs know {vocabulary} tokens, and {option} is {token}: give another"
                 )

@@ -62,7 +62,7 @@ def _read(path: Path, scratch: Path, tokenizer: Path | None) -> Artifact:
     elif path.is_dir():
         raise InputFileError(
             str(path),
-            "it is no folder of mllm, which has a *.bin and a config*.json, nor of PowerServe, "
+            "it is no folder of mllm, which has a *.bin and a config_X.json, nor of PowerServe, "
             "which has model.json and qnn/config.json",
         )
     else:

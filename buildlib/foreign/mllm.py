@@ -13,7 +13,7 @@ from buildlib.errors import CheckpointError, InputFileError
 from buildlib.foreign.artifact import Artifact
 from buildlib.validation import first_fault
 
-_CONFIG, _BINARY = "config*.json", "*.bin"
+_CONFIG, _PLAIN_CONFIG, _BINARY = "config_*.json", "config.json", "*.bin"
 
 
 class _Config(BaseModel):
@@ -27,7 +27,8 @@ class _Config(BaseModel):
 def is_artifact(path: Path) -> bool:
     """Return whether it is a folder with a binary and a configuration, or such a binary."""
     folder = path if path.is_dir() else path.parent
-    return any(folder.glob(_CONFIG)) and (path.match(_BINARY) or any(path.glob(_BINARY)))
+    has_config = any(folder.glob(_CONFIG)) or (folder / _PLAIN_CONFIG).is_file()
+    return has_config and (path.match(_BINARY) or any(path.glob(_BINARY)))
 
 
 def read_artifact(path: Path) -> Artifact:
@@ -39,7 +40,7 @@ def read_artifact(path: Path) -> Artifact:
     """
     folder = path if path.is_dir() else path.parent
     binary = _only(folder, _BINARY) if path.is_dir() else path
-    file = _only(folder, _CONFIG)
+    file = _only(folder, _CONFIG if any(folder.glob(_CONFIG)) else _PLAIN_CONFIG)
     try:
         config = _Config.model_validate(read_json(file))
     except ValidationError as error:

@@ -6,7 +6,7 @@ and `src/backend/qnn`. Graphs take embeddings, which the host looks up in the GG
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -16,6 +16,7 @@ from buildlib.container.genie_positions import PositionalEncoding
 from buildlib.embedding.config import TABLE_FILE, EmbeddingConfig
 from buildlib.errors import CheckpointError, InputFileError
 from buildlib.foreign.artifact import Artifact
+from buildlib.gguf import GgufHeader
 from buildlib.validation import first_fault
 
 _WORKSPACE, _MODEL, _CONFIG = "workspace.json", "model.json", "qnn/config.json"
@@ -90,10 +91,9 @@ def read_artifact(path: Path, folder: Path) -> Artifact:
     ordered = sorted(graphs.graphs, key=lambda graph: graph.start_layer_id)
     names = dict.fromkeys(graph.model_path for graph in (*ordered, *graphs.embeddings))
     binaries = tuple(source / "qnn" / name for name in names)
-    keys, _ = _read_gguf(source / _VOCABULARY)
+    keys = GgufHeader.read(source / _VOCABULARY).keys
     rope, tokenizer = model.llm_config.rope_config, source / TOKENIZER_FILE
-    eos = keys.get("tokenizer.ggml.eos_token_id")
-    bos = keys.get("tokenizer.ggml.bos_token_id")
+    eos = _token(keys, "eos_token_id")
     return Artifact(
         path,
         name=model.model_id or source.resolve().name,
@@ -101,7 +101,7 @@ def read_artifact(path: Path, folder: Path) -> Artifact:
         binaries=binaries,
         files={one.name: one for one in (*binaries, source / _CONFIG, source / _WEIGHTS)},
         tokenizer=tokenizer if tokenizer.is_file() else None,
-        bos=bos if keys.get("tokenizer.ggml.add_bos_token", True) else -1,
+        bos=_token(keys, "bos_token_id") if keys.get("tokenizer.ggml.add_bos_token", True) else -1,
         eos=() if eos is None else (eos,),
         architecture=model.model_arch,
         toolchain={"toolchain": "powerserve"},
@@ -117,35 +117,31 @@ def _read(path: Path, kind: type[_Read]) -> _Read:
         raise CheckpointError(path, str(first_fault(error, kind))) from error
 
 
-def _read_gguf(path: Path) -> tuple[Mapping[str, Any], Any]:
-    """Read numbers of a GGUF by their keys, and its table of embeddings; None if it has none."""
-    try:
-        from gguf import GGUFReader
-    except ImportError as error:
-        raise InputFileError(str(path), "it needs gguf: pip install 'qnnfarm[gguf]'") from error
-    try:
-        reader = GGUFReader(path)
-        keys = {
-            name: field.contents()
-            for name, field in reader.fields.items()
-            if len(field.data) == 1 and name.startswith("tokenizer.ggml.")
-        }
-        return keys, next((one for one in reader.tensors if one.name == _TABLE), None)
-    except OSError as error:
-        raise InputFileError(str(path), error.strerror or str(error)) from error
-    except Exception as error:  # of any kind where offsets lead astray
-        raise InputFileError(str(path), f"it is no GGUF: {str(error)[:120]}") from error
+def _token(keys: Mapping[str, object], key: str) -> int | None:
+    value = keys.get(f"tokenizer.ggml.{key}")
+    return value if isinstance(value, int) else None
 
 
 def _write_table(path: Path, target: Path) -> EmbeddingConfig:
     """Write the embeddings of a GGUF as float32."""
-    from gguf.quants import dequantize
-
-    _, tensor = _read_gguf(path)
-    if tensor is None:
+    try:
+        from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+        from gguf.quants import dequantize
+    except ImportError as error:
+        raise InputFileError(str(path), "it needs gguf: pip install 'qnnfarm[gguf]'") from error
+    tensor = GgufHeader.read(path).tensors.get(_TABLE)
+    if tensor is None or len(tensor.shape) != 2:
         raise InputFileError(str(path), f"it has no {_TABLE}")
-    with target.open("wb") as sink:
-        for begin in range(0, len(tensor.data), _ROWS):
-            rows = dequantize(tensor.data[begin : begin + _ROWS], tensor.tensor_type)
-            sink.write(rows.astype(np.float32).tobytes())
-    return EmbeddingConfig(embed_length=int(tensor.shape[0]), embed_path=target)
+    length, count = tensor.shape
+    try:
+        kind = GGMLQuantizationType(tensor.kind)
+        block, block_bytes = GGML_QUANT_SIZES[kind]
+        shape = (count, length // block * block_bytes)
+        rows = np.memmap(path, np.uint8, "r", tensor.offset, shape)
+        with target.open("wb") as sink:
+            for begin in range(0, count, _ROWS):
+                values = dequantize(rows[begin : begin + _ROWS], kind)
+                sink.write(values.astype(np.float32).tobytes())
+        return EmbeddingConfig(embed_length=length, embed_path=target)
+    except (ArithmeticError, KeyError, NotImplementedError, ValueError) as error:
+        raise InputFileError(str(path), f"its {_TABLE} cannot be read: {error!r:.120}") from error

@@ -87,6 +87,7 @@ def test_sizes_are_those_of_the_graphs(powerserve: Path, tmp_path: Path) -> None
         ({"tokenizer": None}, r"it lacks a tokenizer \(--tokenizer FILE\)"),
         ({"target": parse_target("SM8650")}, "its binaries are for SM8750, not for SM8650"),
         ({"eos": (1280,)}, "its graphs know 1280 tokens, and --eos is 1280"),
+        ({"eos": (-1,)}, "--eos is -1"),
     ],
 )
 def test_what_does_not_fit_the_graphs_is_refused(

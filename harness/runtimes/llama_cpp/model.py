@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from buildlib.gguf import GgufHeader
 from harness.deploy.deployment import DeployFile
 from harness.devices.base import Device, DeviceProperties
 from harness.errors import HostFileError, WrongUseError
@@ -23,7 +24,6 @@ from harness.runtimes.description import (
     read_description,
 )
 from harness.runtimes.dialog_settings import DialogSettings
-from harness.runtimes.llama_cpp.gguf import GgufHeader
 from harness.runtimes.llama_cpp.runtime import MODEL, PROGRAMS, LlamaCppRuntime
 from harness.runtimes.tokenizer import load_tokenizer
 
@@ -61,7 +61,8 @@ def open_model(path: Path) -> "LlamaCppModel":
     """Open a description and the GGUF that it names.
 
     Raises:
-        HostFileError: one of the two cannot be read.
+        HostFileError: the description cannot be read.
+        InputFileError: the GGUF cannot.
         WrongUseError: it is no description for llama.cpp.
     """
     model = LlamaCppModel(path, read_description(path, LlamaCppDescription, RUNTIME.name))
@@ -80,7 +81,7 @@ class LlamaCppModel(DescribedModel[LlamaCppDescription]):
         """Header of the GGUF.
 
         Raises:
-            HostFileError: it is none.
+            InputFileError: it is none.
         """
         return GgufHeader.read(self.model_path)
 

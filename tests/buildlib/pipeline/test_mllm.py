@@ -1,5 +1,6 @@
 """A `.mllm` file compiled in mllm's contract, against the same file in Genie's."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -8,9 +9,10 @@ import pytest
 from buildlib.checkpoint.config import load_config
 from buildlib.container.container import GenAIContainer
 from buildlib.errors import InputFileError, InvalidShapeError
+from buildlib.foreign.importer import import_artifact
 from buildlib.graph.rope import rope_tables
 from buildlib.passes.mllm_contract import find_fault
-from buildlib.pipeline.mllm import plan_context
+from buildlib.pipeline.mllm import MllmFiles, plan_context
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from tests.buildlib.conftest import MakeCheckpoint
 from tests.mllm_files import write_files
@@ -38,6 +40,7 @@ def test_both_contracts_compute_the_same_bits(
     graphs = toolchain.inspect(binary).graphs
     assert sorted(graph.name for graph in graphs) == ["model.0.s1", f"model.0.s{AR}"]
     assert find_fault(graphs, AR) is None
+    _import_again(binary, files, container, tmp_path)
     assert find_fault(graphs, 32) == f"it has no graph model.0.s32, but model.0.s1, model.0.s{AR}"
 
     rng = np.random.default_rng(1)
@@ -70,6 +73,19 @@ def test_both_contracts_compute_the_same_bits(
         if name != "logits":
             ours = found[name.replace("past", "present").removesuffix("_out")]
             np.testing.assert_array_equal(np.swapaxes(ours, 0, 1), values)
+
+
+def _import_again(binary: Path, files: MllmFiles, container: GenAIContainer, folder: Path) -> None:
+    """Import the binary with what stands beside it; it is the same container."""
+    shutil.copy(binary, files.parameters.parent / "m.bin")
+    target = files.target(emulator=True)
+    imported = import_artifact(files.parameters.parent, folder / "imported", target=target)
+    for one in ("contract", "target", "graphs"):
+        assert getattr(imported.metadata, one) == getattr(container.metadata, one)
+    assert imported.genie_config.dialog.context == container.genie_config.dialog.context
+    shutil.copy(binary, files.parameters.parent / "n.bin")
+    with pytest.raises(InputFileError, match="one file"):
+        import_artifact(files.parameters.parent, folder / "second", target=target)
 
 
 def test_what_does_not_fit_is_told_before_anything_runs(

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import yaml
 
+from buildlib.error_base import QnnfarmError
 from harness.devices.adb.device import AdbDevice
 from harness.errors import (
-    HarnessError,
     HostFileError,
     PromptTooLongError,
     RuntimeOutputError,
@@ -187,7 +187,7 @@ def test_wrong_descriptions_are_refused_in_one_line(
     path = tmp_path / "tiny.yaml"
     content = {"runtime": "llama.cpp", "model": "tiny.gguf", "build": ".", **change}
     path.write_text(yaml.safe_dump(content))
-    with pytest.raises(HarnessError, match=said) as caught:
+    with pytest.raises(QnnfarmError, match=said) as caught:
         open_model(path)
     assert "\n" not in str(caught.value)
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.errors import HostFileError
-from harness.runtimes.llama_cpp.gguf import GgufHeader
+from buildlib.errors import InputFileError
+from buildlib.gguf import GgufHeader
 from suites.models.tiny_llama.gguf_file import write_gguf
 
 
@@ -33,6 +33,9 @@ def test_the_precision_is_that_of_most_weights(tmp_path: Path, precision: str) -
     writer.write_tensors_to_file()
     writer.close()
     header = GgufHeader.read(path)
+    place = header.tensors["blk.0.ffn_up.weight"]
+    assert (place.shape, place.kind) == ((64, 32), quantized.value)
+    assert path.read_bytes()[place.offset :].startswith(raw.tobytes())
     assert (header.precision, header.parameters) == (precision, 32 * 64 + 64)
     assert header.context_length is None
 
@@ -53,5 +56,5 @@ def test_any_damage_is_refused_or_read(
     path.write_bytes(bytes(damaged[: data.draw(st.integers(0, len(damaged)))]))
     try:
         GgufHeader.read(path)
-    except HostFileError as error:
+    except InputFileError as error:
         assert "\n" not in str(error)  # noqa: PT017

@@ -1,4 +1,4 @@
-"""Header of a GGUF file: keys of the model, types and shapes of its tensors.
+"""Header of a GGUF file: keys of the model, types, shapes and places of its tensors.
 
 Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (MIT), version 2 and 3.
 """
@@ -7,12 +7,12 @@ import math
 import struct
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import BinaryIO, Self
 
-from harness.errors import HostFileError
+from buildlib.errors import InputFileError
 
 _SCALARS = MappingProxyType(
     {
@@ -34,6 +34,23 @@ _LONGEST_TEXT = 1 << 24
 _MOST = 1 << 24
 """Entries of an array, keys or tensors of a file."""
 _MOST_DIMENSIONS = 4
+_ALIGNMENT = 32
+"""Bytes to which tensors are aligned where no key says otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class GgufTensor:
+    """A tensor in a file.
+
+    Attributes:
+        shape: the fastest axis first.
+        kind: number of its type.
+        offset: of its data, in bytes of the file.
+    """
+
+    shape: tuple[int, ...]
+    kind: int
+    offset: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,26 +61,28 @@ class GgufHeader:
         keys: numbers and texts, such as `general.name`; arrays are left out.
         parameters: number of weights.
         precision: type of most weights: `Q4_0`; empty for one that is not known here.
+        tensors: by name.
     """
 
     keys: Mapping[str, str | int | float | bool]
     parameters: int
     precision: str
+    tensors: Mapping[str, GgufTensor]
 
     @classmethod
     def read(cls, path: Path) -> Self:
         """Read the header of a file.
 
         Raises:
-            HostFileError: it cannot be read, or is no GGUF file of version 2 or 3.
+            InputFileError: it cannot be read, or is no GGUF file of version 2 or 3.
         """
         try:
             with path.open("rb") as file:
                 return cls._read(file)
         except OSError as error:
-            raise HostFileError(str(path), error.strerror or str(error)) from error
+            raise InputFileError(str(path), error.strerror or str(error)) from error
         except (UnicodeDecodeError, ValueError, struct.error) as error:
-            raise HostFileError(str(path), f"it is no GGUF file: {error}") from error
+            raise InputFileError(str(path), f"it is no GGUF file: {error}") from error
 
     @classmethod
     def _read(cls, file: BinaryIO) -> Self:
@@ -77,16 +96,24 @@ class GgufHeader:
             if value is not None:
                 keys[key] = value
         weights: Counter[int] = Counter()
+        places: dict[str, GgufTensor] = {}
         for _ in range(_bounded(tensors)):
-            _read_text(file)
+            name = _read_text(file)
             (count,) = struct.unpack("<I", file.read(4))
             if count > _MOST_DIMENSIONS:
                 raise ValueError(f"a tensor has {count} dimensions")
             shape = struct.unpack(f"<{count}Q", file.read(8 * count))
-            kind, _ = struct.unpack("<IQ", file.read(12))
+            kind, offset = struct.unpack("<IQ", file.read(12))
             weights[kind] += math.prod(shape)
+            places[name] = GgufTensor(shape, kind, offset)
+        step = int(keys.get("general.alignment", _ALIGNMENT))
+        if not 0 < step <= _MOST:
+            raise ValueError(f"it aligns tensors to {step} bytes")
+        begin = -(-file.tell() // step) * step
+        found = {name: replace(one, offset=begin + one.offset) for name, one in places.items()}
         most = weights.most_common(1)
-        return cls(keys, weights.total(), _TYPES.get(most[0][0], "") if most else "")
+        precision = _TYPES.get(most[0][0], "") if most else ""
+        return cls(keys, weights.total(), precision, found)
 
     @property
     def name(self) -> str:
