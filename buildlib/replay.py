@@ -41,7 +41,7 @@ from buildlib.pipeline.stage import Stage
 from buildlib.pipeline.stages.compile_part import CompilePart
 from buildlib.quantize.options import QuantizationOptions
 from buildlib.targets import Target, parse_target
-from buildlib.toolchains.base import BinaryInfo, Toolchain
+from buildlib.toolchains.base import BinaryInfo, Ports, Toolchain
 from buildlib.toolchains.compile_config import CompileConfig
 from buildlib.toolchains.requests import OpPackageLibrary
 
@@ -117,9 +117,19 @@ def load(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> Dlc
 
 
 def compile(  # noqa: A001 - the vendor's name
-    model: DlcModel, config: CompileConfig, *, toolchain: Toolchain | None = None
+    model: DlcModel,
+    config: CompileConfig,
+    *,
+    toolchain: Toolchain | None = None,
+    ports: Mapping[str, Ports] | None = None,
 ) -> CompiledModel:
     """Compile DLCs into one context binary. Equal DLCs and options give equal bytes.
+
+    Args:
+        model: the DLCs.
+        config: how they are compiled.
+        toolchain: by default that of PyPI.
+        ports: see `Toolchain.compile`.
 
     Raises:
         InvalidOptionError: the toolchain cannot honour an option.
@@ -132,7 +142,7 @@ def compile(  # noqa: A001 - the vendor's name
     toolchain.check(config)
     folder = Path(tempfile.mkdtemp(prefix="qnnfarm-compile-"))
     compiled = CompiledModel(folder / f"{model.paths[0].stem}.bin", config, toolchain)
-    toolchain.compile(model.paths, compiled.path, config)
+    toolchain.compile(model.paths, compiled.path, config, ports=ports)
     return compiled
 
 
@@ -184,6 +194,8 @@ def emulator_twin(
         ContainerError: it is for the emulator already, or the folder cannot be written.
         ToolchainError: the compiler refuses or dies.
     """
+    from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
+
     metadata = container.metadata
     phone = parse_target(metadata.target.name)
     if phone.emulator:
@@ -205,7 +217,9 @@ def emulator_twin(
                     update={"weight_sharing_enabled": False, "lora_weight_sharing": None}
                 )
                 unshared = config.model_copy(update={"soc_details": target, "context": context})
-                compile(load(dlcs), unshared).save(path)
+                graphs = OrtQnnToolchain().inspect(container.files[name]).graphs
+                ports = {graph.name: Ports(graph.inputs, graph.outputs) for graph in graphs}
+                compile(load(dlcs), unshared, ports=ports).save(path)
         return _write_again(container, binaries, user_path(dest), target)
 
 

@@ -402,6 +402,7 @@ def a_plan_with_a_build(reader: Reader) -> None:
 
 @scene("aot.md")
 def a_model(reader: Reader) -> None:
+    needs("libatomic1")
     reader.model("MODEL")
 
 

@@ -22,6 +22,7 @@ from buildlib.validation import first_fault
 from harness.cli import (
     alerts,
     aot,
+    aot_device,
     bench,
     build,
     bundle,
@@ -112,6 +113,7 @@ def build_app() -> typer.Typer:
     app.add_typer(bundle.app, name="bundle")
     app.add_typer(libraries.app, name="libraries")
     app.add_typer(op_package.app, name="op-package")
+    aot.app.add_typer(aot_device.app)
     app.add_typer(aot.app, name="aot")
     app.command("doctor")(doctor.doctor)
     app.command("explain", context_settings={"ignore_unknown_options": True})(explain.explain)

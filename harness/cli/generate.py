@@ -37,7 +37,9 @@ from harness.console import EMULATOR, print_json, print_remark, print_text
 from harness.errors import WrongUseError
 
 if TYPE_CHECKING:
-    from harness.runtimes.base import GenerationResult
+    from harness.runtimes.base import GenerationResult, Model
+    from harness.runtimes.base import LogLevel as LogLevelName
+    from harness.workloads.generate import Generate
     from harness.workloads.session import Session
 
 _STDIN = "-"
@@ -133,6 +135,38 @@ def generate(
         **dialog_fields(temp, top_k, top_p, seed, stop, lora, genie_config),
     )
     model = open_model(container_dir, runtime)
+    answer(
+        workload,
+        model,
+        texts,
+        device,
+        pool,
+        wait=wait,
+        log_level=log_level,
+        trace=trace,
+        push=push,
+        json=json,
+    )
+
+
+def answer(
+    workload: "Generate",
+    model: "Model",
+    texts: Sequence[str],
+    device: str | None,
+    pool: Path | None,
+    *,
+    wait: float,
+    log_level: "LogLevelName | None" = None,
+    trace: Path | None = None,
+    push: Sequence[str] | None = None,
+    json: bool,
+) -> None:
+    """Run a workload with the options of the command, and show the answer.
+
+    Args:
+        texts: the prompts, as they were given.
+    """
     workload.check(model)
     with open_recorded_session(
         model,

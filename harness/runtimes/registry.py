@@ -24,6 +24,7 @@ _MODULES: Mapping[str, str] = MappingProxyType(
         "llama.cpp": "harness.runtimes.llama_cpp.model",
         "geniex-bench": "harness.runtimes.geniex",
         "executorch": "harness.runtimes.executorch",
+        "mllm": "harness.runtimes.mllm",
     }
 )
 

@@ -1,0 +1,476 @@
+"""`qnnfarm aot compile`, `push` and `run`: from a `.mllm` file to a device."""
+
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+import yaml
+
+from harness.cli.aot import read_configs
+from harness.cli.arguments import WAIT_S, DeviceName, Json, PoolFile, Wait
+from harness.console import answers, print_json, print_remark, print_rows
+from harness.errors import WrongUseError
+from harness.exit_codes import BAD
+
+if TYPE_CHECKING:
+    from buildlib.container.container import GenAIContainer
+    from buildlib.mllm.config import AotConfig, ModelConfig
+    from buildlib.pipeline.mllm import MllmFiles
+    from harness.deploy.deployment import Deployment
+    from harness.runtimes.base import Model
+    from harness.runtimes.mllm import MllmModel
+
+app = typer.Typer()
+_TOKENIZER = "tokenizer.json"
+_PROMPTS, _PROMPT_TOKENS, _ANSWER_TOKENS = 20, 24, 16
+_LIKELIEST, _LEAST_PART = 10, 0.5
+"""A sound context's tokens are among so many of the float model's likeliest, in most places."""
+
+_Config = Annotated[Path, typer.Option("-c", "--config", help="The model's config_X.json.")]
+_Context = Annotated[
+    Path, typer.Option("-m", "--model", help="The context, as `aot compile` writes it.")
+]
+_TokenizerFile = Annotated[
+    Path | None,
+    typer.Option(
+        "-t",
+        "--tokenizer",
+        help="The model's tokenizer.json; by default that beside the file of -m, or of -c.",
+        show_default=False,
+    ),
+]
+_ArLen = Annotated[
+    int,
+    typer.Option("--ar-len", "--ar_len", min=1, help="Tokens of a prefill call of the context."),
+]
+_Build = Annotated[
+    Path | None,
+    typer.Option(
+        "--build",
+        metavar="DIR",
+        help="mllm's runners for the device: build-android-arm64-v8a-qnn/bin of its checkout.",
+        show_default=False,
+    ),
+]
+_OpPackages = Annotated[
+    Path | None,
+    typer.Option(
+        "--op-packages",
+        metavar="DIR",
+        help="mllm's op packages: custom-op-package/LLaMAPackage/build of its checkout.",
+        show_default=False,
+    ),
+]
+
+
+@app.command("compile")
+def compile_(
+    model_path: Annotated[
+        Path, typer.Option("-m", "--model-path", "--model_path", help="The `.mllm` file.")
+    ],
+    config: _Config,
+    aot_config: Annotated[
+        Path,
+        typer.Option("--aot-config", "--aot_config", help="The qnn_aot_cfg_X.json."),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output-context-name",
+            "--output_context_name",
+            help="The context to write; by default such as qwen3-1.7B-lpbq-sha.bin.",
+            show_default=False,
+        ),
+    ] = None,
+    tokenizer: _TokenizerFile = None,
+    toolchain: Annotated[
+        Literal["pypi", "qairt", "mllm"],
+        typer.Option(
+            help="Compiler: `pypi`, of the wheel that is installed with qnnfarm, `mllm`, your "
+            "build of mllm's own, or `qairt`, the vendor's SDK."
+        ),
+    ] = "pypi",
+    ar: Annotated[
+        int, typer.Option(min=2, help="Tokens of a prefill call; mllm's own compiler makes 32.")
+    ] = 32,
+    emulator: Annotated[
+        bool, typer.Option("--emulator", help="Compile for the emulator of the SoC.")
+    ] = False,
+    mllm_build: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="With --toolchain mllm: build-qnn-aot.", show_default=False
+        ),
+    ] = None,
+    qnn_env_path: Annotated[
+        Path | None,
+        typer.Option(
+            "--qnn-env-path",
+            "--qnn_env_path",
+            metavar="DIR",
+            help="With --toolchain mllm: QNN's libraries for this host.",
+            show_default=False,
+        ),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option(help="Replace files that are there.")] = False,
+) -> None:
+    """Compile a `.mllm` file into a context of graphs model.0.s1 and model.0.sAR.
+
+    Beside X.bin, the folder X is the same as a container, which `--runtime graph` runs.
+    """
+    from buildlib.mllm.contents import size_name
+
+    model, aot = read_configs(config, aot_config)
+    family = aot.quant_recipe.builtin_llm_pass.model
+    suffix = "-emulator" if emulator else ""
+    out = output or Path(f"{family}-{size_name(model)}-lpbq-sha{suffix}.bin")
+    if out.suffix != ".bin":
+        raise WrongUseError(f"-o {out}: name a file that ends in .bin")
+    if out.exists() and not overwrite:
+        raise WrongUseError(f"{out} exists already; --overwrite replaces it")
+    if toolchain == "mllm":
+        if emulator or ar != _MLLMS_AR:
+            raise WrongUseError(
+                f"--toolchain mllm makes graphs of AR {_MLLMS_AR} and 1 for phones: leave out "
+                "--emulator and --ar"
+            )
+        _compile_with_mllm(model_path, config, aot_config, out, mllm_build, qnn_env_path)
+        return
+    if qnn_env_path is not None or mllm_build is not None:
+        raise WrongUseError("--qnn-env-path and --mllm-build belong to --toolchain mllm")
+    files = _files(model_path, (config, model), (aot_config, aot), tokenizer)
+    if toolchain == "qairt":
+        raise WrongUseError(
+            "--toolchain qairt: names of graphs have no dots in the SDK's converter, and mllm's "
+            "runners look for model.0.s1; use pypi"
+        )
+    _compile(files, out, ar, emulator=emulator, replace=overwrite)
+
+
+_MLLMS_AR = 32
+
+
+def _compile_with_mllm(
+    parameters: Path,
+    config: Path,
+    aot_config: Path,
+    out: Path,
+    build: Path | None,
+    qnn_env_path: Path | None,
+) -> None:
+    from buildlib.mllm.compiler import check_compilable, compile_context, find_compiler
+    from harness.runtimes.mllm import check_binary
+
+    model, aot = read_configs(config, aot_config)
+    check_compilable(model, aot)
+    compiler = find_compiler(aot.quant_recipe.builtin_llm_pass.model, build)
+    compile_context(compiler, parameters, config, aot_config, out, qnn_env_path)
+    check_binary(out, _MLLMS_AR)
+    answers().print(f"{out}: by {compiler.name}, graphs model.0.s1 and model.0.s{_MLLMS_AR}")
+
+
+def _compile(files: "MllmFiles", out: Path, ar: int, *, emulator: bool, replace: bool) -> None:
+    from buildlib.graph.files import link_into
+    from buildlib.mllm.config import RUNNER_CL
+    from buildlib.paths import default_cache_root
+    from buildlib.pipeline.mllm import plan_context
+    from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
+    from harness.cli.build import StageProgress
+
+    target = files.target(emulator=emulator)
+    name = out.stem
+    with StageProgress(str(target)) as progress:
+        cache, toolchain = default_cache_root(), OrtQnnToolchain()
+        build = plan_context(files, name, ar, target, cache, toolchain, on_stage=progress.show)
+        container = build.run(progress.show).save(out.with_suffix(""), exist_ok=replace)
+    link_into(container.files[f"{name}.bin"], out.parent, out.name)
+    answers().print(
+        f"{out}: graphs model.0.s1 and model.0.s{ar} at CL {files.config.max_cache_length} for "
+        f"{target}; as a container {container.path}"
+    )
+    if files.config.max_cache_length != RUNNER_CL:
+        print_remark(
+            f"mllm's runners have CL {RUNNER_CL} compiled in: this runs by --runtime graph alone"
+        )
+    elif not emulator:
+        print_remark(f"mllm's runners need --ar_len {ar}: their default is 128")
+
+
+def _files(
+    parameters: Path,
+    config: "tuple[Path, ModelConfig]",
+    aot: "tuple[Path, AotConfig]",
+    tokenizer: Path | None,
+) -> "MllmFiles":
+    from buildlib.pipeline.mllm import MllmFiles
+
+    found = find_tokenizer(tokenizer, parameters, config[0])
+    return MllmFiles(parameters, *config, *aot, found)
+
+
+def find_tokenizer(named: Path | None, *beside: Path) -> Path:
+    """Return the tokenizer that is named, or the first beside some files.
+
+    Raises:
+        WrongUseError: there is none.
+    """
+    places = list(dict.fromkeys([named] if named else [p.with_name(_TOKENIZER) for p in beside]))
+    found = next((path for path in places if path.is_file()), None)
+    if found is None:
+        raise WrongUseError(f"there is no {' or '.join(map(str, places))}: name it with -t")
+    return found
+
+
+def _described(
+    context: Path,
+    tokenizer: Path,
+    config: Path,
+    ar_len: int,
+    build: Path,
+    op_packages: Path | None,
+) -> "MllmModel":
+    """Open a context for mllm's runners."""
+    from harness.runtimes.mllm import MllmDescription, described_model
+
+    description = MllmDescription(
+        runtime="mllm",
+        model=str(context.absolute()),
+        tokenizer=str(tokenizer.absolute()),
+        config=str(config.absolute()),
+        build=str(build.absolute()),
+        ar_len=ar_len,
+        op_packages=None if op_packages is None else str(op_packages.absolute()),
+    )
+    return described_model(context.with_suffix(".yaml").absolute(), description)
+
+
+@app.command("push")
+def push(
+    context: _Context,
+    config: _Config,
+    build: _Build = None,
+    tokenizer: _TokenizerFile = None,
+    ar_len: _ArLen = _MLLMS_AR,
+    op_packages: _OpPackages = None,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="The float checkpoint, with which the context's answers are compared first.",
+            show_default=False,
+        ),
+    ] = None,
+    unchecked: Annotated[
+        bool, typer.Option("--unchecked", help="Push without that comparison.")
+    ] = False,
+    device: DeviceName = None,
+    wait: Wait = WAIT_S,
+    json: Json = False,
+) -> None:
+    """Push the context, mllm's runner, its libraries, op packages and QNN to a phone.
+
+    Contents that the phone holds are not pushed again. Before that, twenty prompts are answered on
+    the emulator, and the answers compared with what the float checkpoint holds likely.
+
+    X.yaml beside the context describes all of it for `qnnfarm bench X.yaml --runtime mllm`.
+    """
+    from harness.cli.device_lease import open_session
+    from harness.runtimes.deployed import DeployedRuntime
+
+    if build is None:
+        raise WrongUseError("--build names mllm's runners for the device, which are pushed, too")
+    model = _described(
+        context, find_tokenizer(tokenizer, context, config), config, ar_len, build, op_packages
+    )
+    if not unchecked:
+        if checkpoint is None:
+            raise WrongUseError(
+                "--checkpoint names the float model that the answers are compared with; "
+                "--unchecked pushes without"
+            )
+        agreement = compare_with_float(_container_of(context), checkpoint)
+        print_remark(str(agreement))
+        if not agreement.holds:
+            raise typer.Exit(BAD)
+    with open_session(
+        model, device, None, command="aot push", wait_s=wait, log_level=None, trace=False
+    ) as session:
+        runtime = session.runtime
+        assert isinstance(runtime, DeployedRuntime)  # noqa: S101  (that of mllm)
+        deployment, origins = runtime.prepare(), runtime.bundle.files
+    _write_description(model)
+    _show_deployment(deployment, {n: f.origin for n, f in origins.items()}, json=json)
+
+
+def _write_description(model: "MllmModel") -> None:
+    from buildlib.files import atomic_write_bytes
+
+    said = model.description.model_dump(mode="json", exclude_defaults=True)
+    atomic_write_bytes(model.path, yaml.safe_dump(said, sort_keys=False).encode())
+
+
+def _show_deployment(deployment: "Deployment", origins: Mapping[str, str], *, json: bool) -> None:
+    from buildlib.cache.sizes import size_text
+    from harness.console import Row
+
+    if json:
+        files = [
+            {"name": f.name, "size": f.size, "sha256": f.sha256, "pushed": f.pushed}
+            for f in deployment.files
+        ]
+        print_json({"serial": deployment.serial, "files": files})
+        return
+    rows = [
+        Row([f.name, size_text(f.size), "pushed" if f.pushed else "was there", origins[f.name]])
+        for f in deployment.files
+    ]
+    print_rows(("file", "size", "", "from"), rows)
+    answers().print(
+        f"{deployment.serial}: {size_text(deployment.pushed_bytes)} pushed, "
+        f"{size_text(deployment.reused_bytes)} were there"
+    )
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Greedy answers of a context, judged by the float model.
+
+    Attributes:
+        likely: tokens that are among the float model's likeliest at their place.
+        first: tokens that are the likeliest.
+    """
+
+    prompts: int
+    tokens: int
+    likely: int
+    first: int
+
+    @property
+    def holds(self) -> bool:
+        """True if most tokens are likely."""
+        return self.likely >= _LEAST_PART * self.tokens
+
+    def __str__(self) -> str:
+        said = (
+            f"{self.prompts} prompts on the emulator: of {self.tokens} tokens the float model "
+            f"holds {self.likely} among its {_LIKELIEST} likeliest, {self.first} the likeliest"
+        )
+        return said if self.holds else f"{said}; the context answers nonsense, nothing is pushed"
+
+
+def _container_of(context: Path) -> "GenAIContainer":
+    from buildlib.container.container import GenAIContainer
+    from buildlib.container.manifest import is_container
+
+    folder = context.with_suffix("")
+    if not is_container(folder):
+        raise WrongUseError(
+            f"{folder} is no container, which `qnnfarm aot compile` leaves beside {context.name} "
+            "and the emulator needs"
+        )
+    return GenAIContainer.load(folder)
+
+
+def compare_with_float(container: "GenAIContainer", checkpoint: Path) -> Agreement:
+    """Answer prompts on the emulator, and judge each token of the answers by a float model.
+
+    Raises:
+        BuildError: the checkpoint cannot be computed, or the context not made for the emulator.
+        HarnessError: the emulator's device fails.
+    """
+    import numpy as np
+
+    from buildlib.numerics.host_loop import feed_window
+    from buildlib.replay import emulator_twin
+    from harness.cli.rehearse import virtual_device
+    from harness.runtimes.base import Framing, Generates, GenerationRequest
+    from harness.runtimes.registry import open_model
+    from harness.workloads.bench_prompt import cut_prompt
+    from harness.workloads.perplexity import open_float
+    from harness.workloads.session import Session
+
+    with tempfile.TemporaryDirectory(prefix="qnnfarm-aot-") as scratch:
+        twin = container
+        if not container.metadata.target.emulator:
+            print_remark("making the context for the emulator")
+            twin = emulator_twin(container, Path(scratch) / "twin")
+        step, most = _prompt_lengths(twin)
+        text = cut_prompt(twin.files[_TOKENIZER], step * _PROMPTS).token_ids
+        prompts = [text[start : start + step] for start in range(0, len(text), step)]
+        model, answers_ = open_model(twin.path, "graph"), []
+        with virtual_device(twin) as device, Session(device, model) as session:
+            for prompt in prompts:
+                request = GenerationRequest(most, token_ids=prompt, framing=Framing())
+                result = session.require(Generates).generate(request)
+                answers_.append(result.token_ids or ())
+    tokens = likely = first = 0
+    with open_float(checkpoint, model.info, "onnx") as (float_model, _):
+        for prompt, answer in zip(prompts, answers_, strict=True):
+            pieces = feed_window(float_model, [*prompt, *answer])
+            logits = np.concatenate([rows for _, rows in pieces])[len(prompt) - 1 : -1]
+            better = (logits > logits[np.arange(len(answer)), list(answer), None]).sum(axis=1)
+            tokens += len(answer)
+            likely += int((better < _LIKELIEST).sum())
+            first += int((better == 0).sum())
+    return Agreement(len(prompts), tokens, likely, first)
+
+
+def _prompt_lengths(container: "GenAIContainer") -> tuple[int, int]:
+    """Return the tokens of a prompt and of its answer, which fit into the context."""
+    room = container.metadata.graphs.context_length - 2
+    return min(_PROMPT_TOKENS, room // 2), min(_ANSWER_TOKENS, room // 2)
+
+
+@app.command("run")
+def run(
+    context: _Context,
+    config: _Config,
+    tokenizer: _TokenizerFile = None,
+    ar_len: _ArLen = _MLLMS_AR,
+    build: _Build = None,
+    op_packages: _OpPackages = None,
+    prompt: Annotated[
+        str | None,
+        typer.Option(
+            help="The prompt; by default a line of the standard input.", show_default=False
+        ),
+    ] = None,
+    max_tokens: Annotated[
+        int, typer.Option(min=1, help="Stop after that many tokens; mllm's runners do not.")
+    ] = 128,
+    device: DeviceName = None,
+    pool: PoolFile = None,
+    wait: Wait = WAIT_S,
+    json: Json = False,
+) -> None:
+    """Answer a prompt: by mllm's runner on a phone, or by its graphs on a virtual device.
+
+    With --build mllm's runner is pushed and run. Without, the graphs are driven in mllm's contract,
+    as `qnnfarm generate X --runtime graph` does.
+    """
+    from harness.cli.generate import answer
+    from harness.runtimes.registry import open_model
+    from harness.workloads.generate import Generate
+
+    model: Model
+    chat = None
+    if build is not None:
+        found = find_tokenizer(tokenizer, context, config)
+        model = _described(context, found, config, ar_len, build, op_packages)
+    else:
+        container = _container_of(context)
+        ars = container.metadata.graphs.auto_regression_numbers
+        if ar_len not in ars:
+            raise WrongUseError(f"--ar-len {ar_len}: {context} has {', '.join(map(str, ars))}")
+        model = open_model(container.path, "graph")
+        chat = "tokenizer_config.json" in container.files or None
+    text = prompt if prompt is not None else sys.stdin.readline().rstrip("\n")
+    if not text:
+        raise WrongUseError("give a prompt: --prompt, or a line on the standard input")
+    workload = Generate.of(prompt=text, max_tokens=max_tokens, chat=chat)
+    answer(workload, model, [text], device, pool, wait=wait, json=json)
