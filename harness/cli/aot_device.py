@@ -228,7 +228,7 @@ def find_tokenizer(named: Path | None, *beside: Path) -> Path:
 
 def _described(
     context: Path,
-    tokenizer: Path,
+    tokenizer: Path | None,
     config: Path,
     ar_len: int,
     build: Path,
@@ -237,6 +237,8 @@ def _described(
     """Open a context for mllm's runners."""
     from harness.runtimes.mllm import MllmDescription, described_model
 
+    inside = context.with_suffix("") / context.name
+    tokenizer = find_tokenizer(tokenizer, context, config, inside)
     description = MllmDescription(
         runtime="mllm",
         model=str(context.absolute()),
@@ -284,9 +286,7 @@ def push(
 
     if build is None:
         raise WrongUseError("--build names mllm's runners for the device, which are pushed, too")
-    model = _described(
-        context, find_tokenizer(tokenizer, context, config), config, ar_len, build, op_packages
-    )
+    model = _described(context, tokenizer, config, ar_len, build, op_packages)
     if not unchecked:
         if checkpoint is None:
             raise WrongUseError(
@@ -460,8 +460,7 @@ def run(
     model: Model
     chat = None
     if build is not None:
-        found = find_tokenizer(tokenizer, context, config)
-        model = _described(context, found, config, ar_len, build, op_packages)
+        model = _described(context, tokenizer, config, ar_len, build, op_packages)
     else:
         container = _container_of(context)
         ars = container.metadata.graphs.auto_regression_numbers
