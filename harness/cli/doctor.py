@@ -6,6 +6,7 @@ import shutil
 import stat
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -159,16 +160,22 @@ def _cache() -> Finding:
 
 
 def _ledger() -> Finding:
-    """Check that the ledger of leases can be used, without making one."""
-    from harness.errors import LedgerError
-    from harness.pool.ledger_file import check_folder, default_path, users_of
+    """Check that the ledger of leases can be used, without making a file of one."""
+    from harness.errors import LedgerError, PoolConfigError
+    from harness.pool.database import Database
+    from harness.pool.ledger_file import check_folder, users_of
+    from harness.pool.pool import find_config, find_ledger
 
-    path = default_path()
     try:
-        check_folder(path)
-    except LedgerError as error:
+        with closing(Database(find_ledger(find_config(None)[1]))) as database:
+            if database.path is None:
+                database.version()
+                return Finding("pool ledger", "ok", f"{database.location}, of several hosts")
+            check_folder(database.path)
+            users = users_of(database.path)
+    except (LedgerError, PoolConfigError) as error:
         return Finding("pool ledger", "broken", str(error))
-    return Finding("pool ledger", "ok", f"{path}, of {users_of(path)}")
+    return Finding("pool ledger", "ok", f"{database.location}, of {users}")
 
 
 def _adb() -> Finding:

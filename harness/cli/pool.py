@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from harness.cli.arguments import Json, Wait
+from harness.cli.arguments import Json
 from harness.console import Row, answers, print_json, print_remark, print_rows
-from harness.errors import WrongUseError, one_line
+from harness.errors import one_line
 from harness.exit_codes import BAD
 
 if TYPE_CHECKING:
@@ -177,52 +177,6 @@ def send_tests(receivers: "Sequence[ReceiverConfig]", test: "Notification") -> b
         else:
             print_remark(f"{receiver.receiver} took it")
     return not failed
-
-
-@app.command("map-hub")
-def map_hub(
-    pool: PoolFile = None,
-    hub: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Try all ports in use of the hub at this location (`1-1.4`), not only those that "
-            "name a device of the pool. Can be repeated."
-        ),
-    ] = None,
-    write: Annotated[
-        bool, typer.Option("--write", help="Write the ports into the pool's file.")
-    ] = False,
-    wait: Wait = 0.0,
-    json: Json = False,
-) -> None:
-    """Find the USB hub port of each phone by switching ports off and on, one at a time.
-
-    Needs `uhubctl`. Only devices that nobody holds lose their power: they are leased meanwhile.
-    """
-    from harness.devices.adb.server import ensure_server
-    from harness.pool.hubs import as_yaml, map_hub_ports, write_hubs
-    from harness.pool.pool import find_config
-
-    path, config = find_config(pool)
-    if write and path is None:
-        raise WrongUseError("--write needs a pool.yaml: name one with --pool")
-    with _opened(pool, probe=True) as opened:
-        server = ensure_server(trusted_users=config.adb_server.trusted_users)
-        found = map_hub_ports(opened, server, print_remark, locations=hub or (), wait_s=wait)
-    if write and path is not None and found:
-        write_hubs(path, found)
-    if json:
-        print_json({name: port.model_dump() for name, port in found.items()})
-    elif write and found:
-        answers().print(f"{path} has the port of {', '.join(sorted(found))}")
-    elif found:
-        print_remark("for pool.yaml, where --write puts it:")
-        answers().print(as_yaml(found), end="")
-    if not found:
-        print_remark(
-            "no port was found: devices whose hub cannot be switched need a `power_cycle` command"
-        )
-        raise typer.Exit(BAD)
 
 
 def _opened(path: Path | None, *, probe: bool = False) -> "Pool":

@@ -71,7 +71,6 @@ class Acquisition:
         """
         began = time.monotonic()
         deadline = None if timeout_s is None else began + timeout_s
-        tickets = self._ledger.tickets
         members = self._match()
         ticket = self._enqueue(members)
         grant: Grant | None = None
@@ -81,7 +80,7 @@ class Acquisition:
             while True:
                 changes = self._context.changes.count
                 try:
-                    rows = tickets.try_grant(ticket, self._owner, self._purpose)
+                    rows = self._ledger.try_grant(ticket, self._owner, self._purpose)
                 except LeaseLostError:  # suspended for so long that the queue went on without us
                     ticket = self._enqueue(members)
                     continue
@@ -89,17 +88,17 @@ class Acquisition:
                     grant = Grant(self._context, rows, members)
                     lease = grant.fence(self._requirement)
                     if lease is not None:
-                        tickets.settle(ticket)
+                        self._ledger.settle(ticket)
                         return lease
                     grant = None
-                    tickets.put_back(ticket)
+                    self._ledger.put_back(ticket)
                     time.sleep(backoff(_AFTER_FAILURE_S, self._refresh_s, failures))
                     failures += 1
                 now = time.monotonic()
                 if rows or now - refreshed > _REFRESH_S:
                     while_waiting()
                     members = self._match()
-                    tickets.set_candidates(ticket, list(members))
+                    self._ledger.set_candidates(ticket, list(members))
                     refreshed = now
                 if cancelled() or (deadline is not None and now >= deadline):
                     waited_s = round(now - began, 1)
@@ -110,20 +109,25 @@ class Acquisition:
             if grant is not None:
                 grant.give_up("its grant was interrupted")
             with suppress(LedgerError):  # the first error says more
-                tickets.settle(ticket)
+                self._ledger.settle(ticket)
             raise
 
     def _enqueue(self, members: Mapping[str, Member]) -> int:
-        return self._ledger.tickets.enqueue(self._owner, list(members), self._requirement.count)
+        return self._ledger.enqueue(
+            self._owner,
+            list(members),
+            self._requirement.count,
+            priority=self._context.config.lease.priority,
+        )
 
     def _wait_reason(self, members: Mapping[str, Member]) -> str:
-        rows = self._ledger.devices.rows(list(members))
+        rows = self._ledger.rows(list(members))
         return describe_wait([status_of(members[key], rows[key]) for key in members if key in rows])
 
     @property
     def _refresh_s(self) -> float:
         """Often enough to keep the place in the queue."""
-        return min(_REFRESH_S, self._ledger.leases.ttl_s / 4)
+        return min(_REFRESH_S, self._ledger.ttl_s / 4)
 
     def _pause(self, changes: int, deadline: float | None, cancelled: Callable[[], bool]) -> None:
         """Wait for a change, by this process or another one."""
@@ -146,7 +150,7 @@ class Grant:
         self, context: PoolContext, rows: Sequence[LeaseRow], members: Mapping[str, Member]
     ) -> None:
         self._context = context
-        self._leases = context.ledger.leases
+        self._ledger = context.ledger
         self._term = LeaseTerm.of(rows)
         self._members = {row.key: members[row.key] for row in rows}
 
@@ -174,7 +178,7 @@ class Grant:
         """Give the devices back. Where the ledger cannot be used, they are free after the TTL."""
         self._context.heartbeat.stop(self._term)
         with suppress(LedgerError):
-            self._leases.release(self._term.token, list(self._members), reason)
+            self._ledger.release(self._term.token, list(self._members), reason)
 
     def _claim_all(self, min_free_bytes: int) -> Mapping[str, _Outcome]:
         def claim(key: str) -> _Outcome:
@@ -199,4 +203,4 @@ class Grant:
         is_full = isinstance(error, DeviceFullError)
         least_weight = 1.0 if isinstance(error, DeviceError) and not is_full else 0.0
         report = FailureReport.of(error, recover=True, least_weight=least_weight)
-        self._leases.report(key, self._term.token, report)
+        self._ledger.report(key, self._term.token, report)

@@ -55,7 +55,7 @@ class PoolAdmin:
         if lease is None:
             return False
         by = this_process().label
-        released = self._ledger.leases.release(
+        released = self._ledger.release(
             token or lease.token, [lease.key], f"{by} took it from {lease.holder}", taken_by=by
         )
         self._context.changes.notify()
@@ -105,7 +105,7 @@ class PoolAdmin:
         return self._row(name).state
 
     def _apply(self, name: str, event: Event, reason: str) -> MemberState:
-        state = self._ledger.devices.apply(self._key(name), event, reason)
+        state = self._ledger.apply(self._key(name), event, reason)
         self._context.changes.notify()
         return state
 
@@ -115,14 +115,14 @@ class PoolAdmin:
 
     def _record_unprobed(self, name: str) -> str:
         spec = str(self._members.member(name).spec)
-        key = self._ledger.devices.record_absent(name, spec, NOT_PROBED, probed=False)
+        key = self._ledger.record_absent(name, spec, NOT_PROBED, probed=False)
         self._members.set_key(name, key)
         return key
 
     def _row(self, name: str) -> DeviceRow:
         key = self._key(name)
         self._ledger.reconcile()
-        return self._ledger.devices.rows([key])[key]
+        return self._ledger.rows([key])[key]
 
 
 def _user() -> str:

@@ -208,14 +208,13 @@ class QuarantineConfig(_Model):
     """
 
     limit: Annotated[float, Field(gt=0, le=1000)] = 3.0
-    window: Annotated[int, Field(ge=1, le=1000)] = 10
     backoff_s: Seconds = 60.0
     max_backoff_s: Seconds = 3600.0
 
     @property
     def rule(self) -> QuarantineRule:
         """The same rule for the ledger."""
-        return QuarantineRule(self.limit, self.window, self.backoff_s, self.max_backoff_s)
+        return QuarantineRule(self.limit, self.backoff_s, self.max_backoff_s)
 
 
 class ReceiverConfig(_Model):
@@ -259,8 +258,13 @@ class NotificationConfig(ReceiverConfig):
 
 
 class LeaseConfig(_Model):
-    """Seconds that a heartbeat is valid: a process that sleeps longer loses its leases."""
+    """Limits of leases, and the priority of the requests that use the file.
 
+    Attributes:
+        ttl_s: how long a heartbeat is valid: a process that sleeps longer loses its leases.
+    """
+
+    priority: Annotated[int, Field(ge=-10, le=10)] = 0
     ttl_s: Annotated[float, Field(ge=1, le=3600, allow_inf_nan=False)] = 30.0
     claim_timeout_s: Seconds = 60.0
 
@@ -269,13 +273,15 @@ class PoolConfig(_Model):
     """Content of a `pool.yaml`.
 
     Attributes:
-        hubs: ports that switch the power of devices, by the devices' names; `qnnfarm pool map-hub`
+        ledger: a SQLite file, or the URL of a database in PostgreSQL that several hosts share.
+        hubs: ports that switch the power of devices, by the devices' names; `tools/map_hub.py`
             finds them.
     """
 
     devices: tuple[DeviceEntry, ...] = (DeviceEntry(discover="adb"),)
     hosts: dict[Name, HostConfig] = Field(default_factory=dict)
     hubs: dict[Name, HubPort] = Field(default_factory=dict)
+    ledger: Word | None = None
     adb_server: AdbServerConfig = AdbServerConfig()
     recovery: RecoveryConfig = RecoveryConfig()
     quarantine: QuarantineConfig = QuarantineConfig()

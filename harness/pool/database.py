@@ -1,4 +1,9 @@
-"""SQLite file of the ledger: schema, migrations, transactions and errors."""
+"""Database of a ledger: a SQLite file for a host or a group, or PostgreSQL for a lab.
+
+Transactions are short, and those that write come one after the other: SQLite has one writer, and
+on PostgreSQL each takes an advisory lock first. So what holds within one transaction of one process
+holds for all.
+"""
 
 import contextlib
 import errno
@@ -6,211 +11,361 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any, TypeVar
 
-from harness.errors import DamagedLedgerError, LedgerError, NewerLedgerError
+import sqlalchemy
+from sqlalchemy import Connection, Engine, event
+from sqlalchemy.dialects import sqlite
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.pool import NullPool
+from sqlalchemy.schema import CreateIndex, CreateTable
+
+from harness.clock import Clock
+from harness.errors import DamagedLedgerError, LedgerError, NewerLedgerError, StoreUnavailableError
+from harness.pool import schema
 from harness.pool.ledger_file import prepare
+from harness.results.database import (
+    WRITES,
+    database_file,
+    is_lost,
+    make_server_engine,
+    parse_server_url,
+    shown_url,
+)
 
-FORMAT = 7
+FORMAT = 8
 _APPLICATION_ID = 0x716E6670
 _BUSY_S = 30.0
 _RETRY_S = 0.01
+_AWAY_S = 0.2
+_STOPPED_S = 5
+"""So long may a process sleep in the middle of a transaction, which others wait for."""
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 _LEAST_SPACE = 1 << 16
 """Free bytes below which a file of SQLite cannot grow."""
+_LOCK = 0x716E6670
+_CHANNEL = "qnnfarm_pool"
 
-_TABLES = """
-CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT;
-INSERT INTO counters VALUES ('token', 0), ('facts', 0);
-CREATE TABLE devices (
-    key TEXT PRIMARY KEY, name TEXT NOT NULL, spec TEXT NOT NULL,
-    state TEXT NOT NULL, reason TEXT NOT NULL, since REAL NOT NULL,
-    leases INTEGER NOT NULL DEFAULT 0,
-    attempts INTEGER NOT NULL DEFAULT 0, due REAL NOT NULL DEFAULT 0,
-    fence TEXT NOT NULL DEFAULT '', root TEXT NOT NULL DEFAULT '',
-    quiet INTEGER NOT NULL DEFAULT 0,
-    step TEXT NOT NULL DEFAULT '', probed INTEGER NOT NULL DEFAULT 1,
-    good INTEGER NOT NULL DEFAULT 0,
-    soc TEXT NOT NULL DEFAULT '', hexagon TEXT NOT NULL DEFAULT '', free_bytes INTEGER
-) STRICT;
-CREATE TABLE addresses (spec TEXT PRIMARY KEY, key TEXT NOT NULL) STRICT;
-CREATE TABLE leases (
-    key TEXT PRIMARY KEY, token INTEGER NOT NULL, purpose TEXT NOT NULL, granted REAL NOT NULL,
-    failure TEXT NOT NULL DEFAULT '',
-    host TEXT NOT NULL, boot TEXT NOT NULL, pid INTEGER NOT NULL, started INTEGER NOT NULL,
-    namespace TEXT NOT NULL, label TEXT NOT NULL, beat REAL NOT NULL, ttl REAL NOT NULL
-) STRICT;
-CREATE TABLE tickets (
-    id INTEGER PRIMARY KEY AUTOINCREMENT, candidates TEXT NOT NULL, count INTEGER NOT NULL,
-    token INTEGER,
-    host TEXT NOT NULL, boot TEXT NOT NULL, pid INTEGER NOT NULL, started INTEGER NOT NULL,
-    namespace TEXT NOT NULL, label TEXT NOT NULL, beat REAL NOT NULL, ttl REAL NOT NULL
-) STRICT;
-CREATE TABLE evidence (
-    id INTEGER PRIMARY KEY, key TEXT NOT NULL, at REAL NOT NULL, lease INTEGER NOT NULL,
-    kind TEXT NOT NULL, weight REAL NOT NULL, text TEXT NOT NULL,
-    settled INTEGER NOT NULL DEFAULT 0,
-    work TEXT NOT NULL DEFAULT '', excuse TEXT NOT NULL DEFAULT ''
-) STRICT;
-CREATE INDEX evidence_by_key ON evidence (key, lease);
-CREATE INDEX evidence_by_work ON evidence (work);
-CREATE TABLE history (
-    id INTEGER PRIMARY KEY, key TEXT NOT NULL, at REAL NOT NULL, what TEXT NOT NULL,
-    text TEXT NOT NULL, token INTEGER
-) STRICT;
-CREATE INDEX history_by_key ON history (key, id);
-CREATE TABLE totals (
-    key TEXT NOT NULL, period TEXT NOT NULL, what TEXT NOT NULL, count INTEGER NOT NULL,
-    PRIMARY KEY (key, period, what)
-) STRICT;
-"""
+T = TypeVar("T")
 
-_MIGRATIONS: MappingProxyType[int, str] = MappingProxyType(
+_MIGRATIONS = MappingProxyType(
     {
-        1: """
-        ALTER TABLE devices ADD COLUMN root TEXT NOT NULL DEFAULT '';
-        ALTER TABLE devices ADD COLUMN quiet INTEGER NOT NULL DEFAULT 0;
-        INSERT INTO counters VALUES ('facts', 0);
-        """,
-        2: """
-        ALTER TABLE devices ADD COLUMN step TEXT NOT NULL DEFAULT '';
-        """,
-        3: """
-        ALTER TABLE devices ADD COLUMN probed INTEGER NOT NULL DEFAULT 1;
-        UPDATE devices SET probed = 0 WHERE reason = 'not looked at yet';
-        ALTER TABLE history ADD COLUMN token INTEGER;
-        UPDATE history SET token = CAST(substr(text, 7) AS INTEGER),
-            text = substr(text, instr(text, ': ') + 2)
-            WHERE what = 'lost its lease' AND text GLOB 'token [0-9]*: *';
-        """,
-        4: """
-        CREATE TABLE totals (
-            key TEXT NOT NULL, period TEXT NOT NULL, what TEXT NOT NULL, count INTEGER NOT NULL,
-            PRIMARY KEY (key, period, what)
-        ) STRICT;
-        """,
-        5: """
-        ALTER TABLE devices ADD COLUMN good INTEGER NOT NULL DEFAULT 0;
-        ALTER TABLE evidence ADD COLUMN work TEXT NOT NULL DEFAULT '';
-        ALTER TABLE evidence ADD COLUMN excuse TEXT NOT NULL DEFAULT '';
-        CREATE INDEX evidence_by_work ON evidence (work);
-        """,
         6: """
         ALTER TABLE leases ADD COLUMN host TEXT NOT NULL DEFAULT '';
-        ALTER TABLE tickets ADD COLUMN host TEXT NOT NULL DEFAULT '';
+        """,
+        7: """
+        DROP TABLE tickets;
+        ALTER TABLE counters RENAME TO pool_counters;
+        ALTER TABLE devices RENAME TO pool_devices;
+        ALTER TABLE pool_devices ADD COLUMN returns INTEGER NOT NULL DEFAULT 0;
+        UPDATE pool_devices SET good = 0;
+        ALTER TABLE addresses RENAME TO pool_addresses;
+        ALTER TABLE leases RENAME TO pool_leases;
+        ALTER TABLE evidence RENAME TO pool_evidence;
+        ALTER TABLE pool_evidence ADD COLUMN began REAL NOT NULL DEFAULT 0;
+        ALTER TABLE pool_evidence ADD COLUMN subject TEXT NOT NULL DEFAULT '';
+        ALTER TABLE pool_evidence ADD COLUMN is_device INTEGER NOT NULL DEFAULT 0;
+        ALTER TABLE pool_evidence ADD COLUMN counts INTEGER NOT NULL DEFAULT 1;
+        UPDATE pool_evidence SET began = at, counts = excuse = '',
+            subject = substr(work, 1, instr(work || '/', '/') - 1);
+        DROP INDEX evidence_by_key;
+        DROP INDEX evidence_by_work;
+        ALTER TABLE pool_evidence DROP COLUMN excuse;
+        ALTER TABLE history RENAME TO pool_history;
+        DROP INDEX history_by_key;
+        ALTER TABLE totals RENAME TO pool_totals;
+        ALTER TABLE pool_totals RENAME COLUMN count TO number;
         """,
     }
 )
-"""Statements that bring a file from a format to the next one."""
+"""Statements that bring a file from a format to the next one; tables that it lacks follow."""
+
+
+class _LostServerError(Exception):
+    """The server went away, before or in the middle of a transaction."""
 
 
 class Database:
-    """Connection that the threads of this process share for short transactions, one at a time.
+    """Connection that the threads of this process share for one transaction at a time.
 
-    A forked child opens its own connection. Everything raises `LedgerError` when the file cannot be
-    used.
+    A forked child opens its own connection. Everything raises `LedgerError` when the database
+    cannot be used.
+
+    Attributes:
+        path: the SQLite file; `None` for a server's database.
+        location: for people, without a password.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, location: str | Path) -> None:
+        """Name a database, which its first use opens.
+
+        Raises:
+            LedgerError: the URL or its driver cannot be used.
+        """
+        __tracebackhide__ = True  # pytest would show the location, and so its password
+        self.path = database_file(location)
         self._lock = threading.RLock()
         self._pid = 0
-        self._connection: sqlite3.Connection | None = None
+        self._connection: Connection | None = None
+        self._inherited: list[Connection] = []
+        self._changes = 0
+        self._was_there = False
+        self._away_since = 0.0
+        if self.path is not None:
+            self.location = str(self.path)
+            self._engine = self._make_file_engine()
+            return
+        try:
+            url = parse_server_url(str(location))
+            self.location = shown_url(url)
+            self._engine = make_server_engine(
+                url, read_only=False, lock_timeout_s=_BUSY_S, gone_s=_STOPPED_S
+            )
+        except StoreUnavailableError as error:
+            raise LedgerError(error.location, error.reason) from None
 
     def close(self) -> None:
-        """Close the file; its next use opens it again."""
+        """Close the database; its next use opens it again."""
         with self._lock:
-            if self._connection is not None and self._pid == os.getpid():
-                self._connection.close()
-            self._connection = None
+            self._drop()
 
-    def writing(self) -> AbstractContextManager[sqlite3.Connection]:
-        """Begin a transaction that alone may write; all of it happens, or nothing."""
-        return self._transaction("BEGIN IMMEDIATE")
+    def write(self, work: Callable[[Connection], T], *, tell: bool = True) -> T:
+        """Do work in a transaction that alone may write; all of it happens, or nothing.
 
-    def reading(self) -> AbstractContextManager[sqlite3.Connection]:
-        """Begin a transaction that reads one consistent view."""
-        return self._transaction("BEGIN")
+        If a server goes away, the work is done again once it is back: its end may be unknown, so
+        done twice the work does what it does once.
+
+        Args:
+            tell: let the processes know that wait for a change.
+        """
+
+        def write(connection: Connection) -> T:
+            if self.path is None:
+                connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
+            result = work(connection)
+            if tell and self.path is None:
+                connection.exec_driver_sql(f"NOTIFY {_CHANNEL}")
+            return result
+
+        return self._insist(write, writes=True)
+
+    def read(self, work: Callable[[Connection], T]) -> T:
+        """Do work in a transaction that reads one consistent view."""
+        return self._insist(work, writes=False)
 
     def version(self) -> int:
         """Return a number that changes when another process has changed the ledger."""
         with self._lock, self._typed_errors():
-            return int(self._open().execute("PRAGMA data_version").fetchone()[0])
+            try:
+                driver: Any = self._open().connection.dbapi_connection
+                if self.path is not None:
+                    return int(driver.execute("PRAGMA data_version").fetchone()[0])
+                driver.pgconn.consume_input()
+                while driver.pgconn.notifies() is not None:
+                    self._changes += 1
+            except Exception as error:
+                if self.path is not None or isinstance(error, LedgerError) or not self._was_there:
+                    raise
+                self._drop()
+                self._changes += 1
+            return self._changes
 
-    @contextlib.contextmanager
-    def _transaction(self, begin: str) -> Iterator[sqlite3.Connection]:
-        with self._lock, self._typed_errors():
-            connection = self._open()
-            try:  # includes BEGIN: Ctrl-C may come right after it
-                connection.execute(begin)
-                yield connection
-                connection.execute("COMMIT")
-            except BaseException:
-                with contextlib.suppress(sqlite3.Error):
-                    connection.execute("ROLLBACK")
-                raise
+    def times(self, db: Connection, clock: Clock, /) -> tuple[float, float]:
+        """Return the time in seconds since 1970, and that of heartbeats.
 
-    def _open(self) -> sqlite3.Connection:
+        Both are the server's. For a file, heartbeats have the host's `CLOCK_BOOTTIME`, which nobody
+        sets.
+        """
+        if self.path is not None:
+            return clock.now(), clock.boottime()
+        query = "SELECT extract(epoch FROM clock_timestamp())::float8"
+        now = float(db.exec_driver_sql(query).scalar_one())
+        return now, now
+
+    def _insist(self, work: Callable[[Connection], T], *, writes: bool) -> T:
+        while True:
+            try:
+                with self._lock, self._typed_errors():
+                    return self._transact(work, writes=writes)
+            except _LostServerError as error:
+                now = time.monotonic()
+                self._away_since = self._away_since or now
+                if now - self._away_since > _BUSY_S:
+                    raise LedgerError(self.location, str(error)) from None
+                time.sleep(_AWAY_S)
+
+    def _transact(self, work: Callable[[Connection], T], *, writes: bool) -> T:
+        connection = self._open()
+        connection.execution_options(**{WRITES: writes})
+        try:
+            with connection.begin():
+                return work(connection)
+        except BaseException as error:
+            if not isinstance(error, Exception):  # Ctrl-C between BEGIN and its bookkeeping, too
+                with contextlib.suppress(Exception):
+                    connection.connection.dbapi_connection.rollback()  # type: ignore[union-attr]
+                self._drop()
+            raise
+
+    def _open(self) -> Connection:
         if self._connection is not None and self._pid == os.getpid():
             return self._connection
+        if self._connection is not None:  # closing it would end the parent's session
+            self._inherited.append(self._connection)
+            self._connection = None
+        connection = self._engine.connect()
+        connection.detach()
+        try:
+            if self.path is None:
+                self._was_there = True
+                self._prepare_server(connection)
+        except BaseException:
+            connection.close()
+            raise
+        self._connection, self._pid = connection, os.getpid()
+        self._away_since = 0.0
+        return connection
+
+    def _drop(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None and self._pid == os.getpid():
+            with contextlib.suppress(Exception):
+                connection.close()
+
+    def _prepare_server(self, connection: Connection) -> None:
+        connection.execution_options(**{WRITES: True})
+        with connection.begin():
+            connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
+            schema.METADATA.create_all(connection)
+            version = _server_version(connection)
+            if version > FORMAT:
+                raise NewerLedgerError(self.location, version)
+            if version < FORMAT:
+                raise _old(self.location, version)
+            connection.exec_driver_sql(f"LISTEN {_CHANNEL}")
+        driver: Any = connection.connection.dbapi_connection
+        driver.add_notify_handler(self._count_change)
+
+    def _count_change(self, _: object) -> None:
+        self._changes += 1
+
+    def _make_file_engine(self) -> Engine:
+        engine = sqlalchemy.create_engine(
+            "sqlite://", creator=self._connect_file, poolclass=NullPool
+        )
+
+        @event.listens_for(engine, "begin")
+        def _begin(connection: Connection) -> None:
+            writes = connection.get_execution_options().get(WRITES, False)
+            connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+        return engine
+
+    def _connect_file(self) -> sqlite3.Connection:
+        assert self.path is not None  # noqa: S101 - for mypy
         prepare(self.path)
         connection = sqlite3.connect(
             self.path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
         )
         try:
-            connection.row_factory = sqlite3.Row
-            self._prepare(connection)
+            self._prepare_file(connection, str(self.path))
         except BaseException:
             connection.close()
             raise
-        self._connection, self._pid = connection, os.getpid()
         return connection
 
-    def _prepare(self, connection: sqlite3.Connection) -> None:
+    @staticmethod
+    def _prepare_file(connection: sqlite3.Connection, path: str) -> None:
         # A file that is not our ledger is left as it is.
         application, version, tables = _identity(connection)
         if application != _APPLICATION_ID and (application or version or tables):
-            raise DamagedLedgerError(str(self.path), "it is some other database")
+            raise DamagedLedgerError(path, "it is some other database")
         if version > FORMAT:
-            raise NewerLedgerError(str(self.path), version)
+            raise NewerLedgerError(path, version)
+        if version and version < min(_MIGRATIONS):
+            raise _old(path, version)
         _use_wal(connection)
         # A power cut may lose the last transactions: leases, which it ends anyway.
         connection.execute("PRAGMA synchronous = NORMAL")
         if version < FORMAT:
-            self._migrate(connection)
-
-    def _migrate(self, connection: sqlite3.Connection) -> None:
-        connection.execute("BEGIN IMMEDIATE")
-        try:
-            version = connection.execute("PRAGMA user_version").fetchone()[0]
-            scripts = (
-                [_MIGRATIONS[number] for number in range(version, FORMAT)] if version else [_TABLES]
-            )
-            if version < FORMAT:
-                for statement in filter(str.strip, "".join(scripts).split(";")):
-                    connection.execute(statement)
-                connection.execute(f"PRAGMA user_version = {FORMAT}")
-                connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-            connection.execute("COMMIT")
-        except BaseException:
-            with contextlib.suppress(sqlite3.Error):
-                connection.execute("ROLLBACK")
-            raise
+            _migrate(connection)
 
     @contextlib.contextmanager
     def _typed_errors(self) -> Iterator[None]:
         try:
             yield
-        except (sqlite3.OperationalError, OSError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
-            if _is_full_disk(self.path.parent, error):
-                reason = f"no space is left on the disk of {self.path.parent}: free some there"
-            raise LedgerError(str(self.path), reason) from None
-        except (sqlite3.DatabaseError, ValueError) as error:  # or a value that means nothing
-            raise DamagedLedgerError(str(self.path), str(error)) from None
+        except (SQLAlchemyError, sqlite3.Error, OSError, ValueError) as error:
+            cause = error.orig if isinstance(error, DBAPIError) and error.orig else error
+            if isinstance(error, DBAPIError) and self.path is None and is_lost(error):
+                self._drop()
+                if self._was_there:
+                    raise _LostServerError(_first_line(cause)) from None
+            raise self._error(cause) from None
+
+    def _error(self, cause: BaseException) -> LedgerError:
+        reason = getattr(cause, "strerror", None) or _first_line(cause)
+        if self.path is None:
+            damaged = isinstance(cause, ValueError)
+            return (DamagedLedgerError if damaged else LedgerError)(self.location, reason)
+        if not isinstance(cause, sqlite3.OperationalError | OSError):
+            return DamagedLedgerError(self.location, reason)  # or a value that means nothing
+        if _is_full_disk(self.path.parent, cause):
+            reason = f"no space is left on the disk of {self.path.parent}: free some there"
+        return LedgerError(self.location, reason)
+
+
+def _old(location: str, version: int) -> LedgerError:
+    return DamagedLedgerError(location, f"an older qnnfarm wrote it (format {version})")
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0].strip() if lines else type(error).__name__
+
+
+def _server_version(connection: Connection) -> int:
+    """Return the format of the tables on a server, which are new if it has none."""
+    query = sqlalchemy.select(schema.counters.c.value).where(schema.counters.c.name == "format")
+    version = connection.scalar(query)
+    if version is None:
+        rows = [{"name": name, "value": value} for name, value in _COUNTERS.items()]
+        connection.execute(schema.counters.insert(), rows)
+        return FORMAT
+    return int(version)
+
+
+_COUNTERS = MappingProxyType({"format": FORMAT, "token": 0, "facts": 0})
+
+
+def _migrate(connection: sqlite3.Connection) -> None:
+    dialect = sqlite.dialect()
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if version < FORMAT:
+            scripts = [_MIGRATIONS[number] for number in range(version, FORMAT)] if version else []
+            for statement in filter(str.strip, "".join(scripts).split(";")):
+                connection.execute(statement)
+            for table in schema.METADATA.sorted_tables:
+                connection.execute(
+                    str(CreateTable(table, if_not_exists=True).compile(dialect=dialect))
+                )
+                for index in table.indexes:
+                    connection.execute(
+                        str(CreateIndex(index, if_not_exists=True).compile(dialect=dialect))
+                    )
+            for counter in _COUNTERS.items():
+                connection.execute("INSERT OR IGNORE INTO pool_counters VALUES (?, ?)", counter)
+            connection.execute(f"PRAGMA user_version = {FORMAT}")
+            connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+        connection.execute("COMMIT")
+    except BaseException:
+        with contextlib.suppress(sqlite3.Error):
+            connection.execute("ROLLBACK")
+        raise
 
 
 def _is_full_disk(folder: Path, error: sqlite3.OperationalError | OSError) -> bool:

@@ -1,6 +1,6 @@
 """Failure policy of a pool: which failures count against a device, and when they quarantine it."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -93,118 +93,53 @@ class FailureReport:
 
 
 @dataclass(frozen=True, slots=True)
-class EarlierFailure:
-    """An earlier failure of the same container, or work without one, of one kind, on any device.
-
-    Attributes:
-        id: of its record.
-        key: of the device.
-        name: of the device.
-        at: seconds since 1970.
-        lease: number of the device's lease.
-        counts: 1 if it counts against the device by now, else 0.
-    """
-
-    id: int
-    key: str
-    name: str
-    at: float
-    lease: int
-    counts: int
-
-
-@dataclass(frozen=True, slots=True)
-class Judgement:
-    """Verdict on what a failure counts against: the device, its work, or neither.
-
-    Attributes:
-        excuse: why it does not count against the device; empty if it does.
-        blame: why it counts against the work; empty if it does not.
-        taken_back: records of earlier failures that no longer count against their devices.
-    """
-
-    excuse: str = ""
-    blame: str = ""
-    taken_back: Collection[int] = ()
-
-
-def judge(
-    report: FailureReport, key: str, earlier: Sequence[EarlierFailure], last_good: int
-) -> Judgement:
-    """Judge a failure on a device by the evidence of all devices.
-
-    Args:
-        earlier: failures of the same subject since the work that failed last ended well anywhere.
-        last_good: number of the device's last lease that used it and ended without a failure.
-    """
-    work = report.work
-    # Begun before it had failed elsewhere, it may have failed for a common reason, such as a hub.
-    elsewhere = [f for f in earlier if f.key != key and work is not None and f.at <= work.began]
-    if elsewhere:
-        blame = f"it fails alike on {', '.join(dict.fromkeys(f.name for f in elsewhere))}"
-        return Judgement(blame, blame, [failure.id for failure in earlier if failure.counts])
-    if report.answered:
-        return Judgement(report.answered)
-    here = [f for f in earlier if f.key == key and f.counts]
-    if any(f.lease < last_good for f in here):
-        return Judgement("it failed there before, and the device has served others well since")
-    if here and work is not None and work.has_container and not report.is_device:
-        return Judgement("its container failed there before, which counts once")
-    return Judgement()
-
-
-@dataclass(frozen=True, slots=True)
 class FailureRecord:
-    """A failure that was reported and is not settled yet.
+    """A failure of a device since its last good lease.
 
     Attributes:
         lease: number of the device's lease.
+        subject: what failed, if no other device is known to have run it; else empty.
     """
 
     lease: int
     weight: float
     kind: str
     text: str
+    subject: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class QuarantineRule:
-    """Limits beyond which failures bring quarantine, and its length.
+    """Limit beyond which failures bring quarantine, and its length.
 
     Attributes:
         limit: sum of weights that brings quarantine.
-        window: number of the last leases that count, each with its heaviest failure.
         backoff_s: time until the probation run; doubled by each that fails and each return.
     """
 
     limit: float = 3.0
-    window: int = 10
     backoff_s: float = 60.0
     max_backoff_s: float = 3600.0
 
-    @property
-    def memory(self) -> int:
-        """Number of the last leases whose failures are kept."""
-        return 10 * self.window
-
-    def counted(self, failures: Iterable[FailureRecord], leases: int) -> Sequence[FailureRecord]:
-        """Return the heaviest failure of each lease in the window, the newest lease last.
-
-        Args:
-            leases: number of leases of the device so far.
-        """
-        worst: dict[int, FailureRecord] = {}
-        for failure in failures:
-            other = worst.get(failure.lease)
-            if failure.lease > leases - self.window and (
-                other is None or failure.weight > other.weight
-            ):
-                worst[failure.lease] = failure
-        return [worst[lease] for lease in sorted(worst)]
+    @staticmethod
+    def counted(failures: Iterable[FailureRecord]) -> Sequence[FailureRecord]:
+        """Return the failures that count, the newest last: of each lease and work the heaviest."""
+        return _heaviest(_heaviest(failures, lambda f: f.lease), lambda f: f.subject or f.lease)
 
     def backoff(self, times: int) -> float:
         """Return the seconds until a probation run after so many failed ones and returns."""
         return backoff(self.backoff_s, self.max_backoff_s, times)
+
+
+def _heaviest(
+    failures: Iterable[FailureRecord], part: Callable[[FailureRecord], object]
+) -> Sequence[FailureRecord]:
+    heaviest: dict[object, FailureRecord] = {}
+    for failure in failures:
+        other = heaviest.get(part(failure))
+        if other is None or failure.weight > other.weight:
+            heaviest[part(failure)] = failure
+    return list(heaviest.values())
 
 
 def backoff(first_s: float, most_s: float, failures: int) -> float:

@@ -33,7 +33,7 @@ from harness.errors import (
     one_line,
 )
 from harness.pool.action_names import CLAIMING, ENDING, SCRIPTS, action_named
-from harness.pool.ledger import DeviceRecords
+from harness.pool.ledger import Ledger
 from harness.pool.members import Member
 from harness.pool.opener import Opener, identify
 from harness.pool.owner import Owner, has_ended, this_process
@@ -310,10 +310,8 @@ class FenceClaims:
     who it is.
     """
 
-    def __init__(
-        self, records: DeviceRecords, opener: Opener, clock: Clock, *, timeout_s: float
-    ) -> None:
-        self._records = records
+    def __init__(self, ledger: Ledger, opener: Opener, clock: Clock, *, timeout_s: float) -> None:
+        self._ledger = ledger
         self._opener = opener
         self._clock = clock
         self._timeout_s = timeout_s
@@ -342,14 +340,14 @@ class FenceClaims:
         device = self._opener.open(member)
         deadline = Deadline.for_device(device.serial, CLAIMING, self._timeout_s)
         holder = Holder.here(self._clock.now()).model_dump_json()
-        claim = Claim(token, self._records.ledger_id(), holder)
+        claim = Claim(token, self._ledger.ledger_id(), holder)
         fence = None
         while fence is None:
             try:
                 fence = self._fence(claim, key, member, device, deadline)
             except HigherTokenError as error:
                 higher, holder = error.args
-                self._records.note_token(higher)
+                self._ledger.note_token(higher)
                 reason = f"the device has token {higher}, of {holder}"
                 raise LeaseLostError(member.name, token, reason) from None
             except OtherLedgerError as error:
@@ -357,11 +355,11 @@ class FenceClaims:
                 described = former.describe(self._clock.now())
                 if not (from_others or former.has_ended()):
                     raise DeviceHeldError(member.name, described) from None
-                self._records.add_history(key, "taken", f"from {described}, of another ledger")
+                self._ledger.add_history(key, "taken", f"from {described}, of another ledger")
                 claim = replace(claim, take=file)
         if min_free_bytes:
             free = device.free_bytes(timeout_s=deadline.remaining())
-            self._records.set_free_bytes(key, free)
+            self._ledger.set_free_bytes(key, free)
             if free is not None and free < min_free_bytes:
                 fence.give_back(device)
                 raise DeviceFullError(device.serial, device.work_root, min_free_bytes, free)
@@ -370,19 +368,19 @@ class FenceClaims:
     def _fence(
         self, claim: Claim, key: str, member: Member, device: Device, deadline: Deadline
     ) -> Fence:
-        record = self._records.fence_of(key)
+        record = self._ledger.fence_of(key)
         if record.id and record.root:
             try:
                 return claim.raise_known(device, record, deadline)
             except (OtherDeviceError, DeviceCommandError):
                 pass  # wiped, another device, or other scripts: claim it from scratch
-        reached = identify(member, device, timeout_s=deadline.remaining())
+        reached = identify(member, device, self._ledger, timeout_s=deadline.remaining())
         if reached.key != key:
-            self._records.record_found(reached.key, member.name, str(member.spec), reached.facts)
+            self._ledger.record_found(reached.key, member.name, str(member.spec), reached.facts)
             other = reached.key.removeprefix("hardware:")
             raise NoDeviceError(member.name, (f"{device.serial} is another device now: {other}",))
         with action_named(SCRIPTS):
             scripts = ensure_scripts(device, deadline)
         fence = claim.raise_fence(device, scripts, deadline)
-        self._records.set_fence(key, FenceRecord(fence.id, fence.root))
+        self._ledger.set_fence(key, FenceRecord(fence.id, fence.root))
         return fence

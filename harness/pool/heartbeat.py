@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from harness.errors import LedgerError
-from harness.pool.ledger import Leases
+from harness.pool.ledger import Ledger
 from harness.pool.records import LeaseRow
 
 log = logging.getLogger(__name__)
@@ -32,14 +32,14 @@ class LeaseTerm:
     @classmethod
     def of(cls, rows: Sequence[LeaseRow]) -> Self:
         """Return the term of a lease whose devices were granted now."""
-        return cls(rows[0].token, len(rows), rows[0].beat + rows[0].ttl)
+        return cls(rows[0].token, len(rows), rows[0].until)
 
 
 class Heartbeat:
     """Renews all leases of a pool, in a thread that runs while there are any."""
 
-    def __init__(self, leases: Leases) -> None:
-        self._leases = leases
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
         self._changed = threading.Condition()
         self._terms: set[LeaseTerm] = set()
         self._thread: threading.Thread | None = None
@@ -70,13 +70,13 @@ class Heartbeat:
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait(self._leases.ttl_s / _BEATS_PER_TTL)
+                self._changed.wait(self._ledger.ttl_s / _BEATS_PER_TTL)
                 if not self._terms:
                     self._thread = None
                     return
                 counts = {term.token: term.count for term in self._terms}
             try:
-                renewed = self._leases.renew(counts)
+                renewed = self._ledger.renew(counts)
             except LedgerError as error:
                 # The leases stay valid for the rest of their time; then their holders learn of it.
                 log.warning("%s", error)

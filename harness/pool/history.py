@@ -3,17 +3,20 @@
 So it never ends, and yet stays small. Days and months are those of UTC.
 """
 
-import sqlite3
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from sqlalchemy import Connection, delete, func, select
+
 from harness.pool.records import shown
+from harness.pool.schema import history, totals
 
 _EVENTS = 500
 _BATCH = 50
-"""So many events are counted at once, so that not every new event has to do it."""
+"""Old events are counted at each event of the ledger with such a number, not at every one."""
 _DAYS_S = 92 * 86_400.0
 _LONGEST_TEXT = 1000
 _DAY, _MONTH = "%Y-%m-%d", "%Y-%m"
@@ -38,47 +41,45 @@ class HistoryEntry:
 
 
 def add_event(
-    db: sqlite3.Connection, key: str, at: float, what: str, text: str, token: int | None = None
+    db: Connection, key: str, at: float, what: str, text: str, token: int | None = None
 ) -> None:
     """Add an event of a device; the oldest events are counted once there are many.
 
     Args:
         token: of the lease that was lost, if one was.
     """
-    db.execute(
-        "INSERT INTO history (key, at, what, text, token) VALUES (?, ?, ?, ?, ?)",
-        (key, at, what, text[:_LONGEST_TEXT], token),
-    )
-    if _is_behind(db, key, _EVENTS + _BATCH):
+    text = text[:_LONGEST_TEXT].replace("\0", " ")
+    added = history.insert().values(key=key, at=at, what=what, text=text, token=token)
+    number = db.execute(added.returning(history.c.id)).scalar_one()
+    if number % _BATCH == 0 and _nth_newest(db, key, _EVENTS) is not None:
         _count_old_events(db, key)
         _count_old_days(db, key, datetime.fromtimestamp(at - _DAYS_S, UTC).strftime(_DAY))
 
 
-def read_history(db: sqlite3.Connection, key: str, since: float) -> list[HistoryEntry]:
+def read_history(db: Connection, key: str, since: float) -> list[HistoryEntry]:
     """Return the totals and events of a device, oldest first.
 
     Args:
         since: leaves out what ended before, in seconds since 1970.
     """
-    totals: dict[str, dict[str, int]] = {}
+    counts: dict[str, dict[str, int]] = {}
+    columns = totals.c
     for row in db.execute(
-        "SELECT period, what, count FROM totals WHERE key = ? ORDER BY period, what", (key,)
+        select(columns.period, columns.what, columns.number)
+        .where(columns.key == key)
+        .order_by(columns.period, columns.what)
     ):
-        totals.setdefault(row["period"], {})[shown(row["what"])] = row["count"]
+        counts.setdefault(row.period, {})[shown(row.what)] = row.number
     first = datetime.fromtimestamp(max(since, 0.0), UTC).strftime(_DAY)
     entries = []
-    for period, counts in totals.items():
+    for period, of_period in counts.items():
         if period >= first[: len(period)]:
             with suppress(ValueError):  # any user of a shared ledger may have written it
-                entries.append(_total(period, counts))
-    rows = db.execute(
-        "SELECT at, what, text, token FROM history WHERE key = ? AND at >= ? ORDER BY id",
-        (key, since),
-    )
-    entries += [
-        HistoryEntry(at, shown(what), shown(text if token is None else f"token {token}: {text}"))
-        for at, what, text, token in rows
-    ]
+                entries.append(_total(period, of_period))
+    events = select(history).where(history.c.key == key, history.c.at >= since)
+    for row in db.execute(events.order_by(history.c.id)):
+        text = row.text if row.token is None else f"token {row.token}: {row.text}"
+        entries.append(HistoryEntry(row.at, shown(row.what), shown(text)))
     return entries
 
 
@@ -89,34 +90,37 @@ def _total(period: str, counts: Mapping[str, int]) -> HistoryEntry:
     return HistoryEntry(at, what, text, period, counts)
 
 
-def _is_behind(db: sqlite3.Connection, key: str, count: int) -> bool:
-    """Return whether a device has more than `count` events."""
-    row = db.execute(
-        "SELECT 1 FROM history WHERE key = ? ORDER BY id DESC LIMIT 1 OFFSET ?", (key, count)
-    ).fetchone()
-    return row is not None
+def _nth_newest(db: Connection, key: str, number: int) -> int | None:
+    """Return the id of the event after which there are `number` newer ones."""
+    ids = select(history.c.id).where(history.c.key == key).order_by(history.c.id.desc())
+    return db.scalar(ids.offset(number).limit(1))
 
 
-def _count_old_events(db: sqlite3.Connection, key: str) -> None:
-    (newest,) = db.execute(
-        "SELECT id FROM history WHERE key = ? ORDER BY id DESC LIMIT 1 OFFSET ?", (key, _EVENTS)
-    ).fetchone()
-    db.execute(
-        "INSERT INTO totals SELECT key, strftime('%Y-%m-%d', at, 'unixepoch'), what, count(*)"
-        " FROM history WHERE key = ? AND id <= ? GROUP BY 1, 2, 3"
-        " ON CONFLICT DO UPDATE SET count = count + excluded.count",
-        (key, newest),
+def _count_old_events(db: Connection, key: str) -> None:
+    old = history.c.key == key, history.c.id <= _nth_newest(db, key, _EVENTS)
+    counts = Counter(
+        (datetime.fromtimestamp(row.at, UTC).strftime(_DAY), row.what)
+        for row in db.execute(select(history.c.at, history.c.what).where(*old))
     )
-    db.execute("DELETE FROM history WHERE key = ? AND id <= ?", (key, newest))
+    _add_totals(db, key, counts)
+    db.execute(delete(history).where(*old))
 
 
-def _count_old_days(db: sqlite3.Connection, key: str, first: str) -> None:
+def _count_old_days(db: Connection, key: str, first: str) -> None:
     """Count the days before `first` by month."""
-    old = "key = ? AND length(period) = 10 AND period < ?"
-    db.execute(
-        "INSERT INTO totals SELECT key, substr(period, 1, 7), what, sum(count)"  # noqa: S608
-        f" FROM totals WHERE {old} GROUP BY 1, 2, 3"
-        " ON CONFLICT DO UPDATE SET count = count + excluded.count",
-        (key, first),
-    )
-    db.execute(f"DELETE FROM totals WHERE {old}", (key, first))  # noqa: S608
+    columns = totals.c
+    old = columns.key == key, func.length(columns.period) == len(first), columns.period < first
+    counts: Counter[tuple[str, str]] = Counter()
+    for row in db.execute(select(columns.period, columns.what, columns.number).where(*old)):
+        counts[row.period[: len("2026-01")], row.what] += row.number
+    db.execute(delete(totals).where(*old))
+    _add_totals(db, key, counts)
+
+
+def _add_totals(db: Connection, key: str, counts: Mapping[tuple[str, str], int]) -> None:
+    columns = totals.c
+    for (period, what), number in counts.items():
+        of_period = columns.key == key, columns.period == period, columns.what == what
+        more = totals.update().where(*of_period).values(number=columns.number + number)
+        if not db.execute(more).rowcount:
+            db.execute(totals.insert().values(key=key, period=period, what=what, number=number))

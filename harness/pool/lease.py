@@ -366,7 +366,7 @@ class Lease:
         self, context: PoolContext, term: LeaseTerm, devices: Sequence[ClaimedDevice]
     ) -> None:
         self._context = context
-        self._leases = context.ledger.leases
+        self._ledger = context.ledger
         self._term = term
         self._process = os.getpid()
         self._devices = tuple(LeasedDevice(device, self) for device in devices)
@@ -442,7 +442,7 @@ class Lease:
         """
         self.check()
         with suppress(LedgerError):  # then the lease is good for as long as its term
-            if not self._leases.holds(self.token, key):
+            if not self._ledger.holds(self.token, key):
                 raise self.lose("the ledger gave the device to another holder")
 
     def verify(self) -> None:
@@ -461,7 +461,7 @@ class Lease:
         """
         if not self._lost:
             with suppress(LedgerError):
-                self._lost = self._leases.why_lost(self.token, [d.key for d in self._devices])
+                self._lost = self._ledger.why_lost(self.token, [d.key for d in self._devices])
             self._lost = self._lost or reason
         self._context.heartbeat.stop(self._term)
         for device in self._devices:
@@ -478,7 +478,7 @@ class Lease:
         """
         reason = device.fence.describe_loss(refusal, self._context.clock.now())
         with suppress(LedgerError):
-            self._leases.record_loss(self.token, device.key, reason)
+            self._ledger.record_loss(self.token, device.key, reason)
         return self.lose(reason)
 
     def report(self, failure: HarnessError, work: Work | None = None) -> str:
@@ -508,13 +508,12 @@ class Lease:
             if report.recover:
                 self._unreachable.add(device.key)
             if report.weight or report.recover:
-                judgement = self._leases.report(device.key, self.token, report)
-                blame = blame or (judgement.blame if judgement else "")
+                blame = blame or self._ledger.report(device.key, self.token, report) or ""
         return blame
 
     def report_success(self, work: Work) -> None:
         """Report that work ended well on the devices: what failed it before was not its fault."""
-        self._leases.report_success(self.token, work)
+        self._ledger.report_success(self.token, work)
 
     def release(self) -> None:
         """Give the devices back; does nothing if that was done.
@@ -532,7 +531,7 @@ class Lease:
             finally:
                 self._context.heartbeat.stop(self._term)
                 self._released = True
-                self._leases.release(
+                self._ledger.release(
                     self.token,
                     [device.key for device in self._devices],
                     used=[d.key for d in self._devices if d.used],
@@ -557,7 +556,7 @@ class Lease:
             self._lost = error.reason
         except HarnessError as error:
             report = FailureReport.of(error, recover=True, work=self._failed_work)
-            self._leases.report(device.key, self.token, report)
+            self._ledger.report(device.key, self.token, report)
             return False
         return True
 

@@ -1,25 +1,33 @@
-"""The ledger: who holds which device on this host, in transactions over one small file."""
+"""The ledger: who holds which device, in short transactions over one database."""
 
 import json
 import os
 import secrets
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import lru_cache, wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from sqlalchemy import Connection, Row, func, or_, select
 
 from harness.clock import Clock, format_time
 from harness.errors import LeaseLostError
 from harness.paths import is_shared
 from harness.pool.database import Database
-from harness.pool.failure_policy import (
-    FailureRecord,
-    FailureReport,
-    Judgement,
-    QuarantineRule,
-    Work,
+from harness.pool.evidence import (
+    add_failure,
+    blame_for,
+    confirm,
+    failures_of,
+    has_failed,
+    record_use,
+    settle,
+    was_counted,
 )
-from harness.pool.history import HistoryEntry, read_history
-from harness.pool.owner import Owner, has_ended, user_name
+from harness.pool.failure_policy import FailureReport, QuarantineRule, Work
+from harness.pool.history import HistoryEntry, add_event, read_history
+from harness.pool.owner import Owner, has_ended, host_id, user_name
+from harness.pool.queue import Request, serve
 from harness.pool.records import (
-    OWNER_COLUMNS,
     DeviceRow,
     Facts,
     FenceRecord,
@@ -31,26 +39,74 @@ from harness.pool.records import (
     owner_values,
     shown,
 )
-from harness.pool.states import Event, MemberState
-from harness.pool.transaction import COUNTS, LOST, OWNER_SLOTS, LedgerContext
+from harness.pool.schema import (
+    OWNER,
+    addresses,
+    counters,
+    devices,
+    history,
+    leases,
+    tickets,
+)
+from harness.pool.states import Event, MemberState, after
+
+_LOST = "lost its lease"
+"""Kind of history entry: a lease ended otherwise than by its holder's release."""
+_PRIORITY_S = 600.0
+"""A request goes before those of the next lower priority that came so much earlier, or later."""
+_INTERRUPTED = "its process ended in the middle of it"
+_AWAY = frozenset({Event.LOST, Event.GAVE_UP})
+_THERE = frozenset({Event.FOUND, Event.RECOVERED, Event.GRANTED, Event.PASSED, Event.UNDRAIN})
+_REPAIRABLE = frozenset({MemberState.RECOVERING, MemberState.QUARANTINED, MemberState.ABSENT})
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_Method = Callable[Concatenate["Ledger", Connection, P], T]
+_Public = Callable[Concatenate["Ledger", P], T]
+
+
+def _reads(method: _Method[P, T]) -> _Public[P, T]:
+    """Run a method in a transaction that reads one consistent view."""
+
+    @wraps(method)
+    def run(self: "Ledger", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self.database.read(lambda db: method(self, db, *args, **kwargs))
+
+    return run
+
+
+def _writes(method: _Method[P, T]) -> _Public[P, T]:
+    """Run a method in a transaction that alone may write: all of it happens, or nothing."""
+
+    @wraps(method)
+    def run(self: "Ledger", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self.database.write(lambda db: method(self, db, *args, **kwargs))
+
+    return run
+
+
+def _writes_quietly(method: _Method[P, T]) -> _Public[P, T]:
+    """Do the same for what nobody waits for, such as a heartbeat."""
+
+    @wraps(method)
+    def run(self: "Ledger", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self.database.write(lambda db: method(self, db, *args, **kwargs), tell=False)
+
+    return run
 
 
 class Ledger:
     """The only record of who holds which device; no device is touched in a transaction.
 
-    Devices are named by keys that stay when addresses change. All methods, and those of the parts,
-    raise `LedgerError` when the file cannot be used.
+    Devices are named by keys that stay when addresses change, leases by tokens, which only rise.
+    Each method is one transaction, which is tried again if a server went away meanwhile, or a few.
+    All raise `LedgerError` when the database cannot be used.
 
     Args:
+        clock: of heartbeats and events; a server has its own.
         ttl_s: how long a heartbeat keeps a lease or a place in the queue.
         rule: when failures are enough for quarantine.
         ended: whether a process has ended.
-
-    Attributes:
-        devices: addresses, facts, states and history of devices.
-        tickets: queue of lease requests.
-        leases: granted leases.
-        repairs: recoveries and probation runs.
     """
 
     def __init__(
@@ -62,150 +118,148 @@ class Ledger:
         rule: QuarantineRule,
         ended: Callable[[Owner], bool] = has_ended,
     ) -> None:
-        self._database = database
-        user = user_name(os.geteuid()) if is_shared(database.path.parent) else ""
-        self._context = LedgerContext(database, clock, ttl_s, rule, ended, user)
-        self.devices = DeviceRecords(self._context)
-        self.tickets = Tickets(self._context)
-        self.leases = Leases(self._context)
-        self.repairs = Repairs(self._context)
+        self.database = database
+        self.ttl_s = ttl_s
+        self._clock = clock
+        self._rule = rule
+        self._has_ended = ended
+        shared = database.path is not None and is_shared(database.path.parent)
+        self._user = user_name(os.geteuid()) if shared or database.path is None else ""
 
     def version(self) -> int:
         """Return a number that changes when another process has changed the ledger."""
-        return self._database.version()
+        return self.database.version()
 
-    def reconcile(self) -> None:
+    @_writes
+    def reconcile(self, db: Connection) -> None:
         """End the leases and tickets of dead processes, and repair contradictions."""
-        with self._context.writing() as t:
-            t.expire_dead_owners()
+        self._expire_dead_owners(db)
 
+    # Devices
 
-_LOSSES = f"""
-SELECT key, at, what, text FROM history AS loss WHERE id > :after AND id <= :last AND (
-    what = '{Event.DISTRUSTED}' OR what IN ('{Event.LOST}', '{Event.GAVE_UP}') AND COALESCE((
-        SELECT what NOT IN ('{Event.LOST}', '{Event.GAVE_UP}') FROM history
-        WHERE key = loss.key AND id < loss.id AND what IN (
-            '{Event.LOST}', '{Event.GAVE_UP}', '{Event.FOUND}', '{Event.RECOVERED}',
-            '{Event.GRANTED}', '{Event.PASSED}', '{Event.UNDRAIN}'
-        ) ORDER BY id DESC LIMIT 1
-    ), 1)
-) ORDER BY id
-"""  # noqa: S608 - all ours
-"""History entries that say that a device was lost, after one that says that it was there."""
+    def address(self, spec: str) -> str:
+        """Return the address of a device as the ledger has it.
 
-
-class DeviceRecords:
-    """Addresses, facts, states and history of devices, by their keys."""
-
-    def __init__(self, context: LedgerContext) -> None:
-        self._context = context
+        Among several users, virtual devices are each user's own: `virtual:alpha of ann`. Among
+        several hosts, so is all that is reached without a host's name: `android:R5 on lab1`.
+        """
+        if self._user and spec.startswith("virtual:"):
+            spec = f"{spec} of {self._user}"
+        is_here = "@" not in spec and not spec.startswith("linux:")
+        return f"{spec} on {host_id()}" if self.database.path is None and is_here else spec
 
     def ledger_id(self) -> str:
         """Return the id by which devices tell this ledger from others."""
-        query = "SELECT value FROM counters WHERE name = 'id'"
-        with self._context.reading() as db:
-            row = db.execute(query).fetchone()
-        if row is None:
-            with self._context.writing() as t:
-                number = secrets.randbits(62)
-                t.db.execute("INSERT OR IGNORE INTO counters VALUES ('id', ?)", (number,))
-                row = t.db.execute(query).fetchone()
-        return f"{row[0]:016x}"
+        number = self._counter("id")
+        return f"{self._make_id() if number is None else number:016x}"
 
-    def note_token(self, token: int) -> None:
+    @_writes
+    def _make_id(self, db: Connection) -> int:
+        number = _counter(db, "id")
+        if number is None:
+            number = secrets.randbits(62)
+            _set_counter(db, "id", number)
+        return number
+
+    @_reads
+    def _counter(self, db: Connection, name: str) -> int | None:
+        return _counter(db, name)
+
+    @_writes
+    def note_token(self, db: Connection, token: int) -> None:
         """Grant no token up to this one, which a device has: the ledger may be an older copy."""
-        with self._context.writing() as t:
-            t.db.execute("UPDATE counters SET value = max(value, ?) WHERE name = 'token'", (token,))
+        _set_counter(db, "token", max(token, _counter(db, "token") or 0))
+
+    def newest_token(self) -> int:
+        """Return the highest token that was granted so far."""
+        return self._counter("token") or 0
 
     def keys_of(self, specs: Collection[str]) -> dict[str, str]:
         """Return the keys of the devices that were last reached under these addresses."""
-        addresses = {self._context.address(spec): spec for spec in specs}
-        with self._context.reading() as db:
-            rows = db.execute("SELECT spec, key FROM addresses").fetchall()
-        return {addresses[row["spec"]]: row["key"] for row in rows if row["spec"] in addresses}
+        by_address = {self.address(spec): spec for spec in specs}
+        return {by_address[address]: key for address, key in self._keys(by_address).items()}
+
+    @_reads
+    def _keys(self, db: Connection, wanted: Collection[str]) -> dict[str, str]:
+        rows = db.execute(select(addresses))
+        return {row.spec: row.key for row in rows if row.spec in wanted}
 
     def facts_version(self) -> int:
         """Return a number that rises when an address or the facts of a device may have changed."""
-        with self._context.reading() as db:
-            return int(db.execute("SELECT value FROM counters WHERE name = 'facts'").fetchone()[0])
+        return self._counter("facts") or 0
 
-    def record_found(self, key: str, name: str, spec: str, facts: Facts) -> None:
+    @_writes
+    def record_found(self, db: Connection, key: str, name: str, spec: str, facts: Facts) -> None:
         """Record that a device answered under `spec`, which means this device from now on."""
-        spec = self._context.address(spec)
-        with self._context.writing() as t:
-            row = t.db.execute("SELECT key FROM addresses WHERE spec = ?", (spec,)).fetchone()
-            t.set_address(spec, key)
-            if row is not None and row["key"] != key:
-                t.drop_placeholder(row["key"], spec)
-            t.add_device(key, name, spec, MemberState.READY, "it answered")
-            t.set_facts(key, name, spec, facts)
-            t.apply(key, Event.FOUND, "it answered")
+        spec = self.address(spec)
+        other = self._set_address(db, spec, key)
+        if other not in {None, key} and other == spec:  # a placeholder, until its key was known
+            absent = devices.c.key == other, devices.c.state == MemberState.ABSENT
+            db.execute(devices.delete().where(*absent))
+        self._add_device(db, key, name, spec, MemberState.READY, "it answered")
+        _update(
+            db,
+            key,
+            name=name,
+            spec=spec,
+            soc=facts.soc,
+            hexagon=facts.hexagon,
+            free_bytes=facts.free_bytes,
+            probed=1,
+        )
+        self._apply(db, key, Event.FOUND, "it answered")
 
-    def record_absent(self, name: str, spec: str, reason: str, *, probed: bool = True) -> str:
+    @_writes
+    def record_absent(
+        self, db: Connection, name: str, spec: str, reason: str, *, probed: bool = True
+    ) -> str:
         """Record that no device answers under `spec`, or that none was `probed`; return its key."""
-        spec = self._context.address(spec)
-        with self._context.writing() as t:
-            row = t.db.execute("SELECT key FROM addresses WHERE spec = ?", (spec,)).fetchone()
-            key = spec if row is None else str(row["key"])
-            t.set_address(spec, key)
-            t.add_device(key, name, spec, MemberState.ABSENT, reason)
-            t.db.execute("UPDATE devices SET probed = ? WHERE key = ?", (probed, key))
-            t.apply(key, Event.LOST, reason)
-            return key
+        spec = self.address(spec)
+        known = db.scalar(select(addresses.c.key).where(addresses.c.spec == spec))
+        key = spec if known is None else known
+        self._set_address(db, spec, key)
+        self._add_device(db, key, name, spec, MemberState.ABSENT, reason)
+        _update(db, key, probed=int(probed))
+        self._apply(db, key, Event.LOST, reason)
+        return key
 
-    def set_free_bytes(self, key: str, free_bytes: int | None) -> None:
+    @_writes
+    def set_free_bytes(self, db: Connection, key: str, free_bytes: int | None) -> None:
         """Store the free space of a device."""
-        with self._context.writing() as t:
-            t.db.execute("UPDATE devices SET free_bytes = ? WHERE key = ?", (free_bytes, key))
-            t.facts_changed()
+        _update(db, key, free_bytes=free_bytes)
+        _facts_changed(db)
 
-    def set_fence(self, key: str, fence: FenceRecord) -> None:
+    @_writes
+    def set_fence(self, db: Connection, key: str, fence: FenceRecord) -> None:
         """Store the fence of a device."""
-        with self._context.writing() as t:
-            t.db.execute(
-                "UPDATE devices SET fence = ?, root = ?, quiet = ? WHERE key = ?",
-                (fence.id, fence.root, fence.quiet, key),
-            )
+        _update(db, key, fence=fence.id, root=fence.root, quiet=fence.quiet)
 
-    def fence_of(self, key: str) -> FenceRecord:
+    @_reads
+    def fence_of(self, db: Connection, key: str) -> FenceRecord:
         """Return the stored fence of a device."""
-        with self._context.reading() as db:
-            row = db.execute(
-                "SELECT fence, root, quiet FROM devices WHERE key = ?", (key,)
-            ).fetchone()
-        return FenceRecord(*row) if row else FenceRecord()
+        row = _device(db, key)
+        return FenceRecord(row.fence, row.root, row.quiet) if row else FenceRecord()
 
-    def rows(self, keys: Collection[str]) -> dict[str, DeviceRow]:
+    @_reads
+    def rows(self, db: Connection, keys: Collection[str]) -> dict[str, DeviceRow]:
         """Return the devices among `keys` that the ledger has, by key."""
         wanted = tuple(keys)
-        among = f"WHERE key IN ({', '.join('?' * len(wanted))})"
-        with self._context.reading() as db:
-            leases = {
-                row["key"]: lease_of(row)
-                for row in db.execute(f"SELECT * FROM leases {among}", wanted)  # noqa: S608
-            }
-            failures: dict[str, list[FailureRecord]] = {}
-            for row in db.execute(
-                f"SELECT key, lease, weight, kind, text FROM evidence {among}"  # noqa: S608
-                f" AND {COUNTS} ORDER BY id",
-                wanted,
-            ):
-                kind, text = shown(row["kind"]), shown(row["text"])
-                failure = FailureRecord(row["lease"], row["weight"], kind, text)
-                failures.setdefault(row["key"], []).append(failure)
-            return {
-                row["key"]: device_of(
-                    row,
-                    leases.get(row["key"]),
-                    tuple(self._context.rule.counted(failures.get(row["key"], ()), row["leases"])),
-                )
-                for row in db.execute(f"SELECT * FROM devices {among}", wanted)  # noqa: S608
-            }
+        held = {
+            row.key: lease_of(row)
+            for row in db.execute(select(leases).where(leases.c.key.in_(wanted)))
+        }
+        failures = failures_of(db, wanted)
+        return {
+            row.key: device_of(
+                row, held.get(row.key), tuple(self._rule.counted(failures.get(row.key, ())))
+            )
+            for row in db.execute(select(devices).where(devices.c.key.in_(wanted)))
+        }
 
-    def history(self, key: str, *, since: float = 0.0) -> list[HistoryEntry]:
+    @_reads
+    def history(self, db: Connection, key: str, *, since: float = 0.0) -> list[HistoryEntry]:
         """Return the history of a device, oldest first; see `read_history`."""
-        with self._context.reading() as db:
-            return read_history(db, key, since)
+        return read_history(db, key, since)
 
     def take_losses(self, subscriber: str) -> list[tuple[str, HistoryEntry]]:
         """Return the keys of devices that became quarantined or absent, once for each subscriber.
@@ -214,70 +268,89 @@ class DeviceRecords:
         hears of what happens after its first call.
         """
         cursor = f"notified:{subscriber}"
-        query = "SELECT value FROM counters WHERE name = ?"
-        newest = "SELECT COALESCE(MAX(id), 0) FROM history"
-        with self._context.reading() as db:
-            row, last = db.execute(query, (cursor,)).fetchone(), db.execute(newest).fetchone()[0]
-        if row is not None and row["value"] == last:
+        return self._take_losses(cursor) if self._has_news(cursor) else []
+
+    @_reads
+    def _has_news(self, db: Connection, cursor: str) -> bool:
+        return _counter(db, cursor) != (db.scalar(select(func.max(history.c.id))) or 0)
+
+    @_writes_quietly
+    def _take_losses(self, db: Connection, cursor: str) -> list[tuple[str, HistoryEntry]]:
+        last = db.scalar(select(func.max(history.c.id))) or 0
+        seen = _counter(db, cursor)
+        _set_counter(db, cursor, last)
+        if seen is None:
             return []
-        with self._context.writing() as t:
-            row, last = (
-                t.db.execute(query, (cursor,)).fetchone(),
-                t.db.execute(newest).fetchone()[0],
-            )
-            t.db.execute(
-                "INSERT INTO counters VALUES (?, ?)"
-                " ON CONFLICT (name) DO UPDATE SET value = excluded.value",
-                (cursor, last),
-            )
-            if row is None:
-                return []
-            rows = t.db.execute(_LOSSES, {"after": row["value"], "last": last}).fetchall()
-        return [(key, HistoryEntry(at, what, text)) for key, at, what, text in rows]
+        kinds = history.c.what.in_(_AWAY | {Event.DISTRUSTED})
+        news = select(history).where(history.c.id > seen, history.c.id <= last, kinds)
+        return [
+            (row.key, HistoryEntry(row.at, row.what, row.text))
+            for row in db.execute(news.order_by(history.c.id)).all()
+            if row.what == Event.DISTRUSTED or not _was_away(db, row)
+        ]
 
-    def add_history(self, key: str, what: str, text: str) -> None:
+    @_writes
+    def add_history(self, db: Connection, key: str, what: str, text: str) -> None:
         """Add an entry to a device's history."""
-        with self._context.writing() as t:
-            t.add_history(key, what, text)
+        self._add_event(db, key, what, text)
 
-    def apply(self, key: str, event: Event, reason: str) -> MemberState:
+    @_writes
+    def apply(self, db: Connection, key: str, event: Event, reason: str) -> MemberState:
         """Change the state of a device by an event, whoever holds it; return the state after it."""
-        with self._context.writing() as t:
-            if event is Event.UNDRAIN:
-                return t.undrain(key, reason)
-            if event in {Event.FAILED, Event.RECOVER}:
-                t.reset_repairs(key)
-            t.apply(key, event, reason)
-            return t.state(key)
+        if event in {Event.FAILED, Event.RECOVER}:
+            _reset_repairs(db, key)
+        self._apply(db, key, event, reason)
+        if event is Event.UNDRAIN:
+            lease = _lease(db, key)
+            if lease is not None and _state(db, key) is MemberState.READY:
+                self._apply(db, key, Event.GRANTED, f"held by {shown(lease.label)}")
+        return _state(db, key)
 
+    # The queue
 
-class Tickets:
-    """Queue of the lease requests of all processes of this host."""
+    def enqueue(
+        self, owner: Owner, candidates: Sequence[str], count: int, *, priority: int = 0
+    ) -> int:
+        """Add a request at the end of the queue; only `try_grant` keeps it there beyond the TTL.
 
-    def __init__(self, context: LedgerContext) -> None:
-        self._context = context
+        Args:
+            candidates: keys of the devices that would do, best first.
+            priority: it goes before older requests of lower priorities, unless they are older by
+                ten minutes for each step.
+        """
+        return self._enqueue(secrets.token_hex(8), owner, candidates, count, priority)
 
-    def enqueue(self, owner: Owner, candidates: Sequence[str], count: int) -> int:
-        """Add a request at the end of the queue; only `try_grant` keeps it there beyond the TTL."""
-        with self._context.writing() as t:
-            cursor = t.db.execute(
-                f"INSERT INTO tickets (candidates, count, {OWNER_COLUMNS})"  # noqa: S608
-                f" VALUES (?, ?, {OWNER_SLOTS})",
-                (
-                    json.dumps(list(candidates)),
-                    count,
-                    *owner_values(owner, self._context.clock.boottime(), self._context.ttl_s),
-                ),
-            )
-            return int(cursor.lastrowid or 0)
+    @_writes_quietly
+    def _enqueue(
+        self,
+        db: Connection,
+        nonce: str,
+        owner: Owner,
+        candidates: Sequence[str],
+        count: int,
+        priority: int,
+    ) -> int:
+        known = db.scalar(select(tickets.c.id).where(tickets.c.nonce == nonce))
+        if known is not None:
+            return int(known)
+        beat = self._beat(db)
+        added = tickets.insert().values(
+            nonce=nonce,
+            candidates=json.dumps(list(candidates)),
+            wanted=count,
+            rank=beat - priority * _PRIORITY_S,
+            beat=beat,
+            ttl=self.ttl_s,
+            **owner_values(owner),
+        )
+        return int(db.execute(added.returning(tickets.c.id)).scalar_one())
 
-    def set_candidates(self, ticket: int, candidates: Sequence[str]) -> None:
+    @_writes_quietly
+    def set_candidates(self, db: Connection, ticket: int, candidates: Sequence[str]) -> None:
         """Replace the devices that would do for a ticket, which keeps its place."""
-        with self._context.writing() as t:
-            t.db.execute(
-                "UPDATE tickets SET candidates = ? WHERE id = ?",
-                (json.dumps(list(candidates)), ticket),
-            )
+        text = json.dumps(list(candidates))
+        changed = tickets.c.id == ticket, tickets.c.candidates != text
+        db.execute(tickets.update().where(*changed).values(candidates=text))
 
     def try_grant(self, ticket: int, owner: Owner, purpose: str = "") -> list[LeaseRow] | None:
         """Grant a ticket its devices under one token, if it is its turn; `None` if it is not.
@@ -288,111 +361,128 @@ class Tickets:
         Raises:
             LeaseLostError: the ticket is gone, for its process slept longer than the TTL.
         """
-        with self._context.writing() as t:
-            t.expire_dead_owners()
-            now = self._context.clock.boottime()
-            kept = t.db.execute("UPDATE tickets SET beat = ? WHERE id = ?", (now, ticket)).rowcount
-            if not kept:
-                raise LeaseLostError(f"ticket {ticket}", 0, "its process slept for too long")
-            keys = t.devices_for(ticket)
-            if keys is None:
-                return None
-            token = t.next_token()
-            t.db.execute("UPDATE tickets SET token = ? WHERE id = ?", (token, ticket))
-            return [t.grant(key, token, owner, purpose) for key in keys]
+        until = self._clock.boottime() + self.ttl_s
+        if not self._must_act(ticket):
+            return None
+        return self._try_grant(ticket, owner, purpose, until)
 
-    def settle(self, ticket: int) -> None:
+    @_reads
+    def _must_act(self, db: Connection, ticket: int) -> bool:
+        """Return whether a ticket's turn has come, or else there is something to write."""
+        beat = self._beat(db)
+        row = db.execute(select(tickets).where(tickets.c.id == ticket)).one_or_none()
+        return (
+            row is None
+            or row.token is not None
+            or beat - row.beat > self.ttl_s / 4
+            or any(self._is_dead(row, beat) for row in _owned(db))
+            or self._devices_for(db, ticket) is not None
+        )
+
+    @_writes_quietly
+    def _try_grant(
+        self, db: Connection, ticket: int, owner: Owner, purpose: str, until: float
+    ) -> list[LeaseRow] | None:
+        self._expire_dead_owners(db)
+        kept = tickets.update().where(tickets.c.id == ticket).values(beat=self._beat(db))
+        if not db.execute(kept).rowcount:
+            raise LeaseLostError(f"ticket {ticket}", 0, "its process slept for too long")
+        token = db.scalar(select(tickets.c.token).where(tickets.c.id == ticket))
+        if token is not None:  # it was granted, but a server went away before it could say so
+            granted = db.execute(select(leases).where(leases.c.token == token)).all()
+            keys: Sequence[str] | None = [row.key for row in granted]
+            return [_until(lease_of(row), until) for row in granted] or None
+        keys = self._devices_for(db, ticket)
+        if keys is None:
+            return None
+        token = _next_token(db)
+        db.execute(tickets.update().where(tickets.c.id == ticket).values(token=token))
+        return [self._grant(db, key, token, owner, purpose, until) for key in keys]
+
+    @_writes
+    def settle(self, db: Connection, ticket: int) -> None:
         """Remove a ticket that was served or given up."""
-        with self._context.writing() as t:
-            t.db.execute("DELETE FROM tickets WHERE id = ?", (ticket,))
+        db.execute(tickets.delete().where(tickets.c.id == ticket))
 
-    def put_back(self, ticket: int) -> None:
+    @_writes
+    def put_back(self, db: Connection, ticket: int) -> None:
         """Let a ticket wait again at its place, as its devices could not be used."""
-        with self._context.writing() as t:
-            t.db.execute("UPDATE tickets SET token = NULL WHERE id = ?", (ticket,))
+        db.execute(tickets.update().where(tickets.c.id == ticket).values(token=None))
 
-    def waiting(self) -> list[Owner]:
-        """Return the waiting owners, in FIFO order."""
-        with self._context.reading() as db:
-            rows = db.execute("SELECT * FROM tickets WHERE token IS NULL ORDER BY id").fetchall()
-        return [owner_of(row) for row in rows]
+    @_reads
+    def waiting(self, db: Connection) -> list[Owner]:
+        """Return the waiting owners, in the order in which they come next."""
+        return [owner_of(row) for row in db.execute(_QUEUE)]
 
+    # Leases
 
-class Leases:
-    """Granted leases. A lease is named by its token, and may have several devices."""
+    @_writes_quietly
+    def _renew(self, db: Connection, counts: Mapping[int, int]) -> dict[int, bool]:
+        beat = self._beat(db)
+        kept = {}
+        for token, count in counts.items():
+            held = leases.c.token == token, leases.c.beat + leases.c.ttl > beat
+            renewed = db.execute(leases.update().where(*held).values(beat=beat))
+            db.execute(tickets.update().where(tickets.c.token == token).values(beat=beat))
+            kept[token] = renewed.rowcount == count
+        return kept
 
-    def __init__(self, context: LedgerContext) -> None:
-        self._context = context
-
-    @property
-    def ttl_s(self) -> float:
-        """Seconds that a heartbeat keeps a lease."""
-        return self._context.ttl_s
-
-    def renew(self, leases: Mapping[int, int]) -> dict[int, float | None]:
+    def renew(self, counts: Mapping[int, int]) -> dict[int, float | None]:
         """Renew leases; return until when each is valid (`CLOCK_BOOTTIME`), `None` if it is lost.
 
         A lease that has run out is never revived, even if nobody took the device yet.
 
         Args:
-            leases: number of devices of each lease, by its token.
+            counts: number of devices of each lease, by its token.
         """
-        with self._context.writing() as t:
-            now = self._context.clock.boottime()
-            until: dict[int, float | None] = {}
-            for token, count in leases.items():
-                kept = t.db.execute(
-                    "UPDATE leases SET beat = ? WHERE token = ? AND beat + ttl > ?",
-                    (now, token, now),
-                ).rowcount
-                t.db.execute("UPDATE tickets SET beat = ? WHERE token = ?", (now, token))
-                until[token] = now + self._context.ttl_s if kept == count else None
-            return until
+        until = self._clock.boottime() + self.ttl_s
+        return {token: until if kept else None for token, kept in self._renew(counts).items()}
 
-    def holds(self, token: int, key: str) -> bool:
+    @_reads
+    def holds(self, db: Connection, token: int, key: str) -> bool:
         """Return whether the lease of that token still has the device."""
-        with self._context.reading() as db:
-            row = db.execute(
-                "SELECT beat + ttl AS until FROM leases WHERE key = ? AND token = ?", (key, token)
-            ).fetchone()
-        return row is not None and row["until"] > self._context.clock.boottime()
+        lease = _lease(db, key, token)
+        return lease is not None and lease.beat + lease.ttl > self._beat(db)
 
-    def in_use(self, *, besides: str) -> bool:
+    @_reads
+    def in_use(self, db: Connection, *, besides: str) -> bool:
         """Return whether anybody holds a device other than `besides`."""
-        with self._context.reading() as db:
-            row = db.execute("SELECT 1 FROM leases WHERE key != ?", (besides,)).fetchone()
-        return row is not None
+        return db.scalar(select(leases.c.key).where(leases.c.key != besides).limit(1)) is not None
 
-    def report(self, key: str, token: int, report: FailureReport) -> Judgement | None:
+    @_writes
+    def report(self, db: Connection, key: str, token: int, report: FailureReport) -> str | None:
         """Judge and store a failure that the holder of a lease reports.
 
         Returns:
-            What the failure counts against; `None` if the lease is lost.
+            Why it counts against its work instead of the device; empty if it does not, `None` if
+            the lease is lost.
         """
-        with self._context.writing() as t:
-            row = t.db.execute(
-                "SELECT failure FROM leases WHERE key = ? AND token = ?", (key, token)
-            ).fetchone()
-            if row is None:
-                return None
-            judgement = t.judge(key, report)
-            if report.recover:
-                t.db.execute(
-                    "UPDATE leases SET failure = ? WHERE key = ? AND token = ?",
-                    (report.text, key, token),
-                )
-            return judgement
+        lease = _lease(db, key, token)
+        if lease is None:
+            return None
+        blame = self._judge(db, key, report)
+        if report.recover:
+            of_lease = leases.c.key == key, leases.c.token == token
+            db.execute(leases.update().where(*of_lease).values(failure=report.text))
+        return blame
 
     def report_success(self, token: int, work: Work) -> None:
-        """Record that work ended well under a lease: what failed it before was not its fault."""
-        with self._context.reading() as db:
-            failed = db.execute("SELECT 1 FROM evidence WHERE work = ?", (work.id,)).fetchone()
-        if failed:
-            with self._context.writing() as t:
-                t.clear_work(token, work)
+        """Record that work ended well under a lease: where it failed, it was the device's fault."""
+        if self._has_failed(work):
+            self._confirm(token, work)
 
+    @_reads
+    def _has_failed(self, db: Connection, work: Work) -> bool:
+        return has_failed(db, work)
+
+    @_writes
+    def _confirm(self, db: Connection, token: int, work: Work) -> None:
+        confirm(db, work, token)
+
+    @_writes
     def release(
         self,
+        db: Connection,
         token: int,
         keys: Collection[str],
         reason: str = "released",
@@ -411,123 +501,109 @@ class Leases:
             taken_by: the person who took the devices from their holder, for `why_lost`.
         """
         released = set()
-        with self._context.writing() as t:
-            for key in keys:
-                row = t.db.execute(
-                    "DELETE FROM leases WHERE key = ? AND token = ? RETURNING failure",
-                    (key, token),
-                ).fetchall()
-                if not row:
-                    continue
-                released.add(key)
-                if key in used:
-                    t.record_use(key)
-                if key in unused:
-                    t.db.execute("UPDATE devices SET quiet = ? WHERE key = ?", (token, key))
-                if taken_by:
-                    t.add_history(key, LOST, f"{taken_by} took it back", token)
-                t.end_lease(key, row[0]["failure"], Event.RELEASED, reason)
+        for key in keys:
+            lease = _lease(db, key, token)
+            if lease is None:
+                continue
+            db.execute(leases.delete().where(leases.c.key == key))
+            released.add(key)
+            if key in used:
+                record_use(db, key)
+            if key in unused:
+                _update(db, key, quiet=token)
+            if taken_by:
+                self._add_event(db, key, _LOST, f"{taken_by} took it back", token)
+            self._end_lease(db, lease, Event.RELEASED, reason)
         return frozenset(released)
 
-    def record_loss(self, token: int, key: str, text: str) -> None:
+    @_writes
+    def record_loss(self, db: Connection, token: int, key: str, text: str) -> None:
         """Record that a device itself refused the holder of that token, unless it is known."""
-        with self._context.writing() as t:
-            held = t.db.execute(
-                "SELECT 1 FROM leases WHERE key = ? AND token = ?", (key, token)
-            ).fetchone()
-            known = t.db.execute(
-                "SELECT 1 FROM history WHERE key = ? AND what = ? AND token = ?", (key, LOST, token)
-            ).fetchone()
-            if held is not None and known is None:
-                t.add_history(key, LOST, text, token)
+        if _lease(db, key, token) is not None and _loss(db, token, key) is None:
+            self._add_event(db, key, _LOST, text, token)
 
-    def why_lost(self, token: int, keys: Collection[str]) -> str:
+    @_reads
+    def why_lost(self, db: Connection, token: int, keys: Collection[str]) -> str:
         """Return who ended the lease of that token and when; empty if its holder did."""
-        with self._context.reading() as db:
-            for key in keys:
-                row = db.execute(
-                    "SELECT at, text FROM history WHERE key = ? AND what = ? AND token = ?"
-                    " ORDER BY id DESC LIMIT 1",
-                    (key, LOST, token),
-                ).fetchone()
-                if row is not None:
-                    return f"{row['text']}, at {format_time(row['at'], self._context.clock.now())}"
+        for key in keys:
+            if (row := _loss(db, token, key)) is not None:
+                return f"{shown(row.text)}, at {format_time(row.at, self._now(db))}"
         return ""
 
+    # Repairs: recoveries and probation runs, each under a lease of its own
 
-_INTERRUPTED = "its process ended in the middle of it"
-_REPAIRABLE = {MemberState.RECOVERING, MemberState.QUARANTINED, MemberState.ABSENT}
+    @_reads
+    def due_repairs(self, db: Connection) -> Sequence[str]:
+        """Return the devices that `begin_repair` would lease, the longest overdue first."""
+        now = self._now(db)
+        due = (
+            select(devices.c.key)
+            .where(
+                devices.c.state.in_(_REPAIRABLE),
+                or_(devices.c.due <= now, devices.c.since > now),
+                devices.c.key.not_in(select(leases.c.key)),
+            )
+            .order_by(devices.c.due, devices.c.since, devices.c.key)
+        )
+        return list(db.scalars(due))
 
-
-class Repairs:
-    """Recoveries and probation runs, each under a lease of its own."""
-
-    def __init__(self, context: LedgerContext) -> None:
-        self._context = context
-
-    def due(self) -> Sequence[str]:
-        """Return the devices for which `begin` would give a lease, the longest overdue first."""
-        states = ", ".join(f"'{state}'" for state in _REPAIRABLE)
-        now = self._context.clock.now()
-        with self._context.reading() as db:
-            rows = db.execute(
-                f"SELECT key FROM devices WHERE state IN ({states})"  # noqa: S608
-                " AND (due <= ? OR since > ?) AND key NOT IN (SELECT key FROM leases)"
-                " ORDER BY due, since, key",
-                (now, now),
-            ).fetchall()
-        return [row["key"] for row in rows]
-
-    def begin(self, key: str, owner: Owner, *, force: bool = False) -> LeaseRow | None:
+    def begin_repair(self, key: str, owner: Owner, *, force: bool = False) -> LeaseRow | None:
         """Return a lease for the repair of a device; `None` if it needs none or is not due.
 
         Args:
             force: repair it before it is due.
         """
-        with self._context.writing() as t:
-            t.expire_dead_owners()
-            row = t.db.execute("SELECT * FROM devices WHERE key = ?", (key,)).fetchone()
-            busy = t.db.execute("SELECT 1 FROM leases WHERE key = ?", (key,)).fetchone()
-            if row is None or busy:
-                return None
-            # A wall clock that was set back must not put the repair off.
-            if row["since"] <= self._context.clock.now() < row["due"] and not force:
-                return None
-            state = MemberState(row["state"])
-            if state not in _REPAIRABLE:
-                return None
-            t.db.execute("UPDATE devices SET probed = 1 WHERE key = ?", (key,))
-            if state is MemberState.ABSENT:
-                t.apply(key, Event.RECOVER, f"{owner.label} looks for it again")
-            if state is MemberState.QUARANTINED:
-                t.apply(key, Event.TRIED, "a probation run decides")
-            token = t.next_token()
-            probation = state is MemberState.QUARANTINED
-            kind = RepairKind.PROBATION if probation else RepairKind.RECOVERY
-            return t.insert_lease(key, token, owner, kind)
+        return self._begin_repair(key, owner, self._clock.boottime() + self.ttl_s, force=force)
 
-    def record_step(self, key: str, token: int, step: str) -> None:
+    @_writes
+    def _begin_repair(
+        self, db: Connection, key: str, owner: Owner, until: float, *, force: bool
+    ) -> LeaseRow | None:
+        self._expire_dead_owners(db)
+        row = _device(db, key)
+        if row is None or _lease(db, key) is not None:
+            return None
+        # A wall clock that was set back must not put the repair off.
+        if row.since <= self._now(db) < row.due and not force:
+            return None
+        state = MemberState(row.state)
+        if state not in _REPAIRABLE:
+            return None
+        _update(db, key, probed=1)
+        if state is MemberState.ABSENT:
+            self._apply(db, key, Event.RECOVER, f"{owner} looks for it again")
+        probation = state is MemberState.QUARANTINED
+        if probation:
+            self._apply(db, key, Event.TRIED, "a probation run decides")
+        kind = RepairKind.PROBATION if probation else RepairKind.RECOVERY
+        return self._insert_lease(db, key, _next_token(db), owner, kind, until)
+
+    @_writes
+    def record_step(self, db: Connection, key: str, token: int, step: str) -> None:
         """Store the step that begins: after an interruption, recovery goes on with it."""
-        with self._context.writing() as t:
-            t.db.execute(
-                "UPDATE devices SET step = ? WHERE key = ?"
-                " AND key IN (SELECT key FROM leases WHERE token = ?)",
-                (step, key, token),
-            )
+        if _lease(db, key, token) is not None:
+            _update(db, key, step=step)
 
-    def interrupt(self, key: str, token: int) -> None:
+    @_writes
+    def interrupt_repair(self, db: Connection, key: str, token: int) -> None:
         """End a recovery that is cut off; it is due again at once."""
-        with self._context.writing() as t:
-            done = t.db.execute(
-                "DELETE FROM leases WHERE key = ? AND token = ?", (key, token)
-            ).rowcount
-            if done and t.state(key) is MemberState.LEASED:  # drained and undrained meanwhile
-                t.apply(key, Event.FAILED, _INTERRUPTED)
-            elif done:
-                t.add_history(key, "recovery", _INTERRUPTED)
+        if not _delete_lease(db, key, token):
+            return
+        if _state(db, key) is MemberState.LEASED:  # drained and undrained meanwhile
+            self._apply(db, key, Event.FAILED, _INTERRUPTED)
+        else:
+            self._add_event(db, key, "recovery", _INTERRUPTED)
 
-    def end(
-        self, key: str, token: int, event: Event, reason: str, *, retry_in_s: float = 0.0
+    @_writes
+    def end_repair(
+        self,
+        db: Connection,
+        key: str,
+        token: int,
+        event: Event,
+        reason: str,
+        *,
+        retry_in_s: float = 0.0,
     ) -> bool:
         """End a repair by `event`; return whether its lease still held.
 
@@ -536,20 +612,268 @@ class Repairs:
         Args:
             retry_in_s: when the next attempt is due, after a repair that failed.
         """
-        with self._context.writing() as t:
-            done = t.db.execute(
-                "DELETE FROM leases WHERE key = ? AND token = ?", (key, token)
-            ).rowcount
-            if not done:
-                return False
-            if event in {Event.RECOVERED, Event.PASSED}:
-                t.reset_repairs(key)
-            else:
-                t.db.execute(
-                    "UPDATE devices SET attempts = attempts + 1, due = ?, step = '' WHERE key = ?",
-                    (self._context.clock.now() + retry_in_s, key),
-                )
-            if event is Event.PASSED:
-                t.settle_evidence(key)
-            t.apply(key, event, reason)
-            return True
+        if not _delete_lease(db, key, token):
+            return False
+        if event in {Event.RECOVERED, Event.PASSED}:
+            _reset_repairs(db, key)
+        else:
+            due = self._now(db) + retry_in_s
+            _update(db, key, attempts=devices.c.attempts + 1, due=due, step="")
+        if event is Event.PASSED:
+            _update(db, key, returns=devices.c.returns + 1, good=0)
+            settle(db, key)
+        self._apply(db, key, event, reason)
+        return True
+
+    # Steps of transactions
+
+    def _now(self, db: Connection) -> float:
+        return self.database.times(db, self._clock)[0]
+
+    def _beat(self, db: Connection) -> float:
+        return self.database.times(db, self._clock)[1]
+
+    def _set_address(self, db: Connection, spec: str, key: str) -> str | None:
+        """Let an address mean that device from now on; return the device that it meant before."""
+        before: str | None = db.scalar(select(addresses.c.key).where(addresses.c.spec == spec))
+        if before is None:
+            db.execute(addresses.insert().values(spec=spec, key=key))
+        else:
+            db.execute(addresses.update().where(addresses.c.spec == spec).values(key=key))
+        _facts_changed(db)
+        return before
+
+    def _add_device(
+        self, db: Connection, key: str, name: str, spec: str, state: MemberState, reason: str
+    ) -> None:
+        """Add a device in `state`, unless the ledger has it."""
+        if _device(db, key) is None:
+            values = {"name": name, "spec": spec, "state": state, "reason": reason}
+            db.execute(devices.insert().values(key=key, since=self._now(db), **values))
+            self._add_event(db, key, "added", f"{state}: {reason}")
+
+    def _apply(self, db: Connection, key: str, event: Event, reason: str) -> None:
+        """Change the state of a device by an event; one that its state does not allow is ignored.
+
+        A device that becomes ready is quarantined at once if its failures are over the limit.
+        """
+        row = _device(db, key)
+        if row is None:
+            return
+        state = MemberState(row.state)
+        following = after(state, event)
+        if following is None or (following is state and event not in {Event.FAILED, Event.RECOVER}):
+            return
+        if following is state is MemberState.DRAINING:
+            self._add_event(db, key, event, reason)
+            return
+        _update(db, key, state=following, reason=reason, since=self._now(db))
+        self._add_event(db, key, event, f"{state} -> {following}: {reason}")
+        if following is MemberState.READY:
+            self._quarantine_if_over_limit(db, key)
+
+    def _add_event(
+        self, db: Connection, key: str, what: str, text: str, token: int | None = None
+    ) -> None:
+        """Add an event to a device's history; see `add_event`."""
+        add_event(db, key, self._now(db), what, text, token)
+
+    def _end_lease(self, db: Connection, lease: Row[Any], event: Event, reason: str) -> None:
+        """End a lease by `event`, or by the failure that was reported under it."""
+        if lease.failure:
+            _reset_repairs(db, lease.key)
+            self._apply(db, lease.key, Event.FAILED, shown(lease.failure))
+        else:
+            self._apply(db, lease.key, event, reason)
+
+    def _judge(self, db: Connection, key: str, report: FailureReport) -> str:
+        """Store a failure of a device; return why it counts against its work, or nothing."""
+        now = self._now(db)
+        began = now - max(0.0, self._clock.now() - report.work.began) if report.work else now
+        blame = blame_for(db, key, report, began)
+        excuse = blame or report.answered
+        was_before = not excuse and was_counted(db, key, report)
+        add_failure(db, key, report, at=now, began=began, counts=not excuse)
+        if report.weight:
+            if was_before:
+                excuse = "it failed there before, which counts once"
+            what = "not counted" if excuse else "counted"
+            why = excuse or f"it weighs {report.weight:g}"
+            self._add_event(db, key, f"{what}: {report.kind}", f"{report.description}; {why}")
+        return blame
+
+    def _quarantine_if_over_limit(self, db: Connection, key: str) -> None:
+        """Quarantine a ready device whose failures are over the limit.
+
+        A first probation run is due at once if all failures are of work that no other device has
+        run yet: it may itself be bad.
+        """
+        device = _device(db, key)
+        if device is None or _lease(db, key) is not None:
+            return  # the release of its lease decides
+        counted = self._rule.counted(failures_of(db, (key,)).get(key, ()))
+        total = sum(failure.weight for failure in counted)
+        if not counted or total < self._rule.limit:
+            return
+        unsure = not device.returns and all(failure.subject for failure in counted)
+        kinds = ", ".join(dict.fromkeys(failure.kind for failure in counted))
+        reason = f"failures weigh {total:g} since its last good lease ({kinds})"
+        wait_s = 0.0 if unsure else self._rule.backoff(device.returns)
+        _update(db, key, due=self._now(db) + wait_s, attempts=device.returns + 1)
+        self._apply(db, key, Event.DISTRUSTED, reason)
+
+    def _devices_for(self, db: Connection, ticket: int) -> Sequence[str] | None:
+        """Return the devices that a ticket is served with; `None` if it is not its turn."""
+        held = frozenset(db.scalars(select(leases.c.key)))
+        present = select(devices.c.key, devices.c.state).where(
+            devices.c.state.in_([MemberState.READY, MemberState.LEASED])
+        )
+        states = {row.key: row.state for row in db.execute(present)}
+        free = {key for key, state in states.items() if state == MemberState.READY} - held
+        if not free:
+            return None
+        requests = (
+            Request(row.id, _candidates(row.candidates), row.wanted) for row in db.execute(_QUEUE)
+        )
+        return serve(requests, free, states.keys() - free).get(ticket)
+
+    def _grant(
+        self, db: Connection, key: str, token: int, owner: Owner, purpose: str, until: float
+    ) -> LeaseRow:
+        """Grant a device that is ready."""
+        _update(db, key, leases=devices.c.leases + 1)
+        self._apply(db, key, Event.GRANTED, f"held by {owner.label}")
+        return self._insert_lease(db, key, token, owner, purpose, until)
+
+    def _insert_lease(
+        self, db: Connection, key: str, token: int, owner: Owner, purpose: str, until: float
+    ) -> LeaseRow:
+        """Insert a lease that begins now."""
+        granted, beat = self.database.times(db, self._clock)
+        times = {"granted": granted, "beat": beat, "ttl": self.ttl_s}
+        db.execute(
+            leases.insert().values(
+                key=key, token=token, purpose=purpose, **times, **owner_values(owner)
+            )
+        )
+        return LeaseRow(key, token, purpose, granted, owner, until)
+
+    def _expire_dead_owners(self, db: Connection) -> None:
+        """End the leases and tickets of dead processes, and repair contradictions."""
+        beat = self._beat(db)
+        for row in db.execute(select(tickets)).all():
+            if self._is_dead(row, beat):
+                db.execute(tickets.delete().where(tickets.c.id == row.id))
+        for row in db.execute(select(leases)).all():
+            if why := self._is_dead(row, beat):
+                db.execute(leases.delete().where(leases.c.key == row.key))
+                self._add_event(db, row.key, _LOST, why, row.token)
+                self._end_lease(db, row, Event.EXPIRED, why)
+        held = select(leases.c.key)
+        states = devices.c.state.in_([MemberState.LEASED, MemberState.PROBATION])
+        for key in db.scalars(
+            select(devices.c.key).where(states, devices.c.key.not_in(held))
+        ).all():
+            self._apply(db, key, Event.EXPIRED, "it was held by nobody")
+        db.execute(leases.delete().where(leases.c.key.not_in(select(devices.c.key))))
+
+    def _is_dead(self, row: Row[Any], beat: float) -> str:
+        """Return why the process of a lease or ticket has lost it; empty if it has not."""
+        owner = owner_of(row)
+        if self._has_ended(owner):
+            return f"{owner} is gone"
+        # A beat from the future is of another boot whose id could not be read; a server's clock
+        # may be set back.
+        is_of_this_boot = row.beat <= beat or self.database.path is None
+        if is_of_this_boot and beat < row.beat + row.ttl:
+            return ""
+        return f"{owner} gave no sign of life for {row.ttl:g} s"
+
+
+_QUEUE = select(tickets).where(tickets.c.token.is_(None)).order_by(tickets.c.rank, tickets.c.id)
+
+
+def _counter(db: Connection, name: str) -> int | None:
+    return db.scalar(select(counters.c.value).where(counters.c.name == name))
+
+
+def _set_counter(db: Connection, name: str, value: int) -> None:
+    if not db.execute(
+        counters.update().where(counters.c.name == name).values(value=value)
+    ).rowcount:
+        db.execute(counters.insert().values(name=name, value=value))
+
+
+def _next_token(db: Connection) -> int:
+    """Return a token that is higher than all before it."""
+    token = (_counter(db, "token") or 0) + 1
+    _set_counter(db, "token", token)
+    return token
+
+
+def _facts_changed(db: Connection) -> None:
+    """Let all processes read the addresses and facts of devices again."""
+    _set_counter(db, "facts", (_counter(db, "facts") or 0) + 1)
+
+
+def _device(db: Connection, key: str) -> Row[Any] | None:
+    return db.execute(select(devices).where(devices.c.key == key)).one_or_none()
+
+
+def _state(db: Connection, key: str) -> MemberState:
+    return MemberState(db.execute(select(devices.c.state).where(devices.c.key == key)).scalar_one())
+
+
+def _update(db: Connection, key: str, **values: object) -> None:
+    db.execute(devices.update().where(devices.c.key == key).values(**values))
+
+
+def _reset_repairs(db: Connection, key: str) -> None:
+    """Make the next recovery due at once, from the first step."""
+    _update(db, key, due=0, attempts=0, step="")
+
+
+def _lease(db: Connection, key: str, token: int | None = None) -> Row[Any] | None:
+    query = select(leases).where(leases.c.key == key)
+    if token is not None:
+        query = query.where(leases.c.token == token)
+    return db.execute(query).one_or_none()
+
+
+def _delete_lease(db: Connection, key: str, token: int) -> bool:
+    of_lease = leases.c.key == key, leases.c.token == token
+    return bool(db.execute(leases.delete().where(*of_lease)).rowcount)
+
+
+def _loss(db: Connection, token: int, key: str) -> Row[Any] | None:
+    of_lease = history.c.key == key, history.c.what == _LOST, history.c.token == token
+    return db.execute(
+        select(history).where(*of_lease).order_by(history.c.id.desc()).limit(1)
+    ).one_or_none()
+
+
+def _was_away(db: Connection, loss: Row[Any]) -> bool:
+    """Return whether a device was known to be away before an entry of its history says so."""
+    before = history.c.key == loss.key, history.c.id < loss.id, history.c.what.in_(_AWAY | _THERE)
+    query = select(history.c.what).where(*before).order_by(history.c.id.desc()).limit(1)
+    return db.scalar(query) in _AWAY
+
+
+def _owned(db: Connection) -> Iterable[Row[Any]]:
+    """Return the processes of all leases and tickets, with their heartbeats."""
+    names = (*OWNER, "beat", "ttl")
+    of_leases, of_tickets = (select(*(t.c[n] for n in names)) for t in (leases, tickets))
+    return db.execute(of_leases.union(of_tickets)).all()
+
+
+def _until(lease: LeaseRow, until: float) -> LeaseRow:
+    return LeaseRow(lease.key, lease.token, lease.purpose, lease.granted, lease.owner, until)
+
+
+@lru_cache(maxsize=4096)
+def _candidates(text: str) -> tuple[str, ...]:
+    """Return the keys of devices in a ticket; `ValueError` if they are none."""
+    keys = json.loads(text)
+    if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
+        raise ValueError(f"{text!r:.80} lists no devices")
+    return tuple(keys)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from harness.devices.spec import DeviceSpec
 from harness.errors import DeviceSpecError, PoolConfigError, RequirementError, UnknownMemberError
 from harness.pool.config import DeviceEntry, HubPort, PoolConfig, default_name
-from harness.pool.ledger import DeviceRecords
+from harness.pool.ledger import Ledger
 from harness.pool.records import DeviceRow
 from harness.pool.requirement import Requirement, candidates
 from harness.pool.states import MemberState
@@ -88,8 +88,8 @@ class Members:
     remembered until the ledger's `facts_version` changes, which is read each time.
     """
 
-    def __init__(self, records: DeviceRecords, members: Sequence[Member]) -> None:
-        self._records = records
+    def __init__(self, ledger: Ledger, members: Sequence[Member]) -> None:
+        self._ledger = ledger
         self._members = {member.name: member for member in members}
         self._keys: dict[str, str] = {}
         self._lock = threading.Lock()
@@ -128,7 +128,7 @@ class Members:
     def rows(self) -> dict[str, DeviceRow]:
         """Return the ledger's devices of the members, by name."""
         keys = self._current_keys()
-        rows = self._records.rows(set(keys.values()))
+        rows = self._ledger.rows(set(keys.values()))
         return {name: rows[keys[name]] for name in self._members if keys.get(name) in rows}
 
     def statuses(self, limit: float = 0.0) -> list[MemberStatus]:
@@ -167,12 +167,12 @@ class Members:
 
     def _current_keys(self) -> dict[str, str]:
         """Return the key of each member's device, which changes when the device is replaced."""
-        version = self._records.facts_version()
+        version = self._ledger.facts_version()
         with self._lock:
             if version == self._version:
                 return dict(self._keys)
         names = {str(member.spec): name for name, member in self._members.items()}
-        keys = self._records.keys_of(names)
+        keys = self._ledger.keys_of(names)
         with self._lock:
             self._keys |= {names[spec]: key for spec, key in keys.items()}
             if version > self._version:

@@ -19,7 +19,7 @@ from typing import Literal
 from harness.errors import LedgerError, NotificationError, one_line
 from harness.pool.config import NoticeKind, NotificationConfig, ReceiverConfig
 from harness.pool.context import Changes
-from harness.pool.ledger import DeviceRecords
+from harness.pool.ledger import Ledger
 from harness.pool.programs import ProgramError, run_program
 from harness.pool.states import Event
 
@@ -120,12 +120,12 @@ class Notifier:
     def __init__(
         self,
         receivers: Sequence[NotificationConfig],
-        records: DeviceRecords,
+        ledger: Ledger,
         changes: Changes,
         name_of: Callable[[str], str],
     ) -> None:
         self._receivers = tuple(receivers)
-        self._records = records
+        self._ledger = ledger
         self._changes = changes
         self._name_of = name_of
         identity = repr([receiver.model_dump(mode="json") for receiver in receivers])
@@ -133,7 +133,7 @@ class Notifier:
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
         if any(receiver.events - {"plan_finished"} for receiver in self._receivers):
-            self._records.take_losses(self._subscriber)
+            self._ledger.take_losses(self._subscriber)
             self._thread = threading.Thread(target=self._run, name="qnnfarm-notifier", daemon=True)
             self._thread.start()
 
@@ -161,7 +161,7 @@ class Notifier:
 
     def _send_losses(self) -> None:
         try:
-            losses = self._records.take_losses(self._subscriber)
+            losses = self._ledger.take_losses(self._subscriber)
         except LedgerError as error:
             log.warning("%s", error)
             return

@@ -16,7 +16,7 @@ from harness.devices.types import device_types
 from harness.errors import HarnessError, RecoveryStepError, one_line
 from harness.pool.action_names import action_named
 from harness.pool.config import DeviceEntry, HostConfig, PoolConfig
-from harness.pool.ledger import DeviceRecords
+from harness.pool.ledger import Ledger
 from harness.pool.members import Member, Members
 from harness.pool.records import Facts
 
@@ -126,15 +126,15 @@ class DeviceOpener:
         self._devices.close()
 
 
-def identify(member: Member, device: Device, *, timeout_s: float) -> ReachedDevice:
-    """Ask a device who it is, and what its facts are."""
+def identify(member: Member, device: Device, ledger: Ledger, *, timeout_s: float) -> ReachedDevice:
+    """Ask a device who it is, by what the ledger has it, and what its facts are."""
     with action_named("asking it who it is"):
         properties = device.properties(timeout_s=timeout_s)
     serial = properties.hardware_serial
     unique = _SERIAL.fullmatch(serial) and serial not in _PLACEHOLDER_SERIALS
     # Devices at USB ports are named so because they share a serial.
     unique = unique and not member.spec.serial.startswith(USB_PORT)
-    key = f"{_BY_HARDWARE}{serial}" if unique else str(member.spec)
+    key = f"{_BY_HARDWARE}{serial}" if unique else ledger.address(str(member.spec))
     facts = Facts(properties.soc, properties.hexagon or "", properties.free_bytes)
     return ReachedDevice(key, device, facts)
 
@@ -149,12 +149,12 @@ class Prober:
     def __init__(
         self,
         members: Members,
-        records: DeviceRecords,
+        ledger: Ledger,
         opener: Opener,
         on_progress: Callable[[str], None],
     ) -> None:
         self._members = members
-        self._records = records
+        self._ledger = ledger
         self._opener = opener
         self._on_progress = on_progress
         self._keys: dict[str, str] = {}
@@ -179,21 +179,22 @@ class Prober:
         """Probe a device and return its key in the ledger."""
         spec = str(member.spec)
         try:
-            reached = identify(member, self._opener.open(member), timeout_s=_ANSWER_S)
+            device = self._opener.open(member)
+            reached = identify(member, device, self._ledger, timeout_s=_ANSWER_S)
             twin = self._twin_of(member, reached)
         except HarnessError as error:
-            return self._records.record_absent(member.name, spec, one_line(str(error)))
+            return self._ledger.record_absent(member.name, spec, one_line(str(error)))
         if twin is None:
-            self._records.record_found(reached.key, member.name, spec, reached.facts)
+            self._ledger.record_found(reached.key, member.name, spec, reached.facts)
             return reached.key
         if self._members.key_of(member.name) == reached.key:  # which is the twin's alone
-            self._records.record_found(spec, member.name, spec, reached.facts)
+            self._ledger.record_found(self._ledger.address(spec), member.name, spec, reached.facts)
         serial = reached.key.removeprefix(_BY_HARDWARE)
         reason = (
             f"its serial number {serial} is also that of {twin.name}, so a lease cannot tell them "
             "apart: name phones on USB by their port (`usb:1-4`), or give one another number"
         )
-        return self._records.record_absent(member.name, spec, one_line(reason))
+        return self._ledger.record_absent(member.name, spec, one_line(reason))
 
     def _twin_of(self, member: Member, reached: ReachedDevice) -> Member | None:
         """Return another device of the pool that has the serial number of this one for its own.
@@ -214,7 +215,7 @@ class Prober:
                 continue
             with suppress(HarnessError):  # it is not there, so this may be the same one
                 device = self._opener.open(other)
-                same = identify(other, device, timeout_s=_ANSWER_S).key == reached.key
+                same = identify(other, device, self._ledger, timeout_s=_ANSWER_S).key == reached.key
                 boots = {end.boot_id(timeout_s=_ANSWER_S) for end in (device, reached.device)}
                 if same and len(boots) > 1:
                     return other

@@ -40,6 +40,7 @@ from harness.pool.status import MemberStatus, OnProgress, ignore_progress
 from harness.pool.upkeep import Upkeep
 
 VARIABLE = "QNNFARM_POOL"
+LEDGER_VARIABLE = "QNNFARM_LEDGER"
 FILE_NAME = "pool.yaml"
 
 
@@ -56,6 +57,11 @@ def find_config(config: Path | None) -> tuple[Path | None, PoolConfig]:
     if path is None:
         return None, PoolConfig()
     return path, load_config(path, soc_of=_known_soc)
+
+
+def find_ledger(config: PoolConfig) -> str | Path:
+    """Return the location of a pool's ledger: `$QNNFARM_LEDGER`, the file's, or this host's."""
+    return os.environ.get(LEDGER_VARIABLE) or config.ledger or default_path()
 
 
 def host_devices() -> Devices:
@@ -97,30 +103,33 @@ class Pool(Closeable):
         opener: Opener,
         *,
         clock: Clock | None = None,
-        ledger_path: Path | None = None,
+        ledger: str | Path | None = None,
         probe: bool = True,
         on_progress: OnProgress = ignore_progress,
     ) -> None:
-        """Create a pool; see `open` and `of`. The opener is closed with it, or if this raises."""
+        """Create a pool; see `open` and `of`. The opener is closed with it, or if this raises.
+
+        Args:
+            ledger: location of its ledger; by default see `find_ledger`.
+        """
         self.config = config
-        self._database = Database(ledger_path or default_path())
+        self._database = Database(ledger or find_ledger(config))
         clock = clock or SystemClock()
         self.ledger = Ledger(
             self._database, clock, ttl_s=config.lease.ttl_s, rule=config.quarantine.rule
         )
-        records = self.ledger.devices
-        claims = FenceClaims(records, opener, clock, timeout_s=config.lease.claim_timeout_s)
-        heartbeat = Heartbeat(self.ledger.leases)
+        claims = FenceClaims(self.ledger, opener, clock, timeout_s=config.lease.claim_timeout_s)
+        heartbeat = Heartbeat(self.ledger)
         self._context = PoolContext(config, clock, self.ledger, opener, heartbeat, claims)
-        self._members = Members(records, members)
-        self._prober = Prober(self._members, records, opener, on_progress)
+        self._members = Members(self.ledger, members)
+        self._prober = Prober(self._members, self.ledger, opener, on_progress)
         self.upkeep = Upkeep(self._context)
         self.admin = PoolAdmin(self._context, self._members, self.upkeep)
         self._notifier: Notifier | None = None
         try:
             self.ledger.reconcile()
             self._notifier = Notifier(
-                config.notifications, records, self._context.changes, self._name_of
+                config.notifications, self.ledger, self._context.changes, self._name_of
             )
             if probe:
                 self.probe_absent()
@@ -272,7 +281,7 @@ class Pool(Closeable):
         """
         self._members.member(name)
         key = self._members.key_of(name)
-        return [] if key is None else self.ledger.devices.history(key, since=since)
+        return [] if key is None else self.ledger.history(key, since=since)
 
     def notify(self, notification: Notification) -> None:
         """Send a notification to the receivers of its kind; failures are logged."""

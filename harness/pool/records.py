@@ -1,12 +1,15 @@
 """Records of the ledger: devices, leases, fences, owners."""
 
-import sqlite3
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import Row
 
 from harness.errors import one_line
 from harness.pool.failure_policy import FailureRecord
 from harness.pool.owner import Owner
+from harness.pool.schema import OWNER
 from harness.pool.states import MemberState
 
 _LONGEST_TEXT = 1000
@@ -50,7 +53,8 @@ class LeaseRow:
 
     Attributes:
         granted: seconds since 1970.
-        beat: `CLOCK_BOOTTIME` of the last heartbeat, good for `ttl` seconds.
+        until: the `CLOCK_BOOTTIME` of this host until which a lease is valid that was granted now;
+            0 for others.
     """
 
     key: str
@@ -58,8 +62,7 @@ class LeaseRow:
     purpose: str
     granted: float
     owner: Owner
-    beat: float
-    ttl: float
+    until: float = 0.0
 
     @property
     def holder(self) -> str:
@@ -94,21 +97,9 @@ class DeviceRow:
     failures: tuple[FailureRecord, ...]
 
 
-OWNER_COLUMNS = "host, boot, pid, started, namespace, label, beat, ttl"
-
-
-def owner_values(owner: Owner, beat: float, ttl: float) -> tuple[object, ...]:
-    """Return the values of `OWNER_COLUMNS`."""
-    return (
-        owner.host,
-        owner.boot,
-        owner.pid,
-        owner.started,
-        owner.namespace,
-        owner.label,
-        beat,
-        ttl,
-    )
+def owner_values(owner: Owner) -> dict[str, object]:
+    """Return the columns of an owner."""
+    return dict(zip(OWNER, astuple(owner), strict=True))
 
 
 def shown(text: str) -> str:
@@ -116,45 +107,30 @@ def shown(text: str) -> str:
     return one_line(text, _LONGEST_TEXT)
 
 
-def owner_of(row: sqlite3.Row) -> Owner:
+def owner_of(row: Row[Any]) -> Owner:
     """Return the owner in a row of leases or tickets."""
-    return Owner(
-        shown(row["host"]),
-        row["boot"],
-        row["pid"],
-        row["started"],
-        row["namespace"],
-        shown(row["label"]),
-    )
+    return Owner(shown(row.host), row.boot, row.pid, row.started, row.namespace, shown(row.label))
 
 
-def lease_of(row: sqlite3.Row) -> LeaseRow:
+def lease_of(row: Row[Any]) -> LeaseRow:
     """Return a row of the table of leases."""
-    return LeaseRow(
-        row["key"],
-        row["token"],
-        shown(row["purpose"]),
-        row["granted"],
-        owner_of(row),
-        row["beat"],
-        row["ttl"],
-    )
+    return LeaseRow(row.key, row.token, shown(row.purpose), row.granted, owner_of(row))
 
 
 def device_of(
-    row: sqlite3.Row, lease: LeaseRow | None, failures: tuple[FailureRecord, ...] = ()
+    row: Row[Any], lease: LeaseRow | None, failures: tuple[FailureRecord, ...] = ()
 ) -> DeviceRow:
     """Return a row of the table of devices."""
     return DeviceRow(
-        row["key"],
-        MemberState(row["state"]),
-        shown(row["reason"]),
-        row["since"],
-        row["leases"],
-        row["attempts"],
-        shown(row["step"]),
-        bool(row["probed"]),
-        Facts(shown(row["soc"]), shown(row["hexagon"]), row["free_bytes"]),
+        row.key,
+        MemberState(row.state),
+        shown(row.reason),
+        row.since,
+        row.leases,
+        row.attempts,
+        shown(row.step),
+        bool(row.probed),
+        Facts(shown(row.soc), shown(row.hexagon), row.free_bytes),
         lease,
         failures,
     )

@@ -108,7 +108,7 @@ class Recovery:
         first = steps.index(device.step) if device.step in steps else 0
         for step in steps[first:]:
             self._check_stopped()
-            self._ledger.repairs.record_step(self._lease.key, self._lease.token, step)
+            self._ledger.record_step(self._lease.key, self._lease.token, step)
             self._on_progress(self._announcement(step, patience_s))
             try:
                 self._take(step)
@@ -127,7 +127,7 @@ class Recovery:
             raise RecoveryStepError("recovery was interrupted")
 
     def _record(self, step: str, text: str) -> None:
-        self._ledger.devices.add_history(self._lease.key, f"recovery: {step}", text)
+        self._ledger.add_history(self._lease.key, f"recovery: {step}", text)
         self._on_progress(f"{step}: {text}")
 
     def _announcement(self, step: StepName, patience_s: float) -> str:
@@ -146,7 +146,7 @@ class Recovery:
             self._opener.forget(self._member)
             try:
                 device = self._opener.open(self._member)
-                reached = identify(self._member, device, timeout_s=_ANSWER_S)
+                reached = identify(self._member, device, self._ledger, timeout_s=_ANSWER_S)
                 if reached.key == self._lease.key:
                     self._try_claim()
             except HarnessError as error:
@@ -204,7 +204,7 @@ class Recovery:
         if _listens(address):
             if not self._context.config.adb_server.ours:
                 raise RecoveryStepError("not taken: the configuration does not say that it is ours")
-            if self._ledger.leases.in_use(besides=self._lease.key):
+            if self._ledger.in_use(besides=self._lease.key):
                 raise RecoveryStepError("not taken: it serves devices that are in use")
             others = _tcp_devices(self._trusted_users)
             _kill(address)

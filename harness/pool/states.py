@@ -15,8 +15,7 @@ class MemberState(StrEnum):
     RECOVERING = "recovering"
     """It failed; the steps of recovery are being tried."""
     QUARANTINED = "quarantined"
-    """Its failures say that its results cannot be trusted; ends with a probation run, or when
-    later evidence takes the failures back."""
+    """Its failures say that its results cannot be trusted; ends with a probation run."""
     PROBATION = "probation"
     """A run decides whether it is ready again."""
     ABSENT = "absent"
@@ -43,8 +42,6 @@ class Event(StrEnum):
     """It answered."""
     DISTRUSTED = "distrusted"
     """Its failures are over the limit."""
-    CLEARED = "cleared"
-    """The failures that brought quarantine were not its own."""
     TRIED = "tried"
     """A probation run begins."""
     PASSED = "passed"
@@ -96,7 +93,6 @@ _TABLE: dict[MemberState, dict[Event, MemberState]] = {
     },
     MemberState.QUARANTINED: {
         Event.TRIED: MemberState.PROBATION,
-        Event.CLEARED: MemberState.READY,
         Event.DRAIN: MemberState.DRAINING,
     },
     MemberState.PROBATION: {

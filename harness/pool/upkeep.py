@@ -126,7 +126,7 @@ class Upkeep:
 
     def start(self, members: Mapping[str, Member]) -> None:
         """Start the repairs that are due, each in a thread."""
-        for key in self._ledger.repairs.due():
+        for key in self._ledger.due_repairs():
             if key not in members:
                 continue
             with self._lock:
@@ -160,10 +160,10 @@ class Upkeep:
             from_others: recover it even if a holder of another ledger has it.
             on_progress: called with each step and its result.
         """
-        lease = self._ledger.repairs.begin(key, this_process(), force=force)
+        lease = self._ledger.begin_repair(key, this_process(), force=force)
         if lease is None:
             return
-        device = self._ledger.devices.rows([key])[key]
+        device = self._ledger.rows([key])[key]
         term = LeaseTerm.of([lease])
         probation = lease.purpose == RepairKind.PROBATION
         try:
@@ -183,7 +183,7 @@ class Upkeep:
                 self._recover(recovery, member, device, lease)
         except BaseException as error:
             if not probation and not isinstance(error, Exception):  # Ctrl-C
-                self._ledger.repairs.interrupt(key, term.token)
+                self._ledger.interrupt_repair(key, term.token)
                 raise
             event = Event.NOT_PASSED if probation else Event.GAVE_UP
             self._end(device, term.token, event, "it was interrupted")
@@ -208,7 +208,7 @@ class Upkeep:
             reached = recovery.run(device)
         except HarnessError as error:
             if self._stop.is_set():
-                self._ledger.repairs.interrupt(lease.key, lease.token)
+                self._ledger.interrupt_repair(lease.key, lease.token)
             else:
                 answers = isinstance(error, NO_STEP_HELPS)
                 retry_in_s = min(self._backoff(device, Event.GAVE_UP), _HELD_S) if answers else None
@@ -220,7 +220,7 @@ class Upkeep:
             self._end(device, lease.token, Event.GAVE_UP, reason)
         else:
             self._end(device, lease.token, Event.RECOVERED, "it answers again")
-        self._ledger.devices.record_found(reached.key, member.name, str(member.spec), reached.facts)
+        self._ledger.record_found(reached.key, member.name, str(member.spec), reached.facts)
 
     def _run_probation(self, member: Member, device: DeviceRow, term: LeaseTerm) -> None:
         try:
@@ -250,7 +250,7 @@ class Upkeep:
     ) -> None:
         if retry_in_s is None:
             retry_in_s = self._backoff(device, event)
-        self._ledger.repairs.end(device.key, token, event, reason, retry_in_s=retry_in_s)
+        self._ledger.end_repair(device.key, token, event, reason, retry_in_s=retry_in_s)
 
     def _backoff(self, device: DeviceRow, event: Event) -> float:
         config = self._context.config

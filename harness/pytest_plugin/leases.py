@@ -242,8 +242,8 @@ def _answered_before(specs: "Sequence[DeviceSpec]") -> set[str]:
     from harness.pool.states import MemberState
 
     with Pool.of(()) as pool:  # of no devices: nothing is looked for, and nothing written
-        keys = pool.ledger.devices.keys_of([str(spec) for spec in specs])
-        rows = pool.ledger.devices.rows(set(keys.values()))
+        keys = pool.ledger.keys_of([str(spec) for spec in specs])
+        rows = pool.ledger.rows(set(keys.values()))
     return {
         spec
         for spec, key in keys.items()

@@ -48,7 +48,7 @@ _KEPT_TEXTS = 1024
 """JSON texts that are read once: nearly all runs of a history have the same versions and clocks."""
 _SQLITE_MAGIC = b"SQLite format 3\0"
 
-_WRITES = "qnnfarm_writes"
+WRITES = "qnnfarm_writes"
 """Execution option of transactions that write."""
 _LOCK_NOT_AVAILABLE = "55P03"
 _AWAY = frozenset(["57P01", "57P02", "57P03"])
@@ -104,7 +104,7 @@ class Database:
         could not wait for another writer, SQLite fails it instead. On PostgreSQL it sees what
         others have committed before each of its statements, and locks the rows that it depends on.
         """
-        with self._begun(self._engine.execution_options(**{_WRITES: True})) as connection:
+        with self._begun(self._engine.execution_options(**{WRITES: True})) as connection:
             yield connection
 
     def insist(self, write: Callable[[], object]) -> None:
@@ -142,7 +142,7 @@ class Database:
                 try:
                     connection = stack.enter_context(engine.begin())
                 except DBAPIError as error:
-                    is_away = self._was_there and _is_lost(error)
+                    is_away = self._was_there and is_lost(error)
                     if not is_away or time.monotonic() > deadline:
                         raise
                     time.sleep(_RETRY_S)
@@ -220,7 +220,7 @@ def shown(location: str | Path) -> str:
         StoreUnavailableError: the URL cannot be used.
     """
     path = database_file(location)
-    return _shown(_parse(str(location))) if path is None else str(path)
+    return shown_url(parse_server_url(str(location))) if path is None else str(path)
 
 
 def exists(location: str | Path) -> bool:
@@ -249,9 +249,9 @@ def database_file(location: str | Path) -> Path | None:
 
 def _open_server(text: str, *, create: bool, busy_timeout_s: float) -> Database:
     __tracebackhide__ = True
-    url = _parse(text)
-    engine = _make_engine(url, read_only=not create, lock_timeout_s=busy_timeout_s)
-    return Database(engine, _shown(url), busy_timeout_s)
+    url = parse_server_url(text)
+    engine = make_server_engine(url, read_only=not create, lock_timeout_s=busy_timeout_s)
+    return Database(engine, shown_url(url), busy_timeout_s)
 
 
 def _open_sqlite(path: Path, *, create: bool, busy_timeout_s: float) -> Database:
@@ -284,7 +284,7 @@ def _open_sqlite(path: Path, *, create: bool, busy_timeout_s: float) -> Database
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
-        writes = connection.get_execution_options().get(_WRITES, False)
+        writes = connection.get_execution_options().get(WRITES, False)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
     return Database(engine, str(path), busy_timeout_s)
@@ -366,7 +366,7 @@ def translate_errors(location: str, busy_timeout_s: float) -> Iterator[None]:
             raise StoreLockedError(location, busy_timeout_s) from error
         if isinstance(cause, sqlite3.Error) and _is_damaged(text):
             raise NotAStoreError(location, text) from error
-        if isinstance(error, DBAPIError) and _is_lost(error):
+        if isinstance(error, DBAPIError) and is_lost(error):
             raise StoreLostError(location, text) from error
         raise StoreUnavailableError(location, text) from error
 
@@ -386,7 +386,7 @@ def _first_line(error: BaseException) -> str:
     return lines[0].strip() if lines else type(error).__name__
 
 
-def _parse(text: str) -> URL:
+def parse_server_url(text: str) -> URL:
     """Parse the URL of a database on a PostgreSQL server.
 
     Raises:
@@ -396,7 +396,7 @@ def _parse(text: str) -> URL:
     __tracebackhide__ = True
     scheme = text.partition("://")[0]
     if scheme not in _SCHEMES:
-        reason = f"results are kept in SQLite files and in {_DRIVER}://USER@HOST/DATABASE"
+        reason = f"databases are SQLite files, or {_DRIVER}://USER@HOST/DATABASE"
         raise StoreUnavailableError(f"{scheme}://…", reason)
     try:
         url = make_url(text)
@@ -411,17 +411,20 @@ def _parse(text: str) -> URL:
     return url.set(drivername=_DRIVER, password=password if isinstance(password, str) else None)
 
 
-def _shown(url: URL) -> str:
+def shown_url(url: URL) -> str:
     """Return the URL for display, without password and query, which may hold secrets."""
     return url.set(query={}).render_as_string(hide_password=True)
 
 
-def _make_engine(url: URL, *, read_only: bool, lock_timeout_s: float) -> Engine:
+def make_server_engine(
+    url: URL, *, read_only: bool, lock_timeout_s: float, gone_s: int = _GONE_S
+) -> Engine:
     """Create an engine that opens a connection for each transaction.
 
     Args:
         read_only: make transactions that write fail.
         lock_timeout_s: for how long a statement waits for another's lock.
+        gone_s: how long a client may be silent within a transaction that writes.
 
     Raises:
         StoreUnavailableError: the driver is not installed.
@@ -431,7 +434,7 @@ def _make_engine(url: URL, *, read_only: bool, lock_timeout_s: float) -> Engine:
         engine = sqlalchemy.create_engine(_told(url), poolclass=NullPool)
     except ImportError as error:
         reason = "PostgreSQL's driver is not installed: pip install 'qnnfarm[postgresql]'"
-        raise StoreUnavailableError(_shown(url), reason) from error
+        raise StoreUnavailableError(shown_url(url), reason) from error
 
     @event.listens_for(engine, "do_connect")
     def _connect(
@@ -444,8 +447,8 @@ def _make_engine(url: URL, *, read_only: bool, lock_timeout_s: float) -> Engine:
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
-        writes = connection.get_execution_options().get(_WRITES, False) and not read_only
-        connection.exec_driver_sql(_beginning(writes=writes, lock_timeout_s=lock_timeout_s))
+        writes = connection.get_execution_options().get(WRITES, False) and not read_only
+        connection.exec_driver_sql(_beginning(writes, lock_timeout_s, gone_s))
 
     return engine
 
@@ -454,7 +457,7 @@ def _told(url: URL) -> URL:
     return URL.create(url.drivername, url.username, None, url.host, url.port, url.database)
 
 
-def _is_lost(error: DBAPIError) -> bool:
+def is_lost(error: DBAPIError) -> bool:
     """Return whether a server went away, is not ready again, or a connection to it was cut."""
     state = getattr(error.orig, "sqlstate", "none")  # SQLite's errors have none
     if state is None:
@@ -480,7 +483,7 @@ def _connecting(named: Mapping[str, object]) -> dict[str, object]:
     return {**merged, "client_encoding": "utf8", "prepare_threshold": None}
 
 
-def _beginning(*, writes: bool, lock_timeout_s: float) -> str:
+def _beginning(writes: bool, lock_timeout_s: float, gone_s: int) -> str:  # noqa: FBT001
     """Return the first statements of a transaction, in one message.
 
     They set everything that the store depends on, whatever a server, role or database defaults to.
@@ -488,7 +491,7 @@ def _beginning(*, writes: bool, lock_timeout_s: float) -> str:
     mode = "READ COMMITTED, READ WRITE" if writes else "REPEATABLE READ, READ ONLY"
     settings = {
         "lock_timeout": max(1, round(lock_timeout_s * 1000)),
-        "idle_in_transaction_session_timeout": _GONE_S * 1000 if writes else 0,
+        "idle_in_transaction_session_timeout": gone_s * 1000 if writes else 0,
         "timezone": "'UTC'",
         "datestyle": "'ISO'",
         "extra_float_digits": 1,  # floats come back to the bit

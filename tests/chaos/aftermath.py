@@ -115,8 +115,8 @@ def _use(lab: Lab, farm: Farm, case: Case, tell: Tell) -> None:
 
 def _ledger(lab: Lab) -> list[str]:
     with sqlite3.connect(f"file:{lab.ledger}?mode=ro", uri=True) as db:
-        leases = db.execute("SELECT key, purpose, label FROM leases").fetchall()
-        tickets = db.execute("SELECT id, label FROM tickets").fetchall()
+        leases = db.execute("SELECT key, purpose, label FROM pool_leases").fetchall()
+        tickets = db.execute("SELECT id, label FROM pool_tickets").fetchall()
         sound = db.execute("PRAGMA integrity_check").fetchone()[0]
     db.close()
     found = [f"a lease stays: {lease}" for lease in leases]

@@ -124,7 +124,7 @@ def _history(lab: Lab, since: float) -> list[tuple[str, str, str]]:
     """Device, kind and text of each event."""
     with contextlib.closing(sqlite3.connect(f"file:{lab.ledger}?mode=ro", uri=True)) as db:
         return db.execute(
-            "SELECT name, what, text FROM history JOIN devices USING (key) WHERE at >= ?"
+            "SELECT name, what, text FROM pool_history JOIN pool_devices USING (key) WHERE at >= ?"
             " ORDER BY id",
             (since,),
         ).fetchall()

@@ -25,7 +25,7 @@ from harness.pool.records import Facts
 marks = Path(sys.argv[1])
 ledger = Ledger(Database(default_path()), SystemClock(), ttl_s=3600, rule=QuarantineRule())
 for key in "abc":
-    ledger.devices.record_found(key, key, f"spec:{key}", Facts())
+    ledger.record_found(key, key, f"spec:{key}", Facts())
 me = this_process()
 
 def lives(pid):
@@ -34,10 +34,10 @@ def lives(pid):
     return False
 
 while True:
-    ticket = ledger.tickets.enqueue(me, list("abc"), random.choice((1, 1, 2)))
-    while not (rows := ledger.tickets.try_grant(ticket, me)):
+    ticket = ledger.enqueue(me, list("abc"), random.choice((1, 1, 2)))
+    while not (rows := ledger.try_grant(ticket, me)):
         time.sleep(0.003)
-    ledger.tickets.settle(ticket)
+    ledger.settle(ticket)
     mine = [marks / f"{row.key} {os.getpid()}" for row in rows]
     for row, mark in zip(rows, mine):
         for other in marks.glob(f"{row.key} *"):
@@ -47,7 +47,7 @@ while True:
     time.sleep(random.random() * 0.01)
     for mark in mine:
         mark.unlink()
-    ledger.leases.release(rows[0].token, [row.key for row in rows])
+    ledger.release(rows[0].token, [row.key for row in rows])
     print("lease", rows[0].token, flush=True)
 """
 

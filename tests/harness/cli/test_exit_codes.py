@@ -95,7 +95,6 @@ TABLE = (
     (NO_ANSWER, "pipeline init nothing"),
     (NO_ANSWER, "pipeline run nothing.yaml"),
     (NO_ANSWER, "pipeline stages --no-such-option"),
-    (NO_ANSWER, "pool map-hub --hub nowhere"),  # without uhubctl, or without that hub
     (NO_ANSWER, "pool recover nobody"),
     (NO_ANSWER, "pool show --pool nothing.yaml"),
     (NO_ANSWER, "pool undrain here"),

@@ -121,9 +121,9 @@ def test_show_starts_nothing_and_repairs_nothing(adb_server: AdbServer, tmp_path
 def test_history_has_old_events_counted_by_day(pool_file: Path) -> None:
     assert qnnfarm(pool_file, "probe").returncode == 0
     with Pool.open(pool_file, probe=False) as pool:
-        (key,) = pool.ledger.devices.keys_of([str(m.spec) for m in pool.members()]).values()
+        (key,) = pool.ledger.keys_of([str(m.spec) for m in pool.members()]).values()
         for _ in range(700):
-            pool.ledger.devices.add_history(key, "tried", "again")
+            pool.ledger.add_history(key, "tried", "again")
     day, *events = json.loads(qnnfarm(pool_file, "history", "dut", "--json").stdout)
     assert (day["what"], events[0]["period"]) == ("day", "")
     assert day["counts"]["tried"] + len(events) == 700
@@ -142,9 +142,9 @@ def test_recover_says_each_step_as_it_begins(pool_file: Path, virtual_device: Ad
     assert qnnfarm(pool_file, "undrain", "dut").stderr == "dut is absent\n"
     assert "not looked at yet" in qnnfarm(pool_file, "show").stdout
     with Pool.open(pool_file, probe=False) as pool:  # it was there once
-        key = pool.ledger.devices.keys_of(["android:127.0.0.1:9"])["android:127.0.0.1:9"]
+        key = pool.ledger.keys_of(["android:127.0.0.1:9"])["android:127.0.0.1:9"]
         facts = Facts("SM8750", "v79")
-        pool.ledger.devices.record_found(key, "dut", "android:127.0.0.1:9", facts)
+        pool.ledger.record_found(key, "dut", "android:127.0.0.1:9", facts)
     done = qnnfarm(pool_file, "recover", "dut")
     assert done.returncode == 1
     asking, connecting, failed, cycling, not_taken, *_ = done.stderr.splitlines()
@@ -160,7 +160,7 @@ def test_recover_says_each_step_as_it_begins(pool_file: Path, virtual_device: Ad
     assert failed.startswith("reconnect: did not help: ")
     assert cycling.startswith("power_cycle: switching its power off and on, 60 s at most")
     assert not_taken.startswith("power_cycle: did not help: not taken: no command is configured")
-    assert "`qnnfarm pool map-hub`" in not_taken
+    assert "`python -m tools.map_hub`" in not_taken
 
 
 def test_drain_and_undrain(pool_file: Path) -> None:

@@ -1,13 +1,18 @@
-"""Ledger with a manual clock and processes that a test declares dead."""
+"""Ledgers with a manual clock and processes that a test declares dead, in SQLite and PostgreSQL."""
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from psycopg.errors import UndefinedTable
+from sqlalchemy import Connection, Row, text
 
+from harness.clock import Clock
+from harness.pool import schema
 from harness.pool.config import PoolConfig
 from harness.pool.context import Changes, PoolContext
 from harness.pool.database import Database
@@ -18,25 +23,35 @@ from harness.pool.owner import Owner, host_id
 from harness.pool.pool import Pool
 from harness.pool.records import Facts
 from tests.clock import ManualClock
+from tests.harness.results.conftest import postgresql_server
+from tests.postgresql_server import PostgresqlServer
 
 if TYPE_CHECKING:
     from harness.pool.fence import FenceClaims
     from harness.pool.opener import Opener
 
 TTL_S = 30.0
+__all__ = ["postgresql_server"]  # of the results, too
+
+
+class ManualDatabase(Database):
+    """A database whose time is that of a test's clock, also on a server."""
+
+    def times(self, _: Connection, clock: Clock, /) -> tuple[float, float]:
+        return clock.now(), clock.boottime()
 
 
 @dataclass
 class Bench:
     """A ledger with its clock, its dead processes and its rule."""
 
-    path: Path
+    location: str | Path
     clock: ManualClock = field(default_factory=ManualClock)
     dead: set[int] = field(default_factory=set)
     rule: QuarantineRule = field(default_factory=QuarantineRule)
 
     def __post_init__(self) -> None:
-        self.database = Database(self.path)
+        self.database = ManualDatabase(self.location)
         self.ledger = Ledger(
             self.database,
             self.clock,
@@ -45,11 +60,24 @@ class Bench:
             ended=lambda owner: owner.pid in self.dead,
         )
 
+    @property
+    def path(self) -> Path:
+        """The file of a ledger in SQLite."""
+        assert self.database.path is not None
+        return self.database.path
+
+    def sql(self, statement: str, **values: object) -> list[Row[Any]]:
+        """Run a statement past the ledger; return its rows."""
+
+        def run(db: Connection) -> list[Row[Any]]:
+            result = db.execute(text(statement), values)
+            return list(result) if result.returns_rows else []
+
+        return self.database.write(run)
+
     def add(self, *names: str) -> None:
         for name in names:
-            self.ledger.devices.record_found(
-                name, name, f"spec:{name}", Facts("SM8750", "v79", 1 << 30)
-            )
+            self.ledger.record_found(name, name, f"spec:{name}", Facts("SM8750", "v79", 1 << 30))
 
     def context(
         self,
@@ -65,16 +93,16 @@ class Bench:
             self.clock,
             self.ledger,
             cast("Opener", opener),
-            Heartbeat(self.ledger.leases),
+            Heartbeat(self.ledger),
             cast("FenceClaims", claims),
             changes or Changes(),
         )
 
     def state(self, key: str) -> str:
-        return str(self.ledger.devices.rows([key])[key].state)
+        return str(self.ledger.rows([key])[key].state)
 
     def reason(self, key: str) -> str:
-        return self.ledger.devices.rows([key])[key].reason
+        return self.ledger.rows([key])[key].reason
 
 
 def process(pid: int) -> Owner:
@@ -93,7 +121,34 @@ def close(pool: Pool) -> None:
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
+def server_location(postgresql_server: PostgresqlServer) -> str:
+    """Location of an empty ledger on a server."""
+    names = ", ".join(schema.METADATA.tables)
+    with closing(postgresql_server.connect()) as connection, suppress(UndefinedTable):
+        connection.execute(f"TRUNCATE {names} RESTART IDENTITY".encode())
+    return postgresql_server.url("postgres")
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def location(request: pytest.FixtureRequest, tmp_path: Path) -> str | Path:
+    """Location of a new ledger, of each kind."""
+    if request.param == "sqlite":
+        return tmp_path / "pool.db"
+    server: str = request.getfixturevalue("server_location")
+    return server
+
+
+@pytest.fixture
+def bench(location: str | Path) -> Iterator[Bench]:
+    """A ledger of each kind."""
+    made = Bench(location)
+    yield made
+    made.database.close()
+
+
+@pytest.fixture
+def file_bench(tmp_path: Path) -> Iterator[Bench]:
+    """A ledger in a file."""
     made = Bench(tmp_path / "pool.db")
     yield made
     made.database.close()
@@ -104,10 +159,10 @@ def grab(bench: Bench) -> Callable[..., int]:
     """Leases devices for a process; returns the token."""
 
     def take(pid: int, *keys: str) -> int:
-        ticket = bench.ledger.tickets.enqueue(process(pid), keys, len(keys))
-        rows = bench.ledger.tickets.try_grant(ticket, process(pid))
+        ticket = bench.ledger.enqueue(process(pid), keys, len(keys))
+        rows = bench.ledger.try_grant(ticket, process(pid))
         assert rows is not None
-        bench.ledger.tickets.settle(ticket)
+        bench.ledger.settle(ticket)
         return rows[0].token
 
     return take

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 import pytest
+from sqlalchemy import select
 
 from harness.devices.spec import DeviceSpec
 from harness.errors import LeaseTimeoutError
@@ -20,6 +21,7 @@ from harness.pool.members import Member
 from harness.pool.owner import this_process
 from harness.pool.records import Facts
 from harness.pool.requirement import Requirement
+from harness.pool.schema import tickets
 from harness.pool.states import Event
 from tests.clock import ManualClock
 from tests.harness.pool.conftest import Bench, process
@@ -53,16 +55,16 @@ def test_a_place_in_the_queue_outlasts_the_shortest_ttl(
         Ledger(db, clock, ttl_s=ttl_s, rule=QuarantineRule())
         for db, ttl_s in zip(databases, (1.0, 3600.0), strict=True)
     )
-    other.devices.record_found("a", "a", "spec:a", Facts())
-    assert other.tickets.try_grant(other.tickets.enqueue(this_process(), ["a"], 1), this_process())
+    other.record_found("a", "a", "spec:a", Facts())
+    assert other.try_grant(other.enqueue(this_process(), ["a"], 1), this_process())
     seen: set[int] = set()
+    waits = select(tickets.c.id).where(tickets.c.token.is_(None))
 
     def look() -> None:
         other.reconcile()
-        with databases[1].reading() as db:
-            rows = db.execute("SELECT id FROM tickets WHERE token IS NULL").fetchall()
-        assert len(rows) == 1
-        seen.update(row["id"] for row in rows)
+        ids = databases[1].read(lambda db: list(db.scalars(waits)))
+        assert len(ids) == 1
+        seen.update(ids)
 
     end = clock.time + 20.0
     context = PoolContext(
@@ -70,7 +72,7 @@ def test_a_place_in_the_queue_outlasts_the_shortest_ttl(
         clock,
         waiting,
         cast("Opener", None),
-        Heartbeat(waiting.leases),
+        Heartbeat(waiting),
         cast("FenceClaims", None),  # nothing is granted
         _TimePasses(clock, look),
     )
@@ -89,7 +91,7 @@ def test_a_place_in_the_queue_outlasts_the_shortest_ttl(
 def test_a_lease_timeout_says_who_held_each_device(bench: Bench, grab: Callable[..., int]) -> None:
     bench.add("a", "b", "c")
     grab(2, "a")
-    bench.ledger.devices.apply("b", Event.DRAIN, "a new battery")
+    bench.ledger.apply("b", Event.DRAIN, "a new battery")
     members = {name: Member(name, DeviceSpec("android", name)) for name in "abc"}
     with pytest.raises(LeaseTimeoutError) as caught:
         Acquisition(bench.context(), process(1), Requirement(count=3), lambda: members).run(

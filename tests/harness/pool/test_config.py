@@ -31,7 +31,7 @@ recovery:
   steps: [reconnect, reboot]
   power_cycle: [hub, "{serial}", "--name={name}"]
   backoff_s: 5
-quarantine: {limit: 2, window: 5}
+quarantine: {limit: 2, backoff_s: 5}
 lease: {ttl_s: 20}
 """
 

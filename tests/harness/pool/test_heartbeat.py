@@ -15,10 +15,10 @@ def test_a_lease_is_renewed_until_it_is_stopped(bench: Bench) -> None:
     ledger = Ledger(
         bench.database, bench.clock, ttl_s=_TTL_S, rule=bench.rule, ended=lambda _: False
     )
-    ticket = ledger.tickets.enqueue(process(1), ["a"], 1)
-    rows = ledger.tickets.try_grant(ticket, process(1))
+    ticket = ledger.enqueue(process(1), ["a"], 1)
+    rows = ledger.try_grant(ticket, process(1))
     assert rows
-    heartbeat = Heartbeat(ledger.leases)
+    heartbeat = Heartbeat(ledger)
     term = LeaseTerm.of(rows)
     heartbeat.start(term)
     beating = heartbeat._thread
@@ -26,7 +26,7 @@ def test_a_lease_is_renewed_until_it_is_stopped(bench: Bench) -> None:
     bench.clock.time += _TTL_S / 2
     while term.until < bench.clock.boottime() + _TTL_S:  # until it has beaten again
         time.sleep(0.01)
-    assert ledger.leases.holds(term.token, "a")
+    assert ledger.holds(term.token, "a")
     heartbeat.stop(term)
     assert term.until < bench.clock.boottime()
     beating.join()

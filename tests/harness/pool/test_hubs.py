@@ -1,6 +1,5 @@
 """USB hubs, by a `uhubctl` on the PATH that is ours: a port that is off takes its devices away."""
 
-import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -8,21 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 import adbutils
 import pytest
-import typer
 
-from harness.cli.pool import map_hub
 from harness.devices.adb.client import AdbServer
 from harness.devices.spec import DeviceSpec
-from harness.errors import HubError, PoolConfigError
-from harness.pool import hubs
-from harness.pool.config import HubPort, load_config, parse_config
-from harness.pool.hubs import HubMapper, cycle_power, map_hub_ports, parse_hubs, write_hubs
+from harness.errors import HubError
+from harness.pool.config import HubPort, parse_config
+from harness.pool.hubs import cycle_power, parse_hubs
 from harness.pool.members import Member
 from harness.pool.opener import DeviceOpener
 from harness.pool.pool import Pool
 from harness.pool.requirement import Requirement
 from harness.pool.states import MemberState
 from tests.harness.pool.conftest import close
+from tools import map_hub
+from tools.map_hub import HubMapper, map_hub_ports
 
 if TYPE_CHECKING:
     from tests.conftest import MakeDevice
@@ -66,7 +64,7 @@ def set_hubs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hubs:
     (folder / "uhubctl").write_text(UHUBCTL)
     (folder / "uhubctl").chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    monkeypatch.setattr(hubs, "_TOGETHER_S", 0.3)
+    monkeypatch.setattr(map_hub, "_TOGETHER_S", 0.3)
 
     def set_to(content: Mapping[str, Any]) -> None:
         for old in (*folder.glob("*.serials"), *folder.glob("*.fails")):
@@ -113,7 +111,7 @@ def make_pool(tmp_path: Path, phones: list[str], text: str = "") -> Pool:
         Member(f"p{n}", DeviceSpec("android", serial), hub=config.hubs.get(f"p{n}"))
         for n, serial in enumerate(phones)
     ]
-    return Pool(members, config, DeviceOpener(config), ledger_path=tmp_path / "p.db")
+    return Pool(members, config, DeviceOpener(config), ledger=tmp_path / "p.db")
 
 
 def test_each_phone_is_found_on_its_port(
@@ -190,9 +188,9 @@ def test_recovery_switches_the_port_of_the_device(
     cycle_power(cycle, first, [second], 30)
     assert switched(tmp_path) == ["-l 1-1 -p 2 -a cycle -d 5"]
     set_hubs({"1-1": hub(p2=port(second))})
-    with pytest.raises(HubError, match=f"port 2 of hub 1-1 has {second} now: .* map-hub"):
+    with pytest.raises(HubError, match=f"port 2 of hub 1-1 has {second} now: .* tools.map_hub"):
         cycle_power(cycle, first, [second], 30)
-    with pytest.raises(HubError, match=r"there is no port 1 of hub 1-1: .* map-hub"):
+    with pytest.raises(HubError, match=r"there is no port 1 of hub 1-1: .* tools.map_hub"):
         cycle_power(HubPort(hub="1-1", port=1), first, [], 30)
     assert len(switched(tmp_path)) == 1
     close(pool)
@@ -229,53 +227,18 @@ def test_the_output_of_uhubctl_is_parsed() -> None:
     assert parse_hubs("\x00" * 1000 + "Port 1: " * 10_000) == []
 
 
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        ("", ""),
-        ("# ours\ndevices: [{discover: adb}]", "# ours\ndevices: [{discover: adb}]\n"),
-        ("hubs: {old: {hub: '1', port: 9}}\n# keep\nlease: {ttl_s: 5}\n",
-         "# keep\nlease: {ttl_s: 5}\n"),
-        ("'hubs':\n  # x\n  gone: {hub: 1-1, port: 2}\n\n  old: {hub: '1', port: 9}\nlease: {}\n",
-         "lease: {}\n"),
-    ],
-)  # fmt: skip
-def test_the_rest_of_the_file_stays_as_it_is(before: str, after: str, tmp_path: Path) -> None:
-    path = tmp_path / "pool.yaml"
-    path.write_text(before)
-    known = load_config(path).hubs
-    found = {"phone:1": HubPort(hub="1-1", port=2)}
-    write_hubs(path, found)
-    kept = {"old": HubPort(hub="1", port=9)} if "old" in known else {}
-    assert load_config(path).hubs == {**kept, **found}
-    text = path.read_text()
-    block = text[text.index("hubs:") :].partition("# keep")[0].partition("lease")[0]
-    assert text.replace(block, "") == after
-
-
-def test_a_file_that_would_break_is_left_alone(tmp_path: Path) -> None:
-    path = tmp_path / "pool.yaml"
-    path.write_text("{hubs: {}, lease: {ttl_s: 5}}\n")
-    with pytest.raises(PoolConfigError):
-        write_hubs(path, {"a": HubPort(hub="1", port=1)})
-    assert path.read_text() == "{hubs: {}, lease: {ttl_s: 5}}\n"
-
-
 def test_a_person_maps_the_hubs_of_a_pool(
     set_hubs: Hubs, phones: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     set_hubs({"1-1.4": hub(p3=port(phones[0]))})
     path = tmp_path / "pool.yaml"
     path.write_text(f"devices: [{{name: alpha, type: android, identifier: '{phones[0]}'}}]\n")
-    map_hub(path, json=True)
-    assert json.loads(capsys.readouterr().out) == {"alpha": {"hub": "1-1.4", "port": 3}}
-    map_hub(path, write=True)
+    assert map_hub.main(["--pool", str(path)]) == 0
     said = capsys.readouterr()
-    assert said.out == f"{path} has the port of alpha\n"
     assert "port 3 of hub 1-1.4: alpha went and came back" in said.err
-    with Pool.open(path, probe=False) as pool:
-        assert pool.config.hubs == {"alpha": HubPort(hub="1-1.4", port=3)}
+    assert parse_config(said.out).hubs == {"alpha": HubPort(hub="1-1.4", port=3)}
     set_hubs({"1-1.4": hub("ganged", p3=port(phones[0]))})
-    with pytest.raises(typer.Exit):
-        map_hub(path, write=True)
+    assert map_hub.main(["--pool", str(path)]) == 1
     assert "ganged" in capsys.readouterr().err
+    set_hubs({})
+    assert map_hub.main(["--pool", str(path)]) == 2

@@ -40,7 +40,7 @@ class HandClaims:
 
     def claim(self, token: int, key: str, *_: object, **__: object) -> ClaimedDevice:
         if token <= self.higher:
-            self.bench.ledger.devices.note_token(self.higher)
+            self.bench.ledger.note_token(self.higher)
             raise LeaseLostError(key, token, "the device has a higher token")
         return ClaimedDevice(
             key, key, cast("Device", HandDevice()), Fence("/root", token, "id", "")
@@ -55,17 +55,18 @@ def acquire(context: PoolContext, keys: str = "a") -> Lease:
     )
 
 
-def test_a_transaction_interrupted_at_any_line_leaves_no_lock(bench: Bench) -> None:
+def test_a_transaction_interrupted_at_any_line_leaves_no_lock(file_bench: Bench) -> None:
+    bench = file_bench
     bench.add("a")
     for number in itertools.count(1):
         interrupter = Interrupter(number, harness.pool)
-        if not interrupter.run(lambda: bench.ledger.devices.add_history("a", "what", "text")):
+        if not interrupter.run(lambda: bench.ledger.add_history("a", "what", "text")):
             break
         with sqlite3.connect(bench.path, timeout=0, isolation_level=None) as other:
             other.execute("BEGIN IMMEDIATE")  # fails if the interrupted one still holds the lock
             other.execute("ROLLBACK")
         other.close()
-        assert bench.ledger.devices.rows(["a"]), interrupter.where
+        assert bench.ledger.rows(["a"]), interrupter.where
     assert number > 5
 
 
@@ -79,46 +80,47 @@ def test_a_request_interrupted_at_any_line_leaves_no_lease(
     for number in itertools.count(1):
         granted: list[Lease] = []
         interrupter = Interrupter(number, harness.pool)
-        claims.higher = bench.ledger.devices.rows(["a"])["a"].leases * 10
+        claims.higher = bench.ledger.rows(["a"])["a"].leases * 10
         if not interrupter.run(lambda: granted.append(acquire(context))):  # noqa: B023
             break
         assert not context.heartbeat.active, interrupter.where
         bench.clock.time += TTL_S  # what was cut off before anybody knew of it
         bench.ledger.reconcile()
         assert bench.state("a") == "ready", interrupter.where
-        assert bench.ledger.tickets.waiting() == [], interrupter.where
+        assert bench.ledger.waiting() == [], interrupter.where
     assert number > 50
     granted[0].release()
     assert not context.heartbeat.active
     bench.database.close()
 
 
-def test_a_lease_whose_report_fails_is_given_back(bench: Bench) -> None:
+def test_a_lease_whose_report_fails_is_given_back(file_bench: Bench) -> None:
+    bench = file_bench
     bench.add("a")
     context = bench.context(claims=HandClaims(bench))
     lease = acquire(context)
-    with bench.database.writing() as db:
-        db.execute("ALTER TABLE evidence RENAME TO elsewhere")
+    bench.sql("ALTER TABLE pool_evidence RENAME TO elsewhere")
     lost = DeviceLostError("serial", "a push", "closed")
     with pytest.raises(LedgerError), lease:
         raise lost
     assert not context.heartbeat.active
 
 
-def test_a_grant_whose_ticket_cannot_be_settled_is_given_back(bench: Bench) -> None:
+def test_a_grant_whose_ticket_cannot_be_settled_is_given_back(file_bench: Bench) -> None:
+    bench = file_bench
     bench.add("a")
     context = bench.context(claims=HandClaims(bench))
-    with bench.database.writing() as db:
-        db.execute(
-            "CREATE TRIGGER full BEFORE DELETE ON tickets BEGIN SELECT RAISE(ABORT, 'full'); END"
-        )
+    bench.sql(
+        "CREATE TRIGGER full BEFORE DELETE ON pool_tickets BEGIN SELECT RAISE(ABORT, 'full'); END"
+    )
     with pytest.raises(LedgerError):
         acquire(context)
     assert not context.heartbeat.active
     assert bench.state("a") == "ready"
 
 
-def test_a_grant_whose_report_fails_is_given_back(bench: Bench) -> None:
+def test_a_grant_whose_report_fails_is_given_back(file_bench: Bench) -> None:
+    bench = file_bench
     bench.add("a")
 
     class Failing(HandClaims):
@@ -126,14 +128,14 @@ def test_a_grant_whose_report_fails_is_given_back(bench: Bench) -> None:
             raise DeviceLostError("serial", "a claim", "closed")
 
     context = bench.context(claims=Failing(bench))
-    with bench.database.writing() as db:
-        db.execute("ALTER TABLE evidence RENAME TO elsewhere")
+    bench.sql("ALTER TABLE pool_evidence RENAME TO elsewhere")
     with pytest.raises(LedgerError):
         acquire(context)
     assert not context.heartbeat.active
 
 
-def test_a_lease_has_its_devices_and_a_raised_token(bench: Bench) -> None:
+def test_a_lease_has_its_devices_and_a_raised_token(file_bench: Bench) -> None:
+    bench = file_bench
     bench.add("a", "b")
     lease = acquire(bench.context(claims=HandClaims(bench, 700)), "ab")
     assert lease.token == 701

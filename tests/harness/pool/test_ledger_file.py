@@ -28,7 +28,7 @@ def write(count):
     with closing(Database(folder / "state" / "pool.db")) as database:
         ledger = Ledger(database, SystemClock(), ttl_s=30, rule=QuarantineRule())
         for number in range(count):
-            ledger.devices.record_found(f"key {number}", "x" * 900, f"spec {number}", Facts())
+            ledger.record_found(f"key {number}", "x" * 900, f"spec {number}", Facts())
 
 def fill():
     with open(folder / "filler", "wb", buffering=0) as file:

@@ -83,7 +83,7 @@ class LedgerMachine(RuleBasedStateMachine):
             assert not self.believers(row.key), "two holders"
         assert rows[0].token > self.model.highest, "tokens must rise"
         self.model.highest = rows[0].token
-        until = rows[0].beat + rows[0].ttl
+        until = rows[0].until
         self.model.leases.append(
             Believed(rows[0].token, pid, {row.key for row in rows}, until, work)
         )
@@ -93,7 +93,7 @@ class LedgerMachine(RuleBasedStateMachine):
         if self.alive(pid):
             count = min(count, len(wanted))
             keys = sorted(wanted)
-            ticket = self.bench.ledger.tickets.enqueue(process(pid), keys, count)
+            ticket = self.bench.ledger.enqueue(process(pid), keys, count)
             until = self.bench.clock.time + TTL_S
             self.model.waiting[ticket] = Waiting(pid, keys, count, until)
 
@@ -107,12 +107,12 @@ class LedgerMachine(RuleBasedStateMachine):
         self.bench.ledger.reconcile()
         free = self.free()
         try:
-            rows = self.bench.ledger.tickets.try_grant(ticket, process(asked.pid))
+            rows = self.bench.ledger.try_grant(ticket, process(asked.pid))
         except LeaseLostError:
             assert self.bench.clock.time >= asked.until
             del self.model.waiting[ticket]
             return
-        asked.until = self.bench.clock.time + TTL_S
+        asked.until = self.bench.clock.time + TTL_S * 3 / 4  # its place may be kept a little later
         if not rows:
             return
         keys = {row.key for row in rows}
@@ -120,11 +120,11 @@ class LedgerMachine(RuleBasedStateMachine):
         assert keys <= free & set(asked.candidates)
         self.nobody_was_passed_over(ticket, free, keys)
         self.granted(rows, asked.pid)
-        self.bench.ledger.tickets.settle(ticket)
+        self.bench.ledger.settle(ticket)
         del self.model.waiting[ticket]
 
     def free(self) -> set[str]:
-        rows = self.bench.ledger.devices.rows(_KEYS)
+        rows = self.bench.ledger.rows(_KEYS)
         return {k for k, row in rows.items() if row.state is MemberState.READY and not row.lease}
 
     def nobody_was_passed_over(self, ticket: int, free: set[str], taken: set[str]) -> None:
@@ -146,12 +146,12 @@ class LedgerMachine(RuleBasedStateMachine):
         lease = data.draw(st.sampled_from(self.model.leases))
         others = {key: [b.token for b in self.believers(key)] for key in _KEYS}
         keys = sorted(lease.keys)
-        self.bench.ledger.leases.release(lease.token, keys, used=keys)
+        self.bench.ledger.release(lease.token, keys, used=keys)
         self.model.leases.remove(lease)
         for key, tokens in others.items():
             for token in tokens:
                 if token != lease.token:
-                    assert self.bench.ledger.leases.holds(token, key), "it took another's"
+                    assert self.bench.ledger.holds(token, key), "it took another's"
 
     @precondition(lambda self: self.model.leases)
     @rule(data=st.data())
@@ -159,7 +159,7 @@ class LedgerMachine(RuleBasedStateMachine):
         lease = data.draw(st.sampled_from(self.model.leases))
         if not self.alive(lease.pid):
             return
-        until = self.bench.ledger.leases.renew({lease.token: len(lease.keys)})[lease.token]
+        until = self.bench.ledger.renew({lease.token: len(lease.keys)})[lease.token]
         if until is None:
             assert lease.until <= self.bench.clock.time
             self.model.leases.remove(lease)
@@ -183,18 +183,18 @@ class LedgerMachine(RuleBasedStateMachine):
             answered="it answered" if answered else "",
         )
         for key in lease.keys:
-            self.bench.ledger.leases.report(key, lease.token, report)
+            self.bench.ledger.report(key, lease.token, report)
 
     @precondition(lambda self: self.model.leases)
     @rule(data=st.data(), work=st.sampled_from(["cell-1", "cell-2"]))
     def succeed(self, data: st.DataObject, work: str) -> None:
         lease = data.draw(st.sampled_from(self.model.leases))
-        self.bench.ledger.leases.report_success(lease.token, Work(work, work, 0.0))
+        self.bench.ledger.report_success(lease.token, Work(work, work, 0.0))
 
     @rule(key=_keys, pid=_pids, force=st.booleans())
     def begin_work(self, key: str, pid: int, force: bool) -> None:
         if self.alive(pid):
-            row = self.bench.ledger.repairs.begin(key, process(pid), force=force)
+            row = self.bench.ledger.begin_repair(key, process(pid), force=force)
             if row is not None:
                 self.granted([row], pid, work=True)
 
@@ -207,19 +207,19 @@ class LedgerMachine(RuleBasedStateMachine):
         good_event, bad_event = (
             (Event.PASSED, Event.NOT_PASSED) if probation else (Event.RECOVERED, Event.GAVE_UP)
         )
-        self.bench.ledger.repairs.end(
+        self.bench.ledger.end_repair(
             key, lease.token, good_event if good else bad_event, "it ended", retry_in_s=50
         )
         self.model.leases.remove(lease)
 
     @rule(key=_keys)
     def drain(self, key: str) -> None:
-        self.bench.ledger.devices.apply(key, Event.DRAIN, "a wish")
+        self.bench.ledger.apply(key, Event.DRAIN, "a wish")
 
     @rule(key=_keys)
     def undrain(self, key: str) -> None:
         if self.bench.state(key) == "draining":
-            self.bench.ledger.devices.apply(key, Event.UNDRAIN, "a wish")
+            self.bench.ledger.apply(key, Event.UNDRAIN, "a wish")
 
     @rule(seconds=st.sampled_from([1.0, 10.0, TTL_S - 1, TTL_S, 100.0]))
     def time_passes(self, seconds: float) -> None:
@@ -234,11 +234,11 @@ class LedgerMachine(RuleBasedStateMachine):
         if not hasattr(self, "bench"):
             return
         self.bench.ledger.reconcile()
-        for key, row in self.bench.ledger.devices.rows(_KEYS).items():
+        for key, row in self.bench.ledger.rows(_KEYS).items():
             assert row.reason
             assert len(self.believers(key)) <= 1
             for lease in self.believers(key):
-                assert self.bench.ledger.leases.holds(lease.token, key)
+                assert self.bench.ledger.holds(lease.token, key)
             if row.state is MemberState.LEASED:
                 assert row.lease is not None
             if row.state in {MemberState.READY, MemberState.QUARANTINED, MemberState.ABSENT}:

@@ -50,7 +50,7 @@ def open_pool(name: str, tmp_path: Path) -> Iterator[OpenPool]:
         config = parse_config("recovery: {backoff_s: 0.2, max_backoff_s: 0.2}")
         member = Member(name, DeviceSpec("virtual", name))
         path = tmp_path / f"{ledger}.db"
-        opened.append(Pool([member], config, DeviceOpener(config), ledger_path=path))
+        opened.append(Pool([member], config, DeviceOpener(config), ledger=path))
         return opened[-1]
 
     yield make
@@ -178,7 +178,7 @@ from harness.pool.requirement import Requirement
 name, ledger = sys.argv[1:]
 config = PoolConfig()
 member = Member(name, DeviceSpec("virtual", name))
-pool = Pool([member], config, DeviceOpener(config), ledger_path=Path(ledger))
+pool = Pool([member], config, DeviceOpener(config), ledger=Path(ledger))
 device = pool.acquire(Requirement(), timeout_s=60).device
 device.shell("setsid sleep 600 >/dev/null 2>&1 </dev/null &")
 print("holds", flush=True)

@@ -113,13 +113,12 @@ def test_each_loss_is_told_once_by_one_of_several_processes(bench: Bench, tmp_pa
     bench.add("a", "b")
     receivers = [to_file(tmp_path / "told")]
     changes = bench.context().changes
-    notifiers = [Notifier(receivers, bench.ledger.devices, changes, str) for _ in range(2)]
-    devices = bench.ledger.devices
-    devices.apply("a", Event.LOST, "not on the USB")
+    notifiers = [Notifier(receivers, bench.ledger, changes, str) for _ in range(2)]
+    bench.ledger.apply("a", Event.LOST, "not on the USB")
     for _ in range(3):  # it is looked for, and not found
-        devices.apply("a", Event.RECOVER, "looked for")
-        devices.apply("a", Event.GAVE_UP, "no step helped")
-    devices.apply("b", Event.DISTRUSTED, "three failures")
+        bench.ledger.apply("a", Event.RECOVER, "looked for")
+        bench.ledger.apply("a", Event.GAVE_UP, "no step helped")
+    bench.ledger.apply("b", Event.DISTRUSTED, "three failures")
     for notifier in notifiers:
         notifier.close()
     told = [(each["event"], each["subject"]) for each in taken(tmp_path / "told")]
@@ -128,12 +127,10 @@ def test_each_loss_is_told_once_by_one_of_several_processes(bench: Bench, tmp_pa
 
 def test_a_device_that_was_back_is_told_again(bench: Bench, tmp_path: Path) -> None:
     bench.add("a")
-    notifier = Notifier(
-        [to_file(tmp_path / "told")], bench.ledger.devices, bench.context().changes, str
-    )
+    notifier = Notifier([to_file(tmp_path / "told")], bench.ledger, bench.context().changes, str)
     for _ in range(2):
-        bench.ledger.devices.apply("a", Event.LOST, "unplugged")
-        bench.ledger.devices.apply("a", Event.FOUND, "plugged in")
+        bench.ledger.apply("a", Event.LOST, "unplugged")
+        bench.ledger.apply("a", Event.FOUND, "plugged in")
     notifier.close()
     assert [each["text"] for each in taken(tmp_path / "told")] == [
         "a is absent: ready -> absent: unplugged"
@@ -142,9 +139,9 @@ def test_a_device_that_was_back_is_told_again(bench: Bench, tmp_path: Path) -> N
 
 def test_what_happened_before_the_first_pool_is_not_told(bench: Bench, tmp_path: Path) -> None:
     bench.add("a")
-    bench.ledger.devices.apply("a", Event.LOST, "long ago")
+    bench.ledger.apply("a", Event.LOST, "long ago")
     told = tmp_path / "told"
-    Notifier([to_file(told)], bench.ledger.devices, bench.context().changes, str).close()
+    Notifier([to_file(told)], bench.ledger, bench.context().changes, str).close()
     assert not told.exists()
 
 
@@ -152,9 +149,9 @@ def test_a_receiver_hears_only_what_it_is_told_of(bench: Bench, tmp_path: Path) 
     bench.add("a")
     plans = to_file(tmp_path / "plans").model_copy(update={"events": frozenset({"plan_finished"})})
     notifier = Notifier(
-        [plans, to_file(tmp_path / "all")], bench.ledger.devices, bench.context().changes, str
+        [plans, to_file(tmp_path / "all")], bench.ledger, bench.context().changes, str
     )
-    bench.ledger.devices.apply("a", Event.LOST, "unplugged")
+    bench.ledger.apply("a", Event.LOST, "unplugged")
     notifier.send(Notification("plan_finished", "nightly", "plan nightly: 1 done"))
     notifier.close()
     assert [each["event"] for each in taken(tmp_path / "plans")] == ["plan_finished"]

@@ -40,7 +40,7 @@ class _Late(DeviceOpener):
 def test_slow_devices_are_reported(adb_environment: Path, tmp_path: Path) -> None:
     late, member = _Late(), Member("slow", DeviceSpec("local", ""))
     with Pool(
-        [member], PoolConfig(), late, ledger_path=tmp_path / "p.db", on_progress=late.tell
+        [member], PoolConfig(), late, ledger=tmp_path / "p.db", on_progress=late.tell
     ) as pool:
         (status,) = pool.members()
     assert status.state is MemberState.READY
@@ -51,5 +51,5 @@ def test_a_pool_that_cannot_open_closes_its_opener(tmp_path: Path) -> None:
     late = _Late()
     (tmp_path / "p.db").mkdir()
     with pytest.raises(LedgerError):
-        Pool([], PoolConfig(), late, ledger_path=tmp_path / "p.db")
+        Pool([], PoolConfig(), late, ledger=tmp_path / "p.db")
     assert late.closed

@@ -30,16 +30,16 @@ folder, ttl, count, rounds, devices = Path(sys.argv[1]), *map(int, sys.argv[2:])
 ledger = Ledger(Database(folder / "pool.db"), SystemClock(), ttl_s=ttl, rule=QuarantineRule())
 me = this_process()
 for _ in range(rounds):
-    ticket = ledger.tickets.enqueue(me, ["a", "b", "c"][:devices], count)
-    while not (rows := ledger.tickets.try_grant(ticket, me)):
+    ticket = ledger.enqueue(me, ["a", "b", "c"][:devices], count)
+    while not (rows := ledger.try_grant(ticket, me)):
         time.sleep(0.005)
-    ledger.tickets.settle(ticket)
+    ledger.settle(ticket)
     token, keys = rows[0].token, [row.key for row in rows]
     for key in keys:  # a second holder would fail here
         os.close(os.open(folder / f"held-{key}", os.O_CREAT | os.O_EXCL))
     for key in keys:
         (folder / f"held-{key}").unlink()
-    assert ledger.leases.release(token, keys) == set(keys)
+    assert ledger.release(token, keys) == set(keys)
     print(json.dumps([ticket, token]), flush=True)
 """
 
@@ -58,7 +58,7 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
     with closing(Database(tmp_path / "pool.db")) as database:
         made = Ledger(database, SystemClock(), ttl_s=_TTL_S, rule=QuarantineRule())
         for key in "abc":
-            made.devices.record_found(key, key, f"spec:{key}", Facts())
+            made.record_found(key, key, f"spec:{key}", Facts())
         yield made
 
 
@@ -72,8 +72,8 @@ def test_contending_processes_are_each_served_once(tmp_path: Path, ledger: Ledge
     assert len(served) == 5 * 12
     tokens = [token for _, token in served]
     assert len(set(tokens)) == len(tokens)
-    assert {str(row.state) for row in ledger.devices.rows("abc").values()} == {"ready"}
-    assert ledger.tickets.waiting() == []
+    assert {str(row.state) for row in ledger.rows("abc").values()} == {"ready"}
+    assert ledger.waiting() == []
 
 
 def test_of_one_device_the_grants_come_in_the_order_of_the_tickets(
@@ -96,20 +96,27 @@ def test_a_killed_process_in_a_transaction_leaves_the_ledger_whole(
 import os, signal, sys
 from pathlib import Path
 from harness.pool.database import Database
-with Database(Path(sys.argv[1])).writing() as db:
-    db.execute("DELETE FROM devices")
+from harness.pool.schema import devices
+
+def work(db):
+    db.execute(devices.delete())
     os.kill(os.getpid(), signal.SIGKILL)
+
+Database(Path(sys.argv[1])).write(work)
 """
     assert Started("-c", program, tmp_path / "pool.db").wait() == -signal.SIGKILL
-    assert set(ledger.devices.rows("abc")) == set("abc")
+    assert set(ledger.rows("abc")) == set("abc")
 
 
 def test_many_processes_create_the_ledger_at_once(tmp_path: Path) -> None:
     program = """
 import os, sys
 from pathlib import Path
+from sqlalchemy import text
 from harness.pool.database import Database
 
+more = text("UPDATE pool_counters SET value = value + 1 WHERE name = 'token'")
+tokens = text("SELECT value FROM pool_counters WHERE name = 'token'")
 for number in range(40):
     path, (gate, start) = Path(sys.argv[1], f"{number}.db"), os.pipe()
     children = []
@@ -119,8 +126,7 @@ for number in range(40):
             os.close(start)
             os.read(gate, 1)  # all begin when it closes
             try:
-                with Database(path).writing() as db:
-                    db.execute("UPDATE counters SET value = value + 1 WHERE name = 'token'")
+                Database(path).write(lambda db: db.execute(more))
             except BaseException as error:
                 print(repr(error), flush=True)
             os._exit(0)
@@ -129,8 +135,7 @@ for number in range(40):
     os.close(gate)
     for child in children:
         os.waitpid(child, 0)
-    with Database(path).reading() as db:
-        print(db.execute("SELECT value FROM counters WHERE name = 'token'").fetchone()[0])
+    print(Database(path).read(lambda db: db.scalar(tokens)))
 """
     words = [sys.executable, "-c", program, str(tmp_path)]
     done = subprocess.run(words, check=True, capture_output=True, text=True, timeout=280)

@@ -74,7 +74,7 @@ def make_pool(virtual: manager.VirtualDevice, tmp_path: Path) -> Iterator[MakePo
         spec = DeviceSpec("virtual", virtual.name)
         if kind == "android":
             spec = DeviceSpec("android", virtual.serial)
-        pool = Pool([Member("dut", spec)], config, opener(config), ledger_path=tmp_path / "p.db")
+        pool = Pool([Member("dut", spec)], config, opener(config), ledger=tmp_path / "p.db")
         made.append(pool)
         return pool
 
@@ -200,7 +200,7 @@ recovery:
     assert pool.admin.recover("dut") is MemberState.ABSENT
     assert log.read_text() == f"dut {virtual.serial}\n"
     assert pool.members()[0].reason.startswith("power_cycle: ")
-    row = pool.ledger.devices.rows([f"android:{virtual.serial}", *_keys(pool)])
+    row = pool.ledger.rows([f"android:{virtual.serial}", *_keys(pool)])
     assert {found.attempts for found in row.values()} == {1}
     pool.upkeep.repair(Member("dut", DeviceSpec("android", virtual.serial)), _keys(pool)[0])
     assert log.read_text() == f"dut {virtual.serial}\n"  # it is not due
@@ -219,7 +219,7 @@ from harness.pool.pool import Pool
 how, ledger, serial, text = sys.argv[1:]
 config = parse_config(text)
 members = [Member("dut", DeviceSpec("android", serial))]
-with Pool(members, config, DeviceOpener(config), ledger_path=Path(ledger), probe=False) as pool:
+with Pool(members, config, DeviceOpener(config), ledger=Path(ledger), probe=False) as pool:
     if how == "waits":
         pool.acquire(Requirement())
     pool.admin.recover("dut")
@@ -249,7 +249,7 @@ def test_a_recovery_that_was_cut_off_begins_its_step_again(
         return Started("-c", _PROGRAM, *words)
 
     def comes_to(child: Started, step: str) -> None:
-        while next(iter(pool.ledger.devices.rows(_keys(pool)).values())).step != step:
+        while next(iter(pool.ledger.rows(_keys(pool)).values())).step != step:
             assert child.poll() is None
             time.sleep(0.05)
 
@@ -271,10 +271,10 @@ def test_a_recovery_that_was_cut_off_begins_its_step_again(
         child.kill()
     os.kill(int(log.read_text()), signal.SIGKILL)
     pool.upkeep.repair(Member("dut", DeviceSpec("android", virtual.serial)), _keys(pool)[0])
-    (row,) = pool.ledger.devices.rows(_keys(pool)).values()
+    (row,) = pool.ledger.rows(_keys(pool)).values()
     assert (str(row.state), row.attempts, row.step) == ("absent", 1, "")
     assert row.reason.startswith("power_cycle: ")
-    assert pool.ledger.repairs.due() == []
+    assert pool.ledger.due_repairs() == []
     assert steps(pool) == [f"recovery: {s}" for s in ("reconnect", "adb_server", "power_cycle")]
 
 
@@ -285,7 +285,7 @@ def test_a_device_that_came_back_meanwhile_is_found_by_the_next_process(
     lose(pool, lambda: manager.stop(virtual.name))
     words = ("waits", tmp_path / "p.db", virtual.serial, "recovery: {return_timeout_s: 3600}")
     with Started("-c", _PROGRAM, *words) as child:
-        while next(iter(pool.ledger.devices.rows(_keys(pool)).values())).step != "reconnect":
+        while next(iter(pool.ledger.rows(_keys(pool)).values())).step != "reconnect":
             assert child.poll() is None
             time.sleep(0.05)
         child.kill()
@@ -293,12 +293,12 @@ def test_a_device_that_came_back_meanwhile_is_found_by_the_next_process(
     with pool.acquire(ANY, timeout_s=280) as lease:
         assert lease.device.shell("echo back").stdout == "back\n"
     assert steps(pool)[0] in ("recovery: look", "recovery: reconnect")
-    (row,) = pool.ledger.devices.rows(_keys(pool)).values()
+    (row,) = pool.ledger.rows(_keys(pool)).values()
     assert (row.step, row.attempts) == ("", 0)
 
 
 def _keys(pool: Pool) -> list[str]:
-    return list(pool.ledger.devices.keys_of([str(pool.members()[0].spec)]).values())
+    return list(pool.ledger.keys_of([str(pool.members()[0].spec)]).values())
 
 
 def test_the_death_of_the_adb_server_does_not_count(
@@ -335,10 +335,10 @@ def test_an_adb_server_of_ours_is_restarted_unless_others_use_it(
     try:
         assert pool.admin.recover("dut") is MemberState.ABSENT
         assert "took longer" in pool.members()[0].reason
-        pool.ledger.devices.record_found("other", "other", "android:other", Facts())
+        pool.ledger.record_found("other", "other", "android:other", Facts())
         me = this_process()
-        ticket = pool.ledger.tickets.enqueue(me, ["other"], 1)
-        assert pool.ledger.tickets.try_grant(ticket, me)
+        ticket = pool.ledger.enqueue(me, ["other"], 1)
+        assert pool.ledger.try_grant(ticket, me)
         assert pool.admin.recover("dut") is MemberState.ABSENT
         assert "devices that are in use" in pool.members()[0].reason
     finally:

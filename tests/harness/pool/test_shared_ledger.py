@@ -6,6 +6,7 @@ import pwd
 import select
 import shutil
 import signal
+import sqlite3
 import stat
 import subprocess
 from collections.abc import Iterator
@@ -217,20 +218,20 @@ class _ledger:  # noqa: N801 - a context manager
 def test_text_that_another_user_wrote_reaches_no_terminal_raw(shared: SharedFolder) -> None:
     evil = "\x1b]0;owned\x07\x1b[2J\u202eevil\x9b31m"
     shared.qnnfarm(ANN, "pool", "drain", "bench", "--reason", "x")
-    with closing(Database(shared.ledger / "pool.db")) as database, database.writing() as db:
-        db.execute("UPDATE devices SET reason = ?, soc = ?, step = ?", (evil, evil, evil))
+    with closing(sqlite3.connect(shared.ledger / "pool.db")) as db, db:
+        db.execute("UPDATE pool_devices SET reason = ?, soc = ?, step = ?", (evil, evil, evil))
         db.execute(
-            "INSERT INTO history (key, at, what, text) SELECT key, 0, ?, ? FROM devices",
+            "INSERT INTO pool_history (key, at, what, text) SELECT key, 0, ?, ? FROM pool_devices",
             (evil, evil),
         )
         db.execute(
-            "INSERT INTO evidence (key, at, lease, kind, weight, text)"
-            " SELECT key, 0, leases, ?, 1, ? FROM devices",
+            "INSERT INTO pool_evidence (key, at, lease, kind, weight, text)"
+            " SELECT key, 0, leases, ?, 1, ? FROM pool_devices",
             (evil, evil),
         )
         db.execute(
-            "INSERT INTO leases SELECT key, 7, ?, 0, '', ?, 'boot', ?, 0, 'ns', ?, ?, 1e9"
-            " FROM devices",
+            "INSERT INTO pool_leases SELECT key, 7, ?, 0, '', ?, 'boot', ?, 0, 'ns', ?, ?, 1e9"
+            " FROM pool_devices",
             (evil, evil, os.getpid(), evil, SystemClock().boottime()),
         )
     for words in (("show",), ("show", "--json"), ("history", "bench"), ("release", "bench")):
@@ -240,27 +241,28 @@ def test_text_that_another_user_wrote_reaches_no_terminal_raw(shared: SharedFold
 
 
 _TICKET_OF_NOTHING = (
-    "INSERT INTO tickets"
-    " SELECT 1, '[[]]', 1, NULL, host, boot, pid, started, namespace, '', beat, ttl FROM leases"
+    "INSERT INTO pool_tickets"
+    " SELECT 1, '', '[[]]', 1, 0, NULL, host, boot, pid, started, namespace, '', beat, ttl"
+    " FROM pool_leases"
 )
 
 
 @pytest.mark.parametrize(
     ("statement", "said"),
     [
-        ("UPDATE devices SET state = 'melted'", "'melted' is not a valid MemberState"),
+        ("UPDATE pool_devices SET state = 'melted'", "'melted' is not a valid MemberState"),
         (_TICKET_OF_NOTHING, "'[[]]' lists no devices"),
-        ("UPDATE devices SET reason = CAST(x'1bff' AS TEXT)", "Could not decode to UTF-8"),
+        ("UPDATE pool_devices SET reason = CAST(x'1bff' AS TEXT)", "Could not decode to UTF-8"),
     ],
 )
 def test_a_ledger_with_nonsense_is_told_in_one_line(
     shared: SharedFolder, statement: str, said: str
 ) -> None:
     _line(shared.start(ANN, "-c", _HOLD))
-    with closing(Database(shared.ledger / "pool.db")) as database, database.writing() as db:
+    with closing(sqlite3.connect(shared.ledger / "pool.db")) as db, db:
         db.execute(statement)
-        db.execute("UPDATE devices SET state = 'ready' WHERE state = 'leased'")
-        db.execute("UPDATE leases SET key = 'another'")
+        db.execute("UPDATE pool_devices SET state = 'ready' WHERE state = 'leased'")
+        db.execute("UPDATE pool_leases SET key = 'another'")
     told = shared.run(BOB, "-c", _WAIT, "1")
     last = told.splitlines()[-1]
     assert f"the ledger of leases {shared.ledger}/pool.db cannot be used: {said}" in last
@@ -313,9 +315,9 @@ from harness.pool.ledger import Ledger
 from harness.pool.ledger_file import default_path
 from harness.pool.records import Facts
 ledger = Ledger(Database(default_path()), SystemClock(), ttl_s=30, rule=QuarantineRule())
-ledger.devices.record_found(sys.argv[1], "alpha", "virtual:alpha", Facts())
-ledger.devices.record_found("hardware:R5", "phone", "android:R5", Facts())
-print(*sorted(ledger.devices.keys_of(["virtual:alpha", "android:R5"]).values()))
+ledger.record_found(sys.argv[1], "alpha", "virtual:alpha", Facts())
+ledger.record_found("hardware:R5", "phone", "android:R5", Facts())
+print(*sorted(ledger.keys_of(["virtual:alpha", "android:R5"]).values()))
 """
     for user in (ANN, BOB, ANN):
         found = shared.run(user, "-c", record, f"hardware:of-{user}")
@@ -331,10 +333,10 @@ def test_a_work_root_of_another_user_is_not_taken_from_the_ledger(shared: Shared
     for path in (theirs, *theirs.rglob("*")):
         os.chown(path, pwd.getpwnam(ANN).pw_uid, -1)
         path.chmod(0o777)
-    with closing(Database(shared.ledger / "pool.db")) as database, database.writing() as db:
-        (root,) = db.execute("SELECT root FROM devices").fetchone()
+    with closing(sqlite3.connect(shared.ledger / "pool.db")) as db, db:
+        (root,) = db.execute("SELECT root FROM pool_devices").fetchone()
         assert Path(root) == own
-        db.execute("UPDATE devices SET root = ?", (str(theirs),))
+        db.execute("UPDATE pool_devices SET root = ?", (str(theirs),))
     assert shared.run(BOB, "-c", _WAIT, "60").split() == ["2", BOB]
-    with closing(Database(shared.ledger / "pool.db")) as database, database.reading() as db:
-        assert db.execute("SELECT root FROM devices").fetchone()[0] == root
+    with closing(sqlite3.connect(shared.ledger / "pool.db")) as db:
+        assert db.execute("SELECT root FROM pool_devices").fetchone()[0] == root

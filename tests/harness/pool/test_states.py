@@ -35,9 +35,8 @@ def test_only_a_ready_device_is_granted_and_a_person_can_drain_any() -> None:
     assert {e for e, then in drained.items() if then is not MemberState.DRAINING} == {Event.UNDRAIN}
 
 
-def test_quarantine_ends_only_with_a_probation_run_a_drain_or_better_evidence() -> None:
+def test_quarantine_ends_only_with_a_probation_run_or_a_drain() -> None:
     assert TRANSITIONS[MemberState.QUARANTINED] == {
         Event.TRIED: MemberState.PROBATION,
         Event.DRAIN: MemberState.DRAINING,
-        Event.CLEARED: MemberState.READY,
     }

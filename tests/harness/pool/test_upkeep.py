@@ -30,20 +30,20 @@ class Broken:
 @pytest.mark.parametrize("weight", [1.0, 3.0], ids=["recovery", "probation"])
 def test_a_crashed_repair_is_retried_after_a_backoff(bench: Bench, weight: float) -> None:
     bench.add("a")
-    ticket = bench.ledger.tickets.enqueue(process(1), ["a"], 1)
-    rows = bench.ledger.tickets.try_grant(ticket, process(1))
+    ticket = bench.ledger.enqueue(process(1), ["a"], 1)
+    rows = bench.ledger.try_grant(ticket, process(1))
     assert rows
     found = FailureReport("DeviceLostError", weight, recover=weight < 3, text="it went away")
-    bench.ledger.leases.report("a", rows[0].token, found)
-    bench.ledger.leases.release(rows[0].token, ["a"])
+    bench.ledger.report("a", rows[0].token, found)
+    bench.ledger.release(rows[0].token, ["a"])
     config, opener = PoolConfig(), cast("Opener", Broken())
-    claims = FenceClaims(bench.ledger.devices, opener, bench.clock, timeout_s=1)
+    claims = FenceClaims(bench.ledger, opener, bench.clock, timeout_s=1)
     context = bench.context(claims=claims, opener=opener, config=config)
     member = Member("a", DeviceSpec("android", "a"))
     bench.clock.time += config.quarantine.backoff_s
     with pytest.raises(ZeroDivisionError):
         Upkeep(context).repair(member, "a")
-    assert bench.ledger.repairs.due() == []
+    assert bench.ledger.due_repairs() == []
     assert not context.heartbeat.active
     bench.clock.time += 2 * config.quarantine.backoff_s + 1
-    assert bench.ledger.repairs.due() == ["a"]
+    assert bench.ledger.due_repairs() == ["a"]

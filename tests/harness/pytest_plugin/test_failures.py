@@ -150,7 +150,12 @@ def test_evidence_goes_to_the_pool(farm: Farm, make_virtual_device: MakeDevice) 
     between = outcome.properties("test_host_in_between")["qnnfarm.failure"]
     assert between.startswith("HostUnreachableError: ")
     with Pool.of([DeviceSpec("virtual", name)]) as pool:
-        assert pool.members()[0].weight == 1.0  # of the first lease; a host's failure adds nothing
+        told = [entry.what for entry in pool.history(name)]
+        assert [what for what in told if what.startswith("counted")] == [
+            "counted: RunnerError",
+            "counted: DeviceLostError",
+        ]  # a host's failure adds nothing
+        assert pool.members()[0].weight == 0  # a test ended well after them
     assert "qnnfarm.failure" not in outcome.properties("test_own_mistake")
     assert Path(outcome.properties("test_runner")["qnnfarm.evidence"]).is_dir()
 

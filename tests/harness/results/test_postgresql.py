@@ -48,10 +48,10 @@ def refused(location: str, *, create: bool = True) -> str:
 @pytest.mark.parametrize(
     ("location", "says"),
     [
-        ("nosuchdb://host/name", "nosuchdb://…: results are kept in SQLite files and in postgr"),
-        ("postgresql+nosuch://u:secret@host/name", "results are kept in SQLite files and in"),
-        ("mysql://u:secret@host/name", "results are kept in SQLite files and in"),
-        ("://", "results are kept in"),
+        ("nosuchdb://host/name", "nosuchdb://…: databases are SQLite files, or postgr"),
+        ("postgresql+nosuch://u:secret@host/name", "databases are SQLite files, or"),
+        ("mysql://u:secret@host/name", "databases are SQLite files, or"),
+        ("://", "databases are SQLite files"),
         ("postgresql+psycopg://u:secret@host:port/name", "should be postgresql+psycopg://USER@"),
         ("postgresql+psycopg://u:a@secret@host/name", "written %40"),
         ("postgresql+psycopg://u:a@sec/secret@host/name", "written %40"),

@@ -1,0 +1,126 @@
+"""Evidence of the ledger: which failures count against a device, as far as all devices tell."""
+
+from collections.abc import Collection
+
+from sqlalchemy import ColumnElement, Connection, and_, exists, select
+
+from harness.pool.failure_policy import FailureRecord, FailureReport, Work
+from harness.pool.records import shown
+from harness.pool.schema import devices, evidence, leases
+
+_MEMORY = 100
+"""Number of a device's last leases whose failures are kept."""
+_COUNTS: ColumnElement[bool] = and_(
+    evidence.c.settled == 0, evidence.c.counts == 1, evidence.c.weight > 0
+)
+"""Failures that count against their device, unless they turn out to be those of work."""
+
+
+def blame_for(db: Connection, key: str, report: FailureReport, began: float) -> str:
+    """Return why a failure of a device counts against its work; empty if it does not.
+
+    Work that began before it failed elsewhere may have failed for a common reason, such as a hub.
+    """
+    if report.work is None or not report.weight:
+        return ""
+    before = evidence.c.at <= began, evidence.c.weight > 0, evidence.c.key != key
+    alike = evidence.c.subject == report.work.subject, evidence.c.kind == report.kind
+    query = select(devices.c.name).join(evidence, evidence.c.key == devices.c.key)
+    names = db.scalars(query.where(*alike, *before).order_by(evidence.c.id)).all()
+    return f"it fails alike on {', '.join(map(shown, dict.fromkeys(names)))}" if names else ""
+
+
+def was_counted(db: Connection, key: str, report: FailureReport) -> bool:
+    """Return whether the work of a failure, which counts once, counts against a device already."""
+    if report.work is None or report.is_device:
+        return False
+    alike = evidence.c.subject == report.work.subject, evidence.c.kind == report.kind
+    query = select(evidence.c.id).where(evidence.c.key == key, *alike, _COUNTS)
+    return db.scalar(query.limit(1)) is not None
+
+
+def add_failure(
+    db: Connection, key: str, report: FailureReport, *, at: float, began: float, counts: bool
+) -> None:
+    """Store a failure of a device.
+
+    Args:
+        at, began: seconds since 1970.
+        counts: whether it may count against the device.
+    """
+    work = report.work
+    lease = select(devices.c.leases).where(devices.c.key == key).scalar_subquery()
+    added = evidence.insert().values(
+        key=key,
+        at=at,
+        began=began,
+        lease=lease,
+        kind=report.kind,
+        weight=report.weight,
+        text=report.text,
+        work=work.id if work else "",
+        subject=work.subject if work and report.weight else "",
+        is_device=int(report.is_device),
+        counts=int(counts),
+    )
+    db.execute(added)
+
+
+def failures_of(db: Connection, keys: Collection[str]) -> dict[str, list[FailureRecord]]:
+    """Return the failures that count against devices, by key.
+
+    Work that began on another device after it had failed here, and failed alike there, is at fault
+    itself.
+    """
+    later = evidence.alias()
+    alike = (
+        later.c.subject == evidence.c.subject,
+        later.c.kind == evidence.c.kind,
+        later.c.key != evidence.c.key,
+        later.c.began >= evidence.c.at,
+        later.c.weight > 0,
+    )
+    fails_elsewhere = and_(evidence.c.subject != "", exists().where(*alike))
+    query = select(evidence).where(evidence.c.key.in_(tuple(keys)), _COUNTS, ~fails_elsewhere)
+    failures: dict[str, list[FailureRecord]] = {}
+    for row in db.execute(query.order_by(evidence.c.id)):
+        subject = "" if row.is_device else row.subject
+        record = FailureRecord(row.lease, row.weight, shown(row.kind), shown(row.text), subject)
+        failures.setdefault(row.key, []).append(record)
+    return failures
+
+
+def has_failed(db: Connection, work: Work) -> bool:
+    """Return whether work failed on any device, as far as is known."""
+    return db.scalar(select(evidence.c.id).where(evidence.c.work == work.id).limit(1)) is not None
+
+
+def confirm(db: Connection, work: Work, token: int) -> None:
+    """Let failures of work stand against their devices, as it ended well under another lease."""
+    here = select(leases.c.key).where(leases.c.token == token)
+    elsewhere = evidence.c.work == work.id, evidence.c.key.not_in(here)
+    db.execute(evidence.update().where(*elsewhere).values(work="", subject=""))
+
+
+def record_use(db: Connection, key: str) -> None:
+    """Record the end of a lease under which a device was used.
+
+    A good one ends the row of its failures; many of them let former quarantines be forgotten.
+    """
+    device = db.execute(select(devices).where(devices.c.key == key)).one()
+    of_lease = evidence.c.key == key, evidence.c.lease == device.leases, evidence.c.weight > 0
+    good = device.good + 1
+    if db.scalar(select(evidence.c.id).where(*of_lease).limit(1)) is not None:
+        good = 0
+    else:
+        settle(db, key)
+    returns = 0 if good >= _MEMORY else device.returns
+    db.execute(devices.update().where(devices.c.key == key).values(good=good, returns=returns))
+    old = evidence.c.key == key, evidence.c.lease < device.leases - _MEMORY
+    db.execute(evidence.delete().where(*old))
+
+
+def settle(db: Connection, key: str) -> None:
+    """Let no failure before now count any more against a device."""
+    unsettled = evidence.c.key == key, evidence.c.settled == 0
+    db.execute(evidence.update().where(*unsettled).values(settled=1))

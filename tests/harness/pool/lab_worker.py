@@ -1,0 +1,126 @@
+"""Processes of a lab, which lease devices and have each hold a lock while they work there.
+
+    lab_worker.py LEDGER FOLDER TTL_S
+
+starts one for each number that it reads, and prints its pid.
+
+The devices are four folders of this machine, each a device of its own to fences. What a holder runs
+there takes a lock without waiting, and writes its token down: a second holder would fail at it.
+"""
+
+import dataclasses
+import importlib
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+
+from harness.clock import SystemClock
+from harness.devices.base import Device, DeviceProperties
+from harness.devices.local import LocalDevice
+from harness.devices.spec import DeviceSpec
+from harness.errors import LeaseLostError
+from harness.pool.config import DeviceEntry, parse_config
+from harness.pool.members import Member
+from harness.pool.pool import Pool
+from harness.pool.requirement import Requirement
+
+DEVICES = ("d0", "d1", "d2", "d3")
+WORK = """
+exec flock -n {folder}/lock sh -c 'echo {token} >>{folder}/holders; sleep 0.02; echo well' \
+|| echo two >>{folder}/violations
+"""
+
+
+class Folder(LocalDevice):
+    """A folder of this machine as the storage of a device."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def _find_root(self, _: float) -> str:
+        return str(self.folder / "root")
+
+    def properties(self, *, timeout_s: float = 30.0) -> DeviceProperties:
+        found = super().properties(timeout_s=timeout_s)
+        return dataclasses.replace(found, hardware_serial=f"folder-{self.folder.name}")
+
+
+class Folders:
+    """Implements `harness.pool.opener.Opener`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def discover(self, _: DeviceEntry) -> tuple[DeviceSpec, ...]:
+        return ()
+
+    def open(self, member: Member) -> Device:
+        return Folder(self._folder / member.name)
+
+    def forget(self, member: Member) -> None:
+        pass
+
+    def restart_server(self, member: Member) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def make_pool(ledger: str, folder: Path, ttl_s: float) -> Pool:
+    """Open the pool of the four devices."""
+    config = parse_config(
+        f"lease: {{ttl_s: {ttl_s}}}\nrecovery: {{steps: [reconnect], backoff_s: 1}}"
+    )
+    members = [Member(name, DeviceSpec("android", name)) for name in DEVICES]
+    return Pool(members, config, Folders(folder), ledger=ledger, clock=SystemClock())
+
+
+def work(number: int, ledger: str, folder: Path, ttl_s: float) -> None:
+    """Lease devices until this process is ended."""
+    log = folder / f"worker{number}.jsonl"
+    with make_pool(ledger, folder, ttl_s) as pool, log.open("a", buffering=1) as told:
+        while True:
+            began, before = time.time(), pool.ledger.newest_token()
+            try:
+                with pool.acquire(Requirement()) as lease:
+                    waited, overtook = (began, time.time()), lease.token - before - 1
+                    device = lease.device
+                    place = folder / device.member
+                    said = device.shell(WORK.format(folder=place, token=lease.token)).stdout
+            except LeaseLostError as error:
+                told.write(json.dumps({"lost": str(error)}) + "\n")
+                continue
+            record = {"worker": number, "token": lease.token, "said": said}
+            told.write(json.dumps({**record, "waited": waited, "overtook": overtook}) + "\n")
+
+
+def main() -> None:
+    """Start a worker for each number."""
+    ledger, folder, ttl_s = sys.argv[1], Path(sys.argv[2]), float(sys.argv[3])
+    importlib.import_module("psycopg")
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # so that they leave no zombies
+    for line in sys.stdin:
+        number = int(line)
+        if pid := os.fork():
+            sys.stdout.write(f"{pid}\n")
+            sys.stdout.flush()
+            continue
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        errors = os.open(folder / f"worker{number}.err", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(errors, sys.stderr.fileno())
+        try:
+            work(number, ledger, folder, ttl_s)
+        except BaseException as error:  # noqa: BLE001 - the end of a process
+            traceback.print_exception(error)
+            sys.stderr.flush()
+            os._exit(1)
+
+
+if __name__ == "__main__":
+    main()
