@@ -1,6 +1,8 @@
 """`qnnfarm pool`: shows and administers the devices of a pool."""
 
 import dataclasses
+import os
+import subprocess
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -8,15 +10,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from harness.cli.arguments import Json
+from harness.cli.arguments import WAIT_S, Json, Wait
 from harness.console import Row, answers, print_json, print_remark, print_rows
-from harness.errors import one_line
+from harness.errors import WrongUseError, one_line
 from harness.exit_codes import BAD
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from harness.devices.spec import DeviceSpec
     from harness.pool.config import ReceiverConfig
+    from harness.pool.lease import Lease
     from harness.pool.notifications import Notification
     from harness.pool.pool import Pool
     from harness.pool.status import MemberStatus
@@ -36,6 +40,9 @@ Name = Annotated[str, typer.Argument(help="Name of the device in the pool.")]
 
 _HEADINGS = ("name", "state", "since", "SoC", "against it", "token", "tags", "held by, or why")
 _MOST_FAILURES = 3
+_WATCH_S = 1.0
+_LOOK_S = 1.0
+"""How often `lease` looks whether its lease still holds."""
 _TEST = "a test of qnnfarm's notifications"
 _LONGEST_FAILURE = 120
 _COLOURS = {
@@ -50,12 +57,25 @@ _COLOURS = {
 
 
 @app.command("show")
-def show(pool: PoolFile = None, json: Json = False) -> None:
+def show(
+    pool: PoolFile = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Again each second, with the queue, until Ctrl-C.")
+    ] = False,
+    json: Json = False,
+) -> None:
     """Show every device: state and reason, holder, failures that count against it.
 
     No device is asked, started or repaired: see `probe`.
     """
     with _opened(pool) as opened:
+        while watch and not json:
+            members, waiting = opened.overview(), opened.ledger.waiting()
+            answers().clear()
+            _print(members, json=False)
+            if waiting:
+                print_remark(f"waiting: {', '.join(map(str, waiting))}")
+            time.sleep(_WATCH_S)
         _print(opened.overview(), json=json)
 
 
@@ -108,6 +128,83 @@ def release(
     with _opened(pool) as opened:
         done = opened.admin.release(name, token=token)
         print_remark(f"released {name}" if done else f"{name} was not held, or not by that lease")
+
+
+@app.command("lease", context_settings={"allow_interspersed_args": False})
+def lease(
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(help="Command of this host, after `--`; by default a shell on the device."),
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="The device of that name.")] = None,
+    soc: Annotated[str | None, typer.Option(help="A device with that SoC.")] = None,
+    tag: Annotated[list[str] | None, typer.Option(help="A device with that tag.")] = None,
+    pool: PoolFile = None,
+    wait: Wait = WAIT_S,
+) -> None:
+    """Hold a device while a command runs on this host, and exit as the command does.
+
+    The command finds the device in ANDROID_SERIAL and ADB_SERVER_SOCKET, as `adb` does, and its
+    name in QNNFARM_DEVICE. It is ended if the lease is lost: `pool release` takes the device back.
+    """
+    from harness.pool.requirement import Requirement
+
+    wanted = Requirement(name=name, soc=soc, tags=frozenset(tag or ()))
+    purpose = " ".join(command or ["a shell"])
+    with (
+        _opened(pool, probe=True) as opened,
+        opened.acquire(wanted, timeout_s=wait, purpose=purpose) as held,
+    ):
+        spec = next(m.spec for m in opened.members() if m.name == held.device.member)
+        words, environment = _device_command(spec, held.device.member, command)
+        status = _run_under(held, words, environment)
+    raise typer.Exit(status if status >= 0 else 128 - status)
+
+
+def _device_command(
+    spec: "DeviceSpec", name: str, command: list[str] | None
+) -> tuple[list[str], dict[str, str]]:
+    """Return a command, by default a shell on a device, and what it finds in its environment."""
+    from harness.devices.adb.server import find_adb, server_address
+    from harness.devices.types import device_types
+
+    environment = {"QNNFARM_DEVICE": name}
+    serial = device_types()[spec.type].preview(spec).adb_serial
+    if serial:
+        environment |= {"ANDROID_SERIAL": serial, "ADB_SERVER_SOCKET": server_address().spec}
+        shell = [str(find_adb()), "shell"]
+    elif spec.type == "android":
+        shell = ["ssh", "-t", str(spec.host), "adb", "-s", spec.serial, "shell"]
+    else:
+        is_here = spec.type == "local"
+        shell = [os.environ.get("SHELL", "sh")] if is_here else ["ssh", spec.identifier]
+    return command or shell, environment
+
+
+def _run_under(held: "Lease", words: list[str], environment: dict[str, str]) -> int:
+    """Run a command of this host for as long as a lease holds; return its exit status."""
+    from harness.errors import LeaseLostError
+
+    try:
+        process = subprocess.Popen(words, env={**os.environ, **environment})
+    except OSError as error:
+        raise WrongUseError(f"{words[0]} cannot be run: {error.strerror}") from None
+    while True:
+        try:
+            return process.wait(_LOOK_S)
+        except subprocess.TimeoutExpired:
+            try:
+                held.check_ledger(held.device.key)
+            except LeaseLostError:
+                process.terminate()
+                process.wait()
+                raise
+        except KeyboardInterrupt:  # the terminal sends it to the command, which decides
+            continue
+        except BaseException:
+            process.terminate()
+            process.wait()
+            raise
 
 
 @app.command("drain")

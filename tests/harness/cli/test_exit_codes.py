@@ -98,6 +98,7 @@ TABLE = (
     (NO_ANSWER, "pool recover nobody"),
     (NO_ANSWER, "pool show --pool nothing.yaml"),
     (NO_ANSWER, "pool undrain here"),
+    (NO_ANSWER, "pool lease --name nobody"),
     (NO_ANSWER, "pool unquarantine here"),
     (NO_ANSWER, "profile nothing"),
     (NO_ANSWER, "conformance nothing --out out"),

@@ -184,3 +184,19 @@ def test_errors_are_one_line(pool_file: Path, tmp_path: Path) -> None:
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr.startswith("qnnfarm: ")
         assert done.stderr.count("\n") == 1
+
+
+def test_a_person_holds_a_device_while_a_command_runs(
+    pool_file: Path, virtual_device: AdbDevice
+) -> None:
+    words = ("pool", "lease", "--pool", pool_file, "--name", "dut", "--", "sh", "-c")
+    said = 'echo "$QNNFARM_DEVICE $ANDROID_SERIAL"; exit 5'
+    done = command_line.qnnfarm(*words, said)
+    assert (done.returncode, done.stdout) == (5, f"dut {virtual_device.serial}\n"), done.stderr
+    with command_line.Started(*words, "echo begun; exec sleep 300") as held:
+        assert held.stdout.readline() == "begun\n"
+        (shown,) = json.loads(qnnfarm(pool_file, "show", "--json").stdout)
+        assert "sh -c echo begun" in shown["holder"]
+        assert qnnfarm(pool_file, "release", "dut").returncode == 0
+        assert "took it back" in held.stderr.read()
+        assert held.wait() == 2
