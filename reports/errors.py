@@ -5,6 +5,8 @@
         OutputPathError      nor any other file
       OutputIsDatabaseError  the report would overwrite the results
       UnknownFigureError     the report has no figure of that name
+      ServeError             the lab's page cannot be served there
+      TokensError            the tokens of its users cannot be used
 
 `str(error)` is one line for the user: what is wrong, where, and what to do.
 """
@@ -41,3 +43,19 @@ class UnknownFigureError(ReportError):
     name: str
     known: tuple[str, ...]
     template = "the report has no figure {name!r:80}; it has {known}"
+
+
+class ServeError(ReportError):
+    """The lab's page cannot be served."""
+
+    address: str
+    reason: str
+    template = "cannot serve the lab's page at {address}: {reason}"
+
+
+class TokensError(ReportError):
+    """The file with the tokens of the page's users cannot be used."""
+
+    path: str
+    reason: str
+    template = "cannot use the tokens in {path}: {reason}"

@@ -64,14 +64,25 @@ def _write_runs(
     both = sorted(ids | {before.get(run_id, run_id) for run_id in ids})
     read = {run.id: run for run in store.get_runs(both)}
     for run_id in ids & read.keys():
-        one = page.run_page(
-            read[run_id],
-            store.telemetry(run_id),
-            read.get(before.get(run_id, "")),
-            page.read_kept(store, run_id),
-        )
-        name, content = html_file.render_site_run(composed, one, generated_at)
+        earlier = read.get(before.get(run_id, ""))
+        name, content = render_run(composed, store, read[run_id], earlier, generated_at)
         _write(folder / name, content)
+
+
+def render_run(
+    composed: Page, store: ResultsStore, run: Run, before: Run | None, generated_at: datetime
+) -> tuple[str, str]:
+    """Render the page of one run, and return its name and content.
+
+    Args:
+        before: the run before it in its series, to stand beside.
+
+    Raises:
+        StoreError: the database cannot be read.
+    """
+    kept = page.read_kept(store, run.id)
+    one = page.run_page(run, store.telemetry(run.id), before, kept)
+    return html_file.render_site_run(composed, one, generated_at)
 
 
 def _check(folder: Path) -> None:

@@ -575,7 +575,7 @@ READERS = {
     "pool.md": read_pool,
     "runtimes.md": read_model_of_a_program,
 }
-ELSEWHERE = {"nightly.md"}  # tests/suites/nightly/test_recipes.py
+ELSEWHERE = {"lab.md", "nightly.md"}  # Prometheus; tests/suites/nightly/test_recipes.py
 
 
 @pytest.mark.parametrize("block", blocks("yaml"), ids=str)

@@ -70,11 +70,12 @@ def show(
     """
     with _opened(pool) as opened:
         while watch and not json:
-            members, waiting = opened.overview(), opened.ledger.waiting()
+            members, waiting = opened.overview(), opened.waiting()
             answers().clear()
             _print(members, json=False)
-            if waiting:
-                print_remark(f"waiting: {', '.join(map(str, waiting))}")
+            for one in waiting:
+                age = _age(time.time() - one.since)
+                print_remark(f"{one.holder} waits for {age}: {one.reason}")
             time.sleep(_WATCH_S)
         _print(opened.overview(), json=json)
 
@@ -311,7 +312,7 @@ def _row(member: "MemberStatus") -> Row:
     cells: list[Text | str] = [
         member.name,
         _state(member),
-        "" if _is_unsure(member) else _age(time.time() - member.since),
+        "" if member.is_unsure else _age(time.time() - member.since),
         " ".join(filter(None, (member.soc, member.hexagon))),
         f"{member.weight:g} of {member.limit:g}" if member.weight else "",
         str(member.token or ""),
@@ -322,13 +323,8 @@ def _row(member: "MemberStatus") -> Row:
     return Row(cells, [Text(one_line(failure, _LONGEST_FAILURE), "dim") for failure in newest])
 
 
-def _is_unsure(member: "MemberStatus") -> bool:
-    """Return whether something seen now contradicts the ledger's state."""
-    return bool(member.seen) and member.state in {"ready", "absent"}
-
-
 def _state(member: "MemberStatus") -> Text:
-    if _is_unsure(member):
+    if member.is_unsure:
         return Text(member.seen, style="red" if member.state == "ready" else "yellow")
     return Text(member.state, style=_COLOURS[member.state])
 

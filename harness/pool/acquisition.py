@@ -118,6 +118,7 @@ class Acquisition:
             list(members),
             self._requirement.count,
             priority=self._context.config.lease.priority,
+            purpose=self._purpose,
         )
 
     def _wait_reason(self, members: Mapping[str, Member]) -> str:

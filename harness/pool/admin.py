@@ -26,11 +26,11 @@ class PoolAdmin:
         self._members = members
         self._upkeep = upkeep
 
-    def drain(self, name: str, reason: str) -> MemberState:
+    def drain(self, name: str, reason: str, *, by: str = "") -> MemberState:
         """Grant a device to nobody any more; its current holder may finish."""
-        return self._apply(name, Event.DRAIN, f"{one_line(reason) or 'drained'} ({_user()})")
+        return self._apply(name, Event.DRAIN, f"{one_line(reason) or 'drained'} ({by or _user()})")
 
-    def undrain(self, name: str) -> MemberState:
+    def undrain(self, name: str, *, by: str = "") -> MemberState:
         """Take back a drain.
 
         Raises:
@@ -39,14 +39,14 @@ class PoolAdmin:
         state = self._row(name).state
         if state is not MemberState.DRAINING:
             raise MemberStateError(name, state, "only what is drained can be undrained")
-        state = self._apply(name, Event.UNDRAIN, f"undrained ({_user()})")
+        state = self._apply(name, Event.UNDRAIN, f"undrained ({by or _user()})")
         row = self._row(name)
         if state is MemberState.READY and not (row.leases or row.facts.soc):
             self._record_unprobed(name)  # nobody knows whether it is there
             return self._row(name).state
         return state
 
-    def release(self, name: str, *, token: int | None = None) -> bool:
+    def release(self, name: str, *, token: int | None = None, by: str = "") -> bool:
         """Take a device from its holder, or only from the holder of `token`.
 
         Returns whether that was the holder: a new owner's lease is not touched.
@@ -54,7 +54,7 @@ class PoolAdmin:
         lease = self._row(name).lease
         if lease is None:
             return False
-        by = this_process().label
+        by = by or this_process().label
         released = self._ledger.release(
             token or lease.token, [lease.key], f"{by} took it from {lease.holder}", taken_by=by
         )

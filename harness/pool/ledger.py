@@ -33,6 +33,7 @@ from harness.pool.records import (
     FenceRecord,
     LeaseRow,
     RepairKind,
+    TicketRow,
     device_of,
     lease_of,
     owner_of,
@@ -309,7 +310,13 @@ class Ledger:
     # The queue
 
     def enqueue(
-        self, owner: Owner, candidates: Sequence[str], count: int, *, priority: int = 0
+        self,
+        owner: Owner,
+        candidates: Sequence[str],
+        count: int,
+        *,
+        priority: int = 0,
+        purpose: str = "",
     ) -> int:
         """Add a request at the end of the queue; only `try_grant` keeps it there beyond the TTL.
 
@@ -317,8 +324,10 @@ class Ledger:
             candidates: keys of the devices that would do, best first.
             priority: it goes before older requests of lower priorities, unless they are older by
                 ten minutes for each step.
+            purpose: for people.
         """
-        return self._enqueue(secrets.token_hex(8), owner, candidates, count, priority)
+        nonce = secrets.token_hex(8)
+        return self._enqueue(nonce, owner, candidates, count, priority, purpose)
 
     @_writes_quietly
     def _enqueue(
@@ -329,6 +338,7 @@ class Ledger:
         candidates: Sequence[str],
         count: int,
         priority: int,
+        purpose: str,
     ) -> int:
         known = db.scalar(select(tickets.c.id).where(tickets.c.nonce == nonce))
         if known is not None:
@@ -339,6 +349,8 @@ class Ledger:
             candidates=json.dumps(list(candidates)),
             wanted=count,
             rank=beat - priority * _PRIORITY_S,
+            asked=self._now(db),
+            purpose=purpose,
             beat=beat,
             ttl=self.ttl_s,
             **owner_values(owner),
@@ -410,9 +422,12 @@ class Ledger:
         db.execute(tickets.update().where(tickets.c.id == ticket).values(token=None))
 
     @_reads
-    def waiting(self, db: Connection) -> list[Owner]:
-        """Return the waiting owners, in the order in which they come next."""
-        return [owner_of(row) for row in db.execute(_QUEUE)]
+    def waiting(self, db: Connection) -> list[TicketRow]:
+        """Return the requests that wait, in the order in which they come next."""
+        return [
+            TicketRow(owner_of(row), shown(row.purpose), row.asked, _candidates(row.candidates))
+            for row in db.execute(_QUEUE)
+        ]
 
     # Leases
 

@@ -36,7 +36,7 @@ from harness.pool.owner import this_process
 from harness.pool.records import DeviceRow
 from harness.pool.requirement import Requirement
 from harness.pool.states import MemberState
-from harness.pool.status import MemberStatus, OnProgress, ignore_progress
+from harness.pool.status import MemberStatus, OnProgress, Waiting, describe_wait, ignore_progress
 from harness.pool.upkeep import Upkeep
 
 VARIABLE = "QNNFARM_POOL"
@@ -208,6 +208,17 @@ class Pool(Closeable):
         """Return all devices as they are now, in the order of the configuration."""
         self.ledger.reconcile()
         return self._members.statuses(self.config.quarantine.limit)
+
+    def waiting(self) -> list[Waiting]:
+        """Return the requests that wait, in the order in which they come next."""
+        members = {status.name: status for status in self.members()}
+        by_key = self._members.by_key()
+        found = []
+        for ticket in self.ledger.waiting():
+            names = [by_key[key].name for key in ticket.candidates if key in by_key]
+            reason = describe_wait([members[name] for name in names if name in members])
+            found.append(Waiting(ticket.holder, ticket.asked, reason))
+        return found
 
     def overview(self) -> list[MemberStatus]:
         """Return the same, with what is known of stopped devices, of which none is started."""

@@ -71,6 +71,26 @@ class LeaseRow:
 
 
 @dataclass(frozen=True, slots=True)
+class TicketRow:
+    """A request that waits.
+
+    Attributes:
+        asked: seconds since 1970.
+        candidates: keys of the devices that would do.
+    """
+
+    owner: Owner
+    purpose: str
+    asked: float
+    candidates: tuple[str, ...]
+
+    @property
+    def holder(self) -> str:
+        """Its holder, for people."""
+        return f"{self.owner}: {self.purpose}" if self.purpose else str(self.owner)
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceRow:
     """A device of the ledger.
 

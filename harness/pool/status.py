@@ -49,6 +49,26 @@ class MemberStatus:
     limit: float = 0.0
     seen: str = ""
 
+    @property
+    def is_unsure(self) -> bool:
+        """True if something seen now contradicts the ledger's state."""
+        return bool(self.seen) and self.state in {MemberState.READY, MemberState.ABSENT}
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A request that waits for devices.
+
+    Attributes:
+        holder: who asked, for people.
+        since: seconds since 1970.
+        reason: who holds the devices that would do, or why they are out.
+    """
+
+    holder: str
+    since: float
+    reason: str
+
 
 _MAX_MEMBERS = 6
 _AWAY = {MemberState.ABSENT, MemberState.RECOVERING}

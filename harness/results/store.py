@@ -476,6 +476,14 @@ class ResultsStore(Closeable):
         """
         return ArtifactFolder.of(self.location).read(artifact.sha256)
 
+    def mark(self) -> tuple[object, ...]:
+        """Return a value that changes when a run ends or goes, or an alert changes."""
+        runs, alerts = schema.runs.c, schema.alerts.c
+        ended = select(func.count(), func.max(runs.finished_at)).where(runs.status != "running")
+        changed = select(func.count(), func.max(alerts.changed_at))
+        with self.database.reading() as connection:
+            return (*connection.execute(ended).one(), *connection.execute(changed).one())
+
     def newest_with_telemetry(self, newest: int) -> frozenset[str]:
         """Find the newest runs that have telemetry, at most `newest` of them."""
         table, runs = schema.telemetry, schema.runs

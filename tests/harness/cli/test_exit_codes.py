@@ -109,6 +109,7 @@ TABLE = (
     (NO_ANSWER, "results ls --db nothing.db"),
     (NO_ANSWER, "results prune --older-than 9d --db nothing.db"),
     (NO_ANSWER, "results show 12ab --db nothing.db"),
+    (NO_ANSWER, "serve --tokens nothing"),
     (NO_ANSWER, f"run nothing.yaml {_DB}"),
     (NO_ANSWER, "train draft nothing --text nothing --out out"),
     (NO_ANSWER, "train forecast nothing --text nothing --out out"),

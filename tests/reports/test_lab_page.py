@@ -1,0 +1,460 @@
+"""The lab's page over real sockets: what it shows, what it refuses, and who may act."""
+
+import http.client
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from urllib.parse import urlencode
+
+import pytest
+import uvicorn
+from prometheus_client.parser import text_string_to_metric_families
+from selenium.common.exceptions import NoSuchElementException, StaleElementReferenceException
+from selenium.webdriver import Chrome
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.wait import WebDriverWait
+from starlette.requests import HTTPConnection
+
+from harness.errors import LeaseTimeoutError
+from harness.pool.pool import Pool
+from harness.pool.requirement import Requirement
+from harness.results.records import Run, TelemetrySeries
+from harness.results.store import ResultsStore
+from reports.errors import TokensError
+from reports.lab.access import Access, is_same_origin, read_tokens
+from reports.lab.app import make_app
+from reports.lab.board import Board, BoardReader
+from reports.lab.metrics import render_metrics
+from reports.lab.view import View
+from tests.reports.conftest import Sample, speeds
+from tests.system import program
+from tools import screenshots
+
+TOKEN = "0123456789abcdef-ada"
+POOL = """
+devices:
+  - {name: alpha, type: virtual, identifier: a, soc: SM8750, tags: [bench]}
+  - {name: beta, type: virtual, identifier: b, soc: SM8650}
+"""
+GONE = [NoSuchElementException, StaleElementReferenceException]
+SAME = {"Sec-Fetch-Site": "same-origin"}
+BEARER = {"Authorization": f"Bearer {TOKEN}"}
+HOSTILE = "<img src=x onerror=\"document.title='owned'\">\u202e"
+
+
+class Answer:
+    """An answer of the server."""
+
+    def __init__(self, response: http.client.HTTPResponse) -> None:
+        self.status, self.headers = response.status, response.headers
+        self.text = response.read().decode()
+
+
+class Client:
+    """Asks the page's server as a browser or a script does."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+
+    @property
+    def address(self) -> str:
+        """The page's address."""
+        return f"http://127.0.0.1:{self.port}/"
+
+    def get(self, path: str = "/", **headers: str) -> Answer:
+        """Ask for a page."""
+        return self._ask("GET", path, None, headers)
+
+    def post(self, path: str, headers: Mapping[str, str] = {}, **form: str) -> Answer:
+        """Send a form."""
+        return self._ask("POST", path, urlencode(form), headers)
+
+    def events(self) -> Iterator[dict[str, object]]:
+        """Yield what changes."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        connection.request("GET", "/events")
+        with closing(connection), connection.getresponse() as response:
+            for line in response:
+                if line.startswith(b"data: "):
+                    yield json.loads(line.removeprefix(b"data: "))
+
+    def _ask(self, method: str, path: str, body: str | None, headers: Mapping[str, str]) -> Answer:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        with closing(connection):
+            connection.request(method, path, body, dict(headers))
+            return Answer(connection.getresponse())
+
+
+@contextmanager
+def serving(pool_file: Path, results: Path, access: Access) -> Iterator[Client]:
+    """Serve the page in a thread until the block ends."""
+    opened = socket.create_server(("127.0.0.1", 0))
+    reader = BoardReader(Pool.open(pool_file, probe=False), str(results))
+    app = make_app(reader, access, ["127.0.0.1"], lambda: server.should_exit)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]})
+    thread.start()
+    try:
+        yield Client(opened.getsockname()[1])
+    finally:
+        server.should_exit = True
+        thread.join()
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A lab with a ledger of its own."""
+    path = tmp_path_factory.mktemp("lab")
+    (path / "pool.yaml").write_text(POOL)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("QNNFARM_STATE_DIR", str(path))
+        yield path
+
+
+@pytest.fixture(scope="module")
+def running() -> Run:
+    """A run that goes on, with a hostile label."""
+    sample = Sample("SM8750", emulator=False)
+    return sample.run(90, "bench", {}, status="running", label=f"cell/{HOSTILE}")
+
+
+@pytest.fixture(scope="module")
+def lab(folder: Path, running: Run) -> Iterator[Client]:
+    """The page of a lab with two devices, two nights and a run that goes on."""
+    sample = Sample("SM8750", emulator=False)
+    results = folder / "results.db"
+    with ResultsStore.open(results) as store:
+        for number in (1, 25):
+            values = speeds([1200.0] * 3, [50.0] * 3, [0.1] * 3, 1310)
+            store.write_run(sample.run(number, "bench", values))
+        recorder = store.begin_run(running)
+        recorder.add_values({"decode_tokens_per_s": 54.25})
+        zone = TelemetrySeries("temp_c:cpu", "degC", (0.0, 1.0), (40.0, 51.5))
+        recorder.add_telemetry([zone], repetition=0)
+        (folder / "tokens").write_text(f"# people\nada {TOKEN}\n")
+        (folder / "tokens").chmod(0o600)
+        with serving(folder / "pool.yaml", results, Access(read_tokens(folder / "tokens"))) as lab:
+            yield lab
+
+
+def eventually(read: Callable[[], str], part: str) -> str:
+    """Read until a part is there; return what was read."""
+    for _ in range(600):
+        if part in (text := read()):
+            return text
+        time.sleep(0.1)
+    raise AssertionError(text)
+
+
+def test_page_shows_devices_and_what_runs(lab: Client, running: Run) -> None:
+    text = lab.get().text
+    assert "alpha" in text
+    assert "beta" in text
+    assert "decode 54.25 tokens/s" in text
+    assert "52 °C" in text
+    assert f"report/runs/{running.id}.html" in text
+
+
+def test_names_from_elsewhere_are_text(lab: Client) -> None:
+    text = lab.get().text
+    assert "<img" not in text
+    assert "&lt;img src=x" in text
+    assert "\u202e" not in text
+
+
+def test_report_and_pages_of_runs_stand_behind_the_verdict(lab: Client, running: Run) -> None:
+    report = eventually(lambda: lab.get("/report/index.html").text, "tiny_llama on SM8750")
+    assert 'href="runs.html"' in report
+    assert lab.get("/report/assets/style.css").headers["Content-Type"].startswith("text/css")
+    assert "54.25" in lab.get(f"/report/runs/{running.id}.html").text
+    assert lab.get(f"/report/runs/{'0' * 32}.html").status == 404
+    assert lab.get("/report/../../etc/passwd").status == 404
+
+
+def test_page_changes_within_seconds_of_a_change(lab: Client) -> None:
+    events = lab.events()
+    whole = next(events)
+    assert "alpha" in str(whole["rows"])
+    lab.post("/devices/alpha/drain", BEARER, reason="new cable")
+    try:
+        began = time.monotonic()
+        news = next(event for event in events if "new cable" in str(event))
+        assert time.monotonic() - began < 20  # it is half a second on a machine that is idle
+        assert "rows" not in news, "only what changed is sent"
+        assert "beta" not in str(news)
+    finally:
+        lab.post("/devices/alpha/undrain", BEARER)
+
+
+def test_nobody_acts_without_a_token(lab: Client) -> None:
+    for headers in ({}, {"Authorization": "Bearer 0123456789abcdef-eve"}, {"Cookie": "x=y"}):
+        assert lab.post("/devices/beta/drain", headers, reason="mine").status == 401
+    assert "mine" not in lab.get().text
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+        {"Origin": "https://evil.example"},
+        {"Origin": "null"},
+    ],
+)
+def test_no_other_site_acts_with_a_session(lab: Client, headers: Mapping[str, str]) -> None:
+    session = sign_in(lab)
+    assert lab.post("/devices/beta/drain", {**session, **headers}, reason="evil").status == 403
+    assert lab.post("/sign-in", headers, token=TOKEN).status == 403
+    assert "evil" not in lab.get().text
+
+
+def sign_in(lab: Client) -> Mapping[str, str]:
+    answer = lab.post("/sign-in", SAME, token=TOKEN)
+    assert answer.status == 303
+    cookie = answer.headers["Set-Cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=strict" in cookie
+    return {"Cookie": cookie.partition(";")[0]}
+
+
+def test_who_signs_in_drains_a_device_under_their_name(lab: Client) -> None:
+    session = sign_in(lab)
+    answer = lab.post("/devices/beta/drain", session, reason="fan broke")
+    assert (answer.status, answer.text) == (200, "beta is draining\n")
+    text = eventually(lambda: lab.get(**session).text, "fan broke (ada)")
+    assert "Undrain" in text
+    answer = lab.post("/devices/beta/undrain", session)
+    assert answer.text.startswith("beta is ")
+
+
+def test_page_says_who_waits_and_why(lab: Client, folder: Path) -> None:
+    lab.post("/devices/alpha/drain", BEARER, reason="new battery")
+    ended = threading.Event()
+
+    def wait() -> None:
+        with Pool.open(folder / "pool.yaml", probe=False) as pool:
+            wanted = Requirement(name="alpha")
+            with suppress(LeaseTimeoutError):
+                pool.acquire(wanted, purpose="a nightly bench", cancelled=ended.is_set)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    try:
+        text = eventually(lambda: lab.get().text, "1 request waiting")
+        assert ": a nightly bench</b>" in text
+        assert "alpha is draining (new battery (ada)) since" in text
+        assert "qnnfarm_waiting_requests 1.0" in lab.get("/metrics").text
+    finally:
+        ended.set()
+        thread.join()
+        lab.post("/devices/alpha/undrain", BEARER)
+
+
+def test_wrong_token_signs_nobody_in(lab: Client) -> None:
+    answer = lab.post("/sign-in", SAME, token="0123456789abcdef-eve")
+    assert answer.status == 403
+    assert "nobody" in answer.text
+
+
+def test_actions_say_why_not(lab: Client) -> None:
+    assert lab.post("/devices/gamma/drain", BEARER, reason="x").status == 404
+    answer = lab.post("/devices/alpha/undrain", BEARER)
+    assert answer.status == 409
+    assert "drained" in answer.text
+    answer = lab.post("/devices/alpha/release", BEARER, token="7")
+    assert answer.text == "alpha was not held by that lease any more\n"
+    assert lab.post("/alerts/abcdef/acknowledge", BEARER).status == 404
+    assert lab.post("/devices/alpha/explode", BEARER).status == 404
+    assert lab.get("/devices/alpha/drain").status == 405
+
+
+def test_foreign_names_of_this_machine_are_refused(lab: Client) -> None:
+    assert lab.get(Host="evil.example").status == 400
+
+
+@pytest.mark.parametrize("path", ["/", "/events", "/metrics", "/report/index.html", "/nothing"])
+def test_no_page_can_be_framed_or_run_foreign_scripts(lab: Client, path: str) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", lab.port, timeout=60)
+    with closing(connection):
+        connection.request("GET", path)
+        headers = connection.getresponse().headers
+    policy = headers["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+    assert "frame-ancestors 'none'" in policy
+    assert "script-src 'self'" in policy
+    assert headers["X-Frame-Options"] == "DENY"
+    assert headers["X-Content-Type-Options"] == "nosniff"
+
+
+def test_large_forms_are_not_read(lab: Client) -> None:
+    assert lab.post("/sign-in", SAME, token="x" * 100_000).status == 403
+
+
+def test_metrics_are_what_prometheus_reads(lab: Client, running: Run) -> None:
+    families = {f.name: f for f in text_string_to_metric_families(lab.get("/metrics").text)}
+    states = {s.labels["state"]: s.value for s in families["qnnfarm_devices"].samples}
+    assert sum(states.values()) == 2
+    (speed,) = families["qnnfarm_running_tokens_per_second"].samples
+    assert speed.value == 54.25
+    assert speed.labels["device"] == running.device.serial
+    assert speed.labels["emulator"] == "false"
+
+
+def test_grafana_asks_only_for_metrics_that_there_are(lab: Client) -> None:
+    dashboard = json.loads(lab.get("/grafana.json").text)
+    known = {f.name for f in text_string_to_metric_families(render_metrics(Board(0.0)).decode())}
+    asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    assert asked
+    assert all(any(name in expression for name in known) for expression in asked)
+
+
+def test_same_view_sends_nothing() -> None:
+    view = View.of(Board(0.0))
+    assert view.since(view) == ""
+    assert set(json.loads(view.since(None))["html"]) >= {"verdict", "running"}
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("", "names no user"),
+        ("ada short", "line 1"),
+        ("# a comment\nada\n", "line 2"),
+        ("a b c d", "line 1"),
+        ("\0" * 40, "line 1"),
+    ],
+)
+def test_tokens_that_cannot_be_used_are_told(tmp_path: Path, content: str, reason: str) -> None:
+    path = tmp_path / "tokens"
+    path.write_text(content)
+    path.chmod(0o600)
+    with pytest.raises(TokensError, match=reason):
+        read_tokens(path)
+
+
+def test_tokens_that_others_can_read_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    path.write_text(f"ada {TOKEN}")
+    path.chmod(0o640)
+    with pytest.raises(TokensError, match="chmod 600"):
+        read_tokens(path)
+
+
+def connection(**headers: str) -> HTTPConnection:
+    raw = [
+        (key.lower().replace("_", "-").encode(), value.encode()) for key, value in headers.items()
+    ]
+    return HTTPConnection({"type": "http", "headers": raw})
+
+
+def test_proxy_names_its_user() -> None:
+    access = Access(proxy_header="X-Remote-User")
+    assert access.user(connection(x_remote_user="ada@lab")) == "ada@lab"
+    assert access.user(connection(x_remote_user="a b")) == ""
+    assert access.user(connection()) == ""
+
+
+def test_what_is_no_browser_is_of_no_other_site() -> None:
+    assert is_same_origin(connection(host="lab:8484"))
+    assert is_same_origin(connection(host="lab:8484", origin="http://lab:8484"))
+    assert not is_same_origin(connection(host="lab:8484", origin="http://lab:9000"))
+
+
+def serve_command(folder: Path, *arguments: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "harness.cli", "serve", *arguments]
+    return subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True)
+
+
+def test_command_serves_a_socket_for_a_proxy(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "lab.sock"
+    arguments = ["--unix-socket", str(path), "--proxy-user", "X-Remote-User"]
+    with serve_command(folder, *arguments) as server:
+        try:
+            assert server.stderr is not None
+            assert f"serving {path}" in server.stderr.readline()
+            assert path.stat().st_mode & 0o007 == 0
+            with socket.socket(socket.AF_UNIX) as opened:
+                opened.connect(str(path))
+                opened.sendall(
+                    b"POST /devices/alpha/undrain HTTP/1.1\r\nHost: lab.example\r\n"
+                    b"X-Remote-User: ada\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+                )
+                with opened.makefile("rb") as answer:
+                    assert answer.readline() == b"HTTP/1.1 409 Conflict\r\n"
+        finally:
+            server.terminate()
+            assert server.wait(30) == 130
+    assert not path.exists()
+
+
+def test_command_refuses_what_cannot_be_served(folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for arguments, words in (
+            (["--port", port], "Address already in use"),
+            (["--proxy-user", "X-User"], "--proxy-user needs --unix-socket"),
+            (["--tokens", "nowhere"], "No such file"),
+            (["--unix-socket", "/nowhere/x"], "No such file"),
+        ):
+            with serve_command(folder, *arguments) as server:
+                _, told = server.communicate(timeout=60)
+                assert server.returncode == 2
+                assert words in told
+                assert told.count("\n") == 1, told
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Chrome]:
+    program("chromium"), program("chromedriver")
+    logs = {"goog:loggingPrefs": {"browser": "ALL"}}
+    with screenshots.open_browser("disable-component-update", "disable-sync", **logs) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("size", [(1280, 900), (360, 800)], ids=["desktop", "phone"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_person_drains_a_device_in_a_browser(
+    browser: Chrome, lab: Client, size: tuple[int, int], scheme: str
+) -> None:
+    media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+    metrics = {"width": size[0], "height": size[1], "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    browser.get(f"{lab.address}sign-in")
+    browser.find_element(By.NAME, "token").send_keys(TOKEN)
+    browser.find_element(By.TAG_NAME, "button").click()
+    wait = WebDriverWait(browser, 30, ignored_exceptions=GONE)
+    wait.until(lambda b: b.find_element(By.CSS_SELECTOR, "#device-1 [name=reason]").is_displayed())
+    reason = browser.find_element(By.CSS_SELECTOR, "#device-1 [name=reason]")
+    reason.send_keys(HOSTILE, Keys.ENTER)
+    try:
+        wait.until(lambda b: "draining" in b.find_element(By.ID, "device-1").text)
+        assert "beta is draining" in browser.find_element(By.ID, "answer").text
+        assert "onerror" in browser.find_element(By.ID, "device-1").text
+    finally:
+        lab.post("/devices/beta/undrain", BEARER)
+    wait.until(lambda b: "draining" not in b.find_element(By.ID, "device-1").text)
+    assert browser.title == "Lab · qnnfarm"
+    width = browser.execute_script("return document.documentElement.scrollWidth")
+    assert width <= size[0]
+    log = browser.get_log("browser")  # type: ignore[no-untyped-call]
+    assert not [entry for entry in log if entry["level"] != "DEBUG"]
+
+
+def test_lost_connection_is_told(browser: Chrome, folder: Path) -> None:
+    with serving(folder / "pool.yaml", folder / "none.db", Access()) as lab:
+        browser.get(lab.address)
+        wait = WebDriverWait(browser, 30, ignored_exceptions=GONE)
+        wait.until(lambda b: "No results yet" in b.find_element(By.ID, "verdict").text)
+        buttons = browser.find_elements(By.TAG_NAME, "button")
+        assert not any(button.is_displayed() for button in buttons)  # who may not act sees none
+    wait.until(lambda b: b.find_element(By.ID, "lost").is_displayed())
+    browser.get_log("browser")  # type: ignore[no-untyped-call]
