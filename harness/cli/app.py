@@ -54,6 +54,7 @@ from harness.cli import (
     run,
     train,
     verify,
+    worker,
 )
 from harness.console import visible
 from harness.errors import WrongUseError, one_line
@@ -103,6 +104,7 @@ def build_app() -> typer.Typer:
     app.command("compare")(compare.compare)
     app.command("gate")(gate.gate)
     app.command("run")(run.run)
+    app.command("worker")(worker.worker)
     app.command("devices")(devices.devices)
     app.add_typer(device.app, name="device")
     app.add_typer(pool.app, name="pool")

@@ -1,6 +1,8 @@
 """`qnnfarm run`: runs a plan's matrix of containers, devices and workloads on a pool."""
 
+from collections.abc import Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -8,6 +10,7 @@ from rich.text import Text
 
 from harness.cli.arguments import Json, MaxParallel, PlanDb, PlanFile, PlanPool
 from harness.console import EMULATOR, Row, answers, print_json, print_rows, remarks
+from harness.errors import WrongUseError
 from harness.words import pluralize
 
 if TYPE_CHECKING:
@@ -32,6 +35,26 @@ def run(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the cells and which are done; run nothing.")
     ] = False,
+    lab: Annotated[
+        bool,
+        typer.Option(
+            "--lab",
+            help="Let the workers of a lab run the cells, and follow them; Ctrl-C leaves them "
+            "running.",
+        ),
+    ] = False,
+    cancel: Annotated[
+        bool, typer.Option("--cancel", help="With --lab: end the newest run of the plan.")
+    ] = False,
+    origin: Annotated[
+        str,
+        typer.Option(
+            "--from-host",
+            metavar="[USER@]HOST",
+            help="With --lab: this machine, as SSH reaches it from the workers' hosts.",
+            show_default=False,
+        ),
+    ] = "",
     json: Json = False,
 ) -> None:
     """Run a plan: containers x devices x workloads, with retries; resumes after a crash.
@@ -40,6 +63,11 @@ def run(
     """
     from harness.plans.plan_run import open_plan_run
 
+    if cancel and not lab:
+        raise WrongUseError("--cancel needs --lab: Ctrl-C ends a plan that runs here")
+    if lab:
+        _in_lab(plan_file, db, only or (), origin, fresh=fresh, cancel=cancel)
+        return
     console = remarks()
     with open_plan_run(
         plan_file, db=db, pool_file=pool, only=only or (), fresh=fresh, dry_run=dry_run,
@@ -54,6 +82,36 @@ def run(
     else:
         _show(plan_run, summary)
     raise typer.Exit(summary.exit_code)
+
+
+def _in_lab(
+    plan_file: Path, db: str | None, only: Sequence[str], origin: str, *, fresh: bool, cancel: bool
+) -> None:
+    """Submit a plan to a lab and follow it, or cancel its newest run."""
+    try:
+        from harness.lab.submission import open_lab_run, own_address
+    except ImportError as error:
+        reason = f"--lab needs {error.name}: pip install 'qnnfarm[lab]'"
+        raise WrongUseError(reason) from error
+    from harness.cli.run_progress import RunProgress
+
+    console = remarks()
+    with open_lab_run(plan_file, db=db, only=only, fresh=fresh) as run:
+        if cancel:
+            answers().print(f"{pluralize(run.jobs.cancel(run.id), 'cell')} cancelled")
+            return
+        submitted = run.submit(origin or own_address())
+        console.print(
+            f"{pluralize(submitted, 'cell')} submitted, {run.done_before} of {len(run.cells)} done"
+        )
+        progress = RunProgress(console, run.cells, run.done_before)
+        with progress.live() or nullcontext():
+            summary = run.follow(progress)
+        if summary.interrupted:
+            console.print("the cells go on: the same command follows them, --cancel ends them")
+        _print_outcomes(summary)
+        answers().print(f"{summary}; results in {run.location}")
+        raise typer.Exit(summary.exit_code)
 
 
 def _run(plan_run: "PlanRun", max_parallel: int | None, console: "Console") -> "Summary":
@@ -113,7 +171,7 @@ def _document(plan_run: "PlanRun", summary: "Summary") -> dict[str, object]:
     }
 
 
-def _show(plan_run: "PlanRun", summary: "Summary") -> None:
+def _print_outcomes(summary: "Summary") -> None:
     rows = []
     first: dict[Failure, str] = {}
     for outcome in summary.outcomes:
@@ -127,6 +185,10 @@ def _show(plan_run: "PlanRun", summary: "Summary") -> None:
         status = "done before" if outcome.resumed else outcome.status
         rows.append(Row([outcome.cell.label, status, outcome.device, result]))
     print_rows(("cell", "", "device", "result"), rows)
+
+
+def _show(plan_run: "PlanRun", summary: "Summary") -> None:
+    _print_outcomes(summary)
     console = answers()
     left = summary.count("left") + summary.count("interrupted")
     stored = f"; results in {plan_run.location}" if plan_run.has_results else ""

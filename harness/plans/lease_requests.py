@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from harness.errors import HarnessError, NoDeviceForCellError, RequirementError
-from harness.plans.cell_queue import CellQueue
 from harness.plans.cells import Cell
+from harness.plans.protocols import Queue
 from harness.pool.requirement import Requirement, candidates
 from harness.pool.states import MemberState
 from harness.pool.status import MemberStatus
@@ -138,7 +138,7 @@ class LeaseRequests:
 
     def __init__(
         self,
-        queue: CellQueue,
+        queue: Queue,
         placement: Placement,
         fail: Callable[[Sequence[Cell], HarnessError], None],
         *,

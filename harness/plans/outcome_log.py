@@ -7,9 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from harness.plans.cancellation import CancelToken
 from harness.plans.cells import Cell
-from harness.plans.journal import Journal
 from harness.plans.outcome import CellOutcome, CellResult, CellStatus, Failure
-from harness.plans.protocols import LeasedDevice, Observer
+from harness.plans.protocols import LeasedDevice, Observer, Recorder
 from harness.pool.failure_policy import Work
 
 
@@ -55,11 +54,11 @@ class OutcomeLog:
     """
 
     def __init__(
-        self, outcomes: Mapping[str, CellOutcome], journal: Journal, observer: Observer
+        self, outcomes: Mapping[str, CellOutcome], journal: Recorder, observer: Observer
     ) -> None:
         self._outcomes = dict(outcomes)
         self._journal = journal
-        self._observer = observer
+        self.observer = observer
         self._lock = threading.Lock()
 
     @property
@@ -72,7 +71,7 @@ class OutcomeLog:
         """Log that a device begins with a cell."""
         member = attempt.device.member
         self._journal.record_start(attempt.cell.key, member)
-        self._observer.on_cell_start(attempt.cell, member)
+        self.observer.on_cell_start(attempt.cell, member)
 
     def finish(self, attempt: Attempt, result: CellResult) -> None:
         """Log the result of a cell."""
@@ -90,7 +89,7 @@ class OutcomeLog:
     def retry(self, outcome: CellOutcome) -> None:
         """Log that a failed cell will be tried again."""
         member, failure = outcome.failures[-1]
-        self._observer.on_cell_retry(outcome.cell, member, failure)
+        self.observer.on_cell_retry(outcome.cell, member, failure)
         with self._lock:
             self._outcomes[outcome.cell.key] = replace(outcome, status="left")
 
@@ -103,11 +102,16 @@ class OutcomeLog:
         outcomes = [self._failed(cell, "", error) for cell in cells]
         if outcomes:
             self._record(outcomes)
-            self._observer.on_no_device(outcomes)
+            self.observer.on_no_device(outcomes)
+
+    def forget(self, cell: Cell) -> None:
+        """Drop the outcome of a cell, in a run that has no end."""
+        with self._lock:
+            self._outcomes.pop(cell.key, None)
 
     def _current(self, cell: Cell) -> CellOutcome:
         with self._lock:
-            return self._outcomes[cell.key]
+            return self._outcomes.get(cell.key) or CellOutcome(cell)
 
     def _ended(self, attempt: Attempt, status: CellStatus) -> CellOutcome:
         member, elapsed_s = attempt.device.member, attempt.elapsed_s()
@@ -122,7 +126,7 @@ class OutcomeLog:
 
     def _end(self, outcome: CellOutcome) -> None:
         self._record([outcome])
-        self._observer.on_cell_end(outcome)
+        self.observer.on_cell_end(outcome)
 
     def _record(self, outcomes: Sequence[CellOutcome]) -> None:
         self._journal.record_ends(outcomes)

@@ -1,6 +1,6 @@
-"""Protocols of the scheduler: the pool, the runner of cells, and the observer."""
+"""Protocols of the scheduler: its queue, the pool, the runner of cells, and the observer."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -66,6 +66,55 @@ class DevicePool(Protocol):
             RequirementError: no device could ever do.
             LeaseTimeoutError: it was cancelled.
         """
+        ...
+
+
+class Queue(Protocol):
+    """Cells that wait: of one plan in this process, or of all plans of a lab."""
+
+    def __len__(self) -> int: ...
+
+    def requirements(self) -> Sequence[tuple[Requirement, int]]:
+        """Return requirements of waiting cells, each with the number of its cells."""
+        ...
+
+    def waiting(self, requirement: Requirement) -> Iterator[Cell]:
+        """Yield cells that wait for a device of this requirement."""
+        ...
+
+    def take(
+        self,
+        fits: Callable[[Requirement], bool],
+        allowed: Callable[[Cell], bool],
+        *,
+        affinity: str,
+        devices: int,
+    ) -> Cell | None:
+        """Take the next cell for a device; `None` if none fits it."""
+        ...
+
+    def put(self, cell: Cell) -> None:
+        """Add a cell that waits again."""
+        ...
+
+    def remove(self, cells: Iterable[Cell]) -> None:
+        """Remove cells that will not run."""
+        ...
+
+    def learn(self, cell: Cell, seconds: float) -> None:
+        """Learn how long a cell took, for others like it."""
+        ...
+
+
+class Recorder(Protocol):
+    """Records how cells end, before anybody hears of it."""
+
+    def record_start(self, key: str, device: str) -> None:
+        """Record that a cell is being tried."""
+        ...
+
+    def record_ends(self, outcomes: Sequence[CellOutcome]) -> None:
+        """Record how cells ended."""
         ...
 
 

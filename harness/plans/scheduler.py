@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from buildlib.error_base import QnnfarmError
@@ -21,7 +21,14 @@ from harness.plans.journal import Journal
 from harness.plans.lease_requests import LeaseRequests, Members, Placement, serves
 from harness.plans.outcome import CellOutcome, CellResult, Summary
 from harness.plans.outcome_log import Attempt, OutcomeLog
-from harness.plans.protocols import CellRunner, DevicePool, Lease, NullObserver, Observer
+from harness.plans.protocols import (
+    CellRunner,
+    DevicePool,
+    Lease,
+    NullObserver,
+    Observer,
+    Queue,
+)
 from harness.plans.wait_notices import WaitNotices
 from harness.pool.owner import this_process
 from harness.pool.requirement import Requirement
@@ -83,18 +90,18 @@ def run_matrix(
     queue = CellQueue(waiting, durations)
     observer = observer or NullObserver()
     log = OutcomeLog(outcomes, journal, observer)
-    scheduler = _Scheduler(queue, log, pool, runner, options or MatrixOptions(), observer)
+    scheduler = Scheduler(queue, log, pool, runner, options or MatrixOptions(), observer)
     start = time.monotonic()
     interrupted = scheduler.run()
     return Summary(log.outcomes, time.monotonic() - start, interrupted)
 
 
-class _Scheduler:
-    """The state of one run. `_changed` guards all that changes."""
+class Scheduler:
+    """Runs the cells of a queue until it is empty. `_changed` guards all that changes."""
 
     def __init__(
         self,
-        queue: CellQueue,
+        queue: Queue,
         log: OutcomeLog,
         pool: DevicePool,
         runner: CellRunner,
@@ -123,6 +130,18 @@ class _Scheduler:
         self._threads: set[threading.Thread] = set()
         self._is_stopping = False
         self._fatal: BaseException | None = None
+
+    @property
+    def members(self) -> Members:
+        """The pool's devices, as they were a second ago at most."""
+        return self._members
+
+    def interrupt(self, keys: Collection[str]) -> None:
+        """End the cells of these keys that run."""
+        with self._changed:
+            attempts = [one for one in self._leased.values() if one and one.cell.key in keys]
+        for attempt in attempts:
+            threading.Thread(target=attempt.cancel.interrupt, daemon=True).start()
 
     def run(self) -> bool:
         """Run all waiting cells; return whether the run was interrupted."""

@@ -223,6 +223,20 @@ def shown(location: str | Path) -> str:
     return shown_url(parse_server_url(str(location))) if path is None else str(path)
 
 
+def connection_string(location: str) -> str:
+    """Return what libpq connects to a server's database by, password and all.
+
+    Raises:
+        StoreUnavailableError: the URL cannot be used.
+    """
+    __tracebackhide__ = True
+    return (
+        parse_server_url(location)
+        .set(drivername="postgresql")
+        .render_as_string(hide_password=False)
+    )
+
+
 def exists(location: str | Path) -> bool:
     """Return whether there is a database to open; for a server, only opening it will tell.
 

@@ -114,6 +114,7 @@ TABLE = (
     (NO_ANSWER, "train draft nothing --text nothing --out out"),
     (NO_ANSWER, "train forecast nothing --text nothing --out out"),
     (NO_ANSWER, "verify nothing"),
+    (NO_ANSWER, "worker --db nothing.db"),
     (NO_ANSWER, f"run nowhere.yaml {_DB}"),
 )
 

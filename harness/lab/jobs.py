@@ -1,0 +1,388 @@
+"""Jobs of a lab: cells in procrastinate's queue, and what became of them.
+
+procrastinate keeps its tables (`procrastinate_*`) in the database of the results, beside ours:
+`lab_plan_runs`, the runs of plans, and `lab_cells`, how each of their cells ended and where.
+"""
+
+import asyncio
+import hashlib
+import threading
+from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import procrastinate
+from procrastinate import exceptions
+from procrastinate.jobs import Job, Status
+from pydantic import BaseModel, ConfigDict
+from sqlalchemy import (
+    Column,
+    Double,
+    MetaData,
+    String,
+    Table,
+    Text,
+    delete,
+    func,
+    insert,
+    select,
+    text,
+)
+from sqlalchemy.dialects import postgresql
+
+from buildlib.closeable import Closeable
+from harness.errors import StoreUnavailableError, WrongUseError, one_line
+from harness.lab.content import CellFiles
+from harness.plans.cells import Cell
+from harness.plans.plan_file import ConditionsEntry
+from harness.results.database import connection_string, database_file, shown
+from harness.results.records import new_run_id, now
+from harness.results.schema import UtcDateTime
+from harness.results.store import ResultsStore
+from harness.runtimes.base import LogLevel
+
+Result = TypeVar("Result")
+TASK = "qnnfarm_cell"
+DEAD_AFTER_S = 30.0
+_OPENING = 0x71_6E_6E_6C_61_62  # "qnnlab"
+_LIVE = frozenset({"todo", "doing"})
+_BATCH = 500
+_QUEUE_DIGITS = 32
+_LONGEST_REASON = 1000
+
+_metadata = MetaData()
+plan_runs = Table(
+    "lab_plan_runs",
+    _metadata,
+    Column("id", String(32), primary_key=True),
+    Column("plan", Text, nullable=False, index=True),
+    Column("submitter", Text, nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
+)
+cells = Table(
+    "lab_cells",
+    _metadata,
+    Column("plan_run", String(32), primary_key=True),
+    Column("key", String(64), primary_key=True),
+    Column("status", String(16), nullable=False),  # begun, or of `CellStatus`
+    Column("host", Text, nullable=False),
+    Column("device", Text, nullable=False),
+    Column("error", Text, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("summary", Text, nullable=False),
+    Column("duration_s", Double, nullable=False),
+    Column("changed_at", UtcDateTime, nullable=False),
+)
+
+
+class PlanSettings(BaseModel):
+    """Settings of a plan that its cells need wherever they run; see `Plan`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    plan: str
+    runner_timeout_s: float
+    conditions: ConditionsEntry | None
+    telemetry: bool
+    log_level: LogLevel | None
+    trace: bool
+    labels: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class CellJob:
+    """A cell of a plan's run, as a job.
+
+    Attributes:
+        job: of procrastinate.
+        worker: that fetched it.
+        origin: host whose files the cell names.
+        files: that it reads there.
+    """
+
+    job: Job
+    worker: int
+    plan_run: str
+    origin: str
+    cell: Cell
+    files: CellFiles
+    settings: PlanSettings
+
+
+@dataclass(frozen=True, slots=True)
+class CellEnd:
+    """The end of a cell, or its beginning.
+
+    Attributes:
+        status: `begun` while it runs, else of `CellStatus`.
+    """
+
+    status: str
+    host: str = ""
+    device: str = ""
+    error: str = ""
+    reason: str = ""
+    summary: str = ""
+    duration_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """Jobs that wait in one queue: cells of one requirement and one container.
+
+    Attributes:
+        sample: one of them.
+        priority: the highest.
+    """
+
+    queue: str
+    count: int
+    priority: int
+    sample: Cell
+
+
+class LabJobs(Closeable):
+    """Jobs in one database. Thread-safe; calls block.
+
+    Methods raise `StoreUnavailableError` while the server is away.
+
+    Args:
+        location: URL of the PostgreSQL database that holds the results.
+
+    Raises:
+        WrongUseError: the location is a file.
+        StoreError: the database cannot be used.
+    """
+
+    def __init__(self, location: str) -> None:
+        if database_file(location) is not None:
+            reason = "hosts share cells through PostgreSQL: --db postgresql+psycopg://USER@HOST/DB"
+            raise WrongUseError(f"{location} is a file; {reason}")
+        self._location = shown(location)
+        self.store = ResultsStore.open(location)
+        connector = procrastinate.PsycopgConnector(
+            conninfo=connection_string(location), min_size=1, max_size=4
+        )
+        self._app = procrastinate.App(connector=connector)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        try:
+            with self.store.database.writing() as connection:
+                connection.execute(select(func.pg_advisory_xact_lock(_OPENING)))  # one makes tables
+                _metadata.create_all(connection)
+                self._call(self._open())
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the connections."""
+        if self._loop.is_running():
+            try:
+                self._call(self._app.close_async())
+            finally:
+                self._loop.call_soon_threadsafe(self._loop.stop)
+                self._thread.join()
+                self._loop.close()
+        self.store.close()
+
+    async def _open(self) -> None:
+        await self._app.open_async()
+        if not await self._app.check_connection_async():  # no tables of procrastinate's
+            await self._app.schema_manager.apply_schema_async()
+
+    # Plans
+
+    def begin(self, plan: str, submitter: str, *, fresh: bool) -> str:
+        """Return the id of the newest run of a plan, or of a new one if there is none.
+
+        Args:
+            fresh: begin a new one in any case.
+        """
+        newest = (
+            select(plan_runs.c.id)
+            .where(plan_runs.c.plan == plan)
+            .order_by(plan_runs.c.created_at.desc())
+            .limit(1)
+        )
+        with self.store.database.writing() as connection:
+            known: str | None = None if fresh else connection.scalar(newest)
+            if known is not None:
+                return known
+            row = {"id": new_run_id(), "plan": plan, "submitter": submitter, "created_at": now()}
+            connection.execute(insert(plan_runs).values(row))
+            return row["id"]  # type: ignore[return-value]
+
+    def submit(
+        self,
+        plan_run: str,
+        settings: PlanSettings,
+        origin: str,
+        chosen: Iterable[tuple[Cell, CellFiles, int]],
+    ) -> int:
+        """Put cells that neither wait nor run into the queue; return their number.
+
+        Args:
+            origin: host whose files the cells name.
+            chosen: cells with their files and priorities; the highest run first.
+        """
+        live = {job.queueing_lock for job in self.jobs(plan_run) if job.status in _LIVE}
+        arguments: dict[str, Any] = {
+            "plan_run": plan_run,
+            "origin": origin,
+            "settings": settings.model_dump(mode="json"),
+        }
+        jobs = [
+            Job(
+                queue=queue_name(cell),
+                priority=priority,
+                lock=None,
+                queueing_lock=f"{plan_run}:{cell.key}",
+                task_name=TASK,
+                task_kwargs={
+                    **arguments,
+                    "cell": cell.to_json(),
+                    "files": files.model_dump(mode="json"),
+                },
+            )
+            for cell, files, priority in chosen
+            if f"{plan_run}:{cell.key}" not in live
+        ]
+        self._forget(plan_run, {str(job.queueing_lock).rpartition(":")[2] for job in jobs})
+        return sum(self._defer(jobs[at : at + _BATCH]) for at in range(0, len(jobs), _BATCH))
+
+    def _forget(self, plan_run: str, keys: Collection[str]) -> None:
+        """Forget how cells ended that are submitted again."""
+        ended = select(cells.c.key).where(cells.c.plan_run == plan_run)
+        with self.store.database.writing() as connection:
+            for key in set(connection.scalars(ended)) & set(keys):
+                again = (cells.c.plan_run == plan_run) & (cells.c.key == key)
+                connection.execute(delete(cells).where(again))
+
+    def _defer(self, jobs: list[Job]) -> int:
+        try:
+            self._call(self._app.job_manager.batch_defer_jobs_async(jobs))
+        except exceptions.AlreadyEnqueued:  # by another who submits the same plan
+            return sum(self._defer([job]) for job in jobs) if len(jobs) > 1 else 0
+        return len(jobs)
+
+    def jobs(self, plan_run: str) -> Sequence[Job]:
+        """Return the jobs of a plan's run, oldest first."""
+        found = self._call(self._app.job_manager.list_jobs_async(task=TASK))
+        return [job for job in found if job.task_kwargs.get("plan_run") == plan_run]
+
+    def ends(self, plan_run: str) -> Mapping[str, CellEnd]:
+        """Return what became of the cells of a plan's run that have begun, by their keys."""
+        query = select(cells).where(cells.c.plan_run == plan_run)
+        with self.store.database.reading() as connection:
+            rows = connection.execute(query).mappings().all()
+        names = CellEnd.__slots__
+        return {row["key"]: CellEnd(*(row[name] for name in names)) for row in rows}
+
+    def record(self, plan_run: str, key: str, end: CellEnd) -> None:
+        """Record what became of a cell."""
+        values = {name: getattr(end, name) for name in CellEnd.__slots__} | {"changed_at": now()}
+        values["reason"] = one_line(end.reason, _LONGEST_REASON)
+        row = {"plan_run": plan_run, "key": key, **values}
+        statement = postgresql.insert(cells).values(row)
+        self.store.database.insist(
+            lambda: self._write(
+                statement.on_conflict_do_update(index_elements=["plan_run", "key"], set_=values)
+            )
+        )
+
+    def _write(self, statement: Any) -> None:  # noqa: ANN401 - any of SQLAlchemy's
+        with self.store.database.writing() as connection:
+            connection.execute(statement)
+
+    def cancel(self, plan_run: str) -> int:
+        """Cancel the cells that wait, ask workers to end those that run; return their number."""
+        ids = [job.id for job in self.jobs(plan_run) if job.status in _LIVE and job.id is not None]
+        cancel = self._app.job_manager.cancel_job_by_id_async
+        return sum(self._call(cancel(number, abort=True)) for number in ids)
+
+    # Workers
+
+    def register(self) -> int:
+        """Begin as a worker; return its id."""
+        return self._call(self._app.job_manager.register_worker())
+
+    def unregister(self, worker: int) -> None:
+        """End as a worker."""
+        self._call(self._app.job_manager.unregister_worker(worker))
+
+    def beat(self, worker: int, dead_after_s: float) -> frozenset[int]:
+        """Show that a worker lives, give the cells of dead ones back, and return ids to abort.
+
+        Args:
+            dead_after_s: a worker that was not heard of for so long is dead.
+        """
+        manager = self._app.job_manager
+        self._call(manager.update_heartbeat(worker))
+        stalled = self._call(manager.get_stalled_jobs(seconds_since_heartbeat=dead_after_s))
+        for job in stalled:
+            self._call(manager.retry_job(job))
+        self._call(manager.prune_stalled_workers(dead_after_s))
+        return frozenset(self._call(manager.list_jobs_to_abort_async()))
+
+    def backlog(self) -> Sequence[Backlog]:
+        """Return what waits, by queue."""
+        query = text(
+            "SELECT queue_name, count(*), max(priority), (array_agg(args ORDER BY id))[1]"
+            " FROM procrastinate_jobs WHERE status = 'todo' AND task_name = :task"
+            " AND (scheduled_at IS NULL OR scheduled_at <= now()) GROUP BY queue_name"
+        )
+        with self.store.database.reading() as connection:
+            rows = connection.execute(query, {"task": TASK}).all()
+        return [
+            Backlog(queue, count, priority, Cell.from_json(arguments["cell"]))
+            for queue, count, priority, arguments in rows
+        ]
+
+    def fetch(self, queue: str, worker: int) -> CellJob | None:
+        """Take the first job of a queue, which is then this worker's; `None` if there is none."""
+        job = self._call(self._app.job_manager.fetch_job([queue], worker))
+        return None if job is None else _cell_job(job, worker)
+
+    def finish(self, job: CellJob, status: Status) -> None:
+        """End a job, unless it was given to another worker meanwhile."""
+        if self._is_ours(job):
+            self._call(self._app.job_manager.finish_job(job.job, status, delete_job=False))
+
+    def give_back(self, job: CellJob) -> None:
+        """Let a job wait again, for any worker, unless it was given to another meanwhile."""
+        if self._is_ours(job):
+            self._call(self._app.job_manager.retry_job(job.job))
+
+    def _is_ours(self, job: CellJob) -> bool:
+        found = self._call(self._app.job_manager.list_jobs_async(id=job.job.id, status="doing"))
+        return any(one.worker_id == job.worker for one in found)
+
+    def _call(self, work: Coroutine[Any, Any, Result]) -> Result:
+        try:
+            return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        except exceptions.ConnectorException as error:
+            if isinstance(error, exceptions.UniqueViolation):
+                raise
+            cause = error.__cause__ or error
+            raise StoreUnavailableError(self._location, one_line(str(cause))) from error
+
+
+def queue_name(cell: Cell) -> str:
+    """Return the queue of a cell: cells that any device of a kind can run with one container."""
+    identity = f"{cell.requirement!r} {cell.runtime} {cell.affinity}"
+    return hashlib.sha256(identity.encode("utf-8", "surrogatepass")).hexdigest()[:_QUEUE_DIGITS]
+
+
+def _cell_job(job: Job, worker: int) -> CellJob:
+    arguments = job.task_kwargs
+    return CellJob(
+        job,
+        worker,
+        str(arguments["plan_run"]),
+        str(arguments["origin"]),
+        Cell.from_json(str(arguments["cell"])),
+        CellFiles.model_validate(arguments["files"]),
+        PlanSettings.model_validate(arguments["settings"]),
+    )

@@ -1,0 +1,354 @@
+"""Worker of a lab: runs cells of anybody's plans on the devices of this host's pool.
+
+It is the scheduler of `qnnfarm run` over another queue. A device is leased before a cell is taken
+from the queue, so no cell waits here while another host could run it.
+"""
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+from procrastinate.jobs import Status
+
+from harness.devices.devices import Devices
+from harness.errors import LedgerError, StoreError
+from harness.lab.content import HostFiles
+from harness.lab.jobs import DEAD_AFTER_S, Backlog, CellEnd, CellJob, LabJobs
+from harness.plans.cancellation import CancelToken, CellInterrupted
+from harness.plans.cell_queue import CellQueue, Durations
+from harness.plans.cell_runner import DeviceCellRunner, ModelCache
+from harness.plans.cells import Cell
+from harness.plans.lease_requests import Members
+from harness.plans.outcome import CellOutcome, CellResult, Failure
+from harness.plans.outcome_log import OutcomeLog
+from harness.plans.protocols import LeasedDevice, NullObserver
+from harness.plans.scheduler import MatrixOptions, Scheduler
+from harness.pool.pool import Pool
+from harness.pool.requirement import Requirement
+from harness.pool.status import OnProgress, ignore_progress
+from harness.results.store import LazyResultsStore
+from harness.telemetry.sampler import DEFAULT_HZ
+from harness.words import pluralize
+
+log = logging.getLogger("qnnfarm.worker")
+
+_BEATS = 6
+"""Signs of life in the time after which a worker counts as dead."""
+_BACKLOG_S = 1.0
+_PATIENCE_S = 2.0
+"""Seconds between tries to reach a server that is away."""
+
+
+class LabQueue:
+    """Cells of the lab's queue for the devices of one pool; a `Queue` of the scheduler.
+
+    Cells that failed here and are tried again wait in this process; their jobs stay its own.
+
+    Attributes:
+        taken: jobs of cells that this process has, by the keys that its cells have here.
+        scheduler: whose devices decide what is left to other hosts.
+        is_open: whether cells are still taken.
+    """
+
+    def __init__(self, jobs: LabJobs, worker: int) -> None:
+        self._jobs = jobs
+        self._worker = worker
+        self._retried = CellQueue((), Durations(()))
+        self._backlog: Sequence[Backlog] = ()
+        self._read_at = float("-inf")
+        self._refused: set[Requirement] = set()
+        self.taken: dict[str, CellJob] = {}
+        self.scheduler: Scheduler | None = None
+        self.is_open = True
+
+    def __len__(self) -> int:
+        return len(self._retried) + self.is_open
+
+    def requirements(self) -> Sequence[tuple[Requirement, int]]:
+        """Return requirements of waiting cells, each with the number of its cells."""
+        self._read()
+        counts = dict(self._retried.requirements())
+        for one in self._backlog:
+            requirement = one.sample.requirement
+            counts[requirement] = counts.get(requirement, 0) + one.count
+        return list(counts.items())
+
+    def waiting(self, requirement: Requirement) -> Iterator[Cell]:
+        """Yield cells that wait for a device of this requirement, one of each container."""
+        yield from self._retried.waiting(requirement)
+        for one in self._backlog:
+            if one.sample.requirement == requirement:
+                yield one.sample
+
+    def take(
+        self,
+        fits: Callable[[Requirement], bool],
+        allowed: Callable[[Cell], bool],
+        *,
+        affinity: str,
+        devices: int,
+    ) -> Cell | None:
+        """Take the next cell for a device: one of the container that it has, else the longest."""
+        cell = self._retried.take(fits, allowed, affinity=affinity, devices=devices)
+        if cell is not None:
+            return cell
+        fitting = [one for one in self._backlog if fits(one.sample.requirement)]
+        for one in sorted(fitting, key=lambda b: (b.sample.affinity != affinity, -b.priority)):
+            job = self._fetch(one.queue)
+            if job is not None:
+                cell = replace(job.cell, key=f"{job.cell.key}@{job.plan_run}")
+                self.taken[cell.key] = job
+                return cell
+        self._read_at = float("-inf")
+        return None
+
+    def put(self, cell: Cell) -> None:
+        """Add a cell that waits again."""
+        self._retried = CellQueue([*self._all_retried(), cell], Durations(()))
+
+    def remove(self, cells: Iterable[Cell]) -> None:
+        """Leave cells that no device of this pool can run to other hosts."""
+        for cell in cells:
+            if cell.key in self.taken:
+                self._retried.remove([cell])
+            else:
+                self._refused.add(cell.requirement)
+
+    def learn(self, cell: Cell, seconds: float) -> None:
+        """Ignore how long a cell took: who submits a plan knows."""
+
+    def _all_retried(self) -> Iterator[Cell]:
+        for requirement, _ in self._retried.requirements():
+            yield from self._retried.waiting(requirement)
+
+    def _fetch(self, queue: str) -> CellJob | None:
+        try:
+            return self._jobs.fetch(queue, self._worker)
+        except StoreError as error:
+            log.warning("%s", error)
+            return None
+
+    def _read(self) -> None:
+        if time.monotonic() - self._read_at < _BACKLOG_S:
+            return
+        self._read_at = time.monotonic()
+        members = Members(()) if self.scheduler is None else self.scheduler.members
+        try:
+            backlog = self._jobs.backlog() if self.is_open else ()
+        except StoreError as error:
+            log.warning("%s", error)
+            backlog = ()
+        self._backlog = [
+            one
+            for one in backlog
+            if one.sample.requirement not in self._refused
+            and members.matching(one.sample.requirement)
+        ]
+
+
+@dataclass
+class LabJournal:
+    """Tells the lab how cells end; a `Journal` of the scheduler.
+
+    It waits for a server that is away: what was measured is not lost.
+    """
+
+    jobs: LabJobs
+    queue: LabQueue
+    host: str
+    aborted: set[int] = field(default_factory=set)
+
+    def record_start(self, key: str, device: str) -> None:
+        """Record that a cell is being tried."""
+        job = self.queue.taken[key]
+        self._insist(lambda: self._record(job, CellEnd("begun", self.host, device)))
+
+    def record_ends(self, outcomes: Sequence[CellOutcome]) -> None:
+        """Record how cells ended, and end their jobs or give them back."""
+        for outcome in outcomes:
+            job = self.queue.taken.pop(outcome.cell.key, None)
+            if job is not None:
+                self._insist(partial(self._end, job, outcome))
+
+    def give_back_all(self) -> None:
+        """Give back what was taken when this host could not go on."""
+        for key in list(self.queue.taken):
+            job = self.queue.taken.pop(key)
+            self._insist(partial(self.jobs.give_back, job))
+
+    def _end(self, job: CellJob, outcome: CellOutcome) -> None:
+        failure = outcome.failures[-1][1] if outcome.failures else None
+        is_failed = outcome.status == "failed" and failure is not None
+        end = CellEnd(
+            outcome.status,
+            self.host,
+            outcome.device,
+            failure.error if is_failed and failure else "",
+            failure.reason if is_failed and failure else "",
+            outcome.result.summary,
+            outcome.duration_s,
+        )
+        self._record(job, end)
+        if outcome.status == "interrupted" and job.job.id not in self.aborted:
+            self.jobs.give_back(job)
+        else:
+            statuses = {"done": Status.SUCCEEDED, "interrupted": Status.ABORTED}
+            self.jobs.finish(job, statuses.get(outcome.status, Status.FAILED))
+
+    def _record(self, job: CellJob, end: CellEnd) -> None:
+        self.jobs.record(job.plan_run, job.cell.key, end)
+
+    def _insist(self, write: Callable[[], None]) -> None:
+        while True:
+            try:
+                return write()
+            except StoreError as error:
+                log.warning("%s: trying again", error)
+                time.sleep(_PATIENCE_S)
+
+
+@dataclass
+class LabRunner:
+    """Runs a lab's cells on devices of this host; a `CellRunner`."""
+
+    queue: LabQueue
+    store: LazyResultsStore
+    files: HostFiles
+    models: ModelCache
+
+    def run(self, cell: Cell, device: LeasedDevice, cancel: CancelToken) -> CellResult:
+        """See `CellRunner`. A cell whose result is stored, by a worker that died, does not run."""
+        job = self.queue.taken[cell.key]
+        runner = self._runner(job)
+        stored = runner.stored_result(job.cell)
+        if stored is not None:
+            return stored
+        here = self.files.localise(job.cell, job.files, job.origin)
+        try:
+            return replace(runner, push=here.push).run(here.cell, device, cancel)
+        except StoreError as error:
+            log.warning("%s: %s waits again", error, cell.label)
+            raise CellInterrupted from error
+
+    def _runner(self, job: CellJob) -> DeviceCellRunner:
+        settings = job.settings
+        return DeviceCellRunner(
+            self.store,
+            self.models,
+            job.plan_run,
+            runner_timeout_s=settings.runner_timeout_s,
+            conditions=None if settings.conditions is None else settings.conditions.conditions(),
+            telemetry_hz=DEFAULT_HZ if settings.telemetry else None,
+            log_level=settings.log_level,
+            trace=settings.trace,
+            plan=settings.plan,
+            labels=settings.labels,
+        )
+
+
+class _Log(NullObserver):
+    """Tells people what a worker does, a line a cell."""
+
+    def __init__(self, tell: OnProgress, forget: Callable[[Cell], None]) -> None:
+        self._tell = tell
+        self._forget = forget
+
+    def on_cell_start(self, cell: Cell, device: str) -> None:
+        """See `Observer`."""
+        self._tell(f"{device}: {cell.label} begins")
+
+    def on_cell_retry(self, cell: Cell, device: str, failure: Failure) -> None:
+        """See `Observer`."""
+        self._tell(f"{device}: {cell.label} is tried again after {failure.error}: {failure.reason}")
+
+    def on_cell_end(self, outcome: CellOutcome) -> None:
+        """See `Observer`."""
+        failure = outcome.failure
+        words = f"{failure.error}: {failure.reason}" if failure else outcome.result.summary
+        self._tell(f"{outcome.device}: {outcome.cell.label} is {outcome.status}: {words}")
+        self._forget(outcome.cell)
+
+
+def work(
+    location: str,
+    pool_file: Path | None,
+    *,
+    max_parallel: int | None = None,
+    dead_after_s: float = DEAD_AFTER_S,
+    on_progress: OnProgress = ignore_progress,
+) -> None:
+    """Run cells of the lab's queue until a KeyboardInterrupt.
+
+    Cells that run then are ended, and given to other workers.
+
+    Args:
+        location: URL of the database with results and queue.
+        max_parallel: most devices at once.
+        dead_after_s: a worker that was not heard of for so long is dead; the same for all.
+        on_progress: called with a line for each cell.
+
+    Raises:
+        WrongUseError, StoreError, PoolConfigError, LedgerError: it cannot begin.
+    """
+    models = ModelCache()
+    with ExitStack() as stack:
+        jobs = stack.enter_context(LabJobs(location))
+        store = stack.enter_context(LazyResultsStore(location))
+        pool = stack.enter_context(Pool.open(pool_file, on_progress=on_progress))
+        files = stack.enter_context(HostFiles(models, Devices()))
+        worker = jobs.register()
+        on_progress(f"worker {worker} serves {pluralize(len(pool.members()), 'device')}")
+        queue = LabQueue(jobs, worker)
+        journal = LabJournal(jobs, queue, socket.gethostname())
+        outcomes = OutcomeLog({}, journal, NullObserver())
+        outcomes.observer = observer = _Log(on_progress, outcomes.forget)
+        options = MatrixOptions(max_parallel, float("inf"), "qnnfarm worker")
+        runner = LabRunner(queue, store, files, models)
+
+        def serve() -> None:
+            scheduler = Scheduler(queue, outcomes, pool, runner, options, observer)
+            queue.scheduler = scheduler
+            scheduler.run()
+
+        beat = threading.Thread(target=_beat, args=(journal, worker, dead_after_s), daemon=True)
+        beat.start()
+        try:
+            while not _ends(serve):
+                journal.give_back_all()
+        finally:
+            queue.is_open = False
+            with suppress(StoreError):
+                jobs.unregister(worker)
+
+
+def _ends(serve: Callable[[], None]) -> bool:
+    """Serve until somebody ends it; False if a database went away meanwhile."""
+    try:
+        serve()
+    except (StoreError, LedgerError) as error:
+        log.warning("%s: trying again", error)
+        time.sleep(_PATIENCE_S)
+        return False
+    return True
+
+
+def _beat(journal: LabJournal, worker: int, dead_after_s: float) -> None:
+    """Show that the worker lives, and end the cells that somebody cancelled."""
+    while journal.queue.is_open:
+        try:
+            aborted = journal.jobs.beat(worker, dead_after_s)
+        except StoreError as error:
+            log.warning("%s", error)
+        else:
+            taken = dict(journal.queue.taken)
+            keys = [key for key, job in taken.items() if job.job.id in aborted]
+            journal.aborted |= aborted & {job.job.id for job in taken.values() if job.job.id}
+            if journal.queue.scheduler is not None:
+                journal.queue.scheduler.interrupt(keys)
+        time.sleep(dead_after_s / _BEATS)

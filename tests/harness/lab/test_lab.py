@@ -1,0 +1,288 @@
+"""Plans over hosts: workers as processes with pools of their own, on one real PostgreSQL."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from psycopg import sql
+
+from harness.errors import PlanFileError, WrongUseError
+from harness.lab.jobs import LabJobs
+from harness.lab.submission import open_lab_run
+from tests.postgresql_server import PostgresqlServer, running_postgresql_server
+
+DEAD_AFTER_S = 3
+POOL = """
+devices:
+  - {{name: {host}-a, type: virtual, identifier: a, soc: SM8750}}
+  - {{name: {host}-b, type: virtual, identifier: b, soc: SM8750}}
+"""
+
+
+@dataclass
+class Host:
+    """A host: a state folder, an adb server and a pool of its own, and its worker."""
+
+    name: str
+    folder: Path
+    url: str
+    port: int
+    process: "subprocess.Popen[bytes] | None" = None
+
+    def start(self) -> None:
+        """Start its worker, and wait until it serves."""
+        self.folder.mkdir(exist_ok=True)
+        (self.folder / "pool.yaml").write_text(POOL.format(host=self.name))
+        state = {"QNNFARM_STATE_DIR": str(self.folder), "ANDROID_ADB_SERVER_PORT": str(self.port)}
+        arguments = ["--db", self.url, "--pool", "pool.yaml", "--dead-after", str(DEAD_AFTER_S)]
+        with (self.folder / "log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "harness.cli", "worker", *arguments],
+                cwd=self.folder,
+                env=os.environ | state,
+                stderr=log,
+                stdout=log,
+                start_new_session=True,
+            )
+        before = self.log.count("serves 2 devices")
+        wait_for(lambda: self.log.count("serves 2 devices") > before, lambda: self.log)
+
+    @property
+    def log(self) -> str:
+        """What its worker said."""
+        path = self.folder / "log"
+        return path.read_text() if path.exists() else ""
+
+    def kill(self) -> None:
+        """End all processes of the worker at once."""
+        if self.process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+    def stop(self) -> int | None:
+        """End the worker in order."""
+        if self.process is None:
+            return None
+        self.process.terminate()
+        return self.process.wait(60)
+
+
+@dataclass
+class Lab:
+    """Two hosts and a database."""
+
+    folder: Path
+    server: PostgresqlServer
+    hosts: list[Host] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        """The database."""
+        return self.server.url("lab")
+
+    def plan(self, *commands: str, **more: object) -> Path:
+        """Write a plan of shell commands."""
+        works = [
+            {"kind": "command", "command": ["sh", "-c", command], "label": f"w{number}"}
+            for number, command in enumerate(commands)
+        ]
+        path = self.folder / "plan.yaml"
+        plan = {"name": "work", "db": self.url, "conditions": "none", "workloads": works}
+        path.write_text(json.dumps(plan | more))
+        return path
+
+    def submit(self, plan: Path, *arguments: str) -> "subprocess.Popen[str]":
+        """Start the command that submits and follows a plan."""
+        command = [sys.executable, "-m", "harness.cli", "run", str(plan), "--lab", *arguments]
+        return subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=self.folder
+        )
+
+    def run(self, plan: Path, *arguments: str) -> tuple[int, str, str]:
+        """Submit a plan and wait for its end: exit code, answer and remarks."""
+        with self.submit(plan, *arguments) as process:
+            answer, remarks = process.communicate(timeout=200)
+        return process.returncode, answer, remarks
+
+    def ask(self, query: str) -> list[tuple[object, ...]]:
+        """Ask the database, past the product."""
+        with contextlib.closing(self.server.connect("lab")) as connection:
+            return connection.execute(query).fetchall()
+
+    def owner(self) -> Host:
+        """Wait until a cell has begun; the host that runs it."""
+        begun = "SELECT device FROM lab_cells WHERE status = 'begun'"
+        wait_for(lambda: self.ask(begun), self.statuses)
+        (device,) = self.ask(begun)[0]
+        return next(host for host in self.hosts if str(device).startswith(host.name))
+
+    def statuses(self) -> Counter[object]:
+        """The jobs by their status."""
+        return Counter(s for (s,) in self.ask("SELECT status::text FROM procrastinate_jobs"))
+
+
+def wait_for(
+    condition: Callable[[], object], state: Callable[[], object], seconds: float = 90.0
+) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, state()
+        time.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def server(new_port: Callable[[], int]) -> Iterator[PostgresqlServer]:
+    """A server of these tests, which restart it."""
+    with running_postgresql_server(new_port) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def hosts(
+    server: PostgresqlServer, tmp_path_factory: pytest.TempPathFactory, new_port: Callable[[], int]
+) -> Iterator[Lab]:
+    """A lab with both workers at work."""
+    folder = tmp_path_factory.mktemp("lab")
+    server.create("lab")
+    lab = Lab(folder, server)
+    lab.hosts = [Host(name, folder / name, lab.url, new_port()) for name in ("h1", "h2")]
+    try:
+        for host in lab.hosts:
+            host.start()
+        yield lab
+    finally:
+        for host in lab.hosts:
+            host.kill()
+            for action in (["stop", "a"], ["stop", "b"]):
+                subprocess.run(
+                    [sys.executable, "-m", "harness.cli", "device", *action],
+                    env=os.environ | {"QNNFARM_STATE_DIR": str(host.folder)},
+                    capture_output=True,
+                    check=False,
+                )
+
+
+@pytest.fixture
+def lab(hosts: Lab) -> Iterator[Lab]:
+    """The lab without jobs and with both workers at work."""
+    yield hosts
+    for host in hosts.hosts:
+        if host.process is None or host.process.poll() is not None:
+            host.start()
+    for table in ("procrastinate_events", "procrastinate_jobs", "lab_cells", "lab_plan_runs"):
+        with contextlib.closing(hosts.server.connect("lab")) as connection:
+            connection.execute(sql.SQL("TRUNCATE {} CASCADE").format(sql.Identifier(table)))
+
+
+def test_cells_run_once_each_on_devices_of_both_hosts(lab: Lab) -> None:
+    code, answer, _ = lab.run(lab.plan(*(f"sleep 1; echo {n}" for n in range(8))))
+    assert code == 0, answer
+    assert {summary for (summary,) in lab.ask("SELECT summary FROM lab_cells")} == set("01234567")
+    begun = "SELECT count(*) FROM procrastinate_events WHERE type = 'started' GROUP BY job_id"
+    assert lab.ask(begun) == [(1,)] * 8
+    assert lab.statuses() == {"succeeded": 8}
+    assert "8 done, 0 failed" in answer
+    devices = {device for (device,) in lab.ask("SELECT device FROM lab_cells")}
+    assert {"h1-a", "h2-a"} <= devices
+    code, answer, remarks = lab.run(lab.folder / "plan.yaml")
+    assert "0 cells submitted, 8 of 8 done" in remarks, "the same command repeats nothing"
+    assert code == 0
+    assert lab.statuses() == {"succeeded": 8}
+
+
+def test_cell_of_a_killed_worker_goes_to_another(lab: Lab) -> None:
+    process = lab.submit(lab.plan("sleep 6"))
+    owner = lab.owner()
+    owner.kill()
+    answer, remarks = process.communicate(timeout=120)
+    assert process.returncode == 0, answer + remarks
+    assert lab.statuses() == {"succeeded": 1}
+    (other,) = lab.ask("SELECT device FROM lab_cells")[0]
+    assert str(other)[:2] != owner.name
+
+
+@pytest.mark.slow
+def test_worker_that_is_ended_gives_its_cells_back(lab: Lab) -> None:
+    process = lab.submit(lab.plan("sleep 3"))
+    assert lab.owner().stop() == 130
+    answer, remarks = process.communicate(timeout=120)
+    assert process.returncode == 0, answer + remarks
+    assert lab.statuses() == {"succeeded": 1}
+
+
+@pytest.mark.slow
+def test_workers_outlive_a_restart_of_the_database(lab: Lab) -> None:
+    process = lab.submit(lab.plan(*("sleep 1" for _ in range(6)), retries={"device": 2}))
+    wait_for(lambda: lab.statuses()["doing"] > 0, lab.statuses)
+    lab.server.stop()
+    lab.server.start()
+    answer, remarks = process.communicate(timeout=200)
+    assert process.returncode == 0, answer + remarks
+    assert lab.statuses() == {"succeeded": 6}
+    assert all(host.process and host.process.poll() is None for host in lab.hosts)
+
+
+@pytest.mark.slow
+def test_interrupted_command_leaves_cells_running_and_follows_them_again(lab: Lab) -> None:
+    plan = lab.plan(*("sleep 2" for _ in range(6)))
+    process = lab.submit(plan)
+    wait_for(lambda: lab.statuses()["doing"] > 0, lab.statuses)
+    process.send_signal(signal.SIGINT)
+    _, remarks = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "the cells go on" in remarks
+    code, answer, _ = lab.run(plan)
+    assert code == 0, answer
+    assert lab.statuses() == {"succeeded": 6}
+
+
+def test_cancelled_cells_end_on_their_devices(lab: Lab) -> None:
+    plan = lab.plan(*("sleep 100" for _ in range(8)))
+    process = lab.submit(plan)
+    wait_for(lambda: lab.statuses()["doing"] == 4, lab.statuses)
+    code, answer, _ = lab.run(plan, "--cancel")
+    assert (code, answer) == (0, "8 cells cancelled\n")
+    process.communicate(timeout=60)
+    assert lab.statuses() == {"cancelled": 4, "aborted": 4}
+
+
+def test_failed_cell_is_told_with_its_host_and_reason(lab: Lab) -> None:
+    code, answer, _ = lab.run(lab.plan("echo broken >&2; exit 3", "true"))
+    assert code == 1
+    assert "1 done, 1 failed" in answer
+    assert "broken" in answer
+    assert lab.statuses() == {"succeeded": 1, "failed": 1}
+    code, _, remarks = lab.run(lab.folder / "plan.yaml")
+    assert "1 cell submitted, 1 of 2 done" in remarks, "what failed is tried again"
+
+
+@pytest.mark.slow
+def test_requirement_of_no_host_waits_for_one(lab: Lab) -> None:
+    plan = lab.plan("true", devices=[{"soc": "SM8650"}])
+    process = lab.submit(plan)
+    wait_for(lambda: lab.statuses()["todo"], lab.statuses)
+    time.sleep(3)
+    assert lab.statuses() == {"todo": 1}
+    lab.run(plan, "--cancel")
+    process.communicate(timeout=60)
+
+
+def test_files_cannot_be_a_lab(tmp_path: Path) -> None:
+    with pytest.raises(WrongUseError, match="PostgreSQL"):
+        LabJobs(str(tmp_path / "results.db"))
+
+
+def test_all_devices_of_a_lab_cannot_be_counted(lab: Lab) -> None:
+    plan = lab.plan("true", devices=[{"count": "all"}])
+    with pytest.raises(PlanFileError, match="name devices"), open_lab_run(plan):
+        pass
