@@ -83,6 +83,10 @@ class Deadline:
         """Let at most `timeout_s` more seconds pass."""
         self._timeout_s = min(self._timeout_s, self.elapsed_s + timeout_s)
 
+    def at_most(self, seconds: float) -> float:
+        """Return `seconds`, or the seconds left if there are fewer; see `remaining`."""
+        return min(seconds, self.remaining())
+
     def remaining(self) -> float:
         """Return the seconds left, always more than 0.
 

@@ -13,10 +13,14 @@ from buildlib.errors import InputFileError
 from harness.devices.base import Device
 from harness.errors import DeviceUnsupportedError, HostFileError
 
-__all__ = ["FileDigest", "hash_command", "hash_files", "hashes_on"]
+__all__ = ["STEP_S", "FileDigest", "hash_command", "hash_files", "hashes_on", "hashing_s"]
 
 _LINE = re.compile(r"([0-9a-f]{64})  (\S+)")
 _NO_TOOL = 127
+STEP_S = 60.0
+"""Time that a device has for a step of a deployment which reads no large files."""
+_SLOWEST_BYTES_PER_S = 5_000_000
+"""Speed at which the slowest device, with files on an SD card, still hashes."""
 
 
 def hash_files(paths: Iterable[Path], memo: Path | None = None) -> dict[Path, FileDigest]:
@@ -49,6 +53,11 @@ def hashes_on(
         raise DeviceUnsupportedError(device.serial, "checking the files that arrived", reason)
     matches = filter(None, map(_LINE.fullmatch, result.stdout.splitlines()))
     return {match[2]: match[1] for match in matches}
+
+
+def hashing_s(contents: Iterable[FileDigest]) -> float:
+    """Return the time in seconds that a device has to hash files."""
+    return STEP_S + sum(digest.size for digest in contents) / _SLOWEST_BYTES_PER_S
 
 
 def hash_command(folder: str, names: Iterable[str]) -> str:

@@ -5,6 +5,7 @@ import shlex
 from dataclasses import dataclass
 
 from harness.clock import Deadline
+from harness.deploy.digests import STEP_S
 from harness.devices.base import Device
 from harness.errors import DeviceCommandError, DeviceFullError
 
@@ -49,13 +50,14 @@ def read_usage(device: Device, deadline: Deadline) -> StoreUsage:
         "find . -maxdepth 1 -type f -exec stat -c '%n %s %Z' {} +\n"
         "[ ! -d .memo ] || find .memo -type f -exec stat -c '%n %Y' {} +"
     )
-    lines = device.shell(script, timeout_s=deadline.remaining()).stdout.splitlines()
+    lines = device.shell(script, timeout_s=deadline.at_most(STEP_S)).stdout.splitlines()
     used = {m[1]: int(m[2]) for m in map(_MEMO.fullmatch, lines) if m}
     contents = filter(None, map(_CONTENT.fullmatch, lines))
     entries = [StoreEntry(m[1], int(m[2]), used.get(m[1], int(m[3]))) for m in contents]
     return StoreUsage(tuple(sorted(entries, key=lambda entry: entry.used_at)))
 
 
+_EVICTION_S = 300.0
 _BLOCK = 4096
 _KIB_MAX = 999_999_999
 _FACT = re.compile(r"^(free|store|evictable)_kb=([0-9]{0,9})$", re.MULTILINE)
@@ -126,7 +128,7 @@ def make_room(
         str(_kib_up(policy.keep_free_bytes + incoming_bytes)),
         "-" if limit is None else str(min(_KIB_MAX, max(0, limit - incoming_bytes) >> 10)),
     ]
-    result = device.shell(words, timeout_s=deadline.remaining(), check=False)
+    result = device.shell(words, timeout_s=deadline.at_most(_EVICTION_S), check=False)
     facts = dict(_FACT.findall(result.stdout))
     last = _LAST.search(result.stdout)
     if last is None or len(facts) != len(("free", "store", "evictable")):

@@ -15,7 +15,7 @@ from importlib import resources
 from pathlib import Path
 
 from harness.clock import Deadline
-from harness.deploy.digests import hash_command, hashes_on
+from harness.deploy.digests import STEP_S, hash_command, hashes_on
 from harness.devices.base import Device, PushItem
 from harness.errors import DeploymentCorruptError, DeviceFullError, HarnessError
 
@@ -87,7 +87,7 @@ def ensure_scripts(device: Device, deadline: Deadline) -> str:
 
 def _wrong(device: Device, folder: str, scripts: ScriptSet, deadline: Deadline) -> list[str]:
     """Return the names of the scripts that `folder` lacks or has with another content."""
-    found = hashes_on(device, folder, scripts.hashes, timeout_s=deadline.remaining())
+    found = hashes_on(device, folder, scripts.hashes, timeout_s=deadline.at_most(STEP_S))
     return [name for name, sha256 in scripts.hashes.items() if found.get(name) != sha256]
 
 
@@ -102,17 +102,17 @@ def _push(device: Device, folder: str, scripts: ScriptSet, deadline: Deadline) -
             local.write_bytes(text)
             items.append(PushItem(local, f"{arriving}/{name}", 0o755))
         try:
-            device.push_many(items, timeout_s=deadline.remaining())
+            device.push_many(items, timeout_s=deadline.at_most(STEP_S))
         except HarnessError as error:
             with contextlib.suppress(HarnessError):
                 device.shell(["rm", "-rf", arriving], timeout_s=_CLEAN_TIMEOUT_S, check=False)
             if not isinstance(error, DeviceFullError):
                 raise
             needed = sum(len(text) for _, text in scripts.texts)
-            free = device.free_bytes(timeout_s=deadline.remaining())
+            free = device.free_bytes(timeout_s=deadline.at_most(STEP_S))
             raise DeviceFullError(device.serial, device.work_root, needed, free) from None
     new, final = shlex.quote(arriving), shlex.quote(folder)
     device.shell(
         f"mkdir -p {final} && mv -f {new}/*.sh {final}/ && rmdir {new}",
-        timeout_s=deadline.remaining(),
+        timeout_s=deadline.at_most(STEP_S),
     )

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Self
 
 from harness.clock import Deadline
-from harness.deploy.digests import FileDigest, hashes_on
+from harness.deploy.digests import STEP_S, FileDigest, hashes_on, hashing_s
 from harness.deploy.eviction import EvictionPolicy, Room, bytes_on_disk, make_room, require_room
 from harness.deploy.pipeline import Pipeline, Progress
 from harness.devices.base import Device
@@ -27,8 +27,10 @@ from harness.errors import (
     DeploymentCorruptError,
     DeviceCommandError,
     DeviceFullError,
+    DeviceTimeoutError,
     HarnessError,
 )
+from harness.words import pluralize
 
 _CLEAN_TIMEOUT_S = 10.0
 DISK_FULL = "the file system is full or read-only"
@@ -147,7 +149,7 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
         for digest in batch:
             if answers.get(digest.sha256) not in {"ok", "adopted"}:
                 folder = f"{self._device.work_root}/incoming/{self._area}"
-                name, left_s = digest.sha256, self._deadline.remaining()
+                name, left_s = digest.sha256, self._deadline.at_most(hashing_s([digest]))
                 found = hashes_on(self._device, folder, [name], timeout_s=left_s).get(name, "")
                 raise DeploymentCorruptError(
                     self._device.serial, contents[digest].name, digest.sha256, found
@@ -175,9 +177,14 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
 
     def _verify(self, script: str, contents: Sequence[FileDigest]) -> dict[str, str]:
         lines = "".join(f"{digest.sha256} {digest.size}\n" for digest in contents)
-        result = self._device.shell(
-            script, timeout_s=self._deadline.remaining(), stdin=lines.encode(), check=False
-        )
+        limit_s = self._deadline.at_most(hashing_s(contents))
+        try:
+            result = self._device.shell(
+                script, timeout_s=limit_s, stdin=lines.encode(), check=False
+            )
+        except DeviceTimeoutError as error:
+            action = f"hashing {pluralize(len(contents), 'file')}"
+            raise DeviceTimeoutError(error.serial, action, error.timeout_s) from None
         if "\nqnnfarm-verify ok=" not in f"\n{result.stdout}":
             if DISK_FULL in result.stderr:
                 # How much it lacked for its lists is not known, and what is free now says little.
@@ -189,7 +196,8 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
 
     def _shell(self, command: str, stdin: str | None = None) -> str:
         data = None if stdin is None else stdin.encode("utf-8", "surrogateescape")
-        return self._device.shell(command, timeout_s=self._deadline.remaining(), stdin=data).stdout
+        limit_s = self._deadline.at_most(STEP_S)
+        return self._device.shell(command, timeout_s=limit_s, stdin=data).stdout
 
     def _script(self, name: str) -> str:
         return f"sh {shlex.quote(f'{self._scripts}/{name}')}"

@@ -137,8 +137,8 @@ class Job:
 
     @property
     def kill_script(self) -> str:
-        """Script that kills all that is left of it; may be run again and again."""
-        return f"{{\n{_marked_library()}\nend_marked job:{self.token}\n}} 2>/dev/null"
+        """Script that greets and kills all that is left of it; may be run again and again."""
+        return f"echo here; {{\n{_marked_library()}\nend_marked job:{self.token}\n}} 2>/dev/null"
 
     @property
     def list_script(self) -> str:
@@ -249,7 +249,10 @@ class Leftovers:
     """Jobs of a device that ended by an exception, until they are certainly killed. Thread-safe."""
 
     def __init__(self, kill: Callable[[Job, float], bool]) -> None:
-        """`kill` kills a job within so many seconds, and returns whether that is certain."""
+        """`kill` kills a job within so many seconds, and returns whether that is certain.
+
+        What it raises, `kill` of this raises, too.
+        """
         self._kill = kill
         self._jobs: list[Job] = []
         self._lock = threading.Lock()

@@ -28,6 +28,8 @@ from harness.errors import (
 _LOG_TAIL = 4000
 _MAX_OUTPUT = 4 << 20
 _KILL_TIMEOUT_S = 5.0
+_SILENT_S = 10.0
+"""Time that a device has to answer at all, before a command, after one that got no answer."""
 _HELD_S = 0.3
 """Seconds that the end of a command that has ended may take, before something must hold it."""
 _MOST_LISTED = 4096
@@ -196,7 +198,7 @@ class ShellDevice(ABC):
         stdout, stderr = job.outputs(*sinks, on_end=lambda: deadline.shorten(_HELD_S))
         left: tuple[str, ...] = ()
         with self._typed(f"`{command_line(command)}`", timeout_s, log):
-            self._leftovers.kill(deadline.remaining())
+            self._leftovers.kill(deadline.at_most(_SILENT_S))
             try:
                 try:
                     status = self._execute(script, stdin, stdout, stderr, deadline)
@@ -209,28 +211,51 @@ class ShellDevice(ABC):
             except BaseException as failure:
                 if job.started or not _unstarted(failure):
                     self._leftovers.add(job)
-                    self._leftovers.kill(_KILL_TIMEOUT_S)
+                    with contextlib.suppress(DeviceTimeoutError):
+                        self._leftovers.kill(_KILL_TIMEOUT_S)
                 raise
         return status, left
 
     def _left_by(self, job: Job) -> tuple[str, ...]:
         """List the processes of a job; nothing where the device does not tell."""
         listed = BoundedOutput(_MOST_LISTED)
-        self._execute_quietly("listing what is left", job.list_script, listed, _KILL_TIMEOUT_S)
+        with contextlib.suppress(DeviceTimeoutError):
+            self._execute_quietly("listing what is left", job.list_script, listed, _KILL_TIMEOUT_S)
         return tuple(one_line(line) for line in listed.text().splitlines() if line.strip())
 
+    def doubt(self) -> None:
+        """Have the next command see first that the device answers, as it stopped to just now."""
+        self._leftovers.add(Job(""))
+
     def _kill_once(self, job: Job, timeout_s: float) -> bool:
-        timeout_s = min(_KILL_TIMEOUT_S, timeout_s)
-        return self._execute_quietly(
-            "killing what ran", job.kill_script, BoundedOutput(1), timeout_s
-        )
+        """Kill a job; return whether that is certain.
+
+        Raises:
+            DeviceTimeoutError: the device does not even begin to. A command would wait for its
+                whole time there, and the clean-up after it again.
+        """
+        output = BoundedOutput(_MOST_LISTED)
+        try:
+            return self._execute_quietly("killing what ran", job.kill_script, output, timeout_s)
+        except DeviceTimeoutError:
+            if output.text():
+                return False
+            raise
 
     def _execute_quietly(self, action: str, script: str, stdout: Sink, timeout_s: float) -> bool:
-        """Run a script of ours, and return whether the device did."""
-        with contextlib.suppress(HarnessError), self._typed(action, timeout_s):
-            self._execute(script, None, stdout, BoundedOutput(1), Deadline(timeout_s))
-            return True
-        return False
+        """Run a script of ours, and return whether the device did.
+
+        Raises:
+            DeviceTimeoutError: it took too long.
+        """
+        try:
+            with self._typed(action, timeout_s):
+                self._execute(script, None, stdout, BoundedOutput(1), Deadline(timeout_s))
+        except DeviceTimeoutError:
+            raise
+        except HarnessError:
+            return False
+        return True
 
 
 def _unstarted(failure: BaseException) -> bool:

@@ -267,7 +267,7 @@ class DeviceTimeoutError(DeviceError):
 
     def __str__(self) -> str:
         tail = "; last output: {log_tail:300}" if self.log_tail.strip() else ""
-        return self._fill("device {serial}: {action} took longer than {timeout_s:g} s" + tail)
+        return self._fill("device {serial}: {action:120} took longer than {timeout_s:g} s" + tail)
 
 
 class DeviceCommandError(DeviceError):

@@ -10,6 +10,7 @@ Protocol: AOSP `packages/modules/adb/docs/dev/{overview,services}.md`.
 import contextlib
 import errno
 import ipaddress
+import math
 import os
 import re
 import select
@@ -127,6 +128,14 @@ class StreamClosed(Exception):  # noqa: N818
     """The other side closed the connection in the middle."""
 
 
+class Stalled(Exception):  # noqa: N818
+    """Nothing went either way for `seconds`, although the deadline is later."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(seconds)
+        self.seconds = seconds
+
+
 class ServerUnreachable(Exception):  # noqa: N818
     """Refused connection: no server listens at the address."""
 
@@ -134,13 +143,18 @@ class ServerUnreachable(Exception):  # noqa: N818
 class Connection(Closeable):
     """A socket to an adb server; a context manager that closes it.
 
+    Attributes:
+        stall_s: longest silence that its user accepts, for a service whose bytes show progress.
+
     Raises:
         ServerUnreachable: nothing listens there.
         DeadlineExceeded: by any method, when the deadline passes.
+        Stalled: by any method, after a silence of `stall_s`.
     """
 
     def __init__(self, address: ServerAddress, deadline: Deadline) -> None:
         self._deadline = deadline
+        self.stall_s = math.inf
         try:
             self._socket = address.connect(min(_CONNECT_TIMEOUT_S, deadline.remaining()))
         except OSError as error:
@@ -197,11 +211,11 @@ class Connection(Closeable):
         Raises:
             StreamClosed: the other side does not take it any more.
         """
-        self._socket.settimeout(self._deadline.remaining())
+        self._socket.settimeout(self._patience_s())
         try:
             self._socket.sendall(data)
         except TimeoutError:
-            raise DeadlineExceeded from None
+            raise self._late() from None
         except OSError as error:
             raise StreamClosed(str(error)) from error
 
@@ -214,7 +228,7 @@ class Connection(Closeable):
         """
         end = offset + count
         try:
-            self._socket.settimeout(self._deadline.remaining())
+            self._socket.settimeout(self._patience_s())
             self._socket.sendall(head, _MORE_FOLLOWS)
             while offset < end:
                 try:
@@ -232,7 +246,7 @@ class Connection(Closeable):
                     raise FailReply("the file became shorter while it was sent")
                 offset += sent
         except TimeoutError:
-            raise DeadlineExceeded from None
+            raise self._late() from None
         except OSError as error:
             raise StreamClosed(str(error)) from error
 
@@ -252,11 +266,11 @@ class Connection(Closeable):
         Raises:
             StreamClosed: there are no more.
         """
-        self._socket.settimeout(self._deadline.remaining())
+        self._socket.settimeout(self._patience_s())
         try:
             data = self._socket.recv(limit)
         except TimeoutError:
-            raise DeadlineExceeded from None
+            raise self._late() from None
         except OSError as error:
             raise StreamClosed(str(error)) from error
         if not data:
@@ -275,14 +289,25 @@ class Connection(Closeable):
     def wait(self, *, readable: bool, writable: bool) -> tuple[bool, bool]:
         """Wait until the socket is ready for one of what is asked; gives (readable, writable)."""
         flags = (select.POLLIN if readable else 0) | (select.POLLOUT if writable else 0)
-        events = self._poll(flags, self._deadline.remaining())
+        events = self._poll(flags, self._patience_s())
         if not events:
-            raise DeadlineExceeded
+            raise self._late()
         return bool(events & ~select.POLLOUT), bool(events & select.POLLOUT)
 
     def has_input(self) -> bool:
         """Return whether a read would not wait."""
         return bool(self._poll(select.POLLIN, 0))
+
+    def _patience_s(self) -> float:
+        return self._deadline.at_most(self.stall_s)
+
+    def _late(self) -> Exception:
+        """Return why a wait is over."""
+        try:
+            self._deadline.remaining()
+        except DeadlineExceeded as error:
+            return error
+        return Stalled(self.stall_s) if self.stall_s < math.inf else DeadlineExceeded()
 
     def _poll(self, flags: int, timeout_s: float) -> int:
         poll = select.poll()

@@ -15,6 +15,7 @@ from harness.devices.adb.client import TCP_SERIAL, AdbServer, device_features
 from harness.devices.adb.connection import (
     FailReply,
     ServerUnreachable,
+    Stalled,
     StreamClosed,
     open_service,
 )
@@ -85,6 +86,9 @@ class Failures:
             raise AdbServerError(self._server.shown, f"went away: {error}") from None
         except DeadlineExceeded:
             raise DeviceTimeoutError(self._shown, action, timeout_s, _tail(log)) from None
+        except Stalled as error:
+            action = f"waiting for progress of the {action}"
+            raise DeviceTimeoutError(self._shown, action, error.seconds, _tail(log)) from None
         except StreamClosed as error:
             raise self._closed(action, str(error)) from None
         except FailReply as error:
@@ -125,6 +129,8 @@ def _tail(log: Callable[[], str] | None) -> str:
 
 
 _ASK_TIMEOUT_S = 10.0
+_STALL_S = 60.0
+"""Longest silence in a transfer of files."""
 
 
 class AdbDevice(ShellDevice):
@@ -316,8 +322,13 @@ class AdbDevice(ShellDevice):
 
     @contextmanager
     def _sync(self, deadline: Deadline) -> Iterator[SyncSession]:
-        with open_service(self._server.address, self._serial, "sync:", deadline) as connection:
-            yield SyncSession(connection)
+        try:
+            with open_service(self._server.address, self._serial, "sync:", deadline) as connection:
+                connection.stall_s = _STALL_S
+                yield SyncSession(connection)
+        except (DeadlineExceeded, Stalled):
+            self.doubt()
+            raise
 
     @contextmanager
     def _sync_many(

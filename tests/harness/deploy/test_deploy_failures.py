@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness.clock import Deadline
+from harness.deploy import scripts
 from harness.deploy.deploy import deploy, store_usage
 from harness.deploy.scripts import ensure_scripts
 from harness.devices.adb.client import AdbServer
@@ -18,7 +19,7 @@ from harness.errors import (
     DeviceTimeoutError,
 )
 from harness.virtual_device import manager
-from harness.virtual_device.faults import Full
+from harness.virtual_device.faults import ALWAYS, Full, Stall
 from harness.virtual_device.manager import VirtualDevice
 
 RandomFile = Callable[[int], Path]
@@ -136,6 +137,17 @@ def test_a_deployment_that_takes_too_long(
 ) -> None:
     with pytest.raises(DeviceTimeoutError):
         deploy(virtual_device, {"a": random_file(10)}, run_id="late", timeout_s=0.001)
+
+
+def test_a_device_that_answers_no_step_ends_a_deployment_long_before_its_limit(
+    make_virtual_device: MakeDevice, random_file: RandomFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    virtual, device = make_virtual_device()
+    deploy(device, {"a": random_file(10)}, run_id="before")
+    manager.control(virtual.name).inject(Stall(when="shell", count=ALWAYS))
+    monkeypatch.setattr(scripts, "STEP_S", 0.5)
+    with pytest.raises(DeviceTimeoutError, match=r"0\.\d+ s"):
+        deploy(device, {"a": random_file(10)}, run_id="r", timeout_s=3600)
 
 
 def test_leftovers_of_dead_deployments_are_removed(

@@ -13,7 +13,7 @@ import pytest
 
 from harness.clock import Deadline, DeadlineExceeded
 from harness.devices.adb.client import DeviceEntry
-from harness.devices.adb.connection import Connection, FailReply, ServerAddress, query
+from harness.devices.adb.connection import Connection, FailReply, ServerAddress, Stalled, query
 from harness.devices.adb.server import resolve_server
 from harness.devices.adb.sync import SyncSession
 from harness.devices.ssh.config import resolve_host
@@ -62,6 +62,15 @@ def test_a_length_is_four_hexadecimal_digits(serve: Serve, length: bytes) -> Non
 def test_an_answer_in_drops_ends_with_the_deadline(serve: Serve) -> None:
     with pytest.raises(DeadlineExceeded):
         query(serve(b"OKAYffff", b"x", 0.05), "host:devices", Deadline(0.5))
+
+
+def test_a_silence_longer_than_the_user_accepts_ends_before_the_deadline(serve: Serve) -> None:
+    with Connection(serve(b"OKAY"), Deadline(3600)) as connection:
+        connection.stall_s = 0.1
+        connection.expect_okay()
+        with pytest.raises(Stalled) as caught:
+            connection.receive_some(1)
+    assert caught.value.seconds == 0.1
 
 
 @pytest.mark.parametrize("version", [b"0004zzzz", b"0004-029", b"1388" + b"f" * 5000])
