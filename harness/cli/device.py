@@ -11,7 +11,7 @@ import typer
 
 from harness.cli.arguments import Json
 from harness.console import Row, answers, print_json, print_remark, print_rows
-from harness.errors import HarnessError
+from harness.errors import HarnessError, WrongUseError
 
 if TYPE_CHECKING:
     from harness.devices.adb.client import AdbServer
@@ -148,13 +148,30 @@ Force = Annotated[bool, typer.Option("--force", help="Even if somebody holds a l
 
 
 @app.command("stop")
-def stop(name: Name, force: Force = False) -> None:
-    """Stop a virtual device and all that runs on it. Its files stay."""
+def stop(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME", help="Names of virtual devices.")
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="All that run.")] = False,
+    force: Force = False,
+) -> None:
+    """Stop virtual devices and all that runs on them. Their files stay.
+
+    If one of them is held or unknown, none is stopped.
+    """
     from harness.virtual_device import manager
 
-    _refuse_where_held(name, force=force)
-    _disconnect(manager.stop(name).serial)
-    print_remark(f"stopped {name}")
+    if bool(names) == every:
+        raise WrongUseError("name the devices to stop, or stop all with --all")
+    running = [device.name for device in manager.list_devices() if device.state == "running"]
+    chosen = list(dict.fromkeys(names or running))
+    for name in chosen:
+        _refuse_where_held(name, force=force)
+    for name in chosen:
+        _disconnect(manager.stop(name).serial)
+        print_remark(f"stopped {name}")
+    if not chosen:
+        print_remark("no virtual device runs")
 
 
 @app.command("rm")

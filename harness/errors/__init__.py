@@ -23,6 +23,7 @@
         HostConfigError        its SSH configuration cannot be used
         HostUnreachableError
         HostKeyError           its key is unknown
+          HostCertificateError only an authority of certificates is known
           HostKeyChangedError  its key differs from the known one
           HostKeyRevokedError  its key is revoked
         HostAuthError          it accepts none of the keys

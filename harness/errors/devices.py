@@ -39,6 +39,7 @@ class NoDeviceError(HarnessError):
     Attributes:
         wanted: the requested serial, if one was named.
         present: `serial (state)` of each device that the adb server knows.
+        host: of that server, if it is another than this one.
     """
 
     failure_class = FailureClass.DEVICE
@@ -47,10 +48,14 @@ class NoDeviceError(HarnessError):
     device_state = "absent"
     wanted: str | None
     present: tuple[str, ...] = ()
+    host: str = ""
 
     def __str__(self) -> str:
         wanted = "" if self.wanted is None else " {wanted!r}"
         present = "; connected: {present}" if self.present else ""
+        if self.host:
+            advice = "connect it to that host, and see `adb devices` there"
+            return self._fill("no adb device" + wanted + " at {host}" + present + ": " + advice)
         return self._fill(
             "no adb device" + wanted + present + ": plug a phone in with USB debugging on, "
             "or start a virtual device with `qnnfarm device start NAME --soc SM8750`"
@@ -144,6 +149,20 @@ class HostKeyError(HostError):
     template = (
         "host {host} shows the {key_type} key {fingerprint}, and {files} has none for {name}: "
         "check the fingerprint, then accept it with `ssh` once"
+    )
+
+
+class HostCertificateError(HostKeyError):
+    """The host is known by an authority that certifies its key, which we do not check.
+
+    Attributes:
+        files: the lines of known_hosts files that name the authority.
+    """
+
+    template = (
+        "host {host} shows the {key_type} key {fingerprint}, and {files} trusts {name} by "
+        "@cert-authority, whose certificates qnnfarm does not check: add the key itself with "
+        "`ssh-keyscan`, after `ssh` has connected to the host"
     )
 
 

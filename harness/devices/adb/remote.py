@@ -13,7 +13,7 @@ from harness.devices.adb.discovery import connect_tcp, open_device
 from harness.devices.adb.server import resolve_server
 from harness.devices.ssh.host import SshHost
 from harness.devices.ssh.tunnel import Tunnel
-from harness.errors import AdbServerError
+from harness.errors import AdbServerError, NoDeviceError
 
 DEFAULT_PORT = 5037
 
@@ -75,7 +75,10 @@ class RemoteAdb(Closeable):
         """
         server = self.server()
         connect_tcp(server, serial)
-        open_device(serial, server=server)
+        try:
+            open_device(serial, server=server)
+        except NoDeviceError as error:
+            raise NoDeviceError(error.wanted, error.present, self._name) from None
         tunnel = self._tunnel
         if tunnel is None:
             raise AdbServerError(self._shown, "its tunnel was closed meanwhile")

@@ -13,6 +13,7 @@ import paramiko
 
 from harness.devices.ssh.config import HostConfig
 from harness.errors import (
+    HostCertificateError,
     HostConfigError,
     HostKeyChangedError,
     HostKeyError,
@@ -31,10 +32,12 @@ class KnownKeys:
     Attributes:
         trusted: keys that the host may show; some of them may be revoked, too.
         revoked: keys that it must not show, each with the file and line that says so.
+        authorities: files and lines that trust the host by certificates, which are not checked.
     """
 
     trusted: tuple[paramiko.PKey, ...] = ()
     revoked: tuple[tuple[paramiko.PKey, str], ...] = ()
+    authorities: tuple[str, ...] = ()
 
 
 def known_keys(host: HostConfig) -> KnownKeys:
@@ -45,19 +48,22 @@ def known_keys(host: HostConfig) -> KnownKeys:
     """
     trusted: list[paramiko.PKey] = []
     revoked: list[tuple[paramiko.PKey, str]] = []
+    authorities: list[str] = []
     for file in host.known_hosts:
         for number, line in enumerate(_read(host, file), 1):
             words = line.split()
             marker = words.pop(0) if line.startswith("@") else ""
-            # Lines that are neither are left out, as `ssh` does; certificates are not supported.
-            if marker not in {"", "@revoked"} or len(words) < 3:
+            # Lines of any other kind are left out, as `ssh` does.
+            if marker not in {"", "@revoked", "@cert-authority"} or len(words) < 3:
                 continue
             if _names(words[0], host.known_as) and (key := _key(*words[1:3])) is not None:
-                if marker:
+                if marker == "@cert-authority":
+                    authorities.append(f"{file}:{number}")
+                elif marker:
                     revoked.append((key, f"{file}:{number}"))
                 else:
                     trusted.append(key)
-    return KnownKeys(tuple(trusted), tuple(revoked))
+    return KnownKeys(tuple(trusted), tuple(revoked), tuple(authorities))
 
 
 def algorithms(keys: Iterable[paramiko.PKey], supported: Iterable[str]) -> list[str]:
@@ -75,6 +81,7 @@ def check_host_key(host: HostConfig, known: KnownKeys, shown: paramiko.PKey) -> 
     Raises:
         HostKeyRevokedError: it is revoked.
         HostKeyError: none is known.
+        HostCertificateError: only an authority of certificates is.
         HostKeyChangedError: others are.
         HostConfigError: a file of revoked keys cannot be read.
     """
@@ -84,6 +91,8 @@ def check_host_key(host: HostConfig, known: KnownKeys, shown: paramiko.PKey) -> 
     if places:
         raise HostKeyRevokedError(*about, tuple(places))
     if shown not in known.trusted:
+        if known.authorities and not known.trusted:
+            raise HostCertificateError(*about, known.authorities)
         kind = HostKeyChangedError if known.trusted else HostKeyError
         raise kind(*about, tuple(str(file) for file in host.known_hosts))
 

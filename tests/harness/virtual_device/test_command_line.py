@@ -52,3 +52,15 @@ def test_heat_is_switched_on_read_and_off(start_device: Callable[..., VirtualDev
     assert _qnnfarm("heat", "heated", "--off").returncode == 0
     assert manager.control("heated").heat() is None
     manager.remove("heated")
+
+
+def test_several_devices_stop_at_once_or_none(
+    start_device: Callable[..., VirtualDevice],
+) -> None:
+    first, second = start_device("stop-a"), start_device("stop-b")
+    assert "nobody" in _qnnfarm("stop", first.name, "nobody").stderr
+    assert "--all" in _qnnfarm("stop").stderr
+    assert manager.get(first.name).state == "running"
+    stopped = _qnnfarm("stop", first.name, second.name)
+    assert stopped.stderr.splitlines() == [f"stopped {one.name}" for one in (first, second)]
+    assert {manager.get(one.name).state for one in (first, second)} == {"stopped"}

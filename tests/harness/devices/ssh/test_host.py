@@ -28,6 +28,7 @@ from harness.devices.ssh.host import SshHost, closing_by, run, stands
 from harness.devices.ssh.host_keys import KnownKeys, known_keys
 from harness.errors import (
     HostAuthError,
+    HostCertificateError,
     HostConfigError,
     HostKeyChangedError,
     HostKeyError,
@@ -219,6 +220,17 @@ def test_a_key_that_changed(ssh_server: SshServer) -> None:
     ):
         host.connect()
     assert "Accepted" not in ssh_server.log.read_text()
+
+
+def test_a_host_that_is_known_by_an_authority_alone_is_told_so(ssh_server: SshServer) -> None:
+    key = ssh_server.key.with_suffix(".pub").read_text()
+    ssh_server.known_hosts.write_text(f"@cert-authority * {key}")
+    with (
+        pytest.raises(HostCertificateError, match="certificates qnnfarm does not check") as caught,
+        SshHost.named("board", ssh_server.config) as host,
+    ):
+        host.connect()
+    assert caught.value.files == (f"{ssh_server.known_hosts}:1",)
 
 
 def test_a_known_hosts_file_with_hashed_names_and_noise(ssh_server: SshServer) -> None:
