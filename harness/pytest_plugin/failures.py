@@ -14,6 +14,7 @@ from harness.paths import safe_file_name
 from harness.pool.failure_policy import Work
 from harness.pytest_plugin.fixtures import TEST, TestState, case_of, leases_of
 from harness.pytest_plugin.terminal import LOST, PHASE
+from harness.telemetry.device_log import EMPTY
 
 if TYPE_CHECKING:
     from harness.devices.base import Device
@@ -127,7 +128,8 @@ def collect_logs(test: TestState, name: str) -> tuple[Path, list[tuple[str, str]
         for title, text in _device_logs(device, sessions, seconds):
             path = folder / f"{safe_file_name(device.serial)}-{title.replace(' ', '-')}"
             path.write_text(text, encoding="utf-8", errors="replace")
-            sections.append((f"{title} of {device.serial}", _tail(text, path)))
+            if text.strip() not in {"", EMPTY}:  # the report has no sections that say nothing
+                sections.append((f"{title} of {device.serial}", _tail(text, path)))
     return folder, sections
 
 
@@ -158,7 +160,7 @@ def as_csv(series: "Sequence[TelemetrySeries]") -> str:
 
 def _runner_log(runtime: "Runtime") -> str:
     try:
-        return runtime.read_log() or "(empty)"
+        return runtime.read_log() or EMPTY
     except HarnessError as error:
         return f"cannot be read: {error}"
 

@@ -1,9 +1,13 @@
 """Hooks of the plugin; they cost a test without devices next to nothing."""
 
+import re
 from collections.abc import Generator, Iterable
+from pathlib import Path
 
 import pytest
 
+import buildlib
+import harness
 from harness.pytest_plugin import terminal
 from harness.pytest_plugin.baseline import BaselineGate
 from harness.pytest_plugin.fixtures import (
@@ -18,6 +22,9 @@ from harness.pytest_plugin.fixtures import (
 from harness.pytest_plugin.marker import DESCRIPTION, LEASE_FIXTURE, check_marker, uses_device
 from harness.pytest_plugin.options import add_options, check_db, read_settings, without_password
 
+_OWN_FOLDERS = tuple(Path(module.__path__[0]) for module in (buildlib, harness))
+_SCOPE_MISMATCH = re.compile(r"ScopeMismatch: .*function scoped fixture (\w+)")
+_OF_ONE_TEST = ("container", "device", "devices", "recording", "record_measurement", "session")
 _PROPERTIES = pytest.StashKey[Iterable[tuple[str, object]]]()
 """Properties that a test had before it ran."""
 
@@ -123,7 +130,15 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: "pytest.CallInfo[None]"
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Add what the plugin knows of the test's devices to its report."""
+    if call.excinfo is not None and not item.config.option.fulltrace:
+        _hide_own_frames(call.excinfo)
     report = yield
+    if call.when == "setup" and (fixture := _too_wide_use_of(report)):
+        report.longrepr = (
+            f"the fixture {fixture!r} belongs to one test, as its lease does, so a fixture of a "
+            "wider scope cannot use it: give that the scope `function`, or lease by the fixture "
+            "`pool`, which lives as long as the session"
+        )
     test = item.stash.get(TEST, None)
     if test is not None:
         from harness.pytest_plugin.failures import record_failure
@@ -150,6 +165,29 @@ def pytest_runtest_teardown(
             leases.release_unless(next_lease_key(nextitem))
 
 
+def _too_wide_use_of(report: pytest.TestReport) -> str:
+    """Return our fixture that a fixture of a wider scope asked for; empty if none did."""
+    text = report.longreprtext if report.failed else ""
+    match = _SCOPE_MISMATCH.search(text)
+    return match[1] if match and match[1] in _OF_ONE_TEST else ""
+
+
+def _hide_own_frames(excinfo: "pytest.ExceptionInfo[BaseException]") -> None:
+    """End the traceback of an error of ours in the code of the user: its text says what failed."""
+    if not _is_own_error(excinfo):
+        return
+    for entry in excinfo.traceback:
+        if any(Path(entry.path).is_relative_to(folder) for folder in _OWN_FOLDERS):
+            entry.frame.f_globals.setdefault("__tracebackhide__", _is_own_error)
+
+
+def _is_own_error(excinfo: "pytest.ExceptionInfo[BaseException]") -> bool:
+    from harness.errors import HarnessError
+
+    return isinstance(excinfo.value, HarnessError)
+
+
 def pytest_report_teststatus(report: object) -> tuple[str, str, str] | None:
-    """Show a test that lost its device as `DEVICE LOST`."""
-    return ("error", "E", "DEVICE LOST") if getattr(report, terminal.LOST, False) else None
+    """Show a test that lost its device as `DEVICE LOST`, but as a rerun if it runs again."""
+    lost = getattr(report, terminal.LOST, False) and getattr(report, "outcome", "") == "failed"
+    return ("error", "E", "DEVICE LOST") if lost else None

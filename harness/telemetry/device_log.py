@@ -16,6 +16,9 @@ MOST_BYTES = 200_000
 _TIMEOUT_S = 20.0
 _MARGIN_S = 1.0
 _NOT_FOUND = 127
+_HEAD = "--------- beginning of "
+EMPTY = "(empty)"
+"""Text of a log without a line."""
 _LOGCAT = """if command -v logcat >/dev/null 2>&1; then
   logcat -d -b main,system,crash -v threadtime -T "$(($(date +%s) - {seconds})).0" 2>&1 \
     | tail -c {bytes}
@@ -42,11 +45,16 @@ def read_device_log(device: Device, seconds: float) -> Mapping[str, str]:
         except HarnessError as error:
             return logs | {name: f"cannot be read: {error}"}
         if done.exit_status != _NOT_FOUND:
-            logs[name] = done.stdout or done.stderr or "(empty)"
+            logs[name] = _without_heads(done.stdout) or done.stderr or EMPTY
     uptime, _, messages = logs["dmesg"].partition("\n")
     with contextlib.suppress(ValueError):  # no uptime: the text says why
         logs["dmesg"] = _since(messages, float(uptime[:20]) - since)
     return logs
+
+
+def _without_heads(log: str) -> str:
+    """Return a log; nothing if it has only logcat's heads, one for each of its buffers."""
+    return "" if all(line.startswith(_HEAD) for line in log.splitlines()) else log
 
 
 def _since(messages: str, uptime_s: float) -> str:

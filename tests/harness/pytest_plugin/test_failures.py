@@ -13,6 +13,8 @@ from harness.devices.adb.device import AdbDevice
 from harness.devices.spec import DeviceSpec
 from harness.pool.pool import Pool
 from harness.pool.states import MemberState
+from harness.pytest_plugin.hooks import pytest_report_teststatus
+from harness.pytest_plugin.terminal import LOST
 from tests.conftest import MakeDevice
 from tests.harness.pytest_plugin.conftest import Farm, command
 
@@ -76,6 +78,37 @@ def test_a_lost_device_is_an_error_and_the_next_test_gets_another(
     assert properties["qnnfarm.device"] in properties["qnnfarm.failure"]
     assert properties["qnnfarm.failure"].startswith("DeviceLostError: ")
     assert "qnnfarm.evidence" not in properties  # it cannot be asked
+
+
+def test_a_report_of_a_rerun_is_no_error() -> None:
+    report = pytest.TestReport("x", ("x", 1, "x"), {}, "failed", None, "call")
+    setattr(report, LOST, True)
+    assert pytest_report_teststatus(report) == ("error", "E", "DEVICE LOST")
+    report.outcome = "rerun"  # type: ignore[assignment] # as pytest-rerunfailures has it
+    assert pytest_report_teststatus(report) is None
+
+
+def test_a_failed_command_shows_the_code_of_the_test_alone(
+    farm: Farm, two_devices: tuple[str, str]
+) -> None:
+    text = "def test_it(device):\n    device.shell('false')\n"
+    outcome = farm(text, f"--device=virtual:{two_devices[0]}")
+    assert "device.shell('false')" in outcome.output
+    assert "lease.py" not in outcome.output
+    assert "beginning of main" not in outcome.output
+
+
+def test_a_device_in_a_fixture_of_a_wider_scope_is_explained_in_a_line(
+    farm: Farm, two_devices: tuple[str, str]
+) -> None:
+    for fixture in ("device", "container"):
+        text = (
+            "import pytest\n@pytest.fixture(scope='module')\n"
+            f"def wide({fixture}):\n    return {fixture}\ndef test_it(wide): pass\n"
+        )
+        outcome = farm(text, f"--device=virtual:{two_devices[0]}")
+        assert f"the fixture '{fixture}' belongs to one test" in outcome.output
+        assert "ScopeMismatch" not in outcome.output
 
 
 _TAKEN = """
