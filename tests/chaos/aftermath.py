@@ -125,8 +125,9 @@ def _ledger(lab: Lab) -> list[str]:
 
 
 def _fence(root: Path, token: int, number: int) -> list[str]:
-    tokens = [file.name for file in (root / "fence").glob("[0-9]*")]
-    return [] if tokens == [str(token)] else [f"fence of d{number}: {tokens}, not {token}"]
+    files = [file.name for file in (root / "fence").glob("[0-9]*")]
+    tokens = [name.partition("-")[0] for name in files]  # of the one ledger of the lab
+    return [] if tokens == [str(token)] else [f"fence of d{number}: {files}, not {token}"]
 
 
 def _store(lab: Lab, root: Path, number: int, struck: set[str]) -> list[str]:
