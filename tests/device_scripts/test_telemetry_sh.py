@@ -361,7 +361,7 @@ def test_the_recording_of_a_long_run_is_bounded(
     changed = re.sub(rf"^{constant}=\d+", f"{constant}={value}", text, flags=re.MULTILINE)
     assert changed != text
     (scripts / "telemetry.sh").write_text(changed.replace("thin_lines=3000", "thin_lines=3"))
-    for name in ("common.sh", "marked.sh", "sensors.sh"):
+    for name in ("common.sh", "marked.sh", "sensors.sh", "sha256.sh"):
         (scripts / name).write_bytes((SCRIPTS / name).read_bytes())
     began = Path("/proc/uptime").read_text().split()[0].split(".")
     with subprocess.Popen(["sleep", "250"]) as runner:
