@@ -27,6 +27,7 @@ from buildlib.cache.layout import CacheEntry, entry_folders, entry_name
 from buildlib.cache.records import EntryInfo, read_files, read_info
 from buildlib.container.container import GenAIContainer
 from buildlib.container.layout import GENIE_CONFIG, HTP_CONFIG, TOKENIZER
+from buildlib.container.manifest import GENIE_CONTRACT
 from buildlib.container.op_packages import registrations
 from buildlib.container.writer import ContainerContents, ContainerFile, write_container
 from buildlib.errors import CacheError, ContainerError, InputFileError, InvalidOptionError
@@ -217,8 +218,10 @@ def emulator_twin(
                     update={"weight_sharing_enabled": False, "lora_weight_sharing": None}
                 )
                 unshared = config.model_copy(update={"soc_details": target, "context": context})
-                graphs = OrtQnnToolchain().inspect(container.files[name]).graphs
-                ports = {graph.name: Ports(graph.inputs, graph.outputs) for graph in graphs}
+                ports = None
+                if metadata.contract != GENIE_CONTRACT:  # others count on the order of tensors
+                    graphs = OrtQnnToolchain().inspect(container.files[name]).graphs
+                    ports = {graph.name: Ports(graph.inputs, graph.outputs) for graph in graphs}
                 compile(load(dlcs), unshared, ports=ports).save(path)
         return _write_again(container, binaries, user_path(dest), target)
 

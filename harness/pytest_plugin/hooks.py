@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-import buildlib
-import harness
 from harness.pytest_plugin import terminal
 from harness.pytest_plugin.baseline import BaselineGate
 from harness.pytest_plugin.fixtures import (
@@ -22,7 +20,6 @@ from harness.pytest_plugin.fixtures import (
 from harness.pytest_plugin.marker import DESCRIPTION, LEASE_FIXTURE, check_marker, uses_device
 from harness.pytest_plugin.options import add_options, check_db, read_settings, without_password
 
-_OWN_FOLDERS = tuple(Path(module.__path__[0]) for module in (buildlib, harness))
 _SCOPE_MISMATCH = re.compile(r"ScopeMismatch: .*function scoped fixture (\w+)")
 _OF_ONE_TEST = ("container", "device", "devices", "recording", "record_measurement", "session")
 _PROPERTIES = pytest.StashKey[Iterable[tuple[str, object]]]()
@@ -176,8 +173,12 @@ def _hide_own_frames(excinfo: "pytest.ExceptionInfo[BaseException]") -> None:
     """End the traceback of an error of ours in the code of the user: its text says what failed."""
     if not _is_own_error(excinfo):
         return
+    import buildlib
+    import harness
+
+    folders = [Path(module.__path__[0]) for module in (buildlib, harness)]
     for entry in excinfo.traceback:
-        if any(Path(entry.path).is_relative_to(folder) for folder in _OWN_FOLDERS):
+        if any(Path(entry.path).is_relative_to(folder) for folder in folders):
             entry.frame.f_globals.setdefault("__tracebackhide__", _is_own_error)
 
 

@@ -242,7 +242,7 @@ def test_text_that_another_user_wrote_reaches_no_terminal_raw(shared: SharedFold
 
 _TICKET_OF_NOTHING = (
     "INSERT INTO pool_tickets"
-    " SELECT 1, '', '[[]]', 1, 0, NULL, host, boot, pid, started, namespace, '', beat, ttl"
+    " SELECT 1, '', '[[]]', 1, 0, 0, '', NULL, host, boot, pid, started, namespace, '', beat, ttl"
     " FROM pool_leases"
 )
 
