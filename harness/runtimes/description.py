@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -24,11 +24,13 @@ from buildlib.errors import UnknownSocError
 from buildlib.targets import Soc, find_soc
 from harness.deploy.deployment import DeployFile
 from harness.deploy.digests import hash_files
-from harness.devices.base import DeviceProperties
+from harness.devices.base import Device, DeviceProperties
 from harness.errors import HostFileError, PromptTooLongError, RuntimeChoiceError, WrongUseError
 from harness.results.records import ContainerInfo
-from harness.runtimes.base import ModelRole, Window
+from harness.runtimes.base import ModelRole, RuntimeOptions, Window
 from harness.runtimes.bundles.bundle import Bundle
+from harness.runtimes.bundles.sources import find_qnn
+from harness.runtimes.deployed import DeployedRuntime
 from harness.yaml_files import YamlFile, read_yaml
 
 Word = Annotated[str, Field(min_length=1, max_length=4096, pattern=r"\A[^\x00\n]+\Z")]
@@ -215,6 +217,18 @@ class DescribedModel(Generic[_Description]):
         }
         return Bundle(device.abi, _soc(device), {**files, **more})
 
+    def bundle_with_qnn(self, device: DeviceProperties, files: Mapping[str, DeployFile]) -> Bundle:
+        """Return the same, with QNN's libraries where the files have none.
+
+        Raises:
+            GenieMissingError: this machine has no QNN for the device.
+            UnknownSocError: the SoC of the device is in no catalog.
+        """
+        bundle = self.bundle(device, files)
+        if "libQnnHtp.so" in bundle.files:
+            return bundle
+        return bundle.add({**find_qnn(device.abi, find_soc(device.soc)).files, **bundle.files})
+
     @property
     def environment(self) -> tuple[str, ...]:
         """Words before a program that give it the described variables."""
@@ -231,6 +245,35 @@ class DescribedModel(Generic[_Description]):
         """
         del text, most, role
         raise WrongUseError(f"{self.path}: its runtime scores no texts")
+
+
+class ProgramRuntime(DeployedRuntime):
+    """Base of runtimes that run a described model by one program.
+
+    Args:
+        bundle: holds the program, its libraries and the model.
+        command: the program, with the options that all its processes share.
+        model: that it runs; its tokenizer is on this host.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        properties: DeviceProperties,
+        bundle: Bundle,
+        options: RuntimeOptions,
+        command: Sequence[str],
+        model: DescribedModel[Any],
+    ) -> None:
+        super().__init__(device, properties, bundle, options)
+        self._command = tuple(command)
+        self._model = model
+
+    def versions_of(self, *libraries: str) -> dict[str, str]:
+        """Return the hashes of libraries, and of the user's files; deploy first if needed."""
+        hashes = {name.rpartition("/")[2]: self.sha256_of(name) for name in libraries}
+        own = {name: f"sha256:{sha256[:16]}" for name, sha256 in hashes.items() if sha256}
+        return own | self.pushed()
 
 
 def _soc(device: DeviceProperties) -> Soc | None:

@@ -7,14 +7,13 @@ Source: https://github.com/pytorch/executorch (BSD-3-Clause),
 
 import json
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from buildlib.targets import find_soc
 from harness.deploy.deployment import DeployFile
 from harness.devices.base import Device, DeviceProperties
 from harness.errors import HostFileError, RuntimeOutputError, WrongUseError
@@ -25,11 +24,10 @@ from harness.runtimes.base import (
     RuntimeOptions,
 )
 from harness.runtimes.bundles.bundle import Bundle
-from harness.runtimes.bundles.sources import find_qnn
-from harness.runtimes.deployed import DeployedRuntime
 from harness.runtimes.description import (
     DescribedModel,
     Description,
+    ProgramRuntime,
     describes,
     find_programs,
     find_shared_libraries,
@@ -87,32 +85,14 @@ _MODEL, _TOKENIZER, _TOKENS = "model.pte", "tokenizer.json", "tokens.raw"
 _ANSWER, _SPEED, _OUTPUT = "outputs.txt", "inference_speed.txt", "stdout.txt"
 
 
-class ExecuTorchRuntime(DeployedRuntime):
+class ExecuTorchRuntime(ProgramRuntime):
     """A `.pte` on a device, run by `qnn_llama_runner`; `Runtime`.
 
     It is asked in tokens (`--tokenized_prompt`), so that it puts neither a chat template nor bos
     around a prompt, and `--seq_len`, which counts prompt and answer, is what was asked for.
-
-    Args:
-        bundle: holds the runner, its backend, QNN, the model and its tokenizer.
-        command: the program, with `--decoder_model_version`, `--eval_mode` and more options.
-        tokenizer: on this host.
     """
 
     name: ClassVar[str] = "executorch"
-
-    def __init__(
-        self,
-        device: Device,
-        properties: DeviceProperties,
-        bundle: Bundle,
-        options: RuntimeOptions,
-        command: Sequence[str],
-        tokenizer: Path,
-    ) -> None:
-        super().__init__(device, properties, bundle, options)
-        self._command = tuple(command)
-        self._tokenizer = tokenizer
 
     def runner(self, capability: Capability) -> str:
         """Name the program, which is the same for all."""
@@ -121,10 +101,7 @@ class ExecuTorchRuntime(DeployedRuntime):
 
     def versions(self) -> Mapping[str, str]:
         """Return the hashes of its backend and of QNN; deploy first if needed."""
-        names = ("libqnn_executorch_backend.so", "libQnnHtp.so")
-        hashes = {name: self.sha256_of(name) for name in names}
-        own = {name: f"sha256:{value[:16]}" for name, value in hashes.items() if value}
-        return own | self.pushed()
+        return self.versions_of("libqnn_executorch_backend.so", "libQnnHtp.so")
 
     def generate(self, request: GenerationRequest) -> GenerationResult:
         """Answer a prompt.
@@ -135,7 +112,7 @@ class ExecuTorchRuntime(DeployedRuntime):
             RuntimeOutputError: it left no report, or one that cannot be read.
         """
         if request.prompt is not None:
-            tokenizer = load_tokenizer(self._tokenizer)
+            tokenizer = load_tokenizer(self._model.tokenizer)
             tokens = tuple(tokenizer.encode(request.prompt).ids)
         elif request.token_ids is not None:
             tokens = request.token_ids
@@ -261,10 +238,7 @@ class ExecuTorchModel(DescribedModel[ExecuTorchDescription]):
             _MODEL: DeployFile(self.model_path, origin="model"),
             _TOKENIZER: DeployFile(self.tokenizer, origin="model"),
         }
-        bundle = self.bundle(device, own)
-        if "libQnnHtp.so" in bundle.files:
-            return bundle
-        return bundle.add({**find_qnn(device.abi, find_soc(device.soc)).files, **bundle.files})
+        return self.bundle_with_qnn(device, own)
 
     def start(
         self, device: Device, properties: DeviceProperties, options: RuntimeOptions
@@ -279,4 +253,4 @@ class ExecuTorchModel(DescribedModel[ExecuTorchDescription]):
         command += ["--decoder_model_version", said.decoder_model_version]
         command += ["--eval_mode", str(said.eval_mode), *said.arguments]
         bundle = self._bundle(properties)
-        return ExecuTorchRuntime(device, properties, bundle, options, command, self.tokenizer)
+        return ExecuTorchRuntime(device, properties, bundle, options, command, self)

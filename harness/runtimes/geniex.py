@@ -17,11 +17,10 @@ from harness.deploy.deployment import DeployFile
 from harness.devices.base import Device, DeviceProperties
 from harness.errors import HostFileError, RuntimeOutputError, WrongUseError
 from harness.runtimes.base import Capability, GenerationResult, RuntimeOptions, SpeedRequest
-from harness.runtimes.bundles.bundle import Bundle
-from harness.runtimes.deployed import DeployedRuntime
 from harness.runtimes.description import (
     DescribedModel,
     Description,
+    ProgramRuntime,
     describes,
     model_files,
     read_description,
@@ -61,26 +60,13 @@ _REPORT = "report.json"
 _ENVIRONMENT = ("LD_LIBRARY_PATH=./lib:./lib/llama_cpp", "GENIEX_PLUGIN_PATH=./lib")
 
 
-class GeniexBenchRuntime(DeployedRuntime):
+class GeniexBenchRuntime(ProgramRuntime):
     """A model on a device, measured by geniex-bench; `Runtime`.
 
-    Args:
-        bundle: holds an installed GenieX (`bin`, `lib`) and the model beneath `model/`.
-        command: the program, with `--plugin`, `--device`, `-m` and more of its options.
+    The bundle is an installed GenieX (`bin`, `lib`), with the model beneath `model/`.
     """
 
     name: ClassVar[str] = "geniex-bench"
-
-    def __init__(
-        self,
-        device: Device,
-        properties: DeviceProperties,
-        bundle: Bundle,
-        options: RuntimeOptions,
-        command: tuple[str, ...],
-    ) -> None:
-        super().__init__(device, properties, bundle, options)
-        self._command = command
 
     def runner(self, capability: Capability) -> str:
         """Name the program, which is the same for all."""
@@ -89,9 +75,7 @@ class GeniexBenchRuntime(DeployedRuntime):
 
     def versions(self) -> Mapping[str, str]:
         """Return the hash of its library; deploy first if needed."""
-        sha256 = self.sha256_of(f"{_LIBRARIES}/libgeniex.so")
-        own = {} if sha256 is None else {"libgeniex.so": f"sha256:{sha256[:16]}"}
-        return own | self.pushed()
+        return self.versions_of(f"{_LIBRARIES}/libgeniex.so")
 
     def measure_speed(self, request: SpeedRequest) -> Iterator[GenerationResult]:
         """Yield the runs of one process, after a warm-up that it does not report.
@@ -232,4 +216,4 @@ class GeniexModel(DescribedModel[GeniexDescription]):
         bundle = self.bundle(properties, self._files(properties))
         command = ("env", *_ENVIRONMENT, *self.environment, f"./{_PROGRAM}")
         words = (*command, *arguments, *said.arguments)
-        return GeniexBenchRuntime(device, properties, bundle, options, words)
+        return GeniexBenchRuntime(device, properties, bundle, options, words, self)

@@ -7,7 +7,7 @@ end of the context. Those of Qwen 2 and Llama take numbers of tokens, and measur
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal
@@ -30,11 +30,10 @@ from harness.runtimes.base import (
     SpeedRequest,
 )
 from harness.runtimes.bundles.bundle import Bundle
-from harness.runtimes.bundles.sources import find_qnn
-from harness.runtimes.deployed import DeployedRuntime
 from harness.runtimes.description import (
     DescribedModel,
     Description,
+    ProgramRuntime,
     Word,
     describes,
     find_programs,
@@ -135,29 +134,13 @@ _MODEL, _TOKENIZER, _CONFIG = "model.bin", "tokenizer.json", "config.json"
 _PROMPT, _OUTPUT, _CLOCK = "prompt.txt", "output.txt", "output.clock"
 
 
-class MllmRuntime(DeployedRuntime):
+class MllmRuntime(ProgramRuntime):
     """A context on a device, run by mllm's runner; `Runtime`.
 
-    Args:
-        bundle: holds the runner, its libraries, QNN, the context, tokenizer and configuration.
-        command: the runner, with `-m`, `-t`, `-c` and `--ar_len`.
-        tokenizer: on this host.
+    The command has `-m`, `-t`, `-c` and `--ar_len`.
     """
 
     name: ClassVar[str] = "mllm"
-
-    def __init__(
-        self,
-        device: Device,
-        properties: DeviceProperties,
-        bundle: Bundle,
-        options: RuntimeOptions,
-        command: Sequence[str],
-        tokenizer: Path,
-    ) -> None:
-        super().__init__(device, properties, bundle, options)
-        self._command = tuple(command)
-        self._tokenizer = tokenizer
 
     def runner(self, capability: Capability) -> str:
         """Name the program, which is the same for all."""
@@ -166,9 +149,7 @@ class MllmRuntime(DeployedRuntime):
 
     def versions(self) -> Mapping[str, str]:
         """Return the hashes of mllm's runtime and of QNN; deploy first if needed."""
-        names = ("libMllmRT.so", "libMllmQNNBackend.so", "libQnnHtp.so")
-        hashes = {name: self.sha256_of(name) for name in names}
-        return {n: f"sha256:{value[:16]}" for n, value in hashes.items() if value} | self.pushed()
+        return self.versions_of("libMllmRT.so", "libMllmQNNBackend.so", "libQnnHtp.so")
 
 
 class MllmDialog(MllmRuntime):
@@ -182,7 +163,7 @@ class MllmDialog(MllmRuntime):
             RunnerError: the runner crashed, hung or refused.
             RuntimeOutputError: it printed something else than an answer.
         """
-        tokenizer = load_tokenizer(self._tokenizer)
+        tokenizer = load_tokenizer(self._model.tokenizer)
         prompt = request.prompt
         if request.token_ids is not None:
             prompt = str(tokenizer.decode(list(request.token_ids))).replace("\n", " ")
@@ -225,7 +206,7 @@ class MllmDialog(MllmRuntime):
     def added_tokens(self, settings: DialogSettings, *, after_fill: bool = False) -> int:
         """Return the tokens of the chat template."""
         del settings, after_fill
-        return len(encode(load_tokenizer(self._tokenizer), _TEMPLATE.format("")))
+        return len(encode(load_tokenizer(self._model.tokenizer), _TEMPLATE.format("")))
 
 
 class MllmSpeed(MllmRuntime):
@@ -374,9 +355,7 @@ class MllmModel(DescribedModel[MllmDescription]):
         """
         if settings != DialogSettings():
             raise WrongUseError("mllm's runners answer greedily, without settings")
-        if depth_tokens:
-            raise WrongUseError("the runtime mllm has no depth: leave it out")
-        self.check_length(RUNNER_CL, prompt_tokens, new_tokens)
+        self.check_length(RUNNER_CL, prompt_tokens, new_tokens, depth_tokens)
 
     def check_fit(self, device: DeviceProperties) -> None:
         """See `Model.check_fit`.
@@ -414,10 +393,7 @@ class MllmModel(DescribedModel[MllmDescription]):
                 if not path.is_file():
                     raise HostFileError(str(path), "there is no such op package")
                 own[name] = DeployFile(path, origin="mllm's op package")
-        bundle = self.bundle(device, own)
-        if "libQnnHtp.so" in bundle.files:
-            return bundle
-        return bundle.add({**find_qnn(device.abi, find_soc(device.soc)).files, **bundle.files})
+        return self.bundle_with_qnn(device, own)
 
     def start(
         self, device: Device, properties: DeviceProperties, options: RuntimeOptions
@@ -431,4 +407,4 @@ class MllmModel(DescribedModel[MllmDescription]):
         command = [*self.environment, f"./{self.program}", "-m", _MODEL, "-t", _TOKENIZER]
         command += ["-c", _CONFIG, "--ar_len", str(said.ar_len), *said.arguments]
         bundle = self.device_bundle(properties)
-        return self.runtime(device, properties, bundle, options, command, self.tokenizer)
+        return self.runtime(device, properties, bundle, options, command, self)
