@@ -211,10 +211,13 @@ class Pool(Closeable):
 
     def waiting(self) -> list[Waiting]:
         """Return the requests that wait, in the order in which they come next."""
+        tickets = self.ledger.waiting()
+        if not tickets:
+            return []
         members = {status.name: status for status in self.members()}
         by_key = self._members.by_key()
         found = []
-        for ticket in self.ledger.waiting():
+        for ticket in tickets:
             names = [by_key[key].name for key in ticket.candidates if key in by_key]
             reason = describe_wait([members[name] for name in names if name in members])
             found.append(Waiting(ticket.holder, ticket.asked, reason))

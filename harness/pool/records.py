@@ -67,7 +67,7 @@ class LeaseRow:
     @property
     def holder(self) -> str:
         """Its holder, for people."""
-        return f"{self.owner}: {self.purpose}" if self.purpose else str(self.owner)
+        return _holder(self.owner, self.purpose)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class TicketRow:
     @property
     def holder(self) -> str:
         """Its holder, for people."""
-        return f"{self.owner}: {self.purpose}" if self.purpose else str(self.owner)
+        return _holder(self.owner, self.purpose)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +115,10 @@ class DeviceRow:
     facts: Facts
     lease: LeaseRow | None
     failures: tuple[FailureRecord, ...]
+
+
+def _holder(owner: Owner, purpose: str) -> str:
+    return f"{owner}: {purpose}" if purpose else str(owner)
 
 
 def owner_values(owner: Owner) -> dict[str, object]:
