@@ -7,8 +7,9 @@ missing is fetched from the submitting host over SSH, once for each worker's hos
 import shutil
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
@@ -44,8 +45,8 @@ class CellFiles(BaseModel):
     push: tuple[str, ...] = ()
 
 
-def find_files(cell: Cell, push: tuple[str, ...]) -> CellFiles:
-    """Return the files of a cell.
+def find_files(cells: Sequence[Cell], push: tuple[str, ...]) -> Iterator[CellFiles]:
+    """Yield the files of each of the cells, every one of which is hashed once.
 
     Args:
         push: files that are pushed with containers, as `pushed_files` takes them.
@@ -54,19 +55,30 @@ def find_files(cell: Cell, push: tuple[str, ...]) -> CellFiles:
         HostFileError: one cannot be read.
         WrongUseError: a pushed file is not there.
     """
-    container = cell.container
-    parts = (
-        [p for p in container.rglob("*") if p.is_file()] if container and container.is_dir() else []
-    )
-    named = (getattr(cell.workload, key) for key in cell.workload.input_keys)
-    inputs = [(cell.folder / name).absolute() for name in named if name is not None]
-    pushed = pushed_files(push if cell.workload.needs_container else (), cell.folder)
-    digests = hash_files([*parts, *inputs, *(file.path for file in pushed.values())])
-    return CellFiles(
-        container={str(p.relative_to(container)): digests[p].sha256 for p in parts if container},
-        inputs={str(p): digests[p].sha256 for p in digests if p not in set(parts)},
-        push=tuple(f"{file.path}:{name}" for name, file in pushed.items()),
-    )
+    digests: dict[Path, str] = {}
+
+    def hashed(paths: Iterable[Path]) -> list[tuple[Path, str]]:
+        wanted = list(paths)
+        new = [path for path in wanted if path not in digests]
+        digests.update({path: digest.sha256 for path, digest in hash_files(new).items()})
+        return [(path, digests[path]) for path in wanted]
+
+    @cache
+    def of_container(folder: Path) -> dict[str, str]:
+        parts = hashed(path for path in sorted(folder.rglob("*")) if path.is_file())
+        return {str(path.relative_to(folder)): sha256 for path, sha256 in parts}
+
+    for cell in cells:
+        named = (getattr(cell.workload, key) for key in cell.workload.input_keys)
+        inputs = [(cell.folder / name).absolute() for name in named if name is not None]
+        pushed = pushed_files(push if cell.workload.needs_container else (), cell.folder)
+        paths = [*inputs, *(file.path for file in pushed.values())]
+        folder = cell.container if cell.container and cell.container.is_dir() else None
+        yield CellFiles(
+            container=of_container(folder) if folder else {},
+            inputs={str(path): sha256 for path, sha256 in hashed(paths)},
+            push=tuple(f"{file.path}:{name}" for name, file in pushed.items()),
+        )
 
 
 @dataclass(frozen=True, slots=True)

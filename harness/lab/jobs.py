@@ -45,7 +45,6 @@ Result = TypeVar("Result")
 TASK = "qnnfarm_cell"
 DEAD_AFTER_S = 30.0
 _OPENING = 0x71_6E_6E_6C_61_62  # "qnnlab"
-_LIVE = frozenset({"todo", "doing"})
 _BATCH = 500
 _QUEUE_DIGITS = 32
 _LONGEST_REASON = 1000
@@ -227,7 +226,7 @@ class LabJobs(Closeable):
             origin: host whose files the cells name.
             chosen: cells with their files and priorities; the highest run first.
         """
-        live = {job.queueing_lock for job in self.jobs(plan_run) if job.status in _LIVE}
+        live = self.live(plan_run)
         arguments: dict[str, Any] = {
             "plan_run": plan_run,
             "origin": origin,
@@ -247,7 +246,7 @@ class LabJobs(Closeable):
                 },
             )
             for cell, files, priority in chosen
-            if f"{plan_run}:{cell.key}" not in live
+            if cell.key not in live
         ]
         self._forget(plan_run, {str(job.queueing_lock).rpartition(":")[2] for job in jobs})
         return sum(self._defer(jobs[at : at + _BATCH]) for at in range(0, len(jobs), _BATCH))
@@ -267,10 +266,16 @@ class LabJobs(Closeable):
             return sum(self._defer([job]) for job in jobs) if len(jobs) > 1 else 0
         return len(jobs)
 
-    def jobs(self, plan_run: str) -> Sequence[Job]:
-        """Return the jobs of a plan's run, oldest first."""
-        found = self._call(self._app.job_manager.list_jobs_async(task=TASK))
-        return [job for job in found if job.task_kwargs.get("plan_run") == plan_run]
+    def live(self, plan_run: str) -> Mapping[str, int]:
+        """Return the keys of the cells of a plan's run that wait or run, with their jobs' ids."""
+        query = text(
+            "SELECT queueing_lock, id FROM procrastinate_jobs WHERE task_name = :task"
+            " AND status IN ('todo', 'doing') AND starts_with(queueing_lock, :plan_run)"
+        )
+        values = {"task": TASK, "plan_run": f"{plan_run}:"}
+        with self.store.database.reading() as connection:
+            rows = connection.execute(query, values).all()
+        return {lock.rpartition(":")[2]: number for lock, number in rows}
 
     def ends(self, plan_run: str) -> Mapping[str, CellEnd]:
         """Return what became of the cells of a plan's run that have begun, by their keys."""
@@ -298,9 +303,8 @@ class LabJobs(Closeable):
 
     def cancel(self, plan_run: str) -> int:
         """Cancel the cells that wait, ask workers to end those that run; return their number."""
-        ids = [job.id for job in self.jobs(plan_run) if job.status in _LIVE and job.id is not None]
         cancel = self._app.job_manager.cancel_job_by_id_async
-        return sum(self._call(cancel(number, abort=True)) for number in ids)
+        return sum(self._call(cancel(n, abort=True)) for n in self.live(plan_run).values())
 
     # Workers
 

@@ -55,10 +55,10 @@ class LabRun:
         """Submit the cells that are not done, do not wait and do not run; return their number."""
         waiting = [cell for cell in self.cells if cell.key in self.submitted]
         durations = Durations(waiting)
-        pushed = tuple(self.plan.push)
+        files = find_files(waiting, tuple(self.plan.push))
         chosen = (
-            (cell, find_files(cell, pushed), _priority(durations.expected_s(cell)))
-            for cell in waiting
+            (cell, its_files, _priority(durations.expected_s(cell)))
+            for cell, its_files in zip(waiting, files, strict=True)
         )
         return self.jobs.submit(self.id, settings_of(self.plan), origin, chosen)
 
@@ -78,8 +78,8 @@ class LabRun:
 
     def _tell(self, observer: Observer, told: dict[str, str]) -> bool:
         """Tell what changed; return whether anything waits or runs."""
+        live = bool(self.jobs.live(self.id))  # first: what ends from here on is told next time
         ends = self.jobs.ends(self.id)
-        live = any(job.status in {"todo", "doing"} for job in self.jobs.jobs(self.id))
         for cell in self.cells:
             end = ends.get(cell.key)
             if end is None or told.get(cell.key) == end.status:

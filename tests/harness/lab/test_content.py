@@ -52,7 +52,7 @@ def cell_of(folder: Path, container: Path | None = None, sha256: str = "") -> Ce
 
 def test_files_of_a_shared_folder_are_used_where_they_are(files: HostFiles, origin: Path) -> None:
     cell = cell_of(origin)
-    found = find_files(cell, ("extra.bin:more",))
+    (found,) = find_files([cell], ("extra.bin:more",))
     here = files.localise(cell, found, "nowhere.invalid")
     assert here.cell.workload.text == str(origin / "text.txt")  # type: ignore[union-attr]
     assert here.push["more"].path == origin / "extra.bin"
@@ -62,7 +62,7 @@ def test_missing_files_are_fetched_once_and_checked(
     files: HostFiles, origin: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cell = cell_of(origin)
-    found = find_files(cell, ("extra.bin:more",))
+    (found,) = find_files([cell], ("extra.bin:more",))
     is_file = Path.is_file
     with monkeypatch.context() as patch:  # this host has nothing of the submitting host's folder
         patch.setattr(Path, "is_file", lambda p: origin not in p.parents and is_file(p))
@@ -79,7 +79,7 @@ def test_file_that_changed_after_it_was_submitted_is_refused(
     files: HostFiles, origin: Path
 ) -> None:
     cell = cell_of(origin)
-    found = find_files(cell, ())
+    (found,) = find_files([cell], ())
     (origin / "text.txt").write_text("In the end")
     with pytest.raises(HostFileError, match="board changed it"):
         files.localise(cell, found, "board")
@@ -87,7 +87,7 @@ def test_file_that_changed_after_it_was_submitted_is_refused(
 
 def test_host_that_cannot_be_reached_is_named(files: HostFiles, origin: Path) -> None:
     cell = cell_of(origin)
-    found = find_files(cell, ())
+    (found,) = find_files([cell], ())
     (origin / "text.txt").unlink()
     with pytest.raises(HostFileError, match=r"nobody.invalid does not send it"):
         files.localise(cell, found, "nobody.invalid")

@@ -18,6 +18,7 @@ from psycopg import sql
 from harness.errors import PlanFileError, WrongUseError
 from harness.lab.jobs import LabJobs
 from harness.lab.submission import open_lab_run
+from harness.results.store import ResultsStore
 from tests.postgresql_server import PostgresqlServer, running_postgresql_server
 
 DEAD_AFTER_S = 3
@@ -275,6 +276,27 @@ def test_requirement_of_no_host_waits_for_one(lab: Lab) -> None:
     assert lab.statuses() == {"todo": 1}
     lab.run(plan, "--cancel")
     process.communicate(timeout=60)
+
+
+@pytest.mark.slow
+@pytest.mark.needs("libatomic1")
+def test_container_is_measured_once_and_stored(lab: Lab, tiny_bundle: Path) -> None:
+    bench = {
+        "kind": "bench", "prompt_tokens": 16, "new_tokens": 3, "repetitions": 2, "warmup": 0,
+        "sessions": 2,
+    }  # fmt: skip
+    container = {"path": str(tiny_bundle), "label": "tiny"}
+    plan = lab.plan(containers=[container], workloads=[bench], telemetry=False)
+    for _ in range(2):
+        code, answer, remarks = lab.run(plan)
+        assert code == 0, answer + remarks
+    assert "0 cells submitted, 2 of 2 done" in remarks
+    with ResultsStore.open(lab.url, create=False) as store:
+        runs = store.list_runs()
+    assert [run.status for run in runs] == ["done", "done"]
+    assert {run.session for run in runs} == {0, 1}
+    assert len({run.group_id for run in runs}) == 1
+    assert {run.device.soc for run in runs} == {"SM8750"}
 
 
 def test_files_cannot_be_a_lab(tmp_path: Path) -> None:
