@@ -9,6 +9,7 @@ import os
 import secrets
 import socket
 from collections.abc import Iterator
+from itertools import groupby
 
 from harness.pool.lease import LeasedDevice
 from harness.pool.pool import Pool
@@ -46,6 +47,7 @@ def _holder(lab: Lab, farm: Farm, case: Case, number: int) -> Actor:
     ]
 
     acquire_s, command_s = patient(_ACQUIRE_S), patient(_COMMAND_S)
+    ledger = number if case.scene == "ledgers" else 0
 
     def part(tell: Tell) -> None:
         if case.scene == "ledgers":
@@ -62,7 +64,8 @@ def _holder(lab: Lab, farm: Farm, case: Case, number: int) -> Actor:
                             links += _connect(device, stack)
                         book = f"{device.work_root.removesuffix('/qnnfarm')}/holders"
                         word = secrets.token_hex(4)
-                        write = f"echo {lease.token} {word} >>{book}"
+                        holder = f"{ledger}.{lease.token}"
+                        write = f"echo {holder} {word} >>{book}"
                         device.shell(write, timeout_s=command_s)
                         nap = ["python3", "-c", _NAP, str(work_s), TOKEN]
                         device.shell(nap, timeout_s=command_s)
@@ -71,7 +74,7 @@ def _holder(lab: Lab, farm: Farm, case: Case, number: int) -> Actor:
                             device.shell(left.replace(TOKEN, ""), timeout_s=command_s)
                         said = device.shell(f"{write}\ntail -n 1 {book}", timeout_s=command_s)
                         lease.check()
-                        if said.stdout.split() != [str(lease.token), word]:
+                        if said.stdout.split() != [holder, word]:
                             tell({"complaint": f"somebody wrote {said.stdout!r} under our lease"})
                 tell({"round": lease.token})
 
@@ -114,14 +117,19 @@ def pick_requirement(dice: float, farm: Farm) -> Requirement:
 def judge(
     lab: Lab, farm: Farm, case: Case, actors: list[Actor], struck: set[str]
 ) -> tuple[list[End], list[str]]:
-    """Tokens only rise with each grant: what is written on a device must rise with them."""
+    """A holder writes nothing once another has written, and tokens of a ledger rise by each grant.
+
+    Those of two ledgers say nothing of each other.
+    """
     complaints = [
         line["complaint"] for actor in actors for line in actor.told if "complaint" in line
     ]
     for number in range(DEVICES):
         book = farm.work_root(number).parent / "holders"
         lines = book.read_text().splitlines() if book.exists() else []
-        tokens = [int(line.split()[0]) for line in lines if line.strip("\0 ")]
-        if tokens != sorted(tokens):
-            complaints.append(f"late writes on d{number}: {tokens}")
+        holders = [line.split()[0] for line in lines if line.strip("\0 ")]
+        turns = [holder for holder, _ in groupby(holders)]
+        tokens = [tuple(map(int, holder.split("."))) for holder in turns]
+        if len(set(turns)) != len(turns) or sorted(tokens) != sorted(tokens, key=lambda t: t[0]):
+            complaints.append(f"late writes on d{number}: {holders}")
     return [end_of(actor) for actor in actors], complaints

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from harness.errors import FaultSpecError
 from harness.virtual_device.faults import (
     ALWAYS,
+    DSP_MESSAGES,
     KINDS,
     Babble,
     Corrupt,
@@ -30,6 +31,8 @@ def _values(kind: type[Fault], name: str, default: object) -> st.SearchStrategy[
     match name:
         case "when":
             return st.sampled_from(typing.get_args(When))
+        case "cause":
+            return st.sampled_from(list(DSP_MESSAGES))
         case "signal":
             return st.sampled_from(["KILL", "STOP"])
         case "match":
