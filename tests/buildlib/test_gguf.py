@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from buildlib.errors import InputFileError
 from buildlib.gguf import GgufHeader
-from suites.models.tiny_llama.gguf_file import write_gguf
+from tools.tiny_llama.gguf_file import write_gguf
 
 
 def test_the_header_of_the_reference_model(tmp_path: Path) -> None:

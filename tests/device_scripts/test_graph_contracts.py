@@ -14,9 +14,9 @@ from buildlib.targets import parse_target
 from harness.errors import WrongUseError
 from harness.runtimes.registry import open_model
 from suites.models import tiny_llama
-from suites.models.tiny_llama.numpy_model import logits
 from tests.buildlib.foreign import half_floats
 from tests.conftest import made_once
+from tools.tiny_llama.numpy_model import logits
 
 if TYPE_CHECKING:
     from tests.device_scripts.conftest import Runner

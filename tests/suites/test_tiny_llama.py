@@ -13,8 +13,8 @@ from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
 from suites.models import tiny_llama
-from suites.models.tiny_llama import corpus, evaluate, numpy_model, tokens
-from suites.models.tiny_llama.architecture import Architecture
+from tools.tiny_llama import corpus, evaluate, numpy_model, tokens
+from tools.tiny_llama.architecture import Architecture
 
 AR_LENGTHS = (1, 16, 32, 64, 128)
 CONTEXTS = (128, 192, 256, 512)

@@ -13,9 +13,9 @@ from torch import Tensor  # noqa: E402
 from torch.optim import Optimizer  # noqa: E402
 
 from suites.models import tiny_llama  # noqa: E402
-from suites.models.tiny_llama import numpy_model, torch_model, train  # noqa: E402
-from suites.models.tiny_llama.architecture import Architecture  # noqa: E402
-from suites.models.tiny_llama.train import Progress  # noqa: E402
+from tools.tiny_llama import numpy_model, torch_model, train  # noqa: E402
+from tools.tiny_llama.architecture import Architecture  # noqa: E402
+from tools.tiny_llama.train import Progress  # noqa: E402
 
 
 def test_torch_and_numpy_agree() -> None:

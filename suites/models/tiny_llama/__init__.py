@@ -1,7 +1,7 @@
 """The reference model: a small Llama, trained here on a public-domain text.
 
 The folder is a Hugging Face checkpoint (`config.json`, `tokenizer.json`, `model.safetensors`) and a
-package: this module tells where its files are; the others made and measure them. `README.md`
+package: this module tells where its files are; `tools/tiny_llama` made them. `README.md`
 is the model card.
 """
 

@@ -24,10 +24,10 @@ from buildlib.toolchains.base import Ports, TensorInfo
 from buildlib.toolchains.compile_config import CompileConfig
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from suites.models import tiny_llama
-from suites.models.tiny_llama.architecture import Architecture
-from suites.models.tiny_llama.gguf_file import write_gguf
-from suites.models.tiny_llama.numpy_model import load_weights
 from tests.buildlib.foreign.pte import program_with
+from tools.tiny_llama.architecture import Architecture
+from tools.tiny_llama.gguf_file import write_gguf
+from tools.tiny_llama.numpy_model import load_weights
 
 FLOAT, HALF, INT = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.INT32
 DTYPES = {FLOAT: "float32", HALF: "float16", INT: "int32"}

@@ -18,10 +18,10 @@ from buildlib.mllm.quantization import Technique, quantize_checkpoint
 from buildlib.mllm.tensors import Tensor, read_safetensors
 from buildlib.targets import find_soc
 from suites.models import tiny_llama
-from suites.models.tiny_llama.architecture import Architecture
-from suites.models.tiny_llama.numpy_model import load_weights, logits
 from tests.buildlib.conftest import MakeCheckpoint
 from tests.buildlib.mllm.numpy_graph import NumpyGraph
+from tools.tiny_llama.architecture import Architecture
+from tools.tiny_llama.numpy_model import load_weights, logits
 
 _SIZES = {
     "hidden_size": 64,

@@ -19,8 +19,8 @@ from harness.workloads.base import Recording
 from harness.workloads.evaluate import ITEMS, Evaluate
 from harness.workloads.session import Session
 from suites.models import tiny_llama
-from suites.models.tiny_llama.architecture import Architecture
-from suites.models.tiny_llama.numpy_model import load_weights, logits
+from tools.tiny_llama.architecture import Architecture
+from tools.tiny_llama.numpy_model import load_weights, logits
 
 CLOZE = Path(__file__).parents[3] / "suites" / "tasks" / "kjv_cloze.jsonl"
 ROWS = 3

@@ -27,12 +27,12 @@ from harness.workloads.bench import Bench
 from harness.workloads.perplexity import Perplexity, float_perplexity
 from harness.workloads.session import Session
 from suites.models import tiny_llama
-from suites.models.tiny_llama.architecture import Architecture
-from suites.models.tiny_llama.gguf_file import write_gguf
-from suites.models.tiny_llama.numpy_model import load_weights, logits
-from suites.models.tiny_llama.tokens import load_tokenizer
 from tests.harness.runtimes.llama_cpp.description import describe
 from tests.system import needs
+from tools.tiny_llama.architecture import Architecture
+from tools.tiny_llama.gguf_file import write_gguf
+from tools.tiny_llama.numpy_model import load_weights, logits
+from tools.tiny_llama.tokens import load_tokenizer
 
 PROMPT = "In the beginning God created the heaven and the earth. And God said,"
 

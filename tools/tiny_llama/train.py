@@ -1,4 +1,4 @@
-"""Trains the weights: `python -m suites.models.tiny_llama.train --out FOLDER`.
+"""Trains the weights: `python -m tools.tiny_llama.train --out FOLDER`.
 
 It needs torch (extra `train`). Config, tokenizer and text are those of this folder. All randomness
 comes from `--seed`; the same seed, steps, torch build and number of threads give the same weights.
@@ -22,10 +22,10 @@ from torch.nn import functional as F  # noqa: N812  # torch's own convention
 
 from buildlib.files import atomic_write, atomic_write_bytes
 from suites.models import tiny_llama
-from suites.models.tiny_llama.architecture import Architecture
-from suites.models.tiny_llama.tokens import load_tokenizer, stream
-from suites.models.tiny_llama.torch_model import initial_parameters, logits
-from suites.models.tiny_llama.trained import start_training
+from tools.tiny_llama.architecture import Architecture
+from tools.tiny_llama.tokens import load_tokenizer, stream
+from tools.tiny_llama.torch_model import initial_parameters, logits
+from tools.tiny_llama.trained import start_training
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Trains `tokenizer.json`: a byte-level BPE, so that any Unicode text survives the round trip.
 
-`python -m suites.models.tiny_llama.vocabulary` writes it again from the training text. The weights
+`python -m tools.tiny_llama.vocabulary` writes it again from the training text. The weights
 belong to one vocabulary: after a change, train again.
 """
 

@@ -1,4 +1,4 @@
-"""Trains the adapters: `python -m suites.models.tiny_llama.lora.train --out FOLDER`.
+"""Trains the adapters: `python -m tools.tiny_llama.adapters --out FOLDER`.
 
 Each is a low-rank change of every projection, learned on a text of its own, and written as a PEFT
 folder. The model itself stays as it is.
@@ -20,9 +20,9 @@ from buildlib.files import atomic_write_bytes
 from buildlib.lora.peft import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from suites.models import tiny_llama
 from suites.models.tiny_llama import lora
-from suites.models.tiny_llama.tokens import load_tokenizer, plain
-from suites.models.tiny_llama.torch_model import Parameters, logits
-from suites.models.tiny_llama.trained import TrainedModel, descend, random_windows, start_training
+from tools.tiny_llama.tokens import load_tokenizer, plain
+from tools.tiny_llama.torch_model import Parameters, logits
+from tools.tiny_llama.trained import TrainedModel, descend, random_windows, start_training
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Writes the reference model as GGUF, llama.cpp's format, by the package `gguf`.
 
-`python -m suites.models.tiny_llama.gguf_file OUT.gguf` writes it in float32. Keys and tensors are
+`python -m tools.tiny_llama.gguf_file OUT.gguf` writes it in float32. Keys and tensors are
 those of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md and `convert_hf_to_gguf.py`.
 """
 
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from suites.models import tiny_llama
-from suites.models.tiny_llama.architecture import Architecture
-from suites.models.tiny_llama.numpy_model import Array, load_weights
+from tools.tiny_llama.architecture import Architecture
+from tools.tiny_llama.numpy_model import Array, load_weights
 
 if TYPE_CHECKING:
     import gguf

@@ -1,6 +1,6 @@
 """Makes the text files: the King James Bible of Debian's `bible-kjv`, without verse numbers.
 
-`python -m suites.models.tiny_llama.corpus` writes `text/*.txt` again. They are in the repository,
+`python -m tools.tiny_llama.corpus` writes `text/*.txt` again. They are in the repository,
 so only a change of the selection needs it. A chapter is a line; in the training text an empty line
 ends a book.
 """

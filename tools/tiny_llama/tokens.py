@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from suites.models.tiny_llama.architecture import Architecture
+from tools.tiny_llama.architecture import Architecture
 
 Ids = NDArray[np.int64]
 

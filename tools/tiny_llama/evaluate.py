@@ -1,4 +1,4 @@
-"""Held-out perplexity without torch: `python -m suites.models.tiny_llama.evaluate`.
+"""Held-out perplexity without torch: `python -m tools.tiny_llama.evaluate`.
 
 The text is cut into whole windows. In each, a token is scored given the tokens before it in the
 window, so the first is not scored. The second half of the windows is given apart: it shows how the
@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from suites.models import tiny_llama
-from suites.models.tiny_llama.architecture import Architecture
-from suites.models.tiny_llama.numpy_model import Array, load_weights, logits
-from suites.models.tiny_llama.tokens import Ids, load_tokenizer, plain, windows
+from tools.tiny_llama.architecture import Architecture
+from tools.tiny_llama.numpy_model import Array, load_weights, logits
+from tools.tiny_llama.tokens import Ids, load_tokenizer, plain, windows
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Makes `suites/tasks/kjv_cloze.jsonl`: continuations of held-out text beside three others.
 
-`python -m suites.models.tiny_llama.cloze` writes it again. The others are continuations of as many
+`python -m tools.tiny_llama.cloze` writes it again. The others are continuations of as many
 words from other chapters of the held-out text, so no choice is a sentence that the model was
 trained on, and all are of one kind.
 """
@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import suites
 from suites.models import tiny_llama
 
 QUESTIONS = 60
@@ -47,7 +48,7 @@ def questions(text: str) -> Iterator[dict[str, object]]:
 def main() -> None:
     """Write the file."""
     rows = questions(tiny_llama.heldout_text())
-    path = Path(__file__).parents[2] / "tasks" / "kjv_cloze.jsonl"
+    path = Path(suites.__file__).parent / "tasks" / "kjv_cloze.jsonl"
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  # torch's own convention
 
-from suites.models.tiny_llama.architecture import Architecture
+from tools.tiny_llama.architecture import Architecture
 
 Parameters = Mapping[str, Tensor]
 """Keys and shapes are those of `Architecture.tensor_shapes`."""

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from suites.models import tiny_llama
-from suites.models.tiny_llama.architecture import Architecture
-from suites.models.tiny_llama.numpy_model import load_weights
-from suites.models.tiny_llama.tokens import load_tokenizer, stream
-from suites.models.tiny_llama.torch_model import Parameters
+from tools.tiny_llama.architecture import Architecture
+from tools.tiny_llama.numpy_model import load_weights
+from tools.tiny_llama.tokens import load_tokenizer, stream
+from tools.tiny_llama.torch_model import Parameters
 
 
 @dataclass(frozen=True)

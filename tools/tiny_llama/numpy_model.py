@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
-from suites.models.tiny_llama.architecture import Architecture
-from suites.models.tiny_llama.tokens import Ids
+from tools.tiny_llama.architecture import Architecture
+from tools.tiny_llama.tokens import Ids
 
 Array = NDArray[np.float32]
 
