@@ -2,18 +2,17 @@
 
     PYTHON -m tools.family_defaults
 
-writes `buildlib/checkpoint/transformersN.py` in an environment with torch and transformers
-N; no other package is needed. Defaults are those of the configuration classes. That a key is read
-is found by trying it: a small model is made with and without it, and the key is read if parameters
-or logits change, or if transformers refuses the unusual value. So a key that a class has but no
-formula uses, such as Gemma 3's `attn_logit_softcapping`, is not read.
+writes its release into `buildlib/checkpoint/family_keys.json` in an environment with torch and
+transformers; no other package is needed. Defaults are those of the configuration classes. That a
+key is read is found by trying it: a small model is made with and without it, and the key is read if
+parameters or logits change, or if transformers refuses the unusual value. So a key that a class has
+but no formula uses, such as Gemma 3's `attn_logit_softcapping`, is not read.
 """
 
 import copy
-import functools
 import inspect
+import json
 import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -21,23 +20,7 @@ import numpy as np
 
 from tests.buildlib.configurations.reference import make_model
 
-FOLDER = Path(__file__).parents[1] / "buildlib" / "checkpoint"
-
-_MODULE = '''\
-"""Keys that transformers {version} reads in `config.json`, written by `make family-defaults`.
-
-By family: `keys` that are read with their defaults, those that may be null, and `ignored`
-keys of the configuration class, which change nothing. Read by `family_keys`.
-"""
-
-from typing import Any
-
-VERSION = "{version}"
-# fmt: off
-FAMILIES: dict[str, dict[str, Any]] = {{
-{families}
-}}
-'''
+TABLES = Path(__file__).parents[1] / "buildlib" / "checkpoint" / "family_keys.json"
 
 FAMILIES = (
     "gemma",
@@ -248,16 +231,20 @@ def main() -> None:
 
 
 def write(version: str, described: dict[str, Any]) -> None:
-    """Write the module of one release."""
-    families = []
-    for family, told in described.items():
-        parts = [f"        {name!r}: {value!r}," for name, value in told.items()]
-        wrap = functools.partial(
-            textwrap.fill, width=98, subsequent_indent=" " * 12, break_on_hyphens=False
-        )
-        families.append("\n".join([f"    {family!r}: {{", *map(wrap, parts), "    },"]))
-    text = _MODULE.format(version=version, families="\n".join(families))
-    (FOLDER / f"transformers{version.partition('.')[0]}.py").write_text(text)
+    """Put the families of one release in the place of those of its major version."""
+    major = version.partition(".")[0]
+    releases = json.loads(TABLES.read_bytes())
+    kept = {name: table for name, table in releases.items() if name.partition(".")[0] != major}
+    TABLES.write_text(_text(dict(sorted((kept | {version: described}).items()))) + "\n")
+
+
+def _text(value: Any, depth: int = 0) -> str:  # noqa: ANN401
+    """Return JSON whose releases, families and their keys have a line each."""
+    if depth == 3:
+        return json.dumps(value)
+    indent = " " * depth
+    rows = (f"{indent} {json.dumps(key)}: {_text(each, depth + 1)}" for key, each in value.items())
+    return "{\n" + ",\n".join(rows) + f"\n{indent}}}"
 
 
 if __name__ == "__main__":

@@ -1,17 +1,19 @@
 """The keys of `config.json` that a family reads, by the release of transformers that reads them.
 
-`transformers4` and `transformers5` hold what `make family-defaults` found in each. Which of the two
-counts is told by the file's `transformers_version`. A file without it is read both ways: where the
-two differ it is refused, as nothing tells which model is meant.
+`family_keys.json` holds what `make family-defaults` found in each. Which of the two counts is told
+by the `transformers_version` of a `config.json`. A file without it is read both ways: where the two
+differ it is refused, as nothing tells which model is meant.
 """
 
+import functools
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pydantic_core import PydanticCustomError
 
-from buildlib.checkpoint import transformers4, transformers5
 from buildlib.checkpoint.rotary import unsupported
 
 Keys = Mapping[str, Any]
@@ -109,8 +111,15 @@ def family_keys(model_type: str, major: int) -> FamilyKeys:
     """Return what transformers `major` reads for a family."""
     if model_type == "baichuan":
         return _BAICHUAN
-    told = (transformers4 if major == 4 else transformers5).FAMILIES[model_type]
-    return FamilyKeys(told["class"], told["keys"], frozenset(told["nullable"]), told["ignored"])
+    table = read_tables()[major][model_type]
+    return FamilyKeys(table["class"], table["keys"], frozenset(table["nullable"]), table["ignored"])
+
+
+@functools.cache
+def read_tables() -> Mapping[int, Mapping[str, Mapping[str, Any]]]:
+    """Return the families of each release, with the fields of `FamilyKeys`."""
+    releases = json.loads(Path(__file__).with_suffix(".json").read_bytes())
+    return {int(version.partition(".")[0]): table for version, table in releases.items()}
 
 
 def stated_major(file: Keys) -> int | None:

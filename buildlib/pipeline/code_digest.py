@@ -2,7 +2,8 @@
 
 Imports are found in the text of the sources, those inside functions too. Parsing the sources would
 take ten times as long, which is felt when a build has nothing else to do; the tests compare both.
-A module that is run as a child process counts as imported: it is named by a string.
+A module that is run as a child process counts as imported: it is named by a string. A JSON file of
+the same name as a module is part of it.
 """
 
 import functools
@@ -63,6 +64,8 @@ class CodeDigest:
             path = self._paths.get(module)
             data = path.read_bytes() if path is not None else b""
             text = _TYPING_ONLY.sub("", data.decode())
+            if path is not None and (table := path.with_suffix(".json")).is_file():
+                data += table.read_bytes()
             found = frozenset(self._imports_in(text)) - {module}
             self._sources[module] = hashlib.sha256(data).hexdigest(), found
         return self._sources[module]

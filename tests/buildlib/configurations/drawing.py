@@ -8,9 +8,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from buildlib.checkpoint import transformers5
+from buildlib.checkpoint.family_keys import read_tables
 
-FAMILIES = tuple(transformers5.FAMILIES)
+FAMILIES = tuple(read_tables()[5])
 N_TOKENS, N_PREFILL, CONTEXT, VOCABULARY = 24, 14, 32, 64
 
 _FLAG = [True, False]

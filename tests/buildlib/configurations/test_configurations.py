@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-from buildlib.checkpoint import transformers4, transformers5
+from buildlib.checkpoint.family_keys import read_tables
 from tests.buildlib.configurations import record
 from tests.buildlib.configurations.comparison import Transformers, compare
 from tests.buildlib.configurations.drawing import FAMILIES, configurations
@@ -97,8 +97,7 @@ def test_recorded_defaults_are_those_of_the_installed_classes(family: str) -> No
 
     from tools.family_defaults import class_keys
 
-    tables = {"4": transformers4.FAMILIES, "5": transformers5.FAMILIES}
-    table = tables[transformers.__version__.partition(".")[0]][family]
+    table = read_tables()[int(transformers.__version__.partition(".")[0])][family]
     declared = class_keys(transformers.AutoConfig.for_model(family))
     known = {**table["ignored"], **table["keys"]}
     for key, default in declared.items():

@@ -142,3 +142,10 @@ def test_an_edited_architecture_runs_the_export_again(
     architectures = copy / "checkpoint" / "architectures.py"
     architectures.write_text(architectures.read_text() + "EDITED = 1\n")
     assert run() is False
+
+
+def test_tables_beside_a_module_are_part_of_its_code(copy: Path) -> None:
+    before = CodeDigest(copy).of("buildlib.pipeline.stages.export")
+    table = copy / "checkpoint" / "family_keys.json"
+    table.write_bytes(table.read_bytes() + b"\n")
+    assert CodeDigest(copy).of("buildlib.pipeline.stages.export") != before
