@@ -38,7 +38,6 @@ def test_an_unchanged_build_looks_at_files_alone(
     (told,) = json.loads(again.stdout)
     stages = built["stages_run"] + built["stages_reused"]
     assert told == built | {"stages_run": 0, "stages_reused": stages, "seconds": told["seconds"]}
-    assert told["seconds"] < built["seconds"] or told["seconds"] < 1
     assert state(out) == there
     imported = {line.rpartition("|")[2].strip() for line in again.stderr.splitlines()}
     assert "buildlib.cache.finished_builds" in imported

@@ -5,7 +5,6 @@ import re
 import secrets
 import signal
 import socket
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -222,9 +221,7 @@ def test_a_forward_ends_with_its_lease(
         link.sendall(b"ping")
         assert link.recv(4) == b"ping"
         end(pool, lease)
-        began = time.monotonic()
         assert link.recv(4) == b""
-        assert time.monotonic() - began < 30  # however slow the machine is
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(address, _PATIENCE_S)
     lease.release()
