@@ -7,17 +7,21 @@ $(error there is no $(PYTHON): `make setup` makes it)
 endif
 endif
 
-.PHONY: setup check format test genie-table genie-mutations quantization-table fuzz exports families speculation config-campaign documents family-defaults kills chaos nights verdicts board demo screenshots wheel-check
+.PHONY: setup check docs format test genie-table genie-mutations quantization-table fuzz exports families speculation config-campaign documents family-defaults kills chaos nights verdicts board demo screenshots wheel-check
 
 # The environment of all commands below in `.venv`, and the Debian packages that tests need.
 setup:
 	python3 -m tools.test --set-up
 
-check:
+check: docs
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m mypy
 	$(PYTHON) -c "from importlinter.cli import lint_imports_command; lint_imports_command()"
+
+# The site of the documents, in build/docs; a link that leads nowhere is an error.
+docs:
+	$(PYTHON) -m sphinx -W --keep-going -n -q -j auto docs build/docs
 
 format:
 	$(PYTHON) -m ruff check --fix .
@@ -97,5 +101,5 @@ screenshots:
 	$(PYTHON) -m tools.screenshots $(REPORT) build/screenshots
 
 # A wheel must hold all it needs: build it, install it in an empty environment, and run the demo and all suites with it.
-wheel-check:
+wheel-check: docs
 	PYTHON=$(PYTHON) sh tests/wheel_check.sh

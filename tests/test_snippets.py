@@ -280,6 +280,11 @@ def a_container_and_tasks(reader: Reader) -> None:
     reader.words |= {"127.0.0.1:36111": "virtual:shared"}
 
 
+@scene("first-hour.md", slow=True)
+def checkout(reader: Reader) -> None:
+    (reader.folder / "suites").symlink_to(ROOT / "suites")
+
+
 @scene("first-phone.md")
 def a_number(_reader: Reader) -> None:
     pass

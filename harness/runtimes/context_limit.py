@@ -12,10 +12,10 @@ _TOKENS = "input_ids"
 class ContextLimit:
     """Limits of a container's context, as Genie enforces them.
 
-    Measured with Genie 1.21 on QNN 2.51 (docs/architecture.md, "What running the libraries
-    taught"): Genie puts bos before every first prompt, and no prefill call sees more than
-    CL - AR tokens before it. So a prompt has at most CL - AR + 1 tokens, bos included, and prompt
-    and answer together have at most CL. AR is that of the prefill graph, the largest.
+    Measured with Genie 1.21 on QNN 2.51 (docs/libraries.md): Genie puts bos before every first
+    prompt, and no prefill call sees more than CL - AR tokens before it. So a prompt has at most
+    CL - AR + 1 tokens, bos included, and prompt and answer together have at most CL. AR is that
+    of the prefill graph, the largest.
 
     Attributes:
         context_length: CL, in tokens.
