@@ -100,9 +100,9 @@ class _Waiting:
         if self._told or time.monotonic() - self._since < _AT_ONCE_S:
             return False
         found = self._pool.members()
-        if found[0].state is MemberState.READY:  # it is about to be granted
-            return False
-        if found[0].state is not MemberState.LEASED:
+        if found[0].state is MemberState.READY and not found[0].reserved:
+            return False  # it is about to be granted
+        if found[0].state not in {MemberState.READY, MemberState.LEASED}:
             self.given_up = True
             return True
         reason = one_line(describe_wait(found))

@@ -2,8 +2,11 @@
 
 import dataclasses
 import os
+import re
 import subprocess
 import time
+from contextlib import suppress
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -45,6 +48,8 @@ _LOOK_S = 1.0
 """How often `lease` looks whether its lease still holds."""
 _TEST = "a test of qnnfarm's notifications"
 _LONGEST_FAILURE = 120
+_DURATION = re.compile(r"(?:([0-9]{1,2})d)?(?:([0-9]{1,4})h)?(?:([0-9]{1,5})m)?")
+_LONGEST_S = 31 * 86_400
 _COLOURS = {
     "ready": "green",
     "leased": "cyan",
@@ -148,6 +153,7 @@ def lease(
     The command finds the device in ANDROID_SERIAL and ADB_SERVER_SOCKET, as `adb` does, and its
     name in QNNFARM_DEVICE. It is ended if the lease is lost: `pool release` takes the device back.
     """
+    from harness.pool.owner import this_process
     from harness.pool.requirement import Requirement
 
     wanted = Requirement(name=name, soc=soc, tags=frozenset(tag or ()))
@@ -156,8 +162,11 @@ def lease(
         _opened(pool, probe=True) as opened,
         opened.acquire(wanted, timeout_s=wait, purpose=purpose) as held,
     ):
-        spec = next(m.spec for m in opened.members() if m.name == held.device.member)
-        words, environment = _device_command(spec, held.device.member, command)
+        member = next(m for m in opened.members() if m.name == held.device.member)
+        user = this_process().user
+        if other := next((r for r in member.reservations if r.user != user), None):
+            print_remark(f"{member.name} is {other.describe(time.time())}: the lease ends then")
+        words, environment = _device_command(member.spec, member.name, command)
         status = _run_under(held, words, environment)
     raise typer.Exit(status if status >= 0 else 128 - status)
 
@@ -224,6 +233,73 @@ def undrain(name: Name, pool: PoolFile = None) -> None:
     """Grant leases of a drained device again."""
     with _opened(pool) as opened:
         print_remark(f"{name} is {opened.admin.undrain(name)}")
+
+
+@app.command("reserve")
+def reserve(
+    names: Annotated[list[str], typer.Argument(help="Names of devices in the pool.")],
+    duration: Annotated[str, typer.Option("--for", help="How long, such as 90m, 2h, 1h30m or 1d.")],
+    at: Annotated[
+        str | None,
+        typer.Option(help="From when: 14:00, or '2026-11-30 14:00'; by default from now."),
+    ] = None,
+    pool: PoolFile = None,
+) -> None:
+    """Reserve devices for yourself: in that time only your processes lease them.
+
+    A lease of somebody else that is out when the time begins ends then, as by `pool release`.
+    `pool show` lists the reservations.
+    """
+    start = parse_start(at, datetime.now())  # noqa: DTZ005 - a person's time is that of the host
+    duration_s = parse_duration(duration)
+    with _opened(pool) as opened:
+        opened.admin.reserve(names, duration_s, start=start)
+        members = {member.name: member for member in opened.members()}
+        for name in names:
+            print_remark(f"{name} is {members[name].reservations[-1].describe(time.time())}")
+
+
+@app.command("unreserve")
+def unreserve(
+    numbers: Annotated[list[int], typer.Argument(help="Numbers of reservations, see `show`.")],
+    pool: PoolFile = None,
+) -> None:
+    """Cancel reservations, by their numbers."""
+    with _opened(pool) as opened:
+        for number in numbers:
+            reservation = opened.admin.unreserve(number)
+            print_remark(f"cancelled: {reservation.describe(time.time())}")
+
+
+def parse_duration(text: str) -> float:
+    """Return the seconds of a duration such as `1h30m`.
+
+    Raises:
+        WrongUseError: it is none, or longer than 31 days.
+    """
+    match = _DURATION.fullmatch(text)
+    parts = match.groups(default="0") if match else ()
+    seconds = sum(int(part) * unit for part, unit in zip(parts, (86_400, 3600, 60), strict=False))
+    if not 0 < seconds <= _LONGEST_S:
+        raise WrongUseError(f"--for {text}: give a duration such as 90m, 2h or 1d, 31d at most")
+    return seconds
+
+
+def parse_start(text: str | None, now: datetime) -> float | None:
+    """Return a local time of this day or, if that is past, of the next one; or a date with a time.
+
+    Raises:
+        WrongUseError: it is neither.
+    """
+    if text is None:
+        return None
+    with suppress(ValueError):
+        clock = datetime.strptime(text, "%H:%M")  # noqa: DTZ007 - local
+        day = now.date() if clock.time() > now.time() else now.date() + timedelta(days=1)
+        return datetime.combine(day, clock.time()).timestamp()
+    with suppress(ValueError, OverflowError):
+        return datetime.fromisoformat(text).timestamp()
+    raise WrongUseError(f"--at {text}: give a time such as 14:00, or '2026-11-30 14:00'")
 
 
 @app.command("unquarantine")
@@ -308,7 +384,7 @@ def _print(members: "list[MemberStatus]", *, json: bool) -> None:
 
 
 def _row(member: "MemberStatus") -> Row:
-    """Return a device's row, and below it the failures that count against it."""
+    """Return a device's row; below it the failures that count against it, and reservations."""
     cells: list[Text | str] = [
         member.name,
         _state(member),
@@ -319,8 +395,10 @@ def _row(member: "MemberStatus") -> Row:
         " ".join(sorted(member.tags)),
         member.holder or member.reason,
     ]
+    booked = [r.describe(time.time()) for r in member.reservations]
     newest = member.failures[: -_MOST_FAILURES - 1 : -1]
-    return Row(cells, [Text(one_line(failure, _LONGEST_FAILURE), "dim") for failure in newest])
+    notes = [one_line(failure, _LONGEST_FAILURE) for failure in newest] + booked
+    return Row(cells, [Text(note, "dim") for note in notes])
 
 
 def _state(member: "MemberStatus") -> Text:

@@ -1,13 +1,15 @@
-"""Administration of devices by people: drain, release, recover, probation."""
+"""Administration of devices by people: drain, reserve, release, recover, probation."""
 
 import os
+import time
+from collections.abc import Sequence
 
 from harness.devices.socket_owner import user_name
-from harness.errors import MemberStateError, one_line
+from harness.errors import MemberStateError, WrongUseError, one_line
 from harness.pool.context import PoolContext
 from harness.pool.members import NOT_PROBED, Members
 from harness.pool.owner import this_process
-from harness.pool.records import DeviceRow
+from harness.pool.records import DeviceRow, Reservation
 from harness.pool.states import Event, MemberState
 from harness.pool.status import OnProgress, ignore_progress
 from harness.pool.upkeep import Upkeep
@@ -45,6 +47,39 @@ class PoolAdmin:
             self._record_unprobed(name)  # nobody knows whether it is there
             return self._row(name).state
         return state
+
+    def reserve(
+        self, names: Sequence[str], duration_s: float, *, start: float | None = None, by: str = ""
+    ) -> None:
+        """Reserve devices for a user, this one by default: nobody else leases them in that time.
+
+        Args:
+            start: seconds since 1970; `None` is now. Leases of others that are out then end.
+
+        Raises:
+            MemberStateError: somebody else has a device for a part of that time.
+        """
+        if start is not None and start + duration_s <= self._ledger.now():
+            raise WrongUseError("that time is over")
+        keys = {self._key(name): name for name in names}
+        obstacles = self._ledger.reserve(keys, by or _user(), start, duration_s)
+        if obstacles:
+            name, other = keys[obstacles[0].key], obstacles[0].describe(time.time())
+            reason = f"choose another time, or `qnnfarm pool unreserve {obstacles[0].number}`"
+            raise MemberStateError(name, other, reason)
+        self._context.changes.notify()
+
+    def unreserve(self, number: int, *, by: str = "") -> Reservation:
+        """Cancel a reservation, and return it.
+
+        Raises:
+            WrongUseError: there is none of that number.
+        """
+        reservation = self._ledger.cancel_reservation(number, by or _user())
+        if reservation is None:
+            raise WrongUseError(f"there is no reservation {number}: `qnnfarm pool show` lists them")
+        self._context.changes.notify()
+        return reservation
 
     def release(self, name: str, *, token: int | None = None, by: str = "") -> bool:
         """Take a device from its holder, or only from the holder of `token`.

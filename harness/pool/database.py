@@ -36,7 +36,7 @@ from harness.results.database import (
     shown_url,
 )
 
-FORMAT = 8
+FORMAT = 9
 _APPLICATION_ID = 0x716E6670
 _BUSY_S = 30.0
 _RETRY_S = 0.01
@@ -79,6 +79,7 @@ _MIGRATIONS = MappingProxyType(
         ALTER TABLE totals RENAME TO pool_totals;
         ALTER TABLE pool_totals RENAME COLUMN count TO number;
         """,
+        8: "",
     }
 )
 """Statements that bring a file from a format to the next one; tables that it lacks follow."""
@@ -243,8 +244,8 @@ class Database:
             version = _server_version(connection)
             if version > FORMAT:
                 raise NewerLedgerError(self.location, version)
-            if version < FORMAT:
-                raise _old(self.location, version)
+            if version < FORMAT:  # the tables that it lacked are there now
+                _set_format(connection)
             connection.exec_driver_sql(f"LISTEN {_CHANNEL}")
         driver: Any = connection.connection.dbapi_connection
         driver.add_notify_handler(self._count_change)
@@ -335,6 +336,11 @@ def _server_version(connection: Connection) -> int:
         connection.execute(schema.counters.insert(), rows)
         return FORMAT
     return int(version)
+
+
+def _set_format(connection: Connection) -> None:
+    counters = schema.counters
+    connection.execute(counters.update().where(counters.c.name == "format").values(value=FORMAT))
 
 
 _COUNTERS = MappingProxyType({"format": FORMAT, "token": 0, "facts": 0})

@@ -12,6 +12,7 @@ from sqlalchemy import Connection, Row, func, or_, select
 from harness.clock import Clock, format_time
 from harness.errors import LeaseLostError
 from harness.paths import is_shared
+from harness.pool import reservations
 from harness.pool.database import Database
 from harness.pool.evidence import (
     add_failure,
@@ -33,6 +34,7 @@ from harness.pool.records import (
     FenceRecord,
     LeaseRow,
     RepairKind,
+    Reservation,
     TicketRow,
     device_of,
     lease_of,
@@ -197,6 +199,7 @@ class Ledger:
         if other not in {None, key} and other == spec:  # a placeholder, until its key was known
             absent = devices.c.key == other, devices.c.state == MemberState.ABSENT
             db.execute(devices.delete().where(*absent))
+            reservations.move(db, spec, key)
         self._add_device(db, key, name, spec, MemberState.READY, "it answered")
         _update(
             db,
@@ -250,9 +253,13 @@ class Ledger:
             for row in db.execute(select(leases).where(leases.c.key.in_(wanted)))
         }
         failures = failures_of(db, wanted)
+        booked = reservations.upcoming(db, self._now(db), wanted)
         return {
             row.key: device_of(
-                row, held.get(row.key), tuple(self._rule.counted(failures.get(row.key, ())))
+                row,
+                held.get(row.key),
+                tuple(self._rule.counted(failures.get(row.key, ()))),
+                tuple(reservation for reservation in booked if reservation.key == row.key),
             )
             for row in db.execute(select(devices).where(devices.c.key.in_(wanted)))
         }
@@ -306,6 +313,50 @@ class Ledger:
             if lease is not None and _state(db, key) is MemberState.READY:
                 self._apply(db, key, Event.GRANTED, f"held by {shown(lease.label)}")
         return _state(db, key)
+
+    # Reservations
+
+    def reserve(
+        self, keys: Collection[str], user: str, start: float | None, duration_s: float
+    ) -> list[Reservation]:
+        """Reserve devices for a user, all or none.
+
+        Args:
+            start: seconds since 1970; `None` is now.
+
+        Returns:
+            The reservations of others that are in the way; empty if the devices are reserved.
+        """
+        start = self.now() if start is None else start
+        return self._reserve(keys, user, start, start + duration_s)
+
+    @_reads
+    def now(self, db: Connection) -> float:
+        """Return the ledger's time in seconds since 1970."""
+        return self._now(db)
+
+    @_writes
+    def _reserve(
+        self, db: Connection, keys: Collection[str], user: str, start: float, end: float
+    ) -> list[Reservation]:
+        now = self._now(db)
+        obstacles = reservations.add(db, keys, user, start, end, now)
+        if not obstacles:
+            text = f"by {user} from {format_time(start, now)} to {format_time(end, now)}"
+            for key in keys:
+                self._add_event(db, key, "reserved", text)
+            self._end_reserved(db)
+        return obstacles
+
+    @_writes
+    def cancel_reservation(self, db: Connection, number: int, by: str) -> Reservation | None:
+        """Cancel the reservation of that number and return it; `None` if there is none."""
+        now = self._now(db)
+        reservation = reservations.cancel(db, number, now)
+        if reservation is not None:
+            text = f"{by} cancelled what was {reservation.describe(now)}"
+            self._add_event(db, reservation.key, "reservation", text)
+        return reservation
 
     # The queue
 
@@ -388,6 +439,7 @@ class Ledger:
             or row.token is not None
             or beat - row.beat > self.ttl_s / 4
             or any(self._is_dead(row, beat) for row in _owned(db))
+            or bool(self._reserved_from_holders(db))
             or self._devices_for(db, ticket) is not None
         )
 
@@ -433,6 +485,7 @@ class Ledger:
 
     @_writes_quietly
     def _renew(self, db: Connection, counts: Mapping[int, int]) -> dict[int, bool]:
+        self._end_reserved(db)
         beat = self._beat(db)
         kept = {}
         for token, count in counts.items():
@@ -747,9 +800,15 @@ class Ledger:
         free = {key for key, state in states.items() if state == MemberState.READY} - held
         if not free:
             return None
-        requests = (
-            Request(row.id, _candidates(row.candidates), row.wanted) for row in db.execute(_QUEUE)
-        )
+        reserved = reservations.current(db, self._now(db))
+
+        def request_of(row: Row[Any]) -> Request:
+            keys, user = _candidates(row.candidates), owner_of(row).user
+            if reserved:
+                keys = tuple(k for k in keys if k not in reserved or reserved[k].user == user)
+            return Request(row.id, keys, row.wanted)
+
+        requests = map(request_of, db.execute(_QUEUE))
         return serve(requests, free, states.keys() - free).get(ticket)
 
     def _grant(
@@ -781,9 +840,8 @@ class Ledger:
                 db.execute(tickets.delete().where(tickets.c.id == row.id))
         for row in db.execute(select(leases)).all():
             if why := self._is_dead(row, beat):
-                db.execute(leases.delete().where(leases.c.key == row.key))
-                self._add_event(db, row.key, _LOST, why, row.token)
-                self._end_lease(db, row, Event.EXPIRED, why)
+                self._take_lease(db, row, why)
+        self._end_reserved(db)
         held = select(leases.c.key)
         states = devices.c.state.in_([MemberState.LEASED, MemberState.PROBATION])
         for key in db.scalars(
@@ -791,6 +849,30 @@ class Ledger:
         ).all():
             self._apply(db, key, Event.EXPIRED, "it was held by nobody")
         db.execute(leases.delete().where(leases.c.key.not_in(select(devices.c.key))))
+
+    def _reserved_from_holders(self, db: Connection) -> list[tuple[Row[Any], Reservation]]:
+        """Return the leases of devices that are reserved now by other users than their holders."""
+        reserved = reservations.current(db, self._now(db))
+        if not reserved:
+            return []
+        states = devices.c.state.in_([MemberState.LEASED, MemberState.DRAINING])
+        query = select(leases).join(devices, devices.c.key == leases.c.key).where(states)
+        return [
+            (row, reserved[row.key])
+            for row in db.execute(query.where(leases.c.key.in_(tuple(reserved)))).all()
+            if owner_of(row).user != reserved[row.key].user
+        ]
+
+    def _end_reserved(self, db: Connection) -> None:
+        """End the leases of devices whose reservation by another user has begun."""
+        for lease, reservation in self._reserved_from_holders(db):
+            self._take_lease(db, lease, f"it is {reservation.describe(self._now(db))}")
+
+    def _take_lease(self, db: Connection, lease: Row[Any], why: str) -> None:
+        """End a lease otherwise than by its holder's release."""
+        db.execute(leases.delete().where(leases.c.key == lease.key))
+        self._add_event(db, lease.key, _LOST, why, lease.token)
+        self._end_lease(db, lease, Event.EXPIRED, why)
 
     def _is_dead(self, row: Row[Any], beat: float) -> str:
         """Return why the process of a lease or ticket has lost it; empty if it has not."""

@@ -202,6 +202,7 @@ def status_of(member: Member, row: DeviceRow, limit: float = 0.0) -> MemberStatu
         weight=sum(failure.weight for failure in row.failures),
         limit=limit,
         seen="" if row.probed or row.state is not MemberState.ABSENT else NOT_PROBED,
+        reservations=row.reservations,
     )
 
 

@@ -37,6 +37,11 @@ class Owner:
     namespace: str
     label: str = ""
 
+    @property
+    def user(self) -> str:
+        """The account that it runs under, which its label begins with."""
+        return self.label.partition(":")[0]
+
     def __str__(self) -> str:
         """Return its label, with the host if that is another one."""
         node = self.host.partition("/")[0]

@@ -1,4 +1,4 @@
-"""Records of the ledger: devices, leases, fences, owners."""
+"""Records of the ledger: devices, leases, fences, owners, reservations."""
 
 from dataclasses import astuple, dataclass
 from enum import StrEnum
@@ -6,6 +6,7 @@ from typing import Any
 
 from sqlalchemy import Row
 
+from harness.clock import format_time
 from harness.errors import one_line
 from harness.pool.failure_policy import FailureRecord
 from harness.pool.owner import Owner
@@ -91,6 +92,29 @@ class TicketRow:
 
 
 @dataclass(frozen=True, slots=True)
+class Reservation:
+    """A time for which a device is reserved.
+
+    Attributes:
+        number: unique in the ledger.
+        key: of the device.
+        user: account whose processes get the device, on any host.
+        start, end: seconds since 1970.
+    """
+
+    number: int
+    key: str
+    user: str
+    start: float
+    end: float
+
+    def describe(self, now: float) -> str:
+        """Describe it for people: `reserved by ann from 14:00:00 to 16:00:00 (number 7)`."""
+        start, end = format_time(self.start, now), format_time(self.end, now)
+        return f"reserved by {self.user} from {start} to {end} (number {self.number})"
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceRow:
     """A device of the ledger.
 
@@ -102,6 +126,7 @@ class DeviceRow:
         step: the recovery step that was begun last; empty if none was since it failed.
         probed: whether it has ever been asked who it is.
         failures: the failures that count against it, one of each lease, the newest last.
+        reservations: those that have not ended, by their start.
     """
 
     key: str
@@ -115,6 +140,7 @@ class DeviceRow:
     facts: Facts
     lease: LeaseRow | None
     failures: tuple[FailureRecord, ...]
+    reservations: tuple[Reservation, ...]
 
 
 def _holder(owner: Owner, purpose: str) -> str:
@@ -142,9 +168,12 @@ def lease_of(row: Row[Any]) -> LeaseRow:
 
 
 def device_of(
-    row: Row[Any], lease: LeaseRow | None, failures: tuple[FailureRecord, ...] = ()
+    row: Row[Any],
+    lease: LeaseRow | None,
+    failures: tuple[FailureRecord, ...],
+    reservations: tuple[Reservation, ...],
 ) -> DeviceRow:
-    """Return a row of the table of devices."""
+    """Return a row of the table of devices, with what belongs to it."""
     return DeviceRow(
         row.key,
         MemberState(row.state),
@@ -157,4 +186,5 @@ def device_of(
         Facts(shown(row.soc), shown(row.hexagon), row.free_bytes),
         lease,
         failures,
+        reservations,
     )

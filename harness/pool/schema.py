@@ -104,6 +104,14 @@ totals = Table(
     *(Column(name, Text, primary_key=True) for name in ("key", "period", "what")),
     _number("number"),
 )
+reservations = Table(
+    "pool_reservations",
+    METADATA,
+    _id(),
+    *map(_text, ("key", "user")),
+    *map(_real, ("start", "end")),
+    sqlite_autoincrement=True,
+)
 Index("pool_evidence_by_key", evidence.c.key, evidence.c.lease)
 Index("pool_evidence_by_subject", evidence.c.subject)
 Index("pool_history_by_key", history.c.key, history.c.id)

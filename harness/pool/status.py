@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from harness.clock import format_time
 from harness.devices.spec import DeviceSpec
 from harness.errors import one_line
+from harness.pool.records import Reservation
 from harness.pool.states import MemberState
 
 OnProgress = Callable[[str], None]
@@ -31,6 +32,7 @@ class MemberStatus:
         weight: sum of their weights; `limit` brings quarantine.
         seen: why `state` may be wrong, without asking the device: it was never probed, or its
             virtual device does not run; empty if nothing is known.
+        reservations: those that have not ended, by their start.
     """
 
     name: str
@@ -48,6 +50,13 @@ class MemberStatus:
     weight: float = 0.0
     limit: float = 0.0
     seen: str = ""
+    reservations: tuple[Reservation, ...] = ()
+
+    @property
+    def reserved(self) -> str:
+        """Its reservation now, for people; empty if there is none."""
+        now = time.time()
+        return next((r.describe(now) for r in self.reservations if r.start <= now < r.end), "")
 
     @property
     def is_unsure(self) -> bool:
@@ -103,6 +112,8 @@ def _kind(member: MemberStatus) -> str:
         return "away"
     if member.state in _UNTRUSTED:
         return "distrusted"
+    if member.reserved and not member.holder:
+        return member.reserved
     return f"held by {member.holder}" if member.holder else f"{member.state}: {member.reason}"
 
 
@@ -113,6 +124,8 @@ def _reason(member: MemberStatus, own: str) -> str:
         return f"{name} is being claimed since {since}"
     if member.holder and not repaired:
         return f"{name} is held by {one_line(member.holder)} since {since}"
+    if member.reserved:
+        return f"{name} is {member.reserved}"
     if member.state is MemberState.READY:
         return f"{name} is ready, but not granted yet"
     reason = f" ({one_line(member.reason, 120)})" if member.reason else ""

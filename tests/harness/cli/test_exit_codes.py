@@ -38,6 +38,8 @@ TABLE = (
     (GOOD, "pool history here"),
     (GOOD, "pool probe"),
     (GOOD, "pool release here"),
+    (GOOD, "pool reserve here --for 1m"),
+    (NO_ANSWER, "pool unreserve 99"),
     (GOOD, "pool show"),
     (GOOD, "pool test-notifications"),
     (GOOD, f"run good.yaml {_DB}"),

@@ -200,3 +200,21 @@ def test_a_person_holds_a_device_while_a_command_runs(
         assert qnnfarm(pool_file, "release", "dut").returncode == 0
         assert "took it back" in held.stderr.read()
         assert held.wait() == 2
+
+
+def test_a_person_reserves_a_device_and_another_waits(tmp_path: Path) -> None:
+    path = tmp_path / "pool.yaml"
+    path.write_text("devices: [{name: here, type: local}]")
+    words = "reserve", "here", "--for", "2h", "--at", "2099-01-01 10:00"
+    assert qnnfarm(path, *words).stderr.startswith("here is reserved by ")
+    with Pool.open(path) as pool:
+        pool.admin.reserve(["here"], 3600.0, by="ann")
+    assert "reserved by ann from" in qnnfarm(path, "show").stdout
+    lease = "pool", "lease", "--pool", path, "--wait", "0.5", "--", "true"
+    done = command_line.qnnfarm(*lease)
+    assert (done.returncode, "here is reserved by ann from" in done.stderr) == (2, True)
+    done = qnnfarm(path, "reserve", "here", "--for", "5m")
+    assert (done.returncode, "qnnfarm pool unreserve 2" in done.stderr) == (2, True)
+    assert qnnfarm(path, "unreserve", "2").stderr.startswith("cancelled: ")
+    assert command_line.qnnfarm(*lease).returncode == 0
+    assert qnnfarm(path, "unreserve", "2").returncode == 2
