@@ -1,71 +1,81 @@
 """YAML files that people write, read strictly: errors name line and key, and the nearest key."""
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Hashable, Iterable
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
 from buildlib.files import check_file
 from buildlib.validation import MISSING, Location, reason_for
-from harness.errors import HarnessError
+from harness.errors import ConfigFileError
 
 MAX_BYTES = 1 << 20
 _DEEPEST = 20
 _LONGEST = 280
-Fail = Callable[[int | None, str, str], HarnessError]
-"""Makes the error of a file from a line (counted from 1), a key such as `devices[2].tags`, both
-empty for the whole file, and a reason."""
 Model = TypeVar("Model", bound=BaseModel)
 
 
-def read_yaml(path: Path, fail: Fail) -> str:
+def read_yaml(path: Path) -> str:
     """Read the text of a YAML file.
 
     Raises:
-        HarnessError: from `fail`; the file cannot be read, is larger than 1 MiB, or is no UTF-8.
+        ConfigFileError: the file cannot be read, is larger than 1 MiB, or is no UTF-8.
     """
     try:
         check_file(path)
         with path.open("rb") as stream:
             content = stream.read(MAX_BYTES + 1)
     except OSError as error:
-        raise fail(None, "", f"cannot be read: {error.strerror or error}") from error
+        raise ConfigFileError(
+            str(path), None, "", f"cannot be read: {error.strerror or error}"
+        ) from error
     if len(content) > MAX_BYTES:
-        raise fail(None, "", "it is larger than 1 MiB")
+        raise ConfigFileError(str(path), None, "", "it is larger than 1 MiB")
     try:
         return content.decode()
     except UnicodeDecodeError as error:
-        raise fail(None, "", f"it is no UTF-8: {error.reason}") from error
+        raise ConfigFileError(str(path), None, "", f"it is no UTF-8: {error.reason}") from error
 
 
 class YamlFile(Generic[Model]):
     """YAML document as a pydantic model, which knows the lines of its keys.
 
+    Args:
+        where: names the document in errors.
+
     Attributes:
         content: the model.
 
     Raises:
-        HarnessError: from `fail`; it is not valid YAML, is nested too deeply, gives a key twice,
-            or does not fit the model.
+        ConfigFileError: it is not valid YAML, is nested too deeply, gives a key twice, or does not
+            fit the model.
     """
 
-    def __init__(self, text: str, model: type[Model], fail: Fail) -> None:
-        self._fail = fail
+    def __init__(self, where: str, text: str, model: type[Model]) -> None:
+        self._where = where
         self._root, content = self._parse(text)
         if content is None:
             content = {}
         if not isinstance(content, dict):
-            raise fail(1, "", "it is no mapping of keys")
+            raise self._fail(1, "", "it is no mapping of keys")
         try:
             self.content = model.model_validate(content)
         except ValidationError as error:
             raise self._invalid(error, model) from None
 
-    def error(self, location: Location, reason: str) -> HarnessError:
+    @classmethod
+    def load(cls, path: Path, model: type[Model]) -> Self:
+        """Read a file."""
+        return cls(str(path), read_yaml(path), model)
+
+    def error(self, location: Location, reason: str) -> ConfigFileError:
         """Make the error of what is wrong at a location in the model."""
         return self._fail(*self._place(location), reason)
+
+    def _fail(self, line: int | None, key: str, reason: str) -> ConfigFileError:
+        return ConfigFileError(self._where, line, key, reason)
 
     def _parse(self, text: str) -> tuple[yaml.Node | None, Any]:
         """Return the tree of the document, and what it says."""
@@ -82,7 +92,7 @@ class YamlFile(Generic[Model]):
                 return None, None
             self._refuse_same_keys(loader, root, "", set())
             return root, loader.construct_document(root)
-        except HarnessError:  # of ours, which may be a ValueError too
+        except ConfigFileError:
             raise
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
@@ -145,7 +155,7 @@ class YamlFile(Generic[Model]):
                 path = _joined(path, step)
         return line, path
 
-    def _invalid(self, error: ValidationError, model: type[BaseModel]) -> HarnessError:
+    def _invalid(self, error: ValidationError, model: type[BaseModel]) -> ConfigFileError:
         """Return the first complaint with its place, and as much of the others as a line holds."""
         reasons: dict[tuple[int | None, str], dict[str, None]] = {}
         for found in error.errors(include_url=False, include_input=False):

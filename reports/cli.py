@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from reports.errors import OutputIsDatabaseError, UnknownFigureError
+from reports.errors import ReportError
 
 if TYPE_CHECKING:
     from reports.figures import Figure
@@ -96,7 +96,7 @@ def report(
         return
     if figure is None and site is None:
         if _same_file(db, out):
-            raise OutputIsDatabaseError(str(out))
+            raise ReportError(f"{out} is the results database: give --out another name")
         html_file.check_path(out)
     wanted = RunFilter(
         since=None if since is None else parse_moment(since, "--since"),
@@ -124,7 +124,7 @@ def report(
 def _print_figure(composed: "Page", name: str, chosen: Format) -> None:
     found = {one.id: one for one in composed.figures}
     if name not in found:
-        raise UnknownFigureError(name, tuple(found))
+        raise ReportError(f"the report has no figure {name!r}; it has {', '.join(found)}")
     _print(found[name], chosen)
 
 

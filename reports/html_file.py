@@ -31,7 +31,7 @@ from harness.results.statistics.summary import summarise
 from harness.words import NO_VALUE, percent, pluralize
 from reports import figures, text
 from reports.changes import SPARK_POINTS
-from reports.errors import OutputPathError, ReportWriteError
+from reports.errors import ReportError
 from reports.figures import Figure, Spec, Value
 from reports.history import commit_range
 from reports.page import Page, RunPage, brief_results
@@ -346,26 +346,25 @@ def check_path(path: Path) -> None:
     """Refuse a path that cannot become a file; folders are not created.
 
     Raises:
-        OutputPathError: says why.
+        ReportError: says why.
     """
     try:
         if path.is_dir():
-            raise OutputPathError(str(path), "it is a folder")
+            raise ReportError(f"cannot write {path}: it is a folder")
         if not path.absolute().parent.is_dir():
-            raise OutputPathError(str(path), "its folder does not exist")
+            raise ReportError(f"cannot write {path}: its folder does not exist")
     except OSError as error:
-        raise OutputPathError(str(path), error.strerror or str(error)) from error
+        raise ReportError(f"cannot write {path}: {error.strerror or str(error)}") from error
 
 
 def write(html: str, path: Path) -> None:
     """Replace the file atomically.
 
     Raises:
-        OutputPathError: see `check_path`.
-        ReportWriteError: it cannot be written, as on a full disk.
+        ReportError: see `check_path`; it cannot be written, as on a full disk.
     """
     check_path(path)
     try:
         atomic_write_bytes(path, html.encode())
     except OSError as error:
-        raise ReportWriteError(str(path), error.strerror or str(error)) from error
+        raise ReportError(f"cannot write {path}: {error.strerror or str(error)}") from error

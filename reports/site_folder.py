@@ -13,7 +13,7 @@ from buildlib.files import atomic_write_bytes
 from harness.results.records import Run
 from harness.results.store import ResultsStore
 from reports import html_file, page
-from reports.errors import OutputPathError, ReportWriteError
+from reports.errors import ReportError
 from reports.history import find_runs_before
 from reports.page import Page
 
@@ -28,8 +28,8 @@ def write(composed: Page, location: str, folder: Path, generated_at: datetime) -
         location: the results database, from which runs are read part by part.
 
     Raises:
-        OutputPathError: the folder is a file, or holds something else.
-        ReportWriteError: it cannot be written, as on a full disk.
+        ReportError: the folder is a file, or holds something else; it cannot be written, as on a
+            full disk.
         StoreError: the database cannot be read.
     """
     _check(folder)
@@ -89,13 +89,13 @@ def _check(folder: Path) -> None:
     """Refuse a folder that is no site: its files would be mixed with others."""
     try:
         if folder.exists() and not folder.is_dir():
-            raise OutputPathError(str(folder), "it is a file")
+            raise ReportError(f"cannot write {folder}: it is a file")
         if folder.is_dir() and any(folder.iterdir()) and not (folder / "assets").is_dir():
-            raise OutputPathError(str(folder), "it is a folder with other files in it")
+            raise ReportError(f"cannot write {folder}: it is a folder with other files in it")
         if not folder.absolute().parent.is_dir():
-            raise OutputPathError(str(folder), "the folder around it does not exist")
+            raise ReportError(f"cannot write {folder}: the folder around it does not exist")
     except OSError as error:
-        raise OutputPathError(str(folder), error.strerror or str(error)) from error
+        raise ReportError(f"cannot write {folder}: {error.strerror or str(error)}") from error
 
 
 def _stamp() -> str:
@@ -116,4 +116,4 @@ def _write(path: Path, content: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic_write_bytes(path, content.encode())
     except OSError as error:
-        raise ReportWriteError(str(path), error.strerror or str(error)) from error
+        raise ReportError(f"cannot write {path}: {error.strerror or str(error)}") from error

@@ -13,7 +13,7 @@ import harness.errors
 import reports.errors
 from buildlib.error_base import QnnfarmError, one_line
 from harness import errors
-from harness.errors import DeviceConnectError, NewerLedgerError, RunnerError, WrongUseError
+from harness.errors import DeviceConnectError, RunnerError, WrongUseError
 
 ROOTS = (buildlib.errors.BuildError, harness.errors.HarnessError, reports.errors.ReportError)
 TEXT = "a\nb\x1b[31m'\"ü"
@@ -93,7 +93,7 @@ def test_the_tree_is_that_of_the_classes(root: type[QnnfarmError]) -> None:
     ("kind", "failure_class", "weight", "recovers", "loses", "everywhere", "state"),
     [
         (errors.HostUnreachableError, "device", 0, True, True, True, "unreachable"),
-        (errors.HostKeyChangedError, "device", 0, True, True, True, "unreachable"),
+        (errors.HostError, "device", 0, True, True, True, "unreachable"),
         (errors.AdbServerError, "device", 0, True, True, True, "unreachable"),
         (errors.NoDeviceError, "device", 0, True, True, False, "absent"),
         (errors.DeviceConnectError, "device", 1, True, True, False, "absent"),
@@ -133,12 +133,6 @@ def test_errors_compare_and_hash_by_identity() -> None:
     error = WrongUseError("no")
     assert error != WrongUseError("no")
     assert len({error, WrongUseError("no")}) == 2
-
-
-def test_one_that_makes_up_its_reason_keeps_its_own_arguments() -> None:
-    error = NewerLedgerError("/l", 9)
-    assert error.args == ("/l", 9)
-    assert "format 9" in error.reason
 
 
 def test_long_texts_lose_their_middle() -> None:

@@ -19,13 +19,7 @@ from pathlib import Path
 
 from harness.devices.adb.client import AdbServer
 from harness.devices.adb.server import ensure_server
-from harness.errors import (
-    HarnessError,
-    HubError,
-    LeaseTimeoutError,
-    RequirementError,
-    one_line,
-)
+from harness.errors import HarnessError, LeaseTimeoutError, PoolError, RequirementError, one_line
 from harness.pool.config import HubPort
 from harness.pool.hubs import HubStatus, PortStatus, Uhubctl
 from harness.pool.pool import Pool
@@ -63,7 +57,7 @@ class HubMapper:
         """Switch the ports that name one of the devices, or all in use of the hubs at `locations`.
 
         Raises:
-            HubError: a device did not come back.
+            PoolError: a device did not come back.
         """
         hubs = self.uhubctl.list()
         for hub in hubs:
@@ -120,7 +114,7 @@ class HubMapper:
             self.uhubctl.switch(port, "on")
         if not self._wait(lambda: gone <= self._present(), self.back_s):
             lost = " and ".join(sorted(gone - self._present()))
-            raise HubError(f"{lost} did not come back {self.back_s:g} s after {port} was on again")
+            raise PoolError(f"{lost} did not come back {self.back_s:g} s after {port} was on again")
         return gone
 
     def _present(self) -> frozenset[str]:
@@ -152,22 +146,22 @@ def map_hub_ports(
         wait_s: how long to wait for each device that somebody holds.
 
     Raises:
-        HubError: there is no such hub, it cannot be switched, or a device is not free that might
+        PoolError: there is no such hub, it cannot be switched, or a device is not free that might
             be switched.
     """
     known = {hub.location for hub in Uhubctl().list()}  # before anybody waits for devices
     if strange := sorted(set(locations) - known):
-        raise HubError(f"there is no hub {strange[0]}, but {', '.join(sorted(known))}")
+        raise PoolError(f"there is no hub {strange[0]}, but {', '.join(sorted(known))}")
     with _leased(pool, on_progress, wait_s) as names:
         present = {entry.serial for entry in server.devices() if entry.usable}
         if locations and (others := sorted(present - names.keys())):
-            raise HubError(
+            raise PoolError(
                 f"{', '.join(others)} might lose power, and this does not hold it: free it, or "
                 "leave --hub out"
             )
         here = {serial: name for serial, name in names.items() if serial in present}
         if not here:
-            raise HubError("no device of the pool is free and at this host's adb server")
+            raise PoolError("no device of the pool is free and at this host's adb server")
         mapper = HubMapper(server, here, on_progress)
         mapper.run(locations)
         for name in here.values():

@@ -455,18 +455,14 @@ def _read_options(path: Path | None) -> dict[str, object]:
     """Read `--options`: dotted keys and absolute paths.
 
     Raises:
-        WrongUseError: it cannot be read, or is no mapping.
+        ConfigFileError: it cannot be read, or is no mapping.
     """
     from buildlib.builder_options import flatten_options
-    from harness.yaml_files import YamlFile, read_yaml
-
-    def wrong(line: int | None, key: str, reason: str) -> WrongUseError:
-        place = "".join((f", line {line}" if line else "", f", {key}" if key else ""))
-        return WrongUseError(f"--options {path}{place}: {reason}")
+    from harness.yaml_files import YamlFile
 
     if path is None:
         return {}
-    file = YamlFile(read_yaml(path, wrong), _OptionsFile, wrong)
+    file = YamlFile.load(path, _OptionsFile)
     return flatten_options(file.content.model_extra or {}, path.absolute().parent)
 
 

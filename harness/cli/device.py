@@ -292,7 +292,7 @@ def _print_events(events: "tuple[Event, ...]", *, json: bool) -> None:
 
 def _refuse_where_held(name: str, *, force: bool) -> None:
     from harness.devices.spec import DeviceSpec
-    from harness.errors import MemberStateError
+    from harness.errors import PoolError
     from harness.pool.pool import Pool
     from harness.virtual_device import manager
 
@@ -302,7 +302,7 @@ def _refuse_where_held(name: str, *, force: bool) -> None:
     with Pool.of([DeviceSpec("virtual", name), DeviceSpec("android", device.serial)]) as pool:
         holders = [member.holder for member in pool.members() if member.holder]
     if holders:
-        raise MemberStateError(name, f"held by {holders[0]}", "--force takes it all the same")
+        raise PoolError(f"{name} is held by {holders[0]}: --force takes it all the same")
 
 
 def _disconnect(serial: str) -> None:

@@ -161,7 +161,7 @@ def _cache() -> Finding:
 
 def _ledger() -> Finding:
     """Check that the ledger of leases can be used, without making a file of one."""
-    from harness.errors import LedgerError, PoolConfigError
+    from harness.errors import ConfigFileError, LedgerError
     from harness.pool.database import Database
     from harness.pool.ledger_file import check_folder, users_of
     from harness.pool.pool import find_config, find_ledger
@@ -173,7 +173,7 @@ def _ledger() -> Finding:
                 return Finding("pool ledger", "ok", f"{database.location}, of several hosts")
             check_folder(database.path)
             users = users_of(database.path)
-    except (LedgerError, PoolConfigError) as error:
+    except (LedgerError, ConfigFileError) as error:
         return Finding("pool ledger", "broken", str(error))
     return Finding("pool ledger", "ok", f"{database.location}, of {users}")
 

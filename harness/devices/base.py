@@ -195,7 +195,7 @@ class Device(Protocol):
         """Copy a file to the device, with its mtime; gives its size, which is checked there.
 
         Raises:
-            DeviceFullError, DevicePermissionError, DevicePathError, DeviceTransferError
+            DeviceFullError, DeviceTransferError
         """
         ...
 

@@ -181,7 +181,7 @@ class Devices(Closeable):
         """Return the connection to a host; nothing is asked of the host yet.
 
         Raises:
-            HostConfigError: the host's configuration cannot be used.
+            HostError: the host's configuration cannot be used.
         """
         from harness.devices.ssh.config import resolve_host
         from harness.devices.ssh.host import SshHost

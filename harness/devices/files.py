@@ -12,13 +12,7 @@ from typing import BinaryIO, Protocol
 
 from buildlib.files import atomic_write
 from harness.devices.base import Progress, PushItem
-from harness.errors import (
-    DeviceFullError,
-    DevicePathError,
-    DevicePermissionError,
-    DeviceTransferError,
-    HostFileError,
-)
+from harness.errors import DeviceFullError, DeviceTransferError, HostFileError
 
 
 def stat_local(path: Path) -> os.stat_result:
@@ -71,16 +65,6 @@ def _reason(error: Exception) -> str:
 
 CHUNK = 128 * 1024
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
-_PATH = (
-    errno.ENOENT,
-    errno.ENOTDIR,
-    errno.EISDIR,
-    errno.ENAMETOOLONG,
-    errno.ELOOP,
-    errno.EINVAL,
-    errno.EEXIST,
-)
 _LONGEST_NAME = 40
 
 
@@ -176,10 +160,6 @@ class Transfer:
         self, path: str, error: OSError, sent: "_Counted | None"
     ) -> DeviceTransferError | DeviceFullError:
         reason = error.strerror or str(error)
-        if error.errno in _DENIED:
-            return DevicePermissionError(self._serial, path, reason)
-        if error.errno in _PATH:
-            return DevicePathError(self._serial, path, reason)
         if sent is not None and error.errno in (None, *_FULL):
             size = sent.path.stat().st_size
             free = self._free(posixpath.dirname(path))

@@ -16,8 +16,8 @@ from harness.devices.properties import DF, SCRIPT, linux_properties, parse, pars
 from harness.devices.shell_device import ShellDevice
 from harness.errors import (
     DeviceLostError,
-    DevicePathError,
     DeviceTimeoutError,
+    DeviceTransferError,
     HarnessError,
     HostUnreachableError,
 )
@@ -63,7 +63,7 @@ class PosixDevice(ShellDevice):
         found = self.shell(_FIND_ROOT, timeout_s=timeout_s, check=False)
         if found.exit_status or not found.stdout.isprintable():
             reason = "no folder there is ours and lets programs run: set TMPDIR to one"
-            raise DevicePathError(self.serial, "work root", reason)
+            raise DeviceTransferError(self.serial, "work root", reason)
         return found.stdout
 
     def properties(self, *, timeout_s: float = 30.0) -> DeviceProperties:

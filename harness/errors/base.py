@@ -69,18 +69,6 @@ class RuntimeChoiceError(HarnessError):
     template = "cannot run on {device}: {reason}"
 
 
-class ConfigurationLimitError(HarnessError):
-    """A container's configuration asks for what its target, or no target here, can do.
-
-    Attributes:
-        reason: each such part, by its JSON pointer.
-    """
-
-    container: str
-    reason: str
-    template = "{container} cannot run: {reason}"
-
-
 class GenieMissingError(HarnessError):
     """Genie, or part of it, missing on this machine for devices of a kind.
 
@@ -128,48 +116,28 @@ class PromptTooLongError(HarnessError):
         )
 
 
-class PipelineError(HarnessError):
-    """Root of what is wrong with a pipeline; stages pass on the errors of what they call."""
-
-
-class RecipeError(PipelineError, ValueError):
-    """A recipe, or a stage's configuration, that cannot be used.
+class ConfigFileError(HarnessError, ValueError):
+    """A plan, a pool, a recipe or another file of settings that cannot be used.
 
     Attributes:
-        path: of the file; empty for a recipe that is not a file.
-        key: e.g. `stages.quantization.recipe_name`; empty for the whole recipe.
+        path: of the file; `recipe` for one that is not a file.
         line: of the file, counted from 1; `None` where there is none.
+        key: e.g. `devices[2].tags`; empty for the whole file.
     """
 
     path: str
+    line: int | None
     key: str
     reason: str
-    line: int | None = None
 
     def __str__(self) -> str:
         line = "" if self.line is None else ", line {line}"
-        key = ", {key:120}" if self.key and self.path else "{key:120}"
-        return self._fill(("{path}" + line if self.path else "recipe: ") + key + ": {reason}")
+        key = ", {key:120}" if self.key else ""
+        return self._fill("{path}" + line + key + ": {reason}")
 
 
-class PipelineStateError(PipelineError, RuntimeError):
-    """Request that the finished stages of a pipeline cannot serve."""
+class PipelineError(HarnessError, RuntimeError):
+    """A pipeline, its manifest or its model cannot give what is asked."""
 
     reason: str
     template = "{reason}"
-
-
-class ManifestError(PipelineError):
-    """A cache folder without the manifest of a pipeline, or with one that cannot be read."""
-
-    path: str
-    reason: str
-    template = "{path}: {reason}"
-
-
-class ModelHubError(PipelineError):
-    """A model that is not a folder here cannot be had from the Hugging Face hub."""
-
-    model: str
-    reason: str
-    template = "{model}: no such folder, and {reason}"

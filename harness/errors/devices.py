@@ -1,6 +1,5 @@
 """Errors of devices, of the adb servers and hosts in front of them, and of virtual devices."""
 
-import shlex
 from dataclasses import field
 
 from buildlib.error_base import one_line
@@ -19,18 +18,6 @@ class AdbServerError(HarnessError):
     address: str
     reason: str
     template = "adb server {address}: {reason}"
-
-
-class AdbAddressError(AdbServerError):
-    """An environment variable names an adb server in a form that cannot be used."""
-
-    __match_args__ = ("variable", "value", "reason")
-    template = "{variable}={value!r} cannot be used: {reason}"
-
-    def __init__(self, variable: str, value: str, reason: str) -> None:
-        self.variable = variable
-        self.value = value
-        super().__init__(value, reason)
 
 
 class NoDeviceError(HarnessError):
@@ -101,7 +88,7 @@ class ConditionsError(HarnessError):
 
 
 class HostError(HarnessError):
-    """Root of what goes wrong with a host over SSH.
+    """A host over SSH cannot be used, by its configuration or its key, for example.
 
     It says nothing about the devices behind the host, which are recovered, not accused; a plan
     goes on with devices of other hosts, and a test loses its device.
@@ -116,87 +103,18 @@ class HostError(HarnessError):
     is_infrastructure = True
     device_state = "unreachable"
     host: str
-
-
-class HostConfigError(HostError):
-    """The SSH configuration has a setting for the host that cannot be used."""
-
     reason: str
-    template = "the SSH configuration of host {host}: {reason}"
+    template = "host {host} cannot be used: {reason}"
 
 
 class HostUnreachableError(HostError):
     """The host does not answer, or does not speak SSH."""
 
-    reason: str
     template = "host {host} cannot be reached over SSH: {reason}"
-
-
-class HostKeyError(HostError):
-    """The host's key is unknown, so the host may be another machine.
-
-    Attributes:
-        name: under which known_hosts files would list it.
-        key_type: e.g. `ssh-ed25519`.
-        fingerprint: of the key that it showed, e.g. `SHA256:...`.
-        files: the known_hosts files that were searched.
-    """
-
-    name: str
-    key_type: str
-    fingerprint: str
-    files: tuple[str, ...]
-    template = (
-        "host {host} shows the {key_type} key {fingerprint}, and {files} has none for {name}: "
-        "check the fingerprint, then accept it with `ssh` once"
-    )
-
-
-class HostCertificateError(HostKeyError):
-    """The host is known by an authority that certifies its key, which we do not check.
-
-    Attributes:
-        files: the lines of known_hosts files that name the authority.
-    """
-
-    template = (
-        "host {host} shows the {key_type} key {fingerprint}, and {files} trusts {name} by "
-        "@cert-authority, whose certificates qnnfarm does not check: add the key itself with "
-        "`ssh-keyscan`, after `ssh` has connected to the host"
-    )
-
-
-class HostKeyChangedError(HostKeyError):
-    """The host's key differs from the known one: another machine, or a man in the middle."""
-
-    def __str__(self) -> str:
-        return self._fill(
-            "host {host} shows the {key_type} key {fingerprint}, which is NOT the one that {files} "
-            "has for {name}: somebody may be in between; if the host was set up anew, "
-            "`ssh-keygen -R {quoted}` forgets its old key",
-            quoted=shlex.quote(one_line(self.name)),
-        )
-
-
-class HostKeyRevokedError(HostKeyError):
-    """The host's key is revoked: whoever has the key may pose as the host.
-
-    Attributes:
-        files: the places that say so: a known_hosts file with the number of the line, for example.
-    """
-
-    template = (
-        "host {host} shows the {key_type} key {fingerprint}, which is revoked ({files}): do not "
-        "accept it, and ask who runs the host for its new key"
-    )
 
 
 class HostAuthError(HostError):
     """The host accepts none of the user's keys."""
-
-    user: str
-    reason: str
-    template = "host {host} does not let {user} in: {reason}"
 
 
 # One device
@@ -317,14 +235,6 @@ class DeviceTransferError(DeviceError):
     template = "device {serial}, file {path!r}: {reason}"
 
 
-class DevicePathError(DeviceTransferError):
-    """A path on the device does not exist, or is a folder instead of a file."""
-
-
-class DevicePermissionError(DeviceTransferError):
-    """The device's shell user may not write or read a path."""
-
-
 class DeviceFullError(DeviceError):
     """The device has too little free space.
 
@@ -435,19 +345,15 @@ class RuntimeOutputError(DeviceError):
 
 
 class VirtualDeviceError(HarnessError):
-    """Root of what virtual devices raise."""
+    """Root of what virtual devices raise, and the error of what no subclass means."""
 
+    __match_args__ = ("reason",)
     device_state = "absent"
+    template = "{reason}"
 
-
-class VirtualDeviceNameError(VirtualDeviceError):
-    """A name that no virtual device can have."""
-
-    name: str
-    template = (
-        "a virtual device cannot be named {name!r:80}: use up to 40 letters, digits, `-` and `_`, "
-        "with a letter or digit first"
-    )
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        self.__post_init__()
 
 
 class UnknownVirtualDeviceError(VirtualDeviceError):
@@ -511,53 +417,6 @@ class VirtualDeviceStartError(VirtualDeviceError):
         return self._fill(
             "virtual device {name} did not start: {reason}" + tail + " (log {log_path})"
         )
-
-
-class VirtualDeviceBusyError(VirtualDeviceError):
-    """Another command has held the virtual device for too long."""
-
-    name: str
-    waited_s: float
-    template = (
-        "virtual device {name}: another command has held it for {waited_s:g} s: "
-        "try again once that is done"
-    )
-
-
-class VirtualDeviceControlError(VirtualDeviceError):
-    """A running virtual device does not accept a command."""
-
-    name: str
-    reason: str
-    template = "virtual device {name} cannot be told that: {reason}"
-
-
-class VirtualHostError(VirtualDeviceError):
-    """The process that hosts several virtual devices did not start."""
-
-    reason: str
-    log_path: str = ""
-
-    def __str__(self) -> str:
-        log = " (log {log_path})" if self.log_path else ""
-        return self._fill("virtual devices did not start: {reason}" + log)
-
-
-class FaultSpecError(VirtualDeviceError):
-    """A text or a value that is no fault."""
-
-    text: str
-    reason: str
-    template = "not a fault {text!r:120}: {reason}"
-
-
-class HeatSettingError(VirtualDeviceError):
-    """An unknown setting of the heat model, or a value out of its range."""
-
-    name: str
-    value: float
-    allowed: str
-    template = "heat setting {name!r:60} cannot be {value:g}: {allowed}"
 
 
 class AdbKeyError(VirtualDeviceError):

@@ -4,28 +4,15 @@ from harness.errors.base import FailureClass, HarnessError
 
 
 class PoolError(HarnessError):
-    """Root of what a pool raises."""
+    """Root of what a pool raises, and the error of what no subclass means."""
 
+    __match_args__ = ("reason",)
     failure_class = FailureClass.DEVICE
+    template = "{reason}"
 
-
-class PoolConfigError(PoolError):
-    """A pool configuration that cannot be used.
-
-    Attributes:
-        line: of the file, counted from 1; `None` where there is none.
-        key: e.g. `devices[2].tags`; empty for the whole file.
-    """
-
-    path: str
-    line: int | None
-    key: str
-    reason: str
-
-    def __str__(self) -> str:
-        line = "" if self.line is None else ", line {line}"
-        key = ", {key:120}" if self.key else ""
-        return self._fill("{path}" + line + key + ": {reason}")
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        self.__post_init__()
 
 
 class UnknownMemberError(PoolError):
@@ -37,15 +24,6 @@ class UnknownMemberError(PoolError):
     def __str__(self) -> str:
         known = "it has {known}" if self.known else "it has none"
         return self._fill("the pool has no device {name!r:80}: " + known)
-
-
-class MemberStateError(PoolError):
-    """A request that is not possible in the state of the device."""
-
-    name: str
-    state: str
-    reason: str
-    template = "{name:80} is {state}: {reason}"
 
 
 class RequirementError(PoolError):
@@ -98,26 +76,12 @@ class DeviceHeldError(PoolError):
     template = "{name:80} is held by {holder}, through another ledger"
 
 
-class RecoveryStepError(PoolError):
-    """A step of a device's recovery was skipped, or had no effect."""
-
-    reason: str
-    template = "{reason}"
-
-
 class NotificationError(PoolError):
     """A receiver of notifications did not take one."""
 
     receiver: str
     reason: str
     template = "no notification to {receiver:200}: {reason}"
-
-
-class HubError(PoolError):
-    """A USB hub cannot be switched, or must not be."""
-
-    reason: str
-    template = "{reason}"
 
 
 class LedgerError(PoolError):
@@ -135,50 +99,18 @@ class DamagedLedgerError(LedgerError):
     template = f"{LedgerError.template}; while nothing is leased it may be moved away"
 
 
-class NewerLedgerError(LedgerError):
-    """The ledger was written by a newer qnnfarm."""
-
-    __match_args__ = ("path", "version")
-
-    def __init__(self, path: str, version: int) -> None:
-        self.version = version
-        super().__init__(path, f"a newer qnnfarm wrote it (format {version})")
-
-
 # Run plans
 
 
 class PlanError(HarnessError):
-    """Root of what is wrong with a plan or its run; a cell fails with its device's error."""
+    """Root of what is wrong with the run of a plan; a cell fails with its device's error."""
 
+    __match_args__ = ("reason",)
+    template = "{reason}"
 
-class PlanFileError(PlanError):
-    """A plan file that cannot be used.
-
-    Attributes:
-        key: e.g. `workloads[1].prompt_tokens`; empty for the whole file.
-        line: of the file, counted from 1; `None` where there is none.
-    """
-
-    path: str
-    key: str
-    reason: str
-    line: int | None = None
-
-    def __str__(self) -> str:
-        line = "" if self.line is None else ", line {line}"
-        key = ", {key:120}" if self.key else ""
-        return self._fill("{path}" + line + key + ": {reason}")
-
-
-class PlanBusyError(PlanError):
-    """Another process runs the same plan into the same results database."""
-
-    journal: str
-    template = (
-        "another `qnnfarm run` works on this plan and database: wait for it, or stop it "
-        "(its journal is {journal})"
-    )
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        self.__post_init__()
 
 
 class NightlyBusyError(PlanError):
@@ -186,14 +118,6 @@ class NightlyBusyError(PlanError):
 
     folder: str
     template = "another `qnnfarm nightly` works on the nights in {folder}: wait for it, or stop it"
-
-
-class NightlyFolderError(PlanError):
-    """The folder of a plan's nights, or a file in it, cannot be used."""
-
-    path: str
-    reason: str
-    template = "cannot use the nights' {path}: {reason}"
 
 
 class JournalError(PlanError):

@@ -14,52 +14,8 @@ class MissingStoreError(StoreError):
     template = "no results database at {location}: `qnnfarm bench --db` makes one"
 
 
-class NotAStoreError(StoreError):
-    """A file that is not a results database, or a damaged one."""
-
-    ends_plan = True
-    location: str
-    reason: str
-    template = "{location} is not a results database: {reason}"
-
-
-class NewerSchemaError(StoreError):
-    """A newer qnnfarm wrote the results database."""
-
-    ends_plan = True
-    location: str
-    found: int
-    supported: int
-    template = (
-        "{location} has schema {found}, newer than the {supported} that this qnnfarm knows: "
-        "update qnnfarm"
-    )
-
-
-class OlderSchemaError(StoreError):
-    """An older qnnfarm wrote the results database, in tables that this one does not read."""
-
-    ends_plan = True
-    location: str
-    template = (
-        "{location} was written by an older qnnfarm, whose tables this one does not read: name "
-        "another --db to begin a new database, and keep this one for the qnnfarm that wrote it"
-    )
-
-
-class StoreLockedError(StoreError):
-    """Another process kept the results database locked for too long."""
-
-    ends_plan = True
-    location: str
-    waited_s: float
-    template = (
-        "{location} stayed locked by another process for {waited_s:g} s: try again once it is done"
-    )
-
-
 class StoreUnavailableError(StoreError):
-    """The results database cannot be reached, read or written."""
+    """The results database cannot be reached, read or written, or is none of this qnnfarm."""
 
     ends_plan = True
     location: str
@@ -139,14 +95,6 @@ class ArtifactError(StoreError):
     location: str
     reason: str
     template = "cannot use the artifact {location}: {reason}"
-
-
-class ImportedFileError(StoreError):
-    """A file of another tool that cannot be imported."""
-
-    file: str
-    reason: str
-    template = "cannot import {file}: {reason}"
 
 
 class OutputCheckError(HarnessError):

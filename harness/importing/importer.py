@@ -14,7 +14,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from buildlib.validation import first_fault
-from harness.errors import HostFileError, ImportedFileError
+from harness.errors import HostFileError
 from harness.importing import json_files, llama_bench, logs
 from harness.importing.json_files import Reader, of_entries
 from harness.importing.records import ForeignRun, UnreadableError
@@ -130,8 +130,8 @@ def read_runs(
         skip: leave out what cannot be read; otherwise it refuses the file.
 
     Raises:
-        ImportedFileError: names the lines that cannot be read, or no tool is known to write this.
-        HostFileError: the file cannot be read.
+        HostFileError: names the lines that cannot be read, or no tool is known to write this; the
+            file cannot be read.
     """
     facts = facts or Facts()
     content, written = _read(path)
@@ -158,9 +158,9 @@ def read_runs(
         else:
             runs[number] = run.model_copy(update={"group_id": group_id, "session": len(runs)})
     if refused and not (skip and runs):
-        raise ImportedFileError(path.name, _in_words(refused))
+        raise HostFileError(path.name, _in_words(refused))
     if not runs:
-        raise ImportedFileError(path.name, f"it has no results that {found.tool} writes")
+        raise HostFileError(path.name, f"it has no results that {found.tool} writes")
     lines = tuple(foreign[number].line for number in runs)
     return Imported(found.tool, path.name, text, tuple(runs.values()), lines, tuple(refused))
 
@@ -200,7 +200,7 @@ def import_file(
     """Read a file of another tool, and store its new runs.
 
     Raises:
-        ImportedFileError, HostFileError: see `read_runs`; nothing is stored.
+        HostFileError: see `read_runs`; nothing is stored.
         ArtifactError: see `store_runs`.
     """
     return store_runs(store, read_runs(path, facts, tool=tool, skip=skip))
@@ -234,7 +234,7 @@ def _find_format(path: Path, content: bytes, text: str, tool: Tool | None) -> _F
         reason = f"it has no results that {tool} writes"
     else:
         reason = f"no known tool writes this: --tool is one of {', '.join(Tool)}"
-    raise ImportedFileError(path.name, reason)
+    raise HostFileError(path.name, reason)
 
 
 def _collect(

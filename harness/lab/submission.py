@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.errors import FailureClass, PlanFileError, WrongUseError
+from harness.errors import ConfigFileError, FailureClass, WrongUseError
 from harness.lab.content import find_files
 from harness.lab.jobs import CellEnd, LabJobs, PlanSettings
 from harness.plans.cell_queue import Durations
@@ -130,7 +130,7 @@ def open_lab_run(
         fresh: begin a new one in any case.
 
     Raises:
-        PlanFileError: the plan cannot be used.
+        ConfigFileError: the plan cannot be used.
         WrongUseError: no cell matches `only`, or the database is a file.
         StoreError: it cannot be used.
     """
@@ -140,7 +140,7 @@ def open_lab_run(
 
     def members() -> Sequence[MemberStatus]:
         reason = "a lab's hosts have pools of their own: name devices in place of `count: all`"
-        raise PlanFileError(str(plan_file), "devices", reason)
+        raise ConfigFileError(str(plan_file), None, "devices", reason)
 
     with ExitStack() as stack:
         cells = expand(

@@ -294,7 +294,7 @@ def work(
         on_progress: called with a line for each cell.
 
     Raises:
-        WrongUseError, StoreError, PoolConfigError, LedgerError: it cannot begin.
+        WrongUseError, StoreError, ConfigFileError, LedgerError: it cannot begin.
     """
     models = ModelCache()
     with ExitStack() as stack:

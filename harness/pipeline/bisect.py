@@ -44,7 +44,7 @@ from buildlib.quantize.mixed_precision.sweep import SensitivityModel, changed_we
 from buildlib.quantize.options import RECIPES, QuantizationOptions
 from buildlib.targets import parse_target
 from harness.console import print_remark
-from harness.errors import PipelineStateError, WrongUseError
+from harness.errors import PipelineError, WrongUseError
 from harness.pipeline.bisection import Bisection, Check, Try
 from harness.pipeline.comparison import ComparedText, float_folder
 from harness.pipeline.defaults import recipe_text
@@ -106,7 +106,7 @@ def bisect_pipeline(
         progress: called with (segments run, such in all) while tensors are ranked.
 
     Raises:
-        PipelineStateError: no stage quantizes the model.
+        PipelineError: no stage quantizes the model.
         WrongUseError: the text is too short.
         BuildError: a model cannot run, or the proposal not be built.
     """
@@ -246,7 +246,7 @@ def _quantized(pipe: LLMPipeline) -> list[dict[str, object]]:
 def _last_model(made: Sequence[Mapping[str, object]]) -> Path:
     model = made[-1].get("model")
     if not isinstance(model, ModelFolder) or not model.quantized:
-        raise PipelineStateError("no stage has quantized the model: name `quantization` in stages")
+        raise PipelineError("no stage has quantized the model: name `quantization` in stages")
     return model.path
 
 

@@ -17,7 +17,7 @@ from buildlib.graph.interface import require_shape
 from buildlib.numerics.evaluation import FloatLogits, evaluate_model, record_float
 from buildlib.numerics.host_loop import open_onnx
 from harness.console import EMULATOR, Row, print_remark, print_rows
-from harness.errors import PipelineStateError
+from harness.errors import PipelineError
 from harness.pipeline.host_model import open_host_model
 from harness.pipeline.stage import ModelFolder
 from harness.results.metrics import METRICS
@@ -143,11 +143,11 @@ def float_folder(made: Mapping[str, object]) -> Path:
     """Return the folder of the float model that the first stage made.
 
     Raises:
-        PipelineStateError: it has made none.
+        PipelineError: it has made none.
     """
     folder = next((value.path for value in made.values() if isinstance(value, ModelFolder)), None)
     if folder is None:
-        raise PipelineStateError("the first stage has made no model to compare with")
+        raise PipelineError("the first stage has made no model to compare with")
     return folder
 
 
@@ -195,7 +195,7 @@ def _evaluate(
         with open_host_model(made, scratch) as model:
             found = evaluate_model(model.loop, reference)
             return StageQuality(name, _WHERE[model.kind], found.metrics)
-    except PipelineStateError as error:
+    except PipelineError as error:
         return StageQuality(name, "-", note=str(error))
 
 

@@ -48,7 +48,7 @@ def recipe_text(model: str, target: str) -> str:
     """Return the text of a recipe for a model and a target.
 
     Raises:
-        ModelHubError: there is no such model.
+        PipelineError: there is no such model.
         CheckpointError: its `config.json` cannot be read.
         UnknownSocError: there is no such target.
     """

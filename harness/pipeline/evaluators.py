@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from harness.errors import RecipeError
+from harness.errors import ConfigFileError
 from harness.pipeline.host_model import HostModel
 from harness.pipeline.settings import EvaluatorConfig, MetricConfig, MetricName
 from harness.results.perplexity import standard_error
@@ -87,14 +87,14 @@ def with_windows_of(wanted: EvaluatorConfig, model: HostModel) -> HostModel:
     """Return a model of this host with the window length of the recipe.
 
     Raises:
-        RecipeError: its graphs have a shorter context.
+        ConfigFileError: its graphs have a shorter context.
     """
     length, longest = wanted.context_length, model.limit.context_length
     if length is None:
         return model
     if not model.limit.prefill_ar < length <= longest:
         reason = f"{length} is not between {model.limit.prefill_ar + 1} and {longest}"
-        raise RecipeError("", _LENGTH, f"{reason}, the context of the graphs")
+        raise ConfigFileError("recipe", None, _LENGTH, f"{reason}, the context of the graphs")
     return replace(model, limit=replace(model.limit, context_length=length))
 
 
@@ -102,27 +102,27 @@ def refuse_other_windows(wanted: EvaluatorConfig, session: Session) -> None:
     """Check that the recipe's windows are those that Genie scores.
 
     Raises:
-        RecipeError: Genie scores windows of the container's context length alone.
+        ConfigFileError: Genie scores windows of the container's context length alone.
     """
     own = session.container.metadata.graphs.context_length
     if wanted.context_length not in {None, own}:
         reason = f"on a device windows have the container's {own} tokens; leave it out"
-        raise RecipeError("", _LENGTH, reason)
+        raise ConfigFileError("recipe", None, _LENGTH, reason)
 
 
 def read_dataset(metric: MetricConfig, folders: tuple[Path, ...]) -> str:
     """Read the text of a metric from the first folder that has it.
 
     Raises:
-        RecipeError: none has, or it is not a readable text.
+        ConfigFileError: none has, or it is not a readable text.
     """
     key = "evaluator_config.metrics.dataset"
     path, _ = metric.find_text(folders)
     if path is None:
         places = " or ".join(map(str, dict.fromkeys(folders)))
         reason = f"there is no text file {metric.dataset} in {places}; nothing is downloaded"
-        raise RecipeError("", key, reason)
+        raise ConfigFileError("recipe", None, key, reason)
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError("", key, f"{path} cannot be read: {error}") from error
+        raise ConfigFileError("recipe", None, key, f"{path} cannot be read: {error}") from error

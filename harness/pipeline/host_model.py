@@ -19,7 +19,7 @@ from buildlib.quantize.qdq import apply_encodings
 from buildlib.targets import parse_target
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from buildlib.toolchains.requests import OpPackageLibrary
-from harness.errors import PipelineStateError
+from harness.errors import PipelineError
 from harness.pipeline.stage import ModelFolder
 from harness.runtimes.context_limit import ContextLimit
 
@@ -53,12 +53,12 @@ def open_host_model(made: Mapping[str, object], scratch: Path) -> Iterator[HostM
         scratch: folder for files that go away with the block.
 
     Raises:
-        PipelineStateError: it has none, or one that only its device can run.
+        PipelineError: it has none, or one that only its device can run.
         BuildError: the model cannot run.
     """
     container, model = made.get("container"), made.get("model")
     if not isinstance(model, ModelFolder):
-        raise PipelineStateError("no stage has made a model yet; construct() runs them")
+        raise PipelineError("no stage has made a model yet; construct() runs them")
     if isinstance(container, Path):
         with _compiled(GenAIContainer.load(container), model.path) as opened:
             yield opened
@@ -89,7 +89,7 @@ def _onnx(model: ModelFolder, scratch: Path) -> Iterator[HostModel]:
 def _compiled(container: GenAIContainer, model: Path) -> Iterator[HostModel]:
     target = parse_target(container.metadata.target.name)
     if not target.emulator:
-        raise PipelineStateError(
+        raise PipelineError(
             f"the container is for {target}: name a device of that kind, or build for "
             f"{target}:emulator"
         )

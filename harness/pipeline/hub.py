@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from buildlib.paths import user_path
-from harness.errors import ModelHubError
+from harness.errors import PipelineError
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _FILES = ("*.json", "*.safetensors", "tokenizer.model", "text/*.txt")
@@ -19,24 +19,27 @@ def find_model(model: str, base: Path, revision: str | None = None) -> tuple[Pat
         revision: branch, tag or commit of a model of the hub.
 
     Raises:
-        ModelHubError: it is neither, or cannot be downloaded.
+        PipelineError: it is neither, or cannot be downloaded.
     """
     path = base / user_path(model)
     if path.exists():
         found = path.resolve()
         return path.absolute(), found.name if found.is_dir() else found.parent.name
     if not _HUB_ID.fullmatch(model):
-        raise ModelHubError(model, "that is no id of the Hugging Face hub either, such as org/name")
+        raise PipelineError(
+            f"{model}: no such folder, and that is no id of the Hugging Face hub either, "
+            "such as org/name"
+        )
     try:
         from huggingface_hub import snapshot_download
     except ImportError:
         reason = "a download from the Hugging Face hub needs `pip install qnnfarm[hub]`"
-        raise ModelHubError(model, reason) from None
+        raise PipelineError(f"{model}: no such folder, and {reason}") from None
     try:
         folder = snapshot_download(model, revision=revision, allow_patterns=list(_FILES))
     except Exception as error:  # the library raises its own kinds, and those of its transport
         reason = f"the Hugging Face hub did not give it: {error}"
-        raise ModelHubError(model, reason) from error
+        raise PipelineError(f"{model}: no such folder, and {reason}") from error
     return Path(folder), model.partition("/")[2]
 
 

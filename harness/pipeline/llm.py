@@ -27,7 +27,7 @@ from buildlib.paths import absolute_user_path
 from buildlib.pipeline.runner import StageRecord, StageRunner
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from harness.devices.spec import DeviceSpec
-from harness.errors import ManifestError, PipelineStateError, RecipeError
+from harness.errors import ConfigFileError, PipelineError
 from harness.pipeline.answer import (
     GenerationAnswer,
     generate_on_device,
@@ -114,8 +114,8 @@ class LLMPipeline:
             model: in place of the recipe's `model_id_or_path`.
 
         Raises:
-            RecipeError: neither names a model.
-            ModelHubError: it is not a folder, and cannot be had from the hub.
+            ConfigFileError: neither names a model.
+            PipelineError: it is not a folder, and cannot be had from the hub.
         """
         self.config = config
         self.stages = StageConfigs(config.configs)
@@ -127,7 +127,9 @@ class LLMPipeline:
         settings = config.settings
         named = model or settings.model_id_or_path
         if named is None:
-            raise RecipeError("", "model_id_or_path", "it is missing; name the model")
+            raise ConfigFileError(
+                "recipe", None, "model_id_or_path", "it is missing; name the model"
+            )
         loader = config.configs.get("model_loader")
         revision = getattr(getattr(loader, "hf_pretrained_kwargs", None), "revision", None)
         base = Path.cwd() if model else config.folder
@@ -152,8 +154,8 @@ class LLMPipeline:
             settings: top-level keys in place of the recipe's, such as `cache_dir`.
 
         Raises:
-            RecipeError: names file, line and key of what is wrong.
-            ModelHubError: the model is not a folder, and cannot be had from the hub.
+            ConfigFileError: names file, line and key of what is wrong.
+            PipelineError: the model is not a folder, and cannot be had from the hub.
         """
         read = recipe or {}
         if isinstance(read, str | PathLike):
@@ -172,7 +174,7 @@ class LLMPipeline:
             model: its name, where several pipelines ran with one `cache_dir`.
 
         Raises:
-            ManifestError: there is no such pipeline, or its manifest cannot be read.
+            PipelineError: there is no such pipeline, or its manifest cannot be read.
         """
         path = find_manifest(absolute_user_path(cache_dir), model)
         manifest = PipelineManifest.load(path)
@@ -224,7 +226,7 @@ class LLMPipeline:
         if until is not None and until not in names:
             near = get_close_matches(until, names, 1)
             told = f"did you mean {near[0]}?" if near else f"it has {', '.join(names)}"
-            raise PipelineStateError(f"this pipeline has no stage {until!r}: {told}")
+            raise PipelineError(f"this pipeline has no stage {until!r}: {told}")
         if until is not None:
             names = names[: names.index(until) + 1]
         configs = {name: check_config(name, self.stages[name]) for name in names}
@@ -250,7 +252,7 @@ class LLMPipeline:
         """Read the texts of the recipe's metrics, so that `evaluate()` will find them.
 
         Raises:
-            RecipeError: one is missing, or is no text.
+            ConfigFileError: one is missing, or is no text.
         """
         wanted = self.config.settings.evaluator_config
         for metric in () if wanted is None else wanted.metrics:
@@ -273,8 +275,8 @@ class LLMPipeline:
             `{"PPL_heldout": 19.4, "PPL_heldout_error": 0.6}`.
 
         Raises:
-            PipelineStateError: no stage has run, or there is no container for the device.
-            RecipeError: the recipe has no `evaluator_config`, or a text of it cannot be read.
+            PipelineError: no stage has run, or there is no container for the device.
+            ConfigFileError: the recipe has no `evaluator_config`, or a text of it cannot be read.
         """
         made = self._made("evaluate()", stage)
         wanted = self._metrics("name the metrics that evaluate() is to compute")
@@ -310,8 +312,8 @@ class LLMPipeline:
             db: results database for what the device measures.
 
         Raises:
-            PipelineStateError: no stage has run, or there is no container for the device.
-            RecipeError: no text is given, and the recipe names none.
+            PipelineError: no stage has run, or there is no container for the device.
+            ConfigFileError: no text is given, and the recipe names none.
             HarnessError: the device could not do it.
         """
         stages = [(name, self._made("compare()", name)) for name in self.completed]
@@ -337,7 +339,7 @@ class LLMPipeline:
         """Return the outputs of all finished stages by name, up to `stage`.
 
         Raises:
-            PipelineStateError: no stage has run, or not this one.
+            PipelineError: no stage has run, or not this one.
         """
         return self._made("outputs()", stage)
 
@@ -345,7 +347,7 @@ class LLMPipeline:
         """Return the text of a comparison, by default the recipe's, and its number of windows.
 
         Raises:
-            RecipeError: no text is given, and the recipe names none.
+            ConfigFileError: no text is given, and the recipe names none.
         """
         if text is not None:
             return text, windows or DEFAULT_WINDOWS
@@ -371,7 +373,7 @@ class LLMPipeline:
             system: the system message of a chat.
 
         Raises:
-            PipelineStateError: no stage has run, or there is no container for the device.
+            PipelineError: no stage has run, or there is no container for the device.
             HarnessError: the device, the prompt or the chat template cannot be used.
         """
         asked = Generate.of(prompt=prompt, max_tokens=max_tokens, chat=chat or None, system=system)
@@ -386,7 +388,7 @@ class LLMPipeline:
         """Copy the output of the latest stage to a folder: a container, or a model with encodings.
 
         Raises:
-            PipelineStateError: no stage has run.
+            PipelineError: no stage has run.
             WrongUseError: something is at the destination that may not be replaced.
         """
         self._made("export()")
@@ -463,10 +465,10 @@ class LLMPipeline:
     def _made(self, what: str, stage: str | None = None) -> dict[str, object]:
         """Return the outputs of all finished stages by name, up to `stage`."""
         if not self._done:
-            raise PipelineStateError(f"{what} needs a finished stage; call construct() first")
+            raise PipelineError(f"{what} needs a finished stage; call construct() first")
         if stage is not None and stage not in self._done:
             told = ", ".join(self._done)
-            raise PipelineStateError(f"{what}: {stage!r} is no finished stage; there are {told}")
+            raise PipelineError(f"{what}: {stage!r} is no finished stage; there are {told}")
         made: dict[str, object] = {}
         for name, done in self._done.items():
             made |= vars(done.output)
@@ -478,13 +480,13 @@ class LLMPipeline:
         path = self._made("a device").get("container")
         if not isinstance(path, Path):
             reason = "a device runs containers; construct() up to the genai_builder first"
-            raise PipelineStateError(reason)
+            raise PipelineError(reason)
         return GenAIContainer.load(path)
 
     def _metrics(self, advice: str) -> EvaluatorConfig:
         wanted = self.config.settings.evaluator_config
         if wanted is None:
-            raise RecipeError("", "evaluator_config", f"it is missing; {advice}")
+            raise ConfigFileError("recipe", None, "evaluator_config", f"it is missing; {advice}")
         return wanted
 
     def _text_of(self, metric: MetricConfig) -> str:
@@ -501,7 +503,7 @@ class LLMPipeline:
             self.manifest.save(self.manifest_path)
         except OSError as error:
             reason = f"cannot be written: {error.strerror or error}"
-            raise ManifestError(str(self.manifest_path), reason) from error
+            raise PipelineError(f"{self.manifest_path}: {reason}") from error
 
     def _cache_root(self) -> Path:
         settings, folder = self.config.settings, self.config.folder

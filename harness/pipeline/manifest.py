@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from buildlib.cache.layout import model_folders
 from buildlib.files import atomic_write_bytes
 from buildlib.validation import first_fault
-from harness.errors import ManifestError
+from harness.errors import PipelineError
 from harness.pipeline.stage import AnyStage, StageOutput
 
 FILE = "pipeline_manifest.json"
@@ -71,18 +71,18 @@ class PipelineManifest(_Part):
         """Read a manifest.
 
         Raises:
-            ManifestError: it cannot be read, or a later version wrote it.
+            PipelineError: it cannot be read, or a later version wrote it.
         """
         try:
             manifest = cls.model_validate_json(path.read_bytes())
         except OSError as error:
-            raise ManifestError(str(path), error.strerror or "cannot be read") from error
+            raise PipelineError(f"{path}: {error.strerror or 'cannot be read'}") from error
         except ValidationError as error:
             reason = f"no manifest of a pipeline: {first_fault(error, cls)}"
-            raise ManifestError(str(path), reason) from error
+            raise PipelineError(f"{path}: {reason}") from error
         if manifest.version > VERSION:
             reason = f"a later qnnfarm wrote it (version {manifest.version}); use that one"
-            raise ManifestError(str(path), reason)
+            raise PipelineError(f"{path}: {reason}")
         return manifest
 
 
@@ -90,7 +90,7 @@ def find_manifest(cache_dir: Path, model: str | None = None) -> Path:
     """Find the manifest of a pipeline in its cache folder, or in the model's folder there.
 
     Raises:
-        ManifestError: there is none, or there are several and no model is named.
+        PipelineError: there is none, or there are several and no model is named.
     """
     if (cache_dir / FILE).is_file():
         return cache_dir / FILE
@@ -101,8 +101,8 @@ def find_manifest(cache_dir: Path, model: str | None = None) -> Path:
     if len(found) == 1 and model is None:
         return next(iter(found.values()))
     if not found:
-        raise ManifestError(str(cache_dir), "no pipeline has run with this cache_dir")
+        raise PipelineError(f"{cache_dir}: no pipeline has run with this cache_dir")
     told = f"it has pipelines of {', '.join(found)}"
     if model is None:
-        raise ManifestError(str(cache_dir), f"{told}; name one: model=...")
-    raise ManifestError(str(cache_dir), f"no pipeline of {model} has run with it; {told}")
+        raise PipelineError(f"{cache_dir}: {told}; name one: model=...")
+    raise PipelineError(f"{cache_dir}: no pipeline of {model} has run with it; {told}")

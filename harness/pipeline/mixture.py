@@ -12,7 +12,7 @@ from buildlib.pipeline.model_folder import link_configuration
 from buildlib.quantize.mixed_precision.proposal import Proposal, mixed_encodings
 from buildlib.quantize.mixed_precision.sweep import Quantized, changed_weights
 from buildlib.quantize.tensor_writer import TensorWriter, replace_constant
-from harness.errors import PipelineStateError
+from harness.errors import PipelineError
 from harness.pipeline.bisection import as_option
 from harness.pipeline.llm import LLMPipeline
 from harness.pipeline.recipe import Recipe
@@ -109,12 +109,12 @@ def last_before_builder(pipe: LLMPipeline) -> str:
     """Return the name of the stage whose output is ranked.
 
     Raises:
-        PipelineStateError: the recipe has nothing between loading and building.
+        PipelineError: the recipe has nothing between loading and building.
     """
     names = list(pipe.config.stages)
     last = names.index(BUILDER) - 1 if BUILDER in names else len(names) - 1
     if last < 1:
-        raise PipelineStateError("the recipe has no stage that quantizes the model")
+        raise PipelineError("the recipe has no stage that quantizes the model")
     return names[last]
 
 

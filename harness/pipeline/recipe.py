@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from buildlib.files import atomic_write_bytes
 from buildlib.paths import absolute_user_path
 from buildlib.validation import Location, first_fault, reason_for
-from harness.errors import RecipeError
+from harness.errors import ConfigFileError
 from harness.pipeline.registry import REGISTRY, StageRegistry
 from harness.pipeline.settings import NO_DRAFT_STAGES, Settings
 from harness.pipeline.stage import AnyStage, StageConfig, check_bindings
@@ -38,11 +38,11 @@ class Recipe(dict[str, Any]):
         """Read a recipe from a file whose name ends in `.yaml` or `.yml`.
 
         Raises:
-            RecipeError: it ends otherwise, cannot be read, or is no YAML mapping.
+            ConfigFileError: it ends otherwise, cannot be read, or is no YAML mapping.
         """
         file = absolute_user_path(path)
         if file.suffix not in _SUFFIXES:
-            raise RecipeError(str(path), "", f"a recipe ends in {' or '.join(_SUFFIXES)}")
+            raise ConfigFileError(str(path), None, "", f"a recipe ends in {' or '.join(_SUFFIXES)}")
         return cls.from_yaml(file)
 
     @classmethod
@@ -50,12 +50,11 @@ class Recipe(dict[str, Any]):
         """Read a recipe from a YAML file.
 
         Raises:
-            RecipeError: it cannot be read, is no YAML mapping, or has keys that recipes have not.
+            ConfigFileError: it cannot be read, is no YAML mapping, or has other keys than recipes.
         """
         file = absolute_user_path(path)
-        fail = _Failure(str(path))
-        text = read_yaml(file, fail)
-        YamlFile(text, Settings, fail)
+        text = read_yaml(file)
+        YamlFile(str(path), text, Settings)
         recipe = cls(yaml.safe_load(text) or {})
         recipe.path, recipe.text = file, text
         return recipe
@@ -66,14 +65,6 @@ class Recipe(dict[str, Any]):
         text = yaml.safe_dump(dict(self), sort_keys=False, allow_unicode=True)
         atomic_write_bytes(file, text.encode())
         return file
-
-
-@dataclass(frozen=True)
-class _Failure:
-    path: str
-
-    def __call__(self, line: int | None, key: str, reason: str) -> RecipeError:
-        return RecipeError(self.path, key, reason, line)
 
 
 @dataclass(frozen=True)
@@ -106,7 +97,7 @@ class LLMPipelineConfig:
             registry: knows the stages.
 
         Raises:
-            RecipeError: names file, line and key where there are some, and the nearest known key.
+            ConfigFileError: names file, line and key where there are some, and the nearest key.
         """
         checks = _Checks(recipe)
         settings = checks.settings(overrides or {})
@@ -128,7 +119,7 @@ class LLMPipelineConfig:
             raise checks.error(("checkpoint",), reason)
         try:
             check_bindings(stages)
-        except RecipeError as error:
+        except ConfigFileError as error:
             raise checks.error(tuple(error.key.split(".")), error.reason) from None
         return cls(settings, stages, configs, checks.folder)
 
@@ -143,13 +134,13 @@ class _Checks:
     def __init__(self, recipe: Mapping[str, Any]) -> None:
         self._recipe = recipe
         self._file: YamlFile[Settings] | None = None
-        self._path = ""
+        self._path = "recipe"
         self.folder = Path.cwd()
         if isinstance(recipe, Recipe) and recipe.path is not None:
             self._path, self.folder = str(recipe.path), recipe.path.parent
             unchanged = recipe.text is not None and yaml.safe_load(recipe.text) == dict(recipe)
             if unchanged and recipe.text is not None:
-                self._file = YamlFile(recipe.text, Settings, _Failure(self._path))
+                self._file = YamlFile(self._path, recipe.text, Settings)
 
     def settings(self, overrides: Mapping[str, Any]) -> Settings:
         settings: Settings = self.section((), Settings, {**self._recipe, **overrides})
@@ -162,17 +153,15 @@ class _Checks:
         except ValidationError as error:
             raise self._invalid(location, error, model) from None
 
-    def error(self, location: Location, reason: str) -> RecipeError:
+    def error(self, location: Location, reason: str) -> ConfigFileError:
         """Make the error of a place in the recipe."""
         if self._file is not None:
-            error = self._file.error(location, reason)
-            if isinstance(error, RecipeError):
-                return error
-        return RecipeError(self._path, ".".join(map(str, location)), reason)
+            return self._file.error(location, reason)
+        return ConfigFileError(self._path, None, ".".join(map(str, location)), reason)
 
     def _invalid(
         self, location: Location, error: ValidationError, model: type[BaseModel]
-    ) -> RecipeError:
+    ) -> ConfigFileError:
         found = error.errors(include_url=False)[0]
         return self.error((*location, *found["loc"]), reason_for(found, model))
 
@@ -181,11 +170,11 @@ def check_config(name: str, config: StageConfig) -> StageConfig:
     """Check a configuration again that a program has changed, values within its mappings too.
 
     Raises:
-        RecipeError: names the stage's key.
+        ConfigFileError: names the stage's key.
     """
     kind = type(config)
     try:
         return kind.model_validate(config.model_dump())
     except ValidationError as error:
         fault = first_fault(error, kind)
-        raise RecipeError("", f"stages.{name}.{fault.key}", fault.reason) from None
+        raise ConfigFileError("recipe", None, f"stages.{name}.{fault.key}", fault.reason) from None

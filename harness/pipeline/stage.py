@@ -19,7 +19,7 @@ from buildlib.cache.layout import SIDECAR
 from buildlib.paths import user_path
 from buildlib.pipeline.runner import OnStage, StageRunner
 from buildlib.pipeline.stage import Stage as CachedStage
-from harness.errors import RecipeError, WrongUseError
+from harness.errors import ConfigFileError, WrongUseError
 from harness.pipeline.settings import Settings
 
 
@@ -260,7 +260,7 @@ def check_bindings(stages: Mapping[str, type[AnyStage]]) -> None:
     """Check that each stage finds its inputs among the outputs of the stages before it.
 
     Raises:
-        RecipeError: one does not; names the stage and the input.
+        ConfigFileError: one does not; names the stage and the input.
     """
     made: set[str] = set()
     for name, stage in stages.items():
@@ -268,5 +268,5 @@ def check_bindings(stages: Mapping[str, type[AnyStage]]) -> None:
             missing = field.default is field.default_factory is dataclasses.MISSING
             if missing and field.name not in made:
                 reason = f"it needs {field.name}, which no stage before it makes"
-                raise RecipeError("", f"stages.{name}", reason)
+                raise ConfigFileError("recipe", None, f"stages.{name}", reason)
         made |= {field.name for field in dataclasses.fields(stage.Output)}

@@ -43,7 +43,7 @@ from buildlib.quantize.options import QuantizationOptions, TechniqueName, check_
 from buildlib.targets import parse_target
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from buildlib.validation import first_fault
-from harness.errors import RecipeError
+from harness.errors import ConfigFileError
 from harness.pipeline.hub import folder_of
 from harness.pipeline.settings import NonEmpty, PositiveInt, Settings
 from harness.pipeline.stage import (
@@ -406,7 +406,7 @@ class GenAIBuilder(Stage[ModelInput, GenAIBuilderConfig, GenAIBuilderOutput]):
         """Refuse options that the builder has not, and shapes that it cannot build."""
         if settings.soc_details is None:
             reason = "the genai_builder needs it; name the SoC, such as chipset:SM8750"
-            raise RecipeError("", "soc_details", reason)
+            raise ConfigFileError("recipe", None, "soc_details", reason)
         options = BuildOptions().with_options(_transformation(config, settings), TRANSFORMATION)
         options = options.with_options(config.compilation_options, COMPILATION)
         BuildPlan(options, options.compile_config(parse_target(settings.soc_details))).checked()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from buildlib.errors import BuildError
 from harness.deploy.digests import hash_files
-from harness.errors import HarnessError, PlanFileError, PromptTooLongError, WrongUseError
+from harness.errors import ConfigFileError, HarnessError, PromptTooLongError, WrongUseError
 from harness.plans.cells import Cell, duplicate, make_cell
 from harness.plans.lease_requests import meets
 from harness.plans.plan_file import ContainerEntry, DeviceEntry, Plan, WorkloadEntry
@@ -68,7 +68,7 @@ def expand(
         members: gives the pool's devices; called only if the plan has `count: all`.
 
     Raises:
-        PlanFileError: a duplicate label, an unreadable file, an incomplete container, a workload
+        ConfigFileError: a duplicate label, an unreadable file, an incomplete container, a workload
             that its runtime cannot run or that its context is too short for, a match that matches
             nothing, no cells, or far too many.
     """
@@ -308,8 +308,8 @@ class _Expansion:
     def _resolve(self, path: str) -> Path:
         return resolve_path(self._path, path)
 
-    def _error(self, key: str, reason: str) -> PlanFileError:
-        return PlanFileError(str(self._path), key, reason)
+    def _error(self, key: str, reason: str) -> ConfigFileError:
+        return ConfigFileError(str(self._path), None, key, reason)
 
 
 def resolve_path(plan_file: Path, path: str) -> Path:

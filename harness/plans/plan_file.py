@@ -14,7 +14,7 @@ from pydantic import (
 )
 
 from harness.devices.types import check_type_name
-from harness.errors import ConditionsError, FailureClass, PlanFileError
+from harness.errors import ConditionsError, FailureClass
 from harness.pool.config import ReceiverConfig
 from harness.results.records import MAX_LABELS
 from harness.runtimes.base import LogLevel
@@ -23,7 +23,7 @@ from harness.telemetry.charge import ChargeWindow
 from harness.telemetry.conditions import Conditions
 from harness.workloads.base import NonEmpty
 from harness.workloads.registry import AnyWorkload
-from harness.yaml_files import YamlFile, read_yaml
+from harness.yaml_files import YamlFile
 
 Label = Annotated[str, Field(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._+-]{0,63}\Z")]
 LabelValue = Annotated[str, Field(pattern=r"\A[^\x00-\x1f\x7f]{1,200}\Z")]
@@ -269,10 +269,6 @@ def load_plan(path: Path) -> Plan:
     """Read and check a plan.
 
     Raises:
-        PlanFileError: names the file, the line, the key, and what is wrong there.
+        ConfigFileError: names the file, the line, the key, and what is wrong there.
     """
-
-    def fail(line: int | None, key: str, reason: str) -> PlanFileError:
-        return PlanFileError(str(path), key, reason, line)
-
-    return YamlFile(read_yaml(path, fail), Plan, fail).content
+    return YamlFile.load(path, Plan).content

@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.errors import MissingStoreError, PlanFileError, WrongUseError
+from harness.errors import ConfigFileError, MissingStoreError, WrongUseError
 from harness.plans.cell_runner import DeviceCellRunner, ModelCache
 from harness.plans.cells import Cell
 from harness.plans.journal import Journal, journal_path
@@ -121,17 +121,16 @@ def open_plan_run(
         plan: what the file says; read from it by default.
 
     Raises:
-        PlanFileError: the plan cannot be used.
-        PoolConfigError: the pool's file cannot be used.
+        ConfigFileError: the plan cannot be used; the pool's file cannot be used.
         WrongUseError: no cell matches `only`.
-        PlanBusyError: another process runs the plan.
+        PlanError: another process runs the plan.
     """
     plan = plan or load_plan(plan_file)
     location = find_database(plan, plan_file, db)
     if pool_file is None and plan.pool is not None:
         pool_file = resolve_path(plan_file, plan.pool)
         if not pool_file.is_file():
-            raise PlanFileError(str(plan_file), "pool", f"there is no file {pool_file}")
+            raise ConfigFileError(str(plan_file), None, "pool", f"there is no file {pool_file}")
     find_config(pool_file)
     with ExitStack() as stack:
         pool = None
@@ -205,14 +204,16 @@ def find_database(plan: Plan, plan_file: Path, db: str | None = None) -> str:
         db: overrides the plan's; relative to the working folder.
 
     Raises:
-        PlanFileError: the plan names none, or one in a folder that does not exist.
+        ConfigFileError: the plan names none, or one in a folder that does not exist.
         WrongUseError: `db` is in a folder that does not exist.
     """
     if db is not None:
         _check_folder(db, plan_file, by_option=True)
         return db
     if plan.db is None:
-        raise PlanFileError(str(plan_file), "db", "name a results database here, or by --db")
+        raise ConfigFileError(
+            str(plan_file), None, "db", "name a results database here, or by --db"
+        )
     location = plan.db if "://" in plan.db else str(resolve_path(plan_file, plan.db))
     _check_folder(location, plan_file, by_option=False)
     return location
@@ -226,4 +227,4 @@ def _check_folder(location: str, plan_file: Path, *, by_option: bool) -> None:
     reason = f"there is no folder {path.absolute().parent}"
     if by_option:
         raise WrongUseError(f"--db: {reason}")
-    raise PlanFileError(str(plan_file), "db", reason)
+    raise ConfigFileError(str(plan_file), None, "db", reason)

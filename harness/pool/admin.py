@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 
 from harness.devices.socket_owner import user_name
-from harness.errors import MemberStateError, WrongUseError, one_line
+from harness.errors import PoolError, WrongUseError, one_line
 from harness.pool.context import PoolContext
 from harness.pool.members import NOT_PROBED, Members
 from harness.pool.owner import this_process
@@ -36,11 +36,11 @@ class PoolAdmin:
         """Take back a drain.
 
         Raises:
-            MemberStateError: the device is not drained.
+            PoolError: the device is not drained.
         """
         state = self._row(name).state
         if state is not MemberState.DRAINING:
-            raise MemberStateError(name, state, "only what is drained can be undrained")
+            raise PoolError(f"{name} is {state}: only what is drained can be undrained")
         state = self._apply(name, Event.UNDRAIN, f"undrained ({by or _user()})")
         row = self._row(name)
         if state is MemberState.READY and not (row.leases or row.facts.soc):
@@ -57,7 +57,7 @@ class PoolAdmin:
             start: seconds since 1970; `None` is now. Leases of others that are out then end.
 
         Raises:
-            MemberStateError: somebody else has a device for a part of that time.
+            PoolError: somebody else has a device for a part of that time.
         """
         if start is not None and start + duration_s <= self._ledger.now():
             raise WrongUseError("that time is over")
@@ -66,7 +66,7 @@ class PoolAdmin:
         if obstacles:
             name, other = keys[obstacles[0].key], obstacles[0].describe(time.time())
             reason = f"choose another time, or `qnnfarm pool unreserve {obstacles[0].number}`"
-            raise MemberStateError(name, other, reason)
+            raise PoolError(f"{name} is {other}: {reason}")
         self._context.changes.notify()
 
     def unreserve(self, number: int, *, by: str = "") -> Reservation:
@@ -100,13 +100,13 @@ class PoolAdmin:
         """Start the probation run of a quarantined device now; it is ready if it passes.
 
         Raises:
-            MemberStateError: the device is not in quarantine.
+            PoolError: the device is not in quarantine.
         """
         state = self._row(name).state
         if state is not MemberState.QUARANTINED:
             stuck = state in {MemberState.RECOVERING, MemberState.ABSENT}
             hint = f": `qnnfarm pool recover {name}` tries it now" if stuck else ""
-            raise MemberStateError(name, state, f"it is not in quarantine{hint}")
+            raise PoolError(f"{name} is {state}: it is not in quarantine{hint}")
         return self._repair(name, on_progress)
 
     def recover(
@@ -118,14 +118,14 @@ class PoolAdmin:
             take: take the device even from a holder of another ledger.
 
         Raises:
-            MemberStateError: the device is leased, drained or in quarantine.
+            PoolError: the device is leased, drained or in quarantine.
         """
         row = self._row(name)
         if row.lease is not None or row.state in {MemberState.LEASED, MemberState.PROBATION}:
-            raise MemberStateError(name, row.state, "it is in use; release it first")
+            raise PoolError(f"{name} is {row.state}: it is in use; release it first")
         if row.state in {MemberState.DRAINING, MemberState.QUARANTINED}:
             command = "undrain" if row.state is MemberState.DRAINING else "unquarantine"
-            raise MemberStateError(name, row.state, f"{command} it instead")
+            raise PoolError(f"{name} is {row.state}: {command} it instead")
         self._apply(name, Event.RECOVER, f"recovery was asked for ({_user()})")
         return self._repair(name, on_progress, take=take)
 

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -22,7 +21,7 @@ from buildlib.errors import UnknownSocError
 from buildlib.targets import find_soc
 from harness.devices.spec import DeviceSpec
 from harness.devices.types import check_type_name
-from harness.errors import DeviceSpecError, PoolConfigError, VirtualDeviceChangeError
+from harness.errors import DeviceSpecError, VirtualDeviceChangeError
 from harness.pool.failure_policy import QuarantineRule, backoff
 from harness.yaml_files import YamlFile, read_yaml
 
@@ -316,9 +315,9 @@ def load_config(
         soc_of: gives the SoC of a device that exists, if it is known.
 
     Raises:
-        PoolConfigError: the file cannot be read or used; names the line and the key.
+        ConfigFileError: the file cannot be read or used; names the line and the key.
     """
-    content = read_yaml(path, partial(PoolConfigError, str(path)))
+    content = read_yaml(path)
     return parse_config(content, str(path), soc_of=soc_of)
 
 
@@ -331,9 +330,9 @@ def parse_config(
     """Read the text of a `pool.yaml`; see `load_config`.
 
     Raises:
-        PoolConfigError: the text cannot be used.
+        ConfigFileError: the text cannot be used.
     """
-    file = YamlFile(text, PoolConfig, partial(PoolConfigError, where))
+    file = YamlFile(where, text, PoolConfig)
     config = file.content
     if duplicate := _find_duplicate(config.devices):
         number, reason = duplicate

@@ -24,7 +24,7 @@ from sqlalchemy.pool import NullPool
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from harness.clock import Clock
-from harness.errors import DamagedLedgerError, LedgerError, NewerLedgerError, StoreUnavailableError
+from harness.errors import DamagedLedgerError, LedgerError, StoreUnavailableError
 from harness.pool import schema
 from harness.pool.ledger_file import prepare
 from harness.results.database import (
@@ -243,7 +243,7 @@ class Database:
             schema.METADATA.create_all(connection)
             version = _server_version(connection)
             if version > FORMAT:
-                raise NewerLedgerError(self.location, version)
+                raise LedgerError(self.location, f"a newer qnnfarm wrote it (format {version})")
             if version < FORMAT:  # the tables that it lacked are there now
                 _set_format(connection)
             connection.exec_driver_sql(f"LISTEN {_CHANNEL}")
@@ -285,7 +285,7 @@ class Database:
         if application != _APPLICATION_ID and (application or version or tables):
             raise DamagedLedgerError(path, "it is some other database")
         if version > FORMAT:
-            raise NewerLedgerError(path, version)
+            raise LedgerError(path, f"a newer qnnfarm wrote it (format {version})")
         if version and version < min(_MIGRATIONS):
             raise _old(path, version)
         _use_wal(connection)

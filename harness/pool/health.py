@@ -16,7 +16,7 @@ def read_device_health(config: Path | None = None) -> tuple[DeviceHealth, ...]:
             there is no pool to tell of.
 
     Raises:
-        PoolConfigError: the file cannot be used.
+        ConfigFileError: the file cannot be used.
         LedgerError: the ledger cannot be used.
     """
     path, _ = find_config(config)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from harness.errors import HubError
+from harness.errors import PoolError
 from harness.pool.config import HubPort
 from harness.pool.programs import ProgramError, run_program
 
@@ -63,13 +63,13 @@ def parse_hubs(output: str) -> list[HubStatus]:
 
 
 class Uhubctl:
-    """The program; all methods raise `HubError` if it cannot be run, or fails."""
+    """The program; all methods raise `PoolError` if it cannot be run, or fails."""
 
     def list(self) -> Sequence[HubStatus]:
         """List all hubs, also those that cannot switch."""
         hubs = parse_hubs(self._run("-f"))
         if not hubs:
-            raise HubError("uhubctl finds no USB hub")
+            raise PoolError("uhubctl finds no USB hub")
         return hubs
 
     def switch(self, port: HubPort, action: Literal["off", "on"]) -> None:
@@ -86,7 +86,7 @@ class Uhubctl:
             return run_program([_PROGRAM, *words], timeout_s)
         except ProgramError as error:
             hint = "" if shutil.which(_PROGRAM) else ": install it (https://github.com/mvp/uhubctl)"
-            raise HubError(f"{error}{hint}") from None
+            raise PoolError(f"{error}{hint}") from None
 
 
 def cycle_power(port: HubPort, serial: str, others: Iterable[str], timeout_s: float) -> None:
@@ -96,13 +96,13 @@ def cycle_power(port: HubPort, serial: str, others: Iterable[str], timeout_s: fl
         others: serials of other devices, of which none may lose its power.
 
     Raises:
-        HubError: the port is not there, has another device, or cannot be switched.
+        PoolError: the port is not there, has another device, or cannot be switched.
     """
     uhubctl = Uhubctl()
     found = [each for hub in uhubctl.list() for each in hub.ports if each.port == port]
     if not found:
-        raise HubError(f"there is no {port}: `python -m tools.map_hub` finds where it is now")
+        raise PoolError(f"there is no {port}: `python -m tools.map_hub` finds where it is now")
     stranger = next((other for other in others if other in found[0].description.split()), None)
     if stranger is not None and stranger != serial:
-        raise HubError(f"{port} has {stranger} now: `python -m tools.map_hub` finds where it is")
+        raise PoolError(f"{port} has {stranger} now: `python -m tools.map_hub` finds where it is")
     uhubctl.cycle(port, timeout_s)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from harness.devices.spec import DeviceSpec
-from harness.errors import DeviceSpecError, PoolConfigError, RequirementError, UnknownMemberError
+from harness.errors import ConfigFileError, DeviceSpecError, RequirementError, UnknownMemberError
 from harness.pool.config import DeviceEntry, HubPort, PoolConfig, default_name
 from harness.pool.ledger import Ledger
 from harness.pool.records import DeviceRow
@@ -42,7 +42,7 @@ def configured_members(config: PoolConfig, discover: Discover, where: str) -> li
     """Return the devices of a configuration, in its order; discovery skips those it names.
 
     Raises:
-        PoolConfigError: a discovered device has the name of another device.
+        ConfigFileError: a discovered device has the name of another device.
     """
     taken = {entry.spec for entry in config.devices}
     names = {entry.name or default_name(entry.spec) for entry in config.devices if entry.spec}
@@ -59,7 +59,7 @@ def configured_members(config: PoolConfig, discover: Discover, where: str) -> li
             name = default_name(spec)
             if name in names:
                 reason = f"it finds {spec}, and another device is named {name}: give that another"
-                raise PoolConfigError(where, None, f"devices[{number}]", reason)
+                raise ConfigFileError(where, None, f"devices[{number}]", reason)
             taken.add(spec)
             names.add(name)
             hub = config.hubs.get(name)

@@ -13,7 +13,7 @@ from harness.devices.base import Device
 from harness.devices.devices import Devices
 from harness.devices.spec import DeviceSpec
 from harness.devices.types import device_types
-from harness.errors import HarnessError, RecoveryStepError, one_line
+from harness.errors import HarnessError, PoolError, one_line
 from harness.pool.action_names import action_named
 from harness.pool.config import DeviceEntry, HostConfig, PoolConfig
 from harness.pool.ledger import Ledger
@@ -112,10 +112,10 @@ class DeviceOpener:
         """See `Opener.restart_server`."""
         name = member.spec.host if member.spec.type == "android" else None
         if name is None:
-            raise RecoveryStepError("not taken: it hangs on no adb server")
+            raise PoolError("not taken: it hangs on no adb server")
         host = self._config.hosts.get(name, HostConfig())
         if not host.adb_server_ours:
-            raise RecoveryStepError("not taken: the configuration does not say that it is ours")
+            raise PoolError("not taken: the configuration does not say that it is ours")
         port = self._devices.adb_of(name).port
         shell_host = self._devices.open(DeviceSpec("linux", name))
         for action in ("kill-server", "start-server"):

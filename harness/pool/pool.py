@@ -48,7 +48,7 @@ def find_config(config: Path | None) -> tuple[Path | None, PoolConfig]:
     """Return the file that `Pool.open` reads (`None` if there is none), and its content.
 
     Raises:
-        PoolConfigError: the file cannot be used.
+        ConfigFileError: the file cannot be used.
     """
     named = os.environ.get(VARIABLE)
     path = config or (Path(named) if named else None)
@@ -68,7 +68,7 @@ def host_devices() -> Devices:
     """Make the connections to adb servers and hosts that the file of `find_config` describes.
 
     Raises:
-        PoolConfigError: the file cannot be used.
+        ConfigFileError: the file cannot be used.
     """
     return devices_of(find_config(None)[1])
 
@@ -77,7 +77,7 @@ def trusted_users() -> tuple[str, ...]:
     """Return whose adb server on this host is used by the file of `find_config`.
 
     Raises:
-        PoolConfigError: the file cannot be used.
+        ConfigFileError: the file cannot be used.
     """
     return find_config(None)[1].adb_server.trusted_users
 
@@ -155,7 +155,7 @@ class Pool(Closeable):
             on_progress: called with the names of the devices that are slow to answer.
 
         Raises:
-            PoolConfigError: the file cannot be used.
+            ConfigFileError: the file cannot be used.
             AdbServerError: the adb server cannot be reached or started.
             LedgerError: the ledger cannot be used.
         """
@@ -187,7 +187,7 @@ class Pool(Closeable):
 
         Raises:
             DeviceSpecError: a device is given twice.
-            PoolConfigError: the file cannot be used.
+            ConfigFileError: the file cannot be used.
             LedgerError: the ledger cannot be used.
         """
         config = PoolConfig(adb_server=AdbServerConfig(trusted_users=trusted_users()))

@@ -27,7 +27,7 @@ from harness.errors import (
     DeviceUnsupportedError,
     HarnessError,
     LeaseLostError,
-    RecoveryStepError,
+    PoolError,
     one_line,
 )
 from harness.pool.config import StepName
@@ -93,7 +93,7 @@ class Recovery:
         Raises:
             DeviceHeldError: another ledger's holder has it, so no step is taken.
             DeviceFullError: it cannot be claimed, so no step is taken.
-            RecoveryStepError: no step helped; says why the last did not.
+            PoolError: no step helped; says why the last did not.
         """
         self._on_progress("asking whether it answers")
         try:
@@ -120,11 +120,11 @@ class Recovery:
                 reason = one_line(str(error))
                 self._record(step, f"did not help: {reason}")
                 last = f"{step}: {reason}"
-        raise RecoveryStepError(last)
+        raise PoolError(last)
 
     def _check_stopped(self) -> None:
         if self._stopped():
-            raise RecoveryStepError("recovery was interrupted")
+            raise PoolError("recovery was interrupted")
 
     def _record(self, step: str, text: str) -> None:
         self._ledger.add_history(self._lease.key, f"recovery: {step}", text)
@@ -203,9 +203,9 @@ class Recovery:
         address = server_address()
         if _listens(address):
             if not self._context.config.adb_server.ours:
-                raise RecoveryStepError("not taken: the configuration does not say that it is ours")
+                raise PoolError("not taken: the configuration does not say that it is ours")
             if self._ledger.in_use(besides=self._lease.key):
-                raise RecoveryStepError("not taken: it serves devices that are in use")
+                raise PoolError("not taken: it serves devices that are in use")
             others = _tcp_devices(self._trusted_users)
             _kill(address)
         server = ensure_server(address, trusted_users=self._trusted_users)
@@ -227,13 +227,13 @@ class Recovery:
             try:
                 run_program(fill_placeholders(command, member, self._lease.key), timeout_s)
             except ProgramError as error:
-                raise RecoveryStepError(str(error)) from None
+                raise PoolError(str(error)) from None
             return
         spec = member.spec
         try:
             device_types()[spec.type].power_cycle(spec)
         except DeviceUnsupportedError as error:
-            raise RecoveryStepError(f"not taken: {error.reason}") from None
+            raise PoolError(f"not taken: {error.reason}") from None
 
     @property
     def _adb_serial(self) -> str | None:
@@ -256,7 +256,7 @@ def _ask(address: ServerAddress, service: str) -> None:
     try:
         query(address, service, Deadline(_ANSWER_S))
     except FailReply as error:
-        raise RecoveryStepError(f"the adb server says: {error}") from None
+        raise PoolError(f"the adb server says: {error}") from None
     except (StreamClosed, ServerUnreachable, DeadlineExceeded) as error:
         raise AdbServerError(str(address), f"went away: {error}") from None
 

@@ -251,12 +251,12 @@ def check_db(settings: Settings) -> None:
 
 def _check_pool(path: Path) -> None:
     """Check a pool file of the command line; one of an ini file is read when a test needs it."""
-    from harness.errors import PoolConfigError
+    from harness.errors import ConfigFileError
     from harness.pool.config import load_config
 
     try:
         load_config(path)
-    except PoolConfigError as error:
+    except ConfigFileError as error:
         raise pytest.UsageError(f"--pool: {error}") from error
 
 

@@ -34,9 +34,7 @@ from sqlalchemy.pool import ConnectionPoolEntry, NullPool
 
 from harness.errors import (
     MissingStoreError,
-    NotAStoreError,
     RunConflictError,
-    StoreLockedError,
     StoreLostError,
     StoreUnavailableError,
 )
@@ -203,8 +201,8 @@ def open_database(
 
     Raises:
         MissingStoreError: there is no such file, and `create` is off.
-        NotAStoreError: the file is not a database.
-        StoreUnavailableError: the URL, its driver, the folder or the server cannot be used.
+        StoreUnavailableError: the file is not a database; the URL, its driver, the folder or the
+            server cannot be used.
     """
     __tracebackhide__ = True  # pytest would show the location, and so its password
     path = database_file(location)
@@ -241,8 +239,8 @@ def exists(location: str | Path) -> bool:
     """Return whether there is a database to open; for a server, only opening it will tell.
 
     Raises:
-        NotAStoreError: the file is not a database.
-        StoreUnavailableError: there is none, and none can be created there.
+        StoreUnavailableError: the file is not a database; there is none, and none can be created
+            there.
     """
     path = database_file(location)
     if path is None:
@@ -307,7 +305,7 @@ def _open_sqlite(path: Path, *, create: bool, busy_timeout_s: float) -> Database
 def _check_file(path: Path, *, create: bool) -> None:
     try:
         if path.is_dir():
-            raise NotAStoreError(str(path), "it is a folder")
+            raise StoreUnavailableError(str(path), "it is a folder")
         if not path.exists():
             if not create:
                 raise MissingStoreError(str(path))
@@ -319,7 +317,7 @@ def _check_file(path: Path, *, create: bool) -> None:
     except OSError as error:
         raise StoreUnavailableError(str(path), error.strerror or str(error)) from error
     if start and start != _SQLITE_MAGIC:
-        raise NotAStoreError(str(path), "it is not a SQLite file")
+        raise StoreUnavailableError(str(path), "it is not a SQLite file")
 
 
 def _sqlite_uri(path: Path, *, create: bool) -> str:
@@ -355,7 +353,7 @@ def _journal_mode(cursor: DBAPICursor) -> str:
 
 @contextmanager
 def refuse_unreadable_rows(location: str) -> Iterator[None]:
-    """Raise `NotAStoreError` for values that their columns cannot have.
+    """Raise `StoreUnavailableError` for values that their columns cannot have.
 
     SQLite keeps whatever it is given: text that is no JSON or no time. PostgreSQL has times that
     Python has not.
@@ -363,9 +361,9 @@ def refuse_unreadable_rows(location: str) -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError) as error:
-        raise NotAStoreError(location, f"a row cannot be read: {error}") from error
+        raise StoreUnavailableError(location, f"a row cannot be read: {error}") from error
     except DataError as error:
-        raise NotAStoreError(location, f"a row cannot be read: {error.orig}") from error
+        raise StoreUnavailableError(location, f"a row cannot be read: {error.orig}") from error
 
 
 @contextmanager
@@ -377,9 +375,12 @@ def translate_errors(location: str, busy_timeout_s: float) -> Iterator[None]:
         cause = (error.orig or error) if isinstance(error, DBAPIError) else error
         text = _first_line(cause)
         if _is_locked(cause, text):
-            raise StoreLockedError(location, busy_timeout_s) from error
+            raise StoreUnavailableError(
+                location,
+                f"it stayed locked by another process for {busy_timeout_s:g} s: try again later",
+            ) from error
         if isinstance(cause, sqlite3.Error) and _is_damaged(text):
-            raise NotAStoreError(location, text) from error
+            raise StoreUnavailableError(location, text) from error
         if isinstance(error, DBAPIError) and is_lost(error):
             raise StoreLostError(location, text) from error
         raise StoreUnavailableError(location, text) from error

@@ -136,7 +136,7 @@ def list_inventory(database: Database) -> tuple[InventoryRow, ...]:
     """List the runs by day, container, runtime and device, the oldest day first.
 
     Raises:
-        NotAStoreError: a row cannot be read.
+        StoreUnavailableError: a row cannot be read.
     """
     runs, telemetry = schema.runs.c, schema.telemetry.c
     columns = (

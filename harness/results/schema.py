@@ -40,12 +40,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import TypeEngine
 
-from harness.errors import (
-    NewerSchemaError,
-    NotAStoreError,
-    OlderSchemaError,
-    StoreUnavailableError,
-)
+from harness.errors import StoreUnavailableError
 from harness.results.records import Artifact, ComparisonRecord, Measurement, Record, Run, now
 
 SCHEMA_VERSION = 1
@@ -241,9 +236,8 @@ def prepare(connection: Connection, location: str) -> None:
     """Create the tables where there are none, within the connection's transaction.
 
     Raises:
-        NewerSchemaError, OlderSchemaError: another qnnfarm wrote the database.
-        NotAStoreError: the database belongs to another program.
-        StoreUnavailableError: its encoding cannot hold every text.
+        StoreUnavailableError: another qnnfarm wrote the database; the database belongs to another
+            program; its encoding cannot hold every text.
     """
     _lock(connection, location)
     if not has_tables(connection, location):
@@ -261,24 +255,36 @@ def has_tables(connection: Connection, location: str) -> bool:
     """Return whether the tables are there, or the database is empty and free for them.
 
     Raises:
-        NewerSchemaError, OlderSchemaError: another qnnfarm wrote the database.
-        NotAStoreError: there are tables, but no schema version.
+        StoreUnavailableError: another qnnfarm wrote the database; there are tables, but no schema
+            version.
     """
     tables = set(inspect(connection).get_table_names())
     if _BEFORE_1 in tables:
-        raise OlderSchemaError(location)
+        raise StoreUnavailableError(
+            location,
+            "an older qnnfarm wrote it, whose tables this one does not read: name another "
+            "--db to begin a new database, and keep this one for the qnnfarm that wrote it",
+        )
     if schema_version.name not in tables:
         # A server's database may be shared with others; a file is either ours or it is not.
         if tables and (connection.dialect.name == "sqlite" or tables & set(metadata.tables)):
-            raise NotAStoreError(location, "it holds the tables of another program")
+            raise StoreUnavailableError(location, "it holds the tables of another program")
         return False
     found: int | None = connection.scalar(select(func.max(schema_version.c.version)))
     if found is None:
-        raise NotAStoreError(location, "its schema version is missing")
+        raise StoreUnavailableError(location, "its schema version is missing")
     if found > SCHEMA_VERSION:
-        raise NewerSchemaError(location, found, SCHEMA_VERSION)
+        raise StoreUnavailableError(
+            location,
+            f"it has schema {found}, newer than the {SCHEMA_VERSION} that this qnnfarm "
+            "knows: update qnnfarm",
+        )
     if found < SCHEMA_VERSION:
-        raise OlderSchemaError(location)
+        raise StoreUnavailableError(
+            location,
+            "an older qnnfarm wrote it, whose tables this one does not read: name another "
+            "--db to begin a new database, and keep this one for the qnnfarm that wrote it",
+        )
     return True
 
 

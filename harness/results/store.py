@@ -17,8 +17,8 @@ from buildlib.closeable import Closeable
 from harness.errors import (
     CorruptRunError,
     MissingStoreError,
-    NotAStoreError,
     StoreError,
+    StoreUnavailableError,
     TelemetryRecordError,
     UnknownRunError,
     WrongUseError,
@@ -157,10 +157,9 @@ class ResultsStore(Closeable):
 
         Raises:
             MissingStoreError: there is no database, or a server's is empty, and `create` is off.
-            NotAStoreError: it is another kind of file or database, or damaged.
-            NewerSchemaError, OlderSchemaError: another qnnfarm wrote it.
-            StoreLockedError: another process holds it for longer than `busy_timeout_s`.
-            StoreUnavailableError: it cannot be reached.
+            StoreUnavailableError: it is another kind of file or database, or damaged; another
+                qnnfarm wrote it; another process holds it for longer than `busy_timeout_s`; it
+                cannot be reached.
         """
         __tracebackhide__ = True  # pytest would show the location, and so its password
         database = open_database(location, create=create, busy_timeout_s=busy_timeout_s)
@@ -191,10 +190,8 @@ class ResultsStore(Closeable):
         """Check whether `open` would work, without changing anything.
 
         Raises:
-            NotAStoreError: it is another kind of file or database, or damaged.
-            NewerSchemaError, OlderSchemaError: another qnnfarm wrote it.
-            StoreLockedError: another process holds it.
-            StoreUnavailableError: it cannot be reached or created.
+            StoreUnavailableError: it is another kind of file or database, or damaged; another
+                qnnfarm wrote it; another process holds it; it cannot be reached or created.
         """
         __tracebackhide__ = True
         if not exists(location):
@@ -634,4 +631,4 @@ def _require_readable(database: Database) -> None:
         # On a server, others make the database before we make its tables.
         if "://" in database.location:
             raise MissingStoreError(database.location)
-        raise NotAStoreError(database.location, "it is empty")
+        raise StoreUnavailableError(database.location, "it is empty")

@@ -130,7 +130,7 @@ class ContainerModel(ABC):
         """See `Model.check_fit`.
 
         Raises:
-            ConfigurationLimitError: the container cannot run anywhere.
+            WrongUseError: the container cannot run anywhere.
             RuntimeChoiceError: it is for another ABI or Hexagon architecture.
         """
         check_fit(self.container, device)

@@ -31,7 +31,7 @@ from harness.runtimes.base import ModelRole, RuntimeOptions, Window
 from harness.runtimes.bundles.bundle import Bundle
 from harness.runtimes.bundles.sources import find_qnn
 from harness.runtimes.deployed import DeployedRuntime
-from harness.yaml_files import YamlFile, read_yaml
+from harness.yaml_files import YamlFile
 
 Word = Annotated[str, Field(min_length=1, max_length=4096, pattern=r"\A[^\x00\n]+\Z")]
 _Variable = Annotated[str, Field(pattern=r"\A[A-Za-z_][A-Za-z0-9_]*\Z")]
@@ -84,18 +84,13 @@ def read_description(path: Path, model: type[_Description], runtime: str) -> _De
 
     Raises:
         WrongUseError: it is none for this runtime.
-        HostFileError: it cannot be read, or a key in it is wrong.
+        ConfigFileError: it cannot be read, or a key in it is wrong.
     """
     if not describes(path, runtime):
         raise WrongUseError(
             f"{path} is no YAML file with `runtime: {runtime}`, which names a model and a build"
         )
-
-    def fail(line: int | None, key: str, reason: str) -> HostFileError:
-        place = "".join((f"line {line}: " if line else "", f"{key}: " if key else ""))
-        return HostFileError(str(path), place + reason)
-
-    return YamlFile(read_yaml(path, fail), model, fail).content
+    return YamlFile.load(path, model).content
 
 
 @dataclass(frozen=True)

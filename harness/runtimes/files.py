@@ -9,7 +9,7 @@ from buildlib.container.genie_limits import find_limits
 from buildlib.container.text_embedding import Configuration
 from buildlib.targets import Target, find_soc, parse_target
 from harness.devices.base import DeviceProperties
-from harness.errors import ConfigurationLimitError, RuntimeChoiceError
+from harness.errors import RuntimeChoiceError, WrongUseError
 
 _EMULATOR_ABI = "x86_64"
 _HARDWARE_ABIS = ("arm64-v8a", "aarch64")  # Android's and Linux's name for one thing
@@ -22,7 +22,7 @@ def open_container(folder: Path) -> GenAIContainer:
 
     Raises:
         BuildError: it is incomplete.
-        ConfigurationLimitError: it cannot run anywhere.
+        WrongUseError: it cannot run anywhere.
     """
     container = GenAIContainer.load(folder)
     check_limits(container.configuration, str(container.path), target_of(container))
@@ -36,18 +36,18 @@ def check_limits(config: Configuration, path: str, target: Target) -> None:
         path: what errors call it.
 
     Raises:
-        ConfigurationLimitError: such a part is in it.
+        WrongUseError: such a part is in it.
     """
     limits = find_limits(config, emulator=target.emulator)
     if limits:
-        raise ConfigurationLimitError(path, "; ".join(map(str, limits)))
+        raise WrongUseError(f"{path} cannot run: {'; '.join(map(str, limits))}")
 
 
 def check_fit(container: GenAIContainer, device: DeviceProperties) -> None:
     """Refuse a container that was compiled for something else: loading it has no defined result.
 
     Raises:
-        ConfigurationLimitError: as `check_limits`.
+        WrongUseError: as `check_limits`.
         RuntimeChoiceError: another ABI or Hexagon architecture than the device's, or more VTCM.
     """
     target = target_of(container)

@@ -89,8 +89,8 @@ def open_model(path: Path, runtime: str = DEFAULT_RUNTIME) -> Model:
 
     Raises:
         BuildError: it is incomplete.
-        WrongUseError: there is no such runtime, or it runs no such models; names those that do.
-        ConfigurationLimitError: it cannot run anywhere.
+        WrongUseError: there is no such runtime, or it runs no such models; names those that do; it
+            cannot run anywhere.
     """
     module = find_runtime(runtime)
     if path.exists() and not module.runs(path):

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.errors import HarnessError, VirtualDeviceControlError
+from harness.errors import HarnessError, VirtualDeviceError
 from harness.virtual_device.events import Event, read_events
 from harness.virtual_device.faults import Fault, parse_fault
 from harness.virtual_device.heat.simulation import HeatReading, HeatSimulation
@@ -38,7 +38,7 @@ _TIMEOUT_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class DeviceControl:
-    """Client of one device's control socket; all but `events` raise `VirtualDeviceControlError`.
+    """Client of one device's control socket; all but `events` raise `VirtualDeviceError`.
 
     Attributes:
         folder: the device's own, with its control socket.
@@ -76,7 +76,7 @@ class DeviceControl:
                 to 1). The first change switches the model on.
 
         Raises:
-            HeatSettingError: no such setting, or a value out of its range.
+            VirtualDeviceError: no such setting, or a value out of its range.
         """
         check_changes(changes)
         reading = self._ask("heat", changes=changes)["reading"]
@@ -174,13 +174,15 @@ def ask(name: str, folder: Path, request: Mapping[str, Any]) -> Answer:
                 line = stream.readline(_MAX_LINE)
         answer: Any = json.loads(line)
     except (FileNotFoundError, ConnectionError):
-        raise VirtualDeviceControlError(name, "it does not run: start it first") from None
+        raise VirtualDeviceError(
+            f"virtual device {name}: it does not run: start it first"
+        ) from None
     except (OSError, RecursionError, ValueError) as error:
         reason = f"its process does not answer ({error}): stop and start it"
-        raise VirtualDeviceControlError(name, reason) from None
+        raise VirtualDeviceError(f"virtual device {name}: {reason}") from None
     if not isinstance(answer, dict) or "error" in answer:
         reason = str(answer["error"]) if isinstance(answer, dict) else "its answer is garbage"
-        raise VirtualDeviceControlError(name, reason)
+        raise VirtualDeviceError(f"virtual device {name}: {reason}")
     return answer
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import ClassVar, Final, Literal, get_args
 
-from harness.errors import FaultSpecError
+from harness.errors import VirtualDeviceError
 
 When = Literal["any", "push", "pull", "list", "shell", "run", "forward"]
 RunnerSignal = Literal["KILL", "STOP"]
@@ -38,7 +38,7 @@ class Fault:
         seed: of random choices, such as which bytes are corrupted.
 
     Raises:
-        FaultSpecError: a value out of its range.
+        VirtualDeviceError: a value out of its range.
     """
 
     kind: ClassVar[str] = ""
@@ -50,13 +50,13 @@ class Fault:
 
     def __post_init__(self) -> None:
         if self.when not in get_args(When):
-            raise FaultSpecError(str(self), f"`when` is one of {', '.join(get_args(When))}")
+            raise VirtualDeviceError(f"fault {self}: `when` is one of {', '.join(get_args(When))}")
         limits = {"count": (0.0, 1e6), "seed": (0.0, 2.0**63), **self.bounds}
         for name, (low, high) in limits.items():
             value = getattr(self, name)
             if not low <= value <= high:
                 reason = f"`{name}` is between {low:g} and {high:g}"
-                raise FaultSpecError(str(self), reason)
+                raise VirtualDeviceError(f"fault {self}: {reason}")
 
     def __str__(self) -> str:
         parts = [
@@ -179,9 +179,9 @@ class Runner(Fault):
 
     def __post_init__(self) -> None:
         if self.signal not in get_args(RunnerSignal):
-            raise FaultSpecError(str(self), "`signal` is KILL or STOP")
+            raise VirtualDeviceError(f"fault {self}: `signal` is KILL or STOP")
         if not _WORD.fullmatch(self.match):
-            raise FaultSpecError(str(self), "`match` is a word")
+            raise VirtualDeviceError(f"fault {self}: `match` is a word")
         Fault.__post_init__(self)
 
 
@@ -232,7 +232,7 @@ class Dsp(Fault):
 
     def __post_init__(self) -> None:
         if self.cause not in DSP_MESSAGES:
-            raise FaultSpecError(str(self), f"`cause` is one of {', '.join(DSP_MESSAGES)}")
+            raise VirtualDeviceError(f"fault {self}: `cause` is one of {', '.join(DSP_MESSAGES)}")
         Fault.__post_init__(self)
 
 
@@ -252,7 +252,7 @@ class Babble(Fault):
 
     def __post_init__(self) -> None:
         if self.match and not _WORD.fullmatch(self.match):
-            raise FaultSpecError(str(self), "`match` is a word")
+            raise VirtualDeviceError(f"fault {self}: `match` is a word")
         Fault.__post_init__(self)
 
 
@@ -285,20 +285,22 @@ def parse_fault(text: str) -> Fault:
     Power(when='run', count=1, seed=0, after=0.5, off=2.0, unsynced=5.0)
 
     Raises:
-        FaultSpecError: it does not describe a fault.
+        VirtualDeviceError: it does not describe a fault.
     """
     if len(text) > _MAX_TEXT:
-        raise FaultSpecError(text, "too long")
+        raise VirtualDeviceError(f"fault {text!r}: too long")
     name, colon, rest = text.strip().partition(":")
     kind = KINDS.get(name)
     if kind is None:
-        raise FaultSpecError(text, f"known are {', '.join(KINDS)}")
+        raise VirtualDeviceError(f"fault {text!r}: known are {', '.join(KINDS)}")
     defaults = {field.name: field.default for field in fields(kind)}
     values: dict[str, object] = {}
     for part in rest.split(",") if colon else []:
         key, equals, value = part.partition("=")
         if key not in defaults or not equals or key in values:
-            raise FaultSpecError(text, f"{name} takes {', '.join(defaults)}, each once")
+            raise VirtualDeviceError(
+                f"fault {text!r}: {name} takes {', '.join(defaults)}, each once"
+            )
         values[key] = _parse(text, key, value, defaults[key])
     return kind(**values)  # type: ignore[arg-type]
 
@@ -313,7 +315,7 @@ def _parse(text: str, key: str, value: str, like: object) -> object:
             return ALWAYS
         if _INTEGER.fullmatch(value):
             return int(value)
-    raise FaultSpecError(text, f"`{key}` cannot be {value!r}")
+    raise VirtualDeviceError(f"fault {text!r}: `{key}` cannot be {value!r}")
 
 
 def _format(key: str, value: object) -> str:

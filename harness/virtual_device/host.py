@@ -23,7 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from buildlib.targets import find_soc
-from harness.errors import VirtualHostError
+from harness.errors import VirtualDeviceError
 from harness.virtual_device.control import DeviceControl
 from harness.virtual_device.device import Device, DeviceSockets
 from harness.virtual_device.filesystem import DEVICE_FOLDERS
@@ -62,12 +62,15 @@ def hosted_devices(
         storage_bytes: limit for the `/data` of each.
 
     Raises:
-        VirtualHostError: not all came up; none is left.
+        VirtualDeviceError: not all came up; none is left.
         UnknownSocError: the catalog has no such SoC.
     """
     find_soc(soc)
     if not unconfined:
-        raise VirtualHostError("many in one process are not confined: say `unconfined=True`")
+        raise VirtualDeviceError(
+            "virtual devices did not start: many in one process are not confined: say "
+            "`unconfined=True`"
+        )
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with contextlib.ExitStack() as stack:
         hosts: list[_Host] = []
@@ -116,11 +119,16 @@ class _Host:
         assert output is not None  # noqa: S101 - a pipe
         left = max(0.0, deadline - time.monotonic())
         if not select.select([output], [], [], left)[0]:
-            raise VirtualHostError(f"no answer within {_START_PATIENCE_S:g} s", str(self._log_path))
+            raise VirtualDeviceError(
+                f"virtual devices did not start: no answer within {_START_PATIENCE_S:g} s (log "
+                f"{self._log_path})"
+            )
         lines = [output.readline() for _ in range(self._count)]
         if not all(lines):
             tail = self._log_path.read_bytes()[-_LOG_TAIL_BYTES:].decode("utf-8", "replace")
-            raise VirtualHostError(f"their process ended: {tail}", str(self._log_path))
+            raise VirtualDeviceError(
+                f"virtual devices did not start: their process ended: {tail} (log {self._log_path})"
+            )
         return [line.split()[1].decode() for line in lines]
 
     def end(self) -> None:

@@ -4,9 +4,9 @@ Each lies in a folder of its own, `devices/NAME` in the state folder: `device.js
 `daemon.log`, and `root`, the files of the device. Changes to a device hold its lock, so that two
 commands at once do one thing after the other.
 
-Functions that take the name of a device raise `VirtualDeviceNameError` for an invalid name,
+Functions that take the name of a device raise `VirtualDeviceError` for an invalid name,
 `UnknownVirtualDeviceError` if it does not exist, `VirtualDeviceRecordError` if its record cannot be
-read, and `VirtualDeviceBusyError` if another command holds its lock for minutes.
+read, and `VirtualDeviceError` if another command holds its lock for minutes.
 """
 
 import contextlib
@@ -30,10 +30,9 @@ from filelock import Timeout
 from buildlib.targets import find_soc
 from harness.errors import (
     UnknownVirtualDeviceError,
-    VirtualDeviceBusyError,
     VirtualDeviceChangeError,
     VirtualDeviceConfinementError,
-    VirtualDeviceNameError,
+    VirtualDeviceError,
     VirtualDeviceRecordError,
     VirtualDeviceStartError,
 )
@@ -118,7 +117,7 @@ def start(
         faults: injected once it listens, also into a device that ran already.
 
     Raises:
-        VirtualDeviceNameError: the name cannot be used.
+        VirtualDeviceError: the name cannot be used.
         UnknownSocError: the catalog has no such SoC.
         VirtualDeviceChangeError: it exists with another SoC, or runs with another limit or
             confinement.
@@ -321,7 +320,10 @@ def _devices_dir() -> Path:
 
 def _folder(name: str) -> Path:
     if not _NAME.fullmatch(name):
-        raise VirtualDeviceNameError(name)
+        raise VirtualDeviceError(
+            f"a virtual device cannot be named {name!r}: use up to 40 letters, digits, `-` "
+            "and `_`, with a letter or digit first"
+        )
     return _devices_dir() / name
 
 
@@ -344,7 +346,10 @@ def _locked(name: str) -> Iterator[None]:
     try:
         lock.acquire(timeout=_LOCK_PATIENCE_S)
     except Timeout:
-        raise VirtualDeviceBusyError(name, _LOCK_PATIENCE_S) from None
+        raise VirtualDeviceError(
+            f"virtual device {name}: another command has held it for {_LOCK_PATIENCE_S:g} "
+            "s: try again once that is done"
+        ) from None
     try:
         yield
     finally:

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from starlette.requests import HTTPConnection
 
-from reports.errors import TokensError
+from reports.errors import ReportError
 
 COOKIE = "qnnfarm_session"
 _LINE = re.compile(r"([A-Za-z0-9._@-]{1,64})\s+(\S{16,256})")
@@ -78,16 +78,16 @@ def read_tokens(path: Path) -> Mapping[bytes, str]:
     """Read a file of users and their tokens, `USER TOKEN` a line.
 
     Raises:
-        TokensError: it cannot be read, others may read it, or a line is wrong.
+        ReportError: it cannot be read, others may read it, or a line is wrong.
     """
     try:
         with path.open(encoding="utf-8") as file:
             if os.fstat(file.fileno()).st_mode & _OPEN_TO_OTHERS:
-                raise TokensError(str(path), f"others may read it: chmod 600 {path}")
+                raise ReportError(f"{path}: others may read it: chmod 600 {path}")
             lines = [line.strip() for line in file]
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise TokensError(str(path), reason or str(error)) from error
+        raise ReportError(f"{path}: {reason or str(error)}") from error
     tokens = {}
     for number, line in enumerate(lines, 1):
         if not line or line.startswith("#"):
@@ -95,10 +95,10 @@ def read_tokens(path: Path) -> Mapping[bytes, str]:
         match = _LINE.fullmatch(line)
         if match is None:
             reason = f"line {number} is not `USER TOKEN` with a token of 16 characters or more"
-            raise TokensError(str(path), reason)
+            raise ReportError(f"{path}: {reason}")
         tokens[_digest(match[2])] = match[1]
     if not tokens:
-        raise TokensError(str(path), "it names no user: write a line `USER TOKEN`")
+        raise ReportError(f"{path}: it names no user: write a line `USER TOKEN`")
     return tokens
 
 

@@ -8,7 +8,7 @@ import typer
 
 from harness.console import print_remark
 from harness.errors import WrongUseError
-from reports.errors import ServeError
+from reports.errors import ReportError
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
 _BACKLOG = 128
@@ -108,7 +108,9 @@ def _listen(host: str, port: int, unix_socket: Path | None) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
         where = str(unix_socket or f"{host}:{port}")
-        raise ServeError(where, error.strerror or str(error)) from error
+        raise ReportError(
+            f"cannot serve the lab's page at {where}: {error.strerror or str(error)}"
+        ) from error
 
 
 def _answers(path: Path) -> bool:

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from buildlib.files import atomic_write_bytes
 from harness.console import print_remark
-from harness.errors import NightlyBusyError, NightlyFolderError
+from harness.errors import HostFileError, NightlyBusyError
 from suites.nightly.night import FORMAT, NIGHT, Night
 
 INDEX = "index.html"
@@ -41,7 +41,7 @@ class Archive:
 
         Raises:
             NightlyBusyError: another one works on a night of this plan.
-            NightlyFolderError: the folder cannot be used, or belongs to another plan.
+            HostFileError: the folder cannot be used, or belongs to another plan.
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -50,12 +50,12 @@ class Archive:
         except Timeout:
             raise NightlyBusyError(str(self.folder)) from None
         except OSError as error:
-            raise NightlyFolderError(str(self.folder), error.strerror or str(error)) from error
+            raise HostFileError(str(self.folder), error.strerror or str(error)) from error
         try:
             other = next((n.plan for n in self.nights() if n.plan != self._plan), None)
             if other is not None:
                 reason = f"it has the nights of the plan {other}: give each plan its own `reports`"
-                raise NightlyFolderError(str(self.folder), reason)
+                raise HostFileError(str(self.folder), reason)
             yield
         finally:
             lock.release()
@@ -79,7 +79,7 @@ class Archive:
         """Write the record of a night, atomically.
 
         Raises:
-            NightlyFolderError: it cannot be written.
+            HostFileError: it cannot be written.
         """
         self._write(self.path(night) / RECORD, night.model_dump_json(indent=1))
 
@@ -96,7 +96,7 @@ class Archive:
         """Write the page that lists the nights, newest first.
 
         Raises:
-            NightlyFolderError: it cannot be written.
+            HostFileError: it cannot be written.
         """
         from reports import html_file  # loads slowly
 
@@ -117,7 +117,7 @@ class Archive:
         try:
             atomic_write_bytes(path, text.encode())
         except OSError as error:
-            raise NightlyFolderError(str(path), error.strerror or str(error)) from error
+            raise HostFileError(str(path), error.strerror or str(error)) from error
 
 
 def night_name(moment: datetime) -> str:
@@ -140,5 +140,5 @@ def _read(path: Path) -> Night | None:
         print_remark(f"{path} is no record of a night, and left out: {error}")
         return None
     if night.format > FORMAT:
-        raise NightlyFolderError(str(path), "a newer qnnfarm wrote it: update qnnfarm")
+        raise HostFileError(str(path), "a newer qnnfarm wrote it: update qnnfarm")
     return night if night.name == path.parent.name else None

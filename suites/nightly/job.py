@@ -90,7 +90,7 @@ class NightlyJob:
 
         Raises:
             NightlyBusyError: another process works on it.
-            NightlyFolderError: the folder of the nights cannot be used.
+            HostFileError: the folder of the nights cannot be used.
         """
         with self.archive.lock():
             nights = self.archive.nights()

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from harness.cli.results import app
-from harness.errors import HarnessError, HostFileError, ImportedFileError
+from harness.errors import HarnessError, HostFileError
 from harness.importing.importer import Facts, Imported, Tool, import_file, read_runs
 from harness.results import frames
 from harness.results.alerts import review_new
@@ -285,7 +285,7 @@ def damaged(tmp_path: Path, name: str, old: str, new: str) -> Path:
 def test_unreadable_files_are_refused_by_line(
     tmp_path: Path, name: str, old: str, new: str, said: str
 ) -> None:
-    with pytest.raises(ImportedFileError, match=said) as caught:
+    with pytest.raises(HostFileError, match=said) as caught:
         read_runs(damaged(tmp_path, name, old, new))
     assert "\n" not in str(caught.value)
 
@@ -295,7 +295,7 @@ def test_the_rest_can_be_imported_without_it(tmp_path: Path) -> None:
     found = read_runs(path, skip=True)
     assert (len(found.runs), found.refused) == (2, ((2, "'fast' is not a number"),))
     path.write_text('{"samples_ts": []}\n')
-    with pytest.raises(ImportedFileError, match="line 1"):
+    with pytest.raises(HostFileError, match="line 1"):
         read_runs(path, skip=True)
 
 
@@ -313,7 +313,7 @@ def test_the_rest_can_be_imported_without_it(tmp_path: Path) -> None:
 def test_files_of_no_known_tool_are_refused(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "file"
     path.write_text(text)
-    with pytest.raises(ImportedFileError, match=said):
+    with pytest.raises(HostFileError, match=said):
         read_runs(path)
 
 
@@ -407,7 +407,7 @@ def test_the_command(tmp_path: Path) -> None:
 def test_one_bad_file_makes_no_database(tmp_path: Path) -> None:
     bad = damaged(tmp_path, "llama-bench.json", "[\n  {", "[\n  (")
     db = tmp_path / "results.db"
-    with pytest.raises(ImportedFileError, match="line 3"):
+    with pytest.raises(HostFileError, match="line 3"):
         CliRunner().invoke(
             app,
             ["import", str(FILES / "etdump.txt"), str(bad), "--db", str(db)],

@@ -15,10 +15,10 @@ import typer
 from typer.testing import CliRunner
 
 from harness.errors import (
+    ConfigFileError,
     MissingStoreError,
     NoBaselineError,
-    NotAStoreError,
-    PoolConfigError,
+    StoreUnavailableError,
     UnknownRunError,
 )
 from harness.results import alerts, gate_formats
@@ -27,7 +27,7 @@ from harness.results.history import read_series
 from harness.results.records import Run
 from harness.results.store import ResultsStore
 from reports.cli import report
-from reports.errors import OutputIsDatabaseError, OutputPathError, UnknownFigureError
+from reports.errors import ReportError
 from tests.reports.test_history import nights
 
 MakeStore = Callable[[Sequence[Run]], Path]
@@ -151,17 +151,17 @@ def test_wrong_use_is_refused_before_anything_is_written(
 ) -> None:
     db = make_store(samples["emulator"])
     before = db.read_bytes()
-    with pytest.raises(OutputIsDatabaseError) as caught:
+    with pytest.raises(ReportError) as caught:
         report(db=str(db), out=tmp_path / "." / db.name)
     assert caught.value.exit_code == 2
     assert db.read_bytes() == before
     with pytest.raises(MissingStoreError):
         report(db=str(tmp_path / "none.db"), out=tmp_path / "report.html")
-    with pytest.raises(OutputPathError):
+    with pytest.raises(ReportError):
         report(db=str(db), out=tmp_path / "nope" / "report.html")
     assert not (tmp_path / "nope").exists()
     (tmp_path / "text.db").write_text("no database, but long enough to look like one")
-    with pytest.raises(NotAStoreError):
+    with pytest.raises(StoreUnavailableError):
         report(db=str(tmp_path / "text.db"), out=tmp_path / "report.html")
     assert not (tmp_path / "report.html").exists()
     assert not (tmp_path / "none.db").exists()
@@ -228,7 +228,7 @@ def test_a_figure_is_printed_as_csv_or_markdown_and_nothing_is_written(
     assert [round(float(row["decode_tokens_per_s"])) for row in rows] == [50, 45]
     assert CliRunner().invoke(app, where).output.startswith("| Began (UTC) | Prefill, tokens/s |")
     assert not out.exists()
-    with pytest.raises(UnknownFigureError, match=name) as caught:
+    with pytest.raises(ReportError, match=name) as caught:
         report(db=str(db), figure="nothing")
     assert caught.value.exit_code == 2
 
@@ -267,7 +267,7 @@ def test_a_site_has_a_page_for_each_run(
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "letter.txt").write_text("mine")
     other = CliRunner().invoke(app, [*arguments[:3], str(tmp_path / "other")])
-    assert isinstance(other.exception, OutputPathError)
+    assert isinstance(other.exception, ReportError)
 
 
 def test_a_pool_adds_the_health_of_its_devices(
@@ -291,7 +291,7 @@ def test_a_pool_adds_the_health_of_its_devices(
     assert f"SM8750 · {run.device.serial}" in devices
     assert "<b>desk-2</b>" in devices
     missing = CliRunner().invoke(app, [*arguments[:-1], str(tmp_path / "none.yaml")])
-    assert isinstance(missing.exception, PoolConfigError)
+    assert isinstance(missing.exception, ConfigFileError)
 
 
 def test_a_run_page_has_all_that_is_known_of_device_and_source(

@@ -27,7 +27,7 @@ from harness.pool.pool import Pool
 from harness.pool.requirement import Requirement
 from harness.results.records import Run, TelemetrySeries
 from harness.results.store import ResultsStore
-from reports.errors import TokensError
+from reports.errors import ReportError
 from reports.lab.access import Access, is_same_origin, read_tokens
 from reports.lab.app import make_app
 from reports.lab.board import Board, BoardReader
@@ -335,7 +335,7 @@ def test_tokens_that_cannot_be_used_are_told(tmp_path: Path, content: str, reaso
     path = tmp_path / "tokens"
     path.write_text(content)
     path.chmod(0o600)
-    with pytest.raises(TokensError, match=reason):
+    with pytest.raises(ReportError, match=reason):
         read_tokens(path)
 
 
@@ -343,7 +343,7 @@ def test_tokens_that_others_can_read_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "tokens"
     path.write_text(f"ada {TOKEN}")
     path.chmod(0o640)
-    with pytest.raises(TokensError, match="chmod 600"):
+    with pytest.raises(ReportError, match="chmod 600"):
         read_tokens(path)
 
 

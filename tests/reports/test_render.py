@@ -18,7 +18,7 @@ from harness.console import visible
 from harness.results.records import Positions, Run
 from harness.words import percent
 from reports import html_file
-from reports.errors import OutputPathError, ReportWriteError
+from reports.errors import ReportError
 from reports.page import Results, compose
 from reports.text import LONGEST_TEXT, POSITIONS, listing, shorten
 from tests.reports import lab
@@ -296,7 +296,7 @@ def test_a_report_appears_whole(tmp_path: Path) -> None:
 def test_a_report_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("kept")
     for path in (tmp_path, tmp_path / "file" / "report.html", tmp_path / ("x" * 300)):
-        with pytest.raises(ReportWriteError) as caught:
+        with pytest.raises(ReportError) as caught:
             html_file.write("html", path)
         assert "\n" not in str(caught.value)
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
@@ -304,10 +304,10 @@ def test_a_report_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
 
 def test_folders_are_not_made(tmp_path: Path) -> None:
     for path in (tmp_path / "nope" / "report.html", tmp_path):
-        with pytest.raises(OutputPathError) as caught:
+        with pytest.raises(ReportError) as caught:
             html_file.write("html", path)
         assert caught.value.exit_code == 2
-        assert str(caught.value).startswith(f"cannot write the report {path}: it")
+        assert str(caught.value).startswith(f"cannot write {path}: it")
     assert not (tmp_path / "nope").exists()
 
 
@@ -318,17 +318,17 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
         import resource
         from pathlib import Path
         from reports import html_file
-        from reports.errors import OutputPathError, ReportWriteError
+        from reports.errors import ReportError
         resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
         try:
             html_file.write("x" * 100_000, Path({str(path)!r}))
-        except ReportWriteError as error:
+        except ReportError as error:
             print(error)
     """
     done = subprocess.run(
         [sys.executable, "-B", "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
-    assert done.stdout == f"cannot write the report {path}: File too large\n", done
+    assert done.stdout == f"cannot write {path}: File too large\n", done
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from buildlib.closeable import Closeable
 from harness.clock import Deadline, DeadlineExceeded
-from harness.errors import AdbAddressError
+from harness.errors import AdbServerError
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 5037
@@ -80,7 +80,7 @@ def address_from(environ: Mapping[str, str]) -> ServerAddress | None:
     """Return the address that `environ` names, if it names one.
 
     Raises:
-        AdbAddressError: a variable has a form that cannot be used.
+        AdbServerError: a variable has a form that cannot be used.
     """
     if spec := environ.get("ADB_SERVER_SOCKET"):
         return _parse_socket(spec)
@@ -101,14 +101,16 @@ def _parse_socket(spec: str) -> ServerAddress:
     match = _TCP.fullmatch(spec)
     if match is None:
         known = "tcp:HOST:PORT, tcp:PORT and localfilesystem:/PATH"
-        raise AdbAddressError(name, spec, f"only {known} are supported")
+        raise AdbServerError(f"{name}={spec!r}", f"only {known} are supported")
     host = (match["host"] or DEFAULT_HOST).strip("[]")
     return ServerAddress(host, _parse_port(name, match["port"], spec))
 
 
 def _parse_port(variable: str, text: str, value: str | None = None) -> int:
     if not (text.isascii() and text.isdigit() and 0 < int(text[:6]) < 65536 and len(text) < 7):
-        raise AdbAddressError(variable, value or text, "the port is a number from 1 to 65535")
+        raise AdbServerError(
+            f"{variable}={value or text!r}", "the port is a number from 1 to 65535"
+        )
     return int(text)
 
 

@@ -29,11 +29,8 @@ from harness.devices.shell_device import ShellDevice, forwarded_port
 from harness.errors import (
     AdbServerError,
     DeviceConnectError,
-    DeviceError,
     DeviceFullError,
     DeviceLostError,
-    DevicePathError,
-    DevicePermissionError,
     DeviceTimeoutError,
     DeviceTransferError,
     HarnessError,
@@ -48,11 +45,6 @@ _LOST = re.compile(
 )
 _UNKNOWN = re.compile(r"device '[^']{0,200}' not found")
 _FULL = re.compile(r"no space left|disk quota exceeded|file too large", re.IGNORECASE)
-_DENIED = re.compile(r"permission denied|operation not permitted|read-only file", re.IGNORECASE)
-_PATH = re.compile(
-    r"no such file|is a directory|not a directory|file name too long|too many [a-z ]{0,40}links",
-    re.IGNORECASE,
-)
 _LOG_TAIL = 4000
 
 
@@ -112,13 +104,7 @@ class Failures:
             return DeviceLostError(self._shown, action, reason)
         if _FULL.search(reason):
             return DeviceFullError(self._shown, path, None, None)
-        kind: type[DeviceTransferError] = DeviceTransferError
-        if _DENIED.search(reason):
-            kind = DevicePermissionError
-        elif _PATH.search(reason):
-            kind = DevicePathError
-        error: DeviceError = kind(self._shown, path or action, reason)
-        return error
+        return DeviceTransferError(self._shown, path or action, reason)
 
 
 def _tail(log: Callable[[], str] | None) -> str:
@@ -279,7 +265,7 @@ class AdbDevice(ShellDevice):
         ask = 'printf %s "${TMPDIR:-/data/local/tmp}"'
         folder = self.shell(ask, timeout_s=timeout_s).stdout
         if not folder.startswith("/") or not folder.isprintable():
-            raise DevicePathError(self.serial, folder, "$TMPDIR is no absolute path")
+            raise DeviceTransferError(self.serial, folder, "$TMPDIR is no absolute path")
         return posixpath.join(folder, "qnnfarm")
 
     def _execute(

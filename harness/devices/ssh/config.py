@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.errors import HostConfigError, one_line
+from harness.errors import HostError, one_line
 
 # What a shell obeys is refused, for a name may come to stand in a ProxyCommand.
 _TARGET = re.compile(
@@ -65,7 +65,7 @@ def resolve_host(asked: str, config_file: Path | None = None) -> HostConfig:
         config_file: in place of `~/.ssh/config` and the system's; it need not exist.
 
     Raises:
-        HostConfigError: the configuration cannot be used, or asks for what is not supported.
+        HostError: the configuration cannot be used, or asks for what is not supported.
     """
     return _resolve(asked, config_file, (), ())
 
@@ -76,9 +76,9 @@ def _resolve(
     """Resolve a host; `jumps` lead there instead of what its own configuration says."""
     match = _TARGET.fullmatch(asked)
     if not match:
-        raise HostConfigError(asked, "a host is HOST, USER@HOST or one of them with :PORT")
+        raise HostError(asked, "a host is HOST, USER@HOST or one of them with :PORT")
     if len(via) > _MOST_JUMPS or asked in via:
-        raise HostConfigError(asked, "ProxyJump leads in a circle")
+        raise HostError(asked, "ProxyJump leads in a circle")
     name = match["literal"] or match["name"]
     words = ["-l", match["user"]] if match["user"] else []
     words += ["-p", match["port"]] if match["port"] else []
@@ -88,7 +88,7 @@ def _resolve(
         jumps = [jump.strip() for jump in settings["proxyjump"].split(",")]
     command = "" if jumps else settings.get("proxycommand", "")
     if command and settings.get("proxyusefdpass") == "yes":
-        raise HostConfigError(asked, "ProxyUseFdpass is not supported")
+        raise HostError(asked, "ProxyUseFdpass is not supported")
     tokens = {"%": "%", "h": settings["hostname"], "n": name, "p": settings["port"]}
     tokens["r"] = settings["user"]
     port = int(settings["port"])
@@ -134,14 +134,14 @@ def _settings(asked: str, config_file: Path | None, words: Sequence[str]) -> Map
         )
     except FileNotFoundError:
         reason = "the program `ssh`, which reads it, is missing: install OpenSSH's client"
-        raise HostConfigError(asked, reason) from None
+        raise HostError(asked, reason) from None
     except subprocess.TimeoutExpired:
         reason = f"`ssh -G` takes longer than {_ASK_TIMEOUT_S:g} s: see its `Match exec`"
-        raise HostConfigError(asked, reason) from None
+        raise HostError(asked, reason) from None
     except (OSError, ValueError) as error:
-        raise HostConfigError(asked, one_line(str(error))) from None
+        raise HostError(asked, one_line(str(error))) from None
     if done.returncode:
-        raise HostConfigError(asked, one_line(os.fsdecode(done.stderr)))
+        raise HostError(asked, one_line(os.fsdecode(done.stderr)))
     settings: dict[str, str] = {}
     for line in os.fsdecode(done.stdout).splitlines():
         key, _, value = line.partition(" ")
@@ -183,7 +183,7 @@ def _expand_command(asked: str, command: str, tokens: Mapping[str, str]) -> str:
     def value(match: re.Match[str]) -> str:
         if match[1] not in tokens:
             reason = f"its ProxyCommand has the token {match[0]!r}, which is unknown"
-            raise HostConfigError(asked, reason)
+            raise HostError(asked, reason)
         return tokens[match[1]]
 
     return _TOKEN.sub(value, command)

@@ -18,7 +18,7 @@ from paramiko.pkey import PublicBlob
 from harness.clock import Deadline, DeadlineExceeded
 from harness.devices.ssh.config import HostConfig
 from harness.devices.ssh.host_keys import KnownKeys, algorithms, check_host_key, known_keys
-from harness.errors import HostAuthError, HostConfigError, HostUnreachableError, one_line
+from harness.errors import HostAuthError, HostError, HostUnreachableError, one_line
 
 
 def authenticate(transport: paramiko.Transport, host: HostConfig, deadline: Deadline) -> None:
@@ -53,7 +53,10 @@ def authenticate(transport: paramiko.Transport, host: HostConfig, deadline: Dead
             agent.close()
     deadline.remaining()
     said = "".join(f"; {remark}" for remark in remarks)
-    raise HostAuthError(host.asked, host.user, f"it accepted none of {offered} keys{said}")
+    raise HostAuthError(
+        host.asked,
+        f"it does not let {host.user} in: it accepted none of {offered} keys{said}",
+    )
 
 
 class _Refusable(paramiko.AgentKey):
@@ -153,7 +156,7 @@ def connect(host: HostConfig, deadline: Deadline, jump: OpenChannel | None) -> p
     """Return a connection that the caller closes.
 
     Raises:
-        HostUnreachableError, HostKeyError, HostAuthError, HostConfigError
+        HostUnreachableError, HostKeyError, HostAuthError, HostError
         DeadlineExceeded: the time is over.
     """
     known = known_keys(host)
@@ -243,7 +246,7 @@ def _link(
     except TimeoutError:
         raise DeadlineExceeded from None
     except UnicodeError as error:
-        raise HostConfigError(host.asked, f"its HostName cannot be one: {error}") from None
+        raise HostError(host.asked, f"its HostName cannot be one: {error}") from None
     except OSError as error:
         raise HostUnreachableError(host.asked, f"{host.hostname}:{host.port}: {error}") from None
     with contextlib.suppress(OSError, AttributeError):  # not on every system, nor once it is lost

@@ -4,6 +4,7 @@ import base64
 import hmac
 import os
 import re
+import shlex
 import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,13 +13,7 @@ from pathlib import Path
 import paramiko
 
 from harness.devices.ssh.config import HostConfig
-from harness.errors import (
-    HostCertificateError,
-    HostConfigError,
-    HostKeyChangedError,
-    HostKeyError,
-    HostKeyRevokedError,
-)
+from harness.errors import HostError, one_line
 
 _KRL = b"SSHKRL\n"
 _ASK_TIMEOUT_S = 30.0
@@ -44,7 +39,7 @@ def known_keys(host: HostConfig) -> KnownKeys:
     """Read the keys of a host.
 
     Raises:
-        HostConfigError: a file of keys cannot be read.
+        HostError: a file of keys cannot be read.
     """
     trusted: list[paramiko.PKey] = []
     revoked: list[tuple[paramiko.PKey, str]] = []
@@ -79,22 +74,39 @@ def check_host_key(host: HostConfig, known: KnownKeys, shown: paramiko.PKey) -> 
     """Refuse a host whose key is not among the trusted ones, or is revoked.
 
     Raises:
-        HostKeyRevokedError: it is revoked.
-        HostKeyError: none is known.
-        HostCertificateError: only an authority of certificates is.
-        HostKeyChangedError: others are.
-        HostConfigError: a file of revoked keys cannot be read.
+        HostError: it is revoked, none is known, others are, or only an authority of certificates
+            is; or a file of revoked keys cannot be read.
     """
-    about = host.asked, host.known_as, shown.get_name(), shown.fingerprint
+    key = f"it shows the {shown.get_name()} key {shown.fingerprint}"
+    name, files = host.known_as, ", ".join(map(str, host.known_hosts))
     places = [place for key, place in known.revoked if key == shown]
     places += [str(file) for file in host.revoked_keys if _lists(host, file, shown)]
     if places:
-        raise HostKeyRevokedError(*about, tuple(places))
-    if shown not in known.trusted:
-        if known.authorities and not known.trusted:
-            raise HostCertificateError(*about, known.authorities)
-        kind = HostKeyChangedError if known.trusted else HostKeyError
-        raise kind(*about, tuple(str(file) for file in host.known_hosts))
+        raise HostError(
+            host.asked,
+            f"{key}, which is revoked ({', '.join(places)}): do not accept it, and ask who runs "
+            "the host for its new key",
+        )
+    if shown in known.trusted:
+        return
+    if known.trusted:
+        reason = (
+            f"which is NOT the one that {files} has for {name}: somebody may be in between; if the "
+            f"host was set up anew, `ssh-keygen -R {shlex.quote(one_line(name))}` forgets its old "
+            "key"
+        )
+    elif known.authorities:
+        reason = (
+            f"and {', '.join(known.authorities)} trusts {name} by @cert-authority, whose "
+            "certificates qnnfarm does not check: add the key itself with `ssh-keyscan`, after "
+            "`ssh` has connected to the host"
+        )
+    else:
+        reason = (
+            f"and {files} has none for {name}: check the fingerprint, then accept it with `ssh` "
+            "once"
+        )
+    raise HostError(host.asked, f"{key}, {reason}")
 
 
 def _lists(host: HostConfig, file: Path, key: paramiko.PKey) -> bool:
@@ -112,10 +124,10 @@ def _lists(host: HostConfig, file: Path, key: paramiko.PKey) -> bool:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise HostConfigError(host.asked, f"its RevokedHostKeys cannot be used: {error}") from None
+        raise HostError(host.asked, f"its RevokedHostKeys cannot be used: {error}") from None
     if done.returncode not in {0, 1}:
         reason = f"its RevokedHostKeys {file} cannot be used: {os.fsdecode(done.stderr)}"
-        raise HostConfigError(host.asked, reason)
+        raise HostError(host.asked, reason)
     return done.returncode == 1
 
 
@@ -125,7 +137,7 @@ def _read(host: HostConfig, file: Path) -> list[str]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise HostConfigError(host.asked, f"{file} cannot be used: {error}") from None
+        raise HostError(host.asked, f"{file} cannot be used: {error}") from None
     return ["" if line.strip().startswith("#") else line.strip() for line in lines]
 
 

@@ -29,9 +29,8 @@ def config_of(settings: DialogSettings, container: GenAIContainer) -> GenieConfi
 
     Raises:
         WrongUseError: the container has no such adapter, or not all files of `genie_config`, or
-            Genie cannot run the two together.
+            Genie cannot run the two together; the container's target cannot run `genie_config`.
         BuildError: `genie_config` cannot be read.
-        ConfigurationLimitError: the container's target cannot run `genie_config`.
     """
     config = container.genie_config
     if settings.genie_config is not None:

@@ -55,8 +55,7 @@ class GenieModel(ContainerModel):
         """See `Model.check_dialog`.
 
         Raises:
-            WrongUseError: see `config_of`, or the dialog has no depth.
-            ConfigurationLimitError: see `refuse_wrong_dialogs`.
+            WrongUseError: see `config_of`, or the dialog has no depth; see `refuse_wrong_dialogs`.
             PromptTooLongError: depth, prompt and answer do not fit into the context.
         """
         config = config_of(settings, self.container)

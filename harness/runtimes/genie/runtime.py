@@ -14,11 +14,7 @@ from buildlib.container.manifest import SpeculationRecord
 from buildlib.container.op_packages import registrations
 from buildlib.speculative.agreement import bound_turns
 from harness.devices.base import Device, DeviceProperties
-from harness.errors import (
-    RuntimeChoiceError,
-    RuntimeOutputError,
-    WrongUseError,
-)
+from harness.errors import RuntimeChoiceError, RuntimeOutputError, WrongUseError
 from harness.results.records import Positions
 from harness.runtimes.base import (
     Capability,
@@ -239,7 +235,7 @@ class GenieRuntime(ContainerRuntime):
         """Run one query; the first of a dialog that speculates may compare it with plain decoding.
 
         Raises:
-            ConfigurationLimitError: dialogs of this type are wrong with the device's Genie.
+            WrongUseError: dialogs of this type are wrong with the device's Genie.
             PromptTooLongError: prompt and answer do not fit into the context.
             DeploymentCorruptError: the query arrived as another.
             RunnerError: the runner crashed, hung or refused.
@@ -372,8 +368,8 @@ class GenieRuntime(ContainerRuntime):
         """Hold conversations, by the runner of `genie-app` scripts.
 
         Raises:
-            ConfigurationLimitError: as `generate`.
-            WrongUseError: dialogs of this type have one turn, or a state is of another container.
+            WrongUseError: as `generate`; dialogs of this type have one turn, or a state is of
+                another container.
             DeploymentCorruptError: a turn arrived as another.
             RunnerError: Genie refused, crashed or hung.
             RuntimeOutputError: an answer is missing.

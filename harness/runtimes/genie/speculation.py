@@ -15,7 +15,7 @@ from buildlib.speculative.agreement import (
     count_differing,
     recall,
 )
-from harness.errors import ConfigurationLimitError
+from harness.errors import WrongUseError
 
 Ask = Callable[[GenieConfig, str, int], str]
 """Answer of a new dialog on the device to a prompt, in so many tokens."""
@@ -25,7 +25,7 @@ def refuse_wrong_dialogs(config: GenieConfig, container: GenAIContainer) -> None
     """Refuse a type of dialog that the emulator's Genie gets wrong, before a device is asked.
 
     Raises:
-        ConfigurationLimitError: `buildlib.pipeline.genie_check` found that it does.
+        WrongUseError: `buildlib.pipeline.genie_check` found that it does.
     """
     kind = config.dialog.type
     if kind not in ("spd", "lade") or not container.metadata.target.emulator:
@@ -35,7 +35,7 @@ def refuse_wrong_dialogs(config: GenieConfig, container: GenAIContainer) -> None
     with suppress(ToolchainMissingError):  # the emulator runs elsewhere
         found = check_genie(kind, default_cache_root())
         if not found.agrees:
-            raise ConfigurationLimitError(str(container.path), refusal(kind, found))
+            raise WrongUseError(f"{container.path} cannot run: {refusal(kind, found)}")
 
 
 def compare_dialog(
@@ -53,7 +53,7 @@ def compare_dialog(
         ask: asks a dialog on the device.
 
     Raises:
-        ConfigurationLimitError: the dialog is of type `spd` or `lade`, and the texts differ.
+        WrongUseError: the dialog is of type `spd` or `lade`, and the texts differ.
     """
     kind = config.dialog.type
     if kind not in SPECULATIVE:
@@ -82,7 +82,7 @@ def compare_dialog(
     if kind in ("spd", "lade") and not found.agrees:
         from buildlib.pipeline.genie_check import refusal
 
-        raise ConfigurationLimitError(str(container.path), refusal(kind, found))
+        raise WrongUseError(f"{container.path} cannot run: {refusal(kind, found)}")
     return found
 
 

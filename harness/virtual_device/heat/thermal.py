@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Final
 
-from harness.errors import HeatSettingError
+from harness.errors import VirtualDeviceError
 
 CPUS: Final = 8
 MAX_KHZ: Final = 3_000_000
@@ -75,9 +75,13 @@ class HeatSettings:
         for name, (low, high) in _BOUNDS.items():
             value = getattr(self, name)
             if not low <= value <= high:
-                raise HeatSettingError(name, float(value), f"between {low:g} and {high:g}")
+                raise VirtualDeviceError(
+                    f"heat setting {name}: {value:g} is not between {low:g} and {high:g}"
+                )
         if self.throttle_to_c <= self.throttle_from_c:
-            raise HeatSettingError("throttle_to_c", self.throttle_to_c, "above throttle_from_c")
+            raise VirtualDeviceError(
+                f"heat setting throttle_to_c: {self.throttle_to_c:g} is not above throttle_from_c"
+            )
 
     def power_w(self, busy_cores: float) -> float:
         """Return the power of the device while so many cores are busy."""
@@ -159,8 +163,12 @@ def check_changes(
         if name in STATE_BOUNDS:
             low, high = STATE_BOUNDS[name]
             if not low <= value <= high:
-                raise HeatSettingError(name, float(value), f"between {low:g} and {high:g}")
+                raise VirtualDeviceError(
+                    f"heat setting {name}: {value:g} is not between {low:g} and {high:g}"
+                )
         elif name not in names or isinstance(value, bool) is not (name == "charging"):
-            raise HeatSettingError(name, float(value), f"one of {', '.join(sorted(names))}")
+            raise VirtualDeviceError(
+                f"heat setting {name!r} cannot be {value:g}: there are {', '.join(sorted(names))}"
+            )
     new = {name: value for name, value in changes.items() if name in names}
     return replace(settings or HeatSettings(), **new)  # type: ignore[arg-type]

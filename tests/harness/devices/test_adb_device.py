@@ -15,7 +15,6 @@ from harness.errors import (
     AdbServerError,
     DeviceCommandError,
     DeviceFullError,
-    DevicePathError,
     DeviceTimeoutError,
     DeviceTransferError,
     HostFileError,
@@ -114,7 +113,7 @@ def test_refused_transfers_leave_nothing(
         virtual_device.push(local, folder)
     assert caught.value.path == folder
     back = tmp_path / "back"
-    with pytest.raises(DevicePathError):
+    with pytest.raises(DeviceTransferError):
         virtual_device.pull(f"{folder}/absent", back)
     assert list(tmp_path.iterdir()) == [local]
 

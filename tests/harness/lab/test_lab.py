@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from psycopg import sql
 
-from harness.errors import PlanFileError, WrongUseError
+from harness.errors import ConfigFileError, WrongUseError
 from harness.lab.jobs import LabJobs
 from harness.lab.submission import open_lab_run
 from harness.results.store import ResultsStore
@@ -306,5 +306,5 @@ def test_files_cannot_be_a_lab(tmp_path: Path) -> None:
 
 def test_all_devices_of_a_lab_cannot_be_counted(lab: Lab) -> None:
     plan = lab.plan("true", devices=[{"count": "all"}])
-    with pytest.raises(PlanFileError, match="name devices"), open_lab_run(plan):
+    with pytest.raises(ConfigFileError, match="name devices"), open_lab_run(plan):
         pass

@@ -20,7 +20,7 @@ from buildlib.numerics.host_loop import HostLoop
 from buildlib.numerics.runners import OnnxRunner
 from buildlib.quantize.mixed_precision.proposal import QualityBound
 from buildlib.quantize.qdq import apply_encodings
-from harness.errors import PipelineStateError, WrongUseError
+from harness.errors import PipelineError, WrongUseError
 from harness.pipeline.bisect import BisectOptions, bisect_pipeline, recipe_of
 from harness.pipeline.comparison import ComparedText
 from harness.pipeline.llm import LLMPipeline
@@ -189,7 +189,7 @@ def test_a_bound_that_held_out_text_misses_ends_with_1(build_cache: Path, tmp_pa
 
 def test_models_that_cannot_be_ranked_say_why(make_recipe: MakeRecipe, tiny_bundle: Path) -> None:
     pipe = LLMPipeline.from_pretrained(recipe=make_recipe(stages={"model_loader": {}}))
-    with pytest.raises(PipelineStateError, match="no stage that quantizes"):
+    with pytest.raises(PipelineError, match="no stage that quantizes"):
         bisect_pipeline(pipe)
     with pytest.raises(WrongUseError, match="no weights in float"):
         recipe_of(tiny_bundle, None, "w4a16", (None, None), "SM8750")

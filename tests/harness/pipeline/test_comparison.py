@@ -6,7 +6,7 @@ import pytest
 
 from harness.devices.adb.device import AdbDevice
 from harness.devices.spec import DeviceSpec
-from harness.errors import PipelineStateError, RecipeError
+from harness.errors import ConfigFileError, PipelineError
 from harness.pipeline.llm import LLMPipeline
 from harness.results.perplexity import last_values
 from harness.results.store import ResultsStore, RunFilter
@@ -58,12 +58,12 @@ def test_a_stage_that_cannot_run_here_says_why(make_recipe: MakeRecipe, tmp_path
     pipe = LLMPipeline.from_pretrained(
         recipe=make_recipe(cache_dir=str(tmp_path), evaluator_config=None)
     )
-    with pytest.raises(PipelineStateError, match=r"compare\(\) needs a finished stage"):
+    with pytest.raises(PipelineError, match=r"compare\(\) needs a finished stage"):
         pipe.compare()
     pipe.construct(until="model_loader")
-    with pytest.raises(RecipeError, match="evaluator_config"):
+    with pytest.raises(ConfigFileError, match="evaluator_config"):
         pipe.compare()
     [row] = pipe.compare(text="In the beginning " * 60, windows=1).stages
     assert row.where == "CPU, float"
-    with pytest.raises(PipelineStateError, match="genai_builder first"):
+    with pytest.raises(PipelineError, match="genai_builder first"):
         pipe.compare(text="In the beginning " * 60, windows=1, device="virtual:none")

@@ -12,7 +12,7 @@ from buildlib.container.container import GenAIContainer
 from buildlib.qairt_modules import qairt_modules
 from harness.devices.adb.device import AdbDevice
 from harness.devices.spec import DeviceSpec
-from harness.errors import ManifestError, PipelineStateError, RecipeError, WrongUseError
+from harness.errors import ConfigFileError, PipelineError, WrongUseError
 from harness.pipeline.llm import LLMPipeline
 from harness.pipeline.observers import StageFinished, StageObserver
 from harness.pipeline.recipe import Recipe
@@ -142,15 +142,15 @@ def test_the_builder_takes_the_model_as_the_stages_before_it_made_it(built: LLMP
 
 
 def test_load_needs_a_manifest_and_tells_of_several(tmp_path: Path, built: LLMPipeline) -> None:
-    with pytest.raises(ManifestError, match="no pipeline has run with this cache_dir"):
+    with pytest.raises(PipelineError, match="no pipeline has run with this cache_dir"):
         LLMPipeline.load(tmp_path)
     for name in ("one", "two"):
         built.manifest.save(tmp_path / name / "pipeline_manifest.json")
-    with pytest.raises(ManifestError, match="pipelines of one, two; name one"):
+    with pytest.raises(PipelineError, match="pipelines of one, two; name one"):
         LLMPipeline.load(tmp_path)
     assert LLMPipeline.load(tmp_path, model="two").completed[-1] == "genai_builder"
     (tmp_path / "two/pipeline_manifest.json").write_text("{}")
-    with pytest.raises(ManifestError, match="no manifest of a pipeline"):
+    with pytest.raises(PipelineError, match="no manifest of a pipeline"):
         LLMPipeline.load(tmp_path, model="two")
 
 
@@ -165,9 +165,9 @@ def test_methods_that_need_a_stage_say_so(
     what: str, make_recipe: MakeRecipe, tmp_path: Path
 ) -> None:
     pipe = LLMPipeline.from_pretrained(recipe=make_recipe())
-    with pytest.raises(PipelineStateError, match=r"call construct\(\) first"):
+    with pytest.raises(PipelineError, match=r"call construct\(\) first"):
         getattr(pipe, what)(*(() if what == "evaluate" else (str(tmp_path / "x"),)))
-    assert issubclass(PipelineStateError, RuntimeError)
+    assert issubclass(PipelineError, RuntimeError)
 
 
 @pytest.mark.needs("libatomic1")
@@ -179,7 +179,7 @@ def test_windows_may_be_shorter_than_the_context(make_recipe: MakeRecipe) -> Non
         recipe["evaluator_config"]["metrics"][0]["windows"] = 2
         pipe = LLMPipeline.from_pretrained(recipe=recipe).construct(until="model_loader")
         if length == 8:
-            with pytest.raises(RecipeError, match="8 is not between 9 and 48"):
+            with pytest.raises(ConfigFileError, match="8 is not between 9 and 48"):
                 pipe.evaluate()
         else:
             scores[length] = pipe.evaluate()["PPL_heldout"]
@@ -203,7 +203,7 @@ def test_a_score_over_several_windows_has_its_standard_error(
 @pytest.mark.needs("libatomic1")
 def test_a_device_needs_a_container(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     pipe = LLMPipeline.from_pretrained(recipe=make_recipe()).construct(until="model_loader")
-    with pytest.raises(PipelineStateError, match="up to the genai_builder first"):
+    with pytest.raises(PipelineError, match="up to the genai_builder first"):
         pipe.generate("Hello", device="virtual:none")
     folder = pipe.export(tmp_path / "float")
     assert {"model.onnx", "config.json", "tokenizer.json"} <= {p.name for p in folder.iterdir()}
@@ -223,22 +223,22 @@ def test_without_a_cache_nothing_stays(make_recipe: MakeRecipe, tmp_path: Path) 
 def test_a_changed_value_is_checked_before_anything_runs(make_recipe: MakeRecipe) -> None:
     pipe = LLMPipeline.from_pretrained(recipe=make_recipe())
     pipe.stages.model_loader.model_config_overrides["input_tokens_per_inference"] = 0
-    with pytest.raises(RecipeError, match="input_tokens_per_inference"):
+    with pytest.raises(ConfigFileError, match="input_tokens_per_inference"):
         pipe.construct()
     assert pipe.completed == ()
     pipe.stages.model_loader.model_config_overrides.clear()
     pipe.stages.quantization.technique_kwargs["seqmse"]["num_batches"] = 30
-    with pytest.raises(RecipeError, match=r"technique_kwargs.seqmse: seqmse is not applied"):
+    with pytest.raises(ConfigFileError, match=r"technique_kwargs.seqmse: seqmse is not applied"):
         pipe.construct()
     pipe.stages.quantization.recipe_name = "LPBQ_SeqMSE"
     pipe.stages.quantization.technique_kwargs["seqmse"]["num_batchs"] = 30
     said = r"technique_kwargs.seqmse.num_batchs: unknown key: did you mean num_batches"
-    with pytest.raises(RecipeError, match=said):
+    with pytest.raises(ConfigFileError, match=said):
         pipe.construct()
     pipe.stages.quantization.technique_kwargs.clear()
     pipe.stages.quantization.recipe_name = "w8a16"
     pipe.stages.genai_builder.transformation_options["split_model.num_split"] = 2
-    with pytest.raises(RecipeError, match=r"transformation_options: .*split_model.num_splits"):
+    with pytest.raises(ConfigFileError, match=r"transformation_options: .*split_model.num_splits"):
         pipe.construct()
     assert pipe.completed == ()
     with pytest.raises(AttributeError, match="did you mean quantization"):

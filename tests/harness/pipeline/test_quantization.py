@@ -7,7 +7,7 @@ import pytest
 
 from buildlib.encodings.files import load_encodings
 from buildlib.errors import InvalidOptionError
-from harness.errors import RecipeError
+from harness.errors import ConfigFileError
 from harness.pipeline.llm import LLMPipeline
 from harness.pipeline.stage import ModelFolder
 from suites.models.tiny_llama import lora
@@ -29,7 +29,7 @@ def test_invalid_options_are_refused_by_name(
     make_recipe: MakeRecipe, section: dict[str, Any], told: str
 ) -> None:
     stages = {"model_loader": {}, "quantization": section}
-    with pytest.raises(RecipeError, match=told):
+    with pytest.raises(ConfigFileError, match=told):
         LLMPipeline.from_pretrained(recipe=make_recipe(stages=stages))
 
 

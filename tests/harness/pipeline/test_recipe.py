@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import suites
-from harness.errors import RecipeError, WrongUseError
+from harness.errors import ConfigFileError, WrongUseError
 from harness.pipeline.defaults import recipe_text
 from harness.pipeline.llm import LLMPipeline
 from harness.pipeline.recipe import LLMPipelineConfig, Recipe
@@ -83,7 +83,7 @@ def test_an_error_names_file_line_and_key(
 ) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text(GOOD.replace(*change, 1))
-    with pytest.raises(RecipeError, match=told) as raised:
+    with pytest.raises(ConfigFileError, match=told) as raised:
         LLMPipeline.from_pretrained(recipe=path)
     assert str(raised.value).startswith(f"{path}, line {line}")
     assert "\n" not in str(raised.value)
@@ -91,14 +91,16 @@ def test_an_error_names_file_line_and_key(
 
 
 def test_a_recipe_in_a_program_is_checked_alike() -> None:
-    with pytest.raises(RecipeError, match=r"recipe: stages.quantization.recipe_nam: .*recipe_n"):
+    with pytest.raises(
+        ConfigFileError, match=r"recipe, stages.quantization.recipe_nam: .*recipe_n"
+    ):
         LLMPipeline.from_pretrained(
             tiny_llama.folder(),
             recipe={"stages": {"model_loader": {}, "quantization": {"recipe_nam": "w8a16"}}},
         )
-    with pytest.raises(RecipeError, match="model_id_or_path: it is missing"):
+    with pytest.raises(ConfigFileError, match="model_id_or_path: it is missing"):
         LLMPipeline.from_pretrained()
-    with pytest.raises(RecipeError, match="cache_dirs: unknown key"):
+    with pytest.raises(ConfigFileError, match="cache_dirs: unknown key"):
         LLMPipeline.from_pretrained(tiny_llama.folder(), cache_dirs="x")
 
 
@@ -106,9 +108,9 @@ def test_a_recipe_comes_back_from_its_file(tmp_path: Path) -> None:
     recipe = Recipe({"backend": "HTP", "stages": {"model_loader": {}}})
     path = recipe.to_yaml(tmp_path / "mine.yml")
     assert Recipe.from_file(path) == recipe
-    with pytest.raises(RecipeError, match=r"ends in .yaml or .yml"):
+    with pytest.raises(ConfigFileError, match=r"ends in .yaml or .yml"):
         Recipe.from_file(tmp_path / "mine.json")
-    with pytest.raises(RecipeError, match="cannot be read"):
+    with pytest.raises(ConfigFileError, match="cannot be read"):
         Recipe.from_file(tmp_path / "none.yaml")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import onnx
 import pytest
 
-from harness.errors import RecipeError, WrongUseError
+from harness.errors import ConfigFileError, WrongUseError
 from harness.pipeline.llm import LLMPipeline
 from harness.pipeline.observers import (
     StageFailed,
@@ -178,7 +178,7 @@ def test_a_model_that_ones_own_stage_made_is_imported(tmp_path: Path) -> None:
 
 
 def test_a_stages_keys_are_checked_as_all_others(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"count.units: unknown key: did you mean unit"):
+    with pytest.raises(ConfigFileError, match=r"count.units: unknown key: did you mean unit"):
         make_pipe(tmp_path, units=2)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.errors import NotAStoreError
+from harness.errors import StoreUnavailableError
 from harness.results.store import LazyResultsStore
 
 
@@ -28,5 +28,5 @@ def test_it_is_made_when_it_is_written_to(tmp_path: Path, form: str) -> None:
 def test_an_invalid_database_is_refused_at_once(tmp_path: Path) -> None:
     path = tmp_path / "results.db"
     path.write_text("notes of mine")
-    with pytest.raises(NotAStoreError):
+    with pytest.raises(StoreUnavailableError):
         LazyResultsStore(str(path))

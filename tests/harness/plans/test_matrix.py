@@ -12,7 +12,7 @@ import suites
 from buildlib.container.genie_config import Context, basic_dialog
 from buildlib.container.manifest import GraphsRecord
 from buildlib.errors import ContainerError
-from harness.errors import PlanFileError
+from harness.errors import ConfigFileError
 from harness.plans.cells import Cell
 from harness.plans.matrix import cell_as_mapping, expand, select
 from harness.plans.plan_file import Plan, load_plan
@@ -162,7 +162,7 @@ def test_files_of_the_users_count_by_content_and_name(cells_of: Expand, tmp_path
 def test_a_matrix_that_cannot_be_is_refused(
     cells_of: Expand, keys: dict[str, Any], key: str, reason: str
 ) -> None:
-    with pytest.raises(PlanFileError) as caught:
+    with pytest.raises(ConfigFileError) as caught:
         cells_of(**keys)
     assert caught.value.key == key
     assert reason in caught.value.reason
@@ -177,7 +177,7 @@ def test_a_container_that_is_not_whole_is_named_by_its_key(tmp_path: Path) -> No
     def identify(path: Path, _runtime: str) -> str:
         raise ContainerError(str(path), "it has no manifest")
 
-    with pytest.raises(PlanFileError) as caught:
+    with pytest.raises(ConfigFileError) as caught:
         expand(plan, folder / "plan.yaml", identify=identify, members=list)
     assert caught.value.key == "containers[0].path"
     assert f"{tmp_path}/x/one" in caught.value.reason
@@ -217,7 +217,7 @@ def test_a_workload_that_no_context_holds_is_refused(
 
     fits = {**BENCH, "prompt_tokens": 161, "new_tokens": 31}
     assert len(cells(fits, COMMAND)) == 2
-    with pytest.raises(PlanFileError, match=r"one.* (192 tokens in all|no LoRA)") as caught:
+    with pytest.raises(ConfigFileError, match=r"one.* (192 tokens in all|no LoRA)") as caught:
         cells(fits, {**work, "label": "long"})
     assert caught.value.key == key
 
@@ -269,7 +269,7 @@ def test_each_runtime_runs_the_containers_that_it_can(cells_of: Expand, script: 
 def test_a_runtime_and_a_container_that_do_not_go_together_are_named(
     cells_of: Expand, script: Path, keys: dict[str, Any], key: str, reason: str
 ) -> None:
-    with pytest.raises(PlanFileError) as caught:
+    with pytest.raises(ConfigFileError) as caught:
         cells_of(**{"runtimes": ["genie", "stopwatch"], **keys})
     assert (caught.value.key, reason in caught.value.reason) == (key, True)
 
@@ -294,7 +294,7 @@ def test_a_workload_that_a_runtime_cannot_do_is_refused_unless_it_is_left_out(
             plan, tmp_path / "plan.yaml", identify=lambda *_: "a" * 64, members=list, check=check
         )
 
-    with pytest.raises(PlanFileError, match="stopwatch cannot answer prompts") as caught:
+    with pytest.raises(ConfigFileError, match="stopwatch cannot answer prompts") as caught:
         cells()
     assert caught.value.key == "workloads[1]"
     match = {"runtime": "stopwatch", "workload": "generate"}

@@ -7,7 +7,7 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from harness.errors import PlanFileError
+from harness.errors import ConfigFileError
 from harness.plans.plan_file import Plan, load_plan
 from harness.telemetry.conditions import Conditions
 from harness.workloads.bench import Bench
@@ -116,7 +116,7 @@ MINIMAL = "name: x\nworkloads: [{kind: bench}]\n"
     ],
 )  # fmt: skip
 def test_errors_name_file_and_key(tmp_path: Path, text: str, key: str, reason: str) -> None:
-    with pytest.raises(PlanFileError) as caught:
+    with pytest.raises(ConfigFileError) as caught:
         load(tmp_path, text)
     assert caught.value.key == key
     assert reason in caught.value.reason
@@ -130,14 +130,14 @@ def test_labels_are_short_texts_of_the_user(tmp_path: Path) -> None:
     text = "name: nightly\nworkloads: [{kind: bench}]\nlabels: {team: camera, night: '20'}\n"
     assert load(tmp_path, text).labels == {"team": "camera", "night": "20"}
     for wrong in ("{'a b': x}", "{team: ''}", "{team: 3}", "[team]"):
-        with pytest.raises(PlanFileError, match="labels"):
+        with pytest.raises(ConfigFileError, match="labels"):
             load(tmp_path, text.partition("labels")[0] + f"labels: {wrong}\n")
 
 
 def test_the_line_of_a_mistake_is_named(tmp_path: Path) -> None:
-    with pytest.raises(PlanFileError, match=r"plan\.yaml, line 3, name: the key is given twice"):
+    with pytest.raises(ConfigFileError, match=r"plan\.yaml, line 3, name: the key is given twice"):
         load(tmp_path, MINIMAL + "name: y\n")
-    with pytest.raises(PlanFileError, match=r"plan\.yaml, line 4: not valid YAML: "):
+    with pytest.raises(ConfigFileError, match=r"plan\.yaml, line 4: not valid YAML: "):
         load(tmp_path, MINIMAL + "devices: [\n")
 
 
@@ -149,7 +149,7 @@ def test_parts_that_are_alike_are_written_once(tmp_path: Path) -> None:
 
 
 def test_a_plan_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(PlanFileError, match="No such file"):
+    with pytest.raises(ConfigFileError, match="No such file"):
         load_plan(tmp_path / "plan.yaml")
 
 
@@ -157,7 +157,7 @@ def test_a_file_of_any_size_is_refused_before_it_is_parsed(tmp_path: Path) -> No
     path = tmp_path / "plan.yaml"
     with path.open("wb") as sink:
         sink.truncate(1 << 40)
-    with pytest.raises(PlanFileError, match="larger than"):
+    with pytest.raises(ConfigFileError, match="larger than"):
         load_plan(path)
 
 
@@ -179,7 +179,7 @@ def test_any_yaml_is_a_plan_or_an_error_of_one_line(
     said = ""
     try:
         load(folder, yaml.safe_dump(content, allow_unicode=True))
-    except PlanFileError as error:
+    except ConfigFileError as error:
         said = str(error)
     assert not said or said.isprintable()
 
@@ -191,7 +191,7 @@ def test_any_text_is_a_plan_or_an_error_of_one_line(
 ) -> None:
     path = tmp_path_factory.mktemp("plan") / "plan.yaml"
     path.write_bytes(text.encode("utf-8", "surrogatepass"))
-    with pytest.raises(PlanFileError) as caught:
+    with pytest.raises(ConfigFileError) as caught:
         load_plan(path)
     assert str(caught.value).isprintable()
 

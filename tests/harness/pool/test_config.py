@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.devices.spec import DeviceSpec
-from harness.errors import HarnessError, PoolConfigError
+from harness.errors import ConfigFileError, HarnessError
 from harness.pool.config import PoolConfig, load_config, parse_config
 from harness.pool.members import Member, configured_members
 from harness.pool.programs import ProgramError, run_program
@@ -109,7 +109,7 @@ def test_an_empty_file_is_all_devices_of_the_adb_server() -> None:
     ],
 )
 def test_errors_name_line_and_key(text: str, line: int | None, key: str, said: str) -> None:
-    with pytest.raises(PoolConfigError, match=said) as caught:
+    with pytest.raises(ConfigFileError, match=said) as caught:
         parse_config(text, "lab/pool.yaml")
     assert line is None or caught.value.line == line
     assert caught.value.key.startswith(key)
@@ -120,7 +120,7 @@ def test_errors_name_line_and_key(text: str, line: int | None, key: str, said: s
 def test_a_discovered_device_cannot_have_the_name_of_another() -> None:
     config = parse_config("devices:\n - {name: A, type: local}\n - {discover: adb}")
     found = [DeviceSpec("android", "A")]
-    with pytest.raises(PoolConfigError, match=r"pool.yaml, devices\[1\]: it finds android:A"):
+    with pytest.raises(ConfigFileError, match=r"pool.yaml, devices\[1\]: it finds android:A"):
         configured_members(config, lambda _: found, "pool.yaml")
 
 
@@ -130,7 +130,7 @@ def test_a_virtual_device_that_exists_with_another_soc_is_refused() -> None:
         parse_config(text, soc_of={DeviceSpec("virtual", "two"): "SM8750"}.get).devices[0].soc
         == "SM8650"
     )
-    with pytest.raises(PoolConfigError, match="one exists with SoC SM8750, not SM8650") as caught:
+    with pytest.raises(ConfigFileError, match="one exists with SoC SM8750, not SM8650") as caught:
         parse_config(text, soc_of={DeviceSpec("virtual", "one"): "SM8750"}.get)
     assert (caught.value.line, caught.value.key) == (4, "devices[0].soc")
 
@@ -139,11 +139,11 @@ def test_a_virtual_device_that_exists_with_another_soc_is_refused() -> None:
 def test_files_that_are_not_text(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "pool.yaml"
     path.write_bytes(content)
-    with pytest.raises(PoolConfigError):
+    with pytest.raises(ConfigFileError):
         load_config(path)
-    with pytest.raises(PoolConfigError):
+    with pytest.raises(ConfigFileError):
         load_config(tmp_path / "missing.yaml")
-    with pytest.raises(PoolConfigError):
+    with pytest.raises(ConfigFileError):
         load_config(tmp_path)
 
 

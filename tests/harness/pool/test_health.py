@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.errors import PoolConfigError
+from harness.errors import ConfigFileError
 from harness.pool.health import read_device_health
 from harness.pool.pool import Pool
 from reports.devices import read_device_health as read_by_entry_point
@@ -51,5 +51,5 @@ def test_without_a_pool_there_is_nothing_to_tell(config: Path) -> None:
 
 
 def test_a_pool_that_is_named_must_be_there(config: Path) -> None:
-    with pytest.raises(PoolConfigError):
+    with pytest.raises(ConfigFileError):
         read_device_health(config.with_name("none.yaml"))

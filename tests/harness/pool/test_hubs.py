@@ -10,7 +10,7 @@ import pytest
 
 from harness.devices.adb.client import AdbServer
 from harness.devices.spec import DeviceSpec
-from harness.errors import HubError
+from harness.errors import PoolError
 from harness.pool.config import HubPort, parse_config
 from harness.pool.hubs import cycle_power, parse_hubs
 from harness.pool.members import Member
@@ -162,15 +162,15 @@ def test_only_a_device_that_is_free_loses_its_power(
         assert found == {"p1": HubPort(hub="1-1", port=2)}
         assert any("p0 is left out: " in line and "a night run" in line for line in told)
         assert not any("-p 1" in call for call in switched(tmp_path))
-        with pytest.raises(HubError, match=f"{first}.* might lose power"):
+        with pytest.raises(PoolError, match=f"{first}.* might lose power"):
             map_hub_ports(pool, adb_server, told.append, locations=["1-1"])
-    with pytest.raises(HubError, match="there is no hub 9-9, but 1-1"):
+    with pytest.raises(PoolError, match="there is no hub 9-9, but 1-1"):
         map_hub_ports(pool, adb_server, told.append, locations=["9-9"])
     set_hubs({"1-1": hub(p1=port(first) | {"fails": True})})
-    with pytest.raises(HubError, match="Permission denied"):
+    with pytest.raises(PoolError, match="Permission denied"):
         map_hub_ports(pool, adb_server, told.append)
     set_hubs({})
-    with pytest.raises(HubError, match="No compatible devices"):
+    with pytest.raises(PoolError, match="No compatible devices"):
         map_hub_ports(pool, adb_server, told.append)
     close(pool)
 
@@ -188,9 +188,9 @@ def test_recovery_switches_the_port_of_the_device(
     cycle_power(cycle, first, [second], 30)
     assert switched(tmp_path) == ["-l 1-1 -p 2 -a cycle -d 5"]
     set_hubs({"1-1": hub(p2=port(second))})
-    with pytest.raises(HubError, match=f"port 2 of hub 1-1 has {second} now: .* tools.map_hub"):
+    with pytest.raises(PoolError, match=f"port 2 of hub 1-1 has {second} now: .* tools.map_hub"):
         cycle_power(cycle, first, [second], 30)
-    with pytest.raises(HubError, match=r"there is no port 1 of hub 1-1: .* tools.map_hub"):
+    with pytest.raises(PoolError, match=r"there is no port 1 of hub 1-1: .* tools.map_hub"):
         cycle_power(HubPort(hub="1-1", port=1), first, [], 30)
     assert len(switched(tmp_path)) == 1
     close(pool)
@@ -198,7 +198,7 @@ def test_recovery_switches_the_port_of_the_device(
 
 def test_without_uhubctl_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(HubError, match="uhubctl cannot be run: No such file"):
+    with pytest.raises(PoolError, match="uhubctl cannot be run: No such file"):
         cycle_power(HubPort(hub="1-1", port=1), "x", [], 30)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection
 
-from harness.errors import DamagedLedgerError, LeaseLostError, LedgerError, NewerLedgerError
+from harness.errors import DamagedLedgerError, LeaseLostError, LedgerError
 from harness.pool.database import FORMAT, Database
 from harness.pool.failure_policy import FailureReport
 from harness.pool.records import Facts
@@ -385,7 +385,7 @@ def test_a_newer_ledger_is_left_alone(bench: Bench) -> None:
     else:
         bench.sql(f"PRAGMA user_version = {FORMAT + 1}")
     bench.database.close()
-    with pytest.raises(NewerLedgerError, match="newer qnnfarm"):
+    with pytest.raises(LedgerError, match="newer qnnfarm"):
         bench.ledger.reconcile()
 
 

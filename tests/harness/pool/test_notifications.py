@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.errors import NotificationError, PoolConfigError
+from harness.errors import ConfigFileError, NotificationError
 from harness.pool.config import NotificationConfig, parse_config
 from harness.pool.notifications import Notification, Notifier, send
 from harness.pool.states import Event
@@ -171,5 +171,5 @@ def test_a_receiver_hears_only_what_it_is_told_of(bench: Bench, tmp_path: Path) 
     ],
 )
 def test_a_receiver_that_cannot_be_told_is_refused(text: str) -> None:
-    with pytest.raises(PoolConfigError, match=r"notifications\[0\]"):
+    with pytest.raises(ConfigFileError, match=r"notifications\[0\]"):
         parse_config(f"notifications: {text}\n")

@@ -27,7 +27,7 @@ from harness.errors import (
     HostUnreachableError,
     LeaseLostError,
     LeaseTimeoutError,
-    MemberStateError,
+    PoolError,
     PromptTooLongError,
     RequirementError,
     RunnerError,
@@ -616,7 +616,7 @@ def test_a_device_that_fails_its_probation_stays_in_quarantine(
         pool.acquire(ANY, timeout_s=0.2)
     pool.upkeep.probation = passing
     assert pool.admin.unquarantine(name) is MemberState.READY
-    with pytest.raises(MemberStateError, match="not in quarantine"):
+    with pytest.raises(PoolError, match="not in quarantine"):
         pool.admin.unquarantine(name)
 
 
@@ -653,10 +653,10 @@ def test_administration_drains_releases_and_refuses_unknown_names(open_pool: Ope
     assert pool.members()[0].reason == f"swollen battery ({user})"
     with pytest.raises(LeaseTimeoutError, match="swollen battery"):
         pool.acquire(ANY, timeout_s=0.1)
-    with pytest.raises(MemberStateError, match="undrain it instead"):
+    with pytest.raises(PoolError, match="undrain it instead"):
         pool.admin.recover(name)
     assert pool.admin.undrain(name) is MemberState.READY
-    with pytest.raises(MemberStateError):
+    with pytest.raises(PoolError):
         pool.admin.undrain(name)
     assert pool.admin.release(name) is False
     hand = pool.admin

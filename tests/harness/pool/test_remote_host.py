@@ -11,7 +11,7 @@ from harness.devices.adb.client import AdbServer
 from harness.devices.adb.connection import ServerAddress
 from harness.devices.adb.server import ensure_server, find_adb, resolve_server
 from harness.devices.spec import DeviceSpec
-from harness.errors import RecoveryStepError
+from harness.errors import PoolError
 from harness.pool.config import DeviceEntry, parse_config
 from harness.pool.members import Member
 from harness.pool.opener import DeviceOpener
@@ -76,7 +76,7 @@ def test_its_adb_server_is_restarted_where_that_is_allowed(lab: Lab) -> None:
     opener = lab.opener()
     try:
         opener.open(member)
-        with pytest.raises(RecoveryStepError, match="does not say that it is ours"):
+        with pytest.raises(PoolError, match="does not say that it is ours"):
             opener.restart_server(member)
         assert resolve_server(lab.server.address).state(lab.serial) == "device"
     finally:

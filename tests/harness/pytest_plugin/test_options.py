@@ -101,9 +101,9 @@ def test_an_option_that_cannot_be_used_is_one_line(
     ("db", "words"),
     [
         ("nodir/x.db", "nodir/x.db: its folder does not exist"),
-        ("some.txt", "some.txt is not a results database: it is not a SQLite file"),
-        ("other.db", "other.db is not a results database: it holds the tables of another program"),
-        ("newer.db", "newer.db has schema 99, newer than the"),
+        ("some.txt", "some.txt: it is not a SQLite file"),
+        ("other.db", "other.db: it holds the tables of another program"),
+        ("newer.db", "newer.db: it has schema 99, newer than the"),
         ("nosuch://lab/results", "nosuch://"),
         ("postgresql+nosuch://ann:secret@lab/results", "postgresql+nosuch://"),
     ],
@@ -168,7 +168,7 @@ def test_a_bad_pool_of_an_ini_file_is_one_line_of_the_tests_that_need_it(
     project.makepyfile("def test_one(device): pass\ndef test_two(): pass")
     result = project.runpytest_inprocess()
     result.assert_outcomes(errors=1, passed=1)
-    result.stdout.fnmatch_lines(["PoolConfigError: *pool.yaml, line 1, device: *"])
+    result.stdout.fnmatch_lines(["ConfigFileError: *pool.yaml, line 1, device: *"])
     result.stdout.no_fnmatch_line("*During handling*")
 
 

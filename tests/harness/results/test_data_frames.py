@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import harness.results
-from harness.errors import CorruptRunError, MissingStoreError, NotAStoreError
+from harness.errors import CorruptRunError, MissingStoreError, StoreUnavailableError
 from harness.results import frames
 from harness.results.metrics import METRICS
 from harness.results.records import Measurement, Run, TelemetrySeries, now
@@ -125,7 +125,7 @@ def test_what_cannot_be_read_is_an_error(tmp_path: Path, make_run: MakeRun) -> N
     with ResultsStore.open(place.location) as store:
         store.write_run(make_run(measurements=measured(1.0)))
     place.run("UPDATE measurements SET value = 'fast'")
-    with pytest.raises(NotAStoreError, match="cannot be read"):
+    with pytest.raises(StoreUnavailableError, match="cannot be read"):
         frames(place.location)
     place.run("UPDATE measurements SET value = 1.0, metric = 'no_such' WHERE metric LIKE 'dec%'")
     with pytest.raises(CorruptRunError, match="no_such"):

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness.errors import VirtualDeviceControlError
+from harness.errors import VirtualDeviceError
 from harness.virtual_device import manager
 from harness.virtual_device.control import ask
 from harness.virtual_device.faults import parse_fault
@@ -95,7 +95,7 @@ _JSON = st.recursive(
 def test_garbage_is_answered_with_an_error(
     device: VirtualDevice, request_: dict[str, object]
 ) -> None:
-    with contextlib.suppress(VirtualDeviceControlError):
+    with contextlib.suppress(VirtualDeviceError):
         ask(device.name, device.root.parent, request_)
     assert manager.control(device.name).faults() == ()
 
@@ -124,5 +124,5 @@ def test_a_socket_that_nobody_serves(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(tmp_path)
     with socket.socket(socket.AF_UNIX) as left:
         left.bind("control.sock")
-    with pytest.raises(VirtualDeviceControlError, match="does not run"):
+    with pytest.raises(VirtualDeviceError, match="does not run"):
         ask("gone", tmp_path, {"do": "faults"})

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.errors import VirtualDeviceStartError, VirtualHostError
+from harness.errors import VirtualDeviceError, VirtualDeviceStartError
 from harness.virtual_device import manager, outside
 from harness.virtual_device.faults import parse_fault
 from harness.virtual_device.host import hosted_control, hosted_devices
@@ -98,7 +98,7 @@ def test_a_device_that_fails_spares_its_neighbours(
 def test_two_processes_do_not_serve_one_device(tmp_path: Path) -> None:
     with (
         hosted_devices(1, "SM8750", tmp_path, unconfined=True),
-        pytest.raises(VirtualHostError, match="another process serves this device"),
+        pytest.raises(VirtualDeviceError, match="another process serves this device"),
         hosted_devices(1, "SM8750", tmp_path, unconfined=True),
     ):
         pass

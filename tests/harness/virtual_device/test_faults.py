@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.errors import FaultSpecError
+from harness.errors import VirtualDeviceError
 from harness.virtual_device.faults import (
     ALWAYS,
     DSP_MESSAGES,
@@ -95,7 +95,7 @@ def test_texts_of_the_documentation(text: str, fault: Fault) -> None:
 def test_any_other_text_is_refused_in_one_line(text: str) -> None:
     try:
         fault = parse_fault(text)
-    except FaultSpecError as error:
+    except VirtualDeviceError as error:
         message = str(error)
     else:
         message = str(fault)
@@ -124,5 +124,5 @@ def test_any_other_text_is_refused_in_one_line(text: str) -> None:
     ],
 )
 def test_values_out_of_range_are_refused(text: str) -> None:
-    with pytest.raises(FaultSpecError):
+    with pytest.raises(VirtualDeviceError):
         parse_fault(text)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.errors import HeatSettingError
+from harness.errors import VirtualDeviceError
 from harness.virtual_device import manager
 from harness.virtual_device.heat.sysfs import SysFiles
 from harness.virtual_device.heat.thermal import HeatSettings, HeatState, check_changes
@@ -81,7 +81,7 @@ def test_the_battery_follows() -> None:
     ],
 )
 def test_settings_out_of_range_are_refused(changes: dict[str, float]) -> None:
-    with pytest.raises(HeatSettingError):
+    with pytest.raises(VirtualDeviceError):
         check_changes(changes)
 
 

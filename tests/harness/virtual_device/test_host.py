@@ -10,7 +10,7 @@ import adbutils
 import pytest
 
 from buildlib.errors import UnknownSocError
-from harness.errors import VirtualHostError
+from harness.errors import VirtualDeviceError
 from harness.virtual_device.faults import parse_fault
 from harness.virtual_device.host import hosted_control, hosted_devices
 from tests.harness.virtual_device.helpers import PATIENCE_S, Adb, new_marker, running, until
@@ -157,7 +157,7 @@ def test_a_failed_start_gives_its_reason(tmp_path: Path) -> None:
     (tmp_path / "h000").mkdir()
     (tmp_path / "h000" / "device.json").write_text("{}")
     with (
-        pytest.raises(VirtualHostError) as caught,
+        pytest.raises(VirtualDeviceError) as caught,
         hosted_devices(2, "SM8750", tmp_path, unconfined=True),
     ):
         pass
@@ -168,7 +168,7 @@ def test_a_failed_start_gives_its_reason(tmp_path: Path) -> None:
 
 def test_it_has_to_be_said_that_they_are_not_confined(tmp_path: Path) -> None:
     with (
-        pytest.raises(VirtualHostError, match="unconfined=True"),
+        pytest.raises(VirtualDeviceError, match="unconfined=True"),
         hosted_devices(1, "SM8750", tmp_path),
     ):
         pass

@@ -12,7 +12,7 @@ import pytest
 from harness.deploy.scripts import intact
 from harness.devices.adb.device import AdbDevice
 from harness.devices.spec import DeviceSpec
-from harness.errors import VirtualDeviceControlError
+from harness.errors import VirtualDeviceError
 from harness.pool.pool import Pool
 from harness.pool.requirement import Requirement
 from harness.virtual_device import manager
@@ -259,7 +259,7 @@ def test_a_stopped_device_refuses_commands(
 ) -> None:
     start_device("asleep")
     manager.stop("asleep")
-    with pytest.raises(VirtualDeviceControlError, match="does not run"):
+    with pytest.raises(VirtualDeviceError, match="does not run"):
         manager.control("asleep").inject(parse_fault("drop"))
     assert [event.kind for event in manager.control("asleep").events()] == ["booted"]
     manager.remove("asleep")

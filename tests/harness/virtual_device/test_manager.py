@@ -16,7 +16,7 @@ from buildlib.errors import UnknownSocError
 from harness.errors import (
     UnknownVirtualDeviceError,
     VirtualDeviceChangeError,
-    VirtualDeviceNameError,
+    VirtualDeviceError,
     VirtualDeviceRecordError,
     VirtualDeviceStartError,
 )
@@ -82,9 +82,9 @@ def test_names_that_could_be_paths_are_refused(name: str) -> None:
     if manager._NAME.fullmatch(name):
         return
     for action in (manager.stop, manager.remove, manager.get):
-        with pytest.raises(VirtualDeviceNameError):
+        with pytest.raises(VirtualDeviceError):
             action(name)
-    with pytest.raises(VirtualDeviceNameError):
+    with pytest.raises(VirtualDeviceError):
         manager.start(name, "SM8750")
 
 

@@ -8,12 +8,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from harness.errors import (
-    NightlyBusyError,
-    NightlyFolderError,
-    NotificationError,
-    StoreUnavailableError,
-)
+from harness.errors import HostFileError, NightlyBusyError, NotificationError, StoreUnavailableError
 from harness.plans.builds import ContainerBuild
 from harness.plans.plan_file import NightlyEntry
 from harness.pool.config import ReceiverConfig
@@ -320,7 +315,7 @@ def test_the_nights_of_another_plan_are_not_touched(lab: Lab) -> None:
     lab.run()
     record = lab.folder / "2026-11-22" / RECORD
     record.write_text(record.read_text().replace('"lab"', '"other"'))
-    with pytest.raises(NightlyFolderError, match="nights of the plan other: give each plan its"):
+    with pytest.raises(HostFileError, match="nights of the plan other: give each plan its"):
         lab.run()
 
 
@@ -335,7 +330,7 @@ def test_a_damaged_record_is_left_out_and_a_newer_one_refused(
     assert lab.run().verdict == "good"
     assert "is no record of a night" in capsys.readouterr().err
     record.write_text(text.replace('"format": 1', '"format": 2'))
-    with pytest.raises(NightlyFolderError, match="a newer qnnfarm wrote it"):
+    with pytest.raises(HostFileError, match="a newer qnnfarm wrote it"):
         lab.run()
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.devices.adb.connection import ServerAddress, address_from
-from harness.errors import AdbAddressError
+from harness.errors import AdbServerError
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_no_variable_names_none() -> None:
     ],
 )
 def test_a_form_that_cannot_be_used_is_wrong_use(variable: str, value: str) -> None:
-    with pytest.raises(AdbAddressError) as caught:
+    with pytest.raises(AdbServerError) as caught:
         address_from({variable: value})
     assert caught.value.exit_code == 2
     assert variable in str(caught.value)
@@ -55,7 +55,7 @@ def test_a_form_that_cannot_be_used_is_wrong_use(variable: str, value: str) -> N
 def test_no_text_is_accepted_by_half(text: str) -> None:
     try:
         address = address_from({"ADB_SERVER_SOCKET": text})
-    except AdbAddressError:
+    except AdbServerError:
         return
     assert address is not None or not text
     assert address is None or 0 < address.port < 65536

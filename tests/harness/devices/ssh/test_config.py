@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.devices.ssh.config import resolve_host
-from harness.errors import HostConfigError, HostError
+from harness.errors import HostError
 from tests.system import program
 
 _CONFIG = """\
@@ -184,14 +184,14 @@ def test_a_name_for_its_key(config: Path) -> None:
     ],
 )
 def test_what_cannot_be_used(config: Path, host: str, reason: str) -> None:
-    with pytest.raises(HostConfigError, match=reason) as caught:
+    with pytest.raises(HostError, match=reason) as caught:
         resolve_host(host, config)
     assert caught.value.exit_code == 2
 
 
 def test_a_configuration_that_ssh_refuses_is_refused_in_its_words(config: Path) -> None:
     config.write_text("Host late\n  ConnectTimeout soon\n")
-    with pytest.raises(HostConfigError, match=r"line 2: invalid time value") as caught:
+    with pytest.raises(HostError, match=r"line 2: invalid time value") as caught:
         resolve_host("board", config)
     assert str(config) in str(caught.value)
 
@@ -200,7 +200,7 @@ def test_without_the_ssh_program_the_error_says_so(
     config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(config.parent))
-    with pytest.raises(HostConfigError, match="install OpenSSH's client"):
+    with pytest.raises(HostError, match="install OpenSSH's client"):
         resolve_host("board", config)
 
 

@@ -26,15 +26,7 @@ from harness.devices.ssh.config import resolve_host
 from harness.devices.ssh.connection import connect
 from harness.devices.ssh.host import SshHost, closing_by, run, stands
 from harness.devices.ssh.host_keys import KnownKeys, known_keys
-from harness.errors import (
-    HostAuthError,
-    HostCertificateError,
-    HostConfigError,
-    HostKeyChangedError,
-    HostKeyError,
-    HostKeyRevokedError,
-    HostUnreachableError,
-)
+from harness.errors import HostAuthError, HostError, HostUnreachableError
 from tests.ssh_server import SshServer, make_key, running_ssh_server
 from tests.striking import FAILURES, EndsAt, recorded_links
 
@@ -199,13 +191,13 @@ def test_a_host_that_went_away(ssh_server: SshServer, host: SshHost) -> None:
 
 def test_a_key_that_nobody_knows(ssh_server: SshServer) -> None:
     ssh_server.known_hosts.write_text("")
-    with pytest.raises(HostKeyError) as caught, SshHost.named("board", ssh_server.config) as host:
+    with pytest.raises(HostError) as caught, SshHost.named("board", ssh_server.config) as host:
         host.connect()
     shown = subprocess.run(
         ["ssh-keygen", "-l", "-f", ssh_server.folder / "host_key.pub"],
         capture_output=True, text=True, check=True,
     ).stdout.split()[1]  # fmt: skip
-    assert not isinstance(caught.value, HostKeyChangedError)
+    assert "NOT the one" not in str(caught.value)
     assert shown in str(caught.value)
     assert str(ssh_server.known_hosts) in str(caught.value)
     assert f"[127.0.0.1]:{ssh_server.port}" in str(caught.value)
@@ -215,7 +207,7 @@ def test_a_key_that_nobody_knows(ssh_server: SshServer) -> None:
 def test_a_key_that_changed(ssh_server: SshServer) -> None:
     ssh_server.trust(make_key(ssh_server.folder / "another"))
     with (
-        pytest.raises(HostKeyChangedError, match="is NOT the one"),
+        pytest.raises(HostError, match="is NOT the one"),
         SshHost.named("board", ssh_server.config) as host,
     ):
         host.connect()
@@ -226,11 +218,11 @@ def test_a_host_that_is_known_by_an_authority_alone_is_told_so(ssh_server: SshSe
     key = ssh_server.key.with_suffix(".pub").read_text()
     ssh_server.known_hosts.write_text(f"@cert-authority * {key}")
     with (
-        pytest.raises(HostCertificateError, match="certificates qnnfarm does not check") as caught,
+        pytest.raises(HostError, match="certificates qnnfarm does not check") as caught,
         SshHost.named("board", ssh_server.config) as host,
     ):
         host.connect()
-    assert caught.value.files == (f"{ssh_server.known_hosts}:1",)
+    assert f"{ssh_server.known_hosts}:1 trusts" in str(caught.value)
 
 
 def test_a_known_hosts_file_with_hashed_names_and_noise(ssh_server: SshServer) -> None:
@@ -253,7 +245,7 @@ def test_a_key_that_is_revoked(ssh_server: SshServer, names: str, *, known: bool
     lines = f"# remark\n{text if known else ''}@revoked\t{names or name}  {key}"
     ssh_server.known_hosts.write_text(lines)
     with (
-        pytest.raises(HostKeyRevokedError) as caught,
+        pytest.raises(HostError) as caught,
         SshHost.named("board", ssh_server.config) as host,
     ):
         host.connect()
@@ -278,13 +270,13 @@ def test_a_list_of_revoked_keys(ssh_server: SshServer, form: str) -> None:
             if key is keys[0]:
                 host.connect()
                 continue
-            with pytest.raises(HostKeyRevokedError) as caught:
+            with pytest.raises(HostError) as caught:
                 host.connect()
             assert f"revoked ({revoked})" in str(caught.value)
     for break_it in (lambda: revoked.write_bytes(b"SSHKRL\n"), revoked.unlink):
         break_it()
         with (
-            pytest.raises(HostConfigError, match="its RevokedHostKeys"),
+            pytest.raises(HostError, match="its RevokedHostKeys"),
             SshHost.named("host", ssh_server.config) as host,
         ):
             host.connect()
@@ -328,7 +320,7 @@ def test_names_with_patterns(ssh_server: SshServer, names: str, known: bool) -> 
         if known:
             host.connect()
         else:
-            with pytest.raises(HostKeyError):
+            with pytest.raises(HostError):
                 host.connect()
 
 

@@ -14,7 +14,7 @@ from buildlib.container.container import GenAIContainer
 from buildlib.container.genie_decoding import Lade
 from buildlib.container.manifest import CLIPPED_ADAPTERS
 from harness.devices.adb.device import AdbDevice
-from harness.errors import ConfigurationLimitError, HostFileError, PromptTooLongError, WrongUseError
+from harness.errors import HostFileError, PromptTooLongError, WrongUseError
 from harness.runtimes.base import Generates, GenerationRequest
 from harness.runtimes.dialog_settings import DialogSettings
 from harness.runtimes.genie.configuration import AdapterRangeWarning
@@ -320,7 +320,7 @@ def test_lookahead_of_another_configuration_is_refused(
     workload = Generate.of(prompt=TEXT, max_tokens=4, genie_config=str(tmp_path / "lade.json"))
     with (
         Session(virtual_device, GenieModel(container)) as session,
-        pytest.raises(ConfigurationLimitError, match="type lade are wrong with Genie"),
+        pytest.raises(WrongUseError, match="type lade are wrong with Genie"),
     ):
         workload.run(session)
 

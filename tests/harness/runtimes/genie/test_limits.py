@@ -7,7 +7,7 @@ import pytest
 
 from buildlib.container.container import GenAIContainer
 from buildlib.container.genie_config import GenieConfig
-from harness.errors import ConfigurationLimitError
+from harness.errors import WrongUseError
 from harness.exit_codes import NO_ANSWER
 from harness.runtimes.dialog_settings import DialogSettings
 from harness.runtimes.files import open_container
@@ -26,7 +26,7 @@ def direct(tiny_bundle: Path, tmp_path: Path) -> Path:
 
 
 def test_it_is_refused_by_its_pointer(direct: Path) -> None:
-    with pytest.raises(ConfigurationLimitError, match="/dialog/engine/backend/QnnHtp/direct-io"):
+    with pytest.raises(WrongUseError, match="/dialog/engine/backend/QnnHtp/direct-io"):
         open_container(direct)
     done = command_line.qnnfarm(
         "generate", direct, "--prompt", "In", "--device", "virtual:none", cwd=direct
@@ -40,9 +40,7 @@ def test_another_configuration_for_a_container_has_the_same_limits(
 ) -> None:
     container = GenAIContainer.load(tiny_bundle)
     settings = DialogSettings(genie_config=str(direct / "genie_config.json"))
-    with pytest.raises(
-        ConfigurationLimitError, match=r"genie_config\.json cannot run: .*direct-io"
-    ):
+    with pytest.raises(WrongUseError, match=r"genie_config\.json cannot run: .*direct-io"):
         config_of(settings, container)
 
 

@@ -10,7 +10,7 @@ import pytest
 from buildlib.container.container import GenAIContainer
 from buildlib.container.genie_decoding import Eaglet
 from harness.devices.adb.device import AdbDevice
-from harness.errors import ConfigurationLimitError, WrongUseError
+from harness.errors import WrongUseError
 from harness.runtimes.base import Conversation, ConversationRequest, Converses
 from harness.runtimes.dialog_settings import DialogSettings
 from harness.runtimes.genie.model import GenieModel
@@ -67,7 +67,7 @@ def test_what_says_something_else_is_refused(
     monkeypatch.setenv("QNNFARM_CACHE_DIR", str(tmp_path))
     for prompt, asked in (((TEXT, TEXT), COMPARED), (TEXT, 0)):
         with on_a_phone(virtual_device, checked_dialogs["spd"]) as session:
-            with pytest.raises(ConfigurationLimitError, match="type spd are wrong with") as caught:
+            with pytest.raises(WrongUseError, match="type spd are wrong with") as caught:
                 Generate.of(prompt=prompt, max_tokens=4).run(session)
             assert "\n" not in str(caught.value)
             assert queries(session) == asked
