@@ -4,11 +4,13 @@ import errno
 import os
 import shlex
 import stat as stat_bits
+from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import BinaryIO
 
 import paramiko
+from paramiko.sftp import CMD_DATA, CMD_READ, int64
 
 from harness.clock import Deadline
 from harness.devices.adb.connection import StreamClosed
@@ -21,13 +23,67 @@ from harness.devices.ssh.tunnel import Tunnel
 from harness.errors import DeviceLostError, DeviceUnsupportedError
 
 _REQUEST = 192 * 1024
-"""An OpenSSH server takes packets of 256 KiB; a read waits for its answer, so it is a large one."""
+"""An OpenSSH server takes packets of 256 KiB; before version 8.5 it answers with at most 64 KiB."""
+_LEAST_REQUEST = 32 * 1024
+"""What every server answers in one piece."""
+_ASKED_AHEAD = 8
+
+
+class _Client(paramiko.SFTPClient):
+    """Client that reads files by requests which do not wait for the answers to those before.
+
+    `SFTPFile.prefetch` does so in a thread, which prints a traceback when the connection ends, and
+    keeps a whole file in memory whose server answers with less than was asked for.
+    """
+
+    def __init__(self, channel: paramiko.Channel) -> None:
+        super().__init__(channel)
+        self._answers: dict[int, bytes | Exception] = {}
+
+    def pieces(self, file: paramiko.SFTPFile, size: int) -> Iterator[bytes]:
+        """Yield the content of a file up to its end; `size` is what it is expected to have."""
+        asked: deque[tuple[int, int, int]] = deque()
+        offset, step = 0, _REQUEST
+        while True:
+            while not asked or (offset < size and len(asked) < _ASKED_AHEAD):
+                asked.append((self._ask(file, offset, step), offset, step))
+                offset += step
+            number, begin, length = asked.popleft()
+            while number not in self._answers:
+                self._read_response()  # type: ignore[attr-defined]
+            answer = self._answers.pop(number)
+            if isinstance(answer, EOFError):
+                return
+            if isinstance(answer, Exception):
+                raise answer
+            if not 0 < len(answer) <= length:
+                raise OSError(f"it sent {len(answer)} bytes when asked for {length}")
+            yield answer
+            if len(answer) < length:
+                step = max(len(answer), _LEAST_REQUEST)
+                begin, length = begin + len(answer), length - len(answer)
+                asked.appendleft((self._ask(file, begin, length), begin, length))
+
+    def _ask(self, file: paramiko.SFTPFile, offset: int, length: int) -> int:
+        request = self, CMD_READ, file.handle, int64(offset), length
+        return int(self._async_request(*request))  # type: ignore[attr-defined]
+
+    def _async_response(self, kind: int, message: paramiko.Message, number: int) -> None:
+        """Keep an answer, which paramiko gives to whoever asked."""
+        try:
+            if kind == CMD_DATA:
+                self._answers[number] = message.get_string()
+            else:
+                self._convert_status(message)  # type: ignore[attr-defined]
+                self._answers[number] = OSError("it answered without data")
+        except (EOFError, OSError) as status:
+            self._answers[number] = status
 
 
 class SftpFiles:
     """Implements `harness.devices.files.Files`."""
 
-    def __init__(self, client: paramiko.SFTPClient) -> None:
+    def __init__(self, client: _Client) -> None:
         self._client = client
 
     def check(self) -> None:
@@ -67,15 +123,12 @@ class SftpFiles:
             raise OSError(errno.EINVAL, "it is not a regular file")
         total = 0
         with self._client.open(_encode(path), "rb") as file:
-            file.MAX_REQUEST_SIZE = _REQUEST
-            while piece := file.read(_REQUEST):
+            for piece in self._client.pieces(file, found.st_size or 0):
                 sink.write(piece)
                 total += len(piece)
                 if on_progress:
                     on_progress(len(piece))
-        # To paramiko's files the end of the connection is the end of the file.
         if total < (found.st_size or 0):
-            self.check()
             raise OSError(f"it ended after {total} of {found.st_size} bytes")
         return total
 
@@ -124,10 +177,10 @@ def sftp_files(host: SshHost, deadline: Deadline) -> Iterator[SftpFiles]:
         yield SftpFiles(_client(host, channel, deadline))
 
 
-def _client(host: SshHost, channel: paramiko.Channel, deadline: Deadline) -> paramiko.SFTPClient:
+def _client(host: SshHost, channel: paramiko.Channel, deadline: Deadline) -> _Client:
     try:
         channel.invoke_subsystem("sftp")
-        return paramiko.SFTPClient(channel)
+        return _Client(channel)
     except (paramiko.SSHException, paramiko.SFTPError, EOFError, OSError) as error:
         deadline.remaining()
         if not stands(channel):

@@ -96,7 +96,9 @@ def test_jobs_that_survived_are_killed_before_the_next_command(make_board: MakeB
     assert _gone(int(seen))
 
 
-def test_a_connection_lost_in_a_transfer(make_board: MakeBoard, tmp_path: Path) -> None:
+def test_a_connection_lost_in_a_transfer(
+    make_board: MakeBoard, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     server, device = make_board()
     device.shell(["truncate", "-s", "64G", f"{device.work_root}/endless"])
     with pytest.raises(DeviceLostError, match="pull of endless"):
@@ -114,6 +116,7 @@ def test_a_connection_lost_in_a_transfer(make_board: MakeBoard, tmp_path: Path) 
             local, f"{device.work_root}/big", on_progress=lambda _: server.drop_connections()
         )
     assert "big" not in device.shell(["ls", "-A", device.work_root]).stdout.split()
+    assert capfd.readouterr() == ("", "")  # no thread of a transfer prints a traceback
 
 
 @pytest.fixture
@@ -272,6 +275,21 @@ def test_a_file_that_becomes_shorter_is_not_whole(make_board: MakeBoard, tmp_pat
     with pytest.raises(DeviceTransferError, match="it ended after"):
         device.pull(str(big), tmp_path / "back", on_progress=lambda _: os.truncate(big, 300_000))
     assert not (tmp_path / "back").exists()
+
+
+@pytest.mark.parametrize("request_bytes", [32 * 1024, 192 * 1024, 1 << 20])
+def test_a_pull_is_whole_with_any_size_of_answer(
+    make_board: MakeBoard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request_bytes: int
+) -> None:
+    """OpenSSH answers a request of 1 MiB with 255 KiB, as older versions any with 64 KiB."""
+    monkeypatch.setattr("harness.devices.linux._REQUEST", request_bytes)
+    _, device = make_board()
+    for size in (0, 1, 192 * 1024, 5_000_001):
+        (tmp_path / "file").write_bytes(os.urandom(size))
+        assert device.pull(str(tmp_path / "file"), tmp_path / "back") == size
+        assert (tmp_path / "back").read_bytes() == (tmp_path / "file").read_bytes()
+    device.pull("/proc/version", tmp_path / "back")  # its size is 0, as the kernel says
+    assert (tmp_path / "back").read_text() == Path("/proc/version").read_text()
 
 
 @contextlib.contextmanager
