@@ -10,6 +10,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from sqlalchemy import Connection, Row, func, or_, select
 
 from harness.clock import Clock, format_time
+from harness.devices.socket_owner import user_name
 from harness.errors import LeaseLostError
 from harness.paths import is_shared
 from harness.pool import reservations
@@ -26,7 +27,7 @@ from harness.pool.evidence import (
 )
 from harness.pool.failure_policy import FailureReport, QuarantineRule, Work
 from harness.pool.history import HistoryEntry, add_event, read_history
-from harness.pool.owner import Owner, has_ended, host_id, user_name
+from harness.pool.owner import Owner, has_ended, host_id
 from harness.pool.queue import Request, serve
 from harness.pool.records import (
     DeviceRow,

@@ -12,9 +12,9 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+from harness.devices.socket_owner import user_name
 from harness.errors import LedgerError
 from harness.paths import is_shared, ledger_dir
-from harness.pool.owner import user_name
 
 _SHARED_MODE = 0o660
 _SIDE_FILES = ("-wal", "-shm")

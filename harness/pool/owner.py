@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from harness.devices.socket_owner import user_name as user_name  # noqa: PLC0414 - also for importers of this
+from harness.devices.socket_owner import user_name
 from harness.errors import one_line
 
 _LONGEST_LABEL = 120
