@@ -49,7 +49,6 @@ def main() -> int:
     parser.add_argument("--namespace", type=NamespaceKind, default=NamespaceKind.NONE)
     options = parser.parse_args()
     gc.freeze()  # or each process of the device would copy what its collector looks at
-    gc.enable()
     if os.fork():
         os._exit(0)
     os.setsid()
