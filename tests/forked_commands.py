@@ -17,5 +17,8 @@ from harness.cli import app  # noqa: E402
 
 app.command_line = functools.cache(app.command_line)
 app.command_line()
+for panel in app.PANELS.values():
+    for name in panel:
+        app.load_command(name)
 gc.enable()
 gc.freeze()  # the collector of each command would copy what it only looks at

@@ -1,15 +1,22 @@
 """`qnnfarm alerts`: losses in histories, and what became of them."""
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from harness.cli.arguments import Json
 from harness.console import Row, answers, print_json, print_rows
+from harness.results.alerts import (
+    STATES,
+    UNSETTLED,
+    Alert,
+    AlertState,
+    list_alerts,
+    review_new,
+    set_state,
+)
+from harness.results.store import ResultsStore
 from harness.words import pluralize
-
-if TYPE_CHECKING:
-    from harness.results.alerts import Alert, AlertState
 
 app = typer.Typer(
     help="List the losses in histories, and settle them. Each is told once, whatever its state.",
@@ -35,9 +42,6 @@ def ls(
     json: Json = False,
 ) -> None:
     """Judge what is new in the histories, and list the alerts that are open or acknowledged."""
-    from harness.results.alerts import list_alerts, review_new
-    from harness.results.store import ResultsStore
-
     with ResultsStore.open_existing(db) as store:
         review_new(store)
         found = list_alerts(store, _chosen(state, show_all=show_all))
@@ -68,25 +72,20 @@ def reopen(ids: Ids, db: Database = "results.db", note: Note = "", json: Json = 
     _set(db, ids, "open", note, json=json)
 
 
-def _chosen(state: "AlertState | None", *, show_all: bool) -> tuple["AlertState", ...]:
-    from harness.results.alerts import STATES, UNSETTLED
-
+def _chosen(state: AlertState | None, *, show_all: bool) -> tuple[AlertState, ...]:
     if state is not None:
         return (state,)
     return STATES if show_all else tuple(UNSETTLED)
 
 
-def _set(db: str, ids: list[str], state: "AlertState", note: str, *, json: bool) -> None:
-    from harness.results.alerts import review_new, set_state
-    from harness.results.store import ResultsStore
-
+def _set(db: str, ids: list[str], state: AlertState, note: str, *, json: bool) -> None:
     with ResultsStore.open_existing(db) as store:
         review_new(store)  # a report names alerts, too
         changed = set_state(store, ids, state, note=note)
     _show(changed, json=json)
 
 
-def _show(alerts: tuple["Alert", ...], *, json: bool) -> None:
+def _show(alerts: tuple[Alert, ...], *, json: bool) -> None:
     if json:
         print_json([_to_json(alert) for alert in alerts])
         return
@@ -111,11 +110,11 @@ def _show(alerts: tuple["Alert", ...], *, json: bool) -> None:
     answers().print(pluralize(len(rows), "alert"))
 
 
-def _commits(alert: "Alert") -> str:
+def _commits(alert: Alert) -> str:
     known = [commit[:_COMMIT] for commit in (alert.good_commit, alert.bad_commit) if commit]
     return "..".join(dict.fromkeys(known))
 
 
-def _to_json(alert: "Alert") -> dict[str, Any]:
+def _to_json(alert: Alert) -> dict[str, Any]:
     fields = {name: getattr(alert, name) for name in alert.__slots__}
     return {**fields, "metric": alert.metric.key}

@@ -5,26 +5,44 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
+import numpy as np
 import typer
 import yaml
 
-from harness.cli.aot import read_configs
+from buildlib.cache.sizes import size_text
+from buildlib.container.container import GenAIContainer
+from buildlib.container.manifest import is_container
+from buildlib.files import atomic_write_bytes
+from buildlib.graph.files import link_into
+from buildlib.mllm.compiler import check_compilable, compile_context, find_compiler
+from buildlib.mllm.config import RUNNER_CL, AotConfig, ModelConfig
+from buildlib.mllm.contents import size_name
+from buildlib.numerics.host_loop import feed_window
+from buildlib.paths import default_cache_root
+from buildlib.pipeline.mllm import MllmFiles, plan_context
+from buildlib.replay import emulator_twin
+from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
+from harness.cli.aot_files import read_configs
 from harness.cli.arguments import WAIT_S, DeviceName, Json, PoolFile, Wait
-from harness.console import answers, print_json, print_remark, print_rows
+from harness.cli.build import StageProgress
+from harness.cli.device_lease import open_session
+from harness.cli.generate import answer
+from harness.cli.rehearse import virtual_device
+from harness.console import Row, answers, print_json, print_remark, print_rows
+from harness.deploy.deployment import Deployment
 from harness.errors import WrongUseError
 from harness.exit_codes import BAD
+from harness.runtimes.base import Framing, Generates, GenerationRequest, Model
+from harness.runtimes.deployed import DeployedRuntime
+from harness.runtimes.mllm import MllmDescription, MllmModel, check_binary, described_model
+from harness.runtimes.registry import open_model
+from harness.workloads.bench_prompt import cut_prompt
+from harness.workloads.generate import Generate
+from harness.workloads.perplexity import open_float
+from harness.workloads.session import Session
 
-if TYPE_CHECKING:
-    from buildlib.container.container import GenAIContainer
-    from buildlib.mllm.config import AotConfig, ModelConfig
-    from buildlib.pipeline.mllm import MllmFiles
-    from harness.deploy.deployment import Deployment
-    from harness.runtimes.base import Model
-    from harness.runtimes.mllm import MllmModel
-
-app = typer.Typer()
 _TOKENIZER = "tokenizer.json"
 _PROMPTS, _PROMPT_TOKENS, _ANSWER_TOKENS = 20, 24, 16
 _LIKELIEST, _LEAST_PART = 10, 0.5
@@ -67,7 +85,6 @@ _OpPackages = Annotated[
 ]
 
 
-@app.command("compile")
 def compile_(
     model_path: Annotated[
         Path, typer.Option("-m", "--model-path", "--model_path", help="The `.mllm` file.")
@@ -123,8 +140,6 @@ def compile_(
 
     Beside X.bin, the folder X is the same as a container, which `--runtime graph` runs.
     """
-    from buildlib.mllm.contents import size_name
-
     model, aot = read_configs(config, aot_config)
     family = aot.quant_recipe.builtin_llm_pass.model
     suffix = "-emulator" if emulator else ""
@@ -163,9 +178,6 @@ def _compile_with_mllm(
     build: Path | None,
     qnn_env_path: Path | None,
 ) -> None:
-    from buildlib.mllm.compiler import check_compilable, compile_context, find_compiler
-    from harness.runtimes.mllm import check_binary
-
     model, aot = read_configs(config, aot_config)
     check_compilable(model, aot)
     compiler = find_compiler(aot.quant_recipe.builtin_llm_pass.model, build)
@@ -174,14 +186,7 @@ def _compile_with_mllm(
     answers().print(f"{out}: by {compiler.name}, graphs model.0.s1 and model.0.s{_MLLMS_AR}")
 
 
-def _compile(files: "MllmFiles", out: Path, ar: int, *, emulator: bool, replace: bool) -> None:
-    from buildlib.graph.files import link_into
-    from buildlib.mllm.config import RUNNER_CL
-    from buildlib.paths import default_cache_root
-    from buildlib.pipeline.mllm import plan_context
-    from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
-    from harness.cli.build import StageProgress
-
+def _compile(files: MllmFiles, out: Path, ar: int, *, emulator: bool, replace: bool) -> None:
     target = files.target(emulator=emulator)
     name = out.stem
     with StageProgress(str(target)) as progress:
@@ -203,12 +208,10 @@ def _compile(files: "MllmFiles", out: Path, ar: int, *, emulator: bool, replace:
 
 def _files(
     parameters: Path,
-    config: "tuple[Path, ModelConfig]",
-    aot: "tuple[Path, AotConfig]",
+    config: tuple[Path, ModelConfig],
+    aot: tuple[Path, AotConfig],
     tokenizer: Path | None,
-) -> "MllmFiles":
-    from buildlib.pipeline.mllm import MllmFiles
-
+) -> MllmFiles:
     found = find_tokenizer(tokenizer, parameters, config[0])
     return MllmFiles(parameters, *config, *aot, found)
 
@@ -233,10 +236,8 @@ def _described(
     ar_len: int,
     build: Path,
     op_packages: Path | None,
-) -> "MllmModel":
+) -> MllmModel:
     """Open a context for mllm's runners."""
-    from harness.runtimes.mllm import MllmDescription, described_model
-
     inside = context.with_suffix("") / context.name
     tokenizer = find_tokenizer(tokenizer, context, config, inside)
     description = MllmDescription(
@@ -251,7 +252,6 @@ def _described(
     return described_model(context.with_suffix(".yaml").absolute(), description)
 
 
-@app.command("push")
 def push(
     context: _Context,
     config: _Config,
@@ -281,9 +281,6 @@ def push(
 
     X.yaml beside the context describes all of it for `qnnfarm bench X.yaml --runtime mllm`.
     """
-    from harness.cli.device_lease import open_session
-    from harness.runtimes.deployed import DeployedRuntime
-
     if build is None:
         raise WrongUseError("--build names mllm's runners for the device, which are pushed, too")
     model = _described(context, tokenizer, config, ar_len, build, op_packages)
@@ -307,17 +304,12 @@ def push(
     _show_deployment(deployment, {n: f.origin for n, f in origins.items()}, json=json)
 
 
-def _write_description(model: "MllmModel") -> None:
-    from buildlib.files import atomic_write_bytes
-
+def _write_description(model: MllmModel) -> None:
     said = model.description.model_dump(mode="json", exclude_defaults=True)
     atomic_write_bytes(model.path, yaml.safe_dump(said, sort_keys=False).encode())
 
 
-def _show_deployment(deployment: "Deployment", origins: Mapping[str, str], *, json: bool) -> None:
-    from buildlib.cache.sizes import size_text
-    from harness.console import Row
-
+def _show_deployment(deployment: Deployment, origins: Mapping[str, str], *, json: bool) -> None:
     if json:
         files = [
             {"name": f.name, "size": f.size, "sha256": f.sha256, "pushed": f.pushed}
@@ -363,10 +355,7 @@ class Agreement:
         return said if self.holds else f"{said}; the context answers nonsense, nothing is pushed"
 
 
-def _container_of(context: Path) -> "GenAIContainer":
-    from buildlib.container.container import GenAIContainer
-    from buildlib.container.manifest import is_container
-
+def _container_of(context: Path) -> GenAIContainer:
     folder = context.with_suffix("")
     if not is_container(folder):
         raise WrongUseError(
@@ -376,24 +365,13 @@ def _container_of(context: Path) -> "GenAIContainer":
     return GenAIContainer.load(folder)
 
 
-def compare_with_float(container: "GenAIContainer", checkpoint: Path) -> Agreement:
+def compare_with_float(container: GenAIContainer, checkpoint: Path) -> Agreement:
     """Answer prompts on the emulator, and judge each token of the answers by a float model.
 
     Raises:
         BuildError: the checkpoint cannot be computed, or the context not made for the emulator.
         HarnessError: the emulator's device fails.
     """
-    import numpy as np
-
-    from buildlib.numerics.host_loop import feed_window
-    from buildlib.replay import emulator_twin
-    from harness.cli.rehearse import virtual_device
-    from harness.runtimes.base import Framing, Generates, GenerationRequest
-    from harness.runtimes.registry import open_model
-    from harness.workloads.bench_prompt import cut_prompt
-    from harness.workloads.perplexity import open_float
-    from harness.workloads.session import Session
-
     with tempfile.TemporaryDirectory(prefix="qnnfarm-aot-") as scratch:
         twin = container
         if not container.metadata.target.emulator:
@@ -420,13 +398,12 @@ def compare_with_float(container: "GenAIContainer", checkpoint: Path) -> Agreeme
     return Agreement(len(prompts), tokens, likely, first)
 
 
-def _prompt_lengths(container: "GenAIContainer") -> tuple[int, int]:
+def _prompt_lengths(container: GenAIContainer) -> tuple[int, int]:
     """Return the tokens of a prompt and of its answer, which fit into the context."""
     room = container.metadata.graphs.context_length - 2
     return min(_PROMPT_TOKENS, room // 2), min(_ANSWER_TOKENS, room // 2)
 
 
-@app.command("run")
 def run(
     context: _Context,
     config: _Config,
@@ -453,10 +430,6 @@ def run(
     With --build mllm's runner is pushed and run. Without, the graphs are driven in mllm's contract,
     as `qnnfarm generate X --runtime graph` does.
     """
-    from harness.cli.generate import answer
-    from harness.runtimes.registry import open_model
-    from harness.workloads.generate import Generate
-
     model: Model
     chat = None
     if build is not None:

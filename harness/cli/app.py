@@ -4,66 +4,89 @@ Whatever the project raises on purpose carries an `exit_code` and a one-line tex
 the user sees of it.
 """
 
+import functools
+import importlib
 import importlib.metadata
+import importlib.util
 import os
 import signal
 import sys
 import traceback
 import warnings
 from collections.abc import Callable
-from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+from types import FrameType, MappingProxyType
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
 
 import typer
 from pydantic import ValidationError
+from typer.core import TyperCommand, TyperGroup
 
 from buildlib.error_base import QnnfarmError
 from buildlib.validation import first_fault
-from harness.cli import (
-    alerts,
-    aot,
-    aot_device,
-    bench,
-    build,
-    bundle,
-    cache,
-    compare,
-    config,
-    conformance,
-    debug,
-    device,
-    devices,
-    doctor,
-    embed,
-    evaluate,
-    explain,
-    export,
-    gate,
-    generate,
-    history,
-    import_container,
-    inspect,
-    libraries,
-    op_package,
-    perplexity,
-    pipeline,
-    pool,
-    profile,
-    rehearse,
-    results,
-    run,
-    train,
-    verify,
-    worker,
-)
 from harness.console import visible
 from harness.errors import WrongUseError, one_line
 from harness.exit_codes import INTERRUPTED, NO_ANSWER, help_text
 
 if TYPE_CHECKING:
-    from typer._click import Command  # typer exports it under no other name
+    from typer._click import Command, Context  # typer exports neither under another name
 
 COMMANDS_GROUP = "qnnfarm.commands"
+"""Entry points of commands that other packages have."""
+PANELS = MappingProxyType({
+    "Start here": {
+        "demo": "Build, run, measure and report a model on virtual devices.",
+        "doctor": "Check this machine, and say how to fix it.",
+    },
+    "Build": {
+        "build": "Build a container for each target.",
+        "pipeline": "Run a recipe from a checkpoint to measured text.",
+        "export": "Write a model as float ONNX.",
+        "train": "Train what speculative decoding needs.",
+        "verify": "Compare a model with transformers, before any build.",
+        "import-container": "Import a model that another runtime was built for.",
+        "op-package": "Check and run operations of your own.",
+        "aot": "Build and run models in mllm's ahead-of-time flow.",
+        "inspect": "Show a container, a checkpoint or any built file.",
+    },
+    "Run": {
+        "generate": "Generate text on a device.",
+        "bench": "Measure speed and memory of containers.",
+        "perplexity": "Score a text on a device.",
+        "evaluate": "Score tasks on a device.",
+        "embed": "Embed texts on a device.",
+        "run": "Run a plan: containers x devices x workloads.",
+        "profile": "Show the cost of each operator.",
+    },
+    "Judge": {
+        "compare": "Tell whether one container is slower than another.",
+        "gate": "Judge new results against a baseline.",
+        "report": "Write results as an HTML report.",
+        "history": "Show a metric night by night.",
+        "alerts": "List losses in histories, and settle them.",
+        "results": "Show, list, export, import and remove results.",
+        "rehearse": "Try a phone's container without the phone.",
+        "conformance": "Prove a toolchain and a device.",
+    },
+    "Farm": {
+        "devices": "List devices: model, state and holder.",
+        "device": "Start and stop virtual Android devices.",
+        "pool": "Lease, show and repair the devices of a pool.",
+        "worker": "Run cells of a lab's plans on this host.",
+        "nightly": "Build, run, judge and report every night.",
+        "serve": "Show the lab in a browser.",
+    },
+    "Upkeep": {
+        "explain": "Explain error numbers of QNN, Genie and FastRPC.",
+        "cache": "List, check and prune the stage cache.",
+        "libraries": "List and fetch the libraries for devices.",
+        "bundle": "List the files that a run would push.",
+        "config": "Check Genie configurations.",
+        "debug": "Trace KV caches and compare tensors.",
+    },
+})  # fmt: skip
+"""Commands by panel of the help. NAME is function or group (`app`) of `harness/cli/NAME.py`, which
+is imported when it is asked for; or an entry point of `COMMANDS_GROUP`."""
+_OPTIONS_OF = {"explain": {"ignore_unknown_options": True}}
 _LONGEST_LINE = 2000
 _METAVARS = {"str": "TEXT", "path": "PATH", "int": "N", "float": "N", "%y-%m-%d": "YYYY-MM-DD"}
 """Metavars of options by what typer calls their types; choices stand as they are."""
@@ -71,10 +94,38 @@ _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 """Base of what typer raises for wrong options; it exports only this one kind."""
 
 
+class _Commands(TyperGroup):
+    """Group whose commands are stand-ins with a summary until one of them is asked for."""
+
+    def __init__(self, **attributes: Any) -> None:  # noqa: ANN401 - typer's own
+        super().__init__(**attributes)
+        for panel, summaries in PANELS.items():
+            for name, summary in summaries.items():
+                self.commands[name] = TyperCommand(name, help=summary, rich_help_panel=panel)
+
+    def list_commands(self, ctx: "Context") -> list[str]:
+        """List all commands, those of other packages last; called for the help alone."""
+        for entry in sorted(importlib.metadata.entry_points(group=COMMANDS_GROUP)):
+            if entry.name not in self.commands:
+                self.commands[entry.name] = load_command(entry.name)
+        return super().list_commands(ctx)
+
+    def resolve_command(
+        self, ctx: "Context", args: list[str]
+    ) -> "tuple[str | None, Command | None, list[str]]":
+        """Find the command that is asked for, and load it."""
+        name, command, rest = super().resolve_command(ctx, args)
+        if name is not None and command is not None:
+            command = load_command(name)
+            _name_values(command, ctx)
+        return name, command, rest
+
+
 def build_app() -> typer.Typer:
-    """Make the Typer group of our commands and those of installed packages."""
+    """Make the Typer group of all commands."""
     app = typer.Typer(
         name="qnnfarm",
+        cls=_Commands,
         help="Build language models for Snapdragon NPUs and run them on a farm of devices.",
         epilog=help_text(),
         no_args_is_help=True,
@@ -84,44 +135,27 @@ def build_app() -> typer.Typer:
         rich_markup_mode="markdown",
     )
     app.callback()(_options)
-    app.command("build")(build.build)
-    app.add_typer(pipeline.app, name="pipeline")
-    app.command("export")(export.export)
-    app.add_typer(train.app, name="train")
-    app.command("verify")(verify.verify)
-    app.command("import-container")(import_container.import_container)
-    app.command("inspect")(inspect.inspect)
-    app.add_typer(config.app, name="config")
-    app.add_typer(debug.app, name="debug")
-    app.command("profile")(profile.profile)
-    app.command("rehearse")(rehearse.rehearse)
-    app.command("conformance")(conformance.conformance)
-    app.command("generate")(generate.generate)
-    app.command("perplexity")(perplexity.perplexity)
-    app.command("evaluate")(evaluate.evaluate)
-    app.command("embed")(embed.embed)
-    app.command("bench")(bench.bench)
-    app.command("compare")(compare.compare)
-    app.command("gate")(gate.gate)
-    app.command("run")(run.run)
-    app.command("worker")(worker.worker)
-    app.command("devices")(devices.devices)
-    app.add_typer(device.app, name="device")
-    app.add_typer(pool.app, name="pool")
-    app.add_typer(results.app, name="results")
-    app.command("history")(history.history)
-    app.add_typer(alerts.app, name="alerts")
-    app.add_typer(cache.app, name="cache")
-    app.add_typer(bundle.app, name="bundle")
-    app.add_typer(libraries.app, name="libraries")
-    app.add_typer(op_package.app, name="op-package")
-    aot.app.add_typer(aot_device.app)
-    app.add_typer(aot.app, name="aot")
-    app.command("doctor")(doctor.doctor)
-    app.command("explain", context_settings={"ignore_unknown_options": True})(explain.explain)
-    for entry in sorted(importlib.metadata.entry_points(group=COMMANDS_GROUP)):
-        app.command(entry.name)(_load(entry))
     return app
+
+
+@functools.cache
+def load_command(name: str) -> "Command":
+    """Import a command or a group of commands by its name."""
+    above = typer.Typer(rich_markup_mode="markdown")
+    above.callback()(_options)
+    module = f"harness.cli.{name.replace('-', '_')}"
+    if importlib.util.find_spec(module) is None:
+        (entry,) = importlib.metadata.entry_points(group=COMMANDS_GROUP, name=name)
+        found: object = _load(entry)
+    else:
+        content = vars(importlib.import_module(module))
+        found = content.get("app") or content[name.replace("-", "_")]
+    if isinstance(found, typer.Typer):
+        above.add_typer(found, name=name)
+    else:
+        function = cast("Callable[..., object]", found)
+        above.command(name, context_settings=_OPTIONS_OF.get(name))(function)
+    return typer.main.get_group(above).commands[name]
 
 
 def _load(entry: importlib.metadata.EntryPoint) -> Callable[..., object]:
@@ -140,13 +174,13 @@ def _load(entry: importlib.metadata.EntryPoint) -> Callable[..., object]:
 
 
 def command_line() -> "Command":
-    """Return the command of `build_app`, whose help names values as command lines do."""
+    """Return the command of `build_app`; its help names values as command lines do."""
     command = typer.main.get_command(build_app())
     _name_values(command, None)
     return command
 
 
-def _name_values(command: "Command", above: typer.Context | None) -> None:
+def _name_values(command: "Command", above: "Context | None") -> None:
     """Give all parameters a metavar, in place of typer's `<list[str]>`."""
     context = typer.Context(command, parent=above, **command.context_settings)
     parameter: Any

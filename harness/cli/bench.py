@@ -1,9 +1,9 @@
 """`qnnfarm bench`: measures containers in one session or several."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -33,6 +33,10 @@ from harness.cli.bench_options import (
     ReferenceTokens,
     Repetitions,
     Warmup,
+    bench_workload,
+    conditioning,
+    open_series,
+    parse_labels,
 )
 from harness.cli.bench_tests import BenchTest, Both, Depths, Generated, Prompts, bench_tests
 from harness.cli.dialog_options import (
@@ -48,12 +52,16 @@ from harness.cli.dialog_options import (
 from harness.cli.recorded_session import writing_trace
 from harness.console import EMULATOR, Row, answers, print_json, print_remark, print_rows, print_text
 from harness.errors import HarnessError, WrongUseError
+from harness.results.identity import Subject, container_name, describe_container
+from harness.results.llama_bench import OutputFormat, format_records, list_tests, to_record
+from harness.results.metrics import METRICS, find_metric
+from harness.results.records import Run
+from harness.results.stability import grade_runs
+from harness.results.statistics.summary import summarise
+from harness.runtimes.registry import open_model
 from harness.words import pluralize
-
-if TYPE_CHECKING:
-    from harness.results.llama_bench import OutputFormat
-    from harness.results.records import Run
-    from harness.workloads.session import Session
+from harness.workloads.bench import STEADY_METRICS
+from harness.workloads.session import Session
 
 ContainerDirs = Annotated[
     list[Path],
@@ -111,14 +119,6 @@ def bench(
     Lists of tokens and several containers give every combination. Each session begins with a device
     prepared afresh. The output is checked: a speed with a wrong output is a failed run.
     """
-    from harness.cli.bench_options import (
-        bench_workload,
-        conditioning,
-        open_series,
-        parse_labels,
-    )
-    from harness.runtimes.registry import open_model
-
     if json and output is not None:
         raise WrongUseError("--json goes without -o: `-o json` is llama-bench's")
     quality = QualityOptions(max_perplexity, perplexity_text, perplexity_windows, reference)
@@ -167,7 +167,7 @@ class Result:
     """A test of one container, with the runs of its sessions."""
 
     test: BenchTest
-    runs: "list[Run]" = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -177,15 +177,13 @@ class _Counting:
     total: int
     begun: int = 0
 
-    def announce(self, _number: int, _label: str, session: "Session") -> None:
-        from harness.results.identity import container_name
-
+    def announce(self, _number: int, _label: str, session: Session) -> None:
         self.begun += 1
         name = container_name(session.container_info)
         print_remark(f"session {self.begun} of {self.total}: {name} on {session.device_label}")
 
 
-def _print(results: Sequence[Result], db: str, output: "OutputFormat | None") -> None:
+def _print(results: Sequence[Result], db: str, output: OutputFormat | None) -> None:
     if output is None:
         for number, result in enumerate(results):
             if number:
@@ -195,10 +193,8 @@ def _print(results: Sequence[Result], db: str, output: "OutputFormat | None") ->
     _print_table(results, output)
 
 
-def _print_table(results: Sequence[Result], output: "OutputFormat") -> None:
+def _print_table(results: Sequence[Result], output: OutputFormat) -> None:
     """Print the table of `-o`; what is not part of it goes to stderr."""
-    from harness.results.llama_bench import format_records, list_tests, to_record
-
     records = [
         to_record(test, result.runs)
         for result in results
@@ -213,21 +209,12 @@ def _print_table(results: Sequence[Result], output: "OutputFormat") -> None:
         print_remark(f"the output of {pluralize(unchecked, 'session')} was compared with nothing")
 
 
-def _nothing(_number: int, _label: str, _session: "Session") -> None:
+def _nothing(_number: int, _label: str, _session: Session) -> None:
     return
 
 
 def _document(result: Result) -> dict[str, object]:
     """Return a benchmark with the means of its metrics, and its sessions with every repetition."""
-    from dataclasses import asdict
-
-    from harness.results.identity import Subject
-    from harness.results.llama_bench import list_tests
-    from harness.results.metrics import METRICS
-    from harness.results.stability import grade_runs
-    from harness.results.statistics.summary import summarise
-    from harness.workloads.bench import STEADY_METRICS
-
     runs = result.runs
     container = runs[0].container
     means = {key: summarise([run.values(key) for run in runs]) for key in METRICS}
@@ -243,12 +230,7 @@ def _document(result: Result) -> dict[str, object]:
     }
 
 
-def _show(runs: "Sequence[Run]", db: str) -> None:
-    from harness.results.identity import Subject, describe_container
-    from harness.results.metrics import find_metric
-    from harness.results.stability import grade_runs
-    from harness.workloads.bench import STEADY_METRICS
-
+def _show(runs: Sequence[Run], db: str) -> None:
     console = answers()
     first = runs[0]
     serials = ", ".join(dict.fromkeys(run.device.serial for run in runs))
@@ -275,11 +257,8 @@ def _show(runs: "Sequence[Run]", db: str) -> None:
         console.print(f"{len(runs)} sessions, group {first.group_id} in {db}")
 
 
-def _print_means(runs: "Sequence[Run]") -> None:
+def _print_means(runs: Sequence[Run]) -> None:
     """Print means of repetitions; for several sessions, means of the sessions' means."""
-    from harness.results.metrics import METRICS
-    from harness.results.statistics.summary import summarise
-
     heading = "n" if len(runs) == 1 else "n in sessions"
     rows = []
     for key, metric in METRICS.items():
@@ -292,7 +271,7 @@ def _print_means(runs: "Sequence[Run]") -> None:
     print_rows(("metric", "mean ± sd", heading), rows)
 
 
-def _warmup_in_words(run: "Run") -> str:
+def _warmup_in_words(run: Run) -> str:
     count = run.workload.warmup
     words = pluralize(count, "warm-up")
     if run.warmup_detected is None:
@@ -300,7 +279,7 @@ def _warmup_in_words(run: "Run") -> str:
     return f"{words} until it was steady" if run.warmup_detected else f"not steady after {words}"
 
 
-def _check_in_words(run: "Run") -> str:
+def _check_in_words(run: Run) -> str:
     if run.check.outcome == "passed":
         return f"output checked: {run.check.reason}"
     return (

@@ -6,20 +6,29 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from harness.cli.device_lease import device_source
 from harness.cli.dialog_options import tell_faults
+from harness.cli.progress import deploy_progress
 from harness.console import print_remark
 from harness.errors import WrongUseError
-
-if TYPE_CHECKING:
-    from harness.results.perplexity import PerplexityBound
-    from harness.runtimes.base import GenerationResult, LogLevel
-    from harness.workloads.bench import Bench
-    from harness.workloads.bench_series import BenchSeries, OnSession
-    from harness.workloads.session import Prepare
+from harness.results.database import shown
+from harness.results.metrics import find_metric
+from harness.results.perplexity import PerplexityBound
+from harness.results.records import MAX_LABELS
+from harness.results.store import LazyResultsStore
+from harness.runtimes.base import GenerationResult, LogLevel
+from harness.runtimes.bundles.bundle import pushed_files
+from harness.telemetry.charge import ChargeWindow
+from harness.telemetry.conditions import Conditions
+from harness.telemetry.sampler import DEFAULT_HZ
+from harness.workloads.bench import STEADY_METRICS, Bench
+from harness.workloads.bench_series import BenchSeries, OnSession
+from harness.workloads.output_check import read_tokens
+from harness.workloads.session import Prepare, SessionOptions, meet_conditions
 
 _COOL_C, _STABLE_S, _MOST_WAIT_S = 45.0, 20.0, 180.0
 _GIVEN_WAIT_S = 600.0
@@ -142,14 +151,12 @@ class QualityOptions:
         return {key: value for key, value in found.items() if value is not None}
 
 
-def parse_bound(text: str) -> "PerplexityBound":
+def parse_bound(text: str) -> PerplexityBound:
     """Read `--max-perplexity`.
 
     Raises:
         WrongUseError: it is no bound.
     """
-    from harness.results.perplexity import PerplexityBound
-
     try:
         return PerplexityBound.parse(text)
     except WrongUseError as error:
@@ -166,7 +173,7 @@ def bench_workload(
     quality: QualityOptions,
     depth: int = 0,
     dialog: Mapping[str, object] | None = None,
-) -> "Bench":
+) -> Bench:
     """Make the workload from the options.
 
     Args:
@@ -175,9 +182,6 @@ def bench_workload(
     Raises:
         WrongUseError: a number is out of range, or the file of tokens cannot be used.
     """
-    from harness.workloads.bench import Bench
-    from harness.workloads.output_check import read_tokens
-
     if reference_tokens is not None:
         read_tokens(reference_tokens)  # refused before a device is leased
     return Bench.of(
@@ -199,8 +203,6 @@ def parse_labels(texts: Sequence[str] | None) -> dict[str, str]:
     Raises:
         WrongUseError: one is no KEY=VALUE, a key occurs twice, or there are too many.
     """
-    from harness.results.records import MAX_LABELS
-
     found: dict[str, str] = {}
     for text in texts or ():
         key, equals, value = text.partition("=")
@@ -216,7 +218,7 @@ def parse_labels(texts: Sequence[str] | None) -> dict[str, str]:
     return found
 
 
-def conditioning(*, max_temp: float | None, charge: str | None, no_gate: bool) -> "Prepare | None":
+def conditioning(*, max_temp: float | None, charge: str | None, no_gate: bool) -> Prepare | None:
     """Make what brings a device into its measuring conditions, from the options.
 
     Conditions given by an option must be met, or the run fails. Without one, sessions still wait
@@ -226,10 +228,6 @@ def conditioning(*, max_temp: float | None, charge: str | None, no_gate: bool) -
         WrongUseError: the charge is no window, or conditions are both given and forbidden.
         ConditionsError: a value is out of range.
     """
-    from harness.telemetry.charge import ChargeWindow
-    from harness.telemetry.conditions import Conditions
-    from harness.workloads.session import meet_conditions
-
     if no_gate:
         if max_temp is not None or charge is not None:
             raise WrongUseError("--no-gate goes with neither --max-temp nor --charge")
@@ -261,13 +259,13 @@ def open_series(
     db: str,
     *,
     wait_s: float,
-    prepare: "Prepare | None",
-    on_session: "OnSession",
+    prepare: Prepare | None,
+    on_session: OnSession,
     labels: Mapping[str, str],
-    log_level: "LogLevel | None" = None,
+    log_level: LogLevel | None = None,
     trace: bool = False,
     push: Sequence[str] | None = None,
-) -> "Iterator[BenchSeries]":
+) -> Iterator[BenchSeries]:
     """Open the store and the source of devices for a series of sessions.
 
     Args:
@@ -282,15 +280,6 @@ def open_series(
         StoreError: the database cannot be used.
         PoolError: the pool cannot be used.
     """
-    from harness.cli.device_lease import device_source
-    from harness.cli.progress import deploy_progress
-    from harness.results.database import shown
-    from harness.results.store import LazyResultsStore
-    from harness.runtimes.bundles.bundle import pushed_files
-    from harness.telemetry.sampler import DEFAULT_HZ
-    from harness.workloads.bench_series import BenchSeries
-    from harness.workloads.session import SessionOptions
-
     options = SessionOptions(
         telemetry_hz=DEFAULT_HZ,
         prepare=prepare,
@@ -308,11 +297,8 @@ def open_series(
         yield BenchSeries(source, store, options, on_session, labels)
 
 
-def _tell_repetition(number: int, total: int, result: "GenerationResult") -> None:
+def _tell_repetition(number: int, total: int, result: GenerationResult) -> None:
     """Print a repetition's speeds; `total` is the highest possible count, warm-ups included."""
-    from harness.results.metrics import find_metric
-    from harness.workloads.bench import STEADY_METRICS
-
     rates = [
         f"{find_metric(key).label.lower()} {find_metric(key).show(result.metrics[key])}"
         for key in STEADY_METRICS
@@ -323,7 +309,7 @@ def _tell_repetition(number: int, total: int, result: "GenerationResult") -> Non
 
 
 @contextmanager
-def report_interrupt(db: str) -> "Iterator[None]":
+def report_interrupt(db: str) -> Iterator[None]:
     """Say at Ctrl-C what happens to what was measured so far."""
     try:
         yield

@@ -17,6 +17,7 @@ from typing import Annotated
 import typer
 
 from harness.errors import WrongUseError
+from harness.results.identity import SHORTEST_PROMPT
 
 _PROMPT, _GENERATED = 64, 16
 _FIRST_TOKEN = 1
@@ -118,8 +119,6 @@ def bench_tests(
 
 
 def _test(prompt: int, generated: int) -> BenchTest:
-    from harness.results.identity import SHORTEST_PROMPT
-
     return BenchTest(prompt or SHORTEST_PROMPT, generated or _FIRST_TOKEN)
 
 

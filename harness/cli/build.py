@@ -1,4 +1,8 @@
-"""`qnnfarm build`: builds a container for each target from a model folder."""
+"""`qnnfarm build`: builds a container for each target from a model folder.
+
+What builds is imported after the look at finished builds, so that a build with nothing to do takes
+no longer than that look.
+"""
 
 import contextlib
 import json as json_module

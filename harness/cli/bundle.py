@@ -2,28 +2,32 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from buildlib.cache.sizes import size_text
+from buildlib.errors import ToolchainMissingError
+from buildlib.toolchains.base import BinaryInfo
+from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from harness.cli.arguments import DEFAULT_RUNTIME, ContainerDir, Json, Push, Runtime
 from harness.console import Row, answers, print_json, print_remark, print_rows
+from harness.deploy.deployment import DeployFile
+from harness.devices.spec import DeviceSpec
 from harness.errors import WrongUseError
 from harness.exit_codes import BAD
+from harness.pool.pool import host_devices
+from harness.runtimes.base import Model, RuntimeOptions
+from harness.runtimes.bundles.bundle import ENVIRONMENT, Bundle, BundleRecord, pushed_files
+from harness.runtimes.bundles.checks import find_faults, libraries_on
+from harness.runtimes.bundles.sources import ANDROID, EMULATOR
+from harness.runtimes.container_model import ContainerModel
+from harness.runtimes.deployed import DeployedRuntime
+from harness.runtimes.files import target_of
+from harness.runtimes.registry import open_model
 from harness.words import pluralize
 
-if TYPE_CHECKING:
-    from buildlib.toolchains.base import BinaryInfo
-    from harness.deploy.deployment import DeployFile
-    from harness.runtimes.base import Model
-    from harness.runtimes.bundles.bundle import Bundle, BundleRecord
-
 app = typer.Typer(help="What a runtime needs on a device.", no_args_is_help=True)
-
-
-@app.callback()
-def _group() -> None:
-    """Make `show` a command of a group, though it is the only one."""
 
 
 @app.command("show")
@@ -49,9 +53,6 @@ def show(
     Nothing is pushed. What a device would refuse, or what would fail there, is listed after them;
     then the exit code is 1.
     """
-    from harness.runtimes.bundles.bundle import ENVIRONMENT, pushed_files
-    from harness.runtimes.registry import open_model
-
     if device is not None and abi is not None:
         raise WrongUseError("--device and --abi: give one of them, not both")
     model, pushed = open_model(container_dir, runtime), pushed_files(push or ())
@@ -77,14 +78,9 @@ def show(
 
 
 def _for_target(
-    model: "Model", abi: str | None, pushed: "Mapping[str, DeployFile]"
-) -> "tuple[Bundle, tuple[str, ...]]":
+    model: Model, abi: str | None, pushed: Mapping[str, DeployFile]
+) -> tuple[Bundle, tuple[str, ...]]:
     """Return the bundle of a container for devices of its target, and its faults."""
-    from harness.runtimes.bundles.checks import find_faults
-    from harness.runtimes.bundles.sources import ANDROID, EMULATOR
-    from harness.runtimes.container_model import ContainerModel
-    from harness.runtimes.files import target_of
-
     if not isinstance(model, ContainerModel):
         raise WrongUseError(f"the runtime {model.runtime.name} needs a device: give --device")
     container = model.container
@@ -96,20 +92,13 @@ def _for_target(
 
 
 def bundle_for_device(
-    model: "Model", name: str, pushed: "Mapping[str, DeployFile]"
-) -> "tuple[Bundle, tuple[str, ...]]":
+    model: Model, name: str, pushed: Mapping[str, DeployFile]
+) -> tuple[Bundle, tuple[str, ...]]:
     """Return the bundle of a model for a device, and its faults.
 
     Raises:
         HarnessError: the device cannot be reached, or cannot run the model.
     """
-    from harness.devices.spec import DeviceSpec
-    from harness.pool.pool import host_devices
-    from harness.runtimes.base import RuntimeOptions
-    from harness.runtimes.bundles.checks import find_faults, libraries_on
-    from harness.runtimes.container_model import ContainerModel
-    from harness.runtimes.deployed import DeployedRuntime
-
     with host_devices() as devices:
         device = devices.open(devices.resolve(DeviceSpec.parse(name)))
         properties = device.properties()
@@ -123,12 +112,8 @@ def bundle_for_device(
     return started.bundle, faults
 
 
-def _inspect(model: "Model") -> "dict[str, BinaryInfo]":
+def _inspect(model: Model) -> dict[str, BinaryInfo]:
     """Read the context binaries of a container; of other models there are none."""
-    from buildlib.errors import ToolchainMissingError
-    from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
-    from harness.runtimes.container_model import ContainerModel
-
     if not isinstance(model, ContainerModel):
         return {}
     files = model.container.metadata.files
@@ -140,10 +125,7 @@ def _inspect(model: "Model") -> "dict[str, BinaryInfo]":
         return {}
 
 
-def _print(bundle: "Bundle", records: "Sequence[BundleRecord]", faults: Sequence[str]) -> None:
-    from buildlib.cache.sizes import size_text
-    from harness.runtimes.bundles.bundle import ENVIRONMENT
-
+def _print(bundle: Bundle, records: Sequence[BundleRecord], faults: Sequence[str]) -> None:
     rows = [
         Row([record.name, size_text(record.size), record.sha256[:16], record.origin])
         for record in records

@@ -3,20 +3,24 @@
 import datetime as dt
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.text import Text
 
+from buildlib.cache import inventory, removal
+from buildlib.cache.inventory import find_entry, summarize
+from buildlib.cache.layout import entry_folders
+from buildlib.cache.records import read_files, read_info
+from buildlib.cache.removal import PruneResult, Usage, disk_usage
+from buildlib.cache.sizes import default_limit, parse_age, parse_size, size_text
+from buildlib.paths import default_cache_root
 from harness.cli.arguments import Json
 from harness.cli.tensors import print_facts
 from harness.console import Row, answers, print_json, print_remark, print_rows, progress
 from harness.errors import WrongUseError
 from harness.exit_codes import BAD
 from harness.words import pluralize
-
-if TYPE_CHECKING:
-    from buildlib.cache.removal import PruneResult
 
 app = typer.Typer(
     help="The cache of stage outputs: list, show, check and remove its entries.",
@@ -32,11 +36,6 @@ Root = Annotated[
 @app.command("ls")
 def ls(cache: Root = None, json: Json = False) -> None:
     """List the entries, most recently used first."""
-    from buildlib.cache.inventory import summarize
-    from buildlib.cache.layout import entry_folders
-    from buildlib.cache.removal import Usage, disk_usage
-    from buildlib.cache.sizes import size_text
-
     root = _root(cache)
     usages = [Usage.of(folder) for folder in entry_folders(root)]
     found = [summarize(u) for u in sorted(usages, key=lambda usage: -usage.used_at)]
@@ -75,10 +74,6 @@ def show(
     json: Json = False,
 ) -> None:
     """Show one entry: its inputs, its options and its files."""
-    from buildlib.cache.inventory import find_entry
-    from buildlib.cache.records import read_files, read_info
-    from buildlib.cache.sizes import size_text
-
     folder = find_entry(_root(cache), entry)
     info, described = read_info(folder), read_files(folder)
     if json:
@@ -124,10 +119,6 @@ def verify(
     json: Json = False,
 ) -> None:
     """Compare every file with its hash. Exits with 1 if a damaged entry remains."""
-    from buildlib.cache import inventory
-    from buildlib.cache.layout import entry_folders
-    from buildlib.cache.sizes import size_text
-
     root = _root(cache)
     verdicts = []
     with progress() as bar:
@@ -169,9 +160,6 @@ def prune(
 
     Without options, the cache shrinks to $QNNFARM_CACHE_LIMIT if that is set.
     """
-    from buildlib.cache import removal
-    from buildlib.cache.sizes import default_limit, parse_age, parse_size
-
     if everything and (to is not None or older_than is not None):
         raise WrongUseError("--all removes everything: leave out --to and --older-than")
     chosen = everything or to is not None or older_than is not None
@@ -197,9 +185,7 @@ def prune(
     _say(pruned, dry_run=dry_run)
 
 
-def _say(pruned: "PruneResult", *, dry_run: bool) -> None:
-    from buildlib.cache.sizes import size_text
-
+def _say(pruned: PruneResult, *, dry_run: bool) -> None:
     console = answers()
     for usage in pruned.removed:
         console.print(f"{usage.name}  {size_text(usage.size_bytes)}")
@@ -215,8 +201,6 @@ def _say(pruned: "PruneResult", *, dry_run: bool) -> None:
 
 
 def _root(cache: Path | None) -> Path:
-    from buildlib.paths import default_cache_root
-
     if cache is not None and not cache.is_dir():
         raise WrongUseError(f"there is no cache in {cache}")
     return cache or default_cache_root()

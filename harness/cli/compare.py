@@ -1,8 +1,9 @@
 """`qnnfarm compare`: measures two containers in turns on one phone, and gives a verdict."""
 
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -24,13 +25,18 @@ from harness.cli.bench_options import (
     ReferenceTokens,
     Repetitions,
     Warmup,
+    bench_workload,
+    conditioning,
+    open_series,
+    parse_labels,
 )
 from harness.console import EMULATOR, Row, answers, print_json, print_remark, print_rows
 from harness.exit_codes import verdict_exit_code
-
-if TYPE_CHECKING:
-    from harness.results.comparison import ComparisonGroup
-    from harness.workloads.session import Session
+from harness.results.comparison import DEFAULT_METRICS, ComparisonGroup, check_metrics, check_pairs
+from harness.results.identity import describe_container
+from harness.results.statistics.paired import min_pairs
+from harness.runtimes.registry import open_model
+from harness.workloads.session import Session
 
 _PAIRS = 6
 
@@ -85,16 +91,6 @@ def compare(
 
     Exits 1 where B is slower, or where a container answers wrongly; 2 where there is no verdict.
     """
-    from harness.cli.bench_options import (
-        bench_workload,
-        conditioning,
-        open_series,
-        parse_labels,
-    )
-    from harness.results.comparison import DEFAULT_METRICS, check_metrics, check_pairs
-    from harness.results.statistics.paired import min_pairs
-    from harness.runtimes.registry import open_model
-
     quality = QualityOptions(max_perplexity, perplexity_text, perplexity_windows, reference)
     workload = bench_workload(
         prompt_tokens, new_tokens, repetitions, warmup, max_warmup, reference_tokens, quality
@@ -121,13 +117,11 @@ def compare(
     raise typer.Exit(verdict_exit_code(compared.verdict))
 
 
-def _announce(pairs: int, number: int, label: str, session: "Session") -> None:
+def _announce(pairs: int, number: int, label: str, session: Session) -> None:
     print_remark(f"pair {number + 1} of {pairs}, {label} on {session.device_label}")
 
 
-def _show(compared: "ComparisonGroup", db: str) -> None:
-    from harness.results.identity import describe_container
-
+def _show(compared: ComparisonGroup, db: str) -> None:
     console = answers()
     for side, run in (("A", compared.a), ("B", compared.b)):
         name = f"{describe_container(run.container)} ({run.container.sha256[:12]})"
@@ -156,9 +150,7 @@ def _show(compared: "ComparisonGroup", db: str) -> None:
     console.print(f"verdict: {compared.verdict} (group {compared.group_id} in {db})")
 
 
-def _document(compared: "ComparisonGroup") -> dict[str, object]:
-    from dataclasses import asdict
-
+def _document(compared: ComparisonGroup) -> dict[str, object]:
     return {
         "group_id": compared.group_id,
         "verdict": compared.verdict.value,

@@ -1,26 +1,25 @@
 """`qnnfarm config`: judges Genie configurations, and the files beside them."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from buildlib.container.genie_config import GenieConfig
+from buildlib.container.genie_files import Judgement, judge_files
+from buildlib.container.genie_limits import Limit, find_limits
+from buildlib.container.layout import GENIE_CONFIG, HTP_CONFIG
+from buildlib.container.text_embedding import TextEmbeddingConfig
+from buildlib.errors import ToolchainMissingError
+from buildlib.paths import default_cache_root
+from buildlib.pipeline.genie_check import check_genie, refusal
+from buildlib.validation import Fault
 from harness.cli.arguments import Json
 from harness.console import answers, print_json
 from harness.errors import WrongUseError
 from harness.exit_codes import BAD
 
-if TYPE_CHECKING:
-    from buildlib.container.genie_files import Judgement
-    from buildlib.container.genie_limits import Limit
-    from buildlib.validation import Fault
-
 app = typer.Typer(help="Genie configurations: check them.", no_args_is_help=True)
-
-
-@app.callback()
-def _group() -> None:
-    """Keep `check` a command of its own: typer drops the only name of a group."""
 
 
 @app.command("check")
@@ -41,9 +40,6 @@ def check(
     configuration names has to be there, and nothing of it is run. Dialogs of types spd and lade are
     refused where the installed Genie gets them wrong on a model of ours.
     """
-    from buildlib.container.genie_files import judge_files
-    from buildlib.errors import ToolchainMissingError
-
     paths = [path for file in files for path in _configurations(file)]
     missing = None
     try:
@@ -63,8 +59,6 @@ def check(
 
 
 def _configurations(path: Path) -> list[Path]:
-    from buildlib.container.layout import GENIE_CONFIG, HTP_CONFIG
-
     if not path.is_dir():
         return [path]
     inside = [path / name for name in (GENIE_CONFIG, HTP_CONFIG) if (path / name).is_file()]
@@ -73,7 +67,7 @@ def _configurations(path: Path) -> list[Path]:
     return inside
 
 
-def _show(judged: "Judgement") -> None:
+def _show(judged: Judgement) -> None:
     console = answers()
     console.print(f"{judged.path}: {judged.kind.name}", style="bold")
     _show_verdict("our models", judged.ours)
@@ -89,7 +83,7 @@ def _show(judged: "Judgement") -> None:
         console.print(f"  refused: /dialog/type: {refused}", style="red")
 
 
-def _show_verdict(who: str, faults: "tuple[Fault, ...]") -> None:
+def _show_verdict(who: str, faults: tuple[Fault, ...]) -> None:
     console = answers()
     if not faults:
         verb = "accept" if who.endswith("s") else "accepts"
@@ -101,24 +95,15 @@ def _show_verdict(who: str, faults: "tuple[Fault, ...]") -> None:
         console.print(f"    {fault}")
 
 
-def _limits(judged: "Judgement") -> "list[Limit]":
-    from buildlib.container.genie_config import GenieConfig
-    from buildlib.container.genie_limits import find_limits
-    from buildlib.container.text_embedding import TextEmbeddingConfig
-
+def _limits(judged: Judgement) -> list[Limit]:
     config = judged.config
     if not isinstance(config, GenieConfig | TextEmbeddingConfig):
         return []
     return find_limits(config, emulator=True)
 
 
-def _refusal(judged: "Judgement") -> str:
+def _refusal(judged: Judgement) -> str:
     """Say why dialogs of this type are refused with the installed Genie; empty if they are not."""
-    from buildlib.container.genie_config import GenieConfig
-    from buildlib.errors import ToolchainMissingError
-    from buildlib.paths import default_cache_root
-    from buildlib.pipeline.genie_check import check_genie, refusal
-
     config = judged.config
     if not isinstance(config, GenieConfig) or config.dialog.type not in {"spd", "lade"}:
         return ""
@@ -129,7 +114,7 @@ def _refusal(judged: "Judgement") -> str:
     return "" if found.agrees else refusal(config.dialog.type, found)
 
 
-def _as_json(judged: "Judgement") -> dict[str, Any]:
+def _as_json(judged: Judgement) -> dict[str, Any]:
     return {
         "file": str(judged.path),
         "kind": judged.kind.name,
@@ -144,6 +129,6 @@ def _as_json(judged: "Judgement") -> dict[str, Any]:
     }
 
 
-def _verdict(faults: "tuple[Fault, ...]") -> dict[str, Any]:
+def _verdict(faults: tuple[Fault, ...]) -> dict[str, Any]:
     rows = [{"pointer": fault.pointer, "reason": fault.reason} for fault in faults]
     return {"accepts": not faults, "faults": rows}

@@ -3,31 +3,42 @@
 import dataclasses
 import json as json_module
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import typer
 from rich.text import Text
 
+from buildlib.container.container import GenAIContainer
 from buildlib.error_base import QnnfarmError
 from buildlib.files import atomic_write_bytes
+from buildlib.genai import GenAIBuilderFactory
+from buildlib.pipeline.sources import CALIBRATION_TEXT
+from buildlib.targets import find_soc
+from buildlib.toolchains.base import BinaryInfo
+from buildlib.toolchains.base import Toolchain as Compiler
+from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
+from buildlib.toolchains.qairt.toolchain import QairtToolchain
+from buildlib.toolchains.registry import open_toolchain
 from harness.cli.arguments import WAIT_S, Json, QairtSdk, Toolchain, Wait, read_text
+from harness.cli.device_lease import lease_device
 from harness.cli.rehearse import prompt_lengths, virtual_device, without_spill
 from harness.console import answers, print_json, print_remark
+from harness.devices.base import Device, DeviceProperties
 from harness.errors import HostFileError
 from harness.exit_codes import BAD
+from harness.results.provenance import own_version
+from harness.runtimes.base import Generates, GenerationRequest, GenerationResult
+from harness.runtimes.bundles.checks import find_faults
+from harness.runtimes.bundles.python import find_python
+from harness.runtimes.genie.bundle import genie_bundle
+from harness.runtimes.registry import open_model
 from harness.words import pluralize
-
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
-    from buildlib.container.container import GenAIContainer
-    from buildlib.toolchains.base import BinaryInfo
-    from buildlib.toolchains.base import Toolchain as Compiler
-    from buildlib.toolchains.qairt.toolchain import QairtToolchain
-    from harness.devices.base import Device, DeviceProperties
-    from harness.runtimes.base import GenerationResult
+from harness.workloads.bench_prompt import cut_prompt
+from harness.workloads.perplexity import score_text
+from harness.workloads.session import Session
 
 Mark = Literal["proven here", "proven there", "open", "failed"]
 """Here is PyPI's compiler and the emulator; there is the SDK, or hardware."""
@@ -104,12 +115,6 @@ def conformance(
     a phone), open, or failed. Tokens and perplexity must be those of PyPI's container on the
     emulator.
     """
-    from buildlib.genai import GenAIBuilderFactory
-    from buildlib.pipeline.sources import CALIBRATION_TEXT
-    from buildlib.targets import find_soc
-    from buildlib.toolchains.registry import open_toolchain
-    from harness.cli.device_lease import lease_device
-
     compiler = open_toolchain(toolchain, qairt_sdk)
     GenAIBuilderFactory.create(model_dir)  # before a device is leased
     try:
@@ -195,14 +200,9 @@ class _Prompts:
     text: str | None
 
     def ask(
-        self, device: "Device", container: "GenAIContainer", runtime: str
-    ) -> "list[GenerationResult]":
+        self, device: Device, container: GenAIContainer, runtime: str
+    ) -> list[GenerationResult]:
         """Let a runtime answer the prompts, greedily."""
-        from harness.runtimes.base import Generates, GenerationRequest
-        from harness.runtimes.registry import open_model
-        from harness.workloads.bench_prompt import cut_prompt
-        from harness.workloads.session import Session
-
         tokens = cut_prompt(container.files["tokenizer.json"], max(self.lengths)).token_ids
         requests = [
             GenerationRequest(self.max_tokens, token_ids=tokens[:length]) for length in self.lengths
@@ -210,11 +210,7 @@ class _Prompts:
         with Session(device, open_model(container.path, runtime)) as session:
             return [session.require(Generates).generate(request) for request in requests]
 
-    def score(self, device: "Device", container: "GenAIContainer") -> float | None:
-        from harness.runtimes.registry import open_model
-        from harness.workloads.perplexity import score_text
-        from harness.workloads.session import Session
-
+    def score(self, device: Device, container: GenAIContainer) -> float | None:
         if self.text is None:
             return None
         with Session(device, open_model(container.path, "genie")) as session:
@@ -225,7 +221,7 @@ class _Prompts:
 class _Expected:
     """Answers and perplexity of PyPI's container on the emulator."""
 
-    results: "list[GenerationResult]"
+    results: list[GenerationResult]
     perplexity: float | None
 
 
@@ -233,18 +229,15 @@ class _Expected:
 class _Containers:
     """Of one model: with shared weights, without, and as PyPI's toolchain builds the latter."""
 
-    shared: "GenAIContainer"
-    unshared: "GenAIContainer"
-    reference: "GenAIContainer"
+    shared: GenAIContainer
+    unshared: GenAIContainer
+    reference: GenAIContainer
 
     @classmethod
     def build(
-        cls, model: Path, out: Path, compiler: "Compiler", soc: str, shape: tuple[int, int]
+        cls, model: Path, out: Path, compiler: Compiler, soc: str, shape: tuple[int, int]
     ) -> tuple[str, Self]:
-        from buildlib.genai import GenAIBuilderFactory
-        from buildlib.toolchains.registry import open_toolchain
-
-        def container(target: str, by: "Compiler") -> "GenAIContainer":
+        def container(target: str, by: Compiler) -> GenAIContainer:
             builder = GenAIBuilderFactory.create(model, toolchain=by, cache_root=out / "cache")
             lengths = {"auto_regression_number": (1, shape[0]), "context_length": (shape[1],)}
             options = {f"arn_cl_options.{key}": value for key, value in lengths.items()}
@@ -290,7 +283,7 @@ class _Containers:
             raise _Refuted(f"it saves nothing: {detail}")
         return detail, True
 
-    def read_twice(self, compiler: "QairtToolchain") -> tuple[str, bool]:
+    def read_twice(self, compiler: QairtToolchain) -> tuple[str, bool]:
         """Compare our description of each binary with that of the SDK's own program."""
         for path in _binaries(self.shared):
             ours = {
@@ -303,10 +296,8 @@ class _Containers:
         return "qnn-context-binary-utility reads our graphs, tensors and shapes, too", True
 
 
-def _prove_host(proofs: _Proofs, made: _Containers, compiler: "Compiler") -> None:
+def _prove_host(proofs: _Proofs, made: _Containers, compiler: Compiler) -> None:
     """Prove what needs no device."""
-    from buildlib.toolchains.qairt.toolchain import QairtToolchain
-
     proofs.prove("graphs", made.compare_graphs)
     proofs.prove("weight sharing", made.compare_sizes)
     if isinstance(compiler, QairtToolchain):
@@ -332,20 +323,18 @@ def _ask_again(made: _Containers, prompts: _Prompts, expected: _Expected) -> tup
 
 def _prove_device(
     proofs: _Proofs,
-    where: "AbstractContextManager[Device]",
+    where: AbstractContextManager[Device],
     made: _Containers,
     prompts: _Prompts,
     expected: _Expected,
     out: Path,
 ) -> tuple[str, bool]:
     """Run a container on a device by each runtime, and hold it against the emulator."""
-    from harness.runtimes.bundles.python import find_python
-
     with where as device:
         seen = device.properties()
         container = made.unshared if seen.emulator else made.shared
 
-        def answer() -> "tuple[str, list[GenerationResult]]":
+        def answer() -> tuple[str, list[GenerationResult]]:
             results = prompts.ask(device, container, "genie")
             return f"answers {pluralize(len(results), 'prompt')}", results
 
@@ -372,14 +361,12 @@ def _prove_device(
     return f"{seen.model}, {seen.system}, {seen.soc}", True
 
 
-def _binaries(container: "GenAIContainer") -> list[Path]:
+def _binaries(container: GenAIContainer) -> list[Path]:
     files = container.metadata.files
     return [container.files[name] for name, file in files.items() if file.kind == "binary"]
 
 
-def _infos(container: "GenAIContainer") -> "Iterable[BinaryInfo]":
-    from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
-
+def _infos(container: GenAIContainer) -> Iterable[BinaryInfo]:
     return map(OrtQnnToolchain().inspect, _binaries(container))
 
 
@@ -403,8 +390,8 @@ def _graphs_of(description: Mapping[str, Any]) -> dict[str, dict[str, tuple[int,
 
 
 def _compare(
-    results: "list[GenerationResult]", expected: "Sequence[GenerationResult]"
-) -> "tuple[str, list[GenerationResult]]":
+    results: list[GenerationResult], expected: Sequence[GenerationResult]
+) -> tuple[str, list[GenerationResult]]:
     """Compare tokens, or texts where a runner tells no tokens."""
     for number, (ours, theirs) in enumerate(zip(results, expected, strict=True), 1):
         pair: tuple[Sequence[object], Sequence[object]] = (ours.text, theirs.text)
@@ -424,17 +411,14 @@ def _compare_scores(perplexity: float | None, expected: float | None) -> tuple[s
     return detail, True
 
 
-def _check_bundle(container: "GenAIContainer", properties: "DeviceProperties") -> tuple[str, bool]:
-    from harness.runtimes.bundles.checks import find_faults
-    from harness.runtimes.genie.bundle import genie_bundle
-
+def _check_bundle(container: GenAIContainer, properties: DeviceProperties) -> tuple[str, bool]:
     bundle = genie_bundle(container, properties.abi)
     if faults := list(find_faults(bundle, container=container)):
         raise _Refuted("; ".join(faults))
     return f"nothing is wrong with its {len(bundle.files)} files", True
 
 
-def _check_profiles(results: "Sequence[GenerationResult]", folder: Path) -> tuple[str, bool]:
+def _check_profiles(results: Sequence[GenerationResult], folder: Path) -> tuple[str, bool]:
     """Keep Genie's profiles, each of which must have its rates."""
     folder.mkdir(exist_ok=True)
     for number, result in enumerate(results, 1):
@@ -447,13 +431,11 @@ def _check_profiles(results: "Sequence[GenerationResult]", folder: Path) -> tupl
 def _report(
     proofs: Sequence[Proof],
     model: Path,
-    compiler: "Compiler",
+    compiler: Compiler,
     soc: str,
-    properties: "DeviceProperties | None",
+    properties: DeviceProperties | None,
     expected: _Expected | None,
 ) -> dict[str, Any]:
-    from harness.results.provenance import own_version
-
     return {
         "qnnfarm": own_version(),
         "toolchain": dict(compiler.versions()),

@@ -1,22 +1,27 @@
 """`qnnfarm debug`: what runtimes and devices do with the graphs of a container."""
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich.table import Table
 
+from buildlib.container.container import GenAIContainer
+from buildlib.graph.shape import GraphShape
+from buildlib.speculative.agreement import bound_lookahead, bound_turns
+from buildlib.speculative.kv_trace import Commit, GraphCall, find_commits, trace_dialog
 from harness.cli.arguments import WAIT_S, CacheDir, ContainerDir, DeviceName, Json, PoolFile, Wait
+from harness.cli.device_lease import open_session
 from harness.console import answers, print_json, print_remark, print_text
 from harness.errors import WrongUseError
 from harness.exit_codes import BAD
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from buildlib.speculative.kv_trace import Commit, GraphCall
-    from harness.runtimes.graph.tensors import Deviation
+from harness.runtimes.base import GenerationRequest
+from harness.runtimes.graph.runtime import GraphRuntime
+from harness.runtimes.graph.tensors import Deviation, FloatModel
+from harness.runtimes.registry import open_model
 
 app = typer.Typer(help="Diagnoses of caches and tensors, call by call.", no_args_is_help=True)
 
@@ -33,10 +38,6 @@ def kv(
     The first part with caches is shown. After a call Genie adds columns: they are sound if they are
     rows of that call, from the first on, and each row saw those before it and no other.
     """
-    from buildlib.container.container import GenAIContainer
-    from buildlib.speculative.agreement import bound_lookahead, bound_turns
-    from buildlib.speculative.kv_trace import find_commits, trace_dialog
-
     container = GenAIContainer.load(container_dir)
     config = bound_turns(container.genie_config, max_tokens)
     target = container.metadata.target
@@ -96,13 +97,6 @@ def tensor(
     to have them as outputs; all else that they give is compared with what the container gives.
     Exits 1 if a tensor is below the bound.
     """
-    from buildlib.graph.shape import GraphShape
-    from harness.cli.device_lease import open_session
-    from harness.runtimes.base import GenerationRequest
-    from harness.runtimes.graph.runtime import GraphRuntime
-    from harness.runtimes.graph.tensors import FloatModel
-    from harness.runtimes.registry import open_model
-
     model = open_model(container_dir, "graph")
     float_model = FloatModel(reference, GraphShape(max(model.info.ars), model.info.cl))
     selection = float_model.select(names or ())
@@ -138,13 +132,13 @@ def tensor(
         raise typer.Exit(BAD)
 
 
-def _describe_change(changed: "Sequence[str]") -> str:
+def _describe_change(changed: Sequence[str]) -> str:
     if not changed:
         return "the graphs with more outputs give all else bit by bit as the container's"
     return f"the graphs with more outputs give {', '.join(changed)} otherwise than the container's"
 
 
-def _finite(values: "Mapping[str, object]") -> dict[str, object]:
+def _finite(values: Mapping[str, object]) -> dict[str, object]:
     """Replace what JSON has no number for: equal tensors have an infinite SQNR."""
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value
@@ -152,9 +146,7 @@ def _finite(values: "Mapping[str, object]") -> dict[str, object]:
     }
 
 
-def _show_deviations(deviations: "Sequence[Deviation]", bound: float) -> None:
-    from rich.table import Table
-
+def _show_deviations(deviations: Sequence[Deviation], bound: float) -> None:
     console = answers()
     table = Table(box=None, header_style="dim", pad_edge=False)
     for heading in ("tensor", "layer", "SQNR dB", "largest difference"):
@@ -172,7 +164,7 @@ def _show_deviations(deviations: "Sequence[Deviation]", bound: float) -> None:
         console.print(f"the first below {bound:g} dB is {worst.name}{where}", style="red")
 
 
-def _show(text: str, calls: "Sequence[GraphCall]", commits: "Sequence[Commit]") -> None:
+def _show(text: str, calls: Sequence[GraphCall], commits: Sequence[Commit]) -> None:
     console = answers()
     after = {one.call.number: one for one in commits}
     for call in calls:
@@ -190,7 +182,7 @@ def _show(text: str, calls: "Sequence[GraphCall]", commits: "Sequence[Commit]") 
     print_text(text)
 
 
-def _columns(columns: "Mapping[int, tuple[int, int] | None]") -> str:
+def _columns(columns: Mapping[int, tuple[int, int] | None]) -> str:
     """Show columns as `column<-call.row`, with `?` for what no call gave."""
     shown = (
         f"{column}<-{'?' if origin is None else f'{origin[0]}.{origin[1]}'}"

@@ -5,17 +5,27 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from harness.cli.arguments import Json
 from harness.console import Row, answers, print_json, print_remark, print_rows
-from harness.errors import HarnessError, WrongUseError
-
-if TYPE_CHECKING:
-    from harness.devices.adb.client import AdbServer
-    from harness.virtual_device.events import Event
+from harness.devices.adb.client import AdbServer
+from harness.devices.adb.connection import ServerAddress, address_from
+from harness.devices.adb.server import ensure_server, resolve_server
+from harness.devices.spec import DeviceSpec
+from harness.errors import (
+    AdbServerError,
+    HarnessError,
+    PoolError,
+    VirtualDeviceConfinementError,
+    WrongUseError,
+)
+from harness.virtual_device import manager
+from harness.virtual_device.device_type import connect
+from harness.virtual_device.events import Event
+from harness.virtual_device.faults import parse_fault
 
 app = typer.Typer(
     help="Virtual Android devices: start, list, stop and remove them, make them fail or hot.",
@@ -44,14 +54,9 @@ def start(
     json: Json = False,
 ) -> None:
     """Start a virtual device and connect it to the adb server; the last line is its serial."""
-    from harness.devices.adb.connection import ServerAddress, address_from
-    from harness.devices.adb.server import ensure_server
-    from harness.pool.pool import trusted_users
-    from harness.virtual_device import manager
-    from harness.virtual_device.device_type import connect
-    from harness.virtual_device.faults import parse_fault
-
     faults = [parse_fault(text) for text in fault or []]
+    from harness.pool.pool import trusted_users  # as slow to import as all the rest, for `ls`
+
     server = ensure_server(trusted_users=trusted_users())
     virtual = manager.start(name, soc, unconfined=unconfined, faults=faults)
     connect(server, virtual)
@@ -83,16 +88,12 @@ def print_unconfined(name: str) -> None:
 
 @contextmanager
 def running_device(
-    name: str, soc: str, server: "AdbServer", tell: Callable[[str], None]
+    name: str, soc: str, server: AdbServer, tell: Callable[[str], None]
 ) -> Iterator[str]:
     """Yield the serial of a virtual device that stops with the block; its files stay.
 
     Where there is no namespace it runs unconfined.
     """
-    from harness.errors import VirtualDeviceConfinementError
-    from harness.virtual_device import manager
-    from harness.virtual_device.device_type import connect
-
     serial = ""
     try:
         try:
@@ -114,8 +115,6 @@ def running_device(
 @app.command("ls")
 def ls(json: Json = False) -> None:
     """List the virtual devices of this user, running or not."""
-    from harness.virtual_device import manager
-
     devices = manager.list_devices()
     if json:
         print_json(
@@ -159,8 +158,6 @@ def stop(
 
     If one of them is held or unknown, none is stopped.
     """
-    from harness.virtual_device import manager
-
     if bool(names) == every:
         raise WrongUseError("name the devices to stop, or stop all with --all")
     running = [device.name for device in manager.list_devices() if device.state == "running"]
@@ -177,8 +174,6 @@ def stop(
 @app.command("rm")
 def rm(name: Name, force: Force = False) -> None:
     """Stop a virtual device and delete its files."""
-    from harness.virtual_device import manager
-
     _refuse_where_held(name, force=force)
     serial = next((d.serial for d in manager.list_devices() if d.name == name), "")
     manager.remove(name)
@@ -202,9 +197,6 @@ def fault(
 
     Kinds: drop, stall, corrupt, full, reboot, power, throttle, runner, slow.
     """
-    from harness.virtual_device import manager
-    from harness.virtual_device.faults import parse_fault
-
     new = [parse_fault(text) for text in faults or []]
     control = manager.control(name)
     if events:
@@ -225,8 +217,6 @@ def fault(
 @app.command("power")
 def power(name: Name) -> None:
     """Restore the power of a virtual device that lost it (`power:off=inf`)."""
-    from harness.virtual_device import manager
-
     manager.control(name).power_on()
     print_remark(f"{name} has power")
 
@@ -252,8 +242,6 @@ def heat(
     json: Json = False,
 ) -> None:
     """Model the heat of a running virtual device, or print its state. A model, not hardware."""
-    from harness.virtual_device import manager
-
     if off:
         manager.control(name).heat_off()
         print_remark(f"the heat model of {name} is off")
@@ -280,7 +268,7 @@ def heat(
         )
 
 
-def _print_events(events: "tuple[Event, ...]", *, json: bool) -> None:
+def _print_events(events: tuple[Event, ...], *, json: bool) -> None:
     if json:
         print_json([asdict(event) for event in events])
         return
@@ -291,14 +279,11 @@ def _print_events(events: "tuple[Event, ...]", *, json: bool) -> None:
 
 
 def _refuse_where_held(name: str, *, force: bool) -> None:
-    from harness.devices.spec import DeviceSpec
-    from harness.errors import PoolError
-    from harness.pool.pool import Pool
-    from harness.virtual_device import manager
-
     device = manager.get(name)
     if force or device.state != "running":
         return
+    from harness.pool.pool import Pool
+
     with Pool.of([DeviceSpec("virtual", name), DeviceSpec("android", device.serial)]) as pool:
         holders = [member.holder for member in pool.members() if member.holder]
     if holders:
@@ -307,8 +292,6 @@ def _refuse_where_held(name: str, *, force: bool) -> None:
 
 def _disconnect(serial: str) -> None:
     """Disconnect a running adb server from the device."""
-    from harness.devices.adb.server import resolve_server
-    from harness.errors import AdbServerError
     from harness.pool.pool import trusted_users
 
     with suppress(AdbServerError):

@@ -5,27 +5,30 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from harness.cli.progress import deploy_progress
 from harness.console import print_remark
+from harness.devices.base import Device
+from harness.devices.spec import DeviceSpec
 from harness.errors import HarnessError, LeaseLostError, LeaseTimeoutError, one_line
-
-if TYPE_CHECKING:
-    from harness.devices.base import Device
-    from harness.pool.failure_policy import Work
-    from harness.pool.lease import Lease
-    from harness.pool.pool import Pool
-    from harness.runtimes.base import LogLevel, Model
-    from harness.workloads.bench_series import DeviceSource
-    from harness.workloads.session import Session
+from harness.pool.failure_policy import Work, work_id
+from harness.pool.lease import Lease
+from harness.pool.pool import Pool, find_config, host_devices
+from harness.pool.requirement import Requirement
+from harness.pool.states import MemberState
+from harness.pool.status import describe_wait
+from harness.runtimes.base import LogLevel, Model
+from harness.runtimes.bundles.bundle import pushed_files
+from harness.workloads.bench_series import DeviceSource
+from harness.workloads.session import Session, SessionOptions
 
 _AT_ONCE_S = 1.0
 
 
 @contextmanager
 def lease_device(
-    name: str | None, *, wait_s: float, purpose: str, work: "Work | None" = None
-) -> Iterator["Device"]:
+    name: str | None, *, wait_s: float, purpose: str, work: Work | None = None
+) -> Iterator[Device]:
     """Lease the device of a name for this process.
 
     Args:
@@ -41,10 +44,6 @@ def lease_device(
         WrongUseError: a virtual device's name, without saying that it is one.
         HarnessError: it cannot be reached.
     """
-    from harness.devices.spec import DeviceSpec
-    from harness.pool.pool import Pool, host_devices
-    from harness.pool.requirement import Requirement
-
     spec = DeviceSpec.parse(name) if name else None
     with host_devices() as devices, Pool.of([devices.resolve(spec)], devices=devices) as pool:
         waiting = _Waiting(pool, wait_s)
@@ -62,7 +61,7 @@ def lease_device(
 
 
 @contextmanager
-def _reporting(lease: "Lease", work: "Work | None") -> Iterator["Device"]:
+def _reporting(lease: Lease, work: Work | None) -> Iterator[Device]:
     """Hold a lease for a block, and report to the pool how the work in it ended."""
     with lease:
         try:
@@ -85,7 +84,7 @@ class _Waiting:
         given_up: whether the device is out for another reason than that others hold it.
     """
 
-    def __init__(self, pool: "Pool", wait_s: float) -> None:
+    def __init__(self, pool: Pool, wait_s: float) -> None:
         self._pool = pool
         self._wait_s = wait_s
         self._since = time.monotonic()
@@ -94,9 +93,6 @@ class _Waiting:
 
     def is_vain(self) -> bool:
         """Return whether to give up."""
-        from harness.pool.states import MemberState
-        from harness.pool.status import describe_wait
-
         if self._told or time.monotonic() - self._since < _AT_ONCE_S:
             return False
         found = self._pool.members()
@@ -119,7 +115,7 @@ def device_source(
     command: str,
     wait_s: float,
     purpose: Callable[[int], str] = lambda number: f"session {number + 1}",
-) -> "Iterator[DeviceSource]":
+) -> Iterator[DeviceSource]:
     """Open a source of devices for sessions, each of which leases its own.
 
     Of a pool it is one with the SoC of the session's container, if none is named.
@@ -138,20 +134,16 @@ def device_source(
     Raises:
         PoolError: the pool cannot be used.
     """
-    from harness.pool.failure_policy import Work, work_id
-    from harness.pool.pool import Pool, find_config
-    from harness.pool.requirement import Requirement
-
     if pool is None and not names and os.environ.get("ANDROID_SERIAL"):
         names = [os.environ["ANDROID_SERIAL"]]
 
     def named(number: int) -> str | None:
         return names[number % len(names)] if names else None
 
-    def work(container: str) -> "Work | None":
+    def work(container: str) -> Work | None:
         return Work(work_id(container, command), command, time.time()) if container else None
 
-    def direct(number: int, _soc: str, container: str = "") -> AbstractContextManager["Device"]:
+    def direct(number: int, _soc: str, container: str = "") -> AbstractContextManager[Device]:
         return lease_device(
             named(number), wait_s=wait_s, purpose=purpose(number), work=work(container)
         )
@@ -164,7 +156,7 @@ def device_source(
         members = _member_names(opened)
 
         @contextmanager
-        def leased(number: int, soc: str, container: str = "") -> "Iterator[Device]":
+        def leased(number: int, soc: str, container: str = "") -> Iterator[Device]:
             name = named(number)
             if name is not None and name not in members and pool is None:
                 with direct(number, soc, container) as device:
@@ -179,7 +171,7 @@ def device_source(
         yield leased
 
 
-def _member_names(pool: "Pool") -> dict[str, str]:
+def _member_names(pool: Pool) -> dict[str, str]:
     """Return the names of a pool's members by everything that `--device` may call them."""
     members = pool.members()
     return {
@@ -191,16 +183,16 @@ def _member_names(pool: "Pool") -> dict[str, str]:
 
 @contextmanager
 def open_session(
-    model: "Model",
+    model: Model,
     name: str | None,
     pool: Path | None = None,
     *,
     command: str,
     wait_s: float = 0.0,
-    log_level: "LogLevel | None" = None,
+    log_level: LogLevel | None = None,
     trace: bool = False,
     push: Sequence[str] | None = None,
-) -> Iterator["Session"]:
+) -> Iterator[Session]:
     """Lease a device for a model, and open a session that leaves nothing on it.
 
     Args:
@@ -214,10 +206,6 @@ def open_session(
         PoolError: the pool cannot be used.
         HarnessError: no device, or one that cannot run the model.
     """
-    from harness.cli.progress import deploy_progress
-    from harness.runtimes.bundles.bundle import pushed_files
-    from harness.workloads.session import Session, SessionOptions
-
     options = SessionOptions(
         shown=deploy_progress, log_level=log_level, trace=trace, push=pushed_files(push or ())
     )

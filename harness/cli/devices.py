@@ -1,18 +1,22 @@
 """`qnnfarm devices`: lists devices with model, state and holder."""
 
 import dataclasses
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.text import Text
 
 from harness.cli.arguments import Json
+from harness.cli.device import print_unconfined
 from harness.console import Row, answers, print_json, print_remark, print_rows
+from harness.devices import inventory
+from harness.devices.base import Battery
+from harness.devices.inventory import Sighting
+from harness.devices.spec import DeviceSpec
+from harness.errors import HarnessError
 from harness.exit_codes import BAD
-
-if TYPE_CHECKING:
-    from harness.devices.base import Battery
-    from harness.devices.inventory import Sighting
+from harness.pool.pool import Pool, host_devices
+from harness.virtual_device.manager import list_devices
 
 Specs = Annotated[
     list[str] | None,
@@ -47,10 +51,6 @@ def devices(specs: Specs = None, json: Json = False) -> None:
 
     Exits 1 where one that was named does not answer.
     """
-    from harness.devices import inventory
-    from harness.devices.spec import DeviceSpec
-    from harness.pool.pool import host_devices
-
     wanted = [DeviceSpec.parse(text) for text in specs or ()]
     with host_devices() as opened:
         found = inventory.named(opened, wanted) if specs else inventory.all_of(opened)
@@ -68,22 +68,16 @@ def devices(specs: Specs = None, json: Json = False) -> None:
 
 
 def _tell_unconfined(serials: set[str]) -> None:
-    from harness.cli.device import print_unconfined
-    from harness.virtual_device.manager import list_devices
-
     for device in list_devices():
         if device.state == "running" and not device.confined and device.serial in serials:
             print_unconfined(device.name)
 
 
-def _holders(found: "list[Sighting]") -> dict[str, str]:
+def _holders(found: list[Sighting]) -> dict[str, str]:
     """Return holders by device spec; empty where the ledger cannot be read.
 
     Devices that did not answer are not asked again, which would start a virtual one.
     """
-    from harness.errors import HarnessError
-    from harness.pool.pool import Pool
-
     holders: dict[str, str] = {}
     try:
         for answered in (True, False):
@@ -96,7 +90,7 @@ def _holders(found: "list[Sighting]") -> dict[str, str]:
     return holders
 
 
-def _row(one: "Sighting", holders: dict[str, str]) -> dict[str, Any]:
+def _row(one: Sighting, holders: dict[str, str]) -> dict[str, Any]:
     row: dict[str, Any] = {
         "device": str(one.spec) if one.spec else None,
         "state": one.state,
@@ -107,7 +101,7 @@ def _row(one: "Sighting", holders: dict[str, str]) -> dict[str, Any]:
     return row | {"serial": one.serial} | ({"error": one.error} if one.error else {})
 
 
-def _print(found: "list[Sighting]", holders: dict[str, str]) -> None:
+def _print(found: list[Sighting], holders: dict[str, str]) -> None:
     """Print a table without empty columns, and the errors below it."""
     rows = [_cells(one, holders.get(str(one.spec), "")) for one in found]
     kept = [number for number in range(len(_HEADINGS)) if any(row[number] for row in rows)]
@@ -120,7 +114,7 @@ def _print(found: "list[Sighting]", holders: dict[str, str]) -> None:
             answers().print(Text(f"{_name(one)}: {one.error}"))
 
 
-def _cells(one: "Sighting", holder: str) -> list[str]:
+def _cells(one: Sighting, holder: str) -> list[str]:
     """Return a device's cells by heading."""
     name = _name(one)
     cells = [name, "" if one.serial in name else one.serial, one.state, holder]
@@ -133,14 +127,14 @@ def _cells(one: "Sighting", holder: str) -> list[str]:
     return [*cells, soc, said.system, said.abi, free, _battery(said.battery), model]
 
 
-def _name(one: "Sighting") -> str:
+def _name(one: Sighting) -> str:
     """Return a device's name, as commands take it."""
     if one.spec is None:
         return one.serial
     return one.spec.identifier if one.spec.type == "android" else str(one.spec)
 
 
-def _battery(battery: "Battery | None") -> str:
+def _battery(battery: Battery | None) -> str:
     """Format charge and temperature: `84 % 31.7 °C`, with a `+` while it charges."""
     if battery is None:
         return ""

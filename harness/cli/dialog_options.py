@@ -2,15 +2,15 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from harness.console import print_remark
 from harness.errors import WrongUseError
-
-if TYPE_CHECKING:
-    from harness.runtimes.base import GenerationResult
+from harness.runtimes.base import GenerationResult
+from harness.runtimes.dialog_settings import parse_lora
+from harness.runtimes.genie.speculation import describe
 
 Temp = Annotated[
     float | None, typer.Option(help="Temperature of sampling. By default greedy: no sampling.")
@@ -62,8 +62,6 @@ def dialog_fields(
     Raises:
         WrongUseError: `--lora` is no NAME=STRENGTH.
     """
-    from harness.runtimes.dialog_settings import parse_lora
-
     found = {
         "temp": temp,
         "top_k": top_k,
@@ -96,10 +94,8 @@ def parse_tokens(text: str) -> tuple[int, ...]:
     return tuple(int(word) for word in words)
 
 
-def tell_faults(result: "GenerationResult") -> None:
+def tell_faults(result: GenerationResult) -> None:
     """Print why an answer ended early, and that a dialog's texts differ from plain decoding's."""
-    from harness.runtimes.genie.speculation import describe
-
     if result.early_end is not None:
         print_remark(str(result.early_end))
     if result.retries:

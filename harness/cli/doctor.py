@@ -1,4 +1,7 @@
-"""`qnnfarm doctor`: checks what works on this machine, and says how to fix the rest."""
+"""`qnnfarm doctor`: checks what works on this machine, and says how to fix the rest.
+
+Each check imports what it checks, so that an import that fails is a finding too.
+"""
 
 import os
 import platform

@@ -1,11 +1,14 @@
 """`qnnfarm embed`: texts through a text encoder on a device."""
 
+import io
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
+import numpy as np
 import typer
 
+from buildlib.files import atomic_write_bytes
 from harness.cli.arguments import (
     WAIT_S,
     ContainerDir,
@@ -19,11 +22,11 @@ from harness.cli.arguments import (
 )
 from harness.cli.recorded_session import open_recorded_session
 from harness.console import EMULATOR, answers, print_json, print_remark
-from harness.errors import WrongUseError
-
-if TYPE_CHECKING:
-    from harness.workloads.embed import Embeddings
-    from harness.workloads.session import Session
+from harness.errors import WrongUseError, one_line
+from harness.runtimes.registry import open_model
+from harness.words import pluralize
+from harness.workloads.embed import Embed, Embeddings, read_lines, split_lines
+from harness.workloads.session import Session
 
 _SHOWN_TEXT, _SHOWN_VALUES = 40, 4
 _STDIN = "-"
@@ -82,9 +85,6 @@ def embed(
 
     Exits 1 where a cosine is below `--min-cosine`.
     """
-    from harness.runtimes.registry import open_model
-    from harness.workloads.embed import Embed
-
     workload = Embed.of(
         texts=_texts(texts, file),
         reference=None if reference is None else str(reference.expanduser().absolute()),
@@ -119,8 +119,6 @@ def embed(
 
 
 def _texts(texts: list[str] | None, file: Path | None) -> tuple[str, ...]:
-    from harness.workloads.embed import read_lines, split_lines
-
     if texts and file is not None:
         raise WrongUseError("give either texts or --file, not both")
     if texts and texts != [_STDIN]:
@@ -146,13 +144,7 @@ def _check_output(path: Path | None, count: int, *, per_token: bool) -> None:
         raise WrongUseError(f"{path} cannot be written: name a file in a folder that exists")
 
 
-def _write(found: "Embeddings", path: Path) -> None:
-    import io
-
-    import numpy as np
-
-    from buildlib.files import atomic_write_bytes
-
+def _write(found: Embeddings, path: Path) -> None:
     arrays = found.arrays()
     content = b"".join(array.astype("<f4").tobytes() for array in arrays)
     if path.suffix == ".npy":
@@ -165,7 +157,7 @@ def _write(found: "Embeddings", path: Path) -> None:
         raise WrongUseError(f"{path} cannot be written: {error.strerror}") from error
 
 
-def _document(found: "Embeddings", session: "Session") -> dict[str, object]:
+def _document(found: Embeddings, session: Session) -> dict[str, object]:
     """Answer with a vector for each text, or with a list of vectors where there are several."""
     rows = []
     for number, (text, vectors) in enumerate(zip(found.texts, found.result.vectors, strict=True)):
@@ -183,10 +175,7 @@ def _document(found: "Embeddings", session: "Session") -> dict[str, object]:
     return {**session.device_fields, "metrics": dict(found.result.metrics), "embeddings": rows}
 
 
-def _show(found: "Embeddings", session: "Session") -> None:
-    from harness.errors import one_line
-    from harness.words import pluralize
-
+def _show(found: Embeddings, session: Session) -> None:
     console = answers()
     for number, (text, vectors) in enumerate(zip(found.texts, found.result.vectors, strict=True)):
         values = vectors.array().reshape(-1)[:_SHOWN_VALUES]

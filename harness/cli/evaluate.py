@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
@@ -24,11 +24,12 @@ from harness.cli.arguments import (
 )
 from harness.cli.recorded_session import open_recorded_session
 from harness.console import answers, print_json, print_remark, progress, visible
+from harness.evaluation.tasks import read_task, task_files
+from harness.results.metrics import METRICS
+from harness.runtimes.registry import open_model
 from harness.words import pluralize
-
-if TYPE_CHECKING:
-    from harness.workloads.evaluate import Evaluation
-    from harness.workloads.session import Session
+from harness.workloads.evaluate import Evaluate, Evaluation
+from harness.workloads.session import Session
 
 
 def evaluate(
@@ -96,10 +97,6 @@ def evaluate(
 
     Exits 1 where the accuracy of a task is below `--min`.
     """
-    from harness.evaluation.tasks import read_task, task_files
-    from harness.runtimes.registry import open_model
-    from harness.workloads.evaluate import Evaluate
-
     files = task_files(tasks)
     workloads = [
         Evaluate.of(
@@ -142,7 +139,7 @@ def evaluate(
 
 
 @contextmanager
-def _showing_rows(session: "Session", task: str) -> Iterator[None]:
+def _showing_rows(session: Session, task: str) -> Iterator[None]:
     """Show how many rows are done while the block lasts, on a terminal."""
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
     with progress(*columns, TimeRemainingColumn()) as bar:
@@ -155,9 +152,7 @@ def _showing_rows(session: "Session", task: str) -> Iterator[None]:
         yield
 
 
-def _show(evaluation: "Evaluation", device: str) -> None:
-    from harness.results.metrics import METRICS
-
+def _show(evaluation: Evaluation, device: str) -> None:
     task = evaluation.task
     answers().print(f"{task.name}: {pluralize(len(task.rows), task.kind)} on {device}")
     for key, value in evaluation.values.items():

@@ -5,17 +5,17 @@ import io
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, BinaryIO
+from typing import Annotated, BinaryIO
 
 import typer
 
+from buildlib.files import check_file
 from harness.cli.arguments import Json
 from harness.console import answers, print_json, print_remark
 from harness.errors import HostFileError, WrongUseError
+from harness.errors.codes import Code, Finding, find_codes, parse_code
 from harness.exit_codes import BAD
-
-if TYPE_CHECKING:
-    from harness.errors.codes import Code, Finding
+from harness.results.store import ResultsStore
 
 _LONGEST_LINE = 4096
 _MOST_BYTES = 16 << 20
@@ -40,8 +40,6 @@ def explain(
     Of a log or a run: every number and message that is known, in the order in which they appear.
     The first is the nearest to the cause.
     """
-    from harness.errors.codes import parse_code
-
     path = Path(what)
     if path.exists():
         found = _in_file(path)
@@ -65,7 +63,7 @@ def explain(
         raise typer.Exit(BAD)
 
 
-def _print(code: "Code", place: str, *, first: bool) -> None:
+def _print(code: Code, place: str, *, first: bool) -> None:
     console = answers()
     if not first:
         console.print()
@@ -85,7 +83,7 @@ def _print(code: "Code", place: str, *, first: bool) -> None:
         console.print(f"  source  {code.source}")
 
 
-def _meaning(code: "Code") -> str:
+def _meaning(code: Code) -> str:
     if code.meaning:
         return code.meaning
     if code.known:
@@ -93,10 +91,7 @@ def _meaning(code: "Code") -> str:
     return "unknown: it is not documented, and was not met here"
 
 
-def _in_file(path: Path) -> "list[tuple[Code, str]]":
-    from buildlib.files import check_file
-    from harness.errors.codes import find_codes
-
+def _in_file(path: Path) -> list[tuple[Code, str]]:
     try:
         check_file(path)
         with path.open("rb") as file:
@@ -110,11 +105,8 @@ def _in_file(path: Path) -> "list[tuple[Code, str]]":
     return [(finding.code, _place(path.name, finding)) for finding in findings]
 
 
-def _in_runs(what: str, db: str) -> "list[tuple[Code, str]]":
+def _in_runs(what: str, db: str) -> list[tuple[Code, str]]:
     """Return the codes of the logs that are kept with a run, or all runs of a group."""
-    from harness.errors.codes import find_codes
-    from harness.results.store import ResultsStore
-
     if len(what) < 2 or not set(what.lower()) <= set("0123456789abcdef"):
         raise WrongUseError(
             f"{what!r} is no error number or constant that is known here, no file, and no run's id"
@@ -143,5 +135,5 @@ def _lines(file: BinaryIO) -> Iterator[str]:
         whole = piece.endswith(b"\n")
 
 
-def _place(name: str, finding: "Finding") -> str:
+def _place(name: str, finding: Finding) -> str:
     return f"{name}, line {finding.line}: {finding.text[:200]}"

@@ -5,6 +5,9 @@ from typing import Annotated
 
 import typer
 
+from buildlib.graph.shape import GraphShape
+from buildlib.paths import user_path
+from buildlib.pipeline.aimet_export import export_for_aimet
 from harness.console import answers
 
 
@@ -29,10 +32,6 @@ def export(
     Quantize it with AIMET, and build it with what AIMET writes: `qnnfarm build OUT --encodings
     model.encodings`.
     """
-    from buildlib.graph.shape import GraphShape
-    from buildlib.paths import user_path
-    from buildlib.pipeline.aimet_export import export_for_aimet
-
     del for_aimet  # true always
     path = export_for_aimet(model_dir, user_path(out), GraphShape(ar, cl))
     answers().print(

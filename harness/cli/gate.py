@@ -1,17 +1,23 @@
 """`qnnfarm gate`: judges new results against a baseline in the same database."""
 
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from buildlib.files import atomic_write_bytes
 from harness.cli.arguments import Json
 from harness.console import EMULATOR, Row, answers, print_json, print_rows
 from harness.errors import WrongUseError
 from harness.exit_codes import verdict_exit_code
-
-if TYPE_CHECKING:
-    from harness.results.gate import Gate, GateOptions
+from harness.results import gate_formats
+from harness.results.alerts import assess_store
+from harness.results.gate import ACROSS, GATE_METRICS, Gate, GateOptions, judge_gate
+from harness.results.history import JUDGED_METRICS
+from harness.results.metrics import find_key
+from harness.results.store import ResultsStore
+from harness.results.verdicts import Verdict
 
 
 def gate(
@@ -69,14 +75,6 @@ def gate(
     Exits 1 where a metric of a cell regressed or an output is wrong; 2 where there is no verdict:
     too few sessions, cells that are missing, or results that are not comparable.
     """
-    from dataclasses import replace
-
-    from buildlib.files import atomic_write_bytes
-    from harness.results import gate_formats
-    from harness.results.alerts import assess_store
-    from harness.results.gate import judge_gate
-    from harness.results.store import ResultsStore
-
     chosen = _options(metric, threshold, perplexity_threshold, across)
     options = replace(chosen, plan=plan)
     with ResultsStore.open(db, create=False) as store:
@@ -101,11 +99,7 @@ def _options(
     threshold: float,
     perplexity_threshold: float,
     across: list[str] | None,
-) -> "GateOptions":
-    from harness.results.gate import ACROSS, GATE_METRICS, GateOptions
-    from harness.results.history import JUDGED_METRICS
-    from harness.results.metrics import find_key
-
+) -> GateOptions:
     keys = [find_key(key, JUDGED_METRICS) for key in metrics or ()]
     for name in across or ():
         if name not in ACROSS:
@@ -114,10 +108,7 @@ def _options(
     return GateOptions(chosen, threshold, perplexity_threshold, frozenset(across or ()))
 
 
-def _show(judged: "Gate") -> None:
-    from harness.results import gate_formats
-    from harness.results.verdicts import Verdict
-
+def _show(judged: Gate) -> None:
     rows = [
         Row(
             [

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -35,12 +35,12 @@ from harness.cli.dialog_options import (
 from harness.cli.recorded_session import open_recorded_session
 from harness.console import EMULATOR, print_json, print_remark, print_text
 from harness.errors import WrongUseError
-
-if TYPE_CHECKING:
-    from harness.runtimes.base import GenerationResult, Model
-    from harness.runtimes.base import LogLevel as LogLevelName
-    from harness.workloads.generate import Generate
-    from harness.workloads.session import Session
+from harness.results.metrics import METRICS
+from harness.runtimes.base import GenerationResult, Model
+from harness.runtimes.base import LogLevel as LogLevelName
+from harness.runtimes.registry import open_model
+from harness.workloads.generate import Generate
+from harness.workloads.session import Session
 
 _STDIN = "-"
 
@@ -111,9 +111,6 @@ def generate(
     json: Json = False,
 ) -> None:
     """Generate text on a device and print its speed; greedily, unless sampling is asked for."""
-    from harness.runtimes.registry import open_model
-    from harness.workloads.generate import Generate
-
     texts = list(prompt or ())
     if prompt_file == _STDIN:
         texts, prompt_file = [*texts, _read_stdin()], None
@@ -150,14 +147,14 @@ def generate(
 
 
 def answer(
-    workload: "Generate",
-    model: "Model",
+    workload: Generate,
+    model: Model,
     texts: Sequence[str],
     device: str | None,
     pool: Path | None,
     *,
     wait: float,
-    log_level: "LogLevelName | None" = None,
+    log_level: LogLevelName | None = None,
     trace: Path | None = None,
     push: Sequence[str] | None = None,
     json: bool,
@@ -199,7 +196,7 @@ def _check_text(text: str) -> None:
         raise WrongUseError("the prompt is not UTF-8: give it in that encoding") from error
 
 
-def _document(prompts: Sequence[str], result: "GenerationResult") -> dict[str, object]:
+def _document(prompts: Sequence[str], result: GenerationResult) -> dict[str, object]:
     document: dict[str, object] = {
         "prompt": prompts[0] if len(prompts) == 1 else list(prompts) or None,
         "text": result.text,
@@ -222,9 +219,7 @@ def _document(prompts: Sequence[str], result: "GenerationResult") -> dict[str, o
     return document
 
 
-def _show(result: "GenerationResult", session: "Session") -> None:
-    from harness.results.metrics import METRICS
-
+def _show(result: GenerationResult, session: Session) -> None:
     for text in result.streams or result.answers or (result.text,):
         print_text(text)
     if result.token_ids is not None:

@@ -1,18 +1,19 @@
 """`qnnfarm history`: a metric night by night, with the changes of its level."""
 
-from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from datetime import UTC, datetime
+from typing import Annotated, Any
 
 import typer
 
 from harness.cli.arguments import Json
 from harness.console import EMULATOR, Row, answers, print_json, print_remark, print_rows
 from harness.errors import WrongUseError
+from harness.results.history import Night, Series, SeriesFilter, read_series
+from harness.results.metrics import find_key
+from harness.results.statistics.changes import Change
+from harness.results.store import ResultsStore
+from harness.results.turnover import find_turnover
 from harness.words import percent, pluralize
-
-if TYPE_CHECKING:
-    from harness.results.history import Night, Series
-    from harness.results.statistics.changes import Change
 
 _LANE = 32
 _COMMIT = 10
@@ -43,13 +44,6 @@ def history(
     commit and container, and ends with a pause of twelve hours; the lane marks its mean, and `|`
     the level around it.
     """
-    from datetime import UTC
-
-    from harness.results.history import SeriesFilter, read_series
-    from harness.results.metrics import find_key
-    from harness.results.store import ResultsStore
-    from harness.results.turnover import find_turnover
-
     key = find_key(metric)
     wanted = SeriesFilter(
         (key,), model=model, device=device, branch=branch,
@@ -75,7 +69,7 @@ def history(
         print_remark(EMULATOR)
 
 
-def _print_series(series: "Series", newest: int) -> None:
+def _print_series(series: Series, newest: int) -> None:
     phones = {session.run.device.serial for night in series.nights for session in night.sessions}
     sessions = sum(len(night.sessions) for night in series.nights)
     out = answers()
@@ -125,7 +119,7 @@ def _lane(value: float, level: float, low: float, high: float) -> str:
     return "".join(cells).rstrip()
 
 
-def describe_change(series: "Series", change: "Change") -> str:
+def describe_change(series: Series, change: Change) -> str:
     """Say what changed, by how much, when it was found, and between which commits."""
     kind = "loss" if change.is_loss else "gain"
     text = f"▲ {kind}: {percent(change.ratio - 1)} from here on"
@@ -140,7 +134,7 @@ def describe_change(series: "Series", change: "Change") -> str:
     return "; ".join([text, *series.differences(change)])
 
 
-def _to_json(series: "Series") -> dict[str, Any]:
+def _to_json(series: Series) -> dict[str, Any]:
     return {
         "series": series.id,
         "metric": series.metric.key,
@@ -154,7 +148,7 @@ def _to_json(series: "Series") -> dict[str, Any]:
     }
 
 
-def _change_to_json(series: "Series", change: "Change") -> dict[str, Any]:
+def _change_to_json(series: Series, change: Change) -> dict[str, Any]:
     return {
         "began": series.nights[change.night].at,
         "found": series.nights[change.found].at,
@@ -166,7 +160,7 @@ def _change_to_json(series: "Series", change: "Change") -> dict[str, Any]:
     }
 
 
-def _night_to_json(night: "Night") -> dict[str, Any]:
+def _night_to_json(night: Night) -> dict[str, Any]:
     return {
         "at": night.at,
         "mean": night.mean,

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from buildlib.foreign.importer import import_artifact
+from buildlib.targets import parse_target
 from harness.cli.arguments import Json
 from harness.console import answers, print_json
 
@@ -51,9 +53,6 @@ def import_container(
 
     Sizes and encodings are those of the graphs; what the files lack is named, with its option.
     """
-    from buildlib.foreign.importer import import_artifact
-    from buildlib.targets import parse_target
-
     chosen = None if target is None else parse_target(target)
     container = import_artifact(
         source,

@@ -4,25 +4,35 @@ import dataclasses
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from buildlib.cache.layout import SIDECAR
+from buildlib.cache.records import read_files, read_info
+from buildlib.cache.sizes import size_text
+from buildlib.checkpoint.config import load_config, unread_keys
+from buildlib.checkpoint.layout import CONFIG_FILE
+from buildlib.container.chat_template import ChatTemplate
+from buildlib.container.container import GenAIContainer
+from buildlib.container.dlc import DlcInfo, inspect_dlc, is_dlc
+from buildlib.container.layout import METADATA
+from buildlib.container.manifest import PRECISION, is_container
+from buildlib.container.op_packages import registrations
+from buildlib.errors import ToolchainMissingError
+from buildlib.mllm.parameter_file import read_parameters
+from buildlib.speculative.agreement import SPECULATIVE
+from buildlib.toolchains.base import BinaryInfo, TensorInfo
+from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from harness.cli.arguments import Json
 from harness.cli.tensors import alike, common_name, print_facts, print_tensors
 from harness.console import answers, print_json, print_remark
+from harness.runtimes.genie.speculation import describe
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from buildlib.container.chat_template import ChatTemplate
-    from buildlib.container.container import GenAIContainer
-    from buildlib.container.dlc import DlcInfo
-    from buildlib.toolchains.base import BinaryInfo
-
-_Infos = Mapping[str, "BinaryInfo | DlcInfo"]
+_Infos = Mapping[str, BinaryInfo | DlcInfo]
 
 
 def inspect(
@@ -42,10 +52,6 @@ def inspect(
 
     Of a checkpoint: what `config.json` means, and which of its keys are not read.
     """
-    from buildlib.cache.layout import SIDECAR
-    from buildlib.checkpoint.layout import CONFIG_FILE
-    from buildlib.container.manifest import is_container
-
     if (path / SIDECAR).is_file():
         _inspect_entry(path, every=tensors, json=json)
     elif path.suffix == ".mllm":
@@ -63,8 +69,6 @@ def inspect(
 
 
 def _inspect_checkpoint(config_file: Path, *, json: bool) -> None:
-    from buildlib.checkpoint.config import load_config, unread_keys
-
     config = load_config(config_file).model_dump(mode="json", exclude_none=True)
     model, unread = unread_keys(config_file)
     if json:
@@ -74,10 +78,6 @@ def _inspect_checkpoint(config_file: Path, *, json: bool) -> None:
 
 
 def _inspect_parameters(path: Path, *, every: bool, json: bool) -> None:
-    from buildlib.cache.sizes import size_text
-    from buildlib.mllm.parameter_file import read_parameters
-    from buildlib.toolchains.base import TensorInfo
-
     file = read_parameters(path)
     infos = [TensorInfo(t.name, t.shape, t.dtype, None) for t in file.tensors.values()]
     if json:
@@ -100,10 +100,6 @@ def _inspect_parameters(path: Path, *, every: bool, json: bool) -> None:
 
 
 def _inspect_container(path: Path, *, every: bool, json: bool) -> None:
-    from buildlib.container.chat_template import ChatTemplate
-    from buildlib.container.container import GenAIContainer
-    from buildlib.errors import ToolchainMissingError
-
     container = GenAIContainer.load(path)
     template = ChatTemplate.find(path)
     names = [name for name, record in container.metadata.files.items() if record.kind == "binary"]
@@ -128,8 +124,6 @@ def _inspect_container(path: Path, *, every: bool, json: bool) -> None:
 
 
 def _inspect_entry(folder: Path, *, every: bool, json: bool) -> None:
-    from buildlib.cache.records import read_files, read_info
-
     info, described = read_info(folder), read_files(folder)
     infos = {n: _read(folder / n) for n in described.files if n.endswith((".bin", ".dlc"))}
     if json:
@@ -153,26 +147,17 @@ def _inspect_entry(folder: Path, *, every: bool, json: bool) -> None:
     _print_infos(console, infos, every=every)
 
 
-def _read(path: Path) -> "BinaryInfo | DlcInfo":
-    from buildlib.container.dlc import inspect_dlc, is_dlc
-    from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
-
+def _read(path: Path) -> BinaryInfo | DlcInfo:
     return inspect_dlc(path) if is_dlc(path) else OrtQnnToolchain().inspect(path)
 
 
-def _kind(info: "BinaryInfo | DlcInfo") -> str:
+def _kind(info: BinaryInfo | DlcInfo) -> str:
     return "dlc" if hasattr(info, "members") else "binary"
 
 
 def _print_manifest(
-    console: "Console", container: "GenAIContainer", template: "ChatTemplate | None"
+    console: Console, container: GenAIContainer, template: ChatTemplate | None
 ) -> None:
-    from buildlib.container.layout import METADATA
-    from buildlib.container.manifest import PRECISION
-    from buildlib.container.op_packages import registrations
-    from buildlib.speculative.agreement import SPECULATIVE
-    from harness.runtimes.genie.speculation import describe
-
     metadata = container.metadata
     written = (container.path / METADATA).stat().st_mtime
     target, graphs, model = metadata.target, metadata.graphs, metadata.model
@@ -204,9 +189,7 @@ def _print_manifest(
     _print_files(console, {part.name: (part.size_bytes, part.kind) for part in container.sizes})
 
 
-def _print_files(console: "Console", files: Mapping[str, tuple[int, str]]) -> None:
-    from buildlib.cache.sizes import size_text
-
+def _print_files(console: Console, files: Mapping[str, tuple[int, str]]) -> None:
     total = sum(size for size, _ in files.values())
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("file", overflow="fold")
@@ -221,10 +204,7 @@ def _print_files(console: "Console", files: Mapping[str, tuple[int, str]]) -> No
     console.print(table)
 
 
-def _print_infos(console: "Console", infos: _Infos, *, every: bool) -> None:
-    from buildlib.cache.sizes import size_text
-    from buildlib.container.dlc import DlcInfo
-
+def _print_infos(console: Console, infos: _Infos, *, every: bool) -> None:
     for name, info in infos.items():
         console.print(f"\n{name}", style="bold", end="")
         console.print(f"  {size_text(info.size_bytes)}", end="")

@@ -5,9 +5,15 @@ from typing import Annotated
 
 import typer
 
+from buildlib.errors import ToolchainMissingError
+from buildlib.targets import find_soc
+from buildlib.toolchains.ort_qnn.wheel import find_libraries
 from harness.cli.arguments import Json
 from harness.console import Row, answers, print_json, print_rows
-from harness.errors import WrongUseError
+from harness.errors import GenieMissingError, WrongUseError
+from harness.runtimes.bundles.fetch import fetch_wheel
+from harness.runtimes.bundles.maven import CENTRAL, Artifact, fetch_artifact
+from harness.runtimes.bundles.sources import FOLDERS_VARIABLE, fetched_wheel, find_genie
 
 app = typer.Typer(
     help="Genie and QNN for devices: what this machine has, and fetching the rest.",
@@ -38,11 +44,6 @@ def ls(
 
 
 def _examine(soc_name: str) -> Iterator[dict[str, str]]:
-    from buildlib.errors import ToolchainMissingError
-    from buildlib.targets import find_soc
-    from harness.errors import GenieMissingError
-    from harness.runtimes.bundles.sources import find_genie
-
     soc = find_soc(soc_name)
     for devices, abi in _KINDS:
         try:
@@ -78,9 +79,6 @@ def fetch(
         return
     if repository is not None:
         raise WrongUseError("--repository goes with --maven")
-    from buildlib.toolchains.ort_qnn.wheel import find_libraries
-    from harness.runtimes.bundles.fetch import fetch_wheel
-    from harness.runtimes.bundles.sources import fetched_wheel
 
     version = find_libraries().version
     folder = fetched_wheel(version)
@@ -93,9 +91,6 @@ def fetch(
 
 
 def _fetch_artifact(maven: str, repository: str | None, *, json: bool) -> None:
-    from harness.runtimes.bundles.maven import CENTRAL, Artifact, fetch_artifact
-    from harness.runtimes.bundles.sources import FOLDERS_VARIABLE
-
     artifact = Artifact.parse(maven)
     new = fetch_artifact(artifact, repository or CENTRAL)
     folder = artifact.folder

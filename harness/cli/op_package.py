@@ -2,20 +2,22 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
+import numpy as np
+import numpy.typing as npt
 import typer
 
+from buildlib.elf import read_elf
+from buildlib.numerics.operation import run_operation
+from buildlib.paths import absolute_user_path
+from buildlib.targets import find_soc
+from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
+from buildlib.toolchains.requests import OpPackageLibrary
 from harness.cli.arguments import Json
 from harness.console import answers, print_json
 from harness.errors import WrongUseError
 from harness.exit_codes import BAD
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-    from buildlib.toolchains.requests import OpPackageLibrary
 
 app = typer.Typer(help="Op packages: operations of your own for QNN.", no_args_is_help=True)
 
@@ -36,9 +38,6 @@ def check(file: _AnyLibrary, provider: _Provider, json: Json = False) -> None:
     Only a library for x86_64 is loaded. That it adds operations shows that it registers, not that
     its kernels compute.
     """
-    from buildlib.elf import read_elf
-    from buildlib.paths import absolute_user_path
-
     info = read_elf(absolute_user_path(file))
     if provider not in info.exports:
         near = [name for name in sorted(info.exports) if name.endswith("Provider")][:_SHOWN]
@@ -99,9 +98,6 @@ def run(
 
     The graph of that node is compiled, and loaded and run in a process of its own, as on a device.
     """
-    from buildlib.numerics.operation import run_operation
-    from buildlib.targets import find_soc
-
     package, operations = _registered(file, provider)
     name = _choose(operation, operations)
     inputs = _read_inputs(input_ or ["x=1,1,8,64"])
@@ -130,13 +126,8 @@ def run(
         raise typer.Exit(BAD)
 
 
-def _registered(file: Path, provider: str) -> "tuple[OpPackageLibrary, tuple[str, ...]]":
+def _registered(file: Path, provider: str) -> tuple[OpPackageLibrary, tuple[str, ...]]:
     """Return a package, and the operations that it adds to the backend."""
-    from buildlib.elf import read_elf
-    from buildlib.paths import absolute_user_path
-    from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
-    from buildlib.toolchains.requests import OpPackageLibrary
-
     package = OpPackageLibrary(absolute_user_path(file), provider)
     machine = read_elf(package.library).machine
     if machine != _HOST:
@@ -158,9 +149,7 @@ def _choose(wanted: str | None, operations: Sequence[str]) -> str:
     return fitting[0]
 
 
-def _read_inputs(texts: Sequence[str]) -> "dict[str, npt.NDArray[np.float64]]":
-    import numpy as np
-
+def _read_inputs(texts: Sequence[str]) -> dict[str, npt.NDArray[np.float64]]:
     random = np.random.default_rng(0)
     inputs = {}
     for text in texts:
@@ -182,11 +171,9 @@ def _read_inputs(texts: Sequence[str]) -> "dict[str, npt.NDArray[np.float64]]":
 
 
 def _compute(
-    formula: str, inputs: "Mapping[str, npt.NDArray[np.float64]]"
-) -> "list[npt.NDArray[np.float64]]":
+    formula: str, inputs: Mapping[str, npt.NDArray[np.float64]]
+) -> list[npt.NDArray[np.float64]]:
     """Evaluate the user's own formula."""
-    import numpy as np
-
     try:
         with np.errstate(all="ignore"):  # what is not finite is refused below
             value = eval(formula, {"np": np}, dict(inputs))  # noqa: S307 - the user's own code

@@ -1,12 +1,14 @@
 """`qnnfarm perplexity`: scores a text on a device with Genie's accuracy API."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
+from buildlib.numerics.transformers import ReferenceEngine
 from harness.cli.arguments import (
     DEFAULT_RUNTIME,
     WAIT_S,
@@ -22,22 +24,30 @@ from harness.cli.arguments import (
     Wait,
     read_text,
 )
+from harness.cli.bench_options import parse_bound
 from harness.cli.dialog_options import LoraAdapter
 from harness.cli.recorded_session import open_recorded_session
 from harness.console import answers, print_json, print_remark
 from harness.errors import WrongUseError
 from harness.exit_codes import BAD
+from harness.results.identity import describe_container
+from harness.results.metrics import METRICS
+from harness.results.perplexity import (
+    PERPLEXITY,
+    PERPLEXITY_FLOAT,
+    explain_chance,
+    find_perplexity_faults,
+)
+from harness.runtimes.base import LogLevel as LogLevelName
+from harness.runtimes.base import Model, ModelRole, PerplexityResult
+from harness.runtimes.container_model import ContainerModel
+from harness.runtimes.dialog_settings import parse_lora
+from harness.runtimes.registry import open_model
 from harness.words import pluralize
-
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
-    from buildlib.numerics.transformers import ReferenceEngine
-    from harness.runtimes.base import LogLevel as LogLevelName
-    from harness.runtimes.base import Model, ModelRole, PerplexityResult
-    from harness.workloads.base import Recording
-    from harness.workloads.session import Session
-
+from harness.workloads.base import Recording
+from harness.workloads.perplexity import check_scored, float_perplexity, score_text
+from harness.workloads.session import Session
+from harness.workloads.steps import DEFAULT_STEP_WINDOWS, compare_steps, cut_steps, float_steps
 
 MaxPerplexity = Annotated[
     str | None,
@@ -113,8 +123,6 @@ def perplexity(
     """
     if reference_with == "transformers" and reference is None:
         raise WrongUseError("--reference-with transformers needs --reference CHECKPOINT_DIR")
-    from harness.runtimes.registry import open_model
-    from harness.workloads.perplexity import check_scored
 
     content = read_text(text)
     model = open_model(container_dir, runtime)
@@ -134,7 +142,6 @@ def perplexity(
             )
         _compare_steps(where, content, reference, windows, max_kl, reference_with, json=json)
         return
-    from harness.runtimes.dialog_settings import parse_lora
 
     adapter = None if lora is None else dict([parse_lora(lora)])
     _score(
@@ -146,16 +153,16 @@ def perplexity(
 class _Where:
     """The model, the device that is asked for, and the database."""
 
-    model: "Model"
+    model: Model
     device: str | None
     pool: Path | None
     wait: float
     db: str | None
-    log_level: "LogLevelName | None"
+    log_level: LogLevelName | None
     trace: Path | None
     push: Sequence[str] | None
 
-    def open(self) -> "AbstractContextManager[tuple[Session, Recording]]":
+    def open(self) -> AbstractContextManager[tuple[Session, Recording]]:
         """Open the session and the recording of its run."""
         return open_recorded_session(
             self.model,
@@ -175,17 +182,13 @@ def _score(
     content: str,
     windows: int | None,
     reference: Path | None,
-    reference_with: "ReferenceEngine",
+    reference_with: ReferenceEngine,
     max_perplexity: str | None,
-    role: "ModelRole",
+    role: ModelRole,
     lora: Mapping[str, float] | None,
     *,
     json: bool,
 ) -> None:
-    from harness.cli.bench_options import parse_bound
-    from harness.results.perplexity import PERPLEXITY, find_perplexity_faults
-    from harness.workloads.perplexity import score_text
-
     bound = None if max_perplexity is None else parse_bound(max_perplexity)
     if bound is not None and bound.relative and reference is None:
         raise WrongUseError(
@@ -226,15 +229,11 @@ def _compare_steps(
     reference: Path,
     most: int | None,
     max_kl: float | None,
-    reference_with: "ReferenceEngine",
+    reference_with: ReferenceEngine,
     *,
     json: bool,
 ) -> None:
     """Compare decode steps with float, which the host computes before a device is leased."""
-    from harness.results.identity import describe_container
-    from harness.results.metrics import METRICS
-    from harness.workloads.steps import DEFAULT_STEP_WINDOWS, compare_steps, cut_steps, float_steps
-
     steps = cut_steps(where.model.windows(content, most or DEFAULT_STEP_WINDOWS))
     count = sum(len(window.following) for window in steps)
     print_remark(f"computing {pluralize(count, 'step')} in float on this host")
@@ -269,24 +268,22 @@ def _compare_steps(
 
 def _references(
     checkpoint: Path | None,
-    engine: "ReferenceEngine",
-    model: "Model",
+    engine: ReferenceEngine,
+    model: Model,
     text: str,
     most: int | None,
-    role: "ModelRole",
+    role: ModelRole,
 ) -> Mapping[str, float]:
     """Compute references on the host, by metric, before a device is leased."""
     if checkpoint is None:
         return {}
-    from harness.results.perplexity import PERPLEXITY_FLOAT
-    from harness.workloads.perplexity import float_perplexity
 
     windows = model.windows(text, most, role)
     print_remark(f"scoring {pluralize(len(windows), 'window')} in float on this host")
     return {PERPLEXITY_FLOAT: float_perplexity(checkpoint, model.info, windows, engine)}
 
 
-def _document(result: "PerplexityResult") -> dict[str, object]:
+def _document(result: PerplexityResult) -> dict[str, object]:
     return {
         "perplexity": result.perplexity,
         "perplexity_error": result.error,
@@ -297,11 +294,7 @@ def _document(result: "PerplexityResult") -> dict[str, object]:
     }
 
 
-def _show(result: "PerplexityResult", session: "Session", references: Mapping[str, float]) -> None:
-    from harness.results.identity import describe_container
-    from harness.results.perplexity import explain_chance
-    from harness.runtimes.container_model import ContainerModel
-
+def _show(result: PerplexityResult, session: Session, references: Mapping[str, float]) -> None:
     whose = " of the draft model" if result.positions.startswith("draft_") else ""
     error = "" if result.error is None else f" ± {result.error:.3f}"
     answers().print(

@@ -1,4 +1,8 @@
-"""`qnnfarm pipeline`: one recipe from a checkpoint to measured text."""
+"""`qnnfarm pipeline`: one recipe from a checkpoint to measured text.
+
+What runs stages is imported after the look at finished runs, so that a run with nothing to do takes
+no longer than that look.
+"""
 
 from contextlib import contextmanager
 from dataclasses import asdict

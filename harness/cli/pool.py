@@ -5,28 +5,29 @@ import os
 import re
 import subprocess
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.text import Text
 
 from harness.cli.arguments import WAIT_S, Json, Wait
 from harness.console import Row, answers, print_json, print_remark, print_rows
-from harness.errors import WrongUseError, one_line
+from harness.devices.adb.server import find_adb, server_address
+from harness.devices.spec import DeviceSpec
+from harness.devices.types import device_types
+from harness.errors import LeaseLostError, NotificationError, WrongUseError, one_line
 from harness.exit_codes import BAD
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from harness.devices.spec import DeviceSpec
-    from harness.pool.config import ReceiverConfig
-    from harness.pool.lease import Lease
-    from harness.pool.notifications import Notification
-    from harness.pool.pool import Pool
-    from harness.pool.status import MemberStatus
+from harness.pool.config import ReceiverConfig
+from harness.pool.lease import Lease
+from harness.pool.notifications import Notification, send
+from harness.pool.owner import this_process
+from harness.pool.pool import Pool, find_config
+from harness.pool.requirement import Requirement
+from harness.pool.status import MemberStatus
 
 app = typer.Typer(
     help="The devices of a pool: who holds them, and in what state they are.",
@@ -153,9 +154,6 @@ def lease(
     The command finds the device in ANDROID_SERIAL and ADB_SERVER_SOCKET, as `adb` does, and its
     name in QNNFARM_DEVICE. It is ended if the lease is lost: `pool release` takes the device back.
     """
-    from harness.pool.owner import this_process
-    from harness.pool.requirement import Requirement
-
     wanted = Requirement(name=name, soc=soc, tags=frozenset(tag or ()))
     purpose = " ".join(command or ["a shell"])
     with (
@@ -172,12 +170,9 @@ def lease(
 
 
 def _device_command(
-    spec: "DeviceSpec", name: str, command: list[str] | None
+    spec: DeviceSpec, name: str, command: list[str] | None
 ) -> tuple[list[str], dict[str, str]]:
     """Return a command, by default a shell on a device, and what it finds in its environment."""
-    from harness.devices.adb.server import find_adb, server_address
-    from harness.devices.types import device_types
-
     environment = {"QNNFARM_DEVICE": name}
     serial = device_types()[spec.type].preview(spec).adb_serial
     if serial:
@@ -191,10 +186,8 @@ def _device_command(
     return command or shell, environment
 
 
-def _run_under(held: "Lease", words: list[str], environment: dict[str, str]) -> int:
+def _run_under(held: Lease, words: list[str], environment: dict[str, str]) -> int:
     """Run a command of this host for as long as a lease holds; return its exit status."""
-    from harness.errors import LeaseLostError
-
     try:
         process = subprocess.Popen(words, env={**os.environ, **environment})
     except OSError as error:
@@ -326,9 +319,6 @@ def recover(
 @app.command("test-notifications")
 def send_test(pool: PoolFile = None) -> None:
     """Send a test to every receiver of `notifications` in pool.yaml; exits 1 if one fails."""
-    from harness.pool.notifications import Notification
-    from harness.pool.pool import find_config
-
     _, config = find_config(pool)
     if not config.notifications:
         print_remark("pool.yaml names no `notifications`")
@@ -336,11 +326,8 @@ def send_test(pool: PoolFile = None) -> None:
         raise typer.Exit(BAD)
 
 
-def send_tests(receivers: "Sequence[ReceiverConfig]", test: "Notification") -> bool:
+def send_tests(receivers: Sequence[ReceiverConfig], test: Notification) -> bool:
     """Send a test to each receiver, and print which took it; return whether all did."""
-    from harness.errors import NotificationError
-    from harness.pool.notifications import send
-
     failed = False
     for receiver in receivers:
         try:
@@ -353,13 +340,11 @@ def send_tests(receivers: "Sequence[ReceiverConfig]", test: "Notification") -> b
     return not failed
 
 
-def _opened(path: Path | None, *, probe: bool = False) -> "Pool":
-    from harness.pool.pool import Pool
-
+def _opened(path: Path | None, *, probe: bool = False) -> Pool:
     return Pool.open(path, probe=probe, on_progress=print_remark)
 
 
-def _decided(pool: "Pool", name: str, state: str) -> None:
+def _decided(pool: Pool, name: str, state: str) -> None:
     """Print the outcome; exit with 1 if the device is not ready."""
     print_remark(f"{name} is {state}")
     if state != "ready":
@@ -368,7 +353,7 @@ def _decided(pool: "Pool", name: str, state: str) -> None:
         raise typer.Exit(BAD)
 
 
-def _print(members: "list[MemberStatus]", *, json: bool) -> None:
+def _print(members: list[MemberStatus], *, json: bool) -> None:
     if json:
         print_json(
             [dataclasses.asdict(m) | {"spec": str(m.spec), "tags": sorted(m.tags)} for m in members]
@@ -383,7 +368,7 @@ def _print(members: "list[MemberStatus]", *, json: bool) -> None:
     print_rows(_HEADINGS, [_row(member) for member in members])
 
 
-def _row(member: "MemberStatus") -> Row:
+def _row(member: MemberStatus) -> Row:
     """Return a device's row; below it the failures that count against it, and reservations."""
     cells: list[Text | str] = [
         member.name,
@@ -401,7 +386,7 @@ def _row(member: "MemberStatus") -> Row:
     return Row(cells, [Text(note, "dim") for note in notes])
 
 
-def _state(member: "MemberStatus") -> Text:
+def _state(member: MemberStatus) -> Text:
     if member.is_unsure:
         return Text(member.seen, style="red" if member.state == "ready" else "yellow")
     return Text(member.state, style=_COLOURS[member.state])

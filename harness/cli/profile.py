@@ -1,11 +1,23 @@
 """`qnnfarm profile`: cost by operator of one container, or of two side by side."""
 
 import math
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
+from buildlib.container.container import GenAIContainer
+from buildlib.operator_costs import (
+    Costs,
+    OperatorCost,
+    emulator_cycles,
+    operator_costs,
+    total_by_kind,
+    total_by_layer,
+)
+from buildlib.paths import default_cache_root
+from buildlib.toolchains.base import NodeCycles
 from harness.cli.arguments import (
     WAIT_S,
     CacheDir,
@@ -15,13 +27,10 @@ from harness.cli.arguments import (
     PoolFile,
     Wait,
 )
+from harness.cli.device_lease import open_session
 from harness.console import Row, answers, print_json, print_remark, print_rows
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from buildlib.operator_costs import Costs, OperatorCost
-    from buildlib.toolchains.base import NodeCycles
+from harness.runtimes.graph.runtime import GraphRuntime
+from harness.runtimes.registry import open_model
 
 _LABEL = "{cycles}; nodes, bytes and the loss of weights (SQNR) are the container's"
 _EMULATOR = "cycles of the HTP emulator, the least of {n}: they say nothing about hardware"
@@ -51,15 +60,6 @@ def profile(
     device that is named, by the runtime graph; else of the emulator on this host, for which a
     phone's container is compiled again, as `rehearse` does it.
     """
-    from buildlib.container.container import GenAIContainer
-    from buildlib.operator_costs import (
-        emulator_cycles,
-        operator_costs,
-        total_by_kind,
-        total_by_layer,
-    )
-    from buildlib.paths import default_cache_root
-
     folders = [container_dir, *([other_dir] if other_dir else [])]
     grouped: Mapping[str, Callable[[Costs], Costs]] = {
         "operator": lambda costs: costs,
@@ -102,12 +102,8 @@ def profile(
 
 def _device_cycles(
     folder: Path, device: str | None, pool: Path | None, wait_s: float, repetitions: int
-) -> "tuple[NodeCycles, str]":
+) -> tuple[NodeCycles, str]:
     """Return cycles that a device measured, and in words whose they are."""
-    from harness.cli.device_lease import open_session
-    from harness.runtimes.graph.runtime import GraphRuntime
-    from harness.runtimes.registry import open_model
-
     model = open_model(folder, "graph")
     with open_session(model, device, pool, command="profile", wait_s=wait_s) as session:
         runtime = session.runtime
@@ -118,7 +114,7 @@ def _device_cycles(
         return cycles, _DEVICE.format(device=session.device_label, n=repetitions)
 
 
-def _values(costs: "Costs") -> dict[str, object]:
+def _values(costs: Costs) -> dict[str, object]:
     return {
         name: {
             "nodes": cost.nodes,
@@ -130,11 +126,11 @@ def _values(costs: "Costs") -> dict[str, object]:
     }
 
 
-def _lossless(cost: "OperatorCost") -> bool:
+def _lossless(cost: OperatorCost) -> bool:
     return cost.sqnr_db is not None and math.isinf(cost.sqnr_db)
 
 
-def _print(graph: str, tables: "list[Costs]", top: int) -> None:
+def _print(graph: str, tables: list[Costs], top: int) -> None:
     """Print one graph of all containers; two have their columns beside each other."""
     console = answers()
     totals = [sum(cost.cycles for cost in table.values()) for table in tables]
@@ -159,13 +155,13 @@ def _print(graph: str, tables: "list[Costs]", top: int) -> None:
         console.print(f"and {len(left)} more rows: --top {len(names)}")
 
 
-def _loss(cost: "OperatorCost", _total: int) -> str:
+def _loss(cost: OperatorCost, _total: int) -> str:
     if cost.sqnr_db is None:
         return ""
     return "equal" if _lossless(cost) else f"{cost.sqnr_db:.1f}"
 
 
-_COLUMNS: "tuple[Callable[[OperatorCost, int], str], ...]" = (
+_COLUMNS: tuple[Callable[[OperatorCost, int], str], ...] = (
     lambda cost, _: str(cost.nodes),
     lambda cost, _: f"{cost.cycles / 1e3:,.1f}",
     lambda cost, total: f"{100 * cost.cycles / total:.1f}" if total else "",

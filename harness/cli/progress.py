@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from rich.progress import (
     BarColumn,
@@ -13,13 +12,11 @@ from rich.progress import (
 )
 
 from harness.console import progress, visible
-
-if TYPE_CHECKING:
-    from harness.deploy.pipeline import Progress as OnProgress
+from harness.deploy.pipeline import Progress as OnProgress
 
 
 @contextmanager
-def deploy_progress(device: str) -> Iterator["OnProgress"]:
+def deploy_progress(device: str) -> Iterator[OnProgress]:
     """Show one deployment to `device`; gives its `on_progress`.
 
     The bar appears with the first pushed byte, says when the device hashes, and goes away at the

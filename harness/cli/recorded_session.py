@@ -4,32 +4,31 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from harness.cli.device_lease import open_session
 from harness.console import print_remark
 from harness.errors import HarnessError, WrongUseError
-
-if TYPE_CHECKING:
-    from harness.results.records import Run
-    from harness.results.store import LazyResultsStore, ResultsStore
-    from harness.runtimes.base import LogLevel, Model
-    from harness.workloads.base import Recording
-    from harness.workloads.session import Session
+from harness.results.records import Run, new_run_id
+from harness.results.store import LazyResultsStore, ResultsStore, RunFilter
+from harness.results.timeline import write_trace
+from harness.runtimes.base import LogLevel, Model
+from harness.workloads.base import UNRECORDED, Recording
+from harness.workloads.session import Session
 
 
 @contextmanager
 def open_recorded_session(
-    model: "Model",
+    model: Model,
     name: str | None,
     pool: Path | None,
     *,
     command: str,
     db: str | None = None,
     wait_s: float,
-    log_level: "LogLevel | None",
+    log_level: LogLevel | None,
     trace: Path | None,
     push: Sequence[str] | None = None,
-) -> "Iterator[tuple[Session, Recording]]":
+) -> Iterator[tuple[Session, Recording]]:
     """Open a session with what its run is recorded in.
 
     Args:
@@ -41,11 +40,6 @@ def open_recorded_session(
         HarnessError: see `open_session`.
         WrongUseError: the folder of `trace` does not exist.
     """
-    from harness.cli.device_lease import open_session
-    from harness.results.records import new_run_id
-    from harness.results.store import LazyResultsStore
-    from harness.workloads.base import UNRECORDED, Recording
-
     group_id = new_run_id()
     with (
         LazyResultsStore(db) if db is not None else _scratch_store(trace) as store,
@@ -66,12 +60,11 @@ def open_recorded_session(
 
 
 @contextmanager
-def _scratch_store(trace: Path | None) -> "Iterator[LazyResultsStore | None]":
+def _scratch_store(trace: Path | None) -> Iterator[LazyResultsStore | None]:
     """Make a store for a trace where the user keeps no results; None without a trace."""
     if trace is None:
         yield None
         return
-    from harness.results.store import LazyResultsStore
 
     with (
         tempfile.TemporaryDirectory(prefix="qnnfarm-") as folder,
@@ -81,7 +74,7 @@ def _scratch_store(trace: Path | None) -> "Iterator[LazyResultsStore | None]":
 
 
 @contextmanager
-def _showing_log(session: "Session", log_level: "LogLevel | None") -> Iterator[None]:
+def _showing_log(session: Session, log_level: LogLevel | None) -> Iterator[None]:
     """Print the log of the session's last process after the block, if a level was asked for."""
     try:
         yield
@@ -94,7 +87,7 @@ def _showing_log(session: "Session", log_level: "LogLevel | None") -> Iterator[N
 
 @contextmanager
 def writing_trace(
-    trace: Path | None, store: "LazyResultsStore | None", group_ids: Sequence[str]
+    trace: Path | None, store: LazyResultsStore | None, group_ids: Sequence[str]
 ) -> Iterator[None]:
     """Write the trace of what the block stores, also of what fails in it.
 
@@ -121,9 +114,7 @@ def writing_trace(
     _write_trace(trace, store, group_ids)
 
 
-def _write_trace(trace: Path, store: "LazyResultsStore", group_ids: Sequence[str]) -> None:
-    from harness.results.store import RunFilter
-
+def _write_trace(trace: Path, store: LazyResultsStore, group_ids: Sequence[str]) -> None:
     if store.existing is None:
         return
     found = [store.existing.list_runs(RunFilter(group_id=group_id)) for group_id in group_ids]
@@ -131,13 +122,11 @@ def _write_trace(trace: Path, store: "LazyResultsStore", group_ids: Sequence[str
     save_trace(store.existing, runs, trace)
 
 
-def save_trace(store: "ResultsStore", runs: "Sequence[Run]", trace: Path) -> None:
+def save_trace(store: ResultsStore, runs: Sequence[Run], trace: Path) -> None:
     """Write the trace of stored runs, and say where.
 
     Raises:
         HostFileError: the file cannot be written.
     """
-    from harness.results.timeline import write_trace
-
     write_trace(store, runs, trace)
     print_remark(f"wrote {trace}: open it in ui.perfetto.dev")

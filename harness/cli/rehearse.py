@@ -6,19 +6,34 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
+from buildlib.container.container import GenAIContainer
+from buildlib.container.manifest import GENIE_CONTRACT
+from buildlib.replay import emulator_twin
+from buildlib.targets import parse_target
+from buildlib.toolchains.base import GraphInfo
+from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from harness.cli.arguments import WAIT_S, CacheDir, ContainerDir, Json
+from harness.cli.bundle import bundle_for_device
+from harness.cli.device import running_device
+from harness.cli.device_lease import lease_device
 from harness.console import answers, print_json, print_remark
-from harness.errors import WrongUseError
+from harness.devices.adb.server import ensure_server, stop_if_ours
+from harness.devices.base import Device
+from harness.errors import GenieMissingError, WrongUseError
 from harness.exit_codes import BAD
-
-if TYPE_CHECKING:
-    from buildlib.container.container import GenAIContainer
-    from buildlib.toolchains.base import GraphInfo
-    from harness.devices.base import Device
+from harness.pool.pool import trusted_users
+from harness.runtimes.base import DecodesSteps, Generates, GenerationRequest, StepWindow
+from harness.runtimes.bundles.checks import find_faults
+from harness.runtimes.context_limit import ContextLimit
+from harness.runtimes.genie.bundle import genie_bundle
+from harness.runtimes.graph.runtime import graph_bundle
+from harness.runtimes.registry import open_model, runtimes
+from harness.workloads.bench_prompt import cut_prompt
+from harness.workloads.session import Session
 
 _ANDROID = "arm64-v8a"
 _GENIE = "genie"
@@ -71,9 +86,6 @@ def rehearse(
     device of the SoC is started for it, and stopped afterwards. Graphs that Genie does not run are
     compared with themselves: prefill with decode alone.
     """
-    from buildlib.container.container import GenAIContainer
-    from buildlib.replay import emulator_twin
-
     if device is not None and abi is not None:
         raise WrongUseError("--device and --abi: give one of them, not both")
     phone = GenAIContainer.load(container_dir)
@@ -101,7 +113,7 @@ def rehearse(
         raise typer.Exit(BAD)
 
 
-def _print(checks: Sequence[Check], phone: "GenAIContainer") -> None:
+def _print(checks: Sequence[Check], phone: GenAIContainer) -> None:
     console = answers()
     for title, holds in (("wrong", False), ("proven here", True), ("not tried here", None)):
         some = [check for check in checks if check.holds is holds]
@@ -114,7 +126,7 @@ def _print(checks: Sequence[Check], phone: "GenAIContainer") -> None:
         console.print(f"  {line}")
 
 
-def _only_a_phone(phone: "GenAIContainer") -> tuple[str, ...]:
+def _only_a_phone(phone: GenAIContainer) -> tuple[str, ...]:
     shared = ", which share weights," if phone.metadata.target.weight_sharing else ""
     return (
         f"that its DSP loads the binaries{shared} and computes what the emulator does",
@@ -123,10 +135,8 @@ def _only_a_phone(phone: "GenAIContainer") -> tuple[str, ...]:
     )
 
 
-def _compare_binaries(phone: "GenAIContainer", twin: "GenAIContainer") -> Check:
+def _compare_binaries(phone: GenAIContainer, twin: GenAIContainer) -> Check:
     """Compare what the binaries of both describe: names, tensors, encodings, effort, VTCM."""
-    from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
-
     toolchain = OrtQnnToolchain()
     names = [name for name, file in phone.metadata.files.items() if file.kind == "binary"]
     equal = [name for name in names if phone.metadata.files[name] == twin.metadata.files[name]]
@@ -149,26 +159,17 @@ def _compare_binaries(phone: "GenAIContainer", twin: "GenAIContainer") -> Check:
     )
 
 
-def without_spill(graph: "GraphInfo") -> "GraphInfo":
+def without_spill(graph: GraphInfo) -> GraphInfo:
     """Return a graph without its buffer for what does not fit into VTCM, which sharing changes."""
     return dataclasses.replace(graph, spill_fill_bytes=0)
 
 
-def _is_genies(container: "GenAIContainer") -> bool:
-    from buildlib.container.manifest import GENIE_CONTRACT
-
+def _is_genies(container: GenAIContainer) -> bool:
     return container.metadata.contract == GENIE_CONTRACT
 
 
-def _check_bundle(phone: "GenAIContainer", abi: str, device: str | None = None) -> Check:
+def _check_bundle(phone: GenAIContainer, abi: str, device: str | None = None) -> Check:
     """Check what would be pushed to a phone, as far as it is on this host."""
-    from harness.cli.bundle import bundle_for_device
-    from harness.errors import GenieMissingError
-    from harness.runtimes.bundles.checks import find_faults
-    from harness.runtimes.genie.bundle import genie_bundle
-    from harness.runtimes.graph.runtime import graph_bundle
-    from harness.runtimes.registry import open_model
-
     try:
         if device is not None:
             model = open_model(phone.path, _RUNTIMES[not _is_genies(phone)])
@@ -182,25 +183,18 @@ def _check_bundle(phone: "GenAIContainer", abi: str, device: str | None = None) 
     return Check("bundle", holds=not faults, detail=detail)
 
 
-def prompt_lengths(twin: "GenAIContainer", number: int, most: int) -> list[int]:
+def prompt_lengths(twin: GenAIContainer, number: int, most: int) -> list[int]:
     """Return as many lengths of prompts, evenly from one token to as many as fit."""
-    from harness.runtimes.context_limit import ContextLimit
-
     limit = ContextLimit.of(twin)
     longest = max(1, limit.context_length - max(limit.prefill_ar, most) - 1)
     return [1 + round(step * (longest - 1) / max(1, number - 1)) for step in range(number)]
 
 
-def _run(twin: "GenAIContainer", lengths: Sequence[int], most: int) -> Mapping[str, Answers]:
+def _run(twin: GenAIContainer, lengths: Sequence[int], most: int) -> Mapping[str, Answers]:
     """Let each runtime answer prompts on a virtual device of the container's SoC.
 
     Of graphs that Genie does not run, the answers by decode alone come in place of Genie's.
     """
-    from harness.runtimes.base import DecodesSteps, Generates, GenerationRequest, StepWindow
-    from harness.runtimes.registry import open_model, runtimes
-    from harness.workloads.bench_prompt import cut_prompt
-    from harness.workloads.session import Session
-
     text = cut_prompt(twin.files["tokenizer.json"], max(lengths)).token_ids
     answered: dict[str, Answers] = {}
     is_genies = _is_genies(twin)
@@ -230,7 +224,7 @@ def _run(twin: "GenAIContainer", lengths: Sequence[int], most: int) -> Mapping[s
 
 
 def _compare(
-    twin: "GenAIContainer", lengths: Sequence[int], answered: Mapping[str, Answers]
+    twin: GenAIContainer, lengths: Sequence[int], answered: Mapping[str, Answers]
 ) -> Iterator[Check]:
     """Hold the tokens of all runtimes against Genie's, or those of decode alone."""
     reference, kind = next(iter(answered)), twin.genie_config.dialog.type
@@ -256,14 +250,8 @@ def _compare(
 
 
 @contextmanager
-def virtual_device(twin: "GenAIContainer") -> "Iterator[Device]":
+def virtual_device(twin: GenAIContainer) -> Iterator[Device]:
     """Lease a virtual device of the container's SoC that runs for the block."""
-    from buildlib.targets import parse_target
-    from harness.cli.device import running_device
-    from harness.cli.device_lease import lease_device
-    from harness.devices.adb.server import ensure_server, stop_if_ours
-    from harness.pool.pool import trusted_users
-
     soc = parse_target(twin.metadata.target.name).soc.name
     server = ensure_server(trusted_users=trusted_users())
     try:

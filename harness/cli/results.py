@@ -3,20 +3,29 @@
 from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from buildlib.cache.sizes import parse_age, size_text
 from harness.cli.arguments import Json
 from harness.cli.results_export import export
 from harness.cli.results_import import import_results
 from harness.cli.results_show import show
 from harness.console import Row, answers, print_json, print_remark, print_rows
-from harness.errors import WrongUseError
+from harness.errors import CorruptRunError, WrongUseError
+from harness.results import maintenance
+from harness.results.alerts import assess_store, review_new
+from harness.results.history import JUDGED_METRICS
+from harness.results.maintenance import (
+    KeptCounts,
+    PruneCounts,
+    PrunePolicy,
+    disk_usage,
+    list_inventory,
+)
+from harness.results.store import ResultsStore
 from harness.words import pluralize, soc_label
-
-if TYPE_CHECKING:
-    from harness.results.maintenance import KeptCounts, PruneCounts, PrunePolicy
 
 app = typer.Typer(
     help="List, export, import and remove what a results database holds.",
@@ -34,10 +43,6 @@ Database = Annotated[
 @app.command("ls")
 def ls(db: Database = "results.db", json: Json = False) -> None:
     """List the results by day, container, runtime and device, and the size of the database."""
-    from buildlib.cache.sizes import size_text
-    from harness.results.maintenance import disk_usage, list_inventory
-    from harness.results.store import ResultsStore
-
     with ResultsStore.open(db, create=False) as store:
         location = store.location
         inventory, usage = list_inventory(store.database), disk_usage(store.database)
@@ -111,13 +116,6 @@ def prune(
     them is that old and none is running. Perplexities are kept, as later benchmarks are checked
     against them, and so are the nights that open and acknowledged alerts are judged by.
     """
-    from harness.errors import CorruptRunError
-    from harness.results import maintenance
-    from harness.results.alerts import assess_store, review_new
-    from harness.results.history import JUDGED_METRICS
-    from harness.results.maintenance import KeptCounts, PruneCounts, PrunePolicy
-    from harness.results.store import ResultsStore
-
     policy = PrunePolicy(_moment(older_than), only_telemetry=keep_measurements)
     with ResultsStore.open(db, create=False) as store:
         if not keep_measurements:
@@ -162,8 +160,6 @@ def prune(
 
 
 def _moment(age: str) -> datetime:
-    from buildlib.cache.sizes import parse_age
-
     try:
         return datetime.now(UTC) - parse_age(age, "--older-than")
     except OverflowError:
@@ -171,10 +167,10 @@ def _moment(age: str) -> datetime:
 
 
 def _announce(
-    planned: "PruneCounts",
-    policy: "PrunePolicy",
+    planned: PruneCounts,
+    policy: PrunePolicy,
     location: str,
-    kept: "KeptCounts",
+    kept: KeptCounts,
     *,
     dry_run: bool,
 ) -> None:
@@ -191,16 +187,12 @@ def _announce(
             print_remark(f"{pluralize(count, noun)} of that age {verb}: {why} {what}")
 
 
-def _conclude(removed: "PruneCounts", policy: "PrunePolicy", freed: int, left: int) -> None:
-    from buildlib.cache.sizes import size_text
-
+def _conclude(removed: PruneCounts, policy: PrunePolicy, freed: int, left: int) -> None:
     given = f"{size_text(freed)} freed" if freed > 0 else "nothing freed"
     answers().print(f"removed {_in_words(removed, policy)}; {given}, {size_text(left)} left")
 
 
-def _in_words(amount: "PruneCounts", policy: "PrunePolicy") -> str:
-    from buildlib.cache.sizes import size_text
-
+def _in_words(amount: PruneCounts, policy: PrunePolicy) -> str:
     telemetry = (
         f"telemetry of {pluralize(amount.telemetry, 'repetition')}, "
         f"{size_text(amount.telemetry_bytes)}"

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from buildlib.files import atomic_write_bytes
 from harness.console import print_remark
 from harness.errors import HostFileError, WrongUseError
 from harness.moments import parse_moment
+from harness.results.store import RunFilter
 from harness.words import csv_cell, pluralize
 
 if TYPE_CHECKING:
-    import pandas as pd
-
-    from harness.results.store import RunFilter
+    import pandas as pd  # slow to import
 
 _STDOUT = "-"
 
@@ -77,7 +77,6 @@ def export(
     if file == _STDOUT:
         sys.stdout.buffer.write(content)
         return
-    from buildlib.files import atomic_write_bytes
 
     try:
         atomic_write_bytes(Path(file), content)
@@ -93,9 +92,7 @@ def _filter(
     soc: str | None,
     kind: Kind | None,
     status: Status | None,
-) -> "RunFilter":
-    from harness.results.store import RunFilter
-
+) -> RunFilter:
     return RunFilter(
         kind=kind,
         status=status,
@@ -117,8 +114,8 @@ def _format_of(file: str, given: Format | None) -> Format:
     return Format(suffix)
 
 
-def _read(db: str, rows: Rows, wanted: "RunFilter") -> "pd.DataFrame":
-    from harness.results import frames
+def _read(db: str, rows: Rows, wanted: RunFilter) -> "pd.DataFrame":
+    from harness.results import frames  # with pandas
 
     found = frames(db, wanted, telemetry=rows is Rows.TELEMETRY)
     frame: pd.DataFrame = getattr(found, rows)

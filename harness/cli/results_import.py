@@ -2,17 +2,18 @@
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from harness.cli.arguments import Json
+from harness.cli.bench_options import parse_labels
 from harness.console import answers, print_json, print_remark
 from harness.errors import WrongUseError
+from harness.importing.importer import Facts, Imported, read_runs, store_runs
+from harness.importing.importer import Tool as KnownTool
+from harness.results.store import ResultsStore
 from harness.words import pluralize
-
-if TYPE_CHECKING:
-    from harness.importing.importer import Imported
 
 Tool = Literal["llama-bench", "genie", "geniex-bench", "executorch", "etdump", "mllm", "ai-hub"]
 
@@ -53,11 +54,6 @@ def import_results(
     imported before are not imported again, so a file may grow from night to night. The file itself
     is kept with its runs.
     """
-    from harness.cli.bench_options import parse_labels
-    from harness.importing.importer import Facts, read_runs, store_runs
-    from harness.importing.importer import Tool as KnownTool
-    from harness.results.store import ResultsStore
-
     facts = Facts(
         model=model,
         precision=precision,
@@ -81,7 +77,7 @@ def import_results(
         _show(path, imported, location)
 
 
-def _document(path: Path, imported: "Imported") -> dict[str, object]:
+def _document(path: Path, imported: Imported) -> dict[str, object]:
     return {
         "file": str(path),
         "tool": imported.tool,
@@ -91,7 +87,7 @@ def _document(path: Path, imported: "Imported") -> dict[str, object]:
     }
 
 
-def _show(path: Path, imported: "Imported", location: str) -> None:
+def _show(path: Path, imported: Imported, location: str) -> None:
     for line, reason in imported.refused:
         print_remark(f"{path}: left out line {line}: {reason}")
     if not imported.runs:

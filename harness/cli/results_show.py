@@ -1,10 +1,12 @@
 """`qnnfarm results show`: one stored run, or all runs of a group."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from buildlib.files import atomic_write_bytes
 from harness.cli.arguments import Json, TraceFile
 from harness.cli.recorded_session import save_trace
 from harness.console import (
@@ -18,13 +20,18 @@ from harness.console import (
 )
 from harness.errors import HostFileError
 from harness.paths import safe_file_name
+from harness.results.identity import (
+    Subject,
+    describe_clocks,
+    describe_container,
+    describe_scored,
+    device_name,
+)
+from harness.results.metrics import METRICS
+from harness.results.records import Artifact, Run
+from harness.results.statistics.summary import summarise
+from harness.results.store import ResultsStore
 from harness.words import pluralize, soc_label
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from harness.results.records import Artifact, Run
-    from harness.results.store import ResultsStore
 
 RunId = Annotated[
     str,
@@ -51,8 +58,6 @@ def show(
 
     Of a group, as the sessions of a benchmark or both sides of a comparison, it shows all runs.
     """
-    from harness.results.store import ResultsStore
-
     with ResultsStore.open(db, create=False) as store:
         runs = store.find_runs(run)
         artifacts = {one.id: store.artifacts(one.id) for one in runs}
@@ -82,10 +87,8 @@ def show(
         console.print(EMULATOR)
 
 
-def _save(store: "ResultsStore", kept: "Sequence[Artifact]", folder: Path) -> None:
+def _save(store: ResultsStore, kept: Sequence[Artifact], folder: Path) -> None:
     """Write kept files; their names come from a database, so they stay in the folder."""
-    from buildlib.files import atomic_write_bytes
-
     for artifact in kept:
         path = folder / safe_file_name(artifact.name)
         content = store.read_artifact(artifact)
@@ -96,7 +99,7 @@ def _save(store: "ResultsStore", kept: "Sequence[Artifact]", folder: Path) -> No
         print_remark(f"wrote {path}")
 
 
-def _show(run: "Run", artifacts: "Sequence[Artifact]") -> None:
+def _show(run: Run, artifacts: Sequence[Artifact]) -> None:
     console = answers()
     console.print(f"{run.kind} {run.id}: {run.status}")
     if run.error:
@@ -117,16 +120,8 @@ def _show(run: "Run", artifacts: "Sequence[Artifact]") -> None:
         print_text(run.generated_text)
 
 
-def _facts(run: "Run") -> list[tuple[str, str]]:
+def _facts(run: Run) -> list[tuple[str, str]]:
     """Return what ran, where and how; empty where it is unknown."""
-    from harness.results.identity import (
-        Subject,
-        describe_clocks,
-        describe_container,
-        describe_scored,
-        device_name,
-    )
-
     container, device, source = run.container, run.device, run.provenance
     soc = soc_label(device.soc, emulator=device.emulator)
     scored = run.workload.perplexity
@@ -165,16 +160,13 @@ def _facts(run: "Run") -> list[tuple[str, str]]:
     ]
 
 
-def _versions(name: str, versions: "Mapping[str, str]") -> str:
+def _versions(name: str, versions: Mapping[str, str]) -> str:
     listed = ", ".join(f"{key} {value}" for key, value in sorted(versions.items()))
     return f"{name}: {listed}" if name and listed else name or listed
 
 
-def _print_values(run: "Run") -> None:
+def _print_values(run: Run) -> None:
     """Print every repetition, warm-ups in brackets, with mean and spread of the measured ones."""
-    from harness.results.metrics import METRICS
-    from harness.results.statistics.summary import summarise
-
     rows = []
     for key, metric in METRICS.items():
         warmups, values = run.values(key, warmup=True), run.values(key)

@@ -3,21 +3,20 @@
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich.console import Console
 from rich.text import Text
 
 from harness.cli.arguments import Json, MaxParallel, PlanDb, PlanFile, PlanPool
+from harness.cli.run_progress import RunProgress
 from harness.console import EMULATOR, Row, answers, print_json, print_rows, remarks
 from harness.errors import WrongUseError
+from harness.plans.matrix import cell_as_mapping
+from harness.plans.outcome import Failure, Summary
+from harness.plans.plan_run import PlanRun, open_plan_run
 from harness.words import pluralize
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from harness.plans.outcome import Failure, Summary
-    from harness.plans.plan_run import PlanRun
 
 
 def run(
@@ -61,8 +60,6 @@ def run(
 
     Exits 1 if cells failed, 2 if devices alone kept it from measuring anything.
     """
-    from harness.plans.plan_run import open_plan_run
-
     if cancel and not lab:
         raise WrongUseError("--cancel needs --lab: Ctrl-C ends a plan that runs here")
     if lab:
@@ -93,7 +90,6 @@ def _in_lab(
     except ImportError as error:
         reason = f"--lab needs {error.name}: pip install 'qnnfarm[lab]'"
         raise WrongUseError(reason) from error
-    from harness.cli.run_progress import RunProgress
 
     console = remarks()
     with open_lab_run(plan_file, db=db, only=only, fresh=fresh) as run:
@@ -114,9 +110,7 @@ def _in_lab(
         raise typer.Exit(summary.exit_code)
 
 
-def _run(plan_run: "PlanRun", max_parallel: int | None, console: "Console") -> "Summary":
-    from harness.cli.run_progress import RunProgress
-
+def _run(plan_run: PlanRun, max_parallel: int | None, console: Console) -> Summary:
     if plan_run.done_before or plan_run.lost:
         words = f"resuming: {plan_run.done_before} of {len(plan_run.cells)} cells are done"
         lost = f"; {plan_run.lost} were interrupted and run again" if plan_run.lost else ""
@@ -126,9 +120,7 @@ def _run(plan_run: "PlanRun", max_parallel: int | None, console: "Console") -> "
         return plan_run.run(max_parallel=max_parallel, observer=progress)
 
 
-def _show_cells(plan_run: "PlanRun", *, as_json: bool) -> None:
-    from harness.plans.matrix import cell_as_mapping
-
+def _show_cells(plan_run: PlanRun, *, as_json: bool) -> None:
     cells = plan_run.cells
     if as_json:
         print_json([{**cell_as_mapping(cell), "done": plan_run.is_done(cell)} for cell in cells])
@@ -141,7 +133,7 @@ def _show_cells(plan_run: "PlanRun", *, as_json: bool) -> None:
     answers().print(f"{pluralize(len(cells), 'cell')}, {plan_run.done_before} done")
 
 
-def _failed_runs(plan_run: "PlanRun", summary: "Summary") -> dict[str, str]:
+def _failed_runs(plan_run: PlanRun, summary: Summary) -> dict[str, str]:
     """Return the stored runs of the failed cells, by the cell's key."""
     runner = plan_run.runner
     if runner is None:
@@ -151,7 +143,7 @@ def _failed_runs(plan_run: "PlanRun", summary: "Summary") -> dict[str, str]:
     return {key: run.id for key, run in runs if run is not None}
 
 
-def _document(plan_run: "PlanRun", summary: "Summary") -> dict[str, object]:
+def _document(plan_run: PlanRun, summary: Summary) -> dict[str, object]:
     failed = _failed_runs(plan_run, summary)
     return {
         "plan": plan_run.plan.name,
@@ -171,7 +163,7 @@ def _document(plan_run: "PlanRun", summary: "Summary") -> dict[str, object]:
     }
 
 
-def _print_outcomes(summary: "Summary") -> None:
+def _print_outcomes(summary: Summary) -> None:
     rows = []
     first: dict[Failure, str] = {}
     for outcome in summary.outcomes:
@@ -187,7 +179,7 @@ def _print_outcomes(summary: "Summary") -> None:
     print_rows(("cell", "", "device", "result"), rows)
 
 
-def _show(plan_run: "PlanRun", summary: "Summary") -> None:
+def _show(plan_run: PlanRun, summary: Summary) -> None:
     _print_outcomes(summary)
     console = answers()
     left = summary.count("left") + summary.count("interrupted")

@@ -2,20 +2,17 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from buildlib.toolchains.base import TensorInfo
+from buildlib.toolchains.base import TensorInfo
 
 _NUMBER = re.compile(r"\d+")
 
 
-def print_facts(console: "Console", facts: Mapping[str, object]) -> None:
+def print_facts(console: Console, facts: Mapping[str, object]) -> None:
     """Print names and values in two columns, without empty values."""
     shown = {name: _text(value) for name, value in facts.items() if value not in ("", None)}
     width = max(map(len, shown), default=0)
@@ -24,9 +21,9 @@ def print_facts(console: "Console", facts: Mapping[str, object]) -> None:
 
 
 def print_tensors(
-    console: "Console",
-    inputs: Sequence["TensorInfo"],
-    outputs: Sequence["TensorInfo"],
+    console: Console,
+    inputs: Sequence[TensorInfo],
+    outputs: Sequence[TensorInfo],
     *,
     every: bool,
 ) -> None:
@@ -50,7 +47,7 @@ def print_tensors(
     console.print(table)
 
 
-def alike(tensors: Sequence["TensorInfo"]) -> list[list["TensorInfo"]]:
+def alike(tensors: Sequence[TensorInfo]) -> list[list[TensorInfo]]:
     """Group tensors of equal shape and type whose names differ in their first number only."""
     groups: dict[tuple[str, tuple[int, ...], str], list[TensorInfo]] = {}
     for tensor in tensors:

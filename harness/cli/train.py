@@ -1,4 +1,7 @@
-"""`qnnfarm train`: what speculation needs beside a model, trained with torch."""
+"""`qnnfarm train`: what speculation needs beside a model, trained with torch.
+
+Torch, and what imports it, comes with an extra and is imported when a training begins.
+"""
 
 import time
 from collections.abc import Callable, Mapping

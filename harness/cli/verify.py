@@ -1,19 +1,24 @@
 """`qnnfarm verify`: a model as we read it, beside transformers, before any build."""
 
+import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from buildlib.checkpoint.config import load_config
+from buildlib.checkpoint.layout import CONFIG_FILE, TOKENIZER_FILE
+from buildlib.checkpoint.tokenizer import load_tokenizer
+from buildlib.numerics.divergence import Divergence
+from buildlib.numerics.transformers import installed_versions
+from buildlib.pipeline.sources import find_source
+from buildlib.pipeline.verification import ModelVerification, verify_model
 from harness.cli.arguments import Json, read_text
 from harness.cli.dialog_options import parse_tokens
 from harness.console import Row, answers, print_json, print_remark, print_rows
 from harness.errors import WrongUseError
 from harness.exit_codes import BAD
-
-if TYPE_CHECKING:
-    from buildlib.numerics.divergence import Divergence
-    from buildlib.pipeline.verification import ModelVerification
+from harness.results.metrics import METRICS
 
 _HEADINGS = ("tokens", "count", "SQNR", "KL", "top-1", "perplexity", "reference", "relative")
 
@@ -48,10 +53,6 @@ def verify(
     Needs torch and transformers: `pip install 'qnnfarm[reference]'`. Code that comes with a model
     is never run.
     """
-    from buildlib.numerics.transformers import installed_versions
-    from buildlib.pipeline.sources import find_source
-    from buildlib.pipeline.verification import verify_model
-
     if text is not None and tokens is not None:
         raise WrongUseError("--text and --tokens: give one of them")
     ids = None if tokens is None else list(parse_tokens(tokens))
@@ -74,16 +75,12 @@ def verify(
 
 
 def _encode(text: str, folder: Path) -> list[int]:
-    from buildlib.checkpoint.config import load_config
-    from buildlib.checkpoint.layout import CONFIG_FILE, TOKENIZER_FILE
-    from buildlib.checkpoint.tokenizer import load_tokenizer
-
     tokenizer = load_tokenizer(folder / TOKENIZER_FILE)
     ids = tokenizer.encode(text, add_special_tokens=False).ids
     return [load_config(folder / CONFIG_FILE).bos_token_id, *ids]
 
 
-def _document(found: "ModelVerification", versions: dict[str, str]) -> dict[str, object]:
+def _document(found: ModelVerification, versions: dict[str, str]) -> dict[str, object]:
     return {
         "passed": found.passed,
         "bound": str(found.bound),
@@ -93,16 +90,12 @@ def _document(found: "ModelVerification", versions: dict[str, str]) -> dict[str,
     }
 
 
-def _values(one: "Divergence") -> dict[str, object]:
-    import math
-
+def _values(one: Divergence) -> dict[str, object]:
     sqnr = one.sqnr_db if math.isfinite(one.sqnr_db) else None
     return {"tokens": one.steps, "sqnr_db": sqnr, "relative": one.relative, **one.metrics}
 
 
-def _cells(name: str, one: "Divergence") -> list[str]:
-    from harness.results.metrics import METRICS
-
+def _cells(name: str, one: Divergence) -> list[str]:
     kl, top1 = METRICS["kl_divergence"].show(one.kl), METRICS["top1_agreement"].show(one.top1)
     perplexities = (f"{one.perplexity:.3f}", f"{one.perplexity_float:.3f}")
     sqnr = f"{one.sqnr_db:.1f} dB"

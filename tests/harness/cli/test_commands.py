@@ -18,11 +18,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-import typer
-from typer.core import TyperGroup
 from typer.testing import CliRunner
 
-from harness.cli.app import build_app
+from harness.cli.app import PANELS, build_app, load_command
 from harness.devices.adb.client import AdbServer
 from harness.devices.adb.connection import ServerAddress
 from harness.devices.adb.device import AdbDevice
@@ -36,22 +34,15 @@ from tests.conftest import kill_server
 Run = Callable[..., Done]
 
 
-def _commands(group: TyperGroup, before: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    yield before
-    for name, command in group.commands.items():
-        if isinstance(command, TyperGroup):
-            yield from _commands(command, (*before, name))
-        else:
-            yield (*before, name)
+def all_commands() -> Iterator[tuple[str, ...]]:
+    yield ()
+    for name in (name for panel in PANELS.values() for name in panel):
+        yield (name,)
+        for below in getattr(load_command(name), "commands", {}):
+            yield name, below
 
 
-def all_commands() -> list[tuple[str, ...]]:
-    app = typer.main.get_command(build_app())
-    assert isinstance(app, TyperGroup)
-    return list(_commands(app))
-
-
-COMMANDS = all_commands()
+COMMANDS = list(all_commands())
 # A whole path of a user is many commands, and a machine may be slow.
 pytestmark = pytest.mark.timeout(900)
 SHAPE = ("--ar", "1,32", "--cl", "192", "--splits", "2")
