@@ -59,6 +59,8 @@ def pytest_configure() -> None:
     if "virtual" not in device_types():
         raise pytest.UsageError("entry points are stale: `pip install --no-deps -e .` renews them")
     # For workers and commands too:
+    # Container images set it; each of thousands of processes would compile what it imports.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the cores are the workers' already
     if probe_namespace().kind is NamespaceKind.NONE:
         os.environ[FORCE_VARIABLE] = NamespaceKind.NONE

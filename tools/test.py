@@ -55,8 +55,6 @@ def main(arguments: Sequence[str]) -> int:
     if list(arguments) == [_SET_UP]:
         return 0
     environment = dict(os.environ)
-    # Container images set it; each of thousands of processes would then compile what it imports.
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     if installed:
         environment[PACKAGES_VARIABLE] = "installed"
     command = [python, "-m", "pytest", *arguments]

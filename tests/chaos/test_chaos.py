@@ -27,6 +27,8 @@ from tests.chaos.drawing import cases_with, draw
 from tests.chaos.ends import End, unexplained
 from tests.chaos.lab import end_adb
 
+pytestmark = pytest.mark.first
+
 SEED = int(os.environ.get("QNNFARM_CHAOS_SEED", "4"))
 FAULTS = int(os.environ.get("QNNFARM_CHAOS_FAULTS", "700"))
 WORKERS = int(os.environ.get("QNNFARM_CHAOS_WORKERS", "2"))

@@ -33,6 +33,7 @@ from reports.lab.app import make_app
 from reports.lab.board import Board, BoardReader
 from reports.lab.metrics import render_metrics
 from reports.lab.view import View
+from tests import command_line
 from tests.reports.conftest import Sample, speeds
 from tests.system import program
 from tools import screenshots
@@ -403,11 +404,10 @@ def test_command_refuses_what_cannot_be_served(folder: Path) -> None:
             (["--tokens", "nowhere"], "No such file"),
             (["--unix-socket", "/nowhere/x"], "No such file"),
         ):
-            with serve_command(folder, *arguments) as server:
-                _, told = server.communicate(timeout=60)
-                assert server.returncode == 2
-                assert words in told
-                assert told.count("\n") == 1, told
+            done = command_line.qnnfarm("serve", *arguments, cwd=folder)
+            assert done.returncode == 2
+            assert words in done.stderr
+            assert done.stderr.count("\n") == 1, done.stderr
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,8 @@ from suites.models import tiny_llama
 from tests import command_line
 from tests.qairt_sdk import make_sdk
 
+pytestmark = pytest.mark.first
+
 Run = Callable[..., command_line.Done]
 
 

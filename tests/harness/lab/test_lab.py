@@ -21,6 +21,8 @@ from harness.lab.submission import open_lab_run
 from harness.results.store import ResultsStore
 from tests.postgresql_server import PostgresqlServer, running_postgresql_server
 
+pytestmark = pytest.mark.first
+
 DEAD_AFTER_S = 3
 POOL = """
 devices:

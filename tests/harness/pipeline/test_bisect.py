@@ -31,6 +31,8 @@ from tests.buildlib.conftest import MakeCheckpoint
 from tests.command_line import qnnfarm
 from tests.harness.pipeline.conftest import MakeRecipe
 
+pytestmark = pytest.mark.first
+
 EASY_TEXT = "And the LORD spake unto Moses, saying, " * 20
 LAYERS = BisectOptions(granularity="layer", kinds=("weight",))
 

@@ -22,6 +22,8 @@ from tests.harness.pool.interrupts import Interrupter
 if TYPE_CHECKING:
     from harness.devices.base import Device
 
+pytestmark = pytest.mark.first
+
 
 class HandDevice:
     serial = "serial"
