@@ -117,9 +117,7 @@ def writing_trace(
 def _write_trace(trace: Path, store: LazyResultsStore, group_ids: Sequence[str]) -> None:
     if store.existing is None:
         return
-    found = [store.existing.list_runs(RunFilter(group_id=group_id)) for group_id in group_ids]
-    runs = sorted((run for group in found for run in group), key=lambda run: run.created_at)
-    save_trace(store.existing, runs, trace)
+    save_trace(store.existing, store.existing.list_runs(RunFilter(group_ids=group_ids)), trace)
 
 
 def save_trace(store: ResultsStore, runs: Sequence[Run], trace: Path) -> None:

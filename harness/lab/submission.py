@@ -3,7 +3,7 @@
 import getpass
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -74,29 +74,38 @@ class LabRun:
                 time.sleep(_TICK_S)
         except KeyboardInterrupt:
             interrupted = True
-        return Summary(tuple(self._outcomes()), time.monotonic() - began, interrupted)
+        outcomes = tuple(self._outcomes(self.cells, self.jobs.ends(self.id)))
+        return Summary(outcomes, time.monotonic() - began, interrupted)
 
     def _tell(self, observer: Observer, told: dict[str, str]) -> bool:
         """Tell what changed; return whether anything waits or runs."""
         live = bool(self.jobs.live(self.id))  # first: what ends from here on is told next time
         ends = self.jobs.ends(self.id)
-        for cell in self.cells:
-            end = ends.get(cell.key)
-            if end is None or told.get(cell.key) == end.status:
-                continue
+        changed = [
+            cell
+            for cell in self.cells
+            if cell.key in ends and told.get(cell.key) != ends[cell.key].status
+        ]
+        told |= {cell.key: ends[cell.key].status for cell in changed}
+        for cell in changed:
+            end = ends[cell.key]
             if end.status == "begun":
                 observer.on_cell_start(cell, f"{end.device} on {end.host}")
-            elif cell.key in self.submitted and end.status != "interrupted":
-                observer.on_cell_end(self._outcome(cell, end))
-            told[cell.key] = end.status
+        ended = [cell for cell in changed if ends[cell.key].status not in {"begun", "interrupted"}]
+        news = [cell for cell in ended if cell.key in self.submitted]
+        for outcome in self._outcomes(news, ends):
+            observer.on_cell_end(outcome)
         return live
 
-    def _outcomes(self) -> Iterator[CellOutcome]:
-        ends = self.jobs.ends(self.id)
-        return (self._outcome(cell, ends.get(cell.key)) for cell in self.cells)
+    def _outcomes(
+        self, cells: Sequence[Cell], ends: Mapping[str, CellEnd]
+    ) -> Iterator[CellOutcome]:
+        results = self.results(cells, ends)
+        for cell in cells:
+            yield self._outcome(cell, ends.get(cell.key), results.get(cell.key))
 
-    def _outcome(self, cell: Cell, end: CellEnd | None) -> CellOutcome:
-        result, device = self.result(cell, end), ""
+    def _outcome(self, cell: Cell, end: CellEnd | None, result: CellResult | None) -> CellOutcome:
+        device = ""
         if end is not None:
             device = f"{end.device} on {end.host}"
         if result is not None:
@@ -107,15 +116,22 @@ class LabRun:
         failure = Failure(FailureClass.OUTPUT, end.error, end.reason)
         return CellOutcome(cell, "failed", device=device, failures=((device, failure),))
 
-    def result(self, cell: Cell, end: CellEnd | None) -> CellResult | None:
-        """Return the result of a cell: the store's, but for plain commands, which store none.
+    def results(
+        self, cells: Sequence[Cell], ends: Mapping[str, CellEnd]
+    ) -> Mapping[str, CellResult]:
+        """Return results by the cells' keys: the store's, but for commands, which store none.
 
         Args:
-            end: what became of the cell, if it has begun.
+            ends: what became of those that have begun.
         """
-        if cell.workload.needs_container:
-            return self.runner.stored_result(cell)
-        return CellResult(summary=end.summary) if end and end.status == "done" else None
+        commands = {
+            cell.key: CellResult(summary=ends[cell.key].summary)
+            for cell in cells
+            if not cell.workload.needs_container
+            and cell.key in ends
+            and ends[cell.key].status == "done"
+        }
+        return {**commands, **self.runner.stored_results(cells)}
 
 
 @contextmanager
@@ -158,9 +174,8 @@ def open_lab_run(
         plan_run = jobs.begin(plan.name, own_address(), fresh=fresh)
         runner = DeviceCellRunner(store, models, plan_run)
         run = LabRun(plan, cells, plan_run, jobs, runner, frozenset(), store.location)
-        ends = jobs.ends(plan_run)
-        missing = frozenset(c.key for c in cells if run.result(c, ends.get(c.key)) is None)
-        yield replace(run, submitted=missing)
+        done = run.results(cells, jobs.ends(plan_run))
+        yield replace(run, submitted=frozenset(c.key for c in cells if c.key not in done))
 
 
 def own_address() -> str:

@@ -4,7 +4,7 @@ import contextlib
 import hashlib
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
@@ -19,7 +19,7 @@ from harness.plans.cells import Cell
 from harness.plans.outcome import CellResult
 from harness.plans.protocols import LeasedDevice
 from harness.pool.lease import LeasedDevice as PoolDevice
-from harness.results.records import Run, RunStatus, now
+from harness.results.records import Run, now
 from harness.results.store import LazyResultsStore, RunFilter
 from harness.runtimes.base import LogLevel, Model
 from harness.runtimes.registry import DEFAULT_RUNTIME, open_model
@@ -29,6 +29,8 @@ from harness.workloads.base import Recording, WorkloadResult, stored_result
 from harness.workloads.session import Session, SessionOptions, meet_conditions
 
 _SWEEP_S = 30.0
+_MOST_ASKED = 500
+"""Cells whose results one query asks for."""
 
 
 class ModelCache:
@@ -125,25 +127,39 @@ class DeviceCellRunner:
         finally:
             with cancel.shield():
                 session.close()
+        if result.run is not None and result.run.status != "done":
+            return self.stored_result(cell) or _cell_result(result)  # another try was sooner
         return _cell_result(result)
 
     def group_id(self, cell: Cell) -> str:
         """Return the group of the cell's sessions in the store, which resuming a plan keeps."""
         return hashlib.sha256(f"{self.plan_run_id}:{cell.group}".encode()).hexdigest()[:32]
 
-    def stored_result(self, cell: Cell) -> CellResult | None:
-        """Return the result of a cell that an earlier run of the plan stored.
+    def stored_results(self, cells: Iterable[Cell]) -> Mapping[str, CellResult]:
+        """Return the results, by their keys, of cells that an earlier run of the plan stored.
 
         The store is asked, not the journal, so that a process killed between the two repeats
         nothing, and results that were deleted are measured again.
         """
-        runs = [run for run in self._stored_runs(cell) if run.session == cell.session]
-        return _cell_result(stored_result(runs[-1])) if runs else None
+        wanted = {(self.group_id(cell), cell.session): cell for cell in cells if _is_stored(cell)}
+        chosen, results = list(wanted), dict[str, CellResult]()
+        for start in range(0, len(chosen), _MOST_ASKED):
+            groups, sessions = map(set, zip(*chosen[start : start + _MOST_ASKED], strict=True))
+            for run in self._list(RunFilter(status="done", group_ids=groups, sessions=sessions)):
+                cell = wanted.get((run.group_id, run.session))
+                if cell is not None:
+                    results[cell.key] = _cell_result(stored_result(run))
+        return results
+
+    def stored_result(self, cell: Cell) -> CellResult | None:
+        """Return the result of a cell that an earlier run of the plan stored, if any did."""
+        return self.stored_results([cell]).get(cell.key)
 
     def failed_run(self, cell: Cell, *, since: datetime | None = None) -> Run | None:
         """Return the run of the cell's newest failed try, if it was stored."""
-        runs = self._stored_runs(cell, "failed", since)
-        return next((run for run in reversed(runs) if run.session == cell.session), None)
+        groups, sessions = [self.group_id(cell)], [cell.session]
+        wanted = RunFilter(status="failed", group_ids=groups, sessions=sessions, since=since)
+        return next(reversed(self._list(wanted)), None) if _is_stored(cell) else None
 
     @property
     def has_results(self) -> bool:
@@ -151,12 +167,9 @@ class DeviceCellRunner:
         return self.store.existing is not None
 
     def _recording(self, cell: Cell, session: Session, cancel: CancelToken) -> Recording:
-        first: Run | None = None
-        for run in self._stored_runs(cell):
-            device = session.properties
-            if (run.device.soc, run.device.emulator) == (device.soc, device.emulator):
-                first = run
-                break
+        device, groups = session.properties, [self.group_id(cell)]
+        same = RunFilter(status="done", group_ids=groups, soc=device.soc, emulator=device.emulator)
+        first = next(iter(self._list(same)), None) if _is_stored(cell) else None
         return Recording(
             self.store.open,
             self.group_id(cell),
@@ -168,13 +181,14 @@ class DeviceCellRunner:
             shield=cancel.shield,
         )
 
-    def _stored_runs(
-        self, cell: Cell, status: RunStatus = "done", since: datetime | None = None
-    ) -> tuple[Run, ...]:
+    def _list(self, wanted: RunFilter) -> tuple[Run, ...]:
         store = self.store.existing
-        if store is None or not cell.workload.needs_container:
-            return ()
-        return store.list_runs(RunFilter(status=status, group_id=self.group_id(cell), since=since))
+        return () if store is None else store.list_runs(wanted)
+
+
+def _is_stored(cell: Cell) -> bool:
+    """Return whether a cell stores a run, as all do but plain commands."""
+    return cell.workload.needs_container
 
 
 def _end_processes(device: LeasedDevice) -> None:

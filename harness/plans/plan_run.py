@@ -1,7 +1,7 @@
 """A run of a plan: its cells, journal, results and pool, opened together."""
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -179,22 +179,24 @@ def open_plan_run(
         done: dict[str, CellResult] = {}
         lost = 0
         if not fresh:
-            results = ((cell.key, _earlier_result(cell, journal, runner)) for cell in cells)
-            done = {key: result for key, result in results if result is not None}
+            done = _earlier_results(cells, journal, runner)
             lost = sum(cell.key in journal.lost() and cell.key not in done for cell in cells)
         yield PlanRun(
             plan, cells, journal, runner, pool_file, pool, done, lost, store.location, on_progress
         )
 
 
-def _earlier_result(cell: Cell, journal: Journal, runner: DeviceCellRunner) -> CellResult | None:
-    """Return the result of a cell from an earlier run; the store lacks those of plain commands."""
-    entry = journal.entry(cell.key)
-    if entry is None:
-        return None
-    if cell.workload.needs_container:
-        return runner.stored_result(cell)
-    return entry.result if entry.status == "done" else None
+def _earlier_results(
+    cells: Iterable[Cell], journal: Journal, runner: DeviceCellRunner
+) -> dict[str, CellResult]:
+    """Return results of an earlier run by the cells' keys; the store lacks plain commands'."""
+    begun = [(cell, entry) for cell in cells if (entry := journal.entry(cell.key))]
+    commands = {
+        cell.key: entry.result
+        for cell, entry in begun
+        if entry.status == "done" and not cell.workload.needs_container
+    }
+    return {**commands, **runner.stored_results(cell for cell, _ in begun)}
 
 
 def find_database(plan: Plan, plan_file: Path, db: str | None = None) -> str:

@@ -57,7 +57,4 @@ class TestRecordings:
         store = self.store.existing
         if store is None:
             return ()
-        found = (
-            run for group in self.group_ids for run in store.list_runs(RunFilter(group_id=group))
-        )
-        return tuple(run for run in found if run.session == self.number)
+        return store.list_runs(RunFilter(group_ids=self.group_ids, sessions=(self.number,)))

@@ -65,7 +65,7 @@ _CLOSING_S = 1.0
 _SHORTEST_ID = 4
 """Digits of the beginning of an id or a hash that may stand for it."""
 _MOST_NAMED = 5
-_EQUAL = ("kind", "model", "target", "soc", "emulator", "container_sha256", "group_id", "plan")
+_EQUAL = ("kind", "model", "target", "soc", "emulator", "container_sha256", "plan")
 """Columns that a filter may ask for; status depends on writers."""
 _PATHS = {column.name: path for column, path in schema.RUN.paths()}
 
@@ -75,6 +75,8 @@ class RunFilter:
     """Filter of runs; `None` matches every run.
 
     Attributes:
+        group_ids: of the groups.
+        sessions: by their numbers.
         since: created then or later; with its time zone.
         newest: at most this many, the newest ones.
         plan: name of the plan that they are cells of.
@@ -89,7 +91,8 @@ class RunFilter:
     soc: str | None = None
     emulator: bool | None = None
     container_sha256: str | None = None
-    group_id: str | None = None
+    group_ids: Collection[str] | None = None
+    sessions: Collection[int] | None = None
     since: datetime | None = None
     newest: int | None = None
     plan: str | None = None
@@ -101,6 +104,8 @@ class RunFilter:
         return (
             all(value == attrgetter(_PATHS[column])(run) for column, value in self.equal.items())
             and self.status in {None, run.status}
+            and (self.group_ids is None or run.group_id in map(to_name, self.group_ids))
+            and (self.sessions is None or run.session in self.sessions)
             and (self.since is None or run.created_at >= self.since)
             and self._has_container(run.container)
             and all(_has_label(run, label) for label in self.labels)
@@ -418,7 +423,7 @@ class ResultsStore(Closeable):
         with self.database.reading() as connection:
             runs, found = connection.scalars(ids).all(), connection.scalars(groups).all()
         if len(found) == 1 and (len(runs) != 1 or runs == found):
-            return self.list_runs(RunFilter(group_id=found[0]))
+            return self.list_runs(RunFilter(group_ids=found))
         if len(runs) == 1 and not found:
             return (self.get_run(runs[0]),)
         if not runs and not found:
@@ -561,6 +566,10 @@ def select_runs(wanted: RunFilter) -> Select[Any]:
     if wanted.status is not None:
         stored = {wanted.status, "running"} if unsure else {wanted.status}
         query = query.where(table.c.status.in_(sorted(stored)))
+    if wanted.group_ids is not None:
+        query = query.where(table.c.group_id.in_([to_name(one) for one in wanted.group_ids]))
+    if wanted.sessions is not None:
+        query = query.where(table.c.session.in_(wanted.sessions))
     if wanted.since is not None:
         query = query.where(table.c.created_at >= wanted.since)
     unsure = unsure or wanted.container is not None or bool(wanted.labels)

@@ -260,7 +260,7 @@ def test_any_text_can_be_looked_for(store: ResultsStore, make_run: MakeRun) -> N
             store.get_run(text)
         with pytest.raises(UnknownRunError):
             store.telemetry(text)
-    assert store.list_runs(RunFilter(group_id=text)) == ()
+    assert store.list_runs(RunFilter(group_ids=[text])) == ()
 
 
 @pytest.mark.parametrize("count", [2**31, 2**63, 2**80])

@@ -48,7 +48,7 @@ def test_sides_take_turns_on_the_same_device(
         )
         runs = compared.runs
         assert store.existing is not None
-        stored = store.existing.list_runs(RunFilter(group_id=runs[0].group_id))
+        stored = store.existing.list_runs(RunFilter(group_ids=[runs[0].group_id]))
         (kept,) = store.existing.comparisons().values()
     assert kept.verdicts == compared.record.verdicts
     assert (kept.group_id, kept.metrics, kept.threshold) == (runs[0].group_id, ("init_s",), 0.5)
