@@ -203,19 +203,28 @@ class RunRecorder:
     def finish(self, status: RunStatus = "done", *, error: str | None = None) -> None:
         """Record how the run ended.
 
+        A plan's cell is done once: where another try of it was, as that of a worker who was taken
+        for dead, this one ends as interrupted.
+
         Raises:
             ValueError: a failed run without its error.
         """
         if status == "running" or (status == "failed") != bool(error):
             raise ValueError(f"a run cannot end as {status} with error {error!r}")
+        values = {
+            "status": status,
+            "finished_at": now(),
+            "error": to_storable(error),
+            "generated_text": to_storable(self.generated_text),
+        }
         with self._writing() as connection:
-            self._update(
-                connection,
-                status=status,
-                finished_at=now(),
-                error=to_storable(error),
-                generated_text=to_storable(self.generated_text),
-            )
+            try:
+                with connection.begin_nested():
+                    self._update(connection, **values)
+            except IntegrityError:
+                self._update(connection, **values | {"status": "interrupted"})
+            if status == "done":
+                interrupt_other_tries(connection, self.run)
 
     @contextmanager
     def _writing(self) -> Iterator[Connection]:
@@ -252,6 +261,17 @@ def insert_run(connection: Connection, location: str, run: Run) -> None:
     with _conflicts(location, run.id, "it exists already"):
         connection.execute(insert(schema.runs), values)
     _insert_measurements(connection, location, run.id, run.measurements)
+    if run.status == "running":
+        interrupt_other_tries(connection, run)
+
+
+def interrupt_other_tries(connection: Connection, run: Run) -> None:
+    """Mark other tries of a plan's cell that go on as interrupted: their hosts may be gone."""
+    if run.plan is not None:
+        runs = schema.runs.c
+        tries = schema.of_cells & (runs.group_id == run.group_id) & (runs.session == run.session)
+        others = tries & (runs.status == "running") & (runs.id != run.id)
+        connection.execute(update(schema.runs).where(others).values(status="interrupted"))
 
 
 def insert_artifact(connection: Connection, location: str, run_id: str, artifact: Artifact) -> None:

@@ -175,6 +175,17 @@ runs = Table(
     Index("runs_by_group", "group_id", "session"),
     Index("runs_by_time", "created_at"),
 )
+of_cells = runs.c.plan.is_not(None) & runs.c.origin_tool.is_(None)
+"""Condition of rows that are runs of a plan's cell: one for each try."""
+_done_cells = (runs.c.status == "done") & of_cells
+Index(
+    "cells_are_done_once",
+    runs.c.group_id,
+    runs.c.session,
+    unique=True,
+    sqlite_where=_done_cells,
+    postgresql_where=_done_cells,
+)
 
 measurements = Table(
     "measurements",

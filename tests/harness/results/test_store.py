@@ -3,6 +3,7 @@
 import contextlib
 import pickle
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
@@ -123,6 +124,29 @@ def test_a_run_that_died_on_another_host_does_not_run_for_good(
     # It lives after all, and finishes.
     RunRecorder(store.database, begun[25]).finish()
     assert store.get_run(begun[25].id).status == "done"
+
+
+def test_a_cell_of_a_plan_is_done_once_however_often_it_ran(
+    store: ResultsStore, make_run: MakeRun, place: Place
+) -> None:
+    cell = {"plan": "nightly", "group_id": "e" * 32, "session": 3}
+    dead = store.begin_run(make_run(**cell))  # the first try's worker lives on, cut off
+    tries = [store.begin_run(make_run(**cell)) for _ in range(4)]
+    assert store.get_run(dead.run.id).status == "interrupted"
+    tries.append(dead)
+
+    def finish(one: RunRecorder) -> None:
+        with ResultsStore.open(place.location) as own:
+            RunRecorder(own.database, one.run).finish()
+
+    with ThreadPoolExecutor(len(tries)) as threads:
+        list(threads.map(finish, tries))
+    statuses = sorted(store.get_run(one.run.id).status for one in tries)
+    assert statuses == ["done", *["interrupted"] * 4]
+    others = [make_run(**cell | {"session": 4}), *(make_run(group_id="e" * 32) for _ in range(2))]
+    for run in others:
+        store.begin_run(run).finish()
+    assert {store.get_run(run.id).status for run in others} == {"done"}
 
 
 def test_ctrl_c_is_no_failure_of_the_device(store: ResultsStore, make_run: MakeRun) -> None:
