@@ -7,6 +7,7 @@ procrastinate keeps its tables (`procrastinate_*`) in the database of the result
 import asyncio
 import hashlib
 import threading
+import time
 from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -48,6 +49,11 @@ _OPENING = 0x71_6E_6E_6C_61_62  # "qnnlab"
 _BATCH = 500
 _QUEUE_DIGITS = 32
 _LONGEST_REASON = 1000
+_OURS = text(
+    "SELECT true FROM procrastinate_jobs"
+    " WHERE id = :job AND worker_id = :worker AND status = 'doing' FOR UPDATE"
+)
+_KNOWN = text("SELECT true FROM procrastinate_workers WHERE id = :worker")
 
 _metadata = MetaData()
 plan_runs = Table(
@@ -148,6 +154,10 @@ class LabJobs(Closeable):
     Args:
         location: URL of the PostgreSQL database that holds the results.
 
+    Attributes:
+        worker: id as which this process takes jobs; -1 before it is a worker. One that was taken
+            for dead, as after a long outage, goes on with another.
+
     Raises:
         WrongUseError: the location is a file.
         StoreError: the database cannot be used.
@@ -158,6 +168,8 @@ class LabJobs(Closeable):
             reason = "hosts share cells through PostgreSQL: --db postgresql+psycopg://USER@HOST/DB"
             raise WrongUseError(f"{location} is a file; {reason}")
         self._location = shown(location)
+        self.worker = -1
+        self._heard_at = float("-inf")
         self.store = ResultsStore.open(location)
         connector = procrastinate.PsycopgConnector(
             conninfo=connection_string(location), min_size=1, max_size=4
@@ -285,21 +297,23 @@ class LabJobs(Closeable):
         names = CellEnd.__slots__
         return {row["key"]: CellEnd(*(row[name] for name in names)) for row in rows}
 
-    def record(self, plan_run: str, key: str, end: CellEnd) -> None:
-        """Record what became of a cell."""
+    def record(self, job: CellJob, end: CellEnd) -> None:
+        """Record what became of a cell, unless its job was given to another worker meanwhile."""
         values = {name: getattr(end, name) for name in CellEnd.__slots__} | {"changed_at": now()}
         values["reason"] = one_line(end.reason, _LONGEST_REASON)
-        row = {"plan_run": plan_run, "key": key, **values}
-        statement = postgresql.insert(cells).values(row)
-        self.store.database.insist(
-            lambda: self._write(
-                statement.on_conflict_do_update(index_elements=["plan_run", "key"], set_=values)
-            )
+        row = {"plan_run": job.plan_run, "key": job.cell.key, **values}
+        statement = (
+            postgresql.insert(cells)
+            .values(row)
+            .on_conflict_do_update(index_elements=["plan_run", "key"], set_=values)
         )
 
-    def _write(self, statement: Any) -> None:  # noqa: ANN401 - any of SQLAlchemy's
-        with self.store.database.writing() as connection:
-            connection.execute(statement)
+        def write() -> None:
+            with self.store.database.writing() as connection:
+                if connection.scalar(_OURS, {"job": job.job.id, "worker": job.worker}):
+                    connection.execute(statement)
+
+        self.store.database.insist(write)
 
     def cancel(self, plan_run: str) -> int:
         """Cancel the cells that wait, ask workers to end those that run; return their number."""
@@ -308,26 +322,33 @@ class LabJobs(Closeable):
 
     # Workers
 
-    def register(self) -> int:
-        """Begin as a worker; return its id."""
-        return self._call(self._app.job_manager.register_worker())
+    def register(self) -> None:
+        """Begin as a worker."""
+        self.worker = self._call(self._app.job_manager.register_worker())
 
-    def unregister(self, worker: int) -> None:
+    def unregister(self) -> None:
         """End as a worker."""
-        self._call(self._app.job_manager.unregister_worker(worker))
+        self._call(self._app.job_manager.unregister_worker(self.worker))
 
-    def beat(self, worker: int, dead_after_s: float) -> frozenset[int]:
-        """Show that a worker lives, give the cells of dead ones back, and return ids to abort.
+    def beat(self, dead_after_s: float) -> frozenset[int]:
+        """Show that this worker lives, give the cells of dead ones back, and return ids to abort.
 
         Args:
             dead_after_s: a worker that was not heard of for so long is dead.
         """
         manager = self._app.job_manager
-        self._call(manager.update_heartbeat(worker))
-        stalled = self._call(manager.get_stalled_jobs(seconds_since_heartbeat=dead_after_s))
-        for job in stalled:
-            self._call(manager.retry_job(job))
-        self._call(manager.prune_stalled_workers(dead_after_s))
+        self._call(manager.update_heartbeat(self.worker))
+        with self.store.database.reading() as connection:
+            is_known = connection.scalar(_KNOWN, {"worker": self.worker})
+        if not is_known:
+            self.register()
+        # Where we could not be heard, others could not: they have as long again.
+        was_heard = time.monotonic() - self._heard_at < dead_after_s
+        self._heard_at = time.monotonic()
+        if was_heard:
+            for job in self._call(manager.get_stalled_jobs(seconds_since_heartbeat=dead_after_s)):
+                self._call(manager.retry_job(job))
+            self._call(manager.prune_stalled_workers(dead_after_s))
         return frozenset(self._call(manager.list_jobs_to_abort_async()))
 
     def backlog(self) -> Sequence[Backlog]:
@@ -344,8 +365,9 @@ class LabJobs(Closeable):
             for queue, count, priority, arguments in rows
         ]
 
-    def fetch(self, queue: str, worker: int) -> CellJob | None:
+    def fetch(self, queue: str) -> CellJob | None:
         """Take the first job of a queue, which is then this worker's; `None` if there is none."""
+        worker = self.worker
         job = self._call(self._app.job_manager.fetch_job([queue], worker))
         return None if job is None else _cell_job(job, worker)
 

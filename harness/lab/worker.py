@@ -56,9 +56,8 @@ class LabQueue:
         is_open: whether cells are still taken.
     """
 
-    def __init__(self, jobs: LabJobs, worker: int) -> None:
+    def __init__(self, jobs: LabJobs) -> None:
         self._jobs = jobs
-        self._worker = worker
         self._retried = CellQueue((), Durations(()))
         self._backlog: Sequence[Backlog] = ()
         self._read_at = float("-inf")
@@ -129,7 +128,7 @@ class LabQueue:
 
     def _fetch(self, queue: str) -> CellJob | None:
         try:
-            return self._jobs.fetch(queue, self._worker)
+            return self._jobs.fetch(queue)
         except StoreError as error:
             log.warning("%s", error)
             return None
@@ -167,7 +166,7 @@ class LabJournal:
     def record_start(self, key: str, device: str) -> None:
         """Record that a cell is being tried."""
         job = self.queue.taken[key]
-        self._insist(lambda: self._record(job, CellEnd("begun", self.host, device)))
+        self._insist(lambda: self.jobs.record(job, CellEnd("begun", self.host, device)))
 
     def record_ends(self, outcomes: Sequence[CellOutcome]) -> None:
         """Record how cells ended, and end their jobs or give them back."""
@@ -194,15 +193,12 @@ class LabJournal:
             outcome.result.summary,
             outcome.duration_s,
         )
-        self._record(job, end)
+        self.jobs.record(job, end)
         if outcome.status == "interrupted" and job.job.id not in self.aborted:
             self.jobs.give_back(job)
         else:
             statuses = {"done": Status.SUCCEEDED, "interrupted": Status.ABORTED}
             self.jobs.finish(job, statuses.get(outcome.status, Status.FAILED))
-
-    def _record(self, job: CellJob, end: CellEnd) -> None:
-        self.jobs.record(job.plan_run, job.cell.key, end)
 
     def _insist(self, write: Callable[[], None]) -> None:
         while True:
@@ -302,9 +298,9 @@ def work(
         store = stack.enter_context(LazyResultsStore(location))
         pool = stack.enter_context(Pool.open(pool_file, on_progress=on_progress))
         files = stack.enter_context(HostFiles(models, Devices()))
-        worker = jobs.register()
-        on_progress(f"worker {worker} serves {pluralize(len(pool.members()), 'device')}")
-        queue = LabQueue(jobs, worker)
+        jobs.register()
+        on_progress(f"worker {jobs.worker} serves {pluralize(len(pool.members()), 'device')}")
+        queue = LabQueue(jobs)
         journal = LabJournal(jobs, queue, socket.gethostname())
         outcomes = OutcomeLog({}, journal, NullObserver())
         outcomes.observer = observer = _Log(on_progress, outcomes.forget)
@@ -316,7 +312,7 @@ def work(
             queue.scheduler = scheduler
             scheduler.run()
 
-        beat = threading.Thread(target=_beat, args=(journal, worker, dead_after_s), daemon=True)
+        beat = threading.Thread(target=_beat, args=(journal, dead_after_s), daemon=True)
         beat.start()
         try:
             while not _ends(serve):
@@ -324,7 +320,7 @@ def work(
         finally:
             queue.is_open = False
             with suppress(StoreError):
-                jobs.unregister(worker)
+                jobs.unregister()
 
 
 def _ends(serve: Callable[[], None]) -> bool:
@@ -338,11 +334,11 @@ def _ends(serve: Callable[[], None]) -> bool:
     return True
 
 
-def _beat(journal: LabJournal, worker: int, dead_after_s: float) -> None:
+def _beat(journal: LabJournal, dead_after_s: float) -> None:
     """Show that the worker lives, and end the cells that somebody cancelled."""
     while journal.queue.is_open:
         try:
-            aborted = journal.jobs.beat(worker, dead_after_s)
+            aborted = journal.jobs.beat(dead_after_s)
         except StoreError as error:
             log.warning("%s", error)
         else:

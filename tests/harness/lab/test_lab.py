@@ -1,146 +1,25 @@
 """Plans over hosts: workers as processes with pools of their own, on one real PostgreSQL."""
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 from psycopg import sql
 
 from harness.errors import ConfigFileError, WrongUseError
-from harness.lab.jobs import LabJobs
+from harness.lab.jobs import CellEnd, LabJobs, queue_name
 from harness.lab.submission import open_lab_run
 from harness.results.store import ResultsStore
+from tests.harness.lab.hosts import Host, Lab, wait_for
 from tests.postgresql_server import PostgresqlServer, running_postgresql_server
 
 pytestmark = pytest.mark.first
-
-DEAD_AFTER_S = 3
-POOL = """
-devices:
-  - {{name: {host}-a, type: virtual, identifier: a, soc: SM8750}}
-  - {{name: {host}-b, type: virtual, identifier: b, soc: SM8750}}
-"""
-
-
-@dataclass
-class Host:
-    """A host: a state folder, an adb server and a pool of its own, and its worker."""
-
-    name: str
-    folder: Path
-    url: str
-    port: int
-    process: "subprocess.Popen[bytes] | None" = None
-
-    def start(self) -> None:
-        """Start its worker, and wait until it serves."""
-        self.folder.mkdir(exist_ok=True)
-        (self.folder / "pool.yaml").write_text(POOL.format(host=self.name))
-        state = {"QNNFARM_STATE_DIR": str(self.folder), "ANDROID_ADB_SERVER_PORT": str(self.port)}
-        arguments = ["--db", self.url, "--pool", "pool.yaml", "--dead-after", str(DEAD_AFTER_S)]
-        with (self.folder / "log").open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "harness.cli", "worker", *arguments],
-                cwd=self.folder,
-                env=os.environ | state,
-                stderr=log,
-                stdout=log,
-                start_new_session=True,
-            )
-        before = self.log.count("serves 2 devices")
-        wait_for(lambda: self.log.count("serves 2 devices") > before, lambda: self.log)
-
-    @property
-    def log(self) -> str:
-        """What its worker said."""
-        path = self.folder / "log"
-        return path.read_text() if path.exists() else ""
-
-    def kill(self) -> None:
-        """End all processes of the worker at once."""
-        if self.process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
-
-    def stop(self) -> int | None:
-        """End the worker in order."""
-        if self.process is None:
-            return None
-        self.process.terminate()
-        return self.process.wait(60)
-
-
-@dataclass
-class Lab:
-    """Two hosts and a database."""
-
-    folder: Path
-    server: PostgresqlServer
-    hosts: list[Host] = field(default_factory=list)
-
-    @property
-    def url(self) -> str:
-        """The database."""
-        return self.server.url("lab")
-
-    def plan(self, *commands: str, **more: object) -> Path:
-        """Write a plan of shell commands."""
-        works = [
-            {"kind": "command", "command": ["sh", "-c", command], "label": f"w{number}"}
-            for number, command in enumerate(commands)
-        ]
-        path = self.folder / "plan.yaml"
-        plan = {"name": "work", "db": self.url, "conditions": "none", "workloads": works}
-        path.write_text(json.dumps(plan | more))
-        return path
-
-    def submit(self, plan: Path, *arguments: str) -> "subprocess.Popen[str]":
-        """Start the command that submits and follows a plan."""
-        command = [sys.executable, "-m", "harness.cli", "run", str(plan), "--lab", *arguments]
-        return subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=self.folder
-        )
-
-    def run(self, plan: Path, *arguments: str) -> tuple[int, str, str]:
-        """Submit a plan and wait for its end: exit code, answer and remarks."""
-        with self.submit(plan, *arguments) as process:
-            answer, remarks = process.communicate(timeout=200)
-        return process.returncode, answer, remarks
-
-    def ask(self, query: str) -> list[tuple[object, ...]]:
-        """Ask the database, past the product."""
-        with contextlib.closing(self.server.connect("lab")) as connection:
-            return connection.execute(query).fetchall()
-
-    def owner(self) -> Host:
-        """Wait until a cell has begun; the host that runs it."""
-        begun = "SELECT device FROM lab_cells WHERE status = 'begun'"
-        wait_for(lambda: self.ask(begun), self.statuses)
-        (device,) = self.ask(begun)[0]
-        return next(host for host in self.hosts if str(device).startswith(host.name))
-
-    def statuses(self) -> Counter[object]:
-        """The jobs by their status."""
-        return Counter(s for (s,) in self.ask("SELECT status::text FROM procrastinate_jobs"))
-
-
-def wait_for(
-    condition: Callable[[], object], state: Callable[[], object], seconds: float = 90.0
-) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, state()
-        time.sleep(0.1)
 
 
 @pytest.fixture(scope="module")
@@ -299,6 +178,25 @@ def test_container_is_measured_once_and_stored(lab: Lab, tiny_bundle: Path) -> N
     assert {run.session for run in runs} == {0, 1}
     assert len({run.group_id for run in runs}) == 1
     assert {run.device.soc for run in runs} == {"SM8750"}
+
+
+def test_worker_that_was_taken_for_dead_takes_jobs_again(lab: Lab) -> None:
+    plan = lab.plan("true", "true", devices=[{"soc": "SM8650"}])  # no host of the lab has it
+    with open_lab_run(plan) as run:
+        run.submit("nowhere.invalid")
+        queue = queue_name(run.cells[0])
+        run.jobs.register()
+        lost = run.jobs.fetch(queue)
+        assert lost is not None
+        assert lab.ask("DELETE FROM procrastinate_workers RETURNING true")
+        run.jobs.beat(60)
+        run.jobs.record(lost, CellEnd("failed"))
+        assert run.jobs.ends(run.id) == {}, "it is not its job any more"
+        job = run.jobs.fetch(queue)
+        assert job is not None
+        run.jobs.record(job, CellEnd("begun"))
+        assert set(run.jobs.ends(run.id)) == {job.cell.key}
+        run.jobs.unregister()
 
 
 def test_files_cannot_be_a_lab(tmp_path: Path) -> None:

@@ -1,0 +1,192 @@
+"""A lab on one machine: hosts with pools of their own, and one real PostgreSQL."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from tests.postgresql_server import PostgresqlServer
+from tests.system import program
+
+DEAD_AFTER_S = 3
+POOL = """
+devices:
+  - {{name: {host}-a, type: virtual, identifier: a, soc: SM8750}}
+  - {{name: {host}-b, type: virtual, identifier: b, soc: SM8750}}
+"""
+
+
+_BOOT = """
+hostname "$1"; mount --bind "$2/boot" /proc/sys/kernel/random/boot_id
+mount --bind "$2/machine" /etc/machine-id; shift 2
+until [ -e down ]; do "$@"; sleep 0.5; done
+exec sleep infinity
+"""
+"""Init of a host, which starts its worker again, as systemd would, until it is taken down."""
+
+
+@dataclass
+class Host:
+    """A host: a state folder, an adb server and a pool of its own, and its worker.
+
+    Attributes:
+        boots: whether it has a name, a boot id and processes of its own, in namespaces; whoever
+            kills `process` then cuts its power.
+    """
+
+    name: str
+    folder: Path
+    url: str
+    port: int
+    boots: bool = False
+    dead_after_s: float = DEAD_AFTER_S
+    process: "subprocess.Popen[bytes] | None" = None
+
+    def start(self, *, wait: bool = True) -> None:
+        """Start its worker, and wait until it serves."""
+        self.folder.mkdir(exist_ok=True)
+        (self.folder / "pool.yaml").write_text(POOL.format(host=self.name))
+        state = {"QNNFARM_STATE_DIR": str(self.folder), "ANDROID_ADB_SERVER_PORT": str(self.port)}
+        before = self.log.count("serves 2 devices")
+        with (self.folder / "log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [*(self._boot() if self.boots else ()), *self._worker()],
+                cwd=self.folder,
+                env=os.environ | state,
+                stderr=log,
+                stdout=log,
+                start_new_session=True,
+            )
+        if wait:
+            wait_for(lambda: self.log.count("serves 2 devices") > before, lambda: self.log)
+
+    def _worker(self) -> list[str]:
+        arguments = ["--db", self.url, "--pool", "pool.yaml", "--dead-after"]
+        return [sys.executable, "-m", "harness.cli", "worker", *arguments, f"{self.dead_after_s}"]
+
+    def _boot(self) -> list[str]:
+        (self.folder / "boot").write_text(f"{uuid.uuid4()}\n")
+        (self.folder / "machine").write_text(f"{uuid.uuid5(uuid.NAMESPACE_DNS, self.name).hex}\n")
+        kinds = ["--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
+        return [str(program("unshare")), *kinds, "sh", "-c", _BOOT, "sh", self.name,
+                str(self.folder)]  # fmt: skip
+
+    def processes(self) -> list[psutil.Process]:
+        """Return what runs on a host that boots, but for its init."""
+        assert self.process is not None
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return psutil.Process(self.process.pid).children(recursive=True)[1:]
+        return []
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it was started and not killed."""
+        return self.process is not None and self.process.poll() is None
+
+    def take_down(self) -> None:
+        """End the worker of a host that boots, for good."""
+        (self.folder / "down").touch()
+        if (worker := self.worker()) is not None:
+            worker.terminate()
+        wait_for(lambda: self.worker() is None, lambda: self.log)
+
+    def worker(self) -> psutil.Process | None:
+        """Return the worker of a host that boots, unless it is starting again."""
+        for one in self.processes():
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                if one.cmdline()[1:4] == self._worker()[1:4]:
+                    return one
+        return None
+
+    @property
+    def log(self) -> str:
+        """What its worker said."""
+        path = self.folder / "log"
+        return path.read_text() if path.exists() else ""
+
+    def kill(self) -> None:
+        """End all processes of the worker at once."""
+        if self.process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+    def stop(self) -> int | None:
+        """End the worker in order."""
+        if self.process is None:
+            return None
+        self.process.terminate()
+        return self.process.wait(60)
+
+
+@dataclass
+class Lab:
+    """Two hosts and a database."""
+
+    folder: Path
+    server: PostgresqlServer
+    hosts: list[Host] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        """The database."""
+        return self.server.url("lab")
+
+    def plan(self, *commands: str, **more: object) -> Path:
+        """Write a plan of shell commands."""
+        works = [
+            {"kind": "command", "command": ["sh", "-c", command], "label": f"w{number}"}
+            for number, command in enumerate(commands)
+        ]
+        path = self.folder / "plan.yaml"
+        plan = {"name": "work", "db": self.url, "conditions": "none", "workloads": works}
+        path.write_text(json.dumps(plan | more))
+        return path
+
+    def submit(self, plan: Path, *arguments: str) -> "subprocess.Popen[str]":
+        """Start the command that submits and follows a plan."""
+        command = [sys.executable, "-m", "harness.cli", "run", str(plan), "--lab", *arguments]
+        return subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=self.folder
+        )
+
+    def run(self, plan: Path, *arguments: str) -> tuple[int, str, str]:
+        """Submit a plan and wait for its end: exit code, answer and remarks."""
+        with self.submit(plan, *arguments) as process:
+            answer, remarks = process.communicate(timeout=200)
+        return process.returncode, answer, remarks
+
+    def ask(self, query: str) -> list[tuple[object, ...]]:
+        """Ask the database, past the product."""
+        with contextlib.closing(self.server.connect("lab")) as connection:
+            return connection.execute(query).fetchall()
+
+    def owner(self) -> Host:
+        """Wait until a cell has begun; the host that runs it."""
+        begun = "SELECT device FROM lab_cells WHERE status = 'begun'"
+        wait_for(lambda: self.ask(begun), self.statuses)
+        (device,) = self.ask(begun)[0]
+        return next(host for host in self.hosts if str(device).startswith(host.name))
+
+    def statuses(self) -> Counter[object]:
+        """The jobs by their status."""
+        return Counter(s for (s,) in self.ask("SELECT status::text FROM procrastinate_jobs"))
+
+
+def wait_for(
+    condition: Callable[[], object], state: Callable[[], object], seconds: float = 90.0
+) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, state()
+        time.sleep(0.1)
