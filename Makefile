@@ -7,7 +7,7 @@ $(error there is no $(PYTHON): `make setup` makes it)
 endif
 endif
 
-.PHONY: setup check docs format test genie-table genie-mutations quantization-table fuzz exports families speculation config-campaign documents family-defaults kills chaos nights verdicts board demo screenshots wheel-check
+.PHONY: setup check docs format test genie-table genie-mutations quantization-table fuzz exports families speculation config-campaign documents family-defaults kills lab-kills chaos nights verdicts board demo screenshots wheel-check
 
 # The environment of all commands below in `.venv`, and the Debian packages that tests need.
 setup:
@@ -74,6 +74,10 @@ exports:
 # Writers of results on each engine, `qnnfarm run` and `qnnfarm nightly`, each killed at a hundred random moments; `qnnfarm pipeline run` at fifty.
 kills:
 	$(PYTHON) -m pytest -n 0 -s -m slow tests/harness/results/test_killed_writers.py tests/harness/plans/test_killed_runs.py tests/harness/pipeline/test_resume.py
+
+# Workers, submitters, hosts and the database of a lab, killed a hundred times over a plan of 300 cells; `QNNFARM_LAB_SEED=7 make lab-kills` for others.
+lab-kills:
+	$(PYTHON) -m pytest -n 0 -s -m slow tests/harness/lab/test_kills.py
 
 # Hundreds of faults over pushes, runs and leases; `QNNFARM_CHAOS_SEED=7 make chaos` for others.
 chaos:
