@@ -9,6 +9,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import os
+import re
 import signal
 import sys
 import traceback
@@ -87,6 +88,7 @@ PANELS = MappingProxyType({
 """Commands by panel of the help. NAME is function or group (`app`) of `harness/cli/NAME.py`, which
 is imported when it is asked for; or an entry point of `COMMANDS_GROUP`."""
 _OPTIONS_OF = {"explain": {"ignore_unknown_options": True}}
+_SETTINGS = {"help_option_names": ["-h", "--help"]}
 _LONGEST_LINE = 2000
 _METAVARS = {"str": "TEXT", "path": "PATH", "int": "N", "float": "N", "%y-%m-%d": "YYYY-MM-DD"}
 """Metavars of options by what typer calls their types; choices stand as they are."""
@@ -115,10 +117,7 @@ class _Commands(TyperGroup):
     ) -> "tuple[str | None, Command | None, list[str]]":
         """Find the command that is asked for, and load it."""
         name, command, rest = super().resolve_command(ctx, args)
-        if name is not None and command is not None:
-            command = load_command(name)
-            _name_values(command, ctx)
-        return name, command, rest
+        return name, load_command(name) if name and command else None, rest
 
 
 def build_app() -> typer.Typer:
@@ -131,7 +130,7 @@ def build_app() -> typer.Typer:
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
+        context_settings=_SETTINGS,
         rich_markup_mode="markdown",
     )
     app.callback()(_options)
@@ -141,7 +140,7 @@ def build_app() -> typer.Typer:
 @functools.cache
 def load_command(name: str) -> "Command":
     """Import a command or a group of commands by its name."""
-    above = typer.Typer(rich_markup_mode="markdown")
+    above = typer.Typer(rich_markup_mode="markdown", context_settings=_SETTINGS)
     above.callback()(_options)
     module = f"harness.cli.{name.replace('-', '_')}"
     if importlib.util.find_spec(module) is None:
@@ -155,7 +154,9 @@ def load_command(name: str) -> "Command":
     else:
         function = cast("Callable[..., object]", found)
         above.command(name, context_settings=_OPTIONS_OF.get(name))(function)
-    return typer.main.get_group(above).commands[name]
+    group = typer.main.get_group(above)
+    _name_values(group, None)
+    return group.commands[name]
 
 
 def _load(entry: importlib.metadata.EntryPoint) -> Callable[..., object]:
@@ -196,6 +197,32 @@ def _name_values(command: "Command", above: "Context | None") -> None:
             parameter.metavar = _METAVARS.get(kind, shown)
     for below in getattr(command, "commands", {}).values():
         _name_values(below, context)
+        if not hasattr(below, "commands"):
+            below.callback = _naming_options(below)
+
+
+def _naming_options(command: Any) -> Callable[..., object]:  # noqa: ANN401 - typer's parameters
+    """Wrap what a command calls, so that errors about fields of workloads name its options."""
+    options = {parameter.name: max(parameter.opts, key=len) for parameter in command.params}
+    flags = {option.strip("-").replace("-", "_"): option for option in options.values()}
+
+    def name_of(field: str) -> str:
+        return options.get(field) or flags.get(field) or field
+
+    call: Callable[..., object] = command.callback
+
+    def wrapped(**values: object) -> object:
+        try:
+            return call(**values)
+        except WrongUseError as error:
+            if not isinstance(error.__cause__, ValidationError):
+                raise
+            fault = first_fault(error.__cause__)
+            field = f"{name_of(str(fault.location[0]))}: " if fault.location else ""
+            reason = re.sub(r"`(\w+)`", lambda key: name_of(key[1]), fault.reason)
+            raise WrongUseError(f"{field}{reason}") from error
+
+    return wrapped
 
 
 def main() -> NoReturn:

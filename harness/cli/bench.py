@@ -24,7 +24,7 @@ from harness.cli.bench_options import (
     Label,
     MaxPerplexity,
     MaxTemp,
-    MaxWarmup,
+    MostWarmups,
     NoGate,
     PerplexityText,
     PerplexityWindows,
@@ -84,10 +84,10 @@ def bench(
     prompt_tokens: Prompts = None,
     new_tokens: Generated = None,
     both: Both = None,
-    depth: Depths = None,
+    depth_tokens: Depths = None,
     repetitions: Repetitions = 3,
     warmup: Warmup = None,
-    max_warmup: MaxWarmup = 3,
+    most_warmups: MostWarmups = 3,
     sessions: Annotated[
         int, typer.Option(min=1, help="Sessions of each, spread over the devices in turn.")
     ] = 1,
@@ -123,10 +123,10 @@ def bench(
         raise WrongUseError("--json goes without -o: `-o json` is llama-bench's")
     quality = QualityOptions(max_perplexity, perplexity_text, perplexity_windows, reference)
     dialog = dialog_fields(temp, top_k, top_p, seed, stop, lora, genie_config)
-    tests = bench_tests(prompt_tokens, new_tokens, both, depth)
+    tests = bench_tests(prompt_tokens, new_tokens, both, depth_tokens)
     workloads = [
         bench_workload(
-            test.prompt_tokens, test.new_tokens, repetitions, warmup, max_warmup,
+            test.prompt_tokens, test.new_tokens, repetitions, warmup, most_warmups,
             reference_tokens, quality, test.depth, dialog,
         )
         for test in tests

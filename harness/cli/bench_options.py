@@ -48,7 +48,9 @@ NewTokens = Annotated[int, typer.Option("-n", "--new-tokens", help="Tokens to ge
 Repetitions = Annotated[
     int, typer.Option("-r", "--repetitions", help="Measured repetitions of a session.")
 ]
-MaxWarmup = Annotated[int, typer.Option(help="Most warm-ups, if their number is detected.")]
+MostWarmups = Annotated[
+    int, typer.Option("--max-warmup", help="Most warm-ups, if their number is detected.")
+]
 Warmup = Annotated[
     int | None,
     typer.Option(

@@ -14,7 +14,7 @@ from harness.cli.bench_options import (
     Label,
     MaxPerplexity,
     MaxTemp,
-    MaxWarmup,
+    MostWarmups,
     NewTokens,
     NoGate,
     PerplexityText,
@@ -63,7 +63,7 @@ def compare(
     new_tokens: NewTokens = 16,
     repetitions: Repetitions = 3,
     warmup: Warmup = None,
-    max_warmup: MaxWarmup = 3,
+    most_warmups: MostWarmups = 3,
     threshold: Annotated[
         float, typer.Option(min=0, max=1, help="A loss up to that part of A is none.")
     ] = 0.05,
@@ -93,7 +93,7 @@ def compare(
     """
     quality = QualityOptions(max_perplexity, perplexity_text, perplexity_windows, reference)
     workload = bench_workload(
-        prompt_tokens, new_tokens, repetitions, warmup, max_warmup, reference_tokens, quality
+        prompt_tokens, new_tokens, repetitions, warmup, most_warmups, reference_tokens, quality
     )
     metrics = check_metrics(metric or DEFAULT_METRICS)
     pairs = max(_PAIRS, min_pairs(len(metrics))) if sessions is None else sessions

@@ -239,14 +239,15 @@ class WorkloadModel(BaseModel):
         """Make one from values that a user gave.
 
         Raises:
-            WrongUseError: names the first wrong field.
+            WrongUseError: names the first wrong field, or, in backquotes, fields that do not go
+                together.
         """
         try:
             return cls.model_validate({"kind": cls.model_fields["kind"].default, **fields})
         except ValidationError as error:
             fault = first_fault(error, cls)
-            field = fault.location[0] if fault.location else cls.__name__
-            raise WrongUseError(f"{field}: {fault.reason}") from error
+            field = f"{fault.location[0]}: " if fault.location else ""
+            raise WrongUseError(f"{field}{fault.reason}") from error
 
     @property
     def needs(self) -> Sequence[Need]:

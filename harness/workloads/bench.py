@@ -127,7 +127,7 @@ class Bench(DialogWorkload):
     def _measured_for_a_bound(self) -> Self:
         given = sorted(key for key in _QUALITY_KEYS if getattr(self, key) is not None)
         if self.max_perplexity is None and given:
-            raise ValueError(f"{given[0]}: it belongs to max_perplexity, which is missing")
+            raise ValueError(f"`{given[0]}` belongs to `max_perplexity`, which is missing")
         return self
 
     @property
@@ -241,7 +241,7 @@ class Bench(DialogWorkload):
     def _long_enough_at_a_depth(self) -> Self:
         if self.depth_tokens is not None and self.prompt_tokens < _LEAST_AT_A_DEPTH:
             raise ValueError(
-                f"prompt_tokens: after a depth, Genie takes {_LEAST_AT_A_DEPTH} or more"
+                f"`prompt_tokens`: after a depth, Genie takes {_LEAST_AT_A_DEPTH} or more"
             )
         return self
 

@@ -43,9 +43,11 @@ class ChatFields(BaseModel):
     @model_validator(mode="after")
     def _fits_a_chat(self) -> Self:
         if self.system is not None and not self.chat:
-            raise ValueError("system: it is the system message of a chat: give chat, too")
+            raise ValueError("`system` is the system message of a chat: give `chat`, too")
         if self.chat and getattr(self, "stop", None):
-            raise ValueError("chat: Genie knows no stop sequences after token ids: leave out stop")
+            raise ValueError(
+                "`chat`: Genie stops at no sequences after token ids: leave out `stop`"
+            )
         return self
 
 

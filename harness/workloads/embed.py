@@ -81,11 +81,11 @@ class Embed(WorkloadModel):
     @model_validator(mode="after")
     def _one_source_and_what_it_is_held_against(self) -> Self:
         if (self.texts is None) == (self.file is None):
-            raise ValueError("texts: give either texts or a file with one text a line")
+            raise ValueError("give either `texts` or a `file` with one text a line")
         if self.min_cosine is not None and self.reference is None:
-            raise ValueError("min_cosine: it is the cosine with float: give its reference")
+            raise ValueError("`min_cosine` is the cosine with float: give its `reference`")
         if self.per_token and self.reference is not None:
-            raise ValueError("per_token: a reference has one vector for a text")
+            raise ValueError("`per_token`: a `reference` has one vector for a text")
         return self
 
     @property

@@ -97,7 +97,7 @@ class Evaluate(WorkloadModel, ChatFields):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.reference_with is not None and self.reference is None:
-            raise ValueError("reference_with: it computes the reference: give one")
+            raise ValueError("`reference_with` computes the reference: give `reference`")
         return self
 
     @property

@@ -1,5 +1,6 @@
 """The `generate` workload: one prompt, or a conversation of several, answered once."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, ClassVar, Literal, Self
@@ -85,14 +86,14 @@ class Generate(DialogWorkload, ChatFields):
     def _has_one_prompt(self) -> Self:
         given = [key for key in _PROMPT_KEYS if getattr(self, key) is not None]
         if len(given) != 1:
-            wrong = f"not {' and '.join(given)} together" if given else "none is given"
-            raise ValueError(f"give one of {', '.join(_PROMPT_KEYS)}: {wrong}")
+            wrong = f"not {_quoted(given, ' and ')} together" if given else "none is given"
+            raise ValueError(f"give one of {_quoted(_PROMPT_KEYS, ', ')}: {wrong}")
         if self.rewind and not isinstance(self.prompt, tuple):
-            raise ValueError("rewind needs several prompts, each of which is a turn")
+            raise ValueError("`rewind` needs several prompts, each of which is a turn")
         if self.embeddings is not None and (self.save or self.restore):
-            raise ValueError("embeddings go without save and restore: give a text or tokens")
+            raise ValueError("`embeddings` go without `save` and `restore`: give a text or tokens")
         if self.tokens is not None and self.stop:
-            raise ValueError("stop: Genie looks for it in answers to texts alone: give a prompt")
+            raise ValueError("`stop`: Genie looks for it in answers to texts alone: give a prompt")
         return self
 
     @model_validator(mode="after")
@@ -100,9 +101,9 @@ class Generate(DialogWorkload, ChatFields):
         if not self.chat:
             return self
         if self.tokens is not None or self.embeddings is not None:
-            raise ValueError("chat: it makes prompts of texts: give prompt or prompt_file")
+            raise ValueError("`chat` makes prompts of texts: give `prompt` or `prompt_file`")
         if self.rewind or self.restore:
-            raise ValueError("chat: it begins a conversation: leave out rewind and restore")
+            raise ValueError("`chat` begins a conversation: leave out `rewind` and `restore`")
         return self
 
     @property
@@ -243,3 +244,7 @@ def read_prompt(session: Session, name: str) -> str:
     if not text or "\0" in text:
         raise HostFileError(str(path), "it holds no prompt: it is empty, or has a zero byte")
     return text
+
+
+def _quoted(keys: Iterable[str], between: str) -> str:
+    return between.join(f"`{key}`" for key in keys)

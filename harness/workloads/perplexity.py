@@ -96,16 +96,16 @@ class Perplexity(WorkloadModel):
     def _relative_to_a_reference(self) -> Self:
         bound = self.bound
         if bound is not None and bound.relative and self.reference is None:
-            raise ValueError(f"max: {bound} is relative to the model in float: give its reference")
+            raise ValueError(f"`max` {bound} is relative to the float model: give its `reference`")
         if self.reference_with is not None and self.reference is None:
-            raise ValueError("reference_with: it computes the reference: give one")
+            raise ValueError("`reference_with` computes the reference: give `reference`")
         if self.per_step:
             if self.reference is None:
-                raise ValueError("per_step: steps are held against float: give its reference")
+                raise ValueError("`per_step` compares with the float model: give its `reference`")
             if bound is not None or self.role == "draft":
-                raise ValueError("per_step: it goes with max_kl, and neither max nor role: draft")
+                raise ValueError("`per_step` goes with `max_kl`, not with `max` or `role` draft")
         elif self.max_kl is not None:
-            raise ValueError("max_kl: it goes with per_step: true")
+            raise ValueError("`max_kl` goes with `per_step`")
         return self
 
     @property

@@ -49,6 +49,11 @@ def test_an_interrupt_that_got_lost_shows_in_the_exit_code(end: str) -> None:
         (["bench", ".", "--db", "x", "--sessions", "0"],
          "invalid value for '--sessions': must be at least 1, not '0'"),
         (["bench", ".", "--db", "x", "--\x1b[31m\n"], "no such option: --"),
+        (["bench", ".", "--max-warmup", "-1"], "--max-warmup: must be at least 0, not -1"),
+        (["bench", ".", "-d", "64", "-p", "2"], "--prompt-tokens: after a depth"),
+        (["evaluate", ".", "suites/tasks", "--max-tokens", "9", "--system", "x"],
+         "--system is the system message of a chat: give --chat, too"),
+        (["embed", ".", "x", "--min-cosine", "0"], "--min-cosine is the cosine with float"),
     ],
 )  # fmt: skip
 def test_wrong_use_is_one_line(

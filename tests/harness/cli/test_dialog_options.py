@@ -71,13 +71,13 @@ def test_workloads_with_settings_go_to_json_and_back() -> None:
     ("arguments", "message"),
     [
         ([], "give a prompt: --prompt, --prompt-file, --tokens or --embeddings"),
-        (["--prompt", "a", "--tokens", "1"], "not prompt and tokens together"),
-        (["--prompt", "a", "--rewind"], "rewind needs several prompts"),
-        (["--prompt", "a", "--temp", "-1"], "temp"),
-        (["--prompt", "a", "--top-p", "2"], "top_p"),
+        (["--prompt", "a", "--tokens", "1"], "not --prompt and --tokens together"),
+        (["--prompt", "a", "--rewind"], "--rewind needs several prompts"),
+        (["--prompt", "a", "--temp", "-1"], "--temp: must be"),
+        (["--prompt", "a", "--top-p", "2"], "--top-p: must be"),
         (["--prompt", "a", "--lora", "red=x"], "no NAME=STRENGTH"),
-        (["--embeddings", "e", "--save", "s"], "embeddings go without save and restore"),
-        (["--tokens", "1", "--stop", "a"], "stop: Genie looks for it in answers to texts alone"),
+        (["--embeddings", "e", "--save", "s"], "--embeddings go without --save and --restore"),
+        (["--tokens", "1", "--stop", "a"], "--stop: Genie looks for it in answers to texts alone"),
     ],
 )
 def test_wrong_use_is_one_line(arguments: list[str], message: str) -> None:

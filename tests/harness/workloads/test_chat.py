@@ -162,7 +162,7 @@ def test_a_dialog_chats_as_generate_does_in_each_of_its_conversations(session: S
     first, second = dialog.run(session).output.answers
     assert first == whole.answers
     assert second == (Generate.of(prompt="And God said", **asked).run(session).output.text,)
-    with pytest.raises(WrongUseError, match="leave out stop"):
+    with pytest.raises(WrongUseError, match="leave out `stop`"):
         Dialog.of(dialogs=(PROMPTS,), chat=True, stop=("x",))
 
 

@@ -211,7 +211,7 @@ def test_a_number_that_failed_its_bound_is_a_number(store: ResultsStore) -> None
         ({"max_perplexity": "much"}, "max_perplexity: 'much' is no bound"),
         ({"max_perplexity": 0.5}, "a number of at least 1"),
         ({"max_perplexity": "0%"}, "or a tolerance relative to the model in float"),
-        ({"perplexity_windows": 4}, "it belongs to max_perplexity"),
+        ({"perplexity_windows": 4}, "belongs to `max_perplexity`"),
     ],
 )
 def test_bounds_that_are_none(fields: dict[str, object], said: str) -> None:

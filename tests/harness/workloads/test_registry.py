@@ -99,9 +99,9 @@ def test_texts_of_a_plan_are_a_list() -> None:
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({}, "give either texts or a file"),
-        ({"texts": ("a",), "file": "b"}, "give either texts or a file"),
-        ({"texts": ("a",), "min_cosine": 0.9}, "give its reference"),
+        ({}, "give either `texts` or a `file`"),
+        ({"texts": ("a",), "file": "b"}, "give either `texts` or a `file`"),
+        ({"texts": ("a",), "min_cosine": 0.9}, "give its `reference`"),
         ({"texts": ("a",), "per_token": True, "reference": "b"}, "one vector for a text"),
     ],
 )
@@ -115,11 +115,11 @@ def test_an_embedding_needs_texts_and_what_it_is_held_against(
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"per_step": True}, "give its reference"),
-        ({"per_step": True, "reference": "b", "max": 9.0}, "neither max nor role"),
-        ({"per_step": True, "reference": "b", "role": "draft"}, "neither max nor role"),
-        ({"max_kl": 0.1}, "goes with per_step"),
-        ({"reference_with": "transformers"}, "it computes the reference"),
+        ({"per_step": True}, "give its `reference`"),
+        ({"per_step": True, "reference": "b", "max": 9.0}, "not with `max` or `role`"),
+        ({"per_step": True, "reference": "b", "role": "draft"}, "not with `max` or `role`"),
+        ({"max_kl": 0.1}, "goes with `per_step`"),
+        ({"reference_with": "transformers"}, "computes the reference"),
     ],
 )
 def test_what_belongs_to_a_reference_needs_one_and_has_a_bound_of_its_own(

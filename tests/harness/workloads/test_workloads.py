@@ -138,7 +138,7 @@ def test_a_depth_counts_against_the_context(session: Session) -> None:
     Bench(prompt_tokens=32, depth_tokens=128, new_tokens=1).check(session.model)
     with pytest.raises(PromptTooLongError):
         Bench(prompt_tokens=34, depth_tokens=128, new_tokens=1).check(session.model)
-    with pytest.raises(WrongUseError, match="prompt_tokens: after a depth, Genie takes 3 or more"):
+    with pytest.raises(WrongUseError, match=r"`prompt_tokens`: after a depth, .* 3 or more"):
         Bench.of(prompt_tokens=2, depth_tokens=128)
 
 
