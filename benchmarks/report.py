@@ -29,7 +29,7 @@ from harness.results.records import (
     OutputCheck,
     Provenance,
     Run,
-    Workload,
+    WorkloadRecord,
 )
 from harness.results.rows import row_of
 from harness.results.store import ResultsStore
@@ -111,7 +111,7 @@ def _run(night: int, subject: int, noise: random.Random) -> Run:
             manufacturer="Samsung",
             android_version="15",
         ),
-        workload=Workload(
+        workload=WorkloadRecord(
             runner="genie-t2t-run",
             prompt_tokens=PROMPTS[prompt],
             max_new_tokens=128,

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from harness.results.alerts import UNSETTLED, Alert, match_alerts
-from harness.results.history import LEVEL_NIGHTS, Night, Series
+from harness.results.history import LEVEL_NIGHTS, MeasuredNight, Series
 from harness.results.metrics import Direction
 from harness.results.statistics.changes import MIN_NIGHTS
 from harness.results.statistics.changes import Change as Level
@@ -35,7 +35,7 @@ NEWEST = 14
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ShownChange:
     """One series, before and since a change of its level, or before and in its last night.
 
     Attributes:
@@ -54,7 +54,7 @@ class Change:
     low: float | None
     high: float | None
     trend: tuple[float, ...]
-    since: Night
+    since: MeasuredNight
     alert: Alert | None = None
 
     @property
@@ -101,7 +101,7 @@ class Change:
         return "nights differ too much"
 
 
-def find_changes(series: Sequence[Series], alerts: Sequence[Alert] = ()) -> tuple[Change, ...]:
+def find_changes(series: Sequence[Series], alerts: Sequence[Alert] = ()) -> tuple[ShownChange, ...]:
     """Find the changes of histories, worst first.
 
     Args:
@@ -114,13 +114,13 @@ def find_changes(series: Sequence[Series], alerts: Sequence[Alert] = ()) -> tupl
     return tuple(sorted(found, key=_order))
 
 
-def _order(change: Change) -> tuple[int, float]:
+def _order(change: ShownChange) -> tuple[int, float]:
     ranks = ("regressed", "acknowledged", "expected", "fixed", "improved")
     rank = ranks.index(change.status) if change.status in ranks else len(ranks)
     return rank, change.gain
 
 
-def _changes(series: Series, alerts: Sequence[Alert]) -> Iterator[Change]:
+def _changes(series: Series, alerts: Sequence[Alert]) -> Iterator[ShownChange]:
     matched = match_alerts(series, alerts)
     unsettled = [
         change
@@ -143,7 +143,7 @@ def _settled_by(series: Series, gain: Level, matched: Mapping[Level, Alert]) -> 
     return found if found is not None and found.state == "fixed" and not gain.is_loss else None
 
 
-def _of_level(series: Series, level: Level, alert: Alert | None) -> Change:
+def _of_level(series: Series, level: Level, alert: Alert | None) -> ShownChange:
     places = [change.night for change in series.changes]
     first = max((place for place in places if place < level.night), default=0)
     end = min((place for place in places if place > level.night), default=len(series.nights))
@@ -153,7 +153,7 @@ def _of_level(series: Series, level: Level, alert: Alert | None) -> Change:
     return _compare(series, past, present, verdict, level.ratio, alert)
 
 
-def _of_last_night(series: Series) -> Change | None:
+def _of_last_night(series: Series) -> ShownChange | None:
     """Compare the last night with those before it at the same level."""
     last = len(series.nights) - 1
     first = max((one.night for one in series.changes if one.night < last), default=0)
@@ -171,18 +171,18 @@ def _of_last_night(series: Series) -> Change | None:
 
 def _compare(
     series: Series,
-    past: Sequence[Night],
-    present: Sequence[Night],
+    past: Sequence[MeasuredNight],
+    present: Sequence[MeasuredNight],
     verdict: Verdict,
     ratio: float | None = None,
     alert: Alert | None = None,
-) -> Change:
+) -> ShownChange:
     before = [math.log(night.mean) for night in past]
     was = statistics.median(before)
     if ratio is None:
         ratio = math.exp(statistics.median(math.log(night.mean) for night in present) - was)
     half = _half_width(before, len(present))
-    return Change(
+    return ShownChange(
         series,
         verdict,
         math.exp(was),

@@ -11,7 +11,7 @@ from harness.results.records import Run, RunMeans
 from harness.results.verdicts import allowed_loss
 from harness.words import percent
 from reports.figures import Column, Figure, Spec, Value, moment, quantity, tooltips
-from reports.history import Point, SeriesGroup, commit_range
+from reports.history import HistoryPoint, SeriesGroup, commit_range
 from reports.text import day
 
 LANE_HEIGHT = 120
@@ -92,7 +92,7 @@ def _levels(series: Series) -> dict[datetime, float]:
 
 
 def _history_row(
-    point: Point,
+    point: HistoryPoint,
     metrics: Sequence[Metric],
     levels: Sequence[Mapping[datetime, float]],
     told: Mapping[datetime, str],
@@ -179,7 +179,7 @@ def curve_figures(groups: Sequence[SeriesGroup]) -> tuple[Figure, ...]:
     return tuple(figure for figure in found if figure is not None)
 
 
-def _newest_with(group: SeriesGroup, metric: str) -> Point | None:
+def _newest_with(group: SeriesGroup, metric: str) -> HistoryPoint | None:
     return next((point for point in reversed(group.points) if metric in point.values), None)
 
 

@@ -6,9 +6,9 @@ from harness.results.alerts import Alert
 from harness.results.comparison import ComparisonGroup
 from harness.results.gate_formats import to_document as to_gate_document
 from harness.results.records import ContainerInfo, Run
-from reports.changes import Change
+from reports.changes import ShownChange
 from reports.page import Page
-from reports.summary import Cell, FailureGroup, PerplexityRow, Row, TaskRow
+from reports.summary import FailureGroup, PerplexityRow, SummaryCell, SummaryRow, TaskRow
 
 VERSION = 1
 """Increases when a key is removed or changes its meaning; new keys may be added without."""
@@ -37,7 +37,7 @@ def to_document(page: Page, report: str) -> dict[str, object]:
     }
 
 
-def _change(change: Change) -> dict[str, object]:
+def _change(change: ShownChange) -> dict[str, object]:
     series = change.series
     return {
         "series": series.id,
@@ -63,7 +63,7 @@ def _alert(alert: Alert) -> dict[str, object]:
     return {**fields, "metric": alert.metric.key}
 
 
-def _row(row: Row) -> dict[str, object]:
+def _row(row: SummaryRow) -> dict[str, object]:
     return {
         "model": row.subject.model,
         "soc": row.subject.soc,
@@ -85,7 +85,7 @@ def _row(row: Row) -> dict[str, object]:
     }
 
 
-def _cell(cell: Cell) -> dict[str, object]:
+def _cell(cell: SummaryCell) -> dict[str, object]:
     found = cell.stats
     return {
         "mean": found.mean,

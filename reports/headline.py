@@ -18,7 +18,7 @@ from harness.results.records import Run
 from harness.results.turnover import find_turnover
 from harness.results.verdicts import Verdict
 from harness.words import percent, pluralize
-from reports.changes import Change
+from reports.changes import ShownChange
 from reports.text import listing
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def judge_page(results: "Results", sections: "Sequence[Section]") -> Headline:
 def _quiet(
     results: "Results",
     sections: "Sequence[Section]",
-    changes: Sequence[Change],
+    changes: Sequence[ShownChange],
     lines: Sequence[str],
 ) -> Headline:
     """Return the headline where nothing is wrong: what was judged, or why nothing was."""
@@ -101,7 +101,7 @@ def _quiet(
     return Headline("none", "No verdict yet", (*lines, _explain(results, changes)))
 
 
-def _explain(results: "Results", changes: Sequence[Change]) -> str:
+def _explain(results: "Results", changes: Sequence[ShownChange]) -> str:
     """Say why there is no verdict."""
     if not results.measured:
         return "There are no results yet."
@@ -137,7 +137,7 @@ def _describe_gate(gate: Gate) -> Iterator[str]:
         yield f"{cell.metric.label} of {where}: {change}, {cell.reason}"
 
 
-def _others(changes: Sequence[Change]) -> Iterator[str]:
+def _others(changes: Sequence[ShownChange]) -> Iterator[str]:
     """Count the changes that are settled or for the better."""
     counts = Counter(one.status for one in changes)
     words = [f"{counts[one]} {one}" for one in ("expected", "fixed", "improved") if counts[one]]
@@ -145,7 +145,7 @@ def _others(changes: Sequence[Change]) -> Iterator[str]:
         yield f"Besides: {listing(tuple(words))}"
 
 
-def _describe_suspects(suspects: Sequence[Change]) -> Iterator[str]:
+def _describe_suspects(suspects: Sequence[ShownChange]) -> Iterator[str]:
     for alike in _grouped(suspects, lambda one: one.series.subject)[:MOST_NAMED]:
         found = ", ".join(f"{one.series.metric.label} {percent(one.ratio - 1)}" for one in alike)
         name = alike[0].series.name

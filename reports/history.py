@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
 
-from harness.results.history import Night, Series, Session
+from harness.results.history import MeasuredNight, MeasuredSession, Series
 from harness.results.metrics import find_metric
 from harness.results.nights import PAUSE, group_nights
 from harness.results.records import SIDES, Run, RunHead
@@ -17,7 +17,7 @@ LEADING = ("prefill_tokens_per_s", "decode_tokens_per_s")
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class HistoryPoint:
     """A night, with the means of all its metrics.
 
     Attributes:
@@ -26,7 +26,7 @@ class Point:
 
     at: datetime
     values: Mapping[str, float]
-    sessions: tuple[Session, ...]
+    sessions: tuple[MeasuredSession, ...]
 
     @property
     def runs(self) -> tuple[Run, ...]:
@@ -69,7 +69,7 @@ class SeriesGroup:
     """
 
     series: tuple[Series, ...]
-    points: tuple[Point, ...]
+    points: tuple[HistoryPoint, ...]
 
     @property
     def id(self) -> str:
@@ -92,7 +92,7 @@ class SeriesGroup:
         return tuple(run for point in self.points for run in point.runs)
 
     @property
-    def present(self) -> tuple[Point, ...]:
+    def present(self) -> tuple[HistoryPoint, ...]:
         """The nights of the containers of the last night, from the newest change of a rate on."""
         newest = self.points[-1].at
         built = {point.sha256 for point in self.points if point.at > newest - PAUSE}
@@ -153,16 +153,16 @@ def find_runs_before(groups: Sequence[SeriesGroup], among: Container[str]) -> di
     return {run: before for runs in chosen for before, run in pairwise(runs)}
 
 
-def commit_range(series: Series, night: Night) -> str:
+def commit_range(series: Series, night: MeasuredNight) -> str:
     """Name the commits from the night before to a night: `4f2a9d1c88..9b2d4e7710`, if known."""
     number = next(n for n, one in enumerate(series.nights) if one.at == night.at)
     both = [one.commit for one in series.nights[max(number - 1, 0) : number + 1]]
     return "..".join(dict.fromkeys(commit[:10] for commit in both if commit))
 
 
-def _points(alike: Sequence[Series]) -> tuple[Point, ...]:
+def _points(alike: Sequence[Series]) -> tuple[HistoryPoint, ...]:
     values: dict[datetime, dict[str, float]] = {}
-    sessions: dict[datetime, dict[str, Session]] = {}
+    sessions: dict[datetime, dict[str, MeasuredSession]] = {}
     for series in alike:
         for night in series.nights:
             values.setdefault(night.at, {})[series.metric.key] = night.mean
@@ -170,7 +170,7 @@ def _points(alike: Sequence[Series]) -> tuple[Point, ...]:
             for session in night.sessions:
                 runs.setdefault(session.run.id, session)
     return tuple(
-        Point(
+        HistoryPoint(
             at,
             values[at],
             tuple(sorted(sessions[at].values(), key=lambda one: one.run.created_at)),

@@ -17,7 +17,7 @@ from harness.results.identity import place
 from harness.results.metrics import Metric, find_metric
 from harness.results.records import (
     SIDES,
-    Artifact,
+    ArtifactRecord,
     ComparisonRecord,
     RepetitionTelemetry,
     Run,
@@ -28,7 +28,7 @@ from harness.results.store import EVERYTHING, ResultsStore, RunFilter
 from harness.results.timeline import UNTRACED, Traces, build_timeline, read_traces
 from harness.words import pluralize
 from reports import charts, summary, text
-from reports.changes import Change, find_changes
+from reports.changes import ShownChange, find_changes
 from reports.devices import DeviceUse, device_figures, find_device_use
 from reports.figures import Figure
 from reports.headline import Headline, judge_page
@@ -39,7 +39,7 @@ from reports.summary import (
     TASK_METRICS,
     FailureGroup,
     PerplexityRow,
-    Row,
+    SummaryRow,
     TaskRow,
 )
 from reports.timeline import energy_per_token, timeline_figure, trace_address
@@ -78,7 +78,7 @@ class KeptFiles:
         logs: their names and ends.
     """
 
-    artifacts: tuple[Artifact, ...] = ()
+    artifacts: tuple[ArtifactRecord, ...] = ()
     logs: tuple[tuple[str, str], ...] = ()
     traces: Traces = UNTRACED
 
@@ -162,14 +162,14 @@ class Section:
     """
 
     key: Kind
-    rows: tuple[Row, ...]
+    rows: tuple[SummaryRow, ...]
     perplexities: tuple[PerplexityRow, ...]
     tasks: tuple[TaskRow, ...]
     comparisons: tuple[ComparisonGroup, ...]
-    changes: tuple[Change, ...] = ()
+    changes: tuple[ShownChange, ...] = ()
     energy: Mapping[str, float] = field(default_factory=dict)
 
-    def energy_of(self, row: Row) -> float | None:
+    def energy_of(self, row: SummaryRow) -> float | None:
         """Return the battery energy per generated token of a row's newest run that has one."""
         return next(
             (self.energy[run.id] for run in reversed(row.runs) if run.id in self.energy), None
@@ -471,7 +471,7 @@ def brief_results(one: RunMeans) -> str:
 def _section(
     results: Results,
     present: Mapping[str, tuple[str, ...]],
-    changes: Sequence[Change],
+    changes: Sequence[ShownChange],
     key: Kind,
 ) -> Section:
     here = [run for run in results.done if _kind(run) == key]

@@ -69,7 +69,7 @@ UNCOMPARED = "Unchecked: the embeddings were not compared with those of the mode
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class SummaryCell:
     """One metric of one row."""
 
     metric: Metric
@@ -155,7 +155,7 @@ class TaskRow(ScoredRow):
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SummaryRow:
     """One line of the summary.
 
     Attributes:
@@ -173,7 +173,7 @@ class Row:
     subject: Subject
     label: str
     runs: tuple[Run, ...]
-    cells: Mapping[str, Cell]
+    cells: Mapping[str, SummaryCell]
     perplexity: PerplexityRow | None
     remarks: tuple[str, ...]
     output: Output = "unchecked"
@@ -301,7 +301,7 @@ def task_rows(
 
 def summarise(
     runs: Sequence[Run], told: Mapping[str, tuple[str, ...]] = MappingProxyType({})
-) -> tuple[Row, ...]:
+) -> tuple[SummaryRow, ...]:
     """Summarise runs that are done, all on hardware or all on the emulator.
 
     Args:
@@ -323,7 +323,7 @@ def summarise(
     for here, found in scored.items():
         best, remarks = _choose_perplexity(found)
         if best is not None and here not in joined:
-            rows.append(Row(best.subject, "", (), {}, best, remarks))
+            rows.append(SummaryRow(best.subject, "", (), {}, best, remarks))
     if len({row.subject.runtime for row in rows}) > 1:  # what is compared stands together
         rows = [replace(row, runtime=row.subject.runtime) for row in rows]
     return tuple(sorted(rows, key=_sort_key))
@@ -379,7 +379,7 @@ def _all_values(run: Run, key: str) -> tuple[float, ...]:
     return run.values(key) + run.values(key, warmup=True)
 
 
-def _row(subject: Subject, group: Sequence[Run], scored: Sequence[PerplexityRow]) -> Row:
+def _row(subject: Subject, group: Sequence[Run], scored: Sequence[PerplexityRow]) -> SummaryRow:
     perplexity, perplexity_remarks = _choose_perplexity(scored)
     runs, left_out = _like_newest(group)
     steady = not subject.emulator
@@ -394,7 +394,7 @@ def _row(subject: Subject, group: Sequence[Run], scored: Sequence[PerplexityRow]
         sessions = [run.values(name) for run in runs]
         found = stats.summarise(sessions)
         if found is not None:
-            cells[name] = Cell(metric, found, grade_runs(runs, name))
+            cells[name] = SummaryCell(metric, found, grade_runs(runs, name))
         by_metric += [(metric, remark) for remark in stats.remarks(sessions, on_spread=steady)]
     remarks = [*left_out, *_joined(by_metric), *_workload_remarks(subject, runs)]
     output = _output(runs, perplexity)
@@ -402,7 +402,7 @@ def _row(subject: Subject, group: Sequence[Run], scored: Sequence[PerplexityRow]
         remarks.append(UNCOMPARED if subject.kind == "embed" else UNCHECKED)
     remarks += perplexity_remarks
     grade, reasons = _grade(cells) if steady else ("", ())
-    return Row(
+    return SummaryRow(
         subject,
         subject.label,
         runs,
@@ -450,7 +450,7 @@ def _output(runs: Sequence[Run], perplexity: PerplexityRow | None) -> Output:
     return "checked" if matches_references(perplexity.values, precision) else "unchecked"
 
 
-def _grade(cells: Mapping[str, Cell]) -> tuple[str, tuple[str, ...]]:
+def _grade(cells: Mapping[str, SummaryCell]) -> tuple[str, tuple[str, ...]]:
     """Return the worst grade of the rates, with reasons; an unknown grade is the worst."""
     found = {key: cells[key].stability for key in GRADED if key in cells and cells[key].stability}
     grades = [stability.grade for stability in found.values() if stability is not None]
@@ -547,7 +547,7 @@ def _grouped(
     return [(found, tuple(group)) for found, group in groups.items()]
 
 
-def _sort_key(row: Row) -> tuple[object, ...]:
+def _sort_key(row: SummaryRow) -> tuple[object, ...]:
     """Sort by model and SoC; unchecked outputs come after checked ones."""
     model, soc, *rest = _order(row.subject, row.container)
     first = (row.label,) if row.runtime else ()

@@ -14,7 +14,14 @@ from harness.results.verdicts import Verdict
 from harness.words import NO_VALUE, percent, pluralize
 from reports.headline import Headline
 from reports.page import Page, Section
-from reports.summary import OF_SOME_MODELS, SPEED_METRICS, TASK_METRICS, FailureGroup, Row, TaskRow
+from reports.summary import (
+    OF_SOME_MODELS,
+    SPEED_METRICS,
+    TASK_METRICS,
+    FailureGroup,
+    SummaryRow,
+    TaskRow,
+)
 from reports.text import short_time
 
 EMULATOR_NOTICE = "Emulator speed is not hardware speed."
@@ -106,13 +113,13 @@ def _failure(group: FailureGroup) -> str:
     return f"{newest.kind} of {container_name(newest.container)} on {where}{times}: {ended}"
 
 
-def _display_key(row: Row) -> tuple[str, ...]:
+def _display_key(row: SummaryRow) -> tuple[str, ...]:
     """Return the name of a row; several containers may share it."""
     shape = container_shape(row.container) if row.container else ""
     return (row.name, row.subject.target, row.label, shape)
 
 
-def _ambiguous(rows: Sequence[Row]) -> frozenset[tuple[str, ...]]:
+def _ambiguous(rows: Sequence[SummaryRow]) -> frozenset[tuple[str, ...]]:
     """Return names that several containers share."""
     hashes: dict[tuple[str, ...], set[str]] = {}
     for row in rows:
@@ -120,7 +127,7 @@ def _ambiguous(rows: Sequence[Row]) -> frozenset[tuple[str, ...]]:
     return frozenset(name for name, found in hashes.items() if len(found) > 1)
 
 
-def _remarks(row: Row, shared: Container[str], *, apart: bool) -> list[Text]:
+def _remarks(row: SummaryRow, shared: Container[str], *, apart: bool) -> list[Text]:
     parts = [row.name, row.subject.target, row.label, *row.notes]
     if apart:
         parts.append(row.sha256[:12])
@@ -195,7 +202,7 @@ def _column(key: str, heading: str, cells: list[str]) -> NumberColumn:
     return NumberColumn(heading, cells, _EMPTY_RANK if rank and set(cells) == {NO_VALUE} else rank)
 
 
-def _name(row: Row, *, apart: bool) -> str:
+def _name(row: SummaryRow, *, apart: bool) -> str:
     """Return the name of a row, with the container's hash if others share the name."""
     where = " ".join(filter(None, (row.subject.target, row.label)))
     shape = container_shape(row.container) if row.container else ""
@@ -207,16 +214,16 @@ def _name(row: Row, *, apart: bool) -> str:
     return "\n".join(lines)
 
 
-def _grade(row: Row) -> str:
+def _grade(row: SummaryRow) -> str:
     return f"{row.n}\n{row.grade}" if row.n else NO_VALUE
 
 
-def _speed(row: Row, key: str) -> str:
+def _speed(row: SummaryRow, key: str) -> str:
     cell = row.cells.get(key)
     return NO_VALUE if cell is None else cell.text.replace(" ± ", "\n± ")
 
 
-def _perplexity(row: Row) -> tuple[str, str]:
+def _perplexity(row: SummaryRow) -> tuple[str, str]:
     found = row.perplexity
     if found is None:
         return NO_VALUE, NO_VALUE

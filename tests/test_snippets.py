@@ -48,7 +48,7 @@ from harness.results.records import (
     Measurement,
     Provenance,
     Run,
-    Workload,
+    WorkloadRecord,
 )
 from harness.results.store import ResultsStore
 from harness.runtimes.description import read_description
@@ -218,7 +218,7 @@ def stored_nights(
                         serial=serial, soc="SM8750", emulator=False, model="SM-S938B",
                         manufacturer="Samsung",
                     ),
-                    workload=Workload(
+                    workload=WorkloadRecord(
                         runner="genie-t2t-run", prompt_tokens=prompt, max_new_tokens=128
                     ),
                     provenance=Provenance(

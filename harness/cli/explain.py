@@ -13,7 +13,7 @@ from buildlib.files import check_file
 from harness.cli.arguments import Json
 from harness.console import answers, print_json, print_remark
 from harness.errors import HostFileError, WrongUseError
-from harness.errors.codes import Code, Finding, find_codes, parse_code
+from harness.errors.codes import Code, CodeFinding, find_codes, parse_code
 from harness.exit_codes import BAD
 from harness.results.store import ResultsStore
 
@@ -135,5 +135,5 @@ def _lines(file: BinaryIO) -> Iterator[str]:
         whole = piece.endswith(b"\n")
 
 
-def _place(name: str, finding: Finding) -> str:
+def _place(name: str, finding: CodeFinding) -> str:
     return f"{name}, line {finding.line}: {finding.text[:200]}"

@@ -8,7 +8,7 @@ import typer
 from harness.cli.arguments import Json
 from harness.console import EMULATOR, Row, answers, print_json, print_remark, print_rows
 from harness.errors import WrongUseError
-from harness.results.history import Night, Series, SeriesFilter, read_series
+from harness.results.history import MeasuredNight, Series, SeriesFilter, read_series
 from harness.results.metrics import find_key
 from harness.results.statistics.changes import Change
 from harness.results.store import ResultsStore
@@ -160,7 +160,7 @@ def _change_to_json(series: Series, change: Change) -> dict[str, Any]:
     }
 
 
-def _night_to_json(night: Night) -> dict[str, Any]:
+def _night_to_json(night: MeasuredNight) -> dict[str, Any]:
     return {
         "at": night.at,
         "mean": night.mean,

@@ -12,7 +12,7 @@ from rich.progress import (
 )
 
 from harness.console import progress, visible
-from harness.deploy.pipeline import Progress as OnProgress
+from harness.deploy.push import Progress as OnProgress
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from harness.cli.arguments import Json
 from harness.cli.bench_options import parse_labels
 from harness.console import answers, print_json, print_remark
 from harness.errors import WrongUseError
-from harness.importing.importer import Facts, Imported, read_runs, store_runs
+from harness.importing.importer import Imported, ImportFacts, read_runs, store_runs
 from harness.importing.importer import Tool as KnownTool
 from harness.results.store import ResultsStore
 from harness.words import pluralize
@@ -54,7 +54,7 @@ def import_results(
     imported before are not imported again, so a file may grow from night to night. The file itself
     is kept with its runs.
     """
-    facts = Facts(
+    facts = ImportFacts(
         model=model,
         precision=precision,
         device=device,

@@ -28,7 +28,7 @@ from harness.results.identity import (
     device_name,
 )
 from harness.results.metrics import METRICS
-from harness.results.records import Artifact, Run
+from harness.results.records import ArtifactRecord, Run
 from harness.results.statistics.summary import summarise
 from harness.results.store import ResultsStore
 from harness.words import pluralize, soc_label
@@ -87,7 +87,7 @@ def show(
         console.print(EMULATOR)
 
 
-def _save(store: ResultsStore, kept: Sequence[Artifact], folder: Path) -> None:
+def _save(store: ResultsStore, kept: Sequence[ArtifactRecord], folder: Path) -> None:
     """Write kept files; their names come from a database, so they stay in the folder."""
     for artifact in kept:
         path = folder / safe_file_name(artifact.name)
@@ -99,7 +99,7 @@ def _save(store: ResultsStore, kept: Sequence[Artifact], folder: Path) -> None:
         print_remark(f"wrote {path}")
 
 
-def _show(run: Run, artifacts: Sequence[Artifact]) -> None:
+def _show(run: Run, artifacts: Sequence[ArtifactRecord]) -> None:
     console = answers()
     console.print(f"{run.kind} {run.id}: {run.status}")
     if run.error:

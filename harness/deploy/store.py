@@ -21,7 +21,7 @@ from typing import Self
 from harness.clock import Deadline
 from harness.deploy.digests import STEP_S, FileDigest, hashes_on, hashing_s
 from harness.deploy.eviction import EvictionPolicy, Room, bytes_on_disk, make_room, require_room
-from harness.deploy.pipeline import Pipeline, Progress
+from harness.deploy.push import Progress, VerifiedPush
 from harness.devices.base import Device
 from harness.errors import (
     DeploymentCorruptError,
@@ -116,7 +116,7 @@ class DeviceStore(AbstractContextManager["DeviceStore"]):
             self._adopt(batch, contents)
 
         try:
-            with Pipeline(self._device, self._deadline, verify) as pipeline:
+            with VerifiedPush(self._device, self._deadline, verify) as pipeline:
                 pipeline.push(contents, folder, on_progress)
         except DeviceFullError:
             raise self._full(needed) from None

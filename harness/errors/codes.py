@@ -99,7 +99,7 @@ class Code:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CodeFinding:
     """Code in a log.
 
     Attributes:
@@ -152,18 +152,18 @@ def parse_code(text: str) -> tuple[Code, ...]:
     return tuple(code for code in codes if code.name == rest and _NAME.fullmatch(rest))
 
 
-def find_codes(lines: Iterable[str]) -> list[Finding]:
+def find_codes(lines: Iterable[str]) -> list[CodeFinding]:
     """Return the codes in a log, each at its first line, in the order in which they appear.
 
     The first is the nearest to the cause: libraries pass errors on with numbers of their own. Lines
     are read up to 4096 characters, and at most 50 codes are returned.
     """
-    findings: dict[tuple[Library, int | None, str], Finding] = {}
+    findings: dict[tuple[Library, int | None, str], CodeFinding] = {}
     for number, line in enumerate(lines, 1):
         text = line[:_LONGEST_LINE]
         for code in _codes_of(text):
             key = (code.library, code.number, code.name)
-            findings.setdefault(key, Finding(code, number, text.strip()))
+            findings.setdefault(key, CodeFinding(code, number, text.strip()))
         if len(findings) >= _MOST_FINDINGS:
             break
     return list(findings.values())[:_MOST_FINDINGS]

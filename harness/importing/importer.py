@@ -26,7 +26,7 @@ from harness.results.records import (
     Origin,
     Provenance,
     Run,
-    Workload,
+    WorkloadRecord,
     new_run_id,
 )
 from harness.results.store import ResultsStore
@@ -47,7 +47,7 @@ class Tool(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class ImportFacts:
     """Facts about imported runs that the user knows and their file does not tell.
 
     Attributes:
@@ -121,7 +121,7 @@ _FORMATS = tuple(
 
 
 def read_runs(
-    path: Path, facts: Facts | None = None, *, tool: Tool | None = None, skip: bool = False
+    path: Path, facts: ImportFacts | None = None, *, tool: Tool | None = None, skip: bool = False
 ) -> Imported:
     """Read a file of another tool as runs of ours, and store nothing.
 
@@ -133,7 +133,7 @@ def read_runs(
         HostFileError: names the lines that cannot be read, or no tool is known to write this; the
             file cannot be read.
     """
-    facts = facts or Facts()
+    facts = facts or ImportFacts()
     content, written = _read(path)
     text = _decode(content)
     found = _find_format(path, content, text, tool)
@@ -192,7 +192,7 @@ def store_runs(store: ResultsStore, found: Imported) -> Imported:
 def import_file(
     store: ResultsStore,
     path: Path,
-    facts: Facts | None = None,
+    facts: ImportFacts | None = None,
     *,
     tool: Tool | None = None,
     skip: bool = False,
@@ -277,7 +277,7 @@ def _sweeps(found: Sequence[ForeignRun]) -> list[dict[str, str]]:
     return labels
 
 
-def _run_of(foreign: ForeignRun, facts: Facts, origin: Origin, created_at: datetime) -> Run:
+def _run_of(foreign: ForeignRun, facts: ImportFacts, origin: Origin, created_at: datetime) -> Run:
     measurements = foreign.measurements()
     model = facts.model or foreign.model or Path(origin.file).stem
     precision = facts.precision or foreign.precision
@@ -314,7 +314,7 @@ def _run_of(foreign: ForeignRun, facts: Facts, origin: Origin, created_at: datet
                 emulator=facts.emulator,
                 model=foreign.device_model,
             ),
-            workload=Workload(
+            workload=WorkloadRecord(
                 runner=foreign.runner,
                 prompt_tokens=_prompt_tokens(foreign),
                 depth_tokens=foreign.depth_tokens or None,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from harness.pytest_plugin.marker import DeviceMarker
-from harness.pytest_plugin.options import Settings
+from harness.pytest_plugin.options import PluginSettings
 from harness.pytest_plugin.terminal import WAITING
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class LeaseManager:
     Owns the pool, which is opened when a test first needs it.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: PluginSettings) -> None:
         self._settings = settings
         self._stack = contextlib.ExitStack()
         self._held: HeldLease | None = None

@@ -8,7 +8,7 @@ from harness.console import EMULATOR
 from harness.results.identity import container_name
 from harness.results.llama_bench import format_parameters, format_size, markdown
 from harness.results.metrics import find_metric
-from harness.results.records import Measurement, Run, Workload, new_run_id, now
+from harness.results.records import Measurement, Run, WorkloadRecord, new_run_id, now
 from harness.results.statistics.summary import summarise
 from harness.runtimes.base import Generates
 from harness.runtimes.deployed import DeployedRuntime
@@ -164,7 +164,7 @@ class MeasurementRecorder:
             device=device,
             provenance=provenance,
             # Reports put runs together by what was asked; here that is the test.
-            workload=Workload(
+            workload=WorkloadRecord(
                 runner=runner,
                 sampler=dict(session.settings),
                 runner_sha256=runtime.sha256_of(runner) if deployed else None,

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from harness.devices.spec import DeviceSpec
 
 _SESSIONS = re.compile(r"[1-9][0-9]{0,4}")
-_KEY = pytest.StashKey["Settings"]()
+_KEY = pytest.StashKey["PluginSettings"]()
 
 MissingDevice = Literal["", "skip", "fail"]
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class PluginSettings:
     """Settings from the command line or an ini file.
 
     Attributes:
@@ -152,7 +152,7 @@ def _add(group: "pytest.OptionGroup", name: str, **attributes: Any) -> None:  # 
         group.addoption(long, **attributes)
 
 
-def read_settings(config: pytest.Config) -> Settings:
+def read_settings(config: pytest.Config) -> PluginSettings:
     """Read and check the settings, once a session.
 
     Raises:
@@ -172,7 +172,7 @@ def without_password(db: str) -> str:
     return f"{scheme}://{user.partition(':')[0]}{at}{place}"
 
 
-def _read(config: pytest.Config) -> Settings:
+def _read(config: pytest.Config) -> PluginSettings:
     base = config.inipath.parent if config.inipath else config.rootpath
     option = config.option
     pool = option.qnnfarm_pool
@@ -184,7 +184,7 @@ def _read(config: pytest.Config) -> Settings:
     devices = option.qnnfarm_device
     if devices is None:
         devices = [] if pool is not None else config.getini("qnnfarm_devices")
-    settings = Settings(
+    settings = PluginSettings(
         pool=None if pool is None else _existing(Path(pool), "--pool"),
         devices=tuple(devices),
         containers=tuple(_existing(Path(path), "--container") for path in containers),
@@ -223,7 +223,7 @@ def _runtime(name: str) -> str:
         raise pytest.UsageError(f"--runtime {name}: {error}") from error
 
 
-def _check_devices(settings: Settings) -> None:
+def _check_devices(settings: PluginSettings) -> None:
     from harness.errors import DeviceSpecError
 
     try:
@@ -232,7 +232,7 @@ def _check_devices(settings: Settings) -> None:
         raise pytest.UsageError(f"--device: {error}") from error
 
 
-def check_db(settings: Settings) -> None:
+def check_db(settings: PluginSettings) -> None:
     """Check that the results store can be written.
 
     Raises:

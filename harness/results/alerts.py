@@ -23,7 +23,7 @@ from harness.errors import UnknownAlertError
 from harness.results import schema
 from harness.results.database import refuse_unreadable_rows
 from harness.results.history import (
-    Night,
+    MeasuredNight,
     Series,
     SeriesFilter,
     iterate_series,
@@ -321,7 +321,7 @@ def _open_again(series: Series, alert: Alert, change: Change | None) -> Alert:
     return alert
 
 
-def _recovery(series: Series, alert: Alert) -> Night | None:
+def _recovery(series: Series, alert: Alert) -> MeasuredNight | None:
     """Return the night on which later changes had taken back half of a loss."""
     loss = gained = -math.log(alert.ratio)
     for later in series.changes:
@@ -332,7 +332,7 @@ def _recovery(series: Series, alert: Alert) -> Night | None:
     return None
 
 
-def _recovered(night: Night) -> str:
+def _recovered(night: MeasuredNight) -> str:
     commit = f" at {night.commit[:12]}" if night.commit else ""
     return f"{_RECOVERED}{night.at:%Y-%m-%d}{commit}"
 

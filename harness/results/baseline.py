@@ -29,7 +29,7 @@ _SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class BaselinePoint:
     """Runs that belong to one commit, one night, or one span of them.
 
     Attributes:
@@ -64,7 +64,7 @@ class Point:
 
 def find_candidate(
     heads: Sequence[RunHead], reference: str, runs: Collection[str], location: str
-) -> Point:
+) -> BaselinePoint:
     """Find what is judged: the named runs, those of a reference, or else the newest night.
 
     Args:
@@ -77,7 +77,7 @@ def find_candidate(
         chosen = [head for head in heads if head.id in set(runs)]
         if not chosen:
             raise NoBaselineError(location, "these runs", "it has none of them")
-        return Point(tuple(chosen))
+        return BaselinePoint(tuple(chosen))
     newest = next(find_nights(heads), None)
     if newest is None:
         raise NoBaselineError(location, reference or "the newest results", "it has no runs")
@@ -87,8 +87,8 @@ def find_candidate(
 
 
 def find_points(
-    heads: Sequence[RunHead], reference: str, judged: Point | None, location: str
-) -> list[Point]:
+    heads: Sequence[RunHead], reference: str, judged: BaselinePoint | None, location: str
+) -> list[BaselinePoint]:
     """Find the points that a reference means, the best one first, without the judged runs.
 
     Raises:
@@ -111,15 +111,15 @@ def find_points(
     return found
 
 
-def find_nights(heads: Iterable[RunHead]) -> Iterator[Point]:
+def find_nights(heads: Iterable[RunHead]) -> Iterator[BaselinePoint]:
     """Group runs into nights, the one with the newest run first."""
-    nights = [Point(tuple(night)) for night in group_nights(heads)]
+    nights = [BaselinePoint(tuple(night)) for night in group_nights(heads)]
     return iter(sorted(nights, key=lambda night: night.ended, reverse=True))
 
 
 def _resolve(
-    heads: Sequence[RunHead], reference: str, judged: Point | None, main: str | None
-) -> Iterator[Point]:
+    heads: Sequence[RunHead], reference: str, judged: BaselinePoint | None, main: str | None
+) -> Iterator[BaselinePoint]:
     base = [head for head in heads if not head.branch or head.branch == main] or heads
     if reference == PREVIOUS:
         base = base if judged is None else _reached(base, judged, main)
@@ -130,18 +130,18 @@ def _resolve(
         yield from find_nights(head for head in base if head.created_at < end)
     elif span := _span_of(reference):
         within = tuple(head for head in base if span[0] <= head.created_at < span[1])
-        yield from [Point(within)] if within else []
+        yield from [BaselinePoint(within)] if within else []
     elif ".." in reference:
         yield from _commit_span(heads, base, reference)
     elif on_branch := [head for head in heads if head.branch == reference]:
         yield from _commits(reversed(on_branch))
     elif commit := _find_commit(heads, reference):
-        yield Point(tuple(head for head in heads if head.commit == commit))
+        yield BaselinePoint(tuple(head for head in heads if head.commit == commit))
     else:
         yield from _commits(_in_order(heads, git_history(Path.cwd(), reference)))
 
 
-def _reached(base: Sequence[RunHead], judged: Point, main: str | None) -> Sequence[RunHead]:
+def _reached(base: Sequence[RunHead], judged: BaselinePoint, main: str | None) -> Sequence[RunHead]:
     """Leave out what a branch is not based on, as far as git knows: later commits of its base."""
     tip = judged.heads[-1]
     if not tip.commit or not tip.branch or tip.branch == main:
@@ -161,7 +161,7 @@ def _span_of(reference: str) -> tuple[datetime, datetime] | None:
 
 def _commit_span(
     heads: Sequence[RunHead], base: Sequence[RunHead], reference: str
-) -> Iterator[Point]:
+) -> Iterator[BaselinePoint]:
     """Yield the commits after the first one until the second: those of git, else by time."""
     within = _in_order(heads, git_history(Path.cwd(), reference))
     first, _, last = (_find_commit(heads, name) for name in reference.partition(".."))
@@ -169,7 +169,7 @@ def _commit_span(
         ends = {c: max(h.created_at for h in heads if h.commit == c) for c in (first, last)}
         within = [h for h in base if ends[first] < h.created_at <= ends[last] and h.commit != first]
     if within:
-        yield Point(tuple(within))
+        yield BaselinePoint(tuple(within))
 
 
 def _find_commit(heads: Sequence[RunHead], beginning: str) -> str | None:
@@ -190,12 +190,12 @@ def _in_order(heads: Iterable[RunHead], commits: Iterable[str]) -> list[RunHead]
     return sorted(reachable, key=lambda head: order[str(head.commit)])
 
 
-def _commits(heads: Iterable[RunHead]) -> Iterator[Point]:
+def _commits(heads: Iterable[RunHead]) -> Iterator[BaselinePoint]:
     """Yield a point for each commit, in the order of the runs."""
     grouped: dict[str | None, list[RunHead]] = {}
     for head in heads:
         grouped.setdefault(head.commit, []).append(head)
-    yield from (Point(tuple(group)) for group in grouped.values())
+    yield from (BaselinePoint(tuple(group)) for group in grouped.values())
 
 
 def _end_of(date: str) -> datetime:

@@ -74,7 +74,7 @@ _CONNECTING: Mapping[str, object] = MappingProxyType(
 """libpq's own defaults wait for hours; the URL can override these."""
 
 
-class Database:
+class ResultsDatabase:
     """One database, with read and write transactions."""
 
     def __init__(
@@ -194,7 +194,7 @@ class _RollingBack(sqlite3.Connection):
 
 def open_database(
     location: str | Path, *, create: bool, busy_timeout_s: float = BUSY_TIMEOUT_S
-) -> Database:
+) -> ResultsDatabase:
     """Open a SQLite file by its path, or a PostgreSQL database by its URL.
 
     Without `create` it is read-only.
@@ -259,14 +259,14 @@ def database_file(location: str | Path) -> Path | None:
     return Path(text.removeprefix("sqlite:///")) if text.startswith("sqlite") else None
 
 
-def _open_server(text: str, *, create: bool, busy_timeout_s: float) -> Database:
+def _open_server(text: str, *, create: bool, busy_timeout_s: float) -> ResultsDatabase:
     __tracebackhide__ = True
     url = parse_server_url(text)
     engine = make_server_engine(url, read_only=not create, lock_timeout_s=busy_timeout_s)
-    return Database(engine, shown_url(url), busy_timeout_s)
+    return ResultsDatabase(engine, shown_url(url), busy_timeout_s)
 
 
-def _open_sqlite(path: Path, *, create: bool, busy_timeout_s: float) -> Database:
+def _open_sqlite(path: Path, *, create: bool, busy_timeout_s: float) -> ResultsDatabase:
     _check_file(path, create=create)
     target = path.absolute()
 
@@ -299,7 +299,7 @@ def _open_sqlite(path: Path, *, create: bool, busy_timeout_s: float) -> Database
         writes = connection.get_execution_options().get(WRITES, False)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
-    return Database(engine, str(path), busy_timeout_s)
+    return ResultsDatabase(engine, str(path), busy_timeout_s)
 
 
 def _check_file(path: Path, *, create: bool) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from harness.results.alerts import UNSETTLED, Alert
-from harness.results.baseline import Point, find_candidate, find_points
+from harness.results.baseline import BaselinePoint, find_candidate, find_points
 from harness.results.comparison import DEFAULT_METRICS
 from harness.results.identity import (
     Subject,
@@ -226,7 +226,7 @@ def judge_gate(
     )
 
 
-def _read(store: ResultsStore, point: Point, options: GateOptions) -> _Groups:
+def _read(store: ResultsStore, point: BaselinePoint, options: GateOptions) -> _Groups:
     grouped: dict[Subject, list[Run]] = {}
     for run in store.get_runs(point.runs):
         grouped.setdefault(Subject.of(run).without(options.across), []).append(run)

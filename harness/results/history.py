@@ -65,7 +65,7 @@ _SMALLEST: Mapping[str, float] = {PERPLEXITY: PERPLEXITY_THRESHOLD}
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class MeasuredSession:
     """A run in a history.
 
     Attributes:
@@ -87,7 +87,7 @@ class Session:
 
 
 @dataclass(frozen=True, slots=True)
-class Night:
+class MeasuredNight:
     """Sessions of one commit and container on one night.
 
     Attributes:
@@ -95,7 +95,7 @@ class Night:
     """
 
     at: datetime
-    sessions: tuple[Session, ...]
+    sessions: tuple[MeasuredSession, ...]
 
     @property
     def commit(self) -> str | None:
@@ -126,7 +126,7 @@ class Series:
 
     subject: str
     metric: Metric
-    nights: tuple[Night, ...]
+    nights: tuple[MeasuredNight, ...]
     changes: tuple[Change, ...] = ()
     refuted: tuple[Change, ...] = ()
     smallest_loss: float | None = None
@@ -458,14 +458,16 @@ def _has_history(run: Run) -> bool:
     return run.status == "done" and run.check.outcome != "failed" and run.label not in SIDES
 
 
-def _nights(nights: Iterable[Sequence[RunMeans]], key: str) -> tuple[Night, ...]:
+def _nights(nights: Iterable[Sequence[RunMeans]], key: str) -> tuple[MeasuredNight, ...]:
     """Return the nights in which a metric was measured."""
     found = []
     for night in nights:
         means = [(one, one.means[key].value) for one in night if key in one.means]
-        sessions = tuple(Session(one, value) for one, value in means if 0 < value < math.inf)
+        sessions = tuple(
+            MeasuredSession(one, value) for one, value in means if 0 < value < math.inf
+        )
         if sessions:
-            found.append(Night(night[0].run.created_at, sessions))
+            found.append(MeasuredNight(night[0].run.created_at, sessions))
     return tuple(found)
 
 

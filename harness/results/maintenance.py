@@ -23,7 +23,7 @@ from harness.errors import StoreError
 from harness.results import schema
 from harness.results.alerts import UNSETTLED, Alert
 from harness.results.artifacts import ArtifactFolder
-from harness.results.database import Database, refuse_unreadable_rows
+from harness.results.database import ResultsDatabase, refuse_unreadable_rows
 from harness.results.history import LEVEL_NIGHTS
 from harness.results.nights import find_main_branch, group_nights
 from harness.results.provenance import has_ended
@@ -132,7 +132,7 @@ class KeptCounts:
     of_alerts: int = 0
 
 
-def list_inventory(database: Database) -> tuple[InventoryRow, ...]:
+def list_inventory(database: ResultsDatabase) -> tuple[InventoryRow, ...]:
     """List the runs by day, container, runtime and device, the oldest day first.
 
     Raises:
@@ -176,14 +176,14 @@ class _Sum:
     telemetry_bytes: int = 0
 
 
-def count_prunable(database: Database, policy: PrunePolicy) -> PruneCounts:
+def count_prunable(database: ResultsDatabase, policy: PrunePolicy) -> PruneCounts:
     """Count what `prune` would remove now."""
     with database.reading() as connection:
         batches = _batches(connection, policy)
         return sum((_count(connection, groups, policy) for groups in batches), PruneCounts())
 
 
-def count_kept(database: Database, policy: PrunePolicy) -> KeptCounts:
+def count_kept(database: ResultsDatabase, policy: PrunePolicy) -> KeptCounts:
     """Count the older runs that `prune` keeps."""
     runs = schema.runs.c
     old = select(runs.group_id, _is_kept()).where(runs.created_at < policy.before)
@@ -194,7 +194,7 @@ def count_kept(database: Database, policy: PrunePolicy) -> KeptCounts:
     return KeptCounts(scored, sum(group in needed and not kept for group, kept in rows))
 
 
-def prune(database: Database, policy: PrunePolicy) -> Generator[PruneCounts, None, None]:
+def prune(database: ResultsDatabase, policy: PrunePolicy) -> Generator[PruneCounts, None, None]:
     """Remove old runs, or just their telemetry, as the generator is consumed.
 
     Yields what each short transaction removed, after it has ended; others write in between.
@@ -221,20 +221,20 @@ def prune(database: Database, policy: PrunePolicy) -> Generator[PruneCounts, Non
         yield removed
 
 
-def sweep_artifacts(database: Database) -> int:
+def sweep_artifacts(database: ResultsDatabase) -> int:
     """Remove the contents of artifacts that no run names any more; return the bytes."""
     with database.reading() as connection:
         named = frozenset(connection.scalars(select(schema.artifacts.c.sha256).distinct()))
     return ArtifactFolder.of(database.location).sweep(named)
 
 
-def disk_usage(database: Database) -> DiskUsage:
+def disk_usage(database: ResultsDatabase) -> DiskUsage:
     """Measure the space that the tables take; of a file, the whole file."""
     with database.reading() as connection:
         return _disk_usage(connection)
 
 
-def free_disk_space(database: Database) -> str:
+def free_disk_space(database: ResultsDatabase) -> str:
     """Give the free space of a SQLite file to the disk; return why not, or an empty string.
 
     The first time the whole file is written anew, which locks writers out for as long and is done

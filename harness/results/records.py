@@ -218,7 +218,7 @@ class PerplexityDefinition(Record):
     tokens: AtLeastOne
 
 
-class Workload(Record):
+class WorkloadRecord(Record):
     """The workload of a run.
 
     Attributes:
@@ -287,7 +287,7 @@ class Origin(Record):
     sha256: Sha256
 
 
-class Artifact(Record):
+class ArtifactRecord(Record):
     """A file that is kept with a run; `harness.results.artifacts` has its content.
 
     Attributes:
@@ -460,7 +460,7 @@ class Run(Record):
     error: StorableText | None = None
     container: ContainerInfo
     device: DeviceInfo
-    workload: Workload
+    workload: WorkloadRecord
     provenance: Provenance
     generated_text: StorableText | None = None
     conditions: Annotated[tuple[Condition, ...], Field(max_length=MAX_CONDITIONS)] = ()

@@ -20,13 +20,13 @@ from harness.results import schema
 from harness.results.identity import Subject
 from harness.results.provenance import has_ended
 from harness.results.records import (
-    Artifact,
+    ArtifactRecord,
     ComparisonRecord,
     Measurement,
     RepetitionTelemetry,
     Run,
 )
-from harness.results.schema import Layout
+from harness.results.schema import RecordLayout
 from harness.results.telemetry import unpack
 
 
@@ -36,7 +36,7 @@ def row_of(run: Run) -> dict[str, Any]:
     return columns | {"subject": Subject.of(run).id}
 
 
-def _flatten(layout: Layout, values: Mapping[str, Any] | None) -> Iterator[tuple[str, Any]]:
+def _flatten(layout: RecordLayout, values: Mapping[str, Any] | None) -> Iterator[tuple[str, Any]]:
     for field, column in layout.columns.items():
         yield column.name, None if values is None else values[field]
     for field, inner in layout.records.items():
@@ -84,7 +84,7 @@ class RunParser:
         object.__setattr__(run, "__pydantic_fields_set__", _ALL_SET)
         return run
 
-    def _shared(self, layout: Layout, values: Mapping[str, Any]) -> Any:  # noqa: ANN401
+    def _shared(self, layout: RecordLayout, values: Mapping[str, Any]) -> Any:  # noqa: ANN401
         """Return the record of a row; that of an earlier row if the columns are equal."""
         key = layout.record.__name__ + repr([values[name] for name in layout.names])
         if key not in self._known:
@@ -92,7 +92,7 @@ class RunParser:
         return self._known[key]
 
 
-def _record(layout: Layout, values: Mapping[str, Any]) -> Any:  # noqa: ANN401
+def _record(layout: RecordLayout, values: Mapping[str, Any]) -> Any:  # noqa: ANN401
     """Make a record of its columns; None if all are empty."""
     if all(values[name] is None for name in layout.names):
         return None
@@ -133,15 +133,15 @@ def parse_telemetry(row: RowMapping) -> RepetitionTelemetry:
     return RepetitionTelemetry(row["repetition"], row["is_warmup"], unpack(samples))
 
 
-def parse_artifact(location: str, row: RowMapping) -> Artifact:
+def parse_artifact(location: str, row: RowMapping) -> ArtifactRecord:
     """Convert a row of an artifact.
 
     Raises:
         CorruptRunError: qnnfarm cannot have written it.
     """
     try:
-        return Artifact(**{name: row[name] for name in Artifact.model_fields})
+        return ArtifactRecord(**{name: row[name] for name in ArtifactRecord.model_fields})
     except ValidationError as error:
-        fault = first_fault(error, Artifact)
+        fault = first_fault(error, ArtifactRecord)
         said = f"artifact {fault.key}: {fault.reason}"
         raise CorruptRunError(location, str(row["run_id"]), said) from error

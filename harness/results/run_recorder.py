@@ -12,12 +12,12 @@ from sqlalchemy.exc import IntegrityError
 from harness.errors import RunConflictError, UnknownRunError
 from harness.results import schema
 from harness.results.artifacts import ArtifactFolder
-from harness.results.database import Database
+from harness.results.database import ResultsDatabase
 from harness.results.provenance import this_writer
 from harness.results.records import (
     MAX_CONDITIONS,
-    Artifact,
     ArtifactKind,
+    ArtifactRecord,
     CheckOutcome,
     Condition,
     Measurement,
@@ -54,9 +54,9 @@ def _insisting(
 class RunRecorder:
     """Streams one run that has begun into the store.
 
-    Each method is one transaction, which `Database.insist` repeats if the server restarts. It
-    raises `UnknownRunError` if there is no such run, and `RunConflictError` if the run is finished,
-    or already has what is added.
+    Each method is one transaction, which `ResultsDatabase.insist` repeats if the server restarts.
+    It raises `UnknownRunError` if there is no such run, and `RunConflictError` if the run is
+    finished, or already has what is added.
 
     Attributes:
         run: as it began.
@@ -65,7 +65,7 @@ class RunRecorder:
             keep it with the run; empty where it recorded nothing.
     """
 
-    def __init__(self, database: Database, run: Run) -> None:
+    def __init__(self, database: ResultsDatabase, run: Run) -> None:
         self._database = database
         self.run = run
         self.generated_text: str | None = None
@@ -133,7 +133,9 @@ class RunRecorder:
             with _conflicts(self._database.location, self.run.id, reason):
                 connection.execute(insert(schema.telemetry).values(**row, samples=samples))
 
-    def add_artifact(self, name: str, content: bytes, kind: ArtifactKind = "other") -> Artifact:
+    def add_artifact(
+        self, name: str, content: bytes, kind: ArtifactKind = "other"
+    ) -> ArtifactRecord:
         """Keep a file with the run: its content beside the database, its name in it.
 
         Raises:
@@ -141,7 +143,7 @@ class RunRecorder:
         """
         location = self._database.location
         sha256 = ArtifactFolder.of(location).put(content)
-        artifact = Artifact(name=name, kind=kind, sha256=sha256, size_bytes=len(content))
+        artifact = ArtifactRecord(name=name, kind=kind, sha256=sha256, size_bytes=len(content))
 
         def write() -> None:
             with self._writing() as connection:
@@ -274,7 +276,9 @@ def interrupt_other_tries(connection: Connection, run: Run) -> None:
         connection.execute(update(schema.runs).where(others).values(status="interrupted"))
 
 
-def insert_artifact(connection: Connection, location: str, run_id: str, artifact: Artifact) -> None:
+def insert_artifact(
+    connection: Connection, location: str, run_id: str, artifact: ArtifactRecord
+) -> None:
     """Insert the name of a kept file.
 
     Raises:

@@ -41,7 +41,7 @@ from sqlalchemy import (
 from sqlalchemy.types import TypeEngine
 
 from harness.errors import StoreUnavailableError
-from harness.results.records import Artifact, ComparisonRecord, Measurement, Record, Run, now
+from harness.results.records import ArtifactRecord, ComparisonRecord, Measurement, Record, Run, now
 
 SCHEMA_VERSION = 1
 _BEFORE_1 = "qnnfarm_schema"
@@ -95,7 +95,7 @@ _PREFIXED_COLUMNS = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class RecordLayout:
     """Columns of a record: one for each field, and those of the records in it.
 
     Attributes:
@@ -106,13 +106,13 @@ class Layout:
 
     record: type[Record]
     columns: Mapping[str, Column[Any]]
-    records: Mapping[str, "Layout"]
+    records: Mapping[str, "RecordLayout"]
     names: tuple[str, ...]
 
     @classmethod
     def of(
         cls, record: type[Record], *, key: Collection[str] = (), name: str = "", empty: bool = False
-    ) -> "Layout":
+    ) -> "RecordLayout":
         """Lay out a record.
 
         Args:
@@ -120,7 +120,7 @@ class Layout:
             name: the field that holds the record, if it is one of another.
             empty: whether the record may be missing.
         """
-        columns, records = dict[str, Column[Any]](), dict[str, Layout]()
+        columns, records = dict[str, Column[Any]](), dict[str, RecordLayout]()
         for field, info in record.model_fields.items():
             kind, optional = _type_of(info.annotation)
             column = f"{name}_{field}"
@@ -162,7 +162,7 @@ schema_version = Table(
     Column("qnnfarm_version", String(64), nullable=False),
 )
 
-RUN = Layout.of(Run, key={"id"})
+RUN = RecordLayout.of(Run, key={"id"})
 runs = Table(
     "runs",
     metadata,
@@ -191,7 +191,7 @@ measurements = Table(
     "measurements",
     metadata,
     Column("run_id", ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True),
-    *Layout.of(Measurement, key={"metric", "is_warmup", "repetition"}).columns.values(),
+    *RecordLayout.of(Measurement, key={"metric", "is_warmup", "repetition"}).columns.values(),
     sqlite_with_rowid=False,  # half the bytes, and those of a run together
 )
 
@@ -208,12 +208,12 @@ artifacts = Table(
     "artifacts",
     metadata,
     Column("run_id", ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True),
-    *Layout.of(Artifact, key={"name"}).columns.values(),
+    *RecordLayout.of(ArtifactRecord, key={"name"}).columns.values(),
     Index("artifacts_by_content", "sha256"),  # the content: harness/results/artifacts.py
 )
 
 comparisons = Table(
-    "comparisons", metadata, *Layout.of(ComparisonRecord, key={"group_id"}).columns.values()
+    "comparisons", metadata, *RecordLayout.of(ComparisonRecord, key={"group_id"}).columns.values()
 )
 
 alerts = Table(

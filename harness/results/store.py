@@ -27,7 +27,7 @@ from harness.results import schema
 from harness.results.artifacts import ArtifactFolder
 from harness.results.database import (
     BUSY_TIMEOUT_S,
-    Database,
+    ResultsDatabase,
     database_file,
     exists,
     open_database,
@@ -37,8 +37,8 @@ from harness.results.identity import container_name
 from harness.results.provenance import has_ended
 from harness.results.records import (
     SIDES,
-    Artifact,
     ArtifactKind,
+    ArtifactRecord,
     ComparisonRecord,
     ContainerInfo,
     Mean,
@@ -144,7 +144,7 @@ class ResultsStore(Closeable):
         database: for `harness.results.maintenance`.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: ResultsDatabase) -> None:
         self.database = database
 
     @classmethod
@@ -245,7 +245,9 @@ class ResultsStore(Closeable):
             ArtifactError: the content cannot be kept.
         """
         sha256 = ArtifactFolder.of(self.location).put(content)
-        artifact = Artifact(name=name[:200], kind=kind, sha256=sha256, size_bytes=len(content))
+        artifact = ArtifactRecord(
+            name=name[:200], kind=kind, sha256=sha256, size_bytes=len(content)
+        )
         with self.database.writing() as connection:
             known = _known_origins(connection, *{run.origin.tool for run in runs if run.origin})
             new = tuple(run for run in runs if run.origin and run.origin.sha256 not in known)
@@ -451,7 +453,7 @@ class ResultsStore(Closeable):
             except TelemetryRecordError as error:
                 raise CorruptRunError(self.location, run_id, str(error)) from error
 
-    def artifacts(self, run_id: str) -> tuple[Artifact, ...]:
+    def artifacts(self, run_id: str) -> tuple[ArtifactRecord, ...]:
         """List the files that are kept with a run, by name; `read_artifact` reads one.
 
         Raises:
@@ -470,7 +472,7 @@ class ResultsStore(Closeable):
         if connection.scalar(known) is None:
             raise UnknownRunError(self.location, run_id)
 
-    def read_artifact(self, artifact: Artifact) -> bytes:
+    def read_artifact(self, artifact: ArtifactRecord) -> bytes:
         """Read the content of a file that is kept with a run.
 
         Raises:
@@ -597,14 +599,14 @@ def _measurements(connection: Connection, query: Select[Any]) -> Mapping[str, Se
     return grouped
 
 
-def _prepare(database: Database) -> None:
+def _prepare(database: ResultsDatabase) -> None:
     with database.writing() as connection:
         schema.prepare(connection, database.location)
         _mark_interrupted(connection)
     database.use_wal()
 
 
-def _close_ended(location: str | Path, database: Database) -> None:
+def _close_ended(location: str | Path, database: ResultsDatabase) -> None:
     """Mark them for whoever cannot know that their processes are gone, as another host."""
     table = schema.runs.c
     with database.reading() as connection:
@@ -633,7 +635,7 @@ def _mark_interrupted(connection: Connection) -> None:
             connection.execute(update(table).where(still_running).values(status="interrupted"))
 
 
-def _require_readable(database: Database) -> None:
+def _require_readable(database: ResultsDatabase) -> None:
     with database.reading() as connection:
         found = schema.has_tables(connection, database.location)
     if not found:

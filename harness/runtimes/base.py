@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, Self, runtime_che
 from buildlib.container.manifest import SpeculationRecord
 from harness.deploy.deploy import DEPLOY_TIMEOUT_S
 from harness.deploy.deployment import DeployFile, Deployment
-from harness.deploy.pipeline import Shown
+from harness.deploy.push import Shown
 from harness.devices.base import Device, DeviceProperties
 from harness.errors import WrongUseError
 from harness.results.perplexity import standard_error

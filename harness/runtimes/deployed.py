@@ -9,7 +9,7 @@ from functools import partial
 from buildlib.container.container import GenAIContainer
 from harness.deploy.deploy import deploy, remove_run
 from harness.deploy.deployment import Deployment
-from harness.deploy.pipeline import Progress
+from harness.deploy.push import Progress
 from harness.devices.base import Device, DeviceProperties
 from harness.errors import HarnessError
 from harness.runtimes.base import RuntimeOptions

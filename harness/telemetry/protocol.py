@@ -36,7 +36,7 @@ class Channel:
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class TelemetryRecording:
     """Samples of a run.
 
     Attributes:
@@ -73,7 +73,7 @@ class Recording:
         return found
 
 
-def parse_recording(text: str) -> Recording:
+def parse_recording(text: str) -> TelemetryRecording:
     """Read a recording, whole or cut short; what cannot be understood is dropped and counted."""
     reader = _Reader()
     for line in text[:MOST_BYTES].splitlines():
@@ -159,8 +159,8 @@ class _Reader:
             kept.append(value)
         return True
 
-    def finish(self) -> Recording:
-        return Recording(
+    def finish(self) -> TelemetryRecording:
+        return TelemetryRecording(
             series=tuple(self._series()),
             channels=tuple(channel.name for _, channel in sorted(self._channels.items())),
             denied=tuple(self._unreadable["denied"]),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from harness.devices.base import Device
 from harness.devices.properties import parse_battery, parse_dumpsys
-from harness.telemetry.protocol import Recording, parse_recording
+from harness.telemetry.protocol import TelemetryRecording, parse_recording
 from harness.telemetry.thermal_service import ThermalService, parse_thermal_service
 from harness.telemetry.units import kind_of
 
@@ -97,7 +97,7 @@ class Sensors:
         return self.thermal_service().temperatures
 
 
-def battery_of(recording: Recording) -> BatteryReading:
+def battery_of(recording: TelemetryRecording) -> BatteryReading:
     """Return the battery by the kernel's files, which have tenths of a degree."""
     words = recording.battery
     level, tenths = _number(words.get("capacity")), _number(words.get("temp"))

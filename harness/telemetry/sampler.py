@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from harness.devices.base import Device
 from harness.errors import DeviceError
 from harness.results.records import TelemetrySeries
-from harness.telemetry.protocol import MOST_BYTES, Recording, parse_recording
+from harness.telemetry.protocol import MOST_BYTES, TelemetryRecording, parse_recording
 
 DEFAULT_HZ = 10.0
 SLOWEST_HZ, FASTEST_HZ = 1 / 60, 20.0
@@ -26,7 +26,7 @@ class Sampling:
     """
 
     def __init__(self) -> None:
-        self.recording = Recording()
+        self.recording = TelemetryRecording()
 
     @property
     def series(self) -> tuple[TelemetrySeries, ...]:
@@ -73,7 +73,7 @@ def sampling(
     result.recording = _fetch(device, run_dir, timeout_s)
 
 
-def _fetch(device: Device, run_dir: str, timeout_s: float) -> Recording:
+def _fetch(device: Device, run_dir: str, timeout_s: float) -> TelemetryRecording:
     """Return the recording in a run folder, which is disarmed."""
     script = (
         f"cd {shlex.quote(run_dir)}/.qnnfarm && rm -f telemetry.period && "

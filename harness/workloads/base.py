@@ -21,8 +21,7 @@ from harness.errors import (
 )
 from harness.results.identity import describe_scored
 from harness.results.metrics import METRICS
-from harness.results.records import OutputCheck, Run, RunKind, new_run_id
-from harness.results.records import Workload as WorkloadRecord
+from harness.results.records import OutputCheck, Run, RunKind, WorkloadRecord, new_run_id
 from harness.results.run_recorder import RunRecorder
 from harness.results.statistics.summary import summarise
 from harness.results.store import ResultsStore

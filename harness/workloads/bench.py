@@ -11,8 +11,7 @@ from pydantic import Field, model_validator
 from harness.errors import RuntimeOutputError, WrongUseError
 from harness.results.identity import SHORTEST_PROMPT
 from harness.results.perplexity import PerplexityBound
-from harness.results.records import OutputCheck, Run, TelemetrySeries
-from harness.results.records import Workload as WorkloadRecord
+from harness.results.records import OutputCheck, Run, TelemetrySeries, WorkloadRecord
 from harness.results.run_recorder import RunRecorder
 from harness.results.stability import THROTTLING
 from harness.results.store import ResultsStore

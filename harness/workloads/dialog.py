@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from harness.results.records import Workload as WorkloadRecord
+from harness.results.records import WorkloadRecord
 from harness.runtimes.base import (
     Conversation,
     ConversationRequest,

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from harness.errors import HostFileError, WrongUseError
-from harness.results.records import OutputCheck
-from harness.results.records import Workload as WorkloadRecord
+from harness.results.records import OutputCheck, WorkloadRecord
 from harness.runtimes.base import EmbeddingResult, Embeds, Model, Need
 from harness.runtimes.container_model import ContainerModel
 from harness.words import pluralize

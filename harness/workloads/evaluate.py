@@ -12,8 +12,7 @@ from pydantic import Field, model_validator
 from harness.errors import PromptTooLongError, RuntimeOutputError, WrongUseError
 from harness.evaluation.scores import AnswerChecks, ChoiceScores, score_answers, score_choices
 from harness.evaluation.tasks import Choices, Instructed, Task, read_task
-from harness.results.records import ContainerInfo, JsonScalar, OutputCheck
-from harness.results.records import Workload as WorkloadRecord
+from harness.results.records import ContainerInfo, JsonScalar, OutputCheck, WorkloadRecord
 from harness.results.run_recorder import RunRecorder
 from harness.runtimes.base import (
     Capability,

@@ -8,8 +8,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from harness.errors import HostFileError
-from harness.results.records import OutputCheck
-from harness.results.records import Workload as WorkloadRecord
+from harness.results.records import OutputCheck, WorkloadRecord
 from harness.runtimes.base import (
     Conversation,
     ConversationRequest,

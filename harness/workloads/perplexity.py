@@ -17,8 +17,7 @@ from harness.results.perplexity import (
     PERPLEXITY_FLOAT,
     PerplexityBound,
 )
-from harness.results.records import ContainerInfo, PerplexityDefinition
-from harness.results.records import Workload as WorkloadRecord
+from harness.results.records import ContainerInfo, PerplexityDefinition, WorkloadRecord
 from harness.runtimes.base import (
     DecodesSteps,
     Model,

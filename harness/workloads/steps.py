@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.errors import RuntimeOutputError
-from harness.results.records import ContainerInfo, OutputCheck, PerplexityDefinition
-from harness.results.records import Workload as WorkloadRecord
+from harness.results.records import ContainerInfo, OutputCheck, PerplexityDefinition, WorkloadRecord
 from harness.runtimes.base import DecodesSteps, StepWindow, Window
 from harness.workloads.base import (
     UNRECORDED,

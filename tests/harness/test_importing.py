@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from harness.cli.results import app
 from harness.errors import HarnessError, HostFileError
-from harness.importing.importer import Facts, Imported, Tool, import_file, read_runs
+from harness.importing.importer import Imported, ImportFacts, Tool, import_file, read_runs
 from harness.results import frames
 from harness.results.alerts import review_new
 from harness.results.gate import judge_gate
@@ -29,18 +29,18 @@ LATER = datetime(2026, 11, 20, tzinfo=UTC)
 FILES = Path(__file__).parents[1] / "fixtures" / "imports"
 
 
-def read(name: str, facts: Facts | None = None) -> Imported:
+def read(name: str, facts: ImportFacts | None = None) -> Imported:
     return read_runs(FILES / name, facts)
 
 
-def only(name: str, facts: Facts | None = None) -> Run:
+def only(name: str, facts: ImportFacts | None = None) -> Run:
     (run,) = read(name, facts).runs
     return run
 
 
 @pytest.mark.parametrize("name", ["llama-bench.json", "llama-bench.jsonl"])
 def test_llama_bench(name: str) -> None:
-    found = read(name, Facts(soc="SM8750"))
+    found = read(name, ImportFacts(soc="SM8750"))
     assert found.tool is Tool.LLAMA_BENCH
     prefill, decode = found.runs[:2]
     assert prefill.values("prefill_tokens_per_s") == (6863.1, 7147.55, 7136.37, 7115.79, 7237.21)
@@ -68,7 +68,7 @@ def test_llama_bench(name: str) -> None:
 )
 def test_means_of_llama_bench(name: str, speeds: tuple[float, ...]) -> None:
     """The files are what Debian's llama-bench printed with `-p 16 -n 8 -pg 16,8 -d 0,8`."""
-    found = read(name, Facts(created_at=LATER))
+    found = read(name, ImportFacts(created_at=LATER))
     metrics = ("prefill_tokens_per_s", "decode_tokens_per_s", "total_tokens_per_s")
     cells = [
         (run.workload.prompt_tokens, run.workload.max_new_tokens, run.workload.depth_tokens)
@@ -129,7 +129,9 @@ def test_llama_bench_of_both_phases_behind_a_depth() -> None:
 
 
 def test_a_genie_profile() -> None:
-    run = only("genie-profile.json", Facts(model="llama", precision="W4A16", device="phone-3"))
+    run = only(
+        "genie-profile.json", ImportFacts(model="llama", precision="W4A16", device="phone-3")
+    )
     assert run.values("prefill_tokens_per_s") == (1280.5,)
     assert run.values("ttft_s") == pytest.approx((0.0512,))
     assert run.values("init_s") == pytest.approx((1.22,))
@@ -139,7 +141,7 @@ def test_a_genie_profile() -> None:
 
 def test_each_query_of_a_genie_profile_has_its_own_time() -> None:
     """A phone's clock counts from its start: the last query ended when the file was written."""
-    first, second = read("genie-queries.json", Facts(created_at=LATER)).runs
+    first, second = read("genie-queries.json", ImportFacts(created_at=LATER)).runs
     assert first.values("decode_tokens_per_s") == (38.52,)
     assert second.values("decode_tokens_per_s") == (17.5,)
     assert first.values("init_s") == pytest.approx((1.124713,))
@@ -342,7 +344,7 @@ def test_any_damage_is_survived(
 
 def test_a_file_is_imported_once_and_kept(tmp_path: Path) -> None:
     with ResultsStore.open(tmp_path / "results.db") as store:
-        first = import_file(store, FILES / "llama-bench.json", Facts(labels={"phone": "x"}))
+        first = import_file(store, FILES / "llama-bench.json", ImportFacts(labels={"phone": "x"}))
         again = import_file(store, FILES / "llama-bench.json")
         assert (len(first.runs), again.runs, again.known) == (2, (), 2)
         assert store.list_runs() == tuple(sorted(first.runs, key=lambda run: run.created_at))
@@ -388,7 +390,7 @@ def test_equal_figures_of_two_nights_are_two_runs(tmp_path: Path) -> None:
             path.write_text(text * nights)
             assert len(import_file(store, path).runs) == 6
         path.write_text(text)
-        date = Facts(created_at=LATER)
+        date = ImportFacts(created_at=LATER)
         assert [len(import_file(store, path, facts).runs) for facts in (None, date)] == [0, 6]
 
 
@@ -429,7 +431,7 @@ def test_layers_that_fall_to_the_cpu_are_a_loss_and_its_cause(tmp_path: Path) ->
             profile["execution_detail"] = [{"compute_unit": unit} for unit in units]
             path = tmp_path / f"{number}.json"
             path.write_text(json.dumps(profile))
-            facts = Facts(model="m", created_at=datetime(2026, 11, 1 + number, tzinfo=UTC))
+            facts = ImportFacts(model="m", created_at=datetime(2026, 11, 1 + number, tzinfo=UTC))
             import_file(store, path, facts)
         _, series, _ = read_series(store)
         (alert,) = review_new(store)

@@ -13,7 +13,7 @@ from harness.results.records import (
     PerplexityDefinition,
     Provenance,
     Run,
-    Workload,
+    WorkloadRecord,
 )
 from harness.results.store import ResultsStore
 
@@ -77,17 +77,17 @@ class Sample:
         }
         return Run.model_validate({**fields, **changes})
 
-    def workload(self, kind: str, *, repetitions: int, warmup: int) -> Workload:
+    def workload(self, kind: str, *, repetitions: int, warmup: int) -> WorkloadRecord:
         """The workload of each kind of run."""
         if kind == "perplexity":
-            return Workload(
+            return WorkloadRecord(
                 runner="genie_t2t_run.py",
                 dataset_sha256="d" * 64,
                 perplexity=PerplexityDefinition(
                     positions="first_cl_minus_ar", windows=8, tokens=1280
                 ),
             )
-        return Workload(
+        return WorkloadRecord(
             runner="genie_t2t_run.py" if self.device.emulator else "genie-t2t-run",
             prompt_tokens=64 if kind == "bench" else None,
             max_new_tokens=16 if kind == "bench" else 40,

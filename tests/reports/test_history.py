@@ -17,7 +17,7 @@ from harness.results.records import Run, RunHead, RunMeans
 from harness.results.store import ResultsStore, RunFilter
 from harness.results.verdicts import Verdict
 from reports import charts, html_file, page
-from reports.changes import Change, find_changes
+from reports.changes import ShownChange, find_changes
 from reports.figures import Column, Figure
 from reports.history import (
     SeriesGroup,
@@ -67,12 +67,14 @@ def history(runs: Sequence[Run]) -> tuple[SeriesGroup, ...]:
     return group_series(series_of(runs))
 
 
-def changes_of(runs: Sequence[Run], alerts: Sequence[Alert] | None = None) -> tuple[Change, ...]:
+def changes_of(
+    runs: Sequence[Run], alerts: Sequence[Alert] | None = None
+) -> tuple[ShownChange, ...]:
     series = series_of(runs)
     return find_changes(series, assess(series, alerts or ()))
 
 
-def decode_of(runs: Sequence[Run], alerts: Sequence[Alert] | None = None) -> Change:
+def decode_of(runs: Sequence[Run], alerts: Sequence[Alert] | None = None) -> ShownChange:
     return next(one for one in changes_of(runs, alerts) if one.series.metric.key == DECODE)
 
 

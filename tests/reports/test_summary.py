@@ -14,7 +14,7 @@ from harness.results.records import Measurement, Run
 from reports import summary
 from reports.document import to_document
 from reports.page import Results, compose
-from reports.summary import Row, perplexities, summarise, task_rows
+from reports.summary import SummaryRow, perplexities, summarise, task_rows
 from tests.reports.conftest import START, Sample, speeds
 
 Samples = Mapping[str, list[Run]]
@@ -29,7 +29,7 @@ def changed(run: Run, **changes: object) -> Run:
     return run
 
 
-def rows(runs: list[Run]) -> tuple[Row, ...]:
+def rows(runs: list[Run]) -> tuple[SummaryRow, ...]:
     done = tuple(run for run in runs if run.status == "done")
     page = compose(Results.of("results.db", done))
     return tuple(row for section in page.sections for row in section.rows)

@@ -15,7 +15,7 @@ from harness.results.records import (
     Measurement,
     Provenance,
     Run,
-    Workload,
+    WorkloadRecord,
 )
 from harness.results.store import ResultsStore
 from tests.command_line import Done, qnnfarm
@@ -43,7 +43,9 @@ def write(folder: Path, levels: Sequence[float]) -> Path:
                     cl=4096, n_splits=2, precision="W4A16",
                 ),
                 device=DeviceInfo(serial="R5CX", soc="SM8750", emulator=False),
-                workload=Workload(runner="genie-t2t-run", prompt_tokens=64, max_new_tokens=16),
+                workload=WorkloadRecord(
+                    runner="genie-t2t-run", prompt_tokens=64, max_new_tokens=16
+                ),
                 provenance=Provenance(
                     toolchain="ort_qnn", toolchain_versions={}, qnnfarm_version="0.1.0",
                     library_versions={"genie": "1.21" if night < 20 else "1.22"},

@@ -16,7 +16,7 @@ from harness.results.records import (
     Provenance,
     Run,
     TelemetrySeries,
-    Workload,
+    WorkloadRecord,
     new_run_id,
     now,
 )
@@ -49,7 +49,7 @@ def fill(tmp_path: Path) -> Callable[[], Path]:
                         serial="R5CX", soc="SM8750", emulator=False, ram_bytes=12 << 30,
                         clocks={"cpu_cap_hz:7": 3.53e9, "cpu_max_hz:7": 4.32e9},
                     ),
-                    workload=Workload(runner="genie-t2t-run", runner_sha256="7" * 64),
+                    workload=WorkloadRecord(runner="genie-t2t-run", runner_sha256="7" * 64),
                     provenance=Provenance(
                         toolchain="ort_qnn", toolchain_versions={}, library_versions={},
                         qnnfarm_version="0.1.0", host="bench-1",

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from harness.results.records import ContainerInfo, DeviceInfo, Provenance, Run, Workload
+from harness.results.records import ContainerInfo, DeviceInfo, Provenance, Run, WorkloadRecord
 from harness.results.store import ResultsStore
 from tests.harness.results.places import Place, PostgresqlPlace, SqlitePlace
 from tests.postgresql_server import PostgresqlServer, running_postgresql_server
@@ -34,7 +34,7 @@ def _make_run(**changes: object) -> Run:
             abi="x86_64",
             android_version="15",
         ),
-        "workload": Workload(
+        "workload": WorkloadRecord(
             runner="genie_t2t_run.py",
             prompt_tokens=64,
             max_new_tokens=16,

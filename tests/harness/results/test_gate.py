@@ -25,7 +25,13 @@ from harness.results.gate import (
 from harness.results.history import SeriesFilter, read_series
 from harness.results.identity import Subject
 from harness.results.metrics import find_metric
-from harness.results.records import Measurement, OutputCheck, PerplexityDefinition, Run, Workload
+from harness.results.records import (
+    Measurement,
+    OutputCheck,
+    PerplexityDefinition,
+    Run,
+    WorkloadRecord,
+)
 from harness.results.store import ResultsStore
 from harness.results.verdicts import Verdict, judge
 from tests.harness.results.conftest import _make_run
@@ -292,7 +298,7 @@ def test_a_cell_that_is_gone_or_failed_has_no_verdict_and_a_new_one_none_to_have
     [(18.08, "no difference seen"), (18.144, "regressed"), (17.8, "improved")],
 )
 def test_a_perplexity_has_no_noise(store: ResultsStore, perplexity: float, verdict: str) -> None:
-    work = Workload(
+    work = WorkloadRecord(
         runner="genie_perplexity.py",
         dataset_sha256="7" * 64,
         perplexity=PerplexityDefinition(positions="first_cl_minus_ar", windows=8, tokens=1280),

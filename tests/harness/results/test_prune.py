@@ -28,7 +28,7 @@ from harness.results.records import (
     PerplexityDefinition,
     Run,
     TelemetrySeries,
-    Workload,
+    WorkloadRecord,
     now,
 )
 from harness.results.run_recorder import RunRecorder
@@ -127,7 +127,7 @@ def test_running_runs_stay_and_dead_ones_are_removed(
 
 
 def test_perplexities_that_check_benchmarks_stay(store: ResultsStore, make_run: MakeRun) -> None:
-    workload = Workload(runner="genie_t2t_run.py", perplexity=DEFINED)
+    workload = WorkloadRecord(runner="genie_t2t_run.py", perplexity=DEFINED)
     run = made(make_run, 300, kind="perplexity", workload=workload)
     lost = made(make_run, 300, kind="perplexity", workload=workload, status="failed", error="away")
     add(store, lost)
@@ -231,7 +231,7 @@ def make_runs(
             "status": status, "error": "it went away" if status == "failed" else None,
         }  # fmt: skip
         if kind == "perplexity":
-            changes["workload"] = Workload(runner="genie_t2t_run.py", perplexity=DEFINED)
+            changes["workload"] = WorkloadRecord(runner="genie_t2t_run.py", perplexity=DEFINED)
         yield made(make_run, days + number / 1000, **changes), repetitions, telemetry
 
 
@@ -361,7 +361,7 @@ def test_holdings_by_day_container_and_device(store: ResultsStore, make_run: Mak
     add(store, make_run(created_at=late, status="done", group_id=group, label="A"), 2)
     add(store, make_run(created_at=late, status="done", group_id=group, label="B"))
     add(store, make_run(created_at=late + timedelta(minutes=2), status="failed", error="away"))
-    work = Workload(runner="graph_run.py", sampler={"runtime": "graph"})
+    work = WorkloadRecord(runner="graph_run.py", sampler={"runtime": "graph"})
     add(store, make_run(created_at=late - timedelta(days=1), status="done", workload=work))
     add(store, make_run(created_at=late - timedelta(days=1), status="done"))
     genie, graph, first, second = list_inventory(store.database)

@@ -27,7 +27,7 @@ from harness.results.records import (
     Measurement,
     PerplexityDefinition,
     Run,
-    Workload,
+    WorkloadRecord,
     now,
     to_storable,
 )
@@ -55,7 +55,7 @@ def test_a_run_comes_back_as_it_was_written(store: ResultsStore, make_run: MakeR
         status="done",
         finished_at=datetime(2026, 1, 2, tzinfo=timezone(timedelta(hours=5))),
         generated_text="In the beginning\n\t“God” 🜁",
-        workload=Workload(
+        workload=WorkloadRecord(
             runner="genie_t2t_run.py",
             dataset_sha256="b" * 64,
             perplexity=PerplexityDefinition(positions="first_cl_minus_ar", windows=3, tokens=288),
@@ -290,7 +290,7 @@ def test_any_text_can_be_looked_for(store: ResultsStore, make_run: MakeRun) -> N
 @pytest.mark.parametrize("count", [2**31, 2**63, 2**80])
 def test_a_count_that_no_engine_keeps_is_refused(make_run: MakeRun, count: int) -> None:
     with pytest.raises(ValidationError):
-        Workload(runner="genie_t2t_run.py", prompt_tokens=count)
+        WorkloadRecord(runner="genie_t2t_run.py", prompt_tokens=count)
     with pytest.raises(ValidationError):
         Measurement(metric="ttft_s", value=1.0, repetition=count)
     with pytest.raises(ValidationError):
@@ -304,7 +304,7 @@ def test_a_count_that_no_engine_keeps_is_refused(make_run: MakeRun, count: int) 
 def test_the_largest_counts_are_kept(store: ResultsStore, make_run: MakeRun) -> None:
     largest = 2**31 - 1
     run = make_run(
-        workload=Workload(runner="genie_t2t_run.py", prompt_tokens=largest, warmup=largest),
+        workload=WorkloadRecord(runner="genie_t2t_run.py", prompt_tokens=largest, warmup=largest),
         measurements=(Measurement(metric="ttft_s", value=1.0, repetition=largest),),
     )
     store.write_run(run)
@@ -319,7 +319,7 @@ def test_records_refuse_nonsense(make_run: MakeRun) -> None:
     with pytest.raises(ValidationError):
         make_run(kind="guess")
     with pytest.raises(ValidationError, match="JSON does not have"):
-        Workload(runner="genie_t2t_run.py", sampler={"temp": float("nan")})
+        WorkloadRecord(runner="genie_t2t_run.py", sampler={"temp": float("nan")})
     with pytest.raises(ValidationError):
         make_run(id="../../etc")
     with pytest.raises(ValidationError):
@@ -334,7 +334,7 @@ def test_records_refuse_nonsense(make_run: MakeRun) -> None:
 def test_any_text_can_be_kept(store: ResultsStore, make_run: MakeRun, text: str, key: str) -> None:
     run = make_run(
         generated_text=text,
-        workload=Workload(runner="genie_t2t_run.py", prompt=text, sampler={key: text}),
+        workload=WorkloadRecord(runner="genie_t2t_run.py", prompt=text, sampler={key: text}),
     )
     recorder = store.begin_run(run)
     recorder.generated_text = text

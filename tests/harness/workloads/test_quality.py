@@ -9,8 +9,13 @@ import pytest
 
 from harness.errors import WrongUseError
 from harness.results.perplexity import PerplexityBound, explain_chance
-from harness.results.records import Measurement, OutputCheck, PerplexityDefinition, Run
-from harness.results.records import Workload as WorkloadRecord
+from harness.results.records import (
+    Measurement,
+    OutputCheck,
+    PerplexityDefinition,
+    Run,
+    WorkloadRecord,
+)
 from harness.results.store import ResultsStore
 from harness.runtimes.base import PerplexityResult, Window
 from harness.workloads.bench import Bench

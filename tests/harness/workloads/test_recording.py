@@ -8,7 +8,7 @@ import pytest
 
 from harness.devices.local import LocalDevice
 from harness.errors import DeviceLostError, HarnessError, RunnerError, WrongUseError
-from harness.results.records import Workload as WorkloadRecord
+from harness.results.records import WorkloadRecord
 from harness.results.store import ResultsStore
 from harness.workloads.base import Recording
 from harness.workloads.session import Session

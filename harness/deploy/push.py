@@ -41,7 +41,7 @@ Verify = Callable[[Sequence[FileDigest]], None]
 """Hashes contents on the device and moves the good ones into the store; raises for the others."""
 
 
-class Pipeline(AbstractContextManager["Pipeline"]):
+class VerifiedPush(AbstractContextManager["VerifiedPush"]):
     """Pushes on the caller's thread; hashing on the device is waited for on another.
 
     When the block is left by an error, a hashing under way is not waited for: it does no harm.
