@@ -17,8 +17,10 @@ from procrastinate import exceptions
 from procrastinate.jobs import Job, Status
 from pydantic import BaseModel, ConfigDict
 from sqlalchemy import (
+    BigInteger,
     Column,
     Double,
+    Integer,
     MetaData,
     String,
     Table,
@@ -77,6 +79,14 @@ cells = Table(
     Column("summary", Text, nullable=False),
     Column("duration_s", Double, nullable=False),
     Column("changed_at", UtcDateTime, nullable=False),
+)
+workers = Table(
+    "lab_workers",
+    _metadata,
+    Column("id", BigInteger, primary_key=True, autoincrement=False),  # of procrastinate_workers
+    Column("host", Text, nullable=False),
+    Column("devices", Integer, nullable=False),
+    Column("since", UtcDateTime, nullable=False),
 )
 
 
@@ -169,6 +179,7 @@ class LabJobs(Closeable):
             raise WrongUseError(f"{location} is a file; {reason}")
         self._location = shown(location)
         self.worker = -1
+        self._introduction = "", 0
         self._heard_at = float("-inf")
         self.store = ResultsStore.open(location)
         connector = procrastinate.PsycopgConnector(
@@ -322,9 +333,15 @@ class LabJobs(Closeable):
 
     # Workers
 
-    def register(self) -> None:
-        """Begin as a worker."""
+    def register(self, host: str, devices: int) -> None:
+        """Begin as a worker of a host that has so many devices."""
+        self._introduction = host, devices
         self.worker = self._call(self._app.job_manager.register_worker())
+        known = select(text("id")).select_from(text("procrastinate_workers"))
+        row = {"id": self.worker, "host": host, "devices": devices, "since": now()}
+        with self.store.database.writing() as connection:
+            connection.execute(delete(workers).where(workers.c.id.not_in(known)))
+            connection.execute(insert(workers).values(row))
 
     def unregister(self) -> None:
         """End as a worker."""
@@ -341,7 +358,7 @@ class LabJobs(Closeable):
         with self.store.database.reading() as connection:
             is_known = connection.scalar(_KNOWN, {"worker": self.worker})
         if not is_known:
-            self.register()
+            self.register(*self._introduction)
         # Where we could not be heard, others could not: they have as long again.
         was_heard = time.monotonic() - self._heard_at < dead_after_s
         self._heard_at = time.monotonic()

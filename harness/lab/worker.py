@@ -224,6 +224,8 @@ class LabRunner:
         runner = self._runner(job)
         stored = runner.stored_result(job.cell)
         if stored is not None:
+            group = runner.group_id(job.cell)
+            self.store.open().interrupt_tries(group, job.cell.session)
             return stored
         here = self.files.localise(job.cell, job.files, job.origin)
         try:
@@ -298,10 +300,11 @@ def work(
         store = stack.enter_context(LazyResultsStore(location))
         pool = stack.enter_context(Pool.open(pool_file, on_progress=on_progress))
         files = stack.enter_context(HostFiles(models, Devices()))
-        jobs.register()
-        on_progress(f"worker {jobs.worker} serves {pluralize(len(pool.members()), 'device')}")
+        host, devices = socket.gethostname(), len(pool.members())
+        jobs.register(host, devices)
+        on_progress(f"worker {jobs.worker} serves {pluralize(devices, 'device')}")
         queue = LabQueue(jobs)
-        journal = LabJournal(jobs, queue, socket.gethostname())
+        journal = LabJournal(jobs, queue, host)
         outcomes = OutcomeLog({}, journal, NullObserver())
         outcomes.observer = observer = _Log(on_progress, outcomes.forget)
         options = MatrixOptions(max_parallel, float("inf"), "qnnfarm worker")

@@ -225,8 +225,8 @@ class RunRecorder:
                     self._update(connection, **values)
             except IntegrityError:
                 self._update(connection, **values | {"status": "interrupted"})
-            if status == "done":
-                interrupt_other_tries(connection, self.run)
+            if status == "done" and self.run.plan is not None:
+                interrupt_tries(connection, self.run.group_id, self.run.session)
 
     @contextmanager
     def _writing(self) -> Iterator[Connection]:
@@ -260,20 +260,22 @@ def insert_run(connection: Connection, location: str, run: Run) -> None:
         RunConflictError: it exists already, or a repetition occurs twice.
     """
     values = {**row_of(run), "writer": this_writer()}
+    if run.status == "running" and run.plan is not None:
+        interrupt_tries(connection, run.group_id, run.session)
     with _conflicts(location, run.id, "it exists already"):
         connection.execute(insert(schema.runs), values)
     _insert_measurements(connection, location, run.id, run.measurements)
-    if run.status == "running":
-        interrupt_other_tries(connection, run)
 
 
-def interrupt_other_tries(connection: Connection, run: Run) -> None:
-    """Mark other tries of a plan's cell that go on as interrupted: their hosts may be gone."""
-    if run.plan is not None:
-        runs = schema.runs.c
-        tries = schema.of_cells & (runs.group_id == run.group_id) & (runs.session == run.session)
-        others = tries & (runs.status == "running") & (runs.id != run.id)
-        connection.execute(update(schema.runs).where(others).values(status="interrupted"))
+def interrupt_tries(connection: Connection, group_id: str, session: int) -> None:
+    """Mark tries of a plan's cell that go on as interrupted: their hosts may be gone.
+
+    Those that live finish all the same.
+    """
+    runs = schema.runs.c
+    tries = schema.of_cells & (runs.group_id == group_id) & (runs.session == session)
+    running = update(schema.runs).where(tries & (runs.status == "running"))
+    connection.execute(running.values(status="interrupted"))
 
 
 def insert_artifact(

@@ -57,7 +57,7 @@ from harness.results.rows import (
     parse_comparison,
     parse_telemetry,
 )
-from harness.results.run_recorder import RunRecorder, insert_artifact, insert_run
+from harness.results.run_recorder import RunRecorder, insert_artifact, insert_run, interrupt_tries
 
 _MOST_IDS = 500
 """Databases limit the values of one query."""
@@ -267,6 +267,11 @@ class ResultsStore(Closeable):
             raise ValueError(f"a run that begins is running, not {run.status}")
         self.write_run(run)
         return RunRecorder(self.database, run)
+
+    def interrupt_tries(self, group_id: str, session: int) -> None:
+        """Mark tries of a plan's cell that go on as interrupted, once its result is known."""
+        with self.database.writing() as connection:
+            interrupt_tries(connection, group_id, session)
 
     @contextmanager
     def recording(self, run: Run) -> Iterator[RunRecorder]:

@@ -25,8 +25,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from buildlib.error_base import QnnfarmError
 from harness.errors import UnknownAlertError, UnknownMemberError, UnknownRunError
+from harness.lab.jobs import LabJobs
 from harness.results.alerts import AlertState, review_new, set_state
 from harness.results.store import ResultsStore
+from harness.words import pluralize
 from reports.html_file import SITE_POLICY, read_template
 from reports.lab.access import COOKIE, Access, is_same_origin
 from reports.lab.board import Board, BoardReader
@@ -259,10 +261,16 @@ def _settle(state: AlertState) -> Action:
     return settle
 
 
+def _cancel(reader: BoardReader, plan_run: str, _: Form, __: str) -> str:
+    with LabJobs(reader.location) as jobs:
+        return f"{pluralize(jobs.cancel(plan_run), 'cell')} of plan run {plan_run} cancelled"
+
+
 _ACTIONS: Mapping[str, Action] = {
     "/devices/{name}/release": _release,
     "/devices/{name}/drain": _drain,
     "/devices/{name}/undrain": _undrain,
+    "/plans/{name}/cancel": _cancel,
     "/alerts/{name}/acknowledge": _settle("acknowledged"),
     "/alerts/{name}/fix": _settle("fixed"),
     "/alerts/{name}/expect": _settle("expected"),

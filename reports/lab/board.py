@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from buildlib.closeable import Closeable
 from buildlib.error_base import QnnfarmError
 from harness.errors import MissingStoreError
+from harness.lab.overview import Overview
 from harness.pool.pool import Pool
 from harness.pool.status import MemberStatus, Waiting
 from harness.results.alerts import UNSETTLED, Alert
@@ -26,6 +27,7 @@ _TEMPERATURE = "temp_c:"
 _NEED_SOMEBODY = frozenset({"quarantined", "absent", "recovering", "probation", "draining"})
 _UNREAD = Headline("none", "Reading the results", ())
 _NO_RESULTS = Headline("none", "No results yet", ("`qnnfarm bench` adds some.",))
+_NO_LAB = Overview()
 _COMPOSE_EVERY_S = 30.0
 """A report of many runs takes seconds to compose, and a plan ends a run every minute."""
 _MOST_TELEMETRY = 200
@@ -79,6 +81,7 @@ class Board:
     Attributes:
         at: seconds since 1970.
         devices: in the order of the pool.
+        lab: the hosts that share the results, and the plans that they run.
         temperatures: degrees Celsius of the hottest zone when a device was last measured, by the
             serial under which results know it.
         trouble: why the pool or the results cannot be read, a line each.
@@ -89,6 +92,7 @@ class Board:
     devices: tuple[MemberStatus, ...] = ()
     waiting: tuple[Waiting, ...] = ()
     running: tuple[RunningRun, ...] = ()
+    lab: Overview = _NO_LAB
     temperatures: Mapping[str, float] = field(default_factory=dict)
     trouble: tuple[str, ...] = ()
 
@@ -145,12 +149,15 @@ class BoardReader(Closeable):
         devices: tuple[MemberStatus, ...] = ()
         waiting: tuple[Waiting, ...] = ()
         running: tuple[RunningRun, ...] = ()
+        lab = Overview()
         try:
             devices, waiting = tuple(self.pool.overview()), tuple(self.pool.waiting())
         except QnnfarmError as error:
             trouble.append(str(error))
         try:
             running = self._read_results()
+            with self.store().database.reading() as connection:
+                lab = Overview.read(connection)
         except MissingStoreError:
             self._report = Report(_NO_RESULTS)
         except QnnfarmError as error:
@@ -161,7 +168,9 @@ class BoardReader(Closeable):
             for one in running
             if one.temperature_c is not None
         }
-        return Board(time.time(), self._report, devices, waiting, running, known, tuple(trouble))
+        return Board(
+            time.time(), self._report, devices, waiting, running, lab, known, tuple(trouble)
+        )
 
     def store(self) -> ResultsStore:
         """Return the results, opened for reading.

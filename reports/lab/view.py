@@ -14,7 +14,7 @@ from reports import text
 from reports.html_file import make_environment, qnnfarm_version, read_template
 from reports.lab.board import Board
 
-SECTIONS = ("verdict", "broken", "alerts", "running", "waiting", "counts")
+SECTIONS = ("verdict", "broken", "alerts", "plans", "running", "waiting", "hosts", "counts")
 """Ids of the fragments that are sent whole; of the devices, each row is a fragment."""
 _ROW = "device-"
 

@@ -6,14 +6,11 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import closing, suppress
 from pathlib import Path
-from urllib.parse import urlencode
 
 import pytest
-import uvicorn
 from prometheus_client.parser import text_string_to_metric_families
 from selenium.common.exceptions import NoSuchElementException, StaleElementReferenceException
 from selenium.webdriver import Chrome
@@ -29,12 +26,12 @@ from harness.results.records import Run, TelemetrySeries
 from harness.results.store import ResultsStore
 from reports.errors import ReportError
 from reports.lab.access import Access, is_same_origin, read_tokens
-from reports.lab.app import make_app
-from reports.lab.board import Board, BoardReader
+from reports.lab.board import Board
 from reports.lab.metrics import render_metrics
 from reports.lab.view import View
 from tests import command_line
 from tests.reports.conftest import Sample, speeds
+from tests.reports.page_server import Client, eventually, serving
 from tests.system import program
 from tools import screenshots
 
@@ -48,66 +45,6 @@ GONE = [NoSuchElementException, StaleElementReferenceException]
 SAME = {"Sec-Fetch-Site": "same-origin"}
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
 HOSTILE = "<img src=x onerror=\"document.title='owned'\">\u202e"
-
-
-class Answer:
-    """An answer of the server."""
-
-    def __init__(self, response: http.client.HTTPResponse) -> None:
-        self.status, self.headers = response.status, response.headers
-        self.text = response.read().decode()
-
-
-class Client:
-    """Asks the page's server as a browser or a script does."""
-
-    def __init__(self, port: int) -> None:
-        self.port = port
-
-    @property
-    def address(self) -> str:
-        """The page's address."""
-        return f"http://127.0.0.1:{self.port}/"
-
-    def get(self, path: str = "/", **headers: str) -> Answer:
-        """Ask for a page."""
-        return self._ask("GET", path, None, headers)
-
-    def post(self, path: str, headers: Mapping[str, str] = {}, **form: str) -> Answer:
-        """Send a form."""
-        return self._ask("POST", path, urlencode(form), headers)
-
-    def events(self) -> Iterator[dict[str, object]]:
-        """Yield what changes."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
-        connection.request("GET", "/events")
-        with closing(connection), connection.getresponse() as response:
-            for line in response:
-                if line.startswith(b"data: "):
-                    yield json.loads(line.removeprefix(b"data: "))
-
-    def _ask(self, method: str, path: str, body: str | None, headers: Mapping[str, str]) -> Answer:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        with closing(connection):
-            connection.request(method, path, body, dict(headers))
-            return Answer(connection.getresponse())
-
-
-@contextmanager
-def serving(pool_file: Path, results: Path, access: Access) -> Iterator[Client]:
-    """Serve the page in a thread until the block ends."""
-    opened = socket.create_server(("127.0.0.1", 0))
-    reader = BoardReader(Pool.open(pool_file, probe=False), str(results))
-    app = make_app(reader, access, ["127.0.0.1"], lambda: server.should_exit)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]})
-    thread.start()
-    try:
-        yield Client(opened.getsockname()[1])
-    finally:
-        server.should_exit = True
-        thread.join()
-        opened.close()
 
 
 @pytest.fixture(scope="module")
@@ -144,15 +81,6 @@ def lab(folder: Path, running: Run) -> Iterator[Client]:
         (folder / "tokens").chmod(0o600)
         with serving(folder / "pool.yaml", results, Access(read_tokens(folder / "tokens"))) as lab:
             yield lab
-
-
-def eventually(read: Callable[[], str], part: str) -> str:
-    """Read until a part is there; return what was read."""
-    for _ in range(600):
-        if part in (text := read()):
-            return text
-        time.sleep(0.1)
-    raise AssertionError(text)
 
 
 def test_page_shows_devices_and_what_runs(lab: Client, running: Run) -> None:

@@ -16,8 +16,10 @@ from harness.errors import ConfigFileError, WrongUseError
 from harness.lab.jobs import CellEnd, LabJobs, queue_name
 from harness.lab.submission import open_lab_run
 from harness.results.store import ResultsStore
-from tests.harness.lab.hosts import Host, Lab, wait_for
+from reports.lab.access import Access, read_tokens
+from tests.harness.lab.hosts import POOL, Host, Lab, wait_for
 from tests.postgresql_server import PostgresqlServer, running_postgresql_server
+from tests.reports.page_server import serving
 
 pytestmark = pytest.mark.first
 
@@ -128,12 +130,40 @@ def test_interrupted_command_leaves_cells_running_and_follows_them_again(lab: La
     assert lab.statuses() == {"succeeded": 6}
 
 
+@pytest.mark.slow
 def test_cancelled_cells_end_on_their_devices(lab: Lab) -> None:
     plan = lab.plan(*("sleep 100" for _ in range(8)))
     process = lab.submit(plan)
     wait_for(lambda: lab.statuses()["doing"] == 4, lab.statuses)
     code, answer, _ = lab.run(plan, "--cancel")
     assert (code, answer) == (0, "8 cells cancelled\n")
+    process.communicate(timeout=60)
+    assert lab.statuses() == {"cancelled": 4, "aborted": 4}
+
+
+def test_person_cancels_a_plan_on_the_page(
+    lab: Lab, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    process = lab.submit(lab.plan(*("sleep 100" for _ in range(8))))
+    pool = tmp_path / "pool.yaml"
+    pool.write_text(POOL.format(host="h9"))
+    (tmp_path / "tokens").write_text(f"ada {'a' * 20}\n")
+    (tmp_path / "tokens").chmod(0o600)
+    wait_for(lambda: lab.statuses()["doing"] == 4, lab.statuses)
+    with serving(pool, lab.url, Access(read_tokens(tmp_path / "tokens"))) as page:
+        text = page.get().text
+        assert "8 cells left, 4 running, 0 done" in text
+        assert "<h2>2 hosts</h2>" in text
+        assert text.count("2 devices, 2 cells running") == 2
+        ((run,),) = lab.ask("SELECT id FROM lab_plan_runs")
+        bearer = {"Authorization": f"Bearer {'a' * 20}"}
+        assert page.post(f"/plans/{run}/cancel").status == 401
+        other = bearer | {"Sec-Fetch-Site": "cross-site"}
+        assert page.post(f"/plans/{run}/cancel", other).status == 403
+        assert lab.statuses()["doing"] == 4
+        answer = page.post(f"/plans/{run}/cancel", bearer)
+    assert (answer.status, answer.text) == (200, f"8 cells of plan run {run} cancelled\n")
+    assert f"ada: 8 cells of plan run {run} cancelled" in caplog.text
     process.communicate(timeout=60)
     assert lab.statuses() == {"cancelled": 4, "aborted": 4}
 
@@ -185,7 +215,7 @@ def test_worker_that_was_taken_for_dead_takes_jobs_again(lab: Lab) -> None:
     with open_lab_run(plan) as run:
         run.submit("nowhere.invalid")
         queue = queue_name(run.cells[0])
-        run.jobs.register()
+        run.jobs.register("h9", 1)
         lost = run.jobs.fetch(queue)
         assert lost is not None
         assert lab.ask("DELETE FROM procrastinate_workers RETURNING true")

@@ -1,0 +1,87 @@
+"""The lab's page, served in a thread, and what asks it."""
+
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from urllib.parse import urlencode
+
+import uvicorn
+
+from harness.pool.pool import Pool
+from reports.lab.access import Access
+from reports.lab.app import make_app
+from reports.lab.board import BoardReader
+
+
+class Answer:
+    """An answer of the server."""
+
+    def __init__(self, response: http.client.HTTPResponse) -> None:
+        self.status, self.headers = response.status, response.headers
+        self.text = response.read().decode()
+
+
+class Client:
+    """Asks the page's server as a browser or a script does."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+
+    @property
+    def address(self) -> str:
+        """The page's address."""
+        return f"http://127.0.0.1:{self.port}/"
+
+    def get(self, path: str = "/", **headers: str) -> Answer:
+        """Ask for a page."""
+        return self._ask("GET", path, None, headers)
+
+    def post(self, path: str, headers: Mapping[str, str] = {}, **form: str) -> Answer:
+        """Send a form."""
+        return self._ask("POST", path, urlencode(form), headers)
+
+    def events(self) -> Iterator[dict[str, object]]:
+        """Yield what changes."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        connection.request("GET", "/events")
+        with closing(connection), connection.getresponse() as response:
+            for line in response:
+                if line.startswith(b"data: "):
+                    yield json.loads(line.removeprefix(b"data: "))
+
+    def _ask(self, method: str, path: str, body: str | None, headers: Mapping[str, str]) -> Answer:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        with closing(connection):
+            connection.request(method, path, body, dict(headers))
+            return Answer(connection.getresponse())
+
+
+@contextmanager
+def serving(pool_file: Path, results: Path | str, access: Access) -> Iterator[Client]:
+    """Serve the page in a thread until the block ends."""
+    opened = socket.create_server(("127.0.0.1", 0))
+    reader = BoardReader(Pool.open(pool_file, probe=False), str(results))
+    app = make_app(reader, access, ["127.0.0.1"], lambda: server.should_exit)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]})
+    thread.start()
+    try:
+        yield Client(opened.getsockname()[1])
+    finally:
+        server.should_exit = True
+        thread.join()
+        opened.close()
+
+
+def eventually(read: Callable[[], str], part: str) -> str:
+    """Read until a part is there; return what was read."""
+    for _ in range(600):
+        if part in (text := read()):
+            return text
+        time.sleep(0.1)
+    raise AssertionError(text)
