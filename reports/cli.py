@@ -85,7 +85,10 @@ def report(
         bool, typer.Option("--json", help="Print the summary as JSON.")
     ] = False,
 ) -> None:
-    """Write the results as one self-contained HTML file, and print their summary."""
+    """Write the results as one self-contained HTML file, and print their summary.
+
+    Example: qnnfarm report --db results.db --out report.html
+    """
     from harness.console import answers, print_json
     from harness.moments import parse_moment
     from harness.results.store import RunFilter

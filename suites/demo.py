@@ -19,7 +19,10 @@ def demo(
         "qnnfarm-demo"
     ),
 ) -> None:
-    """Build, run, measure and report a model on two virtual devices. No phone, no SDK."""
+    """Build, run, measure and report a model on two virtual devices. No phone, no SDK.
+
+    Example: qnnfarm demo
+    """
     from harness.results.store import ResultsStore
     from suites import demo_steps as steps
 

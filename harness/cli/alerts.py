@@ -41,7 +41,10 @@ def ls(
     show_all: Annotated[bool, typer.Option("--all", help="Fixed and expected ones, too.")] = False,
     json: Json = False,
 ) -> None:
-    """Judge what is new in the histories, and list the alerts that are open or acknowledged."""
+    """Judge what is new in the histories, and list the alerts that are open or acknowledged.
+
+    Example: qnnfarm alerts ls --state open
+    """
     with ResultsStore.open_existing(db) as store:
         review_new(store)
         found = list_alerts(store, _chosen(state, show_all=show_all))
@@ -50,25 +53,37 @@ def ls(
 
 @app.command("acknowledge")
 def acknowledge(ids: Ids, db: Database = "results.db", note: Note = "", json: Json = False) -> None:
-    """Mark alerts as being worked on."""
+    """Mark alerts as being worked on.
+
+    Example: qnnfarm alerts acknowledge ID --note "bisecting"
+    """
     _set(db, ids, "acknowledged", note, json=json)
 
 
 @app.command("fix")
 def fix(ids: Ids, db: Database = "results.db", note: Note = "", json: Json = False) -> None:
-    """Mark alerts as fixed; a recovery in the history does so by itself."""
+    """Mark alerts as fixed; a recovery in the history does so by itself.
+
+    Example: qnnfarm alerts fix ID --note "reverted"
+    """
     _set(db, ids, "fixed", note, json=json)
 
 
 @app.command("expect")
 def expect(ids: Ids, db: Database = "results.db", note: Note = "", json: Json = False) -> None:
-    """Mark alerts as expected: the new level is the right one."""
+    """Mark alerts as expected: the new level is the right one.
+
+    Example: qnnfarm alerts expect ID --note "a larger model"
+    """
     _set(db, ids, "expected", note, json=json)
 
 
 @app.command("reopen")
 def reopen(ids: Ids, db: Database = "results.db", note: Note = "", json: Json = False) -> None:
-    """Open alerts again."""
+    """Open alerts again.
+
+    Example: qnnfarm alerts reopen ID
+    """
     _set(db, ids, "open", note, json=json)
 
 

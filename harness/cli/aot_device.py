@@ -139,6 +139,8 @@ def compile_(
     """Compile a `.mllm` file into a context of graphs model.0.s1 and model.0.sAR.
 
     Beside X.bin, the folder X is the same as a container, which `--runtime graph` runs.
+
+    Example: qnnfarm aot compile -m x.mllm -c CONFIG --aot-config AOT_CONFIG
     """
     model, aot = read_configs(config, aot_config)
     family = aot.quant_recipe.builtin_llm_pass.model
@@ -280,6 +282,8 @@ def push(
     the emulator, and the answers compared with what the float checkpoint holds likely.
 
     X.yaml beside the context describes all of it for `qnnfarm bench X.yaml --runtime mllm`.
+
+    Example: qnnfarm aot push -m x.bin -c CONFIG --build DIR --unchecked
     """
     if build is None:
         raise WrongUseError("--build names mllm's runners for the device, which are pushed, too")
@@ -429,6 +433,8 @@ def run(
 
     With --build mllm's runner is pushed and run. Without, the graphs are driven in mllm's contract,
     as `qnnfarm generate X --runtime graph` does.
+
+    Example: qnnfarm aot run -m x.bin -c CONFIG --prompt "In the beginning"
     """
     model: Model
     chat = None

@@ -102,6 +102,8 @@ def init(
     """Write config_X.json and qnn_aot_cfg_X.json for a checkpoint.
 
     Context length and block size stand in them once, and all other commands read them there.
+
+    Example: qnnfarm aot init MODEL_DIR --output-dir aot --target SM8650
     """
     config = load_checkpoint_config(model_dir / CONFIG_FILE)
     model, aot = make_configs(
@@ -164,6 +166,8 @@ def quantize(
 
     Without --config and --aot-config those in the output folder count; without any there, it gets
     those that `qnnfarm aot init` writes.
+
+    Example: qnnfarm aot quantize --model-path MODEL_DIR --output-dir aot
     """
     text = _calibration_text(model_path, calibration)
     folder = user_path(output_dir)
@@ -232,6 +236,8 @@ def convert(
     """Write a `.mllm` file of version 2, byte for byte as mllm's own class writes it.
 
     Tensors stand in the order of their names; mllm's converter has them in any order.
+
+    Example: qnnfarm aot convert --input-path FILE --output-path x.mllm
     """
     if pipeline is not None:
         raise WrongUseError(

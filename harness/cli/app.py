@@ -29,7 +29,7 @@ from harness.errors import WrongUseError, one_line
 from harness.exit_codes import INTERRUPTED, NO_ANSWER, help_text
 
 if TYPE_CHECKING:
-    from typer._click import Command, Context  # typer exports neither under another name
+    from typer._click import Command, Context, HelpFormatter  # exported under no other name
 
 COMMANDS_GROUP = "qnnfarm.commands"
 """Entry points of commands that other packages have."""
@@ -86,10 +86,12 @@ PANELS = MappingProxyType({
     },
 })  # fmt: skip
 """Commands by panel of the help. NAME is function or group (`app`) of `harness/cli/NAME.py`, which
-is imported when it is asked for; or an entry point of `COMMANDS_GROUP`."""
+is imported when it is asked for; if there is none, an entry point of `COMMANDS_GROUP`."""
 _OPTIONS_OF = {"explain": {"ignore_unknown_options": True}}
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
 _LONGEST_LINE = 2000
+_WIDEST = 16
+"""Columns of names of commands, the same in all panels."""
 _METAVARS = {"str": "TEXT", "path": "PATH", "int": "N", "float": "N", "%y-%m-%d": "YYYY-MM-DD"}
 """Metavars of options by what typer calls their types; choices stand as they are."""
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
@@ -97,27 +99,36 @@ _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
 
 class _Commands(TyperGroup):
-    """Group whose commands are stand-ins with a summary until one of them is asked for."""
+    """Group whose commands are imported when one of them is asked for."""
 
     def __init__(self, **attributes: Any) -> None:  # noqa: ANN401 - typer's own
         super().__init__(**attributes)
-        for panel, summaries in PANELS.items():
-            for name, summary in summaries.items():
-                self.commands[name] = TyperCommand(name, help=summary, rich_help_panel=panel)
+        self.commands = {name: TyperCommand(name) for panel in PANELS.values() for name in panel}
 
-    def list_commands(self, ctx: "Context") -> list[str]:
-        """List all commands, those of other packages last; called for the help alone."""
-        for entry in sorted(importlib.metadata.entry_points(group=COMMANDS_GROUP)):
-            if entry.name not in self.commands:
-                self.commands[entry.name] = load_command(entry.name)
-        return super().list_commands(ctx)
+    def get_command(self, ctx: "Context", cmd_name: str) -> "Command | None":
+        """Import the command of a name; None if there is none."""
+        del ctx
+        return load_command(cmd_name)
 
-    def resolve_command(
-        self, ctx: "Context", args: list[str]
-    ) -> "tuple[str | None, Command | None, list[str]]":
-        """Find the command that is asked for, and load it."""
-        name, command, rest = super().resolve_command(ctx, args)
-        return name, load_command(name) if name and command else None, rest
+    def format_commands(self, ctx: "Context", formatter: "HelpFormatter") -> None:
+        """Write the panels, and the commands that other packages add."""
+        del ctx
+        others = sorted(_entry_points().names - self.commands.keys())
+        panels = {**PANELS, "Others": {name: _summary(name) for name in others}}
+        for panel, summaries in panels.items():
+            if summaries:
+                rows = [(name.ljust(_WIDEST), summary) for name, summary in summaries.items()]
+                with formatter.section(panel):
+                    formatter.write_dl(rows)
+
+
+def _entry_points() -> importlib.metadata.EntryPoints:
+    return importlib.metadata.entry_points(group=COMMANDS_GROUP)
+
+
+def _summary(name: str) -> str:
+    command = load_command(name)
+    return "" if command is None else command.get_short_help_str()
 
 
 def build_app() -> typer.Typer:
@@ -125,35 +136,39 @@ def build_app() -> typer.Typer:
     app = typer.Typer(
         name="qnnfarm",
         cls=_Commands,
-        help="Build language models for Snapdragon NPUs and run them on a farm of devices.",
+        help="Build language models for Snapdragon NPUs and run them on a farm of devices."
+        "\n\nExample: qnnfarm demo",
         epilog=help_text(),
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
         context_settings=_SETTINGS,
-        rich_markup_mode="markdown",
+        rich_markup_mode=None,
     )
     app.callback()(_options)
     return app
 
 
 @functools.cache
-def load_command(name: str) -> "Command":
-    """Import a command or a group of commands by its name."""
-    above = typer.Typer(rich_markup_mode="markdown", context_settings=_SETTINGS)
+def load_command(name: str) -> "Command | None":
+    """Import a command or a group of commands by its name; None if there is none."""
+    above = typer.Typer(rich_markup_mode=None, context_settings=_SETTINGS)
     above.callback()(_options)
-    module = f"harness.cli.{name.replace('-', '_')}"
-    if importlib.util.find_spec(module) is None:
-        (entry,) = importlib.metadata.entry_points(group=COMMANDS_GROUP, name=name)
-        found: object = _load(entry)
-    else:
+    function = name.replace("-", "_")
+    module = f"harness.cli.{function}"
+    found: object
+    if any(name in panel for panel in PANELS.values()) and importlib.util.find_spec(module):
         content = vars(importlib.import_module(module))
-        found = content.get("app") or content[name.replace("-", "_")]
+        found = content.get("app") or content[function]
+    elif entries := _entry_points().select(name=name):
+        found = _load(next(iter(entries)))
+    else:
+        return None
     if isinstance(found, typer.Typer):
         above.add_typer(found, name=name)
     else:
-        function = cast("Callable[..., object]", found)
-        above.command(name, context_settings=_OPTIONS_OF.get(name))(function)
+        command = above.command(name, context_settings=_OPTIONS_OF.get(name))
+        command(cast("Callable[..., object]", found))
     group = typer.main.get_group(above)
     _name_values(group, None)
     return group.commands[name]
@@ -199,6 +214,7 @@ def _name_values(command: "Command", above: "Context | None") -> None:
         _name_values(below, context)
         if not hasattr(below, "commands"):
             below.callback = _naming_options(below)
+            below.format_options = functools.partial(_format_options, below)
 
 
 def _naming_options(command: Any) -> Callable[..., object]:  # noqa: ANN401 - typer's parameters
@@ -223,6 +239,20 @@ def _naming_options(command: Any) -> Callable[..., object]:  # noqa: ANN401 - ty
             raise WrongUseError(f"{field}{reason}") from error
 
     return wrapped
+
+
+def _format_options(command: Any, ctx: "Context", formatter: "HelpFormatter") -> None:  # noqa: ANN401
+    """Write arguments and options, those with a `rich_help_panel` in a section of that title."""
+    sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+    for parameter in command.get_params(ctx):
+        kind = "Arguments" if parameter.param_type_name == "argument" else "Options"
+        title = getattr(parameter, "rich_help_panel", None) or kind
+        if record := parameter.get_help_record(ctx):
+            sections.setdefault(title, []).append(record)
+    for title, records in sections.items():
+        if records:
+            with formatter.section(title):
+                formatter.write_dl(records)
 
 
 def main() -> NoReturn:

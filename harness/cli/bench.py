@@ -118,6 +118,8 @@ def bench(
 
     Lists of tokens and several containers give every combination. Each session begins with a device
     prepared afresh. The output is checked: a speed with a wrong output is a failed run.
+
+    Example: qnnfarm bench CONTAINER_DIR -p 64,128 -n 16 -r 3
     """
     if json and output is not None:
         raise WrongUseError("--json goes without -o: `-o json` is llama-bench's")

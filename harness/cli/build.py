@@ -167,7 +167,10 @@ def build(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Build a container for each target; unchanged stages come from the cache."""
+    """Build a container for each target; unchanged stages come from the cache.
+
+    Example: qnnfarm build MODEL_DIR --target SM8750:emulator --out CONTAINER_DIR
+    """
     from buildlib.cache.finished_builds import find_finished
     from buildlib.paths import default_cache_root
     from buildlib.toolchains.registry import open_toolchain

@@ -52,6 +52,8 @@ def show(
 
     Nothing is pushed. What a device would refuse, or what would fail there, is listed after them;
     then the exit code is 1.
+
+    Example: qnnfarm bundle show CONTAINER_DIR --device SERIAL
     """
     if device is not None and abi is not None:
         raise WrongUseError("--device and --abi: give one of them, not both")

@@ -35,7 +35,10 @@ Root = Annotated[
 
 @app.command("ls")
 def ls(cache: Root = None, json: Json = False) -> None:
-    """List the entries, most recently used first."""
+    """List the entries, most recently used first.
+
+    Example: qnnfarm cache ls
+    """
     root = _root(cache)
     usages = [Usage.of(folder) for folder in entry_folders(root)]
     found = [summarize(u) for u in sorted(usages, key=lambda usage: -usage.used_at)]
@@ -73,7 +76,10 @@ def show(
     cache: Root = None,
     json: Json = False,
 ) -> None:
-    """Show one entry: its inputs, its options and its files."""
+    """Show one entry: its inputs, its options and its files.
+
+    Example: qnnfarm cache show ENTRY
+    """
     folder = find_entry(_root(cache), entry)
     info, described = read_info(folder), read_files(folder)
     if json:
@@ -118,7 +124,10 @@ def verify(
     cache: Root = None,
     json: Json = False,
 ) -> None:
-    """Compare every file with its hash. Exits with 1 if a damaged entry remains."""
+    """Compare every file with its hash. Exits with 1 if a damaged entry remains.
+
+    Example: qnnfarm cache verify --repair
+    """
     root = _root(cache)
     verdicts = []
     with progress() as bar:
@@ -159,6 +168,8 @@ def prune(
     """Remove entries and leftovers of dead builds, except what a running build uses.
 
     Without options, the cache shrinks to $QNNFARM_CACHE_LIMIT if that is set.
+
+    Example: qnnfarm cache prune --to 10GB
     """
     if everything and (to is not None or older_than is not None):
         raise WrongUseError("--all removes everything: leave out --to and --older-than")

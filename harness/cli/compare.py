@@ -90,6 +90,8 @@ def compare(
     """Run two containers in turns on the same phone, and say whether B is slower.
 
     Exits 1 where B is slower, or where a container answers wrongly; 2 where there is no verdict.
+
+    Example: qnnfarm compare CONTAINER_A CONTAINER_B --sessions 6
     """
     quality = QualityOptions(max_perplexity, perplexity_text, perplexity_windows, reference)
     workload = bench_workload(

@@ -39,6 +39,8 @@ def check(
     HTP backend extensions by our models alone, since Genie has no parser for them. No file that a
     configuration names has to be there, and nothing of it is run. Dialogs of types spd and lade are
     refused where the installed Genie gets them wrong on a model of ours.
+
+    Example: qnnfarm config check CONTAINER_DIR
     """
     paths = [path for file in files for path in _configurations(file)]
     missing = None

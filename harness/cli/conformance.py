@@ -114,6 +114,8 @@ def conformance(
     Each check is proven here (by PyPI's compiler and the emulator), proven there (by the SDK, or on
     a phone), open, or failed. Tokens and perplexity must be those of PyPI's container on the
     emulator.
+
+    Example: qnnfarm conformance MODEL_DIR --out conformance --toolchain qairt
     """
     compiler = open_toolchain(toolchain, qairt_sdk)
     GenAIBuilderFactory.create(model_dir)  # before a device is leased

@@ -37,6 +37,8 @@ def kv(
 
     The first part with caches is shown. After a call Genie adds columns: they are sound if they are
     rows of that call, from the first on, and each row saw those before it and no other.
+
+    Example: qnnfarm debug kv CONTAINER_DIR --max-tokens 8
     """
     container = GenAIContainer.load(container_dir)
     config = bound_turns(container.genie_config, max_tokens)
@@ -96,6 +98,8 @@ def tensor(
     that is below the bound is named, with its layer. Graphs with inner tensors are compiled again
     to have them as outputs; all else that they give is compared with what the container gives.
     Exits 1 if a tensor is below the bound.
+
+    Example: qnnfarm debug tensor CONTAINER_DIR --reference CHECKPOINT_DIR
     """
     model = open_model(container_dir, "graph")
     float_model = FloatModel(reference, GraphShape(max(model.info.ars), model.info.cl))

@@ -53,7 +53,10 @@ def start(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Start a virtual device and connect it to the adb server; the last line is its serial."""
+    """Start a virtual device and connect it to the adb server; the last line is its serial.
+
+    Example: qnnfarm device start alpha --soc SM8750
+    """
     faults = [parse_fault(text) for text in fault or []]
     from harness.pool.pool import trusted_users  # as slow to import as all the rest, for `ls`
 
@@ -114,7 +117,10 @@ def running_device(
 
 @app.command("ls")
 def ls(json: Json = False) -> None:
-    """List the virtual devices of this user, running or not."""
+    """List the virtual devices of this user, running or not.
+
+    Example: qnnfarm device ls
+    """
     devices = manager.list_devices()
     if json:
         print_json(
@@ -157,6 +163,8 @@ def stop(
     """Stop virtual devices and all that runs on them. Their files stay.
 
     If one of them is held or unknown, none is stopped.
+
+    Example: qnnfarm device stop --all
     """
     if bool(names) == every:
         raise WrongUseError("name the devices to stop, or stop all with --all")
@@ -173,7 +181,10 @@ def stop(
 
 @app.command("rm")
 def rm(name: Name, force: Force = False) -> None:
-    """Stop a virtual device and delete its files."""
+    """Stop a virtual device and delete its files.
+
+    Example: qnnfarm device rm alpha
+    """
     _refuse_where_held(name, force=force)
     serial = next((d.serial for d in manager.list_devices() if d.name == name), "")
     manager.remove(name)
@@ -196,6 +207,8 @@ def fault(
     """Inject faults into a running virtual device; without any, list the pending ones.
 
     Kinds: drop, stall, corrupt, full, reboot, power, throttle, runner, slow.
+
+    Example: qnnfarm device fault alpha drop:bytes=100000
     """
     new = [parse_fault(text) for text in faults or []]
     control = manager.control(name)
@@ -216,7 +229,10 @@ def fault(
 
 @app.command("power")
 def power(name: Name) -> None:
-    """Restore the power of a virtual device that lost it (`power:off=inf`)."""
+    """Restore the power of a virtual device that lost it (`power:off=inf`).
+
+    Example: qnnfarm device power alpha
+    """
     manager.control(name).power_on()
     print_remark(f"{name} has power")
 
@@ -241,7 +257,10 @@ def heat(
     off: Annotated[bool, typer.Option("--off", help="Switch the heat model off.")] = False,
     json: Json = False,
 ) -> None:
-    """Model the heat of a running virtual device, or print its state. A model, not hardware."""
+    """Model the heat of a running virtual device, or print its state. A model, not hardware.
+
+    Example: qnnfarm device heat alpha --ambient 35
+    """
     if off:
         manager.control(name).heat_off()
         print_remark(f"the heat model of {name} is off")

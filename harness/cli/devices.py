@@ -50,6 +50,8 @@ def devices(specs: Specs = None, json: Json = False) -> None:
     """List devices: model, SoC, system, free space, battery, state and holder.
 
     Exits 1 where one that was named does not answer.
+
+    Example: qnnfarm devices
     """
     wanted = [DeviceSpec.parse(text) for text in specs or ()]
     with host_devices() as opened:

@@ -43,7 +43,10 @@ class Finding:
 
 
 def doctor(json: Json = False) -> None:
-    """Check compiler, Genie, adb and virtual devices. Exits with 1 if one is broken."""
+    """Check compiler, Genie, adb and virtual devices. Exits with 1 if one is broken.
+
+    Example: qnnfarm doctor
+    """
     findings = list(examine())
     if json:
         print_json([asdict(finding) for finding in findings])

@@ -84,6 +84,8 @@ def embed(
     """Embed texts on a device with the container of a text encoder.
 
     Exits 1 where a cosine is below `--min-cosine`.
+
+    Example: qnnfarm embed CONTAINER_DIR "a first text" "a second one"
     """
     workload = Embed.of(
         texts=_texts(texts, file),

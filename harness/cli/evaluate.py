@@ -96,6 +96,8 @@ def evaluate(
     """Score tasks on a device: choices by their log-likelihood, instructions by checks.
 
     Exits 1 where the accuracy of a task is below `--min`.
+
+    Example: qnnfarm evaluate CONTAINER_DIR suites/tasks --limit 50
     """
     files = task_files(tasks)
     workloads = [

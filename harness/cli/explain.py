@@ -39,6 +39,8 @@ def explain(
 
     Of a log or a run: every number and message that is known, in the order in which they appear.
     The first is the nearest to the cause.
+
+    Example: qnnfarm explain 0x80000406
     """
     path = Path(what)
     if path.exists():

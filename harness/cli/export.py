@@ -31,6 +31,8 @@ def export(
 
     Quantize it with AIMET, and build it with what AIMET writes: `qnnfarm build OUT --encodings
     model.encodings`.
+
+    Example: qnnfarm export MODEL_DIR --out exported --ar 128 --cl 4096
     """
     del for_aimet  # true always
     path = export_for_aimet(model_dir, user_path(out), GraphShape(ar, cl))

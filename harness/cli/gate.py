@@ -74,6 +74,8 @@ def gate(
 
     Exits 1 where a metric of a cell regressed or an output is wrong; 2 where there is no verdict:
     too few sessions, cells that are missing, or results that are not comparable.
+
+    Example: qnnfarm gate --baseline previous --markdown verdict.md
     """
     chosen = _options(metric, threshold, perplexity_threshold, across)
     options = replace(chosen, plan=plan)

@@ -110,7 +110,10 @@ def generate(
     push: Push = None,
     json: Json = False,
 ) -> None:
-    """Generate text on a device and print its speed; greedily, unless sampling is asked for."""
+    """Generate text on a device and print its speed; greedily, unless sampling is asked for.
+
+    Example: qnnfarm generate CONTAINER_DIR --prompt "In the beginning"
+    """
     texts = list(prompt or ())
     if prompt_file == _STDIN:
         texts, prompt_file = [*texts, _read_stdin()], None

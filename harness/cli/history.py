@@ -43,6 +43,8 @@ def history(
     Each night was judged with only the nights before it known. A night holds the sessions of one
     commit and container, and ends with a pause of twelve hours; the lane marks its mean, and `|`
     the level around it.
+
+    Example: qnnfarm history decode --model MODEL --nights 14
     """
     key = find_key(metric)
     wanted = SeriesFilter(

@@ -52,6 +52,8 @@ def import_container(
     """Make a container of the graphs of another runtime, for the runtime `graph`.
 
     Sizes and encodings are those of the graphs; what the files lack is named, with its option.
+
+    Example: qnnfarm import-container model.pte --out CONTAINER_DIR
     """
     chosen = None if target is None else parse_target(target)
     container = import_artifact(

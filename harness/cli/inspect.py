@@ -51,6 +51,8 @@ def inspect(
     """Show manifest, sizes, graphs, tensors, encodings and versions of something built.
 
     Of a checkpoint: what `config.json` means, and which of its keys are not read.
+
+    Example: qnnfarm inspect CONTAINER_DIR
     """
     if (path / SIDECAR).is_file():
         _inspect_entry(path, every=tensors, json=json)

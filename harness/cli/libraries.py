@@ -32,7 +32,10 @@ def ls(
     soc: Annotated[str, typer.Option(help="For devices with this SoC.")] = "SM8750",
     json: Json = False,
 ) -> None:
-    """List where Genie comes from for each kind of device, or how to get it."""
+    """List where Genie comes from for each kind of device, or how to get it.
+
+    Example: qnnfarm libraries ls
+    """
     found = list(_examine(soc))
     if json:
         print_json(found)
@@ -73,6 +76,8 @@ def fetch(
     """Download the libraries for Linux boards from PyPI with pip (87 MB), or a Maven artifact's.
 
     They are the vendor's, and kept in the cache folder with their license.
+
+    Example: qnnfarm libraries fetch
     """
     if maven is not None:
         _fetch_artifact(maven, repository, json=json)

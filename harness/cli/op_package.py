@@ -37,6 +37,8 @@ def check(file: _AnyLibrary, provider: _Provider, json: Json = False) -> None:
 
     Only a library for x86_64 is loaded. That it adds operations shows that it registers, not that
     its kernels compute.
+
+    Example: qnnfarm op-package check libScale.so --provider ScaleProvider
     """
     info = read_elf(absolute_user_path(file))
     if provider not in info.exports:
@@ -97,6 +99,8 @@ def run(
     """Run one operation of an op package on the emulator, and compare it with a formula.
 
     The graph of that node is compiled, and loaded and run in a process of its own, as on a device.
+
+    Example: qnnfarm op-package run libX.so --provider XProvider --formula "3 * x"
     """
     package, operations = _registered(file, provider)
     name = _choose(operation, operations)

@@ -120,6 +120,8 @@ def perplexity(
     Exits 1 where the perplexity is above `--max-perplexity`; without it, where it is too far from
     that of `--reference`: by more than 3 %, or 10 % with weights or activations of fewer bits than
     W8A16.
+
+    Example: qnnfarm perplexity CONTAINER_DIR --text FILE --reference DIR
     """
     if reference_with == "transformers" and reference is None:
         raise WrongUseError("--reference-with transformers needs --reference CHECKPOINT_DIR")

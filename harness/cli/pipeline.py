@@ -77,6 +77,8 @@ def run(
 
     Stages that nothing has changed for come from the cache, so a run that was killed goes on
     where it was.
+
+    Example: qnnfarm pipeline run recipe.yaml --prompt "In the beginning"
     """
     from harness.pipeline.finished_run import RecordedRun
 
@@ -144,6 +146,8 @@ def compare(
     Perplexity, KL divergence from float and how often both find the same token most probable, over
     the same text: in float and quantized on this host's CPU, compiled on the HTP emulator, and with
     `--device` by Genie, with its speed.
+
+    Example: qnnfarm pipeline compare recipe.yaml --windows 4
     """
     from harness.pipeline.llm import LLMPipeline
 
@@ -236,6 +240,8 @@ def bisect(
     of 4, those that cost most per byte first, until the model is within it, measured at each step.
     The proposal is then checked on windows that had no part in choosing it, on this host and built
     on the emulator; while it fails, the next weights get 8 bits. Exits 1 if the bound is not met.
+
+    Example: qnnfarm pipeline bisect recipe.yaml --bound 3% --out mixed
     """
     from buildlib.container.manifest import is_container
     from buildlib.quantize.mixed_precision.proposal import QualityBound
@@ -288,7 +294,10 @@ def bisect(
 
 @app.command("stages")
 def stages(json: Json = False) -> None:
-    """List the stages that recipes can name, with the keys of their sections."""
+    """List the stages that recipes can name, with the keys of their sections.
+
+    Example: qnnfarm pipeline stages
+    """
     from harness.pipeline.registry import REGISTRY
 
     rows, documents = [], []
@@ -311,7 +320,10 @@ def init(
         str, typer.Option(help="SoC: `SM8750` is the phone, `SM8750:emulator` needs none.")
     ] = "SM8750:emulator",
 ) -> None:
-    """Write a first recipe for a model, with remarks on what to change."""
+    """Write a first recipe for a model, with remarks on what to change.
+
+    Example: qnnfarm pipeline init MODEL_DIR
+    """
     from harness.pipeline.defaults import recipe_text
 
     if out.exists():

@@ -73,6 +73,8 @@ def show(
     """Show every device: state and reason, holder, failures that count against it.
 
     No device is asked, started or repaired: see `probe`.
+
+    Example: qnnfarm pool show --watch
     """
     with _opened(pool) as opened:
         while watch and not json:
@@ -88,7 +90,10 @@ def show(
 
 @app.command("probe")
 def probe(pool: PoolFile = None, json: Json = False) -> None:
-    """Probe every unleased device, then show all."""
+    """Probe every unleased device, then show all.
+
+    Example: qnnfarm pool probe
+    """
     with _opened(pool, probe=True) as opened:
         _print(opened.probe(), json=json)
 
@@ -106,6 +111,8 @@ def history(
 
     The newest 500 events stand one by one, older ones are counted by day, and after three months by
     month.
+
+    Example: qnnfarm pool history NAME --days 7
     """
     since = 0.0 if days is None else time.time() - days * 86_400
     with _opened(pool) as opened:
@@ -131,7 +138,10 @@ def release(
         int | None, typer.Option(help="Only if the lease still has this token (see `show`).")
     ] = None,
 ) -> None:
-    """Release a device's lease; its holder's next call on it fails."""
+    """Release a device's lease; its holder's next call on it fails.
+
+    Example: qnnfarm pool release NAME
+    """
     with _opened(pool) as opened:
         done = opened.admin.release(name, token=token)
         print_remark(f"released {name}" if done else f"{name} was not held, or not by that lease")
@@ -153,6 +163,8 @@ def lease(
 
     The command finds the device in ANDROID_SERIAL and ADB_SERVER_SOCKET, as `adb` does, and its
     name in QNNFARM_DEVICE. It is ended if the lease is lost: `pool release` takes the device back.
+
+    Example: qnnfarm pool lease --soc SM8750 -- adb logcat -d
     """
     wanted = Requirement(name=name, soc=soc, tags=frozenset(tag or ()))
     purpose = " ".join(command or ["a shell"])
@@ -216,14 +228,20 @@ def drain(
     reason: Annotated[str, typer.Option(help="Why, for `qnnfarm pool show`.")],
     pool: PoolFile = None,
 ) -> None:
-    """Grant no new leases of a device; its current holder may finish."""
+    """Grant no new leases of a device; its current holder may finish.
+
+    Example: qnnfarm pool drain NAME --reason "new battery"
+    """
     with _opened(pool) as opened:
         print_remark(f"{name} is {opened.admin.drain(name, reason)}")
 
 
 @app.command("undrain")
 def undrain(name: Name, pool: PoolFile = None) -> None:
-    """Grant leases of a drained device again."""
+    """Grant leases of a drained device again.
+
+    Example: qnnfarm pool undrain NAME
+    """
     with _opened(pool) as opened:
         print_remark(f"{name} is {opened.admin.undrain(name)}")
 
@@ -242,6 +260,8 @@ def reserve(
 
     A lease of somebody else that is out when the time begins ends then, as by `pool release`.
     `pool show` lists the reservations.
+
+    Example: qnnfarm pool reserve NAME --for 2h
     """
     start = parse_start(at, datetime.now())  # noqa: DTZ005 - a person's time is that of the host
     duration_s = parse_duration(duration)
@@ -257,7 +277,10 @@ def unreserve(
     numbers: Annotated[list[int], typer.Argument(help="Numbers of reservations, see `show`.")],
     pool: PoolFile = None,
 ) -> None:
-    """Cancel reservations, by their numbers."""
+    """Cancel reservations, by their numbers.
+
+    Example: qnnfarm pool unreserve 7
+    """
     with _opened(pool) as opened:
         for number in numbers:
             reservation = opened.admin.unreserve(number)
@@ -297,7 +320,10 @@ def parse_start(text: str | None, now: datetime) -> float | None:
 
 @app.command("unquarantine")
 def unquarantine(name: Name, pool: PoolFile = None) -> None:
-    """Try a quarantined device now; if its probation run passes it is ready again."""
+    """Try a quarantined device now; if its probation run passes it is ready again.
+
+    Example: qnnfarm pool unquarantine NAME
+    """
     with _opened(pool) as opened:
         _decided(opened, name, str(opened.admin.unquarantine(name, on_progress=print_remark)))
 
@@ -310,7 +336,10 @@ def recover(
         bool, typer.Option("--take", help="Even from a holder of another ledger, who loses it.")
     ] = False,
 ) -> None:
-    """Run the recovery steps on a device now."""
+    """Run the recovery steps on a device now.
+
+    Example: qnnfarm pool recover NAME
+    """
     with _opened(pool) as opened:
         state = opened.admin.recover(name, take=take, on_progress=print_remark)
         _decided(opened, name, str(state))
@@ -318,7 +347,10 @@ def recover(
 
 @app.command("test-notifications")
 def send_test(pool: PoolFile = None) -> None:
-    """Send a test to every receiver of `notifications` in pool.yaml; exits 1 if one fails."""
+    """Send a test to every receiver of `notifications` in pool.yaml; exits 1 if one fails.
+
+    Example: qnnfarm pool test-notifications
+    """
     _, config = find_config(pool)
     if not config.notifications:
         print_remark("pool.yaml names no `notifications`")

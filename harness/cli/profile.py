@@ -59,6 +59,8 @@ def profile(
     Operators of one name stand on one line, also those of two containers. Cycles are those of a
     device that is named, by the runtime graph; else of the emulator on this host, for which a
     phone's container is compiled again, as `rehearse` does it.
+
+    Example: qnnfarm profile CONTAINER_DIR --by layer
     """
     folders = [container_dir, *([other_dir] if other_dir else [])]
     grouped: Mapping[str, Callable[[Costs], Costs]] = {

@@ -85,6 +85,8 @@ def rehearse(
     options, since the emulator cannot run shared weights; others run byte for byte. A virtual
     device of the SoC is started for it, and stopped afterwards. Graphs that Genie does not run are
     compared with themselves: prefill with decode alone.
+
+    Example: qnnfarm rehearse CONTAINER_DIR
     """
     if device is not None and abi is not None:
         raise WrongUseError("--device and --abi: give one of them, not both")

@@ -42,7 +42,10 @@ Database = Annotated[
 
 @app.command("ls")
 def ls(db: Database = "results.db", json: Json = False) -> None:
-    """List the results by day, container, runtime and device, and the size of the database."""
+    """List the results by day, container, runtime and device, and the size of the database.
+
+    Example: qnnfarm results ls
+    """
     with ResultsStore.open(db, create=False) as store:
         location = store.location
         inventory, usage = list_inventory(store.database), disk_usage(store.database)
@@ -115,6 +118,8 @@ def prune(
     Sessions of one cell and both sides of a comparison are removed together, once the newest of
     them is that old and none is running. Perplexities are kept, as later benchmarks are checked
     against them, and so are the nights that open and acknowledged alerts are judged by.
+
+    Example: qnnfarm results prune --older-than 90d --dry-run
     """
     policy = PrunePolicy(_moment(older_than), only_telemetry=keep_measurements)
     with ResultsStore.open(db, create=False) as store:

@@ -70,6 +70,8 @@ def export(
     """Write results as Parquet, CSV or JSON lines.
 
     The columns and their units are those of `harness.results.frames`: see docs/analysis.md.
+
+    Example: qnnfarm results export results.csv --since 7d
     """
     chosen = _format_of(file, format_)
     frame = _read(db, rows, _filter(since, newest, model, soc, kind, status))

@@ -53,6 +53,8 @@ def import_results(
     A file that cannot be read is refused by line, and nothing of it is stored. Runs that were
     imported before are not imported again, so a file may grow from night to night. The file itself
     is kept with its runs.
+
+    Example: qnnfarm results import llama-bench.json --device SERIAL
     """
     facts = ImportFacts(
         model=model,

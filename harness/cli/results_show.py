@@ -57,6 +57,8 @@ def show(
     """Show a run: what ran where, every repetition, conditions, output check, kept files.
 
     Of a group, as the sessions of a benchmark or both sides of a comparison, it shows all runs.
+
+    Example: qnnfarm results show RUN --save FOLDER
     """
     with ResultsStore.open(db, create=False) as store:
         runs = store.find_runs(run)

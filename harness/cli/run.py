@@ -59,6 +59,8 @@ def run(
     """Run a plan: containers x devices x workloads, with retries; resumes after a crash.
 
     Exits 1 if cells failed, 2 if devices alone kept it from measuring anything.
+
+    Example: qnnfarm run PLAN.yaml --dry-run
     """
     if cancel and not lab:
         raise WrongUseError("--cancel needs --lab: Ctrl-C ends a plan that runs here")

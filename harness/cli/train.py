@@ -75,6 +75,8 @@ def forecast(
 
     Build with the file: `-O speculative_config.ssd_tensor_file=FILE`. A training that was
     interrupted goes on where the same command is given again.
+
+    Example: qnnfarm train forecast MODEL_DIR --text FILE --minutes 8
     """
     if out.suffix != ".safetensors" or out.is_dir():
         raise WrongUseError(f"{out} cannot be written: name a file that ends in .safetensors")
@@ -105,6 +107,8 @@ def draft(
 
     Build with its ONNX: `-O speculative_config.draft_model_path=FOLDER/draft_model.onnx`. A
     training that was interrupted goes on where the same command is given again.
+
+    Example: qnnfarm train draft MODEL_DIR --text FILE --out eaglet
     """
     head = out / "draft_model.onnx"
     if out.exists() and not head.exists() and (out.is_file() or any(out.iterdir())):

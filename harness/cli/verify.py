@@ -52,6 +52,8 @@ def verify(
 
     Needs torch and transformers: `pip install 'qnnfarm[reference]'`. Code that comes with a model
     is never run.
+
+    Example: qnnfarm verify MODEL_DIR --text FILE
     """
     if text is not None and tokens is not None:
         raise WrongUseError("--text and --tokens: give one of them")

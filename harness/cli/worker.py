@@ -32,6 +32,8 @@ def worker(
     """Run cells of the plans that `qnnfarm run --lab` submits, on this host's devices.
 
     It runs until Ctrl-C or SIGTERM, which gives its cells to other workers.
+
+    Example: qnnfarm worker --db postgresql+psycopg://USER@HOST/DATABASE
     """
     try:
         from harness.lab.worker import work

@@ -58,6 +58,8 @@ def serve(
 
     Everybody who reaches the page may read. Devices are released and drained, and alerts settled,
     only by users with a token, or whom a reverse proxy names.
+
+    Example: qnnfarm serve --db results.db --port 8484
     """
     try:
         import uvicorn

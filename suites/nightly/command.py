@@ -37,6 +37,8 @@ def nightly(
     One night lasts from noon to noon: the command goes on with one that was cut off, and does
     nothing if it is over. Exits 1 if a regression is open or something was not measured, 2 if there
     is no answer.
+
+    Example: qnnfarm nightly PLAN.yaml --quiet
     """
     from harness.plans.plan_file import load_plan
     from harness.plans.plan_run import find_database

@@ -5,6 +5,8 @@ import hashlib
 import json
 import os
 import pwd
+import re
+import shlex
 import shutil
 import signal
 import sqlite3
@@ -16,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -64,6 +67,27 @@ def test_help_at_every_level(command: tuple[str, ...]) -> None:
     done = CliRunner().invoke(build_app(), [*command, "--help"], prog_name="qnnfarm")
     assert done.exit_code == 0, done.output
     assert "Usage: qnnfarm" in done.output
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_help_fits_80_columns_and_has_an_example_that_parses(
+    command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = CliRunner().invoke(build_app(), [*command, "--help"], prog_name="qnnfarm").output
+    assert [line for line in shown.splitlines() if len(line) > 80] == []
+    if len(command) == 1 and hasattr(load_command(command[0]), "commands"):
+        return
+    (example,) = re.findall(r"^ +Example: qnnfarm (.+)$", shown, re.MULTILINE)
+    words = shlex.split(example)
+    assert tuple(words[: len(command)]) == command
+    if not command:
+        return
+    chosen: Any = load_command(words.pop(0))
+    for name in command[1:]:
+        chosen = chosen.commands[words.pop(0)]
+        assert chosen.name == name
+    chosen.make_context("qnnfarm", words)
 
 
 def test_help_of_a_process(qnnfarm: Run) -> None:

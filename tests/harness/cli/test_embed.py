@@ -76,7 +76,7 @@ def test_what_cannot_be_asked_is_refused_before_a_device_is_leased(
         ((tiny_bundle, "a"), "holds a dialog, which embeds no texts"),
         ((encoder_bundle, "a", "--file", empty), "give either texts or --file, not both"),
         ((encoder_bundle, "--file", empty), "holds no text: give 1 to 10000 texts"),
-        ((encoder_bundle, "a", "--min-cosine", "0.5"), "give its reference"),
+        ((encoder_bundle, "a", "--min-cosine", "0.5"), "give its --reference"),
         ((encoder_bundle, "a", "b", "--per-token", "-o", "x.npy"), "writes *.npy of one text only"),
         ((encoder_bundle, "a", "-o", "/no/such/folder/x"), "cannot be written"),
     ):

@@ -102,7 +102,7 @@ MINIMAL = "name: x\nworkloads: [{kind: bench}]\n"
         ("name: x\nworkloads: [{kind: generate, prompt: x, new_tokens: 4}]\n",
          "workloads[0].new_tokens", "unknown key"),
         ("name: x\nworkloads: [{kind: generate}]\n",
-         "workloads[0]", "give one of prompt, prompt_file, tokens, embeddings: none is"),
+         "workloads[0]", "give one of `prompt`, `prompt_file`, `tokens`, `embeddings`: none"),
         ("name: x\nworkloads: [{kind: bench, lora: {red: 1, blue: 1}}]\n",
          "workloads[0].lora", "2 adapters: Genie applies one at a time"),
         (MINIMAL + "devices: [\n", "", "not valid YAML: "),
