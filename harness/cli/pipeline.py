@@ -20,8 +20,9 @@ from harness.exit_codes import BAD
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from buildlib.pipeline.runner import StageRecord
     from harness.pipeline.llm import LLMPipeline
-    from harness.pipeline.observers import StageFailed, StageFinished, StageStarted, StageStep
+    from harness.pipeline.observers import StageEvent, StageFinished
 
 app = typer.Typer(
     help="One recipe from a checkpoint to measured text: load, quantize, build, evaluate.",
@@ -94,10 +95,10 @@ def run(
         _tell_again(done, json=json)
         return
     from harness.pipeline.llm import LLMPipeline
-    from harness.pipeline.observers import StageFilesObserver
 
-    pipe, files = LLMPipeline.from_pretrained(model, recipe=recipe), StageFilesObserver()
-    pipe.add_observer(files)
+    pipe = LLMPipeline.from_pretrained(model, recipe=recipe)
+    events: list[StageEvent] = []
+    pipe.add_observer(events.append)
     pipe.check_metrics()  # before stages that take hours
     with StageBar(pipe.config.settings.log_level) as bar:
         pipe.add_observer(bar)
@@ -122,7 +123,7 @@ def run(
     elif folder is not None:
         _print_out(document)
     if recorded is not None:
-        recorded.remember(pipe, files, document, folder)
+        recorded.remember(pipe, events, document, folder)
 
 
 @app.command("compare")
@@ -249,10 +250,10 @@ def bisect(
     from harness.pipeline.bisect import (
         BisectOptions,
         bisect_pipeline,
+        last_before_builder,
         recipe_of,
     )
     from harness.pipeline.llm import LLMPipeline
-    from harness.pipeline.mixture import last_before_builder
 
     wanted = BisectOptions(
         bound=None if bound is None else QualityBound.parse(bound),
@@ -298,10 +299,10 @@ def stages(json: Json = False) -> None:
 
     Example: qnnfarm pipeline stages
     """
-    from harness.pipeline.registry import REGISTRY
+    from harness.pipeline.registry import StageRegistry
 
     rows, documents = [], []
-    for name, stage in REGISTRY.stages().items():
+    for name, stage in StageRegistry().stages().items():
         summary = (stage.__doc__ or "").strip().split("\n")[0]
         keys = list(stage.Config.model_fields)
         rows.append(Row([name, summary], [f"keys: {', '.join(keys) or 'none'}"]))
@@ -373,36 +374,35 @@ class StageBar:
     def __exit__(self, *_error: object) -> None:
         self._progress.stop()
 
-    def on_stage_start(self, event: "StageStarted") -> None:
-        """Show the stage."""
-        self._progress.update(
-            self._task, completed=event.number - 1, total=event.total, title=event.stage,
-            description="",
-        )  # fmt: skip
+    def __call__(self, event: "StageEvent") -> None:
+        """Show an event."""
+        from harness.pipeline.observers import StageFinished, StageStarted, StageStep
 
-    def on_stage_step(self, event: "StageStep") -> None:
-        """Show the step."""
-        record = event.record
-        how = "cached" if record.reused else f"{record.seconds:.1f} s"
-        text = f"{record.operation} {record.subject} ({how})"
-        self._progress.update(self._task, description=text)
-        if self._level == "debug":
-            self._tell(f"{event.stage}: {text}")
-
-    def on_stage_end(self, event: "StageFinished") -> None:
-        """Advance."""
-        self._progress.update(self._task, completed=event.number)
-        if self._level in {"debug", "info"} and not self._progress.console.is_terminal:
-            how = "cached" if event.reused else f"{event.seconds:.1f} s"
-            self._tell(f"{event.number}/{event.total} {event.stage} ({how})")
-
-    def on_stage_error(self, event: "StageFailed") -> None:
-        """Show which stage failed; its error ends the command."""
-        if self._level in {"debug", "info"}:
+        shown, task, told = self._progress, self._task, self._level in {"debug", "info"}
+        if isinstance(event, StageStarted):
+            shown.update(
+                task, completed=event.number - 1, total=event.total, title=event.stage,
+                description="",
+            )  # fmt: skip
+        elif isinstance(event, StageStep):
+            record = event.record
+            text = f"{record.operation} {record.subject} ({_cost(record)})"
+            shown.update(task, description=text)
+            if self._level == "debug":
+                self._tell(f"{event.stage}: {text}")
+        elif isinstance(event, StageFinished):
+            shown.update(task, completed=event.number)
+            if told and not shown.console.is_terminal:
+                self._tell(f"{event.number}/{event.total} {event.stage} ({_cost(event)})")
+        elif told:  # its error ends the command
             self._tell(f"{event.stage} failed; finished stages are kept")
 
     def _tell(self, text: str) -> None:
         self._progress.console.print(text, markup=False, soft_wrap=True)
+
+
+def _cost(done: "StageRecord | StageFinished") -> str:
+    return "cached" if done.reused else f"{done.seconds:.1f} s"
 
 
 def _document(pipe: "LLMPipeline") -> dict[str, Any]:

@@ -9,6 +9,8 @@ with it, built for the emulator. A model that came with encodings follows no opt
 itself is built. While a check fails, the next weights of the ranking are raised.
 """
 
+import copy
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -18,14 +20,16 @@ from typing import Any, Literal
 
 import yaml
 
+from buildlib.cache.sizes import size_text
 from buildlib.checkpoint.config import load_config
 from buildlib.checkpoint.layout import CONFIG_FILE, ENCODINGS_FILE, MODEL_FILE
 from buildlib.container.container import GenAIContainer
 from buildlib.container.manifest import is_container
-from buildlib.encodings.files import load_encodings
-from buildlib.graph.files import load_model, save_model
+from buildlib.encodings.files import load_encodings, save_encodings
+from buildlib.graph.files import load_model, save_model, tensor_array
 from buildlib.numerics.divergence import Divergence
 from buildlib.numerics.evaluation import FloatLogits, evaluate_model
+from buildlib.pipeline.model_folder import link_configuration
 from buildlib.pipeline.sources import OnnxSource, find_source
 from buildlib.quantize.mixed_precision.proposal import (
     Measure,
@@ -33,27 +37,360 @@ from buildlib.quantize.mixed_precision.proposal import (
     Proposal,
     QualityBound,
     measure_sweep,
+    mixed_encodings,
 )
 from buildlib.quantize.mixed_precision.sensitivity import (
     UNIT_KINDS,
     Granularity,
+    Sensitivity,
+    UnitCost,
     UnitKind,
     rank_tensors,
 )
-from buildlib.quantize.mixed_precision.sweep import SensitivityModel, changed_weights
+from buildlib.quantize.mixed_precision.sweep import Quantized, SensitivityModel, changed_weights
 from buildlib.quantize.options import RECIPES, QuantizationOptions
+from buildlib.quantize.tensor_writer import TensorWriter, replace_constant
 from buildlib.targets import parse_target
-from harness.console import print_remark
+from harness.console import Row, answers, print_remark, print_rows
 from harness.errors import PipelineError, WrongUseError
-from harness.pipeline.bisection import Bisection, Check, Try
-from harness.pipeline.comparison import ComparedText, float_folder
+from harness.pipeline.comparison import ComparedText, float_folder, quality_cells
 from harness.pipeline.defaults import recipe_text
 from harness.pipeline.host_model import open_host_model
 from harness.pipeline.hub import find_model
 from harness.pipeline.llm import LLMPipeline
-from harness.pipeline.mixture import BUILDER, MixtureMaker, last_before_builder
+from harness.pipeline.recipe import Recipe
 from harness.pipeline.stage import ModelFolder
+from harness.pipeline.stages import Quantization
 from harness.runtimes.base import Window
+from harness.words import pluralize
+
+_HEADINGS = ("tensor", "KL alone", "SQNR", "layer's SQNR", "bits", "KL without")
+_CHECK_HEADINGS = ("model", "runs on", "windows", "perplexity", "from float", "KL", "top-1")
+
+
+@dataclass(frozen=True)
+class QualityCheck:
+    """Quality of a model over the windows that chose a mixture, or over held-out ones."""
+
+    where: Literal["CPU", "HTP emulator"]
+    windows: Literal["choosing", "held out"]
+    found: Divergence
+
+
+@dataclass(frozen=True)
+class Try:
+    """A proposal, and how it did, the last of the checks being that which decides."""
+
+    proposal: Proposal
+    checks: tuple[QualityCheck, ...]
+
+
+@dataclass(frozen=True)
+class Bisection:
+    """Result of a search.
+
+    Attributes:
+        windows: pieces of text that ranked and chose.
+        held_out: other pieces, that checked; 0 without a bound.
+        quantized: checks of the model that was ranked.
+        tries: proposals in turn, the last of which is the result; none without a bound.
+        out: folder of its model.
+        build_command: that makes a container of it.
+        container: check of the container that was given.
+    """
+
+    sensitivity: Sensitivity
+    windows: int
+    bound: QualityBound | None = None
+    held_out: int = 0
+    quantized: tuple[QualityCheck, ...] = ()
+    tries: tuple[Try, ...] = ()
+    out: Path | None = None
+    build_command: str = ""
+    container: QualityCheck | None = None
+
+    @property
+    def proposal(self) -> Proposal | None:
+        """The last proposal; None without a bound."""
+        return self.tries[-1].proposal if self.tries else None
+
+    @property
+    def checked(self) -> Divergence | None:
+        """The built proposal on the emulator over held-out text; None if it was not built."""
+        last = self.tries[-1].checks[-1] if self.tries else None
+        return last.found if last is not None and last.where == "HTP emulator" else None
+
+    @property
+    def met(self) -> bool:
+        """True if the bound holds wherever the last proposal was measured; true without a bound."""
+        if self.bound is None or not self.tries:
+            return True
+        held_out = (check.found for check in self.tries[-1].checks if check.windows == "held out")
+        return self.tries[-1].proposal.met and all(map(self.bound.holds, held_out))
+
+    @property
+    def mixed_precision(self) -> list[str]:
+        """The proposal as `quantization.mixed_precision` takes it: `NAME=BITS`."""
+        return as_option(self.proposal)
+
+    def print(self, top: int | None = 20) -> None:
+        """Print the ranking, the checks and the proposal."""
+        costs = self.sensitivity.costs
+        rows = [Row(_cells(cost)) for cost in costs[:top]]
+        both = any(cost.rest is not None for cost in costs)
+        headings = _HEADINGS if both else _HEADINGS[:-1]
+        print_rows(
+            headings, [Row(row.cells[: len(headings)]) for row in rows], right=set(headings[1:])
+        )
+        if len(rows) < len(costs):
+            answers().print(f"and {len(costs) - len(rows)} that cost less")
+        quantized = self.quantized or (QualityCheck("CPU", "choosing", self.sensitivity.whole),)
+        checks = [("container", self.container)] if self.container is not None else []
+        checks += [("quantized", check) for check in quantized]
+        checks += [(_name(one.proposal), check) for one in self.tries for check in one.checks]
+        self._print_checks(checks)
+        if self.proposal is not None:
+            self._print_proposal(self.proposal)
+
+    def _print_checks(self, checks: Sequence[tuple[str, QualityCheck]]) -> None:
+        answers().print()
+        rows = [
+            Row([
+                name,
+                check.where,
+                check.windows,
+                *quality_cells(check.found),
+            ])
+            for name, check in checks
+        ]  # fmt: skip
+        print_rows(_CHECK_HEADINGS, rows, right=set(_CHECK_HEADINGS[3:]))
+        tokens = pluralize(self.sensitivity.whole.steps, "token")
+        told = f"{tokens} in {pluralize(self.windows, 'window')} to rank"
+        if self.held_out:
+            told += f" and choose on, {self.held_out} held out to check on"
+        print_remark(told)
+
+    def _print_proposal(self, proposal: Proposal) -> None:
+        console = answers()
+        console.print()
+        if proposal.raised:
+            more = f"{_name(proposal)}, {size_text(proposal.bytes_more)} more"
+        else:
+            more = "no weight needs more bits" if self.met else "no weight can get more bits"
+        console.print(f"{self.bound}: {more}: {self._outcome(proposal)}")
+        if proposal.raised:
+            console.print("quantization.mixed_precision:")
+            for text in self.mixed_precision:
+                console.print(f"  - {text}")
+        if self.out is not None:
+            console.print(f"{self.out}: its model; `{self.build_command}` builds it")
+
+    def _outcome(self, proposal: Proposal) -> str:
+        """Say whether the bound is met, and what ended the search if not."""
+        last = self.tries[-1].checks[-1]
+        where = f"on {'the HTP emulator' if self.checked is not None else 'the CPU'}"
+        if self.met:
+            return f"met {where}" + ("" if self.checked is not None else ", not built")
+        if not proposal.met:
+            return "not met with more bits for all that can get them: give a looser --bound"
+        bound = proposal.bound
+        text = f"not met: {bound.show(last.found)} {where}"
+        if last.where == "HTP emulator":
+            cpu = next(c.found for c in self.tries[-1].checks[::-1] if c.where == "CPU")
+            text += f", though {bound.show(cpu)} on the CPU,"
+        text += f" over held-out text after {pluralize(len(self.tries), 'proposal')}"
+        able = sum(c.unit.kind == "weight" and bool(c.unit.high) for c in self.sensitivity.costs)
+        advice = "allow more --tries, or " if len(proposal.raised) < able else ""
+        return f"{text}: {advice}give a looser --bound"
+
+    def as_document(self) -> dict[str, object]:
+        """Return the result as JSON can hold it; SQNRs that are infinite are null."""
+        proposal = self.proposal
+        return {
+            "windows": self.windows,
+            "held_out_windows": self.held_out,
+            "positions": self.sensitivity.whole.steps,
+            "granularity": self.sensitivity.granularity,
+            "whole": self.sensitivity.whole.metrics,
+            "costs": [_cost_document(cost) for cost in self.sensitivity.costs],
+            "container": None if self.container is None else _check_document(self.container),
+            "quantized": [_check_document(check) for check in self.quantized],
+            "tries": [_try_document(one) for one in self.tries],
+            "proposal": None
+            if proposal is None
+            else {
+                "bound": str(self.bound),
+                "met": proposal.met,
+                "measurements": proposal.measurements,
+                "bytes_more": proposal.bytes_more,
+                "mixed_precision": self.mixed_precision,
+                "before": proposal.before.metrics,
+                "after": proposal.after.metrics,
+            },
+            "emulator": None if self.checked is None else self.checked.metrics,
+            "out": None if self.out is None else str(self.out),
+            "met": self.met,
+        }
+
+
+def as_option(proposal: Proposal | None) -> list[str]:
+    """Return a proposal as `quantization.mixed_precision` takes it."""
+    bits = {} if proposal is None else proposal.bits
+    return [f"{name}={number}" for name, number in sorted(bits.items())]
+
+
+def _cells(cost: UnitCost) -> list[str]:
+    rest = "-" if cost.rest is None else f"{cost.rest.kl:.5f}"
+    sqnr, output = (_decibels(value) for value in (cost.sqnr_db, cost.output_sqnr_db))
+    return [cost.unit.name, f"{cost.alone.kl:.5f}", sqnr, output, str(cost.unit.bits), rest]
+
+
+def _decibels(value: float | None) -> str:
+    return "-" if value is None or not math.isfinite(value) else f"{value:.1f} dB"
+
+
+def _name(proposal: Proposal) -> str:
+    weights = pluralize(len(proposal.bits), "weight")
+    return f"{weights} at 8 bits" if proposal.raised else "as it is"
+
+
+def _check_document(check: QualityCheck) -> dict[str, object]:
+    return {"runs_on": check.where, "windows": check.windows, **check.found.metrics}
+
+
+def _try_document(one: Try) -> dict[str, object]:
+    checks = [_check_document(check) for check in one.checks]
+    return {"mixed_precision": as_option(one.proposal), "checks": checks}
+
+
+def _cost_document(cost: UnitCost) -> dict[str, object]:
+    def finite(value: float | None) -> float | None:
+        return value if value is not None and math.isfinite(value) else None
+
+    return {
+        "name": cost.unit.name,
+        "kind": cost.unit.kind,
+        "tensors": sorted(cost.unit.low),
+        "bits": cost.unit.bits,
+        "bytes_more": cost.unit.bytes_more,
+        "sqnr_db": finite(cost.sqnr_db),
+        "output_sqnr_db": finite(cost.output_sqnr_db),
+        "alone": cost.alone.metrics,
+        "without": None if cost.rest is None else cost.rest.metrics,
+    }
+
+
+QUANTIZATION, BUILDER = "quantization", "genai_builder"
+RAISED = "raised.safetensors"
+"""Weights that a technique had changed for 4 bits, as the model in float has them."""
+_EMULATOR = ":emulator"
+
+
+@dataclass
+class MixtureMaker:
+    """Pipelines of proposals.
+
+    Attributes:
+        whole: folder of the model in float.
+        folder: of the quantized model.
+        encodings: of that, by name.
+        scratch: folder for models of mixtures.
+    """
+
+    pipe: LLMPipeline
+    whole: Path
+    folder: Path
+    encodings: Quantized
+    scratch: Path
+
+    def pipeline(self, proposal: Proposal) -> LLMPipeline:
+        """Return a pipeline of a proposal, for the emulator; it has run no stage."""
+        data = copy.deepcopy(dict(self.pipe.manifest.recipe))
+        if self._takes_options():
+            options = data["stages"][QUANTIZATION].setdefault("options", {})
+            given = options.get("mixed_precision", ())
+            options["mixed_precision"] = [*given, *as_option(proposal)]
+            return _for_emulator(self.pipe, str(self.pipe.model_dir), data)
+        place = self.scratch / str(len(proposal.raised)) / self.pipe.model_name
+        if not place.exists():
+            write_mixture(self.whole, self.folder, proposal, self.encodings, place)
+        stages = {"model_loader": {}, QUANTIZATION: {"recipe_name": "w8a16"}}
+        if BUILDER in data["stages"]:
+            stages[BUILDER] = data["stages"][BUILDER]
+        return _for_emulator(self.pipe, str(place), {**data, "stages": stages})
+
+    def export(self, proposal: Proposal, out: Path) -> None:
+        """Write the model of a proposal."""
+        mixed = self.pipeline(proposal)
+        mixed.construct(until=last_before_builder(mixed))
+        mixed.export(out)
+
+    def _takes_options(self) -> bool:
+        """Return whether the recipe's own stage can mix: own encodings follow no option."""
+        quantizes = self.pipe.config.stages.get(QUANTIZATION) is Quantization
+        return quantizes and not (self.whole / ENCODINGS_FILE).is_file()
+
+
+def write_mixture(
+    float_model: Path, quantized: Path, proposal: Proposal, encodings: Quantized, out: Path
+) -> Path:
+    """Write the model of a proposal as the folder that `qnnfarm build` takes.
+
+    Args:
+        float_model: folder of the model in float, whose weights the raised tensors have.
+        quantized: folder of the quantized model, which gives everything else.
+        proposal: what is raised.
+        encodings: of the quantized model, by name.
+        out: new folder.
+
+    Raises:
+        ModelFileError: the models cannot be read, or `out` not be written.
+    """
+    model = load_model(quantized / MODEL_FILE)
+    changed = changed_weights(float_model / MODEL_FILE, quantized / MODEL_FILE)
+    original = load_model(float_model / MODEL_FILE).graph.initializers
+    back = {n: t for n in proposal.bits if n in changed and (t := original[n].const_value)}
+    out.mkdir(parents=True, exist_ok=True)
+    if back:
+        shapes = {name: tuple(tensor.shape.numpy()) for name, tensor in back.items()}
+        with TensorWriter(out / RAISED, shapes) as writer:
+            for name, tensor in back.items():
+                writer.write(name, tensor_array(tensor))
+                replace_constant(model.graph, name, writer.tensor(name))
+    save_model(model, out / MODEL_FILE)
+    given = load_encodings(quantized / ENCODINGS_FILE)
+    mixed = mixed_encodings(encodings, proposal.raised)
+    groups = ("activation_encodings", "param_encodings")
+    update = {group: tuple(mixed[e.name] for e in getattr(given, group)) for group in groups}
+    save_encodings(given.model_copy(update=update), out / ENCODINGS_FILE)
+    link_configuration(quantized, out)
+    return out
+
+
+def last_before_builder(pipe: LLMPipeline) -> str:
+    """Return the name of the stage whose output is ranked.
+
+    Raises:
+        PipelineError: the recipe has nothing between loading and building.
+    """
+    names = list(pipe.config.stages)
+    last = names.index(BUILDER) - 1 if BUILDER in names else len(names) - 1
+    if last < 1:
+        raise PipelineError("the recipe has no stage that quantizes the model")
+    return names[last]
+
+
+def _for_emulator(pipe: LLMPipeline, model: str, data: dict[str, Any]) -> LLMPipeline:
+    target = data.get("soc_details")
+    if target is not None and not target.endswith(_EMULATOR):
+        data["soc_details"] = target + _EMULATOR
+    data["cache_dir"] = str(pipe.cache_root)
+    data.pop("enable_cache", None)
+    data.pop("model_id_or_path", None)
+    recipe = Recipe(data)
+    recipe.path = pipe.config.folder / "recipe.yaml"
+    return LLMPipeline.from_pretrained(model, recipe=recipe)
+
 
 DEFAULT_TRIES = 4
 DEFAULT_RECIPE = "w8a16"
@@ -152,7 +489,10 @@ def bisect_pipeline(
         if wanted.out is not None:
             make.export(tries[-1].proposal, wanted.out)
         pipe.manifest.save(pipe.manifest_path)  # of this pipeline again, not of a mixed one
-    checks = (Check("CPU", "choosing", found.whole), Check("CPU", "held out", quantized))
+    checks = (
+        QualityCheck("CPU", "choosing", found.whole),
+        QualityCheck("CPU", "held out", quantized),
+    )
     return Bisection(
         found, len(choosing), wanted.bound, len(held_out), checks, tries,
         wanted.out, _build_command(pipe, wanted.out), given,
@@ -309,27 +649,30 @@ class _Verifier:
     reference: FloatLogits
     measure: Measure
 
-    def check(self, proposal: Proposal) -> tuple[Check, ...]:
+    def check(self, proposal: Proposal) -> tuple[QualityCheck, ...]:
         """Measure one."""
         found = self.measure(proposal.raised)
-        checks = [Check("CPU", "choosing", proposal.after), Check("CPU", "held out", found)]
+        checks = [
+            QualityCheck("CPU", "choosing", proposal.after),
+            QualityCheck("CPU", "held out", found),
+        ]
         if self.wanted.build and proposal.bound.holds(found):
             mixed = self.make.pipeline(proposal)
             if BUILDER in mixed.config.stages and mixed.config.settings.soc_details is not None:
                 mixed.construct()
                 found = _run_container(mixed.outputs(), self.reference)
-                checks.append(Check("HTP emulator", "held out", found))
+                checks.append(QualityCheck("HTP emulator", "held out", found))
         return tuple(checks)
 
 
 def _check_container(
     path: Path | None, whole: Path, reference: FloatLogits, windows: Literal["choosing", "held out"]
-) -> Check | None:
+) -> QualityCheck | None:
     """Evaluate a container that was given; None if it runs on a device alone."""
     if path is None or not GenAIContainer.load(path).metadata.target.emulator:
         return None
     made = {"container": path, "model": ModelFolder(whole, "")}
-    return Check("HTP emulator", windows, _run_container(made, reference))
+    return QualityCheck("HTP emulator", windows, _run_container(made, reference))
 
 
 def _run_container(made: Mapping[str, object], reference: FloatLogits) -> Divergence:

@@ -6,22 +6,29 @@ the same windows, its logits are compared with float at single decode steps, and
 Genie's own profile says. The host has no speed of a model's.
 """
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from buildlib.checkpoint.config import load_config
 from buildlib.checkpoint.layout import CONFIG_FILE, MODEL_FILE, TOKENIZER_FILE
 from buildlib.graph.interface import require_shape
+from buildlib.numerics.divergence import Divergence
 from buildlib.numerics.evaluation import FloatLogits, evaluate_model, record_float
-from buildlib.numerics.host_loop import open_onnx
+from buildlib.numerics.host_loop import open_onnx, window_losses
 from harness.console import EMULATOR, Row, print_remark, print_rows
-from harness.errors import PipelineError
-from harness.pipeline.host_model import open_host_model
+from harness.errors import ConfigFileError, PipelineError
+from harness.pipeline.host_model import HostModel, open_host_model
+from harness.pipeline.settings import EvaluatorConfig, MetricConfig
 from harness.pipeline.stage import ModelFolder
 from harness.results.metrics import METRICS
-from harness.results.perplexity import PERPLEXITY, PERPLEXITY_FLOAT, PERPLEXITY_QUANTIZED
+from harness.results.perplexity import (
+    PERPLEXITY,
+    PERPLEXITY_FLOAT,
+    PERPLEXITY_QUANTIZED,
+    standard_error,
+)
 from harness.runtimes.base import Window
 from harness.runtimes.context_limit import ContextLimit
 from harness.runtimes.windows import cut_windows
@@ -38,9 +45,6 @@ from harness.workloads.steps import (
     cut_steps,
     model_steps,
 )
-
-if TYPE_CHECKING:
-    from buildlib.numerics.divergence import Divergence
 
 PREFILL, DECODE = "prefill_tokens_per_s", "decode_tokens_per_s"
 _COLUMNS = {
@@ -76,7 +80,7 @@ class StageQuality:
 
 
 @dataclass(frozen=True)
-class StageComparison:
+class PipelineComparison:
     """All stages, in order, over the same text.
 
     Attributes:
@@ -153,7 +157,7 @@ def float_folder(made: Mapping[str, object]) -> Path:
 
 def compare_on_host(
     stages: Sequence[tuple[str, Mapping[str, object]]], text: ComparedText, scratch: Path
-) -> StageComparison:
+) -> PipelineComparison:
     """Evaluate the output of each stage on this host.
 
     Args:
@@ -178,7 +182,7 @@ def compare_on_host(
                 known[key] = _evaluate(name, made, reference, scratch, is_float=not number)
             same = known[key]
             rows.append(StageQuality(name, same.where, same.values, same.note))
-    return StageComparison(tuple(rows), len(cut), sum(map(len, scored)))
+    return PipelineComparison(tuple(rows), len(cut), sum(map(len, scored)))
 
 
 def _evaluate(
@@ -199,7 +203,7 @@ def _evaluate(
         return StageQuality(name, "-", note=str(error))
 
 
-def quality_cells(found: "Divergence") -> list[str]:
+def quality_cells(found: Divergence) -> list[str]:
     """Return a model's perplexity, how far it is from float, KL divergence and top-1, as text."""
     keys = (PERPLEXITY, KL_DIVERGENCE, TOP1_AGREEMENT)
     perplexity, *others = (METRICS[key].show(found.metrics[key]) for key in keys)
@@ -209,7 +213,7 @@ def quality_cells(found: "Divergence") -> list[str]:
 def compare_on_device(
     session: Session,
     text: ComparedText,
-    host: StageComparison,
+    host: PipelineComparison,
     recording: Recording = UNRECORDED,
 ) -> StageQuality:
     """Measure a container on a leased device, by Genie, beside what the host found.
@@ -244,7 +248,7 @@ def compare_on_device(
     return StageQuality("device", session.device_label, values, note)
 
 
-def _references(host: StageComparison) -> dict[str, float]:
+def _references(host: PipelineComparison) -> dict[str, float]:
     """Return the host's perplexities by metric: in float, and of the latest quantized model."""
     found = {}
     for one in host.stages:
@@ -252,3 +256,80 @@ def _references(host: StageComparison) -> dict[str, float]:
         if one.values and one.where != _WHERE["compiled"]:
             found[key] = one.values[PERPLEXITY]
     return found
+
+
+def score_on_host(model: HostModel, text: str, windows: int | None) -> tuple[float, float | None]:
+    """Score a text on the host loop.
+
+    Returns:
+        The perplexity, `exp` of the mean negative log-likelihood of its tokens, and its standard
+        error, None of one window.
+    """
+    cut = cut_windows(text, model.tokenizer, model.limit, windows)
+    losses = [float(window_losses(model.loop, model.bos, w.scored).mean()) for w in cut]
+    # windows have as many tokens
+    return math.exp(math.fsum(losses) / len(losses)), standard_error(losses)
+
+
+def score_on_device(session: Session, text: str, windows: int | None) -> tuple[float, float | None]:
+    """Score a text by Genie's accuracy API, as `score_on_host` does."""
+    result = score_text(session, text, windows=windows).output
+    return result.perplexity, result.error
+
+
+def with_errors(scores: Mapping[str, tuple[float, float | None]]) -> dict[str, float]:
+    """Return scores by display name, each error as `NAME_error` after its value."""
+    values: dict[str, float] = {}
+    for name, (value, error) in scores.items():
+        values[name] = value
+        if error is not None and f"{name}_error" not in scores:
+            values[f"{name}_error"] = error
+    return values
+
+
+_LENGTH = "evaluator_config.context_length"
+
+
+def with_windows_of(wanted: EvaluatorConfig, model: HostModel) -> HostModel:
+    """Return a model of this host with the window length of the recipe.
+
+    Raises:
+        ConfigFileError: its graphs have a shorter context.
+    """
+    length, longest = wanted.context_length, model.limit.context_length
+    if length is None:
+        return model
+    if not model.limit.prefill_ar < length <= longest:
+        reason = f"{length} is not between {model.limit.prefill_ar + 1} and {longest}"
+        raise ConfigFileError("recipe", None, _LENGTH, f"{reason}, the context of the graphs")
+    return replace(model, limit=replace(model.limit, context_length=length))
+
+
+def refuse_other_windows(wanted: EvaluatorConfig, session: Session) -> None:
+    """Check that the recipe's windows are those that Genie scores.
+
+    Raises:
+        ConfigFileError: Genie scores windows of the container's context length alone.
+    """
+    own = session.container.metadata.graphs.context_length
+    if wanted.context_length not in {None, own}:
+        reason = f"on a device windows have the container's {own} tokens; leave it out"
+        raise ConfigFileError("recipe", None, _LENGTH, reason)
+
+
+def read_dataset(metric: MetricConfig, folders: tuple[Path, ...]) -> str:
+    """Read the text of a metric from the first folder that has it.
+
+    Raises:
+        ConfigFileError: none has, or it is not a readable text.
+    """
+    key = "evaluator_config.metrics.dataset"
+    path, _ = metric.find_text(folders)
+    if path is None:
+        places = " or ".join(map(str, dict.fromkeys(folders)))
+        reason = f"there is no text file {metric.dataset} in {places}; nothing is downloaded"
+        raise ConfigFileError("recipe", None, key, reason)
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigFileError("recipe", None, key, f"{path} cannot be read: {error}") from error

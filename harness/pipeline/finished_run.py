@@ -5,7 +5,7 @@ answer stands: no stage is looked up, and no text is scored again.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -21,11 +21,11 @@ from buildlib.cache.finished_builds import (
 from buildlib.errors import InputFileError
 from buildlib.paths import absolute_user_path, user_path
 from harness.pipeline.hub import folder_of
-from harness.pipeline.settings import Features, Settings
+from harness.pipeline.settings import Features, PipelineSettings
 
 if TYPE_CHECKING:
     from harness.pipeline.llm import LLMPipeline
-    from harness.pipeline.observers import StageFilesObserver
+    from harness.pipeline.observers import StageEvent
 
 _OUR_STAGES = "harness.pipeline.stages"
 
@@ -56,7 +56,7 @@ class RecordedRun:
         file = absolute_user_path(recipe)
         try:
             text = file.read_text(encoding="utf-8")
-            settings = Settings.model_validate(yaml.safe_load(text) or {})
+            settings = PipelineSettings.model_validate(yaml.safe_load(text) or {})
         except (OSError, ValueError, yaml.YAMLError):
             return None
         named = model or settings.model_id_or_path
@@ -86,7 +86,7 @@ class RecordedRun:
     def remember(
         self,
         pipe: "LLMPipeline",
-        files: "StageFilesObserver",
+        events: "Sequence[StageEvent]",
         answer: dict[str, Any],
         out: Path | None,
     ) -> None:
@@ -97,32 +97,35 @@ class RecordedRun:
 
         Args:
             pipe: that ran.
-            files: of its stages.
+            events: of its stages.
             answer: JSON values, with the path of its `manifest`.
             out: folder that it wrote.
         """
         from buildlib.pipeline.sources import CALIBRATION_TEXT
+        from harness.pipeline.observers import StageFinished
 
         if any(stage.__module__ != _OUR_STAGES for stage in pipe.config.stages.values()):
             return
         if pipe.config.settings.features != Features():
             return
+        finished = [event for event in events if isinstance(event, StageFinished)]
+        files = {path: sha256 for event in finished for path, sha256 in event.files.items()}
         model = folder_of(pipe.model_dir)
         texts, absent = _data_sets(pipe.config.settings, (pipe.config.folder, model))
         try:
-            finished = FinishedBuild.of(
+            build = FinishedBuild.of(
                 self.root,
-                [*files.read, *texts],
+                [*files, *texts],
                 [model, (model / CALIBRATION_TEXT).parent],
                 [] if out is None else [out],
-                files.entries,
+                {folder for event in finished for folder in event.folders},
                 [answer, _made(pipe.manifest_path)],
                 absent,
             )
         except InputFileError:
             return
-        if all(finished.read[str(path)] == sha256 for path, sha256 in files.read.items()):
-            remember_finished(self.root, self.request, finished)
+        if all(build.read[str(path)] == sha256 for path, sha256 in files.items()):
+            remember_finished(self.root, self.request, build)
 
 
 def _made(manifest: Path) -> list[Any] | None:
@@ -134,7 +137,9 @@ def _made(manifest: Path) -> list[Any] | None:
         return None
 
 
-def _data_sets(settings: Settings, folders: tuple[Path, ...]) -> tuple[list[Path], list[Path]]:
+def _data_sets(
+    settings: PipelineSettings, folders: tuple[Path, ...]
+) -> tuple[list[Path], list[Path]]:
     """Return the texts of all metrics, and where one would come before them."""
     wanted = settings.evaluator_config
     found = [m.find_text(folders) for m in (() if wanted is None else wanted.metrics)]

@@ -36,26 +36,26 @@ from harness.pipeline.answer import (
 )
 from harness.pipeline.comparison import (
     ComparedText,
-    StageComparison,
+    PipelineComparison,
     compare_on_device,
     compare_on_host,
     float_folder,
-)
-from harness.pipeline.evaluators import (
-    EVALUATORS,
-    by_name,
     read_dataset,
     refuse_other_windows,
+    score_on_device,
+    score_on_host,
+    with_errors,
     with_windows_of,
 )
 from harness.pipeline.host_model import open_host_model
 from harness.pipeline.hub import find_model, folder_of
 from harness.pipeline.manifest import FILE, PipelineManifest, StageEntry, find_manifest
 from harness.pipeline.observers import (
+    StageEvent,
     StageFailed,
     StageFinished,
     StageObserver,
-    StageProfilerObserver,
+    StageProfiler,
     StageStarted,
     StageStep,
 )
@@ -63,7 +63,6 @@ from harness.pipeline.recipe import LLMPipelineConfig, Recipe, check_config
 from harness.pipeline.settings import DEFAULT_WINDOWS, EvaluatorConfig, MetricConfig
 from harness.pipeline.stage import (
     ModelFolder,
-    StageConfig,
     StageConfigs,
     StageContext,
     StageOutput,
@@ -78,20 +77,12 @@ MAX_TOKENS = 32
 
 
 @dataclass(frozen=True)
-class _Done:
-    """A stage that this object has run."""
+class _Finished:
+    """A finished stage; one that was loaded asks the cache again when it is to be constructed."""
 
-    config: Mapping[str, Any]
+    entry: StageEntry
     output: StageOutput
-
-
-@dataclass(frozen=True)
-class _Place:
-    """Place of a stage among those of a run, counted from 1."""
-
-    stage: str
-    number: int
-    total: int
+    is_loaded: bool = False
 
 
 class LLMPipeline:
@@ -119,11 +110,8 @@ class LLMPipeline:
         """
         self.config = config
         self.stages = StageConfigs(config.configs)
-        self.profiler: StageProfilerObserver | None = None
-        self._observers: list[StageObserver] = []
-        if config.settings.enable_observers:
-            self.profiler = StageProfilerObserver()
-            self.add_observer(self.profiler)
+        self.profiler = StageProfiler() if config.settings.enable_observers else None
+        self._observers: list[StageObserver] = [] if self.profiler is None else [self.profiler]
         settings = config.settings
         named = model or settings.model_id_or_path
         if named is None:
@@ -135,8 +123,7 @@ class LLMPipeline:
         base = Path.cwd() if model else config.folder
         self.model_dir, self.model_name = find_model(named, base, revision)
         self.cache_root = self._cache_root()
-        self._done: dict[str, _Done] = {}
-        self._entries: dict[str, StageEntry] = {}
+        self._done: dict[str, _Finished] = {}
 
     @classmethod
     def from_pretrained(
@@ -189,8 +176,7 @@ class LLMPipeline:
                 output = None
             if output is None or not _is_there(output):
                 break
-            pipe._done[entry.name] = _Done({}, output)  # construct() asks the cache
-            pipe._entries[entry.name] = entry
+            pipe._done[entry.name] = _Finished(entry, output, is_loaded=True)
         return pipe
 
     @property
@@ -204,7 +190,7 @@ class LLMPipeline:
         return tuple(self._done)
 
     def add_observer(self, observer: StageObserver) -> None:
-        """Let an observer receive the events of stages, after those added before it.
+        """Call an observer with the events of stages, after those added before it.
 
         Raises:
             ValueError: it was added already.
@@ -212,6 +198,10 @@ class LLMPipeline:
         if observer in self._observers:
             raise ValueError("the observer was added already")
         self._observers.append(observer)
+
+    def _tell(self, event: StageEvent) -> None:
+        for observer in self._observers:
+            observer(event)
 
     def construct(self, *, until: str | None = None) -> Self:
         """Run the stages in order; those that nothing has changed for come from the cache.
@@ -229,21 +219,17 @@ class LLMPipeline:
             raise PipelineError(f"this pipeline has no stage {until!r}: {told}")
         if until is not None:
             names = names[: names.index(until) + 1]
-        configs = {name: check_config(name, self.stages[name]) for name in names}
-        for name, config in configs.items():
+        for name in names:
+            config = check_config(name, self.stages[name])
             self.config.stages[name]().check(config, self.config.settings)
         made: dict[str, object] = {}
-        fresh = False
         with StageCache(self.cache_root, self.model_name) as cache:
             for number, name in enumerate(names, start=1):
-                values = configs[name].model_dump(mode="json")
+                config = self.stages[name].model_dump(mode="json")
                 done = self._done.get(name)
-                if fresh or done is None or done.config != values:
-                    fresh = True
+                if done is None or done.is_loaded or done.entry.config != config:
                     self._forget_from(name)
-                    at = _Place(name, number, len(names))
-                    output = self._run(at, configs[name], made, cache)
-                    self._done[name] = _Done(values, output)
+                    self._run(name, (number, len(names)), made, cache)
                     self._save_manifest()
                 made |= vars(self._done[name].output)
         return self
@@ -280,18 +266,18 @@ class LLMPipeline:
         """
         made = self._made("evaluate()", stage)
         wanted = self._metrics("name the metrics that evaluate() is to compute")
-        work = [(m, EVALUATORS[m.name], self._text_of(m)) for m in wanted.metrics]
+        work = {metric.key: (self._text_of(metric), metric.windows) for metric in wanted.metrics}
         if device is not None:
             with leased_session(self._container(), device) as session:
                 refuse_other_windows(wanted, session)
-                found = {m.key: e.on_device(session, m, text) for m, e, text in work}
+                scores = {key: score_on_device(session, *text) for key, text in work.items()}
         else:
             with open_host_model(made, self.cache_root / self.model_name) as opened:
                 model = with_windows_of(wanted, opened)
-                found = {m.key: e.on_host(model, m, text) for m, e, text in work}
-        scores = by_name(found)
-        self._keep_scores(stage or self.completed[-1], scores)
-        return scores
+                scores = {key: score_on_host(model, *text) for key, text in work.items()}
+        values = with_errors(scores)
+        self._keep_scores(stage or self.completed[-1], values)
+        return values
 
     def compare(
         self,
@@ -300,7 +286,7 @@ class LLMPipeline:
         text: str | None = None,
         windows: int | None = None,
         db: str | None = None,
-    ) -> StageComparison:
+    ) -> PipelineComparison:
         """Evaluate the output of every finished stage on one text, beside the model in float.
 
         Perplexity, KL divergence from float and top-1 agreement of each are kept in the manifest.
@@ -409,19 +395,19 @@ class LLMPipeline:
             model=str(self.model_dir),
             folder=str(self.config.folder),
             recipe={**settings, "stages": sections},
-            stages=tuple(self._entries.values()),
+            stages=tuple(done.entry for done in self._done.values()),
         )
 
     def _run(
-        self, at: "_Place", config: StageConfig, made: Mapping[str, object], cache: StageCache
-    ) -> StageOutput:
-        name, stage = at.stage, self.config.stages[at.stage]
+        self, name: str, place: tuple[int, int], made: Mapping[str, object], cache: StageCache
+    ) -> None:
+        """Run a stage, the `place[0]`th of `place[1]`, on the outputs of those before it."""
+        stage, config = self.config.stages[name], self.stages[name]
         records: list[StageRecord] = []
 
         def on_record(record: StageRecord) -> None:
             records.append(record)
-            for observer in self._observers:
-                observer.on_stage_step(StageStep(name, record))
+            self._tell(StageStep(name, record))
 
         runner = StageRunner(OrtQnnToolchain(), cache, self.cache_root, on_record)
         context = StageContext(
@@ -429,38 +415,30 @@ class LLMPipeline:
             runner, on_record, self.config.folder,
         )  # fmt: skip
         began = time.monotonic()
-        for observer in self._observers:
-            observer.on_stage_start(StageStarted(name, at.number, at.total))
+        self._tell(StageStarted(name, *place))
         try:
             output: StageOutput = stage().run(bind_inputs(stage, made), config, context)
         except BaseException as error:
-            for observer in self._observers:
-                observer.on_stage_error(StageFailed(name, error))
+            self._tell(StageFailed(name, error))
             raise
         seconds = time.monotonic() - began
         reused = bool(records) and all(record.reused for record in records)
         folders = tuple(record.entry for record in records)
-        for observer in self._observers:
-            observer.on_stage_end(
-                StageFinished(
-                    name, at.number, at.total, seconds, reused, folders, runner.watch.hashes
-                )
-            )
-        self._entries[name] = StageEntry(
+        self._tell(StageFinished(name, *place, seconds, reused, folders, runner.watch.hashes))
+        entry = StageEntry(
             name=name,
             config=config.model_dump(mode="json"),
             output=TypeAdapter(stage.Output).dump_python(output, mode="json"),
             seconds=round(seconds, 3),
             reused=reused,
         )
-        return output
+        self._done[name] = _Finished(entry, output)
 
     def _forget_from(self, name: str) -> None:
         """Forget what was made by a stage and those after it."""
         names = list(self.config.stages)
         for later in names[names.index(name) :]:
             self._done.pop(later, None)
-            self._entries.pop(later, None)
 
     def _made(self, what: str, stage: str | None = None) -> dict[str, object]:
         """Return the outputs of all finished stages by name, up to `stage`."""
@@ -493,9 +471,9 @@ class LLMPipeline:
         return read_dataset(metric, (self.config.folder, folder_of(self.model_dir)))
 
     def _keep_scores(self, name: str, scores: Mapping[str, float]) -> None:
-        entry = self._entries[name]
-        update = {"metrics": {**entry.metrics, **scores}}
-        self._entries[name] = entry.model_copy(update=update)
+        done = self._done[name]
+        update = {"metrics": {**done.entry.metrics, **scores}}
+        self._done[name] = replace(done, entry=done.entry.model_copy(update=update))
         self._save_manifest()
 
     def _save_manifest(self) -> None:

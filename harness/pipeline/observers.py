@@ -1,12 +1,11 @@
-"""`StageObserver`, its events, and the observer that records time, memory and bytes of stages."""
+"""Events of a pipeline's stages, and the observer that records time, memory and bytes of them."""
 
 import os
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 import psutil
 
@@ -64,27 +63,9 @@ class StageFailed:
     error: BaseException
 
 
-class StageObserver(Protocol):
-    """Receives the events of a pipeline, in its thread or a worker's; a subclass needs not all.
-
-    An observer that raises ends the pipeline.
-    """
-
-    def on_stage_start(self, event: StageStarted) -> None:  # noqa: ARG002
-        """Take note that a stage begins."""
-        return
-
-    def on_stage_step(self, event: StageStep) -> None:  # noqa: ARG002
-        """Take note of a step of the running stage."""
-        return
-
-    def on_stage_end(self, event: StageFinished) -> None:  # noqa: ARG002
-        """Take note that a stage is done."""
-        return
-
-    def on_stage_error(self, event: StageFailed) -> None:  # noqa: ARG002
-        """Take note that a stage ended with an error."""
-        return
+StageEvent = StageStarted | StageStep | StageFinished | StageFailed
+StageObserver = Callable[[StageEvent], object]
+"""Called with the events of a pipeline, in its thread or a worker's; an error ends the pipeline."""
 
 
 @dataclass(frozen=True)
@@ -104,8 +85,8 @@ class StageProfile:
     output_bytes: int
 
 
-class StageProfilerObserver(StageObserver):
-    """Records what each stage costs.
+class StageProfiler:
+    """An observer that records what each stage costs.
 
     Attributes:
         profiles: of the finished stages, in order.
@@ -113,44 +94,19 @@ class StageProfilerObserver(StageObserver):
 
     def __init__(self) -> None:
         self.profiles: list[StageProfile] = []
-        self._seen: set[tuple[int, int]] = set()
+        self._known: set[tuple[int, int]] = set()
         self._sampler: _MemorySampler | None = None
 
-    def on_stage_start(self, event: StageStarted) -> None:  # noqa: ARG002
-        """Begin to sample memory."""
-        self._sampler = _MemorySampler()
-
-    def on_stage_end(self, event: StageFinished) -> None:
-        """Record the stage."""
-        peak = self._stop()
-        size = _new_bytes(event.folders, self._seen)
-        self.profiles.append(StageProfile(event.stage, event.seconds, event.reused, peak, size))
-
-    def on_stage_error(self, event: StageFailed) -> None:  # noqa: ARG002
-        """Stop to sample."""
-        self._stop()
-
-    def _stop(self) -> int:
-        sampler, self._sampler = self._sampler, None
-        return 0 if sampler is None else sampler.stop()
-
-
-class StageFilesObserver(StageObserver):
-    """Collects the files that stages read and made.
-
-    Attributes:
-        read: SHA-256 of the user's files.
-        entries: folders in the stage cache.
-    """
-
-    def __init__(self) -> None:
-        self.read: dict[Path, str] = {}
-        self.entries: set[Path] = set()
-
-    def on_stage_end(self, event: StageFinished) -> None:
-        """Add the stage's."""
-        self.read |= event.files
-        self.entries |= set(event.folders)
+    def __call__(self, event: StageEvent) -> None:
+        """Sample memory from the start of a stage to its end, and record it then."""
+        if isinstance(event, StageStarted):
+            self._sampler = _MemorySampler()
+        elif not isinstance(event, StageStep) and self._sampler is not None:
+            peak, self._sampler = self._sampler.stop(), None
+            if isinstance(event, StageFinished):
+                size = _new_bytes(event.folders, self._known)
+                profile = StageProfile(event.stage, event.seconds, event.reused, peak, size)
+                self.profiles.append(profile)
 
 
 @dataclass

@@ -14,8 +14,8 @@ from buildlib.files import atomic_write_bytes
 from buildlib.paths import absolute_user_path
 from buildlib.validation import Location, first_fault, reason_for
 from harness.errors import ConfigFileError
-from harness.pipeline.registry import REGISTRY, StageRegistry
-from harness.pipeline.settings import NO_DRAFT_STAGES, Settings
+from harness.pipeline.registry import StageRegistry
+from harness.pipeline.settings import NO_DRAFT_STAGES, PipelineSettings
 from harness.pipeline.stage import AnyStage, StageConfig, check_bindings
 from harness.yaml_files import YamlFile, read_yaml
 
@@ -54,7 +54,7 @@ class Recipe(dict[str, Any]):
         """
         file = absolute_user_path(path)
         text = read_yaml(file)
-        YamlFile(str(path), text, Settings)
+        YamlFile(str(path), text, PipelineSettings)
         recipe = cls(yaml.safe_load(text) or {})
         recipe.path, recipe.text = file, text
         return recipe
@@ -77,7 +77,7 @@ class LLMPipelineConfig:
         folder: what relative paths of the recipe are relative to.
     """
 
-    settings: Settings
+    settings: PipelineSettings
     stages: Mapping[str, type[AnyStage]]
     configs: Mapping[str, StageConfig]
     folder: Path
@@ -87,21 +87,19 @@ class LLMPipelineConfig:
         cls,
         recipe: Mapping[str, Any],
         overrides: Mapping[str, Any] | None = None,
-        registry: StageRegistry = REGISTRY,
     ) -> Self:
         """Check a recipe.
 
         Args:
             recipe: a `Recipe` or any mapping.
             overrides: top-level keys in place of the recipe's.
-            registry: knows the stages.
 
         Raises:
             ConfigFileError: names file, line and key where there are some, and the nearest key.
         """
         checks = _Checks(recipe)
         settings = checks.settings(overrides or {})
-        known = registry.stages()
+        known = StageRegistry().stages()
         sections = settings.stages or dict.fromkeys(DEFAULT_STAGES)
         for name in sections:
             if name not in known:
@@ -133,17 +131,19 @@ class _Checks:
 
     def __init__(self, recipe: Mapping[str, Any]) -> None:
         self._recipe = recipe
-        self._file: YamlFile[Settings] | None = None
+        self._file: YamlFile[PipelineSettings] | None = None
         self._path = "recipe"
         self.folder = Path.cwd()
         if isinstance(recipe, Recipe) and recipe.path is not None:
             self._path, self.folder = str(recipe.path), recipe.path.parent
             unchanged = recipe.text is not None and yaml.safe_load(recipe.text) == dict(recipe)
             if unchanged and recipe.text is not None:
-                self._file = YamlFile(self._path, recipe.text, Settings)
+                self._file = YamlFile(self._path, recipe.text, PipelineSettings)
 
-    def settings(self, overrides: Mapping[str, Any]) -> Settings:
-        settings: Settings = self.section((), Settings, {**self._recipe, **overrides})
+    def settings(self, overrides: Mapping[str, Any]) -> PipelineSettings:
+        settings: PipelineSettings = self.section(
+            (), PipelineSettings, {**self._recipe, **overrides}
+        )
         return settings
 
     def section(self, location: Location, model: type[Any], values: Mapping[str, Any]) -> Any:  # noqa: ANN401

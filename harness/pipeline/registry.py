@@ -7,24 +7,25 @@ name is the stage's, its object the class.
 import importlib.metadata
 import re
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from harness.errors import WrongUseError
 from harness.pipeline.stage import AnyStage, Stage
 
 GROUP = "qnnfarm.pipeline_stages"
+BUILT_IN = ("model_loader", "quantization_opt", "quantization", "genai_builder")
+"""Stages of this project, in the order in which they run."""
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _S = TypeVar("_S", bound=type[AnyStage])
 
 
 class StageRegistry:
-    """Stages by name: of installed packages, of `register_stage`, and of its own `register`."""
+    """Stages by name: of installed packages, and those that this process has registered."""
 
-    def __init__(self) -> None:
-        self._own: dict[str, type[AnyStage]] = {}
+    _registered: ClassVar[dict[str, type[AnyStage]]] = {}
 
     def register(self, name: str, stage: type[AnyStage]) -> None:
-        """Add a stage, or replace one that this registry was given before.
+        """Add a stage, or replace one that this process has registered before.
 
         Raises:
             WrongUseError: the name is not lower-case letters, digits and underscores, or that of a
@@ -34,34 +35,33 @@ class StageRegistry:
             raise WrongUseError(
                 f"stage {name!r}: a name has lower-case letters, digits and underscores"
             )
-        if name in {entry.name for entry in importlib.metadata.entry_points(group=GROUP)}:
+        if name in importlib.metadata.entry_points(group=GROUP).names:
             raise WrongUseError(f"stage {name!r}: there is one of that name; choose another")
-        self._own[name] = _checked(name, stage)
+        self._registered[name] = _checked(name, stage)
 
     def unregister(self, name: str) -> None:
-        """Forget a stage that this registry was given."""
-        self._own.pop(name, None)
+        """Forget a stage that this process has registered."""
+        self._registered.pop(name, None)
 
     def stages(self) -> Mapping[str, type[AnyStage]]:
-        """Return every stage by name.
+        """Return every stage by name, those of this project first.
 
         Raises:
             WrongUseError: an installed package's stage cannot be loaded.
         """
-        found: dict[str, type[AnyStage]] = {}
-        for entry in importlib.metadata.entry_points(group=GROUP):
-            try:
-                loaded = entry.load()
-            except Exception as error:  # an import can raise anything
-                reason = f"stage {entry.name} ({entry.value}) cannot be loaded: {error}"
-                raise WrongUseError(reason) from error
-            found[entry.name] = _checked(entry.name, loaded)
-        return {**_in_order(found), **REGISTRY._own, **self._own}
+        entries = {entry.name: entry for entry in importlib.metadata.entry_points(group=GROUP)}
+        names = dict.fromkeys((*(name for name in BUILT_IN if name in entries), *sorted(entries)))
+        return {name: _load(entries[name]) for name in names} | self._registered
 
 
-def _in_order(found: Mapping[str, type[AnyStage]]) -> dict[str, type[AnyStage]]:
-    first = {name: found[name] for name in BUILT_IN if name in found}
-    return {**first, **dict(sorted(found.items()))}
+def _load(entry: importlib.metadata.EntryPoint) -> type[AnyStage]:
+    try:
+        return _checked(entry.name, entry.load())
+    except WrongUseError:
+        raise
+    except Exception as error:  # an import can raise anything
+        reason = f"stage {entry.name} ({entry.value}) cannot be loaded: {error}"
+        raise WrongUseError(reason) from error
 
 
 def _checked(name: str, stage: object) -> type[AnyStage]:
@@ -75,13 +75,6 @@ def _checked(name: str, stage: object) -> type[AnyStage]:
     return stage
 
 
-BUILT_IN = ("model_loader", "quantization_opt", "quantization", "genai_builder")
-"""Stages of this project, in the order in which they run."""
-
-REGISTRY = StageRegistry()
-"""The registry of this process, which `register_stage` adds to."""
-
-
 def register_stage(name: str) -> Callable[[_S], _S]:
     """Register a class as the stage of a name: a decorator.
 
@@ -90,7 +83,7 @@ def register_stage(name: str) -> Callable[[_S], _S]:
     """
 
     def register(stage: _S) -> _S:
-        REGISTRY.register(name, stage)
+        StageRegistry().register(name, stage)
         return stage
 
     return register

@@ -16,7 +16,6 @@ from buildlib.targets import parse_target
 
 NonEmpty = Annotated[str, Field(min_length=1, pattern=r"\A[^\x00]+\z")]
 PositiveInt = Annotated[int, Field(ge=1)]
-MetricName = Literal["perplexity"]
 DEFAULT_WINDOWS = 8
 
 
@@ -53,7 +52,7 @@ class MetricConfig(_Section):
         windows: pieces of the text, from its start, each of the context length; None: all.
     """
 
-    name: MetricName
+    name: Literal["perplexity"]
     dataset: NonEmpty
     display_name: NonEmpty | None = None
     windows: PositiveInt | None = DEFAULT_WINDOWS
@@ -140,7 +139,7 @@ class Features(_Section):
         return flatten_options({key: value for key, value in given.items() if value}, folder)
 
 
-class Settings(_Section):
+class PipelineSettings(_Section):
     """A recipe as it stands, before its stages are checked by their own models.
 
     Attributes:

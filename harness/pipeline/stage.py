@@ -20,7 +20,7 @@ from buildlib.paths import user_path
 from buildlib.pipeline.runner import OnStage, StageRunner
 from buildlib.pipeline.stage import Stage as CachedStage
 from harness.errors import ConfigFileError, WrongUseError
-from harness.pipeline.settings import Settings
+from harness.pipeline.settings import PipelineSettings
 
 
 class StageConfig(BaseModel):
@@ -111,7 +111,7 @@ class Stage(ABC, Generic[InputT, ConfigT, OutputT]):
     Config: ClassVar[type[StageConfig]] = StageConfig
     Output: ClassVar[type[StageOutput]] = StageOutput
 
-    def check(self, config: ConfigT, settings: Settings) -> None:
+    def check(self, config: ConfigT, settings: PipelineSettings) -> None:
         """Refuse what a model of the section cannot; called before any stage runs.
 
         Raises:
@@ -163,7 +163,7 @@ class StageContext:
     """
 
     stage: str
-    settings: Settings
+    settings: PipelineSettings
     model_dir: Path
     model_name: str
     cache_root: Path

@@ -2,8 +2,7 @@
 
 from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -45,7 +44,7 @@ from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from buildlib.validation import first_fault
 from harness.errors import ConfigFileError
 from harness.pipeline.hub import folder_of
-from harness.pipeline.settings import NonEmpty, PositiveInt, Settings
+from harness.pipeline.settings import NonEmpty, PipelineSettings, PositiveInt
 from harness.pipeline.stage import (
     ModelFolder,
     Stage,
@@ -339,28 +338,17 @@ def onnx_source(model: ModelFolder, context: StageContext, text: str | None) -> 
     )
 
 
-def _known_transformation(given: dict[str, Any]) -> dict[str, Any]:
-    with _as_value_error():
-        BuildOptions().with_options(given, TRANSFORMATION)
-    return given
+def _known_options(group: tuple[str, ...]) -> AfterValidator:
+    """Make the check of options of the builder."""
 
+    def check(options: dict[str, Any]) -> dict[str, Any]:
+        try:
+            BuildOptions().with_options(options, group)
+        except InvalidOptionError as error:
+            raise ValueError(str(error)) from error
+        return options
 
-def _known_compilation(given: dict[str, Any]) -> dict[str, Any]:
-    with _as_value_error():
-        BuildOptions().with_options(given, COMPILATION)
-    return given
-
-
-@contextmanager
-def _as_value_error() -> Iterator[None]:
-    try:
-        yield
-    except InvalidOptionError as error:
-        raise ValueError(str(error)) from error
-
-
-_Transformation = Annotated[dict[str, Any], AfterValidator(_known_transformation)]
-_Compilation = Annotated[dict[str, Any], AfterValidator(_known_compilation)]
+    return AfterValidator(check)
 
 
 class GenAIBuilderConfig(StageConfig):
@@ -371,8 +359,12 @@ class GenAIBuilderConfig(StageConfig):
         compilation_options: by dotted keys.
     """
 
-    transformation_options: _Transformation = Field(default_factory=dict)
-    compilation_options: _Compilation = Field(default_factory=dict)
+    transformation_options: Annotated[dict[str, Any], _known_options(TRANSFORMATION)] = Field(
+        default_factory=dict
+    )
+    compilation_options: Annotated[dict[str, Any], _known_options(COMPILATION)] = Field(
+        default_factory=dict
+    )
     prepare_embedding_lut: bool = False
     max_workers: PositiveInt | None = None
 
@@ -388,7 +380,7 @@ _AR = "arn_cl_options.auto_regression_number"
 _CL = "arn_cl_options.context_length"
 
 
-def _transformation(config: GenAIBuilderConfig, settings: Settings) -> dict[str, Any]:
+def _transformation(config: GenAIBuilderConfig, settings: PipelineSettings) -> dict[str, Any]:
     """Return the transformation options, with the shapes that the recipe has for all stages."""
     sizes = settings.generator_config
     shapes = {_AR: sorted({1, sizes.sequence_length}), _CL: [sizes.context_length]}
@@ -402,7 +394,7 @@ class GenAIBuilder(Stage[ModelInput, GenAIBuilderConfig, GenAIBuilderOutput]):
     Config = GenAIBuilderConfig
     Output = GenAIBuilderOutput
 
-    def check(self, config: GenAIBuilderConfig, settings: Settings) -> None:
+    def check(self, config: GenAIBuilderConfig, settings: PipelineSettings) -> None:
         """Refuse options that the builder has not, and shapes that it cannot build."""
         if settings.soc_details is None:
             reason = "the genai_builder needs it; name the SoC, such as chipset:SM8750"

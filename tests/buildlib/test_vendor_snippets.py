@@ -29,7 +29,7 @@ from buildlib.quantize.options import QuantizationOptions
 from buildlib.replay import replay
 from buildlib.speculative.config import LadeBuilderConfig
 from buildlib.toolchains.compile_config import CompileConfig
-from harness.pipeline.registry import REGISTRY
+from harness.pipeline.registry import StageRegistry
 
 LORA = """
     from qairt.modules.lora.lora_config import LoraBuilderInputConfig
@@ -322,7 +322,7 @@ def test_names_stay_where_a_session_enters_them(monkeypatch: pytest.MonkeyPatch)
     known = scope["StageRegistry"]().stages()
     assert known["shorten_it"] is scope["Shorten"]
     assert list(known)[:2] == ["model_loader", "quantization_opt"]
-    REGISTRY.unregister("shorten_it")
+    StageRegistry().unregister("shorten_it")
 
 
 @pytest.mark.parametrize(

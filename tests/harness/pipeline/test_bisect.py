@@ -21,10 +21,9 @@ from buildlib.numerics.runners import OnnxRunner
 from buildlib.quantize.mixed_precision.proposal import QualityBound
 from buildlib.quantize.qdq import apply_encodings
 from harness.errors import PipelineError, WrongUseError
-from harness.pipeline.bisect import BisectOptions, bisect_pipeline, recipe_of
+from harness.pipeline.bisect import BisectOptions, bisect_pipeline, recipe_of, write_mixture
 from harness.pipeline.comparison import ComparedText
 from harness.pipeline.llm import LLMPipeline
-from harness.pipeline.mixture import write_mixture
 from harness.pipeline.stage import ModelFolder
 from suites.models import tiny_llama
 from tests.buildlib.conftest import MakeCheckpoint

@@ -2,16 +2,18 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
 
 from harness.pipeline.finished_run import RecordedRun
 from harness.pipeline.llm import LLMPipeline
-from harness.pipeline.observers import StageFilesObserver
 from suites.models import tiny_llama
 from tests.harness.pipeline.conftest import MakeRecipe
+
+if TYPE_CHECKING:
+    from harness.pipeline.observers import StageEvent
 
 pytestmark = pytest.mark.needs("libatomic1")
 
@@ -36,10 +38,12 @@ def run_once(recipe: Path) -> LLMPipeline:
     """Run the first stage of a recipe, and keep the answer."""
     run = RecordedRun.of(recipe, None, **ARGUMENTS)
     assert run is not None
-    pipe, files = LLMPipeline.from_pretrained(recipe=recipe), StageFilesObserver()
-    pipe.add_observer(files)
+    pipe = LLMPipeline.from_pretrained(recipe=recipe)
+    events: list[StageEvent] = []
+    pipe.add_observer(events.append)
     pipe.construct(until="model_loader")
-    run.remember(pipe, files, {"manifest": str(pipe.manifest_path), "metrics": {"PPL": 17.0}}, None)
+    answer = {"manifest": str(pipe.manifest_path), "metrics": {"PPL": 17.0}}
+    run.remember(pipe, events, answer, None)
     return pipe
 
 

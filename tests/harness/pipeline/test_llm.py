@@ -14,27 +14,18 @@ from harness.devices.adb.device import AdbDevice
 from harness.devices.spec import DeviceSpec
 from harness.errors import ConfigFileError, PipelineError, WrongUseError
 from harness.pipeline.llm import LLMPipeline
-from harness.pipeline.observers import StageFinished, StageObserver
+from harness.pipeline.observers import StageEvent, StageFinished
 from harness.pipeline.recipe import Recipe
 from tests.command_line import qnnfarm
 from tests.harness.pipeline.conftest import MakeRecipe
 
 
-class Reused(StageObserver):
-    """Whether each stage came from the cache."""
-
-    def __init__(self) -> None:
-        self.stages: dict[str, bool] = {}
-
-    def on_stage_end(self, event: StageFinished) -> None:
-        self.stages[event.stage] = event.reused
-
-
 def run_again(pipe: LLMPipeline, until: str | None = None) -> dict[str, bool]:
-    seen = Reused()
-    pipe.add_observer(seen)
+    """Return whether each stage came from the cache."""
+    events: list[StageEvent] = []
+    pipe.add_observer(events.append)
     pipe.construct(until=until)
-    return seen.stages
+    return {event.stage: event.reused for event in events if isinstance(event, StageFinished)}
 
 
 @pytest.fixture(scope="module")
