@@ -43,11 +43,7 @@ class CancelScope:
 
     @contextlib.contextmanager
     def track(self, child: "subprocess.Popen[bytes]") -> Iterator[None]:
-        """Kill the child process if the scope is cancelled while it runs.
-
-        Raises:
-            CancelledError: it was killed because another task failed or the user interrupted.
-        """
+        """Kill the child process if the scope is cancelled while it runs."""
         with self._lock:
             self._running.add(child)
             if self.cancelled:
@@ -66,11 +62,7 @@ _CURRENT: contextvars.ContextVar[CancelScope | None] = contextvars.ContextVar("s
 
 @contextlib.contextmanager
 def track_child(child: "subprocess.Popen[bytes]") -> Iterator[None]:
-    """Track a child process in the scope of the calling task, if there is one.
-
-    Raises:
-        CancelledError: the scope was cancelled, and the child process killed.
-    """
+    """Track a child process in the scope of the calling task, if there is one."""
     scope = _CURRENT.get()
     if scope is None:
         yield
@@ -80,11 +72,7 @@ def track_child(child: "subprocess.Popen[bytes]") -> Iterator[None]:
 
 
 def check_cancelled() -> None:
-    """Check, before something long, that the tasks of this scope go on.
-
-    Raises:
-        CancelledError: one of them failed, or the user interrupted.
-    """
+    """Check, before something long, that the tasks of this scope go on."""
     scope = _CURRENT.get()
     if scope is not None and scope.cancelled:
         raise CancelledError

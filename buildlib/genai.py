@@ -520,20 +520,12 @@ class AttachedBuilder:
         self._targets: tuple[Target, ...] = ()
 
     def set_targets(self, targets: Sequence[str]) -> Self:
-        """Name the target again; it shares weights with its parent, and so must its target.
-
-        Raises:
-            UnknownSocError: the catalog has no such SoC.
-        """
+        """Name the target again; it shares weights with its parent, and so must its target."""
         self._targets = tuple(map(parse_target, targets))
         return self
 
     def set_options(self, options: Mapping[str, object]) -> Self:
-        """Set options by dotted keys; only `graphs.*` and `mha2sha.*` may differ from the parent's.
-
-        Raises:
-            InvalidOptionError: a key that does not exist, or a value it cannot take.
-        """
+        """Set options by dotted keys, of which `graphs.*` and `mha2sha.*` may be its own."""
         self._own = self._own.with_options(options, SETS)
         values = {**self._own.as_options(), **self._own.compilation}
         self._set |= {key: values[key] for key, _ in by_dotted_keys(options)}
@@ -564,9 +556,6 @@ class AttachedBuilder:
         Args:
             parent: its options.
             targets: the parent's, which decide the defaults.
-
-        Raises:
-            InvalidOptionError: names what does, or an operator that its ONNX has not.
         """
         if self._targets and self._targets != tuple(targets):
             named = ", ".join(map(str, self._targets))
@@ -591,13 +580,7 @@ class AttachedBuilder:
 
 
 def _check_lora(given: LoraBuilderInputConfig) -> LoraBuilderInputConfig:
-    """Check what the documented constructor does not, and that the configuration names adapters.
-
-    Raises:
-        InvalidOptionError: it asks for what is not built here.
-        CheckpointError: there are no adapters where it says, or one is damaged.
-        UnsupportedModelError: one changes more than linear modules of decoder layers.
-    """
+    """Check what the documented constructor does not, and that the configuration names adapters."""
     path = user_path(given.lora_config_path)
     config = LoraBuilderInputConfig.create(**(dict(given) | {"lora_config_path": path}))
     if not config.create_lora_graph:

@@ -72,11 +72,7 @@ class CompiledModel:
         self._remove = weakref.finalize(self, shutil.rmtree, path.parent, ignore_errors=True)
 
     def inspect(self) -> BinaryInfo:
-        """Describe the binary.
-
-        Raises:
-            InvalidBinaryError: it cannot be read as one.
-        """
+        """Describe the binary."""
         return self._toolchain.inspect(self.path)
 
     def save(self, dest: str | os.PathLike[str], *, exist_ok: bool = False) -> Path:
@@ -346,11 +342,7 @@ def _cache_root(given: str | os.PathLike[str] | None) -> Path:
 
 
 def compiled_from(root: Path, name: str, sha256: str) -> list[Path]:
-    """Return the entries with the DLCs that a context binary was compiled from, in their order.
-
-    Raises:
-        CacheError: the cache does not have them.
-    """
+    """Return the entries with the DLCs that a context binary was compiled from, in their order."""
     folder = _compile_entry(root, name, sha256)
     return [entry_beside(folder, digest).folder for digest in read_files(folder).sources]
 
@@ -396,11 +388,7 @@ def _stage(folder: Path, info: EntryInfo, subject: str, inputs: list[CacheEntry]
 
 
 def entry_beside(beside: Path, digest: str) -> CacheEntry:
-    """Return the entry of a hash, in any folder of the cache that another entry is in.
-
-    Raises:
-        CacheError: it is no longer there.
-    """
+    """Return the entry of a hash, in any folder of the cache that another entry is in."""
     places = beside.absolute().parent.parent.glob(f"*/{entry_name('*', digest)}")
     found = next(places, None)
     if found is None:

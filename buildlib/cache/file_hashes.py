@@ -75,11 +75,7 @@ class HashMemo(Closeable):
         self._table.close()
 
     def digest(self, path: Path, *, reread: bool = False) -> FileDigest:
-        """Return the digest of a file, which is read only if it is unknown or `reread`.
-
-        Raises:
-            InputFileError: it is missing, unreadable or not regular, or changed meanwhile.
-        """
+        """Return the digest of a file, which is read only if it is unknown or `reread`."""
         try:
             if not stat.S_ISREG(path.stat().st_mode):  # to open a pipe would wait for a writer
                 raise InputFileError(str(path), "it is not a regular file")

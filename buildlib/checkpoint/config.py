@@ -356,9 +356,6 @@ def other_reading(path: Path, major: int) -> str | None:
 
     Returns:
         Which key, or why one of them refuses the file; None where they read the same.
-
-    Raises:
-        CheckpointError: the file is missing or no JSON.
     """
     data = read_json(path)
     architecture = detect_architecture(data) if isinstance(data, dict) else None

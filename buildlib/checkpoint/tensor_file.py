@@ -108,9 +108,6 @@ def read_header(path: Path, dtypes: Collection[str] = _DTYPES) -> dict[str, Tens
 
     Args:
         dtypes: types that they may have.
-
-    Raises:
-        CheckpointError: the file is missing, truncated, or its header is not to be trusted.
     """
     try:
         check_file(path)

@@ -45,11 +45,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
 
 def check_tokenizer(path: Path, config: DecoderConfig) -> None:
-    """Check that a tokenizer fits a model: an embedding for each id, a token for each special id.
-
-    Raises:
-        CheckpointError: it does not; or there is no tokenizer to read.
-    """
+    """Check that a tokenizer fits a model: each id has an embedding, each special id a token."""
     tokenizer = load_tokenizer(path)
     ids = tokenizer.get_vocab(with_added_tokens=True)
     size = config.vocab_size

@@ -125,11 +125,7 @@ def template_files(folder: Path) -> list[Path]:
 
 
 def _template_beside(folder: Path) -> str | None:
-    """Read the default of the Jinja files; they replace the templates of `tokenizer_config.json`.
-
-    Raises:
-        CheckpointError: it cannot be read, or there are others and no default.
-    """
+    """Read the default Jinja file; these replace the templates of `tokenizer_config.json`."""
     main = folder / _JINJA
     more = {path.stem: path for path in (folder / _MORE_TEMPLATES).glob("*.jinja")}
     path = more.get(_DEFAULT, main if main.is_file() else None)

@@ -127,11 +127,7 @@ class ConfigModel(BaseModel):
 
     @classmethod
     def from_json(cls, text: str | bytes, path: str = "configuration") -> Self:
-        """Read a configuration; `path` is what errors call it.
-
-        Raises:
-            GenieConfigError: not JSON, an unknown key, or a value of the wrong kind.
-        """
+        """Read a configuration; `path` is what errors call it."""
         try:
             return cls._read(text)
         except ValidationError as error:
@@ -157,11 +153,7 @@ class ConfigModel(BaseModel):
 
     @classmethod
     def from_file(cls, path: Path) -> Self:
-        """Read a configuration from a file.
-
-        Raises:
-            GenieConfigError: as `from_json`, or the file cannot be read.
-        """
+        """Read a configuration from a file."""
         return cls.from_json(read_config(path), str(path))
 
 
@@ -181,11 +173,7 @@ def _repeated_key(text: bytes) -> str | None:
 
 
 def read_config(path: Path) -> bytes:
-    """Read the bytes of a configuration file.
-
-    Raises:
-        GenieConfigError: it cannot be read, or is too large to be one.
-    """
+    """Read the bytes of a configuration file."""
     try:
         if path.stat().st_size > _MAX_BYTES:
             raise GenieConfigError(str(path), f"larger than {_MAX_BYTES} bytes")

@@ -299,11 +299,6 @@ def write_archive(folder: Path, files: Mapping[str, FileRecord], destination: Pa
 
     Equal containers give equal bytes: files stand in the order of their names, with one time and
     one mode, and are stored uncompressed, since weights hardly get smaller.
-
-    Raises:
-        ContainerExistsError: the destination is there.
-        ContainerFileError: a file is not what its record says.
-        ContainerError: the archive cannot be written.
     """
     top = destination.name.removesuffix(ARCHIVE_SUFFIX).removesuffix(".zip") or "bundle"
     with (

@@ -108,10 +108,6 @@ def place_folder(
         destination: an empty folder there is replaced in any case.
         exist_ok: whether a folder with content may be replaced.
         may_replace: whether the existing folder is one that we may replace.
-
-    Raises:
-        ContainerExistsError: there is something that may not be replaced.
-        ContainerError: the folder cannot be written.
     """
     destination = user_path(destination).absolute()
     check_replaceable(destination, exist_ok=exist_ok, may_replace=may_replace)
@@ -126,12 +122,7 @@ def place_folder(
 
 @contextmanager
 def place_file(destination: Path) -> Iterator[BinaryIO]:
-    """Yield a file that becomes `destination` when the block succeeds.
-
-    Raises:
-        ContainerExistsError: there is something.
-        ContainerError: the file cannot be written.
-    """
+    """Yield a file that becomes `destination` when the block succeeds."""
     destination = user_path(destination).absolute()
     try:
         if destination.exists() or destination.is_symlink():

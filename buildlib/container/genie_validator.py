@@ -87,13 +87,7 @@ def ask_genie(
 
 
 def check_genie_config(folder: Path, *, timeout_s: float = _TIMEOUT_S) -> None:
-    """Let Genie validate the `genie_config.json` in a folder.
-
-    Raises:
-        GenieConfigError: Genie refuses it, or dies of it; the message is Genie's, shortened.
-        ToolchainMissingError: there is no Genie on this machine.
-        ToolchainError: Genie cannot be asked.
-    """
+    """Let Genie validate the `genie_config.json` in a folder."""
     path = folder / GENIE_CONFIG
     try:
         text = path.read_bytes()

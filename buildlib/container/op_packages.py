@@ -137,11 +137,7 @@ class OpPackage(BaseModel):
 
 
 def select_packages(packages: Iterable[OpPackage], target: Target) -> tuple[OpPackage, ...]:
-    """Return packages with the libraries that a target needs, each of which is for it.
-
-    Raises:
-        InvalidOptionError: names the package and what is wrong with it.
-    """
+    """Return packages with the libraries that a target needs, each of which is for it."""
     selection = tuple(package.for_target(target) for package in packages)
     names = [package.name for package in selection]
     for package in selection:

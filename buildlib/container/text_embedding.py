@@ -182,11 +182,7 @@ Configuration = GenieConfig | TextEmbeddingConfig
 
 
 def read_configuration(path: Path) -> Configuration:
-    """Read the configuration of a container, of whichever kind it is.
-
-    Raises:
-        GenieConfigError: it cannot be read, or is neither a dialog nor an embedding.
-    """
+    """Read the configuration of a container, of whichever kind it is."""
     try:
         found = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):

@@ -97,11 +97,6 @@ def write_container(
         exist_ok: whether a container there is replaced.
         validate: judges the configuration in a folder.
         speculation: compares the dialog in a folder with plain decoding, for the manifest.
-
-    Raises:
-        GenieConfigError: Genie refuses the configuration.
-        ContainerExistsError: the destination may not be replaced.
-        ContainerError: the parts do not fit together, or the destination cannot be written.
     """
     _check_fit(draft, dest)
     with place_folder(dest, exist_ok=exist_ok, may_replace=is_container) as scratch:

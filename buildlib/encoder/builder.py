@@ -65,11 +65,7 @@ class EncoderBuild(Build):
         return tuple(graph)
 
     def outputs(self, on_stage: OnStage | None = None) -> BuildOutputs:
-        """Refuse: the stages of an encoder are not those of a decoder.
-
-        Raises:
-            InvalidOptionError: always.
-        """
+        """Refuse: the stages of an encoder are not those of a decoder."""
         del on_stage
         reason = "stages of a text encoder are not compared; `qnnfarm embed --reference` compares"
         raise InvalidOptionError("verify", reason, ())
@@ -107,10 +103,6 @@ def plan_encoder(
 
     The context length is that of the longest text, and there is one. ARs mean nothing to an
     encoder, which sees a text at once.
-
-    Raises:
-        InvalidOptionError: several context lengths or parts, or one that the model does not have.
-        CheckpointError: `config.json` does not tell the vocabulary.
     """
     if not isinstance(source, OnnxSource):
         raise TypeError("an encoder is built from ONNX")

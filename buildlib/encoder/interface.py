@@ -51,11 +51,7 @@ class EncoderConfig(BaseModel):
 
     @classmethod
     def from_text(cls, text: str, path: Path) -> Self:
-        """Read a configuration; errors call it `path`.
-
-        Raises:
-            CheckpointError: no JSON object, or without the size of the vocabulary.
-        """
+        """Read a configuration; errors call it `path`."""
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:

@@ -45,9 +45,6 @@ def import_encoder(model_path: Path, out_path: Path, length: int, pooling: str =
         out_path: the model, with weights inside.
         length: tokens of the longest text.
         pooling: `mean` or `cls`, how tokens become one vector where the model does not say.
-
-    Raises:
-        ModelFileError: it is no encoder, or has something that cannot be brought to the form.
     """
     model = ir.from_proto(_static(model_path, length))
     work = _Importer(model, model_path, length)
@@ -72,11 +69,7 @@ def import_encoder(model_path: Path, out_path: Path, length: int, pooling: str =
 
 
 def _compare(export: Path, imported: Path, length: int, pooling: str) -> None:
-    """Check that texts of several lengths have the embeddings that they had.
-
-    Raises:
-        ModelFileError: one has another.
-    """
+    """Check that texts of several lengths have the embeddings that they had."""
     random = np.random.default_rng(length)
     last = _vocabulary(imported) - 1
     sizes = (length, max(2, length // 3))  # of tokens in the upper half, where padding is not

@@ -96,11 +96,6 @@ def write_artifact(
 
     Args:
         target: phone or emulator; by default the phone of the binaries' SoC.
-
-    Raises:
-        InputFileError: it lacks a fact, or its graphs are of another contract, SoC or tokenizer.
-        InvalidBinaryError: a binary cannot be read.
-        ContainerError: the destination cannot be written, or may not be replaced.
     """
     from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 

@@ -52,11 +52,7 @@ def _near_divisors(ar: int, cl: int) -> str:
 
 
 def check_context(shape: GraphShape, limit: tuple[int, str] | None) -> None:
-    """Refuse a context longer than the model can have (`DecoderConfig.context_limit`).
-
-    Raises:
-        InvalidShapeError: says why.
-    """
+    """Refuse a context longer than the model can have (`DecoderConfig.context_limit`)."""
     if limit is not None and shape.cl > limit[0]:
         reason = f"{limit[1]} in config.json): choose a context length up to that"
         raise InvalidShapeError(shape.ar, shape.cl, reason)

@@ -67,11 +67,7 @@ def check_model(model: ir.Model, path: Path) -> None:
 
 
 def check_interface(model: ir.Model, path: Path) -> None:
-    """Check that a canonical model has logits, and a new key and value for each of its caches.
-
-    Raises:
-        ModelFileError: names what is missing.
-    """
+    """Check that a canonical model has logits, and a new key and value for each of its caches."""
     ends = {
         "in": ("input", {str(value.name) for value in model.graph.inputs}),
         "out": ("output", {str(value.name) for value in model.graph.outputs}),
@@ -87,11 +83,7 @@ def check_interface(model: ir.Model, path: Path) -> None:
 
 
 def check_sizes(model: ir.Model, config: DecoderConfig, path: Path) -> None:
-    """Check that `config.json`, which configures Genie, belongs to this canonical model.
-
-    Raises:
-        CheckpointError: names the key, what it says, and what the model has.
-    """
+    """Check that `config.json`, which configures Genie, belongs to this canonical model."""
     values = (*model.graph.inputs, *model.graph.outputs)
     shapes = {str(value.name): static_shape(value) for value in values}
     said: dict[str, tuple[int, int | None]] = {
@@ -114,9 +106,6 @@ def check_types(model: ir.Model, path: Path) -> None:
     """Check that shapes and types of a canonical model fit, from its inputs to its outputs.
 
     Changes `model`: inner shapes become those that follow from the inputs.
-
-    Raises:
-        ModelFileError: names the operator, or the input or output.
     """
     try:
         shape = interface.model_shape(model)

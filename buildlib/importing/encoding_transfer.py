@@ -51,9 +51,6 @@ def reshape_encoding(
     """Return the encoding of a tensor that gained or lost dimensions of 1.
 
     An axis of size 1 cannot be found again: it becomes the operator's own.
-
-    Raises:
-        EncodingsError: the tensor has no such axis.
     """
     old, new = ([i for i, size in enumerate(dims) if size != 1] for dims in (before, after))
     update: dict[str, int | None] = {}
@@ -66,11 +63,7 @@ def reshape_encoding(
 
 
 def check_caches(model: ir.Model, roles: Iterable[Role]) -> None:
-    """Check that a cache's output and input, which it feeds, have encodings of the same meaning.
-
-    Raises:
-        EncodingsError: names the input and the output that contradict each other.
-    """
+    """Check that a cache's output and input, which it feeds, have encodings of the same meaning."""
     outputs = {cache_name(str(value.name)): value for value in model.graph.outputs}
     for role in roles:
         if role.kind not in {"key", "value"}:

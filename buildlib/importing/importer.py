@@ -115,12 +115,7 @@ class ImportModel(Pass):
         self._path = Path()
 
     def run(self, source: Path, target: Path) -> Path:
-        """Run the pass; errors name `source`.
-
-        Raises:
-            UnsupportedGraphError: something in it has no canonical form.
-            InvalidShapeError: its sizes are symbolic, or no (AR, CL), and none is asked for.
-        """
+        """Run the pass; errors name `source`."""
         self._path = source
         return super().run(source, target)
 
@@ -251,9 +246,6 @@ def check_rotation(importing: ImportModel, config: DecoderConfig, path: Path) ->
         importing: after its run.
         config: configuration that hosts compute theirs from.
         path: path of the configuration, for messages.
-
-    Raises:
-        CheckpointError: `rope_theta`, scaling or rotary dimensions are not the model's.
     """
     length = rotation_length(config)
     if importing.takes_rotations and length != 1.0:

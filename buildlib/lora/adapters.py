@@ -120,12 +120,7 @@ class Adapters:
 
 
 def check_adapters(config: LoraBuilderInputConfig, model: ir.Model) -> None:
-    """Check that the adapters of a builder's configuration fit a model.
-
-    Raises:
-        CheckpointError: as `Adapters.load`.
-        UnsupportedModelError: as `Adapters.load`.
-    """
+    """Check that the adapters of a builder's configuration fit a model."""
     Adapters.load(LoraSet.load(config.lora_config_path), find_projections(model))
 
 

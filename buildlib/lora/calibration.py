@@ -79,10 +79,6 @@ def calibrate_adapters(
         mode: `all` widens a given range by as much as a use case reaches beyond the model without
             any; `adapter_only` leaves encodings that are there as they are.
         choice: as `observe_ranges` takes it; that of the given encodings.
-
-    Raises:
-        EncodingsError: there are no encodings beside the model.
-        CalibrationError: no window holds a call of the model.
     """
     path = model_path.with_suffix(ENCODINGS_SUFFIX)
     if not path.is_file():

@@ -122,11 +122,7 @@ class LoraSet(_Model):
 
     @classmethod
     def load(cls, path: Path) -> "LoraSet":
-        """Read what `lora_config_path` names; paths come back absolute.
-
-        Raises:
-            CheckpointError: no such file or folder, or nothing in it that names adapters.
-        """
+        """Read what `lora_config_path` names; paths come back absolute."""
         if path.is_dir():
             folders = [path] if (path / ADAPTER_CONFIG).is_file() else _peft_folders(path)
             if not folders:

@@ -149,12 +149,7 @@ class PeftAdapter:
 
 
 def read_adapter(folder: Path) -> PeftAdapter:
-    """Read an adapter.
-
-    Raises:
-        CheckpointError: a file is missing, corrupt, or contradicts itself.
-        UnsupportedModelError: it changes more than linear modules of decoder layers.
-    """
+    """Read an adapter."""
     config = _read_config(folder / ADAPTER_CONFIG)
     weights = folder / ADAPTER_WEIGHTS
     halves: dict[Module, dict[str, TensorRef]] = {}

@@ -50,9 +50,6 @@ class Activation:
 
         Args:
             ranges: smallest and largest value of all `values`, unless the range is fixed.
-
-        Raises:
-            EncodingsError: they are not finite.
         """
         seen = [self.fixed] if self.fixed else [ranges[value] for value in self.values]
         low, high = min(low for low, _ in seen), max(high for _, high in seen)

@@ -127,10 +127,6 @@ def check_contents(
     Args:
         path: of the file, for errors.
         tensors: in it.
-
-    Raises:
-        InputFileError: a tensor is missing or another one; says where block size or context length
-            differ.
     """
     for name, (dtype, shape) in expected_tensors(model, aot).items():
         tensor = tensors.get(name)

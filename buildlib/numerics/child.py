@@ -62,11 +62,7 @@ class ChildProcess(Closeable):
         )
 
     def request(self, header: dict[str, Any], arrays: "Arrays") -> "tuple[dict[str, Any], Arrays]":
-        """Send a request and return the answer.
-
-        Raises:
-            RunnerDiedError: the child refused, died, or took too long.
-        """
+        """Send a request and return the answer."""
         stdin, stdout = self._child.stdin, self._child.stdout
         if stdin is None or stdout is None or stdin.closed:
             raise RunnerDiedError(self._subject, "it was closed", "")

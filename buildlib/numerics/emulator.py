@@ -28,11 +28,7 @@ class EmulatedPart:
         )
 
     def run(self, feeds: Arrays) -> Arrays:
-        """Return all outputs, as integers.
-
-        Raises:
-            RunnerDiedError: the emulator refused, died, or took too long.
-        """
+        """Return all outputs, as integers."""
         return self._process.request({"run": self._index}, feeds)[1]
 
     def close(self) -> None:

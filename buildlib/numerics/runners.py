@@ -98,11 +98,7 @@ def part_sizes(inputs: Mapping[str, Sequence[int]]) -> tuple[int, int | None]:
 
 
 def read_ports(path: Path) -> Ports:
-    """Return the ports of a float or QDQ ONNX model, with the grids of its QDQ nodes.
-
-    Raises:
-        ModelFileError: a dimension is dynamic.
-    """
+    """Return the ports of a float or QDQ ONNX model, with the grids of its QDQ nodes."""
     graph = load_proto(path).graph
     constants = {tensor.name: tensor for tensor in graph.initializer}
     readers = {n.input[0]: n for n in reversed(graph.node) if n.op_type == "DequantizeLinear"}

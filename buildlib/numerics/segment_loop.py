@@ -117,9 +117,6 @@ class SegmentLoop(Closeable):
         Args:
             index: of the segment.
             change: changes the segment before it is loaded: adds outputs, or replaces weights.
-
-        Raises:
-            ModelFileError: ONNX Runtime cannot load it.
         """
         model = self.segment(index)
         if change is not None:
@@ -151,9 +148,6 @@ class SegmentLoop(Closeable):
 
         Returns:
             Its outputs, other than caches, in the same form.
-
-        Raises:
-            ModelFileError: ONNX Runtime cannot run it.
         """
         names = [str(value.name) for value in model.graph.outputs]
         if change is not None:
@@ -194,9 +188,6 @@ class SegmentLoop(Closeable):
         Returns:
             The border after the segment; None after the head. Above 1 GiB it lies in a file that
             goes with it, and whose pages the system can write out.
-
-        Raises:
-            ModelFileError: ONNX Runtime cannot run it.
         """
         with self.open_segment(index, change=change) as segment:
             return segment.run(hidden, on_outputs=on_outputs, on_window=on_window)

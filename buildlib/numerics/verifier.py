@@ -138,11 +138,6 @@ def verify_outputs(
         emulator: runs the binaries; without it they are not compared.
         options: size of the sample.
         on_comparison: called with each comparison as it is made.
-
-    Raises:
-        CalibrationError: a token lies outside the vocabulary, or there is none.
-        ModelFileError: a file is not a model that can run.
-        RunnerDiedError: the emulator failed.
     """
     verification = _Verification(models, emulator, options or VerifyOptions(), on_comparison)
     verification.run(tokens)

@@ -93,11 +93,7 @@ def check_part_count(n_parts: int, n_layers: int, n_apart: int) -> None:
 
 
 def choose_splits(weights: ModelWeights, limit: int, apart: SplitEnds | None = None) -> int:
-    """Return the fewest parts of at most `limit` bytes of weights each.
-
-    Raises:
-        InvalidOptionError: a layer, or an embedding or head that is apart, is larger than that.
-    """
+    """Return the fewest parts of at most `limit` bytes of weights each."""
     apart = apart or SplitEnds()
     alone = {"the embedding": weights.embedding if apart.embedding else {}}
     alone["the head"] = weights.head if apart.head else {}

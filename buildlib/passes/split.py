@@ -71,12 +71,7 @@ def split_model(
 
 
 def weights_by_segment(model_path: Path) -> ModelWeights:
-    """Return the weights of a whole model by segment, for `choose_splits`.
-
-    Raises:
-        ModelFileError: it is not a sound model.
-        PassError: it is not a whole model, or more than one value connects two layers.
-    """
+    """Return the weights of a whole model by segment, for `choose_splits`."""
     _model, segments = load_segments(model_path)
     return segments.weights()
 
@@ -89,10 +84,6 @@ def load_segments(
     Args:
         model_path: the model.
         change: changes it first, such as `ArClConversion(shape).transform`.
-
-    Raises:
-        ModelFileError: it is not a sound model.
-        PassError: it is not a whole model, or more than one value connects two layers.
     """
     model = load_with_encodings(model_path)
     check_conditions(_NAME, "precondition", (SORTED, STATIC, _HAS_MASK), model, model_path)

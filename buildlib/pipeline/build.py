@@ -418,11 +418,7 @@ class Build:
     def _own_shapes(
         self, canonical: Mapping[ModelSource, tuple[CacheEntry, ...]]
     ) -> list[GraphShape]:
-        """Return the shapes that models have.
-
-        Raises:
-            InvalidOptionError: one is not at the AR that it is attached for.
-        """
+        """Return the shapes that models have."""
         own = {
             source: require_shape(versions[-1].folder / MODEL_FILE)
             for source, versions in canonical.items()

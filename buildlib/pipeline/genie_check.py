@@ -73,12 +73,7 @@ def check_genie(kind: CheckedType, cache_root: Path) -> SpeculationRecord:
 
 
 def require_agreement(how: SpeculativeConfig | None, target: Target, cache_root: Path) -> None:
-    """Refuse a kind of speculation that changes the text with the installed Genie.
-
-    Raises:
-        InvalidOptionError: it does, and the target runs that Genie, or no other one is asked for.
-        ToolchainError: see `check_genie`.
-    """
+    """Refuse a kind of speculation that changes the text with the installed Genie."""
     if not isinstance(how, SpdBuilderConfig | LadeBuilderConfig):
         return
     if how.for_other_genie and not target.emulator:

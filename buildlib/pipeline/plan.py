@@ -216,12 +216,7 @@ class BuildPlan:
 def graph_shapes(
     options: ARnContextLengthConfig, contract: str = GENIE_CONTRACT
 ) -> tuple[GraphShape, ...]:
-    """Return the shape of every AR at every context length.
-
-    Raises:
-        InvalidShapeError: an AR does not fit a context length.
-        InvalidOptionError: there is no decode graph, or a number stands twice.
-    """
+    """Return the shape of every AR at every context length."""
     ars = _sorted("arn_cl_options.auto_regression_number", options.auto_regression_number)
     lengths = _sorted("arn_cl_options.context_length", options.context_length)
     if ars[0] != 1:
@@ -281,9 +276,6 @@ def quantized_bytes(part: Path) -> int:
     """Estimate the bytes of a part's quantized weights: tables of 16 bits, all others of 8.
 
     Weights of 4 bits count as 8: DLCs unpack them.
-
-    Raises:
-        ModelFileError: it is not a sound model.
     """
     total = 0
     for value in load_model(part).graph.initializers.values():
@@ -293,11 +285,7 @@ def quantized_bytes(part: Path) -> int:
 
 
 def compile_cost(part: Path) -> float:
-    """Estimate how long a part takes to convert and compile, in weights of decoder layers.
-
-    Raises:
-        ModelFileError: it is not a sound model.
-    """
+    """Estimate how long a part takes to convert and compile, in weights of decoder layers."""
     graph = load_model(part).graph
     heads, total = head_weights(graph), 0.0
     for name, value in graph.initializers.items():

@@ -39,11 +39,7 @@ class SourceWatch:
         return dict(self._hashes)
 
     def hash(self, files: Mapping[str, Path]) -> dict[str, str]:
-        """Return SHA-256 of files by name, and watch them from now on.
-
-        Raises:
-            InputFileError: one cannot be read.
-        """
+        """Return SHA-256 of files by name, and watch them from now on."""
         stats = {path: stat for path in files.values() if (stat := _stat_of(path))}
         digests = hash_files(files.values(), self._memo)
         self._hashes |= {path: digest.sha256 for path, digest in digests.items()}
@@ -57,9 +53,6 @@ class SourceWatch:
 
         Args:
             reread: trust size and mtime of none; the hash is known if the file is what it was.
-
-        Raises:
-            InputFileError: one has.
         """
         changed = {
             path: now

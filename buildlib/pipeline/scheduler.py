@@ -42,11 +42,7 @@ class Task(Generic[T]):
 
 
 def default_workers() -> int:
-    """Return the number of cores for this process; `QAIRT_MAX_BUILD_WORKERS` overrides it.
-
-    Raises:
-        InvalidOptionError: the variable is not a number from 1 up.
-    """
+    """Return the number of cores for this process; `QAIRT_MAX_BUILD_WORKERS` overrides it."""
     text = os.environ.get(WORKERS_VARIABLE)
     if not text:
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1

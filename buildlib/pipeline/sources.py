@@ -147,20 +147,12 @@ class SourceFiles:
 
 
 def architecture_of(source: ModelSource) -> SupportedLLMs | None:
-    """Return the family of a model by its configuration; None if unknown.
-
-    Raises:
-        CheckpointError: the configuration is no JSON object.
-    """
+    """Return the family of a model by its configuration; None if unknown."""
     return detect_architecture(_configuration(source))
 
 
 def positions_of(source: ModelSource) -> float | None:
-    """Return the number of positions that a model was trained for; None if not configured.
-
-    Raises:
-        CheckpointError: the configuration is no JSON object.
-    """
+    """Return the number of positions that a model was trained for; None if not configured."""
     config = _configuration(source)
     positions = config.get("max_position_embeddings")
     if type(positions) is not int:
@@ -179,11 +171,7 @@ def positions_of(source: ModelSource) -> float | None:
 
 
 def layers_of(source: ModelSource) -> int | None:
-    """Return the number of layers of a model; None if not configured.
-
-    Raises:
-        CheckpointError: the configuration is no JSON object.
-    """
+    """Return the number of layers of a model; None if not configured."""
     layers = _configuration(source).get("num_hidden_layers")
     return layers if type(layers) is int else None
 
@@ -215,11 +203,7 @@ def _configuration(source: ModelSource) -> dict[str, object]:
 
 
 def check_start_points(config: MhaConfig, source: ModelSource) -> None:
-    """Check that the ONNX has the operators that `m2s_additional_start_points` names.
-
-    Raises:
-        InvalidOptionError: it has not, or the model is a checkpoint.
-    """
+    """Check that the ONNX has the operators that `m2s_additional_start_points` names."""
     wanted = [point.name for point in config.m2s_additional_start_points]
     if not wanted:
         return
@@ -235,11 +219,7 @@ def check_start_points(config: MhaConfig, source: ModelSource) -> None:
 
 
 def attached_source(path: Path, parent: ModelSource, encodings: Path | None) -> OnnxSource:
-    """Return the source of another export of a model, with the configuration of `parent`.
-
-    Raises:
-        ModelNotFoundError: there is no ONNX.
-    """
+    """Return the source of another export of a model, with the configuration of `parent`."""
     match parent:
         case OnnxSource():
             tokenizer, config, text = parent.tokenizer, parent.config_file, parent.config

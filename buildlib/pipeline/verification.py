@@ -149,9 +149,6 @@ def _compile_for_emulator(
         toolchain: compiles them.
         folder: takes `part_{k}.bin`.
         op_packages: for this host, whose operations the graphs have.
-
-    Raises:
-        ToolchainError: the compiler refuses one, or died.
     """
     config = CompileConfig.for_target(Target(target.soc, emulator=True))
     binaries = []
@@ -295,9 +292,6 @@ def compare_models(
         reference: goes on with the prompt, greedily.
         prompt: goes in calls of many tokens.
         decode: tokens after it, one a call.
-
-    Raises:
-        CalibrationError: their vocabularies differ, or logits are not finite.
     """
     prefilled, decoded = DivergenceSums(), DivergenceSums()
     ours.reset()

@@ -193,11 +193,6 @@ def observe_ranges(
         progress: called with (windows that went through a segment, such in all).
         constants: inputs that are the same at every call, such as LoRA weights.
         choice: takes narrower ranges than the whole ones; each segment runs twice for it.
-
-    Raises:
-        CalibrationError: no window holds a whole call, or a token lies outside the vocabulary.
-        ModelFileError: the model tells no AR and CL, or cannot be run.
-        PassError: it is not a whole model, or more than one value connects two layers.
     """
     ranges = RangeObserver()
     with SegmentLoop(model_path, config, token_windows, constants=constants) as loop:

@@ -243,9 +243,6 @@ def check_shared_caches(models: Mapping[str, Encodings]) -> None:
 
     Args:
         models: complete encodings, by the name of the model in messages.
-
-    Raises:
-        EncodingsError: names the cache, and the model in which it differs from the first.
     """
     (first, reference), *others = models.items()
     known = reference.by_name()

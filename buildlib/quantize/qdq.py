@@ -56,10 +56,6 @@ def quantize_weights(model_path: Path, file: Path, encodings: Encodings | None =
         model_path: the float part, at any (AR, CL).
         file: destination; its index stands beside it.
         encodings: encodings of the part; by default from the file beside it.
-
-    Raises:
-        EncodingsError: as `apply_encodings` does.
-        ModelFileError: the part is not a sound model.
     """
     if encodings is None:
         encodings = load_encodings(model_path.with_suffix(ENCODINGS_SUFFIX))

@@ -110,11 +110,6 @@ def encodings_from_ranges(
         observe: runs the model and returns the ranges of its activations by name; called only if
             one is needed. Without it only what follows from the model itself is filled in.
         bitwidths: bits of new encodings.
-
-    Raises:
-        EncodingsError: as `complete_encodings`.
-        InvalidOptionError: as `complete_encodings`.
-        ModelFileError: the model cannot be read.
     """
     bits = bitwidths or Bitwidths()
     model = load_model(model_path)
@@ -182,11 +177,7 @@ def matrix_uses(graph: ir.Graph) -> list[ParameterUse]:
 
 
 def check_blocks(uses: Iterable[ParameterUse], heads: Collection[str], bits: Bitwidths) -> None:
-    """Check that every matrix can have the requested blocks, before any text is run.
-
-    Raises:
-        InvalidOptionError: the compiler takes none of a weight's width.
-    """
+    """Check that every matrix can have the requested blocks, before any text is run."""
     for use in uses:
         axis, shape = channel_axis(use.node, use.index), static_shape(use.source)
         size = bits.weight_format(use.name, head=use.name in heads).block_size

@@ -98,9 +98,6 @@ def encode_steps(name: str, steps: npt.NDArray[Any], fmt: WeightFormat, axis: in
         steps: for LPBQ those of each block, which its encoding rounds to multiples of a channel's.
         fmt: bits and blocks.
         axis: axis of the channels in the stored tensor.
-
-    Raises:
-        EncodingsError: a step is not finite.
     """
     if not np.isfinite(steps).all():
         raise EncodingsError(name, "its values are not finite")

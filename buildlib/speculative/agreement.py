@@ -78,10 +78,6 @@ def check_on_emulator(
         folder: with all files that the configuration names, for the emulator.
         config: of the dialog that speculates.
         prompts: that both answer.
-
-    Raises:
-        ToolchainMissingError: this machine has no emulator.
-        ToolchainError: Genie crashed, failed or did not end in time.
     """
     libraries = find_libraries()
     basic, speculating, count = compared_dialogs(config)

@@ -186,9 +186,6 @@ def check_speculation(how: SpeculativeConfig, ars: Sequence[int], *, on_host: bo
         how: the kind of speculation.
         ars: of the graphs; the largest bounds how many tokens can be verified at once.
         on_host: whether tokens are looked up on the host.
-
-    Raises:
-        InvalidOptionError: the graphs take too few tokens, or files are missing.
     """
     ar = max(ars)
     match how:

@@ -61,9 +61,6 @@ def export_draft(head: Path, shape: GraphShape) -> Path:
             target's output projection in place of an embedding; and `fc.safetensors` with the two
             matrices `fc.*`, which take rows of the target's embedding table, and hidden states.
         shape: of the ONNX.
-
-    Raises:
-        CheckpointError: the checkpoint is not one, or the matrices are missing.
     """
     checkpoint, matrices = Checkpoint.load(head), read_header(head / FC_FILE)
     config, builder = checkpoint.config, GraphBuilder()
@@ -172,11 +169,7 @@ class DraftHead:
 
     @classmethod
     def load(cls, path: Path, config: DecoderConfig) -> "DraftHead":
-        """Read the form of a head.
-
-        Raises:
-            ModelFileError: it is no head of this target; names the input or output.
-        """
+        """Read the form of a head."""
         graph = load_model(path).graph
         given = {str(v.name): static_shape(v) for v in (*graph.inputs, *graph.outputs)}
         shape = interface.require_shape(path)
@@ -248,9 +241,6 @@ def observe_draft(
         config: of the target.
         windows: text in tokens.
         scratch: folder for a copy of the head.
-
-    Raises:
-        CalibrationError: no window holds a call of the head and one token more.
     """
     shape = interface.require_shape(draft)
     ranges = RangeObserver()

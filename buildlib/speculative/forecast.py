@@ -39,9 +39,6 @@ def add_forecast_rows(source: Path, target: Path, rows: Matrix) -> Path:
         source: the model; its encodings lie beside it, and the table keeps its own.
         target: the model to write; a file of the longer table appears beside it.
         rows: `[n, hidden]`.
-
-    Raises:
-        ModelFileError: the model looks tokens up in no table, or in one of another width.
     """
     model = load_with_encodings(source)
     lookup = find_lookup(model)
@@ -78,11 +75,7 @@ def add_forecast_rows(source: Path, target: Path, rows: Matrix) -> Path:
 
 
 def write_prefix(tensors: SsdTensors, encodings: Encodings, path: Path) -> None:
-    """Write the prefix as a cache file of Genie's, on the grids of the model's caches.
-
-    Raises:
-        EncodingsError: caches are not unsigned 8-bit integers around 128.
-    """
+    """Write the prefix as a cache file of Genie's, on the grids of the model's caches."""
     known = encodings.by_name()
     caches = [
         (interface.past_key(layer, "in"), keys.transpose(0, 2, 1))

@@ -54,9 +54,6 @@ class SsdTensors:
             config: of the model that they were trained with.
             forecast_tokens: that are used; the file may have more.
             prefix_length: in tokens.
-
-        Raises:
-            InputFileError: it is damaged, or its tensors are not those of such a training.
         """
         tensors = _read(path)
         kv, dim = config.num_key_value_heads, config.head_dim

@@ -29,11 +29,7 @@ _MOST_BYTES = 1 << 30
 
 
 def read_torch_file(path: Path) -> dict[str, npt.NDArray[np.float32]]:
-    """Read a dictionary of float tensors.
-
-    Raises:
-        InputFileError: it is something else, or damaged.
-    """
+    """Read a dictionary of float tensors."""
     try:
         with zipfile.ZipFile(path) as archive:
             if sum(member.file_size for member in archive.infolist()) > _MOST_BYTES:

@@ -112,11 +112,6 @@ def run_step(step: Step, request: bytes, log_dir: Path | None = None) -> Any:  #
         request: as the worker of the step reads it.
         log_dir: where logs are kept, one file a step; by default the temporary folder, and then
             only the logs of failed steps are kept.
-
-    Raises:
-        CancelledError: it was killed with the other tasks of a schedule.
-        ToolchainError: the worker reported an error, died, or answered nothing readable.
-        ToolchainTimeoutError: it did not end in time.
     """
     with tempfile.TemporaryDirectory(prefix="qnnfarm-step-") as scratch:
         answer_path = Path(scratch) / "answer.json"

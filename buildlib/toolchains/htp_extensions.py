@@ -172,11 +172,7 @@ class HtpConfigHelper:
 
     @classmethod
     def from_backend_extension_dict(cls, backend_ext: Mapping[str, Any]) -> HtpSections:
-        """Read parsed JSON. An entry for several `graph_names` becomes one for each of them.
-
-        Raises:
-            InvalidOptionError: a known option has a value that it cannot take.
-        """
+        """Read parsed JSON. An entry for several `graph_names` becomes one for each of them."""
         memory = _objects(HtpMemoryConfig, backend_ext.get("memory"))
         group = _objects(HtpGroupContextConfig, backend_ext.get("groupContext"))
         return (

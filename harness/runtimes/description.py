@@ -80,12 +80,7 @@ def describes(path: Path, runtime: str) -> bool:
 
 
 def read_description(path: Path, model: type[_Description], runtime: str) -> _Description:
-    """Read a description for a runtime.
-
-    Raises:
-        WrongUseError: it is none for this runtime.
-        ConfigFileError: it cannot be read, or a key in it is wrong.
-    """
+    """Read a description for a runtime."""
     if not describes(path, runtime):
         raise WrongUseError(
             f"{path} is no YAML file with `runtime: {runtime}`, which names a model and a build"
@@ -115,11 +110,7 @@ class DescribedModel(Generic[_Description]):
 
     @property
     def tokenizer(self) -> Path:
-        """The `tokenizer.json` that the description names.
-
-        Raises:
-            WrongUseError: it names none.
-        """
+        """The `tokenizer.json` that the description names."""
         if self.description.tokenizer is None:
             raise WrongUseError(f"this needs the model's tokenizer.json: name it in {self.path}")
         return self.resolve(self.description.tokenizer)
@@ -173,10 +164,6 @@ class DescribedModel(Generic[_Description]):
 
         Args:
             depth_tokens: refused, as most programs begin with an empty context.
-
-        Raises:
-            PromptTooLongError: they do not fit.
-            WrongUseError: there is a depth.
         """
         if depth_tokens:
             runtime = self.description.runtime
@@ -185,12 +172,7 @@ class DescribedModel(Generic[_Description]):
             raise PromptTooLongError(prompt_tokens, new_tokens, most - 1, most)
 
     def build_for(self, device: DeviceProperties) -> Path:
-        """Return the folder with the programs for a device.
-
-        Raises:
-            RuntimeChoiceError: the description has none for its ABI.
-            HostFileError: it is no folder.
-        """
+        """Return the folder with the programs for a device."""
         build = self.description.build
         if not isinstance(build, str):
             if device.abi not in build:
@@ -213,12 +195,7 @@ class DescribedModel(Generic[_Description]):
         return Bundle(device.abi, _soc(device), {**files, **more})
 
     def bundle_with_qnn(self, device: DeviceProperties, files: Mapping[str, DeployFile]) -> Bundle:
-        """Return the same, with QNN's libraries where the files have none.
-
-        Raises:
-            GenieMissingError: this machine has no QNN for the device.
-            UnknownSocError: the SoC of the device is in no catalog.
-        """
+        """Return the same, with QNN's libraries where the files have none."""
         bundle = self.bundle(device, files)
         if "libQnnHtp.so" in bundle.files:
             return bundle
@@ -233,11 +210,7 @@ class DescribedModel(Generic[_Description]):
     def windows(
         self, text: str, most: int | None = None, role: ModelRole = "target"
     ) -> Sequence[Window]:
-        """See `Model.windows`.
-
-        Raises:
-            WrongUseError: its runtime scores no texts.
-        """
+        """See `Model.windows`."""
         del text, most, role
         raise WrongUseError(f"{self.path}: its runtime scores no texts")
 
@@ -279,11 +252,7 @@ def _soc(device: DeviceProperties) -> Soc | None:
 
 
 def model_files(path: Path) -> dict[str, Path]:
-    """Return the files of a model, by their names beneath it; a file has its own name.
-
-    Raises:
-        HostFileError: there is none.
-    """
+    """Return the files of a model, by their names beneath it; a file has its own name."""
     if path.is_file():
         return {path.name: path}
     found = {str(each.relative_to(path)): each for each in path.rglob("*") if each.is_file()}

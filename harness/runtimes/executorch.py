@@ -104,13 +104,7 @@ class ExecuTorchRuntime(ProgramRuntime):
         return self.versions_of("libqnn_executorch_backend.so", "libQnnHtp.so")
 
     def generate(self, request: GenerationRequest) -> GenerationResult:
-        """Answer a prompt.
-
-        Raises:
-            WrongUseError: the prompt is embeddings.
-            RunnerError: the runner crashed, hung or refused.
-            RuntimeOutputError: it left no report, or one that cannot be read.
-        """
+        """Answer a prompt."""
         if request.prompt is not None:
             tokenizer = load_tokenizer(self._model.tokenizer)
             tokens = tuple(tokenizer.encode(request.prompt).ids)
@@ -204,26 +198,14 @@ class ExecuTorchModel(DescribedModel[ExecuTorchDescription]):
         *,
         depth_tokens: int = 0,
     ) -> None:
-        """See `Model.check_dialog`.
-
-        Raises:
-            WrongUseError: a setting other than `temp`, or a depth.
-            PromptTooLongError: prompt and answer do not fit into the context.
-        """
+        """See `Model.check_dialog`."""
         if settings.model_dump(exclude={"temp"}, exclude_none=True):
             raise WrongUseError(f"the runtime {self.runtime.name} has no setting but temp")
         most = self.description.context_length
         self.check_length(most, prompt_tokens, new_tokens, depth_tokens)
 
     def check_fit(self, device: DeviceProperties) -> None:
-        """See `Model.check_fit`.
-
-        Raises:
-            RuntimeChoiceError: there is no build for its ABI.
-            HostFileError: the build lacks the runner.
-            GenieMissingError: neither it nor this machine has QNN for the device.
-            BuildError: it needs QNN, and the SoC of the device is in no catalog.
-        """
+        """See `Model.check_fit`."""
         self._bundle(device)
 
     def _bundle(self, device: DeviceProperties) -> Bundle:
@@ -243,11 +225,7 @@ class ExecuTorchModel(DescribedModel[ExecuTorchDescription]):
     def start(
         self, device: Device, properties: DeviceProperties, options: RuntimeOptions
     ) -> ExecuTorchRuntime:
-        """See `Model.start`.
-
-        Raises:
-            RuntimeChoiceError: there is no build for the device.
-        """
+        """See `Model.start`."""
         said = self.description
         command = [*self.environment, f"./{PROGRAM}"]
         command += ["--decoder_model_version", said.decoder_model_version]

@@ -18,12 +18,7 @@ _QNN_API = ("api.py", "contracts.py", "refusal.py", "structures.py")
 
 
 def open_container(folder: Path) -> GenAIContainer:
-    """Load a container that is to run, before any device is asked for.
-
-    Raises:
-        BuildError: it is incomplete.
-        WrongUseError: it cannot run anywhere.
-    """
+    """Load a container that is to run, before any device is asked for."""
     container = GenAIContainer.load(folder)
     check_limits(container.configuration, str(container.path), target_of(container))
     return container
@@ -34,9 +29,6 @@ def check_limits(config: Configuration, path: str, target: Target) -> None:
 
     Args:
         path: what errors call it.
-
-    Raises:
-        WrongUseError: such a part is in it.
     """
     limits = find_limits(config, emulator=target.emulator)
     if limits:

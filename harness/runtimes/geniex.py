@@ -82,10 +82,6 @@ class GeniexBenchRuntime(ProgramRuntime):
 
         The warm-up is in the same process, so that no sample of the device belongs to one run. The
         report comes with the first.
-
-        Raises:
-            RunnerError: geniex-bench crashed, hung or refused.
-            RuntimeOutputError: its report cannot be read, or is of another number of runs.
         """
         command = [*self._command, "-p", str(request.prompt_tokens)]
         command += ["-n", str(request.new_tokens)]
@@ -164,24 +160,14 @@ class GeniexModel(DescribedModel[GeniexDescription]):
         *,
         depth_tokens: int = 0,
     ) -> None:
-        """See `Model.check_dialog`.
-
-        Raises:
-            WrongUseError: a setting that geniex-bench does not have, or a depth.
-            PromptTooLongError: prompt and answer do not fit into the context.
-        """
+        """See `Model.check_dialog`."""
         if settings != DialogSettings():
             raise WrongUseError(f"the runtime {self.runtime.name} measures greedy dialogs alone")
         most = self.description.context_length
         self.check_length(most, prompt_tokens, new_tokens, depth_tokens)
 
     def check_fit(self, device: DeviceProperties) -> None:
-        """See `Model.check_fit`.
-
-        Raises:
-            RuntimeChoiceError: there is no build for its ABI.
-            HostFileError: the build lacks geniex-bench.
-        """
+        """See `Model.check_fit`."""
         self._files(device)
 
     def _files(self, device: DeviceProperties) -> dict[str, DeployFile]:
@@ -202,11 +188,7 @@ class GeniexModel(DescribedModel[GeniexDescription]):
     def start(
         self, device: Device, properties: DeviceProperties, options: RuntimeOptions
     ) -> GeniexBenchRuntime:
-        """See `Model.start`.
-
-        Raises:
-            RuntimeChoiceError: there is no build for the device.
-        """
+        """See `Model.start`."""
         said, name = self.description, self.model_path.name
         model = f"{_MODEL}/{name}" if self.model_path.is_file() else _MODEL
         arguments = ["--plugin", said.plugin, "--device", said.device, "-m", model]

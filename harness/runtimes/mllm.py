@@ -156,13 +156,7 @@ class MllmDialog(MllmRuntime):
     """The runner of Qwen 3, which answers; `Generates`."""
 
     def generate(self, request: GenerationRequest) -> GenerationResult:
-        """Answer a prompt of one line, until the answer or the context ends.
-
-        Raises:
-            WrongUseError: the prompt is embeddings, or has several lines.
-            RunnerError: the runner crashed, hung or refused.
-            RuntimeOutputError: it printed something else than an answer.
-        """
+        """Answer a prompt of one line, until the answer or the context ends."""
         tokenizer = load_tokenizer(self._model.tokenizer)
         prompt = request.prompt
         if request.token_ids is not None:
@@ -213,12 +207,7 @@ class MllmSpeed(MllmRuntime):
     """The runners of Qwen 2 and Llama, which take tokens 0, 1, 2, ...; `MeasuresSpeed`."""
 
     def measure_speed(self, request: SpeedRequest) -> Iterator[GenerationResult]:
-        """Yield repetitions, each of a process of its own.
-
-        Raises:
-            RunnerError: the runner crashed, hung or refused.
-            RuntimeOutputError: it printed no summary.
-        """
+        """Yield repetitions, each of a process of its own."""
         lengths = ["--seq_len", str(request.prompt_tokens), "--gen_len", str(request.new_tokens)]
         folder, name = self.folder(), self.runner(type(self))
         for number in range((request.warmup or 0) + request.repetitions):

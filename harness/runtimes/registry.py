@@ -43,12 +43,7 @@ class RuntimeModule(Protocol):
         ...
 
     def open_model(self, path: Path) -> Model:
-        """Open a model.
-
-        Raises:
-            BuildError: it is incomplete.
-            HarnessError: it is no model of this runtime, or one that cannot run anywhere.
-        """
+        """Open a model."""
         ...
 
 

@@ -112,11 +112,7 @@ class RunFolder:
     deployment: Deployment
 
     def send(self, inputs: Mapping[str, str | bytes]) -> None:
-        """Write a query's inputs into the folder: small files, which are never reused.
-
-        Raises:
-            DeploymentCorruptError: one arrived altered; it would have been answered all the same.
-        """
+        """Write a query's inputs into the folder: small files, which are never reused."""
         device, run_dir = self.device, self.deployment.run_dir
         contents = {
             name: data.encode() if isinstance(data, str) else data for name, data in inputs.items()
@@ -144,10 +140,6 @@ class RunFolder:
             name: of the command in errors.
             timeout_s: for the command itself.
             stdout: a file in the folder for what it prints; None: that goes into the log.
-
-        Raises:
-            DeviceFullError: there is no space for its log.
-            RunnerError: it could not be started, crashed, hung or refused.
         """
         device, run_dir = self.device, self.deployment.run_dir
         script = ["sh", f"{self.deployment.scripts_dir}/run.sh"]
@@ -190,11 +182,7 @@ class RunFolder:
             return local.read_bytes()
 
     def read(self, name: str) -> str:
-        """Read a file of the folder, of bounded size; what is not UTF-8 is replaced.
-
-        Raises:
-            RuntimeOutputError: it is missing or too large.
-        """
+        """Read a file of the folder, of bounded size; what is not UTF-8 is replaced."""
         size = _LARGEST_OUTPUT + 1
         command = ["head", "-c", str(size), f"{self.deployment.run_dir}/{name}"]
         result = self.device.shell(command, check=False, max_output=size)

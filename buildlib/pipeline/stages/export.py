@@ -91,11 +91,6 @@ def export_checkpoint(
             what `window_count` says.
         ranges: estimator of the ranges of activations.
         progress: as `observe_ranges` calls it.
-
-    Raises:
-        CheckpointError: the checkpoint, or its tokenizer, is missing or corrupt.
-        CalibrationError: the text is shorter than one call of the graph.
-        InvalidOptionError: bits that a weight cannot have.
     """
     checkpoint = Checkpoint.load(checkpoint_dir)
     checkpoint.check_content()

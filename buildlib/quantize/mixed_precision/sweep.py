@@ -291,9 +291,6 @@ def round_values(model: ir.Model, encodings: Quantized, weights: Path) -> None:
         model: float model, or a part of one.
         encodings: by name.
         weights: destination of the integer weights.
-
-    Raises:
-        EncodingsError: an encoding does not fit its value, or cannot be built.
     """
     graph = model.graph
     grids = _activation_grids(graph, encodings)

@@ -133,11 +133,7 @@ class _Search:
         self._r1: Matrix = np.eye(1)
 
     def changes(self) -> dict[str, _Change]:
-        """Return the change of each constant by its name.
-
-        Raises:
-            InvalidOptionError: something on the residual stream does not turn with it.
-        """
+        """Return the change of each constant by its name."""
         for node in self._graph:
             if node.op_type == "Gather" and not self._stream and _constant(node, 0) is not None:
                 self._begin(node)

@@ -22,11 +22,7 @@ _NORM: Final = "RMSNormalization"
 
 @contextmanager
 def lowered_opset(path: Path) -> Iterator[Path]:
-    """Yield a model in opset 21, a file beside it for the block, as its weights lie there.
-
-    Raises:
-        InputFileError: it has an operator, or an attribute, that opset 21 does not have.
-    """
+    """Yield a model in opset 21, a file beside it for the block, as its weights lie there."""
     import numpy as np
     import onnx
     from onnx import helper, numpy_helper

@@ -62,12 +62,7 @@ Present = Callable[[Collection[str]], Collection[str]]
 def check_bundle(
     bundle: Bundle, device: Device, properties: DeviceProperties, container: GenAIContainer | None
 ) -> None:
-    """Refuse a bundle that cannot run on a device.
-
-    Raises:
-        RuntimeChoiceError: names the file, what is wrong with it, and what to do.
-        DeviceLostError, DeviceTimeoutError: see `Device`.
-    """
+    """Refuse a bundle that cannot run on a device."""
     faults = find_faults(bundle, properties, container, libraries_on(device))
     if faults:
         more = f" (and {len(faults) - 1} more: `qnnfarm bundle show`)" if len(faults) > 1 else ""

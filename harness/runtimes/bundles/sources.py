@@ -74,11 +74,7 @@ class LibrarySource:
     programs: tuple[Path, ...] = ()
 
     def find(self, abi: str, soc: Soc, *, genie: bool) -> Bundle:
-        """Return what the SoC needs, with dependencies and readers of profiles that are there.
-
-        Raises:
-            GenieMissingError: names the first few files that are not there.
-        """
+        """Return what the SoC needs, with dependencies and readers of profiles that are there."""
         needed = (*(_GENIE if genie else ()), *qnn_libraries(abi, soc))
         files = _find_files((*needed, *profiling_readers(soc)), self.folders)
         _add_dependencies(files, self.folders)

@@ -25,13 +25,7 @@ class AdapterRangeWarning(UserWarning):
 
 
 def config_of(settings: DialogSettings, container: GenAIContainer) -> GenieConfig:
-    """Give the configuration of a container with settings of a dialog.
-
-    Raises:
-        WrongUseError: the container has no such adapter, or not all files of `genie_config`, or
-            Genie cannot run the two together; the container's target cannot run `genie_config`.
-        BuildError: `genie_config` cannot be read.
-    """
+    """Give the configuration of a container with settings of a dialog."""
     config = container.genie_config
     if settings.genie_config is not None:
         config = GenieConfig.from_file(Path(settings.genie_config))
@@ -92,11 +86,7 @@ def _check_adapter(
 
 
 def _check_strength(container: GenAIContainer, name: str, strength: float) -> None:
-    """Refuse a strength that the graphs cannot take; warn of one that their ranges do not cover.
-
-    Raises:
-        WrongUseError: it is outside the grid of the input.
-    """
+    """Refuse a strength that the graphs cannot take; warn of one that their ranges do not cover."""
     from buildlib.lora.config import MAX_STRENGTH
 
     if not 0.0 <= strength <= MAX_STRENGTH:
@@ -120,11 +110,7 @@ def _check_strength(container: GenAIContainer, name: str, strength: float) -> No
 
 
 def check_depth(config: GenieConfig) -> None:
-    """Refuse a type of dialog that has no query before a prompt.
-
-    Raises:
-        WrongUseError: it is one.
-    """
+    """Refuse a type of dialog that has no query before a prompt."""
     if config.dialog.type in _WITHOUT_DEPTH:
         raise WrongUseError(
             f"depth_tokens: a dialog of type {config.dialog.type} answers one prompt, and a "
@@ -170,9 +156,6 @@ def bound_answer(
 
     Args:
         prompt_tokens: with bos.
-
-    Raises:
-        PromptTooLongError: the answers of all streams do not fit.
     """
     dialog = config.dialog
     size = dialog.context.size

@@ -98,12 +98,7 @@ class ConversationScript:
 
 
 def write_state(folder: RunFolder, name: str, destination: Path, container: GenAIContainer) -> None:
-    """Copy a saved dialog from the device into a new folder of this host.
-
-    Raises:
-        RuntimeOutputError: the runner saved nothing, or too much.
-        HostFileError: the folder cannot be written, or has files already.
-    """
+    """Copy a saved dialog from the device into a new folder of this host."""
     device, path = folder.device, f"{folder.deployment.run_dir}/{name}"
     listed = device.shell(["ls", path], check=False)
     names = listed.stdout.split("\n")[:-1]
@@ -134,11 +129,7 @@ def check_save(destination: Path) -> None:
 
 
 def read_state(folder: Path, container: GenAIContainer) -> Mapping[str, bytes]:
-    """Read a state that `write_state` wrote: contents by their names in the run folder.
-
-    Raises:
-        WrongUseError: it is not a state, or one of another container.
-    """
+    """Read a state that `write_state` wrote: contents by their names in the run folder."""
     try:
         record = json.loads((folder / _STATE_FILE).read_bytes())
         owner = record["container_sha256"] if record["format"] == 1 else None

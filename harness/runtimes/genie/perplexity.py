@@ -38,9 +38,6 @@ def parse_perplexity(
 
     Args:
         positions: that the windows were cut for.
-
-    Raises:
-        RuntimeOutputError: no such file, or one about other windows than those that were sent.
     """
     try:
         result = _Result.model_validate_json(text)

@@ -40,20 +40,12 @@ _UNREADABLE = (
 
 
 def parse_profile(text: str, device: str) -> dict[str, float]:
-    """Return the metrics of the last query in a profile.
-
-    Raises:
-        RuntimeOutputError: not a profile, a figure without a known unit, or one that is missing.
-    """
+    """Return the metrics of the last query in a profile."""
     return complete_figures(parse_figures(text, device), {}, device, text)
 
 
 def parse_figures(text: str, device: str) -> dict[str, float]:
-    """Return the metrics that a profile has; of a query that filled its context there are none.
-
-    Raises:
-        RuntimeOutputError: not a profile, or a figure without a known unit.
-    """
+    """Return the metrics that a profile has; of a query that filled its context there are none."""
     try:
         events = [e for component in json.loads(text)["components"] for e in component["events"]]
         return {metric: value for event in events for metric, value in figures_of(event).items()}
@@ -75,9 +67,6 @@ def complete_figures(
 
     Args:
         clocked: stands in for all figures of a query that the profile lacks, by metric.
-
-    Raises:
-        RuntimeOutputError: one is missing all the same.
     """
     metrics = {**clocked, **figures}
     missing = REQUIRED - metrics.keys()
@@ -90,11 +79,7 @@ def complete_figures(
 
 
 def parse_trace(text: str, device: str) -> str:
-    """Return a trace that a runner wrote, on one line.
-
-    Raises:
-        RuntimeOutputError: it is no JSON document of traces.
-    """
+    """Return a trace that a runner wrote, on one line."""
     try:
         document = json.loads(text)
         if not isinstance(document["traceEvents"], list):
@@ -142,11 +127,7 @@ class Clock(BaseModel):
 
 
 def parse_clock(text: str, device: str) -> Clock:
-    """Read the file that a runner writes for `--clock`.
-
-    Raises:
-        RuntimeOutputError: it is no such file.
-    """
+    """Read the file that a runner writes for `--clock`."""
     try:
         return Clock.model_validate_json(text)
     except ValidationError as error:

@@ -34,10 +34,6 @@ def read_embeddings(path: Path, config: GenieConfig, container: GenAIContainer) 
 
     A `.npy` file has floats, which are quantized as the container's table is, or the integers of
     that very table. Any other file has raw rows, taken as they are.
-
-    Raises:
-        WrongUseError: the container takes no embeddings, or the file has others.
-        HostFileError: the file cannot be read.
     """
     embedding = _embedding(config, container)
     size = row_bytes(config, container)

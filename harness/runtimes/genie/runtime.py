@@ -94,11 +94,7 @@ def generated_text(output: str, device: str) -> str:
 
 
 def parse_ids(printed: str, config: GenieConfig, device: str) -> tuple[int, ...]:
-    """Return the token ids that a runner printed.
-
-    Raises:
-        RuntimeOutputError: it printed something else, or ids outside of the vocabulary.
-    """
+    """Return the token ids that a runner printed."""
     if not _IDS.fullmatch(printed):
         reason = "the runner printed something else than token ids"
         raise RuntimeOutputError(device, reason, printed[-_LOG_TAIL:])

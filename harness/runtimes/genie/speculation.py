@@ -22,11 +22,7 @@ Ask = Callable[[GenieConfig, str, int], str]
 
 
 def refuse_wrong_dialogs(config: GenieConfig, container: GenAIContainer) -> None:
-    """Refuse a type of dialog that the emulator's Genie gets wrong, before a device is asked.
-
-    Raises:
-        WrongUseError: `buildlib.pipeline.genie_check` found that it does.
-    """
+    """Refuse a type of dialog that the emulator's Genie gets wrong, before a device is asked."""
     kind = config.dialog.type
     if kind not in ("spd", "lade") or not container.metadata.target.emulator:
         return
@@ -51,9 +47,6 @@ def compare_dialog(
         container: that holds its files.
         genie: its name, and the SHA-256 of its library.
         ask: asks a dialog on the device.
-
-    Raises:
-        WrongUseError: the dialog is of type `spd` or `lade`, and the texts differ.
     """
     kind = config.dialog.type
     if kind not in SPECULATIVE:

@@ -55,12 +55,7 @@ class StepRun:
     command: tuple[str, ...] = runner_command(STEP_RUNNER)
 
     def decode(self, windows: Sequence[StepWindow], config: GenieConfig) -> StepLogits:
-        """Return the logits of each window.
-
-        Raises:
-            RunnerError: the runner crashed, hung or refused.
-            RuntimeOutputError: it left other logits than those of these steps.
-        """
+        """Return the logits of each window."""
         content = json.dumps([asdict(window) for window in windows])
         self.folder.send({_CONFIG: config.to_json(), _WINDOWS: content})
         command = [*self.command, "-c", _CONFIG, "--windows", _WINDOWS, *self.logging]

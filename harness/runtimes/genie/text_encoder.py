@@ -63,12 +63,7 @@ class EncoderRun:
     trace: bool = False
 
     def embed(self, texts: Sequence[str], config: TextEmbeddingConfig) -> EmbeddingResult:
-        """Embed texts one after another.
-
-        Raises:
-            RunnerError: the runner crashed, hung or refused.
-            RuntimeOutputError: what it left cannot be embeddings of these texts.
-        """
+        """Embed texts one after another."""
         self.folder.send({CONFIG: config.to_json()})
         if self.runner.endswith(".py"):
             return self._embed_together(texts)

@@ -53,22 +53,13 @@ class GraphModel(ContainerModel):
         *,
         depth_tokens: int = 0,
     ) -> None:
-        """See `Model.check_dialog`.
-
-        Raises:
-            WrongUseError: see `plain_config`.
-            PromptTooLongError: depth, prompt and answer do not fit into the context.
-        """
+        """See `Model.check_dialog`."""
         config = plain_config(settings, self.container)
         limit = dialog_limit(ContextLimit.of(self.container), config)
         limit.check(depth_tokens + prompt_tokens, new_tokens)
 
     def check_fit(self, device: DeviceProperties) -> None:
-        """See `Model.check_fit`.
-
-        Raises:
-            RuntimeChoiceError: the device has no Python, or the container is for another one.
-        """
+        """See `Model.check_fit`."""
         if device.abi == ANDROID and not find_python(ANDROID):
             reason = f"{RUNNER} needs Python, which Android has not: {NAMED}"
             raise RuntimeChoiceError(device.serial, reason)

@@ -96,9 +96,6 @@ def parse_dump(data: bytes, tokens: Sequence[int], device: str) -> StepTensors:
 
     Args:
         tokens: prompt and answer, as the model saw them.
-
-    Raises:
-        RuntimeOutputError: it is no such file.
     """
     line, _, content = data.partition(b"\n")
     try:

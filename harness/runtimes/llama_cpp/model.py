@@ -78,20 +78,12 @@ class LlamaCppModel(DescribedModel[LlamaCppDescription]):
 
     @cached_property
     def header(self) -> GgufHeader:
-        """Header of the GGUF.
-
-        Raises:
-            InputFileError: it is none.
-        """
+        """Header of the GGUF."""
         return GgufHeader.read(self.model_path)
 
     @property
     def context_length(self) -> int:
-        """Tokens of a context: as described, or as the GGUF says.
-
-        Raises:
-            WrongUseError: neither says.
-        """
+        """Tokens of a context: as described, or as the GGUF says."""
         length = self.description.context_length or self.header.context_length
         if length is None:
             raise WrongUseError(f"{self.path} names no context_length, and its GGUF has none")
@@ -121,12 +113,7 @@ class LlamaCppModel(DescribedModel[LlamaCppDescription]):
         *,
         depth_tokens: int = 0,
     ) -> None:
-        """See `Model.check_dialog`.
-
-        Raises:
-            WrongUseError: a setting is Genie's.
-            PromptTooLongError: depth, prompt and answer do not fit into the context.
-        """
+        """See `Model.check_dialog`."""
         for name in ("stop", "lora", "genie_config"):
             if getattr(settings, name) is not None:
                 raise WrongUseError(f"{name}: the runtime {self.runtime.name} has no such setting")
@@ -138,10 +125,6 @@ class LlamaCppModel(DescribedModel[LlamaCppDescription]):
         """Cut a text as llama-perplexity does: whole contexts, whose first token becomes bos.
 
         The second half of each is scored: tokens CL/2 + 1 to CL - 1, counted from 0.
-
-        Raises:
-            WrongUseError: the text has less than the two contexts that llama-perplexity insists
-                on, there is no tokenizer to cut it, or a draft model is asked for.
         """
         if role != "target":
             raise WrongUseError("a GGUF has no draft model")
@@ -169,12 +152,7 @@ class LlamaCppModel(DescribedModel[LlamaCppDescription]):
         ]
 
     def check_fit(self, device: DeviceProperties) -> None:
-        """See `Model.check_fit`.
-
-        Raises:
-            RuntimeChoiceError: there is no build for its ABI.
-            HostFileError: the build lacks llama-bench.
-        """
+        """See `Model.check_fit`."""
         self._files(device)
 
     def _files(self, device: DeviceProperties) -> dict[str, DeployFile]:
@@ -191,11 +169,7 @@ class LlamaCppModel(DescribedModel[LlamaCppDescription]):
     def start(
         self, device: Device, properties: DeviceProperties, options: RuntimeOptions
     ) -> LlamaCppRuntime:
-        """See `Model.start`.
-
-        Raises:
-            RuntimeChoiceError: there is no build for the device.
-        """
+        """See `Model.start`."""
         said = self.description
         named = {
             "--device": said.device,

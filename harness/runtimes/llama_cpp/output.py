@@ -98,11 +98,7 @@ def _count(entry: Entry, key: str) -> int:
 
 
 def parse_bench(text: str, device: str) -> tuple[BenchTest, str]:
-    """Return the one test that `llama-bench -o jsonl` printed, and its line.
-
-    Raises:
-        RuntimeOutputError: it printed none, several, or something else.
-    """
+    """Return the one test that `llama-bench -o jsonl` printed, and its line."""
     lines = [line for line in text.splitlines() if line.startswith("{")]
     if len(lines) != 1:
         raise RuntimeOutputError(device, f"llama-bench printed {len(lines)} tests", text[-_TAIL:])
@@ -152,9 +148,6 @@ def parse_chunks(text: str, scored: Sequence[int], device: str) -> tuple[float, 
 
     Args:
         scored: number of tokens that each chunk scores.
-
-    Raises:
-        RuntimeOutputError: it scored another number of chunks.
     """
     printed = [(int(number), float(value)) for number, value in _CHUNK.findall(text)]
     if [number for number, _ in printed] != list(range(1, len(scored) + 1)):

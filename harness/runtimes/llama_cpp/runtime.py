@@ -93,10 +93,6 @@ class LlamaCppRuntime(DeployedRuntime):
 
         As with Genie, each is of processes of its own, which warm up once unless no warm-up is
         asked for. Samples of the device are those of the generation.
-
-        Raises:
-            RunnerError: llama-bench crashed, hung or refused.
-            RuntimeOutputError: it printed something else than its test.
         """
         depth, after = request.depth_tokens, request.depth_tokens + request.prompt_tokens
         prompt = ["-p", str(request.prompt_tokens), "-n", "0", "-d", str(depth)]
@@ -121,13 +117,7 @@ class LlamaCppRuntime(DeployedRuntime):
             yield GenerationResult("", metrics, telemetry=samples.series, profile=profile)
 
     def generate(self, request: GenerationRequest) -> GenerationResult:
-        """Answer a text by llama-completion, which counts bos among the prompt's tokens.
-
-        Raises:
-            WrongUseError: the prompt is no text.
-            RunnerError: it crashed, hung or refused, as a prompt that is longer than the context.
-            RuntimeOutputError: its end was lost in all tries.
-        """
+        """Answer a text by llama-completion, which counts bos among the prompt's tokens."""
         if request.prompt is None:
             raise WrongUseError(
                 "llama.cpp's programs take a prompt in text, no tokens or embeddings"
@@ -175,13 +165,7 @@ class LlamaCppRuntime(DeployedRuntime):
         role: ModelRole = "target",
         lora: Mapping[str, float] | None = None,
     ) -> PerplexityResult:
-        """Score windows of one text in one process.
-
-        Raises:
-            WrongUseError: with an adapter.
-            RunnerError: llama-perplexity crashed, hung or refused.
-            RuntimeOutputError: it scored something else than was sent.
-        """
+        """Score windows of one text in one process."""
         if lora:
             raise WrongUseError("the runtime llama.cpp applies no adapters of containers")
         folder = self.folder()
@@ -197,11 +181,7 @@ class LlamaCppRuntime(DeployedRuntime):
         return PerplexityResult.of(perplexities, windows, self.positions(role), retries=retries)
 
     def _run(self, program: str, arguments: Sequence[str], times: int = 1) -> RunOutcome:
-        """Run a program of the build.
-
-        Raises:
-            WrongUseError: the build has no such program.
-        """
+        """Run a program of the build."""
         if program not in self.bundle.files:
             raise WrongUseError(f"the build of llama.cpp has no {program}, which this needs")
         command = [*self._environment, f"./{program}"]
