@@ -164,10 +164,6 @@ class CompileEncoder(Stage):
     def options(self) -> Mapping[str, object]:
         return self.config.compiled_part().model_dump(mode="json") | {"target": str(self.target)}
 
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        return (self.quantized.hash,)
-
     def run(self, folder: Path) -> None:
         binary, dlc = folder / self.binary, folder / f"{GRAPH}.dlc"
         renamed = {binary: Path(binary.name), dlc: Path(dlc.name)}

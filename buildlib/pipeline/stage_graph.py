@@ -111,7 +111,7 @@ class StageGraph:
             check: called with the folder of the output, before a stage that needs it runs.
         """
         entry = self.runner.entry(stage, self._group(source))
-        folders = dict.fromkeys(need.folder for need in _entries(vars(stage)))
+        folders = dict.fromkeys(need.folder for need in stage.entries())
         needs = tuple(self._nodes[folder] for folder in folders if folder in self._nodes)
         self._nodes[entry.folder] = StageNode(stage, entry, needs, source, load, check)
         return entry
@@ -162,16 +162,3 @@ class StageGraph:
 
     def _group(self, source: ModelSource | None) -> str | None:
         return None if source is None else self._groups.get(source)
-
-
-def _entries(value: object) -> Iterator[CacheEntry]:
-    """Yield the outputs of other stages among the fields of a stage."""
-    match value:
-        case CacheEntry():
-            yield value
-        case Mapping():
-            for one in value.values():
-                yield from _entries(one)
-        case list() | tuple():
-            for one in value:
-                yield from _entries(one)

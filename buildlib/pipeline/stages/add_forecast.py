@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from buildlib.cache.key import combined_sha256
 from buildlib.cache.layout import CacheEntry
 from buildlib.checkpoint.config import load_config
 from buildlib.checkpoint.layout import CONFIG_FILE, ENCODINGS_FILE, MODEL_FILE
@@ -43,10 +42,6 @@ class AddForecast(Stage):
             "forecast_token_count": self.config.forecast_token_count,
             "forecast_prefix": self.config.forecast_prefix,
         }
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        return (self.model.hash, combined_sha256(self.files))
 
     def run(self, folder: Path) -> None:
         before = self.model.folder

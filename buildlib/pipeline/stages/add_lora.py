@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from buildlib.cache.key import combined_sha256, text_sha256
+from buildlib.cache.key import text_sha256
 from buildlib.cache.layout import CacheEntry
 from buildlib.checkpoint.config import load_config
 from buildlib.checkpoint.layout import CONFIG_FILE, ENCODINGS_FILE, MODEL_FILE
@@ -65,10 +65,6 @@ class AddLora(Stage):
             "activation_ranges": self.quantization.activation_ranges,
             "act_bitwidth": self.quantization.act_bitwidth,
         }
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        return (self.model.hash, combined_sha256(self.files))
 
     def run(self, folder: Path) -> None:
         before, target = self.model.folder, folder / MODEL_FILE

@@ -43,10 +43,6 @@ class ApplyMllmContract(Stage):
     def options(self) -> Mapping[str, object]:
         return {"contract": "mllm", "ar": self.shape.ar, "positions": self.positions}
 
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        return (self.split.hash, self.model.hash)
-
     def run(self, folder: Path) -> None:
         config = load_config(self.model.folder / CONFIG_FILE)
         adapted = folder / f"{MllmPart(1, 1).graph(self.shape)}.onnx"

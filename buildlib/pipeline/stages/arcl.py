@@ -34,10 +34,6 @@ class ConvertShape(Stage):
     def options(self) -> Mapping[str, object]:
         return {"ar": self.shape.ar, "cl": self.shape.cl}
 
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        return (self.model.hash,)
-
     def run(self, folder: Path) -> None:
         config = load_config(self.model.folder / CONFIG_FILE)
         made = {name for node in load_proto(self.source).graph.node for name in node.output}

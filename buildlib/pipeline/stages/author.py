@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from buildlib.cache.key import combined_sha256
 from buildlib.checkpoint.checkpoint import Checkpoint
 from buildlib.checkpoint.layout import CONFIG_FILE
 from buildlib.files import atomic_write_bytes
@@ -39,10 +38,6 @@ class AuthorModel(Stage):
     @property
     def options(self) -> Mapping[str, object]:
         return {"ar": self.shape.ar, "cl": self.shape.cl}
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        return (combined_sha256(self.files),)
 
     def run(self, folder: Path) -> None:
         checkpoint = Checkpoint.load(self.checkpoint.folder)

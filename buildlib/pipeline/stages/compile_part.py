@@ -62,9 +62,8 @@ class CompilePart(Stage):
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        hashes = (entry.hash for entry in self.converted.values())
         packages = (f"{one.provider} {sha256}" for one, sha256 in self.op_packages.items())
-        return (*hashes, *packages)
+        return (*super().inputs, *packages)
 
     def run(self, folder: Path) -> None:
         binary = folder / self.binary

@@ -54,10 +54,6 @@ class CompleteEncodings(Stage):
             "calibration_sha256": text_sha256(text) if text else None,
         }
 
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        return (self.imported.hash,)
-
     def run(self, folder: Path) -> None:
         with original_paths(self.export):
             self._complete(self.imported.folder, folder)

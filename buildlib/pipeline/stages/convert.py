@@ -56,10 +56,6 @@ class Convert(Stage):
             "per_channel_quantization": "True",
         }
 
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        return (self.split.hash, self.weights.hash)
-
     def run(self, folder: Path) -> None:
         encodings = load_encodings(self.source.with_suffix(ENCODINGS_SUFFIX))
         weights = self.weights.folder / f"{self.part.stem}.weights"

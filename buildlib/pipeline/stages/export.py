@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from buildlib.cache.key import combined_sha256, text_sha256
+from buildlib.cache.key import text_sha256
 from buildlib.checkpoint.checkpoint import Checkpoint
 from buildlib.checkpoint.layout import CONFIG_FILE, ENCODINGS_FILE
 from buildlib.checkpoint.tokenizer import text_windows
@@ -53,10 +53,6 @@ class Export(Stage):
             "quantization": self.quantization,
             "calibration_sha256": text_sha256(self.checkpoint.calibration_text),
         }
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        return (combined_sha256(self.files),)
 
     def run(self, folder: Path) -> None:
         bits = Bitwidths.from_options(self.quantization)

@@ -37,10 +37,6 @@ class ExtractEmbedding(Stage):
     def options(self) -> Mapping[str, object]:
         return {"embed_datatype": self.datatype}
 
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        return (self.model.hash,)
-
     def run(self, folder: Path) -> None:
         table = write_table(self.source, folder / TABLE_FILE, self.datatype)
         EmbeddingExtraction().run(self.source, folder / MODEL_FILE)

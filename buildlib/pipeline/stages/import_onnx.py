@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from buildlib.cache.key import combined_sha256, text_sha256
+from buildlib.cache.key import text_sha256
 from buildlib.checkpoint.config import load_config
 from buildlib.checkpoint.layout import CONFIG_FILE, ENCODINGS_FILE, MODEL_FILE, TOKENIZER_FILE
 from buildlib.checkpoint.tokenizer import check_tokenizer
@@ -52,10 +52,6 @@ class ImportOnnx(Stage):
             "config_sha256": text_sha256(self.export.config),
             **({"operations": self.operations} if self.operations else {}),
         }
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        return (combined_sha256(self.files),)
 
     def run(self, folder: Path) -> None:
         source = self.export

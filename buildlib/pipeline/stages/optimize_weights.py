@@ -61,10 +61,6 @@ class OptimizeWeights(Stage):
             "calibration_sha256": text_sha256(text) if text else None,
         }
 
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        return (self.model.hash,)
-
     def run(self, folder: Path) -> None:
         source = self.model.folder
         encodings = source / ENCODINGS_FILE

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from buildlib.cache.key import combined_sha256, text_sha256
+from buildlib.cache.key import text_sha256
 from buildlib.cache.layout import CacheEntry
 from buildlib.checkpoint.config import load_config
 from buildlib.checkpoint.layout import CONFIG_FILE, ENCODINGS_FILE, MODEL_FILE, TOKENIZER_FILE
@@ -44,10 +44,6 @@ class GiveHiddenStates(Stage):
     @property
     def options(self) -> Mapping[str, object]:
         return {}
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        return (self.model.hash,)
 
     def run(self, folder: Path) -> None:
         HiddenStatesOutput().run(self.source, folder / MODEL_FILE)
@@ -90,10 +86,6 @@ class PrepareDraft(Stage):
             "quantization": self.quantization,
             "calibration_sha256": text_sha256(text) if text else None,
         }
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        return (self.spoken.hash, self.target.hash, combined_sha256(self.files))
 
     def run(self, folder: Path) -> None:
         before = self.spoken.folder

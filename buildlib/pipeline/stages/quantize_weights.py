@@ -36,9 +36,5 @@ class QuantizeWeights(Stage):
     def options(self) -> Mapping[str, object]:
         return {"part": self.part.stem}
 
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        return (self.split.hash,)
-
     def run(self, folder: Path) -> None:
         quantize_weights(self.source, folder / f"{self.part.stem}.weights")

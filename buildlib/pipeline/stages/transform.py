@@ -45,10 +45,6 @@ class Transform(Stage):
         split_model = self.split_model.model_copy(update={"num_splits": self.n_parts})
         return {"split_model": split_model, "mha2sha": self.mha2sha}
 
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        return (self.model.hash,)
-
     def run(self, folder: Path) -> None:
         parts = split_model(
             self.source,

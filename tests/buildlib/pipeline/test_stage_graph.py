@@ -43,10 +43,6 @@ class Sum(Stage):
     def options(self) -> Mapping[str, object]:
         return {"number": self.number}
 
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        return tuple(term.hash for term in self._terms)
-
     def run(self, folder: Path) -> None:
         if self.barrier is not None:
             self.barrier.wait(timeout=30)
