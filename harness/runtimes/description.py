@@ -12,11 +12,12 @@ Paths are relative to the file. A `build` is a folder, or one for each ABI.
 
 import hashlib
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -31,6 +32,7 @@ from harness.runtimes.base import ModelRole, RuntimeOptions, Window
 from harness.runtimes.bundles.bundle import Bundle
 from harness.runtimes.bundles.sources import find_qnn
 from harness.runtimes.deployed import DeployedRuntime
+from harness.runtimes.dialog_settings import DialogSettings
 from harness.yaml_files import YamlFile
 
 Word = Annotated[str, Field(min_length=1, max_length=4096, pattern=r"\A[^\x00\n]+\Z")]
@@ -89,13 +91,15 @@ def read_description(path: Path, model: type[_Description], runtime: str) -> _De
 
 
 @dataclass(frozen=True)
-class DescribedModel(Generic[_Description]):
+class DescribedModel(ABC, Generic[_Description]):
     """Base of models that a description describes; the rest of `Model` is their own.
 
     Attributes:
         path: the description's.
+        takes_depth: whether its programs can begin with tokens in the context.
     """
 
+    takes_depth: ClassVar[bool] = False
     path: Path
     description: _Description
 
@@ -127,14 +131,23 @@ class DescribedModel(Generic[_Description]):
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     @property
+    def context_length(self) -> int | None:
+        """Tokens of a context; None if unknown."""
+        return self.description.context_length
+
+    @property
+    def toolchain(self) -> Mapping[str, str]:
+        """Unknown, where the model's files do not tell their maker."""
+        return {}
+
+    @property
     def info(self) -> ContainerInfo:
         """The model in the results store."""
-        return self.container_info(cl=self.description.context_length or 0)
+        return self.container_info()
 
     def container_info(
         self,
         *,
-        cl: int,
         name: str = "",
         precision: str | None = None,
         parameters: int | None = None,
@@ -150,26 +163,41 @@ class DescribedModel(Generic[_Description]):
             sha256=self.sha256,
             target="",
             ars=(),
-            cl=cl,
+            cl=self.context_length or 0,
             n_splits=0,
             precision=precision,
             size_bytes=sum(path.stat().st_size for path in files),
             parameters=parameters,
         )
 
-    def check_length(
-        self, most: int | None, prompt_tokens: int, new_tokens: int, depth_tokens: int = 0
+    def check_dialog(
+        self,
+        settings: DialogSettings,
+        prompt_tokens: int,
+        new_tokens: int,
+        *,
+        depth_tokens: int = 0,
     ) -> None:
-        """Refuse a prompt and an answer that do not fit into a context, if its length is known.
-
-        Args:
-            depth_tokens: refused, as most programs begin with an empty context.
-        """
-        if depth_tokens:
+        """See `Model.check_dialog`."""
+        self.check_settings(settings)
+        if depth_tokens and not self.takes_depth:
             runtime = self.description.runtime
             raise WrongUseError(f"the runtime {runtime} has no depth: leave it out")
-        if most is not None and prompt_tokens + new_tokens > most:
-            raise PromptTooLongError(prompt_tokens, new_tokens, most - 1, most)
+        given, most = depth_tokens + prompt_tokens, self.context_length
+        if most is not None and given + new_tokens > most:
+            raise PromptTooLongError(given, new_tokens, most - 1, most)
+
+    @abstractmethod
+    def check_settings(self, settings: DialogSettings) -> None:
+        """Refuse settings that its programs do not have."""
+
+    def check_fit(self, device: DeviceProperties) -> None:
+        """See `Model.check_fit`."""
+        self.device_bundle(device)
+
+    @abstractmethod
+    def device_bundle(self, device: DeviceProperties) -> Bundle:
+        """Return programs, libraries and model for a device; refuse one that it is not for."""
 
     def build_for(self, device: DeviceProperties) -> Path:
         """Return the folder with the programs for a device."""

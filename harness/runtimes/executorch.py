@@ -190,25 +190,13 @@ class ExecuTorchModel(DescribedModel[ExecuTorchDescription]):
         """Its exporter, whose version it does not tell."""
         return {"toolchain": "executorch"}
 
-    def check_dialog(
-        self,
-        settings: DialogSettings,
-        prompt_tokens: int,
-        new_tokens: int,
-        *,
-        depth_tokens: int = 0,
-    ) -> None:
-        """See `Model.check_dialog`."""
+    def check_settings(self, settings: DialogSettings) -> None:
+        """Refuse settings other than the temperature."""
         if settings.model_dump(exclude={"temp"}, exclude_none=True):
             raise WrongUseError(f"the runtime {self.runtime.name} has no setting but temp")
-        most = self.description.context_length
-        self.check_length(most, prompt_tokens, new_tokens, depth_tokens)
 
-    def check_fit(self, device: DeviceProperties) -> None:
-        """See `Model.check_fit`."""
-        self._bundle(device)
-
-    def _bundle(self, device: DeviceProperties) -> Bundle:
+    def device_bundle(self, device: DeviceProperties) -> Bundle:
+        """Return the runner, ExecuTorch's libraries and QNN's, and the model."""
         build = self.build_for(device)
         folders = [build / name for name in _FOLDERS]
         programs = find_programs((PROGRAM,), folders, "ExecuTorch")
@@ -230,5 +218,5 @@ class ExecuTorchModel(DescribedModel[ExecuTorchDescription]):
         command = [*self.environment, f"./{PROGRAM}"]
         command += ["--decoder_model_version", said.decoder_model_version]
         command += ["--eval_mode", str(said.eval_mode), *said.arguments]
-        bundle = self._bundle(properties)
+        bundle = self.device_bundle(properties)
         return ExecuTorchRuntime(device, properties, bundle, options, command, self)

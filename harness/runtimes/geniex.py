@@ -17,6 +17,7 @@ from harness.deploy.deployment import DeployFile
 from harness.devices.base import Device, DeviceProperties
 from harness.errors import HostFileError, RuntimeOutputError, WrongUseError
 from harness.runtimes.base import Capability, GenerationResult, RuntimeOptions, SpeedRequest
+from harness.runtimes.bundles.bundle import Bundle
 from harness.runtimes.description import (
     DescribedModel,
     Description,
@@ -147,30 +148,13 @@ class GeniexModel(DescribedModel[GeniexDescription]):
 
     runtime: ClassVar[type[GeniexBenchRuntime]] = GeniexBenchRuntime
 
-    @property
-    def toolchain(self) -> Mapping[str, str]:
-        """Unknown: a bundle or GGUF does not tell its maker."""
-        return {}
-
-    def check_dialog(
-        self,
-        settings: DialogSettings,
-        prompt_tokens: int,
-        new_tokens: int,
-        *,
-        depth_tokens: int = 0,
-    ) -> None:
-        """See `Model.check_dialog`."""
+    def check_settings(self, settings: DialogSettings) -> None:
+        """Refuse all settings."""
         if settings != DialogSettings():
             raise WrongUseError(f"the runtime {self.runtime.name} measures greedy dialogs alone")
-        most = self.description.context_length
-        self.check_length(most, prompt_tokens, new_tokens, depth_tokens)
 
-    def check_fit(self, device: DeviceProperties) -> None:
-        """See `Model.check_fit`."""
-        self._files(device)
-
-    def _files(self, device: DeviceProperties) -> dict[str, DeployFile]:
+    def device_bundle(self, device: DeviceProperties) -> Bundle:
+        """Return an installed GenieX, and the model."""
         build = self.build_for(device)
         if not (build / _PROGRAM).is_file():
             raise HostFileError(str(build), f"it has no {_PROGRAM}: name the installed GenieX")
@@ -183,7 +167,7 @@ class GeniexModel(DescribedModel[GeniexDescription]):
             for name, path in model_files(self.model_path).items()
         }
         program = DeployFile(build / _PROGRAM, executable=True, origin="GenieX")
-        return {**libraries, **model, _PROGRAM: program}
+        return self.bundle(device, {**libraries, **model, _PROGRAM: program})
 
     def start(
         self, device: Device, properties: DeviceProperties, options: RuntimeOptions
@@ -195,7 +179,7 @@ class GeniexModel(DescribedModel[GeniexDescription]):
         named = {"-c": said.context_length, "-t": said.threads, "-ngl": said.n_gpu_layers}
         for flag, value in named.items():
             arguments += [] if value is None else [flag, str(value)]
-        bundle = self.bundle(properties, self._files(properties))
+        bundle = self.device_bundle(properties)
         command = ("env", *_ENVIRONMENT, *self.environment, f"./{_PROGRAM}")
         words = (*command, *arguments, *said.arguments)
         return GeniexBenchRuntime(device, properties, bundle, options, words, self)

@@ -20,7 +20,6 @@ from buildlib.targets import find_soc
 from harness.deploy.deployment import DeployFile
 from harness.devices.base import Device, DeviceProperties
 from harness.errors import HostFileError, RuntimeOutputError, WrongUseError
-from harness.results.records import ContainerInfo
 from harness.runtimes.base import (
     Capability,
     EarlyEnd,
@@ -319,43 +318,14 @@ class MllmModel(DescribedModel[MllmDescription]):
         return MllmDialog if self.config.family == "qwen3" else MllmSpeed
 
     @property
-    def info(self) -> ContainerInfo:
-        """The model in the results store."""
-        return self.container_info(cl=RUNNER_CL)
+    def context_length(self) -> int:
+        """The context that its runners have compiled in."""
+        return RUNNER_CL
 
-    @property
-    def toolchain(self) -> Mapping[str, str]:
-        """Unknown: a context does not tell its maker."""
-        return {}
-
-    def check_dialog(
-        self,
-        settings: DialogSettings,
-        prompt_tokens: int,
-        new_tokens: int,
-        *,
-        depth_tokens: int = 0,
-    ) -> None:
-        """See `Model.check_dialog`.
-
-        Raises:
-            WrongUseError: any setting, or a depth.
-            PromptTooLongError: prompt and answer do not fit into the context.
-        """
+    def check_settings(self, settings: DialogSettings) -> None:
+        """Refuse all settings."""
         if settings != DialogSettings():
             raise WrongUseError("mllm's runners answer greedily, without settings")
-        self.check_length(RUNNER_CL, prompt_tokens, new_tokens, depth_tokens)
-
-    def check_fit(self, device: DeviceProperties) -> None:
-        """See `Model.check_fit`.
-
-        Raises:
-            RuntimeChoiceError: there is no build for its ABI.
-            HostFileError: the build lacks the runner, or an op package is missing.
-            GenieMissingError: neither it nor this machine has QNN for the device.
-            BuildError: it needs QNN, and the SoC of the device is in no catalog.
-        """
-        self.device_bundle(device)
 
     @property
     def program(self) -> str:
@@ -363,7 +333,7 @@ class MllmModel(DescribedModel[MllmDescription]):
         return f"mllm-{self.config.family}-aot-runner"
 
     def device_bundle(self, device: DeviceProperties) -> Bundle:
-        """Return the files of the document's list that a device needs; see `check_fit`."""
+        """Return the files of the document's list that a device needs."""
         said, build = self.description, self.build_for(device)
         programs = find_programs((self.program,), [build], "mllm")
         if not programs:

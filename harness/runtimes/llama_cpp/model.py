@@ -15,6 +15,7 @@ from harness.devices.base import Device, DeviceProperties
 from harness.errors import HostFileError, WrongUseError
 from harness.results.records import ContainerInfo
 from harness.runtimes.base import ModelRole, RuntimeOptions, Window
+from harness.runtimes.bundles.bundle import Bundle
 from harness.runtimes.description import (
     DescribedModel,
     Description,
@@ -75,6 +76,7 @@ class LlamaCppModel(DescribedModel[LlamaCppDescription]):
     """A GGUF that llama.cpp runs; `Model`."""
 
     runtime: ClassVar[type[LlamaCppRuntime]] = LlamaCppRuntime
+    takes_depth: ClassVar[bool] = True
 
     @cached_property
     def header(self) -> GgufHeader:
@@ -94,7 +96,6 @@ class LlamaCppModel(DescribedModel[LlamaCppDescription]):
         """The GGUF in the results store."""
         header = self.header
         return self.container_info(
-            cl=self.context_length,
             name=header.name,
             precision=header.precision or None,
             parameters=header.parameters or None,
@@ -105,19 +106,11 @@ class LlamaCppModel(DescribedModel[LlamaCppDescription]):
         """The format: a GGUF does not tell the version of its converter."""
         return {"toolchain": "gguf"}
 
-    def check_dialog(
-        self,
-        settings: DialogSettings,
-        prompt_tokens: int,
-        new_tokens: int,
-        *,
-        depth_tokens: int = 0,
-    ) -> None:
-        """See `Model.check_dialog`."""
+    def check_settings(self, settings: DialogSettings) -> None:
+        """Refuse settings that llama.cpp does not have."""
         for name in ("stop", "lora", "genie_config"):
             if getattr(settings, name) is not None:
                 raise WrongUseError(f"{name}: the runtime {self.runtime.name} has no such setting")
-        self.check_length(self.context_length, depth_tokens + prompt_tokens, new_tokens)
 
     def windows(
         self, text: str, most: int | None = None, role: ModelRole = "target"
@@ -151,11 +144,8 @@ class LlamaCppModel(DescribedModel[LlamaCppDescription]):
             for number, (begin, end) in enumerate(zip([0, *ends], ends, strict=False))
         ]
 
-    def check_fit(self, device: DeviceProperties) -> None:
-        """See `Model.check_fit`."""
-        self._files(device)
-
-    def _files(self, device: DeviceProperties) -> dict[str, DeployFile]:
+    def device_bundle(self, device: DeviceProperties) -> Bundle:
+        """Return the programs and libraries of llama.cpp, and the GGUF."""
         build = self.build_for(device)
         folders = [build / name for name in _FOLDERS]
         programs = find_programs(PROGRAMS, folders, "llama.cpp")
@@ -164,7 +154,7 @@ class LlamaCppModel(DescribedModel[LlamaCppDescription]):
             raise HostFileError(str(build), f"neither it nor its bin has one of {names}")
         libraries = find_shared_libraries(folders, "llama.cpp")
         model = DeployFile(self.model_path, origin="model")
-        return {**libraries, **programs, MODEL: model}
+        return self.bundle(device, {**libraries, **programs, MODEL: model})
 
     def start(
         self, device: Device, properties: DeviceProperties, options: RuntimeOptions
@@ -183,7 +173,7 @@ class LlamaCppModel(DescribedModel[LlamaCppDescription]):
         return LlamaCppRuntime(
             device,
             properties,
-            self.bundle(properties, self._files(properties)),
+            self.device_bundle(properties),
             options,
             arguments=(*itertools.chain(*flags), *said.arguments),
             environment=self.environment,
