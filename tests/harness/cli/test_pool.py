@@ -202,7 +202,10 @@ def test_a_person_holds_a_device_while_a_command_runs(
         assert held.wait() == 2
 
 
-def test_a_person_reserves_a_device_and_another_waits(tmp_path: Path) -> None:
+def test_a_person_reserves_a_device_and_another_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QNNFARM_STATE_DIR", str(tmp_path / "state"))
     path = tmp_path / "pool.yaml"
     path.write_text("devices: [{name: here, type: local}]")
     words = "reserve", "here", "--for", "2h", "--at", "2099-01-01 10:00"
