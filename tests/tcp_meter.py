@@ -14,20 +14,26 @@ _PIPE_BYTES = 1 << 20
 
 
 class TcpMeter:
-    """Passes connections to its port on to `target`; a context manager.
+    """Passes connections to its port on `host` on to `target`; a context manager.
 
     Bytes go from socket to socket inside the kernel, so that the proxy costs next to nothing.
 
     Attributes:
-        port: where it listens, on 127.0.0.1.
+        port: where it listens.
         sent_bytes: to the target.
         received_bytes: from the target.
     """
 
-    def __init__(self, target: tuple[str, int], bytes_per_s: float | None = None) -> None:
+    def __init__(
+        self,
+        target: tuple[str, int],
+        bytes_per_s: float | None = None,
+        *,
+        host: str = "127.0.0.1",
+    ) -> None:
         self._target = target
         self._bytes_per_s = bytes_per_s
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server((host, 0))
         self.port: int = self._listener.getsockname()[1]
         self.sent_bytes = 0
         self.received_bytes = 0

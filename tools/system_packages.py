@@ -18,6 +18,7 @@ PACKAGES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "dash": ("dash", "sh"),
         "gcc": ("gcc",),
         "git": ("git",),
+        "iproute2": ("ip",),
         "libatomic1": ("libatomic.so.1",),  # the QNN libraries load it
         "libc6-dev": ("libc.so",),  # gcc only recommends the headers
         "make": ("make",),
@@ -29,7 +30,7 @@ PACKAGES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "procps": ("ps",),
         "systemd": ("systemd-analyze",),
         "toybox": ("toybox",),
-        "util-linux": ("setpriv", "unshare"),
+        "util-linux": ("nsenter", "setpriv", "unshare"),
     }
 )
 """Debian package -> its programs and libraries that tests run."""

@@ -1,8 +1,8 @@
 """Processes of a lab, which lease devices and have each hold a lock while they work there.
 
-    lab_worker.py LEDGER FOLDER TTL_S
+    lab_worker.py FOLDER TTL_S
 
-starts one for each number that it reads, and prints its pid.
+reads the location of the ledger, then starts one for each number that it reads, and prints its pid.
 
 The devices are four folders of this machine, each a device of its own to fences. What a holder runs
 there takes a lock without waiting, and writes its token down: a second holder would fail at it.
@@ -102,7 +102,8 @@ def work(number: int, ledger: str, folder: Path, ttl_s: float) -> None:
 
 def main() -> None:
     """Start a worker for each number."""
-    ledger, folder, ttl_s = sys.argv[1], Path(sys.argv[2]), float(sys.argv[3])
+    folder, ttl_s = Path(sys.argv[1]), float(sys.argv[2])
+    ledger = sys.stdin.readline().strip()
     importlib.import_module("psycopg")
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # so that they leave no zombies
     for line in sys.stdin:

@@ -8,6 +8,11 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 import harness.pool
+import harness.pool.acquisition
+import harness.pool.context
+import harness.pool.database
+import harness.pool.heartbeat
+import harness.pool.lease
 from harness.devices.spec import DeviceSpec
 from harness.errors import DeviceLostError, LeaseLostError, LedgerError
 from harness.pool.acquisition import Acquisition
@@ -23,6 +28,14 @@ if TYPE_CHECKING:
     from harness.devices.base import Device
 
 pytestmark = pytest.mark.first
+_OUTSIDE = (
+    harness.pool.acquisition,
+    harness.pool.context,
+    harness.pool.database,
+    harness.pool.heartbeat,
+    harness.pool.lease,
+)
+"""Code that does not run within a transaction: an end in the middle of one undoes it, whole."""
 
 
 class HandDevice:
@@ -73,15 +86,16 @@ def test_a_transaction_interrupted_at_any_line_leaves_no_lock(file_bench: Bench)
 
 
 def test_a_request_interrupted_at_any_line_leaves_no_lease(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(harness.pool.acquisition, "_AFTER_FAILURE_S", 0.0)
     bench = Bench(tmp_path / "pool.db")
     bench.add("a")
     claims = HandClaims(bench)
     context = bench.context(claims=claims)
     for number in itertools.count(1):
         granted: list[Lease] = []
-        interrupter = Interrupter(number, harness.pool)
+        interrupter = Interrupter(number, *_OUTSIDE)
         claims.higher = bench.ledger.rows(["a"])["a"].leases * 10
         if not interrupter.run(lambda: granted.append(acquire(context))):  # noqa: B023
             break

@@ -9,7 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,16 +18,22 @@ import pytest
 
 from harness.pool.requirement import Requirement
 from tests.harness.pool import lab_worker
+from tests.network import Link, linked_to
 from tests.postgresql_server import PostgresqlServer, running_postgresql_server
 from tests.system import program
+from tests.tcp_meter import TcpMeter
 
 _HOSTS = 3
 _WORKERS = 12
 _TTL_S = 6.0
 _LONGEST_STOP_S = 15.0
 _WAKING_S = 2.0
+_LONGEST_CUT_S = 12.0
+_RECONNECTING_S = 30.0
+"""So long may a connection be silent after a cut: TCP doubles the pause between its attempts."""
 _ROOT = Path(__file__).parents[3]
 _ON_HOST = """
+while ! ip link show up | grep -q eth; do sleep 0.1; done
 hostname "$1"; mount --bind "$2/boot" /proc/sys/kernel/random/boot_id
 mount --bind "$2/machine" /etc/machine-id; shift 2; exec "$@"
 """
@@ -35,7 +41,10 @@ mount --bind "$2/machine" /etc/machine-id; shift 2; exec "$@"
 
 @dataclass
 class Lab:
-    """Twelve processes on three hosts: namespaces with a name, machine and boot of their own."""
+    """Twelve processes on three hosts: namespaces with a name, machine and boot of their own.
+
+    Each host has a cable of its own to the ledger, which may be cut.
+    """
 
     server: PostgresqlServer
     folder: Path
@@ -43,6 +52,9 @@ class Lab:
     workers: dict[int, int] = field(default_factory=dict)
     stopped: dict[int, float] = field(default_factory=dict)
     slept: list[tuple[int, float, float]] = field(default_factory=list)
+    links: list[Link] = field(default_factory=list)
+    cut: dict[int, float] = field(default_factory=dict)
+    stack: ExitStack = field(default_factory=ExitStack)
     done: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -55,18 +67,24 @@ class Lab:
         host.mkdir()
         (host / "boot").write_text(f"{len(self.hosts):08}-0000-0000-0000-000000000000\n")
         (host / "machine").write_text(f"{len(self.hosts):032}\n")
-        words = [sys.executable, lab_worker.__file__, self.ledger, str(self.folder), str(_TTL_S)]
-        unshare = [str(program("unshare")), "--mount", "--uts", "sh", "-c", _ON_HOST, "sh"]
-        self.hosts.append(
-            subprocess.Popen(
-                [*unshare, host.name, str(host), *words],
-                env={**os.environ, "QNNFARM_STATE_DIR": str(host), "PYTHONPATH": str(_ROOT)},
-                cwd=_ROOT,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-        )  # fmt: skip
+        words = [sys.executable, lab_worker.__file__, str(self.folder), str(_TTL_S)]
+        unshare = [str(program("unshare")), "--mount", "--uts", "--net", "sh", "-c", _ON_HOST, "sh"]
+        process = subprocess.Popen(
+            [*unshare, host.name, str(host), *words],
+            env={**os.environ, "QNNFARM_STATE_DIR": str(host), "PYTHONPATH": str(_ROOT)},
+            cwd=_ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.hosts.append(process)
+        link = self.stack.enter_context(linked_to(process.pid))
+        self.links.append(link)
+        server = "127.0.0.1", self.server.port
+        relay = self.stack.enter_context(TcpMeter(server, host=link.address))
+        assert process.stdin is not None
+        near, far = f"127.0.0.1:{self.server.port}", f"{link.address}:{relay.port}"
+        process.stdin.write(self.server.url("postgres").replace(near, far) + "\n")
 
     def start(self, number: int) -> None:
         host = self.hosts[number % len(self.hosts)]
@@ -88,12 +106,14 @@ class Lab:
 
     def strike(self, choose: random.Random) -> None:
         """Do one thing to the lab that happens to labs."""
-        what = choose.choices(["kill", "stop", "restart"], [10, 10, 1])[0]
+        what = choose.choices(["kill", "stop", "cut", "restart"], [10, 10, 3, 1])[0]
         number = choose.choice([n for n in self.workers if n not in self.stopped] or [0])
         self.done[what] += 1
         if what == "restart":
             self.server.stop()
             self.server.start()
+        elif what == "cut":
+            self._cut(choose.randrange(len(self.links)), choose.uniform(0.1, _LONGEST_CUT_S))
         elif what == "kill":
             self._end(number)
             self.start(number)
@@ -102,7 +122,19 @@ class Lab:
             self.stopped[number] = time.time() + choose.uniform(0.1, _LONGEST_STOP_S)
             self.slept.append((number, time.time(), self.stopped[number] + _WAKING_S))
 
+    def _cut(self, host: int, seconds: float) -> None:
+        """Cut a host off from the ledger, not from its devices."""
+        self.links[host].cut()
+        self.cut[host] = time.time() + seconds
+        ends = self.cut[host] + _RECONNECTING_S
+        cut_off = [number for number in self.workers if number % len(self.hosts) == host]
+        self.slept += [(number, time.time(), ends) for number in cut_off]
+
     def wake(self, *, everyone: bool = False) -> None:
+        for host, until in list(self.cut.items()):
+            if everyone or time.time() > until:
+                del self.cut[host]
+                self.links[host].mend()
         for number, until in list(self.stopped.items()):
             if everyone or time.time() > until:
                 del self.stopped[number]
@@ -115,6 +147,7 @@ class Lab:
         for host in self.hosts:
             host.communicate()
         self.hosts.clear()
+        self.stack.close()
 
     def _end(self, number: int) -> None:
         self.stopped.pop(number, None)
