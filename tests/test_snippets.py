@@ -341,25 +341,11 @@ def a_pool(reader: Reader) -> None:
 
 @scene("README.md", slow=True)
 def newcomer(reader: Reader) -> None:
-    reader.model("MODEL_DIR")
-    reader.text("FILE")
-    reader.bundle("CONTAINER_A", "CONTAINER_B")
     (reader.folder / ".venv").symlink_to(sys.prefix)
-    reader.words["python3 -m venv .venv && .venv/bin/pip install -e . && "] = ""
-    reader.words["--pyargs suites"] = f"--pyargs suites {SHORT}"
-    reader.write("pool.yaml", {"devices": [{"type": "virtual", "identifier": "alpha"}]})
-    reader.write("PLAN.yaml", PLAN)
-    reader.statuses |= {"compare": {0, 2}, "gate": {0, 2}}
+    reader.words["python3 -m venv .venv && .venv/bin/pip install -e ."] = "true"
     reader.patch.setenv("QNNFARM_CACHE_DIR", str(reader.folder / "cache"))
-    reader.removes_alpha()
 
 
-SHORT = " ".join(
-    f"--suite-param={value}"
-    for value in ("soak_s=0", "soak_dialogs=1", "repetitions=1", "warmup=0", "windows=1", "pp=64",
-                  "tg=3", "depth=32", "turns=2")
-)  # fmt: skip
-"""The least of what the suites measure."""
 PLAN = {
     "name": "some",
     "db": "results.db",

@@ -33,6 +33,7 @@ from harness.virtual_device.faults import ALWAYS, Slow
 from suites.models import tiny_llama
 from tests.command_line import IMPORTED, Done, Started
 from tests.conftest import kill_server
+from tools.commands import PAGE, page
 
 Run = Callable[..., Done]
 
@@ -96,10 +97,9 @@ def test_help_of_a_process(qnnfarm: Run) -> None:
     assert "Usage: qnnfarm" in done.stdout
 
 
-def test_every_command_is_in_the_readme() -> None:
-    readme = (Path(__file__).parents[3] / "README.md").read_text()
-    for command in COMMANDS:
-        assert " ".join(("qnnfarm", *command)) in readme
+def test_the_page_of_commands_is_current() -> None:
+    """`python -m tools.commands` writes it."""
+    assert PAGE.read_text(encoding="utf-8") == page()
 
 
 @pytest.mark.parametrize("arguments", [("nonsense",), ("build",), ("bench", "--nonsense"), ()])

@@ -1,0 +1,43 @@
+"""`docs/commands.md`, the table of all commands, from their help.
+
+python -m tools.commands
+"""
+
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from harness.cli.app import PANELS, load_command
+
+PAGE = Path(__file__).parents[1] / "docs" / "commands.md"
+_HEAD = """# Commands
+
+From the commands' own help, by `python -m tools.commands`. `-h` after a command lists its options.
+[Exit codes](exit-codes.md) follow one rule. `--json` makes a command answer with JSON on stdout;
+an error is one line on stderr that says what is wrong, where, and what to do.
+"""
+
+
+def page() -> str:
+    """Return the page as it should be."""
+    parts = [_HEAD]
+    for panel, names in PANELS.items():
+        parts.append(f"\n## {panel}\n\n| command | purpose | example |\n| --- | --- | --- |\n")
+        parts += [row for name in names for row in _rows(load_command(name), name)]
+    return "".join(parts)
+
+
+def _rows(command: Any, name: str) -> Iterator[str]:  # noqa: ANN401 - typer exports no type for it
+    for below, child in getattr(command, "commands", {}).items():
+        yield from _rows(child, f"{name} {below}")
+    if not hasattr(command, "commands"):
+        text = inspect.cleandoc(command.help)
+        purpose = " ".join(text.partition("\n\n")[0].split()).replace("|", "\\|")
+        example = "".join(re.findall(r"^Example: (.+)$", text, re.MULTILINE))
+        yield f"| `qnnfarm {name}` | {purpose} | `{example}` |\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
