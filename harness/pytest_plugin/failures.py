@@ -12,7 +12,7 @@ import pytest
 from harness.errors import DeviceError, HarnessError, LeaseLostError, one_line
 from harness.paths import safe_file_name
 from harness.pool.failure_policy import Work
-from harness.pytest_plugin.fixtures import TEST, TestState, case_of, leases_of
+from harness.pytest_plugin.fixtures import TEST, TestState, case_of
 from harness.pytest_plugin.terminal import LOST, PHASE
 from harness.telemetry.device_log import EMPTY
 
@@ -33,7 +33,8 @@ def record_failure(
     test.ended = test.ended or call.when == "call"
     if call.excinfo is None:
         if call.when == "call":
-            leases_of(item.config).report_success(test.held, _work_of(item, test))
+            with contextlib.suppress(HarnessError):
+                test.held.lease.report_success(_work_of(item, test))
         return
     error = call.excinfo.value
     if not isinstance(error, Exception | pytest.fail.Exception):  # Ctrl-C, or a skip
@@ -75,7 +76,9 @@ def _report_to_pool(item: pytest.Item, test: TestState, failure: HarnessError) -
     """Report a failure; return why it counts against the test, if it does."""
     item.user_properties.append(("qnnfarm.failure", f"{type(failure).__name__}: {failure}"))
     test.held.lost |= failure.loses_device or failure.needs_recovery
-    return leases_of(item.config).report(test.held, failure, _work_of(item, test))
+    with contextlib.suppress(HarnessError):
+        return test.held.lease.report(failure, _work_of(item, test))
+    return ""
 
 
 def _work_of(item: pytest.Item, test: TestState) -> Work:

@@ -15,7 +15,7 @@ from harness.pytest_plugin.leases import (
     LeaseManager,
     WaitingNotice,
     purpose_of,
-    requirement_of,
+    with_target,
 )
 from harness.pytest_plugin.marker import MarkerError, read_marker, uses_device
 from harness.pytest_plugin.options import read_settings
@@ -167,7 +167,7 @@ def _qnnfarm_lease(
     path, target = _target_of(request)
     key = key_of(item, path)
     kinds = frozenset(member.spec.type for member in _open_pool(request.config).members())
-    requirement = requirement_of(key.marker, target, kinds)
+    requirement = with_target(key.requirement, target, kinds)
     leases = leases_of(request.config)
     try:
         notice = WaitingNotice(item, requirement, leases.pool.members)
@@ -277,11 +277,10 @@ def record_measurement(request: pytest.FixtureRequest) -> "Iterator[MeasurementR
     item = request.node
     runs = request.getfixturevalue("recording") if "session" in request.fixturenames else None
     state = item.stash.get(TEST, None)
-    rows = item.stash.setdefault(ROWS, [])
     recorder = MeasurementRecorder(
         runs,
         lambda name, value: item.user_properties.append((name, value)),
-        lambda row: rows.append(dict(row)),
+        item.stash.setdefault(ROWS, []),
     )
     yield recorder
     if state is not None:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from harness.pytest_plugin.marker import DeviceMarker
 from harness.pytest_plugin.options import PluginSettings
 from harness.pytest_plugin.terminal import WAITING
 
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
     from buildlib.targets import Target
     from harness.devices.base import DeviceProperties
     from harness.devices.spec import DeviceSpec
-    from harness.errors import HarnessError
-    from harness.pool.failure_policy import Work
     from harness.pool.lease import Lease
     from harness.pool.pool import Pool
     from harness.pool.requirement import Requirement
@@ -40,11 +37,12 @@ class LeaseKey:
     """Key of a lease; tests with equal keys may share one.
 
     Attributes:
+        requirement: of the test's markers.
         container: folder of the container that the devices must be able to run.
         session: which of the `--repeat` sessions; each has a lease of its own.
     """
 
-    marker: DeviceMarker
+    requirement: "Requirement"
     container: Path | None
     session: int
 
@@ -128,23 +126,6 @@ class LeaseManager:
             self._held = HeldLease(key, requirement, lease)
         return self._held
 
-    @staticmethod
-    def report(held: HeldLease, failure: "HarnessError", work: "Work") -> str:
-        """Report a failure to the pool; return why it counts against the test, if it does."""
-        from harness.errors import HarnessError
-
-        with contextlib.suppress(HarnessError):
-            return held.lease.report(failure, work)
-        return ""
-
-    @staticmethod
-    def report_success(held: HeldLease, work: "Work") -> None:
-        """Report to the pool that a test ended well on its devices."""
-        from harness.errors import HarnessError
-
-        with contextlib.suppress(HarnessError):
-            held.lease.report_success(work)
-
     def release_unless(self, next_key: LeaseKey | None) -> None:
         """Release the lease unless the next test needs the same."""
         from harness.errors import HarnessError
@@ -180,24 +161,23 @@ def purpose_of(name: str) -> str:
     return f"pytest {worker} {name}".replace("  ", " ")
 
 
-def requirement_of(
-    marker: DeviceMarker, target: "Target | None", kinds: frozenset[str]
+def with_target(
+    requirement: "Requirement", target: "Target | None", kinds: frozenset[str]
 ) -> "Requirement":
-    """Return a test's requirement: its marker's, and that its container runs there.
+    """Add to a test's requirement that its container runs there.
 
     Args:
         target: what the container was compiled for.
         kinds: types of the pool's devices.
     """
-    requirement = marker.requirement()
-    if target is None or marker.name is not None:
+    if target is None or requirement.name is not None:
         return requirement
     from harness.devices.types import device_types
 
-    if marker.hexagon is None and kinds != {"local"}:
+    if requirement.hexagon is None and kinds != {"local"}:
         requirement = replace(requirement, hexagon=target.soc.dsp_arch)
     emulated = {kind for kind in kinds if device_types()[kind].emulated}
-    if marker.type is None and emulated and len(kinds) > 1:
+    if requirement.type is None and emulated and len(kinds) > 1:
         requirement = replace(requirement, type=_type(kinds, emulator=target.emulator))
     return requirement
 

@@ -1,8 +1,7 @@
 """`@pytest.mark.device(...)`: a test's requirements of its devices."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -23,39 +22,12 @@ class MarkerError(ValueError):
     """A marker with arguments that it does not take."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceMarker:
-    """Keywords of `@pytest.mark.device`; see `harness.pool.requirement.Requirement`."""
-
-    soc: str | None = None
-    hexagon: str | None = None
-    type: str | None = None
-    name: str | None = None
-    tags: frozenset[str] = frozenset()
-    free_bytes: int = 0
-    count: int = 1
-
-    def requirement(self) -> "Requirement":
-        """Convert to the pool's requirement."""
-        from harness.pool.requirement import Requirement
-
-        return Requirement(
-            soc=self.soc,
-            hexagon=self.hexagon,
-            type=self.type,
-            name=self.name,
-            tags=self.tags,
-            min_free_bytes=self.free_bytes,
-            count=self.count,
-        )
-
-
 def uses_device(item: pytest.Item) -> bool:
     """Return whether a test leases devices, through any fixture."""
     return LEASE_FIXTURE in getattr(item, "fixturenames", ())
 
 
-def read_marker(item: pytest.Item) -> DeviceMarker:
+def read_marker(item: pytest.Item) -> "Requirement":
     """Merge the markers of a test, its class and its module.
 
     The closest one wins; tags add up.
@@ -63,14 +35,16 @@ def read_marker(item: pytest.Item) -> DeviceMarker:
     Raises:
         MarkerError: says what is wrong with one of them.
     """
-    values: dict[str, object] = {}
+    from harness.pool.requirement import Requirement
+
+    values: dict[str, Any] = {}
     tags: frozenset[str] = frozenset()
     for mark in reversed(list(item.iter_markers(MARKER))):
         if mark.args:
             raise MarkerError(f"takes keywords only, not {mark.args[0]!r}")
         tags |= _tags(mark.kwargs.get("tags", ()))
         values |= _check(mark.kwargs)
-    return DeviceMarker(tags=tags, **values)  # type: ignore[arg-type]
+    return Requirement(tags=tags, **values)
 
 
 def check_marker(item: pytest.Item) -> None:
@@ -92,8 +66,9 @@ def check_marker(item: pytest.Item) -> None:
 
 def _check(keywords: Mapping[str, object]) -> dict[str, object]:
     values: dict[str, object] = {}
-    for key, value in keywords.items():
-        match key:
+    for keyword, value in keywords.items():
+        key = keyword
+        match keyword:
             case "soc" | "hexagon" | "name":
                 good = value is None or (isinstance(value, str) and bool(value))
                 words = "a text"
@@ -108,11 +83,12 @@ def _check(keywords: Mapping[str, object]) -> dict[str, object]:
                 good, words = _is_whole(value, 1), "a whole number from 1"
             case "free_bytes":
                 good, words = _is_whole(value, 0), "a whole number of bytes"
+                key = "min_free_bytes"
             case _:
                 known = "soc, hexagon, type, name, tags, free_bytes, count"
-                raise MarkerError(f"does not know {key!r}: it knows {known}")
+                raise MarkerError(f"does not know {keyword!r}: it knows {known}")
         if not good:
-            raise MarkerError(f"{key} is {value!r}, not {words}")
+            raise MarkerError(f"{keyword} is {value!r}, not {words}")
         values[key] = value
     return values
 

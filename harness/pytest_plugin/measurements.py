@@ -42,18 +42,18 @@ class MeasurementRecorder:
         recordings: of the test; `None` in a test without a session, whose numbers go to junit and
             the terminal only: the store keeps no number without what was run.
         add_property: of junit.
-        add_row: of the table that ends the session.
+        rows: of the table that ends the session.
     """
 
     def __init__(
         self,
         recordings: "TestRecordings | None",
         add_property: "Callable[[str, object], None]",
-        add_row: "Callable[[Mapping[str, object]], None]",
+        rows: "list[dict[str, object]]",
     ) -> None:
         self._recordings = recordings
         self._add_property = add_property
-        self._add_row = add_row
+        self._rows = rows
         self._began = now()
         self._session = new_run_id()
         self._kept: dict[str, list[Measurement]] = {}
@@ -112,11 +112,11 @@ class MeasurementRecorder:
             "session": session or self._session,
         }
         if self._recordings is None:
-            self._add_row({"model": "", **row})
+            self._rows.append({"model": "", **row})
             return
         session_of_test = self._recordings.session
         container, device = session_of_test.container_info, session_of_test.device_info
-        self._add_row(
+        self._rows.append(
             {
                 "model": container_name(container),
                 "container": container.sha256,

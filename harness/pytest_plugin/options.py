@@ -64,92 +64,80 @@ class PluginSettings:
         return tuple(map(DeviceSpec.parse, self.devices))
 
 
+_OPTIONS = (
+    ("--pool", "FILE", False, "pool.yaml: the devices that tests may use."),
+    (
+        "--device", "SPEC", True,
+        "A device instead of a pool: SERIAL, SERIAL@HOST, linux:HOST, virtual:NAME, local.",
+    ),
+    ("--container", "DIR", True, "A container for the tests that take one."),
+    (
+        "--runtime", "NAME", False,
+        "What runs the containers: genie, or another runtime of docs/runtimes.md.",
+    ),
+    (
+        "--push", "FILE[:NAME]", True,
+        "A file of your own to push with containers, in place of one of that name there.",
+    ),
+    (
+        "--qnnfarm-db", "FILE|URL", False,
+        "Results store; by default a file in pytest's temporary folder.",
+    ),
+    (
+        "--repeat", "N", False,
+        "Run each test that uses a device in N sessions, each with a lease of its own.",
+    ),
+    (
+        "--baseline", "REF", False,
+        (
+            "Judge what the tests measure against earlier results in --qnnfarm-db, as `qnnfarm "
+            "gate` does: previous, a date, a branch or a commit."
+        ),
+    ),
+    ("--suite-param", "NAME=VALUE", True, "A parameter of a suite, e.g. soak_s=600."),
+)  # fmt: skip
+"""Name, metavar, whether it may be given several times, and help of each option."""
+_INI: tuple[tuple[str, str, Literal["args", "linelist"] | None, str], ...] = (
+    ("qnnfarm_pool", "Default of --pool, relative to this file.", None, ""),
+    ("qnnfarm_devices", "Default of --device.", "args", ""),
+    ("qnnfarm_containers", "Default of --container, relative to this file.", "args", ""),
+    ("qnnfarm_runtime", "Default of --runtime.", None, "genie"),
+    ("qnnfarm_db", "Default of --qnnfarm-db; a path is relative to this file.", None, ""),
+    ("qnnfarm_baseline", "Default of --baseline.", None, ""),
+    ("qnnfarm_repeat", "Default of --repeat.", None, "1"),
+    ("qnnfarm_suite_params", "Default of --suite-param.", "linelist", ""),
+    (
+        "qnnfarm_lease_timeout", "Seconds that a test waits for devices; 0: for ever.", None, "0",
+    ),
+    (
+        "qnnfarm_missing_device",
+        (
+            "What a test does whose requirement no device meets: skip or fail. By default it skips "
+            "if there is no device at all, and fails if there are others."
+        ),
+        None, "",
+    ),
+)  # fmt: skip
+"""Name, help, type and default of each ini setting; lists are empty by default."""
+
+
 def add_options(parser: pytest.Parser) -> None:
     """Register options and ini settings; an option's long name begins with `--qnnfarm-`."""
     group = parser.getgroup("qnnfarm", "qnnfarm: tests on devices")
-    _add(group, "--pool", metavar="FILE", help="pool.yaml: the devices that tests may use.")
-    _add(
-        group,
-        "--device",
-        action="append",
-        metavar="SPEC",
-        help="A device instead of a pool: SERIAL, SERIAL@HOST, linux:HOST, virtual:NAME, local. "
-        "May be given several times.",
-    )
-    _add(
-        group,
-        "--container",
-        action="append",
-        metavar="DIR",
-        help="A container for the tests that take one. May be given several times.",
-    )
-    _add(
-        group,
-        "--runtime",
-        metavar="NAME",
-        help="What runs the containers: genie, or another runtime of docs/runtimes.md.",
-    )
-    _add(
-        group,
-        "--push",
-        action="append",
-        metavar="FILE[:NAME]",
-        help="A file of your own to push with containers, in place of one of that name there. May "
-        "be given several times.",
-    )
-    _add(
-        group,
-        "--qnnfarm-db",
-        metavar="FILE|URL",
-        help="Results store; by default a file in pytest's temporary folder.",
-    )
-    _add(
-        group,
-        "--repeat",
-        metavar="N",
-        help="Run each test that uses a device in N sessions, each with a lease of its own.",
-    )
-    _add(
-        group,
-        "--baseline",
-        metavar="REF",
-        help="Judge what the tests measure against earlier results in --qnnfarm-db, as `qnnfarm "
-        "gate` does: previous, a date, a branch or a commit.",
-    )
-    _add(
-        group,
-        "--suite-param",
-        action="append",
-        metavar="NAME=VALUE",
-        help="A parameter of a suite, e.g. soak_s=600. May be given several times.",
-    )
-    parser.addini("qnnfarm_pool", "Default of --pool, relative to this file.")
-    parser.addini("qnnfarm_devices", "Default of --device.", type="args")
-    parser.addini("qnnfarm_containers", "Default of --container, relative to this file.", "args")
-    parser.addini("qnnfarm_runtime", "Default of --runtime.", default="genie")
-    parser.addini("qnnfarm_db", "Default of --qnnfarm-db; a path is relative to this file.")
-    parser.addini("qnnfarm_baseline", "Default of --baseline.", default="")
-    parser.addini("qnnfarm_repeat", "Default of --repeat.")
-    parser.addini("qnnfarm_suite_params", "Default of --suite-param.", type="linelist")
-    parser.addini(
-        "qnnfarm_lease_timeout", "Seconds that a test waits for devices; 0: for ever.", default="0"
-    )
-    parser.addini(
-        "qnnfarm_missing_device",
-        "What a test does whose requirement no device meets: skip or fail. By default it skips if "
-        "there is no device at all, and fails if there are others.",
-        default="",
-    )
-
-
-def _add(group: "pytest.OptionGroup", name: str, **attributes: Any) -> None:  # noqa: ANN401  (argparse's own)
-    stem = name.removeprefix("--").removeprefix("qnnfarm-")
-    long = f"--qnnfarm-{stem}"
-    attributes |= {"dest": f"qnnfarm_{stem.replace('-', '_')}", "default": None}
-    try:
-        group.addoption(*dict.fromkeys((name, long)), **attributes)
-    except (ValueError, argparse.ArgumentError):  # another plugin has that name: ours gives way
-        group.addoption(long, **attributes)
+    for name, metavar, several, text in _OPTIONS:
+        stem = name.removeprefix("--").removeprefix("qnnfarm-")
+        attributes: dict[str, Any] = {
+            "dest": f"qnnfarm_{stem.replace('-', '_')}",
+            "metavar": metavar,
+            "help": text + " May be given several times." * several,
+            "action": "append" if several else "store",
+        }
+        try:
+            group.addoption(*dict.fromkeys((name, f"--qnnfarm-{stem}")), **attributes)
+        except (ValueError, argparse.ArgumentError):  # another plugin's: ours gives way
+            group.addoption(f"--qnnfarm-{stem}", **attributes)
+    for name, text, kind, default in _INI:
+        parser.addini(name, text, kind, default or ([] if kind else ""))
 
 
 def read_settings(config: pytest.Config) -> PluginSettings:
@@ -190,7 +178,7 @@ def _read(config: pytest.Config) -> PluginSettings:
         containers=tuple(_existing(Path(path), "--container") for path in containers),
         runtime=_runtime(option.qnnfarm_runtime or config.getini("qnnfarm_runtime")),
         db=option.qnnfarm_db or _db(config.getini("qnnfarm_db"), base),
-        repeat=_whole(option.qnnfarm_repeat or config.getini("qnnfarm_repeat") or "1"),
+        repeat=_whole(option.qnnfarm_repeat or config.getini("qnnfarm_repeat")),
         lease_timeout_s=_seconds(config.getini("qnnfarm_lease_timeout")),
         missing_device=_missing(config.getini("qnnfarm_missing_device")),
         baseline=option.qnnfarm_baseline or config.getini("qnnfarm_baseline"),
