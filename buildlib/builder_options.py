@@ -8,7 +8,7 @@ Command line, options files and plans set them by the same dotted keys:
     op_packages: [{name: Scale, interface_provider: ScaleProvider, targets: {x86_64: libScale.so}}]
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, get_args
 
@@ -73,15 +73,24 @@ def flatten_options(values: Mapping[str, object], folder: Path) -> dict[str, obj
         values: by dotted keys, or by sections.
         folder: that relative paths are relative to.
     """
-    return {key: _absolute(key, value, folder) for key, value in by_dotted_keys(values)}
+    return move_paths(dict(by_dotted_keys(values)), lambda path: str(folder / user_path(path)))
 
 
-def _absolute(key: str, value: object, folder: Path) -> object:
-    """Return a value whose relative paths are relative to a folder."""
+def move_paths(options: Mapping[str, object], move: Callable[[str], str]) -> dict[str, object]:
+    """Return options under dotted keys with other paths.
+
+    Args:
+        options: by dotted keys.
+        move: gives the new path for one.
+    """
+    return {key: _moved(key, value, move) for key, value in options.items()}
+
+
+def _moved(key: str, value: object, move: Callable[[str], str]) -> object:
     if key in _PATHS and isinstance(value, str):
-        return str(folder / user_path(value))
+        return move(value)
     if key in {_ATTACHED, OP_PACKAGES} and isinstance(value, list | tuple):
-        return [_with_absolute_paths(entry, folder) for entry in value]
+        return [_with_paths_moved(entry, move) for entry in value]
     return value
 
 
@@ -116,14 +125,14 @@ def apply_options(builder: GenAIBuilderHTP, options: Mapping[str, object]) -> No
         child.set_options(flatten_options(one.options, Path()))
 
 
-def _with_absolute_paths(entry: object, folder: Path) -> object:
+def _with_paths_moved(entry: object, move: Callable[[str], str]) -> object:
     if not isinstance(entry, Mapping):
         return entry
 
-    def absolute(key: str, value: object) -> object:
+    def moved(key: str, value: object) -> object:
         if key == _TARGETS and isinstance(value, Mapping):
-            return {target: absolute("library", path) for target, path in value.items()}
+            return {target: moved("library", path) for target, path in value.items()}
         is_path = key in {"model_path", "encodings_path", "library"} and isinstance(value, str)
-        return str(folder / user_path(str(value))) if is_path else value
+        return move(str(value)) if is_path else value
 
-    return {key: absolute(key, value) for key, value in entry.items()}
+    return {key: moved(key, value) for key, value in entry.items()}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from buildlib.cache.key import text_sha256
 from buildlib.container.container import GenAIContainer
-from buildlib.encoder.interface import EncoderConfig, is_encoder, read_pooling
+from buildlib.encoder.interface import POOLING, EncoderConfig, is_encoder, read_pooling
 from buildlib.encoder.stages import (
     CompileEncoder,
     EncoderModel,
@@ -63,6 +63,11 @@ class EncoderBuild(Build):
         with self._graph(None) as graph:
             self._add_encoder(graph)
         return tuple(graph)
+
+    def files(self) -> frozenset[Path]:
+        """See `Build.files`."""
+        path = self.sources.main.folder.absolute() / POOLING
+        return super().files() | ({path} if path.is_file() else set())
 
     def outputs(self, on_stage: OnStage | None = None) -> BuildOutputs:
         """Refuse: the stages of an encoder are not those of a decoder."""

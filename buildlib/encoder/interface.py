@@ -27,6 +27,9 @@ POOLED_NAMES = (POOLED_OUTPUT, "sentence_embedding")
 """Name that Genie and sentence-transformers use. The `pooler_output` of BERT is another thing."""
 SEQUENCE_NAMES = (SEQUENCE_OUTPUT, "last_hidden_state", "token_embeddings")
 
+POOLING = "1_Pooling/config.json"
+"""File of sentence-transformers beside a model."""
+
 
 class EncoderConfig(BaseModel):
     """Fields of an encoder's `config.json` that the builder reads (BERT's names)."""
@@ -90,7 +93,7 @@ def read_pooling(model_folder: Path) -> str:
     Raises:
         CheckpointError: its `1_Pooling/config.json` asks for another way.
     """
-    path = model_folder / "1_Pooling" / "config.json"
+    path = model_folder / POOLING
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

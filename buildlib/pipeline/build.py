@@ -126,6 +126,7 @@ class Build:
     """A plan and its sources, ready to run.
 
     Attributes:
+        memory_limit: bytes for stages that run at once; by default two thirds of what is available.
         records: of the stages that ran or were reused.
         inputs: the user's files that decide the output, once it has run; None where it also depends
             on others.
@@ -136,6 +137,7 @@ class Build:
     cache_root: Path
     toolchain: Toolchain
     max_workers: int = 1
+    memory_limit: int | None = None
     records: list[StageRecord] = field(default_factory=list)
     inputs: frozenset[Path] | None = None
 
@@ -184,7 +186,39 @@ class Build:
             runner = StageRunner(self.toolchain, cache, self.cache_root, on_stage)
             self.records = runner.records
             runner.needed_bytes = self.needed_bytes
-            yield StageGraph(runner, self.sources.groups, self.max_workers)
+            yield StageGraph(runner, self.sources.groups, self.max_workers, self.memory_limit)
+
+    def files(self) -> frozenset[Path]:
+        """Return the user's files that a run reads.
+
+        Raises:
+            BuildError: a model among them is not sound.
+        """
+        sources, added = self.sources.distinct(), self.plan.additions
+        files = {path for source in sources for path in source.inputs().values()}
+        files.update(path for source in sources for path in source.text_files())
+        files.update(s.config_file for s in sources if isinstance(s, OnnxSource))
+        if added.lora is not None:
+            files.update(LoraSet.load(added.lora.lora_config_path).files().values())
+            files.add(added.lora.lora_config_path)
+        if added.speculative is not None:
+            files.update(path for _, path in added.speculative if isinstance(path, Path))
+        if isinstance(added.speculative, EagletBuilderConfig):
+            draft = load_model(added.speculative.draft_model_path)
+            files.update(Path(tensor.path) for tensor in external_tensors(draft))
+        for package in added.op_packages:
+            files.update(package.files().values())
+        files.update(Path(package.library) for package in added.host_packages)
+        folders = [path for path in files if path.is_dir()]  # of a container that drafts
+        files.update(path for folder in folders for path in folder.rglob("*"))
+        return frozenset(path.absolute() for path in files if path.is_file())
+
+    @property
+    def memory_bytes(self) -> int:
+        """Estimate of the peak memory of a run: that of its largest part in the compiler."""
+        parts = self.plan.options.split_model.num_splits or -(-self.weights // MAX_PART_BYTES)
+        sharing, graphs = self.plan.compilation.weight_sharing, max(1, len(self.plan.shapes))
+        return compile_memory_bytes(self.weights // parts, graphs, weight_sharing=sharing)
 
     @property
     def needed_bytes(self) -> int:

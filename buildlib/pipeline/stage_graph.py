@@ -73,6 +73,7 @@ class StageGraph:
         runner: StageRunner,
         groups: Mapping[ModelSource, str] | None = None,
         max_workers: int = 1,
+        memory_bytes: int | None = None,
     ) -> None:
         """Nothing is declared yet.
 
@@ -80,11 +81,13 @@ class StageGraph:
             runner: runs the stages.
             groups: folders in the cache of the stages of some models; others have the build's.
             max_workers: stages at once, of those with a load.
+            memory_bytes: for these; by default two thirds of what is available then.
         """
         self.runner = runner
         self.dry = False
         self._groups = groups or {}
         self._max_workers = max_workers
+        self._memory_bytes = memory_bytes
         self._nodes: dict[Path, StageNode] = {}
         self._ran = 0
 
@@ -150,9 +153,8 @@ class StageGraph:
                 load.cost,
                 [tasks[need] for need in node.needs if need in tasks],
             )
-        run_bounded(
-            list(tasks.values()), max_workers=self._max_workers, memory_bytes=usable_memory()
-        )
+        memory = usable_memory() if self._memory_bytes is None else self._memory_bytes
+        run_bounded(list(tasks.values()), max_workers=self._max_workers, memory_bytes=memory)
 
     def _run(self, node: StageNode) -> None:
         with original_paths(node.source):

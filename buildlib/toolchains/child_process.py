@@ -81,6 +81,11 @@ class Program:
     folder: Path
 
 
+def dying_with_parent(arguments: Sequence[str]) -> list[str]:
+    """Return the command line of a program that ends with the thread that starts it."""
+    return [sys.executable, "-I", "-c", _LAUNCH, str(os.getpid()), *arguments]
+
+
 def run_program(program: Program, log_dir: Path | None = None) -> Path:
     """Run a program and return its log, whose first line is the command line.
 
@@ -96,7 +101,7 @@ def run_program(program: Program, log_dir: Path | None = None) -> Path:
     """
     with _log_file(program, log_dir) as log_path:
         log_path.write_text(f"$ {shlex.join(program.arguments)}\n", encoding="utf-8")
-        arguments = [sys.executable, "-I", "-c", _LAUNCH, str(os.getpid()), *program.arguments]
+        arguments = dying_with_parent(program.arguments)
         environment = program.environment
         status = _wait(program, arguments, environment, b"", log_path, folder=program.folder)
         if status == 0:

@@ -1,5 +1,7 @@
 """Arguments and options that several commands share."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -46,6 +48,23 @@ PlanPool = Annotated[
 ]
 MaxParallel = Annotated[
     int | None, typer.Option("--max-parallel", min=1, help="Most devices to use at once.")
+]
+LabDb = Annotated[
+    str | None,
+    typer.Option(
+        "--db",
+        envvar="QNNFARM_LAB",
+        help="Database of the lab's results, which has its queue: postgresql+psycopg://...",
+    ),
+]
+FromHost = Annotated[
+    str,
+    typer.Option(
+        "--from-host",
+        metavar="[USER@]HOST",
+        help="This machine, as SSH reaches it from the hosts of the lab.",
+        show_default=False,
+    ),
 ]
 Wait = Annotated[
     float,
@@ -109,6 +128,20 @@ LongRuntime = Annotated[str, typer.Option("--runtime", metavar="NAME", help=_RUN
 """Without `-r`, which is llama-bench's for repetitions."""
 DEFAULT_RUNTIME = "genie"
 Json = Annotated[bool, typer.Option("--json", help="Answer as JSON.")]
+
+
+@contextmanager
+def lab_extra(name: str) -> Iterator[None]:
+    """Say what to install where imports for a lab fail.
+
+    Args:
+        name: of the command or option that needs them.
+    """
+    try:
+        yield
+    except ImportError as error:
+        reason = f"{name} needs {error.name}: pip install 'qnnfarm[lab]'"
+        raise WrongUseError(reason) from error
 
 
 def read_text(path: Path) -> str:

@@ -11,6 +11,7 @@ import shutil
 import tempfile
 import time
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
@@ -18,7 +19,16 @@ import typer
 from pydantic import BaseModel, ConfigDict
 from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from harness.cli.arguments import Json, QairtSdk, ReferenceWith, Toolchain, read_text
+from harness.cli.arguments import (
+    FromHost,
+    Json,
+    LabDb,
+    QairtSdk,
+    ReferenceWith,
+    Toolchain,
+    lab_extra,
+    read_text,
+)
 from harness.console import Row, answers, print_json, print_remark, print_rows, progress
 from harness.errors import WrongUseError
 from harness.words import pluralize
@@ -31,6 +41,7 @@ if TYPE_CHECKING:
     from buildlib.pipeline.build import Build
     from buildlib.pipeline.runner import StageRecord
     from buildlib.pipeline.stage_graph import StageNode
+    from harness.plans.builds import BuildRequest
 
 _HEADINGS = ("stage", "graph", "verdict", "SQNR", "greedy", "max diff", "relative", "bound")
 _NUMBERS = {"max diff", "relative", "SQNR", "greedy"}
@@ -159,6 +170,26 @@ def build(
         bool,
         typer.Option("--dry-run", help="Show the stages and which would run; build nothing."),
     ] = False,
+    lab: Annotated[
+        bool,
+        typer.Option(
+            "--lab",
+            help="Let a worker of a lab build it, and follow it; Ctrl-C leaves it running.",
+        ),
+    ] = False,
+    cancel: Annotated[bool, typer.Option("--cancel", help="With --lab: end the build.")] = False,
+    db: LabDb = None,
+    origin: FromHost = "",
+    memory: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            metavar="GIB",
+            help="Memory for stages that run at once; by default two thirds of what is available. "
+            "With --lab: what a worker needs for the build; by default an estimate.",
+            show_default=False,
+        ),
+    ] = None,
     verbose: Annotated[
         bool,
         typer.Option(
@@ -180,12 +211,10 @@ def build(
     if toolchain != "pypi" or qairt_sdk is not None:
         versions = dict(open_toolchain(toolchain, qairt_sdk).versions())
     parent = model_dir.parent if model_dir.is_file() else model_dir
+    if cancel and not lab:
+        raise WrongUseError("--cancel needs --lab: Ctrl-C ends a build that runs here")
     if reference_with == "transformers":
-        from buildlib.numerics.transformers import require_family
-
-        if not verify:
-            raise WrongUseError("--reference-with transformers needs --verify")
-        require_family(parent)  # before a long build
+        _require_transformers(parent, verify=verify)
     if verbose:
         _tell_unread(parent)
     text = None if calibration is None else read_text(calibration)
@@ -202,17 +231,16 @@ def build(
         "additions": [None if lora is None else str(lora.absolute()), embedding_lut],
         "toolchain": versions,
     }
-    finished = None if verify or dry_run else find_finished(default_cache_root(), request)
+    finished = None if verify or dry_run or lab else find_finished(default_cache_root(), request)
     if finished is not None:
         told = [_again(answer, time.monotonic() - began) for answer in finished.answer]
         _tell_of([(summary, None) for summary in told], json=json)
         return
-    from buildlib.builder_options import apply_options, flatten_options
+    from buildlib.builder_options import flatten_options
     from buildlib.container.files import check_replaceable
     from buildlib.container.manifest import is_container
-    from buildlib.genai import GenAIBuilderFactory
-    from buildlib.pipeline.verification import verify_build
     from buildlib.targets import parse_target
+    from harness.plans.builds import BuildRequest
 
     given: dict[str, object] = {
         "arn_cl_options.auto_regression_number": _parse_numbers("--ar", ar, "1,32"),
@@ -228,45 +256,91 @@ def build(
     builds = []
     names = list(dict.fromkeys(str(parse_target(one)) for one in target))
     for name in names:
-        builder = GenAIBuilderFactory.create(
-            model_dir,
-            calibration_text=text,
-            encodings_path=encodings,
-            toolchain=open_toolchain(toolchain, qairt_sdk),
+        one = BuildRequest(
+            model=model_dir,
+            target=name,
+            options=options,
+            encodings=encodings,
+            calibration=calibration,
+            verify=verify,
+            reference_with=reference_with,
+            toolchain=toolchain,
+            qairt_sdk=qairt_sdk,
         )
-        apply_options(builder.set_targets([name]), options)
         folder = place(out, name, several=len(names) > 1)
+        job = one.plan()
+        job.memory_limit = None if memory is None else int(memory * 2**30)
         check_replaceable(
             folder, exist_ok=overwrite, may_replace=is_container
         )  # before a long build
-        job = builder.plan()
         _refuse_unwritable(folder, job.weights)
-        builds.append((name, job, folder))
+        builds.append((one, job, folder))
     if dry_run:
-        _show_stages({name: job.stages() for name, job, _ in builds}, json=json)
+        _show_stages({one.target: job.stages() for one, job, _ in builds}, json=json)
+        return
+    if lab:
+        made = _build_in_lab(builds, db, origin, overwrite=overwrite, cancel=cancel)
+        _tell_of(made, json=json)
         return
     made = []
-    for name, job, folder in builds:
-        with StageProgress(name) as progress:
-            container = job.run(progress.show)
-            report = (
-                verify_build(
-                    job,
-                    emulator=True,
-                    reference_with=reference_with,
-                    on_comparison=progress.compared,
-                )
-                if verify
-                else None
+    for one, job, folder in builds:
+        with StageProgress(one.target) as progress:
+            container, report = one.run(
+                job,
+                folder,
+                overwrite=overwrite,
+                on_stage=progress.show,
+                on_comparison=progress.compared,
             )
         if report is not None and not json:
             _print_comparisons(report)
-        if report is None or report.passed:
-            container = container.save(folder, exist_ok=overwrite)
-        made.append((_summary(name, container, job.records), report))
+        made.append((_summary(one.target, container, job.records), report))
     if not verify:
         _remember(request, parent.absolute(), [(job, folder) for _, job, folder in builds], made)
     _tell_of(made, json=json)
+
+
+def _build_in_lab(
+    builds: "Sequence[tuple[BuildRequest, Build, Path]]",
+    db: str | None,
+    origin: str,
+    *,
+    overwrite: bool,
+    cancel: bool,
+) -> "list[tuple[Summary, VerificationReport | None]]":
+    """Submit builds to a lab, follow them and fetch their containers, or cancel them."""
+    with lab_extra("--lab"):
+        from harness.lab.builds import BuildJob, open_lab_builds
+        from harness.lab.content import own_address
+    if db is None:
+        raise WrongUseError("--lab: name the lab's database by --db or $QNNFARM_LAB")
+    made: list[tuple[Summary, VerificationReport | None]] = []
+    with open_lab_builds(db) as in_lab:
+        jobs = [
+            BuildJob.of(one, job, folder.name, origin or own_address())
+            for one, job, folder in builds
+        ]
+        if cancel:
+            cancelled = sum(in_lab.cancel(job) for job in jobs)
+            answers().print(f"{pluralize(cancelled, 'build')} cancelled")
+            raise typer.Exit
+        is_new = [in_lab.submit(job) for job in jobs]
+        try:
+            for (one, _, folder), job, new in zip(builds, jobs, is_new, strict=True):
+                container, built = in_lab.follow(job, partial(_print_line, one.target))
+                container = container.save(folder, exist_ok=overwrite)
+                how = "built by" if new else "built before by"
+                _print_line(one.target, f"{how} {built.host}")
+                answer = {**built.answer, "folder": str(container.path)}
+                made.append((Summary(**answer) if new else _again(answer, 0), None))
+        except KeyboardInterrupt:
+            print_remark("the build goes on: the same command follows it, --cancel ends it")
+            raise
+    return made
+
+
+def _print_line(target: str, words: str) -> None:
+    print_remark(f"{target}: {words}")
 
 
 def _show_stages(stages: "Mapping[str, Sequence[StageNode]]", *, json: bool) -> None:
@@ -283,6 +357,14 @@ def _show_stages(stages: "Mapping[str, Sequence[StageNode]]", *, json: bool) -> 
     print_rows(keys, [Row(row) for row in rows])
     if any(nodes[-1].stage.operation != "package" for nodes in stages.values()):
         print_remark("more stages follow, which depend on what these make")
+
+
+def _require_transformers(folder: Path, *, verify: bool) -> None:
+    from buildlib.numerics.transformers import require_family
+
+    if not verify:
+        raise WrongUseError("--reference-with transformers needs --verify")
+    require_family(folder)  # before a long build
 
 
 def _tell_unread(folder: Path) -> None:

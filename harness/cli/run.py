@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from harness.cli.arguments import Json, MaxParallel, PlanDb, PlanFile, PlanPool
+from harness.cli.arguments import FromHost, Json, MaxParallel, PlanDb, PlanFile, PlanPool, lab_extra
 from harness.cli.run_progress import RunProgress
 from harness.console import EMULATOR, Row, answers, print_json, print_rows, remarks
 from harness.errors import WrongUseError
@@ -45,15 +45,7 @@ def run(
     cancel: Annotated[
         bool, typer.Option("--cancel", help="With --lab: end the newest run of the plan.")
     ] = False,
-    origin: Annotated[
-        str,
-        typer.Option(
-            "--from-host",
-            metavar="[USER@]HOST",
-            help="With --lab: this machine, as SSH reaches it from the workers' hosts.",
-            show_default=False,
-        ),
-    ] = "",
+    origin: FromHost = "",
     json: Json = False,
 ) -> None:
     """Run a plan: containers x devices x workloads, with retries; resumes after a crash.
@@ -87,11 +79,9 @@ def _in_lab(
     plan_file: Path, db: str | None, only: Sequence[str], origin: str, *, fresh: bool, cancel: bool
 ) -> None:
     """Submit a plan to a lab and follow it, or cancel its newest run."""
-    try:
-        from harness.lab.submission import open_lab_run, own_address
-    except ImportError as error:
-        reason = f"--lab needs {error.name}: pip install 'qnnfarm[lab]'"
-        raise WrongUseError(reason) from error
+    with lab_extra("--lab"):
+        from harness.lab.content import own_address
+        from harness.lab.submission import open_lab_run
 
     console = remarks()
     with open_lab_run(plan_file, db=db, only=only, fresh=fresh) as run:

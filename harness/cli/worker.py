@@ -4,20 +4,13 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.arguments import MaxParallel, PoolFile
+from harness.cli.arguments import FromHost, LabDb, MaxParallel, PoolFile, lab_extra
 from harness.console import print_remark
 from harness.errors import WrongUseError
 
 
 def worker(
-    db: Annotated[
-        str,
-        typer.Option(
-            "--db",
-            envvar="QNNFARM_LAB",
-            help="Database of the lab's results, which has its queue: postgresql+psycopg://...",
-        ),
-    ],
+    db: LabDb = None,
     pool: PoolFile = None,
     max_parallel: MaxParallel = None,
     dead_after: Annotated[
@@ -28,16 +21,34 @@ def worker(
             "all hosts.",
         ),
     ] = 30.0,
+    build_memory: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            metavar="GIB",
+            help="Memory for builds; by default two thirds of what is available now. 0 leaves "
+            "builds to other hosts.",
+            show_default=False,
+        ),
+    ] = None,
+    origin: FromHost = "",
 ) -> None:
-    """Run cells of the plans that `qnnfarm run --lab` submits, on this host's devices.
+    """Run cells and builds that --lab submits on this host.
 
-    It runs until Ctrl-C or SIGTERM, which gives its cells to other workers.
+    It runs until Ctrl-C or SIGTERM, which gives its cells and builds to other workers.
 
     Example: qnnfarm worker --db postgresql+psycopg://USER@HOST/DATABASE
     """
-    try:
+    with lab_extra("`qnnfarm worker`"):
         from harness.lab.worker import work
-    except ImportError as error:
-        reason = f"`qnnfarm worker` needs {error.name}: pip install 'qnnfarm[lab]'"
-        raise WrongUseError(reason) from error
-    work(db, pool, max_parallel=max_parallel, dead_after_s=dead_after, on_progress=print_remark)
+    if db is None:
+        raise WrongUseError("name the lab's database by --db or $QNNFARM_LAB")
+    work(
+        db,
+        pool,
+        max_parallel=max_parallel,
+        dead_after_s=dead_after,
+        build_memory=None if build_memory is None else int(build_memory * 2**30),
+        host=origin,
+        on_progress=print_remark,
+    )

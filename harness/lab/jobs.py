@@ -6,9 +6,10 @@ procrastinate keeps its tables (`procrastinate_*`) in the database of the result
 
 import asyncio
 import hashlib
+import logging
 import threading
 import time
-from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -34,7 +35,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql
 
 from buildlib.closeable import Closeable
-from harness.errors import StoreUnavailableError, WrongUseError, one_line
+from harness.errors import StoreError, StoreUnavailableError, WrongUseError, one_line
 from harness.lab.content import CellFiles
 from harness.plans.cells import Cell
 from harness.plans.plan_file import ConditionsEntry
@@ -44,9 +45,13 @@ from harness.results.schema import UtcDateTime
 from harness.results.store import ResultsStore
 from harness.runtimes.base import LogLevel
 
+log = logging.getLogger("qnnfarm.worker")
+
 Result = TypeVar("Result")
 TASK = "qnnfarm_cell"
 DEAD_AFTER_S = 30.0
+PATIENCE_S = 2.0
+"""Seconds between tries to reach a server that is away."""
 _OPENING = 0x71_6E_6E_6C_61_62  # "qnnlab"
 _BATCH = 500
 _QUEUE_DIGITS = 32
@@ -105,18 +110,22 @@ class PlanSettings(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class CellJob:
+class Taken:
+    """A job of procrastinate, and the worker that took it."""
+
+    job: Job
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
+class CellJob(Taken):
     """A cell of a plan's run, as a job.
 
     Attributes:
-        job: of procrastinate.
-        worker: that fetched it.
         origin: host whose files the cell names.
         files: that it reads there.
     """
 
-    job: Job
-    worker: int
     plan_run: str
     origin: str
     cell: Cell
@@ -271,6 +280,13 @@ class LabJobs(Closeable):
             for cell, files, priority in chosen
             if cell.key not in live
         ]
+        return self.put(plan_run, jobs)
+
+    def put(self, plan_run: str, jobs: list[Job]) -> int:
+        """Put jobs into the queue whose `queueing_lock` is the run and a key; return their number.
+
+        How they ended before is forgotten.
+        """
         self._forget(plan_run, {str(job.queueing_lock).rpartition(":")[2] for job in jobs})
         return sum(self._defer(jobs[at : at + _BATCH]) for at in range(0, len(jobs), _BATCH))
 
@@ -292,10 +308,10 @@ class LabJobs(Closeable):
     def live(self, plan_run: str) -> Mapping[str, int]:
         """Return the keys of the cells of a plan's run that wait or run, with their jobs' ids."""
         query = text(
-            "SELECT queueing_lock, id FROM procrastinate_jobs WHERE task_name = :task"
-            " AND status IN ('todo', 'doing') AND starts_with(queueing_lock, :plan_run)"
+            "SELECT queueing_lock, id FROM procrastinate_jobs"
+            " WHERE status IN ('todo', 'doing') AND starts_with(queueing_lock, :plan_run)"
         )
-        values = {"task": TASK, "plan_run": f"{plan_run}:"}
+        values = {"plan_run": f"{plan_run}:"}
         with self.store.database.reading() as connection:
             rows = connection.execute(query, values).all()
         return {lock.rpartition(":")[2]: number for lock, number in rows}
@@ -308,11 +324,12 @@ class LabJobs(Closeable):
         names = CellEnd.__slots__
         return {row["key"]: CellEnd(*(row[name] for name in names)) for row in rows}
 
-    def record(self, job: CellJob, end: CellEnd) -> None:
-        """Record what became of a cell, unless its job was given to another worker meanwhile."""
+    def record(self, job: Taken, end: CellEnd) -> None:
+        """Record what became of a job, unless its job was given to another worker meanwhile."""
         values = {name: getattr(end, name) for name in CellEnd.__slots__} | {"changed_at": now()}
         values["reason"] = one_line(end.reason, _LONGEST_REASON)
-        row = {"plan_run": job.plan_run, "key": job.cell.key, **values}
+        plan_run, _, key = str(job.job.queueing_lock).rpartition(":")
+        row = {"plan_run": plan_run, "key": key, **values}
         statement = (
             postgresql.insert(cells)
             .values(row)
@@ -366,7 +383,7 @@ class LabJobs(Closeable):
             for job in self._call(manager.get_stalled_jobs(seconds_since_heartbeat=dead_after_s)):
                 self._call(manager.retry_job(job))
             self._call(manager.prune_stalled_workers(dead_after_s))
-        return frozenset(self._call(manager.list_jobs_to_abort_async()))
+        return self.to_abort()
 
     def backlog(self) -> Sequence[Backlog]:
         """Return what waits, by queue."""
@@ -383,22 +400,40 @@ class LabJobs(Closeable):
         ]
 
     def fetch(self, queue: str) -> CellJob | None:
+        """Take the first cell of a queue; see `take`."""
+        taken = self.take(queue)
+        return None if taken is None else _cell_job(taken.job, taken.worker)
+
+    def queues(self, task: str) -> Sequence[str]:
+        """Return the queues of a task in which jobs wait, that of the oldest first."""
+        query = text(
+            "SELECT queue_name FROM procrastinate_jobs WHERE status = 'todo' AND task_name = :task"
+            " GROUP BY queue_name ORDER BY min(id)"
+        )
+        with self.store.database.reading() as connection:
+            return list(connection.scalars(query, {"task": task}))
+
+    def take(self, queue: str) -> Taken | None:
         """Take the first job of a queue, which is then this worker's; `None` if there is none."""
         worker = self.worker
         job = self._call(self._app.job_manager.fetch_job([queue], worker))
-        return None if job is None else _cell_job(job, worker)
+        return None if job is None else Taken(job, worker)
 
-    def finish(self, job: CellJob, status: Status) -> None:
+    def to_abort(self) -> frozenset[int]:
+        """Return the ids of jobs that somebody cancelled while they ran."""
+        return frozenset(self._call(self._app.job_manager.list_jobs_to_abort_async()))
+
+    def finish(self, job: Taken, status: Status) -> None:
         """End a job, unless it was given to another worker meanwhile."""
         if self._is_ours(job):
             self._call(self._app.job_manager.finish_job(job.job, status, delete_job=False))
 
-    def give_back(self, job: CellJob) -> None:
+    def give_back(self, job: Taken) -> None:
         """Let a job wait again, for any worker, unless it was given to another meanwhile."""
         if self._is_ours(job):
             self._call(self._app.job_manager.retry_job(job.job))
 
-    def _is_ours(self, job: CellJob) -> bool:
+    def _is_ours(self, job: Taken) -> bool:
         found = self._call(self._app.job_manager.list_jobs_async(id=job.job.id, status="doing"))
         return any(one.worker_id == job.worker for one in found)
 
@@ -410,6 +445,18 @@ class LabJobs(Closeable):
                 raise
             cause = error.__cause__ or error
             raise StoreUnavailableError(self._location, one_line(str(cause))) from error
+
+
+def insist(write: Callable[[], object]) -> None:
+    """Write, and again for as long as the server is away: what was measured is not lost."""
+    while True:
+        try:
+            write()
+        except StoreError as error:
+            log.warning("%s: trying again", error)
+            time.sleep(PATIENCE_S)
+        else:
+            return
 
 
 def queue_name(cell: Cell) -> str:

@@ -1,7 +1,5 @@
 """A plan's run in a lab: its cells are submitted, followed from any host, and cancelled."""
 
-import getpass
-import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -9,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.errors import ConfigFileError, FailureClass, WrongUseError
-from harness.lab.content import find_files
+from harness.lab.content import find_files, own_address
 from harness.lab.jobs import CellEnd, LabJobs, PlanSettings
 from harness.plans.cell_queue import Durations
 from harness.plans.cell_runner import DeviceCellRunner, ModelCache
@@ -176,11 +174,6 @@ def open_lab_run(
         run = LabRun(plan, cells, plan_run, jobs, runner, frozenset(), store.location)
         done = run.results(cells, jobs.ends(plan_run))
         yield replace(run, submitted=frozenset(c.key for c in cells if c.key not in done))
-
-
-def own_address() -> str:
-    """Return this machine as SSH of another host would reach it."""
-    return f"{getpass.getuser()}@{socket.getfqdn()}"
 
 
 def settings_of(plan: Plan) -> PlanSettings:

@@ -4,7 +4,6 @@ It is the scheduler of `qnnfarm run` over another queue. A device is leased befo
 from the queue, so no cell waits here while another host could run it.
 """
 
-import logging
 import socket
 import threading
 import time
@@ -16,10 +15,21 @@ from pathlib import Path
 
 from procrastinate.jobs import Status
 
+from buildlib.pipeline.scheduler import usable_memory
 from harness.devices.devices import Devices
 from harness.errors import LedgerError, StoreError
-from harness.lab.content import HostFiles
-from harness.lab.jobs import DEAD_AFTER_S, Backlog, CellEnd, CellJob, LabJobs
+from harness.lab.builds import Builder
+from harness.lab.content import HostFiles, own_address
+from harness.lab.jobs import (
+    DEAD_AFTER_S,
+    PATIENCE_S,
+    Backlog,
+    CellEnd,
+    CellJob,
+    LabJobs,
+    insist,
+    log,
+)
 from harness.plans.cancellation import CancelToken, CellInterrupted
 from harness.plans.cell_queue import CellQueue, Durations
 from harness.plans.cell_runner import DeviceCellRunner, ModelCache
@@ -36,13 +46,9 @@ from harness.results.store import LazyResultsStore
 from harness.telemetry.sampler import DEFAULT_HZ
 from harness.words import pluralize
 
-log = logging.getLogger("qnnfarm.worker")
-
 _BEATS = 6
 """Signs of life in the time after which a worker counts as dead."""
 _BACKLOG_S = 1.0
-_PATIENCE_S = 2.0
-"""Seconds between tries to reach a server that is away."""
 
 
 class LabQueue:
@@ -166,20 +172,20 @@ class LabJournal:
     def record_start(self, key: str, device: str) -> None:
         """Record that a cell is being tried."""
         job = self.queue.taken[key]
-        self._insist(lambda: self.jobs.record(job, CellEnd("begun", self.host, device)))
+        insist(lambda: self.jobs.record(job, CellEnd("begun", self.host, device)))
 
     def record_ends(self, outcomes: Sequence[CellOutcome]) -> None:
         """Record how cells ended, and end their jobs or give them back."""
         for outcome in outcomes:
             job = self.queue.taken.pop(outcome.cell.key, None)
             if job is not None:
-                self._insist(partial(self._end, job, outcome))
+                insist(partial(self._end, job, outcome))
 
     def give_back_all(self) -> None:
         """Give back what was taken when this host could not go on."""
         for key in list(self.queue.taken):
             job = self.queue.taken.pop(key)
-            self._insist(partial(self.jobs.give_back, job))
+            insist(partial(self.jobs.give_back, job))
 
     def _end(self, job: CellJob, outcome: CellOutcome) -> None:
         failure = outcome.failures[-1][1] if outcome.failures else None
@@ -199,14 +205,6 @@ class LabJournal:
         else:
             statuses = {"done": Status.SUCCEEDED, "interrupted": Status.ABORTED}
             self.jobs.finish(job, statuses.get(outcome.status, Status.FAILED))
-
-    def _insist(self, write: Callable[[], None]) -> None:
-        while True:
-            try:
-                return write()
-            except StoreError as error:
-                log.warning("%s: trying again", error)
-                time.sleep(_PATIENCE_S)
 
 
 @dataclass
@@ -279,16 +277,20 @@ def work(
     *,
     max_parallel: int | None = None,
     dead_after_s: float = DEAD_AFTER_S,
+    build_memory: int | None = None,
+    host: str = "",
     on_progress: OnProgress = ignore_progress,
 ) -> None:
-    """Run cells of the lab's queue until a KeyboardInterrupt.
+    """Run cells and builds of the lab's queue until a KeyboardInterrupt.
 
-    Cells that run then are ended, and given to other workers.
+    Those that run then are ended, and given to other workers.
 
     Args:
         location: URL of the database with results and queue.
         max_parallel: most devices at once.
         dead_after_s: a worker that was not heard of for so long is dead; the same for all.
+        build_memory: bytes for builds; by default two thirds of what is available now.
+        host: this one, as SSH of others reaches it; by default its own name.
         on_progress: called with a line for each cell.
 
     Raises:
@@ -317,10 +319,13 @@ def work(
 
         beat = threading.Thread(target=_beat, args=(journal, dead_after_s), daemon=True)
         beat.start()
+        memory = usable_memory() if build_memory is None else build_memory
+        builder = Builder(jobs, files, memory, host or own_address(), on_progress)
         try:
             while not _ends(serve):
                 journal.give_back_all()
         finally:
+            builder.close()
             queue.is_open = False
             with suppress(StoreError):
                 jobs.unregister()
@@ -332,7 +337,7 @@ def _ends(serve: Callable[[], None]) -> bool:
         serve()
     except (StoreError, LedgerError) as error:
         log.warning("%s: trying again", error)
-        time.sleep(_PATIENCE_S)
+        time.sleep(PATIENCE_S)
         return False
     return True
 

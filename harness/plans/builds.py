@@ -1,20 +1,158 @@
-"""Builds of the containers that a plan names with build options."""
+"""Builds of containers: what to build, here or on a host of a lab, and those that a plan names."""
 
+import json
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import BaseModel, ConfigDict
 
 from buildlib.container.container import GenAIContainer
 from buildlib.error_base import QnnfarmError, one_line
 from buildlib.errors import BuildError, VerificationFailedError
+from buildlib.toolchains.registry import ToolchainName
 from harness.plans.matrix import container_label, resolve_path
 from harness.plans.plan_file import BuildEntry, Plan
 
 if TYPE_CHECKING:
+    from buildlib.numerics.comparison import StageComparison, VerificationReport
     from buildlib.pipeline.build import Build
     from buildlib.pipeline.runner import StageRecord
+
+
+class BuildRequest(BaseModel):
+    """A container to build: the arguments of `qnnfarm build` for one target.
+
+    Attributes:
+        model: an ONNX export, or the folder of one or of a checkpoint.
+        options: options of the builder by their dotted keys, with absolute paths.
+        calibration: file with the text.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: Path
+    target: str
+    options: Mapping[str, object] = {}
+    encodings: Path | None = None
+    calibration: Path | None = None
+    verify: bool = False
+    reference_with: Literal["onnx", "transformers"] = "onnx"
+    toolchain: ToolchainName = "pypi"
+    qairt_sdk: Path | None = None
+
+    def at(self, root: Path) -> "BuildRequest":
+        """Return it with its files elsewhere: by their absolute paths below a folder."""
+        from buildlib.builder_options import move_paths
+
+        def moved(path: Path | str) -> Path:
+            return root.joinpath(*Path(path).absolute().parts[1:])
+
+        return self.model_copy(
+            update={
+                "model": moved(self.model),
+                "options": move_paths(self.options, lambda path: str(moved(path))),
+                "encodings": self.encodings and moved(self.encodings),
+                "calibration": self.calibration and moved(self.calibration),
+            }
+        )
+
+    def arguments(self, options: Path) -> list[str]:
+        """Return the arguments of `qnnfarm build` for it, but for `--out`.
+
+        Args:
+            options: a file that its options are written to.
+        """
+        options.write_text(json.dumps(dict(self.options)), encoding="utf-8")
+        words = [str(self.model), "--target", self.target, "--options", str(options)]
+        for key in ("encodings", "calibration", "toolchain", "qairt_sdk"):
+            value = getattr(self, key)
+            words += [] if value is None else [f"--{key.replace('_', '-')}", str(value)]
+        if self.verify:
+            words += ["--verify", "--reference-with", self.reference_with]
+        return words
+
+    @classmethod
+    def of(cls, entry: BuildEntry, plan_file: Path) -> "BuildRequest":
+        """Return what a plan asks for."""
+        from buildlib.builder_options import flatten_options
+
+        def path(name: str | None) -> Path | None:
+            return None if name is None else resolve_path(plan_file, name)
+
+        own: dict[str, object] = {
+            "arn_cl_options.auto_regression_number": entry.ar,
+            "arn_cl_options.context_length": entry.cl,
+            "split_model.num_splits": entry.splits,
+            "prepare_embedding_lut": entry.embedding_lut,
+            "lora_config.lora_config_path": entry.lora,
+        }
+        options = {key: value for key, value in own.items() if value is not None}
+        return cls(
+            model=resolve_path(plan_file, entry.model),
+            target=entry.target,
+            options=flatten_options(
+                options | dict(entry.options), resolve_path(plan_file, "options").parent
+            ),
+            encodings=path(entry.encodings),
+            calibration=path(entry.calibration),
+            verify=entry.verify,
+        )
+
+    def plan(self) -> "Build":
+        """Check it, and return the build that it asks for.
+
+        Raises:
+            BuildError: it cannot be built.
+        """
+        from buildlib.builder_options import apply_options
+        from buildlib.genai import GenAIBuilderFactory
+        from buildlib.pipeline.sources import read_text
+        from buildlib.toolchains.registry import open_toolchain
+
+        builder = GenAIBuilderFactory.create(
+            self.model,
+            calibration_text=None if self.calibration is None else read_text(self.calibration),
+            encodings_path=self.encodings,
+            toolchain=open_toolchain(self.toolchain, self.qairt_sdk),
+        )
+        apply_options(builder.set_targets([self.target]), self.options)
+        return builder.plan()
+
+    def run(
+        self,
+        job: "Build",
+        folder: Path,
+        *,
+        overwrite: bool,
+        on_stage: "Callable[[StageRecord], None] | None" = None,
+        on_comparison: "Callable[[StageComparison], None]" = lambda _: None,
+    ) -> "tuple[GenAIContainer, VerificationReport | None]":
+        """Run its build, and place the container in a folder, unless a stage changed the model.
+
+        Args:
+            job: as `plan` returned it.
+
+        Returns:
+            The container, in the cache if it was not placed, and what comparing its stages showed.
+        """
+        from buildlib.pipeline.verification import verify_build
+
+        container = job.run(on_stage)
+        report = None
+        if self.verify:
+            report = verify_build(
+                job,
+                emulator=True,
+                reference_with=self.reference_with,
+                on_comparison=on_comparison,
+            )
+        if report is None or report.passed:
+            container = container.save(folder, exist_ok=overwrite)
+        return container, report
+
 
 OnStage = Callable[[str, "StageRecord"], None]
 """Called with a container's label and each of its stages that ended."""
@@ -58,7 +196,7 @@ def build_containers(
             continue
         start = time.monotonic()
         try:
-            made.append(_build(label, folder, entry.build, plan_file, on_stage))
+            made.append(_build(label, folder, BuildRequest.of(entry.build, plan_file), on_stage))
         except (QnnfarmError, OSError, UnicodeError) as error:
             seconds, said = time.monotonic() - start, one_line(str(error), 1000)
             if isinstance(error, OSError):
@@ -79,57 +217,22 @@ def without_containers(plan: Plan, plan_file: Path, labels: Collection[str]) -> 
     return plan.model_copy(update={"containers": tuple(kept), **matches})
 
 
-def _build(
-    label: str, folder: Path, entry: BuildEntry, plan_file: Path, on_stage: OnStage
-) -> ContainerBuild:
+def _build(label: str, folder: Path, request: BuildRequest, on_stage: OnStage) -> ContainerBuild:
     from buildlib.container.files import check_replaceable
     from buildlib.container.manifest import is_container
-    from buildlib.pipeline.verification import verify_build
 
-    start = time.monotonic()
+    start, before = time.monotonic(), _content(folder)
     check_replaceable(folder, exist_ok=True, may_replace=is_container)  # before a long build
-    job = _planned(entry, plan_file)
-    container = job.run(lambda record: on_stage(label, record))
-    if entry.verify:
-        report = verify_build(job, emulator=True)
-        if report.failures:
-            first = report.failures[0]
-            raise VerificationFailedError(entry.target, first.stage, first.subject, first.bound)
+    job = request.plan()
+    container, report = request.run(
+        job, folder, overwrite=True, on_stage=lambda record: on_stage(label, record)
+    )
+    if report is not None and report.failures:
+        first = report.failures[0]
+        raise VerificationFailedError(request.target, first.stage, first.subject, first.bound)
     sha256 = container.metadata.container_sha256
-    replaced = _content(folder) != sha256
-    if replaced:
-        container.save(folder, exist_ok=True)
     stages = sum(not record.reused for record in job.records)
-    seconds = time.monotonic() - start
-    return ContainerBuild(label, sha256, True, replaced, stages, seconds)  # noqa: FBT003
-
-
-def _planned(entry: BuildEntry, plan_file: Path) -> "Build":
-    from buildlib.builder_options import apply_options, flatten_options
-    from buildlib.genai import GenAIBuilderFactory
-
-    def path(name: str | None) -> Path | None:
-        return None if name is None else resolve_path(plan_file, name)
-
-    calibration = path(entry.calibration)
-    builder = GenAIBuilderFactory.create(
-        resolve_path(plan_file, entry.model),
-        calibration_text=None if calibration is None else calibration.read_text(encoding="utf-8"),
-        encodings_path=path(entry.encodings),
-    )
-    given: dict[str, object] = {
-        "arn_cl_options.auto_regression_number": entry.ar,
-        "arn_cl_options.context_length": entry.cl,
-        "split_model.num_splits": entry.splits,
-        "prepare_embedding_lut": entry.embedding_lut,
-    }
-    if entry.lora is not None:
-        given["lora_config.lora_config_path"] = entry.lora
-    folder = resolve_path(plan_file, "options").parent
-    apply_options(
-        builder.set_targets([entry.target]), flatten_options(given | dict(entry.options), folder)
-    )
-    return builder.plan()
+    return ContainerBuild(label, sha256, True, before != sha256, stages, time.monotonic() - start)  # noqa: FBT003
 
 
 def _content(folder: Path) -> str:

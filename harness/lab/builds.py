@@ -1,0 +1,338 @@
+"""Builds of a lab: a worker runs `qnnfarm build` for somebody, in the memory that it has for them.
+
+A build is a job whose queue names the memory that it needs. How it ended stands in `lab_cells`, as
+the end of the cell `build` of a run whose id is the digest of what is built.
+"""
+
+import contextlib
+import hashlib
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from procrastinate.jobs import Job, Status
+from pydantic import BaseModel, ConfigDict
+
+import buildlib
+from buildlib.closeable import Closeable
+from buildlib.container.container import GenAIContainer
+from buildlib.pipeline.build import Build
+from buildlib.pipeline.code_digest import CodeDigest
+from buildlib.toolchains.child_process import dying_with_parent
+from harness.deploy.digests import hash_files
+from harness.devices.devices import Devices
+from harness.errors import HostFileError, StoreError, WrongUseError
+from harness.lab.content import Files, HostFiles, below, folder_files
+from harness.lab.jobs import CellEnd, LabJobs, Taken, insist, log
+from harness.plans.builds import BuildRequest
+from harness.plans.cell_runner import ModelCache
+from harness.pool.status import OnProgress
+
+TASK = "qnnfarm_build"
+KEY = "build"
+_QUEUE = "build-"
+_TICK_S = 1.0
+_LINE = "qnnfarm: "
+
+
+class BuildJob(BaseModel):
+    """A container to build on a host of the lab.
+
+    Attributes:
+        id: digest of what is built, with the builder's code.
+        name: of the container's folder.
+        files: that the build reads on the host that asks for it.
+        memory_bytes: its peak, as it is estimated, or as its user says.
+        origin: the host that asks for it, as SSH reaches it.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    id: str
+    name: str
+    request: BuildRequest
+    files: Files
+    memory_bytes: int
+    origin: str
+
+    @classmethod
+    def of(cls, request: BuildRequest, build: Build, name: str, origin: str) -> "BuildJob":
+        """Return the job of a request; hashes its files.
+
+        Args:
+            build: that it plans, with its limit of memory, if it has one.
+        """
+        request = request.at(Path("/"))
+        paths = build.files() | {p for p in (request.calibration, request.encodings) if p}
+        files = {str(path): digest.sha256 for path, digest in hash_files(sorted(paths)).items()}
+        code = CodeDigest(Path(buildlib.__path__[0])).of("buildlib.builder_options")
+        identity = [request.model_dump(mode="json"), files, code]
+        digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+        need = build.memory_limit or build.memory_bytes
+        return cls(
+            id=digest[:32],
+            name=name,
+            request=request,
+            files=files,
+            memory_bytes=need,
+            origin=origin,
+        )
+
+
+class BuiltContainer(BaseModel):
+    """A container that a host has built.
+
+    Attributes:
+        host: as SSH reaches it.
+        answer: that of `qnnfarm build --json` there.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    host: str
+    folder: str
+    files: Files
+    answer: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class LabBuilds:
+    """Builds as those who ask for them see them.
+
+    Attributes:
+        files: of other hosts, fetched here.
+    """
+
+    jobs: LabJobs
+    files: HostFiles
+
+    def submit(self, build: BuildJob) -> bool:
+        """Put a build into the queue unless it waits or runs; return whether it was not done."""
+        end = self.jobs.ends(build.id).get(KEY)
+        if end is not None and end.status == "done" and not self.jobs.live(build.id):
+            with contextlib.suppress(HostFileError):  # it is gone: it is built again
+                self._fetch(end)
+                return False
+        job = Job(
+            queue=f"{_QUEUE}{build.memory_bytes}",
+            lock=None,
+            queueing_lock=f"{build.id}:{KEY}",
+            task_name=TASK,
+            task_kwargs=build.model_dump(mode="json"),
+        )
+        if not self.jobs.live(build.id):
+            self.jobs.put(build.id, [job])
+        return True
+
+    def follow(self, build: BuildJob, tell: OnProgress) -> tuple[GenAIContainer, BuiltContainer]:
+        """Wait for a build that was submitted, and fetch its container into the cache.
+
+        A KeyboardInterrupt ends the waiting, and nothing else.
+
+        Raises:
+            WrongUseError: it failed, or was cancelled.
+            HostFileError: its container cannot be fetched.
+        """
+        words = ""
+        while True:
+            is_live = bool(self.jobs.live(build.id))
+            end = self.jobs.ends(build.id).get(KEY)
+            if not is_live:
+                break
+            need = f"waiting for a worker that gives builds {build.memory_bytes / 2**30:.1f} GiB"
+            news = need if end is None else f"{end.host}: {end.summary or end.status}"
+            news = words if end is not None and end.status == "done" else news
+            if news != words:
+                tell(words := news)
+            time.sleep(_TICK_S)
+        if end is None or end.status != "done":
+            reason = end.reason if end else ""
+            place = f"{end.host}: " if end and end.host else ""
+            raise WrongUseError(f"{place}{reason or 'the build was cancelled'}")
+        return self._fetch(end)
+
+    def cancel(self, build: BuildJob) -> int:
+        """End a build that waits or runs; return the number of builds."""
+        return self.jobs.cancel(build.id)
+
+    def _fetch(self, end: CellEnd) -> tuple[GenAIContainer, BuiltContainer]:
+        built = BuiltContainer.model_validate_json(end.summary)
+        folder = below(self.files.root(built.files, built.host), built.folder)
+        return GenAIContainer.load(folder), built
+
+
+@contextmanager
+def open_lab_builds(location: str) -> Iterator[LabBuilds]:
+    """Open the builds of a lab.
+
+    Args:
+        location: URL of its database.
+
+    Raises:
+        WrongUseError: it is a file.
+        StoreError: it cannot be used.
+    """
+    with LabJobs(location) as jobs, HostFiles(ModelCache(), Devices()) as files:
+        yield LabBuilds(jobs, files)
+
+
+@dataclass(eq=False, slots=True)
+class _Running:
+    """A build that runs here."""
+
+    taken: Taken
+    build: BuildJob
+    process: "subprocess.Popen[bytes] | None" = None
+    is_ended: bool = False
+    """Somebody cancelled it, or this worker ends."""
+
+
+class Builder(Closeable):
+    """Runs builds of the lab's queue on this host: as many at once as fit into its memory.
+
+    The oldest build that this host could ever run goes first, and others wait until it fits, so
+    that small ones do not keep a large one out. Each is a process of its own, which ends with this
+    one.
+
+    Args:
+        jobs: of the lab.
+        files: of the hosts that ask for builds.
+        memory_bytes: for all builds at once.
+        host: this one, as SSH of others reaches it.
+        tell: called with a line when a build begins or ends.
+    """
+
+    def __init__(
+        self,
+        jobs: LabJobs,
+        files: HostFiles,
+        memory_bytes: int,
+        host: str,
+        tell: OnProgress,
+    ) -> None:
+        self._jobs = jobs
+        self._files = files
+        self._memory_bytes = memory_bytes
+        self._host = host
+        self._tell = tell
+        self._running: dict[threading.Thread, _Running] = {}
+        self._is_closing = threading.Event()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the builds that run here, and give them to other workers."""
+        self._is_closing.set()
+        self._thread.join()
+        self._end(list(self._running.values()))
+        for thread in self._running:
+            thread.join()
+
+    def _serve(self) -> None:
+        while not self._is_closing.wait(_TICK_S):
+            self._running = {t: one for t, one in self._running.items() if t.is_alive()}
+            try:
+                aborted = self._jobs.to_abort() if self._running else frozenset()
+                self._end([o for o in self._running.values() if o.taken.job.id in aborted])
+                self._take()
+            except StoreError as error:
+                log.warning("%s", error)
+
+    def _end(self, builds: Sequence[_Running]) -> None:
+        for one in builds:
+            if not one.is_ended and one.process is not None:
+                one.process.send_signal(signal.SIGINT)
+            one.is_ended = True
+
+    def _take(self) -> None:
+        """Take the oldest build that could run here, once there is memory for it."""
+        used = sum(one.build.memory_bytes for one in self._running.values())
+        needs = (int(queue.removeprefix(_QUEUE)) for queue in self._jobs.queues(TASK))
+        need = next((need for need in needs if need <= self._memory_bytes), None)
+        if need is None or used + need > self._memory_bytes:
+            return
+        taken = self._jobs.take(f"{_QUEUE}{need}")
+        if taken is not None:
+            one = _Running(taken, BuildJob.model_validate(taken.job.task_kwargs))
+            thread = threading.Thread(target=self._work, args=(one,), daemon=True)
+            self._running[thread] = one
+            thread.start()
+
+    def _work(self, one: _Running) -> None:
+        name = f"build {one.build.name} for {one.build.request.target}"
+        self._tell(f"{name} begins")
+        try:
+            built = self._build(one)
+            end = CellEnd("done", self._host, summary=built.model_dump_json())
+        except KeyboardInterrupt:
+            end = CellEnd("interrupted", self._host, reason="the build was cancelled")
+        except Exception as error:  # noqa: BLE001 - whoever asked for it is to hear of it
+            end = CellEnd("failed", self._host, error=type(error).__name__, reason=str(error))
+        self._tell(f"{name} is {end.status}{end.reason and ': '}{end.reason}")
+        insist(lambda: self._finish(one.taken, end))
+
+    def _finish(self, taken: Taken, end: CellEnd) -> None:
+        if end.status == "interrupted" and self._is_closing.is_set():
+            self._jobs.give_back(taken)
+            return
+        statuses = {"done": Status.SUCCEEDED, "failed": Status.FAILED}
+        self._jobs.record(taken, end)
+        self._jobs.finish(taken, statuses.get(end.status, Status.ABORTED))
+
+    def _build(self, one: _Running) -> BuiltContainer:
+        """Run `qnnfarm build`.
+
+        Raises:
+            KeyboardInterrupt: it was ended.
+            HostFileError: files of it are not here and cannot be fetched.
+            WrongUseError: it failed, for the reason that it gives.
+        """
+        build = one.build
+        self._show(one, "fetching its files")
+        folder = self._files.cache / "builds" / build.id
+        out, answer = folder / build.name, folder / "answer.json"
+        folder.mkdir(parents=True, exist_ok=True)
+        request = build.request.at(self._files.root(build.files, build.origin))
+        words = request.arguments(folder / "options.json")
+        words += ["--out", str(out), "--overwrite", "--json"]
+        words += ["--memory", str(build.memory_bytes / 2**30)]
+        command = dying_with_parent([sys.executable, "-m", "harness.cli", "build", *words])
+        with answer.open("wb") as stdout:
+            process = subprocess.Popen(
+                command, stdout=stdout, stderr=subprocess.PIPE, start_new_session=True
+            )
+        with process:
+            one.process = process
+            if one.is_ended:
+                process.send_signal(signal.SIGINT)
+            last = self._follow(process, one)
+        if one.is_ended and process.returncode != 0:
+            raise KeyboardInterrupt
+        if process.returncode != 0:
+            raise WrongUseError(last.removeprefix(_LINE) or f"exit status {process.returncode}")
+        files = {str(p): d.sha256 for p, d in hash_files(folder_files(out)).items()}
+        self._files.keep(files)
+        (summary,) = json.loads(answer.read_text(encoding="utf-8"))
+        return BuiltContainer(host=self._host, folder=str(out), files=files, answer=summary)
+
+    def _follow(self, process: "subprocess.Popen[bytes]", one: _Running) -> str:
+        """Show what a build says, a line a second at most; return its last line."""
+        last, shown_at = "", float("-inf")
+        for line in process.stderr or ():
+            last = line.decode(errors="replace").strip() or last
+            if time.monotonic() - shown_at > _TICK_S and not last.startswith(_LINE):
+                shown_at = time.monotonic()
+                self._show(one, last.removeprefix(f"{one.build.request.target}: "))
+        return last
+
+    def _show(self, one: _Running, words: str) -> None:
+        with contextlib.suppress(StoreError):
+            self._jobs.record(one.taken, CellEnd("begun", self._host, summary=words))

@@ -1,0 +1,292 @@
+"""Builds of a lab, on one real PostgreSQL: by workers here, whose builds are real processes."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from buildlib.container.container import GenAIContainer
+from harness.devices.devices import Devices
+from harness.errors import WrongUseError
+from harness.lab import content
+from harness.lab.builds import Builder, BuildJob, LabBuilds
+from harness.lab.content import HostFiles
+from harness.lab.jobs import LabJobs
+from harness.plans.builds import BuildRequest
+from harness.plans.cell_runner import ModelCache
+from suites.models import tiny_llama
+from tests.postgresql_server import PostgresqlServer, running_postgresql_server
+from tests.ssh_server import SshServer, running_ssh_server
+
+OPTIONS = {
+    "arn_cl_options.auto_regression_number": [1, 32],
+    "arn_cl_options.context_length": [192],
+    "split_model.num_splits": 2,
+}
+GIB = 1 << 30
+
+
+@pytest.fixture(scope="module")
+def server(new_port: Callable[[], int]) -> Iterator[PostgresqlServer]:
+    with running_postgresql_server(new_port) as server:
+        server.create("lab")
+        yield server
+
+
+@pytest.fixture(scope="module")
+def ssh_server(
+    tmp_path_factory: pytest.TempPathFactory, new_port: Callable[[], int]
+) -> Iterator[SshServer]:
+    """Every other host, reached as `board`."""
+    with running_ssh_server(tmp_path_factory.mktemp("ssh"), new_port()) as server:
+        yield server
+
+
+@pytest.fixture
+def jobs(server: PostgresqlServer) -> Iterator[LabJobs]:
+    with LabJobs(server.url("lab")) as jobs:
+        yield jobs
+    with contextlib.closing(server.connect("lab")) as connection:
+        connection.execute("TRUNCATE procrastinate_events, procrastinate_jobs, lab_cells CASCADE")
+
+
+@pytest.fixture
+def files(ssh_server: SshServer, tmp_path: Path) -> Iterator[HostFiles]:
+    with HostFiles(ModelCache(), Devices(ssh_config=ssh_server.config), tmp_path / "own") as it:
+        yield it
+
+
+@pytest.fixture
+def start(
+    jobs: LabJobs,
+    ssh_server: SshServer,
+    tmp_path: Path,
+    build_cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Callable[[int], list[str]]]:
+    """Starts the builds of a worker with so much memory; returns what it says.
+
+    Its stage cache is the one that all tests share.
+    """
+    monkeypatch.setenv("QNNFARM_CACHE_DIR", str(build_cache))
+    with contextlib.ExitStack() as stack:
+
+        def start(memory: int) -> list[str]:
+            lines: list[str] = []
+            devices = Devices(ssh_config=ssh_server.config)
+            own = stack.enter_context(HostFiles(ModelCache(), devices, tmp_path / "worker"))
+            jobs.register("board", 0)
+            stack.enter_context(Builder(jobs, own, memory, "board", lines.append))
+            return lines
+
+        yield start
+
+
+def model_in(folder: Path) -> Path:
+    """Copy the reference model to a folder."""
+    return Path(shutil.copytree(tiny_llama.folder(), folder / tiny_llama.folder().name))
+
+
+def build_of(model: Path, memory: int | None = None, **more: object) -> BuildJob:
+    request = BuildRequest(model=model, target="SM8750:emulator", options=OPTIONS, **more)  # type: ignore[arg-type]
+    build = request.plan()
+    build.memory_limit = memory
+    return BuildJob.of(request, build, "tiny", "board")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def statuses(server: PostgresqlServer) -> Counter[object]:
+    with contextlib.closing(server.connect("lab")) as connection:
+        rows = connection.execute("SELECT status::text FROM procrastinate_jobs").fetchall()
+    return Counter(status for (status,) in rows)
+
+
+def wait_for(condition: Callable[[], object], state: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline, state()
+        time.sleep(0.1)
+
+
+def test_checkpoint_travels_to_a_worker_and_the_container_back(
+    jobs: LabJobs,
+    files: HostFiles,
+    start: Callable[[int], list[str]],
+    tmp_path: Path,
+    tiny_bundle: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    build = build_of(model_in(tmp_path / "origin"))
+    others = (tmp_path / "origin", tmp_path / "worker" / "lab" / "builds")
+    have = content._have
+    monkeypatch.setattr(  # neither host sees the folders of the other
+        content,
+        "_have",
+        lambda files: not any(p.is_relative_to(o) for p in files for o in others) and have(files),
+    )
+    start(GIB)
+    lab = LabBuilds(jobs, files)
+    assert lab.submit(build)
+    words: list[str] = []
+    container, built = lab.follow(build, words.append)
+    assert contents(container.path) == contents(tiny_bundle)
+    assert container.path.is_relative_to(files.cache)
+    assert built.host == "board"
+    assert any(word.startswith("board: ") for word in words)
+    assert not lab.submit(build), "it is done"
+    assert jobs.live(build.id) == {}
+
+
+@pytest.mark.slow
+def test_builds_share_the_memory_of_a_worker_and_too_large_ones_wait(
+    jobs: LabJobs,
+    files: HostFiles,
+    start: Callable[[int], list[str]],
+    server: PostgresqlServer,
+    tmp_path: Path,
+    tiny_bundle: Path,
+) -> None:
+    lab = LabBuilds(jobs, files)
+    needs = {"large": 9 * GIB, "one": 2 * GIB, "two": 2 * GIB, "small": GIB}
+    builds = {name: build_of(model_in(tmp_path / name), need) for name, need in needs.items()}
+    for build in builds.values():
+        lab.submit(build)
+    start(3 * GIB)
+    wait_for(lambda: statuses(server)["succeeded"] == 3, lambda: statuses(server))
+    with contextlib.closing(server.connect("lab")) as connection:
+        rows = connection.execute(
+            "SELECT j.args->>'memory_bytes', e.type::text FROM procrastinate_events e"
+            " JOIN procrastinate_jobs j ON j.id = e.job_id"
+            " WHERE e.type IN ('started', 'succeeded') ORDER BY e.at, e.id"
+        ).fetchall()
+    used, most = 0, 0
+    for need, event in rows:
+        used += int(str(need)) * (1 if event == "started" else -1)
+        most = max(most, used)
+    assert len(rows) == 6
+    assert most == 3 * GIB, "a large and a small one at once, never two large ones"
+    assert lab.cancel(builds["large"]) == 1
+    with pytest.raises(WrongUseError, match="cancelled"):
+        lab.follow(builds["large"], lambda _: None)
+
+
+def test_failed_build_is_told_with_its_host_and_reason(
+    jobs: LabJobs, files: HostFiles, start: Callable[[int], list[str]], tmp_path: Path
+) -> None:
+    text = tmp_path / "calibration.txt"
+    text.write_text("a")
+    build = build_of(model_in(tmp_path), calibration=text)
+    lines = start(GIB)
+    lab = LabBuilds(jobs, files)
+    lab.submit(build)
+    with pytest.raises(WrongUseError, match=r"\Aboard: cannot calibrate: "):
+        lab.follow(build, lambda _: None)
+    assert lab.submit(build), "what failed is tried again"
+    assert "is failed: cannot calibrate" in lines[-1]
+
+
+@pytest.mark.slow
+def test_cancelled_build_ends_on_its_worker(
+    jobs: LabJobs,
+    files: HostFiles,
+    start: Callable[[int], list[str]],
+    server: PostgresqlServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    build = build_of(model_in(tmp_path))
+    lines = start(GIB)
+    monkeypatch.setenv("QNNFARM_CACHE_DIR", str(tmp_path / "cold"))
+    lab = LabBuilds(jobs, files)
+    lab.submit(build)
+    began: list[str] = []
+
+    def cancel(words: str) -> None:
+        began.append(words)
+        if "(" in words and lab.cancel(build):  # a stage has ended
+            began.clear()
+
+    with pytest.raises(WrongUseError, match="board: the build was cancelled"):
+        lab.follow(build, cancel)
+    assert statuses(server) == {"aborted": 1}
+    assert "interrupted" in lines[-1]
+
+
+def qnnfarm(server: PostgresqlServer, cache: Path, *words: object) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "harness.cli", *map(str, words)]
+    environment = os.environ | {
+        "QNNFARM_CACHE_DIR": str(cache), "QNNFARM_LAB": server.url("lab"),
+        "QNNFARM_STATE_DIR": str(cache / "state"),
+    }  # fmt: skip
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        command, stdout=pipe, stderr=pipe, text=True, env=environment, start_new_session=True
+    )
+
+
+@pytest.mark.usefixtures("jobs")
+def test_interrupted_command_leaves_the_build_and_cancel_ends_it(
+    server: PostgresqlServer, tmp_path: Path
+) -> None:
+    out = tmp_path / "tiny"
+    build = ("build", tiny_llama.folder(), "--target", "SM8750:emulator", "--out", out, "--lab",
+             "--ar", "1,32", "--cl", 192)  # fmt: skip
+    with qnnfarm(server, tmp_path, *build, "--memory", 1.5) as process:
+        assert process.stderr is not None
+        assert "waiting for a worker that gives builds 1.5 GiB" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        _, remarks = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "the same command follows it" in remarks
+    assert statuses(server) == {"todo": 1}
+    with qnnfarm(server, tmp_path, *build, "--cancel") as process:
+        answer, remarks = process.communicate(timeout=60)
+    assert (process.returncode, answer) == (0, "1 build cancelled\n"), remarks
+    assert not out.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.needs("libatomic1")
+@pytest.mark.usefixtures("jobs")
+def test_build_of_a_killed_worker_is_finished_by_another(
+    server: PostgresqlServer, tmp_path: Path, tiny_bundle: Path
+) -> None:
+    """Each host with a cache of its own, so that the other starts from nothing."""
+    hosts = [tmp_path / name for name in ("h1", "h2")]
+    out = tmp_path / "out" / "tiny"
+    options = ["--ar", "1,32", "--cl", "192", "--splits", "2", "--out", out, "--lab", "--json"]
+
+    def work(host: Path) -> "subprocess.Popen[str]":
+        host.mkdir()
+        pool = "devices:\n  - {name: a, type: virtual, identifier: a, soc: SM8750}\n"
+        (host / "pool.yaml").write_text(pool)
+        words = ("worker", "--pool", host / "pool.yaml", "--dead-after", 3)
+        return qnnfarm(server, host, *words, "--from-host", host.name)
+
+    command = ("build", tiny_llama.folder(), "--target", "SM8750:emulator", *options)
+    with qnnfarm(server, tmp_path, *command) as process, work(hosts[0]) as first:
+        assert process.stderr is not None
+        assert any(" s)" in line for line in process.stderr), "a stage has ended"
+        first.kill()
+        child = subprocess.run(
+            ["pgrep", "-f", f"harness.cli build.*{hosts[0]}"], capture_output=True, check=False
+        )
+        with work(hosts[1]) as second:
+            answer, remarks = process.communicate(timeout=280)
+            second.terminate()
+    assert process.returncode == 0, remarks
+    assert "built by h2" in remarks
+    assert GenAIContainer.load(out).metadata.container_sha256 in answer
+    assert contents(out) == contents(tiny_bundle)
+    assert child.returncode == 1, "the build of the killed worker ended with it"
