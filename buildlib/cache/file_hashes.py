@@ -16,9 +16,10 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
+from typing import NamedTuple
 
 from buildlib.closeable import Closeable
 from buildlib.errors import InputFileError
@@ -29,6 +30,20 @@ _SETTLED_S = 1.0
 _PROBES = 64
 _PROBE_BYTES = 4096
 _WORTH_PROBING = 1 << 20
+_BUSY_TIMEOUT_S = 5.0
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS hashes_v2 (
+    device INTEGER NOT NULL,
+    inode INTEGER NOT NULL,
+    size INTEGER NOT NULL,
+    mtime_ns INTEGER NOT NULL,
+    ctime_ns INTEGER NOT NULL,
+    links INTEGER NOT NULL,
+    sha256 TEXT NOT NULL,
+    probe TEXT NOT NULL,
+    PRIMARY KEY (device, inode)
+) WITHOUT ROWID
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +69,29 @@ def hash_files(paths: Iterable[Path], memo: Path | None = None) -> dict[Path, Fi
         return dict(zip(paths, pool.map(known.digest, paths), strict=True))
 
 
+class _Row(NamedTuple):
+    """State of a file when it was hashed; `probe` is the hash of a few of its blocks."""
+
+    device: int
+    inode: int
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    links: int
+    sha256: str
+    probe: str
+
+
 class HashMemo(Closeable):
     """Known hashes, in a SQLite file that processes and threads share.
 
-    If it is damaged or cannot be written, files are hashed again.
+    Threads share one connection. Nothing in the file is needed, so none of its failures is an
+    error: files are hashed again.
     """
 
     def __init__(self, path: Path) -> None:
-        self._table = HashTable(path)
+        self._lock = threading.Lock()
+        self._database = _open(path)
         self._guard = threading.Lock()
         self._reading: dict[tuple[int, int], threading.Lock] = defaultdict(threading.Lock)
 
@@ -72,7 +102,10 @@ class HashMemo(Closeable):
 
     def close(self) -> None:
         """Close the file; later hashes are not remembered."""
-        self._table.close()
+        with self._lock:
+            if self._database is not None:
+                self._database.close()
+            self._database = None
 
     def digest(self, path: Path, *, reread: bool = False) -> FileDigest:
         """Return the digest of a file, which is read only if it is unknown or `reread`."""
@@ -93,7 +126,7 @@ class HashMemo(Closeable):
         with path.open("rb", buffering=0) as file:
             status = os.fstat(file.fileno())
             if status.st_nlink == 1:
-                self._table.put(HashRow.of(status, sha256, _probe(file, status.st_size)))
+                self._put(status, sha256, _probe(file, status.st_size))
 
     def _digest(self, file: FileIO, path: Path, *, reread: bool) -> FileDigest:
         before = os.fstat(file.fileno())
@@ -108,11 +141,11 @@ class HashMemo(Closeable):
             raise InputFileError(str(path), "it changed while it was read")
         # A file written just now may be written again within one tick of the file system's clock.
         if began - max(before.st_mtime, before.st_ctime) > _SETTLED_S and _same(before, after):
-            self._table.put(HashRow.of(before, sha256, _probe(file, before.st_size)))
+            self._put(before, sha256, _probe(file, before.st_size))
         return FileDigest(sha256, before.st_size)
 
     def _recall(self, file: FileIO, status: os.stat_result) -> str | None:
-        row = self._table.get(status.st_dev, status.st_ino)
+        row = self._get(status)
         if row is None or (row.size, row.mtime_ns) != (status.st_size, status.st_mtime_ns):
             return None
         if row.ctime_ns == status.st_ctime_ns:
@@ -121,8 +154,34 @@ class HashMemo(Closeable):
         if not relinked or _probe(file, status.st_size) != row.probe:
             return None
         if _same(status, os.fstat(file.fileno())):
-            self._table.put(HashRow.of(status, row.sha256, row.probe))
+            self._put(status, row.sha256, row.probe)
         return row.sha256
+
+    def _get(self, status: os.stat_result) -> _Row | None:
+        with self._lock, contextlib.suppress(sqlite3.Error):
+            if self._database is not None:
+                query = "SELECT * FROM hashes_v2 WHERE device = ? AND inode = ?"
+                key = (_signed(status.st_dev), _signed(status.st_ino))
+                row = self._database.execute(query, key).fetchone()
+                return _Row(*row) if row else None
+        return None
+
+    def _put(self, status: os.stat_result, sha256: str, probe: str) -> None:
+        row = _Row(
+            _signed(status.st_dev),
+            _signed(status.st_ino),
+            status.st_size,
+            status.st_mtime_ns,
+            status.st_ctime_ns,
+            status.st_nlink,
+            sha256,
+            probe,
+        )
+        with self._lock, contextlib.suppress(sqlite3.Error):
+            if self._database is not None:
+                marks = ", ".join("?" * len(row))
+                query = f"INSERT OR REPLACE INTO hashes_v2 VALUES ({marks})"  # noqa: S608 - marks
+                self._database.execute(query, row)
 
 
 def _same(one: os.stat_result, other: os.stat_result) -> bool:
@@ -142,92 +201,6 @@ def _probe(file: FileIO, size: int) -> str:
         block = os.pread(file.fileno(), _PROBE_BYTES, last * number // (_PROBES - 1))
         digest.update(block)
     return digest.hexdigest()
-
-
-_BUSY_TIMEOUT_S = 5.0
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS hashes_v2 (
-    device INTEGER NOT NULL,
-    inode INTEGER NOT NULL,
-    size INTEGER NOT NULL,
-    mtime_ns INTEGER NOT NULL,
-    ctime_ns INTEGER NOT NULL,
-    links INTEGER NOT NULL,
-    sha256 TEXT NOT NULL,
-    probe TEXT NOT NULL,
-    PRIMARY KEY (device, inode)
-) WITHOUT ROWID
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class HashRow:
-    """State of a file when it was hashed.
-
-    Attributes:
-        probe: hash of a few of its blocks.
-    """
-
-    device: int
-    inode: int
-    size: int
-    mtime_ns: int
-    ctime_ns: int
-    links: int
-    sha256: str
-    probe: str
-
-    @classmethod
-    def of(cls, status: os.stat_result, sha256: str, probe: str) -> "HashRow":
-        """Return the row of a file in a given state."""
-        return cls(
-            _signed(status.st_dev),
-            _signed(status.st_ino),
-            status.st_size,
-            status.st_mtime_ns,
-            status.st_ctime_ns,
-            status.st_nlink,
-            sha256,
-            probe,
-        )
-
-
-class HashTable:
-    """SQLite table of known hashes by inode; threads share one connection.
-
-    Nothing in it is needed, so none of its failures is an error.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._lock = threading.Lock()
-        self._database = _open(path)
-
-    def close(self) -> None:
-        """Close the file; the table is empty from then on."""
-        with self._lock:
-            if self._database is not None:
-                self._database.close()
-            self._database = None
-
-    def get(self, device: int, inode: int) -> HashRow | None:
-        """Return the row of a file, if there is one."""
-        with self._lock, contextlib.suppress(sqlite3.Error):
-            if self._database is not None:
-                query = "SELECT * FROM hashes_v2 WHERE device = ? AND inode = ?"
-                key = (_signed(device), _signed(inode))
-                row = self._database.execute(query, key).fetchone()
-                return HashRow(*row) if row else None
-        return None
-
-    def put(self, row: HashRow) -> None:
-        """Insert or replace the row of a file."""
-        with self._lock, contextlib.suppress(sqlite3.Error):
-            if self._database is not None:
-                marks = ", ".join("?" * len(astuple(row)))
-                self._database.execute(
-                    f"INSERT OR REPLACE INTO hashes_v2 VALUES ({marks})",  # noqa: S608 - marks
-                    astuple(row),
-                )
 
 
 def _open(path: Path) -> sqlite3.Connection | None:
