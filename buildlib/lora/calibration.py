@@ -20,7 +20,7 @@ from buildlib.graph.files import load_model
 from buildlib.lora.adapters import Adapters
 from buildlib.passes.base import ENCODINGS_SUFFIX
 from buildlib.quantize.calibration import RangeChoice, observe_ranges
-from buildlib.quantize.ranges.base import Range
+from buildlib.quantize.ranges import Range
 from buildlib.quantize.structure import shared_grids
 
 UpdatableMode = Literal["adapter_only", "all"]

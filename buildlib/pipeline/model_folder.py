@@ -13,7 +13,7 @@ from buildlib.graph.files import link_into, load_model
 from buildlib.quantize.calibration import window_count, window_length
 from buildlib.quantize.optimization import technique_windows
 from buildlib.quantize.options import QuantizationOptions
-from buildlib.quantize.ranges.base import Range
+from buildlib.quantize.ranges import Range
 
 _RANGES_FILE = "ranges.json"
 

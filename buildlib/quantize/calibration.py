@@ -23,8 +23,7 @@ from buildlib.graph.values import is_parameter, is_real, static_shape
 from buildlib.numerics.runners import Arrays
 from buildlib.numerics.segment_loop import Hidden, SegmentLoop
 from buildlib.quantize.options import RangeName
-from buildlib.quantize.ranges import minmax, mse, percentile
-from buildlib.quantize.ranges.base import Histogram, Range, RangeEstimator
+from buildlib.quantize.ranges import ESTIMATORS, Histogram, Range, RangeEstimator
 
 _WINDOW_TOKENS, _TOKENS, _MOST_WINDOWS = 2048, 2048, 8
 _LOW, _HIGH = "__low", "__high"
@@ -51,19 +50,9 @@ class RangeChoice:
     kv_bits: int = 8
 
 
-def find_estimator(name: RangeName) -> RangeEstimator:
-    """Return the estimator of a name."""
-    known: dict[RangeName, RangeEstimator] = {
-        "minmax": minmax.estimate,
-        "percentile": percentile.estimate,
-        "mse": mse.estimate,
-    }
-    return known[name]
-
-
 def range_choice(name: RangeName, bits: int) -> RangeChoice | None:
     """Return how to estimate ranges of activations of some bits; None for whole ranges."""
-    return None if name == "minmax" else RangeChoice(find_estimator(name), bits)
+    return None if name == "minmax" else RangeChoice(ESTIMATORS[name], bits)
 
 
 @dataclass

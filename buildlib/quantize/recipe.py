@@ -39,7 +39,7 @@ from buildlib.quantize.grids import (
     parameter_uses,
 )
 from buildlib.quantize.options import RangeName
-from buildlib.quantize.ranges.base import Range
+from buildlib.quantize.ranges import Range
 from buildlib.quantize.structure import channel_axis, head_weights, shared_grids
 from buildlib.quantize.weight_grids import chunks, lpbq_encoding, per_channel_encoding
 

@@ -40,7 +40,7 @@ from buildlib.numerics.host_loop import HostLoop
 from buildlib.numerics.runners import Arrays, OnnxRunner
 from buildlib.passes.base import SORTED, STATIC, Condition, Pass
 from buildlib.quantize.calibration import RangeObserver, instrument_ranges
-from buildlib.quantize.ranges.base import Range
+from buildlib.quantize.ranges import Range
 
 DRAFT_FILE = "draft_model.onnx"
 FC_FILE = "fc.safetensors"

@@ -8,7 +8,7 @@ from typing import Protocol
 from buildlib.checkpoint.config import DecoderConfig
 from buildlib.encodings.model import Encodings
 from buildlib.quantize.bitwidths import Bitwidths
-from buildlib.quantize.ranges.base import Range
+from buildlib.quantize.ranges import Range
 
 
 @dataclass(frozen=True)

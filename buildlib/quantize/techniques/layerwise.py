@@ -28,7 +28,7 @@ from buildlib.passes.steps import cut_into_steps
 from buildlib.quantize.bitwidths import WeightFormat
 from buildlib.quantize.calibration import RangeObserver, add_range_outputs
 from buildlib.quantize.grids import ParameterUse
-from buildlib.quantize.ranges.base import Range
+from buildlib.quantize.ranges import Range
 from buildlib.quantize.recipe import check_blocks, matrix_uses
 from buildlib.quantize.structure import channel_axis, head_weights
 from buildlib.quantize.techniques.base import FloatModel

@@ -9,9 +9,8 @@ from buildlib.checkpoint.config import load_config
 from buildlib.encodings.grid import activation_grid
 from buildlib.encodings.model import Encodings, asymmetric_encoding
 from buildlib.quantize.bitwidths import Bitwidths
-from buildlib.quantize.calibration import find_estimator
 from buildlib.quantize.options import RangeName
-from buildlib.quantize.ranges.base import Histogram
+from buildlib.quantize.ranges import ESTIMATORS, Histogram
 from buildlib.quantize.recipe import complete_encodings
 
 
@@ -29,12 +28,12 @@ def with_outliers() -> np.ndarray:
 
 
 def test_minmax_covers_everything() -> None:
-    assert find_estimator("minmax")(histogram(with_outliers()), 8) == (-60.0, 40.0)
+    assert ESTIMATORS["minmax"](histogram(with_outliers()), 8) == (-60.0, 40.0)
 
 
 def test_percentiles_leave_out_one_value_in_ten_thousand() -> None:
     values = with_outliers()
-    low, high = find_estimator("percentile")(histogram(values), 8)
+    low, high = ESTIMATORS["percentile"](histogram(values), 8)
     assert -6.0 < low < -3.0
     assert 3.0 < high < 6.0
     assert 0.99 * 2e-4 * len(values) > ((values < low) | (values > high)).sum()
@@ -49,7 +48,7 @@ def test_mse_has_the_least_error(bits: int) -> None:
         return float(np.square(grid.dequantize(grid.quantize(values)) - values).mean())
 
     found = {
-        name: error(find_estimator(name)(histogram(values), bits))
+        name: error(ESTIMATORS[name](histogram(values), bits))
         for name in ("minmax", "percentile", "mse")
     }
     assert found["mse"] <= min(found.values()) * 1.02
@@ -60,7 +59,7 @@ def test_mse_has_the_least_error(bits: int) -> None:
 @pytest.mark.parametrize("name", ["minmax", "percentile", "mse"])
 @pytest.mark.parametrize("values", [np.zeros(5), np.full(5, 3.0)])
 def test_constant_values_have_a_range(name: RangeName, values: np.ndarray) -> None:
-    low, high = find_estimator(name)(histogram(values), 8)
+    low, high = ESTIMATORS[name](histogram(values), 8)
     assert low <= high
     assert asymmetric_encoding("x", low, high, 8).scale[0] > 0
 

@@ -1,1 +1,0 @@
-"""Estimators of the ranges of activations."""
