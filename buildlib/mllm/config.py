@@ -275,11 +275,7 @@ def read_model_config(path: Path) -> ModelConfig:
 
 
 def read_aot_config(path: Path) -> AotConfig:
-    """Read and check a `qnn_aot_cfg_X.json`.
-
-    Raises:
-        InputFileError: as `read_model_config`.
-    """
+    """Read and check a `qnn_aot_cfg_X.json`."""
     return _read(path, AotConfig)
 
 

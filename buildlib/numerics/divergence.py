@@ -94,11 +94,7 @@ class DivergenceSums:
         self._largest = np.zeros(2)
 
     def add(self, ours: Logits, theirs: Logits, tokens: Sequence[int] | Tokens) -> None:
-        """Add steps: their logits, those of the model in float, and the tokens that follow.
-
-        Raises:
-            ValueError: as `measure_divergence`.
-        """
+        """Add steps: their logits, those of the model in float, and the tokens that follow."""
         if ours.shape != theirs.shape or len(ours) != len(tokens):
             raise ValueError(f"logits {ours.shape} beside {theirs.shape} of {len(tokens)} steps")
         if not (np.isfinite(ours).all() and np.isfinite(theirs).all()):

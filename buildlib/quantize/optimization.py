@@ -54,9 +54,6 @@ def optimize_weights(
         folder: on the file system of the model, whose unchanged weights are linked.
         progress: told (layers done, layers in all) of each technique.
         arguments: of the techniques.
-
-    Raises:
-        BuildError: as `WeightTechnique.optimize`.
     """
     arguments = arguments or TechniqueArguments()
     known, windows = techniques(arguments), model.token_windows

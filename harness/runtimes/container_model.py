@@ -118,21 +118,11 @@ class ContainerModel(ABC):
     def start(
         self, device: Device, properties: DeviceProperties, options: RuntimeOptions
     ) -> ContainerRuntime:
-        """See `Model.start`.
-
-        Raises:
-            RuntimeChoiceError: the container is not for this device.
-            GenieMissingError: this machine has no libraries for it.
-        """
+        """See `Model.start`."""
         return self.runtime(device, properties, self.container, options)
 
     def check_fit(self, device: DeviceProperties) -> None:
-        """See `Model.check_fit`.
-
-        Raises:
-            WrongUseError: the container cannot run anywhere.
-            RuntimeChoiceError: it is for another ABI or Hexagon architecture.
-        """
+        """See `Model.check_fit`."""
         check_fit(self.container, device)
 
 

@@ -357,11 +357,7 @@ class MllmModel(DescribedModel[MllmDescription]):
     def start(
         self, device: Device, properties: DeviceProperties, options: RuntimeOptions
     ) -> MllmRuntime:
-        """See `Model.start`.
-
-        Raises:
-            RuntimeChoiceError: there is no build for the device.
-        """
+        """See `Model.start`."""
         said = self.description
         command = [*self.environment, f"./{self.program}", "-m", _MODEL, "-t", _TOKENIZER]
         command += ["-c", _CONFIG, "--ar_len", str(said.ar_len), *said.arguments]

@@ -83,12 +83,7 @@ class OrtQnnToolchain:
         return TOOLCHAIN
 
     def versions(self) -> Mapping[str, str]:
-        """Return the versions of the wheels and, as the libraries report them, of QNN and Genie.
-
-        Raises:
-            ToolchainMissingError: not Linux x86_64, or the wheel is missing or incomplete.
-            ToolchainError: the libraries do not load.
-        """
+        """Return the versions of the wheels and, as the libraries report them, of QNN and Genie."""
         from importlib.metadata import version
 
         libraries = find_libraries()
@@ -104,13 +99,7 @@ class OrtQnnToolchain:
         check_options(config)
 
     def convert(self, onnx: Path, dlc: Path, target: Target) -> None:
-        """Convert QDQ ONNX to a DLC. A time stamp makes its bytes differ from run to run.
-
-        Raises:
-            ToolchainMissingError: the wheel is not usable here.
-            UnsupportedOperatorsError: some of the model does not run on the tensor processor.
-            ToolchainError: it is not a model, or the converter died.
-        """
+        """Convert QDQ ONNX to a DLC. A time stamp makes its bytes differ from run to run."""
         with tempfile.TemporaryDirectory(prefix=f".{dlc.name}.", dir=dlc.parent) as scratch:
             request = ConvertRequest(
                 onnx.absolute(),
@@ -135,13 +124,7 @@ class OrtQnnToolchain:
         op_packages: Sequence[OpPackageLibrary] = (),
         ports: Mapping[str, Ports] | None = None,
     ) -> None:
-        """Compile DLCs of one graph each to one context binary. Equal inputs give equal bytes.
-
-        Raises:
-            InvalidOptionError: as `check`.
-            ToolchainMissingError: the wheel is not usable here.
-            ToolchainError: a DLC is refused, or the compiler died.
-        """
+        """Compile DLCs of one graph each to one context binary. Equal inputs give equal bytes."""
         stems = [dlc.stem for dlc in dlcs]
         if not stems or len(set(stems)) != len(stems):
             raise ValueError(f"graphs are named by the stems of their DLCs, which are {stems}")
@@ -151,12 +134,7 @@ class OrtQnnToolchain:
             self._run("compile", binary, request, self.timeouts.compile_s)
 
     def inspect(self, binary: Path) -> BinaryInfo:
-        """Describe a context binary.
-
-        Raises:
-            ToolchainMissingError: the wheel is not usable here.
-            InvalidBinaryError: it is missing, damaged, or no context binary at all.
-        """
+        """Describe a context binary."""
         request = InspectRequest(binary.absolute())
         try:
             described = self._run("inspect", binary, request, self.timeouts.inspect_s)
@@ -229,12 +207,7 @@ class OrtQnnToolchain:
         return TypeAdapter(dict[str, tuple[tuple[str, int], ...]]).validate_python(answer)
 
     def op_package(self, package: OpPackageLibrary) -> tuple[str, ...]:
-        """Return the operations that an op package for this host adds, e.g. `my.package::Scale`.
-
-        Raises:
-            ToolchainMissingError: the wheel is not usable here.
-            ToolchainError: the package does not load, does not register, or ended the process.
-        """
+        """Return the operations that an op package for this host adds, e.g. `my.package::Scale`."""
         request = OpPackageRequest(package)
         return tuple(self._run("op_package", package.library, request, self.timeouts.inspect_s))
 

@@ -127,10 +127,6 @@ class QairtToolchain:
 
         The binary must say that its graphs have the names and the VTCM that were asked for:
         the generator compiles a graph that its configuration does not name with defaults.
-
-        Raises:
-            InvalidOptionError: as `check`, or there are op packages, or an order of tensors.
-            ToolchainError: a DLC is refused, the generator died, or made something else.
         """
         stems = [dlc.stem for dlc in dlcs]
         if not stems or len(set(stems)) != len(stems):
@@ -157,11 +153,7 @@ class QairtToolchain:
             written.replace(unfinished)
 
     def inspect(self, binary: Path) -> BinaryInfo:
-        """Describe a context binary, by PyPI's reader.
-
-        Raises:
-            InvalidBinaryError: it cannot be read as one, or is of a newer release.
-        """
+        """Describe a context binary, by PyPI's reader."""
         return OrtQnnToolchain(self.log_dir).inspect(binary)
 
     def description(self, binary: Path) -> Mapping[str, Any]:

@@ -23,10 +23,6 @@ def genie_bundle(container: GenAIContainer, abi: str) -> Bundle:
 
     The SDK's programs run where devices have no Python; ours, which do more, where they have one or
     the user gives one.
-
-    Raises:
-        GenieMissingError: see `find_genie`.
-        WrongUseError: see `find_python`.
     """
     bundle, python = find_genie(abi, target_of(container).soc), find_python(abi)
     if python:

@@ -52,12 +52,7 @@ class GenieModel(ContainerModel):
         *,
         depth_tokens: int = 0,
     ) -> None:
-        """See `Model.check_dialog`.
-
-        Raises:
-            WrongUseError: see `config_of`, or the dialog has no depth; see `refuse_wrong_dialogs`.
-            PromptTooLongError: depth, prompt and answer do not fit into the context.
-        """
+        """See `Model.check_dialog`."""
         config = config_of(settings, self.container)
         if depth_tokens:
             check_depth(config)

@@ -88,12 +88,7 @@ def plain_config(settings: DialogSettings, container: GenAIContainer) -> GenieCo
 
 
 def graph_bundle(container: GenAIContainer, abi: str) -> Bundle:
-    """Collect all that the graphs of a container need on devices of an ABI.
-
-    Raises:
-        GenieMissingError: see `find_qnn`.
-        WrongUseError: see `find_python`.
-    """
+    """Collect all that the graphs of a container need on devices of an ABI."""
     scripts = resources.files("device_scripts")
     paths = {**{name: Path(str(scripts / name)) for name in _SCRIPTS}, **qnn_api_files()}
     files = {name: DeployFile(path, origin="container") for name, path in container.files.items()}
