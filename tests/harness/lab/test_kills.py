@@ -44,10 +44,12 @@ class Campaign:
     submitter: "subprocess.Popen[bytes] | None" = None
     later: list[tuple[float, Callable[[], None]]] = field(default_factory=list)
     kills: Counter[str] = field(default_factory=Counter)
+    logs: list[Path] = field(default_factory=list)
 
     def submit(self) -> None:
         """Start the command that follows the plan, again."""
-        with (self.lab.folder / "submitter.log").open("ab") as log:
+        self.logs.append(self.lab.folder / f"submitter{len(self.logs)}.log")
+        with self.logs[-1].open("wb") as log:
             self.submitter = subprocess.Popen(
                 [sys.executable, "-m", "harness.cli", "run", str(self.plan), "--lab"],
                 stdout=log,
@@ -107,7 +109,11 @@ class Campaign:
     def tick(self) -> None:
         """Do what is due; the command that follows the plan must not give up meanwhile."""
         if self.submitter is not None and self.submitter.poll():
-            raise AssertionError((self.lab.folder / "submitter.log").read_text()[-3000:])
+            remarks = self.logs[-1].read_text()
+            assert " submitted, " not in remarks, remarks[-3000:]
+            assert "cannot use the results database" in remarks, remarks[-3000:]
+            self.kills["began too early"] += 1  # while the database was away: a person tries again
+            self.submit()
         due = [entry for entry in self.later if entry[0] <= time.monotonic()]
         for entry in due:
             self.later.remove(entry)
@@ -183,7 +189,7 @@ def test_each_cell_is_in_the_results_once_whatever_is_killed(campaign: Campaign)
         f"jobs began {began_events[0][0]} times; runs {dict(tries)}\n"
     )
     assert campaign.submitter is not None
-    assert campaign.submitter.wait() == 0, (lab.folder / "submitter.log").read_text()[-3000:]
+    assert campaign.submitter.wait() == 0, campaign.logs[-1].read_text()[-3000:]
     once = "SELECT count(*) FROM runs WHERE status = 'done' GROUP BY group_id, session"
     assert lab.ask(once) == [(1,)] * cells
     assert set(tries) <= {"done", "interrupted"}
