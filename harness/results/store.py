@@ -173,7 +173,7 @@ class ResultsStore(Closeable):
                 _prepare(database)
             else:
                 _require_readable(database)
-                _close_ended(location, database)
+            _close_ended(location, database)
         except BaseException:
             database.close()
             raise
@@ -607,7 +607,6 @@ def _measurements(connection: Connection, query: Select[Any]) -> Mapping[str, Se
 def _prepare(database: ResultsDatabase) -> None:
     with database.writing() as connection:
         schema.prepare(connection, database.location)
-        _mark_interrupted(connection)
     database.use_wal()
 
 

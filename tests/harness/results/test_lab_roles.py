@@ -1,0 +1,131 @@
+"""Roles and TLS of a lab's database: the commands of docs/lab.md, on a real PostgreSQL."""
+
+import os
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import psycopg
+import pytest
+from procrastinate.jobs import Status
+
+from harness.errors import StoreUnavailableError
+from harness.lab.content import CellFiles
+from harness.lab.jobs import CellEnd, LabJobs, PlanSettings, queue_name
+from harness.plans.cells import make_cell
+from harness.pool.requirement import Requirement
+from harness.results.records import Run
+from harness.results.store import ResultsStore
+from harness.workloads.command import Command
+from tests.harness.results.places import PostgresqlPlace
+from tests.postgresql_server import PostgresqlServer
+from tests.system import program
+
+_DOCUMENT = Path(__file__).parents[3] / "docs" / "lab.md"
+CELL = make_cell("any/any/w", Command(command=("true",)), Requirement())
+SETTINGS = PlanSettings(
+    plan="p", runner_timeout_s=1, conditions=None, telemetry=False, log_level=None, trace=False,
+    labels={},
+)  # fmt: skip
+FORBIDDEN = (
+    "DROP TABLE runs", "TRUNCATE lab_cells", "CREATE TABLE mine (x INT)", "DELETE FROM runs",
+    "UPDATE runs SET status = 'done'", "UPDATE alerts SET state = 'fixed'",
+    "UPDATE procrastinate_jobs SET status = 'cancelled'", "GRANT lab_workers TO ada",
+)  # fmt: skip
+
+
+def blocks(language: str, beginning: str) -> str:
+    """Return the document's block of a language that begins so."""
+    found: list[str] = re.findall(rf"```{language}\n(.*?)```", _DOCUMENT.read_text(), re.DOTALL)
+    return next(block for block in found if block.startswith(beginning))
+
+
+def url(server: PostgresqlServer, user: str, password: str, query: str = "") -> str:
+    return f"postgresql+psycopg://{user}:{password}@localhost:{server.port}/tests{query}"
+
+
+@pytest.fixture
+def server(
+    postgresql_server: PostgresqlServer, postgresql: PostgresqlPlace
+) -> Iterator[PostgresqlServer]:
+    """A server with a lab's database, whose roles are those of the document."""
+    LabJobs(postgresql.location).close()
+    with closing(postgresql_server.connect("tests")) as connection:
+        connection.execute(blocks("sql", "-- reads").encode())
+        yield postgresql_server
+        for role in ("ada", "station", "lab_workers", "lab_submitters", "lab_readers"):
+            connection.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())
+
+
+def test_submitter_submits_and_follows_and_administers_nothing(
+    server: PostgresqlServer, make_run: Callable[..., Run]
+) -> None:
+    with ResultsStore.open(server.url("tests")) as owned:
+        owned.begin_run(make_run())
+        with owned.database.writing() as connection:  # its writer is gone
+            connection.exec_driver_sql("UPDATE runs SET writer = 'x', created_at = '2020-01-01'")
+    with LabJobs(url(server, "ada", "secret")) as ada:
+        run = ada.begin("p", "ada@laptop", fresh=False)
+        assert ada.submit(run, SETTINGS, "laptop", [(CELL, CellFiles(), 1)]) == 1
+        assert set(ada.live(run)) == {CELL.key}
+        with LabJobs(url(server, "station", "other")) as station:
+            station.register("h1", 1)
+            job = station.fetch(queue_name(CELL))
+            assert job is not None
+            station.record(job, CellEnd("done"))
+            station.finish(job, Status.SUCCEEDED)
+            station.beat(30)
+            station.store.begin_run(make_run()).finish()
+            assert set(ada.ends(run)) == {CELL.key}
+            assert ada.submit(run, SETTINGS, "laptop", [(CELL, CellFiles(), 1)]) == 1
+            with pytest.raises(StoreUnavailableError, match="permission denied"):
+                ada.cancel(run)
+            assert station.cancel(run) == 1
+            station.unregister()
+    with psycopg.connect(
+        host="127.0.0.1", port=server.port, user="ada", password="secret", dbname="tests",
+        autocommit=True,
+    ) as connection:  # fmt: skip
+        for statement in FORBIDDEN:
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                connection.execute(statement.encode())
+
+
+def test_server_of_another_authority_or_name_is_not_talked_to(
+    server: PostgresqlServer, tmp_path: Path
+) -> None:
+    program("openssl")
+    commands = blocks("sh", "openssl").replace("db.example.org", "localhost")
+    for folder in (server.folder / "tls", tmp_path):
+        folder.mkdir(exist_ok=True)
+        subprocess.run(["sh", "-ec", commands], cwd=folder, check=True, capture_output=True)
+    owner = server.folder.stat()
+    key = server.folder / "tls" / "server.key"
+    key.chmod(0o600)
+    for path in (key.parent, *key.parent.iterdir()):
+        os.chown(path, owner.st_uid, owner.st_gid)
+    settings = blocks("sql", "ALTER SYSTEM").replace("/etc/postgresql/lab", str(key.parent))
+    with closing(server.connect("tests")) as connection:
+        for statement in filter(str.strip, settings.split(";")):
+            connection.execute(statement.encode())
+    try:
+        trusted = f"?sslmode=verify-full&sslrootcert={server.folder}/tls/ca.crt"
+        with LabJobs(url(server, "station", "other", trusted)) as jobs:
+            jobs.register("h1", 1)  # through procrastinate's connections, too
+            with jobs.store.database.reading() as connection:
+                query = "SELECT bool_and(ssl) FROM pg_stat_ssl JOIN pg_stat_activity USING (pid)"
+                ours = f"{query} WHERE usename = 'station'"
+                assert connection.exec_driver_sql(ours).scalar_one() is True
+            jobs.unregister()
+        strange = f"?sslmode=verify-full&sslrootcert={tmp_path}/ca.crt"
+        other_name = url(server, "ada", "secret", trusted).replace("@localhost", "@127.0.0.1")
+        for location in (url(server, "ada", "secret", strange), other_name):
+            with pytest.raises(StoreUnavailableError, match="certificate"):
+                LabJobs(location)
+    finally:
+        with closing(server.connect("tests")) as connection:
+            for name in ("ssl", "ssl_cert_file", "ssl_key_file"):
+                connection.execute(f"ALTER SYSTEM RESET {name}".encode())
+            connection.execute("SELECT pg_reload_conf()")
