@@ -144,6 +144,20 @@ def _seconds(key: str, label: str) -> Metric:
     return Metric(key, label, "s", Direction.LOWER, "s", 3, maximum=_DAY_S)
 
 
+def _milliseconds(key: str, label: str, decimals: int) -> Metric:
+    return Metric(
+        key,
+        label,
+        "s",
+        Direction.LOWER,
+        "ms",
+        decimals,
+        scale=_THOUSAND,
+        maximum=_DAY_S,
+        positive=True,
+    )
+
+
 def _bytes(key: str, label: str, *, positive: bool = False) -> Metric:
     return Metric(
         key,
@@ -163,12 +177,14 @@ def _count(key: str, label: str, unit: str) -> Metric:
     return Metric(key, label, unit, Direction.NEITHER, unit, 0, maximum=_MAX_TOKENS, integral=True)
 
 
-def _share(key: str, label: str) -> Metric:
-    return Metric(key, label, "", Direction.HIGHER, "%", 1, scale=_HUNDRED, maximum=1.0)
+def _share(key: str, label: str, direction: Direction = Direction.HIGHER) -> Metric:
+    return Metric(key, label, "", direction, "%", 1, scale=_HUNDRED, maximum=1.0)
 
 
-def _share_error(key: str, label: str) -> Metric:
-    return Metric(key, label, "", Direction.NEITHER, "%", 1, scale=_HUNDRED, maximum=1.0)
+def _shares(key: str, label: str) -> tuple[Metric, Metric]:
+    """Return a share and its standard error."""
+    error = f"Standard error of {label[0].lower()}{label[1:]}"
+    return _share(key, label), _share(f"{key}_error", error, Direction.NEITHER)
 
 
 def _perplexity(key: str, label: str) -> Metric:
@@ -182,43 +198,13 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
         for metric in (
             _rate("prefill_tokens_per_s", "Prefill"),
             _rate("decode_tokens_per_s", "Decode"),
-            Metric(
-                "ttft_s",
-                "Time to first token",
-                "s",
-                Direction.LOWER,
-                "ms",
-                1,
-                scale=1000.0,
-                maximum=_DAY_S,
-                positive=True,
-            ),
+            _milliseconds("ttft_s", "Time to first token", 1),
             _rate("total_tokens_per_s", "Prompt and answer"),
             _seconds("init_s", "Init"),
             _seconds("first_load_s", "First load"),
-            Metric(
-                "inference_s",
-                "Inference",
-                "s",
-                Direction.LOWER,
-                "ms",
-                2,
-                scale=1000.0,
-                maximum=_DAY_S,
-                positive=True,
-            ),
+            _milliseconds("inference_s", "Inference", 2),
             _seconds("elapsed_s", "Elapsed"),
-            Metric(
-                "embed_s",
-                "Embedding",
-                "s",
-                Direction.LOWER,
-                "ms",
-                1,
-                scale=1000.0,
-                maximum=_DAY_S,
-                positive=True,
-            ),
+            _milliseconds("embed_s", "Embedding", 1),
             Metric(
                 "cosine_float",
                 "Cosine with float",
@@ -277,23 +263,15 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
                 scale=100.0,
                 maximum=1.0,
             ),
-            _share("accuracy", "Accuracy"),
-            _share_error("accuracy_error", "Standard error of accuracy"),
-            _share("accuracy_norm", "Accuracy by byte"),
-            _share_error("accuracy_norm_error", "Standard error of accuracy by byte"),
+            *_shares("accuracy", "Accuracy"),
+            *_shares("accuracy_norm", "Accuracy by byte"),
             _share("accuracy_float", "Accuracy, float on host"),
             _share("accuracy_norm_float", "Accuracy by byte, float on host"),
             _share("choice_agreement", "Same choice as float"),
-            _share("prompts_strict", "Prompts followed"),
-            _share_error("prompts_strict_error", "Standard error of prompts followed"),
-            _share("prompts_loose", "Prompts followed, loosely"),
-            _share_error("prompts_loose_error", "Standard error of prompts followed, loosely"),
-            _share("instructions_strict", "Instructions followed"),
-            _share_error("instructions_strict_error", "Standard error of instructions followed"),
-            _share("instructions_loose", "Instructions followed, loosely"),
-            _share_error(
-                "instructions_loose_error", "Standard error of instructions followed, loosely"
-            ),
+            *_shares("prompts_strict", "Prompts followed"),
+            *_shares("prompts_loose", "Prompts followed, loosely"),
+            *_shares("instructions_strict", "Instructions followed"),
+            *_shares("instructions_loose", "Instructions followed, loosely"),
             _seconds("push_s", "Push"),
             _bytes("push_bytes", "Pushed"),
             _bytes("reused_bytes", "Already on the device"),

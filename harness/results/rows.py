@@ -4,6 +4,7 @@ Rows are checked like new records: a file from outside is not trusted.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from pydantic import ValidationError
@@ -23,6 +24,7 @@ from harness.results.records import (
     ArtifactRecord,
     ComparisonRecord,
     Measurement,
+    Record,
     RepetitionTelemetry,
     Run,
 )
@@ -43,6 +45,19 @@ def _flatten(layout: RecordLayout, values: Mapping[str, Any] | None) -> Iterator
         yield from _flatten(inner, None if values is None else values[field])
 
 
+@contextmanager
+def _checked(location: str, identifier: object, record: type[Record]) -> Iterator[None]:
+    """Raise `CorruptRunError` for values that a record cannot have."""
+    try:
+        yield
+    except ValidationError as error:
+        fault = first_fault(error, record)
+        text = f"{fault.key}: {fault.reason}" if fault.key else fault.reason
+        raise CorruptRunError(location, str(identifier), text) from error
+    except (UnknownMetricError, MetricValueError) as error:
+        raise CorruptRunError(location, str(identifier), str(error)) from error
+
+
 class RunParser:
     """Parser of many runs, which share the records that are equal: a container, a device.
 
@@ -59,14 +74,8 @@ class RunParser:
         Raises:
             CorruptRunError: qnnfarm cannot have written it.
         """
-        try:
+        with _checked(self._location, row["id"], Run):
             return self._parse(row, measured)
-        except ValidationError as error:
-            fault = first_fault(error, Run)
-            said = f"{fault.key}: {fault.reason}" if fault.key else fault.reason
-            raise CorruptRunError(self._location, str(row["id"]), said) from error
-        except (UnknownMetricError, MetricValueError) as error:
-            raise CorruptRunError(self._location, str(row["id"]), str(error)) from error
 
     def _parse(self, row: RowMapping, measured: Sequence[RowMapping]) -> Run:
         values = dict(zip(row.keys(), row.values(), strict=True))  # faster than dict(row)
@@ -112,13 +121,8 @@ def parse_comparison(location: str, row: RowMapping) -> ComparisonRecord:
     Raises:
         CorruptRunError: qnnfarm cannot have written it.
     """
-    try:
+    with _checked(location, row["group_id"], ComparisonRecord):
         return ComparisonRecord.model_validate(dict(row))
-    except ValidationError as error:
-        fault = first_fault(error, ComparisonRecord)
-        raise CorruptRunError(location, str(row["group_id"]), str(fault)) from error
-    except UnknownMetricError as error:
-        raise CorruptRunError(location, str(row["group_id"]), str(error)) from error
 
 
 def parse_telemetry(row: RowMapping) -> RepetitionTelemetry:
@@ -139,9 +143,5 @@ def parse_artifact(location: str, row: RowMapping) -> ArtifactRecord:
     Raises:
         CorruptRunError: qnnfarm cannot have written it.
     """
-    try:
+    with _checked(location, row["run_id"], ArtifactRecord):
         return ArtifactRecord(**{name: row[name] for name in ArtifactRecord.model_fields})
-    except ValidationError as error:
-        fault = first_fault(error, ArtifactRecord)
-        said = f"artifact {fault.key}: {fault.reason}"
-        raise CorruptRunError(location, str(row["run_id"]), said) from error

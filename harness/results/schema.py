@@ -46,6 +46,10 @@ from harness.results.records import ArtifactRecord, ComparisonRecord, Measuremen
 SCHEMA_VERSION = 1
 _BEFORE_1 = "qnnfarm_schema"
 """A table of all databases before version 1."""
+_OLDER = (
+    "an older qnnfarm wrote it, whose tables this one does not read: name another --db to begin a "
+    "new database, and keep this one for the qnnfarm that wrote it"
+)
 _OPENING = 0x716E6E6661726D  # "qnnfarm"
 _ENCODINGS = frozenset(["UTF8", "SQL_ASCII"])  # SQL_ASCII is no encoding: it keeps our UTF-8
 
@@ -271,11 +275,7 @@ def has_tables(connection: Connection, location: str) -> bool:
     """
     tables = set(inspect(connection).get_table_names())
     if _BEFORE_1 in tables:
-        raise StoreUnavailableError(
-            location,
-            "an older qnnfarm wrote it, whose tables this one does not read: name another "
-            "--db to begin a new database, and keep this one for the qnnfarm that wrote it",
-        )
+        raise StoreUnavailableError(location, _OLDER)
     if schema_version.name not in tables:
         # A server's database may be shared with others; a file is either ours or it is not.
         if tables and (connection.dialect.name == "sqlite" or tables & set(metadata.tables)):
@@ -291,11 +291,7 @@ def has_tables(connection: Connection, location: str) -> bool:
             "knows: update qnnfarm",
         )
     if found < SCHEMA_VERSION:
-        raise StoreUnavailableError(
-            location,
-            "an older qnnfarm wrote it, whose tables this one does not read: name another "
-            "--db to begin a new database, and keep this one for the qnnfarm that wrote it",
-        )
+        raise StoreUnavailableError(location, _OLDER)
     return True
 
 
