@@ -2,6 +2,8 @@
 
 from datetime import UTC, datetime
 
+from buildlib.errors import InvalidOptionError
+from buildlib.sizes import parse_age
 from harness.errors import WrongUseError
 
 
@@ -11,9 +13,6 @@ def parse_moment(text: str, option: str) -> datetime:
     Raises:
         WrongUseError: it is neither; names the option.
     """
-    from buildlib.cache.sizes import parse_age
-    from buildlib.errors import InvalidOptionError
-
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:

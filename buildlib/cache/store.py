@@ -17,11 +17,11 @@ from buildlib.cache.layout import LAST_USED, CacheEntry, entry_lock, entry_name,
 from buildlib.cache.records import find_problem, write_records
 from buildlib.cache.removal import prune, remove_entry, remove_leftovers
 from buildlib.cache.running_builds import RunningBuild, entries_in_use
-from buildlib.cache.sizes import default_limit
 from buildlib.cancellation import check_cancelled
 from buildlib.closeable import Closeable
 from buildlib.errors import CacheError, StageError, ToolchainError
 from buildlib.files import scratch_folder, sync_folder
+from buildlib.sizes import default_limit
 
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _WAIT_S = 0.5  # for another build's lock, before a look whether this one is to end

@@ -11,7 +11,6 @@ import numpy as np
 import typer
 import yaml
 
-from buildlib.cache.sizes import size_text
 from buildlib.container.container import GenAIContainer
 from buildlib.container.manifest import is_container
 from buildlib.files import atomic_write_bytes
@@ -23,6 +22,7 @@ from buildlib.numerics.host_loop import feed_window
 from buildlib.paths import default_cache_root
 from buildlib.pipeline.mllm import MllmFiles, plan_context
 from buildlib.replay import emulator_twin
+from buildlib.sizes import size_text
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from harness.cli.aot_files import read_configs
 from harness.cli.arguments import WAIT_S, DeviceName, Json, PoolFile, Wait

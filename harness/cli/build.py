@@ -63,7 +63,7 @@ class Summary:
 
     def as_line(self) -> str:
         """Format as a line of text."""
-        from buildlib.cache.sizes import size_text
+        from buildlib.sizes import size_text
 
         return (
             f"{self.folder}: {self.target}, {self.precision or 'precision not told'}, "

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from buildlib.cache.sizes import size_text
 from buildlib.errors import ToolchainMissingError
+from buildlib.sizes import size_text
 from buildlib.toolchains.base import BinaryInfo
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from harness.cli.arguments import DEFAULT_RUNTIME, ContainerDir, Json, Push, Runtime

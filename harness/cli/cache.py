@@ -13,8 +13,8 @@ from buildlib.cache.inventory import find_entry, summarize
 from buildlib.cache.layout import entry_folders
 from buildlib.cache.records import read_files, read_info
 from buildlib.cache.removal import PruneResult, Usage, disk_usage
-from buildlib.cache.sizes import default_limit, parse_age, parse_size, size_text
 from buildlib.paths import default_cache_root
+from buildlib.sizes import default_limit, parse_age, parse_size, size_text
 from harness.cli.arguments import Json
 from harness.cli.tensors import print_facts
 from harness.console import Row, answers, print_json, print_remark, print_rows, progress

@@ -13,7 +13,6 @@ from rich.text import Text
 
 from buildlib.cache.layout import SIDECAR
 from buildlib.cache.records import read_files, read_info
-from buildlib.cache.sizes import size_text
 from buildlib.checkpoint.config import load_config, unread_keys
 from buildlib.checkpoint.layout import CONFIG_FILE
 from buildlib.container.chat_template import ChatTemplate
@@ -24,6 +23,7 @@ from buildlib.container.manifest import PRECISION, is_container
 from buildlib.container.op_packages import registrations
 from buildlib.errors import ToolchainMissingError
 from buildlib.mllm.parameter_file import read_parameters
+from buildlib.sizes import size_text
 from buildlib.speculative.agreement import SPECULATIVE
 from buildlib.toolchains.base import BinaryInfo, TensorInfo
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain

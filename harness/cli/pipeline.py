@@ -441,7 +441,7 @@ def _peak_memory() -> int:
 
 
 def _print_stages(document: "Mapping[str, Any]") -> None:
-    from buildlib.cache.sizes import size_text
+    from buildlib.sizes import size_text
 
     if not document["stages"]:
         return

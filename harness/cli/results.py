@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from buildlib.cache.sizes import parse_age, size_text
+from buildlib.sizes import parse_age, size_text
 from harness.cli.arguments import Json
 from harness.cli.results_export import export
 from harness.cli.results_import import import_results

@@ -20,7 +20,6 @@ from typing import Any, Literal
 
 import yaml
 
-from buildlib.cache.sizes import size_text
 from buildlib.checkpoint.config import load_config
 from buildlib.checkpoint.layout import CONFIG_FILE, ENCODINGS_FILE, MODEL_FILE
 from buildlib.container.container import GenAIContainer
@@ -50,6 +49,7 @@ from buildlib.quantize.mixed_precision.sensitivity import (
 from buildlib.quantize.mixed_precision.sweep import Quantized, SensitivityModel, changed_weights
 from buildlib.quantize.options import RECIPES, QuantizationOptions
 from buildlib.quantize.tensor_writer import TensorWriter, replace_constant
+from buildlib.sizes import size_text
 from buildlib.targets import parse_target
 from harness.console import Row, answers, print_remark, print_rows
 from harness.errors import PipelineError, WrongUseError

@@ -13,9 +13,9 @@ from buildlib.cache.finished_builds import FinishedBuild, find_finished, remembe
 from buildlib.cache.key import StageKey
 from buildlib.cache.layout import FINISHED, LAST_USED, entry_folders
 from buildlib.cache.removal import Usage, disk_usage, prune
-from buildlib.cache.sizes import parse_age, parse_size, size_text
 from buildlib.cache.store import StageCache
 from buildlib.errors import InvalidOptionError
+from buildlib.sizes import parse_age, parse_size, size_text
 
 Make = Callable[..., Path]
 
