@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from harness.cli.arguments import Json
+from harness.cli.arguments import Database, Json
 from harness.console import Row, answers, print_json, print_rows
 from harness.results.alerts import (
     STATES,
@@ -19,15 +19,12 @@ from harness.results.store import ResultsStore
 from harness.words import pluralize
 
 app = typer.Typer(
-    help="List the losses in histories, and settle them. Each is told once, whatever its state.",
+    help="List the losses in histories, and settle them. Each is reported once.",
     no_args_is_help=True,
 )
 
-Database = Annotated[
-    str, typer.Option("--db", help="Results database: a SQLite file, or a database URL.")
-]
 Ids = Annotated[list[str], typer.Argument(metavar="ID", help="Ids of alerts, or beginnings.")]
-Note = Annotated[str, typer.Option("--note", help="Why, in a few words.")]
+Note = Annotated[str, typer.Option("--note", help="Reason, in a few words.")]
 _COMMIT = 10
 
 

@@ -84,7 +84,10 @@ def init(
         ),
     ] = None,
     head_bits: Annotated[
-        int, typer.Option("--head-bits", "--head_bits", help="Of the output projection: 4, 8, 16.")
+        int,
+        typer.Option(
+            "--head-bits", "--head_bits", help="Bits of the output projection: 4, 8 or 16."
+        ),
     ] = 4,
     security: Annotated[
         Literal["HtpSignedPd", "HtpUnsignedPd"],
@@ -229,7 +232,9 @@ def convert(
     ] = "",
     pipeline: Annotated[
         str | None,
-        typer.Option(help="Of mllm's converter; refused with the reason.", show_default=False),
+        typer.Option(
+            help="Option of mllm's converter; refused, with the reason.", show_default=False
+        ),
     ] = None,
     verbose: Annotated[bool, typer.Option(help="Show every tensor.")] = False,
 ) -> None:

@@ -87,6 +87,20 @@ PANELS = MappingProxyType({
 })  # fmt: skip
 """Commands by panel of the help. NAME is function or group (`app`) of `harness/cli/NAME.py`, which
 is imported when it is asked for; if there is none, an entry point of `COMMANDS_GROUP`."""
+_SECTIONS = MappingProxyType({
+    "Device": ("device", "pool", "runtime", "wait", "push"),
+    "Dialog": (
+        "temp", "top_k", "top_p", "seed", "stop", "lora", "chat", "system", "genie_config",
+    ),
+    "Check of the output": (
+        "reference_tokens", "max_perplexity", "perplexity_text", "perplexity_windows", "reference",
+        "reference_with",
+    ),
+    "Conditions": ("max_temp", "charge", "no_gate"),
+    "Records": ("db", "label", "log_level", "trace", "json"),
+})  # fmt: skip
+"""Options by section of the help, for commands with many."""
+_MANY_OPTIONS = 14
 _OPTIONS_OF = {"explain": {"ignore_unknown_options": True}}
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
 _LONGEST_LINE = 2000
@@ -242,13 +256,18 @@ def _naming_options(command: Any) -> Callable[..., object]:  # noqa: ANN401 - ty
 
 
 def _format_options(command: Any, ctx: "Context", formatter: "HelpFormatter") -> None:  # noqa: ANN401
-    """Write arguments and options, those with a `rich_help_panel` in a section of that title."""
-    sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
-    for parameter in command.get_params(ctx):
+    """Write arguments and options; of many options, those of a section under its title."""
+    parameters = command.get_params(ctx)
+    titles = {name: title for title, names in _SECTIONS.items() for name in names}
+    if len(parameters) < _MANY_OPTIONS:
+        titles = {}
+    sections: dict[str, list[tuple[str, str]]] = {
+        title: [] for title in ("Arguments", "Options", *_SECTIONS)
+    }
+    for parameter in parameters:
         kind = "Arguments" if parameter.param_type_name == "argument" else "Options"
-        title = getattr(parameter, "rich_help_panel", None) or kind
         if record := parameter.get_help_record(ctx):
-            sections.setdefault(title, []).append(record)
+            sections[titles.get(parameter.name, kind)].append(record)
     for title, records in sections.items():
         if records:
             with formatter.section(title):

@@ -38,6 +38,18 @@ PoolFile = Annotated[
         show_default=False,
     ),
 ]
+Database = Annotated[
+    str, typer.Option("--db", help="Results database: a SQLite file, or a database URL.")
+]
+KeepIn = Annotated[
+    str | None, typer.Option("--db", help="Results database to keep the results in.")
+]
+Threshold = Annotated[
+    float,
+    typer.Option(
+        min=0, max=1, help="Largest loss that counts as no difference, as a part: 0.05 is 5 %."
+    ),
+]
 PlanFile = Annotated[Path, typer.Argument(metavar="PLAN.yaml", help="The plan.")]
 PlanDb = Annotated[
     str | None,
@@ -67,8 +79,7 @@ FromHost = Annotated[
     ),
 ]
 Wait = Annotated[
-    float,
-    typer.Option(min=0, help="Seconds to wait for a device that somebody else holds."),
+    float, typer.Option(min=0, help="Seconds to wait for a device that somebody else holds.")
 ]
 WAIT_S = 600.0
 LogLevel = Annotated[
@@ -101,14 +112,14 @@ Push = Annotated[
 ReferenceWith = Annotated[
     Literal["onnx", "transformers"],
     typer.Option(
-        help="What computes the reference: our own float model, or transformers, whose reading of "
+        help="Engine of the reference: our own float model, or transformers, whose reading of "
         "a checkpoint is not ours (`pip install 'qnnfarm[reference]'`)."
     ),
 ]
 Toolchain = Annotated[
     ToolchainName,
     typer.Option(
-        help="What converts and compiles: `pypi`, the wheel that is installed with qnnfarm, or "
+        help="Compiler: `pypi`, the wheel that is installed with qnnfarm, or "
         "`qairt`, the vendor's SDK (docs/qairt.md)."
     ),
 ]
@@ -122,7 +133,7 @@ QairtSdk = Annotated[
         show_default=False,
     ),
 ]
-_RUNTIME = "What runs the container on the device: genie, or another runtime of docs/runtimes.md."
+_RUNTIME = "Runtime of the container: genie, or another of docs/runtimes.md."
 Runtime = Annotated[str, typer.Option("-r", "--runtime", metavar="NAME", help=_RUNTIME)]
 LongRuntime = Annotated[str, typer.Option("--runtime", metavar="NAME", help=_RUNTIME)]
 """Without `-r`, which is llama-bench's for repetitions."""

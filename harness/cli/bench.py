@@ -10,6 +10,7 @@ import typer
 from harness.cli.arguments import (
     DEFAULT_RUNTIME,
     WAIT_S,
+    Database,
     Json,
     LogLevel,
     LongRuntime,
@@ -75,9 +76,7 @@ Output = Annotated[
 
 def bench(
     container_dirs: ContainerDirs,
-    db: Annotated[
-        str, typer.Option(help="Results database: a SQLite file, or a database URL.")
-    ] = "results.db",
+    db: Database = "results.db",
     device: Devices = None,
     pool: PoolFile = None,
     runtime: LongRuntime = DEFAULT_RUNTIME,

@@ -61,8 +61,7 @@ Warmup = Annotated[
     ),
 ]
 ReferenceTokens = Annotated[
-    Path | None,
-    typer.Option(help="File of the token ids that the output must begin with."),
+    Path | None, typer.Option(help="File of the token ids that the output must begin with.")
 ]
 MaxPerplexity = Annotated[
     str | None,

@@ -29,8 +29,8 @@ Prompts = Annotated[
         "-p",
         "--prompt-tokens",
         metavar="N[,N...]",
-        help="Tokens to prefill, bos included; 0 for the shortest prompt, whose speed is not told. "
-        "By default 64.",
+        help="Tokens to prefill, bos included; 0 for the shortest prompt, without its speed. By "
+        "default 64.",
     ),
 ]
 Generated = Annotated[

@@ -66,7 +66,7 @@ class Summary:
         from buildlib.sizes import size_text
 
         return (
-            f"{self.folder}: {self.target}, {self.precision or 'precision not told'}, "
+            f"{self.folder}: {self.target}, {self.precision or 'precision unknown'}, "
             f"{pluralize(self.parts, 'part')}, {size_text(self.size_bytes)}, "
             f"{pluralize(self.stages_run, 'stage')} run, {self.stages_reused} from the cache"
         )

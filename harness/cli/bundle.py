@@ -27,7 +27,7 @@ from harness.runtimes.files import target_of
 from harness.runtimes.registry import open_model
 from harness.words import pluralize
 
-app = typer.Typer(help="What a runtime needs on a device.", no_args_is_help=True)
+app = typer.Typer(help="The files that a runtime needs on a device.", no_args_is_help=True)
 
 
 @app.command("show")

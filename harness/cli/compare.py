@@ -7,7 +7,17 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.arguments import DEFAULT_RUNTIME, WAIT_S, Json, LongRuntime, PoolFile, Push, Wait
+from harness.cli.arguments import (
+    DEFAULT_RUNTIME,
+    WAIT_S,
+    Database,
+    Json,
+    LongRuntime,
+    PoolFile,
+    Push,
+    Threshold,
+    Wait,
+)
 from harness.cli.bench_options import (
     Charge,
     Devices,
@@ -44,9 +54,7 @@ _PAIRS = 6
 def compare(
     a: Annotated[Path, typer.Argument(help="Folder of the container to compare with.")],
     b: Annotated[Path, typer.Argument(help="Folder of the container that may be worse.")],
-    db: Annotated[
-        str, typer.Option(help="Results database: a SQLite file, or a database URL.")
-    ] = "results.db",
+    db: Database = "results.db",
     device: Devices = None,
     pool: PoolFile = None,
     runtime: LongRuntime = DEFAULT_RUNTIME,
@@ -64,9 +72,7 @@ def compare(
     repetitions: Repetitions = 3,
     warmup: Warmup = None,
     most_warmups: MostWarmups = 3,
-    threshold: Annotated[
-        float, typer.Option(min=0, max=1, help="A loss up to that part of A is none.")
-    ] = 0.05,
+    threshold: Threshold = 0.05,
     metric: Annotated[
         list[str] | None,
         typer.Option(

@@ -46,7 +46,7 @@ def start(
         bool | None,
         typer.Option(
             "--unconfined/--confined",
-            help="Its shell may do on this host whatever you may; by default it sees its own files "
+            help="Let its shell do on this host all that you may; by default it sees its own files "
             "alone.",
             show_default=False,
         ),
@@ -86,7 +86,7 @@ def start(
 
 def print_unconfined(name: str) -> None:
     """Warn that a virtual device is not confined."""
-    print_remark(f"virtual:{name} is unconfined: its shell may do on this host whatever you may")
+    print_remark(f"virtual:{name} is unconfined: its shell may do on this host all that you may")
 
 
 @contextmanager
@@ -149,7 +149,9 @@ def ls(json: Json = False) -> None:
     )
 
 
-Force = Annotated[bool, typer.Option("--force", help="Even if somebody holds a lease on it.")]
+Force = Annotated[
+    bool, typer.Option("--force", help="Do it although somebody holds a lease on it.")
+]
 
 
 @app.command("stop")

@@ -23,8 +23,7 @@ TopP = Annotated[
     typer.Option("--top-p", help="Sample among the tokens that have this probability together."),
 ]
 Seed = Annotated[
-    int | None,
-    typer.Option(help="Seed of sampling, by default 42; -1 for another text each time."),
+    int | None, typer.Option(help="Seed of sampling, by default 42; -1 for another text each time.")
 ]
 Stop = Annotated[
     list[str] | None,
@@ -38,13 +37,17 @@ LoraAdapter = Annotated[
         help="Apply an adapter of the container; 0 is without it, 1 as it was trained.",
     ),
 ]
+UseChat = Annotated[
+    bool,
+    typer.Option(
+        "--chat",
+        help="Make prompts by the model's chat template; several prompts are the user's turns.",
+    ),
+]
+System = Annotated[str | None, typer.Option(metavar="TEXT", help="The system message of a --chat.")]
 GenieConfigFile = Annotated[
     Path | None,
-    typer.Option(
-        "--genie-config",
-        help="Another genie_config.json for its files.",
-        metavar="FILE",
-    ),
+    typer.Option("--genie-config", help="Another genie_config.json for its files.", metavar="FILE"),
 ]
 
 

@@ -230,7 +230,7 @@ def _virtual() -> Finding:
     support = probe_namespace()
     if support.kind == "none":
         advice = (
-            "`qnnfarm device start NAME --unconfined` starts one whose shell may do here whatever "
+            "`qnnfarm device start NAME --unconfined` starts one whose shell may do here all that "
             "you may, and has $TMPDIR for /data/local/tmp"
         )
         return Finding("virtual devices", "note", f"no namespace: {support.reason}", advice)

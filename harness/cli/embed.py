@@ -14,6 +14,7 @@ from harness.cli.arguments import (
     ContainerDir,
     DeviceName,
     Json,
+    KeepIn,
     LogLevel,
     PoolFile,
     Push,
@@ -72,9 +73,7 @@ def embed(
         float | None,
         typer.Option(min=-1, max=1, help="Fail if a text's cosine with `--reference` is below."),
     ] = None,
-    db: Annotated[
-        str | None, typer.Option(help="Results database to keep times and cosines in.")
-    ] = None,
+    db: KeepIn = None,
     wait: Wait = WAIT_S,
     log_level: LogLevel = None,
     trace: TraceFile = None,

@@ -15,6 +15,7 @@ from harness.cli.arguments import (
     ContainerDir,
     DeviceName,
     Json,
+    KeepIn,
     LogLevel,
     PoolFile,
     ReferenceWith,
@@ -22,6 +23,7 @@ from harness.cli.arguments import (
     TraceFile,
     Wait,
 )
+from harness.cli.dialog_options import System, UseChat
 from harness.cli.recorded_session import open_recorded_session
 from harness.console import answers, print_json, print_remark, progress, visible
 from harness.evaluation.tasks import read_task, task_files
@@ -55,13 +57,8 @@ def evaluate(
             "the same subject.",
         ),
     ] = None,
-    chat: Annotated[
-        bool,
-        typer.Option("--chat", help="Make the prompts by the container's chat template."),
-    ] = False,
-    system: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="The system message of a --chat.")
-    ] = None,
+    chat: UseChat = False,
+    system: System = None,
     max_tokens: Annotated[
         int | None,
         typer.Option(min=1, help="Tokens of an answer that is checked; by default 256."),
@@ -85,9 +82,7 @@ def evaluate(
             help="Fail if the accuracy of a task is below this share, as 0.5.",
         ),
     ] = None,
-    db: Annotated[
-        str | None, typer.Option(help="Results database to keep the results in, for the report.")
-    ] = None,
+    db: KeepIn = None,
     wait: Wait = WAIT_S,
     log_level: LogLevel = None,
     trace: TraceFile = None,

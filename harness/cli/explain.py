@@ -10,7 +10,7 @@ from typing import Annotated, BinaryIO
 import typer
 
 from buildlib.files import check_file
-from harness.cli.arguments import Json
+from harness.cli.arguments import Database, Json
 from harness.console import answers, print_json, print_remark
 from harness.errors import HostFileError, WrongUseError
 from harness.errors.codes import Code, CodeFinding, find_codes, parse_code
@@ -30,9 +30,7 @@ def explain(
             "or exit: before it says whose it is. Or a log file; or the id of a stored run.",
         ),
     ],
-    db: Annotated[
-        str, typer.Option("--db", help="Results database: a SQLite file, or a database URL.")
-    ] = "results.db",
+    db: Database = "results.db",
     json: Json = False,
 ) -> None:
     """Explain error numbers of QNN, Genie and FastRPC: cause, evidence to look at, fix, source.

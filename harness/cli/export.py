@@ -20,8 +20,8 @@ def export(
         bool,
         typer.Option(
             "--for-aimet/",
-            help="With every weight a float32 initializer, as aimet-onnx needs them: it silently "
-            "leaves weights behind a Cast in float. The only form, so it can be left out.",
+            help="Write every weight as a float32 initializer, as aimet-onnx needs it, which "
+            "silently leaves weights behind a Cast in float. The only form, so it can be left out.",
         ),
     ] = True,
     ar: Annotated[int, typer.Option(min=1, help="Tokens per graph call.")] = 128,

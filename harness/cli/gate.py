@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from buildlib.files import atomic_write_bytes
-from harness.cli.arguments import Json
+from harness.cli.arguments import Database, Json, Threshold
 from harness.console import EMULATOR, Row, answers, print_json, print_rows
 from harness.errors import WrongUseError
 from harness.exit_codes import verdict_exit_code
@@ -25,18 +25,16 @@ def gate(
         str,
         typer.Option(
             metavar="REF",
-            help="What to compare with: `previous` (the main branch before), a date (2026-11-20: "
+            help="Baseline: `previous` (the main branch before), a date (2026-11-20: "
             "the newest until its end), a week (2026-W47), days (DATE..DATE), a branch, a commit "
             "or what git takes for one (HEAD~3, v1.2): the nearest with results; or commits "
             "(v1.1..v1.2).",
         ),
     ],
     candidate: Annotated[
-        str, typer.Option(metavar="REF", help="What to judge; by default the newest results.")
+        str, typer.Option(metavar="REF", help="Results to judge; by default the newest.")
     ] = "",
-    db: Annotated[
-        str, typer.Option(help="Results database: a SQLite file, or a database URL.")
-    ] = "results.db",
+    db: Database = "results.db",
     metric: Annotated[
         list[str] | None,
         typer.Option(
@@ -44,11 +42,9 @@ def gate(
             "decode, perplexity, and the times of encoders and other models."
         ),
     ] = None,
-    threshold: Annotated[
-        float, typer.Option(min=0, max=1, help="A loss up to that part of the baseline is none.")
-    ] = 0.05,
+    threshold: Threshold = 0.05,
     perplexity_threshold: Annotated[
-        float, typer.Option(min=0, max=1, help="The same for perplexity, which has no noise.")
+        float, typer.Option(min=0, max=1, help="The threshold of perplexity, which has no noise.")
     ] = 0.005,
     across: Annotated[
         list[str] | None,

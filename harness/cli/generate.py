@@ -25,9 +25,11 @@ from harness.cli.dialog_options import (
     LoraAdapter,
     Seed,
     Stop,
+    System,
     Temp,
     TopK,
     TopP,
+    UseChat,
     dialog_fields,
     parse_tokens,
     tell_faults,
@@ -79,17 +81,8 @@ def generate(
     seed: Seed = None,
     stop: Stop = None,
     lora: LoraAdapter = None,
-    chat: Annotated[
-        bool,
-        typer.Option(
-            "--chat",
-            help="Make the prompt by the container's chat template: each --prompt is a turn of "
-            "the user's.",
-        ),
-    ] = False,
-    system: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="The system message of a --chat.")
-    ] = None,
+    chat: UseChat = False,
+    system: System = None,
     rewind: Annotated[
         bool,
         typer.Option(

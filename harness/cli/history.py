@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from harness.cli.arguments import Json
+from harness.cli.arguments import Database, Json
 from harness.console import EMULATOR, Row, answers, print_json, print_remark, print_rows
 from harness.errors import WrongUseError
 from harness.results.history import MeasuredNight, Series, SeriesFilter, read_series
@@ -23,9 +23,7 @@ def history(
     metric: Annotated[
         str, typer.Argument(help="Key of a metric, or its beginning: decode, ttft, perplexity.")
     ],
-    db: Annotated[
-        str, typer.Option("--db", help="Results database: a SQLite file, or a database URL.")
-    ] = "results.db",
+    db: Database = "results.db",
     model: Annotated[str | None, typer.Option(help="Only containers of this model.")] = None,
     device: Annotated[
         str | None, typer.Option(help="Only devices with this in SoC, maker, model or serial.")

@@ -31,7 +31,7 @@ def import_container(
         ),
     ] = None,
     name: Annotated[
-        str | None, typer.Option(help="Of the model; by default that of the file.")
+        str | None, typer.Option(help="Name of the model; by default that of the file.")
     ] = None,
     bos: Annotated[
         int | None, typer.Option(min=-1, help="Token before a text; -1 for none.")

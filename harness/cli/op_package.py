@@ -63,7 +63,7 @@ def run(
         str,
         typer.Option(
             metavar="EXPRESSION",
-            help="What the operation computes, in NumPy: `3 * x + 1`, `np.maximum(x, 0)`; several "
+            help="The operation in NumPy: `3 * x + 1`, `np.maximum(x, 0)`; several "
             "outputs with commas between.",
         ),
     ],

@@ -15,6 +15,7 @@ from harness.cli.arguments import (
     ContainerDir,
     DeviceName,
     Json,
+    KeepIn,
     LogLevel,
     PoolFile,
     Push,
@@ -104,9 +105,7 @@ def perplexity(
             min=0, help="Fail if the KL divergence of `--per-step` is above N nats.", metavar="N"
         ),
     ] = None,
-    db: Annotated[
-        str | None, typer.Option(help="Results database to keep the result in, for the report.")
-    ] = None,
+    db: KeepIn = None,
     wait: Wait = WAIT_S,
     log_level: LogLevel = None,
     trace: TraceFile = None,

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 import typer
 from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from harness.cli.arguments import Json, read_text
+from harness.cli.arguments import Json, KeepIn, read_text
+from harness.cli.dialog_options import System, UseChat
 from harness.console import Row, answers, print_json, print_remark, print_rows, print_text, progress
 from harness.errors import WrongUseError
 from harness.exit_codes import BAD
@@ -61,12 +62,8 @@ def run(
         str | None, typer.Option("--prompt", "-p", help="Text to generate from at the end.")
     ] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate at most.")] = 32,
-    chat: Annotated[
-        bool, typer.Option("--chat", help="Make the prompt by the model's chat template.")
-    ] = False,
-    system: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="The system message of a --chat.")
-    ] = None,
+    chat: UseChat = False,
+    system: System = None,
     device: Device = None,
     out: Annotated[
         Path | None,
@@ -137,9 +134,7 @@ def compare(
     ] = None,
     windows: Windows = None,
     device: Device = None,
-    db: Annotated[
-        str | None, typer.Option(help="Results database to keep what the device measures in.")
-    ] = None,
+    db: KeepIn = None,
     json: Json = False,
 ) -> None:
     """Run a recipe's stages, and evaluate the output of each beside the model in float.

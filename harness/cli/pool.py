@@ -225,7 +225,7 @@ def _run_under(held: Lease, words: list[str], environment: dict[str, str]) -> in
 @app.command("drain")
 def drain(
     name: Name,
-    reason: Annotated[str, typer.Option(help="Why, for `qnnfarm pool show`.")],
+    reason: Annotated[str, typer.Option(help="Reason, for `qnnfarm pool show`.")],
     pool: PoolFile = None,
 ) -> None:
     """Grant no new leases of a device; its current holder may finish.
@@ -249,10 +249,10 @@ def undrain(name: Name, pool: PoolFile = None) -> None:
 @app.command("reserve")
 def reserve(
     names: Annotated[list[str], typer.Argument(help="Names of devices in the pool.")],
-    duration: Annotated[str, typer.Option("--for", help="How long, such as 90m, 2h, 1h30m or 1d.")],
+    duration: Annotated[str, typer.Option("--for", help="Duration, such as 90m, 2h, 1h30m or 1d.")],
     at: Annotated[
         str | None,
-        typer.Option(help="From when: 14:00, or '2026-11-30 14:00'; by default from now."),
+        typer.Option(help="Begin: 14:00, or '2026-11-30 14:00'; by default from now."),
     ] = None,
     pool: PoolFile = None,
 ) -> None:
@@ -333,7 +333,7 @@ def recover(
     name: Name,
     pool: PoolFile = None,
     take: Annotated[
-        bool, typer.Option("--take", help="Even from a holder of another ledger, who loses it.")
+        bool, typer.Option("--take", help="Take it even from a holder of another ledger.")
     ] = False,
 ) -> None:
     """Run the recovery steps on a device now.

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from buildlib.sizes import parse_age, size_text
-from harness.cli.arguments import Json
+from harness.cli.arguments import Database, Json
 from harness.cli.results_export import export
 from harness.cli.results_import import import_results
 from harness.cli.results_show import show
@@ -34,10 +34,6 @@ app = typer.Typer(
 app.command("export")(export)
 app.command("import")(import_results)
 app.command("show")(show)
-
-Database = Annotated[
-    str, typer.Option("--db", help="Results database: a SQLite file, or a database URL.")
-]
 
 
 @app.command("ls")

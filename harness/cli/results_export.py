@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from buildlib.files import atomic_write_bytes
+from harness.cli.arguments import Database
 from harness.console import print_remark
 from harness.errors import HostFileError, WrongUseError
 from harness.moments import parse_moment
@@ -45,9 +46,7 @@ def export(
     file: Annotated[
         str, typer.Argument(help="File to write: .parquet, .csv or .jsonl; - is stdout.")
     ],
-    db: Annotated[
-        str, typer.Option("--db", help="Results database: a SQLite file, or a database URL.")
-    ] = "results.db",
+    db: Database = "results.db",
     rows: Annotated[
         Rows,
         typer.Option(

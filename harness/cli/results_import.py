@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from harness.cli.arguments import Json
+from harness.cli.arguments import Database, Json
 from harness.cli.bench_options import parse_labels
 from harness.console import answers, print_json, print_remark
 from harness.errors import WrongUseError
@@ -20,9 +20,7 @@ Tool = Literal["llama-bench", "genie", "geniex-bench", "executorch", "etdump", "
 
 def import_results(
     files: Annotated[list[Path], typer.Argument(help="Files that other tools wrote.")],
-    db: Annotated[
-        str, typer.Option("--db", help="Results database: a SQLite file, or a database URL.")
-    ] = "results.db",
+    db: Database = "results.db",
     tool: Annotated[
         Tool | None, typer.Option(help="Tool that wrote them; by default found by the content.")
     ] = None,
@@ -37,7 +35,7 @@ def import_results(
     ] = False,
     date: Annotated[
         str | None,
-        typer.Option(help="When they were measured; by default as the file says, or its time."),
+        typer.Option(help="Time of the measurements; by default that in the file, or of the file."),
     ] = None,
     label: Annotated[
         list[str] | None, typer.Option("--label", help="KEY=VALUE to store; may be repeated.")

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from buildlib.files import atomic_write_bytes
-from harness.cli.arguments import Json, TraceFile
+from harness.cli.arguments import Database, Json, TraceFile
 from harness.cli.recorded_session import save_trace
 from harness.console import (
     EMULATOR,
@@ -44,9 +44,7 @@ RunId = Annotated[
 
 def show(
     run: RunId,
-    db: Annotated[
-        str, typer.Option("--db", help="Results database: a SQLite file, or a database URL.")
-    ] = "results.db",
+    db: Database = "results.db",
     save: Annotated[
         Path | None,
         typer.Option(help="Write the kept files into this folder, in one folder for each run."),

@@ -42,11 +42,11 @@ Steps = Annotated[
     int,
     typer.Option(min=1, help="Most steps. Trainings that these end, not the time, are repeatable."),
 ]
-Seed = Annotated[int, typer.Option(min=0, help="Of what is drawn at random.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of the random draws.")]
 TorchDevice = Annotated[
     str | None,
     typer.Option(
-        "--device", help="Where torch computes: cpu, cuda, cuda:1; by default a GPU if it has one."
+        "--device", help="Device of torch: cpu, cuda, cuda:1; by default a GPU if it has one."
     ),
 ]
 _MINUTES = 8.0
