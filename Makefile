@@ -7,7 +7,7 @@ $(error there is no $(PYTHON): `make setup` makes it)
 endif
 endif
 
-.PHONY: setup check docs format test genie-table genie-mutations quantization-table fuzz exports families speculation config-campaign documents family-defaults kills lab-kills chaos nights verdicts board demo screenshots wheel-check
+.PHONY: setup check docs format test genie-table genie-mutations quantization-table fuzz exports families mutants speculation config-campaign documents family-defaults kills lab-kills chaos nights verdicts board demo screenshots wheel-check
 
 # The environment of all commands below in `.venv`, and the Debian packages that tests need.
 setup:
@@ -86,6 +86,10 @@ chaos:
 # Thirty nights of a plan on a virtual device that heats up on the twentieth.
 nights:
 	$(PYTHON) -m pytest -n 0 -s -m slow tests/suites/nightly
+
+# How many random changes of the statistics, the pool's rules and the passes go unnoticed; needs the extra `mutants`.
+mutants:
+	$(PYTHON) -m tools.mutants
 
 # Sixty random databases, in everything that prints a verdict.
 verdicts:
