@@ -4,9 +4,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
-from harness.results.statistics.changes import Change, History, detect, judge_all
+from harness.results.statistics.changes import Change, History, _median, detect, judge_all
 
 SESSIONS = 2
 
@@ -48,10 +52,11 @@ def test_a_loss_of_5_percent_is_told_within_three_nights(seed: int) -> None:
     assert change.ratio == pytest.approx(0.95, abs=0.03)
 
 
-def test_a_night_is_judged_by_the_past_alone() -> None:
-    whole = noisy([50.0] * 40 + [45.0] * 20 + [51.0] * 20, seed=3)
+@pytest.mark.parametrize("low", [45.0, 15.0])
+def test_a_night_is_judged_by_the_past_alone(low: float) -> None:
+    whole = noisy([50.0] * 40 + [low] * 20 + [51.0] * 20, seed=3)
     told = detect(history(whole))
-    for end in (30, 41, 43, 59, 65):
+    for end in (30, 59, 65, *(change.found + nights for change in told for nights in (1, 2))):
         assert detect(history(whole[:end])) == tuple(c for c in told if c.found < end)
 
 
@@ -96,6 +101,15 @@ def test_where_lower_is_better_a_rise_is_the_loss() -> None:
     (change,) = detect(history(times, higher_is_better=False))
     assert change.is_loss
     assert change.ratio == pytest.approx(1.25, abs=0.05)
+
+
+@given(
+    arrays(np.float64, (4, 7), elements=st.floats(-9, 9) | st.just(np.nan)).filter(
+        lambda values: not np.isnan(values).all(axis=1).any()
+    )
+)
+def test_medians_are_those_of_numpy(values: npt.NDArray[np.float64]) -> None:
+    np.testing.assert_allclose(_median(values), np.nanmedian(values, axis=1))
 
 
 def test_one_bad_night_is_no_change() -> None:

@@ -98,6 +98,12 @@ def test_the_interval_holds_the_truth_as_often_as_it_says(size: int, rounds: int
     assert held / rounds >= confidence - 0.08
 
 
+def test_many_pairs_have_the_same_interval_each_time() -> None:
+    """Of more than 14 pairs the subsets are drawn at random."""
+    many = pairs(*np.random.default_rng(3).normal(0.97, 0.02, 16))
+    assert compare(many, metric=DECODE) == compare(many, metric=DECODE)
+
+
 def test_false_alarms_are_rare() -> None:
     """Where A and B are the same, any loss counts (threshold 0), and the phone is noisy."""
     source = np.random.default_rng(11)
