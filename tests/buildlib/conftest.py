@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from safetensors.numpy import save_file
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 from buildlib.checkpoint.checkpoint import expected_tensors
 from buildlib.checkpoint.config import CheckpointConfig
+from tests.buildlib.model_folders import write_tokenizer
 
 MakeCheckpoint = Callable[..., Path]
 
@@ -53,10 +53,7 @@ def make_checkpoint() -> MakeCheckpoint:
         folder.mkdir(parents=True, exist_ok=True)
         save_file(tensors, folder / "model.safetensors")
         (folder / "config.json").write_text(json.dumps(data))
-        vocabulary = {chr(0x100 + i): i for i in range(config.vocab_size)}
-        tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=chr(0x100)))
-        tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-        tokenizer.save(str(folder / "tokenizer.json"))
+        write_tokenizer(folder, config.vocab_size)
         return folder
 
     return make

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import save_file
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 from buildlib.checkpoint.checkpoint import expected_tensors
 from buildlib.checkpoint.config import CheckpointConfig
+from tests.buildlib.model_folders import write_tokenizer
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "families"
 N_PREFILL, N_DECODE = 14, 10
@@ -169,10 +169,7 @@ def write_checkpoint(folder: Path, config: Mapping[str, Any]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(dict(config)))
-    vocabulary = {chr(0x100 + token): token for token in range(read.vocab_size)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=chr(0x100)))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    tokenizer.save(str(folder / "tokenizer.json"))
+    write_tokenizer(folder, read.vocab_size)
     return folder
 
 

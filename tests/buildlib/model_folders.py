@@ -7,16 +7,28 @@ from pathlib import Path
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 EXPORTS = Path(__file__).parents[1] / "fixtures" / "exports"
+LLAMA3_SCALING = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+def write_tokenizer(folder: Path, size: int) -> None:
+    """Write a tokenizer of a letter a token, from U+0100 on."""
+    letters = {chr(0x100 + token): token for token in range(size)}
+    tokenizer = Tokenizer(models.WordLevel(letters, unk_token=chr(0x100)))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.save(str(folder / "tokenizer.json"))
 
 
 def copy_of_export(name: str, target: Path, *, text: bool = True) -> Path:
     """An export with a tokenizer of a letter a token, and `text` to calibrate on."""
     shutil.copytree(EXPORTS / name, target)
     size = json.loads((target / "config.json").read_text())["vocab_size"]
-    letters = {chr(0x100 + token): token for token in range(size)}
-    tokenizer = Tokenizer(models.WordLevel(letters, unk_token=chr(0x100)))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    tokenizer.save(str(target / "tokenizer.json"))
+    write_tokenizer(target, size)
     if text:
         (target / "text").mkdir()
         letters_in_turn = (chr(0x103 + (7 * i * i + 3 * i) % (size - 3)) for i in range(400))

@@ -13,6 +13,7 @@ import pytest
 
 from harness.pool.fence import LOST_STATUS, Fence, Holder
 from tests.system import program
+from tests.waiting import wait_for
 
 if TYPE_CHECKING:
     from harness.devices.base import Device
@@ -50,13 +51,6 @@ def guarded(device: "DeviceShell", fence: Fence, command: str) -> subprocess.Pop
         stdin=subprocess.PIPE,
         text=True,
     )
-
-
-def wait_until(path: Path) -> None:
-    end = time.monotonic() + 200
-    while not path.exists():
-        assert time.monotonic() < end, f"{path} does not appear"
-        time.sleep(0.02)
 
 
 def test_the_fence_rises_and_never_falls(device: "DeviceShell") -> None:
@@ -109,8 +103,8 @@ def test_a_claim_kills_commands_that_passed_the_fence_before(
     script = f": >{shlex.quote(str(begun))}; sleep 60; : >{shlex.quote(str(late))}"
     process = guarded(device, old, script)
     left = guarded(device, old, f"setsid sleep 61 >/dev/null 2>&1 & : >{shlex.quote(str(begun))}2")
-    wait_until(begun)
-    wait_until(tmp_path / "begun2")
+    wait_for(begun.exists)
+    wait_for((tmp_path / "begun2").exists)
     left.communicate()
     claim(device, 2)
     process.communicate(timeout=200)
@@ -163,7 +157,7 @@ def test_a_claim_ends_the_runs_of_a_former_holder(device: "DeviceShell") -> None
         [*device.command("run.sh", run_dir, "60", "log", "--", "sh", "-c", "sleep 62")]
     )
     process = guarded(device, old, script)
-    wait_until(run_dir / ".qnnfarm" / "process")
+    wait_for((run_dir / ".qnnfarm" / "process").exists)
     device.make_run("empty")
     new = claim(device, 2)
     assert new.ended == 2
@@ -191,7 +185,7 @@ def test_the_processes_of_other_devices_on_the_same_kernel_live_on(
     process = guarded(
         device, fence, f": >{shlex.quote(str(tmp_path / 'begun'))}; read -r word; echo $word"
     )
-    wait_until(tmp_path / "begun")
+    wait_for((tmp_path / "begun").exists)
     other = tmp_path / "other"
     (other / "runs").mkdir(parents=True)
     done = device.run("fence.sh", other, "claim", "9", HOLDER)
@@ -202,7 +196,7 @@ def test_the_processes_of_other_devices_on_the_same_kernel_live_on(
 def test_a_sweep_ends_what_the_holder_left(device: "DeviceShell", tmp_path: Path) -> None:
     fence = claim(device, 3)
     process = guarded(device, fence, f": >{shlex.quote(str(tmp_path / 'begun'))}; sleep 63")
-    wait_until(tmp_path / "begun")
+    wait_for((tmp_path / "begun").exists)
     done = device.run("fence.sh", device.work_root, "sweep", "3", HOLDER)
     assert (done.returncode, done.stderr) == (0, "")
     process.communicate(timeout=200)
@@ -262,7 +256,7 @@ def test_a_claim_that_was_overtaken_ends_nothing_of_the_greater_one(
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    wait_until(at)
+    wait_for(at.exists)
     greater = subprocess.Popen(device.command("fence.sh", device.work_root, "claim", "19", HOLDER))
     with contextlib.suppress(subprocess.TimeoutExpired):  # it may wait for the other one
         greater.wait(timeout=3)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from harness.deploy.store import DISK_FULL
+from tests.waiting import is_alive, wait_for
 
 if TYPE_CHECKING:
     from tests.device_scripts.conftest import DeviceShell
@@ -26,21 +27,6 @@ def outcome(stdout: str) -> tuple[str, ...]:
     match = _LINE.fullmatch(stdout.rstrip("\n").split("\n")[-1])
     assert match, stdout
     return match.groups()
-
-
-def wait_for(condition: Callable[[], object], timeout_s: float = 200) -> None:
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.05)
-
-
-def is_alive(pid: int) -> bool:
-    """A zombie waits for its parent alone; nothing more can be done to it."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
 
 
 def command_of(pid: int) -> str:

@@ -3,13 +3,13 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.system import program
+from tests.waiting import wait_for
 
 if TYPE_CHECKING:
     from tests.device_scripts.conftest import DeviceShell
@@ -211,10 +211,7 @@ def test_a_host_that_hangs_keeps_nobody_from_evicting(device: "DeviceShell") -> 
     )
     assert hanging.stdin is not None
     try:
-        end = time.monotonic() + 200
-        while not list((device.work_root / "incoming").glob("area/.*")):
-            assert time.monotonic() < end
-            time.sleep(0.02)
+        wait_for(lambda: list((device.work_root / "incoming").glob("area/.*")))
         assert device.run("evict.sh", device.work_root, "0", "-").returncode == 0
     finally:
         hanging.stdin.close()

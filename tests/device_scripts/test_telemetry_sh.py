@@ -16,6 +16,7 @@ import pytest
 from tests.device_scripts.conftest import SCRIPTS, DeviceShell
 from tests.harness.telemetry.phone import make_sysfs
 from tests.system import program
+from tests.waiting import wait_for
 
 Marked = Callable[[Path], list[int]]
 _END = re.compile(r"qnnfarm-telemetry end=(\w+) samples=(\d+) cpu_ticks=(\d+) elapsed_cs=(-?\d+)")
@@ -47,13 +48,6 @@ def end_of(run_dir: Path) -> tuple[str, ...]:
     match = _END.fullmatch(recorded(run_dir)[-1])
     assert match, recorded(run_dir)[-1]
     return match.groups()
-
-
-def wait_for(condition: Callable[[], object], timeout_s: float = 200) -> None:
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.02)
 
 
 def channels(lines: list[str]) -> dict[str, int]:

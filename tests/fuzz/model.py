@@ -5,12 +5,12 @@ from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import save_file
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 from buildlib.checkpoint.checkpoint import expected_tensors
 from buildlib.checkpoint.config import CheckpointConfig
 from buildlib.graph.shape import GraphShape
 from buildlib.pipeline.stages.export import export_checkpoint
+from tests.buildlib.model_folders import write_tokenizer
 
 SHAPE = GraphShape(8, 32)
 OPTIONS: dict[str, object] = {
@@ -49,9 +49,6 @@ def write_model(folder: Path) -> Path:
         tensors[name] = values.astype(np.float32)
     save_file(tensors, checkpoint / "model.safetensors")
     (checkpoint / "config.json").write_text(json.dumps(CONFIG))
-    vocabulary = {chr(0x100 + i): i for i in range(config.vocab_size)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=chr(0x100)))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    tokenizer.save(str(checkpoint / "tokenizer.json"))
+    write_tokenizer(checkpoint, config.vocab_size)
     text = "".join(chr(0x100 + int(i)) for i in rng.integers(2, config.vocab_size, 200))
     return export_checkpoint(checkpoint, text, folder, SHAPE, n_windows=4)

@@ -16,6 +16,7 @@ from buildlib.checkpoint import tensor_file
 from buildlib.checkpoint.checkpoint import Checkpoint
 from buildlib.checkpoint.rotary import Llama3RopeScaling
 from buildlib.errors import CheckpointError, UnsupportedModelError
+from tests.buildlib.model_folders import LLAMA3_SCALING
 
 
 def change(folder: Path, **changes: object) -> Path:
@@ -108,14 +109,7 @@ def test_a_config_that_does_not_fit_is_refused(
 
 
 def test_several_eos_ids_and_llama3_scaling_are_read(copy: Path) -> None:
-    scaling = {
-        "rope_type": "llama3",
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 64,
-    }
-    config = Checkpoint.load(change(copy, eos_token_id=[1, 5], rope_scaling=scaling)).config
+    config = Checkpoint.load(change(copy, eos_token_id=[1, 5], rope_scaling=LLAMA3_SCALING)).config
     assert config.eos_token_ids == (1, 5)
     assert isinstance(config.rope_scaling, Llama3RopeScaling)
     assert config.rope_scaling.factor == 8.0

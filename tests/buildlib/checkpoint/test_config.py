@@ -23,6 +23,7 @@ from buildlib.graph.rope import rope_tables, rotation_length
 from buildlib.graph.shape import GraphShape, check_context
 from buildlib.pipeline.stages.package import genie_config, genie_rope_scaling
 from buildlib.targets import parse_target
+from tests.buildlib.model_folders import LLAMA3_SCALING
 
 EXPORTS = Path(__file__).parents[2] / "fixtures" / "exports"
 
@@ -91,21 +92,14 @@ def test_what_transformers_wrote_is_read(
 
 
 def test_both_spellings_of_rotary_parameters_mean_the_same(tmp_path: Path) -> None:
-    scaling = {
-        "rope_type": "llama3",
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 64,
-    }
     old = load(
         tmp_path,
         rope_theta=500000.0,
         partial_rotary_factor=0.5,
-        rope_scaling=scaling | {"type": scaling["rope_type"]},
+        rope_scaling=LLAMA3_SCALING | {"type": LLAMA3_SCALING["rope_type"]},
     )
     more = {"rope_theta": 500000.0, "partial_rotary_factor": 0.5}
-    assert load(tmp_path, rope_parameters=scaling | more) == old
+    assert load(tmp_path, rope_parameters=LLAMA3_SCALING | more) == old
     assert (old.rope_theta, old.rotary_dim) == (500000.0, 8)
 
 

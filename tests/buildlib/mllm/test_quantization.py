@@ -20,6 +20,7 @@ from buildlib.targets import find_soc
 from suites.models import tiny_llama
 from tests.buildlib.conftest import MakeCheckpoint
 from tests.buildlib.mllm.numpy_graph import NumpyGraph
+from tests.buildlib.model_folders import LLAMA3_SCALING
 from tools.tiny_llama.architecture import Architecture
 from tools.tiny_llama.numpy_model import load_weights, logits
 
@@ -149,16 +150,9 @@ def test_a_technique_brings_the_model_closer_to_float(tmp_path: Path) -> None:
 def test_scaled_rotations_are_those_of_the_checkpoint(
     make_checkpoint: MakeCheckpoint, tiny_text: str, tmp_path: Path
 ) -> None:
-    scaling = {
-        "rope_type": "llama3",
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 64,
-    }
-    checkpoint = make_checkpoint(tmp_path / "llama3", rope_scaling=scaling, **_SIZES)
+    checkpoint = make_checkpoint(tmp_path / "llama3", rope_scaling=LLAMA3_SCALING, **_SIZES)
     made = _quantize(checkpoint, tiny_text, tmp_path)
-    assert made.model.rope_scaling == scaling
+    assert made.model.rope_scaling == LLAMA3_SCALING
     plain = made.model.model_copy(update={"rope_scaling": None})
     with pytest.raises(InvalidOptionError, match="rope_scaling"):
         quantize_checkpoint(checkpoint, plain, made.aot, tiny_text, made.path)

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from buildlib.cancellation import track_child
 from buildlib.errors import CancelledError, InvalidOptionError
 from buildlib.pipeline.scheduler import Task, default_workers, run_bounded
+from tests.waiting import is_alive, wait_for
 
 GB = 1 << 30
 _LONG_S = 120  # before a test gives up: no measure of speed
@@ -86,18 +87,8 @@ def sleeper(pids: Path) -> Callable[[], None]:
 
 
 def wait_for_lines(path: Path, count: int) -> list[int]:
-    end = time.monotonic() + _LONG_S
-    while not path.exists() or path.read_text().count("\n") < count:
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    wait_for(lambda: path.exists() and path.read_text().count("\n") >= count)
     return [int(line) for line in path.read_text().split()]
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 @settings(max_examples=25, deadline=None)
@@ -161,7 +152,7 @@ def test_first_error_ends_the_others(tmp_path: Path) -> None:
         run_bounded(tasks, max_workers=2, memory_bytes=0)
     assert caught.value is error
     assert not began
-    assert not any(is_running(pid) for pid in wait_for_lines(pids, 1))
+    assert not any(is_alive(pid) for pid in wait_for_lines(pids, 1))
 
 
 def test_a_child_that_starts_too_late_is_killed_as_well(tmp_path: Path) -> None:
@@ -208,7 +199,7 @@ def test_interrupt_kills_children_and_keeps_what_is_finished(tmp_path: Path) -> 
     pids = wait_for_lines(tmp_path / "pids", 2)
     os.kill(parent.pid, signal.SIGINT)
     assert parent.wait(_LONG_S) == 130
-    assert not any(is_running(pid) for pid in pids)
+    assert not any(is_alive(pid) for pid in pids)
     assert (tmp_path / "finished").read_text() == "whole"
 
 
@@ -230,7 +221,7 @@ def test_a_signal_that_does_not_end_the_wait_is_seen_soon(tmp_path: Path) -> Non
             run_bounded([Task("sleeps", run)], max_workers=1, memory_bytes=0)
     finally:
         signal.signal(signal.SIGUSR1, before)
-    assert not any(is_running(pid) for pid in wait_for_lines(pids, 1))
+    assert not any(is_alive(pid) for pid in wait_for_lines(pids, 1))
 
 
 def test_a_task_whose_start_is_interrupted_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ import pytest
 from buildlib.cancellation import CancelScope
 from buildlib.errors import CancelledError, ToolchainError, ToolchainTimeoutError
 from buildlib.toolchains.child_process import Step, run_step
+from tests.waiting import is_alive, wait_for
 
 _LONG_S = 120  # before a test gives up: no measure of speed
 
@@ -99,22 +99,6 @@ def test_numpy_starts_no_threads_in_a_step(
     assert run(module, "threads", tmp_path) == 1
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
-    except OSError:
-        return False
-
-
-def gone_within(pids: list[int], seconds: float) -> bool:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if not any(is_alive(pid) for pid in pids):
-            return True
-        time.sleep(0.02)
-    return False
-
-
 def test_answer_comes_back(module: str, tmp_path: Path) -> None:
     logs = tmp_path / "logs"
     assert run(module, "echo", logs, body=b"hello") == {"said": "hello"}
@@ -174,7 +158,7 @@ def test_time_out_kills_all_descendants(module: str, tmp_path: Path) -> None:
         assert caught.value.exit_status is None
         if pids.exists() and pids.read_text():
             break
-    assert gone_within([int(pid) for pid in pids.read_text().split()], _LONG_S)
+    wait_for(lambda: not any(is_alive(int(pid)) for pid in pids.read_text().split()))
 
 
 def test_a_step_that_is_cancelled_leaves_no_log(
@@ -200,13 +184,10 @@ def test_child_does_not_outlive_a_killed_parent(module: str, tmp_path: Path) -> 
     """
     environment = os.environ | {"TMPDIR": str(tmp_path)}  # a killed parent leaves its scratch
     parent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], env=environment)
-    end = time.monotonic() + _LONG_S
-    while not pids.exists() or not pids.read_text():
-        assert time.monotonic() < end
-        time.sleep(0.02)
+    wait_for(lambda: pids.exists() and pids.read_text())
     worker, grandchild = (int(pid) for pid in pids.read_text().split())
     parent.kill()
     parent.wait()
-    assert gone_within([worker], _LONG_S)
+    wait_for(lambda: not is_alive(worker))
     if is_alive(grandchild):  # the libraries start none; ours to clean up here
         os.kill(grandchild, signal.SIGKILL)

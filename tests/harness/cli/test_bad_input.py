@@ -16,6 +16,7 @@ from suites.models import tiny_llama
 from tests.buildlib.model_folders import copy_of_export
 from tests.command_line import Done, Started
 from tests.harness.cli.conftest import Run
+from tests.waiting import is_alive, wait_for
 
 SHAPE = ("--target", "SM8750:emulator", "--ar", "1,8", "--cl", "24", "--splits", "1")
 NO_COMPILER = """
@@ -158,7 +159,7 @@ def test_an_interrupted_build_keeps_what_is_finished(model: Path, tmp_path: Path
         build.send_signal(signal.SIGINT)
         build.wait(timeout=250)
     assert build.returncode == 130
-    wait_until_gone(children)
+    wait_for(lambda: not any(map(is_alive, children)), lambda: "a child outlives its build")
     assert not (tmp_path / "out").exists()
     assert unfinished(cache) == []
     (summary,) = json.loads(run(*command(model, "--json"), cache=cache).stdout)
@@ -180,17 +181,3 @@ def words_of(pid: int) -> list[bytes]:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     return []
-
-
-def wait_until_gone(pids: list[int]) -> None:
-    deadline = time.monotonic() + 120
-    while any(is_running(pid) for pid in pids):
-        assert time.monotonic() < deadline, "a child outlives its build"
-        time.sleep(0.02)
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False

@@ -3,7 +3,6 @@
 import os
 import socket
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from harness.errors import (
     HostFileError,
 )
 from tests.device_echo import echo_on
+from tests.waiting import wait_for
 
 _HOSTILE = 'it\'s "a" $(name) `of` -ü\u202e 漢字,0644'
 
@@ -26,10 +26,7 @@ def _lives(device: Device, pid: int) -> bool:
 
 
 def _wait_until_gone(device: Device, *pids: int) -> None:
-    deadline = time.monotonic() + 120
-    while any(_lives(device, pid) for pid in pids):
-        assert time.monotonic() < deadline, "it is still there"
-        time.sleep(0.05)
+    wait_for(lambda: not any(_lives(device, pid) for pid in pids))
 
 
 _FAMILY = """\

@@ -29,6 +29,7 @@ from harness.errors import (
 )
 from tests.ssh_server import SshServer, running_ssh_server
 from tests.system import needs, program
+from tests.waiting import is_alive, wait_for
 
 MakeBoard = Callable[..., tuple[SshServer, LinuxDevice]]
 
@@ -49,18 +50,6 @@ def make_board(tmp_path: Path, new_port: Callable[[], int]) -> Iterator[MakeBoar
         yield make
 
 
-def _gone(pid: int) -> bool:
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        try:
-            if not Path(f"/proc/{pid}/cmdline").read_bytes():
-                return True
-        except (FileNotFoundError, ProcessLookupError):
-            return True
-        time.sleep(0.05)
-    return False
-
-
 _STAYS = "trap '' HUP; setsid sh -c 'echo $$; exec sleep 3600' & wait"
 
 
@@ -74,7 +63,7 @@ def test_a_connection_lost_in_a_command_leaves_nothing_there(make_board: MakeBoa
 
     with pytest.raises(DeviceLostError, match="went away during"):
         device.stream(_STAYS, on_output=drop, timeout_s=60)
-    assert _gone(int(seen))
+    wait_for(lambda: not is_alive(int(seen)))
     assert device.shell("echo again").stdout == "again\n"
 
 
@@ -93,7 +82,7 @@ def test_jobs_that_survived_are_killed_before_the_next_command(make_board: MakeB
     assert Path(f"/proc/{int(seen)}").exists()
     server.start()
     assert device.shell("echo back").stdout == "back\n"
-    assert _gone(int(seen))
+    wait_for(lambda: not is_alive(int(seen)))
 
 
 def test_a_connection_lost_in_a_transfer(

@@ -4,7 +4,6 @@ import contextlib
 import os
 import socket
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,8 +14,9 @@ from harness.devices.adb.client import AdbServer
 from harness.errors import UnknownVirtualDeviceError
 from harness.virtual_device import manager
 from harness.virtual_device.manager import VirtualDevice
-from tests.harness.virtual_device.helpers import PATIENCE_S, Adb
+from tests.harness.virtual_device.helpers import Adb
 from tests.private_adb import private_variables
+from tests.waiting import PATIENCE_S, wait_for
 
 
 def _start_server(home: Path, port: int) -> tuple[dict[str, str], subprocess.Popen[bytes]]:
@@ -30,16 +30,16 @@ def _start_server(home: Path, port: int) -> tuple[dict[str, str], subprocess.Pop
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
-        try:
+
+    def answers() -> bool:
+        assert server.poll() is None
+        with contextlib.suppress(OSError):
             socket.create_connection(("127.0.0.1", port), timeout=1).close()
-        except OSError:
-            assert server.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        else:
-            return environment, server
+            return True
+        return False
+
+    wait_for(answers)
+    return environment, server
 
 
 @pytest.fixture(scope="session")
@@ -80,10 +80,7 @@ def connect(adb: Adb) -> Callable[[str], None]:
     """Has the adb server connect to a device that listens; `adb` itself waits 10 s for it."""
 
     def connect(serial: str) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while b"connected to" not in (done := adb("connect", serial)).stdout:
-            assert time.monotonic() < deadline, done
-            time.sleep(0.1)
+        wait_for(lambda: b"connected to" in adb("connect", serial).stdout)
 
     return connect
 

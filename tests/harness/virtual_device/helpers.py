@@ -9,18 +9,9 @@ from collections.abc import Callable
 
 from harness.virtual_device.linux import ProcessStat, all_processes, command_line, process_stat
 from harness.virtual_device.protocol import Command, pack_header
+from tests.waiting import wait_for
 
 Adb = Callable[..., subprocess.CompletedProcess[bytes]]
-PATIENCE_S = 200
-
-
-def until(holds: Callable[[], object]) -> None:
-    """Wait until a condition holds, which may start a process to find out."""
-    deadline, pause_s = time.monotonic() + PATIENCE_S, 0.01
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(pause_s)
-        pause_s = min(1.5 * pause_s, 0.2)
 
 
 def new_marker() -> str:
@@ -44,7 +35,7 @@ class Worker:
     def __init__(self, shell: Callable[[str], object]) -> None:
         marker = new_marker()
         shell(f"setsid yes {marker} </dev/null >/dev/null 2>&1 &")
-        until(lambda: running(marker))
+        wait_for(lambda: running(marker))
         (self.pid,) = running(marker)
 
     def speed(self) -> float:
@@ -69,12 +60,6 @@ class Worker:
         stat = process_stat(self.pid)
         assert stat is not None
         return stat
-
-
-def is_alive(pid: int) -> bool:
-    """Return whether a process runs."""
-    found = process_stat(pid)
-    return found is not None and found.alive
 
 
 def pack_message(command: Command, arg0: int, arg1: int, payload: bytes = b"") -> bytes:

@@ -26,8 +26,9 @@ from harness.devices.adb.client import AdbServer
 from harness.devices.adb.connection import open_service
 from harness.virtual_device import manager
 from harness.virtual_device.namespace import FORCE_VARIABLE, NamespaceKind
-from tests.harness.virtual_device.helpers import PATIENCE_S, Adb
+from tests.harness.virtual_device.helpers import Adb
 from tests.system import IMPORT_PATH, NOBODY, as_user, needs, python_for_others
+from tests.waiting import PATIENCE_S
 
 SECRET = f"secret-{secrets.token_hex(8)}"
 ABSTRACT = f"qnnfarm-{secrets.token_hex(8)}"

@@ -6,7 +6,6 @@ import os
 import socket
 import struct
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,7 +25,8 @@ from harness.virtual_device.device_type import connect
 from harness.virtual_device.manager import VirtualDevice
 from harness.virtual_device.protocol import HEADER_SIZE, Command
 from harness.virtual_device.stream import Stream
-from tests.harness.virtual_device.helpers import PATIENCE_S, Adb, pack_message
+from tests.harness.virtual_device.helpers import Adb, pack_message
+from tests.waiting import PATIENCE_S, wait_for
 
 _VERSION = 0x01000001
 
@@ -73,10 +73,7 @@ def test_a_strangers_key_is_refused(
         )
 
     stranger("connect", device.serial)
-    deadline = time.monotonic() + 200
-    while b"unauthorized" not in stranger("devices").stdout:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_for(lambda: b"unauthorized" in stranger("devices").stdout)
     refused = stranger("-s", device.serial, "shell", "id")
     assert refused.returncode != 0
     assert b"unauthorized" in refused.stderr

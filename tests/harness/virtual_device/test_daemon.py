@@ -21,14 +21,8 @@ from harness.virtual_device.faults import parse_fault
 from harness.virtual_device.host import hosted_control, hosted_devices
 from harness.virtual_device.manager import VirtualDevice
 from harness.virtual_device.protocol import Command
-from tests.harness.virtual_device.helpers import (
-    Adb,
-    is_alive,
-    new_marker,
-    pack_message,
-    running,
-    until,
-)
+from tests.harness.virtual_device.helpers import Adb, new_marker, pack_message, running
+from tests.waiting import is_alive, wait_for
 
 _VERSION = 0x01000001
 
@@ -48,13 +42,13 @@ def test_the_port_of_a_device_that_is_off_stays_taken(
     fault = "power:off=inf,when=shell" if when == "power" else "reboot:when=shell"
     manager.control(device.name).inject(parse_fault(fault))
     assert adb("-s", device.serial, "shell", "sleep 60").returncode != 0
-    until(lambda: not _accepts(device.serial))
+    wait_for(lambda: not _accepts(device.serial))
     # The listener was closed; the port is taken again a moment later.
-    until(lambda: not any(_can_have(_port(device.serial), share=one) for one in (False, True)))
+    wait_for(lambda: not any(_can_have(_port(device.serial), share=one) for one in (False, True)))
     if when == "power":
         manager.control(device.name).power_on()
-    until(lambda: b"connected" in adb("connect", device.serial).stdout)
-    until(lambda: adb("-s", device.serial, "shell", "echo back").stdout == b"back\n")
+    wait_for(lambda: b"connected" in adb("connect", device.serial).stdout)
+    wait_for(lambda: adb("-s", device.serial, "shell", "echo back").stdout == b"back\n")
     manager.remove(device.name)
 
 
@@ -88,7 +82,7 @@ def test_a_device_that_fails_spares_its_neighbours(
         (tmp_path / "h000" / "root" / "properties" / "a-folder").mkdir()
         adb("-s", first, "shell", "reboot; sleep 60")
         commands = hosted_control(tmp_path, 0)
-        until(lambda: commands.events()[-1].detail.startswith("failed: "))
+        wait_for(lambda: commands.events()[-1].detail.startswith("failed: "))
         time.sleep(0.5)
         assert adb("-s", second, "shell", "echo here").stdout == b"here\n"
     for serial in (first, second):
@@ -113,10 +107,10 @@ def test_leftovers_of_a_killed_device_are_killed_at_its_next_start(
     device = start_device("phoenix", unconfined=True)
     marker = new_marker()
     adb("-s", device.serial, "shell", f"setsid sleep {marker} </dev/null >/dev/null 2>&1 &")
-    until(lambda: len(running(marker)) == 1)
+    wait_for(lambda: len(running(marker)) == 1)
     assert device.pid is not None
     os.kill(device.pid, signal.SIGKILL)
-    until(lambda: manager.get("phoenix").state == "stopped")
+    wait_for(lambda: manager.get("phoenix").state == "stopped")
     assert running(marker)
     start_device("phoenix", unconfined=True)
     assert not running(marker)
@@ -130,7 +124,7 @@ def test_a_copied_folder_does_not_touch_the_device_that_it_was_copied_from(
     with hosted_devices(1, "SM8750", tmp_path / "one", unconfined=True) as [serial]:
         connect(serial)
         adb("-s", serial, "shell", f"setsid sleep {marker} </dev/null >/dev/null 2>&1 &")
-        until(lambda: len(running(marker)) == 1)
+        wait_for(lambda: len(running(marker)) == 1)
         copy = tmp_path / "two" / "h000"
         copy.mkdir(parents=True)
         (copy / "device.json").write_bytes((tmp_path / "one/h000/device.json").read_bytes())

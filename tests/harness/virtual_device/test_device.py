@@ -10,8 +10,9 @@ import pytest
 
 from harness.virtual_device import manager
 from harness.virtual_device.manager import VirtualDevice
-from tests.harness.virtual_device.helpers import Adb, new_marker, running, until
+from tests.harness.virtual_device.helpers import Adb, new_marker, running
 from tests.system import needs
+from tests.waiting import wait_for
 
 
 def test_getprop_answers_like_a_device_of_its_soc(on_device: Adb) -> None:
@@ -74,14 +75,14 @@ with peer:
 def test_forward_reaches_a_port_on_the_device(on_device: Adb) -> None:
     serve = f"setsid python3 -c {shlex.quote(_SERVER)} </dev/null >/dev/null 2>&1 &"
     on_device("shell", f"rm -f $TMPDIR/port; {serve}")
-    until(lambda: on_device("shell", "cat $TMPDIR/port").stdout)
+    wait_for(lambda: on_device("shell", "cat $TMPDIR/port").stdout)
     port = int(on_device("shell", "cat $TMPDIR/port").stdout)
     forwarded = int(on_device("forward", "tcp:0", f"tcp:{port}").stdout)
     data = os.urandom(3_000_000)
     with socket.create_connection(("127.0.0.1", forwarded), timeout=200) as client:
         assert client.recv(5) == b"hello"
         client.sendall(data)
-    until(lambda: on_device("exec-out", "cat $TMPDIR/received").stdout == data)
+    wait_for(lambda: on_device("exec-out", "cat $TMPDIR/received").stdout == data)
     with socket.create_connection(("127.0.0.1", forwarded), timeout=20) as client:
         assert client.recv(1) == b""  # nobody listens any more
     on_device("forward", "--remove", f"tcp:{forwarded}")
@@ -96,18 +97,18 @@ def test_reboot_kills_everything_and_comes_back(
     before = on_device("shell", boot_id).stdout.split()
     on_device("shell", f"setsid sleep {marker} </dev/null >/dev/null 2>&1 & sleep 0.2")
     on_device("shell", "echo kept >$TMPDIR/kept; setprop debug.gone 1; setprop persist.kept 2")
-    until(lambda: len(running(marker)) == 1)
+    wait_for(lambda: len(running(marker)) == 1)
     if device.namespace == "none":
         assert on_device("reboot").returncode == 0
     else:
         on_device("shell", "reboot; sleep 60")
-    until(lambda: not running(marker))
+    wait_for(lambda: not running(marker))
 
     def back() -> bool:
         adb("connect", device.serial)
         return on_device("shell", "getprop sys.boot_completed").stdout == b"1\n"
 
-    until(back)
+    wait_for(back)
     after = on_device("shell", boot_id).stdout.split()
     assert not set(after) & set(before)
     output = on_device("shell", "cat $TMPDIR/kept; getprop debug.gone; getprop persist.kept").stdout
@@ -165,12 +166,12 @@ def test_no_process_outlives_its_device(
         f"setsid sh -c 'setsid sleep {marker} & sleep {marker}' </dev/null >/dev/null 2>&1 &"
         " sleep 0.3",
     )
-    until(lambda: len(running(marker)) == 2)
+    wait_for(lambda: len(running(marker)) == 2)
     if end == "kill":
         needs("namespaces")  # the kernel ends all of a PID namespace
         assert device.pid is not None
         os.kill(device.pid, signal.SIGKILL)
-        until(lambda: manager.get("mortal").state == "stopped")
+        wait_for(lambda: manager.get("mortal").state == "stopped")
     manager.stop("mortal")
-    until(lambda: not running(marker))
+    wait_for(lambda: not running(marker))
     manager.remove("mortal")

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from harness.virtual_device.manager import VirtualDevice
-from tests.harness.virtual_device.helpers import PATIENCE_S, Adb
+from tests.harness.virtual_device.helpers import Adb
+from tests.waiting import PATIENCE_S
 
 
 @contextlib.contextmanager

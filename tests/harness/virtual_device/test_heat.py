@@ -15,7 +15,8 @@ from harness.virtual_device import manager
 from harness.virtual_device.heat.sysfs import SysFiles
 from harness.virtual_device.heat.thermal import HeatSettings, HeatState, check_changes
 from harness.virtual_device.manager import VirtualDevice
-from tests.harness.virtual_device.helpers import Adb, Worker, until
+from tests.harness.virtual_device.helpers import Adb, Worker
+from tests.waiting import wait_for
 
 _COOL = HeatState(25, 25)
 
@@ -172,7 +173,7 @@ def test_work_heats_it_and_rest_cools_it(warm: VirtualDevice, shell: Shell) -> N
     hot = int(shell(zone))
     assert hot > cool + 500
     manager.control(warm.name).heat(resistance_k_per_w=9)
-    until(lambda: int(shell(zone)) < hot - (hot - cool) // 4)
+    wait_for(lambda: int(shell(zone)) < hot - (hot - cool) // 4)
 
 
 def test_heat_slows_its_processes_and_is_seen(warm: VirtualDevice, shell: Shell) -> None:
@@ -185,12 +186,12 @@ def test_heat_slows_its_processes_and_is_seen(warm: VirtualDevice, shell: Shell)
     assert (state.speed, state.status) == (0.1, 4)
     frequencies = shell(f"{_SYS} cat {_CPU0}/scaling_max_freq {_CPU0}/cpuinfo_max_freq")
     assert frequencies.split() == ["300000", "3000000"]
-    until(worker.is_stopped)
+    wait_for(worker.is_stopped)
     assert worker.speed() < 0.15
     dumped = shell("dumpsys thermalservice")
     assert "Thermal Status: 4" in dumped
     manager.control(warm.name).heat(temperature_c=30)
-    until(lambda: not worker.is_stopped())
+    wait_for(lambda: not worker.is_stopped())
     worker.end()
     assert "\tTemperature{mValue=11" in dumped or "\tTemperature{mValue=12" in dumped
 
@@ -199,14 +200,14 @@ def test_governors_and_fixed_performance_act(warm: VirtualDevice, shell: Shell) 
     manager.control(warm.name).heat(temperature_c=25)
     clock = f"{_SYS} cat {_CPU0}/scaling_cur_freq"
     shell(f"{_SYS} echo performance >devices/system/cpu/cpu3/cpufreq/scaling_governor")
-    until(lambda: shell(clock) == "3000000\n")
+    wait_for(lambda: shell(clock) == "3000000\n")
     assert shell(f"{_SYS} cat {_CPU0}/scaling_governor") == "performance\n"
     shell(f"{_SYS} echo nonsense >{_CPU0}/scaling_governor")
-    until(lambda: shell(f"{_SYS} cat {_CPU0}/scaling_governor") == "performance\n")
+    wait_for(lambda: shell(f"{_SYS} cat {_CPU0}/scaling_governor") == "performance\n")
     shell("cmd power set-fixed-performance-mode-enabled true")
-    until(lambda: shell(clock) == "2100000\n")
+    wait_for(lambda: shell(clock) == "2100000\n")
     shell("cmd power set-fixed-performance-mode-enabled false")
-    until(lambda: shell(clock) == "3000000\n")
+    wait_for(lambda: shell(clock) == "3000000\n")
 
 
 def test_commands_about_power_do_what_they_say_or_refuse(shell: Shell) -> None:
@@ -228,9 +229,9 @@ def test_an_idle_device_computes_nothing(warm: VirtualDevice, shell: Shell) -> N
     manager.control(warm.name).heat(temperature_c=60)
     shell("true")
     file = warm.root / "sys/class/thermal/thermal_zone0/temp"
-    until(lambda: _same_twice(file.read_text))
+    wait_for(lambda: _same_twice(file.read_text))
     before = float(file.read_text())
-    until(
+    wait_for(
         lambda: manager.control(warm.name).heat() is not None and float(file.read_text()) < before
     )
 
@@ -253,7 +254,7 @@ def test_a_device_that_loses_its_sysfs_gets_it_back(warm: VirtualDevice, shell: 
     zone = "cat $QNNFARM_SYS_ROOT/class/thermal/thermal_zone0/temp"
     assert int(shell(zone)) > 50_000
     shell("rm -rf $QNNFARM_SYS_ROOT")
-    until(lambda: shell(zone).strip().isdigit())
+    wait_for(lambda: shell(zone).strip().isdigit())
     assert int(shell(zone)) > 50_000
     governor = f"$QNNFARM_SYS_ROOT/{_CPU0}/scaling_governor"
     shell(f"rm -f {governor}; mkfifo {governor}; sleep 0.3")

@@ -13,7 +13,8 @@ from buildlib.errors import UnknownSocError
 from harness.errors import VirtualDeviceError
 from harness.virtual_device.faults import parse_fault
 from harness.virtual_device.host import hosted_control, hosted_devices
-from tests.harness.virtual_device.helpers import PATIENCE_S, Adb, new_marker, running, until
+from tests.harness.virtual_device.helpers import Adb, new_marker, running
+from tests.waiting import PATIENCE_S, wait_for
 
 
 @pytest.fixture(scope="module")
@@ -56,31 +57,31 @@ def test_a_fault_strikes_one_and_spares_its_neighbours(
     daemon = "setsid sh -c 'setsid sleep {} & sleep {}' </dev/null >/dev/null 2>&1 &"
     adb("-s", first, "shell", daemon.format(marks[0], marks[1]))
     adb("-s", second, "shell", daemon.format(marks[2], marks[2]))
-    until(lambda: all(map(running, marks)))
+    wait_for(lambda: all(map(running, marks)))
     commands = hosted_control(folder, 0)
     commands.inject(parse_fault("power:off=inf,when=shell"))
     assert adb("-s", first, "shell", "sleep 60").returncode != 0
-    until(lambda: commands.events()[-1].kind == "off")
+    wait_for(lambda: commands.events()[-1].kind == "off")
     assert [bool(running(mark)) for mark in marks] == [False, False, True]
     assert adb("-s", second, "shell", "echo here").stdout == b"here\n"
     assert [event.kind for event in hosted_control(folder, 1).events()] == ["booted"]
     commands.power_on()
-    until(lambda: b"connected" in adb("connect", first).stdout)
-    until(lambda: adb("-s", first, "shell", "echo back").stdout == b"back\n")
+    wait_for(lambda: b"connected" in adb("connect", first).stdout)
+    wait_for(lambda: adb("-s", first, "shell", "echo back").stdout == b"back\n")
 
 
 def test_a_reboot_is_the_devices_own(serials: list[str], adb: Adb) -> None:
     third, fourth = serials[2:4]
     before = [adb("-s", s, "shell", "getprop ro.runtime.firstboot").stdout for s in (third, fourth)]
     adb("-s", third, "shell", "reboot; sleep 60")
-    until(lambda: adb("connect", third).returncode == 0)
+    wait_for(lambda: adb("connect", third).returncode == 0)
 
     def rebooted() -> bool:
         adb("connect", third)
         output = adb("-s", third, "shell", "getprop ro.runtime.firstboot").stdout
         return output.strip().isdigit() and output != before[0]
 
-    until(rebooted)
+    wait_for(rebooted)
     assert adb("-s", fourth, "shell", "getprop ro.runtime.firstboot").stdout == before[1]
 
 
@@ -123,13 +124,13 @@ def test_they_keep_files_and_ports_and_leave_nothing(
         connect(serial)
         leave = f"echo kept >$TMPDIR/kept; setsid sleep {mark} >/dev/null 2>&1 &"
         adb("-s", serial, "shell", leave)
-        until(lambda: running(mark))
+        wait_for(lambda: running(mark))
     assert not running(mark)
     assert running(str(tmp_path)) == []
     with hosted_devices(1, "SM8750", tmp_path, unconfined=True) as [again]:
         assert again == serial
         connect(serial)
-        until(lambda: adb("-s", serial, "shell", "cat $TMPDIR/kept").stdout == b"kept\n")
+        wait_for(lambda: adb("-s", serial, "shell", "cat $TMPDIR/kept").stdout == b"kept\n")
     adb("disconnect", serial)
 
 
@@ -148,7 +149,7 @@ def test_hosts_end_with_their_starter(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, check=False, timeout=PATIENCE_S)
     assert done.returncode == -signal.SIGKILL, done
     assert len(done.stdout.split()) == 2
-    until(lambda: running(str(tmp_path)) == [])
+    wait_for(lambda: running(str(tmp_path)) == [])
 
 
 def test_a_failed_start_gives_its_reason(tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ from harness.virtual_device.faults import Dsp, Runner, parse_fault
 from harness.virtual_device.injection import Injector
 from harness.virtual_device.manager import VirtualDevice
 from harness.virtual_device.namespace import NamespaceKind
-from tests.harness.virtual_device.helpers import PATIENCE_S, Adb, Worker, until
+from tests.harness.virtual_device.helpers import Adb, Worker
+from tests.waiting import PATIENCE_S, wait_for
 
 _TO = "/data/local/tmp/file"
 _RUN = "sh run.sh folder 9 log -- true; sleep 60"
@@ -42,7 +43,7 @@ def on_struck(struck: VirtualDevice, adb: Adb) -> Iterator[Adb]:
 
     yield run
     manager.control(struck.name).clear()
-    until(lambda: _answers(struck, adb))
+    wait_for(lambda: _answers(struck, adb))
 
 
 def _answers(device: VirtualDevice, adb: Adb) -> bool:
@@ -68,7 +69,7 @@ def test_a_drop_breaks_a_push_and_strikes_once(
     _inject(struck, "drop:bytes=1000000,when=push")
     before = time.time()
     assert on_struck("push", tmp_path / "file", _TO).returncode != 0
-    until(lambda: _answers(struck, adb))
+    wait_for(lambda: _answers(struck, adb))
     assert on_struck("shell", "ls $TMPDIR").stdout == b""
     [event] = _strikes(struck)
     assert event.fault == "drop:bytes=1000000,when=push"
@@ -85,9 +86,9 @@ def test_a_shell_is_dropped_and_leaves_nothing(
     _inject(struck, "drop:bytes=100,when=shell")
     done = on_struck("shell", "echo $$ >$TMPDIR/pid; while :; do echo something; done")
     assert done.returncode != 0
-    until(lambda: _answers(struck, adb))
+    wait_for(lambda: _answers(struck, adb))
     alive = 'read -r pid <$TMPDIR/pid; kill -0 "$pid" 2>/dev/null && echo alive; rm -f $TMPDIR/pid'
-    until(lambda: on_struck("shell", alive.partition("; rm")[0]).stdout == b"")
+    wait_for(lambda: on_struck("shell", alive.partition("; rm")[0]).stdout == b"")
     on_struck("shell", "rm $TMPDIR/pid")
 
 
@@ -103,7 +104,7 @@ def test_a_stall_for_ever_ends_by_command(struck: VirtualDevice, on_struck: Adb,
         [adbutils.adb_path(), "-s", struck.serial, "shell", "echo at-last"],
         stdout=subprocess.PIPE,
     ) as waiting:
-        until(lambda: len(_strikes(struck)) == 1)
+        wait_for(lambda: len(_strikes(struck)) == 1)
         with pytest.raises(subprocess.TimeoutExpired):
             waiting.wait(0.3)
         manager.control(struck.name).clear()
@@ -164,7 +165,7 @@ def test_a_reboot_in_the_middle_of_a_run(struck: VirtualDevice, on_struck: Adb, 
     _inject(struck, "reboot:after=0.2,when=run")
     before = on_struck("shell", "getprop ro.runtime.firstboot").stdout
     assert on_struck("shell", _RUN).returncode != 0
-    until(lambda: _answers(struck, adb))
+    wait_for(lambda: _answers(struck, adb))
     assert on_struck("shell", "getprop ro.runtime.firstboot").stdout != before
     assert on_struck("shell", "getprop ro.boot.bootreason").stdout == b"reboot\n"
     assert [event.fault for event in _strikes(struck)] == ["reboot:after=0.2,when=run"]
@@ -181,10 +182,10 @@ def test_a_power_cut_loses_what_was_not_synced(
     on_struck("shell", f"cd $TMPDIR; echo kept >synced; sync; {write}")
     _inject(struck, "power:off=inf,unsynced=60,when=run")
     assert on_struck("shell", _RUN).returncode != 0
-    until(lambda: manager.control(struck.name).events()[-1].kind == "off")
+    wait_for(lambda: manager.control(struck.name).events()[-1].kind == "off")
     assert b"connected to" not in adb("connect", struck.serial).stdout
     manager.control(struck.name).power_on()
-    until(lambda: _answers(struck, adb))
+    wait_for(lambda: _answers(struck, adb))
     output = on_struck(
         "shell", "cat $TMPDIR/synced; wc -c <$TMPDIR/fresh; getprop ro.boot.bootreason"
     )
@@ -247,10 +248,10 @@ def test_throttled_processes_get_their_share_of_a_processor(
     assert not worker.is_stopped()
     _inject(struck, "throttle:factor=10")
     assert len(manager.control(struck.name).faults()) == 1
-    until(worker.is_stopped)
+    wait_for(worker.is_stopped)
     assert worker.speed() < 0.15
     manager.control(struck.name).clear()
-    until(lambda: not worker.is_stopped())
+    wait_for(lambda: not worker.is_stopped())
     worker.end()
 
 
@@ -284,7 +285,7 @@ def test_files_of_an_earlier_boot_survive_a_power_cut(
     struck: VirtualDevice, on_struck: Adb, adb: Adb
 ) -> None:
     on_struck("shell", "echo kept >$TMPDIR/kept; reboot; sleep 60")
-    until(lambda: _answers(struck, adb))
+    wait_for(lambda: _answers(struck, adb))
     _cut_power(struck, on_struck, adb)
     assert on_struck("shell", "cat $TMPDIR/kept").stdout == b"kept\n"
     on_struck("shell", "rm $TMPDIR/*")
@@ -293,13 +294,13 @@ def test_files_of_an_earlier_boot_survive_a_power_cut(
 def _cut_power(device: VirtualDevice, on_struck: Adb, adb: Adb) -> None:
     _inject(device, "power:off=0.1,unsynced=600,when=run")
     assert on_struck("shell", _RUN).returncode != 0
-    until(lambda: _answers(device, adb))
+    wait_for(lambda: _answers(device, adb))
 
 
 def test_a_power_cut_during_a_reboot_is_one(struck: VirtualDevice, on_struck: Adb) -> None:
     _inject(struck, "reboot:when=run", "power:after=0.5,off=inf,when=run")
     assert on_struck("shell", _RUN).returncode != 0
-    until(lambda: manager.control(struck.name).events()[-1].kind == "off")
+    wait_for(lambda: manager.control(struck.name).events()[-1].kind == "off")
     manager.control(struck.name).power_on()
 
 

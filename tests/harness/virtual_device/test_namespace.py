@@ -22,8 +22,9 @@ from harness.virtual_device.namespace import (
     probe_namespace,
 )
 from tests.command_line import Started
-from tests.harness.virtual_device.helpers import PATIENCE_S, Adb
+from tests.harness.virtual_device.helpers import Adb
 from tests.system import IMPORT_PATH, NOBODY, as_user, python_for_others
+from tests.waiting import PATIENCE_S
 
 _NO_WAY = 77
 

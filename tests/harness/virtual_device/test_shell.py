@@ -20,7 +20,8 @@ from harness.virtual_device.shell import (
     parse_shell_service,
     parse_window_size,
 )
-from tests.harness.virtual_device.helpers import Adb, new_marker, running, until
+from tests.harness.virtual_device.helpers import Adb, new_marker, running
+from tests.waiting import wait_for
 
 
 @pytest.fixture
@@ -62,7 +63,7 @@ def test_exec_in_arrives_whole_although_the_client_leaves_at_once(on_device: Adb
         "cat >$TMPDIR/exec-in.part && mv $TMPDIR/exec-in.part $TMPDIR/exec-in",
         stdin=data,
     )
-    until(lambda: on_device("shell", "test -e $TMPDIR/exec-in").returncode == 0)
+    wait_for(lambda: on_device("shell", "test -e $TMPDIR/exec-in").returncode == 0)
     assert on_device("exec-out", "cat $TMPDIR/exec-in").stdout == data
 
 
@@ -116,18 +117,18 @@ def test_a_killed_client_takes_its_process_group_along(device: VirtualDevice, ma
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
-    until(lambda: len(running(marker)) == 2)
+    wait_for(lambda: len(running(marker)) == 2)
     client.kill()
     client.communicate()
-    until(lambda: not running(marker))
+    wait_for(lambda: not running(marker))
 
 
 def test_background_processes_outlive_their_shell(on_device: Adb, marker: str) -> None:
     started = on_device("shell", f"sleep {marker} </dev/null >/dev/null 2>&1 & echo $!")
     assert started.returncode == 0
-    until(lambda: len(running(marker)) == 1)  # it may have been forked, and not be it yet
+    wait_for(lambda: len(running(marker)) == 1)  # it may have been forked, and not be it yet
     on_device("shell", f"kill {started.stdout.decode()}")
-    until(lambda: not running(marker))
+    wait_for(lambda: not running(marker))
 
 
 @pytest.mark.parametrize("options", [[], ["-x"], ["-tt"]], ids=["v2", "old", "terminal"])
@@ -138,7 +139,7 @@ def test_a_background_process_does_not_hold_the_command(
     assert done.returncode == (0 if "-x" in options else 7)
     assert len(running(marker)) == 1
     on_device("shell", f"kill {done.stdout.decode()}")
-    until(lambda: not running(marker))
+    wait_for(lambda: not running(marker))
 
 
 def test_output_before_the_end_arrives_whole(on_device: Adb, marker: str) -> None:
@@ -151,7 +152,7 @@ def test_output_before_the_end_arrives_whole(on_device: Adb, marker: str) -> Non
 
 def test_no_zombies_stay(device: VirtualDevice, on_device: Adb) -> None:
     on_device("shell", "(sleep 0.1 &) ; (sleep 0.2 &) ; exit 0")
-    until(
+    wait_for(
         lambda: (
             b" Z"
             not in on_device("shell", "ps -A -o stat,args 2>/dev/null | grep defunct; true").stdout

@@ -23,6 +23,7 @@ from harness.virtual_device.storage import Storage
 from harness.virtual_device.stream import Stream
 from harness.virtual_device.sync import SyncHost, open_sync
 from tests.harness.virtual_device.helpers import Adb
+from tests.waiting import wait_for
 
 if TYPE_CHECKING:
     from harness.virtual_device.events import EventLog
@@ -196,10 +197,7 @@ def test_a_device_that_goes_away_during_a_push(
         stderr=subprocess.STDOUT,
     )
     folder = device.root / "data/local/tmp"
-    deadline = time.monotonic() + 200
-    while not any(file.stat().st_size > 1_000_000 for file in folder.iterdir()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_for(lambda: any(file.stat().st_size > 1_000_000 for file in folder.iterdir()))
     manager.stop("leaves")
     output, _ = client.communicate(timeout=200)
     assert client.returncode != 0, output
