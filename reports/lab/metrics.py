@@ -1,7 +1,7 @@
 """Metrics of a lab for Prometheus, in its text format."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from prometheus_client import CONTENT_TYPE_LATEST as CONTENT_TYPE
 from prometheus_client import CollectorRegistry, generate_latest
@@ -65,6 +65,15 @@ class _BoardCollector:
                 if one.value is not None
             },
         )
+        cells = Counter[tuple[str, ...]]()  # a plan may have two runs
+        for plan in board.lab.plans:
+            for state in ("waiting", "running", "done", "failed"):
+                cells[plan.plan, state] += getattr(plan, state)
+        yield _gauge("plan_cells", "Cells of plans that go on.", ["plan", "state"], cells)
+        devices = Counter[tuple[str, ...]]()  # and a host two workers
+        for host in board.lab.hosts:
+            devices[(host.name,)] += host.devices
+        yield _gauge("host_devices", "Devices of hosts with workers.", ["host"], devices)
         alerts = Counter(alert.state for alert in board.alerts)
         yield _gauge("alerts", "Losses that nobody has settled.", ["state"], {
             (state,): alerts[state] for state in ("open", "acknowledged")
@@ -79,7 +88,7 @@ class _BoardCollector:
 
 
 def _gauge(
-    name: str, about: str, labels: list[str], values: "dict[tuple[str, ...], float]"
+    name: str, about: str, labels: list[str], values: "Mapping[tuple[str, ...], float]"
 ) -> GaugeMetricFamily:
     family = GaugeMetricFamily(f"qnnfarm_{name}", about, labels=labels)
     for key, value in values.items():

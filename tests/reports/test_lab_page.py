@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from selenium.webdriver.support.wait import WebDriverWait
 from starlette.requests import HTTPConnection
 
 from harness.errors import LeaseTimeoutError
+from harness.lab.overview import LabHost, LivePlan, Overview
 from harness.pool.pool import Pool
 from harness.pool.requirement import Requirement
 from harness.results.records import Run, TelemetrySeries
@@ -234,6 +236,15 @@ def test_metrics_are_what_prometheus_reads(lab: Client, running: Run) -> None:
     assert speed.value == 54.25
     assert speed.labels["device"] == running.device.serial
     assert speed.labels["emulator"] == "false"
+
+
+def test_runs_of_one_plan_are_one_series() -> None:
+    plans = [LivePlan(name, "nightly", "ada@a", datetime.now(UTC), 2, 1, 0, 0) for name in "ab"]
+    host = LabHost("h1", 3, datetime.now(UTC), 1)
+    board = Board(0.0, lab=Overview(tuple(plans), (host, host)))
+    text = render_metrics(board).decode()
+    assert 'qnnfarm_plan_cells{plan="nightly",state="waiting"} 4.0' in text
+    assert 'qnnfarm_host_devices{host="h1"} 6.0' in text
 
 
 def test_grafana_asks_only_for_metrics_that_there_are(lab: Client) -> None:
