@@ -56,11 +56,7 @@ def write_text(path: Path, text: str, kind: PartKind) -> FileRecord:
 
 
 def check_file(folder: Path, name: str, record: FileRecord, memo: HashMemo | None = None) -> None:
-    """Compare a file with its record: its size, and its content if there is a memo of hashes.
-
-    Raises:
-        ContainerFileError: it is missing, not a file, unreadable, or has other content.
-    """
+    """Compare a file with its record: its size, and its content if there is a memo of hashes."""
     path = folder / name
     try:
         if not path.is_file():

@@ -29,10 +29,6 @@ def write_table(model_path: Path, out_path: Path, datatype: EmbedDatatype) -> Em
             as the lookup's result is stored on that result's grid.
         out_path: `embedding_weights.raw`; appears whole or not at all.
         datatype: of the file.
-
-    Raises:
-        ModelFileError: the model looks nothing up.
-        EncodingsError: the table holds what is not finite.
     """
     model = load_with_encodings(model_path)
     lookup = find_lookup(model)

@@ -73,9 +73,6 @@ def prompt_template(tokenizer: Path) -> tuple[str, str]:
     """Return what a tokenizer puts before and after a text, such as `[CLS]` and `[SEP]`.
 
     Genie reads special tokens from the text, and adds none by itself.
-
-    Raises:
-        CheckpointError: the tokenizer cannot be read.
     """
     loaded = load_tokenizer(tokenizer)
     plain, whole = loaded.encode("a", add_special_tokens=False), loaded.encode("a")

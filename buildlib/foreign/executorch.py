@@ -162,10 +162,6 @@ def read_artifact(path: Path, folder: Path, tokenizer: Path | None) -> Artifact:
 
     Tokens before a text and after an answer are those of the tokenizer, as for the runner; only
     where it has none are they the constants of the file, which say what fits Llama 2.
-
-    Raises:
-        InputFileError: it is no program for QNN.
-        CheckpointError: the tokenizer cannot be read.
     """
     program = Program.read(path)
     constants = program.constants

@@ -32,12 +32,7 @@ def is_artifact(path: Path) -> bool:
 
 
 def read_artifact(path: Path) -> Artifact:
-    """Read a folder, or the one around a binary.
-
-    Raises:
-        InputFileError: it holds several binaries or configurations.
-        CheckpointError: the configuration cannot be read.
-    """
+    """Read a folder, or the one around a binary."""
     folder = path if path.is_dir() else path.parent
     binary = _only(folder, _BINARY) if path.is_dir() else path
     file = _only(folder, _CONFIG if any(folder.glob(_CONFIG)) else _PLAIN_CONFIG)

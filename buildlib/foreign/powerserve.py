@@ -72,10 +72,6 @@ def read_artifact(path: Path, folder: Path) -> Artifact:
     """Read a model folder, whose table of embeddings goes into another folder.
 
     The keys and values of a system prompt that it may have are left out.
-
-    Raises:
-        InputFileError: a file is missing or damaged, or graphs do not compute the logits.
-        CheckpointError: a JSON file cannot be read.
     """
     source = path
     if (path / _WORKSPACE).is_file():

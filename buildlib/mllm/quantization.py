@@ -103,12 +103,7 @@ def quantize_checkpoint(
 
 
 def check_model(checkpoint: Checkpoint, model: ModelConfig, aot: AotConfig) -> None:
-    """Check that a checkpoint is the model of two configurations, and one that mllm can have.
-
-    Raises:
-        UnsupportedModelError: mllm's graph has no place for something of the checkpoint.
-        InvalidOptionError: the configurations are of another model; names the key.
-    """
+    """Check that a checkpoint is the model of two configurations, and one that mllm can have."""
     config, family = checkpoint.config, aot.quant_recipe.builtin_llm_pass.model
     reason = next((why for why, present in _unsupported(config, model).items() if present), None)
     if reason is not None:

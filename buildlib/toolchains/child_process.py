@@ -93,11 +93,6 @@ def run_program(program: Program, log_dir: Path | None = None) -> Path:
         program: to run.
         log_dir: where its log is kept; by default the temporary folder, where the caller removes
             that of a program that ended well.
-
-    Raises:
-        CancelledError: it was killed with the other tasks of a schedule.
-        ToolchainError: it cannot start, or ended with another status than 0.
-        ToolchainTimeoutError: it did not end in time.
     """
     with _log_file(program, log_dir) as log_path:
         log_path.write_text(f"$ {shlex.join(program.arguments)}\n", encoding="utf-8")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from buildlib.container.container import GenAIContainer
+from buildlib.container.genie_config import GenieConfig
 from harness.devices.base import Device, DeviceProperties
 from harness.errors import WrongUseError
 from harness.results.records import ContainerInfo
@@ -15,7 +16,9 @@ from harness.runtimes.base import Model, ModelRole, Runtime, RuntimeOptions, Win
 from harness.runtimes.bundles.bundle import Bundle
 from harness.runtimes.context_limit import ContextLimit
 from harness.runtimes.deployed import DeployedRuntime
+from harness.runtimes.dialog_settings import DialogSettings
 from harness.runtimes.files import check_fit
+from harness.runtimes.genie.configuration import dialog_limit
 from harness.runtimes.tokenizer import load_tokenizer
 from harness.runtimes.windows import cut_windows
 
@@ -98,6 +101,23 @@ class ContainerModel(ABC):
     def tokenizer(self) -> Path:
         """The container's `tokenizer.json`."""
         return self.container.files["tokenizer.json"]
+
+    def check_dialog(
+        self,
+        settings: DialogSettings,
+        prompt_tokens: int,
+        new_tokens: int,
+        *,
+        depth_tokens: int = 0,
+    ) -> None:
+        """See `Model.check_dialog`."""
+        config = self.dialog_config(settings, depth_tokens)
+        limit = dialog_limit(ContextLimit.of(self.container), config)
+        limit.check(depth_tokens + prompt_tokens, new_tokens)
+
+    @abstractmethod
+    def dialog_config(self, settings: DialogSettings, depth_tokens: int) -> GenieConfig:
+        """Return the configuration of a dialog; refuse what its runtime cannot hold."""
 
     def bundle(self, abi: str) -> Bundle:
         """Return what its runtime needs on devices of an ABI.

@@ -36,12 +36,7 @@ def check_limits(config: Configuration, path: str, target: Target) -> None:
 
 
 def check_fit(container: GenAIContainer, device: DeviceProperties) -> None:
-    """Refuse a container that was compiled for something else: loading it has no defined result.
-
-    Raises:
-        WrongUseError: as `check_limits`.
-        RuntimeChoiceError: another ABI or Hexagon architecture than the device's, or more VTCM.
-    """
+    """Refuse a container that was compiled for something else: loading it has no defined result."""
     target = target_of(container)
     check_limits(container.configuration, str(container.path), target)
     abis = (_EMULATOR_ABI,) if target.emulator else _HARDWARE_ABIS

@@ -193,11 +193,6 @@ def compose(plan: BuildPlan, prepared: PreparedModel, ctx_bins: Sequence[str]) -
         plan: of the build.
         prepared: the model that it was made of.
         ctx_bins: names of the binaries in the order of data flow.
-
-    Raises:
-        CheckpointError: `config.json` is not that of a model that can be packaged.
-        InvalidOptionError: the speculation that is asked for does not fit.
-        ContainerError: the container of a draft model is not whole.
     """
     decoder = load_config(prepared.model / CONFIG_FILE)
     config = genie_config(decoder, plan.context_lengths[-1], ctx_bins, plan.target)

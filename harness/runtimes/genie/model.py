@@ -4,13 +4,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from buildlib.container.genie_config import GenieConfig
 from buildlib.container.manifest import GENIE_CONTRACT
 from harness.errors import WrongUseError
 from harness.runtimes.container_model import ContainerModel
-from harness.runtimes.context_limit import ContextLimit
 from harness.runtimes.dialog_settings import DialogSettings
 from harness.runtimes.files import open_container
-from harness.runtimes.genie.configuration import check_depth, config_of, dialog_limit
+from harness.runtimes.genie.configuration import check_depth, config_of
 from harness.runtimes.genie.runtime import GenieRuntime
 from harness.runtimes.genie.speculation import refuse_wrong_dialogs
 
@@ -44,18 +44,10 @@ class GenieModel(ContainerModel):
 
     runtime: ClassVar[type[GenieRuntime]] = GenieRuntime
 
-    def check_dialog(
-        self,
-        settings: DialogSettings,
-        prompt_tokens: int,
-        new_tokens: int,
-        *,
-        depth_tokens: int = 0,
-    ) -> None:
-        """See `Model.check_dialog`."""
+    def dialog_config(self, settings: DialogSettings, depth_tokens: int) -> GenieConfig:
+        """Return the configuration of a dialog; refuse what Genie cannot hold."""
         config = config_of(settings, self.container)
         if depth_tokens:
             check_depth(config)
         refuse_wrong_dialogs(config, self.container)
-        limit = dialog_limit(ContextLimit.of(self.container), config)
-        limit.check(depth_tokens + prompt_tokens, new_tokens)
+        return config

@@ -21,9 +21,6 @@ def row_bytes(config: GenieConfig, container: GenAIContainer) -> int:
 
     Whatever the type of a table of integers, Genie takes prompts as the graph's input has them; its
     16 bits are those of every container of the builder.
-
-    Raises:
-        WrongUseError: the container looks tokens up in its graph.
     """
     embedding = _embedding(config, container)
     return embedding.size * (4 if embedding.datatype in {"float32", None} else 2)

@@ -4,15 +4,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from buildlib.container.genie_config import GenieConfig
 from harness.devices.base import DeviceProperties
 from harness.errors import RuntimeChoiceError, WrongUseError
 from harness.runtimes.bundles.python import NAMED, find_python
 from harness.runtimes.bundles.sources import ANDROID
 from harness.runtimes.container_model import ContainerModel
-from harness.runtimes.context_limit import ContextLimit
 from harness.runtimes.dialog_settings import DialogSettings
 from harness.runtimes.files import open_container
-from harness.runtimes.genie.configuration import dialog_limit
 from harness.runtimes.graph.runtime import RUNNER, GraphRuntime, plain_config
 
 RUNTIME = GraphRuntime
@@ -45,18 +44,10 @@ class GraphModel(ContainerModel):
 
     runtime: ClassVar[type[GraphRuntime]] = GraphRuntime
 
-    def check_dialog(
-        self,
-        settings: DialogSettings,
-        prompt_tokens: int,
-        new_tokens: int,
-        *,
-        depth_tokens: int = 0,
-    ) -> None:
-        """See `Model.check_dialog`."""
-        config = plain_config(settings, self.container)
-        limit = dialog_limit(ContextLimit.of(self.container), config)
-        limit.check(depth_tokens + prompt_tokens, new_tokens)
+    def dialog_config(self, settings: DialogSettings, depth_tokens: int) -> GenieConfig:
+        """Return the configuration of a dialog, which may begin at any depth."""
+        del depth_tokens
+        return plain_config(settings, self.container)
 
     def check_fit(self, device: DeviceProperties) -> None:
         """See `Model.check_fit`."""

@@ -70,9 +70,6 @@ def plain_config(settings: DialogSettings, container: GenAIContainer) -> GenieCo
     """Give the configuration of a dialog that decodes greedily, one token a call.
 
     A dialog that speculates is decoded by its target alone, which says the same.
-
-    Raises:
-        WrongUseError: the settings ask for what graphs alone do not do; see also `config_of`.
     """
     refused = {
         "a sampler": not settings.is_greedy,
