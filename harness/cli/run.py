@@ -11,10 +11,11 @@ from rich.text import Text
 
 from harness.cli.arguments import FromHost, Json, MaxParallel, PlanDb, PlanFile, PlanPool, lab_extra
 from harness.cli.run_progress import RunProgress
-from harness.console import EMULATOR, Row, answers, print_json, print_rows, remarks
+from harness.console import EMULATOR, Row, answers, print_json, print_remark, print_rows, remarks
 from harness.errors import WrongUseError
 from harness.plans.matrix import cell_as_mapping
 from harness.plans.outcome import Failure, Summary
+from harness.plans.plan_file import load_plan
 from harness.plans.plan_run import PlanRun, open_plan_run
 from harness.words import pluralize
 
@@ -81,9 +82,18 @@ def _in_lab(
     """Submit a plan to a lab and follow it, or cancel its newest run."""
     with lab_extra("--lab"):
         from harness.lab.content import own_address
-        from harness.lab.submission import open_lab_run
+        from harness.lab.submission import build_in_lab, open_lab_run
 
-    console = remarks()
+    console, plan = remarks(), load_plan(plan_file)
+    if not cancel and any(entry.build for entry in plan.containers):
+        try:
+            builds = build_in_lab(plan, plan_file, db, origin or own_address(), print_remark)
+        except KeyboardInterrupt:
+            console.print("the builds go on: the same command follows them, and runs the cells")
+            raise
+        for one in builds:
+            if one.error:
+                raise WrongUseError(f"{plan_file}: build {one.label}: {one.error}")
     with open_lab_run(plan_file, db=db, only=only, fresh=fresh) as run:
         if cancel:
             answers().print(f"{pluralize(run.jobs.cancel(run.id), 'cell')} cancelled")

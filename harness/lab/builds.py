@@ -24,16 +24,19 @@ from pydantic import BaseModel, ConfigDict
 import buildlib
 from buildlib.closeable import Closeable
 from buildlib.container.container import GenAIContainer
+from buildlib.errors import BuildError
 from buildlib.pipeline.build import Build
 from buildlib.pipeline.code_digest import CodeDigest
 from buildlib.toolchains.child_process import dying_with_parent
 from harness.deploy.digests import hash_files
 from harness.devices.devices import Devices
-from harness.errors import HostFileError, StoreError, WrongUseError
+from harness.errors import HarnessError, HostFileError, StoreError, WrongUseError
 from harness.lab.content import Files, HostFiles, below, folder_files
 from harness.lab.jobs import CellEnd, LabJobs, Taken, insist, log
-from harness.plans.builds import BuildRequest
+from harness.plans.builds import BuildRequest, ContainerBuild, build_containers
 from harness.plans.cell_runner import ModelCache
+from harness.plans.matrix import resolve_path
+from harness.plans.plan_file import Plan
 from harness.pool.status import OnProgress
 
 TASK = "qnnfarm_build"
@@ -158,6 +161,36 @@ class LabBuilds:
             place = f"{end.host}: " if end and end.host else ""
             raise WrongUseError(f"{place}{reason or 'the build was cancelled'}")
         return self._fetch(end)
+
+    def build_all(
+        self, plan: Plan, plan_file: Path, origin: str, tell: OnProgress
+    ) -> tuple[ContainerBuild, ...]:
+        """Build the containers of a plan that name their build at once; see `build_containers`.
+
+        Args:
+            origin: this host, as SSH of others reaches it.
+        """
+        submitted: dict[Path, tuple[BuildJob, bool]] = {}
+
+        def submit(request: BuildRequest, folder: Path) -> tuple[BuildJob, bool]:
+            if folder not in submitted:
+                job = BuildJob.of(request, request.plan(), folder.name, origin)
+                submitted[folder] = job, self.submit(job)
+            return submitted[folder]
+
+        def build(request: BuildRequest, folder: Path, tell: OnProgress) -> tuple[str, int]:
+            job, is_new = submit(request, folder)
+            container, built = self.follow(job, tell)
+            container = container.save(folder, exist_ok=True)
+            stages = built.answer["stages_run"] if is_new else 0
+            return container.metadata.container_sha256, stages
+
+        for entry in plan.containers:
+            if entry.build is not None:
+                with contextlib.suppress(BuildError, HarnessError):  # told when it is followed
+                    folder = resolve_path(plan_file, entry.path)
+                    submit(BuildRequest.of(entry.build, plan_file), folder)
+        return build_containers(plan, plan_file, tell, build)
 
     def cancel(self, build: BuildJob) -> int:
         """End a build that waits or runs; return the number of builds."""

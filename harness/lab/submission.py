@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.errors import ConfigFileError, FailureClass, WrongUseError
+from harness.lab.builds import open_lab_builds
 from harness.lab.content import find_files, own_address
 from harness.lab.jobs import CellEnd, LabJobs, PlanSettings
+from harness.plans.builds import ContainerBuild
 from harness.plans.cell_queue import Durations
 from harness.plans.cell_runner import DeviceCellRunner, ModelCache
 from harness.plans.cells import Cell
@@ -17,7 +19,7 @@ from harness.plans.outcome import CellOutcome, CellResult, Failure, Summary
 from harness.plans.plan_file import Plan, load_plan
 from harness.plans.plan_run import find_database
 from harness.plans.protocols import Observer
-from harness.pool.status import MemberStatus
+from harness.pool.status import MemberStatus, OnProgress
 from harness.results.store import LazyResultsStore
 
 _TICK_S = 1.0
@@ -134,11 +136,17 @@ class LabRun:
 
 @contextmanager
 def open_lab_run(
-    plan_file: Path, *, db: str | None = None, only: Sequence[str] = (), fresh: bool = False
+    plan_file: Path,
+    *,
+    plan: Plan | None = None,
+    db: str | None = None,
+    only: Sequence[str] = (),
+    fresh: bool = False,
 ) -> Iterator[LabRun]:
     """Open the newest run of a plan in a lab, or a new one.
 
     Args:
+        plan: in place of the file's content.
         db: overrides the plan's.
         only: select cells by patterns of their labels.
         fresh: begin a new one in any case.
@@ -148,7 +156,7 @@ def open_lab_run(
         WrongUseError: no cell matches `only`, or the database is a file.
         StoreError: it cannot be used.
     """
-    plan = load_plan(plan_file)
+    plan = plan or load_plan(plan_file)
     location = find_database(plan, plan_file, db)
     models = ModelCache()
 
@@ -174,6 +182,21 @@ def open_lab_run(
         run = LabRun(plan, cells, plan_run, jobs, runner, frozenset(), store.location)
         done = run.results(cells, jobs.ends(plan_run))
         yield replace(run, submitted=frozenset(c.key for c in cells if c.key not in done))
+
+
+def build_in_lab(
+    plan: Plan, plan_file: Path, db: str | None, origin: str, tell: OnProgress
+) -> tuple[ContainerBuild, ...]:
+    """Let the workers of a lab build the containers of a plan that name their build.
+
+    A KeyboardInterrupt leaves the builds running.
+
+    Args:
+        db: overrides the plan's.
+        origin: this host, as SSH of others reaches it.
+    """
+    with open_lab_builds(find_database(plan, plan_file, db)) as builds:
+        return builds.build_all(plan, plan_file, origin, tell)
 
 
 def settings_of(plan: Plan) -> PlanSettings:

@@ -4,12 +4,15 @@ import json
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from buildlib.container.container import GenAIContainer
+from buildlib.container.files import check_replaceable
+from buildlib.container.manifest import is_container
 from buildlib.error_base import QnnfarmError, one_line
 from buildlib.errors import BuildError, VerificationFailedError
 from buildlib.toolchains.registry import ToolchainName
@@ -154,8 +157,9 @@ class BuildRequest(BaseModel):
         return container, report
 
 
-OnStage = Callable[[str, "StageRecord"], None]
-"""Called with a container's label and each of its stages that ended."""
+Tell = Callable[[str], None]
+BuildContainer = Callable[[BuildRequest, Path, Tell], tuple[str, int]]
+"""Builds a container into a folder, and tells its stages; returns its hash and how many ran."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,13 +185,21 @@ class ContainerBuild:
 
 
 def build_containers(
-    plan: Plan, plan_file: Path, on_stage: OnStage = lambda *_: None
+    plan: Plan,
+    plan_file: Path,
+    on_progress: Tell = lambda _: None,
+    build: BuildContainer | None = None,
 ) -> tuple[ContainerBuild, ...]:
     """Build the containers of a plan whose sources, options or compiler have changed.
 
     The stage cache knows what has: an unchanged one runs no stage, and its folder stays as it is.
     One that cannot be built does not keep the others from it.
+
+    Args:
+        on_progress: called with a line for each stage that ran.
+        build: builds them elsewhere than here.
     """
+    build = build or _build_here
     made = []
     for entry in plan.containers:
         label, folder = container_label(plan_file, entry), resolve_path(plan_file, entry.path)
@@ -196,7 +208,12 @@ def build_containers(
             continue
         start = time.monotonic()
         try:
-            made.append(_build(label, folder, BuildRequest.of(entry.build, plan_file), on_stage))
+            before = _content(folder)
+            request = BuildRequest.of(entry.build, plan_file)
+            check_replaceable(folder, exist_ok=True, may_replace=is_container)  # before a build
+            sha256, stages = build(request, folder, partial(_tell_stage, on_progress, label))
+            seconds, replaced = time.monotonic() - start, before != sha256
+            made.append(ContainerBuild(label, sha256, True, replaced, stages, seconds))  # noqa: FBT003
         except (QnnfarmError, OSError, UnicodeError) as error:
             seconds, said = time.monotonic() - start, one_line(str(error), 1000)
             if isinstance(error, OSError):
@@ -217,22 +234,22 @@ def without_containers(plan: Plan, plan_file: Path, labels: Collection[str]) -> 
     return plan.model_copy(update={"containers": tuple(kept), **matches})
 
 
-def _build(label: str, folder: Path, request: BuildRequest, on_stage: OnStage) -> ContainerBuild:
-    from buildlib.container.files import check_replaceable
-    from buildlib.container.manifest import is_container
+def _tell_stage(tell: Tell, label: str, words: str) -> None:
+    tell(f"build {label}: {words}")
 
-    start, before = time.monotonic(), _content(folder)
-    check_replaceable(folder, exist_ok=True, may_replace=is_container)  # before a long build
+
+def _build_here(request: BuildRequest, folder: Path, tell: Tell) -> tuple[str, int]:
+    def show(record: "StageRecord") -> None:
+        if not record.reused:
+            tell(f"{record.operation} {record.subject} ({record.seconds:.1f} s)")
+
     job = request.plan()
-    container, report = request.run(
-        job, folder, overwrite=True, on_stage=lambda record: on_stage(label, record)
-    )
+    container, report = request.run(job, folder, overwrite=True, on_stage=show)
     if report is not None and report.failures:
         first = report.failures[0]
         raise VerificationFailedError(request.target, first.stage, first.subject, first.bound)
-    sha256 = container.metadata.container_sha256
     stages = sum(not record.reused for record in job.records)
-    return ContainerBuild(label, sha256, True, before != sha256, stages, time.monotonic() - start)  # noqa: FBT003
+    return container.metadata.container_sha256, stages
 
 
 def _content(folder: Path) -> str:

@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli.arguments import Json, MaxParallel, PlanDb, PlanFile, PlanPool
+from harness.cli.arguments import (
+    FromHost,
+    Json,
+    MaxParallel,
+    PlanDb,
+    PlanFile,
+    PlanPool,
+    lab_extra,
+)
 from harness.console import answers, print_json, print_remark, remarks
 from harness.errors import NightlyBusyError
 
@@ -30,6 +38,10 @@ def nightly(
     test_notifications: Annotated[  # noqa: FBT002
         bool, typer.Option("--test-notifications", help="Only send a test to each receiver.")
     ] = False,
+    lab: Annotated[  # noqa: FBT002
+        bool, typer.Option("--lab", help="Let the workers of a lab build and measure.")
+    ] = False,
+    origin: FromHost = "",
     json: Json = False,  # noqa: FBT002
 ) -> None:
     """Build what changed, run a plan, judge it against its history, report, and send news.
@@ -45,6 +57,10 @@ def nightly(
     from harness.pool.notifications import send
     from suites.nightly.archive import Archive
     from suites.nightly.job import NightlyJob
+
+    if lab:
+        with lab_extra("--lab"):
+            import harness.lab.submission  # noqa: F401
     from suites.nightly.steps import PlanSteps, local_now, start_night
 
     plan = load_plan(plan_file)
@@ -53,7 +69,7 @@ def nightly(
     archive = Archive(_folder(plan, plan_file), plan.name)
     steps = PlanSteps(
         plan, plan_file, find_database(plan, plan_file, db), pool, max_parallel,
-        None if quiet else remarks(),
+        None if quiet else remarks(), lab, origin,
     )  # fmt: skip
     job = NightlyJob(
         archive,

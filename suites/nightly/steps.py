@@ -1,8 +1,8 @@
 """The steps of a night, each through the public surface of the package that does it."""
 
 import socket
-from collections.abc import Callable, Collection, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,9 +14,11 @@ from harness.cli.run_progress import RunProgress
 from harness.errors import HarnessError, MissingStoreError
 from harness.exit_codes import NO_ANSWER
 from harness.plans.builds import ContainerBuild, build_containers, without_containers
+from harness.plans.cells import Cell
 from harness.plans.matrix import resolve_path
 from harness.plans.plan_file import Plan
 from harness.plans.plan_run import open_plan_run
+from harness.plans.protocols import NullObserver, Observer
 from harness.results.alerts import (
     Alert,
     group_alerts,
@@ -34,7 +36,6 @@ from suites.nightly.night import Cells, Failure, Night, Regression
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from buildlib.pipeline.runner import StageRecord
     from harness.plans.outcome import Summary
     from harness.results.device_health import DeviceHealth
 
@@ -47,6 +48,8 @@ class PlanSteps:
         db: overrides the plan's; relative to the working folder.
         pool_file: overrides the plan's.
         console: for progress; `None` shows none.
+        in_lab: whether workers of the lab whose database it is build and measure.
+        origin: this host, as SSH of theirs reaches it; by default its own name.
     """
 
     plan: Plan
@@ -55,10 +58,18 @@ class PlanSteps:
     pool_file: Path | None = None
     max_parallel: int | None = None
     console: "Console | None" = None
+    in_lab: bool = False
+    origin: str = ""
 
     def build(self) -> Sequence[ContainerBuild]:
         """See `Steps`."""
-        return build_containers(self.plan, self.plan_file, self._show_stage)
+        if not self.in_lab:
+            return build_containers(self.plan, self.plan_file, self._show)
+        from harness.lab.content import own_address
+        from harness.lab.submission import build_in_lab
+
+        origin = self.origin or own_address()
+        return build_in_lab(self.plan, self.plan_file, self.db, origin, self._show)
 
     def measure(
         self, *, fresh: bool, skipped: Collection[str], on_begin: Callable[[str], None]
@@ -67,20 +78,38 @@ class PlanSteps:
         plan = without_containers(self.plan, self.plan_file, skipped)
         if self.plan.containers and not plan.containers:
             return Measured(Cells(), no_answer="none of the plan's containers could be built")
+        summary = (self._run_in_lab if self.in_lab else self._run_here)(plan, on_begin, fresh=fresh)
+        if summary.interrupted:
+            raise KeyboardInterrupt
+        return measured(summary)
+
+    def _run_here(self, plan: Plan, on_begin: Callable[[str], None], *, fresh: bool) -> "Summary":
         with open_plan_run(
             self.plan_file, db=self.db, pool_file=self.pool_file, fresh=fresh, plan=plan,
             on_progress=self._show,
         ) as plan_run:  # fmt: skip
             on_begin(plan_run.journal.plan_run_id)
-            observer = live = None
-            if self.console is not None:
-                observer = RunProgress(self.console, plan_run.cells, plan_run.done_before)
-                live = observer.live()
-            with live or nullcontext():
-                summary = plan_run.run(max_parallel=self.max_parallel, observer=observer)
-        if summary.interrupted:
-            raise KeyboardInterrupt
-        return measured(summary)
+            with self._observer(plan_run.cells, plan_run.done_before) as observer:
+                return plan_run.run(max_parallel=self.max_parallel, observer=observer)
+
+    def _run_in_lab(self, plan: Plan, on_begin: Callable[[str], None], *, fresh: bool) -> "Summary":
+        from harness.lab.content import own_address
+        from harness.lab.submission import open_lab_run
+
+        with open_lab_run(self.plan_file, plan=plan, db=self.db, fresh=fresh) as lab_run:
+            on_begin(lab_run.id)
+            lab_run.submit(self.origin or own_address())
+            with self._observer(lab_run.cells, lab_run.done_before) as observer:
+                return lab_run.follow(observer)
+
+    @contextmanager
+    def _observer(self, cells: Sequence[Cell], done_before: int) -> Iterator[Observer]:
+        if self.console is None:
+            yield NullObserver()
+            return
+        observer = RunProgress(self.console, cells, done_before)
+        with observer.live() or nullcontext():
+            yield observer
 
     def judge(self) -> tuple[Regression, ...]:
         """See `Steps`; plain commands leave no results."""
@@ -126,11 +155,6 @@ class PlanSteps:
         except HarnessError as error:  # the night's results are what counts
             self._show(f"the report leaves out the health of devices: {error}")
             return ()
-
-    def _show_stage(self, label: str, record: "StageRecord") -> None:
-        if not record.reused:
-            stage = f"{record.operation} {record.subject} ({record.seconds:.1f} s)"
-            self._show(f"build {label}: {stage}")
 
     def _show(self, words: str) -> None:
         if self.console is not None:

@@ -20,8 +20,10 @@ from harness.lab import content
 from harness.lab.builds import Builder, BuildJob, LabBuilds
 from harness.lab.content import HostFiles
 from harness.lab.jobs import LabJobs
-from harness.plans.builds import BuildRequest
+from harness.lab.submission import build_in_lab
+from harness.plans.builds import BuildRequest, ContainerBuild
 from harness.plans.cell_runner import ModelCache
+from harness.plans.plan_file import Plan
 from suites.models import tiny_llama
 from tests.postgresql_server import PostgresqlServer, running_postgresql_server
 from tests.ssh_server import SshServer, running_ssh_server
@@ -179,6 +181,38 @@ def test_builds_share_the_memory_of_a_worker_and_too_large_ones_wait(
     assert lab.cancel(builds["large"]) == 1
     with pytest.raises(WrongUseError, match="cancelled"):
         lab.follow(builds["large"], lambda _: None)
+
+
+def test_containers_of_a_plan_are_built_once_and_a_broken_one_keeps_none_from_it(
+    jobs: LabJobs,
+    start: Callable[[int], list[str]],
+    server: PostgresqlServer,
+    tmp_path: Path,
+    tiny_bundle: Path,
+) -> None:
+    how: dict[str, object] = {
+        "model": str(model_in(tmp_path)),
+        "target": "SM8750:emulator",
+        "ar": [1, 32],
+    }
+    how |= {"cl": 192, "splits": 2}
+    broken = how | {"options": {"no.such.option": 1}}
+    entries = [{"path": "broken", "build": broken}, {"path": "head", "build": how}]
+    work = [{"kind": "command", "command": ["true"]}]
+    plan = Plan.model_validate({"name": "lab", "workloads": work, "containers": entries})
+    start(GIB)
+
+    def build() -> tuple[ContainerBuild, ...]:
+        file, lines = tmp_path / "plan.yaml", list[str]()
+        return build_in_lab(plan, file, server.url("lab"), "board", lines.append)
+
+    failed, head = build()
+    assert "no.such.option" in failed.error
+    assert (head.error, head.replaced) == ("", True)
+    assert contents(tmp_path / "head") == contents(tiny_bundle)
+    _, again = build()
+    assert (again.sha256, again.replaced, again.stages_run) == (head.sha256, False, 0)
+    assert statuses(server) == {"succeeded": 1}
 
 
 def test_failed_build_is_told_with_its_host_and_reason(
