@@ -1,5 +1,6 @@
 """`qnnfarm worker`: runs cells of a lab's plans on the devices of this host."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -32,6 +33,18 @@ def worker(
         ),
     ] = None,
     origin: FromHost = "",
+    nightly: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PLAN.yaml",
+            help="Plan whose nights the lab runs at the times of --cron; one worker of all that "
+            "have it runs each, by `qnnfarm nightly --lab`.",
+            show_default=False,
+        ),
+    ] = None,
+    cron: Annotated[
+        str, typer.Option(metavar="CRON", help="When nights begin, in UTC.")
+    ] = "0 2 * * *",
 ) -> None:
     """Run cells and builds that --lab submits on this host.
 
@@ -50,5 +63,7 @@ def worker(
         dead_after_s=dead_after,
         build_memory=None if build_memory is None else int(build_memory * 2**30),
         host=origin,
+        nightly=nightly,
+        cron=cron,
         on_progress=print_remark,
     )

@@ -404,6 +404,20 @@ class LabJobs(Closeable):
         taken = self.take(queue)
         return None if taken is None else _cell_job(taken.job, taken.worker)
 
+    def put_once(self, job: Job, name: str, timestamp: int) -> bool:
+        """Put a periodic job into the queue; return whether it is the first for this time.
+
+        Args:
+            name: of what is periodic.
+            timestamp: its time in seconds since 1970, which the job's arguments have, too.
+        """
+        defer = self._app.job_manager.defer_periodic_job
+        try:
+            put = self._call(defer(job=job, periodic_id=name, defer_timestamp=timestamp))
+        except exceptions.AlreadyEnqueued:  # the one before still waits
+            return False
+        return put is not None
+
     def queues(self, task: str) -> Sequence[str]:
         """Return the queues of a task in which jobs wait, that of the oldest first."""
         query = text(

@@ -30,6 +30,7 @@ from harness.lab.jobs import (
     insist,
     log,
 )
+from harness.lab.nights import Nights, check_cron
 from harness.plans.cancellation import CancelToken, CellInterrupted
 from harness.plans.cell_queue import CellQueue, Durations
 from harness.plans.cell_runner import DeviceCellRunner, ModelCache
@@ -37,6 +38,8 @@ from harness.plans.cells import Cell
 from harness.plans.lease_requests import Members
 from harness.plans.outcome import CellOutcome, CellResult, Failure
 from harness.plans.outcome_log import OutcomeLog
+from harness.plans.plan_file import load_plan
+from harness.plans.plan_run import find_database
 from harness.plans.protocols import LeasedDevice, NullObserver
 from harness.plans.scheduler import MatrixOptions, Scheduler
 from harness.pool.pool import Pool
@@ -279,6 +282,8 @@ def work(
     dead_after_s: float = DEAD_AFTER_S,
     build_memory: int | None = None,
     host: str = "",
+    nightly: Path | None = None,
+    cron: str = "",
     on_progress: OnProgress = ignore_progress,
 ) -> None:
     """Run cells and builds of the lab's queue until a KeyboardInterrupt.
@@ -291,11 +296,18 @@ def work(
         dead_after_s: a worker that was not heard of for so long is dead; the same for all.
         build_memory: bytes for builds; by default two thirds of what is available now.
         host: this one, as SSH of others reaches it; by default its own name.
+        nightly: plan whose nights it runs, if it is the worker that takes one.
+        cron: when they begin, in UTC.
         on_progress: called with a line for each cell.
 
     Raises:
         WrongUseError, StoreError, ConfigFileError, LedgerError: it cannot begin.
     """
+    plan = None
+    if nightly is not None:
+        check_cron(cron)
+        plan = load_plan(nightly)
+        find_database(plan, nightly)  # the plan's own is the lab's
     models = ModelCache()
     with ExitStack() as stack:
         jobs = stack.enter_context(LabJobs(location))
@@ -320,12 +332,15 @@ def work(
         beat = threading.Thread(target=_beat, args=(journal, dead_after_s), daemon=True)
         beat.start()
         memory = usable_memory() if build_memory is None else build_memory
-        builder = Builder(jobs, files, memory, host or own_address(), on_progress)
+        others = ExitStack()
+        others.enter_context(Builder(jobs, files, memory, host or own_address(), on_progress))
+        if plan is not None and nightly is not None:
+            others.enter_context(Nights(jobs, nightly.absolute(), plan.name, cron, on_progress))
         try:
             while not _ends(serve):
                 journal.give_back_all()
         finally:
-            builder.close()
+            others.close()
             queue.is_open = False
             with suppress(StoreError):
                 jobs.unregister()
