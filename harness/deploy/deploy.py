@@ -40,7 +40,7 @@ def deploy(
 ) -> Deployment:
     """Make a run folder on `device` that holds `files`, pushing what the device does not hold.
 
-    What an interrupted deployment had pushed whole is taken, not pushed again. Where room lacks,
+    Contents that an interrupted deployment had pushed whole are not pushed again. On a full device,
     contents of the store that no run and no deployment uses are evicted, if that is enough.
 
     Args:
@@ -120,8 +120,8 @@ def store_usage(device: Device, *, timeout_s: float = 30.0) -> StoreUsage:
 def evict(device: Device, policy: EvictionPolicy, *, timeout_s: float = 60.0) -> Room:
     """Bring the content store of `device` within `policy`, if what is not in use is enough.
 
-    What was used longest ago goes first. `Room.met` tells whether it was enough; if not, nothing
-    went.
+    Contents are removed in the order of their last use, the oldest first. `Room.met` tells whether
+    that was enough; if not, nothing is removed.
 
     Raises:
         DeviceCommandError: the device lacks what is needed, or nothing was ever deployed to it.

@@ -112,9 +112,9 @@ def make_room(
     policy: EvictionPolicy,
     incoming_bytes: int,
 ) -> Room:
-    """Evict what was used longest ago until `incoming_bytes` more fit, if that helps.
+    """Evict the least recently used contents until `incoming_bytes` more fit, if that helps.
 
-    What a run folder links to, and what a deployment under way wants, stays.
+    Contents that a run folder links to, or that a deployment under way needs, stay.
 
     Raises:
         DeviceCommandError: the device lacks what is needed.

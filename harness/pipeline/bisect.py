@@ -74,7 +74,7 @@ class QualityCheck:
 
     where: Literal["CPU", "HTP emulator"]
     windows: Literal["choosing", "held out"]
-    found: Divergence
+    quality: Divergence
 
 
 @dataclass(frozen=True)
@@ -118,14 +118,14 @@ class Bisection:
     def checked(self) -> Divergence | None:
         """The built proposal on the emulator over held-out text; None if it was not built."""
         last = self.tries[-1].checks[-1] if self.tries else None
-        return last.found if last is not None and last.where == "HTP emulator" else None
+        return last.quality if last is not None and last.where == "HTP emulator" else None
 
     @property
     def met(self) -> bool:
         """True if the bound holds wherever the last proposal was measured; true without a bound."""
         if self.bound is None or not self.tries:
             return True
-        held_out = (check.found for check in self.tries[-1].checks if check.windows == "held out")
+        held_out = (check.quality for check in self.tries[-1].checks if check.windows == "held out")
         return self.tries[-1].proposal.met and all(map(self.bound.holds, held_out))
 
     @property
@@ -159,16 +159,16 @@ class Bisection:
                 name,
                 check.where,
                 check.windows,
-                *quality_cells(check.found),
+                *quality_cells(check.quality),
             ])
             for name, check in checks
         ]  # fmt: skip
         print_rows(_CHECK_HEADINGS, rows, right=set(_CHECK_HEADINGS[3:]))
         tokens = pluralize(self.sensitivity.whole.steps, "token")
-        told = f"{tokens} in {pluralize(self.windows, 'window')} to rank"
+        summary = f"{tokens} in {pluralize(self.windows, 'window')} to rank"
         if self.held_out:
-            told += f" and choose on, {self.held_out} held out to check on"
-        print_remark(told)
+            summary += f" and choose on, {self.held_out} held out to check on"
+        print_remark(summary)
 
     def _print_proposal(self, proposal: Proposal) -> None:
         console = answers()
@@ -194,9 +194,9 @@ class Bisection:
         if not proposal.met:
             return "not met with more bits for all that can get them: give a looser --bound"
         bound = proposal.bound
-        text = f"not met: {bound.show(last.found)} {where}"
+        text = f"not met: {bound.show(last.quality)} {where}"
         if last.where == "HTP emulator":
-            cpu = next(c.found for c in self.tries[-1].checks[::-1] if c.where == "CPU")
+            cpu = next(c.quality for c in self.tries[-1].checks[::-1] if c.where == "CPU")
             text += f", though {bound.show(cpu)} on the CPU,"
         text += f" over held-out text after {pluralize(len(self.tries), 'proposal')}"
         able = sum(c.unit.kind == "weight" and bool(c.unit.high) for c in self.sensitivity.costs)
@@ -255,7 +255,7 @@ def _name(proposal: Proposal) -> str:
 
 
 def _check_document(check: QualityCheck) -> dict[str, object]:
-    return {"runs_on": check.where, "windows": check.windows, **check.found.metrics}
+    return {"runs_on": check.where, "windows": check.windows, **check.quality.metrics}
 
 
 def _try_document(one: Try) -> dict[str, object]:
@@ -308,8 +308,8 @@ class MixtureMaker:
         data = copy.deepcopy(dict(self.pipe.manifest.recipe))
         if self._takes_options():
             options = data["stages"][QUANTIZATION].setdefault("options", {})
-            given = options.get("mixed_precision", ())
-            options["mixed_precision"] = [*given, *as_option(proposal)]
+            before = options.get("mixed_precision", ())
+            options["mixed_precision"] = [*before, *as_option(proposal)]
             return _for_emulator(self.pipe, str(self.pipe.model_dir), data)
         place = self.scratch / str(len(proposal.raised)) / self.pipe.model_name
         if not place.exists():
@@ -358,11 +358,11 @@ def write_mixture(
                 writer.write(name, tensor_array(tensor))
                 replace_constant(model.graph, name, writer.tensor(name))
     save_model(model, out / MODEL_FILE)
-    given = load_encodings(quantized / ENCODINGS_FILE)
+    source = load_encodings(quantized / ENCODINGS_FILE)
     mixed = mixed_encodings(encodings, proposal.raised)
     groups = ("activation_encodings", "param_encodings")
-    update = {group: tuple(mixed[e.name] for e in getattr(given, group)) for group in groups}
-    save_encodings(given.model_copy(update=update), out / ENCODINGS_FILE)
+    update = {group: tuple(mixed[e.name] for e in getattr(source, group)) for group in groups}
+    save_encodings(source.model_copy(update=update), out / ENCODINGS_FILE)
     link_configuration(quantized, out)
     return out
 
@@ -447,10 +447,10 @@ def bisect_pipeline(
         WrongUseError: the text is too short.
         BuildError: a model cannot run, or the proposal not be built.
     """
-    wanted = options or BisectOptions()
-    made = _quantized(pipe)
-    whole, folder = float_folder(made[0]), _last_model(made)
-    choosing, held_out = _cut(pipe, whole, (text, windows), wanted)
+    options = options or BisectOptions()
+    outputs = _quantized(pipe)
+    whole, folder = float_folder(outputs[0]), _last_model(outputs)
+    choosing, held_out = _cut(pipe, whole, (text, windows), options)
     encodings = load_encodings(folder / ENCODINGS_FILE).by_name()
     changed = changed_weights(whole / MODEL_FILE, folder / MODEL_FILE)
     kept = pipe.cache_root / pipe.model_name
@@ -465,37 +465,37 @@ def bisect_pipeline(
             return stack.enter_context(SensitivityModel(model, config, scored, changed))
 
         ranking = open_model(choosing)
-        found = rank_tensors(
+        sensitivity = rank_tensors(
             ranking,
             encodings,
-            granularity=wanted.granularity,
-            kinds=wanted.kinds,
-            both_ways=wanted.both_ways,
+            granularity=options.granularity,
+            kinds=options.kinds,
+            both_ways=options.both_ways,
             progress=progress,
         )
-        if wanted.bound is None:
-            given = _check_container(wanted.container, whole, ranking.reference, "choosing")
-            return Bisection(found, len(choosing), container=given)
+        if options.bound is None:
+            container = _check_container(options.container, whole, ranking.reference, "choosing")
+            return Bisection(sensitivity, len(choosing), container=container)
         checking = open_model(held_out)
         checking.record(encodings)
         make = MixtureMaker(pipe, whole, folder, encodings, scratch)
-        verifier = _Verifier(make, wanted, checking.reference, measure_sweep(checking, encodings))
+        verifier = _Verifier(make, options, checking.reference, measure_sweep(checking, encodings))
         quantized = verifier.measure(())
-        given = _check_container(wanted.container, whole, checking.reference, "held out")
+        container = _check_container(options.container, whole, checking.reference, "held out")
         search = PrecisionSearch(
-            found.costs, wanted.bound.beside(quantized), measure_sweep(ranking, encodings)
+            sensitivity.costs, options.bound.beside(quantized), measure_sweep(ranking, encodings)
         )
-        tries = _find(search, verifier, wanted)
-        if wanted.out is not None:
-            make.export(tries[-1].proposal, wanted.out)
+        tries = _find(search, verifier, options)
+        if options.out is not None:
+            make.export(tries[-1].proposal, options.out)
         pipe.manifest.save(pipe.manifest_path)  # of this pipeline again, not of a mixed one
     checks = (
-        QualityCheck("CPU", "choosing", found.whole),
+        QualityCheck("CPU", "choosing", sensitivity.whole),
         QualityCheck("CPU", "held out", quantized),
     )
     return Bisection(
-        found, len(choosing), wanted.bound, len(held_out), checks, tries,
-        wanted.out, _build_command(pipe, wanted.out), given,
+        sensitivity, len(choosing), options.bound, len(held_out), checks, tries,
+        options.out, _build_command(pipe, options.out), container,
     )  # fmt: skip
 
 
@@ -556,16 +556,16 @@ def _quantization_of(container: GenAIContainer, model: Path) -> dict[str, Any]:
         print_remark(f"{name} was built from encodings that {model.name} has not: taking {bits}")
         return {"recipe_name": bits}
     group, techniques = "quantization.", "technique_kwargs."
-    given = {
+    settings = {
         key.removeprefix(group): value
         for key, value in container.metadata.options.items()
         if key.startswith(group) and value is not None
     }
-    recipe = str(given.pop("recipe", DEFAULT_RECIPE))
+    recipe = str(settings.pop("recipe", DEFAULT_RECIPE))
     usual = QuantizationOptions(recipe=recipe).model_dump()
     options: dict[str, Any] = {}
     arguments: dict[str, dict[str, Any]] = {}
-    for key, value in given.items():
+    for key, value in settings.items():
         if key.startswith(techniques):
             technique, _, argument = key.removeprefix(techniques).partition(".")
             arguments.setdefault(technique, {})[argument] = value
@@ -583,8 +583,8 @@ def _quantized(pipe: LLMPipeline) -> list[dict[str, object]]:
     return [pipe.outputs(name) for name in names[: names.index(last) + 1]]
 
 
-def _last_model(made: Sequence[Mapping[str, object]]) -> Path:
-    model = made[-1].get("model")
+def _last_model(outputs: Sequence[Mapping[str, object]]) -> Path:
+    model = outputs[-1].get("model")
     if not isinstance(model, ModelFolder) or not model.quantized:
         raise PipelineError("no stage has quantized the model: name `quantization` in stages")
     return model.path
@@ -602,14 +602,14 @@ def _build_command(pipe: LLMPipeline, out: Path | None) -> str:
 
 
 def _cut(
-    pipe: LLMPipeline, whole: Path, given: tuple[str | None, int | None], wanted: BisectOptions
+    pipe: LLMPipeline, whole: Path, chosen: tuple[str | None, int | None], options: BisectOptions
 ) -> tuple[list[Window], list[Window]]:
     """Return the windows that rank and choose, and those that check, none of which is the same."""
-    text, most = pipe.text_to_compare(*given)
-    if wanted.bound is None:
-        return ComparedText(whole, wanted.choose_on or text, most).windows, []
-    if wanted.choose_on is not None:
-        choosing = ComparedText(whole, wanted.choose_on, most).windows
+    text, most = pipe.text_to_compare(*chosen)
+    if options.bound is None:
+        return ComparedText(whole, options.choose_on or text, most).windows, []
+    if options.choose_on is not None:
+        choosing = ComparedText(whole, options.choose_on, most).windows
         return choosing, ComparedText(whole, text, most).windows
     cut = ComparedText(whole, text, None if most is None else 2 * most).windows
     if len(cut) < 2:
@@ -621,15 +621,17 @@ def _cut(
     return cut[checking:], cut[:checking]
 
 
-def _find(search: PrecisionSearch, verifier: "_Verifier", wanted: BisectOptions) -> tuple[Try, ...]:
+def _find(
+    search: PrecisionSearch, verifier: "_Verifier", options: BisectOptions
+) -> tuple[Try, ...]:
     """Propose, check, and raise more while a check fails."""
     tries: list[Try] = []
     proposal: Proposal | None = search.propose()
     while proposal is not None:
         checks = verifier.check(proposal)
         tries.append(Try(proposal, checks))
-        bound, last = proposal.bound, checks[-1].found
-        if bound.holds(last) or len(tries) == wanted.tries:
+        bound, last = proposal.bound, checks[-1].quality
+        if bound.holds(last) or len(tries) == options.tries:
             break
         proposal = search.extend(proposal, bound.value(last) - bound.value(proposal.after))
     return tuple(tries)
@@ -645,23 +647,23 @@ class _Verifier:
     """
 
     make: MixtureMaker
-    wanted: BisectOptions
+    options: BisectOptions
     reference: FloatLogits
     measure: Measure
 
     def check(self, proposal: Proposal) -> tuple[QualityCheck, ...]:
         """Measure one."""
-        found = self.measure(proposal.raised)
+        quality = self.measure(proposal.raised)
         checks = [
             QualityCheck("CPU", "choosing", proposal.after),
-            QualityCheck("CPU", "held out", found),
+            QualityCheck("CPU", "held out", quality),
         ]
-        if self.wanted.build and proposal.bound.holds(found):
+        if self.options.build and proposal.bound.holds(quality):
             mixed = self.make.pipeline(proposal)
             if BUILDER in mixed.config.stages and mixed.config.settings.soc_details is not None:
                 mixed.construct()
-                found = _run_container(mixed.outputs(), self.reference)
-                checks.append(QualityCheck("HTP emulator", "held out", found))
+                quality = _run_container(mixed.outputs(), self.reference)
+                checks.append(QualityCheck("HTP emulator", "held out", quality))
         return tuple(checks)
 
 
@@ -671,10 +673,10 @@ def _check_container(
     """Evaluate a container that was given; None if it runs on a device alone."""
     if path is None or not GenAIContainer.load(path).metadata.target.emulator:
         return None
-    made = {"container": path, "model": ModelFolder(whole, "")}
-    return QualityCheck("HTP emulator", windows, _run_container(made, reference))
+    outputs = {"container": path, "model": ModelFolder(whole, "")}
+    return QualityCheck("HTP emulator", windows, _run_container(outputs, reference))
 
 
-def _run_container(made: Mapping[str, object], reference: FloatLogits) -> Divergence:
-    with open_host_model(made, Path()) as model:  # a container needs no scratch folder
+def _run_container(outputs: Mapping[str, object], reference: FloatLogits) -> Divergence:
+    with open_host_model(outputs, Path()) as model:  # a container needs no scratch folder
         return evaluate_model(model.loop, reference)

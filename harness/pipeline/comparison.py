@@ -104,8 +104,8 @@ class PipelineComparison:
             known = {PERPLEXITY} & one.values.keys() if is_float else one.values.keys()
             cells = [one.stage, one.where]
             cells += [METRICS[k].show(one.values[k]) if k in known else "-" for k in shown]
-            found = one.values.get(PERPLEXITY)
-            away = f"{found / float_loss - 1:+.2%}" if found and float_loss else "-"
+            perplexity = one.values.get(PERPLEXITY)
+            away = f"{perplexity / float_loss - 1:+.2%}" if perplexity and float_loss else "-"
             away = "-" if is_float else away
             cells.insert(3, away)
             rows.append(Row(cells, [one.note] if one.note else []))
@@ -143,13 +143,15 @@ class ComparedText:
         return cut_windows(self.text, self.model / TOKENIZER_FILE, limit, self.most)
 
 
-def float_folder(made: Mapping[str, object]) -> Path:
+def float_folder(outputs: Mapping[str, object]) -> Path:
     """Return the folder of the float model that the first stage made.
 
     Raises:
         PipelineError: it has made none.
     """
-    folder = next((value.path for value in made.values() if isinstance(value, ModelFolder)), None)
+    folder = next(
+        (value.path for value in outputs.values() if isinstance(value, ModelFolder)), None
+    )
     if folder is None:
         raise PipelineError("the first stage has made no model to compare with")
     return folder
@@ -175,11 +177,11 @@ def compare_on_host(
     rows: list[StageQuality] = []
     known: dict[object, StageQuality] = {}
     with record_float(text.model / MODEL_FILE, config, scored) as reference:
-        for number, (name, made) in enumerate(stages):
+        for number, (name, outputs) in enumerate(stages):
             # the first stage is the model in float, with or without encodings beside it
-            key = tuple(sorted((k, str(v)) for k, v in made.items()))
+            key = tuple(sorted((k, str(v)) for k, v in outputs.items()))
             if key not in known:
-                known[key] = _evaluate(name, made, reference, scratch, is_float=not number)
+                known[key] = _evaluate(name, outputs, reference, scratch, is_float=not number)
             same = known[key]
             rows.append(StageQuality(name, same.where, same.values, same.note))
     return PipelineComparison(tuple(rows), len(cut), sum(map(len, scored)))
@@ -187,7 +189,7 @@ def compare_on_host(
 
 def _evaluate(
     name: str,
-    made: Mapping[str, object],
+    outputs: Mapping[str, object],
     reference: FloatLogits,
     scratch: Path,
     *,
@@ -196,18 +198,18 @@ def _evaluate(
     if is_float:
         return StageQuality(name, _WHERE["float"], reference.own().metrics)
     try:
-        with open_host_model(made, scratch) as model:
-            found = evaluate_model(model.loop, reference)
-            return StageQuality(name, _WHERE[model.kind], found.metrics)
+        with open_host_model(outputs, scratch) as model:
+            divergence = evaluate_model(model.loop, reference)
+            return StageQuality(name, _WHERE[model.kind], divergence.metrics)
     except PipelineError as error:
         return StageQuality(name, "-", note=str(error))
 
 
-def quality_cells(found: Divergence) -> list[str]:
+def quality_cells(divergence: Divergence) -> list[str]:
     """Return a model's perplexity, how far it is from float, KL divergence and top-1, as text."""
     keys = (PERPLEXITY, KL_DIVERGENCE, TOP1_AGREEMENT)
-    perplexity, *others = (METRICS[key].show(found.metrics[key]) for key in keys)
-    return [perplexity, f"{found.perplexity / found.perplexity_float - 1:+.2%}", *others]
+    perplexity, *others = (METRICS[key].show(divergence.metrics[key]) for key in keys)
+    return [perplexity, f"{divergence.perplexity / divergence.perplexity_float - 1:+.2%}", *others]
 
 
 def compare_on_device(
@@ -250,12 +252,12 @@ def compare_on_device(
 
 def _references(host: PipelineComparison) -> dict[str, float]:
     """Return the host's perplexities by metric: in float, and of the latest quantized model."""
-    found = {}
+    references = {}
     for one in host.stages:
         key = PERPLEXITY_FLOAT if one.where == _WHERE["float"] else PERPLEXITY_QUANTIZED
         if one.values and one.where != _WHERE["compiled"]:
-            found[key] = one.values[PERPLEXITY]
-    return found
+            references[key] = one.values[PERPLEXITY]
+    return references
 
 
 def score_on_host(model: HostModel, text: str, windows: int | None) -> tuple[float, float | None]:
@@ -290,13 +292,13 @@ def with_errors(scores: Mapping[str, tuple[float, float | None]]) -> dict[str, f
 _LENGTH = "evaluator_config.context_length"
 
 
-def with_windows_of(wanted: EvaluatorConfig, model: HostModel) -> HostModel:
+def with_windows_of(config: EvaluatorConfig, model: HostModel) -> HostModel:
     """Return a model of this host with the window length of the recipe.
 
     Raises:
         ConfigFileError: its graphs have a shorter context.
     """
-    length, longest = wanted.context_length, model.limit.context_length
+    length, longest = config.context_length, model.limit.context_length
     if length is None:
         return model
     if not model.limit.prefill_ar < length <= longest:
@@ -305,14 +307,14 @@ def with_windows_of(wanted: EvaluatorConfig, model: HostModel) -> HostModel:
     return replace(model, limit=replace(model.limit, context_length=length))
 
 
-def refuse_other_windows(wanted: EvaluatorConfig, session: Session) -> None:
+def refuse_other_windows(config: EvaluatorConfig, session: Session) -> None:
     """Check that the recipe's windows are those that Genie scores.
 
     Raises:
         ConfigFileError: Genie scores windows of the container's context length alone.
     """
     own = session.container.metadata.graphs.context_length
-    if wanted.context_length not in {None, own}:
+    if config.context_length not in {None, own}:
         reason = f"on a device windows have the container's {own} tokens; leave it out"
         raise ConfigFileError("recipe", None, _LENGTH, reason)
 

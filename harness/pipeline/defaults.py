@@ -53,15 +53,15 @@ def recipe_text(model: str, target: str) -> str:
         UnknownSocError: there is no such target.
     """
     soc = parse_target(target)
-    found, _ = find_model(model, Path.cwd())
-    folder = found if found.is_dir() else found.parent
+    place, _ = find_model(model, Path.cwd())
+    folder = place if place.is_dir() else place.parent
     positions = _positions(folder)
     cl = min(_CONTEXT, positions)
     ar = _PREFILL if cl > 2 * _PREFILL else max(1, min(32, cl // 4))
     has_text = (folder / _TEXT_FILE).is_file()
     local = Path(model).expanduser().exists()
     return _TEXT.format(
-        model=json.dumps(str(found.absolute()) if local else model),
+        model=json.dumps(str(place.absolute()) if local else model),
         target=str(soc),
         remark="   # the emulator; the phone is " + soc.soc.name if soc.emulator else "",
         ar=ar,

@@ -76,12 +76,12 @@ class RecordedRun:
 
     def answer(self) -> dict[str, Any] | None:
         """Return what the run answered, if everything is as it left it."""
-        found = find_finished(self.root, self.request)
-        if found is None:
+        finished = find_finished(self.root, self.request)
+        if finished is None:
             return None
         answer: dict[str, Any]
-        answer, made = found.answer
-        return answer if _made(Path(answer["manifest"])) == made else None
+        answer, outputs = finished.answer
+        return answer if _made(Path(answer["manifest"])) == outputs else None
 
     def remember(
         self,
@@ -141,6 +141,6 @@ def _data_sets(
     settings: PipelineSettings, folders: tuple[Path, ...]
 ) -> tuple[list[Path], list[Path]]:
     """Return the texts of all metrics, and where one would come before them."""
-    wanted = settings.evaluator_config
-    found = [m.find_text(folders) for m in (() if wanted is None else wanted.metrics)]
-    return [text for text, _ in found if text], [one for _, before in found for one in before]
+    config = settings.evaluator_config
+    texts = [m.find_text(folders) for m in (() if config is None else config.metrics)]
+    return [text for text, _ in texts if text], [one for _, before in texts for one in before]

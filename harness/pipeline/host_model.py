@@ -45,7 +45,7 @@ class HostModel:
 
 
 @contextmanager
-def open_host_model(made: Mapping[str, object], scratch: Path) -> Iterator[HostModel]:
+def open_host_model(outputs: Mapping[str, object], scratch: Path) -> Iterator[HostModel]:
     """Open the latest model for a block.
 
     Args:
@@ -56,7 +56,7 @@ def open_host_model(made: Mapping[str, object], scratch: Path) -> Iterator[HostM
         PipelineError: it has none, or one that only its device can run.
         BuildError: the model cannot run.
     """
-    container, model = made.get("container"), made.get("model")
+    container, model = outputs.get("container"), outputs.get("model")
     if not isinstance(model, ModelFolder):
         raise PipelineError("no stage has made a model yet; construct() runs them")
     if isinstance(container, Path):

@@ -23,8 +23,8 @@ def find_model(model: str, base: Path, revision: str | None = None) -> tuple[Pat
     """
     path = base / user_path(model)
     if path.exists():
-        found = path.resolve()
-        return path.absolute(), found.name if found.is_dir() else found.parent.name
+        resolved = path.resolve()
+        return path.absolute(), resolved.name if resolved.is_dir() else resolved.parent.name
     if not _HUB_ID.fullmatch(model):
         raise PipelineError(
             f"{model}: no such folder, and that is no id of the Hugging Face hub either, "

@@ -215,23 +215,23 @@ class LLMPipeline:
         names = list(self.config.stages)
         if until is not None and until not in names:
             near = get_close_matches(until, names, 1)
-            told = f"did you mean {near[0]}?" if near else f"it has {', '.join(names)}"
-            raise PipelineError(f"this pipeline has no stage {until!r}: {told}")
+            hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(names)}"
+            raise PipelineError(f"this pipeline has no stage {until!r}: {hint}")
         if until is not None:
             names = names[: names.index(until) + 1]
         for name in names:
             config = check_config(name, self.stages[name])
             self.config.stages[name]().check(config, self.config.settings)
-        made: dict[str, object] = {}
+        outputs: dict[str, object] = {}
         with StageCache(self.cache_root, self.model_name) as cache:
             for number, name in enumerate(names, start=1):
                 config = self.stages[name].model_dump(mode="json")
                 done = self._done.get(name)
                 if done is None or done.is_loaded or done.entry.config != config:
                     self._forget_from(name)
-                    self._run(name, (number, len(names)), made, cache)
+                    self._run(name, (number, len(names)), outputs, cache)
                     self._save_manifest()
-                made |= vars(self._done[name].output)
+                outputs |= vars(self._done[name].output)
         return self
 
     def check_metrics(self) -> None:
@@ -240,8 +240,8 @@ class LLMPipeline:
         Raises:
             ConfigFileError: one is missing, or is no text.
         """
-        wanted = self.config.settings.evaluator_config
-        for metric in () if wanted is None else wanted.metrics:
+        config = self.config.settings.evaluator_config
+        for metric in () if config is None else config.metrics:
             self._text_of(metric)
 
     def evaluate(
@@ -264,16 +264,16 @@ class LLMPipeline:
             PipelineError: no stage has run, or there is no container for the device.
             ConfigFileError: the recipe has no `evaluator_config`, or a text of it cannot be read.
         """
-        made = self._made("evaluate()", stage)
-        wanted = self._metrics("name the metrics that evaluate() is to compute")
-        work = {metric.key: (self._text_of(metric), metric.windows) for metric in wanted.metrics}
+        outputs = self._outputs("evaluate()", stage)
+        config = self._metrics("name the metrics that evaluate() is to compute")
+        work = {metric.key: (self._text_of(metric), metric.windows) for metric in config.metrics}
         if device is not None:
             with leased_session(self._container(), device) as session:
-                refuse_other_windows(wanted, session)
+                refuse_other_windows(config, session)
                 scores = {key: score_on_device(session, *text) for key, text in work.items()}
         else:
-            with open_host_model(made, self.cache_root / self.model_name) as opened:
-                model = with_windows_of(wanted, opened)
+            with open_host_model(outputs, self.cache_root / self.model_name) as opened:
+                model = with_windows_of(config, opened)
                 scores = {key: score_on_host(model, *text) for key, text in work.items()}
         values = with_errors(scores)
         self._keep_scores(stage or self.completed[-1], values)
@@ -302,24 +302,24 @@ class LLMPipeline:
             ConfigFileError: no text is given, and the recipe names none.
             HarnessError: the device could not do it.
         """
-        stages = [(name, self._made("compare()", name)) for name in self.completed]
+        stages = [(name, self._outputs("compare()", name)) for name in self.completed]
         if not stages:
-            self._made("compare()")
+            self._outputs("compare()")
         compared = ComparedText(float_folder(stages[0][1]), *self.text_to_compare(text, windows))
-        found = compare_on_host(stages, compared, self.cache_root / self.model_name)
-        for one in found.stages:
+        comparison = compare_on_host(stages, compared, self.cache_root / self.model_name)
+        for one in comparison.stages:
             if one.values:
                 self._keep_scores(one.stage, one.values)
         if device is None:
-            return found
+            return comparison
         with (
             LazyResultsStore(db) if db is not None else nullcontext() as store,
             leased_session(self._container(), device) as session,
         ):
             recording = UNRECORDED if store is None else Recording(store.open, new_run_id())
-            row = compare_on_device(session, compared, found, recording)
+            row = compare_on_device(session, compared, comparison, recording)
             emulator = session.properties.emulator
-        return replace(found, stages=(*found.stages, row), emulator=emulator)
+        return replace(comparison, stages=(*comparison.stages, row), emulator=emulator)
 
     def outputs(self, stage: str | None = None) -> dict[str, object]:
         """Return the outputs of all finished stages by name, up to `stage`.
@@ -327,7 +327,7 @@ class LLMPipeline:
         Raises:
             PipelineError: no stage has run, or not this one.
         """
-        return self._made("outputs()", stage)
+        return self._outputs("outputs()", stage)
 
     def text_to_compare(self, text: str | None, windows: int | None) -> tuple[str, int | None]:
         """Return the text of a comparison, by default the recipe's, and its number of windows.
@@ -363,11 +363,11 @@ class LLMPipeline:
             HarnessError: the device, the prompt or the chat template cannot be used.
         """
         asked = Generate.of(prompt=prompt, max_tokens=max_tokens, chat=chat or None, system=system)
-        made = self._made("generate()")
+        outputs = self._outputs("generate()")
         if device is not None:
             with leased_session(self._container(), device) as session:
                 return generate_on_device(session, asked)
-        with open_host_model(made, self.cache_root / self.model_name) as model:
+        with open_host_model(outputs, self.cache_root / self.model_name) as model:
             return generate_on_host(model, asked, folder_of(self.model_dir))
 
     def export(self, export_dir: str | PathLike[str]) -> Path:
@@ -377,7 +377,7 @@ class LLMPipeline:
             PipelineError: no stage has run.
             WrongUseError: something is at the destination that may not be replaced.
         """
-        self._made("export()")
+        self._outputs("export()")
         name = self.completed[-1]
         return self.config.stages[name]().export(
             self._done[name].output, absolute_user_path(export_dir)
@@ -399,7 +399,7 @@ class LLMPipeline:
         )
 
     def _run(
-        self, name: str, place: tuple[int, int], made: Mapping[str, object], cache: StageCache
+        self, name: str, place: tuple[int, int], outputs: Mapping[str, object], cache: StageCache
     ) -> None:
         """Run a stage, the `place[0]`th of `place[1]`, on the outputs of those before it."""
         stage, config = self.config.stages[name], self.stages[name]
@@ -417,7 +417,7 @@ class LLMPipeline:
         began = time.monotonic()
         self._tell(StageStarted(name, *place))
         try:
-            output: StageOutput = stage().run(bind_inputs(stage, made), config, context)
+            output: StageOutput = stage().run(bind_inputs(stage, outputs), config, context)
         except BaseException as error:
             self._tell(StageFailed(name, error))
             raise
@@ -440,32 +440,32 @@ class LLMPipeline:
         for later in names[names.index(name) :]:
             self._done.pop(later, None)
 
-    def _made(self, what: str, stage: str | None = None) -> dict[str, object]:
+    def _outputs(self, what: str, stage: str | None = None) -> dict[str, object]:
         """Return the outputs of all finished stages by name, up to `stage`."""
         if not self._done:
             raise PipelineError(f"{what} needs a finished stage; call construct() first")
         if stage is not None and stage not in self._done:
-            told = ", ".join(self._done)
-            raise PipelineError(f"{what}: {stage!r} is no finished stage; there are {told}")
-        made: dict[str, object] = {}
+            names = ", ".join(self._done)
+            raise PipelineError(f"{what}: {stage!r} is no finished stage; there are {names}")
+        outputs: dict[str, object] = {}
         for name, done in self._done.items():
-            made |= vars(done.output)
+            outputs |= vars(done.output)
             if name == stage:
                 break
-        return made
+        return outputs
 
     def _container(self) -> GenAIContainer:
-        path = self._made("a device").get("container")
+        path = self._outputs("a device").get("container")
         if not isinstance(path, Path):
             reason = "a device runs containers; construct() up to the genai_builder first"
             raise PipelineError(reason)
         return GenAIContainer.load(path)
 
     def _metrics(self, advice: str) -> EvaluatorConfig:
-        wanted = self.config.settings.evaluator_config
-        if wanted is None:
+        config = self.config.settings.evaluator_config
+        if config is None:
             raise ConfigFileError("recipe", None, "evaluator_config", f"it is missing; {advice}")
-        return wanted
+        return config
 
     def _text_of(self, metric: MetricConfig) -> str:
         return read_dataset(metric, (self.config.folder, folder_of(self.model_dir)))

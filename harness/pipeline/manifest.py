@@ -94,15 +94,15 @@ def find_manifest(cache_dir: Path, model: str | None = None) -> Path:
     """
     if (cache_dir / FILE).is_file():
         return cache_dir / FILE
-    found = {folder.name: folder / FILE for folder in model_folders(cache_dir)}
-    found = {name: path for name, path in found.items() if path.is_file()}
-    if model is not None and model in found:
-        return found[model]
-    if len(found) == 1 and model is None:
-        return next(iter(found.values()))
-    if not found:
+    manifests = {folder.name: folder / FILE for folder in model_folders(cache_dir)}
+    manifests = {name: path for name, path in manifests.items() if path.is_file()}
+    if model is not None and model in manifests:
+        return manifests[model]
+    if len(manifests) == 1 and model is None:
+        return next(iter(manifests.values()))
+    if not manifests:
         raise PipelineError(f"{cache_dir}: no pipeline has run with this cache_dir")
-    told = f"it has pipelines of {', '.join(found)}"
+    names = f"it has pipelines of {', '.join(manifests)}"
     if model is None:
-        raise PipelineError(f"{cache_dir}: {told}; name one: model=...")
-    raise PipelineError(f"{cache_dir}: no pipeline of {model} has run with it; {told}")
+        raise PipelineError(f"{cache_dir}: {names}; name one: model=...")
+    raise PipelineError(f"{cache_dir}: no pipeline of {model} has run with it; {names}")

@@ -104,9 +104,9 @@ class LLMPipelineConfig:
         for name in sections:
             if name not in known:
                 near = get_close_matches(name, known, 1)
-                told = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
-                told = NO_DRAFT_STAGES if name.startswith("dm_") else told
-                raise checks.error(("stages", name), f"there is no such stage: {told}")
+                hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+                hint = NO_DRAFT_STAGES if name.startswith("dm_") else hint
+                raise checks.error(("stages", name), f"there is no such stage: {hint}")
         stages = {name: known[name] for name in sections}
         configs = {
             name: checks.section(("stages", name), stages[name].Config, section or {})
@@ -162,8 +162,8 @@ class _Checks:
     def _invalid(
         self, location: Location, error: ValidationError, model: type[BaseModel]
     ) -> ConfigFileError:
-        found = error.errors(include_url=False)[0]
-        return self.error((*location, *found["loc"]), reason_for(found, model))
+        fault = error.errors(include_url=False)[0]
+        return self.error((*location, *fault["loc"]), reason_for(fault, model))
 
 
 def check_config(name: str, config: StageConfig) -> StageConfig:

@@ -84,16 +84,16 @@ class EvaluatorConfig(_Section):
     metrics: Annotated[tuple[MetricConfig, ...], Field(min_length=1)]
 
 
-def _known_speculation(given: dict[str, Any]) -> dict[str, Any]:
+def _known_speculation(config: dict[str, Any]) -> dict[str, Any]:
     from buildlib.speculative.config import speculation_of
 
     try:
-        speculation_of(given)
+        speculation_of(config)
     except InvalidOptionError as error:
         key = error.key.removeprefix("speculative_config.")
         known = f"; there are {', '.join(error.known)}" if error.known else ""
         raise ValueError(f"{key}: {error.reason}{known}") from error
-    return given
+    return config
 
 
 NO_DRAFT_STAGES = (
@@ -103,8 +103,8 @@ NO_DRAFT_STAGES = (
 """Why `eaglet` and the stages `dm_*` of the vendor's recipes are refused."""
 
 
-def _no_draft(given: object) -> None:
-    if given is not None:
+def _no_draft(value: object) -> None:
+    if value is not None:
         raise ValueError(NO_DRAFT_STAGES)
 
 
@@ -131,12 +131,12 @@ class Features(_Section):
         """Return them as options of the builder; `folder` is that of the recipe."""
         from buildlib.builder_options import flatten_options
 
-        given: dict[str, object] = {
+        keys: dict[str, object] = {
             "speculative_config": self.speculative_decoding,
             "lora_config": self.lora,
             "op_packages": [package.model_dump() for package in self.packages(folder)],
         }
-        return flatten_options({key: value for key, value in given.items() if value}, folder)
+        return flatten_options({key: value for key, value in keys.items() if value}, folder)
 
 
 class PipelineSettings(_Section):

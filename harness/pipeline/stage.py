@@ -44,8 +44,8 @@ class StageConfigs:
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401  (each stage has its own class)
         known = list(self)
         near = get_close_matches(name, known, 1)
-        told = f"did you mean {near[0]}?" if near else f"it has {', '.join(known)}"
-        raise AttributeError(f"this pipeline has no stage {name!r}: {told}")
+        hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(known)}"
+        raise AttributeError(f"this pipeline has no stage {name!r}: {hint}")
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"stages.{name}: assign the keys of its configuration instead")
@@ -189,7 +189,7 @@ class StageContext:
         keys = tuple(v.key for v in vars(inputs).values() if isinstance(v, ModelFolder))
         others = {k: v for k, v in vars(inputs).items() if not isinstance(v, ModelFolder)}
         plain = TypeAdapter(dict[str, Any]).dump_python(others, mode="json")
-        made = _CustomFolder(
+        custom = _CustomFolder(
             stage.name,
             self.model_dir,
             keys,
@@ -201,7 +201,7 @@ class StageContext:
             },
             fill,
         )
-        entry = self.runner.run(made)
+        entry = self.runner.run(custom)
         return ModelFolder(entry.folder, entry.hash)
 
 
@@ -250,10 +250,10 @@ def _code_sha256(kind: type) -> str:
     return hashlib.sha256(Path(file).read_bytes()).hexdigest()
 
 
-def bind_inputs(stage: type[AnyStage], made: Mapping[str, object]) -> StageInput:
+def bind_inputs(stage: type[AnyStage], outputs: Mapping[str, object]) -> StageInput:
     """Fill a stage's input with what earlier stages made, by the names of its fields."""
     names = [field.name for field in dataclasses.fields(stage.Input)]
-    return stage.Input(**{name: made[name] for name in names if name in made})
+    return stage.Input(**{name: outputs[name] for name in names if name in outputs})
 
 
 def check_bindings(stages: Mapping[str, type[AnyStage]]) -> None:
@@ -262,11 +262,11 @@ def check_bindings(stages: Mapping[str, type[AnyStage]]) -> None:
     Raises:
         ConfigFileError: one does not; names the stage and the input.
     """
-    made: set[str] = set()
+    outputs: set[str] = set()
     for name, stage in stages.items():
         for field in dataclasses.fields(stage.Input):
             missing = field.default is field.default_factory is dataclasses.MISSING
-            if missing and field.name not in made:
+            if missing and field.name not in outputs:
                 reason = f"it needs {field.name}, which no stage before it makes"
                 raise ConfigFileError("recipe", None, f"stages.{name}", reason)
-        made |= {field.name for field in dataclasses.fields(stage.Output)}
+        outputs |= {field.name for field in dataclasses.fields(stage.Output)}

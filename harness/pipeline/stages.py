@@ -75,12 +75,12 @@ class ModelConfigOverrides(_Accepted):
     num_logits_to_keep: Literal[0] = 0
 
 
-def _known_overrides(given: dict[str, Any]) -> dict[str, Any]:
+def _known_overrides(overrides: dict[str, Any]) -> dict[str, Any]:
     try:
-        ModelConfigOverrides.model_validate(given)
+        ModelConfigOverrides.model_validate(overrides)
     except ValidationError as error:
         raise ValueError(str(first_fault(error, ModelConfigOverrides))) from error
-    return given
+    return overrides
 
 
 class PretrainedKwargs(_Accepted):
@@ -167,11 +167,11 @@ TechniqueKwargs = defaultdict[str, dict[str, Any]]
 
 
 def _quantization_options(
-    given: dict[str, Any], arguments: Mapping[str, Mapping[str, Any]] | None = None
+    keys: dict[str, Any], arguments: Mapping[str, Mapping[str, Any]] | None = None
 ) -> QuantizationOptions:
     kwargs = {name: values for name, values in (arguments or {}).items() if values}
     try:
-        options = QuantizationOptions(**(given | ({"technique_kwargs": kwargs} if kwargs else {})))
+        options = QuantizationOptions(**(keys | ({"technique_kwargs": kwargs} if kwargs else {})))
         check_arguments(options)
     except InvalidOptionError as error:
         raise ValueError(f"{error.key.removeprefix('quantization.')}: {error.reason}") from error
@@ -215,8 +215,8 @@ class QuantizationOptConfig(_QuantizationSection):
 
     def quantization(self) -> QuantizationOptions:
         """Return the options of the techniques."""
-        given = {"param_bitwidth": 4, **self.options, "techniques": self.techniques}
-        return _quantization_options(given, self.technique_kwargs)
+        keys = {"param_bitwidth": 4, **self.options, "techniques": self.techniques}
+        return _quantization_options(keys, self.technique_kwargs)
 
 
 class QuantizationOpt(Stage[ModelInput, QuantizationOptConfig, ModelOutput]):
@@ -261,8 +261,8 @@ class QuantizationConfig(_QuantizationSection):
 
     def quantization(self) -> QuantizationOptions:
         """Return the options of the recipe with those that replace them."""
-        given = {**self.options, "recipe": self.recipe_name}
-        return _quantization_options(given, self.technique_kwargs)
+        keys = {**self.options, "recipe": self.recipe_name}
+        return _quantization_options(keys, self.technique_kwargs)
 
 
 class Quantization(Stage[ModelInput, QuantizationConfig, ModelOutput]):
@@ -282,8 +282,8 @@ class Quantization(Stage[ModelInput, QuantizationConfig, ModelOutput]):
         if options.weight_techniques and text is not None:
             entry = context.runner.run(OptimizeWeights(entry, source, options))
         entry = context.runner.run(CompleteEncodings(entry, source, options))
-        made = ModelFolder(entry.folder, entry.hash, quantized=True, canonical=True)
-        return ModelOutput(made)
+        folder = ModelFolder(entry.folder, entry.hash, quantized=True, canonical=True)
+        return ModelOutput(folder)
 
 
 def _canonical(model: ModelFolder, context: StageContext) -> CacheEntry:
@@ -305,11 +305,11 @@ def _as_entry(model: ModelFolder) -> CacheEntry:
     return CacheEntry("load", model.path, model.key, reused=True)
 
 
-def _calibration_text(given: str | None, context: StageContext) -> str | None:
+def _calibration_text(name: str | None, context: StageContext) -> str | None:
     """Read the text that the recipe names, or that lies in the model's folder."""
     folder = folder_of(context.model_dir)
-    path = folder / CALIBRATION_TEXT if given is None else context.resolve(given)
-    if given is not None or path.is_file():
+    path = folder / CALIBRATION_TEXT if name is None else context.resolve(name)
+    if name is not None or path.is_file():
         context.runner.watch.hash({path.name: path})
         return read_text(path)
     if isinstance(find_source(context.model_dir, None, calibrates=False), CheckpointSource):

@@ -245,8 +245,9 @@ def group_alerts(alerts: Iterable[Alert]) -> tuple[tuple[Alert, ...], ...]:
 def is_news(alert: Alert, group: Iterable[Alert]) -> bool:
     """Return whether somebody has to be told of an alert, given those of its cause.
 
-    What was told of explains later alerts of its cause, but for another loss of the same series and
-    for a far greater one of the same metric: sizes of different metrics do not compare.
+    An alert that somebody was told of explains later alerts of its cause, but for another loss of
+    the same series and for a far greater one of the same metric: sizes of different metrics do not
+    compare.
     """
     told = (one for one in group if one.told_at is not None)
     return alert.told_at is None and not any(

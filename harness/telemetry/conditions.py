@@ -106,8 +106,8 @@ class Conditions:
 class Preparation:
     """The state of one device, changed and restored.
 
-    What is changed is noted on the device first. So is what a session that died has left: the
-    next `apply` undoes it before it does anything else.
+    Every change is noted on the device first. So the next `apply` undoes those of a session that
+    died before it does anything else.
 
     Args:
         device: whose.
@@ -174,8 +174,8 @@ def prepared(
 ) -> Iterator[tuple[ConditionRecord, ...]]:
     """Bring a device into the state for a measured run, and back when the block ends.
 
-    What is changed is undone whatever ends the block. When the device is gone by then, the notes
-    of what to undo stay on it, and the next preparation begins with them.
+    The changes are undone whatever ends the block. If the device is gone by then, the notes of them
+    stay on it, and the next preparation begins with undoing them.
 
     Args:
         device: which; the caller holds it alone.

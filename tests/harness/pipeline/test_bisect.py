@@ -68,9 +68,9 @@ def test_a_proposal_is_built_and_holds_where_it_is_measured_again(
     assert found.proposal is not None
     assert 0 < len(found.proposal.raised) < 5
     assert all(text.endswith("proj.weight=8") for text in found.mixed_precision)
-    assert found.quantized[1].found == pytest.approx(ranked.sensitivity.whole)  # the same windows
-    assert found.sensitivity.whole.kl != found.quantized[1].found.kl
-    checks = {(check.where, check.windows): check.found for check in found.tries[-1].checks}
+    assert found.quantized[1].quality == pytest.approx(ranked.sensitivity.whole)  # the same windows
+    assert found.sensitivity.whole.kl != found.quantized[1].quality.kl
+    checks = {(check.where, check.windows): check.quality for check in found.tries[-1].checks}
     held_out = checks["CPU", "held out"].kl
     assert held_out <= bound.limit
     assert found.checked is checks["HTP emulator", "held out"]
@@ -103,8 +103,8 @@ def test_weights_are_raised_until_text_that_did_not_choose_agrees(
     found = bisect_pipeline(pipe, options=wanted)
     assert found.met
     first, *_, last = found.tries
-    assert not bound.holds(first.checks[-1].found)
-    assert bound.holds(last.checks[-1].found)
+    assert not bound.holds(first.checks[-1].quality)
+    assert bound.holds(last.checks[-1].quality)
     n_raised = [len(one.proposal.raised) for one in found.tries]
     assert n_raised == sorted(set(n_raised))
     assert n_raised[-1] < 3
@@ -129,14 +129,14 @@ def test_weights_are_raised_until_the_emulator_agrees_with_the_cpu(
     pipe = LLMPipeline.from_pretrained(recipe=recipe)
     loose = replace(LAYERS, bound=QualityBound("kl", 9.0))
     [as_it_is] = bisect_pipeline(pipe, tiny_text, 1, loose).tries
-    _, cpu, emulator = (check.found.kl for check in as_it_is.checks)
+    _, cpu, emulator = (check.quality.kl for check in as_it_is.checks)
     assert cpu < emulator  # which rounds what the CPU computes in float32
     bound = QualityBound("kl", (cpu + emulator) / 2)
     found = bisect_pipeline(pipe, tiny_text, 1, replace(LAYERS, bound=bound, tries=2))
     assert found.met
-    held_out = [[bound.holds(check.found) for check in one.checks[1:]] for one in found.tries]
+    held_out = [[bound.holds(check.quality) for check in one.checks[1:]] for one in found.tries]
     assert held_out == [[True, False], [True, True]]
-    assert found.checked is found.tries[1].checks[-1].found
+    assert found.checked is found.tries[1].checks[-1].quality
     assert [bool(one.proposal.raised) for one in found.tries] == [False, True]
 
     failed = replace(found, tries=found.tries[:1])
@@ -273,6 +273,6 @@ def test_a_container_is_measured_beside_its_quantization(
     found = bisect_pipeline(pipe, windows=1, options=wanted)
     assert found.container is not None
     assert found.container.where == "HTP emulator"
-    assert found.container.found.kl == pytest.approx(found.sensitivity.whole.kl, rel=0.5)
+    assert found.container.quality.kl == pytest.approx(found.sensitivity.whole.kl, rel=0.5)
     found.print()
     assert "container  HTP emulator" in capsys.readouterr().out
