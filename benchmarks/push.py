@@ -25,7 +25,7 @@ from tests.private_adb import private_adb
 from tests.tcp_meter import TcpMeter
 
 if TYPE_CHECKING:
-    from harness.devices.adb.device import AdbDevice
+    from harness.devices.device import Device
 
 MIB = 1 << 20
 LIMIT_RATIO, LIMIT_AGAIN_S, LIMIT_AGAIN_BYTES = 0.9, 1.0, 100_000
@@ -49,7 +49,7 @@ _SMALL_FILES, _SMALL_BYTES = 12, 3000
 class Bench:
     """A device behind an adb server, and the wire between both."""
 
-    device: "AdbDevice"
+    device: "Device"
     adb: str
     wire: TcpMeter
 
@@ -109,7 +109,8 @@ def make_files(folder: Path, total: int) -> dict[str, Path]:
 def bench(folder: Path, link: float | None) -> Iterator[Bench]:
     """Start a virtual device, an adb server and a wire that nothing else uses."""
     with private_adb(folder) as server:
-        from harness.devices.adb.device import AdbDevice
+        from harness.devices.adb.transport import AdbTransport
+        from harness.devices.device import Device
         from harness.virtual_device import manager
 
         try:
@@ -117,7 +118,7 @@ def bench(folder: Path, link: float | None) -> Iterator[Bench]:
             host, _, device_port = virtual.serial.rpartition(":")
             with TcpMeter((host, int(device_port)), link) as wire:
                 server.connect(f"127.0.0.1:{wire.port}")
-                device = AdbDevice(server, f"127.0.0.1:{wire.port}")
+                device = Device(AdbTransport(server, f"127.0.0.1:{wire.port}"))
                 yield Bench(device, str(server.adb_path), wire)
         finally:
             manager.remove("bench")

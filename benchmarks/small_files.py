@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Self
 from tests.private_adb import private_adb
 
 if TYPE_CHECKING:
-    from harness.devices.adb.device import AdbDevice
+    from harness.devices.device import Device
 
 SOC = "SM8750"
 LEAST_FILES_PER_S = 1000
@@ -196,7 +196,7 @@ class _Transport:
 class Bench:
     """One device, and the files on both sides of it."""
 
-    def __init__(self, device: "AdbDevice", adb: str, source: Path, scratch: Path) -> None:
+    def __init__(self, device: "Device", adb: str, source: Path, scratch: Path) -> None:
         self._device = device
         self._adb = adb
         self._files = sorted(source.iterdir())
@@ -241,7 +241,8 @@ class Bench:
 def benches(folder: Path, source: Path, content: bytes) -> Iterator[dict[str, Bench]]:
     """Start the virtual device and the daemon in memory, behind an adb server of their own."""
     with private_adb(folder) as server:
-        from harness.devices.adb.device import AdbDevice
+        from harness.devices.adb.transport import AdbTransport
+        from harness.devices.device import Device
         from harness.virtual_device import manager
 
         names = [path.name for path in source.iterdir()]
@@ -251,7 +252,7 @@ def benches(folder: Path, source: Path, content: bytes) -> Iterator[dict[str, Be
                 found = {}
                 for name, serial in (("virtual", virtual.serial), ("memory", memory.serial)):
                     server.connect(serial)
-                    device = AdbDevice(server, serial)
+                    device = Device(AdbTransport(server, serial))
                     found[name] = Bench(device, str(server.adb_path), source, folder)
                 yield found
         finally:

@@ -28,8 +28,9 @@ from buildlib.pipeline.genie_check import CHECKED, check_genie, make_dialog
 from harness.clock import Deadline
 from harness.devices.adb.client import AdbServer
 from harness.devices.adb.connection import ServerAddress, ServerUnreachable, query
-from harness.devices.adb.device import AdbDevice
 from harness.devices.adb.server import ensure_server
+from harness.devices.adb.transport import AdbTransport
+from harness.devices.device import Device
 from harness.devices.types import device_types
 from harness.virtual_device import manager
 from harness.virtual_device.namespace import FORCE_VARIABLE, NamespaceKind, probe_namespace
@@ -180,16 +181,16 @@ def kill_server(address: ServerAddress) -> None:
 
 
 @pytest.fixture(scope="session")
-def virtual_device(adb_server: AdbServer) -> Iterator[AdbDevice]:
+def virtual_device(adb_server: AdbServer) -> Iterator[Device]:
     """A virtual SM8750 that all tests of a worker share: they must leave it usable."""
     virtual = manager.start("shared", SOC)
     adb_server.connect(virtual.serial)
-    yield AdbDevice(adb_server, virtual.serial)
+    yield Device(AdbTransport(adb_server, virtual.serial))
     manager.remove("shared")
     adb_server.disconnect(virtual.serial)
 
 
-MakeDevice = Callable[..., tuple[manager.VirtualDevice, AdbDevice]]
+MakeDevice = Callable[..., tuple[manager.VirtualDevice, Device]]
 
 
 @pytest.fixture
@@ -197,11 +198,11 @@ def make_virtual_device(adb_server: AdbServer) -> Iterator[MakeDevice]:
     """Makes devices that a test may break: `make_virtual_device(storage_bytes=...)`."""
     made: list[manager.VirtualDevice] = []
 
-    def make(**options: int) -> tuple[manager.VirtualDevice, AdbDevice]:
+    def make(**options: int) -> tuple[manager.VirtualDevice, Device]:
         virtual = manager.start(f"t{secrets.token_hex(4)}", SOC, **options)  # type: ignore[arg-type]
         made.append(virtual)
         adb_server.connect(virtual.serial)
-        return virtual, AdbDevice(adb_server, virtual.serial)
+        return virtual, Device(AdbTransport(adb_server, virtual.serial))
 
     yield make
     for virtual in made:

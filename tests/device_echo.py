@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from harness.devices.base import Device
+from harness.devices.device import Device
 from harness.errors import HarnessError
 
 _SERVER = """

@@ -32,7 +32,7 @@ def test_the_import_contracts_hold() -> None:
     [
         ("import harness.results.store", {"adbutils", "onnxruntime", "onnx", "typer", "pandas"}),
         (
-            "import harness.devices.adb.device, buildlib.container.container",
+            "import harness.devices.adb.transport, buildlib.container.container",
             {"onnxruntime", "onnx", "onnx_ir", "numpy", "sqlalchemy"},
         ),
         ("import buildlib.genai", {"adbutils", "sqlalchemy", "onnxruntime_qnn"}),

@@ -36,8 +36,8 @@ from buildlib.container.container import GenAIContainer
 from buildlib.genai import GenAIBuilderFactory
 from harness.cli.app import build_app
 from harness.deploy.deploy import deploy
-from harness.devices.adb.device import AdbDevice
 from harness.devices.adb.server import ensure_server, own_address
+from harness.devices.device import Device
 from harness.errors import UnknownVirtualDeviceError
 from harness.pipeline.recipe import LLMPipelineConfig
 from harness.plans.plan_file import load_plan
@@ -138,9 +138,9 @@ class Reader:
         """Put a file of JSON, which is YAML, into the working folder."""
         (self.folder / name).write_text(json.dumps(content))
 
-    def device(self) -> AdbDevice:
+    def device(self) -> Device:
         """Return a virtual device, which is the one that commands choose."""
-        device: AdbDevice = self.request.getfixturevalue("virtual_device")
+        device: Device = self.request.getfixturevalue("virtual_device")
         self.patch.setenv("ANDROID_SERIAL", "virtual:shared")
         self.words["virtual:alpha"] = "virtual:shared"
         return device

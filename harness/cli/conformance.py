@@ -26,7 +26,8 @@ from harness.cli.arguments import WAIT_S, Json, QairtSdk, Toolchain, Wait, read_
 from harness.cli.device_lease import lease_device
 from harness.cli.rehearse import prompt_lengths, virtual_device, without_spill
 from harness.console import answers, print_json, print_remark
-from harness.devices.base import Device, DeviceProperties
+from harness.devices.base import DeviceProperties
+from harness.devices.device import Device
 from harness.errors import HostFileError
 from harness.exit_codes import BAD
 from harness.results.provenance import own_version

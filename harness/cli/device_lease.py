@@ -8,7 +8,7 @@ from pathlib import Path
 
 from harness.cli.progress import deploy_progress
 from harness.console import print_remark
-from harness.devices.base import Device
+from harness.devices.device import Device
 from harness.devices.spec import DeviceSpec
 from harness.errors import HarnessError, LeaseLostError, LeaseTimeoutError, one_line
 from harness.pool.failure_policy import Work, work_id

@@ -22,7 +22,7 @@ from harness.cli.device import running_device
 from harness.cli.device_lease import lease_device
 from harness.console import answers, print_json, print_remark
 from harness.devices.adb.server import ensure_server, stop_if_ours
-from harness.devices.base import Device
+from harness.devices.device import Device
 from harness.errors import GenieMissingError, WrongUseError
 from harness.exit_codes import BAD
 from harness.pool.pool import trusted_users

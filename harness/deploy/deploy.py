@@ -12,7 +12,7 @@ from harness.deploy.eviction import EvictionPolicy, Room, StoreUsage, make_room,
 from harness.deploy.push import Progress
 from harness.deploy.scripts import ensure_scripts
 from harness.deploy.store import DeviceStore
-from harness.devices.base import Device
+from harness.devices.device import Device
 from harness.errors import HostFileError
 
 DEPLOY_TIMEOUT_S = 1800.0

@@ -10,7 +10,7 @@ from pathlib import Path
 from buildlib.cache.file_hashes import FileDigest
 from buildlib.cache.file_hashes import hash_files as hash_files_of_builder
 from buildlib.errors import InputFileError
-from harness.devices.base import Device
+from harness.devices.device import Device
 from harness.errors import DeviceUnsupportedError, HostFileError
 
 __all__ = ["STEP_S", "FileDigest", "hash_command", "hash_files", "hashes_on", "hashing_s"]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from harness.clock import Deadline
 from harness.deploy.digests import STEP_S
-from harness.devices.base import Device
+from harness.devices.device import Device
 from harness.errors import DeviceCommandError, DeviceFullError
 
 _CONTENT = re.compile(r"(?:\./)?([0-9a-f]{64}) ([0-9]{1,18}) ([0-9]{1,18})")

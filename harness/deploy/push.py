@@ -9,7 +9,8 @@ from typing import Self
 
 from harness.clock import Deadline
 from harness.deploy.digests import FileDigest
-from harness.devices.base import Device, PushItem
+from harness.devices.base import PushItem
+from harness.devices.device import Device
 
 BATCH_BYTES = 16 << 20
 

@@ -16,7 +16,8 @@ from pathlib import Path
 
 from harness.clock import Deadline
 from harness.deploy.digests import STEP_S, hash_command, hashes_on
-from harness.devices.base import Device, PushItem
+from harness.devices.base import PushItem
+from harness.devices.device import Device
 from harness.errors import DeploymentCorruptError, DeviceFullError, HarnessError
 
 _CLEAN_TIMEOUT_S = 10.0

@@ -22,7 +22,7 @@ from harness.clock import Deadline
 from harness.deploy.digests import STEP_S, FileDigest, hashes_on, hashing_s
 from harness.deploy.eviction import EvictionPolicy, Room, bytes_on_disk, make_room, require_room
 from harness.deploy.push import Progress, VerifiedPush
-from harness.devices.base import Device
+from harness.devices.device import Device
 from harness.errors import (
     DeploymentCorruptError,
     DeviceCommandError,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from buildlib.closeable import Closeable
 from harness.devices.adb.client import AdbServer
 from harness.devices.adb.server import ensure_server
-from harness.devices.base import Device
+from harness.devices.device import Device
 from harness.devices.spec import DeviceSpec
 from harness.devices.types import device_types
 from harness.errors import DeviceError, NoDeviceError, SeveralDevicesError, WrongUseError

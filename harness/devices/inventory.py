@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from harness.devices.adb.client import DeviceEntry
-from harness.devices.adb.device import AdbDevice
-from harness.devices.base import Device, DeviceProperties
+from harness.devices.adb.transport import AdbTransport
+from harness.devices.base import DeviceProperties
+from harness.devices.device import Device
 from harness.devices.devices import Devices
 from harness.devices.spec import DeviceSpec
 from harness.devices.types import device_types
@@ -64,7 +65,7 @@ def all_of(devices: Devices, *, timeout_s: float = 10.0) -> list[Sighting]:
         if not entry.usable:
             return Sighting(spec, entry.shared_serial or entry.serial, one_line(entry.state))
         shown = entry.serial if spec.type == "android" else str(spec)
-        device = AdbDevice(server, entry.serial, shown=shown)
+        device = Device(AdbTransport(server, entry.serial, shown=shown))
         return _ask(spec, device, entry.shared_serial or entry.serial, timeout_s)
 
     return _at_once(look, server.devices())

@@ -16,10 +16,10 @@ from typing import BinaryIO
 from harness.clock import Deadline, DeadlineExceeded
 from harness.devices.base import Progress
 from harness.devices.commands import Sink
+from harness.devices.device import Device
 from harness.devices.files import CHUNK
 from harness.devices.forward import LOOPBACK, Forward, SocketEnd
-from harness.devices.posix_device import PosixDevice
-from harness.devices.shell_device import forwarded_port
+from harness.devices.posix import PosixTransport
 from harness.errors import DeviceUnsupportedError
 
 
@@ -83,34 +83,16 @@ _READ = 256 * 1024
 _WRITE = 4096  # what a pipe that is ready takes without waiting
 
 
-class LocalDevice(PosixDevice):
-    """This machine; implements `harness.devices.base.Device` with child processes."""
+class LocalTransport(PosixTransport):
+    """Way to this machine: child processes, and its file system."""
 
     def __init__(self) -> None:
-        super().__init__("local")
+        super().__init__("local", "local")
 
-    def __repr__(self) -> str:
-        return "LocalDevice()"
-
-    @property
-    def type(self) -> str:
-        """`local`."""
-        return "local"
-
-    @contextmanager
-    def forward(self, remote: str) -> Iterator[tuple[str, int]]:
-        """Carry connections to its own ports; see `Device.forward`."""
-        address = LOOPBACK, forwarded_port(remote)
-
-        def connect(deadline: Deadline) -> SocketEnd:
-            return SocketEnd(socket.create_connection(address, deadline.remaining()))
-
-        with Forward(connect, "forward local") as forward:
-            yield forward.address
-
-    def _execute(
+    def execute(
         self, script: str, stdin: bytes | None, stdout: Sink, stderr: Sink, deadline: Deadline
     ) -> int:
+        """Run a script as a child process; see `Transport.execute`."""
         process = subprocess.Popen(
             [b"/bin/sh", b"-c", script.encode("utf-8", "surrogateescape")],
             stdin=subprocess.PIPE,
@@ -132,12 +114,25 @@ class LocalDevice(PosixDevice):
                     process.wait()
         return status if status >= 0 else 128 - status
 
+    def forward(self, port: int) -> Forward:
+        """Carry connections to a port of its own; see `Transport.forward`."""
+
+        def connect(deadline: Deadline) -> SocketEnd:
+            return SocketEnd(socket.create_connection((LOOPBACK, port), deadline.remaining()))
+
+        return Forward(connect, "forward local")
+
+    def reboot(self, device: Device, timeout_s: float) -> None:  # noqa: ARG002
+        """Refuse to.
+
+        Raises:
+            DeviceUnsupportedError: always.
+        """
+        raise DeviceUnsupportedError(self.serial, "reboot", "this program runs on it")
+
     @contextmanager
     def _files(self, deadline: Deadline) -> Iterator[HereFiles]:
         yield HereFiles(deadline)
-
-    def _ask_to_reboot(self, timeout_s: float) -> None:  # noqa: ARG002
-        raise DeviceUnsupportedError(self.serial, "reboot", "this program runs on it")
 
 
 class _Pipes:

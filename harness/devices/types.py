@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from harness.errors import DeviceUnsupportedError
 
 if TYPE_CHECKING:
-    from harness.devices.base import Device
+    from harness.devices.device import Device
     from harness.devices.devices import Devices
     from harness.devices.spec import DeviceSpec
 
@@ -145,11 +145,12 @@ class LinuxType(DeviceType):
         soc: str | None,  # noqa: ARG002
     ) -> "Device":
         """Connect to the host."""
-        from harness.devices.linux import LinuxDevice
+        from harness.devices.device import Device
+        from harness.devices.ssh.transport import SshTransport
 
         host = devices.ssh_host(spec.identifier)
         host.connect()
-        return LinuxDevice(host)
+        return Device(SshTransport(host))
 
 
 class LocalType(DeviceType):
@@ -168,9 +169,10 @@ class LocalType(DeviceType):
         soc: str | None,  # noqa: ARG002
     ) -> "Device":
         """Return this machine as a device."""
-        from harness.devices.local import LocalDevice
+        from harness.devices.device import Device
+        from harness.devices.local import LocalTransport
 
-        return LocalDevice()
+        return Device(LocalTransport())
 
 
 def check_type_name(name: str) -> str:

@@ -40,8 +40,9 @@ from harness.plans.outcome import CellOutcome, CellResult, Failure
 from harness.plans.outcome_log import OutcomeLog
 from harness.plans.plan_file import load_plan
 from harness.plans.plan_run import find_database
-from harness.plans.protocols import LeasedDevice, NullObserver
+from harness.plans.protocols import NullObserver
 from harness.plans.scheduler import MatrixOptions, Scheduler
+from harness.pool.lease import LeasedDevice
 from harness.pool.pool import Pool
 from harness.pool.requirement import Requirement
 from harness.pool.status import OnProgress, ignore_progress

@@ -10,7 +10,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
-from harness.devices.base import Device, Progress
+from harness.devices.base import Progress
+from harness.devices.device import Device
 from harness.errors import DeviceTimeoutError, HarnessError, LeaseLostError
 
 _TRANSFERS = {"push", "push_many", "pull", "pull_many"}

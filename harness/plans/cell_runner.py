@@ -17,8 +17,7 @@ from harness.paths import safe_file_name
 from harness.plans.cancellation import CancelToken, cancellable
 from harness.plans.cells import Cell
 from harness.plans.outcome import CellResult
-from harness.plans.protocols import LeasedDevice
-from harness.pool.lease import LeasedDevice as PoolDevice
+from harness.pool.lease import LeasedDevice
 from harness.results.records import Run, now
 from harness.results.store import LazyResultsStore, RunFilter
 from harness.runtimes.base import LogLevel, Model
@@ -119,7 +118,7 @@ class DeviceCellRunner:
                 folder=cell.folder,
             ),
         )
-        if not cell.workload.needs_container and isinstance(device, PoolDevice):
+        if not cell.workload.needs_container:
             device.dirty = True  # what a command leaves running ends with the lease
         try:
             with cancel.on_cancel(lambda: _end_processes(device)):
@@ -192,10 +191,9 @@ def _is_stored(cell: Cell) -> bool:
 
 
 def _end_processes(device: LeasedDevice) -> None:
-    """End what runs on a device of the pool under our lease."""
-    if isinstance(device, PoolDevice):
-        deadline = Deadline.for_device(device.serial, "ending a cell", _SWEEP_S)
-        device.fence.sweep(device.unleased, deadline)
+    """End what runs on a device under our lease."""
+    deadline = Deadline.for_device(device.serial, "ending a cell", _SWEEP_S)
+    device.fence.sweep(device.unleased, deadline)
 
 
 def _cell_result(result: WorkloadResult[object]) -> CellResult:

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 from harness.plans.cancellation import CancelToken
 from harness.plans.cells import Cell
 from harness.plans.outcome import CellOutcome, CellResult, CellStatus, Failure
-from harness.plans.protocols import LeasedDevice, Observer, Recorder
+from harness.plans.protocols import Observer, Recorder
 from harness.pool.failure_policy import Work
+from harness.pool.lease import LeasedDevice
 
 
 @dataclass(slots=True)

@@ -4,23 +4,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
-from harness.devices.base import Device
 from harness.errors import HarnessError
 from harness.plans.cancellation import CancelToken
 from harness.plans.cells import Cell
 from harness.plans.outcome import CellOutcome, CellResult, Failure
 from harness.pool.failure_policy import Work
+from harness.pool.lease import LeasedDevice
 from harness.pool.requirement import Requirement
 from harness.pool.status import MemberStatus
-
-
-class LeasedDevice(Device, Protocol):
-    """The device of a lease."""
-
-    @property
-    def member(self) -> str:
-        """Its name in the pool."""
-        ...
 
 
 class Lease(Protocol):

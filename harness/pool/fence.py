@@ -21,8 +21,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from harness.clock import Clock, Deadline, format_time
 from harness.deploy.scripts import ensure_scripts, intact, scripts_folder
 from harness.deploy.store import DISK_FULL
-from harness.devices.base import Device
 from harness.devices.commands import MARKS, command_line
+from harness.devices.device import Device
 from harness.errors import (
     DeviceCommandError,
     DeviceFullError,

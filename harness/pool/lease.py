@@ -5,22 +5,14 @@ import secrets
 import shlex
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from types import TracebackType
 from typing import Self
 
 from harness.clock import Deadline
-from harness.devices.base import (
-    CommandResult,
-    Device,
-    DeviceProperties,
-    Progress,
-    PullItem,
-    PushItem,
-)
-from harness.devices.commands import command_line
+from harness.devices.base import CommandResult
+from harness.devices.device import Device
 from harness.errors import (
     DeviceCommandError,
     DeviceError,
@@ -33,10 +25,9 @@ from harness.errors import (
 from harness.pool.action_names import CHECKING, PROBING, action_named, describe_command
 from harness.pool.context import PoolContext
 from harness.pool.failure_policy import FailureReport, Work
-from harness.pool.fence import ClaimedDevice, Fence
+from harness.pool.fence import ClaimedDevice
 from harness.pool.heartbeat import LeaseTerm
 
-_LOG_TAIL = 4000
 _CHECK_S = 30.0
 _ASK_S = 5.0
 """Time for a device to say, after a failure, whether the lease still holds there."""
@@ -47,8 +38,8 @@ _PROBE_S = 5.0
 _PROBE_OUTPUT = 4096
 
 
-class LeasedDevice:
-    """A device under a lease; implements `harness.devices.base.Device`.
+class LeasedDevice(Device):
+    """A device under a lease, guarded by the fence.
 
     Every method raises `LeaseLostError` before it touches the device if the lease is lost. Commands
     check the fence on the device itself, and transfers do so before and after: that stops a holder
@@ -58,181 +49,30 @@ class LeasedDevice:
 
     Attributes:
         member: its name in the pool.
+        fence: its fence with the token of the lease.
         used: whether it was used under this lease.
         dirty: whether a command was cut off on it, so that processes may remain.
     """
 
     def __init__(self, claimed: ClaimedDevice, lease: "Lease") -> None:
+        super().__init__(claimed.device.runner.transport, runner=claimed.device.runner)
         self.member = claimed.member
         self.key = claimed.key
+        self.fence = claimed.fence
         self.used = False
         self.dirty = False
         self._device = claimed.device
-        self._fence = claimed.fence
+        self._work_root = claimed.fence.root
         self._lease = lease
         self._forwards: set[ExitStack] = set()
 
     def __repr__(self) -> str:
-        return f"LeasedDevice({self.member!r}, token {self._fence.token})"
-
-    @property
-    def fence(self) -> Fence:
-        """Its fence with the token of the lease."""
-        return self._fence
+        return f"LeasedDevice({self.member!r}, token {self.fence.token})"
 
     @property
     def unleased(self) -> Device:
         """The device without the checks, for the pool's own work on it."""
         return self._device
-
-    @property
-    def serial(self) -> str:
-        """Its address."""
-        return self._device.serial
-
-    @property
-    def type(self) -> str:
-        """Its device type."""
-        return self._device.type
-
-    @property
-    def work_root(self) -> str:
-        """Our folder on it."""
-        return self._fence.root
-
-    def properties(self, *, timeout_s: float = 30.0) -> DeviceProperties:
-        """Return its properties; see `Device.properties`."""
-        with self._held():
-            return self._device.properties(timeout_s=timeout_s)
-
-    def free_bytes(self, *, timeout_s: float = 30.0) -> int | None:
-        """Return the free space under the work root; see `Device.free_bytes`."""
-        with self._held():
-            return self._device.free_bytes(timeout_s=timeout_s)
-
-    def boot_id(self, *, timeout_s: float = 30.0) -> str:
-        """Return the id of its boot; see `Device.boot_id`."""
-        with self._held():
-            return self._device.boot_id(timeout_s=timeout_s)
-
-    def shell(
-        self,
-        command: str | Sequence[str],
-        *,
-        timeout_s: float = 30.0,
-        stdin: bytes | None = None,
-        check: bool = True,
-        env: Mapping[str, str] | None = None,
-        max_output: int = 4 << 20,
-    ) -> CommandResult:
-        """Run a command if the fence is ours; see `Device.shell`."""
-        text = command_line(command)
-        with self._held(), action_named(describe_command(text, self._fence.root), failures=False):
-            result = self._device.shell(
-                self._fence.guarded(text),
-                timeout_s=timeout_s,
-                stdin=stdin,
-                check=False,
-                env={**(env or {}), **self._fence.env},
-                max_output=max_output,
-            )
-        self._check_result(result)
-        if check and result.exit_status:
-            tail = (result.stderr if result.stderr.strip() else result.stdout)[-_LOG_TAIL:]
-            shown = describe_command(text, self._fence.root).strip("`")
-            failure = DeviceCommandError(self.serial, shown, result.exit_status, tail)
-            self.name(failure)
-            raise failure
-        return result
-
-    def stream(
-        self,
-        command: str | Sequence[str],
-        *,
-        on_output: Callable[[bytes], None],
-        timeout_s: float,
-        env: Mapping[str, str] | None = None,
-    ) -> CommandResult:
-        """Run a command if the fence is ours, and stream its output; see `Device.stream`."""
-        text = command_line(command)
-        with self._held(), action_named(describe_command(text, self._fence.root), failures=False):
-            result = self._device.stream(
-                self._fence.guarded(text),
-                on_output=on_output,
-                timeout_s=timeout_s,
-                env={**(env or {}), **self._fence.env},
-            )
-        self._check_result(result)
-        return result
-
-    def push(
-        self,
-        local: Path,
-        remote: str,
-        *,
-        timeout_s: float = 600.0,
-        mode: int | None = None,
-        on_progress: Progress | None = None,
-    ) -> int:
-        """Copy a file to the device; see `Device.push`."""
-        with self._transfer():
-            return self._device.push(
-                local, remote, timeout_s=timeout_s, mode=mode, on_progress=on_progress
-            )
-
-    def push_many(
-        self,
-        items: Iterable[PushItem],
-        *,
-        timeout_s: float = 600.0,
-        on_progress: Progress | None = None,
-    ) -> int:
-        """Copy files in one go; see `Device.push_many`."""
-        with self._transfer():
-            return self._device.push_many(items, timeout_s=timeout_s, on_progress=on_progress)
-
-    def pull(
-        self,
-        remote: str,
-        local: Path,
-        *,
-        timeout_s: float = 600.0,
-        on_progress: Progress | None = None,
-    ) -> int:
-        """Copy a file from the device; see `Device.pull`."""
-        with self._held():
-            received = self._device.pull(
-                remote, local, timeout_s=timeout_s, on_progress=on_progress
-            )
-        self._check_on_device()
-        return received
-
-    def pull_many(
-        self,
-        items: Iterable[PullItem],
-        *,
-        timeout_s: float = 600.0,
-        on_progress: Progress | None = None,
-    ) -> int:
-        """Copy files from the device in one go; see `Device.pull_many`."""
-        with self._held():
-            received = self._device.pull_many(items, timeout_s=timeout_s, on_progress=on_progress)
-        self._check_on_device()
-        return received
-
-    def forward(self, remote: str) -> AbstractContextManager[tuple[str, int]]:
-        """Forward a port of this host to the device; see `Device.forward`.
-
-        It ends with the lease, with all connections through it, within a second of its loss.
-        """
-        self._check_on_device()
-        return self._forwarding(remote)
-
-    def reboot(self, *, timeout_s: float = 300.0) -> None:
-        """Reboot it; see `Device.reboot`."""
-        self._check_on_device()
-        with self._held():
-            self._device.reboot(timeout_s=timeout_s)
 
     def verify(self) -> None:
         """Check whether the lease still holds, by the ledger and by the fence on the device.
@@ -260,10 +100,11 @@ class LeasedDevice:
             stack.close()
 
     @contextmanager
-    def _forwarding(self, remote: str) -> Iterator[tuple[str, int]]:
+    def _forwarding(self, port: int) -> Iterator[tuple[str, int]]:
+        """End with the lease, with all connections through it, within a second of its loss."""
         over = threading.Event()
         with ExitStack() as stack:
-            address = stack.enter_context(self._device.forward(remote))
+            address = stack.enter_context(super()._forwarding(port))
             self._forwards.add(stack)
             watch = threading.Thread(
                 target=self._watch, args=(over,), name=f"forward of {self.member}", daemon=True
@@ -295,16 +136,16 @@ class LeasedDevice:
         A command that took too long says nothing about a device that does this.
         """
         word = secrets.token_hex(8)
-        file = shlex.quote(f"{self._fence.root}/incoming/probe.{word}")
+        file = shlex.quote(f"{self.fence.root}/incoming/probe.{word}")
         use = f"echo {word} >{file}; cat {file}; rm -f {file}"
         script = f"{{ {use}; }} >/dev/null 2>&1; echo {word}"
         began = time.monotonic()
         with suppress(HarnessError), action_named(PROBING):
             answer = self._device.shell(
-                self._fence.guarded(script),
+                self.fence.guarded(script),
                 timeout_s=_PROBE_S,
                 check=False,
-                env=self._fence.env,
+                env=self.fence.env,
                 max_output=_PROBE_OUTPUT,
             )
             if answer.stdout == f"{word}\n":
@@ -312,14 +153,8 @@ class LeasedDevice:
         return ""
 
     @contextmanager
-    def _transfer(self) -> Iterator[None]:
-        self._check_on_device()
-        with self._held():
-            yield
-        self._check_on_device()
-
-    @contextmanager
-    def _held(self) -> Iterator[None]:
+    def _using(self) -> Iterator[None]:
+        """See `Device`."""
         self._lease.check()
         self.used = True
         try:
@@ -337,22 +172,39 @@ class LeasedDevice:
             raise
         self._lease.check_ledger(self.key)
 
-    def _check_result(self, result: CommandResult) -> None:
-        self._lost_if_fenced(result)
-        if result.exit_status:
-            self.verify()
+    def _naming(self, text: str) -> action_named:
+        """Let an error of a command of ours say what that does; see `Device`."""
+        return action_named(describe_command(text, self.fence.root), failures=False)
 
-    def _check_on_device(self) -> None:
+    def _ask(self) -> None:
+        """See `Device`."""
         self._lease.check()
         self.used = True
         self._lost_if_fenced(self._ask_fence(_CHECK_S))
 
+    def _guarded(self, text: str) -> tuple[str, Mapping[str, str]]:
+        """Look first whether the fence is ours; see `Device`."""
+        return self.fence.guarded(text), self.fence.env
+
+    def _judge(self, result: CommandResult) -> None:
+        """See `Device`."""
+        self._lost_if_fenced(result)
+        if result.exit_status:
+            self.verify()
+
+    def _error(self, text: str, result: CommandResult) -> DeviceCommandError:
+        """See `Device`."""
+        action = describe_command(text, self.fence.root).strip("`")
+        failure = super()._error(action, result)
+        self.name(failure)
+        return failure
+
     def _ask_fence(self, timeout_s: float) -> CommandResult:
         with action_named(CHECKING, failures=False):
-            return self._device.shell(self._fence.guarded(":"), timeout_s=timeout_s, check=False)
+            return self._device.shell(self.fence.guarded(":"), timeout_s=timeout_s, check=False)
 
     def _lost_if_fenced(self, result: CommandResult) -> None:
-        if self._fence.was_lost(result.exit_status, result.stderr):
+        if self.fence.was_lost(result.exit_status, result.stderr):
             raise self._lease.lose_device(self, result.stderr)
 
 

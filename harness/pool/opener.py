@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from harness.devices.adb.client import USB_PORT
-from harness.devices.base import Device
+from harness.devices.device import Device
 from harness.devices.devices import Devices
 from harness.devices.spec import DeviceSpec
 from harness.devices.types import device_types

@@ -13,7 +13,7 @@ from pathlib import Path
 from harness.clock import Deadline
 from harness.deploy.digests import hashes_on
 from harness.deploy.scripts import ensure_scripts
-from harness.devices.base import Device
+from harness.devices.device import Device
 from harness.errors import (
     DeploymentCorruptError,
     DeviceLostError,

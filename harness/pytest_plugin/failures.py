@@ -17,7 +17,7 @@ from harness.pytest_plugin.terminal import LOST, PHASE
 from harness.telemetry.device_log import EMPTY
 
 if TYPE_CHECKING:
-    from harness.devices.base import Device
+    from harness.devices.device import Device
     from harness.results.records import TelemetrySeries
     from harness.runtimes.base import Runtime
     from harness.workloads.session import Session

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from buildlib.container.container import GenAIContainer
     from buildlib.targets import Target
-    from harness.devices.base import Device
+    from harness.devices.device import Device
     from harness.pool.pool import Pool
     from harness.pytest_plugin.measurements import MeasurementRecorder
     from harness.pytest_plugin.recordings import TestRecordings

@@ -15,7 +15,8 @@ from buildlib.container.manifest import SpeculationRecord
 from harness.deploy.deploy import DEPLOY_TIMEOUT_S
 from harness.deploy.deployment import DeployFile, Deployment
 from harness.deploy.push import Shown
-from harness.devices.base import Device, DeviceProperties
+from harness.devices.base import DeviceProperties
+from harness.devices.device import Device
 from harness.errors import WrongUseError
 from harness.results.perplexity import standard_error
 from harness.results.records import ContainerInfo, Positions, TelemetrySeries

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from buildlib.container.container import GenAIContainer
 from buildlib.container.genie_config import GenieConfig
-from harness.devices.base import Device, DeviceProperties
+from harness.devices.base import DeviceProperties
+from harness.devices.device import Device
 from harness.errors import WrongUseError
 from harness.results.records import ContainerInfo
 from harness.runtimes.base import Model, ModelRole, Runtime, RuntimeOptions, Window

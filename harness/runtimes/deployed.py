@@ -10,7 +10,8 @@ from buildlib.container.container import GenAIContainer
 from harness.deploy.deploy import deploy, remove_run
 from harness.deploy.deployment import Deployment
 from harness.deploy.push import Progress
-from harness.devices.base import Device, DeviceProperties
+from harness.devices.base import DeviceProperties
+from harness.devices.device import Device
 from harness.errors import HarnessError
 from harness.runtimes.base import RuntimeOptions
 from harness.runtimes.bundles.bundle import Bundle

@@ -25,7 +25,8 @@ from buildlib.errors import UnknownSocError
 from buildlib.targets import Soc, find_soc
 from harness.deploy.deployment import DeployFile
 from harness.deploy.digests import hash_files
-from harness.devices.base import Device, DeviceProperties
+from harness.devices.base import DeviceProperties
+from harness.devices.device import Device
 from harness.errors import HostFileError, PromptTooLongError, RuntimeChoiceError, WrongUseError
 from harness.results.records import ContainerInfo
 from harness.runtimes.base import ModelRole, RuntimeOptions, Window

@@ -15,7 +15,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from harness.deploy.deployment import DeployFile
-from harness.devices.base import Device, DeviceProperties
+from harness.devices.base import DeviceProperties
+from harness.devices.device import Device
 from harness.errors import HostFileError, RuntimeOutputError, WrongUseError
 from harness.runtimes.base import (
     Capability,

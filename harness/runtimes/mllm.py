@@ -18,7 +18,8 @@ from buildlib.mllm.config import RUNNER_CL, ModelConfig, read_model_config
 from buildlib.passes.mllm_contract import find_fault
 from buildlib.targets import find_soc
 from harness.deploy.deployment import DeployFile
-from harness.devices.base import Device, DeviceProperties
+from harness.devices.base import DeviceProperties
+from harness.devices.device import Device
 from harness.errors import HostFileError, RuntimeOutputError, WrongUseError
 from harness.runtimes.base import (
     Capability,

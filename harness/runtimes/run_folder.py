@@ -11,7 +11,8 @@ from buildlib.container.op_packages import Registration
 from harness.deploy.deployment import Deployment
 from harness.deploy.digests import hashes_on
 from harness.deploy.store import DISK_FULL
-from harness.devices.base import Device, PushItem
+from harness.devices.base import PushItem
+from harness.devices.device import Device
 from harness.errors import DeploymentCorruptError, DeviceFullError, RunnerError, RuntimeOutputError
 
 _LINE = re.compile(

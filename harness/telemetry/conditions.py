@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Literal, get_args
 
 from harness.clock import Clock, SystemClock
-from harness.devices.base import Device
+from harness.devices.device import Device
 from harness.errors import ConditionsError, ConditionsNotMetError, HarnessError, one_line
 from harness.telemetry.charge import ChargeWindow, wait_for_charge
 from harness.telemetry.gate import ConditionRecord, OnWait, Outcome, ThermalGate, wait_until_cool

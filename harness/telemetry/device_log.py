@@ -8,7 +8,7 @@ import contextlib
 import re
 from collections.abc import Mapping
 
-from harness.devices.base import Device
+from harness.devices.device import Device
 from harness.errors import HarnessError
 
 MOST_BYTES = 200_000

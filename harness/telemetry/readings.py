@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from harness.devices.base import Device
+from harness.devices.device import Device
 from harness.devices.properties import parse_battery, parse_dumpsys
 from harness.telemetry.protocol import TelemetryRecording, parse_recording
 from harness.telemetry.thermal_service import ThermalService, parse_thermal_service

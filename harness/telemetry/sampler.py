@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from harness.devices.base import Device
+from harness.devices.device import Device
 from harness.errors import DeviceError
 from harness.results.records import TelemetrySeries
 from harness.telemetry.protocol import MOST_BYTES, TelemetryRecording, parse_recording

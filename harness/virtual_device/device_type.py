@@ -9,7 +9,7 @@ from harness.devices.types import DeviceType, Preview
 
 if TYPE_CHECKING:
     from harness.devices.adb.client import AdbServer
-    from harness.devices.base import Device
+    from harness.devices.device import Device
     from harness.devices.devices import Devices
     from harness.errors import HarnessError
     from harness.virtual_device.manager import VirtualDevice
@@ -32,7 +32,8 @@ class VirtualType(DeviceType):
             VirtualDeviceChangeError: it has another SoC.
             DeviceConnectError: it does not run.
         """
-        from harness.devices.adb.device import AdbDevice
+        from harness.devices.adb.transport import AdbTransport
+        from harness.devices.device import Device
         from harness.errors import UnknownVirtualDeviceError, VirtualDeviceChangeError
         from harness.virtual_device import manager
 
@@ -51,7 +52,7 @@ class VirtualType(DeviceType):
             device = manager.start(name, device.soc)
         if server.state(device.serial) != "device":
             connect(server, device)
-        return AdbDevice(server, device.serial, shown=str(spec), type="virtual")
+        return Device(AdbTransport(server, device.serial, shown=str(spec), type="virtual"))
 
     def check(self, devices: "Devices", spec: DeviceSpec) -> None:  # noqa: ARG002
         """Raise if there is no virtual device of that name, or it does not run.

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
-from harness.devices.base import Device
+from harness.devices.device import Device
 from harness.errors import WrongUseError
 from harness.results.comparison import DEFAULT_METRICS, ComparisonGroup, compare_runs
 from harness.results.records import ComparisonRecord, Run, new_run_id

@@ -13,7 +13,8 @@ from typing import TypeVar, cast
 from buildlib.closeable import Closeable
 from buildlib.container.container import GenAIContainer
 from harness.deploy.deployment import Deployment
-from harness.devices.base import Device, DeviceProperties
+from harness.devices.base import DeviceProperties
+from harness.devices.device import Device
 from harness.results import provenance
 from harness.results.records import (
     GENIE,

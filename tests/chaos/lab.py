@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from buildlib.genai import GenAIBuilderFactory
-from harness.devices.adb.device import AdbDevice
 from harness.devices.adb.server import ensure_server
+from harness.devices.adb.transport import AdbTransport
+from harness.devices.device import Device
 from harness.pool.ledger_file import default_path
 from harness.pool.pool import Pool
 from harness.virtual_device.control import DeviceControl
@@ -65,11 +66,11 @@ class Farm:
                 time.sleep(_HOLDER_S / 20)
         return taken
 
-    def device(self, number: int) -> AdbDevice:
+    def device(self, number: int) -> Device:
         """The device without a lease; a new adb server may not know it yet."""
         server = ensure_server()
         server.connect(self.serials[number])
-        return AdbDevice(server, self.serials[number])
+        return Device(AdbTransport(server, self.serials[number]))
 
 
 @dataclass

@@ -16,7 +16,7 @@ from tests.system import program
 from tests.waiting import wait_for
 
 if TYPE_CHECKING:
-    from harness.devices.base import Device
+    from harness.devices.device import Device
     from tests.device_scripts.conftest import DeviceShell
 
 HOLDER = 'a1 {"label": "ann: pytest (pid 7)", "host": "lab1", "boot": "b\\u00e4"}'

@@ -25,11 +25,12 @@ from harness.deploy.eviction import EvictionPolicy, make_room, read_usage
 from harness.deploy.store import DeviceStore
 from harness.devices.adb.client import AdbServer, parse_devices
 from harness.devices.adb.connection import Connection, FailReply
-from harness.devices.adb.device import AdbDevice, Failures
 from harness.devices.adb.shell import ShellSession
-from harness.devices.base import CommandResult, Device
+from harness.devices.adb.transport import AdbTransport
+from harness.devices.base import CommandResult
 from harness.devices.commands import BoundedOutput, Job
-from harness.devices.posix_device import PosixDevice
+from harness.devices.device import Device
+from harness.devices.local import LocalTransport
 from harness.devices.properties import (
     linux_properties,
     parse,
@@ -38,6 +39,7 @@ from harness.devices.properties import (
     parse_getprop,
     properties_from,
 )
+from harness.devices.transport import Transport
 from harness.errors import DeviceCommandError, RunnerError
 from harness.errors.codes import find_codes
 from harness.pool import fence
@@ -71,26 +73,25 @@ def filled(piece: str) -> str:
     return piece * (SIZE // len(piece))
 
 
-class SayingDevice:
+class SayingDevice(Device):
     """A device whose every command says the same."""
 
-    serial = "hostile"
     work_root = "/data/local/tmp/qnnfarm"
-    _shown = serial
 
     def __init__(self, output: str) -> None:
+        super().__init__(LocalTransport())
         self._output = output
 
-    def shell(self, _command: object, **_options: object) -> CommandResult:
+    def shell(self, *_: object, **_options: object) -> CommandResult:
         return CommandResult(0, self._output, self._output)
 
 
 def saying(ask: Callable[[Device], object]) -> Callable[[str], object]:
-    return lambda output: ask(cast("Device", SayingDevice(output)))
+    return lambda output: ask(SayingDevice(output))
 
 
-def ask_posix(method: Callable[..., object]) -> Callable[[str], object]:
-    return lambda output: method(SayingDevice(output), 1.0)
+def find_root(transport: Transport) -> Callable[[str], object]:
+    return lambda output: transport.find_root(SayingDevice(output), 1.0)
 
 
 def adopt(device: Device) -> object:
@@ -104,7 +105,7 @@ def link(device: Device) -> object:
 
 
 def refuse(reason: str) -> None:
-    with Failures(cast("AdbServer", None), "serial", "shown").typed("push", 1.0):
+    with AdbTransport(cast("AdbServer", None), "serial").typed("push", 1.0):
         raise FailReply(reason)
 
 
@@ -265,9 +266,9 @@ PARSERS: dict[str, Parser] = {
         ],
     ),
     "command": Parser(saying(run_command), [" \n"]),
-    "boot id": Parser(saying(lambda device: PosixDevice.boot_id(cast("PosixDevice", device)))),
-    "Android's folder": Parser(ask_posix(AdbDevice._find_root), ["/"]),
-    "Linux' folder": Parser(ask_posix(PosixDevice._find_root), ["/"]),
+    "boot id": Parser(saying(Device.boot_id)),
+    "Android's folder": Parser(find_root(AdbTransport(cast("AdbServer", None), "serial")), ["/"]),
+    "Linux' folder": Parser(find_root(LocalTransport()), ["/"]),
     "adb devices": Parser(parse_devices, [" ", "a b ", "a:b ", "a device x:y\n"]),
     "adb refusals": Parser(refuse, ["device '", "too many ", "device is"]),
     "adb shell": Parser(read_packets, ["\1\0\0\0\0", "\1\1\0\0\0x", "\1\xff\xff\xff\x7f"]),

@@ -6,7 +6,7 @@ import pytest
 
 from buildlib.genai import GenAIBuilderFactory
 from buildlib.lora.config import LoraBuilderInputConfig
-from harness.devices.adb.device import AdbDevice
+from harness.devices.device import Device
 from suites.models import tiny_llama
 from suites.models.tiny_llama import lora
 from tests.suites.user_pytest import run_pytest
@@ -14,7 +14,7 @@ from tests.suites.user_pytest import run_pytest
 
 @pytest.mark.slow
 def test_each_adapter_does_what_it_was_trained_for(
-    build_cache: Path, virtual_device: AdbDevice, tmp_path: Path
+    build_cache: Path, virtual_device: Device, tmp_path: Path
 ) -> None:
     builder = GenAIBuilderFactory.create(tiny_llama.folder(), cache_root=build_cache)
     builder.set_targets(["SM8750:emulator"]).set_transformation_options(

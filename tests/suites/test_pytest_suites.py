@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from buildlib.container.container import GenAIContainer
-from harness.devices.adb.device import AdbDevice
+from harness.devices.device import Device
 from harness.results.store import ResultsStore, RunFilter
 from suites.parameters import HARDWARE_LENGTHS, SuiteParameters, choose_lengths
 from tests.suites.user_pytest import run_pytest
@@ -17,7 +17,7 @@ from tests.suites.user_pytest import run_pytest
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_all_suites_pass_on_the_reference_model(
-    tmp_path: Path, virtual_device: AdbDevice, tiny_bundle: Path
+    tmp_path: Path, virtual_device: Device, tiny_bundle: Path
 ) -> None:
     db = tmp_path / "results.db"
     done = run_pytest(
@@ -49,7 +49,7 @@ def test_all_suites_pass_on_the_reference_model(
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_other_configurations_pass_with_six_graphs(
-    tmp_path: Path, virtual_device: AdbDevice, graphs_container: GenAIContainer
+    tmp_path: Path, virtual_device: Device, graphs_container: GenAIContainer
 ) -> None:
     """Three ARs by two CLs, where the reference container has one CL."""
     done = run_pytest(
@@ -146,7 +146,7 @@ def test_lengths_are_those_that_fit() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_suite_of_embeddings_passes_on_the_reference_encoder(
-    tmp_path: Path, virtual_device: AdbDevice, encoder_bundle: Path
+    tmp_path: Path, virtual_device: Device, encoder_bundle: Path
 ) -> None:
     """The cosine with float is at least 0.98 on 50 held-out sentences."""
     db = tmp_path / "results.db"

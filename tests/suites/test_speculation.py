@@ -15,7 +15,7 @@ from buildlib.speculative.config import (
     SpeculativeConfig,
     SsdBuilderConfig,
 )
-from harness.devices.adb.device import AdbDevice
+from harness.devices.device import Device
 from harness.exit_codes import GOOD
 from harness.runtimes.registry import open_model
 from harness.workloads.dialog import Dialog
@@ -95,7 +95,7 @@ def test_greedy_text_is_plain_decoding_s(
     how: SpeculativeConfig,
     tiny_bundle: Path,
     build_cache: Path,
-    virtual_device: AdbDevice,
+    virtual_device: Device,
     tmp_path: Path,
 ) -> None:
     report = run_suite(how, tiny_bundle, build_cache, virtual_device.serial, tmp_path)
@@ -105,7 +105,7 @@ def test_greedy_text_is_plain_decoding_s(
 
 @pytest.mark.slow
 def test_a_tree_keeps_to_a_sliding_window(
-    build_cache: Path, virtual_device: AdbDevice, tmp_path: Path
+    build_cache: Path, virtual_device: Device, tmp_path: Path
 ) -> None:
     """A slot is in the window of a token by how many it sees, so branches do not count."""
     model = tmp_path / "windowed"
@@ -120,7 +120,7 @@ def test_a_tree_keeps_to_a_sliding_window(
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [SSD, EAGLET], ids=["ssd-q1", "eaglet"])
 def test_turns_and_adapters_are_those_of_plain_decoding(
-    how: SpeculativeConfig, build_cache: Path, virtual_device: AdbDevice, tmp_path: Path
+    how: SpeculativeConfig, build_cache: Path, virtual_device: Device, tmp_path: Path
 ) -> None:
     container = build(how, build_cache, MODEL, lora.folder() / "lora_config.yaml")
     plain = tmp_path / "plain.json"
@@ -150,7 +150,7 @@ def test_on_twenty_prompts(
     how: SpeculativeConfig,
     tiny_bundle: Path,
     build_cache: Path,
-    virtual_device: AdbDevice,
+    virtual_device: Device,
     tmp_path: Path,
 ) -> None:
     run_suite(how, tiny_bundle, build_cache, virtual_device.serial, tmp_path, 20)

@@ -325,19 +325,6 @@ def query(address: ServerAddress, service: str, deadline: Deadline) -> str:
         return connection.receive_block()
 
 
-def command(
-    address: ServerAddress, service: str, deadline: Deadline, *, block: bool = False
-) -> str:
-    """Have the server do something: it answers twice, that it understood and that it is done.
-
-    `block` says whether a text follows, which is given back.
-    """
-    with Connection(address, deadline) as connection:
-        connection.request(service)
-        connection.expect_okay()
-        return connection.receive_block() if block else ""
-
-
 def open_service(
     address: ServerAddress, serial: str, service: str, deadline: Deadline
 ) -> Connection:

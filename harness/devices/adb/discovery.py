@@ -4,8 +4,9 @@ import os
 from types import MappingProxyType
 
 from harness.devices.adb.client import TCP_SERIAL, AdbServer, DeviceEntry
-from harness.devices.adb.device import AdbDevice
 from harness.devices.adb.server import ensure_server
+from harness.devices.adb.transport import AdbTransport
+from harness.devices.device import Device
 from harness.errors import (
     DeviceNotReadyError,
     HarnessError,
@@ -28,17 +29,6 @@ _WAYS_OUT = MappingProxyType(
 )
 """State of a device that runs no commands -> what to do."""
 
-__all__ = ["DeviceEntry", "connect_tcp", "list_devices", "open_device"]
-
-
-def list_devices(server: AdbServer | None = None) -> list[DeviceEntry]:
-    """Return all devices of the adb server, in whatever state.
-
-    Raises:
-        AdbServerError: see `ensure_server`.
-    """
-    return (server or ensure_server()).devices()
-
 
 def connect_tcp(server: AdbServer, serial: str) -> None:
     """Make a server connect to a TCP device that it does not know yet; others are left alone.
@@ -53,7 +43,7 @@ def connect_tcp(server: AdbServer, serial: str) -> None:
             server.connect(serial)
 
 
-def open_device(serial: str | None = None, *, server: AdbServer | None = None) -> AdbDevice:
+def open_device(serial: str | None = None, *, server: AdbServer | None = None) -> Device:
     """Return the device that `serial`, else `$ANDROID_SERIAL` names, else the only one there is.
 
     Raises:
@@ -82,7 +72,7 @@ def open_device(serial: str | None = None, *, server: AdbServer | None = None) -
         raise NoDeviceError(wanted, present)
     if not chosen.usable:
         raise _unusable(server, chosen)
-    return AdbDevice(server, wanted or chosen.serial)
+    return Device(AdbTransport(server, wanted or chosen.serial))
 
 
 def _unusable(server: AdbServer, entry: DeviceEntry) -> HarnessError:

@@ -8,9 +8,10 @@ from dataclasses import replace
 from buildlib.closeable import Closeable
 from harness.devices.adb.client import AdbServer, DeviceEntry
 from harness.devices.adb.connection import ServerAddress
-from harness.devices.adb.device import AdbDevice
 from harness.devices.adb.discovery import connect_tcp, open_device
 from harness.devices.adb.server import resolve_server
+from harness.devices.adb.transport import AdbTransport
+from harness.devices.device import Device
 from harness.devices.ssh.host import SshHost
 from harness.devices.ssh.tunnel import Tunnel
 from harness.errors import AdbServerError, NoDeviceError
@@ -65,7 +66,7 @@ class RemoteAdb(Closeable):
         """Return all devices that it knows."""
         return self.server().devices()
 
-    def open(self, serial: str) -> AdbDevice:
+    def open(self, serial: str) -> Device:
         """Return a device of it, which calls itself `serial@host`.
 
         Raises:
@@ -82,30 +83,31 @@ class RemoteAdb(Closeable):
         tunnel = self._tunnel
         if tunnel is None:
             raise AdbServerError(self._shown, "its tunnel was closed meanwhile")
-        return RemoteAdbDevice(server, serial, f"{serial}@{self._name}", tunnel)
+        return Device(_RemoteTransport(server, serial, f"{serial}@{self._name}", tunnel))
 
     @property
     def _shown(self) -> str:
         return f"{self._name}:{self.port} (through SSH)"
 
 
-class RemoteAdbDevice(AdbDevice):
-    """A device at another host's adb server."""
+class _RemoteTransport(AdbTransport):
+    """Way to a device through another host's adb server."""
 
     def __init__(self, server: AdbServer, serial: str, shown: str, tunnel: Tunnel) -> None:
         super().__init__(server, serial, shown=shown)
         self._tunnel = tunnel
 
     @contextmanager
-    def _typed(
+    def typed(
         self,
         action: str,
         timeout_s: float,
         log: Callable[[], str] | None = None,
         *,
-        path: str | Callable[[], str] = "",
+        path: Callable[[], str] | None = None,
     ) -> Iterator[None]:
-        with _explained(self._tunnel), super()._typed(action, timeout_s, log, path=path):
+        """See `Transport.typed`."""
+        with _explained(self._tunnel), super().typed(action, timeout_s, log, path=path):
             yield
 
 

@@ -6,9 +6,9 @@ little-endian 32-bit length, and that many bytes.
 
 import enum
 import struct
-from typing import Protocol
 
 from harness.devices.adb.connection import Connection, StreamClosed
+from harness.devices.commands import Sink
 
 _HEADER = struct.Struct("<BI")
 _STDIN_PACKET = 16 * 1024
@@ -23,21 +23,13 @@ class _Kind(enum.IntEnum):
     CLOSE_STDIN = 4
 
 
-class Writer(Protocol):
-    """Takes a stream as it comes."""
-
-    def write(self, data: memoryview, /) -> object:
-        """Take the next bytes, which are only valid during the call."""
-        ...
-
-
 class ShellSession:
     """A running command on an open `shell,v2,raw:` service.
 
     `stdout` and `stderr` get what the command writes, as it comes.
     """
 
-    def __init__(self, connection: Connection, stdout: Writer, stderr: Writer) -> None:
+    def __init__(self, connection: Connection, stdout: Sink, stderr: Sink) -> None:
         self._connection = connection
         self._stdout = stdout
         self._stderr = stderr

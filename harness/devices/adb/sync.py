@@ -32,12 +32,10 @@ class FileStat:
 
     Attributes:
         size: in bytes; modulo 2^32 on devices without `stat_v2`.
-        mtime: seconds since 1970.
     """
 
     mode: int
     size: int
-    mtime: int
 
     @property
     def is_file(self) -> bool:
@@ -172,10 +170,10 @@ class SyncSession:
             raise FailReply(f"the answer to {kind!r} was {answer!r}")
         if v2:
             fields = _STAT_V2.unpack(self._connection.receive(_STAT_V2.size))
-            error, mode, size, mtime = fields[0], fields[3], fields[7], fields[9]
-            return None if error else FileStat(mode, size, mtime)
-        mode, size, mtime = _STAT_V1.unpack(self._connection.receive(_STAT_V1.size))
-        return FileStat(mode, size, mtime) if mode else None
+            error, mode, size = fields[0], fields[3], fields[7]
+            return None if error else FileStat(mode, size)
+        mode, size, _ = _STAT_V1.unpack(self._connection.receive(_STAT_V1.size))
+        return FileStat(mode, size) if mode else None
 
     def _send_small(self, head: bytes, file: int, size: int, done: bytes) -> None:
         """Send a file of one DATA packet, its head and its end in one piece."""

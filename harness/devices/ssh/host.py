@@ -5,13 +5,14 @@ import select
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Self
 
 import paramiko
 
 from buildlib.closeable import Closeable
 from harness.clock import Deadline, DeadlineExceeded
 from harness.devices.adb.connection import FailReply, StreamClosed
+from harness.devices.commands import Sink
 from harness.devices.ssh.config import HostConfig, resolve_host
 from harness.devices.ssh.connection import OpenChannel, connect, hang_up
 from harness.errors import HostUnreachableError
@@ -20,20 +21,12 @@ _READ = 256 * 1024
 _KILLED = 128 + 9
 
 
-class Writer(Protocol):
-    """Takes a stream as it comes."""
-
-    def write(self, data: bytes, /) -> object:
-        """Take the next bytes."""
-        ...
-
-
 def run(
     host: "SshHost",
     line: str,
     stdin: bytes | None,
-    stdout: Writer,
-    stderr: Writer,
+    stdout: Sink,
+    stderr: Sink,
     deadline: Deadline,
 ) -> int:
     """Have the user's shell there run `line`; gives its exit status, 137 when it was killed.
@@ -69,7 +62,7 @@ def _feed(channel: paramiko.Channel, stdin: bytes | None) -> None:
         feed()
 
 
-def _read(channel: paramiko.Channel, stdout: Writer, stderr: Writer, deadline: Deadline) -> None:
+def _read(channel: paramiko.Channel, stdout: Sink, stderr: Sink, deadline: Deadline) -> None:
     """Hand on both streams until both have ended."""
     poll = select.poll()
     poll.register(channel.fileno(), select.POLLIN)

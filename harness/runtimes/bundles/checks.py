@@ -15,7 +15,8 @@ from buildlib.container.container import GenAIContainer
 from buildlib.elf import ElfInfo, is_elf, read_elf
 from buildlib.errors import InputFileError
 from buildlib.toolchains.base import BinaryInfo
-from harness.devices.base import Device, DeviceProperties
+from harness.devices.base import DeviceProperties
+from harness.devices.device import Device
 from harness.errors import RuntimeChoiceError
 from harness.runtimes.bundles.bundle import Bundle
 from harness.runtimes.bundles.sources import ANDROID, EMULATOR

@@ -13,7 +13,8 @@ from buildlib.container.genie_decoding import Sampler
 from buildlib.container.manifest import SpeculationRecord
 from buildlib.container.op_packages import registrations
 from buildlib.speculative.agreement import bound_turns
-from harness.devices.base import Device, DeviceProperties
+from harness.devices.base import DeviceProperties
+from harness.devices.device import Device
 from harness.errors import RuntimeChoiceError, RuntimeOutputError, WrongUseError
 from harness.results.records import Positions
 from harness.runtimes.base import (

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from buildlib.container.genie_config import GenieConfig
 from buildlib.validation import first_fault
-from harness.devices.base import Device
+from harness.devices.device import Device
 from harness.errors import RuntimeOutputError
 from harness.runtimes.base import StepLogits, StepWindow
 from harness.runtimes.genie.profile import parse_trace

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from buildlib.container.text_embedding import TextEmbeddingConfig
 from buildlib.validation import first_fault
-from harness.devices.base import Device
+from harness.devices.device import Device
 from harness.errors import RuntimeOutputError
 from harness.runtimes.base import EmbeddingResult, TextVectors
 from harness.runtimes.genie.profile import parse_trace

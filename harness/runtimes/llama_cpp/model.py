@@ -11,7 +11,8 @@ from pydantic import Field
 
 from buildlib.gguf import GgufHeader
 from harness.deploy.deployment import DeployFile
-from harness.devices.base import Device, DeviceProperties
+from harness.devices.base import DeviceProperties
+from harness.devices.device import Device
 from harness.errors import HostFileError, WrongUseError
 from harness.results.records import ContainerInfo
 from harness.runtimes.base import ModelRole, RuntimeOptions, Window

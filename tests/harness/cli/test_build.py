@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.devices.adb.device import AdbDevice
+from harness.devices.device import Device
 from suites.models import tiny_llama
 from tests.harness.cli.conftest import Run
 
@@ -39,7 +39,7 @@ def eaglet_options(tmp_path: Path) -> Path:
 @pytest.mark.needs("libatomic1")
 @pytest.mark.parametrize("kind", ["ssd-q1", pytest.param("eaglet", marks=pytest.mark.slow)])
 def test_a_container_that_speculates_is_built_and_speculates(
-    qnnfarm: Run, kind: str, eaglet_options: Path, tmp_path: Path, virtual_device: AdbDevice
+    qnnfarm: Run, kind: str, eaglet_options: Path, tmp_path: Path, virtual_device: Device
 ) -> None:
     options = SSD if kind == "ssd-q1" else ("--options", eaglet_options)
     built = qnnfarm("build", MODEL, *TARGET, *SHAPE, *options, "--out", tmp_path / "out")

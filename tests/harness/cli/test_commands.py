@@ -26,8 +26,8 @@ from typer.testing import CliRunner
 from harness.cli.app import PANELS, build_app, load_command
 from harness.devices.adb.client import AdbServer
 from harness.devices.adb.connection import ServerAddress
-from harness.devices.adb.device import AdbDevice
 from harness.devices.adb.server import ensure_server
+from harness.devices.device import Device
 from harness.virtual_device import manager
 from harness.virtual_device.faults import ALWAYS, Slow
 from suites.models import tiny_llama
@@ -109,7 +109,7 @@ def test_wrong_use_exits_with_2(qnnfarm: Run, arguments: tuple[str, ...]) -> Non
 
 @pytest.mark.genie_configuration("profile", "profile with trace")
 def test_the_path_of_a_user(
-    qnnfarm: Run, tmp_path: Path, virtual_device: AdbDevice, reference_outputs: object
+    qnnfarm: Run, tmp_path: Path, virtual_device: Device, reference_outputs: object
 ) -> None:
     """Build, inspect, generate, bench, perplexity, report: each fed by the one before."""
     serial, container, db = virtual_device.serial, tmp_path / "container", tmp_path / "r.db"
@@ -285,7 +285,7 @@ def one_line_error(done: Done, *said: str) -> None:
 
 
 def test_bad_input_is_one_line(
-    qnnfarm: Run, tmp_path: Path, virtual_device: AdbDevice, tiny_bundle: Path
+    qnnfarm: Run, tmp_path: Path, virtual_device: Device, tiny_bundle: Path
 ) -> None:
     model, out = tiny_llama.folder(), tmp_path / "out"
     emulator = ("--target", "SM8750:emulator", "--out", out)
@@ -348,7 +348,7 @@ def test_a_full_device_is_one_line_and_a_failed_run(
     qnnfarm: Run,
     tmp_path: Path,
     tiny_bundle: Path,
-    make_virtual_device: Callable[..., tuple[object, AdbDevice]],
+    make_virtual_device: Callable[..., tuple[object, Device]],
 ) -> None:
     _, device = make_virtual_device(storage_bytes=20 << 20)
     on_device, db = (tiny_bundle, "--device", device.serial), tmp_path / "r.db"
@@ -362,7 +362,7 @@ def test_a_full_device_is_one_line_and_a_failed_run(
 def test_a_device_that_goes_away_during_the_push_is_one_line(
     qnnfarm: Run,
     tiny_bundle: Path,
-    make_virtual_device: Callable[..., tuple[manager.VirtualDevice, AdbDevice]],
+    make_virtual_device: Callable[..., tuple[manager.VirtualDevice, Device]],
 ) -> None:
     virtual, device = make_virtual_device()
     incoming = virtual.root / "data" / "local" / "tmp" / "qnnfarm" / "incoming"
@@ -384,7 +384,7 @@ def test_a_device_that_goes_away_during_the_push_is_one_line(
 
 
 def test_an_interrupted_bench_leaves_nothing_on_the_device(
-    adb_environment: Path, tmp_path: Path, virtual_device: AdbDevice, small_bundle: Path
+    adb_environment: Path, tmp_path: Path, virtual_device: Device, small_bundle: Path
 ) -> None:
     db = tmp_path / "r.db"
     words = ("bench", small_bundle, "--db", db, "--device", virtual_device.serial)

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from harness.devices.adb.device import AdbDevice
+from harness.devices.device import Device
 from harness.exit_codes import GOOD, NO_ANSWER
 from tests.harness.cli.conftest import Run
 
 
 def test_the_verdict_is_the_exit_code(
-    qnnfarm: Run, tmp_path: Path, virtual_device: AdbDevice, small_bundle: Path
+    qnnfarm: Run, tmp_path: Path, virtual_device: Device, small_bundle: Path
 ) -> None:
     little = ("-p", "8", "-n", "2", "-r", "1", "-w", "0", "--no-gate", "--json")
     speed = ("--metric", "decode_tokens_per_s", "--threshold", "1")

@@ -9,7 +9,7 @@ import pytest
 from buildlib.container.container import GenAIContainer
 from buildlib.pipeline.build import BuildOutputs
 from harness.cli.conformance import _compare, _compare_scores, _Containers, _graphs_of, _Refuted
-from harness.devices.adb.device import AdbDevice
+from harness.devices.device import Device
 from harness.runtimes.base import GenerationResult
 from suites.models import tiny_llama
 from tests import command_line
@@ -21,7 +21,7 @@ Run = Callable[..., command_line.Done]
 
 
 def test_a_stand_in_of_the_sdk_and_a_virtual_device_conform(
-    qnnfarm: Run, virtual_device: AdbDevice, tmp_path: Path
+    qnnfarm: Run, virtual_device: Device, tmp_path: Path
 ) -> None:
     sdk, out = make_sdk(tmp_path / "2.39.0.250926"), tmp_path / "out"
     few = ("--prompts", "1", "--max-tokens", "3", "--device", "virtual:shared", "--json")

@@ -10,7 +10,7 @@ import pytest
 
 from harness.cli.device_lease import device_source, lease_device
 from harness.devices.adb.client import AdbServer
-from harness.devices.adb.device import AdbDevice
+from harness.devices.device import Device
 from harness.errors import (
     DeviceConnectError,
     DeviceSpecError,
@@ -75,7 +75,7 @@ def test_an_absent_device_is_not_waited_for(adb_server: object) -> None:
         pass
 
 
-def test_a_virtual_device_is_taken_by_its_name(virtual_device: AdbDevice) -> None:
+def test_a_virtual_device_is_taken_by_its_name(virtual_device: Device) -> None:
     with lease_device("virtual:shared", wait_s=60, purpose="") as device:
         assert device.boot_id() == virtual_device.boot_id()
     with (

@@ -8,7 +8,7 @@ import pytest
 
 from harness.cli.devices import _holders
 from harness.devices.adb.client import AdbServer
-from harness.devices.adb.device import AdbDevice
+from harness.devices.device import Device
 from harness.devices.inventory import Sighting
 from harness.devices.spec import DeviceSpec
 from harness.pool.pool import Pool
@@ -21,7 +21,7 @@ from tests.ssh_server import running_ssh_server
 def test_devices_of_every_type(
     qnnfarm: Run,
     adb_server: AdbServer,
-    virtual_device: AdbDevice,
+    virtual_device: Device,
     tmp_path: Path,
     new_port: Callable[[], int],
 ) -> None:
@@ -53,7 +53,7 @@ def test_devices_of_every_type(
 
 
 def test_a_virtual_device_has_its_name_and_no_list_starts_one(
-    qnnfarm: Run, adb_server: AdbServer, virtual_device: AdbDevice
+    qnnfarm: Run, adb_server: AdbServer, virtual_device: Device
 ) -> None:
     adb_server.disconnect(virtual_device.serial)  # as after the adb server was restarted
     manager.start("resting", "SM8750")

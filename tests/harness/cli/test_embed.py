@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.devices.adb.device import AdbDevice
+from harness.devices.device import Device
 from harness.exit_codes import BAD, GOOD, NO_ANSWER
 from harness.results.store import ResultsStore, RunFilter
 from tests.harness.cli.conftest import Run
@@ -19,7 +19,7 @@ TEXTS = ("In the beginning God created the heaven", "And the evening and the mor
 @pytest.mark.genie_configuration("text-to-embedding QnnHtp", "text-to-embedding per token")
 def test_texts_are_embedded_written_and_stored(
     qnnfarm: Run,
-    virtual_device: AdbDevice,
+    virtual_device: Device,
     encoder_bundle: Path,
     encoder_model: Path,
     tmp_path: Path,
@@ -58,7 +58,7 @@ def test_texts_are_embedded_written_and_stored(
 
 
 def test_a_cosine_below_the_bound_is_a_bad_answer(
-    qnnfarm: Run, virtual_device: AdbDevice, encoder_bundle: Path, encoder_model: Path
+    qnnfarm: Run, virtual_device: Device, encoder_bundle: Path, encoder_model: Path
 ) -> None:
     where = (encoder_bundle, "--device", virtual_device.serial, TEXTS[0])
     done = qnnfarm("embed", *where, "--reference", encoder_model, "--min-cosine", "1")

@@ -15,7 +15,7 @@ from buildlib.container.container import GenAIContainer
 from buildlib.container.genie_decoding import Lade, Spd, Ssd
 from buildlib.container.writer import ContainerFile
 from buildlib.numerics.transformers import ReferenceEngine
-from harness.devices.adb.device import AdbDevice
+from harness.devices.device import Device
 from harness.exit_codes import BAD, GOOD, NO_ANSWER
 from harness.results.store import ResultsStore, RunFilter
 from harness.runtimes.registry import open_model
@@ -35,7 +35,7 @@ SELF_SPECULATION = Ssd(
 
 
 def test_what_the_host_computed_is_what_benchmarks_are_checked_against(
-    qnnfarm: Run, virtual_device: AdbDevice, tiny_bundle: Path, tmp_path: Path
+    qnnfarm: Run, virtual_device: Device, tiny_bundle: Path, tmp_path: Path
 ) -> None:
     db = tmp_path / "results.db"
     where = (tiny_bundle, "--device", virtual_device.serial, "--db", db)
@@ -74,7 +74,7 @@ def test_the_reference_can_be_computed_by_transformers(tiny_bundle: Path) -> Non
 
 
 def test_another_model_is_a_bad_answer(
-    qnnfarm: Run, virtual_device: AdbDevice, tiny_bundle: Path, tmp_path: Path
+    qnnfarm: Run, virtual_device: Device, tiny_bundle: Path, tmp_path: Path
 ) -> None:
     other = tmp_path / "other"
     shutil.copytree(tiny_llama.folder(), other, ignore=shutil.ignore_patterns("*.py", "text"))
@@ -111,7 +111,7 @@ def speculating(small_bundle: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.mark.genie_configuration("accuracy", "accuracy of a role")
 def test_a_speculating_container_is_scored_as_its_target(
-    qnnfarm: Run, virtual_device: AdbDevice, small_bundle: Path, speculating: dict[str, Path]
+    qnnfarm: Run, virtual_device: Device, small_bundle: Path, speculating: dict[str, Path]
 ) -> None:
     where = ("--device", virtual_device.serial, "--text", TEXT, "--windows", "1", "--json")
     answers = {}
@@ -124,7 +124,7 @@ def test_a_speculating_container_is_scored_as_its_target(
 
 
 def test_the_draft_model_has_a_perplexity_of_its_own(
-    qnnfarm: Run, virtual_device: AdbDevice, speculating: dict[str, Path], tmp_path: Path
+    qnnfarm: Run, virtual_device: Device, speculating: dict[str, Path], tmp_path: Path
 ) -> None:
     db = tmp_path / "results.db"
     where = ("--device", virtual_device.serial, "--db", db, "--text", TEXT, "--windows", "1")
@@ -143,7 +143,7 @@ def test_the_draft_model_has_a_perplexity_of_its_own(
 
 def test_decode_steps_are_held_against_float(
     qnnfarm: Run,
-    virtual_device: AdbDevice,
+    virtual_device: Device,
     speculating: dict[str, Path],
     make_checkpoint: Callable[..., Path],
     tmp_path: Path,
@@ -197,7 +197,7 @@ def test_steps_need_a_reference_and_have_a_bound_of_their_own(
 
 def test_drafting_is_refused(
     qnnfarm: Run,
-    virtual_device: AdbDevice,
+    virtual_device: Device,
     speculating: dict[str, Path],
     genie_checks: Path,
     tmp_path: Path,

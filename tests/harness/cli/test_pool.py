@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness.devices.adb.client import AdbServer
-from harness.devices.adb.device import AdbDevice
+from harness.devices.device import Device
 from harness.devices.spec import DeviceSpec
 from harness.errors import LeaseLostError, RuntimeOutputError, UnknownVirtualDeviceError
 from harness.pool.lease import Lease
@@ -28,7 +28,7 @@ def qnnfarm(pool_file: Path, *words: str) -> command_line.Done:
 
 
 @pytest.fixture
-def pool_file(virtual_device: AdbDevice, tmp_path: Path) -> Path:
+def pool_file(virtual_device: Device, tmp_path: Path) -> Path:
     path = tmp_path / "pool.yaml"
     device = f"{{name: dut, type: android, identifier: '{virtual_device.serial}', tags: [t1]}}"
     path.write_text(f"devices: [{device}]")
@@ -36,7 +36,7 @@ def pool_file(virtual_device: AdbDevice, tmp_path: Path) -> Path:
 
 
 def test_a_person_sees_who_holds_a_device_and_takes_it(
-    pool_file: Path, virtual_device: AdbDevice
+    pool_file: Path, virtual_device: Device
 ) -> None:
     with (
         Pool.of([DeviceSpec("android", virtual_device.serial)]) as pool,
@@ -60,9 +60,7 @@ def _use(lease: Lease, times: int) -> None:
         time.sleep(0.1)
 
 
-def test_show_counts_what_speaks_against_a_device(
-    pool_file: Path, virtual_device: AdbDevice
-) -> None:
+def test_show_counts_what_speaks_against_a_device(pool_file: Path, virtual_device: Device) -> None:
     with Pool.open(pool_file) as pool:
         for number in (1, 2):
             with pool.acquire(Requirement(), timeout_s=60) as lease:
@@ -134,7 +132,7 @@ def test_history_has_old_events_counted_by_day(pool_file: Path) -> None:
     assert alone == day
 
 
-def test_recover_says_each_step_as_it_begins(pool_file: Path, virtual_device: AdbDevice) -> None:
+def test_recover_says_each_step_as_it_begins(pool_file: Path, virtual_device: Device) -> None:
     recovery = "recovery: {return_timeout_s: 0.5, steps: [reconnect, power_cycle]}"
     text = pool_file.read_text().replace(virtual_device.serial, "127.0.0.1:9")
     pool_file.write_text(f"{text}\n{recovery}")
@@ -187,7 +185,7 @@ def test_errors_are_one_line(pool_file: Path, tmp_path: Path) -> None:
 
 
 def test_a_person_holds_a_device_while_a_command_runs(
-    pool_file: Path, virtual_device: AdbDevice
+    pool_file: Path, virtual_device: Device
 ) -> None:
     words = ("pool", "lease", "--pool", pool_file, "--name", "dut", "--", "sh", "-c")
     said = 'echo "$QNNFARM_DEVICE $ANDROID_SERIAL"; exit 5'

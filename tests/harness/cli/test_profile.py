@@ -5,14 +5,14 @@ from collections.abc import Callable
 from typing import Any
 
 from buildlib.pipeline.build import BuildOutputs
-from harness.devices.adb.device import AdbDevice
+from harness.devices.device import Device
 from tests import command_line
 
 Run = Callable[..., command_line.Done]
 
 
 def test_two_containers_stand_side_by_side_and_a_device_profiles_them(
-    qnnfarm: Run, reference_outputs: BuildOutputs, virtual_device: AdbDevice
+    qnnfarm: Run, reference_outputs: BuildOutputs, virtual_device: Device
 ) -> None:
     folder = reference_outputs.container
     shown = qnnfarm("profile", folder, folder, "--by", "layer", "--repetitions", "1")

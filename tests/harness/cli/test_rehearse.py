@@ -10,7 +10,7 @@ from buildlib.container.container import GenAIContainer
 from buildlib.pipeline.build import BuildOutputs
 from buildlib.targets import find_soc
 from harness.cli.rehearse import _check_bundle
-from harness.devices.adb.device import AdbDevice
+from harness.devices.device import Device
 from harness.runtimes.bundles.sources import FOLDERS_VARIABLE, SDK_PROGRAMS, qnn_libraries
 from suites.models import tiny_llama
 from tests import command_line
@@ -45,7 +45,7 @@ def test_a_bundle_that_a_phone_would_refuse_is_wrong(
     reference_outputs: BuildOutputs,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    virtual_device: AdbDevice,
+    virtual_device: Device,
 ) -> None:
     folder = tmp_path / "arm64-v8a"
     folder.mkdir()

@@ -9,13 +9,14 @@ import pytest
 
 from harness.deploy.deploy import remove_run
 from harness.devices.adb.client import AdbServer
-from harness.devices.adb.device import AdbDevice
+from harness.devices.adb.transport import AdbTransport
+from harness.devices.device import Device
 from harness.virtual_device.manager import VirtualDevice
 from tests.tcp_meter import TcpMeter
 
 
 @pytest.fixture
-def run_id(virtual_device: AdbDevice) -> Iterator[str]:
+def run_id(virtual_device: Device) -> Iterator[str]:
     """A new run on the shared device, removed afterwards."""
     name = f"run-{secrets.token_hex(6)}"
     yield name
@@ -37,8 +38,8 @@ def random_file(tmp_path: Path) -> Callable[[int], Path]:
 @pytest.fixture
 def metered(
     adb_server: AdbServer,
-    make_virtual_device: Callable[..., tuple[VirtualDevice, AdbDevice]],
-) -> Iterator[tuple[AdbDevice, TcpMeter]]:
+    make_virtual_device: Callable[..., tuple[VirtualDevice, Device]],
+) -> Iterator[tuple[Device, TcpMeter]]:
     """A device of the test's own, and what counts the bytes between it and the adb server."""
     virtual, _ = make_virtual_device()
     host, _, port = virtual.serial.rpartition(":")
@@ -46,5 +47,5 @@ def metered(
     with TcpMeter((host, int(port))) as meter:
         serial = f"127.0.0.1:{meter.port}"
         adb_server.connect(serial)
-        yield AdbDevice(adb_server, serial), meter
+        yield Device(AdbTransport(adb_server, serial)), meter
         adb_server.disconnect(serial)

@@ -12,7 +12,7 @@ import pytest
 from harness.deploy.deploy import deploy, remove_run, store_usage
 from harness.deploy.deployment import DeployFile
 from harness.deploy.scripts import installed_scripts
-from harness.devices.adb.device import AdbDevice
+from harness.devices.device import Device
 from harness.errors import DeviceCommandError, HostFileError
 from tests.command_line import Started
 from tests.system import program
@@ -22,12 +22,12 @@ RandomFile = Callable[[int], Path]
 _HOSTILE = 'sub dir/it\'s "a" $(name) `of` -ü 漢字 \\n *'
 
 
-def _store(device: AdbDevice, sha256: str) -> str:
+def _store(device: Device, sha256: str) -> str:
     return f"{device.work_root}/store/{sha256}"
 
 
 def test_a_run_folder_is_links_into_the_store(
-    virtual_device: AdbDevice, run_id: str, random_file: RandomFile
+    virtual_device: Device, run_id: str, random_file: RandomFile
 ) -> None:
     data, program = random_file(100_001), random_file(0)
     program.write_text("#!/bin/sh\necho $1\n")
@@ -55,7 +55,7 @@ def test_a_run_folder_is_links_into_the_store(
 
 
 def test_the_second_deployment_pushes_nothing(
-    virtual_device: AdbDevice, run_id: str, random_file: RandomFile
+    virtual_device: Device, run_id: str, random_file: RandomFile
 ) -> None:
     files = {"a": random_file(70_000), "empty": random_file(0)}
     deploy(virtual_device, files, run_id=run_id)
@@ -80,7 +80,7 @@ def test_the_second_deployment_pushes_nothing(
     ],
 )
 def test_a_tampered_content_is_detected_and_replaced(
-    virtual_device: AdbDevice, run_id: str, random_file: RandomFile, tamper: str
+    virtual_device: Device, run_id: str, random_file: RandomFile, tamper: str
 ) -> None:
     file = random_file(50_000)
     sha256 = deploy(virtual_device, {"a": file}, run_id=run_id).files[0].sha256
@@ -93,7 +93,7 @@ def test_a_tampered_content_is_detected_and_replaced(
 
 
 def test_tampered_scripts_are_replaced(
-    virtual_device: AdbDevice, run_id: str, random_file: RandomFile
+    virtual_device: Device, run_id: str, random_file: RandomFile
 ) -> None:
     folder = deploy(virtual_device, {"a": random_file(1)}, run_id=run_id).scripts_dir
     virtual_device.shell(f"echo 'echo ok; exit 0' > {folder}/verify.sh; rm {folder}/link.sh")
@@ -111,14 +111,14 @@ def test_tampered_scripts_are_replaced(
      "x/" * 512 + "x", "\ud800"],
 )  # fmt: skip
 def test_names_that_leave_the_run_folder(
-    virtual_device: AdbDevice, random_file: RandomFile, name: str
+    virtual_device: Device, random_file: RandomFile, name: str
 ) -> None:
     with pytest.raises(HostFileError, match="inside a run folder"):
         deploy(virtual_device, {name: random_file(1)}, run_id="never")
 
 
 def test_a_run_that_exists_is_not_touched(
-    virtual_device: AdbDevice, run_id: str, random_file: RandomFile
+    virtual_device: Device, run_id: str, random_file: RandomFile
 ) -> None:
     deployment = deploy(virtual_device, {"a": random_file(1)}, run_id=run_id)
     with pytest.raises(DeviceCommandError, match="is there already"):
@@ -127,20 +127,18 @@ def test_a_run_that_exists_is_not_touched(
 
 
 @pytest.mark.parametrize("bad", ["", "../x", "a b", "$(reboot)"])
-def test_run_ids_that_are_none(
-    virtual_device: AdbDevice, random_file: RandomFile, bad: str
-) -> None:
+def test_run_ids_that_are_none(virtual_device: Device, random_file: RandomFile, bad: str) -> None:
     with pytest.raises(DeviceCommandError, match="not a run id"):
         deploy(virtual_device, {"a": random_file(1)}, run_id=bad)
 
 
-def _commands(device: AdbDevice) -> set[str]:
+def _commands(device: Device) -> set[str]:
     """The command lines of what runs there."""
     return set(device.shell("ps -eo args").stdout.splitlines())
 
 
 def test_removing_a_run_ends_what_runs_in_it(
-    virtual_device: AdbDevice, run_id: str, random_file: RandomFile
+    virtual_device: Device, run_id: str, random_file: RandomFile
 ) -> None:
     program("ps")  # the device's own, where it has no toybox
     deployment = deploy(virtual_device, {"a": random_file(1)}, run_id=run_id)
@@ -155,7 +153,7 @@ def test_removing_a_run_ends_what_runs_in_it(
     remove_run(virtual_device, run_id)
 
 
-def test_store_usage(virtual_device: AdbDevice, run_id: str, random_file: RandomFile) -> None:
+def test_store_usage(virtual_device: Device, run_id: str, random_file: RandomFile) -> None:
     deployment = deploy(virtual_device, {"a": random_file(1234)}, run_id=run_id)
     usage = store_usage(virtual_device)
     entry = next(e for e in usage.entries if e.sha256 == deployment.files[0].sha256)
@@ -165,7 +163,7 @@ def test_store_usage(virtual_device: AdbDevice, run_id: str, random_file: Random
 
 
 def test_processes_that_deploy_the_same_at_the_same_time(
-    virtual_device: AdbDevice, random_file: RandomFile
+    virtual_device: Device, random_file: RandomFile
 ) -> None:
     files = [random_file(3_000_000) for _ in range(3)]
     code = (

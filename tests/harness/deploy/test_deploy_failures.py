@@ -10,8 +10,9 @@ from harness.deploy import scripts
 from harness.deploy.deploy import deploy, store_usage
 from harness.deploy.scripts import ensure_scripts
 from harness.devices.adb.client import AdbServer
-from harness.devices.adb.device import AdbDevice
+from harness.devices.adb.transport import AdbTransport
 from harness.devices.base import PushItem
+from harness.devices.device import Device
 from harness.errors import (
     DeploymentCorruptError,
     DeviceFullError,
@@ -23,7 +24,7 @@ from harness.virtual_device.faults import ALWAYS, Full, Stall
 from harness.virtual_device.manager import VirtualDevice
 
 RandomFile = Callable[[int], Path]
-MakeDevice = Callable[..., tuple[VirtualDevice, AdbDevice]]
+MakeDevice = Callable[..., tuple[VirtualDevice, Device]]
 
 
 def test_a_device_that_goes_away_and_comes_back(
@@ -45,7 +46,7 @@ def test_a_device_that_goes_away_and_comes_back(
 
     back = manager.start(virtual.name, virtual.soc)
     adb_server.connect(back.serial)
-    again = AdbDevice(adb_server, back.serial)
+    again = Device(AdbTransport(adb_server, back.serial))
     deployment = deploy(again, files, run_id="r", timeout_s=1200)
     assert 0 < deployment.pushed_bytes <= 2 * (40 << 20)
     for file in deployment.files:
@@ -112,17 +113,17 @@ def test_a_device_that_takes_nothing_says_no_numbers_that_nobody_knows(
 
 
 def test_bytes_that_change_on_the_way(
-    virtual_device: AdbDevice, random_file: RandomFile, monkeypatch: pytest.MonkeyPatch
+    virtual_device: Device, random_file: RandomFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file, other = random_file(10_000), random_file(10_000)
-    real = AdbDevice.push_many
+    real = Device.push_many
 
-    def swapped(self: AdbDevice, items: list[PushItem], **options: float) -> int:
+    def swapped(self: Device, items: list[PushItem], **options: float) -> int:
         changed = [PushItem(other if i.local == file else i.local, i.remote) for i in items]
         return real(self, changed, timeout_s=options["timeout_s"])
 
     with monkeypatch.context() as cable:
-        cable.setattr(AdbDevice, "push_many", swapped)
+        cable.setattr(Device, "push_many", swapped)
         with pytest.raises(DeploymentCorruptError) as caught:
             deploy(virtual_device, {"a": file}, run_id="bad-cable")
     error = caught.value
@@ -132,9 +133,7 @@ def test_bytes_that_change_on_the_way(
     assert virtual_device.shell(f"ls -A {virtual_device.work_root}/incoming").stdout == ""
 
 
-def test_a_deployment_that_takes_too_long(
-    virtual_device: AdbDevice, random_file: RandomFile
-) -> None:
+def test_a_deployment_that_takes_too_long(virtual_device: Device, random_file: RandomFile) -> None:
     with pytest.raises(DeviceTimeoutError):
         deploy(virtual_device, {"a": random_file(10)}, run_id="late", timeout_s=0.001)
 

@@ -9,7 +9,8 @@ import pytest
 from harness.clock import Deadline
 from harness.deploy.digests import hash_files, hashes_on
 from harness.deploy.scripts import ensure_scripts, installed_scripts
-from harness.devices.local import LocalDevice
+from harness.devices.device import Device
+from harness.devices.local import LocalTransport
 from harness.errors import DeviceUnsupportedError, HostFileError
 from tests.system import program
 
@@ -52,7 +53,7 @@ def test_a_device_without_sha256sum_takes_our_scripts_all_the_same(
     openssl = program("openssl")
     few_tools: Path = request.getfixturevalue("few_tools")
     (few_tools / "openssl").symlink_to(openssl)
-    device = LocalDevice()
+    device = Device(LocalTransport())
     folder = ensure_scripts(device, Deadline(200))
     hashes = hashes_on(device, folder, [*installed_scripts().hashes, "absent"], timeout_s=200)
     assert hashes == installed_scripts().hashes
@@ -60,4 +61,4 @@ def test_a_device_without_sha256sum_takes_our_scripts_all_the_same(
 
 def test_a_device_that_cannot_hash_is_told_so(few_tools: Path) -> None:
     with pytest.raises(DeviceUnsupportedError, match="no sha256sum, toybox, openssl or python3"):
-        ensure_scripts(LocalDevice(), Deadline(200))
+        ensure_scripts(Device(LocalTransport()), Deadline(200))

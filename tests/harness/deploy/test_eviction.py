@@ -8,22 +8,22 @@ import pytest
 
 from harness.deploy.deploy import deploy, evict, remove_run, store_usage
 from harness.deploy.eviction import EvictionPolicy
-from harness.devices.adb.device import AdbDevice
+from harness.devices.device import Device
 from harness.errors import DeviceFullError
 from harness.virtual_device.manager import VirtualDevice
 from tests.command_line import Started
 
 RandomFile = Callable[[int], Path]
-MakeDevice = Callable[..., tuple[VirtualDevice, AdbDevice]]
+MakeDevice = Callable[..., tuple[VirtualDevice, Device]]
 
 _MIB = 1 << 20
 
 
-def _held(device: AdbDevice) -> set[str]:
+def _held(device: Device) -> set[str]:
     return {entry.sha256 for entry in store_usage(device).entries}
 
 
-def _fill(device: AdbDevice, random_file: RandomFile, names: str) -> dict[str, str]:
+def _fill(device: Device, random_file: RandomFile, names: str) -> dict[str, str]:
     """A content of 6 MiB for each letter, used in this order long ago; gives their hashes."""
     held = {}
     for number, name in enumerate(names):

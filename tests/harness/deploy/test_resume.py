@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from harness.deploy.deploy import deploy, store_usage
-from harness.devices.adb.device import AdbDevice
+from harness.devices.device import Device
 from tests.command_line import Started
 from tests.tcp_meter import TcpMeter
 
 RandomFile = Callable[[int], Path]
-Metered = tuple[AdbDevice, TcpMeter]
+Metered = tuple[Device, TcpMeter]
 
 _PART = 4 << 20
 _OVERHEAD = 100_000
@@ -66,7 +66,7 @@ def test_an_unchanged_deployment_sends_next_to_nothing(
 
 
 def test_contents_pushed_by_a_dead_deployment_are_adopted(
-    virtual_device: AdbDevice, run_id: str, random_file: RandomFile
+    virtual_device: Device, run_id: str, random_file: RandomFile
 ) -> None:
     whole, half, other, new = (random_file(20_000 + number) for number in range(4))
     area = f"{virtual_device.work_root}/incoming/dead"
@@ -84,7 +84,7 @@ def test_contents_pushed_by_a_dead_deployment_are_adopted(
 
 
 def test_ctrl_c_keeps_what_has_arrived_whole(
-    make_virtual_device: Callable[..., tuple[object, AdbDevice]], random_file: RandomFile
+    make_virtual_device: Callable[..., tuple[object, Device]], random_file: RandomFile
 ) -> None:
     _, device = make_virtual_device()
     files = {f"{number}": random_file(_PART) for number in range(6)}

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.devices.base import Device
+from harness.devices.device import Device
 from harness.devices.devices import Devices
-from harness.devices.local import LocalDevice
+from harness.devices.local import LocalTransport
 from harness.devices.spec import DeviceSpec
 from tests.ssh_server import SshServer, running_ssh_server
 
@@ -47,7 +47,7 @@ def any_device(
     else:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("local")))
-            device = LocalDevice()
+            device = Device(LocalTransport())
             assert device.work_root  # found while the variable is set
             yield device
 

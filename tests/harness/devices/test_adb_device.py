@@ -9,8 +9,9 @@ import pytest
 
 from harness.devices.adb.client import AdbServer
 from harness.devices.adb.connection import ServerAddress
-from harness.devices.adb.device import AdbDevice
-from harness.devices.base import Device, PushItem
+from harness.devices.adb.transport import AdbTransport
+from harness.devices.base import PushItem
+from harness.devices.device import Device
 from harness.errors import (
     AdbServerError,
     DeviceCommandError,
@@ -22,29 +23,29 @@ from harness.errors import (
 )
 from harness.virtual_device.manager import VirtualDevice
 
-MakeDevice = Callable[..., tuple[VirtualDevice, AdbDevice]]
+MakeDevice = Callable[..., tuple[VirtualDevice, Device]]
 
 _HOSTILE = 'it\'s "a" $(name) `of` -ü\u202e 漢字,0644'
 
 
 @pytest.fixture
-def folder(virtual_device: AdbDevice) -> str:
+def folder(virtual_device: Device) -> str:
     """An empty folder on the shared device."""
     base = os.path.dirname(virtual_device.work_root)  # noqa: PTH120 - a path of the device
     return virtual_device.shell(["mktemp", "-d", f"{base}/test-XXXXXX"]).stdout.strip()
 
 
-def test_it_is_a_device(virtual_device: AdbDevice) -> None:
+def test_it_is_a_device(virtual_device: Device) -> None:
     device: Device = virtual_device
     assert device.work_root.endswith("/qnnfarm")
 
 
-def test_streams_status_and_input(virtual_device: AdbDevice) -> None:
+def test_streams_status_and_input(virtual_device: Device) -> None:
     result = virtual_device.shell("cat; echo err >&2; exit 7", stdin=b"in\n", check=False)
     assert (result.exit_status, result.stdout, result.stderr) == (7, "in\n", "err\n")
 
 
-def test_much_input_and_output(virtual_device: AdbDevice) -> None:
+def test_much_input_and_output(virtual_device: Device) -> None:
     data = b"0123456789abcdef" * 200_000
     result = virtual_device.shell("cat", stdin=data, timeout_s=60)
     assert result.stdout.encode() == data
@@ -53,14 +54,14 @@ def test_much_input_and_output(virtual_device: AdbDevice) -> None:
     assert f"{len(data) - 100} bytes left out" in cut.stdout
 
 
-def test_words_need_no_quoting(virtual_device: AdbDevice) -> None:
+def test_words_need_no_quoting(virtual_device: Device) -> None:
     words = ["", "a b", "*", "~", "$HOME", _HOSTILE, "\n", "-n"]
     output = virtual_device.shell(["printf", "<%s>", *words]).stdout
     assert output == "".join(f"<{word}>" for word in words)
     assert virtual_device.shell('printf %s "$V"', env={"V": _HOSTILE}).stdout == _HOSTILE
 
 
-def test_a_failure_carries_everything(virtual_device: AdbDevice) -> None:
+def test_a_failure_carries_everything(virtual_device: Device) -> None:
     with pytest.raises(DeviceCommandError, match="status 3: broken") as caught:
         virtual_device.shell("echo noise; echo broken >&2; exit 3")
     error = caught.value
@@ -69,7 +70,7 @@ def test_a_failure_carries_everything(virtual_device: AdbDevice) -> None:
     assert "exit 3" in error.command
 
 
-def test_a_timeout_is_over_all(virtual_device: AdbDevice) -> None:
+def test_a_timeout_is_over_all(virtual_device: Device) -> None:
     """Counted from each piece of output, it would never be over."""
     for timeout_s in (0.5, 4.0, 32.0):  # as long as the machine takes for two pieces
         with pytest.raises(DeviceTimeoutError, match=rf" {timeout_s:g} s") as caught:
@@ -80,12 +81,12 @@ def test_a_timeout_is_over_all(virtual_device: AdbDevice) -> None:
     pytest.fail("the output is not told")
 
 
-def test_a_command_too_long_to_be_sent(virtual_device: AdbDevice) -> None:
+def test_a_command_too_long_to_be_sent(virtual_device: Device) -> None:
     with pytest.raises(DeviceTransferError, match="65535 are possible"):
         virtual_device.shell("true " + "x" * 70_000)
 
 
-def test_properties(virtual_device: AdbDevice) -> None:
+def test_properties(virtual_device: Device) -> None:
     found = virtual_device.properties()
     assert (found.serial, found.soc, found.hexagon) == (virtual_device.serial, "SM8750", "v79")
     assert (found.abi, found.emulator) == ("x86_64", True)
@@ -94,7 +95,7 @@ def test_properties(virtual_device: AdbDevice) -> None:
     assert found.free_bytes > 1 << 20
 
 
-def test_many_files_in_one_go(virtual_device: AdbDevice, folder: str, tmp_path: Path) -> None:
+def test_many_files_in_one_go(virtual_device: Device, folder: str, tmp_path: Path) -> None:
     items = []
     for number in range(200):
         local = tmp_path / str(number)
@@ -105,7 +106,7 @@ def test_many_files_in_one_go(virtual_device: AdbDevice, folder: str, tmp_path: 
 
 
 def test_refused_transfers_leave_nothing(
-    virtual_device: AdbDevice, folder: str, tmp_path: Path
+    virtual_device: Device, folder: str, tmp_path: Path
 ) -> None:
     local = tmp_path / "file"
     local.write_bytes(b"x" * 2_000_000)
@@ -119,7 +120,7 @@ def test_refused_transfers_leave_nothing(
 
 
 def test_the_refused_one_of_many_is_named(
-    virtual_device: AdbDevice, folder: str, tmp_path: Path
+    virtual_device: Device, folder: str, tmp_path: Path
 ) -> None:
     local = tmp_path / "file"
     local.write_bytes(b"x" * 100_000)
@@ -129,7 +130,7 @@ def test_the_refused_one_of_many_is_named(
     assert caught.value.path == remotes[1]
 
 
-def test_files_of_the_host_that_cannot_be_sent(virtual_device: AdbDevice, tmp_path: Path) -> None:
+def test_files_of_the_host_that_cannot_be_sent(virtual_device: Device, tmp_path: Path) -> None:
     with pytest.raises(HostFileError, match="No such file"):
         virtual_device.push(tmp_path / "absent", "/x")
     with pytest.raises(HostFileError, match="not a regular file"):
@@ -138,15 +139,15 @@ def test_files_of_the_host_that_cannot_be_sent(virtual_device: AdbDevice, tmp_pa
 
 def test_a_device_that_never_was(adb_server: AdbServer) -> None:
     with pytest.raises(NoDeviceError, match=r"127\.0\.0\.1:1"):
-        AdbDevice(adb_server, "127.0.0.1:1").shell("true")
+        Device(AdbTransport(adb_server, "127.0.0.1:1")).shell("true")
 
 
 def test_a_server_that_died_is_not_taken_for_a_device() -> None:
     with pytest.raises(AdbServerError, match="went away"):
-        AdbDevice(AdbServer(ServerAddress(port=1), 41), "any").shell("true")
+        Device(AdbTransport(AdbServer(ServerAddress(port=1), 41), "any")).shell("true")
 
 
-def test_threads_share_a_device(virtual_device: AdbDevice) -> None:
+def test_threads_share_a_device(virtual_device: Device) -> None:
     answers: dict[int, str] = {}
 
     def ask(number: int) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.devices.base import Device, PullItem, PushItem
+from harness.devices.base import PullItem, PushItem
+from harness.devices.device import Device
 from harness.errors import (
     DeviceCommandError,
     DeviceTimeoutError,

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from harness.devices.base import Device, PushItem
+from harness.devices.base import PushItem
+from harness.devices.device import Device
 from harness.errors import DeviceCommandError, DeviceError, DeviceTransferError
 
 _ODD = [

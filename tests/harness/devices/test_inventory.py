@@ -10,7 +10,7 @@ import pytest
 from harness.devices import inventory
 from harness.devices.adb.client import AdbServer, DeviceEntry
 from harness.devices.adb.connection import ServerAddress
-from harness.devices.adb.device import AdbDevice
+from harness.devices.device import Device
 from harness.devices.devices import Devices
 from harness.devices.spec import DeviceSpec
 from harness.errors import DeviceCommandError, DeviceConnectError
@@ -20,7 +20,7 @@ from tests.ssh_server import SshServer
 
 
 def test_every_type_with_its_state(
-    ssh_board: SshServer, virtual_device: AdbDevice, opened: Devices
+    ssh_board: SshServer, virtual_device: Device, opened: Devices
 ) -> None:
     texts = [virtual_device.serial, "linux:board", "local", "absent", "x@board", "virtual:x"]
     specs = [DeviceSpec.parse(text) for text in texts]
@@ -38,7 +38,7 @@ def test_every_type_with_its_state(
     assert all(one.error for one in found[3:])
 
 
-def test_all_of_a_server(adb_server: AdbServer, virtual_device: AdbDevice) -> None:
+def test_all_of_a_server(adb_server: AdbServer, virtual_device: Device) -> None:
     with Devices(server=adb_server) as devices:
         found = {one.serial: one for one in inventory.all_of(devices, timeout_s=120)}
     mine = found[virtual_device.serial]

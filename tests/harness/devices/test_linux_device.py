@@ -16,9 +16,10 @@ from pathlib import Path
 import paramiko
 import pytest
 
-from harness.devices.linux import LinuxDevice
-from harness.devices.local import LocalDevice
+from harness.devices.device import Device
+from harness.devices.local import LocalTransport
 from harness.devices.ssh.host import SshHost
+from harness.devices.ssh.transport import SshTransport
 from harness.errors import (
     DeviceCommandError,
     DeviceFullError,
@@ -31,7 +32,7 @@ from tests.ssh_server import SshServer, running_ssh_server
 from tests.system import needs, program
 from tests.waiting import is_alive, wait_for
 
-MakeBoard = Callable[..., tuple[SshServer, LinuxDevice]]
+MakeBoard = Callable[..., tuple[SshServer, Device]]
 
 
 @pytest.fixture
@@ -39,13 +40,13 @@ def make_board(tmp_path: Path, new_port: Callable[[], int]) -> Iterator[MakeBoar
     """Makes boards that a test may break: `make_board(PATH=...)` sets variables there."""
     with ExitStack() as made:
 
-        def make(**environment: str) -> tuple[SshServer, LinuxDevice]:
+        def make(**environment: str) -> tuple[SshServer, Device]:
             folder = tmp_path / "ssh"
             (folder / "home").mkdir(parents=True)
             every = {"HOME": str(folder / "home"), **environment}
             server = made.enter_context(running_ssh_server(folder, new_port(), every))
             host = made.enter_context(SshHost.named("board", server.config))
-            return server, LinuxDevice(host)
+            return server, Device(SshTransport(host))
 
         yield make
 
@@ -122,7 +123,7 @@ def small(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("kind", ["linux", "local"])
 def test_a_full_device(make_board: MakeBoard, small: Path, tmp_path: Path, kind: str) -> None:
-    device = make_board()[1] if kind == "linux" else LocalDevice()
+    device = make_board()[1] if kind == "linux" else Device(LocalTransport())
     local = tmp_path / "file"
     local.write_bytes(b"x" * (4 << 20))
     with pytest.raises(DeviceFullError) as caught:
@@ -271,7 +272,7 @@ def test_a_pull_is_whole_with_any_size_of_answer(
     make_board: MakeBoard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request_bytes: int
 ) -> None:
     """OpenSSH answers a request of 1 MiB with 255 KiB, as older versions any with 64 KiB."""
-    monkeypatch.setattr("harness.devices.linux._REQUEST", request_bytes)
+    monkeypatch.setattr("harness.devices.ssh.transport._REQUEST", request_bytes)
     _, device = make_board()
     for size in (0, 1, 192 * 1024, 5_000_001):
         (tmp_path / "file").write_bytes(os.urandom(size))
@@ -333,7 +334,7 @@ def test_finding_the_work_root_is_within_the_time(
     (tools / "mkdir").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
     with pytest.raises(DeviceTimeoutError) as caught:
-        LocalDevice().free_bytes(timeout_s=1)
+        Device(LocalTransport()).free_bytes(timeout_s=1)
     assert caught.value.timeout_s <= 1
 
 
@@ -348,11 +349,11 @@ def test_free_space_where_df_takes_pedantic_for_half_a_kib(
     (tmp_path / "df").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    free = LocalDevice().free_bytes()
+    free = Device(LocalTransport()).free_bytes()
     assert free is not None
     assert free < 1.5 * shutil.disk_usage(tmp_path).free
 
 
 def test_this_machine_is_not_rebooted() -> None:
     with pytest.raises(DeviceUnsupportedError, match="this program runs on it"):
-        LocalDevice().reboot()
+        Device(LocalTransport()).reboot()

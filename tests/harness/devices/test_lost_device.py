@@ -6,17 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from harness.devices import shell_device
-from harness.devices.adb import device as adb_device
+from harness.devices import device as device_module
+from harness.devices.adb import transport as adb_transport
 from harness.devices.adb.client import AdbServer
-from harness.devices.adb.device import AdbDevice
 from harness.devices.adb.discovery import open_device
+from harness.devices.adb.transport import AdbTransport
+from harness.devices.device import Device
 from harness.errors import DeviceLostError, DeviceTimeoutError, DeviceUnauthorizedError
 from harness.virtual_device import manager
 from harness.virtual_device.faults import ALWAYS, Stall
 from harness.virtual_device.manager import VirtualDevice
 
-MakeDevice = Callable[..., tuple[VirtualDevice, AdbDevice]]
+MakeDevice = Callable[..., tuple[VirtualDevice, Device]]
 
 
 def test_in_the_middle_of_a_command(make_virtual_device: MakeDevice) -> None:
@@ -56,11 +57,11 @@ def test_one_that_stopped_to_answer_is_asked_once_before_the_next_command(
     virtual, device = make_virtual_device()
     control = manager.control(virtual.name)
     control.inject(Stall(when="shell", count=ALWAYS))
-    monkeypatch.setattr(shell_device, "_KILL_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(device_module, "_KILL_TIMEOUT_S", 0.1)
     with pytest.raises(DeviceTimeoutError, match="true"):
         device.shell("true", timeout_s=0.5)
     with monkeypatch.context() as short:
-        short.setattr(shell_device, "_SILENT_S", 0.5)
+        short.setattr(device_module, "_SILENT_S", 0.5)
         with pytest.raises(DeviceTimeoutError, match=r"killing what ran.* 0\.5 s"):
             device.shell("true", timeout_s=3600)
     control.clear()
@@ -74,11 +75,11 @@ def test_a_push_that_makes_no_progress_ends_before_its_deadline(
     (tmp_path / "file").write_bytes(bytes(1 << 20))
     control = manager.control(virtual.name)
     control.inject(Stall(when="push", count=ALWAYS))
-    monkeypatch.setattr(adb_device, "_STALL_S", 0.5)
+    monkeypatch.setattr(adb_transport, "_STALL_S", 0.5)
     with pytest.raises(DeviceTimeoutError, match=r"progress of the push of file .* 0\.5 s"):
         device.push(tmp_path / "file", "/data/local/tmp/file", timeout_s=3600)
     control.clear()
-    monkeypatch.setattr(shell_device, "_SILENT_S", 200.0)
+    monkeypatch.setattr(device_module, "_SILENT_S", 200.0)
     assert device.shell("echo here", timeout_s=200).stdout == "here\n"
 
 
@@ -96,7 +97,7 @@ def test_one_that_knows_another_key(
             with pytest.raises(DeviceUnauthorizedError):
                 open_device(virtual.serial)
             with pytest.raises(DeviceUnauthorizedError):
-                AdbDevice(adb_server, virtual.serial).shell("true")
+                Device(AdbTransport(adb_server, virtual.serial)).shell("true")
     finally:
         manager.remove("stranger")
         adb_server.disconnect(virtual.serial)

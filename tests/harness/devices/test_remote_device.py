@@ -11,7 +11,7 @@ import pytest
 from harness.devices.adb.client import AdbServer
 from harness.devices.adb.connection import ServerAddress
 from harness.devices.adb.server import ensure_server, resolve_server
-from harness.devices.base import Device
+from harness.devices.device import Device
 from harness.devices.devices import Devices
 from harness.devices.spec import DeviceSpec
 from harness.errors import (

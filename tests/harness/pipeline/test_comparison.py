@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.devices.adb.device import AdbDevice
+from harness.devices.device import Device
 from harness.devices.spec import DeviceSpec
 from harness.errors import ConfigFileError, PipelineError
 from harness.pipeline.llm import LLMPipeline
@@ -15,7 +15,7 @@ from tests.harness.pipeline.conftest import MakeRecipe
 
 def test_stages_and_device_stand_side_by_side(
     built: LLMPipeline,
-    virtual_device: AdbDevice,
+    virtual_device: Device,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:

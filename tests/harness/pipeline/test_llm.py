@@ -10,7 +10,7 @@ import yaml
 
 from buildlib.container.container import GenAIContainer
 from buildlib.qairt_modules import qairt_modules
-from harness.devices.adb.device import AdbDevice
+from harness.devices.device import Device
 from harness.devices.spec import DeviceSpec
 from harness.errors import ConfigFileError, PipelineError, WrongUseError
 from harness.pipeline.llm import LLMPipeline
@@ -35,7 +35,7 @@ def on_host(built: LLMPipeline) -> dict[str, float]:
 
 
 def test_perplexity_stays_from_float_to_the_emulator_and_the_device(
-    built: LLMPipeline, on_host: dict[str, float], virtual_device: AdbDevice
+    built: LLMPipeline, on_host: dict[str, float], virtual_device: Device
 ) -> None:
     device = DeviceSpec("android", virtual_device.serial)
     scores = on_host | {"device": built.evaluate(device=device)["PPL_heldout"]}
@@ -45,7 +45,7 @@ def test_perplexity_stays_from_float_to_the_emulator_and_the_device(
 
 
 def test_generate_gives_one_text_on_the_host_and_on_the_device(
-    built: LLMPipeline, virtual_device: AdbDevice, capsys: pytest.CaptureFixture[str]
+    built: LLMPipeline, virtual_device: Device, capsys: pytest.CaptureFixture[str]
 ) -> None:
     on_host = built.generate("And the LORD", max_tokens=8)
     on_device = built.generate(
@@ -74,7 +74,7 @@ def test_the_container_is_the_builders_own(built: LLMPipeline, tmp_path: Path) -
 
 
 def test_adapters_of_a_recipe_change_the_text_where_they_are_asked_for(
-    make_recipe: MakeRecipe, make_adapter: Callable[..., Path], virtual_device: AdbDevice,
+    make_recipe: MakeRecipe, make_adapter: Callable[..., Path], virtual_device: Device,
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
@@ -269,7 +269,7 @@ def working_folder(
 
 @pytest.mark.usefixtures("working_folder")
 def test_the_vendors_snippet_runs_as_it_stands(
-    virtual_device: AdbDevice, capsys: pytest.CaptureFixture[str]
+    virtual_device: Device, capsys: pytest.CaptureFixture[str]
 ) -> None:
     snippet = VENDOR.replace("<serial>@<hostname>", virtual_device.serial)
     with qairt_modules():
@@ -279,7 +279,7 @@ def test_the_vendors_snippet_runs_as_it_stands(
 
 @pytest.mark.usefixtures("working_folder")
 def test_the_documents_snippets_run_as_they_stand(
-    virtual_device: AdbDevice, short_model: Path, capsys: pytest.CaptureFixture[str]
+    virtual_device: Device, short_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = (Path(__file__).parents[3] / "docs/pipeline.md").read_text(encoding="utf-8")
     first, second = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[:2]

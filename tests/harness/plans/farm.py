@@ -14,8 +14,8 @@ from harness.plans.cells import Cell, make_cell
 from harness.plans.lease_requests import meets
 from harness.plans.outcome import CellResult
 from harness.plans.plan_file import Retries
-from harness.plans.protocols import LeasedDevice
 from harness.pool.failure_policy import Work
+from harness.pool.lease import LeasedDevice
 from harness.pool.requirement import Requirement
 from harness.pool.states import MemberState
 from harness.pool.status import MemberStatus

@@ -6,12 +6,12 @@ from typing import cast
 
 import pytest
 
-from harness.devices.adb.device import AdbDevice
+from harness.devices.device import Device
 from harness.errors import DeviceLostError, DeviceTimeoutError, LeaseLostError
 from harness.plans.cancellation import CancelToken, CellInterrupted, cancellable
 
 
-def test_nothing_more_is_done_on_the_device(virtual_device: AdbDevice) -> None:
+def test_nothing_more_is_done_on_the_device(virtual_device: Device) -> None:
     token = CancelToken()
     device = cancellable(virtual_device, token)
     assert device.serial == virtual_device.serial
@@ -26,7 +26,7 @@ def test_nothing_more_is_done_on_the_device(virtual_device: AdbDevice) -> None:
         token.check()
 
 
-def test_a_transfer_ends_in_its_middle(virtual_device: AdbDevice, tmp_path: Path) -> None:
+def test_a_transfer_ends_in_its_middle(virtual_device: Device, tmp_path: Path) -> None:
     token = CancelToken()
     device = cancellable(virtual_device, token)
     local = tmp_path / "large"
@@ -51,7 +51,7 @@ def test_errors_caused_by_cancellation_count_as_cancellation() -> None:
 
     token = CancelToken()
     with pytest.raises(DeviceTimeoutError, match="cell x took longer than 5 s"):
-        cancellable(cast("AdbDevice", Breaking()), token).boot_id()
+        cancellable(cast("Device", Breaking()), token).boot_id()
     token.interrupt()
     with pytest.raises(DeviceTimeoutError):  # the first cause stays
         token.check()
@@ -69,9 +69,9 @@ def test_a_device_that_was_taken_is_no_timeout_of_its_cell() -> None:
 
     token, other = CancelToken(), CancelToken()
     with pytest.raises(LeaseLostError):
-        cancellable(cast("AdbDevice", Taken()), token).boot_id()
+        cancellable(cast("Device", Taken()), token).boot_id()
     with pytest.raises(CellInterrupted):  # it runs again anyway
-        cancellable(cast("AdbDevice", Taken()), other).free_bytes()
+        cancellable(cast("Device", Taken()), other).free_bytes()
 
 
 def test_a_cut_ends_what_runs_now_and_whoever_cleans_up_waits_for_that() -> None:

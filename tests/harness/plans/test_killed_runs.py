@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.devices.adb.device import AdbDevice
+from harness.devices.device import Device
 from harness.errors import StoreError
 from harness.plans.plan_run import open_plan_run
 from harness.results.records import Run
@@ -106,7 +106,7 @@ class Campaign:
 
 
 @pytest.fixture
-def campaign(tmp_path: Path, virtual_device: AdbDevice, tiny_bundle: Path) -> Campaign:
+def campaign(tmp_path: Path, virtual_device: Device, tiny_bundle: Path) -> Campaign:
     pool = {"devices": [{"type": "android", "identifier": virtual_device.serial, "name": "dut"}]}
     (tmp_path / "pool.yaml").write_text(json.dumps(pool))
     plan = {

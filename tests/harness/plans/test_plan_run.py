@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.devices.adb.device import AdbDevice
+from harness.devices.device import Device
 from harness.errors import StoreError
 from harness.pool.pool import Pool
 from harness.pool.states import MemberState
@@ -25,16 +25,14 @@ from tests.command_line import Started
 pytestmark = pytest.mark.timeout(900)
 _PATIENCE_S = 250
 """No command takes so long, however slow the machine is."""
-MakeDevice = Callable[..., tuple[manager.VirtualDevice, AdbDevice]]
+MakeDevice = Callable[..., tuple[manager.VirtualDevice, Device]]
 Start = Callable[..., Started]
 
 
 class Lab:
     """Two devices of a test's own, a pool file that names them, and plans in a folder."""
 
-    def __init__(
-        self, folder: Path, devices: list[tuple[manager.VirtualDevice, AdbDevice]]
-    ) -> None:
+    def __init__(self, folder: Path, devices: list[tuple[manager.VirtualDevice, Device]]) -> None:
         self.folder = folder
         self.devices = [device for _, device in devices]
         self.virtual = [virtual for virtual, _ in devices]
@@ -56,7 +54,7 @@ class Lab:
             return [(run.label, run.status) for run in store.list_runs(RunFilter())]
         return []
 
-    def processes(self, device: AdbDevice, word: str) -> list[str]:
+    def processes(self, device: Device, word: str) -> list[str]:
         script = 'for p in /proc/[0-9]*; do tr "\\0" " " <$p/cmdline; echo; done 2>/dev/null'
         lines = device.shell(script, check=False).stdout.splitlines()
         return [line for line in lines if word in line and "cmdline" not in line]

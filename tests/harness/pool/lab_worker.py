@@ -19,8 +19,9 @@ import traceback
 from pathlib import Path
 
 from harness.clock import SystemClock
-from harness.devices.base import Device, DeviceProperties
-from harness.devices.local import LocalDevice
+from harness.devices.base import DeviceProperties
+from harness.devices.device import Device
+from harness.devices.local import LocalTransport
 from harness.devices.spec import DeviceSpec
 from harness.errors import LeaseLostError
 from harness.pool.config import DeviceEntry, parse_config
@@ -35,18 +36,18 @@ exec flock -n {folder}/lock sh -c 'echo {token} >>{folder}/holders; sleep 0.02; 
 """
 
 
-class Folder(LocalDevice):
+class Folder(LocalTransport):
     """A folder of this machine as the storage of a device."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
         self.folder = folder
 
-    def _find_root(self, _: float) -> str:
+    def find_root(self, device: Device, timeout_s: float) -> str:  # noqa: ARG002
         return str(self.folder / "root")
 
-    def properties(self, *, timeout_s: float = 30.0) -> DeviceProperties:
-        found = super().properties(timeout_s=timeout_s)
+    def properties(self, device: Device, timeout_s: float) -> DeviceProperties:
+        found = super().properties(device, timeout_s)
         return dataclasses.replace(found, hardware_serial=f"folder-{self.folder.name}")
 
 
@@ -60,7 +61,7 @@ class Folders:
         return ()
 
     def open(self, member: Member) -> Device:
-        return Folder(self._folder / member.name)
+        return Device(Folder(self._folder / member.name))
 
     def forget(self, member: Member) -> None:
         pass

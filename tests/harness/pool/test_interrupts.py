@@ -3,7 +3,6 @@
 import itertools
 import sqlite3
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
 
 import pytest
 
@@ -13,6 +12,9 @@ import harness.pool.context
 import harness.pool.database
 import harness.pool.heartbeat
 import harness.pool.lease
+from harness.devices.base import CommandResult
+from harness.devices.device import Device
+from harness.devices.local import LocalTransport
 from harness.devices.spec import DeviceSpec
 from harness.errors import DeviceLostError, LeaseLostError, LedgerError
 from harness.pool.acquisition import Acquisition
@@ -23,9 +25,6 @@ from harness.pool.members import Member
 from harness.pool.requirement import Requirement
 from tests.harness.pool.conftest import TTL_S, Bench, process
 from tests.harness.pool.interrupts import Interrupter
-
-if TYPE_CHECKING:
-    from harness.devices.base import Device
 
 pytestmark = pytest.mark.first
 _OUTSIDE = (
@@ -38,12 +37,14 @@ _OUTSIDE = (
 """Code that does not run within a transaction: an end in the middle of one undoes it, whole."""
 
 
-class HandDevice:
-    serial = "serial"
-    work_root = "/root"
+class HandDevice(Device):
+    """A device on which nothing happens."""
 
-    def shell(self, *_: object, **__: object) -> None:
-        pass
+    def __init__(self) -> None:
+        super().__init__(LocalTransport())
+
+    def shell(self, *_: object, **__: object) -> CommandResult:
+        return CommandResult(0, "", "")
 
 
 class HandClaims:
@@ -57,9 +58,7 @@ class HandClaims:
         if token <= self.higher:
             self.bench.ledger.note_token(self.higher)
             raise LeaseLostError(key, token, "the device has a higher token")
-        return ClaimedDevice(
-            key, key, cast("Device", HandDevice()), Fence("/root", token, "id", "")
-        )
+        return ClaimedDevice(key, key, HandDevice(), Fence("/root", token, "id", ""))
 
 
 def acquire(context: PoolContext, keys: str = "a") -> Lease:

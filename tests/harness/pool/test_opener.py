@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.devices.base import Device
+from harness.devices.device import Device
 from harness.devices.spec import DeviceSpec
 from harness.errors import LedgerError
 from harness.pool.config import PoolConfig

@@ -18,8 +18,8 @@ from typing import cast
 import pytest
 
 from harness.devices.adb.client import AdbServer
-from harness.devices.base import CommandResult, Device
-from harness.devices.shell_device import ShellDevice
+from harness.devices.base import CommandResult
+from harness.devices.device import Device
 from harness.devices.spec import DeviceSpec
 from harness.errors import (
     DeviceCommandError,
@@ -375,14 +375,14 @@ def test_a_device_claimed_before_is_claimed_in_one_command(
     with open_pool(count=1).acquire(ANY, timeout_s=60) as lease:
         assert lease.device.shell("echo used").stdout == "used\n"
     asked: list[object] = []
-    shell = ShellDevice.shell
+    shell = Device.shell
 
-    def counted(device: ShellDevice, command: str, **options: object) -> CommandResult:
+    def counted(device: Device, command: str, **options: object) -> CommandResult:
         asked.append(command)
         return shell(device, command, **options)  # type: ignore[arg-type]
 
     other = open_pool(count=1)
-    monkeypatch.setattr(ShellDevice, "shell", counted)
+    monkeypatch.setattr(Device, "shell", counted)
     with other.acquire(ANY, timeout_s=60) as lease:
         assert len(asked) == 1
         assert lease.device.work_root == lease.device.unleased.work_root
@@ -520,7 +520,7 @@ def test_a_device_that_hangs_counts(
     open_pool: OpenPool, names: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("harness.pool.lease._PROBE_S", 0.5)
-    monkeypatch.setattr("harness.devices.shell_device._KILL_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("harness.devices.device._KILL_TIMEOUT_S", 0.2)
     pool = open_pool(count=1)
     with pool.acquire(ANY, timeout_s=60) as lease:
         manager.control(names[0]).inject(Stall(when="shell", count=ALWAYS))

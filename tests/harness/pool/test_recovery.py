@@ -11,7 +11,8 @@ import pytest
 
 from harness.devices.adb.client import AdbServer
 from harness.devices.adb.server import ensure_server, resolve_server
-from harness.devices.base import Device, DeviceProperties
+from harness.devices.base import DeviceProperties
+from harness.devices.device import Device
 from harness.devices.spec import DeviceSpec
 from harness.errors import AdbServerError, DeviceError, DeviceLostError, DeviceTimeoutError
 from harness.pool.config import parse_config

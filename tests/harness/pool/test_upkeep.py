@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from harness.devices.base import Device
+from harness.devices.device import Device
 from harness.devices.spec import DeviceSpec
 from harness.pool.config import PoolConfig
 from harness.pool.failure_policy import FailureReport

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.devices.adb.client import AdbServer
-from harness.devices.adb.device import AdbDevice
+from harness.devices.device import Device
 from harness.devices.spec import DeviceSpec
 from harness.pool.pool import Pool
 from harness.pool.states import MemberState
@@ -233,12 +233,12 @@ def test_an_interrupt_leaves_the_devices_clean(
             assert (member.state, member.holder) == (MemberState.READY, ""), member
 
 
-def _wait_for_process(device: AdbDevice) -> None:
+def _wait_for_process(device: Device) -> None:
     """Until the test's command is there."""
     device.shell("until [ -s $TMPDIR/plugin-pid ]; do sleep 0.1; done", timeout_s=200)
 
 
-def _sleepers(device: AdbDevice) -> str:
+def _sleepers(device: Device) -> str:
     """What still sleeps in the session of that command."""
     script = "p=$(cat $TMPDIR/plugin-pid); for s in /proc/[0-9]*/stat; do cat $s 2>/dev/null; done"
     lines = device.shell(f"{script} | grep -w $p || true").stdout

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.devices.adb.device import AdbDevice
+from harness.devices.device import Device
 from harness.results.records import Measurement, Run, TelemetrySeries
 from harness.results.store import ResultsStore, RunFilter
 from suites.models import tiny_llama
@@ -80,7 +80,7 @@ SHORT = ("-p", "40", "-n", "4", "-r", "1", "-w", "0", "--no-gate")
 
 @pytest.fixture
 def measuring(
-    postgresql: PostgresqlPlace, virtual_device: AdbDevice, build_cache: Path, tmp_path: Path
+    postgresql: PostgresqlPlace, virtual_device: Device, build_cache: Path, tmp_path: Path
 ) -> Callable[..., Done]:
     """Runs a command that measures on a virtual device, into an empty database."""
 

@@ -10,7 +10,8 @@ import pytest
 
 from buildlib.targets import find_soc
 from harness.deploy.deployment import DeployFile
-from harness.devices.base import Device, DeviceProperties
+from harness.devices.base import DeviceProperties
+from harness.devices.device import Device
 from harness.errors import WrongUseError
 from harness.results.records import ContainerInfo
 from harness.runtimes import registry

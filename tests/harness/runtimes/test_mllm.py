@@ -10,7 +10,7 @@ import yaml
 from buildlib.mllm.config import write_config
 from buildlib.pipeline.mllm import MllmFiles, plan_context
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
-from harness.devices.adb.device import AdbDevice
+from harness.devices.device import Device
 from harness.errors import HostFileError, RunnerError, RuntimeOutputError, WrongUseError
 from harness.results.store import ResultsStore
 from harness.runtimes.base import GenerationRequest, RuntimeOptions
@@ -120,7 +120,7 @@ def described(compiled: tuple[MllmFiles, Path], tmp_path: Path) -> Path:
 
 
 @pytest.mark.needs("libatomic1")
-def test_an_answer_and_its_clock(virtual_device: AdbDevice, described: Path) -> None:
+def test_an_answer_and_its_clock(virtual_device: Device, described: Path) -> None:
     model = open_model(described, "mllm")
     runtime = model.start(virtual_device, virtual_device.properties(), RuntimeOptions())
     result = runtime.generate(GenerationRequest(64, prompt="xy"))  # type: ignore[attr-defined]
@@ -139,7 +139,7 @@ def test_an_answer_and_its_clock(virtual_device: AdbDevice, described: Path) -> 
 
 @pytest.mark.needs("libatomic1")
 def test_a_benchmark_by_the_summary_of_qwen_2(
-    virtual_device: AdbDevice, described: Path, compiled: tuple[MllmFiles, Path]
+    virtual_device: Device, described: Path, compiled: tuple[MllmFiles, Path]
 ) -> None:
     config = compiled[0].config.model_copy(update={"model_type": "qwen2"})
     write_config(described.parent / "config_2.json", config)
@@ -158,7 +158,7 @@ def test_a_benchmark_by_the_summary_of_qwen_2(
 
 
 @pytest.mark.needs("libatomic1")
-def test_a_benchmark_by_the_clock_of_qwen_3(virtual_device: AdbDevice, described: Path) -> None:
+def test_a_benchmark_by_the_clock_of_qwen_3(virtual_device: Device, described: Path) -> None:
     model = open_model(described, "mllm")
     with (
         ResultsStore.open(described.with_name("results.db")) as store,
@@ -194,7 +194,7 @@ def test_what_the_runner_cannot_run_is_refused_before_a_device(
 
 
 @pytest.mark.needs("libatomic1")
-def test_a_runner_that_fails_says_why(virtual_device: AdbDevice, described: Path) -> None:
+def test_a_runner_that_fails_says_why(virtual_device: Device, described: Path) -> None:
     program(described.parent / "bin/mllm-qwen3-aot-runner", QWEN3.replace("num_tokens", "tokens"))
     options = (
         (yaml.safe_load(described.read_text()), RuntimeOutputError, "number of tokens"),
@@ -236,7 +236,7 @@ def test_an_output_without_an_answer_is_refused() -> None:
 
 @pytest.mark.needs("libatomic1")
 def test_push_and_run_by_the_command(
-    virtual_device: AdbDevice, described: Path, compiled: tuple[MllmFiles, Path]
+    virtual_device: Device, described: Path, compiled: tuple[MllmFiles, Path]
 ) -> None:
     files, binary = compiled
     context = described.parent / "m.bin"

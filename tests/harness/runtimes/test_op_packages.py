@@ -13,7 +13,7 @@ from buildlib.container.op_packages import OpPackage, registrations
 from buildlib.genai import GenAIBuilderFactory
 from buildlib.pipeline.build import BuildOutputs
 from harness.cli.inspect import inspect
-from harness.devices.adb.device import AdbDevice
+from harness.devices.device import Device
 from harness.errors import RunnerError, RuntimeChoiceError
 from harness.runtimes.base import GenerationRequest, RuntimeOptions, StepWindow
 from harness.runtimes.bundles.sources import PROGRAMS
@@ -69,12 +69,12 @@ def test_the_environment_of_runners_names_mllms_package_in_order() -> None:
     assert (command[0], command[-2:]) == ("env", ("python3", "genie_t2t_run.py"))
 
 
-def start(device: AdbDevice, container: GenAIContainer) -> GenieRuntime:
+def start(device: Device, container: GenAIContainer) -> GenieRuntime:
     return GenieRuntime(device, device.properties(), container, OPTIONS)
 
 
 def test_logits_are_those_of_the_kernel_under_genie_and_by_graphs_alone(
-    virtual_device: AdbDevice, plain: GenAIContainer, scaled: GenAIContainer
+    virtual_device: Device, plain: GenAIContainer, scaled: GenAIContainer
 ) -> None:
     window = StepWindow(prompt=(40, 41, 42), following=(43, 44, 45))
     runtimes: dict[str, GenieRuntime | GraphRuntime] = {
@@ -91,9 +91,7 @@ def test_logits_are_those_of_the_kernel_under_genie_and_by_graphs_alone(
     assert np.array_equal(logits["graph"], logits["genie"])
 
 
-def test_children_of_a_runner_register_too(
-    virtual_device: AdbDevice, scaled: GenAIContainer
-) -> None:
+def test_children_of_a_runner_register_too(virtual_device: Device, scaled: GenAIContainer) -> None:
     runtime = start(virtual_device, scaled)
     text = (tiny_llama.folder() / "text/heldout.txt").read_text("utf-8")
     (window,) = GenieModel(scaled).windows(text, 1)
@@ -110,7 +108,7 @@ def test_inspect_shows_what_a_container_registers(
 
 
 def test_a_package_that_nobody_registers_is_named(
-    virtual_device: AdbDevice, scaled: GenAIContainer
+    virtual_device: Device, scaled: GenAIContainer
 ) -> None:
     metadata = scaled.metadata.model_copy(update={"op_packages": ()})
     runtime = start(virtual_device, replace(scaled, metadata=metadata))
@@ -121,7 +119,7 @@ def test_a_package_that_nobody_registers_is_named(
 
 
 def test_a_device_without_python_is_refused(
-    virtual_device: AdbDevice, scaled: GenAIContainer, monkeypatch: pytest.MonkeyPatch
+    virtual_device: Device, scaled: GenAIContainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundle = genie_bundle(scaled, "x86_64")
     bundle = bundle.add(dict.fromkeys(PROGRAMS, bundle.files["libGenie.so"]))

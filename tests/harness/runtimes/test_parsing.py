@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.deploy.store import DISK_FULL
-from harness.devices.base import CommandResult, Device
+from harness.devices.base import CommandResult
 from harness.errors import DeviceFullError, RuntimeOutputError
 from harness.runtimes.base import GenerationResult
 from harness.runtimes.genie.profile import find_early_end, parse_clock, parse_profile
@@ -20,6 +20,7 @@ from harness.workloads.base import check_length
 
 if TYPE_CHECKING:
     from harness.deploy.deployment import Deployment
+    from harness.devices.device import Device
 
 LINE = (
     "qnnfarm-run exit=137 signal=9 timed_out=1 peak_rss_kb=2048 peak_anon_kb=512 "

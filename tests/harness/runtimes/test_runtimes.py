@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.deploy.deploy import store_usage
-from harness.devices.adb.device import AdbDevice
+from harness.devices.device import Device
 from harness.errors import RuntimeChoiceError, WrongUseError
 from harness.results import frames
 from harness.results.identity import Subject
@@ -71,7 +71,7 @@ def test_a_workload_says_what_the_runtime_cannot_do(
 
 
 def test_a_file_that_the_device_cannot_load_is_refused_before_any_push(
-    script: Path, virtual_device: AdbDevice, tmp_path: Path
+    script: Path, virtual_device: Device, tmp_path: Path
 ) -> None:
     library = build_library(tmp_path / "libX.so", "int x;", machine="aarch64")
     options = SessionOptions(push=pushed_files([str(library)]))
@@ -84,7 +84,7 @@ def test_a_file_that_the_device_cannot_load_is_refused_before_any_push(
 
 
 def test_nothing_is_deployed_for_what_the_runtime_cannot_do(
-    script: Path, virtual_device: AdbDevice, tmp_path: Path
+    script: Path, virtual_device: Device, tmp_path: Path
 ) -> None:
     workloads = (Generate.of(prompt="x"), Dialog.of(dialogs=(("x",),)), Embed.of(texts=("x",)))
     with (
@@ -100,7 +100,7 @@ def test_nothing_is_deployed_for_what_the_runtime_cannot_do(
 
 
 def test_a_runtime_without_a_text_is_measured_and_told_apart(
-    script: Path, virtual_device: AdbDevice, tmp_path: Path
+    script: Path, virtual_device: Device, tmp_path: Path
 ) -> None:
     bench = Bench.of(prompt_tokens=8, new_tokens=4, repetitions=2)
     model = registry.open_model(script, "stopwatch")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from harness.devices.adb.device import AdbDevice
+from harness.devices.device import Device
 from harness.errors import RunnerError, RuntimeOutputError, WrongUseError
 from harness.results.store import ResultsStore
 from harness.runtimes.base import GenerationRequest, RuntimeOptions, SpeedRequest
@@ -144,7 +144,7 @@ def executorch(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_benchmark_by_geniex_bench(virtual_device: AdbDevice, geniex: Path) -> None:
+def test_a_benchmark_by_geniex_bench(virtual_device: Device, geniex: Path) -> None:
     model = open_model(geniex, "geniex-bench")
     with (
         ResultsStore.open(geniex.with_name("results.db")) as store,
@@ -159,7 +159,7 @@ def test_a_benchmark_by_geniex_bench(virtual_device: AdbDevice, geniex: Path) ->
     assert (run.workload.runner, run.container.model) == ("geniex-bench", "Qwen3-4B")
 
 
-def test_geniex_bench_that_refuses_says_so(virtual_device: AdbDevice, geniex: Path) -> None:
+def test_geniex_bench_that_refuses_says_so(virtual_device: Device, geniex: Path) -> None:
     content = yaml.safe_load(geniex.read_text())
     geniex.write_text(yaml.safe_dump(content | {"arguments": ["--power-mode", "warp"]}))
     model = open_model(geniex, "geniex-bench")
@@ -169,7 +169,7 @@ def test_geniex_bench_that_refuses_says_so(virtual_device: AdbDevice, geniex: Pa
     runtime.clean()
 
 
-def test_a_prompt_by_executorch(virtual_device: AdbDevice, executorch: Path) -> None:
+def test_a_prompt_by_executorch(virtual_device: Device, executorch: Path) -> None:
     model = open_model(executorch, "executorch")
     runtime = model.start(virtual_device, virtual_device.properties(), RuntimeOptions())
     result = runtime.generate(GenerationRequest(16, prompt="In the"))  # type: ignore[attr-defined]
@@ -182,7 +182,7 @@ def test_a_prompt_by_executorch(virtual_device: AdbDevice, executorch: Path) -> 
     assert again.metrics["init_s"] == pytest.approx(0.887)
 
 
-def test_a_benchmark_by_executorch(virtual_device: AdbDevice, executorch: Path) -> None:
+def test_a_benchmark_by_executorch(virtual_device: Device, executorch: Path) -> None:
     model = open_model(executorch, "executorch")
     with (
         ResultsStore.open(executorch.with_name("results.db")) as store,
@@ -194,7 +194,7 @@ def test_a_benchmark_by_executorch(virtual_device: AdbDevice, executorch: Path) 
     assert run.workload.runner == "qnn_llama_runner"
 
 
-def test_a_report_that_is_missing_is_told(virtual_device: AdbDevice, executorch: Path) -> None:
+def test_a_report_that_is_missing_is_told(virtual_device: Device, executorch: Path) -> None:
     runner = executorch.parent / (
         "build-android/examples/qualcomm/oss_scripts/llama/qnn_llama_runner"
     )

@@ -6,8 +6,8 @@ import pytest
 import device_scripts
 from harness.clock import Deadline
 from harness.deploy.scripts import ensure_scripts
-from harness.devices.base import Device
-from harness.devices.local import LocalDevice
+from harness.devices.device import Device
+from harness.devices.local import LocalTransport
 from tests.harness.telemetry.phone import make_sysfs
 
 
@@ -15,7 +15,7 @@ from tests.harness.telemetry.phone import make_sysfs
 class Here:
     """This machine as a device that has a phone's sysfs."""
 
-    device: LocalDevice
+    device: Device
     sysfs: Path
     scripts_dir: str
     run_dir: str
@@ -30,7 +30,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Here:
     sysfs = make_sysfs(tmp_path / "a sysfs")
     monkeypatch.setenv("QNNFARM_SYS_ROOT", str(sysfs))
     scripts = Path(device_scripts.__file__).parent
-    return Here(LocalDevice(), sysfs, str(scripts), str(run_dir))
+    return Here(Device(LocalTransport()), sysfs, str(scripts), str(run_dir))
 
 
 def scripts_on(device: Device) -> str:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.devices.adb.device import AdbDevice
+from harness.devices.adb.client import AdbServer
+from harness.devices.device import Device
 from harness.errors import ConditionsError, ConditionsNotMetError, HarnessError
 from harness.telemetry.charge import ChargeWindow
 from harness.telemetry.conditions import Conditions, Preparation, prepared
@@ -18,7 +19,7 @@ from harness.virtual_device import manager
 from tests.clock import ManualClock
 from tests.harness.telemetry.conftest import Here, scripts_on
 
-MakeDevice = Callable[..., tuple[manager.VirtualDevice, AdbDevice]]
+MakeDevice = Callable[..., tuple[manager.VirtualDevice, Device]]
 
 
 def by_name(records: Sequence[ConditionRecord]) -> Mapping[str, ConditionRecord]:
@@ -213,21 +214,21 @@ def test_invalid_conditions_are_refused(wrong: dict[str, object]) -> None:
 
 
 @pytest.fixture
-def phone(make_virtual_device: MakeDevice) -> tuple[str, AdbDevice, str]:
+def phone(make_virtual_device: MakeDevice) -> tuple[str, Device, str]:
     """A virtual device with a heat model, and so with sensors, and our scripts on it."""
     virtual, device = make_virtual_device()
     manager.control(virtual.name).heat(temperature_c=35)
     return virtual.name, device, scripts_on(device)
 
 
-def state_of(device: AdbDevice) -> str:
+def state_of(device: Device) -> str:
     return device.shell(
         "settings get global stay_on_while_plugged_in; dumpsys power | grep -m1 mWakefulness=;"
         "cat $QNNFARM_SYS_ROOT/devices/system/cpu/cpu0/cpufreq/scaling_governor"
     ).stdout
 
 
-def test_android_is_prepared_and_put_back(phone: tuple[str, AdbDevice, str]) -> None:
+def test_android_is_prepared_and_put_back(phone: tuple[str, Device, str]) -> None:
     _, device, scripts_dir = phone
     before = state_of(device)
     conditions = Conditions(
@@ -248,7 +249,7 @@ def test_android_is_prepared_and_put_back(phone: tuple[str, AdbDevice, str]) -> 
     assert {record.outcome for record in restored} == {"restored"}
 
 
-def test_a_hot_phone_is_waited_for_until_it_has_cooled(phone: tuple[str, AdbDevice, str]) -> None:
+def test_a_hot_phone_is_waited_for_until_it_has_cooled(phone: tuple[str, Device, str]) -> None:
     name, device, scripts_dir = phone
     manager.control(name).heat(temperature_c=60, capacity_j_per_k=2.0, time_scale=20, idle_w=0.1)
     with prepared(device, scripts_dir, Conditions(max_temp_c=40.0, max_wait_s=60.0)) as records:
@@ -260,7 +261,7 @@ def test_a_hot_phone_is_waited_for_until_it_has_cooled(phone: tuple[str, AdbDevi
 
 
 def test_a_device_that_goes_away_is_restored_by_the_next_preparation(
-    phone: tuple[str, AdbDevice, str],
+    adb_server: AdbServer, phone: tuple[str, Device, str]
 ) -> None:
     name, device, scripts_dir = phone
     restored: list[ConditionRecord] = []
@@ -276,7 +277,7 @@ def test_a_device_that_goes_away_is_restored_by_the_next_preparation(
     assert [(one.name, one.outcome) for one in restored] == [("preparation", "not-restored")]
     assert "left for the next preparation to undo" in restored[0].reason
     manager.start(name, "SM8750")
-    device.server.connect(device.serial)
+    adb_server.connect(device.serial)
     with prepared(device, scripts_dir, Conditions(wake_lock=False)) as records:
         undone = by_name(records)
     assert undone["stay_awake"].outcome == "restored"

@@ -4,12 +4,12 @@ import time
 from pathlib import Path
 
 from buildlib.container.container import GenAIContainer
-from harness.devices.adb.device import AdbDevice
+from harness.devices.device import Device
 from harness.runtimes.base import GenerationRequest, RuntimeOptions
 from harness.runtimes.genie.runtime import GenieRuntime
 
 
-def test_generation_is_sampled_when_asked(virtual_device: AdbDevice, tiny_bundle: Path) -> None:
+def test_generation_is_sampled_when_asked(virtual_device: Device, tiny_bundle: Path) -> None:
     container = GenAIContainer.load(tiny_bundle)
     properties = virtual_device.properties()
     runtime = GenieRuntime(virtual_device, properties, container, RuntimeOptions(telemetry_hz=20.0))
@@ -29,9 +29,7 @@ def test_generation_is_sampled_when_asked(virtual_device: AdbDevice, tiny_bundle
     assert again.telemetry != sampled.telemetry
 
 
-def test_without_being_asked_nothing_is_sampled(
-    virtual_device: AdbDevice, tiny_bundle: Path
-) -> None:
+def test_without_being_asked_nothing_is_sampled(virtual_device: Device, tiny_bundle: Path) -> None:
     container = GenAIContainer.load(tiny_bundle)
     runtime = GenieRuntime(virtual_device, virtual_device.properties(), container)
     try:

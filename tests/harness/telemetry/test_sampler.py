@@ -8,15 +8,15 @@ import pytest
 
 from harness.deploy.deploy import deploy, remove_run
 from harness.deploy.deployment import DeployFile
-from harness.devices.adb.device import AdbDevice
-from harness.devices.base import CommandResult, Device
+from harness.devices.base import CommandResult
+from harness.devices.device import Device
 from harness.errors import DeviceCommandError
 from harness.telemetry.sampler import Sampling, sampling
 from harness.telemetry.throttling import judge_throttling
 from harness.virtual_device import manager
 from tests.harness.telemetry.conftest import Here
 
-MakeDevice = Callable[..., tuple[manager.VirtualDevice, AdbDevice]]
+MakeDevice = Callable[..., tuple[manager.VirtualDevice, Device]]
 
 
 def run(device: Device, scripts_dir: str, run_dir: str, script: str) -> CommandResult:

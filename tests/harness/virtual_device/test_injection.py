@@ -10,7 +10,7 @@ import adbutils
 import pytest
 
 from harness.deploy.scripts import intact
-from harness.devices.adb.device import AdbDevice
+from harness.devices.device import Device
 from harness.devices.spec import DeviceSpec
 from harness.errors import VirtualDeviceError
 from harness.pool.pool import Pool
@@ -379,7 +379,7 @@ def test_a_stall_lasts_for_its_seconds(events: EventLog) -> None:
 
 
 def test_a_fault_of_runs_spares_claims(
-    make_virtual_device: Callable[..., tuple[VirtualDevice, AdbDevice]],
+    make_virtual_device: Callable[..., tuple[VirtualDevice, Device]],
 ) -> None:
     virtual, _ = make_virtual_device()
     requirement = Requirement()

@@ -11,7 +11,7 @@ from buildlib.container.chat_template import TOKENIZER_CONFIG
 from buildlib.container.container import GenAIContainer
 from buildlib.container.writer import ContainerFile
 from buildlib.errors import ContainerError
-from harness.devices.adb.device import AdbDevice
+from harness.devices.device import Device
 from harness.errors import WrongUseError
 from harness.runtimes.base import Framing, Generates, GenerationRequest
 from harness.runtimes.genie.model import GenieModel
@@ -129,7 +129,7 @@ def test_what_goes_without_a_chat(fields: dict[str, object]) -> None:
 
 @pytest.fixture(scope="module")
 def session(
-    virtual_device: AdbDevice, tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory
+    virtual_device: Device, tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Session]:
     """The reference model with a chat template."""
     folder = tmp_path_factory.mktemp("chat")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from buildlib.container.container import GenAIContainer
-from harness.devices.adb.device import AdbDevice
+from harness.devices.device import Device
 from harness.errors import OutputCheckError, UnknownMetricError, WrongUseError
 from harness.results.comparison import (
     COMPARABLE_METRICS,
@@ -27,12 +27,12 @@ from tests.harness.results.conftest import _make_run
 
 
 def test_sides_take_turns_on_the_same_device(
-    virtual_device: AdbDevice, small_bundle: Path, tmp_path: Path
+    virtual_device: Device, small_bundle: Path, tmp_path: Path
 ) -> None:
     held: list[int] = []
 
     @contextmanager
-    def devices(number: int, _soc: str, _container: str = "") -> Iterator[AdbDevice]:
+    def devices(number: int, _soc: str, _container: str = "") -> Iterator[Device]:
         held.append(number)
         yield virtual_device
 
@@ -62,7 +62,7 @@ def test_sides_take_turns_on_the_same_device(
 
 
 def test_a_side_that_its_perplexity_fails_is_refused_before_the_other_runs(
-    virtual_device: AdbDevice, small_bundle: Path, tmp_path: Path
+    virtual_device: Device, small_bundle: Path, tmp_path: Path
 ) -> None:
     a = GenAIContainer.load(small_bundle)
     b = copy.copy(a)
@@ -70,7 +70,7 @@ def test_a_side_that_its_perplexity_fails_is_refused_before_the_other_runs(
     object.__setattr__(b, "metadata", other)
 
     @contextmanager
-    def devices(_number: int, _soc: str, _container: str = "") -> Iterator[AdbDevice]:
+    def devices(_number: int, _soc: str, _container: str = "") -> Iterator[Device]:
         yield virtual_device
 
     bench = Bench(prompt_tokens=4, new_tokens=2, repetitions=1, warmup=0)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.devices.adb.device import AdbDevice
+from harness.devices.device import Device
 from harness.errors import OutputCheckError, WrongUseError
 from harness.evaluation.choices import encode_question
 from harness.evaluation.tasks import Choices, read_task
@@ -27,7 +27,7 @@ ROWS = 3
 
 
 @pytest.fixture(scope="module")
-def session(virtual_device: AdbDevice, tiny_bundle: Path) -> Iterator[Session]:
+def session(virtual_device: Device, tiny_bundle: Path) -> Iterator[Session]:
     with Session(virtual_device, GenieModel(open_container(tiny_bundle))) as opened:
         yield opened
 

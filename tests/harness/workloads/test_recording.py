@@ -6,7 +6,8 @@ from typing import cast
 
 import pytest
 
-from harness.devices.local import LocalDevice
+from harness.devices.device import Device
+from harness.devices.local import LocalTransport
 from harness.errors import DeviceLostError, HarnessError, RunnerError, WrongUseError
 from harness.results.records import WorkloadRecord
 from harness.results.store import ResultsStore
@@ -26,7 +27,7 @@ def session() -> Session:
     records = (run.container, run.device, run.provenance)
     made = SimpleNamespace(
         runtime=runtime,
-        device=LocalDevice(),
+        device=Device(LocalTransport()),
         count=count,
         records=lambda: records,
         settings={},

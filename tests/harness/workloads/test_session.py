@@ -9,7 +9,7 @@ from typing import ClassVar
 import pytest
 
 from harness.deploy.deployment import Deployment
-from harness.devices.adb.device import AdbDevice
+from harness.devices.device import Device
 from harness.errors import OutputCheckError
 from harness.results.records import Condition, Run, TelemetrySeries
 from harness.results.store import LazyResultsStore, ResultsStore
@@ -26,7 +26,7 @@ BENCH = Bench(prompt_tokens=16, new_tokens=4)
 
 
 @pytest.fixture(scope="module")
-def session(virtual_device: AdbDevice, tiny_bundle: Path) -> Iterator[Session]:
+def session(virtual_device: Device, tiny_bundle: Path) -> Iterator[Session]:
     with Session(virtual_device, open_model(tiny_bundle)) as opened:
         opened.runtime.prepare()
         yield opened
@@ -199,13 +199,13 @@ def test_a_perplexity_bound_is_measured_once_and_then_taken_from_the_store(
 
 
 def test_sessions_are_prepared_anew_and_agree(
-    virtual_device: AdbDevice, small_bundle: Path, store: ResultsStore
+    virtual_device: Device, small_bundle: Path, store: ResultsStore
 ) -> None:
     folders: list[str] = []
     numbers: list[int] = []
 
     @contextmanager
-    def devices(number: int, soc: str, _container: str = "") -> Iterator[AdbDevice]:
+    def devices(number: int, soc: str, _container: str = "") -> Iterator[Device]:
         assert soc == "SM8750"
         numbers.append(number)
         yield virtual_device

@@ -9,7 +9,7 @@ import pytest
 
 from buildlib.container.genie_decoding import Lade
 from buildlib.errors import TransformersError
-from harness.devices.adb.device import AdbDevice
+from harness.devices.device import Device
 from harness.errors import (
     DeviceCommandError,
     OutputCheckError,
@@ -44,7 +44,7 @@ def store(tmp_path: Path) -> Iterator[ResultsStore]:
 
 
 @pytest.fixture
-def session(virtual_device: AdbDevice, small_bundle: Path, tmp_path: Path) -> Iterator[Session]:
+def session(virtual_device: Device, small_bundle: Path, tmp_path: Path) -> Iterator[Session]:
     (tmp_path / "text.txt").write_text(TEXT)
     options = SessionOptions(folder=tmp_path)
     with Session(virtual_device, open_model(small_bundle), options) as opened:
@@ -184,7 +184,7 @@ def test_a_wrong_answer_fails_its_run(session: Session, store: ResultsStore) -> 
     assert (run.status, run.check.outcome, run.values("ttft_s")) == ("failed", "failed", ())
 
 
-def test_a_command_needs_no_container_and_no_store(virtual_device: AdbDevice) -> None:
+def test_a_command_needs_no_container_and_no_store(virtual_device: Device) -> None:
     with Session(virtual_device) as session:
         result = Command(command=("echo", "$HOME; it's\n\nlast")).run(session)
         assert (result.output, result.summary) == ("$HOME; it's\n\nlast\n", "last")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.devices.adb.device import AdbDevice
+from harness.devices.device import Device
 from harness.results.store import ResultsStore
 from suites.models import tiny_llama
 from tests import command_line
@@ -65,7 +65,7 @@ class Lab:
 
 
 @pytest.fixture
-def lab(tmp_path: Path, virtual_device: AdbDevice, build_cache: Path) -> Lab:
+def lab(tmp_path: Path, virtual_device: Device, build_cache: Path) -> Lab:
     return Lab(tmp_path, virtual_device.serial, build_cache)
 
 

@@ -20,7 +20,7 @@ from zoneinfo import ZoneInfo
 import pytest
 from sqlalchemy import update
 
-from harness.devices.adb.device import AdbDevice
+from harness.devices.device import Device
 from harness.plans.builds import ContainerBuild
 from harness.plans.plan_file import NightlyEntry, Plan
 from harness.pool.config import ReceiverConfig
@@ -238,7 +238,7 @@ def ahead_of_others() -> Iterator[None]:
 @pytest.mark.usefixtures("ahead_of_others")
 def test_a_device_that_heats_up_is_one_alert(
     tmp_path: Path,
-    make_virtual_device: Callable[..., tuple[manager.VirtualDevice, AdbDevice]],
+    make_virtual_device: Callable[..., tuple[manager.VirtualDevice, Device]],
     tiny_bundle: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -8,10 +8,10 @@ import pytest
 
 from harness.clock import Deadline
 from harness.devices.adb.client import AdbServer, device_features
-from harness.devices.adb.connection import command, open_service, query
-from harness.devices.adb.device import AdbDevice
+from harness.devices.adb.connection import open_service, query
 from harness.devices.adb.shell import ShellSession
 from harness.devices.adb.sync import SyncSession
+from harness.devices.device import Device
 from tests.striking import FAILURES, EndsAt, recorded_links
 
 Use = Callable[[AdbServer, str, Deadline], object]
@@ -20,12 +20,6 @@ Use = Callable[[AdbServer, str, Deadline], object]
 def _by_query(server: AdbServer, serial: str, deadline: Deadline) -> None:
     assert query(server.address, "host:version", deadline) == "0029"
     assert "shell_v2" in device_features(server, serial, deadline)
-
-
-def _by_forward(server: AdbServer, serial: str, deadline: Deadline) -> None:
-    service = f"host-serial:{serial}:forward:tcp:0;tcp:1"
-    port = command(server.address, service, deadline, block=True)
-    command(server.address, f"host-serial:{serial}:killforward:tcp:{port}", deadline)
 
 
 def _by_shell(server: AdbServer, serial: str, deadline: Deadline) -> None:
@@ -46,9 +40,9 @@ def _by_sync(server: AdbServer, serial: str, deadline: Deadline) -> None:
 
 
 @FAILURES
-@pytest.mark.parametrize("use", [_by_query, _by_forward, _by_shell, _by_sync])
+@pytest.mark.parametrize("use", [_by_query, _by_shell, _by_sync])
 def test_a_deadline_leaves_no_socket_wherever_it_strikes(
-    adb_server: AdbServer, virtual_device: AdbDevice, use: Use, failure: type[BaseException]
+    adb_server: AdbServer, virtual_device: Device, use: Use, failure: type[BaseException]
 ) -> None:
     with recorded_links() as links:
         for ask in range(1000):
@@ -60,6 +54,4 @@ def test_a_deadline_leaves_no_socket_wherever_it_strikes(
                 break
     assert len(links) > 2
     assert [link.fileno() for link in links] == [-1] * len(links)
-    ends = f"host-serial:{virtual_device.serial}:killforward-all"
-    command(adb_server.address, ends, Deadline(120))  # those whose port was not told any more
     virtual_device.shell("rm -f $TMPDIR/struck")

@@ -20,8 +20,9 @@ from harness.clock import Deadline
 from harness.devices.adb import server as module
 from harness.devices.adb.client import AdbServer
 from harness.devices.adb.connection import ServerAddress, query
-from harness.devices.adb.device import AdbDevice
 from harness.devices.adb.server import ensure_server, resolve_server, stop_if_ours
+from harness.devices.adb.transport import AdbTransport
+from harness.devices.device import Device
 from harness.errors import (
     AdbServerError,
     DeviceConnectError,
@@ -107,7 +108,7 @@ def test_many_processes_start_one_server(
 def test_only_an_own_server_without_devices_is_stopped(
     adb_environment: Path,
     adb_server: AdbServer,
-    virtual_device: AdbDevice,
+    virtual_device: Device,
     new_port: Callable[[], int],
 ) -> None:
     at = ServerAddress("127.0.0.1", new_port())
@@ -317,7 +318,7 @@ def own_server(
 
 
 def test_a_server_that_we_start_is_the_users_alone(
-    own_server: AdbServer, virtual_device: AdbDevice
+    own_server: AdbServer, virtual_device: Device
 ) -> None:
     path = Path(own_server.address.path)
     assert own_server.started_by_us
@@ -325,7 +326,10 @@ def test_a_server_that_we_start_is_the_users_alone(
     assert path.is_socket()
     assert ensure_server() == replace(own_server, started_by_us=False, adb_path=None)
     own_server.connect(virtual_device.serial)
-    assert AdbDevice(own_server, virtual_device.serial).shell("echo here").stdout == "here\n"
+    assert (
+        Device(AdbTransport(own_server, virtual_device.serial)).shell("echo here").stdout
+        == "here\n"
+    )
     assert own_server.adb_path is not None
     adb = [str(own_server.adb_path), "devices"]
     environment = {**os.environ, "ADB_SERVER_SOCKET": own_server.address.spec}

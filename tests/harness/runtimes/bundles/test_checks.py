@@ -10,8 +10,8 @@ from buildlib.container.container import GenAIContainer
 from buildlib.targets import find_soc
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from harness.deploy.deployment import DeployFile
-from harness.devices.adb.device import AdbDevice
 from harness.devices.base import DeviceProperties
+from harness.devices.device import Device
 from harness.errors import RuntimeChoiceError
 from harness.runtimes.bundles.bundle import Bundle
 from harness.runtimes.bundles.checks import check_bundle, find_build, find_faults, libraries_on
@@ -181,7 +181,7 @@ def test_graphs_that_take_more_vtcm_than_the_soc_has(container: GenAIContainer) 
 
 
 def test_a_device_is_asked_for_its_own_libraries(
-    virtual_device: AdbDevice, container: GenAIContainer, tmp_path: Path
+    virtual_device: Device, container: GenAIContainer, tmp_path: Path
 ) -> None:
     there = libraries_on(virtual_device)(["libc.so.6", "lib no.so", "$(reboot)"])
     assert set(there) == {"libc.so.6"}

@@ -10,7 +10,7 @@ import pytest
 
 from buildlib.container.container import GenAIContainer
 from buildlib.pipeline.build import BuildOutputs
-from harness.devices.adb.device import AdbDevice
+from harness.devices.device import Device
 from harness.errors import WrongUseError
 from harness.runtimes.base import GenerationRequest, RuntimeOptions
 from harness.runtimes.bundles.python import VARIABLE, find_python
@@ -39,7 +39,7 @@ def prefixes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_runners_of_a_device_run_under_the_users_python(
-    virtual_device: AdbDevice,
+    virtual_device: Device,
     reference_outputs: BuildOutputs,
     prefixes: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -13,7 +13,7 @@ import pytest
 from buildlib.container.container import GenAIContainer
 from buildlib.container.genie_decoding import Lade
 from buildlib.container.manifest import CLIPPED_ADAPTERS
-from harness.devices.adb.device import AdbDevice
+from harness.devices.device import Device
 from harness.errors import HostFileError, PromptTooLongError, WrongUseError
 from harness.runtimes.base import Generates, GenerationRequest
 from harness.runtimes.dialog_settings import DialogSettings
@@ -32,7 +32,7 @@ Edit = Callable[[dict[str, Any]], None]
 
 
 @pytest.fixture(scope="module")
-def session(virtual_device: AdbDevice, dialog_container: GenAIContainer) -> Iterator[Session]:
+def session(virtual_device: Device, dialog_container: GenAIContainer) -> Iterator[Session]:
     with Session(virtual_device, GenieModel(dialog_container)) as opened:
         yield opened
 
@@ -80,7 +80,7 @@ def test_seeded_sampling_reproduces_and_top_k_1_is_greedy(
 
 
 def test_every_graph_goes_on_alike(
-    virtual_device: AdbDevice, graphs_container: GenAIContainer
+    virtual_device: Device, graphs_container: GenAIContainer
 ) -> None:
     """Three ARs by two CLs: however much of a text is its prompt, it ends the same."""
     prompt = (42, 79, 260, 123)
@@ -307,7 +307,7 @@ def test_tables_of_every_type_are_looked_up(session: Session) -> None:
 
 
 def test_lookahead_of_another_configuration_is_refused(
-    virtual_device: AdbDevice,
+    virtual_device: Device,
     tiny_bundle: Path,
     genie_checks: Path,
     tmp_path: Path,
@@ -326,7 +326,7 @@ def test_lookahead_of_another_configuration_is_refused(
 
 
 def test_the_turns_of_a_conversation_are_traced(
-    virtual_device: AdbDevice, dialog_container: GenAIContainer, tmp_path: Path
+    virtual_device: Device, dialog_container: GenAIContainer, tmp_path: Path
 ) -> None:
     options, saved = SessionOptions(trace=True, log_level="info"), str(tmp_path / "saved")
     with Session(virtual_device, GenieModel(dialog_container), options) as session:

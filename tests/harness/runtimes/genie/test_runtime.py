@@ -17,8 +17,8 @@ from buildlib.numerics.host_loop import HostLoop
 from buildlib.pipeline.build import BuildOutputs
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from buildlib.toolchains.ort_qnn.wheel import find_libraries
-from harness.devices.adb.device import AdbDevice
 from harness.devices.base import PushItem
+from harness.devices.device import Device
 from harness.errors import (
     DeploymentCorruptError,
     DeviceTimeoutError,
@@ -37,7 +37,7 @@ from suites.models import tiny_llama
 PROMPT = "In the beginning God created the heaven and the earth. And God said,"
 
 
-def processes_of_runs(device: AdbDevice) -> str:
+def processes_of_runs(device: Device) -> str:
     """Processes of runs on the device; another one that is not confined may share its kernel."""
     marks = "grep -lsa QNNFARM_MARKS=.*run: /proc/[0-9]*/environ"
     command = f"{marks} | xargs -r grep -lsa {device.work_root} || true"
@@ -50,7 +50,7 @@ def container(tiny_bundle: Path) -> GenAIContainer:
 
 
 @pytest.fixture(scope="module")
-def runtime(virtual_device: AdbDevice, container: GenAIContainer) -> Iterator[GenieRuntime]:
+def runtime(virtual_device: Device, container: GenAIContainer) -> Iterator[GenieRuntime]:
     made = GenieRuntime(
         virtual_device, virtual_device.properties(), container, RuntimeOptions(runner_timeout_s=120)
     )
@@ -88,7 +88,7 @@ def test_a_query_that_arrives_as_another_is_not_asked(runtime: GenieRuntime, fil
 
 
 def test_a_deployment_to_a_device_that_stalls_ends_in_its_time(
-    virtual_device: AdbDevice, container: GenAIContainer
+    virtual_device: Device, container: GenAIContainer
 ) -> None:
     device = virtual_device
     runtime = GenieRuntime(device, device.properties(), container, RuntimeOptions(timeout_s=0.5))
@@ -142,7 +142,7 @@ def test_perplexity_agrees_with_the_quantized_graphs_and_with_float(
 
 
 def test_a_second_deployment_pushes_nothing(
-    runtime: GenieRuntime, virtual_device: AdbDevice, container: GenAIContainer
+    runtime: GenieRuntime, virtual_device: Device, container: GenAIContainer
 ) -> None:
     runtime.prepare()
     second = GenieRuntime(virtual_device, virtual_device.properties(), container)
@@ -155,7 +155,7 @@ def test_a_second_deployment_pushes_nothing(
 
 
 def test_a_prompt_longer_than_the_context_is_refused_on_the_host(
-    virtual_device: AdbDevice, dialog_container: GenAIContainer
+    virtual_device: Device, dialog_container: GenAIContainer
 ) -> None:
     runtime = GenieRuntime(virtual_device, virtual_device.properties(), dialog_container)
     longest, room = 64 - 16, 15  # CL - AR without bos, and what is left then
@@ -169,7 +169,7 @@ def test_a_prompt_longer_than_the_context_is_refused_on_the_host(
 
 
 def test_a_runner_that_hangs_is_killed_and_leaves_no_process(
-    virtual_device: AdbDevice, container: GenAIContainer
+    virtual_device: Device, container: GenAIContainer
 ) -> None:
     runtime = GenieRuntime(
         virtual_device, virtual_device.properties(), container, RuntimeOptions(runner_timeout_s=1)
@@ -184,7 +184,7 @@ def test_a_runner_that_hangs_is_killed_and_leaves_no_process(
     assert processes_of_runs(virtual_device) == ""
 
 
-def break_run(runtime: GenieRuntime, device: AdbDevice, name: str, content: str) -> None:
+def break_run(runtime: GenieRuntime, device: Device, name: str, content: str) -> None:
     """Replace a file of the run folder: the link goes, the store stays whole."""
     run_dir = runtime.prepare().run_dir
     device.shell(["rm", f"{run_dir}/{name}"])
@@ -206,7 +206,7 @@ def break_run(runtime: GenieRuntime, device: AdbDevice, name: str, content: str)
     ],
 )
 def test_a_runner_that_crashes_or_prints_garbage_is_a_typed_error(
-    virtual_device: AdbDevice,
+    virtual_device: Device,
     container: GenAIContainer,
     script: str,
     error: type[Exception],
@@ -225,7 +225,7 @@ def test_a_runner_that_crashes_or_prints_garbage_is_a_typed_error(
 
 
 def test_a_binary_that_genie_cannot_load_is_a_typed_error(
-    virtual_device: AdbDevice, container: GenAIContainer
+    virtual_device: Device, container: GenAIContainer
 ) -> None:
     runtime = GenieRuntime(virtual_device, virtual_device.properties(), container)
     try:
@@ -242,14 +242,14 @@ def test_a_binary_that_genie_cannot_load_is_a_typed_error(
 
 @pytest.mark.parametrize("target", ["SM8750", "SM8650:emulator"])
 def test_a_container_for_something_else_is_refused(
-    virtual_device: AdbDevice, container: GenAIContainer, target: str
+    virtual_device: Device, container: GenAIContainer, target: str
 ) -> None:
     with pytest.raises(RuntimeChoiceError, match="build it for"):
         GenieRuntime(virtual_device, virtual_device.properties(), said_to_be_for(target, container))
 
 
 def test_a_target_is_named_where_the_device_tells_no_soc(
-    virtual_device: AdbDevice, container: GenAIContainer
+    virtual_device: Device, container: GenAIContainer
 ) -> None:
     unknown = replace(virtual_device.properties(), soc="", hexagon=None)
     with pytest.raises(RuntimeChoiceError, match="build it for SM8750:emulator"):
@@ -264,7 +264,7 @@ def said_to_be_for(target: str, container: GenAIContainer) -> GenAIContainer:
 
 @pytest.fixture
 def phone(
-    virtual_device: AdbDevice,
+    virtual_device: Device,
     container: GenAIContainer,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -311,7 +311,7 @@ def test_a_phone_has_no_python_to_score_with(
 
 
 def test_a_run_leaves_no_bytecode_to_the_next(
-    runtime: GenieRuntime, virtual_device: AdbDevice
+    runtime: GenieRuntime, virtual_device: Device
 ) -> None:
     runtime.generate(GenerationRequest(1, prompt="x"))
     find = ["find", virtual_device.work_root, "-name", "*.pyc"]
@@ -319,7 +319,7 @@ def test_a_run_leaves_no_bytecode_to_the_next(
 
 
 def test_nothing_of_a_run_stays_on_the_device(
-    virtual_device: AdbDevice, container: GenAIContainer, tmp_path: Path
+    virtual_device: Device, container: GenAIContainer, tmp_path: Path
 ) -> None:
     runtime = GenieRuntime(virtual_device, virtual_device.properties(), container)
     run_dir = runtime.prepare().run_dir

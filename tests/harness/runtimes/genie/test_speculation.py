@@ -9,7 +9,7 @@ import pytest
 
 from buildlib.container.container import GenAIContainer
 from buildlib.container.genie_decoding import Eaglet
-from harness.devices.adb.device import AdbDevice
+from harness.devices.device import Device
 from harness.errors import WrongUseError
 from harness.runtimes.base import Conversation, ConversationRequest, Converses
 from harness.runtimes.dialog_settings import DialogSettings
@@ -24,7 +24,7 @@ COMPARED = 2 * 3
 
 
 @contextmanager
-def on_a_phone(device: AdbDevice, container: GenAIContainer) -> Iterator[Session]:
+def on_a_phone(device: Device, container: GenAIContainer) -> Iterator[Session]:
     """Run a container as if it were for a phone, which this machine's Genie does not judge."""
     metadata = container.metadata
     target = metadata.target.model_copy(update={"emulator": False})
@@ -43,7 +43,7 @@ def queries(session: Session) -> int:
 
 @pytest.mark.slow
 def test_what_says_the_same_runs_and_is_asked_once(
-    virtual_device: AdbDevice,
+    virtual_device: Device,
     checked_dialogs: dict[str, GenAIContainer],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -59,7 +59,7 @@ def test_what_says_the_same_runs_and_is_asked_once(
 
 
 def test_what_says_something_else_is_refused(
-    virtual_device: AdbDevice,
+    virtual_device: Device,
     checked_dialogs: dict[str, GenAIContainer],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -74,7 +74,7 @@ def test_what_says_something_else_is_refused(
 
 
 def test_a_later_turn_with_a_draft_head_is_refused(
-    virtual_device: AdbDevice, checked_dialogs: dict[str, GenAIContainer], tmp_path: Path
+    virtual_device: Device, checked_dialogs: dict[str, GenAIContainer], tmp_path: Path
 ) -> None:
     """Genie 1.21 keeps fewer columns of its prompt than it has, as a trace of two queries shows."""
     container = checked_dialogs["right"]

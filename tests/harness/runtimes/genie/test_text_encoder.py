@@ -13,7 +13,7 @@ from harness.errors import RuntimeOutputError
 from harness.runtimes.genie.text_encoder import EncoderRun
 
 if TYPE_CHECKING:
-    from harness.devices.base import Device
+    from harness.devices.device import Device
     from harness.runtimes.run_folder import RunFolder
 
 CONFIG = text_embedding(

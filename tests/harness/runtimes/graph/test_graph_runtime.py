@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 from buildlib.container.container import GenAIContainer
 from buildlib.errors import CacheError, ContainerError, InvalidOptionError
 from buildlib.graph.shape import GraphShape
-from harness.devices.adb.device import AdbDevice
+from harness.devices.device import Device
 from harness.errors import (
     PromptTooLongError,
     RunnerError,
@@ -44,7 +44,7 @@ Pair = tuple[GenieRuntime, GraphRuntime]
 
 
 @contextmanager
-def both(device: AdbDevice, container: GenAIContainer) -> Iterator[Pair]:
+def both(device: Device, container: GenAIContainer) -> Iterator[Pair]:
     options = RuntimeOptions(runner_timeout_s=250, trace=True)
     with ExitStack() as stack:
         genie = GenieRuntime(device, device.properties(), container, options)
@@ -55,7 +55,7 @@ def both(device: AdbDevice, container: GenAIContainer) -> Iterator[Pair]:
 
 
 @pytest.fixture(scope="module")
-def pair(virtual_device: AdbDevice, tiny_bundle: Path) -> Iterator[Pair]:
+def pair(virtual_device: Device, tiny_bundle: Path) -> Iterator[Pair]:
     with both(virtual_device, GenAIContainer.load(tiny_bundle)) as made:
         yield made
 
@@ -89,7 +89,7 @@ def test_step_logits_and_scores_are_those_of_genie(pair: Pair, tiny_bundle: Path
 
 @pytest.mark.parametrize("name", ["graphs_container", "dialog_container"])
 def test_context_lengths_host_tables_and_adapters(
-    virtual_device: AdbDevice, request: pytest.FixtureRequest, name: str
+    virtual_device: Device, request: pytest.FixtureRequest, name: str
 ) -> None:
     """Six graphs of which the longer follow the shorter; rows of a table, adapters left at 0."""
     container: GenAIContainer = request.getfixturevalue(name)
@@ -113,7 +113,7 @@ def test_the_model_says_what_it_does_not_do(tiny_bundle: Path) -> None:
 
 
 def test_an_encoder_and_a_device_without_python_are_refused(
-    encoder_bundle: Path, tiny_bundle: Path, virtual_device: AdbDevice
+    encoder_bundle: Path, tiny_bundle: Path, virtual_device: Device
 ) -> None:
     with pytest.raises(ContainerError, match="text encoder"):
         open_model(encoder_bundle)

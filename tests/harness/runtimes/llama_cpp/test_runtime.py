@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from buildlib.error_base import QnnfarmError
-from harness.devices.adb.device import AdbDevice
+from harness.devices.device import Device
 from harness.errors import (
     HostFileError,
     PromptTooLongError,
@@ -52,7 +52,7 @@ def model(folder: Path) -> LlamaCppModel:
 
 
 @pytest.fixture(scope="module")
-def runtime(virtual_device: AdbDevice, model: LlamaCppModel) -> Iterator[LlamaCppRuntime]:
+def runtime(virtual_device: Device, model: LlamaCppModel) -> Iterator[LlamaCppRuntime]:
     options = RuntimeOptions(runner_timeout_s=120, telemetry_hz=20)
     made = model.start(virtual_device, virtual_device.properties(), options)
     yield made
@@ -133,7 +133,7 @@ def test_a_seed_repeats_a_sampled_text(runtime: LlamaCppRuntime) -> None:
 
 
 def test_llama_bench_measures_the_prompt_at_its_depth_and_generation_after_both(
-    folder: Path, virtual_device: AdbDevice
+    folder: Path, virtual_device: Device
 ) -> None:
     model = open_model(describe(folder / "plain.yaml"))
     runtime = model.start(virtual_device, virtual_device.properties(), RuntimeOptions())
@@ -149,7 +149,7 @@ def test_llama_bench_measures_the_prompt_at_its_depth_and_generation_after_both(
 
 
 def test_a_benchmark_is_checked_by_the_perplexity_before_it(
-    virtual_device: AdbDevice, folder: Path, tmp_path: Path
+    virtual_device: Device, folder: Path, tmp_path: Path
 ) -> None:
     model = open_model(describe(folder / "plain.yaml"))
     text = tmp_path / "text.txt"
@@ -193,7 +193,7 @@ def test_wrong_descriptions_are_refused_in_one_line(
 
 
 def test_what_it_cannot_do_is_refused_before_a_device(
-    tmp_path: Path, virtual_device: AdbDevice
+    tmp_path: Path, virtual_device: Device
 ) -> None:
     write_gguf(tmp_path / "tiny.gguf")
     path = tmp_path / "tiny.yaml"

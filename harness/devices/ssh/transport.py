@@ -1,4 +1,4 @@
-"""Linux machine over SSH and SFTP, e.g. a board with a Snapdragon."""
+"""Way to a Linux machine over SSH and SFTP, e.g. a board with a Snapdragon."""
 
 import errno
 import os
@@ -6,7 +6,7 @@ import shlex
 import stat as stat_bits
 from collections import deque
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import BinaryIO
 
 import paramiko
@@ -16,8 +16,8 @@ from harness.clock import Deadline
 from harness.devices.adb.connection import StreamClosed
 from harness.devices.base import Progress
 from harness.devices.commands import Sink
-from harness.devices.posix_device import PosixDevice
-from harness.devices.shell_device import forwarded_port
+from harness.devices.device import Device
+from harness.devices.posix import PosixTransport
 from harness.devices.ssh.host import SshHost, closing_by, run, stands
 from harness.devices.ssh.tunnel import Tunnel
 from harness.errors import DeviceLostError, DeviceUnsupportedError
@@ -198,42 +198,31 @@ def _encode(path: str) -> bytes:
 _REBOOT = 'if [ "$(id -u)" = 0 ]; then reboot; else sudo -n reboot; fi'
 
 
-class LinuxDevice(PosixDevice):
-    """A host over SSH and SFTP; implements `harness.devices.base.Device`.
+class SshTransport(PosixTransport):
+    """Way to a Linux machine over SSH and SFTP.
 
     The connection is the host's, and its owner closes it; it is made anew when it was lost.
     """
 
     def __init__(self, host: SshHost) -> None:
-        super().__init__(host.config.asked)
+        super().__init__(host.config.asked, "linux")
         self._host = host
 
-    def __repr__(self) -> str:
-        return f"LinuxDevice({self.serial!r})"
-
-    @property
-    def type(self) -> str:
-        """`linux`."""
-        return "linux"
-
-    @contextmanager
-    def forward(self, remote: str) -> Iterator[tuple[str, int]]:
-        """Open a tunnel to a port of its loopback; see `Device.forward`."""
-        with Tunnel(self._host, forwarded_port(remote)) as tunnel:
-            yield tunnel.address
-
-    def _execute(
+    def execute(
         self, script: str, stdin: bytes | None, stdout: Sink, stderr: Sink, deadline: Deadline
     ) -> int:
-        # The user's shell may be any; an SSH server makes it the leader of a session.
+        """Run a script as a session's leader, which an SSH server makes it, under any shell."""
         line = f"exec {shlex.join(['sh', '-c', script])}"
         return run(self._host, line, stdin, stdout, stderr, deadline)
 
+    def forward(self, port: int) -> Tunnel:
+        """Open a tunnel to a port of its loopback; see `Transport.forward`."""
+        return Tunnel(self._host, port)
+
+    def reboot(self, device: Device, timeout_s: float) -> None:
+        """Run `reboot`; see `Transport.reboot`."""
+        with suppress(DeviceLostError):  # it may be faster than its answer
+            device.shell(_REBOOT, timeout_s=timeout_s)
+
     def _files(self, deadline: Deadline) -> AbstractContextManager[SftpFiles]:
         return sftp_files(self._host, deadline)
-
-    def _ask_to_reboot(self, timeout_s: float) -> None:
-        try:
-            self.shell(_REBOOT, timeout_s=timeout_s)
-        except DeviceLostError:
-            return  # it was faster than its answer
