@@ -24,7 +24,6 @@
       InvalidBinaryError
       GenieConfigError
       ContainerError
-        ContainerVersionError
         ContainerFileError
         ContainerExistsError
       InputFileError
@@ -278,10 +277,6 @@ class ContainerError(BuildError):
     path: str
     reason: str
     template = "container {path}: {reason}"
-
-
-class ContainerVersionError(ContainerError):
-    """A container was written by a later version of the project."""
 
 
 class ContainerFileError(ContainerError):

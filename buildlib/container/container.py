@@ -117,9 +117,8 @@ class GenAIContainer(GenAIContainerable):
                 since they were last hashed are not read.
 
         Raises:
-            ContainerVersionError: a later version of the project wrote it.
             ContainerFileError: a file is missing, or has changed since it was written.
-            ContainerError: the folder is not a container.
+            ContainerError: it is no container, or of a later version of the project.
             GenieConfigError: a configuration in it is not readable.
         """
         folder = user_path(path)

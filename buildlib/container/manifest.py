@@ -29,7 +29,7 @@ from pydantic import (
 
 from buildlib.container.layout import METADATA, file_name_problem
 from buildlib.container.op_packages import OpPackage, registrations
-from buildlib.errors import ContainerError, ContainerVersionError
+from buildlib.errors import ContainerError
 from buildlib.validation import first_fault
 
 FORMAT_VERSION: Final = 6
@@ -248,8 +248,7 @@ def read_metadata(folder: Path) -> ContainerMetadata:
     """Read a container's `metadata.json`, without checking its files.
 
     Raises:
-        ContainerVersionError: a later version of the project wrote it.
-        ContainerError: it is missing, or not a manifest.
+        ContainerError: it is missing, no manifest, or of a later version of the project.
     """
     path = folder / METADATA
     try:
@@ -288,7 +287,7 @@ def parse_metadata(text: bytes, folder: str) -> ContainerMetadata:
         raise ContainerError(folder, f"{METADATA} has no format_version: not a container")
     if version > FORMAT_VERSION:
         reason = f"has format {version}, this version reads up to {FORMAT_VERSION}; update qnnfarm"
-        raise ContainerVersionError(folder, reason)
+        raise ContainerError(folder, reason)
     try:
         if version <= _DATED:
             values.pop("created_at", None)
