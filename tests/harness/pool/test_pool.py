@@ -168,24 +168,9 @@ def test_two_devices_with_one_serial_number_do_not_share_an_entry(
             adb_server.disconnect(serial)
 
 
-@pytest.mark.parametrize(
-    ("wanted", "said"),
-    [
-        (Requirement(soc="SM8650"), "none has the SoC SM8650"),
-        (Requirement(hexagon="v75"), "architecture v75"),
-        (Requirement(type="linux"), "the type linux"),
-        (Requirement(name="nobody"), "the name nobody"),
-        (Requirement(tags=frozenset({"all", "gpu"})), "the tag gpu"),
-        (Requirement(min_free_bytes=1 << 60), "free bytes"),
-        (Requirement(count=3), "there are 2"),
-        (Requirement(tags=frozenset({"tag0"}), count=2), "with the tag tag0"),
-    ],
-)
-def test_unsatisfiable_requirements_fail_at_once(
-    pool: Pool, wanted: Requirement, said: str
-) -> None:
-    with pytest.raises(RequirementError, match=said):
-        pool.acquire(wanted)
+def test_an_unsatisfiable_requirement_fails_at_once(pool: Pool) -> None:
+    with pytest.raises(RequirementError, match="there are 2"):
+        pool.acquire(Requirement(count=3))
 
 
 def test_several_devices_all_or_none(pool: Pool) -> None:

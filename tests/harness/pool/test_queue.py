@@ -1,7 +1,7 @@
 import itertools
 from collections.abc import Sequence
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from harness.pool.queue import Request, serve
@@ -44,6 +44,7 @@ def test_served_requests_are_complete_and_share_no_device(
             assert set(served[request.ticket]) <= set(request.candidates)
 
 
+@example([Request(0, ("a",), 1), Request(1, ("a", "b"), 1)], {"a", "b"})
 @given(_requests, _free)
 def test_older_requests_come_first_and_make_room_for_others(
     requests: list[Request], free: set[str]
