@@ -50,6 +50,7 @@ from harness.cli.dialog_options import (
     TopP,
     dialog_fields,
 )
+from harness.cli.measured import caveats
 from harness.cli.recorded_session import writing_trace
 from harness.console import EMULATOR, Row, answers, print_json, print_remark, print_rows, print_text
 from harness.errors import HarnessError, WrongUseError
@@ -203,11 +204,8 @@ def _print_table(results: Sequence[Result], output: OutputFormat) -> None:
     ]
     print_text(format_records(records, output))
     runs = [run for result in results for run in result.runs]
-    if any(run.device.emulator for run in runs):
-        print_remark(EMULATOR)
-    unchecked = sum(run.check.outcome != "passed" for run in runs)
-    if unchecked:
-        print_remark(f"the output of {pluralize(unchecked, 'session')} was compared with nothing")
+    for caveat in caveats(runs):
+        print_remark(caveat)
 
 
 def _nothing(_number: int, _label: str, _session: Session) -> None:

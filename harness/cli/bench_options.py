@@ -12,11 +12,11 @@ import typer
 
 from harness.cli.device_lease import device_source
 from harness.cli.dialog_options import tell_faults
+from harness.cli.measured import in_words
 from harness.cli.progress import deploy_progress
 from harness.console import print_remark
 from harness.errors import WrongUseError
 from harness.results.database import shown
-from harness.results.metrics import find_metric
 from harness.results.perplexity import PerplexityBound
 from harness.results.records import MAX_LABELS
 from harness.results.store import LazyResultsStore
@@ -300,12 +300,8 @@ def open_series(
 
 def _tell_repetition(number: int, total: int, result: GenerationResult) -> None:
     """Print a repetition's speeds; `total` is the highest possible count, warm-ups included."""
-    rates = [
-        f"{find_metric(key).label.lower()} {find_metric(key).show(result.metrics[key])}"
-        for key in STEADY_METRICS
-        if key in result.metrics
-    ]
-    print_remark(f"repetition {number + 1}, at most {total}: {', '.join(rates)}")
+    rates = {key: result.metrics[key] for key in STEADY_METRICS if key in result.metrics}
+    print_remark(f"repetition {number + 1}, at most {total}: {in_words(rates)}")
     tell_faults(result)
 
 

@@ -40,7 +40,8 @@ from harness.cli.bench_options import (
     open_series,
     parse_labels,
 )
-from harness.console import EMULATOR, Row, answers, print_json, print_remark, print_rows
+from harness.cli.measured import caveats
+from harness.console import Row, answers, print_json, print_remark, print_rows
 from harness.exit_codes import verdict_exit_code
 from harness.results.comparison import DEFAULT_METRICS, ComparisonGroup, check_metrics, check_pairs
 from harness.results.identity import describe_container
@@ -149,12 +150,8 @@ def _show(compared: ComparisonGroup, db: str) -> None:
     print_rows(("metric", "change", "interval", "pairs", "verdict"), rows)
     for metric, comparison in compared.metrics:
         console.print(f"{metric.label}: {comparison.reason}")
-    unchecked = compared.unchecked
-    if unchecked:
-        told = f"unchecked: the output of {unchecked} of {len(compared.runs)} sessions"
-        console.print(f"{told} was compared with nothing")
-    if compared.a.device.emulator:
-        console.print(EMULATOR)
+    for caveat in caveats(compared.runs):
+        console.print(caveat)
     console.print(f"verdict: {compared.verdict} (group {compared.group_id} in {db})")
 
 

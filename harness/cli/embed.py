@@ -21,8 +21,9 @@ from harness.cli.arguments import (
     TraceFile,
     Wait,
 )
+from harness.cli.measured import print_from
 from harness.cli.recorded_session import open_recorded_session
-from harness.console import EMULATOR, answers, print_json, print_remark
+from harness.console import answers, print_json, print_remark
 from harness.errors import WrongUseError, one_line
 from harness.runtimes.registry import open_model
 from harness.words import pluralize
@@ -189,8 +190,4 @@ def _show(found: Embeddings, session: Session) -> None:
     seconds = [vectors.seconds for vectors in found.result.vectors]
     mean = 1000 * sum(seconds) / len(seconds)
     least = f", least cosine {min(found.cosines):.4f}" if found.cosines else ""
-    print_remark(
-        f"{session.device_label}: {pluralize(len(seconds), 'text')}, {mean:.1f} ms each{least}"
-    )
-    if session.properties.emulator:
-        print_remark(EMULATOR)
+    print_from(session, f"{pluralize(len(seconds), 'text')}, {mean:.1f} ms each{least}")

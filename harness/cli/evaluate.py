@@ -24,6 +24,7 @@ from harness.cli.arguments import (
     Wait,
 )
 from harness.cli.dialog_options import System, UseChat
+from harness.cli.measured import with_error
 from harness.cli.recorded_session import open_recorded_session
 from harness.console import answers, print_json, print_remark, progress, visible
 from harness.evaluation.tasks import read_task, task_files
@@ -152,13 +153,9 @@ def _showing_rows(session: Session, task: str) -> Iterator[None]:
 def _show(evaluation: Evaluation, device: str) -> None:
     task = evaluation.task
     answers().print(f"{task.name}: {pluralize(len(task.rows), task.kind)} on {device}")
-    for key, value in evaluation.values.items():
-        if key.endswith("_error"):
-            continue
-        error = evaluation.values.get(f"{key}_error")
-        spread = "" if error is None else f" ± {METRICS[key].format(error, beside=value)}"
-        shown = f"{METRICS[key].format(value)}{spread} {METRICS[key].shown_unit}"
-        answers().print(f"  {METRICS[key].label}: {shown}")
+    for key in evaluation.values:
+        if not key.endswith("_error"):
+            answers().print(f"  {METRICS[key].label}: {with_error(key, evaluation.values)}")
     if task.left_out:
         print_remark(
             f"{pluralize(task.left_out, 'prompt')} left out: which language an answer is in is "

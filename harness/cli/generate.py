@@ -34,8 +34,9 @@ from harness.cli.dialog_options import (
     parse_tokens,
     tell_faults,
 )
+from harness.cli.measured import in_words, print_from
 from harness.cli.recorded_session import open_recorded_session
-from harness.console import EMULATOR, print_json, print_remark, print_text
+from harness.console import print_json, print_remark, print_text
 from harness.errors import WrongUseError
 from harness.results.metrics import METRICS
 from harness.runtimes.base import GenerationResult, Model
@@ -220,16 +221,10 @@ def _show(result: GenerationResult, session: Session) -> None:
         print_text(text)
     if result.token_ids is not None:
         print_text(" ".join(map(str, result.token_ids)))
-    shown = [
-        METRICS[key].label.lower() + " " + METRICS[key].show(value)
-        for key, value in result.metrics.items()
-    ]
-    print_remark(f"{session.device_label}: {', '.join(shown)}")
+    print_from(session, in_words(result.metrics))
     tell_faults(result)
     if result.chat_difference is not None:
         print_remark(result.chat_difference)
     if result.clocked:
         labels = ", ".join(METRICS[key].label.lower() for key in METRICS if key in result.clocked)
         print_remark(f"Genie's profile lacks {labels}: by the clock of the token callback")
-    if session.properties.emulator:
-        print_remark(EMULATOR)

@@ -1,8 +1,7 @@
 """`qnnfarm perplexity`: scores a text on a device with Genie's accuracy API."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -27,6 +26,7 @@ from harness.cli.arguments import (
 )
 from harness.cli.bench_options import parse_bound
 from harness.cli.dialog_options import LoraAdapter
+from harness.cli.measured import with_error
 from harness.cli.recorded_session import open_recorded_session
 from harness.console import answers, print_json, print_remark
 from harness.errors import WrongUseError
@@ -39,7 +39,6 @@ from harness.results.perplexity import (
     explain_chance,
     find_perplexity_faults,
 )
-from harness.runtimes.base import LogLevel as LogLevelName
 from harness.runtimes.base import Model, ModelRole, PerplexityResult
 from harness.runtimes.container_model import ContainerModel
 from harness.runtimes.dialog_settings import parse_lora
@@ -50,6 +49,8 @@ from harness.workloads.perplexity import check_scored, float_perplexity, score_t
 from harness.workloads.session import Session
 from harness.workloads.steps import DEFAULT_STEP_WINDOWS, compare_steps, cut_steps, float_steps
 
+_Opened = AbstractContextManager[tuple[Session, Recording]]
+"""Session on the device that is asked for, and the recording of its run."""
 MaxPerplexity = Annotated[
     str | None,
     typer.Option(
@@ -124,11 +125,13 @@ def perplexity(
     """
     if reference_with == "transformers" and reference is None:
         raise WrongUseError("--reference-with transformers needs --reference CHECKPOINT_DIR")
-
     content = read_text(text)
     model = open_model(container_dir, runtime)
     check_scored(model, per_step=per_step)
-    where = _Where(model, device, pool, wait, db, log_level, trace, push)
+    opened = open_recorded_session(
+        model, device, pool, command="perplexity", db=db, wait_s=wait, log_level=log_level,
+        trace=trace, push=push,
+    )  # fmt: skip
     if per_step or max_kl is not None:
         if (
             not per_step
@@ -141,45 +144,20 @@ def perplexity(
                 "--per-step needs --reference CHECKPOINT_DIR, and goes with --max-kl, not with "
                 "--max-perplexity, --role draft or --lora"
             )
-        _compare_steps(where, content, reference, windows, max_kl, reference_with, json=json)
+        _compare_steps(
+            model, opened, content, reference, windows, max_kl, reference_with, json=json
+        )
         return
-
     adapter = None if lora is None else dict([parse_lora(lora)])
     _score(
-        where, content, windows, reference, reference_with, max_perplexity, role, adapter, json=json
-    )
-
-
-@dataclass(frozen=True)
-class _Where:
-    """The model, the device that is asked for, and the database."""
-
-    model: Model
-    device: str | None
-    pool: Path | None
-    wait: float
-    db: str | None
-    log_level: LogLevelName | None
-    trace: Path | None
-    push: Sequence[str] | None
-
-    def open(self) -> AbstractContextManager[tuple[Session, Recording]]:
-        """Open the session and the recording of its run."""
-        return open_recorded_session(
-            self.model,
-            self.device,
-            self.pool,
-            command="perplexity",
-            db=self.db,
-            wait_s=self.wait,
-            log_level=self.log_level,
-            trace=self.trace,
-            push=self.push,
-        )
+        model, opened, content, windows, reference, reference_with, max_perplexity, role, adapter,
+        json=json,
+    )  # fmt: skip
 
 
 def _score(
-    where: _Where,
+    model: Model,
+    opened: _Opened,
     content: str,
     windows: int | None,
     reference: Path | None,
@@ -196,8 +174,8 @@ def _score(
             f"--max-perplexity {bound} is relative to the model in float: give --reference "
             "CHECKPOINT_DIR"
         )
-    references = _references(reference, reference_with, where.model, content, windows, role)
-    with where.open() as (session, recording):
+    references = _references(reference, reference_with, model, content, windows, role)
+    with opened as (session, recording):
         scored = score_text(
             session,
             content,
@@ -225,7 +203,8 @@ def _score(
 
 
 def _compare_steps(
-    where: _Where,
+    model: Model,
+    opened: _Opened,
     content: str,
     reference: Path,
     most: int | None,
@@ -235,11 +214,11 @@ def _compare_steps(
     json: bool,
 ) -> None:
     """Compare decode steps with float, which the host computes before a device is leased."""
-    steps = cut_steps(where.model.windows(content, most or DEFAULT_STEP_WINDOWS))
+    steps = cut_steps(model.windows(content, most or DEFAULT_STEP_WINDOWS))
     count = sum(len(window.following) for window in steps)
     print_remark(f"computing {pluralize(count, 'step')} in float on this host")
-    expected = float_steps(reference, where.model.info, steps, reference_with)
-    with where.open() as (session, recording):
+    expected = float_steps(reference, model.info, steps, reference_with)
+    with opened as (session, recording):
         result = compare_steps(
             session,
             content,
@@ -278,7 +257,6 @@ def _references(
     """Compute references on the host, by metric, before a device is leased."""
     if checkpoint is None:
         return {}
-
     windows = model.windows(text, most, role)
     print_remark(f"scoring {pluralize(len(windows), 'window')} in float on this host")
     return {PERPLEXITY_FLOAT: float_perplexity(checkpoint, model.info, windows, engine)}
@@ -297,9 +275,11 @@ def _document(result: PerplexityResult) -> dict[str, object]:
 
 def _show(result: PerplexityResult, session: Session, references: Mapping[str, float]) -> None:
     whose = " of the draft model" if result.positions.startswith("draft_") else ""
-    error = "" if result.error is None else f" ± {result.error:.3f}"
+    values = {PERPLEXITY: result.perplexity}
+    if result.error is not None:
+        values[f"{PERPLEXITY}_error"] = result.error
     answers().print(
-        f"perplexity{whose} {result.perplexity:.3f}{error} over "
+        f"perplexity{whose} {with_error(PERPLEXITY, values)} over "
         f"{pluralize(result.tokens, 'token')} in "
         f"{pluralize(len(result.windows), 'window')}, {describe_container(session.container_info)} "
         f"on {session.device_label}",

@@ -1,0 +1,40 @@
+"""Measured values in words, as all commands print them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from harness.console import EMULATOR, print_remark
+from harness.results.metrics import METRICS
+from harness.results.records import Run
+from harness.words import pluralize
+from harness.workloads.session import Session
+
+
+def with_error(key: str, values: Mapping[str, float]) -> str:
+    """Show a metric's value with its unit and, if `KEY_error` is there too, its error."""
+    metric, error = METRICS[key], values.get(f"{key}_error")
+    if error is None:
+        return metric.show(values[key])
+    spread = f"{metric.format(values[key])} ± {metric.format(error, beside=values[key])}"
+    return f"{spread} {metric.shown_unit}".rstrip()
+
+
+def in_words(values: Mapping[str, float]) -> str:
+    """List values by metric, each with its label and its unit."""
+    return ", ".join(f"{METRICS[key].label.lower()} {with_error(key, values)}" for key in values)
+
+
+def print_from(session: Session, words: str) -> None:
+    """Print on stderr where something was measured, and that an emulator's speed says nothing."""
+    print_remark(f"{session.device_label}: {words}")
+    if session.properties.emulator:
+        print_remark(EMULATOR)
+
+
+def caveats(runs: Sequence[Run]) -> Iterator[str]:
+    """Yield what limits the trust in runs: outputs that nothing checked, and the emulator."""
+    unchecked = sum(run.check.outcome != "passed" for run in runs)
+    if unchecked:
+        sessions = pluralize(len(runs), "session")
+        yield f"the output of {unchecked} of {sessions} was compared with nothing"
+    if any(run.device.emulator for run in runs):
+        yield EMULATOR
