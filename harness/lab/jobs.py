@@ -32,7 +32,6 @@ from sqlalchemy import (
     select,
     text,
 )
-from sqlalchemy.dialects import postgresql
 
 from buildlib.closeable import Closeable
 from harness.errors import StoreError, StoreUnavailableError, WrongUseError, one_line
@@ -56,10 +55,6 @@ _OPENING = 0x71_6E_6E_6C_61_62  # "qnnlab"
 _BATCH = 500
 _QUEUE_DIGITS = 32
 _LONGEST_REASON = 1000
-_OURS = text(
-    "SELECT true FROM procrastinate_jobs"
-    " WHERE id = :job AND worker_id = :worker AND status = 'doing' FOR UPDATE"
-)
 _KNOWN = text("SELECT true FROM procrastinate_workers WHERE id = :worker")
 
 _metadata = MetaData()
@@ -93,6 +88,17 @@ workers = Table(
     Column("devices", Integer, nullable=False),
     Column("since", UtcDateTime, nullable=False),
 )
+
+
+_ENDS = ("status", "host", "device", "error", "reason", "summary", "duration_s", "changed_at")
+_RECORD = (
+    f"INSERT INTO lab_cells (plan_run, key, {', '.join(_ENDS)})"  # noqa: S608 - our own names
+    f" SELECT %(plan_run)s, %(key)s, {', '.join(f'%({name})s' for name in _ENDS)}"
+    " FROM procrastinate_jobs WHERE id = %(job)s AND worker_id = %(worker)s AND status = 'doing'"
+    " FOR UPDATE ON CONFLICT (plan_run, key) DO UPDATE"
+    f" SET {', '.join(f'{name} = EXCLUDED.{name}' for name in _ENDS)}"
+)
+"""Records what became of a job while it is its worker's."""
 
 
 class PlanSettings(BaseModel):
@@ -329,19 +335,9 @@ class LabJobs(Closeable):
         values = {name: getattr(end, name) for name in CellEnd.__slots__} | {"changed_at": now()}
         values["reason"] = one_line(end.reason, _LONGEST_REASON)
         plan_run, _, key = str(job.job.queueing_lock).rpartition(":")
-        row = {"plan_run": plan_run, "key": key, **values}
-        statement = (
-            postgresql.insert(cells)
-            .values(row)
-            .on_conflict_do_update(index_elements=["plan_run", "key"], set_=values)
-        )
-
-        def write() -> None:
-            with self.store.database.writing() as connection:
-                if connection.scalar(_OURS, {"job": job.job.id, "worker": job.worker}):
-                    connection.execute(statement)
-
-        self.store.database.insist(write)
+        values |= {"plan_run": plan_run, "key": key, "job": job.job.id, "worker": job.worker}
+        # Over procrastinate's connections, which stay open: a new one costs more than the write.
+        self._call(self._app.connector.execute_query_async(_RECORD, **values))
 
     def cancel(self, plan_run: str) -> int:
         """Cancel the cells that wait, ask workers to end those that run; return their number."""
@@ -388,9 +384,11 @@ class LabJobs(Closeable):
     def backlog(self) -> Sequence[Backlog]:
         """Return what waits, by queue."""
         query = text(
-            "SELECT queue_name, count(*), max(priority), (array_agg(args ORDER BY id))[1]"
+            "SELECT queue.name, waiting, highest, args FROM (SELECT queue_name AS name,"
+            " count(*) AS waiting, max(priority) AS highest, min(id) AS first"
             " FROM procrastinate_jobs WHERE status = 'todo' AND task_name = :task"
             " AND (scheduled_at IS NULL OR scheduled_at <= now()) GROUP BY queue_name"
+            ") queue JOIN procrastinate_jobs ON id = first"
         )
         with self.store.database.reading() as connection:
             rows = connection.execute(query, {"task": TASK}).all()
