@@ -103,14 +103,14 @@ def assess(series: Iterable[Series], known: Iterable[Alert]) -> tuple[Alert, ...
     loss, and stay as they are from then on. Nothing is written: a report says with it what `review`
     would.
     """
-    found = {alert.id: alert for alert in known}
+    alerts = {alert.id: alert for alert in known}
     of_series: dict[str, list[Alert]] = {}
-    for alert in found.values():
+    for alert in alerts.values():
         of_series.setdefault(alert.series, []).append(alert)
     for one in series:
         for alert in _assess_one(one, of_series.get(one.id, [])):
-            found[alert.id] = alert
-    return tuple(sorted(found.values(), key=lambda alert: (-alert.began_at.timestamp(), alert.id)))
+            alerts[alert.id] = alert
+    return tuple(sorted(alerts.values(), key=lambda alert: (-alert.began_at.timestamp(), alert.id)))
 
 
 def assess_store(store: ResultsStore, metrics: Sequence[str]) -> tuple[Alert, ...]:
@@ -123,7 +123,7 @@ def review(store: ResultsStore, series: Iterable[Series]) -> tuple[Alert, ...]:
 
     Several processes may do so at once; a loss gets one alert.
     """
-    table, made = schema.alerts, []
+    table, new = schema.alerts, []
     judged = {one.id: one for one in series}
     with store.database.writing() as connection:
         rows = connection.execute(select(table)).mappings()
@@ -134,29 +134,29 @@ def review(store: ResultsStore, series: Iterable[Series]) -> tuple[Alert, ...]:
                 # Another process may make the same alert at the same time.
                 with suppress(IntegrityError), connection.begin_nested():
                     connection.execute(insert(table).values(row | {"created_at": alert.changed_at}))
-                    made.append(alert)
+                    new.append(alert)
             elif alert != known[alert.id]:
                 connection.execute(update(table).where(table.c.id == alert.id).values(row))
-    return tuple(made)
+    return tuple(new)
 
 
 def review_new(store: ResultsStore) -> tuple[Alert, ...]:
     """Review the histories in which anything is new since they were reviewed last."""
     table = schema.reviews
     with store.database.reading() as connection:
-        seen = {row.subject: row.judged for row in connection.execute(select(table))}
+        marked = {row.subject: row.judged for row in connection.execute(select(table))}
     marks = mark_subjects(store)
-    news = [subject for subject, mark in marks.items() if seen.get(subject) != mark]
-    made = tuple(
+    news = [subject for subject, mark in marks.items() if marked.get(subject) != mark]
+    new = tuple(
         alert for some in iterate_series(store, subjects=news) for alert in review(store, some)
     )
-    if seen != marks:
+    if marked != marks:
         # Where another process reviewed them meanwhile, its marks stay.
         with store.database.writing() as connection, suppress(IntegrityError):
             connection.execute(delete(table))
             for subject, mark in marks.items():
                 connection.execute(insert(table).values(subject=subject, judged=mark))
-    return made
+    return new
 
 
 def match_alerts(series: Series, alerts: Iterable[Alert]) -> dict[Change, Alert]:
@@ -166,19 +166,23 @@ def match_alerts(series: Series, alerts: Iterable[Alert]) -> dict[Change, Alert]
     have another place and name: then it is the nearest one that is left.
     """
     losses = [change for change in (*series.changes, *series.refuted) if change.is_loss]
-    left = {alert.id: alert for alert in alerts if alert.series == series.id}
-    found = {change: left.pop(name) for change in losses if (name := _name(series, change)) in left}
+    unmatched = {alert.id: alert for alert in alerts if alert.series == series.id}
+    matches = {
+        change: unmatched.pop(name)
+        for change in losses
+        if (name := _name(series, change)) in unmatched
+    }
     nights = [night.at for night in series.nights]
     pairs = sorted(
         (abs(bisect_left(nights, alert.began_at) - change.night), number, alert.id)
-        for alert in left.values()
+        for alert in unmatched.values()
         if alert.began_at >= nights[0]
         for number, change in enumerate(losses)  # refuted ones are last
     )
     for apart, number, alert_id in pairs:
-        if apart <= _SAME_NIGHTS and alert_id in left and losses[number] not in found:
-            found[losses[number]] = left.pop(alert_id)
-    return found
+        if apart <= _SAME_NIGHTS and alert_id in unmatched and losses[number] not in matches:
+            matches[losses[number]] = unmatched.pop(alert_id)
+    return matches
 
 
 def list_alerts(store: ResultsStore, states: Collection[AlertState] = STATES) -> tuple[Alert, ...]:
@@ -267,11 +271,11 @@ def _of_one_cause(a: Alert, b: Alert) -> bool:
 
 
 def _find(location: str, wanted: str, known: Sequence[str]) -> str:
-    found = [alert_id for alert_id in known if wanted and alert_id.startswith(wanted.lower())]
-    if len(found) != 1:
-        reason = f"{len(found)} have ids that begin so" if found else "none has that id"
+    matches = [alert_id for alert_id in known if wanted and alert_id.startswith(wanted.lower())]
+    if len(matches) != 1:
+        reason = f"{len(matches)} have ids that begin so" if matches else "none has that id"
         raise UnknownAlertError(location, wanted, reason)
-    return found[0]
+    return matches[0]
 
 
 def _assess_one(series: Series, known: Sequence[Alert]) -> Iterator[Alert]:

@@ -105,10 +105,10 @@ def find_points(
     if judged is not None:
         own = set(judged.runs)
         others = [head for head in heads if head.id not in own]
-    found = list(islice(_resolve(others, reference, judged, main), MOST_POINTS))
-    if not found:
+    points = list(islice(_resolve(others, reference, judged, main), MOST_POINTS))
+    if not points:
         raise NoBaselineError(location, reference, _known(others))
-    return found
+    return points
 
 
 def find_nights(heads: Iterable[RunHead]) -> Iterator[BaselinePoint]:
@@ -176,11 +176,11 @@ def _find_commit(heads: Sequence[RunHead], beginning: str) -> str | None:
     if not _HEX.fullmatch(beginning.lower()):
         return None
     known = {head.commit for head in heads if head.commit}
-    found = sorted(commit for commit in known if commit.lower().startswith(beginning.lower()))
-    if len(found) > 1:
-        listed = ", ".join(commit[:12] for commit in found[:_SHOWN])
+    commits = sorted(commit for commit in known if commit.lower().startswith(beginning.lower()))
+    if len(commits) > 1:
+        listed = ", ".join(commit[:12] for commit in commits[:_SHOWN])
         raise WrongUseError(f"{beginning} is the beginning of several commits: {listed}")
-    return found[0] if found else None
+    return commits[0] if commits else None
 
 
 def _in_order(heads: Iterable[RunHead], commits: Iterable[str]) -> list[RunHead]:

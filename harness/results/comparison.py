@@ -152,7 +152,8 @@ class ComparisonGroup:
             metrics=tuple(metric.key for metric, _ in self.metrics),
             threshold=self.threshold,
             verdicts=tuple(
-                MetricVerdict(metric=metric.key, **asdict(found)) for metric, found in self.metrics
+                MetricVerdict(metric=metric.key, **asdict(verdict))
+                for metric, verdict in self.metrics
             ),
         )
 
@@ -212,10 +213,10 @@ def compare_runs(
     if differences := _differences(runs):
         raise WrongUseError(f"A and B cannot be compared, they differ in {differences}")
     chosen = [find_metric(key) for key in metrics]
-    found = tuple(
+    comparisons = tuple(
         (metric, _compare_metric(runs, metric, threshold, len(chosen))) for metric in chosen
     )
-    return ComparisonGroup(tuple(runs), found, threshold)
+    return ComparisonGroup(tuple(runs), comparisons, threshold)
 
 
 def find_comparisons(
@@ -243,12 +244,12 @@ def _differences(runs: Sequence[Run]) -> str:
 
     Sessions on several kinds of devices are comparable if each pair shares one.
     """
-    found: dict[str, None] = {}
+    differences: dict[str, None] = {}
     for number in sorted({run.session for run in runs}):
         sides = [run for run in runs if run.session == number and run.label in SIDES]
         for one, other in pairwise(sides):
-            found.update(dict.fromkeys(find_incomparable(one, other)))
-    return "; ".join(found)
+            differences.update(dict.fromkeys(find_incomparable(one, other)))
+    return "; ".join(differences)
 
 
 def _judge_stored(runs: Sequence[Run], metrics: Sequence[str], threshold: float) -> ComparisonGroup:
@@ -268,7 +269,7 @@ def _as_stored(runs: Sequence[Run], stored: ComparisonRecord | None) -> Comparis
         return _judge_stored(runs, DEFAULT_METRICS, THRESHOLD)
     if not stored.verdicts:
         return _judge_stored(runs, stored.metrics, stored.threshold)
-    found = tuple(
+    comparisons = tuple(
         (
             find_metric(one.metric),
             Comparison(
@@ -283,7 +284,7 @@ def _as_stored(runs: Sequence[Run], stored: ComparisonRecord | None) -> Comparis
         )
         for one in stored.verdicts
     )
-    return ComparisonGroup(tuple(runs), found, stored.threshold)
+    return ComparisonGroup(tuple(runs), comparisons, stored.threshold)
 
 
 def _compare_metric(

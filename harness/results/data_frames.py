@@ -111,14 +111,14 @@ def _read_runs(
     ]
     listed = listed[: wanted.newest][::-1]
     columns = [column for column in schema.runs.columns if column.name not in _HIDDEN]
-    found = {
+    series = {
         column.name: _series(schema.runs, column.name, [row[column.name] for row in listed])
         for column in columns
         if column.name != _LABELS
     }
     names = [None if row["origin_tool"] else runtime_of(row["sampler"]) for row in listed]
-    found[RUNTIME] = pd.Series(names, dtype="string")
-    return pd.DataFrame({**found, **_label_columns([row[_LABELS] for row in listed])})
+    series[RUNTIME] = pd.Series(names, dtype="string")
+    return pd.DataFrame({**series, **_label_columns([row[_LABELS] for row in listed])})
 
 
 def _label_columns(labels: Sequence[Mapping[str, str]]) -> "dict[str, pd.Series[str]]":
@@ -180,7 +180,7 @@ def _read_telemetry(
         .order_by(table.c.run_id, table.c.is_warmup.desc(), table.c.repetition)
     )
     wanted = set(ids)
-    found: list[tuple[object, ...]] = []
+    samples: list[tuple[object, ...]] = []
     for row in connection.execute(ordered).mappings():
         if row["run_id"] not in wanted:
             continue
@@ -190,8 +190,8 @@ def _read_telemetry(
             raise CorruptRunError(location, row["run_id"], str(error)) from error
         for series in repetition.series:
             where = (row["run_id"], repetition.is_warmup, repetition.repetition)
-            found += [
+            samples += [
                 (*where, series.channel, series.unit, moment, value)
                 for moment, value in zip(series.t_s, series.values, strict=True)
             ]
-    return found
+    return samples

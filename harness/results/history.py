@@ -154,8 +154,8 @@ class Series:
         where = f"{where} ({device})" if device and device != where else where
         named = container_label(self.newest.label)
         container = describe_container(self.newest.container)
-        found = f"{', '.join(filter(None, (container, subject.by, self.workload)))} on {where}"
-        return f"{named}: {found}" if named else found
+        text = f"{', '.join(filter(None, (container, subject.by, self.workload)))} on {where}"
+        return f"{named}: {text}" if named else text
 
     @cached_property
     def title(self) -> str:
@@ -342,9 +342,11 @@ def _judge(
                 night = placed.nights.get(one.run.id), one.run.container.sha256
                 nights.setdefault(night, []).append(one)
         by_metric = ((find_metric(key), _nights(nights.values(), key)) for key in metrics)
-        series += [Series(subject.id, metric, found) for metric, found in by_metric if found]
-    found = judge_all([_history(one) for one in series])
-    judged = (_with_changes(one, judged) for one, judged in zip(series, found, strict=True))
+        series += [
+            Series(subject.id, metric, measured) for metric, measured in by_metric if measured
+        ]
+    judgements = judge_all([_history(one) for one in series])
+    judged = (_with_changes(one, judged) for one, judged in zip(series, judgements, strict=True))
     return _sort(judged, metrics)
 
 
@@ -460,15 +462,15 @@ def _has_history(run: Run) -> bool:
 
 def _nights(nights: Iterable[Sequence[RunMeans]], key: str) -> tuple[MeasuredNight, ...]:
     """Return the nights in which a metric was measured."""
-    found = []
+    measured = []
     for night in nights:
         means = [(one, one.means[key].value) for one in night if key in one.means]
         sessions = tuple(
             MeasuredSession(one, value) for one, value in means if 0 < value < math.inf
         )
         if sessions:
-            found.append(MeasuredNight(night[0].run.created_at, sessions))
-    return tuple(found)
+            measured.append(MeasuredNight(night[0].run.created_at, sessions))
+    return tuple(measured)
 
 
 def _history(series: Series) -> History:

@@ -173,7 +173,7 @@ _UNTESTED: Mapping[str, Any] = {
 
 
 def _in_words(subject: Subject) -> dict[str, str]:
-    found = {
+    words = {
         field.name: str(getattr(subject, field.name) or "")
         for field in fields(subject)
         if field.name not in {"emulator", "kind", "scored", "text", "labels", *_TEST}
@@ -181,7 +181,7 @@ def _in_words(subject: Subject) -> dict[str, str]:
     scored = f"{describe_scored(subject.scored)} of {subject.text[:12]}" if subject.scored else ""
     return {
         "npu": "the HTP emulator" if subject.emulator else "hardware",
-        **found,
+        **words,
         "workload": subject.label,
         "scored": scored,
         "labels": ", ".join(f"{name}={value}" for name, value in subject.labels),
@@ -224,10 +224,10 @@ def describe_changes(
     both = was.keys() & now.keys()
     settings = {name for name, (_, is_setting) in (was | now).items() if is_setting}
     names = sorted((both | settings) - set(ignored))
-    found = [(name, was.get(name, _ABSENT)[0], now.get(name, _ABSENT)[0]) for name in names]
+    changes = [(name, was.get(name, _ABSENT)[0], now.get(name, _ABSENT)[0]) for name in names]
     return tuple(
         f"{name} {', '.join(sorted(old))} → {', '.join(sorted(new))}"
-        for name, old, new in found
+        for name, old, new in changes
         if old.isdisjoint(new)
     )
 
@@ -241,11 +241,11 @@ _ABSENT = ({"none"}, True)
 
 def _values(runs: Iterable[Run]) -> dict[str, tuple[set[str], bool]]:
     """Return the values of each fact, and whether it is a setting."""
-    found: dict[str, tuple[set[str], bool]] = {}
+    values: dict[str, tuple[set[str], bool]] = {}
     for run in runs:
         for name, value in facts(run).items():
-            found.setdefault(name, (set(), name in run.workload.sampler))[0].add(value)
-    return found
+            values.setdefault(name, (set(), name in run.workload.sampler))[0].add(value)
+    return values
 
 
 def container_label(label: str) -> str:
@@ -292,7 +292,7 @@ def find_incomparable(a: Run, b: Run) -> tuple[str, ...]:
     """
     mine, theirs = Subject.of(a), Subject.of(b)
     one, other = (replace(each, target=each.target.partition(":")[0]) for each in (mine, theirs))
-    found = {
+    differences = {
         _LABELS.get(name, name): values
         for name, values in one.differences(other).items()
         if name not in _OF_CONTAINER
@@ -303,10 +303,10 @@ def find_incomparable(a: Run, b: Run) -> tuple[str, ...]:
     for name in sorted(terms[0].keys() | terms[1].keys()):
         values = terms[0].get(name, ""), terms[1].get(name, "")
         if values[0] != values[1]:
-            found[name] = values
+            differences[name] = values
     return tuple(
         with_values(name, f"{one or 'none'} against {other or 'none'}")
-        for name, (one, other) in found.items()
+        for name, (one, other) in differences.items()
     )
 
 
@@ -344,13 +344,13 @@ def describe_clocks(device: DeviceInfo) -> tuple[tuple[str, str], ...]:
     for name, hertz in device.clocks.items():
         kind, _, cpu = name.partition(":")
         limits.setdefault(cpu, {})[kind] = hertz
-    found = []
+    clocks = []
     for cpu, each in sorted(limits.items(), key=lambda one: (len(one[0]), one[0])):
         allowed, most = each.get("cpu_cap_hz"), each.get("cpu_max_hz")
         words = [f"{allowed / 1e9:.2f} GHz"] if allowed is not None else []
         words += [f"at most {most / 1e9:.2f} GHz"] if most is not None and most != allowed else []
-        found.append((f"CPU {cpu}", ", ".join(words)))
-    return tuple(pair for pair in found if pair[1])
+        clocks.append((f"CPU {cpu}", ", ".join(words)))
+    return tuple(pair for pair in clocks if pair[1])
 
 
 def _pairs(mapping: Mapping[str, object]) -> Pairs:

@@ -114,8 +114,8 @@ class RunFilter:
     @property
     def equal(self) -> Mapping[str, object]:
         """The values that are asked for of columns, as the store has them."""
-        asked = {column: to_name(getattr(self, column)) for column in _EQUAL}
-        return {column: value for column, value in asked.items() if value is not None}
+        values = {column: to_name(getattr(self, column)) for column in _EQUAL}
+        return {column: value for column, value in values.items() if value is not None}
 
     def _has_container(self, container: ContainerInfo) -> bool:
         wanted = self.container
@@ -369,13 +369,13 @@ class ResultsStore(Closeable):
         if metrics:
             averages = averages.where(measured.c.metric.in_(metrics))
         ordered = wanted.order_by(None).order_by(runs.c.created_at, runs.c.session, runs.c.id)
-        found = defaultdict[str, dict[str, Mean]](dict)
+        means = defaultdict[str, dict[str, Mean]](dict)
         parser = RunParser(self.location)
         with self.database.reading() as connection, refuse_unreadable_rows(self.location):
             for run_id, metric, value, repetitions in connection.execute(averages):
-                found[run_id][metric] = Mean(value, repetitions)
+                means[run_id][metric] = Mean(value, repetitions)
             rows = connection.execute(ordered).mappings()
-            return tuple(RunMeans(parser.parse(row), found.get(row["id"], {})) for row in rows)
+            return tuple(RunMeans(parser.parse(row), means.get(row["id"], {})) for row in rows)
 
     def get_runs(self, run_ids: Sequence[str]) -> tuple[Run, ...]:
         """Read runs, oldest first; those that are not there are left out.
@@ -383,19 +383,19 @@ class ResultsStore(Closeable):
         Raises:
             CorruptRunError: qnnfarm cannot have written one of them.
         """
-        found, parser = list[Run](), RunParser(self.location)
+        result, parser = list[Run](), RunParser(self.location)
         for start in range(0, len(run_ids), _MOST_IDS):
             some = schema.runs.c.id.in_(run_ids[start : start + _MOST_IDS])
             rows, measured = self._fetch(select(schema.runs).where(some))
-            found += [parser.parse(row, measured.get(row["id"], ())) for row in rows]
-        return tuple(sorted(found, key=lambda run: (run.created_at, run.id)))
+            result += [parser.parse(row, measured.get(row["id"], ())) for row in rows]
+        return tuple(sorted(result, key=lambda run: (run.created_at, run.id)))
 
     def write_comparison(self, comparison: ComparisonRecord) -> None:
         """Write the terms of a comparison, or what it found in the place of its terms."""
         table = schema.comparisons
         row = comparison.model_dump(exclude={"metrics", "verdicts"}) | {
             "metrics": list(comparison.metrics),
-            "verdicts": [found.model_dump() for found in comparison.verdicts],
+            "verdicts": [verdict.model_dump() for verdict in comparison.verdicts],
         }
         with self.database.writing() as connection:
             connection.execute(delete(table).where(table.c.group_id == comparison.group_id))
@@ -428,14 +428,14 @@ class ResultsStore(Closeable):
             for column in (table.id, table.group_id)
         )
         with self.database.reading() as connection:
-            runs, found = connection.scalars(ids).all(), connection.scalars(groups).all()
-        if len(found) == 1 and (len(runs) != 1 or runs == found):
-            return self.list_runs(RunFilter(group_ids=found))
-        if len(runs) == 1 and not found:
+            runs, group_ids = connection.scalars(ids).all(), connection.scalars(groups).all()
+        if len(group_ids) == 1 and (len(runs) != 1 or runs == group_ids):
+            return self.list_runs(RunFilter(group_ids=group_ids))
+        if len(runs) == 1 and not group_ids:
             return (self.get_run(runs[0]),)
-        if not runs and not found:
+        if not runs and not group_ids:
             raise UnknownRunError(self.location, identifier)
-        names = ", ".join(name[:12] for name in (*runs, *found))
+        names = ", ".join(name[:12] for name in (*runs, *group_ids))
         raise WrongUseError(f"{identifier} is the beginning of several ids: {names}")
 
     def telemetry(self, run_id: str) -> tuple[RepetitionTelemetry, ...]:
@@ -641,8 +641,8 @@ def _mark_interrupted(connection: Connection) -> None:
 
 def _require_readable(database: ResultsDatabase) -> None:
     with database.reading() as connection:
-        found = schema.has_tables(connection, database.location)
-    if not found:
+        is_ours = schema.has_tables(connection, database.location)
+    if not is_ours:
         # On a server, others make the database before we make its tables.
         if "://" in database.location:
             raise MissingStoreError(database.location)

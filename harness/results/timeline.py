@@ -171,8 +171,8 @@ def _parse(lines: Sequence[bytes]) -> Traces:
                 continue
             facts = document["otherData"]
             began = float(facts["began_us"])
-            found = (_parse_event(event, began) for event in document["traceEvents"])
-            events = tuple(event for event in found if event is not None)
+            parsed = (_parse_event(event, began) for event in document["traceEvents"])
+            events = tuple(event for event in parsed if event is not None)
             processes.append(Process(events, int(facts.get("left_out", 0))))
         except _UNREADABLE:
             processes.append(Process(()))
@@ -226,10 +226,10 @@ def build_timeline(
         moments = [t for one in series for t in (one.t_s[:1] + one.t_s[-1:])]
         start = end - min([0.0, *moments])
         values = values_of(run, is_warmup=is_warmup, repetition=number)
-        found = list(_traced_phases(events, start, part) or _phases(values, start, part))
+        phases = list(_traced_phases(events, start, part) or _phases(values, start, part))
         traced += (_shift(event, start) for event in events)
-        length = max([*moments, *(s.start_s + s.seconds - start for s in found), 0.0])
-        spans += found or [Span("other", start, length, part)]
+        length = max([*moments, *(s.start_s + s.seconds - start for s in phases), 0.0])
+        spans += phases or [Span("other", start, length, part)]
         for one in series:
             _, points = counters.setdefault(one.channel, (one.unit, []))
             if points:
@@ -264,8 +264,8 @@ def with_power(series: Sequence[TelemetrySeries]) -> tuple[TelemetrySeries, ...]
 
     Makers disagree on the sign of a current, so only its size counts.
     """
-    found = {one.channel: one for one in series}
-    current, voltage = found.get("battery_a"), found.get("battery_v")
+    channels = {one.channel: one for one in series}
+    current, voltage = channels.get("battery_a"), channels.get("battery_v")
     if current is None or voltage is None or current.t_s != voltage.t_s:
         return tuple(series)
     power = tuple(
@@ -300,18 +300,18 @@ def _traced_phases(events: Sequence[Traced], start: float, part: str) -> list[Sp
     tokens = sorted((e for e in events if e.kind == "token"), key=lambda e: e.start_s)
     if not calls:
         return []
-    found = [Span("other", start, calls[0].start_s, part)] if calls[0].start_s > 0 else []
+    spans = [Span("other", start, calls[0].start_s, part)] if calls[0].start_s > 0 else []
     for call in calls:
         end = call.start_s + call.seconds
         mine = [e for e in tokens if call.start_s < e.start_s + e.seconds < end + 1e-3]
         if mine:
             tokens = [e for e in tokens if e not in mine]
-            found += _answer(mine, start, part)
+            spans += _answer(mine, start, part)
         else:
-            found.append(Span(_phase_of(call), start + call.start_s, call.seconds, part))
+            spans.append(Span(_phase_of(call), start + call.start_s, call.seconds, part))
     if tokens:  # Genie does not list a query that filled the context
-        found += _answer(tokens, start, part)
-    return found
+        spans += _answer(tokens, start, part)
+    return spans
 
 
 _PREFILLS = frozenset({"GenieAccuracy_compute", "GenieEmbedding_generate"})
@@ -490,9 +490,9 @@ def _parts(spans: Sequence[Span]) -> Iterator[_Slice]:
     parts: dict[str, list[Span]] = {}
     for span in spans:
         parts.setdefault(span.part, []).append(span)
-    for part, found in parts.items():
-        start = min(span.start_s for span in found)
-        end = max(span.start_s + span.seconds for span in found)
+    for part, phases in parts.items():
+        start = min(span.start_s for span in phases)
+        end = max(span.start_s + span.seconds for span in phases)
         yield _Slice(_RUN, part, "run", start, end - start, {})
 
 

@@ -163,7 +163,7 @@ def judge_all(histories: Sequence[History]) -> tuple[Judgement, ...]:
     Raises:
         ValueError: a value is not above 0, nights do not ascend, or lengths differ.
     """
-    found = [Judgement()] * len(histories)
+    judgements = [Judgement()] * len(histories)
     whole = [number for number, history in enumerate(histories) if len(history.values)]
     whole.sort(key=lambda number: len(set(histories[number].nights)))
     for first in range(0, len(whole), _BATCH):
@@ -171,8 +171,8 @@ def judge_all(histories: Sequence[History]) -> tuple[Judgement, ...]:
         several = [histories[number] for number in chosen]
         judged = _Watch(_Table.of(several), several).run()
         for number, judgement in zip(chosen, judged, strict=True):
-            found[number] = judgement
-    return tuple(found)
+            judgements[number] = judgement
+    return tuple(judgements)
 
 
 @dataclass(slots=True)
@@ -318,8 +318,8 @@ class _Forecast:
         expected = 1 + (shared * self.sessions[rows])[:, None] * _SHARED_WANDERS
         seen, nights = self.wandered[rows, 0], self.wandered[rows, 1]
         ratio = (seen + _PRIOR_NIGHTS * expected) / (nights + _PRIOR_NIGHTS)
-        found: Floats = np.maximum.accumulate(np.maximum(ratio - _CHANCE, 1), axis=1)
-        return found
+        factor: Floats = np.maximum.accumulate(np.maximum(ratio - _CHANCE, 1), axis=1)
+        return factor
 
     def _design(self, rows: Ints, sessions: Floats) -> Floats:
         """Return the number of sessions of a night that are worth one which shares nothing."""
@@ -398,14 +398,14 @@ def _median(values: Floats) -> Floats:
     ordered = np.sort(values, axis=1)  # NaN last
     count = np.count_nonzero(~np.isnan(values), axis=1)
     middle = np.stack([np.maximum(count - 1, 0) // 2, count // 2], axis=1)
-    found: Floats = np.take_along_axis(ordered, middle, 1).mean(1)
-    return found
+    median: Floats = np.take_along_axis(ordered, middle, 1).mean(1)
+    return median
 
 
 def _spread(values: Floats) -> Floats:
     """Compute the standard deviation of a normal distribution of this median absolute deviation."""
-    found: Floats = 1.4826 * _median(np.abs(values - _median(values)[:, None]))
-    return found
+    spread: Floats = 1.4826 * _median(np.abs(values - _median(values)[:, None]))
+    return spread
 
 
 def _kernel_estimate(points: Floats) -> Floats:
@@ -415,10 +415,10 @@ def _kernel_estimate(points: Floats) -> Floats:
     rows, _ = np.nonzero(kept)
     bins = np.rint((points[kept] + _FARTHEST) / _STEP).astype(np.int64) + _REACH
     counts = np.bincount(rows * shape[1] + bins, minlength=shape[0] * shape[1]).reshape(shape)
-    found = np.zeros((len(points), _BINS))
+    density = np.zeros((len(points), _BINS))
     for place, weight in enumerate(_KERNEL):
-        found += weight * counts[:, place : place + _BINS]
-    return found
+        density += weight * counts[:, place : place + _BINS]
+    return density
 
 
 def _log_density(z: Floats, kernels: Floats) -> Floats:
@@ -428,8 +428,8 @@ def _log_density(z: Floats, kernels: Floats) -> Floats:
     near = np.take_along_axis(kernels, below, 1)
     near += (np.take_along_axis(kernels, below + 1, 1) - near) * (places - below)
     prior = _PRIOR_PEAK * (1 + z**2 / _PRIOR_DF) ** (-(_PRIOR_DF + 1) / 2)
-    found: Floats = np.log(near + _PRIOR_WEIGHT * prior)
-    return found
+    density: Floats = np.log(near + _PRIOR_WEIGHT * prior)
+    return density
 
 
 @dataclass(slots=True)
@@ -498,8 +498,8 @@ class _Watch:
                         excess = float((statistic - limits)[place].max())
                         self._change(row, began, night, excess, is_loss=is_loss)
         return [
-            Judgement(tuple(found), float(loss) if nights >= MIN_NIGHTS else None)
-            for found, loss, nights in zip(
+            Judgement(tuple(changes), float(loss) if nights >= MIN_NIGHTS else None)
+            for changes, loss, nights in zip(
                 self.found, self._smallest_losses(), self.lengths, strict=True
             )
         ]
@@ -551,13 +551,13 @@ class _Watch:
                 mean, sd = (f(ratios, axis=1, where=known) for f in (np.mean, np.std))
                 sums[:, number] = (worth * mean - spread * sd) / level / wandering
             statistic = np.log(np.exp(np.minimum(sums, VISIBLE_IN * _NIGHT_BOUND)).mean(1))
-            told = statistic > THRESHOLDS[VISIBLE_IN - 1] + self.margins
+            visible = statistic > THRESHOLDS[VISIBLE_IN - 1] + self.margins
             low, high = (
-                np.where(told, low, np.minimum(middle + 1, high)),
-                np.where(told, middle, high),
+                np.where(visible, low, np.minimum(middle + 1, high)),
+                np.where(visible, middle, high),
             )
-        found: Floats = -np.expm1(-self.sizes[:, 0] * _LOSSES[low])
-        return found
+        losses: Floats = -np.expm1(-self.sizes[:, 0] * _LOSSES[low])
+        return losses
 
     def _change(self, row: int, began: int, night: int, excess: float, *, is_loss: bool) -> None:
         """Keep a change, and go on from the new level."""
