@@ -1,8 +1,7 @@
 """One connection to an adb server, all of whose waiting ends by one deadline.
 
-adbutils speaks the same protocol, and is where our `adb` binary comes from, but its sockets do not
-fit here: they start a server of their own wherever none answers (also for a remote address),
-their timeouts count from each `recv`, and they `send` without looking at how much was sent.
+adbutils speaks the same protocol, and is where our `adb` program comes from; `docs/devices.md` has
+what its client does not hold.
 
 Protocol: AOSP `packages/modules/adb/docs/dev/{overview,services}.md`.
 """
