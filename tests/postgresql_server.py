@@ -35,7 +35,6 @@ _SETTINGS = {
     "fsync": "off",
     "synchronous_commit": "off",
     "full_page_writes": "off",
-    "max_connections": "60",
     "shared_buffers": "16MB",
     "listen_addresses": "127.0.0.1",
     "log_statement": "none",
@@ -54,6 +53,7 @@ class PostgresqlServer:
 
     folder: Path
     port: int
+    max_connections: int = 60
     user: str = "lab"
     password: str = field(default_factory=lambda: f"geheim{secrets.token_hex(8)}")
     _process: "subprocess.Popen[bytes] | None" = None
@@ -126,7 +126,7 @@ class PostgresqlServer:
             str(program("postgres")),
             "-D",
             str(self.folder / "data"),
-            *("-p", str(self.port), "-k", str(self.folder)),
+            *("-p", str(self.port), "-k", str(self.folder), "-N", str(self.max_connections)),
             *options,
         ]
         with self.log.open("ab") as log:
@@ -167,11 +167,13 @@ class PostgresqlServer:
 
 
 @contextlib.contextmanager
-def running_postgresql_server(new_port: Callable[[], int]) -> Iterator[PostgresqlServer]:
+def running_postgresql_server(
+    new_port: Callable[[], int], *, max_connections: int = 60
+) -> Iterator[PostgresqlServer]:
     """A server with a new cluster, which goes with it."""
     # Other folders may be closed to the server's user, or too deep for a socket.
     folder = Path(tempfile.mkdtemp(prefix="qnnfarm-pg-", dir="/tmp"))
-    server = PostgresqlServer(folder, new_port())
+    server = PostgresqlServer(folder, new_port(), max_connections)
     try:
         _make_cluster(server)
         for left in reversed(range(_STARTS)):

@@ -16,6 +16,7 @@ import signal
 import sys
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 
 from harness.clock import SystemClock
@@ -106,7 +107,14 @@ def main() -> None:
     folder, ttl_s = Path(sys.argv[1]), float(sys.argv[2])
     ledger = sys.stdin.readline().strip()
     importlib.import_module("psycopg")
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # so that they leave no zombies
+
+    def reap(*_: object) -> None:
+        with suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                with (folder / "ends").open("a") as ends:
+                    ends.write(f"{ended[0]} {os.waitstatus_to_exitcode(ended[1])}\n")
+
+    signal.signal(signal.SIGCHLD, reap)  # so that they leave no zombies
     for line in sys.stdin:
         number = int(line)
         if pid := os.fork():

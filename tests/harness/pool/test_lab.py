@@ -99,10 +99,15 @@ class Lab:
         for number, pid in self.workers.items():
             if not Path(f"/proc/{pid}").exists():
                 said = (self.folder / f"worker{number}.err").read_text()
-                assert "cannot be used: con" in said, said[-3000:]
+                assert "cannot be used: con" in said, (number, self._end_of(pid), said[-3000:])
                 assert "self.ledger.reconcile()" in said, said[-3000:]  # at its first connection
                 self.done["began too early"] += 1
                 self.start(number)
+
+    def _end_of(self, pid: int) -> list[str]:
+        """Return the exit status with which a worker ended, negative for a signal."""
+        ends = (self.folder / "ends").read_text().splitlines()
+        return [line for line in ends if line.startswith(f"{pid} ")]
 
     def strike(self, choose: random.Random) -> None:
         """Do one thing to the lab that happens to labs."""
