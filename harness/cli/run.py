@@ -179,6 +179,8 @@ def _print_outcomes(summary: Summary) -> None:
         status = "done before" if outcome.resumed else outcome.status
         rows.append(Row([outcome.cell.label, status, outcome.device, result]))
     print_rows(("cell", "", "device", "result"), rows)
+    if any(outcome.result.emulator for outcome in summary.outcomes):
+        answers().print(EMULATOR)
 
 
 def _show(plan_run: PlanRun, summary: Summary) -> None:
@@ -187,8 +189,6 @@ def _show(plan_run: PlanRun, summary: Summary) -> None:
     left = summary.count("left") + summary.count("interrupted")
     stored = f"; results in {plan_run.location}" if plan_run.has_results else ""
     console.print(f"{summary}{stored}")
-    if any(outcome.result.emulator for outcome in summary.outcomes):
-        console.print(EMULATOR)
     failed = _failed_runs(plan_run, summary)
     if failed:
         run_id = next(iter(failed.values()))
