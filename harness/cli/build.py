@@ -317,8 +317,7 @@ def _build_in_lab(
     made: list[tuple[Summary, VerificationReport | None]] = []
     with open_lab_builds(db) as in_lab:
         jobs = [
-            BuildJob.of(one, job, folder.name, origin or own_address())
-            for one, job, folder in builds
+            BuildJob.of(one, job, folder, origin or own_address()) for one, job, folder in builds
         ]
         if cancel:
             cancelled = sum(in_lab.cancel(job) for job in jobs)

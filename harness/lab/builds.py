@@ -16,10 +16,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from procrastinate.jobs import Job, Status
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 import buildlib
 from buildlib.closeable import Closeable
@@ -57,21 +57,22 @@ class BuildJob(BaseModel):
         origin: the host that asks for it, as SSH reaches it.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", regex_engine="python-re")
 
-    id: str
-    name: str
+    id: Annotated[str, Field(pattern=r"\A[0-9a-f]{32}\Z")]
+    name: Annotated[str, Field(pattern=r"\A[^/\x00]*[^/\x00.][^/\x00]*\Z")]
     request: BuildRequest
     files: Files
     memory_bytes: int
     origin: str
 
     @classmethod
-    def of(cls, request: BuildRequest, build: Build, name: str, origin: str) -> "BuildJob":
+    def of(cls, request: BuildRequest, build: Build, folder: Path, origin: str) -> "BuildJob":
         """Return the job of a request; hashes its files.
 
         Args:
             build: that it plans, with its limit of memory, if it has one.
+            folder: of the container on this host.
         """
         request = request.at(Path("/"))
         paths = build.files() | {p for p in (request.calibration, request.encodings) if p}
@@ -82,7 +83,7 @@ class BuildJob(BaseModel):
         need = build.memory_limit or build.memory_bytes
         return cls(
             id=digest[:32],
-            name=name,
+            name=folder.resolve().name or "container",
             request=request,
             files=files,
             memory_bytes=need,
@@ -174,7 +175,7 @@ class LabBuilds:
 
         def submit(request: BuildRequest, folder: Path) -> tuple[BuildJob, bool]:
             if folder not in submitted:
-                job = BuildJob.of(request, request.plan(), folder.name, origin)
+                job = BuildJob.of(request, request.plan(), folder, origin)
                 submitted[folder] = job, self.submit(job)
             return submitted[folder]
 
@@ -294,7 +295,11 @@ class Builder(Closeable):
             return
         taken = self._jobs.take(f"{_QUEUE}{need}")
         if taken is not None:
-            one = _Running(taken, BuildJob.model_validate(taken.job.task_kwargs))
+            try:
+                one = _Running(taken, BuildJob.model_validate(taken.job.task_kwargs))
+            except ValueError as error:  # of another version, or of somebody who means harm
+                self._finish(taken, CellEnd("failed", self._host, reason=str(error)))
+                return
             thread = threading.Thread(target=self._work, args=(one,), daemon=True)
             self._running[thread] = one
             thread.start()

@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from procrastinate.jobs import Job
 
 from buildlib.container.container import GenAIContainer
 from harness.devices.devices import Devices
 from harness.errors import WrongUseError
 from harness.lab import content
-from harness.lab.builds import Builder, BuildJob, LabBuilds
+from harness.lab.builds import TASK, Builder, BuildJob, LabBuilds
 from harness.lab.content import HostFiles
 from harness.lab.jobs import LabJobs
 from harness.lab.submission import build_in_lab
@@ -101,7 +102,7 @@ def build_of(model: Path, memory: int | None = None, **more: object) -> BuildJob
     request = BuildRequest(model=model, target="SM8750:emulator", options=OPTIONS, **more)  # type: ignore[arg-type]
     build = request.plan()
     build.memory_limit = memory
-    return BuildJob.of(request, build, "tiny", "board")
+    return BuildJob.of(request, build, Path("tiny"), "board")
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -213,6 +214,30 @@ def test_containers_of_a_plan_are_built_once_and_a_broken_one_keeps_none_from_it
     _, again = build()
     assert (again.sha256, again.replaced, again.stages_run) == (head.sha256, False, 0)
     assert statuses(server) == {"succeeded": 1}
+
+
+def test_hostile_jobs_fail_and_write_nothing(
+    jobs: LabJobs, start: Callable[[int], list[str]], server: PostgresqlServer, tmp_path: Path
+) -> None:
+    good = build_of(model_in(tmp_path)).model_dump(mode="json")
+    harms: list[dict[str, object]] = [
+        {"name": "../../escaped"},
+        {"name": ".."},
+        {"id": "../escaped"},
+        {"files": {"/a/../../etc/passwd": "0" * 64}},
+        {"request": {"target": 5}},
+    ]
+    for number, harm in enumerate(harms):
+        run = f"{number:032x}"
+        job = Job(
+            queue="build-1", lock=None, queueing_lock=f"{run}:build", task_name=TASK,
+            task_kwargs=good | harm,
+        )  # fmt: skip
+        jobs.put(run, [job])
+    lines = start(GIB)
+    wait_for(lambda: statuses(server) == {"failed": len(harms)}, lambda: statuses(server))
+    assert lines == []
+    assert not (tmp_path / "worker" / "lab").exists()
 
 
 def test_failed_build_is_told_with_its_host_and_reason(
