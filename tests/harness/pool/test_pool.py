@@ -255,6 +255,14 @@ def test_a_late_holder_is_refused_by_the_device(open_pool: OpenPool, tmp_path: P
         assert lease.device.boot_id() == boot
 
 
+def test_a_holder_reboots_the_device_and_goes_on(open_pool: OpenPool) -> None:
+    with open_pool(count=1).acquire(ANY, timeout_s=60) as lease:
+        before = lease.device.boot_id()
+        lease.device.reboot(timeout_s=200)
+        assert lease.device.boot_id() != before
+        assert lease.device.shell("echo here").stdout == "here\n"
+
+
 _HOLDER = """
 import sys
 from pathlib import Path
