@@ -184,7 +184,7 @@ def load_command(name: str) -> "Command | None":
         command = above.command(name, context_settings=_OPTIONS_OF.get(name))
         command(cast("Callable[..., object]", found))
     group = typer.main.get_group(above)
-    _name_values(group, None)
+    _prepare(group, None)
     return group.commands[name]
 
 
@@ -206,12 +206,12 @@ def _load(entry: importlib.metadata.EntryPoint) -> Callable[..., object]:
 def command_line() -> "Command":
     """Return the command of `build_app`; its help names values as command lines do."""
     command = typer.main.get_command(build_app())
-    _name_values(command, None)
+    _prepare(command, None)
     return command
 
 
-def _name_values(command: "Command", above: "Context | None") -> None:
-    """Give all parameters a metavar, in place of typer's `<list[str]>`."""
+def _prepare(command: "Command", above: "Context | None") -> None:
+    """Name values as command lines do, not `<list[str]>`; give commands our errors and sections."""
     context = typer.Context(command, parent=above, **command.context_settings)
     parameter: Any
     for parameter in command.get_params(context):
@@ -225,7 +225,7 @@ def _name_values(command: "Command", above: "Context | None") -> None:
             kind = shown.removeprefix("list[").removesuffix("]").removesuffix(" range").lower()
             parameter.metavar = _METAVARS.get(kind, shown)
     for below in getattr(command, "commands", {}).values():
-        _name_values(below, context)
+        _prepare(below, context)
         if not hasattr(below, "commands"):
             below.callback = _naming_options(below)
             below.format_options = functools.partial(_format_options, below)
