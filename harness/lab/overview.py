@@ -71,8 +71,8 @@ class Overview:
 
     @classmethod
     def read(cls, connection: Connection) -> "Overview":
-        """Read it from the database of the results."""
-        if connection.dialect.name != "postgresql" or not connection.scalar(_IS_LAB):
+        """Read it from the PostgreSQL database of the results."""
+        if not connection.scalar(_IS_LAB):
             return cls()
         return cls(
             tuple(LivePlan(*row) for row in connection.execute(_PLANS)),

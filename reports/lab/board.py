@@ -156,8 +156,9 @@ class BoardReader(Closeable):
             trouble.append(str(error))
         try:
             running = self._read_results()
-            with self.store().database.reading() as connection:
-                lab = Overview.read(connection)
+            if not self.store().database.is_file:
+                with self.store().database.reading() as connection:
+                    lab = Overview.read(connection)
         except MissingStoreError:
             self._report = Report(_NO_RESULTS)
         except QnnfarmError as error:
