@@ -43,11 +43,17 @@ _RETRY_S = 0.01
 _AWAY_S = 0.2
 _STOPPED_S = 5
 """So long may a process sleep in the middle of a transaction, which others wait for."""
+_QUEUED_S = 1.0
+"""So long a server keeps a place in the queue of writers; whoever lives asks for another one.
+
+Of the processes of a host that lost its network, only those are served then that asked last.
+"""
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 _LEAST_SPACE = 1 << 16
 """Free bytes below which a file of SQLite cannot grow."""
 _LOCK = 0x716E6670
 _CHANNEL = "qnnfarm_pool"
+_LOCK_NOT_AVAILABLE = "55P03"
 
 T = TypeVar("T")
 
@@ -89,6 +95,10 @@ class _LostServerError(Exception):
     """The server went away, before or in the middle of a transaction."""
 
 
+class _BusyServerError(Exception):
+    """Others wrote all the time that the server keeps a place in the queue."""
+
+
 class Database:
     """Connection that the threads of this process share for one transaction at a time.
 
@@ -123,7 +133,7 @@ class Database:
             url = parse_server_url(str(location))
             self.location = shown_url(url)
             self._engine = make_server_engine(
-                url, read_only=False, lock_timeout_s=_BUSY_S, gone_s=_STOPPED_S
+                url, read_only=False, lock_timeout_s=_QUEUED_S, gone_s=_STOPPED_S
             )
         except StoreUnavailableError as error:
             raise LedgerError(error.location, error.reason) from None
@@ -187,10 +197,15 @@ class Database:
         return now, now
 
     def _insist(self, work: Callable[[Connection], T], *, writes: bool) -> T:
+        began = time.monotonic()
         while True:
             try:
                 with self._lock, self._typed_errors():
                     return self._transact(work, writes=writes)
+            except _BusyServerError:
+                if time.monotonic() - began > _BUSY_S:
+                    reason = f"other processes have written to it for {_BUSY_S:.0f} s"
+                    raise LedgerError(self.location, reason) from None
             except _LostServerError as error:
                 now = time.monotonic()
                 self._away_since = self._away_since or now
@@ -300,6 +315,8 @@ class Database:
             yield
         except (SQLAlchemyError, sqlite3.Error, OSError, ValueError) as error:
             cause = error.orig if isinstance(error, DBAPIError) and error.orig else error
+            if getattr(cause, "sqlstate", None) == _LOCK_NOT_AVAILABLE:
+                raise _BusyServerError from None
             if isinstance(error, DBAPIError) and self.path is None and is_lost(error):
                 self._drop()
                 if self._was_there:

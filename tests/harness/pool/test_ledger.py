@@ -1,17 +1,20 @@
 import sqlite3
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
+import psycopg
 import pytest
 from sqlalchemy import Connection
 
 from harness.errors import DamagedLedgerError, LeaseLostError, LedgerError
-from harness.pool.database import FORMAT, Database
+from harness.pool.database import _LOCK, FORMAT, Database
 from harness.pool.failure_policy import FailureReport
 from harness.pool.records import Facts
 from harness.pool.schema import devices
 from harness.pool.states import Event
+from harness.results.database import WRITES
 from tests.harness.pool.conftest import TTL_S, Bench, process
 
 Grab = Callable[..., int]
@@ -638,3 +641,31 @@ def test_the_history_names_who_looks_for_an_absent_device(bench: Bench) -> None:
     key = bench.ledger.record_absent("a", "android:a", "unplugged")
     assert bench.ledger.begin_repair(key, process(7), force=True)
     assert bench.ledger.history(key)[-1].text.endswith("process 7 looks for it again")
+
+
+@pytest.mark.slow
+def test_the_dead_that_wait_for_a_server_do_not_hold_the_living_up_one_after_the_other(
+    server_location: str,
+) -> None:
+    writer = Database(server_location)
+    writer.read(lambda _: None)  # its tables are there
+    queue = f"SELECT pg_advisory_xact_lock({_LOCK})"
+    with ExitStack() as stack:
+
+        def begin(statement: str) -> "psycopg.Connection[Any]":
+            database = stack.enter_context(closing(Database(server_location)))
+            connection = database._engine.connect()
+            stack.callback(connection.invalidate)
+            connection.execution_options(**{WRITES: True}).begin()
+            driver = connection.connection.driver_connection
+            assert isinstance(driver, psycopg.Connection)
+            driver.pgconn.send_query(statement.encode())  # whose answer nobody reads
+            return driver
+
+        holder = begin(queue)
+        holder.pgconn.get_result()
+        for _ in range(8):
+            begin(queue)
+        holder.pgconn.finish()
+        writer.write(lambda _: None)
+    writer.close()
