@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.devices.spec import DeviceSpec
@@ -36,11 +36,11 @@ _members = st.lists(
 )
 _requirements = st.builds(
     Requirement,
-    soc=st.sampled_from([None, "SM1"]),
-    hexagon=st.sampled_from([None, "v1"]),
-    type=st.sampled_from([None, "linux"]),
-    name=st.sampled_from([None, "two"]),
-    tags=_tags,
+    soc=st.sampled_from([None, None, None, "SM1"]),
+    hexagon=st.sampled_from([None, None, None, "v1"]),
+    type=st.sampled_from([None, None, None, "linux"]),
+    name=st.sampled_from([None, None, None, "two"]),
+    tags=st.sampled_from([frozenset[str](), frozenset("a")]),
     min_free_bytes=st.sampled_from([0, 10]),
     count=st.integers(1, 3),
 )
@@ -59,6 +59,7 @@ def meets(member: MemberStatus, wanted: Requirement) -> bool:
     )
 
 
+@settings(max_examples=300)
 @given(_requirements, _members)
 def test_candidates_meet_all_and_the_plainest_come_first(
     wanted: Requirement, members: list[MemberStatus]
