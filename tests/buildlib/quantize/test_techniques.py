@@ -49,6 +49,12 @@ QUICK = TechniqueArguments(adascale=AdaScaleArguments(num_iterations=48, learnin
 SOLVERS: dict[str, Solver] = {"gptq": gptq.solve, "gptaq": gptaq.solve, "seqmse": seqmse.solve}
 
 
+@pytest.fixture(scope="module")
+def tiny(make_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny checkpoint of this module's own: `float_model` exports it into its folder."""
+    return make_checkpoint(tmp_path_factory.mktemp("tiny"))
+
+
 def float_model(folder: Path, bits: Bitwidths | None = None, n_windows: int = 3) -> FloatModel:
     checkpoint = Checkpoint.load(folder)
     rng = np.random.default_rng(5)

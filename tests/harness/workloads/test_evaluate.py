@@ -121,5 +121,5 @@ def test_a_row_that_does_not_fit_is_named_before_the_device_is_asked(
 def test_a_chat_needs_a_template(session: Session) -> None:
     with pytest.raises(WrongUseError, match="no chat template"):
         Evaluate.of(task=str(CLOZE), chat=True).check(session.model)
-    with pytest.raises(WrongUseError, match="give chat"):
+    with pytest.raises(WrongUseError, match="give `chat`"):
         Evaluate.of(task=str(CLOZE), system="Be brief.")
