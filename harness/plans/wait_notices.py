@@ -50,7 +50,9 @@ class WaitNotices:
                 continue
             if requirement not in self._reported and len(self._reported) >= _MOST_NOTICES:
                 rest += 1
-            elif self._is_news(requirement, current := wait_reasons(members), at):
+                continue
+            current = wait_reasons(members, self._reported.get(requirement, frozenset()))
+            if self._is_news(requirement, current, at):
                 self._reported[requirement] = current
                 self._observer.on_wait(str(requirement), describe_wait(members, own=self._own))
         self._report_rest(f"{rest} more kinds of device" if rest else "")

@@ -83,6 +83,9 @@ _MAX_MEMBERS = 6
 _AWAY = {MemberState.ABSENT, MemberState.RECOVERING}
 _UNTRUSTED = {MemberState.QUARANTINED, MemberState.PROBATION}
 
+_ABSENT = "absent"
+_LOOKED_FOR = "looked for"
+
 WaitReasons = frozenset[tuple[str, str]]
 """Names of devices, each with the kind of its reason."""
 
@@ -99,17 +102,27 @@ def describe_wait(members: Sequence[MemberStatus], *, own: str = "") -> str:
     return "; ".join(reasons) or "the pool has no such device now"
 
 
-def wait_reasons(members: Sequence[MemberStatus]) -> WaitReasons:
+def wait_reasons(
+    members: Sequence[MemberStatus], reported: WaitReasons = frozenset()
+) -> WaitReasons:
     """Return the kinds of reasons, which change only when the reason changes for a person.
 
-    A device that is looked for again and again changes between absent and recovering.
+    A device that is looked for again and again changes between absent and recovering: once it was
+    reported as absent, it is so while somebody looks. Reported as recovering, why it is absent is
+    news.
     """
-    return frozenset((member.name, _kind(member)) for member in members)
+    kinds = {(member.name, _kind(member)) for member in members}
+    return frozenset(
+        (name, _ABSENT) if kind == _LOOKED_FOR and (name, _ABSENT) in reported else (name, kind)
+        for name, kind in kinds
+    )
 
 
 def _kind(member: MemberStatus) -> str:
-    if member.state in _AWAY:
-        return "away"
+    if member.state is MemberState.ABSENT:
+        return _ABSENT
+    if member.state is MemberState.RECOVERING:
+        return _LOOKED_FOR
     if member.state in _UNTRUSTED:
         return "distrusted"
     if member.reserved and not member.holder:

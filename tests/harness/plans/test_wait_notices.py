@@ -48,6 +48,17 @@ def test_each_reason_is_told_once() -> None:
     assert over == ""
 
 
+def test_why_a_device_is_absent_is_told_if_somebody_looked_for_it_at_first() -> None:
+    told = Told()
+    notices = WaitNotices(told, after_s=0)
+    full = replace(PHONE, state=MemberState.ABSENT, holder="", reason="it is full")
+    again = replace(full, state=MemberState.RECOVERING, reason="looked for again")
+    for member in (again, full, again, full):
+        notices.update({ANY: [member]})
+    assert ["recovering" in told.lines[0][1], "it is full" in told.lines[1][1]] == [True, True]
+    assert len(told.lines) == 2
+
+
 def test_another_reason_that_is_over_soon_is_not_worth_a_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -98,6 +98,7 @@ def test_a_plan_on_a_full_device_ends_at_sigterm(tmp_path: Path) -> None:
     """
     words, environment = _in_a_small_disk(tmp_path, ["sh", "-c", script])
     done = subprocess.run(
-        words, env=environment, capture_output=True, text=True, check=False, cwd=tmp_path
-    )
+        words, env=environment, capture_output=True, text=True, check=False, cwd=tmp_path,
+        timeout=300,
+    )  # fmt: skip
     assert done.stdout.splitlines()[-1:] == ["status 130"], done.stdout + done.stderr
