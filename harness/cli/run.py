@@ -44,7 +44,8 @@ def run(
         ),
     ] = False,
     cancel: Annotated[
-        bool, typer.Option("--cancel", help="With --lab: end the newest run of the plan.")
+        bool,
+        typer.Option("--cancel", help="With --lab: end the plan's builds, or its newest run."),
     ] = False,
     origin: FromHost = "",
     json: Json = False,
@@ -79,12 +80,15 @@ def run(
 def _in_lab(
     plan_file: Path, db: str | None, only: Sequence[str], origin: str, *, fresh: bool, cancel: bool
 ) -> None:
-    """Submit a plan to a lab and follow it, or cancel its newest run."""
+    """Submit a plan to a lab and follow it, or cancel its builds and its newest run."""
     with lab_extra("--lab"):
         from harness.lab.content import own_address
-        from harness.lab.submission import build_in_lab, open_lab_run
+        from harness.lab.submission import build_in_lab, cancel_builds, open_lab_run
 
     console, plan = remarks(), load_plan(plan_file)
+    if cancel and (count := cancel_builds(plan, plan_file, db)):
+        answers().print(f"{pluralize(count, 'build')} cancelled")
+        return  # their cells are submitted once they are built
     if not cancel and any(entry.build for entry in plan.containers):
         try:
             builds = build_in_lab(plan, plan_file, db, origin or own_address(), print_remark)

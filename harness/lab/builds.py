@@ -173,25 +173,25 @@ class LabBuilds:
         """
         submitted: dict[Path, tuple[BuildJob, bool]] = {}
 
-        def submit(request: BuildRequest, folder: Path) -> tuple[BuildJob, bool]:
+        def submit(job: BuildJob, folder: Path) -> tuple[BuildJob, bool]:
             if folder not in submitted:
-                job = BuildJob.of(request, request.plan(), folder, origin)
                 submitted[folder] = job, self.submit(job)
             return submitted[folder]
 
         def build(request: BuildRequest, folder: Path, tell: OnProgress) -> tuple[str, int]:
-            job, is_new = submit(request, folder)
+            job, is_new = submitted.get(folder) or submit(_job(request, folder, origin), folder)
             container, built = self.follow(job, tell)
             container = container.save(folder, exist_ok=True)
             stages = built.answer["stages_run"] if is_new else 0
             return container.metadata.container_sha256, stages
 
-        for entry in plan.containers:
-            if entry.build is not None:
-                with contextlib.suppress(BuildError, HarnessError):  # told when it is followed
-                    folder = resolve_path(plan_file, entry.path)
-                    submit(BuildRequest.of(entry.build, plan_file), folder)
+        for job, folder in _jobs_of(plan, plan_file, origin):
+            submit(job, folder)
         return build_containers(plan, plan_file, tell, build)
+
+    def cancel_all(self, plan: Plan, plan_file: Path) -> int:
+        """End the builds of a plan that wait or run; return the number of builds."""
+        return sum(self.cancel(job) for job, _ in _jobs_of(plan, plan_file, ""))
 
     def cancel(self, build: BuildJob) -> int:
         """End a build that waits or runs; return the number of builds."""
@@ -201,6 +201,19 @@ class LabBuilds:
         built = BuiltContainer.model_validate_json(end.summary)
         folder = below(self.files.root(built.files, built.host), built.folder)
         return GenAIContainer.load(folder), built
+
+
+def _job(request: BuildRequest, folder: Path, origin: str) -> BuildJob:
+    return BuildJob.of(request, request.plan(), folder, origin)
+
+
+def _jobs_of(plan: Plan, plan_file: Path, origin: str) -> Iterator[tuple[BuildJob, Path]]:
+    """Yield the builds of a plan, and the folders of their containers; none that cannot begin."""
+    for entry in plan.containers:
+        if entry.build is not None:
+            with contextlib.suppress(BuildError, HarnessError):  # told when it is followed
+                folder = resolve_path(plan_file, entry.path)
+                yield _job(BuildRequest.of(entry.build, plan_file), folder, origin), folder
 
 
 @contextmanager

@@ -199,6 +199,18 @@ def build_in_lab(
         return builds.build_all(plan, plan_file, origin, tell)
 
 
+def cancel_builds(plan: Plan, plan_file: Path, db: str | None) -> int:
+    """End the builds of a plan that a lab runs; return the number of builds.
+
+    Args:
+        db: overrides the plan's.
+    """
+    if all(entry.build is None for entry in plan.containers):
+        return 0
+    with open_lab_builds(find_database(plan, plan_file, db)) as builds:
+        return builds.cancel_all(plan, plan_file)
+
+
 def settings_of(plan: Plan) -> PlanSettings:
     """Return what the cells of a plan need of it wherever they run."""
     return PlanSettings(

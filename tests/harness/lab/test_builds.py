@@ -1,6 +1,7 @@
 """Builds of a lab, on one real PostgreSQL: by workers here, whose builds are real processes."""
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -313,6 +314,26 @@ def test_interrupted_command_leaves_the_build_and_cancel_ends_it(
         answer, remarks = process.communicate(timeout=60)
     assert (process.returncode, answer) == (0, "1 build cancelled\n"), remarks
     assert not out.exists()
+
+
+@pytest.mark.usefixtures("jobs")
+def test_cancelled_plan_ends_its_builds(server: PostgresqlServer, tmp_path: Path) -> None:
+    build = {"model": str(tiny_llama.folder()), "target": "SM8750:emulator", "ar": [1, 32]}
+    work = [{"kind": "command", "command": ["true"]}]
+    entry = {"path": "tiny", "build": build | {"cl": 192}}
+    plan = {"name": "lab", "workloads": work, "containers": [entry]}
+    (tmp_path / "plan.yaml").write_text(json.dumps(plan))
+    run = ("run", tmp_path / "plan.yaml", "--lab", "--db", server.url("lab"))
+    with qnnfarm(server, tmp_path, *run) as process:
+        assert process.stderr is not None
+        assert "waiting for a worker" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        _, remarks = process.communicate(timeout=60)
+    assert "the builds go on" in remarks
+    with qnnfarm(server, tmp_path, *run, "--cancel") as process:
+        answer, remarks = process.communicate(timeout=60)
+    assert (process.returncode, answer) == (0, "1 build cancelled\n"), remarks
+    assert statuses(server) == {"cancelled": 1}
 
 
 @pytest.mark.slow
