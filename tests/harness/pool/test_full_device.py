@@ -12,7 +12,7 @@ from tests.system import program
 
 _POOL = "devices: [{name: bench, type: local}]\nrecovery: {backoff_s: 1}\n"
 _PROGRAM = """
-import json, sys
+import json, sys, threading
 from pathlib import Path
 from harness.errors import LeaseTimeoutError
 from harness.pool.pool import Pool
@@ -23,16 +23,25 @@ with Pool.open() as pool:
     with pool.acquire(Requirement(), timeout_s=60) as lease:
         fence = Path(lease.device.work_root, "fence")
         first = lease.token
-    with open(cache / "filler", "wb", buffering=0) as file:
-        try:
-            while True:
-                file.write(bytes(4096))
-        except OSError:
-            pass
+    over = threading.Event()
+    def fill():
+        with open(cache / "filler", "wb", buffering=0) as file:
+            while not over.is_set():
+                try:
+                    file.write(bytes(4096))
+                except OSError:  # what the first lease left may be freed late
+                    full.set()
+                    over.wait(0.05)
+    full = threading.Event()
+    filling = threading.Thread(target=fill)
+    filling.start()
+    full.wait()
     try:
         pool.acquire(Requirement(), timeout_s=3)
     except LeaseTimeoutError as error:
         told = str(error)
+    over.set()
+    filling.join()
     held = sorted(path.name.partition("-")[0] for path in fence.glob("[0-9]*"))
     (cache / "filler").unlink()
     with pool.acquire(Requirement(), timeout_s=60) as lease:
@@ -88,13 +97,15 @@ def test_a_claim_on_a_full_disk_ends_in_time_and_burns_no_tokens(tmp_path: Path)
 def test_a_plan_on_a_full_device_ends_at_sigterm(tmp_path: Path) -> None:
     (tmp_path / "plan.yaml").write_text(_PLAN)
     run = f"{sys.executable} -m harness.cli run {tmp_path}/plan.yaml --db {tmp_path}/r.db"
-    fill = f"head -c 9000000 /dev/zero >{tmp_path}/cache/filler 2>/dev/null"
+    fill = f"head -c 9000000 /dev/zero >>{tmp_path}/cache/filler 2>/dev/null"
     script = f"""
     {run} || exit
     {fill}
+    until [ -e over ]; do {fill}; sleep 0.1; done &  # what the first run left may be freed late
     {run} --fresh 2>told & running=$!
-    until grep -q 'is full at' told; do sleep 0.2; done
+    until grep -q 'is full at' told || ! kill -0 $running; do sleep 0.2; done
     kill -TERM $running; wait $running; echo status $?
+    touch over
     """
     words, environment = _in_a_small_disk(tmp_path, ["sh", "-c", script])
     done = subprocess.run(
