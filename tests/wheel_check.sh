@@ -5,6 +5,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
+rm -rf build/lib build/bdist.*  # setuptools packs what an earlier build left there, too
 "$PYTHON" -m pip wheel -q --disable-pip-version-check --no-deps -w "$work/dist" .
 "$PYTHON" -m venv "$work/venv"
 wheel=$(echo "$work"/dist/qnnfarm-*.whl)
