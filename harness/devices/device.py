@@ -430,7 +430,7 @@ class Device:
                 sinks,
                 timeout_s,
                 f"`{text}`",
-                lambda: stderr.text() + stdout.text(),
+                lambda: (stderr.text() + stdout.text())[-_LOG_TAIL:],
             )
         result = CommandResult(status, stdout.text(), stderr.text(), left)
         self._judge(result)

@@ -21,7 +21,6 @@ from harness.errors import (
     HostUnreachableError,
 )
 
-_LOG_TAIL = 4000
 _DF_TIMEOUT_S = 10.0
 
 # A folder that is ours alone, lasts, is on a disk rather than in memory, and from which programs
@@ -119,8 +118,7 @@ class PosixTransport(Transport):
         try:
             yield
         except DeadlineExceeded:
-            tail = log()[-_LOG_TAIL:] if log else ""
-            raise DeviceTimeoutError(self.serial, action, timeout_s, tail) from None
+            raise DeviceTimeoutError(self.serial, action, timeout_s, log() if log else "") from None
         except (StreamClosed, FailReply) as error:
             raise DeviceLostError(self.serial, action, str(error)) from None
         except HostUnreachableError as error:

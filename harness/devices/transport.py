@@ -43,7 +43,7 @@ class Transport(Protocol):
         Args:
             action: what the block does.
             timeout_s: its time limit, for the error.
-            log: returns what a command had written when it ended.
+            log: returns the end of what a command had written.
         """
         ...
 

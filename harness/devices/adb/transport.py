@@ -43,7 +43,7 @@ _LOST = re.compile(
 )
 _UNKNOWN = re.compile(r"device '[^']{0,200}' not found")
 _FULL = re.compile(r"no space left|disk quota exceeded|file too large", re.IGNORECASE)
-_LOG_TAIL = 4000
+_LONGEST_REFUSAL = 4000
 _ASK_TIMEOUT_S = 10.0
 _STALL_S = 60.0
 """Longest silence in a transfer of files."""
@@ -97,13 +97,12 @@ class AdbTransport:
         except (DeadlineExceeded, Stalled) as error:
             if isinstance(error, Stalled):
                 action, timeout_s = f"waiting for progress of the {action}", error.seconds
-            tail = log()[-_LOG_TAIL:] if log else ""
-            raise DeviceTimeoutError(self.serial, action, timeout_s, tail) from None
+            raise DeviceTimeoutError(self.serial, action, timeout_s, log() if log else "") from None
         except StreamClosed as error:
             raise self._closed(action, str(error)) from None
         except FailReply as error:
             where = path() if path else ""
-            raise self._refused(action, where, str(error)[:_LOG_TAIL]) from None
+            raise self._refused(action, where, str(error)[:_LONGEST_REFUSAL]) from None
 
     def send(
         self,
