@@ -23,6 +23,11 @@ def user_path(path: str | os.PathLike[str]) -> Path:
         return Path(path)
 
 
+def path_below(root: Path, path: str | os.PathLike[str]) -> Path:
+    """Return the place below a folder of a file by its absolute path."""
+    return root.joinpath(*Path(path).absolute().parts[1:])
+
+
 def absolute_user_path(path: str | os.PathLike[str]) -> Path:
     """Expand and make absolute, for files that are opened later from another working folder."""
     return user_path(path).absolute()

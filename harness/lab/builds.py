@@ -22,17 +22,18 @@ from procrastinate.jobs import Job, Status
 from pydantic import BaseModel, ConfigDict, Field
 
 import buildlib
-from buildlib.closeable import Closeable
 from buildlib.container.container import GenAIContainer
 from buildlib.errors import BuildError
+from buildlib.paths import path_below
 from buildlib.pipeline.build import Build
 from buildlib.pipeline.code_digest import CodeDigest
 from buildlib.toolchains.child_process import dying_with_parent
 from harness.deploy.digests import hash_files
 from harness.devices.devices import Devices
 from harness.errors import HarnessError, HostFileError, StoreError, WrongUseError
-from harness.lab.content import Files, HostFiles, below, folder_files
-from harness.lab.jobs import CellEnd, LabJobs, Taken, insist, log
+from harness.lab.content import Files, HostFiles, folder_files
+from harness.lab.jobs import CellEnd, LabJobs, Taken, insist
+from harness.lab.service import Service
 from harness.plans.builds import BuildRequest, ContainerBuild, build_containers
 from harness.plans.cell_runner import ModelCache
 from harness.plans.matrix import resolve_path
@@ -120,8 +121,9 @@ class LabBuilds:
 
     def submit(self, build: BuildJob) -> bool:
         """Put a build into the queue unless it waits or runs; return whether it was not done."""
+        is_live = bool(self.jobs.live(build.id))
         end = self.jobs.ends(build.id).get(KEY)
-        if end is not None and end.status == "done" and not self.jobs.live(build.id):
+        if end is not None and end.status == "done" and not is_live:
             with contextlib.suppress(HostFileError):  # it is gone: it is built again
                 self._fetch(end)
                 return False
@@ -132,7 +134,7 @@ class LabBuilds:
             task_name=TASK,
             task_kwargs=build.model_dump(mode="json"),
         )
-        if not self.jobs.live(build.id):
+        if not is_live:
             self.jobs.put(build.id, [job])
         return True
 
@@ -199,7 +201,7 @@ class LabBuilds:
 
     def _fetch(self, end: CellEnd) -> tuple[GenAIContainer, BuiltContainer]:
         built = BuiltContainer.model_validate_json(end.summary)
-        folder = below(self.files.root(built.files, built.host), built.folder)
+        folder = path_below(self.files.root(built.files, built.host), built.folder)
         return GenAIContainer.load(folder), built
 
 
@@ -242,7 +244,7 @@ class _Running:
     """Somebody cancelled it, or this worker ends."""
 
 
-class Builder(Closeable):
+class Builder(Service):
     """Runs builds of the lab's queue on this host: as many at once as fit into its memory.
 
     The oldest build that this host could ever run goes first, and others wait until it fits, so
@@ -271,27 +273,21 @@ class Builder(Closeable):
         self._host = host
         self._tell = tell
         self._running: dict[threading.Thread, _Running] = {}
-        self._is_closing = threading.Event()
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self._thread.start()
+        super().__init__(_TICK_S)
+        self.start()
 
     def close(self) -> None:
         """End the builds that run here, and give them to other workers."""
-        self._is_closing.set()
-        self._thread.join()
+        super().close()
         self._end(list(self._running.values()))
         for thread in self._running:
             thread.join()
 
-    def _serve(self) -> None:
-        while not self._is_closing.wait(_TICK_S):
-            self._running = {t: one for t, one in self._running.items() if t.is_alive()}
-            try:
-                aborted = self._jobs.to_abort() if self._running else frozenset()
-                self._end([o for o in self._running.values() if o.taken.job.id in aborted])
-                self._take()
-            except StoreError as error:
-                log.warning("%s", error)
+    def _work(self) -> None:
+        self._running = {t: one for t, one in self._running.items() if t.is_alive()}
+        aborted = self._jobs.to_abort() if self._running else frozenset()
+        self._end([one for one in self._running.values() if one.taken.job.id in aborted])
+        self._take()
 
     def _end(self, builds: Sequence[_Running]) -> None:
         for one in builds:
@@ -313,11 +309,11 @@ class Builder(Closeable):
             except ValueError as error:  # of another version, or of somebody who means harm
                 self._finish(taken, CellEnd("failed", self._host, reason=str(error)))
                 return
-            thread = threading.Thread(target=self._work, args=(one,), daemon=True)
+            thread = threading.Thread(target=self._run, args=(one,), daemon=True)
             self._running[thread] = one
             thread.start()
 
-    def _work(self, one: _Running) -> None:
+    def _run(self, one: _Running) -> None:
         name = f"build {one.build.name} for {one.build.request.target}"
         self._tell(f"{name} begins")
         try:

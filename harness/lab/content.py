@@ -24,7 +24,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from buildlib.closeable import Closeable
 from buildlib.errors import BuildError
-from buildlib.paths import default_cache_root
+from buildlib.paths import default_cache_root, path_below
 from harness.deploy.deployment import DeployFile
 from harness.deploy.digests import hash_files
 from harness.devices.devices import Devices
@@ -141,14 +141,14 @@ class HostFiles(Closeable):
         container = self._container(cell, files.container, origin)
         root = self.root(files.inputs, origin)
         changed = {
-            key: str(below(root, cell.folder / name))
+            key: str(path_below(root, cell.folder / name))
             for key in cell.workload.input_keys
             if (name := getattr(cell.workload, key)) is not None
         }
         here = replace(cell, container=container, workload=cell.workload.model_copy(update=changed))
         push = (text.rpartition(":") for text in files.push)
         return LocalCell(
-            here, pushed_files(f"{below(root, path)}:{name}" for path, _, name in push)
+            here, pushed_files(f"{path_below(root, path)}:{name}" for path, _, name in push)
         )
 
     def root(self, files: Mapping[str, str], origin: str) -> Path:
@@ -166,13 +166,13 @@ class HostFiles(Closeable):
         tree = self.cache / "trees" / digest
         with self._locks[digest]:
             for root in (Path("/"), tree):
-                if _have({below(root, path): sha256 for path, sha256 in files.items()}):
+                if _have({path_below(root, path): sha256 for path, sha256 in files.items()}):
                     return root
             blobs = {path: self._fetch(path, sha256, origin) for path, sha256 in files.items()}
             tree.parent.mkdir(exist_ok=True)
             with tempfile.TemporaryDirectory(dir=tree.parent, prefix=".links-") as scratch:
                 for path, blob in blobs.items():
-                    link = below(Path(scratch, "tree"), path)
+                    link = path_below(Path(scratch, "tree"), path)
                     link.parent.mkdir(parents=True, exist_ok=True)
                     os.link(blob, link)
                 shutil.rmtree(tree, ignore_errors=True)
@@ -194,7 +194,7 @@ class HostFiles(Closeable):
             return path
         if not files:
             raise HostFileError(str(path), f"{cell.runtime} reads it from a shared folder only")
-        return below(self.root(files, origin), path)
+        return path_below(self.root(files, origin), path)
 
     def _is_model(self, path: Path, cell: Cell) -> bool:
         try:
@@ -231,11 +231,6 @@ class HostFiles(Closeable):
 def own_address() -> str:
     """Return this machine as SSH of another host would reach it."""
     return f"{getpass.getuser()}@{socket.getfqdn()}"
-
-
-def below(root: Path, path: Path | str) -> Path:
-    """Return the place below a folder of a file of another host."""
-    return root.joinpath(*Path(path).absolute().parts[1:])
 
 
 def _have(files: Mapping[Path, str]) -> bool:

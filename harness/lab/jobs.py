@@ -55,7 +55,18 @@ _OPENING = 0x71_6E_6E_6C_61_62  # "qnnlab"
 _BATCH = 500
 _QUEUE_DIGITS = 32
 _LONGEST_REASON = 1000
-_KNOWN = text("SELECT true FROM procrastinate_workers WHERE id = :worker")
+_KNOWN = "SELECT id FROM procrastinate_workers WHERE id = %(worker)s"
+_BACKLOG = (
+    "SELECT queue.name, waiting, highest, args FROM (SELECT queue_name AS name,"
+    " count(*) AS waiting, max(priority) AS highest, min(id) AS first"
+    " FROM procrastinate_jobs WHERE status = 'todo' AND task_name = %(task)s"
+    " AND (scheduled_at IS NULL OR scheduled_at <= now()) GROUP BY queue_name"
+    ") queue JOIN procrastinate_jobs ON id = first"
+)
+_QUEUES = (
+    "SELECT queue_name FROM procrastinate_jobs WHERE status = 'todo' AND task_name = %(task)s"
+    " GROUP BY queue_name ORDER BY min(id)"
+)
 
 _metadata = MetaData()
 plan_runs = Table(
@@ -336,7 +347,7 @@ class LabJobs(Closeable):
         values["reason"] = one_line(end.reason, _LONGEST_REASON)
         plan_run, _, key = str(job.job.queueing_lock).rpartition(":")
         values |= {"plan_run": plan_run, "key": key, "job": job.job.id, "worker": job.worker}
-        # Over procrastinate's connections, which stay open: a new one costs more than the write.
+        # As `_rows`: a new connection costs more than the write.
         self._call(self._app.connector.execute_query_async(_RECORD, **values))
 
     def cancel(self, plan_run: str) -> int:
@@ -368,9 +379,7 @@ class LabJobs(Closeable):
         """
         manager = self._app.job_manager
         self._call(manager.update_heartbeat(self.worker))
-        with self.store.database.reading() as connection:
-            is_known = connection.scalar(_KNOWN, {"worker": self.worker})
-        if not is_known:
+        if not self._rows(_KNOWN, worker=self.worker):
             self.register(*self._introduction)
         # Where we could not be heard, others could not: they have as long again.
         was_heard = time.monotonic() - self._heard_at < dead_after_s
@@ -383,18 +392,11 @@ class LabJobs(Closeable):
 
     def backlog(self) -> Sequence[Backlog]:
         """Return what waits, by queue."""
-        query = text(
-            "SELECT queue.name, waiting, highest, args FROM (SELECT queue_name AS name,"
-            " count(*) AS waiting, max(priority) AS highest, min(id) AS first"
-            " FROM procrastinate_jobs WHERE status = 'todo' AND task_name = :task"
-            " AND (scheduled_at IS NULL OR scheduled_at <= now()) GROUP BY queue_name"
-            ") queue JOIN procrastinate_jobs ON id = first"
-        )
-        with self.store.database.reading() as connection:
-            rows = connection.execute(query, {"task": TASK}).all()
         return [
-            Backlog(queue, count, priority, Cell.from_json(arguments["cell"]))
-            for queue, count, priority, arguments in rows
+            Backlog(
+                row["name"], row["waiting"], row["highest"], Cell.from_json(row["args"]["cell"])
+            )
+            for row in self._rows(_BACKLOG, task=TASK)
         ]
 
     def fetch(self, queue: str) -> CellJob | None:
@@ -418,12 +420,7 @@ class LabJobs(Closeable):
 
     def queues(self, task: str) -> Sequence[str]:
         """Return the queues of a task in which jobs wait, that of the oldest first."""
-        query = text(
-            "SELECT queue_name FROM procrastinate_jobs WHERE status = 'todo' AND task_name = :task"
-            " GROUP BY queue_name ORDER BY min(id)"
-        )
-        with self.store.database.reading() as connection:
-            return list(connection.scalars(query, {"task": task}))
+        return [row["queue_name"] for row in self._rows(_QUEUES, task=task)]
 
     def take(self, queue: str) -> Taken | None:
         """Take the first job of a queue, which is then this worker's; `None` if there is none."""
@@ -448,6 +445,10 @@ class LabJobs(Closeable):
     def _is_ours(self, job: Taken) -> bool:
         found = self._call(self._app.job_manager.list_jobs_async(id=job.job.id, status="doing"))
         return any(one.worker_id == job.worker for one in found)
+
+    def _rows(self, query: str, **values: object) -> Sequence[Mapping[str, Any]]:
+        """Read over the connections of procrastinate, which stay open: workers ask every second."""
+        return self._call(self._app.connector.execute_query_all_async(query, **values))
 
     def _call(self, work: Coroutine[Any, Any, Result]) -> Result:
         try:

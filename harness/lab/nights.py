@@ -8,18 +8,17 @@ import contextlib
 import hashlib
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
 import croniter
 from procrastinate.jobs import Job, Status
 
-from buildlib.closeable import Closeable
 from buildlib.toolchains.child_process import dying_with_parent
 from harness.errors import StoreError, WrongUseError
 from harness.exit_codes import NO_ANSWER
 from harness.lab.jobs import LabJobs, Taken, insist
+from harness.lab.service import Service
 from harness.pool.status import OnProgress
 
 TASK = "qnnfarm_night"
@@ -38,7 +37,7 @@ def check_cron(cron: str) -> None:
         raise WrongUseError(f"--cron takes five fields such as '0 2 * * *', in UTC, not {cron!r}")
 
 
-class Nights(Closeable):
+class Nights(Service):
     """Puts the nights of a plan into the queue, and runs those that it takes, one at a time.
 
     Args:
@@ -60,28 +59,25 @@ class Nights(Closeable):
         self._queue = f"night-{hashlib.sha256(name.encode()).hexdigest()[:32]}"
         self._put_at = 0
         self._running: tuple[Taken, subprocess.Popen[bytes]] | None = None
-        self._is_closing = threading.Event()
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self._thread.start()
+        super().__init__(_TICK_S)
+        self.start()
 
     def close(self) -> None:
         """End the night that runs here, and let another worker go on with it."""
-        self._is_closing.set()
-        self._thread.join()
-
-    def _serve(self) -> None:
-        while not self._is_closing.wait(_TICK_S):
-            with contextlib.suppress(StoreError):  # the worker tells of it
-                self._put_due()
-                if self._running is None:
-                    self._take()
-            if self._running is not None and self._running[1].poll() is not None:
-                self._end(*self._running)
+        super().close()
         if self._running is not None:
             taken, process = self._running
             process.terminate()
             process.wait()
             insist(lambda: self._jobs.give_back(taken))
+
+    def _work(self) -> None:
+        with contextlib.suppress(StoreError):  # the worker tells of it
+            self._put_due()
+            if self._running is None:
+                self._take()
+        if self._running is not None and self._running[1].poll() is not None:
+            self._end(*self._running)
 
     def _put_due(self) -> None:
         """Put the newest night that is due into the queue, unless somebody did."""

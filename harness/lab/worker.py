@@ -5,7 +5,6 @@ from the queue, so no cell waits here while another host could run it.
 """
 
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
@@ -31,6 +30,7 @@ from harness.lab.jobs import (
     log,
 )
 from harness.lab.nights import Nights, check_cron
+from harness.lab.service import Service
 from harness.plans.cancellation import CancelToken, CellInterrupted
 from harness.plans.cell_queue import CellQueue, Durations
 from harness.plans.cell_runner import DeviceCellRunner, ModelCache
@@ -63,7 +63,6 @@ class LabQueue:
     Attributes:
         taken: jobs of cells that this process has, by the keys that its cells have here.
         scheduler: whose devices decide what is left to other hosts.
-        is_open: whether cells are still taken.
     """
 
     def __init__(self, jobs: LabJobs) -> None:
@@ -74,10 +73,9 @@ class LabQueue:
         self._refused: set[Requirement] = set()
         self.taken: dict[str, CellJob] = {}
         self.scheduler: Scheduler | None = None
-        self.is_open = True
 
     def __len__(self) -> int:
-        return len(self._retried) + self.is_open
+        return len(self._retried) + 1  # others may submit cells at any time
 
     def requirements(self) -> Sequence[tuple[Requirement, int]]:
         """Return requirements of waiting cells, each with the number of its cells."""
@@ -149,7 +147,7 @@ class LabQueue:
         self._read_at = time.monotonic()
         members = Members(()) if self.scheduler is None else self.scheduler.members
         try:
-            backlog = self._jobs.backlog() if self.is_open else ()
+            backlog = self._jobs.backlog()
         except StoreError as error:
             log.warning("%s", error)
             backlog = ()
@@ -330,10 +328,9 @@ def work(
             queue.scheduler = scheduler
             scheduler.run()
 
-        beat = threading.Thread(target=_beat, args=(journal, dead_after_s), daemon=True)
-        beat.start()
         memory = usable_memory() if build_memory is None else build_memory
         others = ExitStack()
+        others.enter_context(_Heartbeat(journal, dead_after_s))
         others.enter_context(Builder(jobs, files, memory, host or own_address(), on_progress))
         if plan is not None and nightly is not None:
             others.enter_context(Nights(jobs, nightly.absolute(), plan.name, cron, on_progress))
@@ -342,7 +339,6 @@ def work(
                 journal.give_back_all()
         finally:
             others.close()
-            queue.is_open = False
             with suppress(StoreError):
                 jobs.unregister()
 
@@ -358,17 +354,20 @@ def _ends(serve: Callable[[], None]) -> bool:
     return True
 
 
-def _beat(journal: LabJournal, dead_after_s: float) -> None:
-    """Show that the worker lives, and end the cells that somebody cancelled."""
-    while journal.queue.is_open:
-        try:
-            aborted = journal.jobs.beat(dead_after_s)
-        except StoreError as error:
-            log.warning("%s", error)
-        else:
-            taken = dict(journal.queue.taken)
-            keys = [key for key, job in taken.items() if job.job.id in aborted]
-            journal.aborted |= aborted & {job.job.id for job in taken.values() if job.job.id}
-            if journal.queue.scheduler is not None:
-                journal.queue.scheduler.interrupt(keys)
-        time.sleep(dead_after_s / _BEATS)
+class _Heartbeat(Service):
+    """Shows that the worker lives, and ends the cells that somebody cancelled."""
+
+    def __init__(self, journal: LabJournal, dead_after_s: float) -> None:
+        self._journal = journal
+        self._dead_after_s = dead_after_s
+        super().__init__(dead_after_s / _BEATS)
+        self.start()
+
+    def _work(self) -> None:
+        journal, queue = self._journal, self._journal.queue
+        aborted = journal.jobs.beat(self._dead_after_s)
+        taken = dict(queue.taken)
+        keys = [key for key, job in taken.items() if job.job.id in aborted]
+        journal.aborted |= aborted & {job.job.id for job in taken.values() if job.job.id}
+        if queue.scheduler is not None:
+            queue.scheduler.interrupt(keys)

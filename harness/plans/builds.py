@@ -15,6 +15,7 @@ from buildlib.container.files import check_replaceable
 from buildlib.container.manifest import is_container
 from buildlib.error_base import QnnfarmError, one_line
 from buildlib.errors import BuildError, VerificationFailedError
+from buildlib.paths import path_below
 from buildlib.toolchains.registry import ToolchainName
 from harness.plans.matrix import container_label, resolve_path
 from harness.plans.plan_file import BuildEntry, Plan
@@ -50,15 +51,12 @@ class BuildRequest(BaseModel):
         """Return it with its files elsewhere: by their absolute paths below a folder."""
         from buildlib.builder_options import move_paths
 
-        def moved(path: Path | str) -> Path:
-            return root.joinpath(*Path(path).absolute().parts[1:])
-
         return self.model_copy(
             update={
-                "model": moved(self.model),
-                "options": move_paths(self.options, lambda path: str(moved(path))),
-                "encodings": self.encodings and moved(self.encodings),
-                "calibration": self.calibration and moved(self.calibration),
+                "model": path_below(root, self.model),
+                "options": move_paths(self.options, lambda path: str(path_below(root, path))),
+                "encodings": self.encodings and path_below(root, self.encodings),
+                "calibration": self.calibration and path_below(root, self.calibration),
             }
         )
 

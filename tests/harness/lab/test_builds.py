@@ -20,12 +20,14 @@ from harness.devices.devices import Devices
 from harness.errors import WrongUseError
 from harness.lab import content
 from harness.lab.builds import TASK, Builder, BuildJob, LabBuilds
-from harness.lab.content import HostFiles
+from harness.lab.content import HostFiles, own_address
 from harness.lab.jobs import LabJobs
 from harness.lab.submission import build_in_lab
+from harness.lab.worker import work
 from harness.plans.builds import BuildRequest, ContainerBuild
 from harness.plans.cell_runner import ModelCache
 from harness.plans.plan_file import Plan
+from harness.plans.scheduler import Scheduler
 from suites.models import tiny_llama
 from tests.postgresql_server import PostgresqlServer, running_postgresql_server
 from tests.ssh_server import SshServer, running_ssh_server
@@ -314,6 +316,32 @@ def test_interrupted_command_leaves_the_build_and_cancel_ends_it(
         answer, remarks = process.communicate(timeout=60)
     assert (process.returncode, answer) == (0, "1 build cancelled\n"), remarks
     assert not out.exists()
+
+
+@pytest.mark.usefixtures("jobs")
+@pytest.mark.parametrize(("given", "known"), [("ada@board", "ada@board"), ("", own_address())])
+def test_worker_is_known_to_others_as_ssh_reaches_it(
+    given: str,
+    known: str,
+    server: PostgresqlServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hosts: list[str] = []
+
+    def build(_jobs: object, _files: object, _memory: int, host: str, _tell: object) -> object:
+        hosts.append(host)
+        return contextlib.nullcontext()
+
+    def end(_: Scheduler) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("harness.lab.worker.Builder", build)
+    monkeypatch.setattr(Scheduler, "run", end)
+    (tmp_path / "pool.yaml").write_text("devices: [{name: here, type: local}]")
+    with pytest.raises(KeyboardInterrupt):
+        work(server.url("lab"), tmp_path / "pool.yaml", host=given)
+    assert hosts == [known]
 
 
 @pytest.mark.usefixtures("jobs")
