@@ -78,7 +78,7 @@ class Acquisition:
         failures = 0
         try:
             while True:
-                changes = self._context.changes.count
+                changes, version = self._context.changes.count, self._ledger.version()
                 try:
                     rows = self._ledger.try_grant(ticket, self._owner, self._purpose)
                 except LeaseLostError:  # suspended for so long that the queue went on without us
@@ -104,7 +104,7 @@ class Acquisition:
                     waited_s = round(now - began, 1)
                     reason = self._wait_reason(members)
                     raise LeaseTimeoutError(str(self._requirement), waited_s, reason)
-                self._pause(changes, deadline, cancelled)
+                self._pause(changes, version, deadline, cancelled)
         except BaseException:
             if grant is not None:
                 grant.give_up("its grant was interrupted")
@@ -130,9 +130,10 @@ class Acquisition:
         """Often enough to keep the place in the queue."""
         return min(_REFRESH_S, self._ledger.ttl_s / 4)
 
-    def _pause(self, changes: int, deadline: float | None, cancelled: Callable[[], bool]) -> None:
-        """Wait for a change, by this process or another one."""
-        version = self._ledger.version()
+    def _pause(
+        self, changes: int, version: int, deadline: float | None, cancelled: Callable[[], bool]
+    ) -> None:
+        """Wait for a change, by this process or another one, since these were counted."""
         end = time.monotonic() + self._refresh_s
         if deadline is not None:
             end = min(end, deadline)

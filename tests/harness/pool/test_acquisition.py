@@ -1,7 +1,9 @@
 """Waiting requests keep their place however short the TTL, and say what they wait for."""
 
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
+from time import sleep
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
@@ -18,7 +20,7 @@ from harness.pool.failure_policy import QuarantineRule
 from harness.pool.heartbeat import Heartbeat
 from harness.pool.ledger import Ledger
 from harness.pool.members import Member
-from harness.pool.owner import this_process
+from harness.pool.owner import Owner, this_process
 from harness.pool.records import Facts
 from harness.pool.requirement import Requirement
 from harness.pool.schema import tickets
@@ -86,6 +88,40 @@ def test_a_place_in_the_queue_outlasts_the_shortest_ttl(
         for database in databases:
             database.close()
     assert len(seen) == 1
+
+
+def test_a_device_that_is_freed_while_a_request_looks_at_the_queue_wakes_it(
+    bench: Bench, location: str | Path, grab: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The release comes after what the request sees, and before it waits for news."""
+    stopped = SimpleNamespace(monotonic=bench.clock.boottime)  # no look is due by time
+    monkeypatch.setattr("harness.pool.acquisition.time", stopped)
+    bench.add("a")
+    token = grab(2, "a")
+    other = Bench(location)  # of another process
+    look, looks = bench.ledger.try_grant, 0
+
+    def look_as_it_is_freed(ticket: int, owner: Owner, purpose: str) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 1:
+            before = bench.ledger.version()
+            assert look(ticket, owner, purpose) is None
+            other.ledger.release(token, ["a"])
+            while bench.ledger.version() == before:
+                sleep(0.01)
+
+    monkeypatch.setattr(bench.ledger, "try_grant", look_as_it_is_freed)
+    polls = iter(range(20))
+    members = {"a": Member("a", DeviceSpec("android", "a"))}
+    with closing(other.database), pytest.raises(LeaseTimeoutError):
+        Acquisition(bench.context(), process(1), Requirement(), lambda: members).run(
+            timeout_s=None,
+            while_waiting=lambda: None,
+            cancelled=lambda: looks > 1 or next(polls, None) is None,
+        )
+    assert looks == 2
+    assert next(polls, None) is not None  # it was woken, and did not come to an end
 
 
 def test_a_lease_timeout_says_who_held_each_device(bench: Bench, grab: Callable[..., int]) -> None:
