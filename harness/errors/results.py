@@ -24,7 +24,7 @@ class StoreUnavailableError(StoreError):
 
 
 class StoreLostError(StoreUnavailableError):
-    """The database's server went away, or a connection to it was cut."""
+    """The database's server went away, or cut a connection or a transaction."""
 
 
 class UnknownRunError(StoreError):

@@ -49,6 +49,8 @@ _SQLITE_MAGIC = b"SQLite format 3\0"
 WRITES = "qnnfarm_writes"
 """Execution option of transactions that write."""
 _LOCK_NOT_AVAILABLE = "55P03"
+_DEADLOCK = "40P01"
+"""Error of a transaction that the server ended, as it and another waited for each other."""
 _AWAY = frozenset(["57P01", "57P02", "57P03"])
 """Errors of a server that shuts down, has crashed, or is starting up."""
 
@@ -106,7 +108,7 @@ class ResultsDatabase:
             yield connection
 
     def insist(self, write: Callable[[], object]) -> None:
-        """Write in one transaction, and again if the server went away meanwhile.
+        """Write in one transaction, and again if the server went away or ended it meanwhile.
 
         Args:
             write: done twice it does what it does once, or raises `RunConflictError`: the server
@@ -381,7 +383,8 @@ def translate_errors(location: str, busy_timeout_s: float) -> Iterator[None]:
             ) from error
         if isinstance(cause, sqlite3.Error) and _is_damaged(text):
             raise StoreUnavailableError(location, text) from error
-        if isinstance(error, DBAPIError) and is_lost(error):
+        is_ended = getattr(cause, "sqlstate", None) == _DEADLOCK
+        if is_ended or (isinstance(error, DBAPIError) and is_lost(error)):
             raise StoreLostError(location, text) from error
         raise StoreUnavailableError(location, text) from error
 

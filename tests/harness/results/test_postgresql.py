@@ -5,15 +5,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from threading import Barrier
 
 import pytest
-from sqlalchemy import PoolProxiedConnection, event
+from sqlalchemy import PoolProxiedConnection, event, update
 
 from harness.errors import MissingStoreError, StoreUnavailableError
+from harness.results import schema
 from harness.results.database import open_database
 from harness.results.database import shown as shown_location
 from harness.results.records import Measurement, Run
@@ -22,6 +24,7 @@ from harness.results.store import ResultsStore
 from tests.command_line import Started
 from tests.harness.results.places import PostgresqlPlace
 from tests.postgresql_server import PostgresqlServer, running_postgresql_server
+from tests.waiting import PATIENCE_S
 
 MakeRun = Callable[..., Run]
 pytestmark = pytest.mark.timeout(900)
@@ -110,6 +113,39 @@ def test_results_in_files_need_no_driver(tmp_path: Path) -> None:
     command = [sys.executable, "-c", code, str(tmp_path / "results.db")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("False\n", "")
+
+
+def test_writes_that_wait_for_each_other_are_both_kept(
+    postgresql: PostgresqlPlace, make_run: MakeRun
+) -> None:
+    """The server ends one of them, which is written again."""
+    both_have_one = Barrier(2, timeout=PATIENCE_S)
+    ids = schema.runs.c.id
+    with ResultsStore.open(postgresql.location) as store:
+        runs = (make_run(), make_run())
+        for run in runs:
+            store.write_run(run)
+
+        def label(order: Sequence[Run]) -> int:
+            tries = 0
+
+            def write() -> None:
+                nonlocal tries
+                tries += 1
+                with store.database.writing() as connection:
+                    for run in order:
+                        chosen = update(schema.runs).where(ids == run.id)
+                        connection.execute(chosen.values(label=order[0].id))
+                        if run is order[0] and tries == 1:
+                            both_have_one.wait()
+
+            store.database.insist(write)
+            return tries
+
+        with ThreadPoolExecutor(2) as threads:
+            tries = sorted(threads.map(label, (runs, runs[::-1])))
+        assert tries == [1, 2]
+        assert len({run.label for run in store.list_runs()}) == 1
 
 
 def test_a_server_that_is_away_is_one_line(new_port: Callable[[], int]) -> None:
