@@ -56,6 +56,7 @@ _BATCH = 500
 _QUEUE_DIGITS = 32
 _LONGEST_REASON = 1000
 _KNOWN = "SELECT id FROM procrastinate_workers WHERE id = %(worker)s"
+_RUNNING = "SELECT id FROM procrastinate_jobs WHERE worker_id = %(worker)s AND status = 'doing'"
 _BACKLOG = (
     "SELECT queue.name, waiting, highest, args FROM (SELECT queue_name AS name,"
     " count(*) AS waiting, max(priority) AS highest, min(id) AS first"
@@ -206,6 +207,8 @@ class LabJobs(Closeable):
         self._location = shown(location)
         self.worker = -1
         self._introduction = "", 0
+        self._taking = threading.Lock()
+        self._held: set[tuple[int | None, int]] = set()  # jobs that this process has, and as whom
         self._heard_at = float("-inf")
         self.store = ResultsStore.open(location)
         connector = procrastinate.PsycopgConnector(
@@ -388,7 +391,19 @@ class LabJobs(Closeable):
             for job in self._call(manager.get_stalled_jobs(seconds_since_heartbeat=dead_after_s)):
                 self._call(manager.retry_job(job))
             self._call(manager.prune_stalled_workers(dead_after_s))
+        self._give_back_lost()
         return self.to_abort()
+
+    def _give_back_lost(self) -> None:
+        """Give back jobs that are this worker's in the database alone.
+
+        A server that went away took the answer with which it gave them, or the word of their end.
+        """
+        worker, retry = self.worker, self._app.job_manager.retry_job_by_id_async
+        with self._taking:
+            for row in self._rows(_RUNNING, worker=worker):
+                if (row["id"], worker) not in self._held:
+                    self._call(retry(row["id"], now()))
 
     def backlog(self) -> Sequence[Backlog]:
         """Return what waits, by queue."""
@@ -424,9 +439,13 @@ class LabJobs(Closeable):
 
     def take(self, queue: str) -> Taken | None:
         """Take the first job of a queue, which is then this worker's; `None` if there is none."""
-        worker = self.worker
-        job = self._call(self._app.job_manager.fetch_job([queue], worker))
-        return None if job is None else Taken(job, worker)
+        with self._taking:
+            worker = self.worker
+            job = self._call(self._app.job_manager.fetch_job([queue], worker))
+            if job is None:
+                return None
+            self._held.add((job.id, worker))
+            return Taken(job, worker)
 
     def to_abort(self) -> frozenset[int]:
         """Return the ids of jobs that somebody cancelled while they ran."""
@@ -436,9 +455,11 @@ class LabJobs(Closeable):
         """End a job, unless it was given to another worker meanwhile."""
         if self._is_ours(job):
             self._call(self._app.job_manager.finish_job(job.job, status, delete_job=False))
+        self._held.discard((job.job.id, job.worker))
 
     def give_back(self, job: Taken) -> None:
         """Let a job wait again, for any worker, unless it was given to another meanwhile."""
+        self._held.discard((job.job.id, job.worker))  # first: we may take it again
         if self._is_ours(job):
             self._call(self._app.job_manager.retry_job(job.job))
 

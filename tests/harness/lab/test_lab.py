@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from procrastinate.jobs import Status
 from psycopg import sql
 
 from harness.errors import ConfigFileError, WrongUseError
@@ -226,6 +227,31 @@ def test_worker_that_was_taken_for_dead_takes_jobs_again(lab: Lab) -> None:
         assert job is not None
         run.jobs.record(job, CellEnd("begun"))
         assert set(run.jobs.ends(run.id)) == {job.cell.key}
+        run.jobs.unregister()
+
+
+def test_job_that_a_server_gave_to_nobody_waits_again(lab: Lab) -> None:
+    """Its worker lives, but the server went away between giving the job and saying so."""
+    plan = lab.plan("true", "true", devices=[{"soc": "SM8650"}])  # no host of the lab has it
+    with open_lab_run(plan) as run:
+        run.submit("nowhere.invalid")
+        queue = queue_name(run.cells[0])
+        run.jobs.register("h9", 1)
+        held = run.jobs.fetch(queue)
+        lab.ask(f"SELECT procrastinate_fetch_job_v2(ARRAY['{queue}'], {run.jobs.worker})")
+        assert held is not None
+        assert lab.statuses() == {"doing": 2}
+        run.jobs.beat(60)
+        assert lab.statuses() == {"doing": 1, "todo": 1}
+        lost = run.jobs.fetch(queue)
+        assert lost is not None
+        assert lost.cell.key != held.cell.key
+        run.jobs.beat(60)
+        assert lab.statuses() == {"doing": 2}
+        run.jobs.finish(lost, Status.SUCCEEDED)
+        lab.ask("UPDATE procrastinate_jobs SET status = 'doing' RETURNING status")
+        run.jobs.beat(60)
+        assert lab.statuses() == {"doing": 1, "todo": 1}, "a server that forgot its end"
         run.jobs.unregister()
 
 
