@@ -26,6 +26,7 @@ from buildlib.lora.config import LoraBuilderInputConfig, LoraSet
 from buildlib.passes.balance import MAX_PART_BYTES, SplitEnds, choose_splits
 from buildlib.passes.mllm_contract import MLLM_CONTRACT
 from buildlib.passes.split import weights_by_segment
+from buildlib.paths import plain_path
 from buildlib.pipeline.options import SplitModelConfig
 from buildlib.pipeline.parts import Part, all_parts
 from buildlib.pipeline.plan import BuildPlan, compile_cost, quantized_bytes
@@ -211,7 +212,7 @@ class Build:
         files.update(Path(package.library) for package in added.host_packages)
         folders = [path for path in files if path.is_dir()]  # of a container that drafts
         files.update(path for folder in folders for path in folder.rglob("*"))
-        return frozenset(path.absolute() for path in files if path.is_file())
+        return frozenset(plain_path(path) for path in files if path.is_file())
 
     @property
     def memory_bytes(self) -> int:

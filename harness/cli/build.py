@@ -326,10 +326,9 @@ def _build_in_lab(
         is_new = [in_lab.submit(job) for job in jobs]
         try:
             for (one, _, folder), job, new in zip(builds, jobs, is_new, strict=True):
-                container, built = in_lab.follow(job, partial(_print_line, one.target))
-                container = container.save(folder, exist_ok=overwrite)
-                how = "built by" if new else "built before by"
-                _print_line(one.target, f"{how} {built.host}")
+                tell = partial(_print_line, one.target)
+                container, built = in_lab.follow(job, folder, tell, overwrite=overwrite)
+                tell(f"{'built by' if new else 'built before by'} {built.host}")
                 answer = {**built.answer, "folder": str(container.path)}
                 made.append((Summary(**answer) if new else _again(answer, 0), None))
         except KeyboardInterrupt:

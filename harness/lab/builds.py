@@ -31,7 +31,7 @@ from buildlib.toolchains.child_process import dying_with_parent
 from harness.deploy.digests import hash_files
 from harness.devices.devices import Devices
 from harness.errors import HarnessError, HostFileError, StoreError, WrongUseError
-from harness.lab.content import Files, HostFiles, folder_files
+from harness.lab.content import BUILD, Files, HostFiles, folder_files
 from harness.lab.jobs import CellEnd, LabJobs, Taken, insist
 from harness.lab.service import Service
 from harness.plans.builds import BuildRequest, ContainerBuild, build_containers
@@ -44,6 +44,7 @@ TASK = "qnnfarm_build"
 KEY = "build"
 _QUEUE = "build-"
 _TICK_S = 1.0
+_ANSWER, _CONTAINER = "answer.json", "container"
 _LINE = "qnnfarm: "
 
 
@@ -124,9 +125,8 @@ class LabBuilds:
         is_live = bool(self.jobs.live(build.id))
         end = self.jobs.ends(build.id).get(KEY)
         if end is not None and end.status == "done" and not is_live:
-            with contextlib.suppress(HostFileError):  # it is gone: it is built again
-                self._fetch(end)
-                return False
+            with contextlib.suppress(HostFileError), self._fetched(end):
+                return False  # it is gone otherwise: it is built again
         job = Job(
             queue=f"{_QUEUE}{build.memory_bytes}",
             lock=None,
@@ -138,8 +138,15 @@ class LabBuilds:
             self.jobs.put(build.id, [job])
         return True
 
-    def follow(self, build: BuildJob, tell: OnProgress) -> tuple[GenAIContainer, BuiltContainer]:
-        """Wait for a build that was submitted, and fetch its container into the cache.
+    def follow(
+        self,
+        build: BuildJob,
+        folder: Path,
+        tell: OnProgress,
+        *,
+        overwrite: bool = True,
+    ) -> tuple[GenAIContainer, BuiltContainer]:
+        """Wait for a build that was submitted, and place its container in a folder.
 
         A KeyboardInterrupt ends the waiting, and nothing else.
 
@@ -153,9 +160,12 @@ class LabBuilds:
             end = self.jobs.ends(build.id).get(KEY)
             if not is_live:
                 break
-            need = f"waiting for a worker that gives builds {build.memory_bytes / 2**30:.1f} GiB"
-            news = need if end is None else f"{end.host}: {end.summary or end.status}"
-            news = words if end is not None and end.status == "done" else news
+            news = words
+            if end is None:
+                need = f"{build.memory_bytes / 2**30:.1f} GiB"
+                news = f"waiting for a worker that gives builds {need}"
+            elif end.status == "begun":
+                news = f"{end.host}: {end.summary or end.status}"
             if news != words:
                 tell(words := news)
             time.sleep(_TICK_S)
@@ -163,7 +173,8 @@ class LabBuilds:
             reason = end.reason if end else ""
             place = f"{end.host}: " if end and end.host else ""
             raise WrongUseError(f"{place}{reason or 'the build was cancelled'}")
-        return self._fetch(end)
+        with self._fetched(end) as (container, built):
+            return container.save(folder, exist_ok=overwrite), built
 
     def build_all(
         self, plan: Plan, plan_file: Path, origin: str, tell: OnProgress
@@ -182,8 +193,7 @@ class LabBuilds:
 
         def build(request: BuildRequest, folder: Path, tell: OnProgress) -> tuple[str, int]:
             job, is_new = submitted.get(folder) or submit(_job(request, folder, origin), folder)
-            container, built = self.follow(job, tell)
-            container = container.save(folder, exist_ok=True)
+            container, built = self.follow(job, folder, tell)
             stages = built.answer["stages_run"] if is_new else 0
             return container.metadata.container_sha256, stages
 
@@ -199,10 +209,11 @@ class LabBuilds:
         """End a build that waits or runs; return the number of builds."""
         return self.jobs.cancel(build.id)
 
-    def _fetch(self, end: CellEnd) -> tuple[GenAIContainer, BuiltContainer]:
+    @contextmanager
+    def _fetched(self, end: CellEnd) -> Iterator[tuple[GenAIContainer, BuiltContainer]]:
         built = BuiltContainer.model_validate_json(end.summary)
-        folder = path_below(self.files.root(built.files, built.host), built.folder)
-        return GenAIContainer.load(folder), built
+        with self.files.root(built.files, built.host) as root:
+            yield GenAIContainer.load(path_below(root, built.folder)), built
 
 
 def _job(request: BuildRequest, folder: Path, origin: str) -> BuildJob:
@@ -229,7 +240,10 @@ def open_lab_builds(location: str) -> Iterator[LabBuilds]:
         WrongUseError: it is a file.
         StoreError: it cannot be used.
     """
-    with LabJobs(location) as jobs, HostFiles(ModelCache(), Devices()) as files:
+    with (
+        LabJobs(location) as jobs,
+        HostFiles(ModelCache(), Devices(), holders=jobs.holders) as files,
+    ):
         yield LabBuilds(jobs, files)
 
 
@@ -317,8 +331,7 @@ class Builder(Service):
         name = f"build {one.build.name} for {one.build.request.target}"
         self._tell(f"{name} begins")
         try:
-            built = self._build(one)
-            end = CellEnd("done", self._host, summary=built.model_dump_json())
+            end = self._build(one)
         except KeyboardInterrupt:
             end = CellEnd("interrupted", self._host, reason="the build was cancelled")
         except Exception as error:  # noqa: BLE001 - whoever asked for it is to hear of it
@@ -334,8 +347,8 @@ class Builder(Service):
         self._jobs.record(taken, end)
         self._jobs.finish(taken, statuses.get(end.status, Status.ABORTED))
 
-    def _build(self, one: _Running) -> BuiltContainer:
-        """Run `qnnfarm build`.
+    def _build(self, one: _Running) -> CellEnd:
+        """Build a container, unless the cache has it.
 
         Raises:
             KeyboardInterrupt: it was ended.
@@ -343,13 +356,24 @@ class Builder(Service):
             WrongUseError: it failed, for the reason that it gives.
         """
         build = one.build
-        self._show(one, "fetching its files")
-        folder = self._files.cache / "builds" / build.id
-        out, answer = folder / build.name, folder / "answer.json"
-        folder.mkdir(parents=True, exist_ok=True)
-        request = build.request.at(self._files.root(build.files, build.origin))
+
+        def make(folder: Path) -> None:
+            self._show(one, "fetching its files")
+            with self._files.root(build.files, build.origin) as root:
+                self._run_command(one, build.request.at(root), folder)
+
+        with self._files.entry(BUILD, {"id": build.id}, build.name, make) as folder:
+            out = folder / _CONTAINER
+            files = {str(p): d.sha256 for p, d in hash_files(folder_files(out)).items()}
+            (summary,) = json.loads(Path(folder, _ANSWER).read_text(encoding="utf-8"))
+        built = BuiltContainer(host=self._host, folder=str(out), files=files, answer=summary)
+        return CellEnd("done", self._host, summary=built.model_dump_json())
+
+    def _run_command(self, one: _Running, request: BuildRequest, folder: Path) -> None:
+        """Run `qnnfarm build`, which fills a folder."""
+        build, answer = one.build, folder / _ANSWER
         words = request.arguments(folder / "options.json")
-        words += ["--out", str(out), "--overwrite", "--json"]
+        words += ["--out", str(folder / _CONTAINER), "--json"]
         words += ["--memory", str(build.memory_bytes / 2**30)]
         command = dying_with_parent([sys.executable, "-m", "harness.cli", "build", *words])
         with answer.open("wb") as stdout:
@@ -365,10 +389,6 @@ class Builder(Service):
             raise KeyboardInterrupt
         if process.returncode != 0:
             raise WrongUseError(last.removeprefix(_LINE) or f"exit status {process.returncode}")
-        files = {str(p): d.sha256 for p, d in hash_files(folder_files(out)).items()}
-        self._files.keep(files)
-        (summary,) = json.loads(answer.read_text(encoding="utf-8"))
-        return BuiltContainer(host=self._host, folder=str(out), files=files, answer=summary)
 
     def _follow(self, process: "subprocess.Popen[bytes]", one: _Running) -> str:
         """Show what a build says, a line a second at most; return its last line."""

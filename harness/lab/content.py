@@ -1,40 +1,48 @@
 """Files of other hosts by content: used where they are, or fetched over SSH, once for each host.
 
 Files that have the same paths and content here, as in a shared folder, are used there. What is
-missing is fetched into the cache, under its SHA-256; trees of hard links give it the paths that it
-has on the other host.
+missing is fetched into an entry of the stage cache, whose rules it follows: from a worker that has
+it, or from the host that named it. There they have the paths that they have on the other host.
 """
 
 import getpass
-import hashlib
-import json
 import os
-import shutil
 import socket
-import tempfile
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
+from buildlib.cache.key import StageKey
+from buildlib.cache.layout import is_entry_name
+from buildlib.cache.records import read_files
+from buildlib.cache.store import StageCache
 from buildlib.closeable import Closeable
-from buildlib.errors import BuildError
-from buildlib.paths import default_cache_root, path_below
+from buildlib.errors import BuildError, CacheError
+from buildlib.paths import default_cache_root, path_below, plain_path
 from harness.deploy.deployment import DeployFile
 from harness.deploy.digests import hash_files
 from harness.devices.devices import Devices
 from harness.devices.spec import DeviceSpec
-from harness.errors import HarnessError, HostFileError
+from harness.errors import HarnessError, HostFileError, StoreError
 from harness.plans.cell_runner import ModelCache
 from harness.plans.cells import Cell
 from harness.runtimes.bundles.bundle import pushed_files
+from harness.words import pluralize
 
 _FETCH_S = 3600.0
+_GROUP = "lab"
+_FILES = "files"
+BUILD = "build"
+
+Found: TypeAlias = Mapping[str, Sequence[tuple[str, str]]]
+"""Hosts that have contents, as SSH reaches them, each with its path there, by SHA-256."""
 
 
 def _checked(files: Mapping[str, str]) -> Mapping[str, str]:
@@ -76,7 +84,7 @@ def find_files(cells: Sequence[Cell], push: tuple[str, ...]) -> Iterator[CellFil
     digests: dict[Path, str] = {}
 
     def hashed(paths: Iterable[Path]) -> dict[str, str]:
-        wanted = [path.absolute() for path in paths]
+        wanted = [plain_path(path) for path in paths]
         new = [path for path in wanted if path not in digests]
         digests.update({path: digest.sha256 for path, digest in hash_files(new).items()})
         return {str(path): digests[path] for path in wanted}
@@ -113,46 +121,60 @@ class LocalCell:
 class HostFiles(Closeable):
     """Files of other hosts on this one. Thread-safe: each is fetched once."""
 
-    def __init__(self, models: ModelCache, devices: Devices, cache: Path | None = None) -> None:
+    def __init__(
+        self,
+        models: ModelCache,
+        devices: Devices,
+        cache: Path | None = None,
+        holders: Callable[[Collection[str]], Found] = lambda _: {},
+    ) -> None:
         """Nothing is fetched yet.
 
         Args:
             devices: reaches other hosts; closed with it.
-            cache: folder of what was fetched.
+            cache: the stage cache, whose folder `lab` takes what was fetched.
+            holders: finds hosts beside the one that named the files.
         """
         self._models = models
         self._devices = devices
-        self.cache = (cache or default_cache_root()) / "lab"
+        self._root = cache or default_cache_root()
+        self._holders = holders
         self._locks: dict[str, threading.Lock] = defaultdict(threading.Lock)
 
     def close(self) -> None:
         """Close the connections to other hosts."""
         self._devices.close()
 
-    def localise(self, cell: Cell, files: CellFiles, origin: str) -> LocalCell:
-        """Return a cell as it runs on this host.
+    @contextmanager
+    def localise(self, cell: Cell, files: CellFiles, origin: str) -> Iterator[LocalCell]:
+        """Give a cell as it runs on this host; its files stay until it has.
 
         Args:
             origin: host that submitted it, as SSH reaches it.
 
         Raises:
             HostFileError: a file is not here, and cannot be fetched.
+            CacheError: the cache cannot take it.
         """
-        container = self._container(cell, files.container, origin)
-        root = self.root(files.inputs, origin)
-        changed = {
-            key: str(path_below(root, cell.folder / name))
-            for key in cell.workload.input_keys
-            if (name := getattr(cell.workload, key)) is not None
-        }
-        here = replace(cell, container=container, workload=cell.workload.model_copy(update=changed))
-        push = (text.rpartition(":") for text in files.push)
-        return LocalCell(
-            here, pushed_files(f"{path_below(root, path)}:{name}" for path, _, name in push)
-        )
+        with (
+            self._container(cell, files.container, origin) as container,
+            self.root(files.inputs, origin) as root,
+        ):
+            changed = {
+                key: str(path_below(root, cell.folder / name))
+                for key in cell.workload.input_keys
+                if (name := getattr(cell.workload, key)) is not None
+            }
+            workload = cell.workload.model_copy(update=changed)
+            push = (text.rpartition(":") for text in files.push)
+            yield LocalCell(
+                replace(cell, container=container, workload=workload),
+                pushed_files(f"{path_below(root, path)}:{name}" for path, _, name in push),
+            )
 
-    def root(self, files: Mapping[str, str], origin: str) -> Path:
-        """Return a folder that has files of another host by their absolute paths.
+    @contextmanager
+    def root(self, files: Files, origin: str) -> Iterator[Path]:
+        """Give a folder that has files of another host by their absolute paths while it is used.
 
         It is `/` where they are all here.
 
@@ -161,40 +183,55 @@ class HostFiles(Closeable):
 
         Raises:
             HostFileError: one is not here, and cannot be fetched.
+            CacheError: the cache cannot take it.
         """
-        digest = hashlib.sha256(json.dumps(sorted(files.items())).encode()).hexdigest()
-        tree = self.cache / "trees" / digest
-        with self._locks[digest]:
-            for root in (Path("/"), tree):
-                if _have({path_below(root, path): sha256 for path, sha256 in files.items()}):
-                    return root
-            blobs = {path: self._fetch(path, sha256, origin) for path, sha256 in files.items()}
-            tree.parent.mkdir(exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=tree.parent, prefix=".links-") as scratch:
-                for path, blob in blobs.items():
-                    link = path_below(Path(scratch, "tree"), path)
-                    link.parent.mkdir(parents=True, exist_ok=True)
-                    os.link(blob, link)
-                shutil.rmtree(tree, ignore_errors=True)
-                Path(scratch, "tree").replace(tree)
-            return tree
+        if _have({Path(path): sha256 for path, sha256 in files.items()}):
+            yield Path("/")
+            return
+        fill = partial(self._fill, files, origin)
+        subject = f"{pluralize(len(files), 'file')} of {origin}"
+        with self.entry(_FILES, files, subject, fill) as folder:
+            yield folder / _FILES
 
-    def keep(self, files: Mapping[str, str]) -> None:
-        """Keep files of this host, so that they need not be fetched for other cells."""
-        for path, sha256 in files.items():
-            blob = self.cache / "files" / sha256
-            if not _have({blob: sha256}):
-                blob.parent.mkdir(parents=True, exist_ok=True)
-                blob.unlink(missing_ok=True)
-                os.link(path, blob)
+    @contextmanager
+    def entry(
+        self,
+        operation: str,
+        identity: Mapping[str, str],
+        subject: str,
+        make: Callable[[Path], None],
+    ) -> Iterator[Path]:
+        """Give an entry of the cache, which stays while it is used.
 
-    def _container(self, cell: Cell, files: Mapping[str, str], origin: str) -> Path | None:
+        Args:
+            identity: everything that its content depends on.
+            subject: its content, for people to read.
+            make: fills an empty folder if there is no entry.
+        """
+        key = StageKey(operation, identity, ())
+        with StageCache(self._root, _GROUP) as stages:
+            yield stages.get_or_build(key, Path(_GROUP), make, subject=subject).folder
+
+    def contents(self) -> dict[str, Path]:
+        """Return the files that the cache has of other hosts, and of builds, by SHA-256."""
+        found: dict[str, Path] = {}
+        folder = self._root / _GROUP
+        for entry in sorted(folder.iterdir()) if folder.is_dir() else ():
+            if is_entry_name(entry.name) and entry.name.startswith((f"{_FILES}_", f"{BUILD}_")):
+                with suppress(CacheError):  # it is just being removed
+                    found |= {sha256: entry / name for name, sha256 in _stored(entry).items()}
+        return found
+
+    @contextmanager
+    def _container(self, cell: Cell, files: Files, origin: str) -> Iterator[Path | None]:
         path = cell.container
         if path is None or self._is_model(path, cell):
-            return path
+            yield path
+            return
         if not files:
             raise HostFileError(str(path), f"{cell.runtime} reads it from a shared folder only")
-        return path_below(self.root(files, origin), path)
+        with self.root(files, origin) as root:
+            yield path_below(root, path)
 
     def _is_model(self, path: Path, cell: Cell) -> bool:
         try:
@@ -204,28 +241,49 @@ class HostFiles(Closeable):
         except (BuildError, HarnessError):
             return False
 
-    def _fetch(self, path: str, sha256: str, origin: str) -> Path:
-        """Fetch a file that is not here yet; return it in the cache."""
-        blob = self.cache / "files" / sha256
-        try:
-            blob.parent.mkdir(parents=True, exist_ok=True)
-            with (
-                self._locks[sha256],
-                tempfile.TemporaryDirectory(dir=blob.parent, prefix=".fetch-") as scratch,
-            ):
-                if not _have({blob: sha256}):
-                    part = Path(scratch, "part")
-                    device = self._devices.open(DeviceSpec("linux", origin))
-                    device.pull(path, part, timeout_s=_FETCH_S)
-                    if not _have({part: sha256}):
-                        raise HostFileError(path, f"{origin} changed it after it was submitted")
-                    part.replace(blob)
-        except HostFileError:
-            raise
-        except (HarnessError, OSError) as error:
-            reason = f"it is not on this host, and {origin} does not send it: {error}"
-            raise HostFileError(path, reason) from error
-        return blob
+    def _fill(self, files: Files, origin: str, folder: Path) -> None:
+        """Put files of another host into a folder, each from this host where it is here."""
+        failed: set[str] = set()
+        with ExitStack() as stack:
+            for sha256 in sorted(set(files.values())):
+                stack.enter_context(self._locks[sha256])
+            here, others = self.contents(), dict[str, Sequence[tuple[str, str]]]()
+            with suppress(StoreError):
+                others.update(self._holders(set(files.values())))
+            for path, sha256 in files.items():
+                place = path_below(folder / _FILES, path)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                if not _link(here.get(sha256), place, sha256):
+                    sources = [*others.get(sha256, ()), (origin, path)]
+                    self._fetch(path, sha256, place, sources, failed)
+                here[sha256] = place
+
+    def _fetch(
+        self,
+        path: str,
+        sha256: str,
+        place: Path,
+        sources: Sequence[tuple[str, str]],
+        failed: set[str],
+    ) -> None:
+        """Fetch a file from the first of its sources that sends it.
+
+        Args:
+            failed: hosts that are asked last.
+        """
+        reasons = []
+        for host, there in sorted(sources, key=lambda source: source[0] in failed):
+            try:
+                device = self._devices.open(DeviceSpec("linux", host))
+                device.pull(there, place, timeout_s=_FETCH_S)
+            except HarnessError as error:
+                failed.add(host)
+                reasons.append(f"{host} does not send it: {error}")
+                continue
+            if _have({place: sha256}):
+                return
+            reasons.append(f"{host} changed it after it was submitted")
+        raise HostFileError(path, f"it is not on this host, and {'; '.join(reasons)}")
 
 
 def own_address() -> str:
@@ -242,3 +300,22 @@ def _have(files: Mapping[Path, str]) -> bool:
     except (HostFileError, OSError):
         return False
     return all(digests[path].sha256 == sha256 for path, sha256 in files.items())
+
+
+@lru_cache(maxsize=4096)
+def _stored(entry: Path) -> Mapping[str, str]:
+    return {name: file.sha256 for name, file in read_files(entry).files.items()}
+
+
+def _link(source: Path | None, place: Path, sha256: str) -> bool:
+    """Link a file of this host; return whether it is there and has its content."""
+    if source is None:
+        return False
+    try:
+        os.link(source, place)
+    except OSError:  # it is just being removed
+        return False
+    if not _have({place: sha256}):
+        place.unlink()
+        return False
+    return True

@@ -1,7 +1,8 @@
 """Jobs of a lab: cells in procrastinate's queue, and what became of them.
 
 procrastinate keeps its tables (`procrastinate_*`) in the database of the results, beside ours:
-`lab_plan_runs`, the runs of plans, and `lab_cells`, how each of their cells ended and where.
+`lab_plan_runs`, the runs of plans; `lab_cells`, how each of their cells ended and where;
+`lab_workers`, and `lab_files`, what each of them can send to others.
 """
 
 import asyncio
@@ -9,8 +10,10 @@ import hashlib
 import logging
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import procrastinate
@@ -35,7 +38,7 @@ from sqlalchemy import (
 
 from buildlib.closeable import Closeable
 from harness.errors import StoreError, StoreUnavailableError, WrongUseError, one_line
-from harness.lab.content import CellFiles
+from harness.lab.content import CellFiles, Found
 from harness.plans.cells import Cell
 from harness.plans.plan_file import ConditionsEntry
 from harness.results.database import connection_string, database_file, shown
@@ -100,7 +103,14 @@ workers = Table(
     Column("devices", Integer, nullable=False),
     Column("since", UtcDateTime, nullable=False),
 )
-
+files = Table(
+    "lab_files",
+    _metadata,
+    Column("worker", BigInteger, primary_key=True, autoincrement=False),
+    Column("sha256", String(64), primary_key=True, index=True),
+    Column("host", Text, nullable=False),  # as SSH reaches it
+    Column("path", Text, nullable=False),
+)
 
 _ENDS = ("status", "host", "device", "error", "reason", "summary", "duration_s", "changed_at")
 _RECORD = (
@@ -368,7 +378,36 @@ class LabJobs(Closeable):
         row = {"id": self.worker, "host": host, "devices": devices, "since": now()}
         with self.store.database.writing() as connection:
             connection.execute(delete(workers).where(workers.c.id.not_in(known)))
+            connection.execute(delete(files).where(files.c.worker.not_in(known)))
             connection.execute(insert(workers).values(row))
+
+    def announce(self, host: str, contents: Mapping[str, Path]) -> None:
+        """Say what files this worker's host has for others; what it said before is forgotten.
+
+        Args:
+            host: as SSH reaches it.
+            contents: files by SHA-256.
+        """
+        own = {"worker": self.worker, "host": host}
+        rows = [own | {"sha256": sha256, "path": str(path)} for sha256, path in contents.items()]
+        with self.store.database.writing() as connection:
+            connection.execute(delete(files).where(files.c.worker == self.worker))
+            if rows:
+                connection.execute(insert(files), rows)
+
+    def holders(self, contents: Collection[str]) -> Found:
+        """Find other hosts, whose workers live, that have files; with their paths, by SHA-256."""
+        known = select(text("id")).select_from(text("procrastinate_workers"))
+        query = select(files.c.sha256, files.c.host, files.c.path).where(
+            files.c.sha256.in_(contents)
+            & files.c.worker.in_(known)
+            & (files.c.worker != self.worker)
+        )
+        found = defaultdict[str, list[tuple[str, str]]](list)
+        with self.store.database.reading() as connection:
+            for sha256, host, path in connection.execute(query):
+                found[sha256].append((host, path))
+        return found
 
     def unregister(self) -> None:
         """End as a worker."""

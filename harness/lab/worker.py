@@ -53,6 +53,7 @@ from harness.words import pluralize
 _BEATS = 6
 """Signs of life in the time after which a worker counts as dead."""
 _BACKLOG_S = 1.0
+_ANNOUNCE_S = 10.0
 
 
 class LabQueue:
@@ -227,12 +228,12 @@ class LabRunner:
             group = runner.group_id(job.cell)
             self.store.open().interrupt_tries(group, job.cell.session)
             return stored
-        here = self.files.localise(job.cell, job.files, job.origin)
-        try:
-            return replace(runner, push=here.push).run(here.cell, device, cancel)
-        except StoreError as error:
-            log.warning("%s: %s waits again", error, cell.label)
-            raise CellInterrupted from error
+        with self.files.localise(job.cell, job.files, job.origin) as here:
+            try:
+                return replace(runner, push=here.push).run(here.cell, device, cancel)
+            except StoreError as error:
+                log.warning("%s: %s waits again", error, cell.label)
+                raise CellInterrupted from error
 
     def _runner(self, job: CellJob) -> DeviceCellRunner:
         settings = job.settings
@@ -312,7 +313,7 @@ def work(
         jobs = stack.enter_context(LabJobs(location))
         store = stack.enter_context(LazyResultsStore(location))
         pool = stack.enter_context(Pool.open(pool_file, on_progress=on_progress))
-        files = stack.enter_context(HostFiles(models, Devices()))
+        files = stack.enter_context(HostFiles(models, Devices(), holders=jobs.holders))
         name, devices = socket.gethostname(), len(pool.members())
         jobs.register(name, devices)
         on_progress(f"worker {jobs.worker} serves {pluralize(devices, 'device')}")
@@ -329,9 +330,11 @@ def work(
             scheduler.run()
 
         memory = usable_memory() if build_memory is None else build_memory
+        address = host or own_address()
         others = ExitStack()
         others.enter_context(_Heartbeat(journal, dead_after_s))
-        others.enter_context(Builder(jobs, files, memory, host or own_address(), on_progress))
+        others.enter_context(_Announcer(jobs, files, address))
+        others.enter_context(Builder(jobs, files, memory, address, on_progress))
         if plan is not None and nightly is not None:
             others.enter_context(Nights(jobs, nightly.absolute(), plan.name, cron, on_progress))
         try:
@@ -371,3 +374,21 @@ class _Heartbeat(Service):
         journal.aborted |= aborted & {job.job.id for job in taken.values() if job.job.id}
         if queue.scheduler is not None:
             queue.scheduler.interrupt(keys)
+
+
+class _Announcer(Service):
+    """Tells the lab which files of other hosts, and of builds, this one can send."""
+
+    def __init__(self, jobs: LabJobs, files: HostFiles, address: str) -> None:
+        self._jobs = jobs
+        self._files = files
+        self._address = address
+        self._told: tuple[int, dict[str, Path]] = -1, {}
+        super().__init__(_ANNOUNCE_S)
+        self.start()
+
+    def _work(self) -> None:
+        now = self._jobs.worker, self._files.contents()
+        if now != self._told:
+            self._jobs.announce(self._address, now[1])
+            self._told = now

@@ -1,6 +1,7 @@
 """Builds of a lab, on one real PostgreSQL: by workers here, whose builds are real processes."""
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -16,6 +17,7 @@ import pytest
 from procrastinate.jobs import Job
 
 from buildlib.container.container import GenAIContainer
+from buildlib.paths import path_below
 from harness.devices.devices import Devices
 from harness.errors import WrongUseError
 from harness.lab import content
@@ -134,20 +136,22 @@ def test_checkpoint_travels_to_a_worker_and_the_container_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     build = build_of(model_in(tmp_path / "origin"))
-    others = (tmp_path / "origin", tmp_path / "worker" / "lab" / "builds")
-    have = content._have
+    others, have = (
+        (str(tmp_path / "origin"), str(tmp_path / "worker" / "lab" / "build_")),
+        content._have,
+    )
     monkeypatch.setattr(  # neither host sees the folders of the other
         content,
         "_have",
-        lambda files: not any(p.is_relative_to(o) for p in files for o in others) and have(files),
+        lambda files: not any(str(p).startswith(others) for p in files) and have(files),
     )
     start(GIB)
     lab = LabBuilds(jobs, files)
     assert lab.submit(build)
     words: list[str] = []
-    container, built = lab.follow(build, words.append)
+    container, built = lab.follow(build, tmp_path / "tiny", words.append)
     assert contents(container.path) == contents(tiny_bundle)
-    assert container.path.is_relative_to(files.cache)
+    assert container.path == tmp_path / "tiny"
     assert built.host == "board"
     assert any(word.startswith("board: ") for word in words)
     assert not lab.submit(build), "it is done"
@@ -184,7 +188,7 @@ def test_builds_share_the_memory_of_a_worker_and_too_large_ones_wait(
     assert most == 3 * GIB, "a large and a small one at once, never two large ones"
     assert lab.cancel(builds["large"]) == 1
     with pytest.raises(WrongUseError, match="cancelled"):
-        lab.follow(builds["large"], lambda _: None)
+        lab.follow(builds["large"], tmp_path / "out", lambda _: None)
 
 
 def test_containers_of_a_plan_are_built_once_and_a_broken_one_keeps_none_from_it(
@@ -253,9 +257,34 @@ def test_failed_build_is_told_with_its_host_and_reason(
     lab = LabBuilds(jobs, files)
     lab.submit(build)
     with pytest.raises(WrongUseError, match=r"\Aboard: cannot calibrate: "):
-        lab.follow(build, lambda _: None)
+        lab.follow(build, tmp_path / "out", lambda _: None)
     assert lab.submit(build), "what failed is tried again"
     assert "is failed: cannot calibrate" in lines[-1]
+
+
+def test_file_of_a_host_that_is_off_comes_from_a_worker(
+    jobs: LabJobs, server: PostgresqlServer, ssh_server: SshServer, tmp_path: Path
+) -> None:
+    (tmp_path / "held").write_text("In the beginning")
+    sha256 = hashlib.sha256(b"In the beginning").hexdigest()
+    jobs.register("board", 0)
+    jobs.announce("board", {"0" * 64: tmp_path / "other", sha256: tmp_path / "held"})
+    wanted = {str(tmp_path / "origin" / "text"): sha256}
+    assert jobs.holders([sha256]) == {}, "it is not asked for its own"
+    with LabJobs(server.url("lab")) as own:
+        assert own.holders([sha256]) == {sha256: [("board", str(tmp_path / "held"))]}
+        devices = Devices(ssh_config=ssh_server.config)
+        with (
+            HostFiles(ModelCache(), devices, tmp_path / "own", own.holders) as files,
+            files.root(wanted, "nobody.invalid") as root,
+        ):
+            text = path_below(root, tmp_path / "origin" / "text")
+            assert text.read_text() == "In the beginning"
+        jobs.announce("board", {})
+        assert own.holders([sha256]) == {}
+        jobs.announce("board", {sha256: tmp_path / "held"})
+        jobs.unregister()
+        assert own.holders([sha256]) == {}, "who has ended is not asked"
 
 
 @pytest.mark.slow
@@ -280,7 +309,7 @@ def test_cancelled_build_ends_on_its_worker(
             began.clear()
 
     with pytest.raises(WrongUseError, match="board: the build was cancelled"):
-        lab.follow(build, cancel)
+        lab.follow(build, tmp_path / "out", cancel)
     assert statuses(server) == {"aborted": 1}
     assert "interrupted" in lines[-1]
 
