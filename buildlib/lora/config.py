@@ -10,6 +10,7 @@ from buildlib.error_base import one_line
 from buildlib.errors import CheckpointError, InvalidOptionError
 from buildlib.graph import interface
 from buildlib.lora.peft import ADAPTER_CONFIG
+from buildlib.paths import path_below
 from buildlib.validation import first_fault
 
 MAX_STRENGTH = 2.0
@@ -121,8 +122,12 @@ class LoraSet(_Model):
         }
 
     @classmethod
-    def load(cls, path: Path) -> "LoraSet":
-        """Read what `lora_config_path` names; paths come back absolute."""
+    def load(cls, path: Path, root: Path = Path("/")) -> "LoraSet":
+        """Read what `lora_config_path` names; paths come back absolute.
+
+        Args:
+            root: folder that has what the file names by absolute paths.
+        """
         if path.is_dir():
             folders = [path] if (path / ADAPTER_CONFIG).is_file() else _peft_folders(path)
             if not folders:
@@ -137,12 +142,13 @@ class LoraSet(_Model):
             raise CheckpointError(path, error.strerror or "cannot be read") from error
         except (yaml.YAMLError, ValueError, RecursionError) as error:
             raise CheckpointError(path, f"not valid YAML ({one_line(str(error), 120)})") from error
-        return _validated(path, data).with_absolute_paths(path.parent)
+        found = _validated(path, data)
 
-    def with_absolute_paths(self, folder: Path) -> "LoraSet":
-        """Return a copy with paths relative to `folder` made absolute."""
-        adapters = tuple(a.model_copy(update={"path": folder / a.path}) for a in self.adapters)
-        return self.model_copy(update={"adapters": adapters})
+        def absolute(named: Path) -> Path:
+            return path_below(root, named) if named.is_absolute() else path.parent / named
+
+        adapters = (a.model_copy(update={"path": absolute(a.path)}) for a in found.adapters)
+        return found.model_copy(update={"adapters": tuple(adapters)})
 
 
 def _parse(text: str) -> object:

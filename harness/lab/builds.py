@@ -360,7 +360,7 @@ class Builder(Service):
         def make(folder: Path) -> None:
             self._show(one, "fetching its files")
             with self._files.root(build.files, build.origin) as root:
-                self._run_command(one, build.request.at(root), folder)
+                self._run_command(one, build.request.at(root, folder), folder)
 
         with self._files.entry(BUILD, {"id": build.id}, build.name, make) as folder:
             out = folder / _CONTAINER

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from buildlib.pipeline.build import Build
     from buildlib.pipeline.runner import StageRecord
 
+_LORA = "lora_config.lora_config_path"
+
 
 class BuildRequest(BaseModel):
     """A container to build: the arguments of `qnnfarm build` for one target.
@@ -47,14 +49,26 @@ class BuildRequest(BaseModel):
     toolchain: ToolchainName = "pypi"
     qairt_sdk: Path | None = None
 
-    def at(self, root: Path) -> "BuildRequest":
-        """Return it with its files elsewhere: by their absolute paths below a folder."""
+    def at(self, root: Path, scratch: Path | None = None) -> "BuildRequest":
+        """Return it with its files elsewhere: by their absolute paths below a folder.
+
+        Args:
+            scratch: takes a file of adapters whose absolute paths lie there, too.
+        """
         from buildlib.builder_options import move_paths
 
+        options = move_paths(self.options, lambda path: str(path_below(root, path)))
+        lora = Path(str(options.get(_LORA, "")))
+        if scratch is not None and _LORA in options and lora.is_file():
+            from buildlib.lora.config import LoraSet
+
+            options[_LORA] = str(scratch / "adapters.json")
+            adapters = LoraSet.load(lora, root).model_dump_json()
+            Path(scratch, "adapters.json").write_text(adapters, encoding="utf-8")
         return self.model_copy(
             update={
                 "model": path_below(root, self.model),
-                "options": move_paths(self.options, lambda path: str(path_below(root, path))),
+                "options": options,
                 "encodings": self.encodings and path_below(root, self.encodings),
                 "calibration": self.calibration and path_below(root, self.calibration),
             }
@@ -88,7 +102,7 @@ class BuildRequest(BaseModel):
             "arn_cl_options.context_length": entry.cl,
             "split_model.num_splits": entry.splits,
             "prepare_embedding_lut": entry.embedding_lut,
-            "lora_config.lora_config_path": entry.lora,
+            _LORA: entry.lora,
         }
         options = {key: value for key, value in own.items() if value is not None}
         return cls(
