@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -108,6 +109,17 @@ class VerificationReport:
             for one in self.comparisons
         ]
         return json.dumps({"passed": self.passed, "comparisons": rows}, indent=2, allow_nan=False)
+
+    @classmethod
+    def of(cls, answer: Mapping[str, Any]) -> "VerificationReport":
+        """Return the report that `to_json` wrote; a null is an infinite SQNR, or no number."""
+        comparisons = []
+        for row in answer["comparisons"]:
+            known = {name: value for name, value in row.items() if value is not None}
+            if known.keys() >= {"max_abs_diff"}:  # logits were compared
+                known.setdefault("sqnr_db", math.inf)
+            comparisons.append(StageComparison(**known))
+        return cls(tuple(comparisons))
 
 
 def _finite(value: Any) -> Any:  # noqa: ANN401  (JSON)

@@ -279,7 +279,7 @@ def build(
         _show_stages({one.target: job.stages() for one, job, _ in builds}, json=json)
         return
     if lab:
-        made = _build_in_lab(builds, db, origin, overwrite=overwrite, cancel=cancel)
+        made = _build_in_lab(builds, db, origin, overwrite=overwrite, cancel=cancel, json=json)
         _tell_of(made, json=json)
         return
     made = []
@@ -307,6 +307,7 @@ def _build_in_lab(
     *,
     overwrite: bool,
     cancel: bool,
+    json: bool,
 ) -> "list[tuple[Summary, VerificationReport | None]]":
     """Submit builds to a lab, follow them and fetch their containers, or cancel them."""
     with lab_extra("--lab"):
@@ -324,13 +325,22 @@ def _build_in_lab(
             answers().print(f"{pluralize(cancelled, 'build')} cancelled")
             raise typer.Exit
         is_new = [in_lab.submit(job) for job in jobs]
+
+        def hear(answer: "Mapping[str, Any]") -> None:
+            """Tell of a verification, which is all that one which failed has."""
+            summary, report = _read_answer(answer)
+            if report is not None and not json:
+                _print_comparisons(report)
+            elif report is not None and report.failures:
+                print_json([_answer(*one) for one in (*made, (summary, report))])
+
         try:
             for (one, _, folder), job, new in zip(builds, jobs, is_new, strict=True):
                 tell = partial(_print_line, one.target)
-                container, built = in_lab.follow(job, folder, tell, overwrite=overwrite)
+                container, built = in_lab.follow(job, folder, tell, overwrite=overwrite, hear=hear)
                 tell(f"{'built by' if new else 'built before by'} {built.host}")
-                answer = {**built.answer, "folder": str(container.path)}
-                made.append((Summary(**answer) if new else _again(answer, 0), None))
+                summary, report = _read_answer({**built.answer, "folder": str(container.path)})
+                made.append((summary if new else _again(asdict(summary), 0), report))
         except KeyboardInterrupt:
             print_remark("the build goes on: the same command follows it, --cancel ends it")
             raise
@@ -516,6 +526,15 @@ def _print_comparisons(report: "VerificationReport") -> None:
 def _answer(summary: Summary, report: "VerificationReport | None") -> dict[str, object]:
     verification = {} if report is None else {"verification": json_module.loads(report.to_json())}
     return asdict(summary) | verification
+
+
+def _read_answer(answer: "Mapping[str, Any]") -> "tuple[Summary, VerificationReport | None]":
+    """Read what `_answer` gave on another host."""
+    from buildlib.numerics.comparison import VerificationReport
+
+    verification = answer.get("verification")
+    summary = Summary(**{key: answer[key] for key in answer if key != "verification"})
+    return summary, None if verification is None else VerificationReport.of(verification)
 
 
 def _summary(target: str, container: "GenAIContainer", records: list["StageRecord"]) -> Summary:

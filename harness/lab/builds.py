@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,10 +145,15 @@ class LabBuilds:
         tell: OnProgress,
         *,
         overwrite: bool = True,
+        hear: Callable[[Mapping[str, Any]], None] = lambda _: None,
     ) -> tuple[GenAIContainer, BuiltContainer]:
         """Wait for a build that was submitted, and place its container in a folder.
 
         A KeyboardInterrupt ends the waiting, and nothing else.
+
+        Args:
+            hear: called with the answer of `qnnfarm build --json`; also where a stage changed the
+                model, and there is no container.
 
         Raises:
             WrongUseError: it failed, or was cancelled.
@@ -169,11 +174,15 @@ class LabBuilds:
             if news != words:
                 tell(words := news)
             time.sleep(_TICK_S)
+        if end is not None and end.status == "failed" and end.summary:
+            (answer,) = json.loads(end.summary)
+            hear(answer)
         if end is None or end.status != "done":
             reason = end.reason if end else ""
             place = f"{end.host}: " if end and end.host else ""
             raise WrongUseError(f"{place}{reason or 'the build was cancelled'}")
         with self._fetched(end) as (container, built):
+            hear(built.answer)
             return container.save(folder, exist_ok=overwrite), built
 
     def build_all(
@@ -256,6 +265,8 @@ class _Running:
     process: "subprocess.Popen[bytes] | None" = None
     is_ended: bool = False
     """Somebody cancelled it, or this worker ends."""
+    answer: str = ""
+    """Of one that failed: why a stage does not compute what the one before it does."""
 
 
 class Builder(Service):
@@ -335,7 +346,8 @@ class Builder(Service):
         except KeyboardInterrupt:
             end = CellEnd("interrupted", self._host, reason="the build was cancelled")
         except Exception as error:  # noqa: BLE001 - whoever asked for it is to hear of it
-            end = CellEnd("failed", self._host, error=type(error).__name__, reason=str(error))
+            name_of_error = type(error).__name__
+            end = CellEnd("failed", self._host, "", name_of_error, str(error), one.answer)
         self._tell(f"{name} is {end.status}{end.reason and ': '}{end.reason}")
         insist(lambda: self._finish(one.taken, end))
 
@@ -388,6 +400,7 @@ class Builder(Service):
         if one.is_ended and process.returncode != 0:
             raise KeyboardInterrupt
         if process.returncode != 0:
+            one.answer = answer.read_text(encoding="utf-8")
             raise WrongUseError(last.removeprefix(_LINE) or f"exit status {process.returncode}")
 
     def _follow(self, process: "subprocess.Popen[bytes]", one: _Running) -> str:

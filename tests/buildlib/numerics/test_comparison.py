@@ -92,5 +92,11 @@ def test_a_report_is_json_and_an_empty_one_does_not_pass() -> None:
     data = json.loads(report.to_json())
     assert data["comparisons"][0]["sqnr_db"] is None
     assert data["comparisons"][1]["bound"] == "bit-exact"
+    again = VerificationReport.of(data)
+    assert again.comparisons[0].sqnr_db == math.inf
+    assert again.to_json() == report.to_json()
+    nothing = VerificationReport((StageComparison("split", "ar1_cl8", note="nothing ran"),))
+    (read,) = VerificationReport.of(json.loads(nothing.to_json())).comparisons
+    assert math.isnan(read.sqnr_db)
     assert not VerificationReport(()).passed
     assert str(Bound("sqnr", 40)) == "SQNR >= 40 dB"

@@ -10,11 +10,11 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from procrastinate.jobs import Job
+from procrastinate.jobs import Job, Status
 
 from buildlib.container.container import GenAIContainer
 from buildlib.paths import path_below
@@ -23,7 +23,7 @@ from harness.errors import WrongUseError
 from harness.lab import content
 from harness.lab.builds import TASK, Builder, BuildJob, LabBuilds
 from harness.lab.content import HostFiles, own_address
-from harness.lab.jobs import LabJobs
+from harness.lab.jobs import CellEnd, LabJobs
 from harness.lab.submission import build_in_lab
 from harness.lab.worker import work
 from harness.plans.builds import BuildRequest, ContainerBuild
@@ -260,6 +260,45 @@ def test_failed_build_is_told_with_its_host_and_reason(
         lab.follow(build, tmp_path / "out", lambda _: None)
     assert lab.submit(build), "what failed is tried again"
     assert "is failed: cannot calibrate" in lines[-1]
+
+
+def test_failed_verification_is_told_to_whoever_asked_for_the_build(
+    jobs: LabJobs, files: HostFiles, tmp_path: Path
+) -> None:
+    build, lab = build_of(model_in(tmp_path)), LabBuilds(jobs, files)
+    heard: list[Mapping[str, object]] = []
+    lab.submit(build)
+    jobs.register("h9", 0)
+    taken = jobs.take(f"build-{build.memory_bytes}")
+    assert taken is not None
+    answer = {"target": "SM8750", "verification": {"passed": False, "comparisons": []}}
+    jobs.record(taken, CellEnd("failed", "h9", "", "E", "split changed it", json.dumps([answer])))
+    jobs.finish(taken, Status.FAILED)
+    with pytest.raises(WrongUseError, match="h9: split changed it"):
+        lab.follow(build, tmp_path / "out", lambda _: None, hear=heard.append)
+    assert heard == [answer]
+    jobs.unregister()
+
+
+@pytest.mark.slow
+@pytest.mark.needs("libatomic1")
+def test_verification_is_shown_as_that_of_a_build_here(
+    start: Callable[[int], list[str]], server: PostgresqlServer, tmp_path: Path, build_cache: Path
+) -> None:
+    start(4 * GIB)
+    build = ("build", tiny_llama.folder(), "--target", "SM8750:emulator", "--verify",
+             "--ar", "1,32", "--cl", 192, "--splits", 2)  # fmt: skip
+    tables = []
+    for name, more in (("here", ()), ("there", ("--lab",)), ("again", ("--lab",))):
+        command = (*build, "--out", tmp_path / name, *more)
+        with qnnfarm(server, build_cache, *command) as process:
+            answer, remarks = process.communicate(timeout=500)
+        assert process.returncode == 0, remarks
+        table, _, summary = answer.rstrip().rpartition("\n")
+        assert str(tmp_path / name) in summary
+        tables.append(table)
+    assert tables[0] == tables[1] == tables[2]
+    assert "verdict" in tables[0]
 
 
 def test_file_of_a_host_that_is_off_comes_from_a_worker(
