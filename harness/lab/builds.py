@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+import psutil
 from procrastinate.jobs import Job, Status
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -265,6 +266,8 @@ class _Running:
     process: "subprocess.Popen[bytes] | None" = None
     is_ended: bool = False
     """Somebody cancelled it, or this worker ends."""
+    excess: str = ""
+    """Of one that took too much memory: how much."""
     answer: str = ""
     """Of one that failed: why a stage does not compute what the one before it does."""
 
@@ -312,6 +315,7 @@ class Builder(Service):
         self._running = {t: one for t, one in self._running.items() if t.is_alive()}
         aborted = self._jobs.to_abort() if self._running else frozenset()
         self._end([one for one in self._running.values() if one.taken.job.id in aborted])
+        self._guard_memory()
         self._take()
 
     def _end(self, builds: Sequence[_Running]) -> None:
@@ -319,6 +323,20 @@ class Builder(Service):
             if not one.is_ended and one.process is not None:
                 one.process.send_signal(signal.SIGINT)
             one.is_ended = True
+
+    def _guard_memory(self) -> None:
+        """End the build furthest beyond its need, if all take more than there is for them."""
+        trees = {one: _tree(one.process) for one in self._running.values()}
+        taken = {one: sum(map(_memory, tree)) for one, tree in trees.items()}
+        if sum(taken.values()) <= self._memory_bytes:
+            return
+        one = max(taken, key=lambda one: taken[one] - one.build.memory_bytes)
+        sizes = (taken[one], one.build.memory_bytes, self._memory_bytes)
+        took, need, all_have = (f"{size / 2**30:.2f} GiB" for size in sizes)
+        one.excess = f"it took {took} of the {need} that it asked for, where builds have {all_have}"
+        for process in trees[one]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
 
     def _take(self) -> None:
         """Take the oldest build that could run here, once there is memory for it."""
@@ -397,6 +415,8 @@ class Builder(Service):
             if one.is_ended:
                 process.send_signal(signal.SIGINT)
             last = self._follow(process, one)
+        if one.excess and process.returncode != 0:
+            raise WrongUseError(f"{one.excess}: raise --memory, or --build-memory of the worker")
         if one.is_ended and process.returncode != 0:
             raise KeyboardInterrupt
         if process.returncode != 0:
@@ -416,3 +436,21 @@ class Builder(Service):
     def _show(self, one: _Running, words: str) -> None:
         with contextlib.suppress(StoreError):
             self._jobs.record(one.taken, CellEnd("begun", self._host, summary=words))
+
+
+def _tree(process: "subprocess.Popen[bytes] | None") -> list[psutil.Process]:
+    """Return a process that runs, and all that it started."""
+    if process is None or process.poll() is not None:
+        return []
+    with contextlib.suppress(psutil.NoSuchProcess):
+        root = psutil.Process(process.pid)
+        return [root, *root.children(recursive=True)]
+    return []
+
+
+def _memory(process: psutil.Process) -> int:
+    """Return the bytes of a process in memory, without files that it maps."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        memory = process.memory_info()
+        return int(memory.rss - memory.shared)
+    return 0

@@ -301,6 +301,24 @@ def test_verification_is_shown_as_that_of_a_build_here(
     assert "verdict" in tables[0]
 
 
+def test_build_that_takes_more_memory_than_there_is_ends(
+    jobs: LabJobs,
+    files: HostFiles,
+    start: Callable[[int], list[str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("QNNFARM_CACHE_DIR", str(tmp_path / "cold"))
+    build = build_of(model_in(tmp_path), GIB // 64)
+    start(GIB // 32)
+    monkeypatch.setenv("QNNFARM_CACHE_DIR", str(tmp_path / "cold"))
+    lab = LabBuilds(jobs, files)
+    lab.submit(build)
+    words = r"\Aboard: it took 0\.[0-9]+ GiB of the 0\.02 GiB .* 0\.03 GiB: raise --memory"
+    with pytest.raises(WrongUseError, match=words):
+        lab.follow(build, tmp_path / "out", lambda _: None)
+
+
 def test_file_of_a_host_that_is_off_comes_from_a_worker(
     jobs: LabJobs, server: PostgresqlServer, ssh_server: SshServer, tmp_path: Path
 ) -> None:
