@@ -3,7 +3,8 @@
 import argparse
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -64,70 +65,65 @@ class PluginSettings:
         return tuple(map(DeviceSpec.parse, self.devices))
 
 
-_OPTIONS = (
-    ("--pool", "FILE", False, "pool.yaml: the devices that tests may use."),
+_Kind = Literal["args", "linelist"] | None
+_OPTIONS: tuple[tuple[str, str, _Kind, str | None, str], ...] = (
+    ("--pool", "FILE", None, "", "pool.yaml: the devices that tests may use."),
     (
-        "--device", "SPEC", True,
+        "--device", "SPEC", "args", "",
         "A device instead of a pool: SERIAL, SERIAL@HOST, linux:HOST, virtual:NAME, local.",
     ),
-    ("--container", "DIR", True, "A container for the tests that take one."),
+    ("--container", "DIR", "args", "", "A container for the tests that take one."),
     (
-        "--runtime", "NAME", False,
+        "--runtime", "NAME", None, "genie",
         "What runs the containers: genie, or another runtime of docs/runtimes.md.",
     ),
     (
-        "--push", "FILE[:NAME]", True,
+        "--push", "FILE[:NAME]", "args", None,
         "A file of your own to push with containers, in place of one of that name there.",
     ),
     (
-        "--qnnfarm-db", "FILE|URL", False,
+        "--qnnfarm-db", "FILE|URL", None, "",
         "Results store; by default a file in pytest's temporary folder.",
     ),
     (
-        "--repeat", "N", False,
+        "--repeat", "N", None, "1",
         "Run each test that uses a device in N sessions, each with a lease of its own.",
     ),
     (
-        "--baseline", "REF", False,
+        "--baseline", "REF", None, "",
         (
             "Judge what the tests measure against earlier results in --qnnfarm-db, as `qnnfarm "
             "gate` does: previous, a date, a branch or a commit."
         ),
     ),
-    ("--suite-param", "NAME=VALUE", True, "A parameter of a suite, e.g. soak_s=600."),
+    ("--suite-param", "NAME=VALUE", "linelist", "", "A parameter of a suite, e.g. soak_s=600."),
 )  # fmt: skip
-"""Name, metavar, whether it may be given several times, and help of each option."""
-_INI: tuple[tuple[str, str, Literal["args", "linelist"] | None, str], ...] = (
-    ("qnnfarm_pool", "Default of --pool, relative to this file.", None, ""),
-    ("qnnfarm_devices", "Default of --device.", "args", ""),
-    ("qnnfarm_containers", "Default of --container, relative to this file.", "args", ""),
-    ("qnnfarm_runtime", "Default of --runtime.", None, "genie"),
-    ("qnnfarm_db", "Default of --qnnfarm-db; a path is relative to this file.", None, ""),
-    ("qnnfarm_baseline", "Default of --baseline.", None, ""),
-    ("qnnfarm_repeat", "Default of --repeat.", None, "1"),
-    ("qnnfarm_suite_params", "Default of --suite-param.", "linelist", ""),
+"""Name, metavar, type of its ini setting where it may be given several times, default, and help.
+
+The setting `qnnfarm_NAME` (`qnnfarm_NAMEs` for several) changes the default; None has no setting.
+"""
+_INI = (
+    ("qnnfarm_lease_timeout", "0", "Seconds that a test waits for devices; 0: for ever."),
     (
-        "qnnfarm_lease_timeout", "Seconds that a test waits for devices; 0: for ever.", None, "0",
-    ),
-    (
-        "qnnfarm_missing_device",
+        "qnnfarm_missing_device", "",
         (
             "What a test does whose requirement no device meets: skip or fail. By default it skips "
             "if there is no device at all, and fails if there are others."
         ),
-        None, "",
     ),
 )  # fmt: skip
-"""Name, help, type and default of each ini setting; lists are empty by default."""
+"""Name, default and help of the settings that no option has."""
 
 
 def add_options(parser: pytest.Parser) -> None:
     """Register options and ini settings; an option's long name begins with `--qnnfarm-`."""
     group = parser.getgroup("qnnfarm", "qnnfarm: tests on devices")
-    for name, metavar, several, text in _OPTIONS:
+    for name, metavar, kind, default, text in _OPTIONS:
+        several = kind is not None
         stem = name.removeprefix("--").removeprefix("qnnfarm-")
+        setting = f"qnnfarm_{stem.replace('-', '_')}"
         attributes: dict[str, Any] = {
-            "dest": f"qnnfarm_{stem.replace('-', '_')}",
+            "dest": setting,
             "metavar": metavar,
             "help": text + " May be given several times." * several,
             "action": "append" if several else "store",
@@ -136,8 +132,16 @@ def add_options(parser: pytest.Parser) -> None:
             group.addoption(*dict.fromkeys((name, f"--qnnfarm-{stem}")), **attributes)
         except (ValueError, argparse.ArgumentError):  # another plugin's: ours gives way
             group.addoption(f"--qnnfarm-{stem}", **attributes)
-    for name, text, kind, default in _INI:
-        parser.addini(name, text, kind, default or ([] if kind else ""))
+        if default is not None:
+            paths = "; a path is relative to this file" * metavar.startswith(("FILE", "DIR"))
+            parser.addini(
+                setting + "s" * several,
+                f"Default of {name}{paths}.",
+                kind,
+                [] if several else default,
+            )
+    for name, default, text in _INI:
+        parser.addini(name, text, None, default)
 
 
 def read_settings(config: pytest.Config) -> PluginSettings:
@@ -192,7 +196,8 @@ def _read(config: pytest.Config) -> PluginSettings:
     if settings.baseline and settings.db is None:
         raise pytest.UsageError("--baseline: --qnnfarm-db names the results to compare with")
     if settings.devices:
-        _check_devices(settings)
+        with _refusing("--device: "):
+            settings.device_specs()
     if option.qnnfarm_pool is not None and settings.pool is not None:
         _check_pool(settings.pool)
     if option.qnnfarm_db and not hasattr(config, "workerinput"):
@@ -200,24 +205,24 @@ def _read(config: pytest.Config) -> PluginSettings:
     return settings
 
 
+@contextmanager
+def _refusing(prefix: str) -> Iterator[None]:
+    """Raise a usage error for a value that cannot be used, with the option before its reason."""
+    from harness.errors import HarnessError
+
+    try:
+        yield
+    except (HarnessError, ValueError) as error:
+        raise pytest.UsageError(f"{prefix}{error}") from error
+
+
 def _runtime(name: str) -> str:
     if name == "genie":  # the others are looked up in modules that import numpy
         return name
     from harness.runtimes.registry import check_runtime
 
-    try:
+    with _refusing(f"--runtime {name}: "):
         return check_runtime(name)
-    except ValueError as error:
-        raise pytest.UsageError(f"--runtime {name}: {error}") from error
-
-
-def _check_devices(settings: PluginSettings) -> None:
-    from harness.errors import DeviceSpecError
-
-    try:
-        settings.device_specs()
-    except DeviceSpecError as error:
-        raise pytest.UsageError(f"--device: {error}") from error
 
 
 def check_db(settings: PluginSettings) -> None:
@@ -228,36 +233,27 @@ def check_db(settings: PluginSettings) -> None:
     """
     if settings.db is None:
         return
-    from harness.errors import StoreError
     from harness.results.store import ResultsStore
 
-    try:
+    with _refusing("--qnnfarm-db: "):
         ResultsStore.check(settings.db)
-    except StoreError as error:
-        raise pytest.UsageError(f"--qnnfarm-db: {error}") from error
 
 
 def _check_pool(path: Path) -> None:
     """Check a pool file of the command line; one of an ini file is read when a test needs it."""
-    from harness.errors import ConfigFileError
     from harness.pool.config import load_config
 
-    try:
+    with _refusing("--pool: "):
         load_config(path)
-    except ConfigFileError as error:
-        raise pytest.UsageError(f"--pool: {error}") from error
 
 
 def _push(texts: list[str] | None) -> "Mapping[str, DeployFile]":
     if not texts:
         return {}
-    from harness.errors import WrongUseError
     from harness.runtimes.bundles.bundle import pushed_files
 
-    try:
+    with _refusing(""):  # it names the option
         return pushed_files(texts)
-    except WrongUseError as error:
-        raise pytest.UsageError(str(error)) from error
 
 
 def _existing(path: Path, option: str) -> Path:
