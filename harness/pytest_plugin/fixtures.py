@@ -3,9 +3,10 @@
 import re
 import time
 import uuid
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -93,21 +94,20 @@ def leases_of(config: pytest.Config) -> LeaseManager:
 @pytest.fixture(scope="session")
 def pool(pytestconfig: pytest.Config) -> "Pool":
     """The pool that tests lease devices from."""
-    return _open_pool(pytestconfig)
+    with _failing_in_one_line():
+        return leases_of(pytestconfig).pool
 
 
-def _open_pool(config: pytest.Config) -> "Pool":
-    from harness.errors import HarnessError
+@contextmanager
+def _failing_in_one_line() -> "Iterator[None]":
+    """Fail the test with an error of ours in one line, without a traceback."""
+    from buildlib.error_base import QnnfarmError
 
     try:
-        return leases_of(config).pool
-    except HarnessError as error:
-        _fail(error)
-
-
-def _fail(error: Exception) -> NoReturn:
-    """Fail the test with the error in one line, without a traceback."""
-    raise pytest.fail.Exception(f"{type(error).__name__}: {error}", pytrace=False) from None
+        yield
+    except QnnfarmError as error:
+        text = f"{type(error).__name__}: {error}"
+        raise pytest.fail.Exception(text, pytrace=False) from None
 
 
 @pytest.fixture
@@ -119,15 +119,12 @@ def _qnnfarm_path(request: pytest.FixtureRequest) -> Path | None:
 @pytest.fixture
 def container(_qnnfarm_path: Path | None, pytestconfig: pytest.Config) -> "GenAIContainer":
     """The container given by `--container`; with several, the test runs once with each."""
-    from harness.errors import HarnessError
     from harness.runtimes.container_model import container_of
 
     if _qnnfarm_path is None:
         pytest.skip("no container: give one with --container DIR")
-    try:
+    with _failing_in_one_line():
         return container_of(_open_model(_qnnfarm_path, pytestconfig))
-    except HarnessError as error:
-        _fail(error)
 
 
 @pytest.fixture
@@ -138,14 +135,10 @@ def _qnnfarm_model(request: pytest.FixtureRequest, _qnnfarm_path: Path | None) -
 
 
 def _open_model(path: Path, config: pytest.Config) -> "Model":
-    from buildlib.errors import BuildError
-    from harness.errors import HarnessError
     from harness.runtimes.registry import open_model
 
-    try:
+    with _failing_in_one_line():
         return open_model(path, read_settings(config).runtime)
-    except (BuildError, HarnessError) as error:
-        _fail(error)
 
 
 @pytest.fixture
@@ -161,26 +154,25 @@ def _qnnfarm_lease(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> HeldLease:
     """The lease that the test's marker requires."""
-    from harness.errors import HarnessError, RequirementError
+    from harness.errors import RequirementError
 
     item: pytest.Item = request.node
     path, target = _target_of(request)
-    key = key_of(item, path)
-    kinds = frozenset(member.spec.type for member in _open_pool(request.config).members())
-    requirement = with_target(key.requirement, target, kinds)
-    leases = leases_of(request.config)
-    try:
-        notice = WaitingNotice(item, requirement, leases.pool.members)
-        held = leases.acquire(key, requirement, purpose_of(item.name), notice)
-    except RequirementError as error:
-        others = "fail" if leases.pool.members() else "skip"
-        if (read_settings(request.config).missing_device or others) == "fail":
-            _fail(error)
-        pytest.skip(str(error))
-    except HarnessError as error:
-        _fail(error)
+    key, leases = key_of(item, path), leases_of(request.config)
+    with _failing_in_one_line():
+        members = leases.pool.members
+        kinds = frozenset(member.spec.type for member in members())
+        requirement = with_target(key.requirement, target, kinds)
+        notice = WaitingNotice(item, requirement, members)
+        try:
+            held = leases.acquire(key, requirement, purpose_of(item.name), notice)
+        except RequirementError as error:
+            others = "fail" if members() else "skip"
+            if (read_settings(request.config).missing_device or others) == "fail":
+                raise
+            pytest.skip(str(error))
     item.stash[TEST] = TestState(held, tmp_path_factory)
-    for properties in held.properties():
+    for properties in held.properties:
         item.user_properties += [
             ("qnnfarm.device", properties.serial),
             ("qnnfarm.soc", properties.soc),
@@ -234,7 +226,7 @@ def session(
 
     item, held = request.node, _qnnfarm_lease
     item.user_properties.append(("qnnfarm.container", _qnnfarm_model.info.sha256))
-    properties = held.properties()[0]
+    properties = held.properties[0]
     options = SessionOptions(telemetry_hz=DEFAULT_HZ, push=read_settings(request.config).push)
     opened = Session(held.lease.devices[0], _qnnfarm_model, options, properties=properties)
     try:

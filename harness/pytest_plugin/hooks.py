@@ -35,9 +35,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register the marker, check the options, and register the plugin's reporters."""
     config.addinivalue_line("markers", DESCRIPTION)
     read_settings(config)
-    config.pluginmanager.register(terminal.SessionTable(config), "qnnfarm-table")
-    config.pluginmanager.register(terminal.WaitingNotices(config), "qnnfarm-waiting")
-    config.pluginmanager.register(terminal.LostDevices(config), "qnnfarm-lost")
+    config.pluginmanager.register(terminal.TestReports(config), "qnnfarm-reports")
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(terminal.UsageErrors(), "qnnfarm-usage-errors")
         reference = read_settings(config).baseline

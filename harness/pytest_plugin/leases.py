@@ -8,7 +8,7 @@ import functools
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,20 +52,17 @@ class HeldLease:
     """A lease, with the properties that its devices had when it began."""
 
     key: LeaseKey
-    requirement: "Requirement"
     lease: "Lease"
     lost: bool = False
-    _properties: "tuple[DeviceProperties, ...]" = field(default=())
 
+    @functools.cached_property
     def properties(self) -> "tuple[DeviceProperties, ...]":
-        """Return each device's properties, read once a lease.
+        """Each device's properties, read once a lease.
 
         Raises:
             DeviceError: a device does not answer.
         """
-        if not self._properties:
-            self._properties = tuple(device.properties() for device in self.lease.devices)
-        return self._properties
+        return tuple(device.properties() for device in self.lease.devices)
 
 
 class LeaseManager:
@@ -123,7 +120,7 @@ class LeaseManager:
                 purpose=purpose,
                 cancelled=never,
             )
-            self._held = HeldLease(key, requirement, lease)
+            self._held = HeldLease(key, lease)
         return self._held
 
     def release_unless(self, next_key: LeaseKey | None) -> None:
@@ -176,17 +173,11 @@ def with_target(
 
     if requirement.hexagon is None and kinds != {"local"}:
         requirement = replace(requirement, hexagon=target.soc.dsp_arch)
-    emulated = {kind for kind in kinds if device_types()[kind].emulated}
-    if requirement.type is None and emulated and len(kinds) > 1:
-        requirement = replace(requirement, type=_type(kinds, emulator=target.emulator))
+    emulated = {name: kind.emulated for name, kind in device_types().items() if name in kinds}
+    if requirement.type is None and any(emulated.values()) and len(kinds) > 1:
+        suitable = (name for name, one in emulated.items() if one is target.emulator)
+        requirement = replace(requirement, type=next(suitable, None))
     return requirement
-
-
-def _type(kinds: frozenset[str], *, emulator: bool) -> str | None:
-    from harness.devices.types import device_types
-
-    suitable = (name for name, kind in device_types().items() if kind.emulated is emulator)
-    return next((name for name in suitable if name in kinds), None)
 
 
 def check_known(specs: "Sequence[DeviceSpec]") -> None:

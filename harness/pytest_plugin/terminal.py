@@ -53,47 +53,48 @@ class UsageErrors:
             raise pytest.UsageError(message)
 
 
-class LostDevices:
-    """Restores the phase in which a test lost its device.
+class TestReports:
+    """Tells what travels on the reports of tests; under xdist, in the process with the terminal."""
 
-    Reporters count a failure outside the call as an error, so the report says `setup` to them.
-    """
+    __test__ = False
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
+        self._rows: list[dict[str, object]] = []
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> Generator[None]:
-        """Restore the phase once all reporters have counted the report."""
+        """Collect rows of the table, write a notice, and restore the phase of a lost device.
+
+        Reporters count a failure outside the call as an error, so the report says `setup` to them.
+        """
+        self._rows += getattr(report, ROWS, [])
+        notice = getattr(report, WAITING, None)
+        if notice is not None:
+            self._write_notice(notice)
         yield
         phase = getattr(report, PHASE, None)
         if phase is not None:
             report.when = phase
             self._reword_junit(report)
 
-    def _reword_junit(self, report: pytest.TestReport) -> None:
-        xml = self._config.stash.get(xml_key, None)
-        if xml is None:
-            return
-        for node in xml.node_reporter(report).nodes:
-            message = node.get("message", "")
-            if node.tag == "error" and message.startswith(_ON_SETUP):
-                node.set("message", f"lost its device on call{message.removeprefix(_ON_SETUP)}")
-
-
-class WaitingNotices:
-    """Writes which tests wait for devices, in the process that has the terminal."""
-
-    def __init__(self, config: pytest.Config) -> None:
-        self._config = config
-
     @pytest.hookimpl
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Write a report's notice past pytest's capture."""
-        notice = getattr(report, WAITING, None)
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Print the table of measurements."""
+        if not self._rows:
+            return
+        from harness.console import visible
+        from harness.pytest_plugin.measurements import format_table
+
+        terminalreporter.section("measurements")
+        for line in format_table(self._rows):
+            terminalreporter.write_line(visible(line))
+
+    def _write_notice(self, notice: str) -> None:
+        """Write which test waits for devices, past pytest's capture."""
         manager = self._config.pluginmanager
         reporter: pytest.TerminalReporter | None = manager.get_plugin("terminalreporter")
-        if notice is None or reporter is None:
+        if reporter is None:
             return
         from harness.console import visible
 
@@ -105,27 +106,11 @@ class WaitingNotices:
             reporter.write_line(visible(notice))
             reporter.flush()
 
-
-class SessionTable:
-    """Prints the table of measurements; under xdist, the controller's instance sees all rows."""
-
-    def __init__(self, config: pytest.Config) -> None:
-        self._config = config
-        self._rows: list[dict[str, object]] = []
-
-    @pytest.hookimpl
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Collect the rows of a finished test."""
-        self._rows += getattr(report, ROWS, [])
-
-    @pytest.hookimpl
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Print the table."""
-        if not self._rows:
+    def _reword_junit(self, report: pytest.TestReport) -> None:
+        xml = self._config.stash.get(xml_key, None)
+        if xml is None:
             return
-        from harness.console import visible
-        from harness.pytest_plugin.measurements import format_table
-
-        terminalreporter.section("measurements")
-        for line in format_table(self._rows):
-            terminalreporter.write_line(visible(line))
+        for node in xml.node_reporter(report).nodes:
+            message = node.get("message", "")
+            if node.tag == "error" and message.startswith(_ON_SETUP):
+                node.set("message", f"lost its device on call{message.removeprefix(_ON_SETUP)}")
