@@ -13,6 +13,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,7 @@ from harness.virtual_device import manager
 from harness.virtual_device.namespace import FORCE_VARIABLE, NamespaceKind, probe_namespace
 from suites.models import tiny_encoder, tiny_llama
 from tests.buildlib.conftest import make_checkpoint
+from tests.postgresql_server import PostgresqlServer, make_cluster, running_postgresql_server
 from tests.private_adb import free_port, private_environment
 from tests.repackaged import repackage
 from tests.system import needs
@@ -227,6 +229,28 @@ def made_once(folder: Path, make: Callable[[Path], object]) -> Path:
             make(making)
             making.rename(folder)
     return folder
+
+
+NewPostgresqlServer = Callable[[], AbstractContextManager[PostgresqlServer]]
+
+
+@pytest.fixture(scope="session")
+def new_postgresql_server(new_port: Callable[[], int], build_cache: Path) -> NewPostgresqlServer:
+    """Starts servers, each for a block, on copies of a cluster that one of the workers makes."""
+
+    def start() -> AbstractContextManager[PostgresqlServer]:
+        cluster = made_once(build_cache.with_name("postgresql-cluster"), make_cluster)
+        return running_postgresql_server(new_port, cluster=cluster)
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def postgresql_server(new_postgresql_server: NewPostgresqlServer) -> Iterator[PostgresqlServer]:
+    """A server that the tests of a worker share, with a database `tests`."""
+    with new_postgresql_server() as server:
+        server.create("tests")
+        yield server
 
 
 def plan_reference(cache: Path, target: str) -> Build:

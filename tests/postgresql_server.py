@@ -1,9 +1,8 @@
 """A real PostgreSQL server of a test's own: a private cluster, on loopback and on a Unix socket.
 
-@pytest.fixture(scope="session")
-def postgresql_server(new_port):
-    with running_postgresql_server(new_port) as server:
-        yield server
+def test_something(new_postgresql_server):
+    with new_postgresql_server() as server:
+        server.create("results")
 """
 
 import base64
@@ -19,7 +18,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import psycopg
@@ -28,6 +27,7 @@ from psycopg import sql
 
 from tests.system import program
 
+USER = "lab"
 _START_TIMEOUT_S = 240.0
 _STARTS = 5
 # What a crash of the machine would lose is of no interest to a test.
@@ -54,9 +54,12 @@ class PostgresqlServer:
     folder: Path
     port: int
     max_connections: int = 60
-    user: str = "lab"
-    password: str = field(default_factory=lambda: f"geheim{secrets.token_hex(8)}")
+    user: str = USER
     _process: "subprocess.Popen[bytes] | None" = None
+
+    @property
+    def password(self) -> str:
+        return (self.folder / "password").read_text()
 
     @property
     def log(self) -> Path:
@@ -168,44 +171,68 @@ class PostgresqlServer:
 
 @contextlib.contextmanager
 def running_postgresql_server(
-    new_port: Callable[[], int], *, max_connections: int = 60
+    new_port: Callable[[], int], *, max_connections: int = 60, cluster: Path | None = None
 ) -> Iterator[PostgresqlServer]:
-    """A server with a new cluster, which goes with it."""
-    # Other folders may be closed to the server's user, or too deep for a socket.
+    """A server with a new cluster, which goes with it.
+
+    Args:
+        cluster: one that `make_cluster` has made, of which it is a copy; to make one takes longer
+            than most tests of it.
+    """
+    with _folder_of_its_user() as folder:
+        if cluster is None:
+            _initialize(folder)
+        else:
+            subprocess.run(["cp", "-a", f"{cluster}/.", folder], check=True)
+        server = PostgresqlServer(folder, new_port(), max_connections)
+        try:
+            for left in reversed(range(_STARTS)):
+                try:
+                    server.start()
+                    break
+                except TimeoutError:
+                    if not left:
+                        raise
+                    server.port = new_port()  # somebody may have taken it meanwhile
+            yield server
+        finally:
+            server.stop()
+
+
+def make_cluster(folder: Path) -> None:
+    """Make a cluster for servers to copy, in a folder that is not there yet."""
+    with _folder_of_its_user() as made:
+        _initialize(made)
+        subprocess.run(["cp", "-a", made, folder], check=True)
+
+
+@contextlib.contextmanager
+def _folder_of_its_user() -> Iterator[Path]:
+    """A folder of the server's user; others may be closed to them, or too deep for a socket."""
     folder = Path(tempfile.mkdtemp(prefix="qnnfarm-pg-", dir="/tmp"))
-    server = PostgresqlServer(folder, new_port(), max_connections)
     try:
-        _make_cluster(server)
-        for left in reversed(range(_STARTS)):
-            try:
-                server.start()
-                break
-            except TimeoutError:
-                if not left:
-                    raise
-                server.port = new_port()  # somebody may have taken it meanwhile
-        yield server
+        if os.geteuid() == 0:
+            os.chown(folder, _other_user().pw_uid, _other_user().pw_gid)
+        yield folder
     finally:
-        server.stop()
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _make_cluster(server: PostgresqlServer) -> None:
-    password = server.folder / "password"
-    password.write_text(_verifier(server.password) + "\n")
+def _initialize(folder: Path) -> None:
+    password, verifier = f"geheim{secrets.token_hex(8)}", folder / "verifier"
+    (folder / "password").write_text(password)
+    verifier.write_text(_verifier(password) + "\n")
     if os.geteuid() == 0:
-        user = _other_user()
-        for path in (server.folder, password):
-            os.chown(path, user.pw_uid, user.pw_gid)
+        os.chown(verifier, _other_user().pw_uid, _other_user().pw_gid)
     command: Sequence[str] = [
         *_as_its_user(),
         str(program("initdb")),
-        *("--pgdata", str(server.folder / "data"), "--username", server.user),
-        *("--pwfile", str(password), "--auth", "scram-sha-256"),
+        *("--pgdata", str(folder / "data"), "--username", USER, "--wal-segsize", "1"),
+        *("--pwfile", str(verifier), "--auth", "scram-sha-256"),
         *("--encoding", "UTF8", "--no-locale", "--no-sync"),
     ]
     done = subprocess.run(
-        command, cwd=server.folder, capture_output=True, text=True, check=False,
+        command, cwd=folder, capture_output=True, text=True, check=False,
         stdin=subprocess.DEVNULL,
     )  # fmt: skip
     if done.returncode:

@@ -31,7 +31,8 @@ from harness.plans.cell_runner import ModelCache
 from harness.plans.plan_file import Plan
 from harness.plans.scheduler import Scheduler
 from suites.models import tiny_llama
-from tests.postgresql_server import PostgresqlServer, running_postgresql_server
+from tests.conftest import NewPostgresqlServer
+from tests.postgresql_server import PostgresqlServer
 from tests.ssh_server import SshServer, running_ssh_server
 
 OPTIONS = {
@@ -43,8 +44,8 @@ GIB = 1 << 30
 
 
 @pytest.fixture(scope="module")
-def server(new_port: Callable[[], int]) -> Iterator[PostgresqlServer]:
-    with running_postgresql_server(new_port) as server:
+def server(new_postgresql_server: NewPostgresqlServer) -> Iterator[PostgresqlServer]:
+    with new_postgresql_server() as server:
         server.create("lab")
         yield server
 

@@ -18,17 +18,18 @@ from harness.lab.jobs import CellEnd, LabJobs, queue_name
 from harness.lab.submission import open_lab_run
 from harness.results.store import ResultsStore
 from reports.lab.access import Access, read_tokens
+from tests.conftest import NewPostgresqlServer
 from tests.harness.lab.hosts import POOL, Host, Lab, wait_for
-from tests.postgresql_server import PostgresqlServer, running_postgresql_server
+from tests.postgresql_server import PostgresqlServer
 from tests.reports.page_server import serving
 
 pytestmark = pytest.mark.first
 
 
 @pytest.fixture(scope="module")
-def server(new_port: Callable[[], int]) -> Iterator[PostgresqlServer]:
+def server(new_postgresql_server: NewPostgresqlServer) -> Iterator[PostgresqlServer]:
     """A server of these tests, which restart it."""
-    with running_postgresql_server(new_port) as server:
+    with new_postgresql_server() as server:
         yield server
 
 

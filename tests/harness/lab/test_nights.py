@@ -15,15 +15,16 @@ from harness.errors import WrongUseError
 from harness.lab.jobs import LabJobs
 from harness.lab.nights import Nights, check_cron
 from suites.nightly.night import Night
-from tests.postgresql_server import PostgresqlServer, running_postgresql_server
+from tests.conftest import NewPostgresqlServer
+from tests.postgresql_server import PostgresqlServer
 
 EACH_MINUTE = "* * * * *"
 POOL = "devices:\n  - {{name: {host}-a, type: virtual, identifier: a, soc: SM8750}}\n"
 
 
 @pytest.fixture(scope="module")
-def server(new_port: Callable[[], int]) -> Iterator[PostgresqlServer]:
-    with running_postgresql_server(new_port) as server:
+def server(new_postgresql_server: NewPostgresqlServer) -> Iterator[PostgresqlServer]:
+    with new_postgresql_server() as server:
         server.create("lab")
         yield server
 

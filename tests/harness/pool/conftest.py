@@ -23,7 +23,6 @@ from harness.pool.owner import Owner, host_id
 from harness.pool.pool import Pool
 from harness.pool.records import Facts
 from tests.clock import ManualClock
-from tests.harness.results.conftest import postgresql_server
 from tests.postgresql_server import PostgresqlServer
 
 if TYPE_CHECKING:
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from harness.pool.opener import Opener
 
 TTL_S = 30.0
-__all__ = ["postgresql_server"]  # of the results, too
 
 
 class ManualDatabase(Database):

@@ -9,7 +9,7 @@ import pytest
 from harness.results.records import ContainerInfo, DeviceInfo, Provenance, Run, WorkloadRecord
 from harness.results.store import ResultsStore
 from tests.harness.results.places import Place, PostgresqlPlace, SqlitePlace
-from tests.postgresql_server import PostgresqlServer, running_postgresql_server
+from tests.postgresql_server import PostgresqlServer
 
 
 def _make_run(**changes: object) -> Run:
@@ -59,14 +59,6 @@ def _make_run(**changes: object) -> Run:
 def make_run() -> Callable[..., Run]:
     """Makes a run that is legal but for what is changed."""
     return _make_run
-
-
-@pytest.fixture(scope="session")
-def postgresql_server(new_port: Callable[[], int]) -> Iterator[PostgresqlServer]:
-    """A server that the tests of a worker share, with a database `tests`."""
-    with running_postgresql_server(new_port) as server:
-        server.create("tests")
-        yield server
 
 
 @pytest.fixture

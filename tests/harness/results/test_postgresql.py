@@ -22,8 +22,9 @@ from harness.results.records import Measurement, Run
 from harness.results.run_recorder import RunRecorder
 from harness.results.store import ResultsStore
 from tests.command_line import Started
+from tests.conftest import NewPostgresqlServer
 from tests.harness.results.places import PostgresqlPlace
-from tests.postgresql_server import PostgresqlServer, running_postgresql_server
+from tests.postgresql_server import PostgresqlServer
 from tests.waiting import PATIENCE_S
 
 MakeRun = Callable[..., Run]
@@ -31,9 +32,9 @@ pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture
-def own_server(new_port: Callable[[], int]) -> Iterator[PostgresqlServer]:
+def own_server(new_postgresql_server: NewPostgresqlServer) -> Iterator[PostgresqlServer]:
     """A server that a test may stop."""
-    with running_postgresql_server(new_port) as server:
+    with new_postgresql_server() as server:
         yield server
 
 
