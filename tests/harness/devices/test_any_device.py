@@ -106,7 +106,10 @@ def test_a_death_by_a_signal_is_its_number(any_device: Device) -> None:
 def test_a_failure_carries_everything(any_device: Device) -> None:
     with pytest.raises(DeviceCommandError, match="status 3: broken") as caught:
         any_device.shell("echo noise; echo broken >&2; exit 3")
-    assert (caught.value.serial, caught.value.exit_status) == (any_device.serial, 3)
+    error = caught.value
+    assert (error.serial, error.exit_status) == (any_device.serial, 3)
+    assert error.log_tail == "broken\n"
+    assert "exit 3" in error.command
 
 
 def test_output_comes_as_it_is_written(any_device: Device) -> None:
@@ -230,12 +233,12 @@ def test_a_push_replaces_and_sets_the_mode(
 
 def test_many_files_in_one_go(any_device: Device, any_folder: str, local_folder: Path) -> None:
     items = []
-    for number in range(30):
+    for number in range(200):
         local = local_folder / str(number)
         local.write_text("x" * number)
         items.append(PushItem(local, f"{any_folder}/{number % 3}/{number}"))
-    assert any_device.push_many(items) == sum(range(30))
-    assert any_device.shell(f"ls {any_folder}/* | grep -c '^[0-9]'").stdout.strip() == "30"
+    assert any_device.push_many(items) == sum(range(200))
+    assert any_device.shell(f"ls {any_folder}/* | grep -c '^[0-9]'").stdout.strip() == "200"
 
 
 def test_many_files_back_in_one_go(any_device: Device, any_folder: str, local_folder: Path) -> None:
@@ -271,8 +274,9 @@ def test_impossible_transfers_are_refused(
     back = local_folder / "back"
     with pytest.raises(DeviceTransferError):
         any_device.pull(f"{any_folder}/absent", back)
-    with pytest.raises(HostFileError):
-        any_device.push(local_folder / "absent", f"{any_folder}/x")
+    for missing, said in (("absent", "No such file"), ("", "not a regular file")):
+        with pytest.raises(HostFileError, match=said):
+            any_device.push(local_folder / missing, f"{any_folder}/x")
     assert list(local_folder.iterdir()) == [local]
     assert any_device.shell(["ls", "-A", any_folder]).stdout == "plain\n"
 

@@ -35,6 +35,7 @@ _numbers = itertools.count()
 @some
 @given(words=st.lists(texts, min_size=1, max_size=5), value=texts)
 @example(words=["-n", "--", "a'b"], value="'; exit 9; '")
+@example(words=["", "a b", "*", "~", "$HOME"], value="$HOME")
 def test_words_and_values(any_device: Device, words: list[str], value: str) -> None:
     result = any_device.shell(["printf", "<%s>", *words], env={"V": value})
     assert result.stdout == "".join(f"<{word}>" for word in words)
