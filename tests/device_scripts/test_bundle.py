@@ -26,6 +26,8 @@ TEXT = (
 
 
 ASKED = "In the beginning God created"
+T2T = ("genie_t2t_run.py", "-c", "genie_config.json")
+PERPLEXITY = ("genie_perplexity.py", "-c", "genie_config.json", "--ar", "32", "--out", "r.json")
 
 
 @pytest.fixture
@@ -65,20 +67,19 @@ def test_prompt_prompt_file_and_tokens(
     runner: "Runner", short_bundle: Path, tmp_path: Path
 ) -> None:
     """A query by tokens generates what the same prompt does; Genie puts bos before both."""
-    base = ("genie_t2t_run.py", "-c", "genie_config.json")
-    done = runner.run(*base, "-p", TEXT, "--profile", "p.json", cwd=short_bundle)
+    done = runner.run(*T2T, "-p", TEXT, "--profile", "p.json", cwd=short_bundle)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("Using libGenie.so version 1.")
     assert f"[PROMPT]: {TEXT}\n\n[BEGIN]: " in done.stdout
     text = answer(done.stdout)
     assert text
     (tmp_path / "prompt").write_text(TEXT)
-    again = runner.run(*base, "--prompt_file", tmp_path / "prompt", cwd=short_bundle)
+    again = runner.run(*T2T, "--prompt_file", tmp_path / "prompt", cwd=short_bundle)
     assert answer(again.stdout) == text
     tokenizer = tokenizers.Tokenizer.from_file(str(short_bundle / "tokenizer.json"))
     ids = tokenizer.encode(TEXT, add_special_tokens=False).ids
     (tmp_path / "tokens").write_text(" ".join(map(str, ids)))
-    by_tokens = runner.run(*base, "-tok", tmp_path / "tokens", cwd=short_bundle)
+    by_tokens = runner.run(*T2T, "-tok", tmp_path / "tokens", cwd=short_bundle)
     assert tokenizer.decode([int(i) for i in answer(by_tokens.stdout).split()]) == text
     query = last_query(short_bundle / "p.json")
     assert query["num-prompt-tokens"]["value"] == len(ids) + 1
@@ -89,9 +90,7 @@ def test_prompt_prompt_file_and_tokens(
 def test_a_prompt_longer_than_the_context_fails_in_one_line(
     runner: "Runner", random_bundle: Path
 ) -> None:
-    done = runner.run(
-        "genie_t2t_run.py", "-c", "genie_config.json", "-p", TEXT * 30, cwd=random_bundle
-    )
+    done = runner.run(*T2T, "-p", TEXT * 30, cwd=random_bundle)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
         "genie-t2t-run: error: GenieDialog_query: the prompt exceeds the context and failed: "
@@ -102,27 +101,11 @@ def test_a_prompt_longer_than_the_context_fails_in_one_line(
 def test_rewind_and_a_prompt_that_is_no_utf_8(
     runner: "Runner", short_bundle: Path, tmp_path: Path
 ) -> None:
-    done = runner.run(
-        "genie_t2t_run.py",
-        "-c",
-        "genie_config.json",
-        "-p",
-        "In the beginning",
-        "-w",
-        "In the end",
-        cwd=short_bundle,
-    )
+    done = runner.run(*T2T, "-p", "In the beginning", "-w", "In the end", cwd=short_bundle)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("[BEGIN]: ") == 2
     (tmp_path / "prompt").write_bytes(b"\xff\xfe")
-    done = runner.run(
-        "genie_t2t_run.py",
-        "-c",
-        "genie_config.json",
-        "--prompt_file",
-        tmp_path / "prompt",
-        cwd=short_bundle,
-    )
+    done = runner.run(*T2T, "--prompt_file", tmp_path / "prompt", cwd=short_bundle)
     assert done.returncode == 1
     assert "GenieDialog_query failed: GENIE_STATUS_ERROR_" in done.stderr
 
@@ -132,13 +115,13 @@ def test_a_damaged_binary_is_an_error_not_a_hang(runner: "Runner", random_bundle
     data = binary.read_bytes()
     binary.unlink()
     binary.write_bytes(data[: len(data) // 2])
-    done = runner.run("genie_t2t_run.py", "-c", "genie_config.json", "-p", "x", cwd=random_bundle)
+    done = runner.run(*T2T, "-p", "x", cwd=random_bundle)
     assert done.returncode == 1
     assert "genie-t2t-run: error: GenieDialog_create failed: GENIE_STATUS_ERROR_" in done.stderr
 
 
 def test_a_reader_that_goes_away_ends_the_run(runner: "Runner", random_bundle: Path) -> None:
-    command = runner.command("genie_t2t_run.py", ["-c", "genie_config.json", "-p", TEXT])
+    command = runner.command(T2T[0], [*T2T[1:], "-p", TEXT])
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(
@@ -157,7 +140,7 @@ def test_a_reader_that_goes_away_ends_the_run(runner: "Runner", random_bundle: P
 def test_a_signal_closes_the_dialog_and_is_told(runner: "Runner", bundle: Path) -> None:
     """Without that the process aborts when it ends."""
     process = subprocess.Popen(
-        runner.command("genie_t2t_run.py", ["-c", "genie_config.json", "-p", "In the beginning"]),
+        runner.command(T2T[0], [*T2T[1:], "-p", "In the beginning"]),
         cwd=bundle,
         env=runner.environment,
         stdout=subprocess.PIPE,
@@ -354,16 +337,7 @@ def test_perplexity_by_windows(runner: "Runner", short_bundle: Path) -> None:
     (short_bundle / "w0").write_text(text)
     (short_bundle / "w1").write_text(text[10:])
     (short_bundle / "w2").write_text(text + text)
-    base = (
-        "genie_perplexity.py",
-        "-c",
-        "genie_config.json",
-        "--ar",
-        "32",
-        "--out",
-        "r.json",
-        "--window-files",
-    )
+    base = (*PERPLEXITY, "--window-files")
     done = runner.run(*base, "w0", "w1", "w0", cwd=short_bundle)
     assert done.returncode == 0, done.stderr
     result = json.loads((short_bundle / "r.json").read_text())
@@ -387,14 +361,12 @@ def test_a_child_that_stands_still_is_killed_and_started_again(
     runner: "Runner", random_bundle: Path
 ) -> None:
     (random_bundle / "w0").write_text(window_text(random_bundle))
-    arguments = ["-c", "genie_config.json", "--ar", "32", "--out", "r.json"]
+    script, *arguments = (*PERPLEXITY, "--window-files", "w0")
     began = time.monotonic()
-    command = ("genie_perplexity.py", *arguments, "--window-files", "w0")
-    assert runner.run(*command, cwd=random_bundle).returncode == 0
+    assert runner.run(script, *arguments, cwd=random_bundle).returncode == 0
     timeout_s = max(6, math.ceil(8 * (time.monotonic() - began)))  # as the machine is slow
-    arguments += ["--timeout", str(timeout_s)]
     process = subprocess.Popen(
-        runner.command("genie_perplexity.py", [*arguments, "--window-files", "w0"]),
+        runner.command(script, ["--timeout", str(timeout_s), *arguments]),
         cwd=random_bundle,
         env=runner.environment,
         stderr=subprocess.DEVNULL,

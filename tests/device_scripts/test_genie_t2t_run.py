@@ -152,22 +152,8 @@ def test_help_tells_every_option(capsys: pytest.CaptureFixture[str]) -> None:
         genie_t2t_run.main(["--help"])
     assert caught.value.code == 0
     printed_help = capsys.readouterr().out
-    for option in (
-        "-c",
-        "--config",
-        "-p",
-        "--prompt",
-        "--prompt_file",
-        "-tok",
-        "--tokens_file",
-        "-l",
-        "--lora",
-        "-w",
-        "--log",
-        "--profile",
-        "-e",
-        "-t",
-    ):
+    short, long = "-c -p -tok -l -w -e -t", "config prompt prompt_file tokens_file lora log profile"
+    for option in (*short.split(), *(f"--{name}" for name in long.split())):
         assert option in printed_help
 
 
