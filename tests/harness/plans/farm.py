@@ -12,7 +12,7 @@ from harness.errors import HarnessError, LeaseTimeoutError, RequirementError
 from harness.plans.cancellation import CancelToken
 from harness.plans.cells import Cell, make_cell
 from harness.plans.lease_requests import meets
-from harness.plans.outcome import CellResult
+from harness.plans.outcome import CellResult, Summary
 from harness.plans.plan_file import Retries
 from harness.pool.failure_policy import Work
 from harness.pool.lease import LeasedDevice
@@ -195,3 +195,7 @@ class HandRunner:
             with self._lock:
                 self._busy.discard(member)
         return CellResult(summary=f"{cell.label} ran")
+
+
+def statuses(summary: Summary) -> dict[str, str]:
+    return {outcome.cell.label: outcome.status for outcome in summary.outcomes}

@@ -1,26 +1,16 @@
 """What the scheduler asks the pool for, where not every device will do, or not all can be had."""
 
 import itertools
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from harness.errors import DeviceLostError
 from harness.plans.journal import Journal
-from harness.plans.outcome import Summary
 from harness.plans.scheduler import MatrixOptions, run_matrix
 from harness.pool.requirement import Requirement
 from harness.pool.states import MemberState
-from tests.harness.plans.farm import HandClock, HandPool, HandRunner, cells, members
-
-
-@pytest.fixture
-def journal(tmp_path: Path) -> Iterator[Journal]:
-    with Journal(tmp_path / "plan.jsonl") as journal:
-        journal.begin("plan", "0" * 32, fresh=False)
-        yield journal
+from tests.harness.plans.farm import HandClock, HandPool, HandRunner, cells, members, statuses
 
 
 @pytest.fixture
@@ -30,36 +20,23 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> HandClock:
     return made
 
 
-def statuses(summary: Summary) -> dict[str, str]:
-    return {outcome.cell.label: outcome.status for outcome in summary.outcomes}
-
-
-def test_a_device_that_is_away_is_no_other_to_try_again_on(journal: Journal) -> None:
-    there = members("a")
-    away = [replace(member, state=MemberState.ABSENT) for member in members("b")]
+@pytest.mark.parametrize("known", [True, False], ids=["away", "refused"])
+def test_a_device_that_cannot_be_had_is_no_other_to_try_again_on(
+    journal: Journal, *, known: bool
+) -> None:
+    """One that the plan sees is absent, and one that the pool alone knows is full."""
+    there, other = members("a", "b")
     tries = itertools.count()
 
     def fails_once(*_: object) -> None:
         if not next(tries):
             raise DeviceLostError("serial-of-a", "a push", "closed")
 
+    if known:
+        pool = HandPool([there, replace(other, state=MemberState.ABSENT)], away={"b"})
+    else:
+        pool = HandPool([there, other], refused={"b"})
     runner, options = HandRunner(fails_once), MatrixOptions(lease_s=60)
-    pool = HandPool(there + away, away={"b"})
-    summary = run_matrix(cells(1), pool, runner, journal, options=options)
-    assert statuses(summary) == {"cell-0": "done"}
-    assert [member for _, member in runner.ran] == ["a", "a"]
-
-
-def test_a_device_that_the_pool_refuses_is_no_other_to_try_again_on(journal: Journal) -> None:
-    """By what the plan knows it would do; the pool knows that it is full."""
-    tries = itertools.count()
-
-    def fails_once(*_: object) -> None:
-        if not next(tries):
-            raise DeviceLostError("serial-of-a", "a push", "closed")
-
-    runner, options = HandRunner(fails_once), MatrixOptions(lease_s=60)
-    pool = HandPool(members("a", "b"), refused={"b"})
     summary = run_matrix(cells(1), pool, runner, journal, options=options)
     assert statuses(summary) == {"cell-0": "done"}
     assert [member for _, member in runner.ran] == ["a", "a"]

@@ -4,7 +4,6 @@ import _thread
 import itertools
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,19 +29,8 @@ from harness.plans.plan_file import Retries
 from harness.plans.scheduler import MatrixOptions, run_matrix
 from harness.pool.requirement import Requirement
 from harness.workloads.command import Command
-from tests.harness.plans.farm import HandClock, HandPool, HandRunner, cells, members
+from tests.harness.plans.farm import HandClock, HandPool, HandRunner, cells, members, statuses
 from tests.harness.pool.interrupts import Interrupter
-
-
-@pytest.fixture
-def journal(tmp_path: Path) -> Iterator[Journal]:
-    with Journal(tmp_path / "plan.jsonl") as journal:
-        journal.begin("plan", "0" * 32, fresh=False)
-        yield journal
-
-
-def statuses(summary: Summary) -> dict[str, str]:
-    return {outcome.cell.label: outcome.status for outcome in summary.outcomes}
 
 
 def test_every_cell_runs_once_and_no_lease_stays(journal: Journal) -> None:
