@@ -31,12 +31,12 @@ def test_a_device_that_goes_away_and_comes_back(
     adb_server: AdbServer, make_virtual_device: MakeDevice, random_file: RandomFile
 ) -> None:
     virtual, device = make_virtual_device()
-    files = {f"part {n}": random_file(40 << 20) for n in range(3)}
+    files = {f"part {n}": random_file(12 << 20) for n in range(3)}
     gone = False
 
     def stop(sent: int, total: int) -> None:
         nonlocal gone
-        if sent > total // 3 and not gone:
+        if sent > total // 2 and not gone:
             gone = True
             manager.stop(virtual.name)
 
@@ -48,7 +48,7 @@ def test_a_device_that_goes_away_and_comes_back(
     adb_server.connect(back.serial)
     again = Device(AdbTransport(adb_server, back.serial))
     deployment = deploy(again, files, run_id="r", timeout_s=1200)
-    assert 0 < deployment.pushed_bytes <= 2 * (40 << 20)
+    assert 0 < deployment.pushed_bytes <= 2 * (12 << 20)
     for file in deployment.files:
         found = again.shell(["sha256sum", f"{deployment.run_dir}/{file.name}"], timeout_s=60)
         assert found.stdout.startswith(file.sha256)

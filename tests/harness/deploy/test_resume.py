@@ -57,7 +57,7 @@ def test_an_unchanged_deployment_sends_next_to_nothing(
     metered: Metered, random_file: RandomFile
 ) -> None:
     device, meter = metered
-    files = {f"part {number}": random_file(_PART) for number in range(20)}
+    files = {f"part {number}": random_file(200_000) for number in range(20)}
     deploy(device, files, run_id="first")
     before = meter.total_bytes
     again = deploy(device, files, run_id="second")

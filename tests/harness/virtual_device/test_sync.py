@@ -6,7 +6,6 @@ import os
 import stat
 import struct
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from harness.virtual_device.events import EventLog
 
 _TMP = "/data/local/tmp"
-_BIG = 100 * 1000 * 1000
 
 
 def _write_noise(path: Path, size: int) -> str:
@@ -49,7 +47,7 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-@pytest.mark.parametrize("size", [0, 1, 65536, 1 << 20, 3_000_001])
+@pytest.mark.parametrize("size", [0, 1, 65536, 3_000_001, 20_000_000])
 def test_round_trip(on_device: Adb, tmp_path: Path, size: int) -> None:
     digest = _write_noise(tmp_path / "file", size)
     assert on_device("push", tmp_path / "file", f"{_TMP}/round").returncode == 0
@@ -57,25 +55,6 @@ def test_round_trip(on_device: Adb, tmp_path: Path, size: int) -> None:
     assert shell.stdout.split()[0].decode() == digest
     assert on_device("pull", f"{_TMP}/round", tmp_path / "back").returncode == 0
     assert _sha256(tmp_path / "back") == digest
-
-
-def test_round_trip_of_100_megabytes(
-    start_device: Callable[..., VirtualDevice],
-    adb: Adb,
-    tmp_path: Path,
-    record_property: Callable[[str, object], None],
-) -> None:
-    device = start_device("big")
-    digest = _write_noise(tmp_path / "file", _BIG)
-    started = time.monotonic()
-    assert adb("-s", device.serial, "push", tmp_path / "file", f"{_TMP}/big").returncode == 0
-    pushed = time.monotonic()
-    assert adb("-s", device.serial, "pull", f"{_TMP}/big", tmp_path / "back").returncode == 0
-    pulled = time.monotonic()
-    assert _sha256(tmp_path / "back") == digest
-    record_property("push_mb_s", round(_BIG / 1e6 / (pushed - started)))
-    record_property("pull_mb_s", round(_BIG / 1e6 / (pulled - pushed)))
-    manager.remove("big")
 
 
 def test_folders_with_all_kinds_of_names(on_device: Adb, tmp_path: Path) -> None:
