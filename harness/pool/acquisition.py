@@ -27,6 +27,7 @@ from harness.pool.status import describe_wait
 
 _POLL_S = (0.02, 0.1)
 _REFRESH_S = 1.0
+_TURN_S = 0.02
 _AFTER_FAILURE_S = 0.05
 _MAX_PARALLEL_CLAIMS = 16
 
@@ -78,6 +79,7 @@ class Acquisition:
         failures = 0
         try:
             while True:
+                # Both are read before the ledger is asked: what happens meanwhile is a change.
                 changes, version = self._context.changes.count, self._ledger.version()
                 try:
                     rows = self._ledger.try_grant(ticket, self._owner, self._purpose)
@@ -97,19 +99,20 @@ class Acquisition:
                 now = time.monotonic()
                 if rows or now - refreshed > _REFRESH_S:
                     while_waiting()
-                    members = self._match()
-                    self._ledger.set_candidates(ticket, list(members))
+                    members, before = self._match(), members
+                    if list(members) != list(before):
+                        self._ledger.set_candidates(ticket, list(members))
                     refreshed = now
                 if cancelled() or (deadline is not None and now >= deadline):
                     waited_s = round(now - began, 1)
                     reason = self._wait_reason(members)
                     raise LeaseTimeoutError(str(self._requirement), waited_s, reason)
-                self._pause(changes, version, deadline, cancelled)
+                self._pause(ticket, changes, version, deadline, cancelled)
         except BaseException:
             if grant is not None:
                 grant.give_up("its grant was interrupted")
             with suppress(LedgerError):  # the first error says more
-                self._ledger.settle(ticket)
+                self._ledger.withdraw(ticket)
             raise
 
     def _enqueue(self, members: Mapping[str, Member]) -> int:
@@ -131,18 +134,28 @@ class Acquisition:
         return min(_REFRESH_S, self._ledger.ttl_s / 4)
 
     def _pause(
-        self, changes: int, version: int, deadline: float | None, cancelled: Callable[[], bool]
+        self,
+        ticket: int,
+        changes: int,
+        version: int,
+        deadline: float | None,
+        cancelled: Callable[[], bool],
     ) -> None:
-        """Wait for a change, by this process or another one, since these were counted."""
+        """Wait for a change by this process, or for one by another, and then for those before it.
+
+        So a device that becomes free is first looked at by the one whose turn it is.
+        """
+        turn_s = _TURN_S * self._ledger.turns_before(ticket)
         end = time.monotonic() + self._refresh_s
         if deadline is not None:
             end = min(end, deadline)
         while time.monotonic() < end:
             poll_s = random.uniform(*_POLL_S)  # noqa: S311 - spreads the load, no secret
-            if self._context.changes.wait_beyond(changes, poll_s):
+            if self._context.changes.wait_beyond(changes, poll_s) or cancelled():
                 return
-            if self._ledger.version() != version or cancelled():
-                return
+            if (latest := self._ledger.version()) != version:
+                version = latest
+                end = min(end, time.monotonic() + turn_s)
 
 
 class Grant:

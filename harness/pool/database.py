@@ -53,6 +53,11 @@ _LEAST_SPACE = 1 << 16
 """Free bytes below which a file of SQLite cannot grow."""
 _LOCK = 0x716E6670
 _CHANNEL = "qnnfarm_pool"
+_CHANGES = "SELECT value FROM pool_counters WHERE name = 'changes'"
+_COUNT_CHANGE = (
+    "INSERT INTO pool_counters VALUES ('changes', 1)"
+    " ON CONFLICT (name) DO UPDATE SET value = value + 1"
+)
 _LOCK_NOT_AVAILABLE = "55P03"
 
 T = TypeVar("T")
@@ -123,6 +128,7 @@ class Database:
         self._connection: Connection | None = None
         self._inherited: list[Connection] = []
         self._changes = 0
+        self._data_version = 0
         self._was_there = False
         self._away_since = 0.0
         if self.path is not None:
@@ -157,8 +163,8 @@ class Database:
             if self.path is None:
                 connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
             result = work(connection)
-            if tell and self.path is None:
-                connection.exec_driver_sql(f"NOTIFY {_CHANNEL}")
+            if tell:
+                connection.exec_driver_sql(_COUNT_CHANGE if self.path else f"NOTIFY {_CHANNEL}")
             return result
 
         return self._insist(write, writes=True)
@@ -173,7 +179,7 @@ class Database:
             try:
                 driver: Any = self._open().connection.dbapi_connection
                 if self.path is not None:
-                    return int(driver.execute("PRAGMA data_version").fetchone()[0])
+                    return self._file_version(driver)
                 driver.pgconn.consume_input()
                 while driver.pgconn.notifies() is not None:
                     self._changes += 1
@@ -183,6 +189,15 @@ class Database:
                 self._drop()
                 self._changes += 1
             return self._changes
+
+    def _file_version(self, driver: sqlite3.Connection) -> int:
+        """Return how many changes were told; heartbeats of others wake nobody."""
+        data_version = driver.execute("PRAGMA data_version").fetchone()[0]
+        if data_version != self._data_version:
+            self._data_version = data_version
+            row = driver.execute(_CHANGES).fetchone()
+            self._changes = row[0] if row else 0
+        return self._changes
 
     def times(self, db: Connection, clock: Clock, /) -> tuple[float, float]:
         """Return the time in seconds since 1970, and that of heartbeats.
@@ -242,6 +257,7 @@ class Database:
             connection.close()
             raise
         self._connection, self._pid = connection, os.getpid()
+        self._data_version = 0
         self._away_since = 0.0
         return connection
 

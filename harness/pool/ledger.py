@@ -3,7 +3,7 @@
 import json
 import os
 import secrets
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -28,7 +28,7 @@ from harness.pool.evidence import (
 from harness.pool.failure_policy import FailureReport, QuarantineRule, Work
 from harness.pool.history import HistoryEntry, add_event, read_history
 from harness.pool.owner import Owner, has_ended, host_id
-from harness.pool.queue import Request, serve
+from harness.pool.queue import Request, keep, served
 from harness.pool.records import (
     DeviceRow,
     Facts,
@@ -44,7 +44,6 @@ from harness.pool.records import (
     shown,
 )
 from harness.pool.schema import (
-    OWNER,
     addresses,
     counters,
     devices,
@@ -432,17 +431,36 @@ class Ledger:
 
     @_reads
     def _must_act(self, db: Connection, ticket: int) -> bool:
-        """Return whether a ticket's turn has come, or else there is something to write."""
+        """Return whether a ticket's turn has come, or else there is something to write.
+
+        Each waiting process asks at each change, so each looks only at the processes that have its
+        devices or come before it for them: hundreds may wait.
+        """
         beat = self._beat(db)
         row = db.execute(select(tickets).where(tickets.c.id == ticket)).one_or_none()
-        return (
-            row is None
-            or row.token is not None
-            or beat - row.beat > self.ttl_s / 4
-            or any(self._is_dead(row, beat) for row in _owned(db))
-            or bool(self._reserved_from_holders(db))
-            or self._devices_for(db, ticket) is not None
-        )
+        if row is None or row.token is not None or beat - row.beat > self.ttl_s / 4:
+            return True
+        kept = self._kept_devices(db)
+        if ticket in served(kept):
+            return True
+        keys = _candidates(row.candidates)
+        holders = select(leases).where(leases.c.key.in_(keys))
+        before = {kept[key].ticket for key in keys if key in kept} - {ticket}
+        blocking = (holders, select(tickets).where(tickets.c.id.in_(before)))
+        return any(
+            self._is_dead(other, beat) for query in blocking for other in db.execute(query)
+        ) or bool(self._reserved_from_holders(db))
+
+    @_reads
+    def turns_before(self, db: Connection, ticket: int) -> int:
+        """Return how often each of a ticket's devices goes to older tickets before it, about."""
+        older: list[frozenset[str]] = []
+        for row in db.execute(_QUEUE):
+            keys = frozenset(_candidates(row.candidates))
+            if row.id == ticket:
+                return sum(not keys.isdisjoint(other) for other in older) // max(1, len(keys))
+            older.append(keys)
+        return 0
 
     @_writes_quietly
     def _try_grant(
@@ -457,16 +475,21 @@ class Ledger:
             granted = db.execute(select(leases).where(leases.c.token == token)).all()
             keys: Sequence[str] | None = [row.key for row in granted]
             return [_until(lease_of(row), until) for row in granted] or None
-        keys = self._devices_for(db, ticket)
+        keys = served(self._kept_devices(db)).get(ticket)
         if keys is None:
             return None
         token = _next_token(db)
         db.execute(tickets.update().where(tickets.c.id == ticket).values(token=token))
         return [self._grant(db, key, token, owner, purpose, until) for key in keys]
 
-    @_writes
+    @_writes_quietly
     def settle(self, db: Connection, ticket: int) -> None:
-        """Remove a ticket that was served or given up."""
+        """Remove a ticket that was served."""
+        db.execute(tickets.delete().where(tickets.c.id == ticket))
+
+    @_writes
+    def withdraw(self, db: Connection, ticket: int) -> None:
+        """Remove a ticket that may keep devices from others."""
         db.execute(tickets.delete().where(tickets.c.id == ticket))
 
     @_writes
@@ -791,8 +814,8 @@ class Ledger:
         _update(db, key, due=self._now(db) + wait_s, attempts=device.returns + 1)
         self._apply(db, key, Event.DISTRUSTED, reason)
 
-    def _devices_for(self, db: Connection, ticket: int) -> Sequence[str] | None:
-        """Return the devices that a ticket is served with; `None` if it is not its turn."""
+    def _kept_devices(self, db: Connection) -> Mapping[str, Request]:
+        """Return the free devices that tickets get now or keep; see `keep`."""
         held = frozenset(db.scalars(select(leases.c.key)))
         present = select(devices.c.key, devices.c.state).where(
             devices.c.state.in_([MemberState.READY, MemberState.LEASED])
@@ -800,17 +823,17 @@ class Ledger:
         states = {row.key: row.state for row in db.execute(present)}
         free = {key for key, state in states.items() if state == MemberState.READY} - held
         if not free:
-            return None
+            return {}
         reserved = reservations.current(db, self._now(db))
 
         def request_of(row: Row[Any]) -> Request:
-            keys, user = _candidates(row.candidates), owner_of(row).user
+            keys = _candidates(row.candidates)
             if reserved:
+                user = owner_of(row).user
                 keys = tuple(k for k in keys if k not in reserved or reserved[k].user == user)
             return Request(row.id, keys, row.wanted)
 
-        requests = map(request_of, db.execute(_QUEUE))
-        return serve(requests, free, states.keys() - free).get(ticket)
+        return keep(map(request_of, db.execute(_QUEUE)), free, states.keys() - free)
 
     def _grant(
         self, db: Connection, key: str, token: int, owner: Owner, purpose: str, until: float
@@ -955,13 +978,6 @@ def _was_away(db: Connection, loss: Row[Any]) -> bool:
     before = history.c.key == loss.key, history.c.id < loss.id, history.c.what.in_(_AWAY | _THERE)
     query = select(history.c.what).where(*before).order_by(history.c.id.desc()).limit(1)
     return db.scalar(query) in _AWAY
-
-
-def _owned(db: Connection) -> Iterable[Row[Any]]:
-    """Return the processes of all leases and tickets, with their heartbeats."""
-    names = (*OWNER, "beat", "ttl")
-    of_leases, of_tickets = (select(*(t.c[n] for n in names)) for t in (leases, tickets))
-    return db.execute(of_leases.union(of_tickets)).all()
 
 
 def _until(lease: LeaseRow, until: float) -> LeaseRow:

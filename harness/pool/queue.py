@@ -27,10 +27,10 @@ class Request:
     count: int
 
 
-def serve(
+def keep(
     requests: Iterable[Request], free: AbstractSet[str], in_use: AbstractSet[str]
-) -> Mapping[int, Sequence[str]]:
-    """Return the tickets that can be served now, with their devices.
+) -> Mapping[str, Request]:
+    """Return the free devices that requests get now, or keep until the rest of theirs are free.
 
     Args:
         requests: by age, oldest first.
@@ -39,8 +39,6 @@ def serve(
             stay so for long: a ticket that needs it keeps its place, but no devices.
     """
     taken: dict[str, Request] = {}
-    served: dict[int, Sequence[str]] = {}
-    waiting: list[Request] = []
     present = free | in_use
     for request in requests:
         if len(taken) == len(free):
@@ -50,12 +48,17 @@ def serve(
         for _ in range(request.count):
             if not _augment(request, free, taken):
                 break
-        waiting.append(request)
-    for request in waiting:
-        got = [key for key in request.candidates if taken.get(key) is request]
-        if len(got) == request.count:
-            served[request.ticket] = got
-    return served
+    return taken
+
+
+def served(taken: Mapping[str, Request]) -> Mapping[int, Sequence[str]]:
+    """Return the tickets that have all of their devices among those that requests keep."""
+    tickets: dict[int, Sequence[str]] = {}
+    for request in set(taken.values()):
+        keys = [key for key in request.candidates if taken.get(key) is request]
+        if len(keys) == request.count:
+            tickets[request.ticket] = keys
+    return tickets
 
 
 def _augment(request: Request, free: AbstractSet[str], taken: dict[str, Request]) -> bool:

@@ -16,6 +16,7 @@ from harness.pool.schema import devices
 from harness.pool.states import Event
 from harness.results.database import WRITES
 from tests.harness.pool.conftest import TTL_S, Bench, process
+from tests.waiting import wait_for
 
 Grab = Callable[..., int]
 LOST = FailureReport("DeviceLostError", 1.0, recover=True, text="it went away")
@@ -33,6 +34,56 @@ def test_first_come_first_served(bench: Bench, grab: Grab) -> None:
     rows = bench.ledger.try_grant(tickets[0], process(2))
     assert rows is not None
     assert rows[0].token > held
+
+
+class _AskedFor(set[int]):
+    """No dead processes; remembers of whom that was asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pids: list[object] = []
+
+    def __contains__(self, pid: object) -> bool:
+        self.pids.append(pid)
+        return False
+
+
+def test_who_waits_looks_only_at_the_processes_in_its_way(bench: Bench, grab: Grab) -> None:
+    """Otherwise hundreds that wait look at hundreds, at each change of any."""
+    bench.add("a", "b")
+    grab(1, "a")
+    held = grab(2, "b")
+    tickets = [bench.ledger.enqueue(process(pid), ["b"], 1) for pid in range(10, 60)]
+    bench.dead = asked = _AskedFor()
+    assert bench.ledger.try_grant(tickets[-1], process(59)) is None
+    assert asked.pids == [2]  # the holder
+    bench.ledger.release(held, ["b"])
+    assert bench.ledger.try_grant(tickets[-1], process(59)) is None
+    assert asked.pids == [2, 10]  # whose turn it is
+    bench.dead = {10}
+    assert bench.ledger.try_grant(tickets[-1], process(59)) is None
+    assert bench.ledger.try_grant(tickets[1], process(11))
+
+
+def test_who_waits_leaves_time_to_those_before_it(bench: Bench, grab: Grab) -> None:
+    bench.add("a", "b", "c")
+    grab(1, "a", "b", "c")
+    wanted = [["a"], ["b"], ["a"], ["a", "b"], ["c"], ["a"]]
+    tickets = [bench.ledger.enqueue(process(pid), keys, 1) for pid, keys in enumerate(wanted, 2)]
+    assert [bench.ledger.turns_before(ticket) for ticket in tickets] == [0, 0, 1, 1, 0, 3]
+    assert bench.ledger.turns_before(tickets[-1] + 1) == 0  # nobody's
+
+
+def test_releases_wake_those_who_wait_and_heartbeats_do_not(bench: Bench, grab: Grab) -> None:
+    bench.add("a")
+    held = grab(1, "a")
+    with closing(Database(bench.location)) as waiting:
+        before = waiting.version()
+        bench.ledger.enqueue(process(2), ["a"], 1)
+        bench.ledger.renew({held: 1})
+        assert waiting.version() == before
+        bench.ledger.release(held, ["a"])
+        wait_for(lambda: waiting.version() != before)
 
 
 def test_a_priority_goes_before_but_starves_nobody(bench: Bench, grab: Grab) -> None:
