@@ -60,11 +60,7 @@
         NoDeviceForCellError   no device was free in time
       VirtualDeviceError       root of what virtual devices raise
         UnknownVirtualDeviceError
-        VirtualDeviceChangeError    it exists with another SoC, size or confinement
-        VirtualDeviceRecordError    a damaged record, or a newer qnnfarm's
         VirtualDeviceConfinementError   this machine grants no namespace
-        VirtualDeviceStartError
-        AdbKeyError            a file that holds no usable adb key
         AdbProtocolError       a peer that does not speak ADB
 
 `str(error)` is one line for the user: what is wrong, where, and what to do.

@@ -367,27 +367,6 @@ class UnknownVirtualDeviceError(VirtualDeviceError):
         return self._fill("no virtual device {name!r}: " + known)
 
 
-class VirtualDeviceChangeError(VirtualDeviceError):
-    """A virtual device exists already, with other properties than requested."""
-
-    name: str
-    what: str
-    made_with: str
-    wanted: str
-    template = (
-        "virtual device {name} exists with {what} {made_with}, not {wanted}: choose another name, "
-        "or `qnnfarm device rm {name}` first"
-    )
-
-
-class VirtualDeviceRecordError(VirtualDeviceError):
-    """The record of a virtual device cannot be read."""
-
-    path: str
-    reason: str
-    template = "record of a virtual device {path} cannot be used: {reason}"
-
-
 class VirtualDeviceConfinementError(VirtualDeviceError):
     """Namespace of a virtual device refused by this machine's kernel."""
 
@@ -398,32 +377,6 @@ class VirtualDeviceConfinementError(VirtualDeviceError):
         "`qnnfarm device start {name} --unconfined` starts it with a shell that may do here "
         "whatever you may"
     )
-
-
-class VirtualDeviceStartError(VirtualDeviceError):
-    """The process of a virtual device did not start.
-
-    Attributes:
-        log_tail: the end of the process's log.
-    """
-
-    name: str
-    reason: str
-    log_tail: str
-    log_path: str
-
-    def __str__(self) -> str:
-        tail = ": {log_tail:300}" if self.log_tail.strip() else ""
-        return self._fill(
-            "virtual device {name} did not start: {reason}" + tail + " (log {log_path})"
-        )
-
-
-class AdbKeyError(VirtualDeviceError):
-    """A file or message that holds no usable adb key."""
-
-    reason: str
-    template = "{reason}"
 
 
 class AdbProtocolError(VirtualDeviceError):

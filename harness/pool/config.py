@@ -21,7 +21,7 @@ from buildlib.errors import UnknownSocError
 from buildlib.targets import find_soc
 from harness.devices.spec import DeviceSpec
 from harness.devices.types import check_type_name
-from harness.errors import DeviceSpecError, VirtualDeviceChangeError
+from harness.errors import DeviceSpecError
 from harness.pool.failure_policy import QuarantineRule, backoff
 from harness.yaml_files import YamlFile, read_yaml
 
@@ -340,8 +340,12 @@ def parse_config(
     for number, entry in enumerate(config.devices):
         soc = soc_of(entry.spec) if entry.soc and entry.spec else None
         if soc is not None and soc != entry.soc:
-            error = VirtualDeviceChangeError(entry.identifier, "SoC", soc, str(entry.soc))
-            raise file.error(("devices", number, "soc"), str(error))
+            name = entry.identifier
+            reason = (
+                f"virtual device {name} exists with SoC {soc}, not {entry.soc}: choose another "
+            )
+            reason += f"name, or `qnnfarm device rm {name}` first"
+            raise file.error(("devices", number, "soc"), reason)
     return config
 
 

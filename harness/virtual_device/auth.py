@@ -24,8 +24,6 @@ from cryptography.hazmat.primitives.asymmetric.utils import Prehashed
 from cryptography.hazmat.primitives.hashes import SHA1
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from harness.errors import AdbKeyError
-
 TOKEN_SIZE = 20
 
 _KEY_BYTES = 256
@@ -44,32 +42,38 @@ def is_signed(key: RSAPublicKey, token: bytes, signature: bytes) -> bool:
 
 
 def parse_public_key(text: bytes) -> RSAPublicKey:
-    """Read the contents of an `adbkey.pub`, or the payload of an AUTH RSAPUBLICKEY message."""
+    """Read the contents of an `adbkey.pub`, or the payload of an AUTH RSAPUBLICKEY message.
+
+    Raises:
+        ValueError: it is none, or of another size.
+    """
     words = text.strip(b"\0 \r\n\t").split(None, 1)
     try:
         blob = base64.b64decode(words[0], validate=True) if words else b""
         _, _, modulus, _, exponent = _ANDROID_KEY.unpack(blob)
         key = RSAPublicNumbers(exponent, int.from_bytes(modulus, "little")).public_key()
     except (binascii.Error, struct.error, ValueError):
-        raise AdbKeyError("not a public key in Android's format") from None
+        raise ValueError("not a public key in Android's format") from None
     return _checked(key)
 
 
 def parse_private_key(pem: bytes) -> RSAPublicKey:
-    """Return the public half of a private key file as `adb keygen` writes it (PEM, PKCS#8)."""
+    """Return the public half of a private key file as `adb keygen` writes it (PEM, PKCS#8).
+
+    Raises:
+        ValueError: it is none, or of another kind or size.
+    """
     try:
         # Validation takes 0.1 s, and only the public half is used.
         key = load_pem_private_key(pem, None, unsafe_skip_rsa_key_validation=True)
     except (ValueError, TypeError, UnsupportedAlgorithm):
-        raise AdbKeyError("not an unencrypted private key in PEM form") from None
-    if not isinstance(key, RSAPrivateKey):
-        raise AdbKeyError("not an RSA key")
-    return _checked(key.public_key())
+        raise ValueError("not an unencrypted private key in PEM form") from None
+    return _checked(key.public_key() if isinstance(key, RSAPrivateKey) else None)
 
 
-def _checked(key: RSAPublicKey) -> RSAPublicKey:
-    if key.key_size != _KEY_BYTES * 8:
-        raise AdbKeyError("not an RSA key of 2048 bits")
+def _checked(key: RSAPublicKey | None) -> RSAPublicKey:
+    if key is None or key.key_size != _KEY_BYTES * 8:
+        raise ValueError("not an RSA key of 2048 bits")
     return key
 
 
@@ -102,12 +106,12 @@ def load_keys(files: list[Path]) -> tuple[list[RSAPublicKey], list[str]]:
         for path, parse in ((file, parse_private_key), (public, parse_public_key)):
             try:
                 if path.stat().st_mode & _OTHERS_WRITE:
-                    raise AdbKeyError("writable by everybody")
+                    raise ValueError("writable by everybody")
                 with path.open("rb") as stream:
                     keys.append(parse(stream.read(_MAX_KEY_FILE)))
             except FileNotFoundError:
                 continue
-            except (OSError, AdbKeyError) as error:
+            except (OSError, ValueError) as error:
                 refused.append(f"{path}: {error}")
             else:
                 break

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 
-from harness.errors import AdbKeyError, AdbProtocolError
+from harness.errors import AdbProtocolError
 from harness.virtual_device.auth import TOKEN_SIZE, is_signed, parse_public_key
 from harness.virtual_device.protocol import (
     MAX_PAYLOAD,
@@ -233,7 +233,7 @@ class Connection(asyncio.BufferedProtocol):
         elif message.arg0 == _AUTH_PUBLIC_KEY:
             try:
                 parse_public_key(bytes(message.payload))
-            except AdbKeyError as error:
+            except ValueError as error:
                 raise AdbProtocolError(f"offered key: {error}") from None
             log.warning("refused a key that is not this user's; the peer stays unauthorized")
         else:

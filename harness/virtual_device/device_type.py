@@ -29,12 +29,12 @@ class VirtualType(DeviceType):
 
         Raises:
             UnknownVirtualDeviceError: there is none of that name, and it cannot be made.
-            VirtualDeviceChangeError: it has another SoC.
+            VirtualDeviceError: it has another SoC.
             DeviceConnectError: it does not run.
         """
         from harness.devices.adb.transport import AdbTransport
         from harness.devices.device import Device
-        from harness.errors import UnknownVirtualDeviceError, VirtualDeviceChangeError
+        from harness.errors import UnknownVirtualDeviceError
         from harness.virtual_device import manager
 
         name, server = spec.identifier, devices.adb_server()
@@ -45,7 +45,7 @@ class VirtualType(DeviceType):
                 raise
             device = manager.start(name, soc)
         if soc is not None and device.soc != soc:
-            raise VirtualDeviceChangeError(name, "SoC", device.soc, soc)
+            raise manager.mismatch_error(name, "SoC", device.soc, soc)
         if device.state != "running":
             if not start:
                 raise _not_running(spec, device.state)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from buildlib.files import atomic_write
-from harness.errors import VirtualDeviceRecordError
+from harness.errors import VirtualDeviceError
 from harness.virtual_device.linux import machine_boot_id, process_stat
 from harness.virtual_device.namespace import NamespaceKind
 
@@ -91,7 +91,7 @@ def load_record(folder: Path) -> DeviceRecord:
 
     Raises:
         FileNotFoundError: the device does not exist.
-        VirtualDeviceRecordError: damaged, or written by a newer qnnfarm.
+        VirtualDeviceError: its record is damaged, or written by a newer qnnfarm.
     """
     path = folder / FILE_NAME
     try:
@@ -99,23 +99,33 @@ def load_record(folder: Path) -> DeviceRecord:
     except FileNotFoundError:
         raise
     except (OSError, ValueError) as error:
-        raise VirtualDeviceRecordError(str(path), str(error)) from None
+        fault: str | None = str(error)
+    else:
+        fault = _find_fault(content)
+    if fault:
+        raise VirtualDeviceError(f"record of a virtual device {path} cannot be used: {fault}")
+    return DeviceRecord(**{key: value for key, value in content.items() if key != "version"})
+
+
+def _find_fault(content: object) -> str | None:
+    """Return what is wrong with a record; `None` if it is sound."""
     if not isinstance(content, dict) or not isinstance(content.get("version"), int):
-        raise VirtualDeviceRecordError(str(path), "no version in it")
-    if content.pop("version") > _VERSION:
-        raise VirtualDeviceRecordError(str(path), "written by a newer qnnfarm")
+        return "no version in it"
+    if content["version"] > _VERSION:
+        return "written by a newer qnnfarm"
     for key, value in content.items():
         expected = _REQUIRED.get(key) or _OPTIONAL.get(key)
         optional_none = value is None and key in _OPTIONAL
-        if expected is None or not (optional_none or type(value) is expected):
-            raise VirtualDeviceRecordError(str(path), f"unusable value of {key!r}")
+        if key != "version" and (
+            expected is None or not (optional_none or type(value) is expected)
+        ):
+            return f"unusable value of {key!r}"
     if not 0 < (content.get("port") or 1) <= _MAX_PORT:
-        raise VirtualDeviceRecordError(str(path), "unusable value of 'port'")
+        return "unusable value of 'port'"
     if content.get("namespace") not in {None, *NamespaceKind}:
-        raise VirtualDeviceRecordError(str(path), "unusable value of 'namespace'")
-    if missing := [key for key in _REQUIRED if key not in content]:
-        raise VirtualDeviceRecordError(str(path), f"no {missing[0]!r} in it")
-    return DeviceRecord(**content)
+        return "unusable value of 'namespace'"
+    missing = [key for key in _REQUIRED if key not in content]
+    return f"no {missing[0]!r} in it" if missing else None
 
 
 def save_record(folder: Path, record: DeviceRecord) -> None:

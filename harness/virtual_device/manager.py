@@ -5,8 +5,8 @@ Each lies in a folder of its own, `devices/NAME` in the state folder: `device.js
 commands at once do one thing after the other.
 
 Functions that take the name of a device raise `VirtualDeviceError` for an invalid name,
-`UnknownVirtualDeviceError` if it does not exist, `VirtualDeviceRecordError` if its record cannot be
-read, and `VirtualDeviceError` if another command holds its lock for minutes.
+`UnknownVirtualDeviceError` if it does not exist, and `VirtualDeviceError` if its record cannot be
+read, or another command holds its lock for minutes.
 """
 
 import contextlib
@@ -30,11 +30,9 @@ from filelock import Timeout
 from buildlib.targets import find_soc
 from harness.errors import (
     UnknownVirtualDeviceError,
-    VirtualDeviceChangeError,
     VirtualDeviceConfinementError,
     VirtualDeviceError,
-    VirtualDeviceRecordError,
-    VirtualDeviceStartError,
+    one_line,
 )
 from harness.paths import make_state_dir, private_lock, state_dir
 from harness.virtual_device.control import DeviceControl
@@ -116,12 +114,10 @@ def start(
         faults: injected once it listens, also into a device that ran already.
 
     Raises:
-        VirtualDeviceError: the name cannot be used.
+        VirtualDeviceError: the name cannot be used, it exists with another SoC, runs with another
+            limit or confinement, or its process did not start.
         UnknownSocError: the catalog has no such SoC.
-        VirtualDeviceChangeError: it exists with another SoC, or runs with another limit or
-            confinement.
         VirtualDeviceConfinementError: this machine grants no namespace to confine it in.
-        VirtualDeviceStartError: its process did not start.
     """
     folder = _folder(name)
     part = find_soc(soc).name
@@ -162,7 +158,7 @@ def list_devices() -> list[VirtualDevice]:
             devices.append(_view(folder, load_record(folder)))
         except FileNotFoundError:
             continue
-        except VirtualDeviceRecordError:
+        except VirtualDeviceError:
             devices.append(
                 VirtualDevice(folder.name, "damaged", folder / "root", folder / _LOG_NAME)
             )
@@ -193,7 +189,7 @@ def remove(name: str) -> None:
     if not folder.is_dir():
         raise UnknownVirtualDeviceError(name, _names())
     with _locked(name):
-        with contextlib.suppress(FileNotFoundError, VirtualDeviceRecordError):
+        with contextlib.suppress(FileNotFoundError, VirtualDeviceError):
             _terminate(load_record(folder))
         kill_leftovers({folder})
         removed = folder.with_name(f".{name}.{secrets.token_hex(4)}.removed")
@@ -214,6 +210,14 @@ def _confinement(name: str) -> NamespaceKind:
     return support.kind
 
 
+def mismatch_error(name: str, what: str, made_with: str, wanted: str) -> VirtualDeviceError:
+    """Return the error of a device that exists with another property than is wanted."""
+    return VirtualDeviceError(
+        f"virtual device {name} exists with {what} {made_with}, not {wanted}: choose another name, "
+        f"or `qnnfarm device rm {name}` first"
+    )
+
+
 def _updated_record(
     folder: Path, name: str, soc: str, storage_bytes: int | None, *, unconfined: bool | None
 ) -> DeviceRecord:
@@ -223,18 +227,18 @@ def _updated_record(
         number = f"QF{secrets.token_hex(6).upper()}"
         return DeviceRecord(name, soc, number, storage_bytes, unconfined=bool(unconfined))
     if record.soc != soc:
-        raise VirtualDeviceChangeError(name, "SoC", record.soc, soc)
+        raise mismatch_error(name, "SoC", record.soc, soc)
     if unconfined is not None:
         now = record.namespace == NamespaceKind.NONE if record.running else unconfined
         if now != unconfined and os.environ.get(FORCE_VARIABLE) != NamespaceKind.NONE:
             words = ("on", "off")
-            raise VirtualDeviceChangeError(name, "confinement", words[now], words[unconfined])
+            raise mismatch_error(name, "confinement", words[now], words[unconfined])
         record = replace(record, unconfined=unconfined)
     if storage_bytes is None or storage_bytes == record.storage_bytes:
         return record
     if record.running:
         old, new = f"{record.storage_bytes} bytes", f"{storage_bytes} bytes"
-        raise VirtualDeviceChangeError(name, "storage", old, new)
+        raise mismatch_error(name, "storage", old, new)
     return replace(record, storage_bytes=storage_bytes)
 
 
@@ -245,7 +249,7 @@ def _launch_in(name: str, folder: Path, kind: NamespaceKind) -> tuple[int, int, 
     """
     try:
         return *_launch(name, folder, kind), kind
-    except VirtualDeviceStartError:
+    except VirtualDeviceError:
         granted = kind if kind is NamespaceKind.NONE else _confinement(name)
         if granted is kind:
             raise
@@ -271,7 +275,11 @@ def _launch(name: str, folder: Path, kind: NamespaceKind) -> tuple[int, int]:
         return answer["pid"], answer["port"]
     kill_leftovers({folder})
     reason = "its process ended" if in_time else f"no answer within {_START_PATIENCE_S:g} s"
-    raise VirtualDeviceStartError(name, reason, _tail(log_path), str(log_path))
+    tail = one_line(_tail(log_path))
+    said = f": {tail}" if tail else ""
+    raise VirtualDeviceError(
+        f"virtual device {name} did not start: {reason}{said} (log {log_path})"
+    )
 
 
 def _spawn(folder: Path, kind: NamespaceKind, ready_fd: int, log_path: Path) -> None:

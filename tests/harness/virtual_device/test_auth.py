@@ -20,7 +20,6 @@ from cryptography.hazmat.primitives.serialization import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.errors import AdbKeyError
 from harness.virtual_device.auth import (
     is_signed,
     load_keys,
@@ -64,9 +63,9 @@ def test_a_signature_holds_for_its_token_alone(key_file: Path) -> None:
 @given(st.binary(max_size=900))
 def test_garbage_is_a_key_error(data: bytes) -> None:
     for text in (data, base64.b64encode(data)):
-        with pytest.raises(AdbKeyError):
+        with pytest.raises(ValueError, match=r"^not a"):
             parse_public_key(text)
-        with pytest.raises(AdbKeyError):
+        with pytest.raises(ValueError, match=r"^not a"):
             parse_private_key(b"-----BEGIN PRIVATE KEY-----\n" + text + b"\n-----END-----\n")
 
 
@@ -74,14 +73,14 @@ def test_garbage_is_a_key_error(data: bytes) -> None:
 def test_short_moduli_and_odd_exponents_are_refused(bits: int, exponent: int) -> None:
     modulus = (2 ** (bits - 1) + 1).to_bytes(256, "little")
     blob = struct.pack("<II256s256sI", 64, 0, modulus, b"", exponent)
-    with pytest.raises(AdbKeyError):
+    with pytest.raises(ValueError, match=r"^not a"):
         parse_public_key(base64.b64encode(blob))
 
 
 def test_a_short_private_key_is_refused() -> None:
     key = rsa.generate_private_key(65537, 1024)  # noqa: S505
     pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    with pytest.raises(AdbKeyError):
+    with pytest.raises(ValueError, match=r"^not a"):
         parse_private_key(pem)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness.devices.adb.client import AdbServer
-from harness.errors import VirtualDeviceChangeError, VirtualDeviceConfinementError
+from harness.errors import VirtualDeviceConfinementError, VirtualDeviceError
 from harness.virtual_device import manager
 from harness.virtual_device.filesystem import DeviceFilesystem
 from harness.virtual_device.manager import VirtualDevice
@@ -116,7 +116,7 @@ def test_where_nothing_is_granted_the_user_has_to_say_so(
         monkeypatch.setenv(FORCE_VARIABLE, "none")
         assert manager.start("bare", "SM8750", unconfined=False).pid == again.pid
         monkeypatch.setenv(FORCE_VARIABLE, "auto")
-        with pytest.raises(VirtualDeviceChangeError, match="confinement off, not on"):
+        with pytest.raises(VirtualDeviceError, match="confinement off, not on"):
             manager.start("bare", "SM8750", unconfined=False)
     finally:
         manager.remove("bare")
@@ -187,7 +187,6 @@ def test_device_folders_are_mapped_by_name_without_a_namespace(tmp_path: Path) -
 
 _AS_NOBODY = """
 import sys
-from harness.errors import VirtualDeviceChangeError, VirtualDeviceConfinementError
 from harness.virtual_device import manager
 device = manager.start("plain", "SM8750")
 print(device.namespace, flush=True)
