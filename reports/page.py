@@ -291,7 +291,7 @@ def load(
 
     Raises:
         StoreError: there is no such store, or it cannot be read.
-        NoBaselineError: it has no results of the baseline.
+        NotStoredError: it has no results of the baseline.
     """
     with ResultsStore.open(location, create=False) as store:
         found = store.means()  # whatever is shown of a history, the whole is judged

@@ -44,13 +44,10 @@
         MissingStoreError      no database to read
         StoreUnavailableError  cannot be reached, read or written
           StoreLostError   its server went away
-        UnknownRunError
-        NoBaselineError        nothing that a gate can compare with
-        UnknownAlertError
+        NotStoredError         no such run or alert, or nothing that a gate can compare with
         RunConflictError       contradicts what is stored
         CorruptRunError        not written by qnnfarm
-        UnknownMetricError
-        MetricValueError
+        MetricError            not registered, or a value that it cannot have
         TelemetryRecordError   an invalid series of samples
         ArtifactError          a file that is kept with a run cannot be kept or read
       OutputCheckError         a speed with a wrong output

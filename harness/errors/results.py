@@ -27,21 +27,12 @@ class StoreLostError(StoreUnavailableError):
     """The database's server went away, or cut a connection or a transaction."""
 
 
-class UnknownRunError(StoreError):
-    """The results database has no run with this identifier."""
+class NotStoredError(StoreError):
+    """The results database has no such run, alert, or results of a baseline."""
 
     location: str
-    run_id: str
-    template = "{location} holds no run {run_id!r}"
-
-
-class UnknownAlertError(StoreError):
-    """There is no such alert in the results database, or more than one."""
-
-    location: str
-    alert: str
-    reason: str
-    template = "{location} has no alert {alert!r}: {reason}; `qnnfarm alerts ls --all` lists them"
+    wanted: str
+    template = "{location} has no {wanted}"
 
 
 class RunConflictError(StoreError):
@@ -62,21 +53,11 @@ class CorruptRunError(StoreError):
     template = "run {run_id} in {location} is damaged: {reason}"
 
 
-class UnknownMetricError(StoreError):
-    """A metric that is not registered."""
+class MetricError(StoreError):
+    """A metric that is not registered, or a value that it cannot have."""
 
-    key: str
-    known: tuple[str, ...]
-    template = "unknown metric {key!r}: known are {known}"
-
-
-class MetricValueError(StoreError):
-    """A value outside its metric's legal range."""
-
-    key: str
-    value: float
-    legal: str
-    template = "{key} cannot be {value:g}: legal is {legal}"
+    reason: str
+    template = "{reason}"
 
 
 class TelemetryRecordError(StoreError):
@@ -105,12 +86,3 @@ class OutputCheckError(HarnessError):
     device: str
     reason: str
     template = "the output on {device} is wrong, so its speed is void: {reason}"
-
-
-class NoBaselineError(StoreError):
-    """The results database has nothing that a gate's reference means."""
-
-    location: str
-    reference: str
-    reason: str
-    template = "{location} has no results for {reference!r}: {reason}"

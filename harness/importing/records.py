@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from harness.errors import MetricValueError
+from harness.errors import MetricError
 from harness.results.records import JsonScalar, Measurement
 
 
@@ -75,7 +75,7 @@ class ForeignRun:
                 for number, values in rows
                 for key, value in values.items()
             )
-        except MetricValueError as error:
+        except MetricError as error:
             raise UnreadableError(self.line, str(error)) from error
         if not found:
             raise UnreadableError(self.line, "it has no figure")

@@ -68,7 +68,7 @@ class MeasurementRecorder:
                 has its line in the table at the end.
 
         Raises:
-            UnknownMetricError, MetricValueError: nothing is recorded.
+            MetricError: nothing is recorded.
         """
         legal = find_metric(metric).check(float(value))
         kept = self._kept.setdefault(test, [])
@@ -82,7 +82,7 @@ class MeasurementRecorder:
         """Add a number that is already stored to junit.xml.
 
         Raises:
-            UnknownMetricError, MetricValueError: it is none.
+            MetricError: it is none.
         """
         self._add_property(metric, find_metric(metric).check(float(value)))
 

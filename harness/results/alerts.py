@@ -19,7 +19,7 @@ from typing import Literal, get_args
 from sqlalchemy import RowMapping, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from harness.errors import UnknownAlertError
+from harness.errors import NotStoredError
 from harness.results import schema
 from harness.results.database import refuse_unreadable_rows
 from harness.results.history import (
@@ -218,7 +218,7 @@ def set_state(
         note: replaces the one before, if there is one.
 
     Raises:
-        UnknownAlertError: an id is that of no alert, or of several.
+        NotStoredError: an id is that of no alert, or of several.
     """
     table = schema.alerts
     values: dict[str, object] = {"state": state, "changed_at": now()}
@@ -274,7 +274,8 @@ def _find(location: str, wanted: str, known: Sequence[str]) -> str:
     matches = [alert_id for alert_id in known if wanted and alert_id.startswith(wanted.lower())]
     if len(matches) != 1:
         reason = f"{len(matches)} have ids that begin so" if matches else "none has that id"
-        raise UnknownAlertError(location, wanted, reason)
+        listing = "`qnnfarm alerts ls --all` lists them"
+        raise NotStoredError(location, f"alert {wanted!r}: {reason}; {listing}")
     return matches[0]
 
 

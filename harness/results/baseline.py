@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import islice
 from pathlib import Path
 
-from harness.errors import NoBaselineError, WrongUseError
+from harness.errors import NotStoredError, WrongUseError
 from harness.results.nights import find_main_branch, group_nights
 from harness.results.provenance import git_history
 from harness.results.records import RunHead
@@ -71,16 +71,18 @@ def find_candidate(
         heads: of all runs of the store, oldest first.
 
     Raises:
-        NoBaselineError: there is no such run.
+        NotStoredError: there is no such run.
     """
     if runs:
         chosen = [head for head in heads if head.id in set(runs)]
         if not chosen:
-            raise NoBaselineError(location, "these runs", "it has none of them")
+            raise NotStoredError(location, "results for these runs")
         return BaselinePoint(tuple(chosen))
     newest = next(find_nights(heads), None)
     if newest is None:
-        raise NoBaselineError(location, reference or "the newest results", "it has no runs")
+        raise NotStoredError(
+            location, f"results for {reference or 'the newest results'!r}: it has no runs"
+        )
     if not reference:
         return newest
     return find_points(heads, reference, None, location)[0]
@@ -92,7 +94,7 @@ def find_points(
     """Find the points that a reference means, the best one first, without the judged runs.
 
     Raises:
-        NoBaselineError: nothing that is stored is meant.
+        NotStoredError: nothing that is stored is meant.
         WrongUseError: the reference is ambiguous or no reference.
     """
     if not reference or reference.startswith("-") or not reference.isprintable():
@@ -107,7 +109,7 @@ def find_points(
         others = [head for head in heads if head.id not in own]
     points = list(islice(_resolve(others, reference, judged, main), MOST_POINTS))
     if not points:
-        raise NoBaselineError(location, reference, _known(others))
+        raise NotStoredError(location, f"results for {reference!r}: {_known(others)}")
     return points
 
 

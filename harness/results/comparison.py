@@ -167,7 +167,7 @@ def check_metrics(keys: Sequence[str]) -> tuple[str, ...]:
     """Validate the metrics to compare, keys or beginnings of them, and return each once.
 
     Raises:
-        UnknownMetricError: there is no such metric, or several begin so.
+        MetricError: there is no such metric, or several begin so.
         WrongUseError: it is not one of `COMPARABLE_METRICS`.
     """
     for key in keys:

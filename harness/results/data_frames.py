@@ -24,10 +24,10 @@ from sqlalchemy import (
     select,
 )
 
-from harness.errors import CorruptRunError, TelemetryRecordError, UnknownMetricError
+from harness.errors import CorruptRunError, TelemetryRecordError
 from harness.results import schema
 from harness.results.database import refuse_unreadable_rows
-from harness.results.metrics import METRICS
+from harness.results.metrics import METRICS, unknown_metric
 from harness.results.provenance import has_ended
 from harness.results.records import RUNTIME, runtime_of
 from harness.results.rows import parse_telemetry
@@ -155,8 +155,7 @@ def _read_measurements(
     long = pd.DataFrame(rows, columns=[column.name for column in table.columns])
     unknown = set(long["metric"].unique()) - METRICS.keys()
     if unknown:
-        known = tuple(METRICS)
-        cause = UnknownMetricError(str(min(unknown)), known)
+        cause = unknown_metric(str(min(unknown)), METRICS)
         run_id = str(long.loc[long["metric"].isin(unknown), "run_id"].iloc[0])
         raise CorruptRunError(location, run_id, str(cause))
     long = long[long["run_id"].isin(ids)]

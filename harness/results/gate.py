@@ -189,7 +189,7 @@ def judge_gate(
             has an open loss that began between them on their branch.
 
     Raises:
-        NoBaselineError: the store has no results of either.
+        NotStoredError: the store has no results of either.
         WrongUseError: a reference is none.
     """
     heads = store.heads(options.plan)

@@ -248,7 +248,7 @@ def read_series(store: ResultsStore, wanted: SeriesFilter = _EVERYTHING) -> tupl
     """Read all histories of a store, each judged night by night.
 
     Raises:
-        UnknownMetricError: there is no such metric.
+        MetricError: there is no such metric.
         CorruptRunError: qnnfarm cannot have written one of the runs.
     """
     read = (one for some in iterate_series(store, wanted) for one in some)

@@ -6,12 +6,12 @@ report.
 """
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 
-from harness.errors import MetricValueError, UnknownMetricError
+from harness.errors import MetricError
 
 _MIB = 2.0**20
 _HUNDRED, _THOUSAND = 100.0, 1000.0
@@ -58,7 +58,7 @@ class Metric:
         """Return the value if it is legal.
 
         Raises:
-            MetricValueError: it is not finite, out of range, or a fraction of something counted
+            MetricError: it is not finite, out of range, or a fraction of something counted
                 in whole numbers.
         """
         legal = (
@@ -68,7 +68,7 @@ class Metric:
             and not (self.integral and value != int(value))
         )
         if not legal:
-            raise MetricValueError(self.key, float(value), self.legal_range)
+            raise MetricError(f"{self.key} cannot be {value:g}: legal is {self.legal_range}")
         return float(value)
 
     def gain(self, ratio: float) -> float:
@@ -104,16 +104,21 @@ class Metric:
         return f"{self.format(value)} {unit}".rstrip()
 
 
+def unknown_metric(key: str, known: Iterable[str]) -> MetricError:
+    """Return the error of a key that is not registered."""
+    return MetricError(f"unknown metric {key!r}: known are {', '.join(known)}")
+
+
 def find_metric(key: str) -> Metric:
     """Look up a metric by its key.
 
     Raises:
-        UnknownMetricError: no metric has this key.
+        MetricError: no metric has this key.
     """
     try:
         return METRICS[key]
     except KeyError:
-        raise UnknownMetricError(key, tuple(METRICS)) from None
+        raise unknown_metric(key, METRICS) from None
 
 
 def find_key(text: str, known: Collection[str] | None = None) -> str:
@@ -123,14 +128,14 @@ def find_key(text: str, known: Collection[str] | None = None) -> str:
         known: the keys among which it is; by default all.
 
     Raises:
-        UnknownMetricError: none or several begin so.
+        MetricError: none or several begin so.
     """
     keys = METRICS if known is None else known
     found = [key for key in keys if text and key.startswith(text)]
     if text in keys:
         return text
     if len(found) != 1:
-        raise UnknownMetricError(text, tuple(found or keys))
+        raise unknown_metric(text, found or keys)
     return found[0]
 
 

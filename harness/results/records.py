@@ -127,8 +127,7 @@ class Measurement(Record):
             runtime's own record lacks it; None: the usual source of the metric.
 
     Raises:
-        UnknownMetricError: the metric is not registered.
-        MetricValueError: the value is not one that the metric can have.
+        MetricError: the metric is not registered, or cannot have the value.
     """
 
     metric: str

@@ -13,9 +13,8 @@ from sqlalchemy import RowMapping
 from buildlib.validation import first_fault
 from harness.errors import (
     CorruptRunError,
-    MetricValueError,
+    MetricError,
     TelemetryRecordError,
-    UnknownMetricError,
 )
 from harness.results import schema
 from harness.results.identity import Subject
@@ -54,7 +53,7 @@ def _checked(location: str, identifier: object, record: type[Record]) -> Iterato
         fault = first_fault(error, record)
         text = f"{fault.key}: {fault.reason}" if fault.key else fault.reason
         raise CorruptRunError(location, str(identifier), text) from error
-    except (UnknownMetricError, MetricValueError) as error:
+    except MetricError as error:
         raise CorruptRunError(location, str(identifier), str(error)) from error
 
 

@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 from sqlalchemy import Connection, Table, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from harness.errors import RunConflictError, UnknownRunError
+from harness.errors import NotStoredError, RunConflictError
 from harness.results import schema
 from harness.results.artifacts import ArtifactFolder
 from harness.results.database import ResultsDatabase
@@ -55,7 +55,7 @@ class RunRecorder:
     """Streams one run that has begun into the store.
 
     Each method is one transaction, which `ResultsDatabase.insist` repeats if the server restarts.
-    It raises `UnknownRunError` if there is no such run, and `RunConflictError` if the run is
+    It raises `NotStoredError` if there is no such run, and `RunConflictError` if the run is
     finished, or already has what is added.
 
     Attributes:
@@ -237,7 +237,7 @@ class RunRecorder:
                 select(schema.runs.c.status).where(self._this_run).with_for_update()
             )
             if status is None:
-                raise UnknownRunError(location, self.run.id)
+                raise NotStoredError(location, f"run {self.run.id!r}")
             if status not in _UNFINISHED:
                 raise self._conflict(f"it is {status} already")
             yield connection

@@ -17,10 +17,10 @@ from buildlib.closeable import Closeable
 from harness.errors import (
     CorruptRunError,
     MissingStoreError,
+    NotStoredError,
     StoreError,
     StoreUnavailableError,
     TelemetryRecordError,
-    UnknownRunError,
     WrongUseError,
 )
 from harness.results import schema
@@ -312,13 +312,13 @@ class ResultsStore(Closeable):
         """Read one run.
 
         Raises:
-            UnknownRunError: there is no such run.
+            NotStoredError: there is no such run.
             CorruptRunError: qnnfarm cannot have written it.
         """
         this_run = schema.runs.c.id == to_storable(run_id)
         rows, measured = self._fetch(select(schema.runs).where(this_run))
         if not rows:
-            raise UnknownRunError(self.location, run_id)
+            raise NotStoredError(self.location, f"run {run_id!r}")
         return RunParser(self.location).parse(rows[0], measured.get(run_id, ()))
 
     def heads(self, plan: str = "") -> tuple[RunHead, ...]:
@@ -415,13 +415,13 @@ class ResultsStore(Closeable):
         """Find the run, or the runs of the group, with an id or the beginning of one.
 
         Raises:
-            UnknownRunError: there is none.
+            NotStoredError: there is none.
             WrongUseError: several could be meant.
             CorruptRunError: qnnfarm cannot have written one of them.
         """
         wanted = identifier.lower()
         if len(wanted) < _SHORTEST_ID or not set(wanted) <= set("0123456789abcdef"):
-            raise UnknownRunError(self.location, identifier)
+            raise NotStoredError(self.location, f"run {identifier!r}")
         table = schema.runs.c
         ids, groups = (
             select(column).distinct().where(column.startswith(wanted)).limit(_MOST_NAMED)
@@ -434,7 +434,7 @@ class ResultsStore(Closeable):
         if len(runs) == 1 and not group_ids:
             return (self.get_run(runs[0]),)
         if not runs and not group_ids:
-            raise UnknownRunError(self.location, identifier)
+            raise NotStoredError(self.location, f"run {identifier!r}")
         names = ", ".join(name[:12] for name in (*runs, *group_ids))
         raise WrongUseError(f"{identifier} is the beginning of several ids: {names}")
 
@@ -442,7 +442,7 @@ class ResultsStore(Closeable):
         """Read a run's telemetry, warm-ups first, then by repetition.
 
         Raises:
-            UnknownRunError: there is no such run.
+            NotStoredError: there is no such run.
             CorruptRunError: qnnfarm cannot have written it.
         """
         table = schema.telemetry
@@ -462,7 +462,7 @@ class ResultsStore(Closeable):
         """List the files that are kept with a run, by name; `read_artifact` reads one.
 
         Raises:
-            UnknownRunError: there is no such run.
+            NotStoredError: there is no such run.
             CorruptRunError: qnnfarm cannot have written it.
         """
         table = schema.artifacts
@@ -475,7 +475,7 @@ class ResultsStore(Closeable):
     def _require_run(self, connection: Connection, run_id: str) -> None:
         known = select(schema.runs.c.id).where(schema.runs.c.id == to_storable(run_id))
         if connection.scalar(known) is None:
-            raise UnknownRunError(self.location, run_id)
+            raise NotStoredError(self.location, f"run {run_id!r}")
 
     def read_artifact(self, artifact: ArtifactRecord) -> bytes:
         """Read the content of a file that is kept with a run.

@@ -146,7 +146,7 @@ def read_traces(store: ResultsStore, run_id: str) -> Traces:
     """Read the traces of a run; what is no event of the right form is skipped.
 
     Raises:
-        UnknownRunError: there is no such run.
+        NotStoredError: there is no such run.
     """
     for artifact in store.artifacts(run_id):
         if artifact.name == TRACES:

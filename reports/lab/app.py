@@ -24,7 +24,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from buildlib.error_base import QnnfarmError
-from harness.errors import UnknownAlertError, UnknownMemberError, UnknownRunError
+from harness.errors import NotStoredError, UnknownMemberError
 from harness.lab.jobs import LabJobs
 from harness.results.alerts import AlertState, review_new, set_state
 from harness.results.store import ResultsStore
@@ -146,7 +146,7 @@ class Lab:
             run_id = name.removeprefix("runs/").removesuffix(".html")
             try:
                 content = await to_thread.run_sync(self._reader.run_page, run_id)
-            except UnknownRunError as error:
+            except NotStoredError as error:
                 return PlainTextResponse(f"{error}\n", 404)
             except QnnfarmError as error:
                 return PlainTextResponse(f"{error}\n", 503)
@@ -189,7 +189,7 @@ class Lab:
             name, form = request.path_params["name"], await _form(request)
             try:
                 words = await to_thread.run_sync(action, self._reader, name, form, user)
-            except (UnknownMemberError, UnknownAlertError) as error:
+            except (UnknownMemberError, NotStoredError) as error:
                 return PlainTextResponse(f"{error}\n", 404)
             except QnnfarmError as error:
                 return PlainTextResponse(f"{error}\n", 409)

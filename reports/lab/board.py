@@ -192,7 +192,7 @@ class BoardReader(Closeable):
         """Render the page of a run of the report's site.
 
         Raises:
-            UnknownRunError: there is no such run.
+            NotStoredError: there is no such run.
             StoreError: the results cannot be read.
         """
         composed, store = self._report.composed, self.store()

@@ -17,9 +17,8 @@ from typer.testing import CliRunner
 from harness.errors import (
     ConfigFileError,
     MissingStoreError,
-    NoBaselineError,
+    NotStoredError,
     StoreUnavailableError,
-    UnknownRunError,
 )
 from harness.results import alerts, gate_formats
 from harness.results.gate import judge_gate
@@ -213,7 +212,7 @@ def test_a_report_against_a_baseline_has_the_verdict_of_the_gate(
     good = CliRunner().invoke(app, [*arguments[:4], "--baseline", "2026-11-20"])
     assert good.output.startswith("Against 2026-11-20: 2 regressed\n")
     missing = CliRunner().invoke(app, [*arguments[:4], "--baseline", "nowhere"])
-    assert isinstance(missing.exception, NoBaselineError)
+    assert isinstance(missing.exception, NotStoredError)
 
 
 def test_a_figure_is_printed_as_csv_or_markdown_and_nothing_is_written(
@@ -245,7 +244,7 @@ def test_two_runs_are_printed_beside_each_other(
     assert rows["container sha256"]["b"] == b.container.sha256
     assert not out.exists()
     unknown = CliRunner().invoke(app, [*where, a.id, "f" * 32])
-    assert isinstance(unknown.exception, UnknownRunError)
+    assert isinstance(unknown.exception, NotStoredError)
 
 
 def test_a_site_has_a_page_for_each_run(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.errors import ArtifactError, RunConflictError, UnknownRunError
+from harness.errors import ArtifactError, NotStoredError, RunConflictError
 from harness.results import maintenance
 from harness.results.artifacts import ArtifactFolder
 from harness.results.maintenance import PrunePolicy
@@ -32,7 +32,7 @@ def test_a_file_is_kept_with_its_run(store: ResultsStore, make_run: MakeRun) -> 
     assert store.artifacts(run.id) == (kept,)
     assert (kept.kind, kept.size_bytes) == ("log", 7)
     assert store.read_artifact(kept) == b"one\x00two"
-    with pytest.raises(UnknownRunError):
+    with pytest.raises(NotStoredError):
         store.artifacts("0" * 32)
 
 

@@ -11,7 +11,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from harness.errors import NoBaselineError, WrongUseError
+from harness.errors import NotStoredError, WrongUseError
 from harness.results import gate_formats
 from harness.results.baseline import find_nights
 from harness.results.gate import (
@@ -376,7 +376,7 @@ class TestReferences:
         assert (gate.candidate, gate.verdict) == ("cccccccccccc, 2026-11-03", Verdict.REGRESSED)
 
     def test_unknown_references_are_refused(self, store: ResultsStore) -> None:
-        with pytest.raises(NoBaselineError, match="it has the branches main, topic and results of"):
+        with pytest.raises(NotStoredError, match="it has the branches main, topic and results of"):
             judge_gate(store, "release", options=DECODE)
         with pytest.raises(WrongUseError, match="no date"):
             judge_gate(store, "2026-13-45", options=DECODE)
@@ -448,5 +448,5 @@ def test_runs_beside_a_plan_are_left_out_on_request(store: ResultsStore) -> None
     nightly = GateOptions(DECODE.metrics, plan="nightly")
     assert judge_gate(store, "previous", options=nightly).verdict is Verdict.REGRESSED
     assert judge_gate(store, "2026-11-01", options=DECODE).verdict is Verdict.NO_DIFFERENCE
-    with pytest.raises(NoBaselineError, match="it has no runs"):
+    with pytest.raises(NotStoredError, match="it has no runs"):
         judge_gate(store, "previous", options=GateOptions(plan="weekly"))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.errors import CorruptRunError, UnknownAlertError
+from harness.errors import CorruptRunError, NotStoredError
 from harness.results import alerts, history
 from harness.results.history import Series, SeriesFilter, iterate_series, read_series
 from harness.results.metrics import find_metric
@@ -427,5 +427,5 @@ def test_what_was_told_explains_its_like_and_hides_nothing_else(
 
 
 def test_an_unknown_alert_is_refused(store: ResultsStore) -> None:
-    with pytest.raises(UnknownAlertError, match="none has that id"):
+    with pytest.raises(NotStoredError, match="none has that id"):
         alerts.set_state(store, ["abc"], "fixed")

@@ -16,10 +16,9 @@ from sqlalchemy import Engine, event
 
 from harness.errors import (
     CorruptRunError,
-    MetricValueError,
+    NotStoredError,
     RunConflictError,
     StoreUnavailableError,
-    UnknownRunError,
     WrongUseError,
 )
 from harness.results.records import (
@@ -176,9 +175,9 @@ def test_contradictions_are_refused(store: ResultsStore, make_run: MakeRun) -> N
         recorder.finish()
     with pytest.raises(RunConflictError, match="done already"):
         recorder.add_values({"init_s": 1.0})
-    with pytest.raises(UnknownRunError):
+    with pytest.raises(NotStoredError):
         RunRecorder(store.database, make_run()).finish()
-    with pytest.raises(UnknownRunError):
+    with pytest.raises(NotStoredError):
         store.get_run("0" * 32)
     with pytest.raises(ValueError, match="failed"):
         recorder.finish("failed")
@@ -280,9 +279,9 @@ def test_any_text_can_be_looked_for(store: ResultsStore, make_run: MakeRun) -> N
         found = {kept.id: kept.container.model for kept in store.list_runs(RunFilter(model=text))}
         assert run.id in found
         assert set(found.values()) == {to_storable(text)}
-        with pytest.raises(UnknownRunError):
+        with pytest.raises(NotStoredError):
             store.get_run(text)
-        with pytest.raises(UnknownRunError):
+        with pytest.raises(NotStoredError):
             store.telemetry(text)
     assert store.list_runs(RunFilter(group_ids=[text])) == ()
 
@@ -387,9 +386,9 @@ def test_a_tampered_row_is_a_typed_error(
 
 
 def test_errors_survive_pickling() -> None:
-    error = MetricValueError("ttft_s", -1.0, "a number")
+    error = NotStoredError("results.db", "run '1'")
     copy = pickle.loads(pickle.dumps(error))  # noqa: S301
-    assert (str(copy), copy.value) == (str(error), -1.0)
+    assert (str(copy), copy.wanted) == (str(error), "run '1'")
 
 
 @contextmanager
@@ -450,7 +449,7 @@ def test_runs_are_found_by_the_beginning_of_an_id_or_a_group(
     with pytest.raises(WrongUseError, match="the beginning of several ids: 000000000000"):
         store.find_runs("0000")
     for unknown in ("abc", "ffff", "%%%%", "zzzz"):
-        with pytest.raises(UnknownRunError):
+        with pytest.raises(NotStoredError):
             store.find_runs(unknown)
 
 

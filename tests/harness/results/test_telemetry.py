@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from harness.errors import (
     CorruptRunError,
+    NotStoredError,
     RunConflictError,
     TelemetryRecordError,
-    UnknownRunError,
 )
 from harness.results.records import Run, TelemetrySeries
 from harness.results.run_recorder import RunRecorder
@@ -105,7 +105,7 @@ def test_telemetry_of_repetitions_is_kept_apart(store: ResultsStore, make_run: M
     ]
     with pytest.raises(RunConflictError, match="done already"):
         RunRecorder(store.database, run).add_telemetry(first, repetition=1)
-    with pytest.raises(UnknownRunError):
+    with pytest.raises(NotStoredError):
         store.telemetry("0" * 32)
 
 
