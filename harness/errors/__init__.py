@@ -39,7 +39,6 @@
         DeviceHeldError        a holder of another ledger has it
         NotificationError      a webhook, a command or mail did not take one
         LedgerError            the file of all leases cannot be used
-          DamagedLedgerError
       StoreError               root of what the results store raises
         MissingStoreError      no database to read
         StoreUnavailableError  cannot be reached, read or written
@@ -51,10 +50,8 @@
         TelemetryRecordError   an invalid series of samples
         ArtifactError          a file that is kept with a run cannot be kept or read
       OutputCheckError         a speed with a wrong output
-      PlanError                root of what is wrong with a plan or its run
-        NightlyBusyError       another process works on its night
-        JournalError           its journal cannot be read or written
-        NoDeviceForCellError   no device was free in time
+      NightlyBusyError         another process works on the night of a plan
+      JournalError             the journal of a plan cannot be read or written
       VirtualDeviceError       root of what virtual devices raise
         UnknownVirtualDeviceError
         VirtualDeviceConfinementError   this machine grants no namespace

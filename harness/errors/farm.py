@@ -93,54 +93,20 @@ class LedgerError(PoolError):
     template = "the ledger of leases {path} cannot be used: {reason}"
 
 
-class DamagedLedgerError(LedgerError):
-    """The file is no ledger, or a damaged one."""
-
-    template = f"{LedgerError.template}; while nothing is leased it may be moved away"
-
-
 # Run plans
 
 
-class PlanError(HarnessError):
-    """Root of what is wrong with the run of a plan; a cell fails with its device's error."""
-
-    __match_args__ = ("reason",)
-    template = "{reason}"
-
-    def __init__(self, reason: str) -> None:
-        self.reason = reason
-        self.__post_init__()
-
-
-class NightlyBusyError(PlanError):
+class NightlyBusyError(HarnessError):
     """Another process works on a night of the same plan."""
 
     folder: str
     template = "another `qnnfarm nightly` works on the nights in {folder}: wait for it, or stop it"
 
 
-class JournalError(PlanError):
+class JournalError(HarnessError):
     """The journal of a plan cannot be read or written."""
 
     ends_plan = True
     path: str
     reason: str
     template = "cannot use the journal {path}: {reason}"
-
-
-class NoDeviceForCellError(PlanError):
-    """A cell got no device within the plan's `timeouts.lease_s`.
-
-    Attributes:
-        requirement: that the device must meet.
-        waited_s: time that the cell waited.
-    """
-
-    failure_class = FailureClass.DEVICE
-    requirement: str
-    waited_s: float
-    template = (
-        "no device was free for {requirement} within {waited_s:g} s: see `qnnfarm pool` for who "
-        "holds them, and what is wrong with them"
-    )

@@ -20,7 +20,7 @@ from filelock import FileLock, Timeout
 
 from buildlib.closeable import Closeable
 from buildlib.files import atomic_write, sync_folder
-from harness.errors import JournalError, PlanError
+from harness.errors import JournalError, WrongUseError
 from harness.paths import state_dir
 from harness.plans.outcome import CellOutcome, CellResult, CellStatus
 from harness.results.records import now
@@ -94,7 +94,7 @@ class Journal(Closeable):
         """Lock the journal and read it.
 
         Raises:
-            PlanError: another process holds it.
+            WrongUseError: another process holds it.
             JournalError: it cannot be read or written, or a newer qnnfarm wrote it.
         """
         try:
@@ -103,7 +103,7 @@ class Journal(Closeable):
             self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
             self._read()
         except Timeout as error:
-            raise PlanError(
+            raise WrongUseError(
                 "another `qnnfarm run` works on this plan and database: wait for it, or stop "
                 f"it (its journal is {self._path})"
             ) from error

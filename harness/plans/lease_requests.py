@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from harness.errors import HarnessError, NoDeviceForCellError, RequirementError
+from harness.errors import HarnessError, LeaseTimeoutError, RequirementError
 from harness.plans.cells import Cell
 from harness.plans.protocols import Queue
 from harness.pool.requirement import Requirement, candidates
@@ -211,7 +211,10 @@ class LeaseRequests:
         for requirement in starving:
             since = self._starving_since.setdefault(requirement, at)
             if at - since >= self._lease_s:
-                error = NoDeviceForCellError(str(requirement), self._lease_s)
+                reason = "`qnnfarm pool` shows who holds them, and what is wrong with them"
+                error = LeaseTimeoutError(
+                    str(requirement), self._lease_s, f"no device was free; {reason}"
+                )
                 self._fail(list(self._queue.waiting(requirement)), error)
 
     def starving(self, members: Members, leased: Collection[str]) -> Sequence[Requirement]:

@@ -24,7 +24,7 @@ from sqlalchemy.pool import NullPool
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from harness.clock import Clock
-from harness.errors import DamagedLedgerError, LedgerError, StoreUnavailableError
+from harness.errors import LedgerError, StoreUnavailableError
 from harness.pool import schema
 from harness.pool.ledger_file import prepare
 from harness.results.database import (
@@ -314,7 +314,7 @@ class Database:
         # A file that is not our ledger is left as it is.
         application, version, tables = _identity(connection)
         if application != _APPLICATION_ID and (application or version or tables):
-            raise DamagedLedgerError(path, "it is some other database")
+            raise _damaged(path, "it is some other database")
         if version > FORMAT:
             raise LedgerError(path, f"a newer qnnfarm wrote it (format {version})")
         if version and version < min(_MIGRATIONS):
@@ -342,17 +342,21 @@ class Database:
     def _error(self, cause: BaseException) -> LedgerError:
         reason = getattr(cause, "strerror", None) or _first_line(cause)
         if self.path is None:
-            damaged = isinstance(cause, ValueError)
-            return (DamagedLedgerError if damaged else LedgerError)(self.location, reason)
+            is_damaged = isinstance(cause, ValueError)
+            return (_damaged if is_damaged else LedgerError)(self.location, reason)
         if not isinstance(cause, sqlite3.OperationalError | OSError):
-            return DamagedLedgerError(self.location, reason)  # or a value that means nothing
+            return _damaged(self.location, reason)  # or a value that means nothing
         if _is_full_disk(self.path.parent, cause):
             reason = f"no space is left on the disk of {self.path.parent}: free some there"
         return LedgerError(self.location, reason)
 
 
+def _damaged(location: str, reason: str) -> LedgerError:
+    return LedgerError(location, f"{reason}; while nothing is leased it may be moved away")
+
+
 def _old(location: str, version: int) -> LedgerError:
-    return DamagedLedgerError(location, f"an older qnnfarm wrote it (format {version})")
+    return _damaged(location, f"an older qnnfarm wrote it (format {version})")
 
 
 def _first_line(error: BaseException) -> str:

@@ -32,8 +32,7 @@ _GONE: Final = {
     "DeviceLostError": "went away",
     "NoDeviceError": "no adb device",
     "DeviceConnectError": "cannot connect",
-    "LeaseTimeoutError": "is (recovering|absent|quarantined|probation|held)",
-    "NoDeviceForCellError": "no device was free",
+    "LeaseTimeoutError": "no device was free|is (recovering|absent|quarantined|probation|held)",
 }
 _LATE: Final = {"DeviceTimeoutError": "took longer"}
 

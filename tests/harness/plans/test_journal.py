@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.errors import DeviceLostError, JournalError, PlanError
+from harness.errors import DeviceLostError, JournalError, WrongUseError
 from harness.plans.cells import Cell
 from harness.plans.journal import Journal, journal_path
 from harness.plans.outcome import CellOutcome, CellResult, Failure
@@ -125,7 +125,7 @@ def test_one_process_has_it_at_a_time_and_a_killed_one_no_longer(tmp_path: Path)
     )
     with Started("-c", code, path) as holder:
         assert holder.stdout.readline() == "has it\n"
-        with pytest.raises(PlanError, match="another `qnnfarm run`"):
+        with pytest.raises(WrongUseError, match="another `qnnfarm run`"):
             Journal(path).__enter__()
         holder.kill()
         holder.wait(timeout=30)

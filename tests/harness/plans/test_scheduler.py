@@ -180,7 +180,9 @@ def test_no_device_free_in_time_fails_the_cells(journal: Journal) -> None:
     with pool.acquire(Requirement(), cancelled=lambda: False):
         options = MatrixOptions(lease_s=0.01)
         summary = run_matrix(cells(2), pool, HandRunner(), journal, options=options)
-    assert [o.failure.error for o in summary.outcomes if o.failure] == ["NoDeviceForCellError"] * 2
+    failures = [outcome.failure for outcome in summary.outcomes if outcome.failure]
+    assert [failure.error for failure in failures] == ["LeaseTimeoutError"] * 2
+    assert "no device was free" in failures[0].reason
     assert summary.exit_code == 2
 
 

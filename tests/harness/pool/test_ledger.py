@@ -8,7 +8,7 @@ import psycopg
 import pytest
 from sqlalchemy import Connection
 
-from harness.errors import DamagedLedgerError, LeaseLostError, LedgerError
+from harness.errors import LeaseLostError, LedgerError
 from harness.pool.database import _LOCK, FORMAT, Database
 from harness.pool.failure_policy import FailureReport
 from harness.pool.records import Facts
@@ -413,7 +413,7 @@ def test_contradictions_are_repaired(bench: Bench, grab: Grab) -> None:
 def test_a_damaged_ledger_is_reported_with_its_path(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "pool.db"
     path.write_bytes(content)
-    with pytest.raises(DamagedLedgerError) as caught:
+    with pytest.raises(LedgerError, match="may be moved away") as caught:
         Database(path).version()
     assert str(path) in str(caught.value)
     assert str(caught.value).isprintable()
@@ -427,7 +427,7 @@ def test_another_database_is_left_alone(tmp_path: Path) -> None:
     other.commit()
     other.close()
     before = path.read_bytes()
-    with pytest.raises(DamagedLedgerError, match="some other database"):
+    with pytest.raises(LedgerError, match="some other database"):
         Database(path).version()
     assert path.read_bytes() == before
 
@@ -534,7 +534,7 @@ def test_a_ledger_that_is_too_old_is_left_alone(tmp_path: Path) -> None:
         old.executescript(_OLD)
         old.execute("PRAGMA user_version = 5")
     before = (tmp_path / "pool.db").read_bytes()
-    with pytest.raises(DamagedLedgerError, match=r"an older qnnfarm wrote it \(format 5\); while"):
+    with pytest.raises(LedgerError, match=r"an older qnnfarm wrote it \(format 5\); while"):
         Database(tmp_path / "pool.db").version()
     assert (tmp_path / "pool.db").read_bytes() == before
 
