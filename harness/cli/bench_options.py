@@ -227,7 +227,7 @@ def conditioning(*, max_temp: float | None, charge: str | None, no_gate: bool) -
 
     Raises:
         WrongUseError: the charge is no window, or conditions are both given and forbidden.
-        ConditionsError: a value is out of range.
+        WrongUseError: a value is out of range.
     """
     if no_gate:
         if max_temp is not None or charge is not None:

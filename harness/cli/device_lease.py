@@ -39,7 +39,7 @@ def lease_device(
 
     Raises:
         LeaseTimeoutError: others held it for longer, or it is out.
-        DeviceSpecError, NoDeviceError, SeveralDevicesError: the name matches no device, or several.
+        WrongUseError, NoDeviceError, SeveralDevicesError: the name matches no device, or several.
         UnknownVirtualDeviceError: no virtual device of that name was made.
         WrongUseError: a virtual device's name, without saying that it is one.
         HarnessError: it cannot be reached.

@@ -16,10 +16,10 @@ from harness.errors import (
     AdbServerError,
     DeviceError,
     DeviceNotReadyError,
-    DeviceSpecError,
     HarnessError,
     HostError,
     NoDeviceError,
+    WrongUseError,
     one_line,
 )
 
@@ -60,7 +60,7 @@ def all_of(devices: Devices, *, timeout_s: float = 10.0) -> list[Sighting]:
     def look(entry: DeviceEntry) -> Sighting:
         try:
             spec = names.get(entry.serial) or DeviceSpec("android", entry.serial)
-        except DeviceSpecError as error:
+        except WrongUseError as error:
             return Sighting(None, one_line(entry.serial), one_line(entry.state), error=str(error))
         if not entry.usable:
             return Sighting(spec, entry.shared_serial or entry.serial, one_line(entry.state))

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from harness.devices.types import device_types
-from harness.errors import DeviceSpecError
+from harness.errors import WrongUseError
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class DeviceSpec:
             `local`: empty, this machine.
 
     Raises:
-        DeviceSpecError: no device can have that type or identifier.
+        WrongUseError: no device can have that type or identifier.
     """
 
     type: str
@@ -27,16 +27,18 @@ class DeviceSpec:
         kind = device_types().get(self.type)
         if kind is None:
             reason = f"the type is one of {', '.join(device_types())}"
-            raise DeviceSpecError(f"{self.type}:{self.identifier}", reason)
-        if not kind.identifier.fullmatch(self.identifier):
-            raise DeviceSpecError(str(self), f"its identifier is {kind.identifier_form}")
+        elif not kind.identifier.fullmatch(self.identifier):
+            reason = f"its identifier is {kind.identifier_form}"
+        else:
+            return
+        raise WrongUseError(f"{str(self)!r} names no device: {reason}")
 
     @classmethod
     def parse(cls, text: str) -> Self:
         """Parse `TYPE:IDENTIFIER`, `local`, or a bare identifier of an Android device.
 
         Raises:
-            DeviceSpecError: it is none of them.
+            WrongUseError: it is none of them.
         """
         kind, colon, rest = text.partition(":")
         if text == "local":

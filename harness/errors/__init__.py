@@ -12,8 +12,6 @@
       AdbServerError
       NoDeviceError
       SeveralDevicesError
-      DeviceSpecError          a text that names no device
-      ConditionsError          a condition of measured runs that cannot be used
       HostError                root of what goes wrong with a host over SSH
         HostUnreachableError
         HostAuthError          it accepts none of the keys

@@ -68,22 +68,6 @@ class SeveralDevicesError(HarnessError):
         return self._fill(template + ": {serials}", number=len(self.serials))
 
 
-class DeviceSpecError(HarnessError):
-    """A text that names no device."""
-
-    spec: str
-    reason: str
-    template = "{spec!r} names no device: {reason}"
-
-
-class ConditionsError(HarnessError):
-    """A condition of measured runs that cannot be used."""
-
-    name: str
-    reason: str
-    template = "the condition {name} cannot be used: {reason}"
-
-
 # Hosts over SSH
 
 

@@ -14,7 +14,7 @@ from pydantic import (
 )
 
 from harness.devices.types import check_type_name
-from harness.errors import ConditionsError, FailureClass
+from harness.errors import FailureClass, WrongUseError
 from harness.pool.config import ReceiverConfig
 from harness.results.records import MAX_LABELS
 from harness.runtimes.base import LogLevel
@@ -175,7 +175,7 @@ class ConditionsEntry(_Part):
     def _is_possible(self) -> Self:
         try:
             self.conditions()
-        except ConditionsError as error:
+        except WrongUseError as error:
             raise ValueError(str(error)) from None
         return self
 

@@ -21,7 +21,7 @@ from buildlib.errors import UnknownSocError
 from buildlib.targets import find_soc
 from harness.devices.spec import DeviceSpec
 from harness.devices.types import check_type_name
-from harness.errors import DeviceSpecError
+from harness.errors import WrongUseError
 from harness.pool.failure_policy import QuarantineRule, backoff
 from harness.yaml_files import YamlFile, read_yaml
 
@@ -132,7 +132,7 @@ class DeviceEntry(_Model):
         if self.type is not None:
             try:
                 DeviceSpec(self.type, self.identifier)
-            except DeviceSpecError as error:
+            except WrongUseError as error:
                 raise ValueError(str(error)) from None
         return self
 

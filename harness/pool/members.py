@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from harness.devices.spec import DeviceSpec
-from harness.errors import ConfigFileError, DeviceSpecError, RequirementError, UnknownMemberError
+from harness.errors import ConfigFileError, RequirementError, UnknownMemberError, WrongUseError
 from harness.pool.config import DeviceEntry, HubPort, PoolConfig, default_name
 from harness.pool.ledger import Ledger
 from harness.pool.records import DeviceRow
@@ -71,12 +71,12 @@ def members_of_specs(specs: Iterable[DeviceSpec]) -> list[Member]:
     """Return just these devices.
 
     Raises:
-        DeviceSpecError: a device is given twice.
+        WrongUseError: a device is given twice.
     """
     members: list[Member] = []
     for spec in specs:
         if any(member.spec == spec for member in members):
-            raise DeviceSpecError(str(spec), "it is given twice")
+            raise WrongUseError(f"the device {spec} is given twice")
         members.append(Member(default_name(spec), spec))
     return members
 

@@ -186,7 +186,7 @@ class Pool(Closeable):
             probe, on_progress: see `open`.
 
         Raises:
-            DeviceSpecError: a device is given twice.
+            WrongUseError: a device is given twice.
             ConfigFileError: the file cannot be used.
             LedgerError: the ledger cannot be used.
         """

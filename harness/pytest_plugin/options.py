@@ -58,7 +58,7 @@ class PluginSettings:
         """Parse the devices.
 
         Raises:
-            DeviceSpecError: a text names no device.
+            WrongUseError: a text names no device.
         """
         from harness.devices.spec import DeviceSpec
 

@@ -11,7 +11,7 @@ from typing import Literal, get_args
 
 from harness.clock import Clock, SystemClock
 from harness.devices.device import Device
-from harness.errors import ConditionsError, ConditionsNotMetError, HarnessError, one_line
+from harness.errors import ConditionsNotMetError, HarnessError, WrongUseError, one_line
 from harness.telemetry.charge import ChargeWindow, wait_for_charge
 from harness.telemetry.gate import ConditionRecord, OnWait, Outcome, ThermalGate, wait_until_cool
 from harness.telemetry.readings import Sensors
@@ -48,7 +48,7 @@ class Conditions:
             recorded.
 
     Raises:
-        ConditionsError: a value that cannot be asked for.
+        WrongUseError: a value that cannot be asked for.
     """
 
     max_temp_c: float | None = None
@@ -69,17 +69,17 @@ class Conditions:
         _check("stable_c", self.stable_c, 0, 20)
         _check("max_wait_s", self.max_wait_s, 0, 86400)
         if self.policy not in {"fail", "continue"}:
-            raise ConditionsError("policy", "it is fail or continue")
+            raise _wrong("policy", "it is fail or continue")
         if self.governor is not None and not _GOVERNOR.fullmatch(self.governor):
-            raise ConditionsError("governor", f"{self.governor!r} is no governor's name")
+            raise _wrong("governor", f"{self.governor!r} is no governor's name")
         if not self.zones:
-            raise ConditionsError("zones", "at least one pattern is needed")
+            raise _wrong("zones", "at least one pattern is needed")
         if self.charge is not None:
             _check("charge.min_percent", self.charge.min_percent, 0, 100)
             _check("charge.max_percent", self.charge.max_percent, 0, 100)
             _check("charge.max_wait_s", self.charge.max_wait_s, 0, 86400)
             if self.charge.min_percent > self.charge.max_percent:
-                raise ConditionsError("charge", "the lower level is above the upper one")
+                raise _wrong("charge", "the lower level is above the upper one")
 
     @property
     def gate(self) -> ThermalGate | None:
@@ -241,6 +241,10 @@ def _restore(preparation: Preparation) -> tuple[ConditionRecord, ...]:
         return (ConditionRecord("preparation", "not-restored", reason),)
 
 
+def _wrong(name: str, reason: str) -> WrongUseError:
+    return WrongUseError(f"the condition {name} cannot be used: {reason}")
+
+
 def _check(name: str, value: float | None, low: float, high: float) -> None:
     if value is not None and not (math.isfinite(value) and low <= value <= high):
-        raise ConditionsError(name, f"{value:g} is not between {low:g} and {high:g}")
+        raise _wrong(name, f"{value:g} is not between {low:g} and {high:g}")

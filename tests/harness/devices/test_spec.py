@@ -3,7 +3,7 @@
 import pytest
 
 from harness.devices.spec import DeviceSpec
-from harness.errors import DeviceSpecError
+from harness.errors import WrongUseError
 
 
 @pytest.mark.parametrize(
@@ -37,10 +37,10 @@ def test_it_is_read(text: str, kind: str, serial: str, host: str | None) -> None
     ],
 )
 def test_identifiers_like_options_or_commands_are_refused(text: str) -> None:
-    with pytest.raises(DeviceSpecError):
+    with pytest.raises(WrongUseError, match="names no device"):
         DeviceSpec.parse(text)
 
 
 def test_an_unknown_type_is_named() -> None:
-    with pytest.raises(DeviceSpecError, match="the type is one of android, linux, local, virtual"):
+    with pytest.raises(WrongUseError, match="the type is one of android, linux, local, virtual"):
         DeviceSpec("ios", "x")

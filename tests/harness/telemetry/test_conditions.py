@@ -10,7 +10,7 @@ import pytest
 
 from harness.devices.adb.client import AdbServer
 from harness.devices.device import Device
-from harness.errors import ConditionsError, ConditionsNotMetError, HarnessError
+from harness.errors import ConditionsNotMetError, HarnessError, WrongUseError
 from harness.telemetry.charge import ChargeWindow
 from harness.telemetry.conditions import Conditions, Preparation, prepared
 from harness.telemetry.gate import ConditionRecord
@@ -209,7 +209,7 @@ def test_records_are_json_scalars(here: Here) -> None:
     ],
 )
 def test_invalid_conditions_are_refused(wrong: dict[str, object]) -> None:
-    with pytest.raises(ConditionsError):
+    with pytest.raises(WrongUseError, match=r"the condition .* cannot be used"):
         Conditions(**wrong)  # type: ignore[arg-type]
 
 
