@@ -102,7 +102,7 @@ def apply_options(builder: GenAIBuilderHTP, options: Mapping[str, object]) -> No
 
     Raises:
         InvalidOptionError: a key that does not exist, or a value that it cannot take.
-        ModelNotFoundError: there is no model to attach.
+        ModelFileError: there is no model to attach.
     """
     try:
         properties = _Properties.model_validate(

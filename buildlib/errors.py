@@ -4,14 +4,8 @@
       UnknownSocError
       InvalidOptionError
         UnknownOptionError
-      ModelNotFoundError
-      CalibrationTextMissingError
-      CheckpointError
-        UnsupportedModelError
       InvalidShapeError
       ModelFileError
-        UnsupportedGraphError
-      PassError
       EncodingsError
       CalibrationError
       PromptTooLongError
@@ -85,38 +79,6 @@ class UnknownOptionError(InvalidOptionError):
         super().__init__(key, reason, () if near else options)
 
 
-class ModelNotFoundError(BuildError):
-    """A model folder does not exist, or holds nothing that can be built."""
-
-    folder: str
-    reason: str
-    template = "no model in {folder}: {reason}"
-
-
-class CalibrationTextMissingError(BuildError):
-    """A checkpoint needs text for the calibration of its quantization, and has none."""
-
-    folder: str
-    template = (
-        "no calibration text in {folder}: put text/calibration.txt into the model folder, or name "
-        "a text with --calibration FILE"
-    )
-
-
-class CheckpointError(BuildError):
-    """A checkpoint's file is missing, truncated, corrupt, or disagrees with its configuration."""
-
-    path: Path
-    reason: str
-    template = "cannot use checkpoint {path}: {reason}"
-
-
-class UnsupportedModelError(CheckpointError):
-    """A sound checkpoint of a model that cannot be built (yet)."""
-
-    template = "unsupported model {path}: {reason}"
-
-
 class InvalidShapeError(BuildError):
     """An (AR, CL) that no graph can have, or that would confuse the runtime."""
 
@@ -127,39 +89,11 @@ class InvalidShapeError(BuildError):
 
 
 class ModelFileError(BuildError):
-    """An ONNX model or its weights file is missing, corrupt or of the wrong kind."""
+    """A model or one of its files is missing, corrupt, or of a kind that cannot be built."""
 
     path: Path
     reason: str
     template = "cannot use model {path}: {reason}"
-
-
-class UnsupportedGraphError(ModelFileError):
-    """A sound ONNX model that is no decoder, or has something that the builder cannot express.
-
-    Attributes:
-        op: the refused operator; empty when the whole model is refused.
-        node: name of the first node with it.
-        count: number of nodes with it.
-    """
-
-    op: str = ""
-    node: str = ""
-    count: int = 0
-
-    def __str__(self) -> str:
-        where = "{op} {node!r} ({count} of this operator) " if self.op else ""
-        return self._fill("unsupported model {path}: " + where + "{reason}")
-
-
-class PassError(BuildError):
-    """A pass's declared condition does not hold before (`requires`) or after (`ensures`) it."""
-
-    name: str
-    stage: str
-    path: Path
-    reason: str
-    template = "pass {name} {stage} of {path}: {reason}"
 
 
 class EncodingsError(BuildError):

@@ -119,9 +119,8 @@ class GenAIBuilderFactory:
             UnknownArchitectureWarning: the model is of no known family.
 
         Raises:
-            ModelNotFoundError: nothing in the folder can be built.
-            CheckpointError: the configuration is no JSON object.
-            CalibrationTextMissingError: a checkpoint without text.
+            ModelFileError: nothing in the folder can be built; or the configuration is no JSON
+                object; or a checkpoint without text.
             InvalidOptionError: a backend other than HTP, or two configurations.
         """
         if backend_type != BACKEND_HTP:
@@ -333,7 +332,7 @@ class GenAIBuilderHTP:
             `mha2sha.*` for its own graphs.
 
         Raises:
-            ModelNotFoundError: there is no ONNX.
+            ModelFileError: there is no ONNX.
             InvalidOptionError: the AR has a model attached already, or the name is taken, or can be
                 no folder's.
         """

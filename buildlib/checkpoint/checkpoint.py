@@ -14,7 +14,7 @@ from buildlib.checkpoint.config import CheckpointConfig, load_checkpoint_config
 from buildlib.checkpoint.layout import CONFIG_FILE, TOKENIZER_FILE, read_json
 from buildlib.checkpoint.tensor_file import TensorRef, find_nonfinite, read_header
 from buildlib.checkpoint.tokenizer import check_tokenizer
-from buildlib.errors import CheckpointError
+from buildlib.errors import ModelFileError
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -48,20 +48,20 @@ class Checkpoint:
         """Read the configuration and all tensor headers of `folder`, no tensor data.
 
         Raises:
-            CheckpointError: a file is missing, corrupt, or disagrees with the configuration.
-            UnsupportedModelError: the model is sound but not one that can be built.
+            ModelFileError: a file is missing, corrupt, or disagrees with the configuration; or the
+                model is sound but not one that can be built.
         """
         if not folder.is_dir():
-            raise CheckpointError(folder, "no such folder")
+            raise ModelFileError(folder, "no such folder")
         config = load_checkpoint_config(folder / CONFIG_FILE)
         tensors = _read_tensors(folder)
         for name, shape in expected_tensors(config).items():
             ref = tensors.get(name)
             if ref is None:
-                raise CheckpointError(folder, f"tensor {name!r} is missing")
+                raise ModelFileError(folder, f"tensor {name!r} is missing")
             if ref.shape != shape:
                 found = f"tensor {name!r} is {list(ref.shape)}, config.json says {list(shape)}"
-                raise CheckpointError(ref.path, found)
+                raise ModelFileError(ref.path, found)
         _refuse_others(config, tensors)
         return cls(folder, config, MappingProxyType(_unfused(config, tensors)))
 
@@ -69,7 +69,7 @@ class Checkpoint:
         """Check what headers do not tell: values of tensors, and the tokenizer. Reads all bytes.
 
         Raises:
-            CheckpointError: a weight is NaN or infinite, or a matrix all 0, a stored output
+            ModelFileError: a weight is NaN or infinite, or a matrix all 0, a stored output
                 projection differs from the embedding that it is said to be, or the tokenizer is
                 not that of the model.
         """
@@ -80,11 +80,11 @@ class Checkpoint:
             for (name, ref), (place, zero) in zip(self.tensors.items(), found, strict=True):
                 untrained = any(f".{part}." in name for part in MAY_BE_ZERO)
                 if zero and len(ref.shape) == 2 and not untrained:
-                    raise CheckpointError(ref.path, f"tensor {ref.name[:80]!r} {ZEROS}")
+                    raise ModelFileError(ref.path, f"tensor {ref.name[:80]!r} {ZEROS}")
                 if place is not None:
                     value = ref.numpy()[place]
                     reason = f"tensor {ref.name[:80]!r}: {value} at {list(place)}, no number"
-                    raise CheckpointError(ref.path, reason)
+                    raise ModelFileError(ref.path, reason)
         stored = self.tensors.get(_HEAD)
         if stored is None or not self.config.tie_word_embeddings:
             return
@@ -93,7 +93,7 @@ class Checkpoint:
                 f"tie_word_embeddings is true in config.json, but {_HEAD!r} is stored and differs "
                 "from the embedding"
             )
-            raise CheckpointError(stored.path, reason)
+            raise ModelFileError(stored.path, reason)
 
     @property
     def tokenizer_path(self) -> Path:
@@ -117,7 +117,7 @@ def _refuse_others(config: CheckpointConfig, tensors: Mapping[str, TensorRef]) -
             f"tensor {others[0][:80]!r}{more} has no place in the model of its config.json, "
             f"a {config.model_type} of {config.num_hidden_layers} layers"
         )
-        raise CheckpointError(tensors[others[0]].path, reason)
+        raise ModelFileError(tensors[others[0]].path, reason)
 
 
 def _same_bytes(one: TensorRef, other: TensorRef) -> bool:
@@ -229,7 +229,7 @@ def _read_tensors(folder: Path) -> dict[str, TensorRef]:
     tensors: dict[str, TensorRef] = {}
     for name, file_name in weight_map.items():
         if name not in files[file_name]:
-            raise CheckpointError(folder / file_name, f"tensor {name[:80]!r} is missing")
+            raise ModelFileError(folder / file_name, f"tensor {name[:80]!r} is missing")
         tensors[name] = files[file_name][name]
     return tensors
 
@@ -238,9 +238,9 @@ def _read_index(path: Path) -> dict[str, str]:
     data = read_json(path, _MAX_INDEX_BYTES)
     weight_map = data.get("weight_map") if isinstance(data, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
-        raise CheckpointError(path, "holds no weight_map")
+        raise ModelFileError(path, "holds no weight_map")
     for file_name in weight_map.values():
         if not isinstance(file_name, str) or Path(file_name).name != file_name:
             reason = f"names a file outside its folder: {str(file_name)[:80]!r}"
-            raise CheckpointError(path, reason)
+            raise ModelFileError(path, reason)
     return weight_map

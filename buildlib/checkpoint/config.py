@@ -36,7 +36,7 @@ from buildlib.checkpoint.rotary import (
     read_rotary,
     unsupported,
 )
-from buildlib.errors import CheckpointError, UnsupportedModelError
+from buildlib.errors import ModelFileError
 from buildlib.validation import first_fault
 
 _SPELLINGS = {
@@ -341,7 +341,7 @@ def unread_keys(path: Path) -> tuple[str, list[str]]:
     """Return the class of a `config.json`'s model, and the keys that its code does not read.
 
     Raises:
-        CheckpointError: the file is missing or no JSON.
+        ModelFileError: the file is missing or no JSON.
     """
     data = read_json(path)
     architecture = detect_architecture(data) if isinstance(data, dict) else None
@@ -371,8 +371,8 @@ def load_config(path: Path) -> DecoderConfig:
     """Read and check a `config.json`, of a known family or not.
 
     Raises:
-        CheckpointError: missing, unreadable, or with sizes that make no sense.
-        UnsupportedModelError: sound, but of a model that Genie cannot be told to run.
+        ModelFileError: missing, unreadable, or with sizes that make no sense; or sound, but of a
+            model that Genie cannot be told to run.
     """
     return _load(path, DecoderConfig)
 
@@ -381,8 +381,7 @@ def load_checkpoint_config(path: Path) -> CheckpointConfig:
     """Read and check the `config.json` of a checkpoint for export.
 
     Raises:
-        CheckpointError: as `load_config`.
-        UnsupportedModelError: also when our own export cannot express the model.
+        ModelFileError: as `load_config`; or also when our own export cannot express the model.
     """
     return _load(path, CheckpointConfig)
 
@@ -405,8 +404,5 @@ def _load(path: Path, kind: type[_Config]) -> _Config:
         return kind.model_validate(data)
     except ValidationError as error:
         fault = first_fault(error, kind)
-        if fault.kind == UNSUPPORTED:
-            raise UnsupportedModelError(path, fault.reason) from error
-        if fault.kind == "literal_error":
-            raise UnsupportedModelError(path, str(fault)) from error
-        raise CheckpointError(path, str(fault)) from error
+        reason = f"unsupported: {fault.reason}" if fault.kind == UNSUPPORTED else str(fault)
+        raise ModelFileError(path, reason) from error

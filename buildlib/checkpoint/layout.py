@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
-from buildlib.errors import CheckpointError
+from buildlib.errors import ModelFileError
 from buildlib.files import check_file
 
 CONFIG_FILE: Final = "config.json"
@@ -19,14 +19,14 @@ def read_json(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> Any:  # noqa: AN
     """Read a JSON file of a model folder; its content is not trusted.
 
     Raises:
-        CheckpointError: it cannot be read, is too large, or is no JSON.
+        ModelFileError: it cannot be read, is too large, or is no JSON.
     """
     try:
         check_file(path)
         if path.stat().st_size > max_bytes:
-            raise CheckpointError(path, f"larger than {max_bytes:,} bytes")
+            raise ModelFileError(path, f"larger than {max_bytes:,} bytes")
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise CheckpointError(path, error.strerror or "cannot be read") from error
+        raise ModelFileError(path, error.strerror or "cannot be read") from error
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(path, f"not valid JSON ({error})") from error
+        raise ModelFileError(path, f"not valid JSON ({error})") from error

@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from buildlib.errors import CheckpointError
+from buildlib.errors import ModelFileError
 from buildlib.files import check_file
 
 StoredDtype = Literal["F16", "BF16", "F32"]
@@ -90,7 +90,7 @@ def find_nonfinite(ref: TensorRef) -> tuple[tuple[int, ...] | None, bool]:
             count = file.readinto(bits.view(np.uint8)[:wanted].data)
             count -= count % width
             if not count:
-                raise CheckpointError(ref.path, f"tensor {ref.name[:80]!r}: the file ends in it")
+                raise ModelFileError(ref.path, f"tensor {ref.name[:80]!r}: the file ends in it")
             file.seek(ref.offset + done + count)
             some = np.left_shift(bits[: count // width], 1, out=shifted[: count // width])
             largest = some.max()
@@ -115,20 +115,20 @@ def read_header(path: Path, dtypes: Collection[str] = _DTYPES) -> dict[str, Tens
             file_size = path.stat().st_size
             prefix = file.read(8)
             if len(prefix) < 8:
-                raise CheckpointError(path, f"truncated: {file_size} bytes hold no header")
+                raise ModelFileError(path, f"truncated: {file_size} bytes hold no header")
             (header_size,) = struct.unpack("<Q", prefix)
             if header_size > min(_MAX_HEADER_BYTES, file_size - 8):
                 reason = f"header claims {header_size} bytes of a file of {file_size}"
-                raise CheckpointError(path, reason)
+                raise ModelFileError(path, reason)
             raw = file.read(header_size)
     except OSError as error:
-        raise CheckpointError(path, error.strerror or "cannot be read") from error
+        raise ModelFileError(path, error.strerror or "cannot be read") from error
     try:
         header = json.loads(raw.decode("utf-8"), object_pairs_hook=_without_duplicates)
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(path, f"header is not valid JSON ({error})") from error
+        raise ModelFileError(path, f"header is not valid JSON ({error})") from error
     if not isinstance(header, dict):
-        raise CheckpointError(path, "header is no JSON object")
+        raise ModelFileError(path, "header is no JSON object")
     data_start = 8 + header_size
     refs = {
         name: _ref(path, name, entry, data_start, file_size, dtypes)
@@ -159,8 +159,8 @@ def _ref(
     file_size: int,
     dtypes: Collection[str],
 ) -> TensorRef:
-    def refuse(reason: str) -> CheckpointError:
-        return CheckpointError(path, f"tensor {name[:80]!r}: {reason}")
+    def refuse(reason: str) -> ModelFileError:
+        return ModelFileError(path, f"tensor {name[:80]!r}: {reason}")
 
     if not isinstance(entry, dict):
         raise refuse("its entry is no JSON object")
@@ -188,11 +188,11 @@ def _check_places(path: Path, refs: dict[str, TensorRef], start: int, file_size:
     for first, second in itertools.pairwise(filled):
         if first.offset + first.n_bytes > second.offset:
             reason = f"tensors {first.name[:80]!r} and {second.name[:80]!r} overlap"
-            raise CheckpointError(path, reason)
+            raise ModelFileError(path, reason)
     ends = [start, *(ref.offset + ref.n_bytes for ref in filled)]
     for end, following in zip(ends, [*(ref.offset for ref in filled), file_size], strict=True):
         if end != following:
             reason = (
                 f"{following - end} bytes from {end} on belong to no tensor; get the file again"
             )
-            raise CheckpointError(path, reason)
+            raise ModelFileError(path, reason)

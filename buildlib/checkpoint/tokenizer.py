@@ -5,7 +5,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from buildlib.checkpoint.config import DecoderConfig
-from buildlib.errors import CalibrationError, CheckpointError
+from buildlib.errors import CalibrationError, ModelFileError
 from buildlib.files import check_file
 
 DEFAULT_WINDOWS = 8
@@ -23,7 +23,7 @@ def text_windows(
     """Cut windows of tokens from all over a text, as `spread_windows` does.
 
     Raises:
-        CheckpointError: there is no tokenizer to read.
+        ModelFileError: there is no tokenizer to read.
     """
     tokens = load_tokenizer(tokenizer).encode(text, add_special_tokens=False).ids
     return spread_windows(tokens, length, n_windows, bos_token_id)
@@ -33,15 +33,15 @@ def load_tokenizer(path: Path) -> Tokenizer:
     """Load the tokenizer of a checkpoint.
 
     Raises:
-        CheckpointError: missing, or not what `tokenizers` reads.
+        ModelFileError: missing, or not what `tokenizers` reads.
     """
     try:
         check_file(path)
         return Tokenizer.from_str(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise CheckpointError(path, error.strerror or "cannot be read") from error
+        raise ModelFileError(path, error.strerror or "cannot be read") from error
     except Exception as error:  # the library raises bare Exceptions
-        raise CheckpointError(path, f"no tokenizer ({str(error)[:120]})") from error
+        raise ModelFileError(path, f"no tokenizer ({str(error)[:120]})") from error
 
 
 def check_tokenizer(path: Path, config: DecoderConfig) -> None:
@@ -57,14 +57,14 @@ def check_tokenizer(path: Path, config: DecoderConfig) -> None:
             f"token {token[:40]!r} has the id {number}, and the model has embeddings for {size} "
             "(vocab_size in config.json): it is the tokenizer of another model"
         )
-        raise CheckpointError(path, reason)
+        raise ModelFileError(path, reason)
     for key, special in (
         ("bos_token_id", (config.bos_token_id,)),
         ("eos_token_id", config.eos_token_ids),
     ):
         for each in special:
             if tokenizer.id_to_token(each) is None:
-                raise CheckpointError(path, f"it has no token {each}, the {key} of config.json")
+                raise ModelFileError(path, f"it has no token {each}, the {key} of config.json")
 
 
 def spread_windows(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from buildlib.checkpoint.layout import read_json
-from buildlib.errors import CheckpointError, ContainerError, ToolchainError
+from buildlib.errors import ContainerError, ModelFileError, ToolchainError
 
 TOKENIZER_CONFIG: Final = "tokenizer_config.json"
 _JINJA: Final = "chat_template.jinja"
@@ -51,7 +51,7 @@ class ChatTemplate:
         """Read the default template of a model folder or container; None if it has none.
 
         Raises:
-            CheckpointError: a file of it cannot be read.
+            ModelFileError: a file of it cannot be read.
         """
         config = _read_object(folder / TOKENIZER_CONFIG)
         text = _template_beside(folder)
@@ -131,14 +131,14 @@ def _template_beside(folder: Path) -> str | None:
     path = more.get(_DEFAULT, main if main.is_file() else None)
     if path is None:
         if more:
-            raise CheckpointError(folder / _MORE_TEMPLATES, f"no default template beside {_JINJA}")
+            raise ModelFileError(folder / _MORE_TEMPLATES, f"no default template beside {_JINJA}")
         return None
     try:
         if path.stat().st_size > _MAX_BYTES:
-            raise CheckpointError(path, f"larger than {_MAX_BYTES:,} bytes")
+            raise ModelFileError(path, f"larger than {_MAX_BYTES:,} bytes")
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise CheckpointError(path, f"no text in UTF-8: {error}") from error
+        raise ModelFileError(path, f"no text in UTF-8: {error}") from error
 
 
 def _read_object(path: Path) -> dict[str, Any]:
@@ -146,7 +146,7 @@ def _read_object(path: Path) -> dict[str, Any]:
         return {}
     found = read_json(path, _MAX_BYTES)
     if not isinstance(found, dict):
-        raise CheckpointError(path, "it holds no JSON object")
+        raise ModelFileError(path, "it holds no JSON object")
     return found
 
 
@@ -156,11 +156,11 @@ def _default_of(value: object, path: Path) -> str | None:
         try:
             value = {each["name"]: each["template"] for each in value}
         except (TypeError, KeyError) as error:
-            raise CheckpointError(path, "chat_template lists no names and templates") from error
+            raise ModelFileError(path, "chat_template lists no names and templates") from error
     if isinstance(value, dict):
         value = value.get(_DEFAULT)
     if value is not None and not isinstance(value, str):
-        raise CheckpointError(path, "chat_template is no text")
+        raise ModelFileError(path, "chat_template is no text")
     return value
 
 

@@ -36,7 +36,7 @@ class TextTokens:
         """Return the tokens of each text.
 
         Raises:
-            CheckpointError: the tokenizer cannot be read.
+            ModelFileError: the tokenizer cannot be read.
         """
         return [ids[: self.length] for ids in self._encoded(texts)]
 

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from buildlib.checkpoint.tokenizer import load_tokenizer
-from buildlib.errors import CheckpointError
+from buildlib.errors import ModelFileError
 from buildlib.validation import first_fault
 
 INPUT_IDS = "input_ids"
@@ -58,7 +58,7 @@ class EncoderConfig(BaseModel):
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:
-            raise CheckpointError(path, str(first_fault(error, cls))) from error
+            raise ModelFileError(path, str(first_fault(error, cls))) from error
 
 
 def is_encoder(model: ir.Model) -> bool:
@@ -88,7 +88,7 @@ def read_pooling(model_folder: Path) -> str:
     """Return how sentence-transformers pools the tokens of this model: `mean` or `cls`.
 
     Raises:
-        CheckpointError: its `1_Pooling/config.json` asks for another way.
+        ModelFileError: its `1_Pooling/config.json` asks for another way.
     """
     path = model_folder / POOLING
     try:
@@ -96,7 +96,7 @@ def read_pooling(model_folder: Path) -> str:
     except FileNotFoundError:
         return "mean"
     except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(path, f"it cannot be read ({str(error)[:80]})") from error
+        raise ModelFileError(path, f"it cannot be read ({str(error)[:80]})") from error
     modes = [
         key.removeprefix("pooling_mode_")
         for key, value in (found.items() if isinstance(found, dict) else ())
@@ -106,4 +106,4 @@ def read_pooling(model_folder: Path) -> str:
         return "mean"
     if modes == ["cls_token"]:
         return "cls"
-    raise CheckpointError(path, f"pooling by {', '.join(modes)}; mean and cls are built here")
+    raise ModelFileError(path, f"pooling by {', '.join(modes)}; mean and cls are built here")

@@ -18,12 +18,12 @@ from buildlib.encoder.inputs import TextTokens, calibration_tokens, observe_enco
 from buildlib.encoder.onnx_import import import_encoder
 from buildlib.encodings.files import load_encodings, save_encodings
 from buildlib.encodings.model import Encodings
-from buildlib.errors import CalibrationTextMissingError
+from buildlib.errors import ModelFileError
 from buildlib.graph.files import load_model
 from buildlib.graph.values import static_shape
 from buildlib.pipeline.original_paths import original_paths
 from buildlib.pipeline.plan import BuildPlan
-from buildlib.pipeline.sources import OnnxSource
+from buildlib.pipeline.sources import NO_CALIBRATION_TEXT, OnnxSource
 from buildlib.pipeline.stage import Stage
 from buildlib.pipeline.stages.package import CONTAINER
 from buildlib.quantize.bitwidths import Bitwidths
@@ -127,7 +127,7 @@ class QuantizeEncoder(Stage):
 
             def observe() -> Mapping[str, tuple[float, float]]:
                 if export.calibration_text is None:
-                    raise CalibrationTextMissingError(str(export.folder))
+                    raise ModelFileError(export.folder, NO_CALIBRATION_TEXT)
                 windows = list(calibration_tokens(self.model.tokens, export.calibration_text))
                 return observe_encoder(
                     self.source, windows, self.model.config.padding, Path(scratch)

@@ -37,7 +37,7 @@ def import_artifact(
 
     Raises:
         InputFileError: it is none of them, lacks a fact, or is for another target.
-        CheckpointError: a file beside its binaries cannot be read.
+        ModelFileError: a file beside its binaries cannot be read.
         InvalidBinaryError: a binary cannot be read.
         ContainerError: the destination cannot be written, or may not be replaced.
     """

@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from buildlib.checkpoint.layout import TOKENIZER_FILE, read_json
-from buildlib.errors import CheckpointError, InputFileError
+from buildlib.errors import InputFileError, ModelFileError
 from buildlib.foreign.artifact import Artifact
 from buildlib.validation import first_fault
 
@@ -39,7 +39,7 @@ def read_artifact(path: Path) -> Artifact:
     try:
         config = _Config.model_validate(read_json(file))
     except ValidationError as error:
-        raise CheckpointError(file, str(first_fault(error, _Config))) from error
+        raise ModelFileError(file, str(first_fault(error, _Config))) from error
     tokenizer, ends = folder / TOKENIZER_FILE, config.eos_token_id
     return Artifact(
         path,

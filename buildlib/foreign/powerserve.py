@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from buildlib.checkpoint.layout import TOKENIZER_FILE, read_json
 from buildlib.container.genie_positions import PositionalEncoding
 from buildlib.embedding.config import TABLE_FILE, EmbeddingConfig
-from buildlib.errors import CheckpointError, InputFileError
+from buildlib.errors import InputFileError, ModelFileError
 from buildlib.foreign.artifact import Artifact
 from buildlib.gguf import GgufHeader
 from buildlib.validation import first_fault
@@ -110,7 +110,7 @@ def _read(path: Path, kind: type[_Read]) -> _Read:
     try:
         return kind.model_validate(read_json(path))
     except ValidationError as error:
-        raise CheckpointError(path, str(first_fault(error, kind))) from error
+        raise ModelFileError(path, str(first_fault(error, kind))) from error
 
 
 def _token(keys: Mapping[str, object], key: str) -> int | None:

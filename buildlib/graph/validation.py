@@ -14,7 +14,7 @@ import onnx_ir as ir
 from buildlib.checkpoint.checkpoint import MAY_BE_ZERO, ZEROS
 from buildlib.checkpoint.config import DecoderConfig
 from buildlib.error_base import one_line
-from buildlib.errors import CheckpointError, InvalidShapeError, ModelFileError
+from buildlib.errors import InvalidShapeError, ModelFileError
 from buildlib.graph import interface
 from buildlib.graph.files import tensor_array
 from buildlib.graph.shape import GraphShape
@@ -96,7 +96,7 @@ def check_sizes(model: ir.Model, config: DecoderConfig, path: Path) -> None:
     }
     for key, (wanted, found) in said.items():
         if found is not None and found != wanted:
-            raise CheckpointError(path, f"{key} is {wanted}, the ONNX model has {found}")
+            raise ModelFileError(path, f"{key} is {wanted}, the ONNX model has {found}")
 
 
 def check_types(model: ir.Model, path: Path) -> None:

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
 
 from buildlib.checkpoint.config import DecoderConfig
-from buildlib.errors import CheckpointError, InvalidShapeError, UnsupportedGraphError
+from buildlib.errors import ModelFileError
 from buildlib.graph import interface
 from buildlib.graph.builder import OPSET
 from buildlib.graph.files import tensor_array
@@ -227,16 +227,17 @@ def _inline_functions(model: ir.Model, kept: Collection[str]) -> None:
 
 def _own_shape(probe: Probe) -> GraphShape:
     if not probe.is_fixed:
-        raise InvalidShapeError(0, 0, "the export has symbolic sizes, so AR and CL must be given")
+        raise Refusal("it has symbolic sizes, so AR and CL must be given")
     return GraphShape(probe.ar, probe.cl)
 
 
-def _unsupported_error(path: Path, model: ir.Model, refusal: Refusal) -> UnsupportedGraphError:
+def _unsupported_error(path: Path, model: ir.Model, refusal: Refusal) -> ModelFileError:
     node = refusal.node
     if node is None:
-        return UnsupportedGraphError(path, refusal.reason)
+        return ModelFileError(path, refusal.reason)
     count = Counter(other.op_type for other in model.graph)[node.op_type]
-    return UnsupportedGraphError(path, refusal.reason, node.op_type, str(node.name), count)
+    where = f"{node.op_type} {node.name!r} ({count} of this operator)"
+    return ModelFileError(path, f"{where} {refusal.reason}")
 
 
 def check_rotation(importing: ImportModel, config: DecoderConfig, path: Path) -> None:
@@ -253,7 +254,7 @@ def check_rotation(importing: ImportModel, config: DecoderConfig, path: Path) ->
             f"rope_scaling makes cosines {length:.4g} times as long, and the ONNX takes them from "
             "its host, which feeds none longer than 1; export it with its own"
         )
-        raise CheckpointError(path, reason)
+        raise ModelFileError(path, reason)
     rope = importing.rope
     if rope is None:
         return
@@ -261,7 +262,7 @@ def check_rotation(importing: ImportModel, config: DecoderConfig, path: Path) ->
     tables = [table[rope.first :] for table in rope_tables(config, rope.first + count)]
     if tables[0].shape[1] != width:
         reason = f"heads turn {2 * width} dimensions in the ONNX, and {config.rotary_dim} by it"
-        raise CheckpointError(path, reason)
+        raise ModelFileError(path, reason)
     worst = max(
         float(np.abs(own - ours).max())
         for own, ours in zip((rope.cos, rope.sin), tables, strict=True)
@@ -271,4 +272,4 @@ def check_rotation(importing: ImportModel, config: DecoderConfig, path: Path) ->
             "rotary positions of the ONNX are others than rope_theta and rope_scaling give "
             f"(cosines differ by up to {worst:.2g})"
         )
-        raise CheckpointError(path, reason)
+        raise ModelFileError(path, reason)

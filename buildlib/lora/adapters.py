@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from buildlib.container.genie_engine import Lora, LoraAdapter
-from buildlib.errors import UnsupportedModelError
+from buildlib.errors import ModelFileError
 from buildlib.files import atomic_write_bytes
 from buildlib.lora.branches import Branch, a_name, b_name
 from buildlib.lora.config import LoraBuilderInputConfig, LoraSet, UseCase
@@ -51,9 +51,9 @@ class Adapters:
         """Read all adapters and fit them to a model.
 
         Raises:
-            CheckpointError: an adapter is damaged.
-            UnsupportedModelError: it is another model's: it changes a module that the model does
-                not have, or one of another size, or not all layers that its model had.
+            ModelFileError: an adapter is damaged; or it is another model's: it changes a module
+                that the model does not have, or one of another size, or not all layers that its
+                model had.
         """
         placed = {
             adapter.name: _place(adapter.path, read_adapter(adapter.path), projections)
@@ -136,7 +136,7 @@ def _place(
         missing = [name for name in parts if name not in known]
         if missing:
             have = ", ".join(sorted(known)) or "no such layer"
-            raise UnsupportedModelError(path, f"the model has no {module} (it has {have})")
+            raise ModelFileError(path, f"the model has no {module} (it has {have})")
         sizes = [known[name].n_out for name in parts]
         wanted = (known[parts[0]].n_in, sum(sizes))
         given = (matrices.a.shape[1], matrices.b.shape[0])
@@ -144,7 +144,7 @@ def _place(
             reason = (
                 f"{module} maps {given[0]} to {given[1]}, in the model {wanted[0]} to {wanted[1]}"
             )
-            raise UnsupportedModelError(path, reason)
+            raise ModelFileError(path, reason)
         first = 0
         for name, size in zip(parts, sizes, strict=True):
             placed[Module(module.layer, name)] = _Rows(matrices, first, size)
@@ -153,7 +153,7 @@ def _place(
         known = projections[layer]
         if Module(layer, name) not in adapter.modules and known.keys() >= {*_parts(name, known)}:
             reason = f"it is another model's: it changes {name} of all layers, but not of {layer}"
-            raise UnsupportedModelError(path, reason)
+            raise ModelFileError(path, reason)
     return placed
 
 

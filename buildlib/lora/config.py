@@ -7,7 +7,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from buildlib.error_base import one_line
-from buildlib.errors import CheckpointError, InvalidOptionError
+from buildlib.errors import InvalidOptionError, ModelFileError
 from buildlib.graph import interface
 from buildlib.lora.peft import ADAPTER_CONFIG
 from buildlib.paths import path_below
@@ -131,17 +131,17 @@ class LoraSet(_Model):
         if path.is_dir():
             folders = [path] if (path / ADAPTER_CONFIG).is_file() else _peft_folders(path)
             if not folders:
-                raise CheckpointError(path, f"no folder in it has an {ADAPTER_CONFIG}")
+                raise ModelFileError(path, f"no folder in it has an {ADAPTER_CONFIG}")
             data: object = {"adapters": [{"name": f.name, "path": str(f)} for f in folders]}
             return _validated(path, data)
         try:
             if path.stat().st_size > _MAX_BYTES:
-                raise CheckpointError(path, f"larger than {_MAX_BYTES} bytes")
+                raise ModelFileError(path, f"larger than {_MAX_BYTES} bytes")
             data = _parse(path.read_text(encoding="utf-8"))
         except OSError as error:
-            raise CheckpointError(path, error.strerror or "cannot be read") from error
+            raise ModelFileError(path, error.strerror or "cannot be read") from error
         except (yaml.YAMLError, ValueError, RecursionError) as error:
-            raise CheckpointError(path, f"not valid YAML ({one_line(str(error), 120)})") from error
+            raise ModelFileError(path, f"not valid YAML ({one_line(str(error), 120)})") from error
         found = _validated(path, data)
 
         def absolute(named: Path) -> Path:
@@ -170,4 +170,4 @@ def _validated(path: Path, data: object) -> LoraSet:
     try:
         return LoraSet.model_validate(data)
     except ValidationError as error:
-        raise CheckpointError(path, str(first_fault(error, LoraSet))) from error
+        raise ModelFileError(path, str(first_fault(error, LoraSet))) from error

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from buildlib.checkpoint.layout import read_json
 from buildlib.checkpoint.tensor_file import TensorRef, read_header
-from buildlib.errors import CheckpointError, UnsupportedModelError
+from buildlib.errors import ModelFileError
 from buildlib.validation import first_fault
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -58,7 +58,7 @@ class LowRank:
         b = self.b.numpy().astype(np.float32) * np.float32(self.scale)
         for ref, values in ((self.a, a), (self.b, b)):
             if not np.isfinite(values).all():
-                raise CheckpointError(ref.path, f"tensor {ref.name[:80]!r} is not finite")
+                raise ModelFileError(ref.path, f"tensor {ref.name[:80]!r} is not finite")
         return a, b
 
 
@@ -158,14 +158,14 @@ def read_adapter(folder: Path) -> PeftAdapter:
         match = _KEY.search(name)
         if match is None:
             reason = f"tensor {name[:80]!r} is no lora_A or lora_B of a decoder layer"
-            raise UnsupportedModelError(weights, reason)
+            raise ModelFileError(weights, reason)
         module = Module(int(match[1]), match[2])
         if match[3] in halves.setdefault(module, {}):
-            raise CheckpointError(weights, f"{module} has two lora_{match[3]}")
+            raise ModelFileError(weights, f"{module} has two lora_{match[3]}")
         halves[module][match[3]] = ref
         paths[module] = name.partition(".lora_")[0]
     if not halves:
-        raise CheckpointError(weights, "it holds no tensors")
+        raise ModelFileError(weights, "it holds no tensors")
     modules = {
         module: _low_rank(weights, module, halves[module], config, paths[module])
         for module in sorted(halves)
@@ -178,11 +178,11 @@ def _low_rank(
 ) -> LowRank:
     if len(halves) != 2:
         missing = min({"A", "B"} - set(halves))
-        raise CheckpointError(path, f"{module} has no lora_{missing}")
+        raise ModelFileError(path, f"{module} has no lora_{missing}")
     a, b = halves["A"], halves["B"]
     if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[0] != b.shape[1] or 0 in a.shape:
         reason = f"{module}: A {list(a.shape)} and B {list(b.shape)} do not fit together"
-        raise CheckpointError(path, reason)
+        raise ModelFileError(path, reason)
     return LowRank(a, b, config.scale(name, a.shape[0]))
 
 
@@ -190,8 +190,8 @@ def _read_config(path: Path) -> _PeftConfig:
     try:
         config = _PeftConfig.model_validate(read_json(path))
     except ValidationError as error:
-        raise CheckpointError(path, str(first_fault(error, _PeftConfig))) from error
+        raise ModelFileError(path, str(first_fault(error, _PeftConfig))) from error
     reason = config.beyond()
     if reason is not None:
-        raise UnsupportedModelError(path, reason)
+        raise ModelFileError(path, f"unsupported: {reason}")
     return config

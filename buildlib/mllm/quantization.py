@@ -16,7 +16,7 @@ from buildlib.checkpoint.config import CheckpointConfig
 from buildlib.checkpoint.tokenizer import text_windows
 from buildlib.encodings.grid import activation_grid
 from buildlib.encodings.model import Encoding, Encodings, asymmetric_encoding
-from buildlib.errors import InvalidOptionError, UnsupportedModelError
+from buildlib.errors import InvalidOptionError, ModelFileError
 from buildlib.graph.decoder import export_onnx
 from buildlib.graph.files import load_model, tensor_array
 from buildlib.graph.rope import rope_tables, rotation_length
@@ -107,7 +107,7 @@ def check_model(checkpoint: Checkpoint, model: ModelConfig, aot: AotConfig) -> N
     config, family = checkpoint.config, aot.quant_recipe.builtin_llm_pass.model
     reason = next((why for why, present in _unsupported(config, model).items() if present), None)
     if reason is not None:
-        raise UnsupportedModelError(checkpoint.folder, reason)
+        raise ModelFileError(checkpoint.folder, reason)
     if config.model_type != family:
         reason = f"the configuration is of {family}, and {checkpoint.folder} a {config.model_type}"
         raise InvalidOptionError("quant_recipe.builtin_llm_pass.model", reason, ())

@@ -102,7 +102,7 @@ def read_safetensors(path: Path) -> Mapping[str, Tensor]:
     """Return the tensors of a safetensors file by name, in the order of their names.
 
     Raises:
-        CheckpointError: the file is missing or damaged, or holds a type that is not known.
+        ModelFileError: the file is missing or damaged, or holds a type that is not known.
     """
     refs = read_header(path, _SAFETENSORS)
     return {

@@ -63,8 +63,8 @@ class SegmentLoop(Closeable):
 
     Raises:
         CalibrationError: no window holds a whole call, or a token lies outside the vocabulary.
-        ModelFileError: the model cannot be read, or tells no AR and CL.
-        PassError: it is not a whole model, or more than one value connects two layers.
+        ModelFileError: the model cannot be read, or tells no AR and CL; or it is not a whole model,
+            or more than one value connects two layers.
     """
 
     def __init__(

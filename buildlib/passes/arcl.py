@@ -16,7 +16,7 @@ def convert_arcl(model_path: Path, shape: GraphShape, out_path: Path) -> Path:
     """Write a model, or part of one, at `shape`; float or quantized, weights shared.
 
     Raises:
-        PassError: the model has (AR, CL) baked into its operators.
+        ModelFileError: the model has (AR, CL) baked into its operators.
         InvalidShapeError: an operator cannot take the shapes that follow.
     """
     return ArClConversion(shape).run(model_path, out_path)

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from buildlib.encodings.attachment import attach, collect
 from buildlib.encodings.files import load_encodings, save_encodings
 from buildlib.error_base import one_line
-from buildlib.errors import PassError
+from buildlib.errors import ModelFileError
 from buildlib.graph.files import load_model, save_model
 from buildlib.graph.values import static_shape
 
@@ -21,7 +21,7 @@ _HAS_ENCODINGS = "qnnfarm.encoded"
 
 
 class PreconditionError(Exception):
-    """A transformation cannot take the model; the text is one line. Becomes a `PassError`."""
+    """A transformation cannot take the model; the text is one line. Becomes a `ModelFileError`."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,9 @@ class Pass(ABC):
         """Transform the file `source` into `target`.
 
         Raises:
-            ModelFileError: `source` is not a sound model.
+            ModelFileError: `source` is not a sound model; or a condition does not hold; nothing is
+                written then.
             EncodingsError: the encodings beside it are not those of this model.
-            PassError: a condition does not hold; nothing is written then.
         """
         model = load_with_encodings(source, carries_encodings=self.carries_encodings)
         if self.sorts_nodes:
@@ -74,7 +74,7 @@ class Pass(ABC):
         try:
             result = self.transform(model)
         except PreconditionError as error:
-            raise PassError(self.name, "precondition", source, str(error)) from error
+            raise ModelFileError(source, f"pass {self.name}, precondition: {error}") from error
         check_conditions(self.name, "postcondition", self.ensures, result, source)
         return save_with_encodings(result, target)
 
@@ -103,7 +103,8 @@ def check_conditions(
     for condition in conditions:
         fault = condition.fault(model)
         if fault is not None:
-            raise PassError(name, stage, path, f"{condition.text}: {one_line(fault)}")
+            reason = f"pass {name}, {stage}: {condition.text}: {one_line(fault)}"
+            raise ModelFileError(path, reason)
 
 
 def _sort_nodes(model: ir.Model) -> None:

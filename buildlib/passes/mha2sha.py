@@ -32,8 +32,8 @@ def convert_mha2sha(model_path: Path, out_path: Path) -> Path:
     A part without attention, or with one head only, is written unchanged.
 
     Raises:
-        ModelFileError: it is not a sound model.
-        PassError: an operator of the attention mixes heads, or head counts do not divide.
+        ModelFileError: it is not a sound model; or an operator of the attention mixes heads, or
+            head counts do not divide.
         EncodingsError: a weight's encoding does not fit its channels.
     """
     return Mha2Sha().run(model_path, out_path)

@@ -10,7 +10,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from buildlib.encodings.attachment import inherit
-from buildlib.errors import PassError
+from buildlib.errors import ModelFileError
 from buildlib.graph import interface
 from buildlib.passes.balance import ModelWeights, SplitEnds, balance_layers
 from buildlib.passes.base import (
@@ -45,18 +45,18 @@ def split_model(
         split_lm_head: whether the last part is only the final norm and the output projection.
 
     Raises:
-        ModelFileError: it is not a sound model.
-        PassError: it is not a whole model, or more than one value connects two layers.
+        ModelFileError: it is not a sound model; or it is not a whole model, or more than one value
+            connects two layers.
         InvalidOptionError: more parts than layers.
     """
     model, segments = load_segments(model_path)
     apart = SplitEnds(embedding=split_embedding, head=split_lm_head)
     if split_embedding and not segments.members[0]:
         reason = "there is no embedding to split off: it takes embeddings"
-        raise PassError(_NAME, "precondition", model_path, reason)
+        raise ModelFileError(model_path, f"pass {_NAME}, precondition: {reason}")
     if split_lm_head and not segments.members[-1]:
         reason = "there is no output projection to split off: no sum ends the last layer"
-        raise PassError(_NAME, "precondition", model_path, reason)
+        raise ModelFileError(model_path, f"pass {_NAME}, precondition: {reason}")
     layers = balance_layers(segments.weights(), n_splits, apart)
     shape = interface.model_shape(model)
     paths = []
@@ -92,7 +92,7 @@ def load_segments(
             change(model)
         return model, find_segments(model)
     except PreconditionError as error:
-        raise PassError(_NAME, "precondition", model_path, str(error)) from error
+        raise ModelFileError(model_path, f"pass {_NAME}, precondition: {error}") from error
 
 
 def _segment_ranges(layers: list[range], n_layers: int) -> list[range]:

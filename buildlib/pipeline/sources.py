@@ -11,16 +11,18 @@ from buildlib.checkpoint.architectures import SupportedLLMs, detect_architecture
 from buildlib.checkpoint.layout import CONFIG_FILE, ENCODINGS_FILE, MODEL_FILE, TOKENIZER_FILE
 from buildlib.container.chat_template import TOKENIZER_CONFIG, ChatTemplate, template_files
 from buildlib.errors import (
-    CalibrationTextMissingError,
-    CheckpointError,
     InputFileError,
     InvalidOptionError,
-    ModelNotFoundError,
+    ModelFileError,
 )
 from buildlib.files import check_file
 from buildlib.pipeline.options import MhaConfig
 
 CALIBRATION_TEXT = Path("text") / "calibration.txt"
+NO_CALIBRATION_TEXT = (
+    f"it has no calibration text: put {CALIBRATION_TEXT} into the folder, or name a text with "
+    "--calibration FILE"
+)
 _MAX_TEXT_BYTES = 64 << 20
 _NO_FILE = Path("config_dict")  # what messages call a configuration that was given as itself
 
@@ -58,7 +60,7 @@ class OnnxSource:
         """Return a copy with other encodings.
 
         Raises:
-            ModelNotFoundError: there is no such file.
+            ModelFileError: there is no such file.
         """
         return replace(self, encodings=_require_file(path, self.folder), canonical=None)
 
@@ -196,9 +198,9 @@ def _configuration(source: ModelSource) -> dict[str, object]:
     try:
         config = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(path, f"not valid JSON ({error})") from error
+        raise ModelFileError(path, f"not valid JSON ({error})") from error
     if not isinstance(config, dict):
-        raise CheckpointError(path, "it holds no JSON object")
+        raise ModelFileError(path, "it holds no JSON object")
     return config
 
 
@@ -229,7 +231,7 @@ def attached_source(path: Path, parent: ModelSource, encodings: Path | None) -> 
             files = SourceFiles(own / TOKENIZER_FILE, own / CONFIG_FILE, None, encodings)
     source = find_source(path, parent.calibration_text, files)
     if not isinstance(source, OnnxSource):
-        raise ModelNotFoundError(str(path), "it holds no ONNX model to attach")
+        raise ModelFileError(path, "it holds no ONNX model to attach")
     return source
 
 
@@ -249,17 +251,16 @@ def find_source(
         calibrates: whether a checkpoint without text is refused.
 
     Raises:
-        ModelNotFoundError: no folder, or nothing in it that can be built.
+        ModelFileError: no folder, nothing in it that can be built, or a checkpoint without text.
         InputFileError: its calibration text is too large.
-        CalibrationTextMissingError: a checkpoint without text.
     """
     given = files or SourceFiles()
     folder = path.parent if path.is_file() else path
     if not folder.is_dir():
-        raise ModelNotFoundError(ascii(str(path))[1:-1], "there is no such folder")
+        raise ModelFileError(Path(ascii(str(path))[1:-1]), "there is no such folder")
     if not _is_utf8(folder.resolve()):
         reason = "its path is no UTF-8, which metadata and tokenizers need; rename it"
-        raise ModelNotFoundError(ascii(str(path)), reason)
+        raise ModelFileError(Path(ascii(str(path))[1:-1]), reason)
     model = path if path.is_file() else _onnx_in(folder)
     if model is not None:
         tokenizer = _require_file(given.tokenizer or folder / TOKENIZER_FILE, folder)
@@ -277,10 +278,10 @@ def find_source(
         _require_file(folder / name, folder)
     if not any(folder.glob("*.safetensors")):
         reason = f"it holds neither an ONNX model such as {MODEL_FILE} nor model.safetensors"
-        raise ModelNotFoundError(str(folder), reason)
+        raise ModelFileError(folder, reason)
     text = calibration_text or _folder_text(folder)
     if text is None and calibrates:
-        raise CalibrationTextMissingError(str(folder))
+        raise ModelFileError(folder, NO_CALIBRATION_TEXT)
     return CheckpointSource(folder, text or "", ChatTemplate.find(folder))
 
 
@@ -303,7 +304,7 @@ def _onnx_in(folder: Path) -> Path | None:
     if len(found) > 1:
         names = ", ".join(path.name for path in found[:3])
         reason = f"it holds {len(found)} ONNX models ({names}); name one of them"
-        raise ModelNotFoundError(str(folder), reason)
+        raise ModelFileError(folder, reason)
     return found[0] if found else None
 
 
@@ -329,7 +330,7 @@ def _text_of(path: Path, folder: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ModelNotFoundError(str(folder), f"{path.name} cannot be read: {error}") from error
+        raise ModelFileError(folder, f"{path.name} cannot be read: {error}") from error
 
 
 def _require_file(path: Path, folder: Path) -> Path:
@@ -337,9 +338,9 @@ def _require_file(path: Path, folder: Path) -> Path:
     try:
         check_file(path)
     except FileNotFoundError:
-        raise ModelNotFoundError(str(folder), f"{shown} is missing") from None
+        raise ModelFileError(folder, f"{shown} is missing") from None
     except OSError as error:
-        raise ModelNotFoundError(str(folder), f"{shown}: {error.strerror}") from error
+        raise ModelFileError(folder, f"{shown}: {error.strerror}") from error
     return path
 
 

@@ -40,8 +40,8 @@ def apply_encodings(
     Raises:
         EncodingsError: encodings are missing, contradict each other or the model, cannot be built,
             or are not those that `weights` was made with.
-        ModelFileError: `weights` is not whole.
-        PassError: the model is quantized already, or float values would remain.
+        ModelFileError: `weights` is not whole; or the model is quantized already, or float values
+            would remain.
     """
     if weights is not None:
         return QdqPass(encodings, SharedWeights(weights)).run(model_path, out_path)

@@ -18,7 +18,7 @@ from buildlib.checkpoint.config import CheckpointConfig, other_reading
 from buildlib.checkpoint.layout import CONFIG_FILE
 from buildlib.checkpoint.tokenizer import load_tokenizer
 from buildlib.error_base import one_line
-from buildlib.errors import CheckpointError, InputFileError
+from buildlib.errors import InputFileError, ModelFileError
 
 _BATCH = 64
 """Texts that are written at once."""
@@ -49,7 +49,7 @@ class FrozenModel:
             device: of torch, such as `cpu` or `cuda`.
 
         Raises:
-            CheckpointError: it cannot be built, or transformers cannot load it.
+            ModelFileError: it cannot be built, or transformers cannot load it.
             InputFileError: the text cannot be read, or has fewer than 1,000 tokens.
         """
         checkpoint = Checkpoint.load(folder)
@@ -189,7 +189,7 @@ def _load_network(folder: Path) -> Any:  # noqa: ANN401
     difference = other_reading(folder / CONFIG_FILE, int(version.partition(".")[0]))
     if difference is not None:
         reason = f"its {CONFIG_FILE} is of another major release than transformers {version}"
-        raise CheckpointError(folder, f"{reason}, which reads it differently: {difference}")
+        raise ModelFileError(folder, f"{reason}, which reads it differently: {difference}")
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     try:
@@ -202,7 +202,7 @@ def _load_network(folder: Path) -> Any:  # noqa: ANN401
         ).eval()
     except Exception as error:  # of any kind, by the version and the family
         reason = f"transformers {version} cannot load it: {error}"
-        raise CheckpointError(folder, one_line(reason, 400)) from error
+        raise ModelFileError(folder, one_line(reason, 400)) from error
 
 
 def _ratio(one: Tensor, other: Tensor) -> float:

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from buildlib.checkpoint.config import load_checkpoint_config
 from buildlib.checkpoint.layout import CONFIG_FILE
-from buildlib.errors import CalibrationTextMissingError, CheckpointError
+from buildlib.errors import ModelFileError
 from buildlib.files import atomic_write_bytes
 from buildlib.mllm.config import (
     AotConfig,
@@ -27,7 +27,7 @@ from buildlib.mllm.parameter_file import read_parameters, write_parameters
 from buildlib.mllm.quantization import quantize_checkpoint
 from buildlib.mllm.tensors import read_safetensors
 from buildlib.paths import user_path
-from buildlib.pipeline.sources import CALIBRATION_TEXT
+from buildlib.pipeline.sources import CALIBRATION_TEXT, NO_CALIBRATION_TEXT
 from buildlib.targets import find_soc
 from harness.cli.arguments import read_text
 from harness.console import answers, print_remark, progress
@@ -314,8 +314,8 @@ def _calibration_text(model_path: Path, given: Path | None) -> str:
     path = given or model_path / CALIBRATION_TEXT
     if given is None and not path.is_file():
         if not model_path.is_dir():
-            raise CheckpointError(model_path, "no such folder")
-        raise CalibrationTextMissingError(str(model_path))
+            raise ModelFileError(model_path, "no such folder")
+        raise ModelFileError(model_path, NO_CALIBRATION_TEXT)
     return read_text(path)
 
 

@@ -226,8 +226,8 @@ def conditioning(*, max_temp: float | None, charge: str | None, no_gate: bool) -
     for a cool device, but only record if it stays hot.
 
     Raises:
-        WrongUseError: the charge is no window, or conditions are both given and forbidden.
-        WrongUseError: a value is out of range.
+        WrongUseError: the charge is no window, or conditions are both given and forbidden; or a
+            value is out of range.
     """
     if no_gate:
         if max_temp is not None or charge is not None:

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from buildlib.checkpoint.layout import CONFIG_FILE, read_json
-from buildlib.errors import CheckpointError
+from buildlib.errors import ModelFileError
 from buildlib.quantize.options import RECIPES
 from buildlib.targets import parse_target
 from harness.pipeline.hub import find_model
@@ -49,7 +49,7 @@ def recipe_text(model: str, target: str) -> str:
 
     Raises:
         PipelineError: there is no such model.
-        CheckpointError: its `config.json` cannot be read.
+        ModelFileError: its `config.json` cannot be read.
         UnknownSocError: there is no such target.
     """
     soc = parse_target(target)
@@ -75,6 +75,6 @@ def _positions(folder: Path) -> int:
     path = folder / CONFIG_FILE
     config = read_json(path)
     if not isinstance(config, dict):
-        raise CheckpointError(path, "it holds no JSON object")
+        raise ModelFileError(path, "it holds no JSON object")
     positions = config.get("max_position_embeddings")
     return positions if type(positions) is int and positions > 1 else _CONTEXT

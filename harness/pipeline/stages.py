@@ -22,13 +22,14 @@ from buildlib.checkpoint.layout import CONFIG_FILE, ENCODINGS_FILE, MODEL_FILE, 
 from buildlib.container.chat_template import ChatTemplate
 from buildlib.container.container import GenAIContainer
 from buildlib.container.op_packages import added_operations, host_libraries
-from buildlib.errors import CalibrationTextMissingError, InputFileError, InvalidOptionError
+from buildlib.errors import InputFileError, InvalidOptionError, ModelFileError
 from buildlib.genai import GenAIBuilderHTP
 from buildlib.graph.shape import GraphShape
 from buildlib.pipeline.build_options import COMPILATION, TRANSFORMATION, BuildOptions
 from buildlib.pipeline.plan import BuildPlan
 from buildlib.pipeline.sources import (
     CALIBRATION_TEXT,
+    NO_CALIBRATION_TEXT,
     CheckpointSource,
     OnnxSource,
     find_source,
@@ -313,7 +314,7 @@ def _calibration_text(name: str | None, context: StageContext) -> str | None:
         context.runner.watch.hash({path.name: path})
         return read_text(path)
     if isinstance(find_source(context.model_dir, None, calibrates=False), CheckpointSource):
-        raise CalibrationTextMissingError(str(folder))
+        raise ModelFileError(folder, NO_CALIBRATION_TEXT)
     return None  # the encodings of an ONNX may be complete
 
 

@@ -122,8 +122,7 @@ def open_plan_run(
 
     Raises:
         ConfigFileError: the plan cannot be used; the pool's file cannot be used.
-        WrongUseError: no cell matches `only`.
-        WrongUseError: another process runs the plan.
+        WrongUseError: no cell matches `only`; or another process runs the plan.
     """
     plan = plan or load_plan(plan_file)
     location = find_database(plan, plan_file, db)

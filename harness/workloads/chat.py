@@ -84,7 +84,7 @@ class Chat:
 
         Raises:
             WrongUseError: it has none.
-            CheckpointError: it cannot be read.
+            ModelFileError: it cannot be read.
         """
         template = ChatTemplate.find(folder)
         if template is None:

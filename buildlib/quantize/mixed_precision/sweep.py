@@ -68,8 +68,8 @@ class SensitivityModel(Closeable):
 
     Raises:
         CalibrationError: no window holds a whole call, or a token lies outside the vocabulary.
-        ModelFileError: the model cannot be read or run.
-        PassError: it is not a whole model, or more than one value connects two layers.
+        ModelFileError: the model cannot be read or run; or it is not a whole model, or more than
+            one value connects two layers.
     """
 
     def __init__(

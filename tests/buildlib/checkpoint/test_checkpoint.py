@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Tokenizer
 from buildlib.checkpoint import tensor_file
 from buildlib.checkpoint.checkpoint import Checkpoint
 from buildlib.checkpoint.rotary import Llama3RopeScaling
-from buildlib.errors import CheckpointError, UnsupportedModelError
+from buildlib.errors import ModelFileError
 from tests.buildlib.model_folders import LLAMA3_SCALING
 
 
@@ -51,14 +51,14 @@ def test_a_sharded_checkpoint_is_the_same(tiny: Path, copy: Path) -> None:
     for name, ref in Checkpoint.load(tiny).tensors.items():
         np.testing.assert_array_equal(found[name].numpy(), ref.numpy())
     index.write_text(json.dumps({"weight_map": weight_map | {names[0]: "../a.safetensors"}}))
-    with pytest.raises(CheckpointError, match="outside its folder"):
+    with pytest.raises(ModelFileError, match="outside its folder"):
         Checkpoint.load(copy)
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
 def test_a_missing_file_is_named(copy: Path, name: str) -> None:
     (copy / name).unlink()
-    with pytest.raises(CheckpointError, match=name):
+    with pytest.raises(ModelFileError, match=name):
         Checkpoint.load(copy)
 
 
@@ -66,44 +66,44 @@ def test_a_missing_file_is_named(copy: Path, name: str) -> None:
 def test_a_truncated_file_is_refused(copy: Path, keep: int) -> None:
     path = copy / "model.safetensors"
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(CheckpointError, match=str(path)):
+    with pytest.raises(ModelFileError, match=str(path)):
         Checkpoint.load(copy)
 
 
 @pytest.mark.parametrize(
-    ("changes", "kind"),
+    ("changes", "is_sound"),
     [
-        ({"model_type": "gemma4"}, UnsupportedModelError),
-        ({"architectures": ["LlamaForSomethingElse"]}, UnsupportedModelError),
-        ({"mlp_bias": True}, CheckpointError),
-        ({"model_type": "phi3"}, CheckpointError),
-        ({"model_type": "qwen2"}, CheckpointError),  # without the biases that it always has
-        ({"model_type": "qwen3"}, CheckpointError),
-        ({"attention_bias": True}, CheckpointError),
-        ({"hidden_act": "relu2"}, UnsupportedModelError),
-        ({"rope_scaling": {"rope_type": "mrope", "factor": 2.0}}, UnsupportedModelError),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 0}}, CheckpointError),
-        ({"hidden_size": 44}, CheckpointError),
-        ({"hidden_size": -1}, CheckpointError),
-        ({"hidden_size": "40"}, CheckpointError),
-        ({"num_hidden_layers": 3}, CheckpointError),
-        ({"num_hidden_layers": 10**9}, CheckpointError),
-        ({"num_attention_heads": 0}, CheckpointError),
-        ({"num_key_value_heads": 4}, CheckpointError),
-        ({"head_dim": 13}, CheckpointError),
-        ({"bos_token_id": None}, CheckpointError),
-        ({"bos_token_id": 300}, CheckpointError),
-        ({"eos_token_id": [1, -1]}, CheckpointError),
-        ({"rope_theta": float("nan")}, CheckpointError),
-        ({"tie_word_embeddings": False}, CheckpointError),
+        ({"model_type": "gemma4"}, True),
+        ({"architectures": ["LlamaForSomethingElse"]}, True),
+        ({"mlp_bias": True}, False),
+        ({"model_type": "phi3"}, False),
+        ({"model_type": "qwen2"}, False),  # without the biases that it always has
+        ({"model_type": "qwen3"}, False),
+        ({"attention_bias": True}, False),
+        ({"hidden_act": "relu2"}, True),
+        ({"rope_scaling": {"rope_type": "mrope", "factor": 2.0}}, True),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 0}}, False),
+        ({"hidden_size": 44}, False),
+        ({"hidden_size": -1}, False),
+        ({"hidden_size": "40"}, False),
+        ({"num_hidden_layers": 3}, False),
+        ({"num_hidden_layers": 10**9}, False),
+        ({"num_attention_heads": 0}, False),
+        ({"num_key_value_heads": 4}, False),
+        ({"head_dim": 13}, False),
+        ({"bos_token_id": None}, False),
+        ({"bos_token_id": 300}, False),
+        ({"eos_token_id": [1, -1]}, False),
+        ({"rope_theta": float("nan")}, False),
+        ({"tie_word_embeddings": False}, False),
     ],
 )
 def test_a_config_that_does_not_fit_is_refused(
-    copy: Path, changes: dict[str, Any], kind: type[CheckpointError]
+    copy: Path, changes: dict[str, Any], is_sound: bool
 ) -> None:
-    with pytest.raises(CheckpointError) as caught:
+    with pytest.raises(ModelFileError) as caught:
         Checkpoint.load(change(copy, **changes))
-    assert type(caught.value) is kind
+    assert (": unsupported: " in str(caught.value)) is is_sound
     assert "\n" not in str(caught.value)
     assert caught.value.exit_code == 2
 
@@ -147,7 +147,7 @@ def test_tensors_that_do_not_fit_are_named(
     copy: Path, name: str, values: npt.NDArray[Any] | None, said: str
 ) -> None:
     rewrite(copy, **{name: values})
-    with pytest.raises(CheckpointError, match=said):
+    with pytest.raises(ModelFileError, match=said):
         Checkpoint.load(copy).check_content()
 
 
@@ -181,7 +181,7 @@ def test_weights_that_are_no_numbers_are_named_with_their_place(
     if value is None:
         checkpoint.check_content()
         return
-    with pytest.raises(CheckpointError, match=r"down_proj.weight': -?(nan|inf) at \[31, 60\]"):
+    with pytest.raises(ModelFileError, match=r"down_proj.weight': -?(nan|inf) at \[31, 60\]"):
         checkpoint.check_content()
 
 
@@ -210,5 +210,5 @@ def test_the_tokenizer_of_another_model_is_refused(
     if said is None:
         checkpoint.check_content()
         return
-    with pytest.raises(CheckpointError, match=said):
+    with pytest.raises(ModelFileError, match=said):
         checkpoint.check_content()

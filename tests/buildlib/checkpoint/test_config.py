@@ -18,7 +18,7 @@ from buildlib.checkpoint.config import (
     other_reading,
 )
 from buildlib.checkpoint.rotary import LinearRopeScaling, LongRopeScaling
-from buildlib.errors import CheckpointError, InvalidShapeError, UnsupportedModelError
+from buildlib.errors import InvalidShapeError, ModelFileError
 from buildlib.graph.rope import rope_tables, rotation_length
 from buildlib.graph.shape import GraphShape, check_context
 from buildlib.pipeline.stages.package import genie_config, genie_rope_scaling
@@ -61,7 +61,7 @@ def test_a_family_that_needs_a_first_token_has_one(tmp_path: Path, model_type: s
     """It is the class's default where the vocabulary has that, unless the file says null."""
     kind = {"model_type": model_type, "num_key_value_heads": 2}
     assert load(tmp_path, **kind).bos_token_id == 1
-    with pytest.raises(CheckpointError, match="bos_token_id"):
+    with pytest.raises(ModelFileError, match="bos_token_id"):
         load(tmp_path, **kind, bos_token_id=None)
 
 
@@ -112,7 +112,7 @@ def test_linear_scaling_divides_the_angles(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["proportional", "mrope", None, 3, ["linear"]])
 def test_a_scaling_that_is_not_known_is_named(tmp_path: Path, kind: object) -> None:
-    with pytest.raises(UnsupportedModelError) as caught:
+    with pytest.raises(ModelFileError) as caught:
         load(tmp_path, rope_scaling={"type": kind, "factor": 4.0})
     assert f"rope scaling {kind!r} (known are linear, llama3, dynamic, yarn, longrope)" in str(
         caught.value
@@ -131,7 +131,7 @@ def test_what_a_scaling_leaves_out_follows_from_other_keys(tmp_path: Path) -> No
         assert isinstance(scaling, LongRopeScaling)
         assert (scaling.factor, scaling.original_max_position_embeddings) == (4.0, 1024)
     too_short = {"type": "su", "factor": 2.0, "short_factor": [1.0], "long_factor": [1.0]}
-    with pytest.raises(CheckpointError, match="a factor for every second rotary dimension"):
+    with pytest.raises(ModelFileError, match="a factor for every second rotary dimension"):
         load(tmp_path, rope_scaling=too_short | {"original_max_position_embeddings": 64})
 
 
@@ -175,7 +175,7 @@ def test_layers_with_a_window_may_have_a_base_of_their_own(tmp_path: Path) -> No
 def test_other_rotary_parameters_for_each_kind_of_layer_are_refused(tmp_path: Path) -> None:
     local = {"rope_type": "linear", "factor": 2.0}
     both = {"full_attention": {"rope_theta": 1e6}, "sliding_attention": local}
-    with pytest.raises(UnsupportedModelError, match=r"differ between layers|sliding window"):
+    with pytest.raises(ModelFileError, match=r"differ between layers|sliding window"):
         load(tmp_path, rope_parameters=both)
 
 
@@ -215,7 +215,7 @@ def test_a_window_that_is_switched_off_is_none(tmp_path: Path) -> None:
     ],
 )
 def test_what_does_not_fit_is_said(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
-    with pytest.raises(CheckpointError, match=reason):
+    with pytest.raises(ModelFileError, match=reason):
         load(tmp_path, **changes)
 
 
@@ -245,7 +245,7 @@ def test_a_refused_checkpoint_is_told_what_works(
 ) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(PLAIN | changes))
-    with pytest.raises(UnsupportedModelError, match=reason) as caught:
+    with pytest.raises(ModelFileError, match=reason) as caught:
         load_checkpoint_config(path)
     works = "silu, gelu, gelu_tanh" if "hidden_act" in changes else "granite, llama, mistral"
     assert works in str(caught.value)
@@ -285,7 +285,7 @@ def test_hostile_values_are_read_soundly_or_refused_in_one_line(
 ) -> None:
     try:
         config = load(tmp_path, **changes)
-    except CheckpointError as error:
+    except ModelFileError as error:
         refusal = str(error)
     else:
         refusal = ""
@@ -309,7 +309,7 @@ def test_hostile_values_are_read_soundly_or_refused_in_one_line(
 def test_what_is_no_object_is_refused_in_one_line(tmp_path: Path, text: str) -> None:
     path = tmp_path / "config.json"
     path.write_text(text)
-    with pytest.raises(CheckpointError) as caught:
+    with pytest.raises(ModelFileError) as caught:
         load_config(path)
     assert "\n" not in str(caught.value)
 
@@ -372,7 +372,7 @@ def test_what_transformers_refuses_or_reads_in_two_ways_is_refused(
 ) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(PLAIN | {"num_key_value_heads": 4} | changes))
-    with pytest.raises(CheckpointError, match=reason) as caught:
+    with pytest.raises(ModelFileError, match=reason) as caught:
         load_checkpoint_config(path)
     assert "\n" not in str(caught.value)
 

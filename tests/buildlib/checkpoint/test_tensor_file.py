@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from buildlib.checkpoint.tensor_file import read_header
-from buildlib.errors import CheckpointError
+from buildlib.errors import ModelFileError
 
 
 def write(path: Path, header: object, data: bytes = b"", claim: int | None = None) -> Path:
@@ -55,7 +55,7 @@ def test_a_tensor_is_read_where_it_lies(tmp_path: Path) -> None:
 )
 def test_a_bad_header_is_one_line(tmp_path: Path, header: object, data: bytes, said: str) -> None:
     path = write(tmp_path / "m.safetensors", header, data)
-    with pytest.raises(CheckpointError) as caught:
+    with pytest.raises(ModelFileError) as caught:
         read_header(path)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -64,7 +64,7 @@ def test_a_bad_header_is_one_line(tmp_path: Path, header: object, data: bytes, s
 
 def test_a_header_longer_than_the_file_is_not_allocated(tmp_path: Path) -> None:
     path = write(tmp_path / "m.safetensors", {}, claim=2**63)
-    with pytest.raises(CheckpointError, match="claims"):
+    with pytest.raises(ModelFileError, match="claims"):
         read_header(path)
 
 
@@ -73,7 +73,7 @@ def test_a_header_longer_than_the_file_is_not_allocated(tmp_path: Path) -> None:
 def test_junk_gives_a_typed_error_or_nothing(tmp_path: Path, junk: bytes) -> None:
     path = tmp_path / "junk.safetensors"
     path.write_bytes(junk)
-    with contextlib.suppress(CheckpointError):
+    with contextlib.suppress(ModelFileError):
         read_header(path)
 
 
@@ -98,7 +98,7 @@ def test_odd_headers_never_give_a_tensor_outside_the_file(
     path = write(tmp_path / "odd.safetensors", header, bytes(64))
     try:
         refs = read_header(path)
-    except CheckpointError:
+    except ModelFileError:
         return
     for ref in refs.values():
         assert ref.offset + ref.n_bytes <= path.stat().st_size

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from buildlib.container.chat_template import TOKENIZER_CONFIG, ChatTemplate, template_files
-from buildlib.errors import CheckpointError, ContainerError
+from buildlib.errors import ContainerError, ModelFileError
 
 CHATML = (
     "{{ bos_token }}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
@@ -111,7 +111,7 @@ def test_a_folder_without_any(tmp_path: Path) -> None:
 )
 def test_a_file_that_holds_none(content: str, tmp_path: Path) -> None:
     (tmp_path / TOKENIZER_CONFIG).write_text(content)
-    with pytest.raises(CheckpointError):
+    with pytest.raises(ModelFileError):
         ChatTemplate.find(tmp_path)
 
 

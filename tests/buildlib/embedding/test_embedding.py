@@ -13,7 +13,7 @@ from buildlib.embedding.config import TABLE_FILE, EmbeddingConfig
 from buildlib.embedding.extraction import EmbeddingExtraction
 from buildlib.embedding.table import write_table
 from buildlib.encodings.files import load_encodings
-from buildlib.errors import EncodingsError, InvalidOptionError, ModelFileError, PassError
+from buildlib.errors import EncodingsError, InvalidOptionError, ModelFileError
 from buildlib.graph.files import load_model, save_model
 from buildlib.graph.shape import GraphShape
 from buildlib.numerics.runners import OnnxRunner
@@ -133,7 +133,7 @@ def test_what_is_not_finite_leaves_nothing(tmp_path: Path) -> None:
 def test_models_without_a_lookup_are_refused(tiny_export: Path, tmp_path: Path) -> None:
     target = tmp_path / "model.onnx"
     EmbeddingExtraction().run(tiny_export / "model.onnx", target)
-    with pytest.raises(PassError, match="there is no input_ids"):
+    with pytest.raises(ModelFileError, match="there is no input_ids"):
         EmbeddingExtraction().run(target, tmp_path / "twice.onnx")
     with pytest.raises(ModelFileError, match="in no table"):
         write_table(target, tmp_path / "t.raw", "float32")
@@ -145,7 +145,7 @@ def test_models_without_a_lookup_are_refused(tiny_export: Path, tmp_path: Path) 
     model.graph.outputs.append(twin.outputs[0])
     twin.outputs[0].shape, twin.outputs[0].type = ids.shape, ids.type
     save_model(model, tmp_path / "two.onnx")
-    with pytest.raises(PassError, match="goes elsewhere"):
+    with pytest.raises(ModelFileError, match="goes elsewhere"):
         EmbeddingExtraction().run(tmp_path / "two.onnx", tmp_path / "out.onnx")
     assert not (tmp_path / "out.onnx").exists()
 

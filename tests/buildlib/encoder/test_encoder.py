@@ -13,7 +13,7 @@ from buildlib.container.container import GenAIContainer
 from buildlib.encoder.inputs import TextTokens, cosine, embed_in_float, padded_inputs
 from buildlib.encoder.interface import INPUTS, prompt_template, read_pooling
 from buildlib.encoder.onnx_import import import_encoder
-from buildlib.errors import BuildError, CheckpointError, InvalidOptionError, ModelFileError
+from buildlib.errors import BuildError, InvalidOptionError, ModelFileError
 from buildlib.genai import GenAIBuilderFactory
 from buildlib.graph.files import load_model
 from buildlib.numerics.runners import OnnxRunner
@@ -149,7 +149,7 @@ def test_pooling_is_that_of_sentence_transformers(tmp_path: Path) -> None:
     )
     assert read_pooling(tmp_path) == "cls"
     config.write_text(json.dumps({"pooling_mode_max_tokens": True}))
-    with pytest.raises(CheckpointError, match="pooling by max_tokens"):
+    with pytest.raises(ModelFileError, match="pooling by max_tokens"):
         read_pooling(tmp_path)
 
 

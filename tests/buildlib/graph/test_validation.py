@@ -10,7 +10,7 @@ import onnx_ir as ir
 import pytest
 
 from buildlib.checkpoint.config import load_config
-from buildlib.errors import CheckpointError, ModelFileError
+from buildlib.errors import ModelFileError
 from buildlib.graph.files import link_into, load_model
 from buildlib.graph.validation import check_interface, check_model, check_sizes, check_types
 
@@ -205,10 +205,10 @@ def test_a_configuration_of_another_model_is_refused(tiny_export: Path) -> None:
         ("vocab_size", 301, 300),
     ):
         other = config.model_copy(update={key: value})
-        with pytest.raises(CheckpointError, match=f"{key} is {value}, the ONNX model has {has}"):
+        with pytest.raises(ModelFileError, match=f"{key} is {value}, the ONNX model has {has}"):
             check_sizes(model, other, path)
     partial = config.model_copy(update={"partial_rotary_factor": 0.5})
-    with pytest.raises(CheckpointError, match="rotary"):
+    with pytest.raises(ModelFileError, match="rotary"):
         check_sizes(model, partial, path)
 
 

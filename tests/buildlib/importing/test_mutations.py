@@ -1,6 +1,7 @@
 """Modified exports: an import refuses, or computes the same as the modified export."""
 
 import random
+import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from buildlib.errors import BuildError, UnsupportedGraphError
+from buildlib.errors import BuildError, ModelFileError
 from buildlib.graph import interface
 from buildlib.graph.files import external_tensors, load_model, save_model
 from buildlib.graph.shape import GraphShape
@@ -158,13 +159,11 @@ def _imported_logits(
     return logits
 
 
-def _refused(
-    name: str, change: Callable[[ir.Model], None], tmp_path: Path
-) -> UnsupportedGraphError:
+def _refused(name: str, change: Callable[[ir.Model], None], tmp_path: Path) -> ModelFileError:
     model = load_model(EXPORTS / name / "model.onnx")
     change(model)
     source = save_model(model, tmp_path / "source" / "model.onnx")
-    with pytest.raises(UnsupportedGraphError) as caught:
+    with pytest.raises(ModelFileError) as caught:
         ImportModel(GraphShape(4, 16)).run(source, tmp_path / "out" / "model.onnx")
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
@@ -182,8 +181,7 @@ def test_an_unknown_operator_is_named_and_counted(tmp_path: Path) -> None:
                 node.op_type = "Floor"
 
     error = _refused("dynamo-llama", change, tmp_path)
-    assert (error.op, error.count) == ("Floor", 2)
-    assert error.node == "node_Sigmoid_219" or error.node in str(error)
+    assert re.search(r": Floor '\w+' \(2 of this operator\) ", str(error))
 
 
 def test_a_division_by_zero_is_named(tmp_path: Path) -> None:
@@ -197,8 +195,8 @@ def test_a_division_by_zero_is_named(tmp_path: Path) -> None:
         node.replace_input_with(0, divided.outputs[0])
 
     error = _refused("dynamo-llama", change, tmp_path)
+    assert "Div 'divided' " in str(error)
     assert "divides by zero" in str(error)
-    assert error.node == "divided"
 
 
 def test_a_cast_to_no_type_is_named(tmp_path: Path) -> None:
@@ -206,7 +204,7 @@ def test_a_cast_to_no_type_is_named(tmp_path: Path) -> None:
         _of(model, "Sigmoid").op_type = "Cast"
 
     error = _refused("dynamo-llama", change, tmp_path)
-    assert error.op == "Cast"
+    assert ": Cast " in str(error)
 
 
 def test_a_reshape_to_weights_is_refused(tmp_path: Path, tiny_export: Path) -> None:
@@ -217,7 +215,7 @@ def test_a_reshape_to_weights_is_refused(tmp_path: Path, tiny_export: Path) -> N
     weight = next(value for value in values if id(value.const_value) in tensors)
     _of(model, "Reshape").replace_input_with(1, weight)
     source = save_model(model, tmp_path / "source" / "model.onnx")
-    with pytest.raises(UnsupportedGraphError, match="Reshape"):
+    with pytest.raises(ModelFileError, match="Reshape"):
         ImportModel().run(source, tmp_path / "out" / "model.onnx")
 
 
@@ -229,7 +227,7 @@ def test_a_past_that_does_not_come_first_is_refused(tmp_path: Path, tiny_export:
     joined.replace_input_with(0, new)
     joined.replace_input_with(1, past)
     source = save_model(model, tmp_path / "source" / "model.onnx")
-    with pytest.raises(UnsupportedGraphError, match="keys or values that do not begin with"):
+    with pytest.raises(ModelFileError, match="keys or values that do not begin with"):
         ImportModel().run(source, tmp_path / "out" / "model.onnx")
 
 
@@ -241,7 +239,7 @@ def test_attention_without_a_softmax_is_refused(tmp_path: Path, tiny_export: Pat
     softmax.outputs[0].replace_all_uses_with(plain.outputs[0])
     model.graph.remove(softmax)
     source = save_model(model, tmp_path / "source" / "model.onnx")
-    with pytest.raises(UnsupportedGraphError, match="joins attention scores"):
+    with pytest.raises(ModelFileError, match="joins attention scores"):
         ImportModel().run(source, tmp_path / "out" / "model.onnx")
 
 
@@ -251,7 +249,7 @@ def test_a_norm_over_other_axes_is_not_taken_for_canonical(
     model = load_model(tiny_export / "model.onnx")
     _of(model, "RMSNormalization").attributes["axis"] = ir.AttrInt64("axis", 1)
     source = save_model(model, tmp_path / "source" / "model.onnx")
-    with pytest.raises(UnsupportedGraphError, match="RMSNormalization"):
+    with pytest.raises(ModelFileError, match="RMSNormalization"):
         ImportModel().run(source, tmp_path / "out" / "model.onnx")
 
 
@@ -264,7 +262,7 @@ def test_a_norm_of_its_own_weight_is_not_taken_for_canonical(
     norm.replace_input_with(0, scale)
     norm.replace_input_with(1, data)
     source = save_model(model, tmp_path / "source" / "model.onnx")
-    with pytest.raises(UnsupportedGraphError, match="RMSNormalization"):
+    with pytest.raises(ModelFileError, match="RMSNormalization"):
         ImportModel().run(source, tmp_path / "out" / "model.onnx")
 
 
@@ -273,7 +271,7 @@ def test_a_huge_input_is_refused_before_it_is_made(tmp_path: Path) -> None:
     mask = next(value for value in model.graph.inputs if "mask" in str(value.name))
     mask.shape = ir.Shape((1, 1 << 40, *list(mask.shape or ())[2:]))
     source = save_model(model, tmp_path / "source" / "model.onnx")
-    with pytest.raises(UnsupportedGraphError, match="too large to be computed with"):
+    with pytest.raises(ModelFileError, match="too large to be computed with"):
         ImportModel(GraphShape(4, 16)).run(source, tmp_path / "out" / "model.onnx")
 
 

@@ -14,10 +14,8 @@ from buildlib.checkpoint.checkpoint import Checkpoint
 from buildlib.encodings.files import load_encodings, save_encodings
 from buildlib.errors import (
     BuildError,
-    CheckpointError,
     InvalidOptionError,
-    PassError,
-    UnsupportedModelError,
+    ModelFileError,
 )
 from buildlib.graph.decoder import export_onnx
 from buildlib.graph.files import load_model
@@ -183,7 +181,7 @@ def test_a_second_pass_and_foreign_modules_are_refused(
     adapters = adapters_of(make_adapter(tmp_path / "one", ALL), tiny_export)
     branches = LoraBranches(adapters.branches, ALPHA)
     branches.run(tiny_export / "model.onnx", tmp_path / "lora.onnx")
-    with pytest.raises(PassError, match="it has no adapters yet: it takes lora_"):
+    with pytest.raises(ModelFileError, match="it has no adapters yet: it takes lora_"):
         branches.run(tmp_path / "lora.onnx", tmp_path / "twice.onnx")
     for name, modules, layers, said in (
         ("foreign", {"self_attn.z_proj": (40, 72)}, 2, "no z_proj of layer 0"),
@@ -191,7 +189,7 @@ def test_a_second_pass_and_foreign_modules_are_refused(
         ("wide", {"self_attn.q_proj": (40, 80)}, 2, "maps 40 to 80, in the model 40 to 72"),
     ):
         folder = make_adapter(tmp_path / name, modules, layers=layers)
-        with pytest.raises(UnsupportedModelError, match=said):
+        with pytest.raises(ModelFileError, match=said):
             adapters_of(folder, tiny_export)
 
 
@@ -217,7 +215,7 @@ def test_adapters_beyond_plain_lora_are_refused(
     changes: dict[str, object], said: str, make_adapter: MakeAdapter, tmp_path: Path
 ) -> None:
     folder = make_adapter(tmp_path / "a", {"self_attn.q_proj": (40, 72)}, **changes)
-    with pytest.raises(CheckpointError, match=said) as caught:
+    with pytest.raises(ModelFileError, match=said) as caught:
         read_adapter(folder)
     assert "\n" not in str(caught.value)
 
@@ -242,7 +240,7 @@ def test_an_adapter_of_a_model_with_fewer_layers_is_refused(
 ) -> None:
     modules = {"self_attn.q_proj": (40, 72)}
     first = make_adapter(tmp_path / "first", modules, layers=1)
-    with pytest.raises(UnsupportedModelError, match=r"another model's.*all layers, but not of 1"):
+    with pytest.raises(ModelFileError, match=r"another model's.*all layers, but not of 1"):
         adapters_of(first, tiny_export)
     for name, changes in (
         ("chosen", {"layers_to_transform": [0]}),
@@ -318,7 +316,7 @@ def test_options_are_refused_by_name(tmp_path: Path) -> None:
             LoraBuilderInputConfig.create(lora_config_path=tmp_path, **values)
     config = LoraBuilderInputConfig.create(lora_config_path=tmp_path)
     assert (config.create_lora_graph, config.alpha_tensor_name) == (True, ALPHA)
-    with pytest.raises(CheckpointError, match=r"adapter_config\.json"):
+    with pytest.raises(ModelFileError, match=r"adapter_config\.json"):
         LoraSet.load(tmp_path)
 
 
@@ -388,5 +386,5 @@ def test_fused_modules_of_a_fused_graph_stay_whole(
     assert [branch.module.name for branch in adapters.branches[:2]] == ["gate_up_proj", "qkv_proj"]
     LoraBranches(adapters.branches, ALPHA).run(tmp_path / "model.onnx", tmp_path / "l.onnx")
     alone = make_adapter(tmp_path / "q", {"self_attn.q_proj": (32, 32)})
-    with pytest.raises(UnsupportedModelError, match="it has down_proj, gate_up_proj"):
+    with pytest.raises(ModelFileError, match="it has down_proj, gate_up_proj"):
         adapters_of(alone, tmp_path)

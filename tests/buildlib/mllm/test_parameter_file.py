@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
-from buildlib.errors import CheckpointError, InputFileError
+from buildlib.errors import InputFileError, ModelFileError
 from buildlib.mllm.parameter_file import ParameterFile, read_parameters, write_parameters
 from buildlib.mllm.tensors import Tensor, read_safetensors, write_safetensors
 
@@ -198,5 +198,5 @@ def test_damaged_safetensors_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     save_file(_arrays(), path)
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(CheckpointError):
+    with pytest.raises(ModelFileError):
         read_safetensors(path)

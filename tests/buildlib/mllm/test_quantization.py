@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 
 from buildlib.checkpoint.config import load_checkpoint_config
 from buildlib.checkpoint.tokenizer import load_tokenizer
-from buildlib.errors import InputFileError, InvalidOptionError, UnsupportedModelError
+from buildlib.errors import InputFileError, InvalidOptionError, ModelFileError
 from buildlib.mllm.config import AotConfig, Family, ModelConfig, make_configs
 from buildlib.mllm.contents import check_contents, expected_tensors
 from buildlib.mllm.quantization import Technique, quantize_checkpoint
@@ -204,7 +204,7 @@ def test_models_that_mllms_graph_cannot_be_are_refused(
     tmp_path: Path,
 ) -> None:
     checkpoint = make_checkpoint(tmp_path / "model", **(_SIZES | changes))
-    with pytest.raises(UnsupportedModelError, match=reason):
+    with pytest.raises(ModelFileError, match=reason):
         _quantize(checkpoint, tiny_text, tmp_path)
     assert not (tmp_path / "model.safetensors").exists()
 

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from buildlib.checkpoint.config import DecoderConfig, load_config
-from buildlib.errors import InvalidShapeError, PassError
+from buildlib.errors import InvalidShapeError, ModelFileError
 from buildlib.graph.files import load_model, save_model
 from buildlib.graph.shape import GraphShape
 from buildlib.numerics.host_loop import HostLoop
@@ -70,7 +70,7 @@ def test_caches_that_contradict_the_mask_are_refused(name: str, tmp_path: Path) 
             for dim in value.type.tensor_type.shape.dim:
                 dim.dim_value += dim.dim_value in {4, 8}
     model.write_bytes(proto.SerializeToString())
-    with pytest.raises(PassError, match=rf"{name} is \[.*the mask says AR 4 and CL 12"):
+    with pytest.raises(ModelFileError, match=rf"{name} is \[.*the mask says AR 4 and CL 12"):
         convert_arcl(model, GraphShape(2, 12), tmp_path / "out.onnx")
     assert not (tmp_path / "out.onnx").exists()
 
@@ -81,7 +81,7 @@ def test_a_mask_of_no_shape_is_refused(tmp_path: Path) -> None:
     mask = next(value for value in proto.graph.input if value.name == "attention_mask")
     mask.type.tensor_type.shape.dim[3].dim_value = 4
     model.write_bytes(proto.SerializeToString())
-    with pytest.raises(PassError, match="CL must be larger than AR"):
+    with pytest.raises(ModelFileError, match="CL must be larger than AR"):
         convert_arcl(model, GraphShape(2, 12), tmp_path / "out.onnx")
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from buildlib.errors import PassError
+from buildlib.errors import ModelFileError
 from buildlib.graph.files import load_model
 from buildlib.graph.values import static_shape
 from buildlib.passes.mllm_contract import MllmContract
@@ -73,6 +73,6 @@ def run(path: Path, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def test_a_model_without_embedding_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(PassError, match="it takes inputs_embeds"):
+    with pytest.raises(ModelFileError, match="it takes inputs_embeds"):
         adapt(tmp_path, Kind(embeds=True))
     assert not (tmp_path / "out").exists()

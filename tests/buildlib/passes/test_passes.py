@@ -8,7 +8,7 @@ import pytest
 
 from buildlib.checkpoint.config import DecoderConfig, load_config
 from buildlib.encodings.files import load_encodings
-from buildlib.errors import InvalidOptionError, ModelFileError, PassError
+from buildlib.errors import InvalidOptionError, ModelFileError
 from buildlib.graph.shape import GraphShape
 from buildlib.numerics.host_loop import HostLoop
 from buildlib.numerics.runners import OnnxRunner, read_ports
@@ -86,7 +86,7 @@ def test_too_many_parts_are_refused(tiny_export: Path, tmp_path: Path) -> None:
 
 def test_a_part_cannot_be_split(tiny_export: Path, tmp_path: Path) -> None:
     part = split_model(tiny_export / "model.onnx", 2, tmp_path)[1]
-    with pytest.raises(PassError, match="input_ids is missing"):
+    with pytest.raises(ModelFileError, match="input_ids is missing"):
         split_model(part, 1, tmp_path / "again")
 
 

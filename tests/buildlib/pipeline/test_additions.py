@@ -7,7 +7,7 @@ import pytest
 
 from buildlib.container.container import GenAIContainer
 from buildlib.container.manifest import CLIPPED_ADAPTERS
-from buildlib.errors import CheckpointError, InvalidOptionError, UnsupportedModelError
+from buildlib.errors import InvalidOptionError, ModelFileError
 from buildlib.genai import GenAIBuilderFactory, GenAIBuilderHTP
 from buildlib.lora.config import LoraBuilderInputConfig
 from buildlib.pipeline.build import AdapterRangeWarning
@@ -52,7 +52,7 @@ def test_adapters_that_do_not_fit_are_refused_before_the_first_stage(
     other = make_adapter(tmp_path / "other", {"self_attn.q_proj": (64, 64)})
     builder.lora_config = LoraBuilderInputConfig.create(lora_config_path=other)
     job = builder.plan()
-    with pytest.raises(UnsupportedModelError, match="q_proj of layer 0 maps 64 to 64, in the mod"):
+    with pytest.raises(ModelFileError, match="q_proj of layer 0 maps 64 to 64, in the mod"):
         job.run()
     assert job.records == []
     fitting = make_adapter(tmp_path / "fitting", {"self_attn.q_proj": (40, 72)})
@@ -61,7 +61,7 @@ def test_adapters_that_do_not_fit_are_refused_before_the_first_stage(
     with pytest.raises(InvalidOptionError, match="the hidden states that adapters are"):
         builder.plan()
     (fitting / "adapter_model.safetensors").write_bytes(b"")
-    with pytest.raises(CheckpointError, match="adapter_model"):
+    with pytest.raises(ModelFileError, match="adapter_model"):
         builder.plan()
 
 

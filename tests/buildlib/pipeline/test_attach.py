@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from buildlib.encodings.files import load_encodings, save_encodings
-from buildlib.errors import EncodingsError, InvalidOptionError, ModelNotFoundError
+from buildlib.errors import EncodingsError, InvalidOptionError, ModelFileError
 from buildlib.genai import GenAIBuilderFactory, GenAIBuilderHTP
 from buildlib.graph.shape import GraphShape
 from buildlib.passes.arcl import convert_arcl
@@ -85,7 +85,7 @@ def test_invalid_attachments_are_refused(
     builder.attach_model_for_arn(1, decode_export)
     with pytest.raises(InvalidOptionError, match="attached already"):
         builder.attach_model_for_arn(1, decode_export)
-    with pytest.raises(ModelNotFoundError, match="no such folder"):
+    with pytest.raises(ModelFileError, match="no such folder"):
         builder.attach_model_for_arn(8, tmp_path / "nothing.onnx")
 
 

@@ -10,12 +10,10 @@ from buildlib.container.container import GenAIContainer
 from buildlib.errors import (
     BuildError,
     CacheError,
-    CalibrationTextMissingError,
-    CheckpointError,
     ContainerError,
     InvalidOptionError,
     InvalidShapeError,
-    ModelNotFoundError,
+    ModelFileError,
     UnknownSocError,
 )
 from buildlib.genai import GenAIBuilderFactory, GenAIBuilderHTP
@@ -130,7 +128,7 @@ def test_an_export_is_a_model_folder_itself(
 
 
 def test_a_missing_model_folder_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ModelNotFoundError, match="no such folder") as caught:
+    with pytest.raises(ModelFileError, match="no such folder") as caught:
         builder_for(tmp_path / "nowhere", tmp_path / "cache")
     assert "\n" not in str(caught.value)
 
@@ -138,7 +136,7 @@ def test_a_missing_model_folder_is_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
 def test_a_missing_file_is_named(checkpoint: Path, tmp_path: Path, name: str) -> None:
     (checkpoint / name).unlink()
-    with pytest.raises(ModelNotFoundError, match=name):
+    with pytest.raises(ModelFileError, match=name):
         builder_for(checkpoint, tmp_path / "cache")
 
 
@@ -149,7 +147,7 @@ def test_truncated_weights_are_refused_before_anything_is_written(
 ) -> None:
     weights = checkpoint / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:size])
-    with pytest.raises(CheckpointError, match=r"model\.safetensors") as caught:
+    with pytest.raises(ModelFileError, match=r"model\.safetensors") as caught:
         builder_for(checkpoint, tmp_path / "cache").build()
     assert "\n" not in str(caught.value)
     assert not list((tmp_path / "cache").rglob("*.onnx"))
@@ -157,7 +155,7 @@ def test_truncated_weights_are_refused_before_anything_is_written(
 
 def test_a_checkpoint_needs_text(checkpoint: Path, tmp_path: Path) -> None:
     shutil.rmtree(checkpoint / "text")
-    with pytest.raises(CalibrationTextMissingError, match="--calibration"):
+    with pytest.raises(ModelFileError, match="--calibration"):
         GenAIBuilderFactory.create(checkpoint, cache_root=tmp_path)
     GenAIBuilderFactory.create(checkpoint, cache_root=tmp_path, calibration_text="text")
 

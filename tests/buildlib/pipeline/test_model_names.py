@@ -8,7 +8,7 @@ import pytest
 from buildlib.container.container import GenAIContainer
 from buildlib.container.layout import binary_name, file_name_problem
 from buildlib.container.manifest import plain_name
-from buildlib.errors import InputFileError, ModelNotFoundError
+from buildlib.errors import InputFileError, ModelFileError
 from buildlib.genai import GenAIBuilderFactory, GenAIBuilderHTP
 from tests.buildlib.model_folders import copy_of_export
 
@@ -43,7 +43,7 @@ def test_binaries_have_names_that_a_container_can_hold(name: str) -> None:
 def test_a_path_that_no_file_can_tell_of_is_refused(tmp_path: Path) -> None:
     folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/bad\xff"))
     folder.mkdir()
-    with pytest.raises(ModelNotFoundError, match="UTF-8") as caught:
+    with pytest.raises(ModelFileError, match="UTF-8") as caught:
         GenAIBuilderFactory.create(folder)
     str(caught.value).encode()
 

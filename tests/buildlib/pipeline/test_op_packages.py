@@ -11,7 +11,7 @@ import pytest
 from buildlib.builder_options import apply_options
 from buildlib.checkpoint.layout import MODEL_FILE
 from buildlib.container.op_packages import registrations
-from buildlib.errors import ToolchainError, UnsupportedGraphError
+from buildlib.errors import ModelFileError, ToolchainError
 from buildlib.genai import GenAIBuilderFactory, GenAIBuilderHTP
 from buildlib.graph.files import load_model
 from buildlib.importing.importer import ImportModel
@@ -124,5 +124,5 @@ def test_operations_that_cannot_be_built_are_refused(
     change(model)
     source = export / f"{change.__name__}.onnx"  # beside its weights
     onnx.save(model, str(source))
-    with pytest.raises(UnsupportedGraphError, match=reason):
+    with pytest.raises(ModelFileError, match=reason):
         ImportModel(operations=[OPERATION]).run(source, tmp_path / MODEL_FILE)

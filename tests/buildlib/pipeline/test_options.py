@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from buildlib.errors import CheckpointError, InvalidOptionError, ModelNotFoundError
+from buildlib.errors import InvalidOptionError, ModelFileError
 from buildlib.genai import GenAIBuilderFactory, GenAIBuilderHTP
 from buildlib.lora.config import LoraBuilderInputConfig
 from buildlib.pipeline.options import ARnContextLengthConfig
@@ -56,7 +56,7 @@ def test_encodings_can_be_named_afterwards(
 ) -> None:
     assert builder.encodings_path == tiny_export / "model.encodings"
     other = tmp_path / "other.encodings"
-    with pytest.raises(ModelNotFoundError, match=r"other\.encodings is missing"):
+    with pytest.raises(ModelFileError, match=r"other\.encodings is missing"):
         builder.encodings_path = other
     shutil.copy(tiny_export / "model.encodings", other)
     builder.encodings_path = other
@@ -140,7 +140,7 @@ def test_configurations_are_judged_before_any_work(
         builder.plan()
     builder.speculative_config = None
     builder.lora_config = LoraBuilderInputConfig(lora_config_path=tmp_path / "none")
-    with pytest.raises(CheckpointError, match="none"):
+    with pytest.raises(ModelFileError, match="none"):
         builder.plan()
     builder.lora_config = LoraBuilderInputConfig(lora_config_path=tmp_path, lora_version=2)
     with pytest.raises(InvalidOptionError, match=r"lora_version.*QAIRT SDK"):
@@ -166,12 +166,12 @@ def test_biases_that_the_compiler_does_not_take(builder: GenAIBuilderHTP) -> Non
 def test_messages_name_the_configuration_that_was_given(tiny_export: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.json"
     other.write_text("[]")
-    with pytest.raises(CheckpointError, match=r"other\.json.*no JSON object"):
+    with pytest.raises(ModelFileError, match=r"other\.json.*no JSON object"):
         GenAIBuilderFactory.create(tiny_export, config_path=other)
     with pytest.raises(InvalidOptionError, match=r"config_dict.*object"):
         GenAIBuilderFactory.create(tiny_export, config_dict={"torch_dtype": object()})
     builder = GenAIBuilderFactory.create(tiny_export, config_dict={"model_type": "llama"})
-    with pytest.raises(CheckpointError, match="config_dict: num_hidden_layers is 32, the ONNX"):
+    with pytest.raises(ModelFileError, match="config_dict: num_hidden_layers is 32, the ONNX"):
         builder.set_targets(["SM8750"]).build()
 
 

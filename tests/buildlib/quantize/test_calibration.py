@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from buildlib.checkpoint.checkpoint import Checkpoint
 from buildlib.checkpoint.config import load_config
-from buildlib.errors import CalibrationError, PassError
+from buildlib.errors import CalibrationError, ModelFileError
 from buildlib.graph.decoder import export_onnx
 from buildlib.graph.files import load_model, save_model
 from buildlib.graph.shape import GraphShape
@@ -152,7 +152,7 @@ def test_a_model_without_borders_is_refused(tiny_export: Path, tmp_path: Path) -
     model = load_model(tiny_export / "model.onnx")
     model.graph.outputs[:] = [v for v in model.graph.outputs if v.name != "logits"]
     broken = save_model(model, tmp_path / "model.onnx")
-    with pytest.raises(PassError, match="logits is missing"):
+    with pytest.raises(ModelFileError, match="logits is missing"):
         observe_ranges(broken, load_config(tiny_export / "config.json"), [[1] * 16])
 
 

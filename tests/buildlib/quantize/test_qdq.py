@@ -11,7 +11,7 @@ from buildlib.checkpoint.config import load_config
 from buildlib.checkpoint.tokenizer import load_tokenizer
 from buildlib.encodings.files import load_encodings
 from buildlib.encodings.model import Encodings
-from buildlib.errors import CheckpointError, EncodingsError, PassError
+from buildlib.errors import EncodingsError, ModelFileError
 from buildlib.graph.shape import GraphShape
 from buildlib.numerics.evaluation import text_perplexity
 from buildlib.numerics.host_loop import HostLoop
@@ -123,7 +123,7 @@ def test_missing_encodings_are_named(
 def test_a_quantized_model_is_not_quantized_again(
     quantized: Path, encodings: Encodings, tmp_path: Path
 ) -> None:
-    with pytest.raises(PassError, match="it is a float model"):
+    with pytest.raises(ModelFileError, match="it is a float model"):
         apply_encodings(quantized, encodings, tmp_path / "o.onnx")
 
 
@@ -132,7 +132,7 @@ def test_export_needs_a_tokenizer(
 ) -> None:
     folder = make_checkpoint(tmp_path / "model")
     (folder / "tokenizer.json").write_text("{}")
-    with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
+    with pytest.raises(ModelFileError, match=r"tokenizer\.json"):
         export_checkpoint(folder, tiny_text, tmp_path / "out", GraphShape(16, 96))
 
 

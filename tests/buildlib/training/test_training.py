@@ -11,7 +11,7 @@ transformers = pytest.importorskip("transformers", reason=NEEDED)
 
 from safetensors.torch import load_file  # noqa: E402
 
-from buildlib.errors import CheckpointError, InputFileError  # noqa: E402
+from buildlib.errors import InputFileError, ModelFileError  # noqa: E402
 from buildlib.speculative.draft_model import DraftHead  # noqa: E402
 from buildlib.speculative.ssd_tensors import SsdTensors  # noqa: E402
 from buildlib.training import descent as descents  # noqa: E402
@@ -125,11 +125,11 @@ def test_what_cannot_be_trained_is_told_in_one_line(folder: Path, tmp_path: Path
             FrozenModel.load(folder, text, "cpu")
     text.write_text(chr(0x110) * 1200)
     other = write_checkpoint(tmp_path / "baichuan", family_config("baichuan"))
-    with pytest.raises(CheckpointError, match=r"transformers .* cannot load it") as caught:
+    with pytest.raises(ModelFileError, match=r"transformers .* cannot load it") as caught:
         FrozenModel.load(other, text, "cpu")
     assert "\n" not in str(caught.value)
     major = 4 if transformers.__version__.startswith("5") else 5
     config = family_config("olmo2") | {"rope_parameters": {"rope_theta": 7.0}}
     other = write_checkpoint(tmp_path / "other", config | {"transformers_version": f"{major}.0.0"})
-    with pytest.raises(CheckpointError, match=r"rope_theta is .* in transformers 4"):
+    with pytest.raises(ModelFileError, match=r"rope_theta is .* in transformers 4"):
         FrozenModel.load(other, text, "cpu")
