@@ -15,11 +15,7 @@
       ToolchainError
         ToolchainTimeoutError
         UnsupportedOperatorsError
-      InvalidBinaryError
-      GenieConfigError
       ContainerError
-        ContainerFileError
-        ContainerExistsError
       InputFileError
       CacheError
       StageError
@@ -189,43 +185,12 @@ class UnsupportedOperatorsError(ToolchainError):
         return self._fill("{step} of {subject} failed: {reason} (log: {log_path})")
 
 
-class InvalidBinaryError(BuildError):
-    """A file is not a context binary, or not one that this toolchain can read."""
-
-    path: str
-    reason: str
-    template = "{path} is not a readable context binary: {reason}"
-
-
-class GenieConfigError(BuildError):
-    """A Genie configuration that Genie, or our own model of it, rejects."""
-
-    path: str
-    message: str
-    template = "Genie configuration {path} is refused: {message}"
-
-
 class ContainerError(BuildError):
     """A folder is not a container, or cannot become one."""
 
     path: str
     reason: str
     template = "container {path}: {reason}"
-
-
-class ContainerFileError(ContainerError):
-    """A file of a container is missing, changed, or must not be there."""
-
-    __match_args__ = ("path", "file", "reason")
-    template = "container {path}: file {file!r} {reason}; build or copy it again"
-
-    def __init__(self, path: str, file: str, reason: str) -> None:
-        self.file = file
-        super().__init__(path, reason)
-
-
-class ContainerExistsError(ContainerError):
-    """The destination of a save exists already."""
 
 
 class InputFileError(BuildError):

@@ -26,7 +26,7 @@ from pydantic_core import (
     core_schema,
 )
 
-from buildlib.errors import GenieConfigError
+from buildlib.errors import InputFileError
 from buildlib.validation import ARRAY, NULL, OBJECT, RULE, Fault, faults
 
 _MAX_BYTES = 4 * 1024 * 1024
@@ -131,7 +131,7 @@ class ConfigModel(BaseModel):
         try:
             return cls._read(text)
         except ValidationError as error:
-            raise GenieConfigError(path, str(faults(error, cls)[0])) from error
+            raise InputFileError(path, str(faults(error, cls)[0])) from error
 
     @classmethod
     def faults_of(cls, text: str | bytes) -> tuple[Fault, ...]:
@@ -176,10 +176,10 @@ def read_config(path: Path) -> bytes:
     """Read the bytes of a configuration file."""
     try:
         if path.stat().st_size > _MAX_BYTES:
-            raise GenieConfigError(str(path), f"larger than {_MAX_BYTES} bytes")
+            raise InputFileError(str(path), f"larger than {_MAX_BYTES} bytes")
         return path.read_bytes()
     except OSError as error:
-        raise GenieConfigError(str(path), error.strerror or str(error)) from error
+        raise InputFileError(str(path), error.strerror or str(error)) from error
 
 
 class GenieModel(ConfigModel):

@@ -14,6 +14,7 @@ from buildlib.container.files import (
     check_file,
     copy_file,
     copy_into,
+    file_error,
     link_equal,
     place_file,
     place_folder,
@@ -43,8 +44,6 @@ from buildlib.container.text_embedding import (
 )
 from buildlib.errors import (
     ContainerError,
-    ContainerExistsError,
-    ContainerFileError,
     InvalidOptionError,
 )
 from buildlib.paths import user_path
@@ -70,7 +69,7 @@ class GenAIContainerable:
 
         Raises:
             ContainerError: any of its kinds; the folder is not a container, or was changed.
-            GenieConfigError: a configuration in it is not readable.
+            InputFileError: a configuration in it is not readable.
             TypeError: the folder holds another kind of container than this class.
         """
         from buildlib.container.container import GenAIContainer
@@ -117,9 +116,9 @@ class GenAIContainer(GenAIContainerable):
                 since they were last hashed are not read.
 
         Raises:
-            ContainerFileError: a file is missing, or has changed since it was written.
-            ContainerError: it is no container, or of a later version of the project.
-            GenieConfigError: a configuration in it is not readable.
+            ContainerError: a file is missing, or has changed since it was written; or it is no
+                container, or of a later version of the project.
+            InputFileError: a configuration in it is not readable.
         """
         folder = user_path(path)
         metadata = read_metadata(folder)
@@ -127,7 +126,7 @@ class GenAIContainer(GenAIContainerable):
         configuration = read_configuration(folder / GENIE_CONFIG)
         for name in configuration.referenced_files:
             if not has_file(metadata.files, name):
-                raise ContainerFileError(str(folder), name, "is configured but is not in it")
+                raise file_error(folder, name, "is configured but is not in it")
         htp_config = HtpConfig.from_file(folder / HTP_CONFIG)
         return cls(folder, metadata, configuration, htp_config)
 
@@ -171,9 +170,8 @@ class GenAIContainer(GenAIContainerable):
             exist_ok: replace an existing container; anything else is never replaced.
 
         Raises:
-            ContainerExistsError: the destination may not be replaced.
-            ContainerFileError: a file of this container has changed meanwhile.
-            ContainerError: the destination cannot be written.
+            ContainerError: the destination may not be replaced; or a file of this container has
+                changed meanwhile; or the destination cannot be written.
         """
         destination = user_path(dest)
         if destination.resolve() == self.path.resolve():
@@ -200,9 +198,8 @@ class GenAIContainer(GenAIContainerable):
 
         Raises:
             InvalidOptionError: there is no such format.
-            ContainerExistsError: the destination is there; nothing is replaced.
-            ContainerFileError: a file of this container has changed meanwhile.
-            ContainerError: the destination cannot be written.
+            ContainerError: the destination is there; nothing is replaced; or a file of this
+                container has changed meanwhile; or the destination cannot be written.
         """
         if format not in get_args(ExportFormat):
             raise InvalidOptionError("format", f"{format!r} is none", get_args(ExportFormat))
@@ -219,7 +216,7 @@ class GenAIContainer(GenAIContainerable):
 
     def _refuse_inside(self, destination: Path) -> None:
         if destination.resolve().is_relative_to(self.path.resolve()):
-            raise ContainerExistsError(str(destination), "lies in the container itself")
+            raise ContainerError(str(destination), "lies in the container itself")
 
     def _is_at(self, folder: Path) -> bool:
         """Return whether a folder holds the files of this container and nothing else."""
@@ -234,7 +231,7 @@ class GenAIContainer(GenAIContainerable):
             if (folder / METADATA).read_text(encoding="utf-8") != self.metadata.to_json():
                 return False
             _check_files(folder, self.metadata, verify=True)
-        except (OSError, UnicodeDecodeError, ContainerFileError):
+        except (OSError, UnicodeDecodeError, ContainerError):
             return False
         return not any((folder / name).is_symlink() for name in found)
 
@@ -246,9 +243,7 @@ class GenAIContainer(GenAIContainerable):
                 if there is not None and link_equal(there, folder, name, record, memo):
                     continue
                 if copy_file(self.path / name, folder / name, record.kind) != record:
-                    raise ContainerFileError(
-                        str(self.path), name, "has changed since it was written"
-                    )
+                    raise file_error(self.path, name, "has changed since it was written")
                 memo.remember(folder / name, record.sha256)
 
     @property
@@ -313,4 +308,4 @@ def write_archive(folder: Path, files: Mapping[str, FileRecord], destination: Pa
             with archive.open(header, "w") as member:
                 written = copy_into(folder / name, member, record.kind)
             if written != record:
-                raise ContainerFileError(str(folder), name, "has changed since it was written")
+                raise file_error(folder, name, "has changed since it was written")

@@ -9,7 +9,7 @@ from typing import IO, BinaryIO
 
 from buildlib.cache.file_hashes import HashMemo
 from buildlib.container.manifest import FileRecord, PartKind
-from buildlib.errors import ContainerError, ContainerExistsError, ContainerFileError, InputFileError
+from buildlib.errors import ContainerError, InputFileError
 from buildlib.files import atomic_folder, atomic_write, sync_folder
 from buildlib.paths import user_path
 
@@ -55,26 +55,31 @@ def write_text(path: Path, text: str, kind: PartKind) -> FileRecord:
     return FileRecord(sha256=hashlib.sha256(data).hexdigest(), size_bytes=len(data), kind=kind)
 
 
+def file_error(folder: Path, name: str, reason: str) -> ContainerError:
+    """Return the error of a file of a container that is missing, changed, or must not be there."""
+    return ContainerError(str(folder), f"file {name!r} {reason}; build or copy it again")
+
+
 def check_file(folder: Path, name: str, record: FileRecord, memo: HashMemo | None = None) -> None:
     """Compare a file with its record: its size, and its content if there is a memo of hashes."""
     path = folder / name
     try:
         if not path.is_file():
-            raise ContainerFileError(str(folder), name, "is missing")
+            raise file_error(folder, name, "is missing")
         size = path.stat().st_size
         if size != record.size_bytes:
             reason = f"has {size} bytes where {record.size_bytes} were written"
-            raise ContainerFileError(str(folder), name, reason)
+            raise file_error(folder, name, reason)
         if memo is None:
             return
         digest = memo.digest(path).sha256
     except OSError as error:
         reason = f"cannot be read ({error.strerror})"
-        raise ContainerFileError(str(folder), name, reason) from error
+        raise file_error(folder, name, reason) from error
     except InputFileError as error:
-        raise ContainerFileError(str(folder), name, f"cannot be read ({error.reason})") from error
+        raise file_error(folder, name, f"cannot be read ({error.reason})") from error
     if digest != record.sha256:
-        raise ContainerFileError(str(folder), name, "has changed since it was written")
+        raise file_error(folder, name, "has changed since it was written")
 
 
 def link_equal(source: Path, folder: Path, name: str, record: FileRecord, memo: HashMemo) -> bool:
@@ -89,7 +94,7 @@ def link_equal(source: Path, folder: Path, name: str, record: FileRecord, memo: 
         check_file(source, name, record, memo)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.hardlink_to(source / name)
-    except (OSError, ContainerFileError):
+    except (OSError, ContainerError):
         return False
     return True
 
@@ -128,7 +133,7 @@ def place_file(destination: Path) -> Iterator[BinaryIO]:
         sync_folder(destination.parent)
     except FileExistsError as error:
         reason = "is there already; name another file"
-        raise ContainerExistsError(str(destination), reason) from error
+        raise ContainerError(str(destination), reason) from error
     except OSError as error:
         reason = f"cannot be written ({error.strerror or error})"
         raise ContainerError(str(destination), reason) from error
@@ -140,19 +145,19 @@ def check_replaceable(
     """Refuse a destination where placing a folder would lose something.
 
     Raises:
-        ContainerExistsError: there is something that may not be replaced.
+        ContainerError: there is something that may not be replaced.
     """
     destination = user_path(destination)
     if not destination.exists() and not destination.is_symlink():
         return
     path = str(destination)
     if destination.is_symlink() or not destination.is_dir():
-        raise ContainerExistsError(path, "is there already and is not a folder")
+        raise ContainerError(path, "is there already and is not a folder")
     if not any(destination.iterdir()):
         return
     if not exist_ok:
-        raise ContainerExistsError(
+        raise ContainerError(
             path, "is there already; name another folder, or replace it (`--overwrite`)"
         )
     if not may_replace(destination):
-        raise ContainerExistsError(path, "holds something else than a container; not replaced")
+        raise ContainerError(path, "holds something else than a container; not replaced")

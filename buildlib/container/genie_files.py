@@ -33,7 +33,7 @@ from buildlib.container.genie_validator import (
 )
 from buildlib.container.htp_config import BackendExtensionsConfig, HtpConfig
 from buildlib.container.text_embedding import TextEmbeddingConfig
-from buildlib.errors import GenieConfigError
+from buildlib.errors import InputFileError
 from buildlib.validation import Fault, nearest_key
 
 
@@ -183,21 +183,21 @@ def kind_of(text: bytes, path: str) -> ConfigKind:
     """Tell the kind of a configuration by its outermost keys.
 
     Raises:
-        GenieConfigError: it is no JSON object, or of no kind.
+        InputFileError: it is no JSON object, or of no kind.
     """
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise GenieConfigError(path, f"it is not valid JSON: {error}") from error
+        raise InputFileError(path, f"it is not valid JSON: {error}") from error
     if not isinstance(values, dict):
-        raise GenieConfigError(path, "it is no JSON object")
+        raise InputFileError(path, "it is no JSON object")
     for kind in KINDS:
         if not values.keys().isdisjoint(kind.keys):
             return kind
     known = {key: key for kind in KINDS for key in kind.keys}
     near = next(filter(None, (nearest_key(key, known) for key in values)), None)
     hint = f": did you mean {near}?" if near else f" (one of {', '.join(known)} tells it)"
-    raise GenieConfigError(path, f"its kind cannot be told{hint}")
+    raise InputFileError(path, f"its kind cannot be told{hint}")
 
 
 def judge_files(paths: Sequence[Path], *, ask: bool = True) -> list[Judgement]:
@@ -208,7 +208,7 @@ def judge_files(paths: Sequence[Path], *, ask: bool = True) -> list[Judgement]:
         ask: Genie too.
 
     Raises:
-        GenieConfigError: a file cannot be read, or its kind cannot be told.
+        InputFileError: a file cannot be read, or its kind cannot be told.
         ToolchainMissingError: there is no Genie on this machine.
         ToolchainError: Genie cannot be asked.
     """

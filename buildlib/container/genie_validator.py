@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from buildlib.container.layout import GENIE_CONFIG
-from buildlib.errors import GenieConfigError
+from buildlib.errors import InputFileError
 from buildlib.toolchains.child_process import Step, run_step
 from buildlib.toolchains.ort_qnn.wheel import find_libraries
 from buildlib.validation import Fault
@@ -92,7 +92,7 @@ def check_genie_config(folder: Path, *, timeout_s: float = _TIMEOUT_S) -> None:
     try:
         text = path.read_bytes()
     except OSError as error:
-        raise GenieConfigError(str(path), error.strerror or str(error)) from error
+        raise InputFileError(str(path), error.strerror or str(error)) from error
     check_genie_text(text, str(path), timeout_s=timeout_s)
 
 
@@ -102,7 +102,7 @@ def check_genie_text(text: bytes, path: str, *, timeout_s: float = _TIMEOUT_S) -
     verdict = ask_genie([(function, text)], timeout_s=timeout_s)[0]
     said = "; ".join(map(str, verdict.faults))[:1000]
     if verdict.faults:
-        raise GenieConfigError(path, said)
+        raise InputFileError(path, f"Genie refuses it: {said}")
 
 
 def _faults(function: GenieFunction, status: int, said: str) -> tuple[Fault, ...]:

@@ -128,7 +128,7 @@ def htp_config(compiled: CompileConfig | Target) -> HtpConfig:
     What the compiler alone reads is left out: all options of graphs, and most of contexts.
 
     Raises:
-        GenieConfigError: an option that is not known.
+        InputFileError: an option that is not known.
     """
     config = CompileConfig.for_target(compiled) if isinstance(compiled, Target) else compiled
     values: dict[str, Any] = config.to_backend_extensions()

@@ -36,9 +36,9 @@ def import_artifact(
         tokenizer, name, bos, eos, weight_sharing: in place of those of the files; see `Artifact`.
 
     Raises:
-        InputFileError: it is none of them, lacks a fact, or is for another target.
+        InputFileError: it is none of them, lacks a fact, or is for another target; or a binary
+            cannot be read.
         ModelFileError: a file beside its binaries cannot be read.
-        InvalidBinaryError: a binary cannot be read.
         ContainerError: the destination cannot be written, or may not be replaced.
     """
     path = user_path(source)

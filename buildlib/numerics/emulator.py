@@ -56,7 +56,7 @@ def emulator_chains(
         op_packages: for this host, whose operations the graphs have.
 
     Raises:
-        InvalidBinaryError: a file is no context binary.
+        InputFileError: a file is no context binary.
         ModelFileError: a graph's inputs tell no AR.
         RunnerDiedError: the emulator cannot load them.
     """

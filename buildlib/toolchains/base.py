@@ -180,7 +180,7 @@ class Toolchain(Protocol):
         """Describe a context binary.
 
         Raises:
-            InvalidBinaryError: it cannot be read as one.
+            InputFileError: it cannot be read as one.
         """
 
 

@@ -44,7 +44,7 @@ class ContextLimit:
 
         Raises:
             WrongUseError: the container has none, or one that predicts no text by itself.
-            InvalidBinaryError: a binary of it cannot be read.
+            InputFileError: a binary of it cannot be read.
         """
         from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 

@@ -263,9 +263,8 @@ def open_model(path: Path) -> "MllmModel":
 
     Raises:
         HostFileError: it, or a file that it names, cannot be read.
-        InputFileError: the configuration is not one of mllm's.
+        InputFileError: the configuration is not one of mllm's; or the context is none.
         WrongUseError: it is no description for mllm, or of a context that its runners cannot run.
-        InvalidBinaryError: the context is none.
     """
     return described_model(path, read_description(path, MllmDescription, RUNTIME.name))
 
@@ -287,7 +286,7 @@ def check_binary(path: Path, ar_len: int) -> None:
 
     Raises:
         WrongUseError: says what they need.
-        InvalidBinaryError: it is no context binary.
+        InputFileError: it is no context binary.
     """
     from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 

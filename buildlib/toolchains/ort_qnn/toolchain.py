@@ -19,7 +19,7 @@ import numpy.typing as npt
 from pydantic import TypeAdapter, ValidationError
 
 from buildlib.errors import (
-    InvalidBinaryError,
+    InputFileError,
     InvalidOptionError,
     ToolchainError,
     ToolchainTimeoutError,
@@ -144,9 +144,11 @@ class OrtQnnToolchain:
         except ToolchainError as error:
             if self.log_dir is None:
                 Path(error.log_path).unlink(missing_ok=True)
-            raise InvalidBinaryError(str(binary), error.reason) from error
+            reason = f"it is no readable context binary: {error.reason}"
+            raise InputFileError(str(binary), reason) from error
         except ValidationError as error:
-            raise InvalidBinaryError(str(binary), "its description makes no sense") from error
+            reason = "its description as a context binary makes no sense"
+            raise InputFileError(str(binary), reason) from error
 
     def execute(
         self,

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from buildlib.errors import InputFileError, InvalidBinaryError, InvalidOptionError, ToolchainError
+from buildlib.errors import InputFileError, InvalidOptionError, ToolchainError
 from buildlib.files import atomic_path, sync_file
 from buildlib.targets import Target
 from buildlib.toolchains.base import BinaryInfo, Ports
@@ -160,7 +160,7 @@ class QairtToolchain:
         """Return the description of a context binary by the SDK's `qnn-context-binary-utility`.
 
         Raises:
-            InvalidBinaryError: it writes none.
+            InputFileError: it writes none.
             ToolchainError: it refuses the binary.
         """
         with tempfile.TemporaryDirectory(prefix="qnnfarm-describe-") as folder:
@@ -170,9 +170,9 @@ class QairtToolchain:
             try:
                 described = json.loads(written.read_bytes())
             except (OSError, ValueError) as error:
-                raise InvalidBinaryError(str(binary), f"{UTILITY} wrote no JSON") from error
+                raise InputFileError(str(binary), f"{UTILITY} wrote no JSON of it") from error
         if not isinstance(described, dict):
-            raise InvalidBinaryError(str(binary), f"{UTILITY} wrote no JSON object")
+            raise InputFileError(str(binary), f"{UTILITY} wrote no JSON object of it")
         return described
 
     def _write_config(self, config: CompileConfig, names: Sequence[str], folder: Path) -> Path:
@@ -200,7 +200,7 @@ class QairtToolchain:
         """Return what is wrong with a context binary; empty if it is what was asked for."""
         try:
             info = self.inspect(written)
-        except InvalidBinaryError as error:
+        except InputFileError as error:
             return f"what release {self.sdk.version} wrote is not read here: {error.reason}"
         made = sorted(graph.name for graph in info.graphs)
         if made != sorted(names):

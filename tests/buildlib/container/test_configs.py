@@ -16,7 +16,7 @@ from buildlib.container.genie_engine import LoraAdapter
 from buildlib.container.genie_positions import RopeScaling
 from buildlib.container.genie_validator import check_genie_config, check_genie_text
 from buildlib.container.htp_config import HtpConfig, HtpContext, htp_config
-from buildlib.errors import GenieConfigError
+from buildlib.errors import InputFileError
 from buildlib.targets import parse_target
 
 LLAMA3 = RopeScaling(
@@ -62,9 +62,9 @@ def test_genie_accepts_everything_we_can_say(emulator: bool) -> None:
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"\0", b"null", b"\xff\xfe", b"[" * 5000])
 def test_nonsense_is_refused_by_both(text: bytes) -> None:
-    with pytest.raises(GenieConfigError) as ours:
+    with pytest.raises(InputFileError) as ours:
         GenieConfig.from_json(text)
-    with pytest.raises(GenieConfigError) as genies:
+    with pytest.raises(InputFileError) as genies:
         check_genie_text(text, "genie_config.json")
     assert "\n" not in str(ours.value) + str(genies.value)
 
@@ -72,7 +72,7 @@ def test_nonsense_is_refused_by_both(text: bytes) -> None:
 @pytest.mark.parametrize("rest", ["", ', "top-k": 40', ', "temp": 0.5', ', "type": "basic"'])
 def test_greedy_that_genie_ignores_is_refused(rest: str) -> None:
     said = "/greedy: Genie ignores true and samples at random: set top-k to 1"
-    with pytest.raises(GenieConfigError, match=said):
+    with pytest.raises(InputFileError, match=said):
         Sampler.from_json(f'{{"version": 1, "greedy": true{rest}}}')
 
 
@@ -99,18 +99,18 @@ def test_greedy_that_something_else_makes_so_is_kept(rest: str) -> None:
     ],
 )
 def test_what_a_file_must_not_say(text: str, said: str) -> None:
-    with pytest.raises(GenieConfigError, match=said):
+    with pytest.raises(InputFileError, match=said):
         Sampler.from_json(text)
 
 
 def test_a_key_of_older_documents_is_hinted_at_what_it_became() -> None:
     text = '{"version": 1, "name": "a", "lora-weights-dir": "lora/a"}'
-    with pytest.raises(GenieConfigError, match="/lora-weights-dir: unknown key: did you mean path"):
+    with pytest.raises(InputFileError, match="/lora-weights-dir: unknown key: did you mean path"):
         LoraAdapter.from_json(text)
 
 
 def test_the_validator_reads_the_folder(genie_config: GenieConfig, tmp_path: Path) -> None:
-    with pytest.raises(GenieConfigError, match="No such file"):
+    with pytest.raises(InputFileError, match="No such file"):
         check_genie_config(tmp_path)
     (tmp_path / "genie_config.json").write_text(genie_config.to_json())
     check_genie_config(tmp_path)
@@ -156,7 +156,7 @@ def test_htp_config_follows_the_target() -> None:
 
 
 def test_unknown_htp_key_is_refused() -> None:
-    with pytest.raises(GenieConfigError, match="surprise"):
+    with pytest.raises(InputFileError, match="surprise"):
         HtpConfig.from_json('{"devices": [], "surprise": 1}')
 
 
@@ -169,7 +169,7 @@ json_values = st.recursive(
 
 @given(json_values)
 def test_foreign_json_is_one_typed_line(value: object) -> None:
-    with pytest.raises(GenieConfigError) as caught:
+    with pytest.raises(InputFileError) as caught:
         GenieConfig.from_json(json.dumps({"dialog": value}))
     assert "\n" not in str(caught.value)
 

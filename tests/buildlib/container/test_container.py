@@ -1,7 +1,7 @@
 import dataclasses
 import json
 import os
-import pickle
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,9 +13,7 @@ from buildlib.container.manifest import FORMAT_VERSION, content_digest
 from buildlib.container.writer import ContainerContents, write_container
 from buildlib.errors import (
     ContainerError,
-    ContainerExistsError,
-    ContainerFileError,
-    GenieConfigError,
+    InputFileError,
     InvalidOptionError,
 )
 
@@ -57,10 +55,10 @@ def test_written_with_genies_own_consent(draft: ContainerContents, tmp_path: Pat
 def test_nothing_appears_when_genie_refuses(draft: ContainerContents, tmp_path: Path) -> None:
     def refuse(folder: Path) -> None:
         assert (folder / "genie_config.json").is_file()
-        raise GenieConfigError("genie_config.json", "no")
+        raise InputFileError("genie_config.json", "no")
 
     dest = tmp_path / "out" / "container"
-    with pytest.raises(GenieConfigError):
+    with pytest.raises(InputFileError):
         write_container(draft, dest, validate=refuse)
     assert list(dest.parent.iterdir()) == []
 
@@ -84,15 +82,15 @@ def test_save_never_overwrites_silently(container: GenAIContainer, tmp_path: Pat
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "thesis.txt").write_text("precious")
-    with pytest.raises(ContainerExistsError) as caught:
+    with pytest.raises(ContainerError, match="is there already") as caught:
         container.save(mine)
     assert caught.value.exit_code == 2
-    with pytest.raises(ContainerExistsError, match="something else"):
+    with pytest.raises(ContainerError, match="something else"):
         container.save(mine, exist_ok=True)
     (tmp_path / "link").symlink_to(mine)
-    with pytest.raises(ContainerExistsError):
+    with pytest.raises(ContainerError, match="is not a folder"):
         container.save(tmp_path / "link", exist_ok=True)
-    with pytest.raises(ContainerExistsError):
+    with pytest.raises(ContainerError, match="is not a folder"):
         container.save(mine / "thesis.txt", exist_ok=True)
     assert snapshot(mine) == {"thesis.txt": b"precious"}
 
@@ -103,25 +101,25 @@ def test_what_lies_beside_a_container_is_never_lost(
     target = container.save(tmp_path / "copy").path
     (target / "notes").mkdir()
     (target / "notes" / "thesis.txt").write_text("precious")
-    with pytest.raises(ContainerExistsError, match="something else"):
+    with pytest.raises(ContainerError, match="something else"):
         container.save(target, exist_ok=True)
     assert (target / "notes" / "thesis.txt").read_text() == "precious"
 
 
 def test_no_container_is_put_into_itself(container: GenAIContainer) -> None:
     before = snapshot(container.path)
-    with pytest.raises(ContainerExistsError, match="in the container itself"):
+    with pytest.raises(ContainerError, match="in the container itself"):
         container.save(container.path / "copy")
-    with pytest.raises(ContainerExistsError, match="in the container itself"):
+    with pytest.raises(ContainerError, match="in the container itself"):
         container.export(container.path / "copy")
     assert snapshot(container.path) == before
 
 
 def test_a_file_that_is_gone_is_named(container: GenAIContainer, tmp_path: Path) -> None:
     (container.path / "tokenizer.json").unlink()
-    with pytest.raises(ContainerFileError, match=r"tokenizer\.json.*is missing"):
+    with pytest.raises(ContainerError, match=r"tokenizer\.json.*is missing"):
         container.save(tmp_path / "copy")
-    with pytest.raises(ContainerFileError, match=r"tokenizer\.json.*is missing"):
+    with pytest.raises(ContainerError, match=r"tokenizer\.json.*is missing"):
         container.export(tmp_path / "copy.zip", format="zip")
     assert {p.name for p in tmp_path.iterdir()} == {"parts", "container"}
 
@@ -139,7 +137,7 @@ def test_a_home_folder_is_one(
     assert container.save("~/copy").path == tmp_path / "home" / "copy"
     assert GenAIContainer.load("~/copy").metadata == container.metadata
     assert container.export("~/bundle.zip", format="zip").is_relative_to(tmp_path / "home")
-    with pytest.raises(ContainerExistsError):
+    with pytest.raises(ContainerError, match="is there already"):
         container.save("~/copy")
 
 
@@ -154,7 +152,7 @@ def test_save_replaces_a_container_when_told(
 ) -> None:
     other = dataclasses.replace(draft, options={})
     target = write(other, tmp_path / "other").path
-    with pytest.raises(ContainerExistsError):
+    with pytest.raises(ContainerError, match="is there already"):
         container.save(target)
     container.save(target, exist_ok=True)
     assert snapshot(target) == snapshot(container.path)
@@ -198,12 +196,9 @@ def test_changed_file_is_named(name: str, container: GenAIContainer, tmp_path: P
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    with pytest.raises(ContainerFileError, match="has changed") as caught:
+    with pytest.raises(ContainerError, match=f"file '{re.escape(name)}' has changed"):
         GenAIContainer.load(container.path)
-    assert caught.value.file == name
-    again = pickle.loads(pickle.dumps(caught.value))  # noqa: S301 - our own bytes
-    assert (str(again), again.file) == (str(caught.value), name)
-    with pytest.raises(ContainerFileError, match="has changed"):
+    with pytest.raises(ContainerError, match="has changed"):
         container.save(tmp_path / "copy")
     assert not (tmp_path / "copy").exists()
 
@@ -211,12 +206,12 @@ def test_changed_file_is_named(name: str, container: GenAIContainer, tmp_path: P
 def test_short_and_missing_files_are_named(container: GenAIContainer) -> None:
     path = container.path / "tiny_part_2_of_2.bin"
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(ContainerFileError, match="19999 bytes"):
+    with pytest.raises(ContainerError, match="19999 bytes"):
         GenAIContainer.load(container.path, verify=False)
     path.unlink()
-    with pytest.raises(ContainerFileError, match="is missing"):
+    with pytest.raises(ContainerError, match="is missing"):
         GenAIContainer.load(container.path)
-    with pytest.raises(ContainerError):
+    with pytest.raises(ContainerError, match="is missing"):
         GenAIContainer(
             container.path, container.metadata, container.genie_config, container.htp_config
         ).save(container.path.with_name("copy"))

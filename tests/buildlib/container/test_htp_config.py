@@ -5,7 +5,7 @@ import json
 import pytest
 
 from buildlib.container.htp_config import HtpConfig, htp_config
-from buildlib.errors import GenieConfigError
+from buildlib.errors import InputFileError
 from buildlib.targets import parse_target
 from buildlib.toolchains.compile_config import CompileConfig
 
@@ -39,5 +39,5 @@ def test_a_target_alone_gives_the_defaults() -> None:
 
 def test_unknown_options_do_not_reach_genie() -> None:
     config = CompileConfig.from_backend_extensions({"devices": [{"odd": 1}]}, PHONE)
-    with pytest.raises(GenieConfigError, match="odd"):
+    with pytest.raises(InputFileError, match="odd"):
         htp_config(config)

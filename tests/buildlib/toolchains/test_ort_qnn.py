@@ -12,7 +12,7 @@ import pytest
 from onnx import helper
 
 from buildlib.errors import (
-    InvalidBinaryError,
+    InputFileError,
     ToolchainError,
     ToolchainTimeoutError,
     UnsupportedOperatorsError,
@@ -256,7 +256,7 @@ def test_damaged_binary_is_an_error(
     }
     if damage != "absent":
         bad.write_bytes(content.get(damage, b""))
-    with pytest.raises(InvalidBinaryError) as caught:
+    with pytest.raises(InputFileError) as caught:
         toolchain.inspect(bad)
     assert "\n" not in str(caught.value)
     if damage == "random":

@@ -328,11 +328,11 @@ def test_nothing_of_a_run_stays_on_the_device(
 
 
 def test_a_changed_container_is_not_run(tmp_path: Path, tiny_bundle: Path) -> None:
-    from buildlib.errors import ContainerFileError
+    from buildlib.errors import ContainerError
 
     copy = tmp_path / "container"
     shutil.copytree(tiny_bundle, copy)
     with (copy / "tokenizer.json").open("ab") as file:
         file.write(b" ")
-    with pytest.raises(ContainerFileError, match=r"tokenizer\.json"):
+    with pytest.raises(ContainerError, match=r"tokenizer\.json"):
         GenAIContainer.load(copy)
