@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from buildlib.errors import CancelledError
+from buildlib.errors import BuildError
 
 if TYPE_CHECKING:
     import subprocess
@@ -54,7 +54,7 @@ class CancelScope:
             with self._lock:
                 self._running.discard(child)
         if self.cancelled and child.returncode == -signal.SIGKILL:
-            raise CancelledError
+            raise _cancelled()
 
 
 _CURRENT: contextvars.ContextVar[CancelScope | None] = contextvars.ContextVar("scope", default=None)
@@ -75,7 +75,11 @@ def check_cancelled() -> None:
     """Check, before something long, that the tasks of this scope go on."""
     scope = _CURRENT.get()
     if scope is not None and scope.cancelled:
-        raise CancelledError
+        raise _cancelled()
+
+
+def _cancelled() -> BuildError:
+    return BuildError("cancelled, because another part of the build failed or was interrupted")
 
 
 def _kill(child: "subprocess.Popen[bytes]") -> None:

@@ -1,25 +1,17 @@
 """Errors of `buildlib`: one root, each with the data of what went wrong.
 
     BuildError
-      UnknownSocError
       InvalidOptionError
         UnknownOptionError
-      InvalidShapeError
       ModelFileError
       EncodingsError
-      CalibrationError
-      PromptTooLongError
       RunnerDiedError
-      TransformersError
       ToolchainMissingError
       ToolchainError
         ToolchainTimeoutError
-        UnsupportedOperatorsError
       ContainerError
       InputFileError
       CacheError
-      StageError
-      CancelledError
       VerificationFailedError
 
 `str(error)` is one line for the user: what is wrong, where, and what to do.
@@ -32,22 +24,14 @@ from buildlib.error_base import QnnfarmError, one_line
 
 
 class BuildError(QnnfarmError):
-    """Root of everything `buildlib` raises on purpose."""
+    """Root of what `buildlib` raises on purpose, and the error of what no subclass means."""
 
+    __match_args__ = ("reason",)
+    template = "{reason}"
 
-class UnknownSocError(BuildError):
-    """A target names no SoC of the catalog, or cannot be parsed."""
-
-    name: str
-    known: tuple[str, ...]
-    near: str | None
-
-    def __str__(self) -> str:
-        hint = "did you mean {near}? " if self.near else ""
-        return self._fill(
-            "unknown SoC {name!r}: " + hint + "write SM8750 for a phone or SM8750:emulator; "
-            "known are {known}"
-        )
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        self.__post_init__()
 
 
 class InvalidOptionError(BuildError):
@@ -75,15 +59,6 @@ class UnknownOptionError(InvalidOptionError):
         super().__init__(key, reason, () if near else options)
 
 
-class InvalidShapeError(BuildError):
-    """An (AR, CL) that no graph can have, or that would confuse the runtime."""
-
-    ar: int
-    cl: int
-    reason: str
-    template = "invalid shape AR {ar}, CL {cl}: {reason}"
-
-
 class ModelFileError(BuildError):
     """A model or one of its files is missing, corrupt, or of a kind that cannot be built."""
 
@@ -100,21 +75,6 @@ class EncodingsError(BuildError):
     template = "cannot use encodings {subject}: {reason:400}"
 
 
-class CalibrationError(BuildError):
-    """The calibration text or its windows cannot calibrate the model."""
-
-    reason: str
-    template = "cannot calibrate: {reason}"
-
-
-class PromptTooLongError(BuildError):
-    """Prompt and continuation do not fit into the context."""
-
-    n_tokens: int
-    cl: int
-    template = "{n_tokens} tokens do not fit into a context of {cl}"
-
-
 class RunnerDiedError(BuildError):
     """The child process that runs compiled graphs ended, hung or answered garbage."""
 
@@ -127,14 +87,6 @@ class RunnerDiedError(BuildError):
         failed = self._fill("the runner of {subject} failed: {reason}")
         tail = self.log_tail.strip().splitlines()
         return f"{failed}; its last words: {one_line(tail[-1], 200)}" if tail else failed
-
-
-class TransformersError(BuildError):
-    """The independent reference is not installed, or cannot compute a model."""
-
-    subject: str
-    reason: str
-    template = "{subject} has no reference: {reason}"
 
 
 class ToolchainMissingError(BuildError):
@@ -172,19 +124,6 @@ class ToolchainTimeoutError(ToolchainError):
     """A step of the toolchain exceeded its time limit and was killed."""
 
 
-class UnsupportedOperatorsError(ToolchainError):
-    """A model has operators that the tensor processor does not have.
-
-    Attributes:
-        nodes: name and operator of each of them.
-    """
-
-    nodes: tuple[tuple[str, str], ...]
-
-    def __str__(self) -> str:
-        return self._fill("{step} of {subject} failed: {reason} (log: {log_path})")
-
-
 class ContainerError(BuildError):
     """A folder is not a container, or cannot become one."""
 
@@ -207,21 +146,6 @@ class CacheError(BuildError):
     path: str
     reason: str
     template = "cache {path}: {reason}"
-
-
-class StageError(BuildError):
-    """A stage of a build cannot use a file of this host."""
-
-    stage: str
-    path: str
-    reason: str
-    template = "stage {stage}: {path}: {reason}"
-
-
-class CancelledError(BuildError):
-    """A task was ended because another one failed, or because the user interrupted."""
-
-    template = "cancelled, because another part of the build failed or was interrupted"
 
 
 class VerificationFailedError(BuildError):

@@ -202,7 +202,7 @@ class GenAIBuilderHTP:
         """Name the SoC to build for: `chipset:SM8750`, `SM8750` or `SM8750:emulator`.
 
         Raises:
-            UnknownSocError: the catalog has no such SoC.
+            BuildError: the catalog has no such SoC.
             InvalidOptionError: not exactly one; a container is for one target.
         """
         if isinstance(targets, str):
@@ -377,7 +377,7 @@ class GenAIBuilderHTP:
         Raises:
             InvalidOptionError: no target is set, or options contradict each other, or the installed
                 Genie gets the kind of speculation wrong.
-            InvalidShapeError: an AR does not fit the context length.
+            BuildError: an AR does not fit the context length.
         """
         if not self._targets:
             raise InvalidOptionError("targets", "none is set; call set_targets() first", ())

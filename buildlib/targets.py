@@ -9,7 +9,7 @@ where ExecuTorch's SoC table has the SoC too, it has the same size.
 import difflib
 from dataclasses import dataclass
 
-from buildlib.errors import UnknownSocError
+from buildlib.errors import BuildError
 
 _EMULATOR_SUFFIX = "emulator"
 _CHIPSET_PREFIX = "chipset"
@@ -95,14 +95,31 @@ def find_soc(name: str) -> Soc:
     """Return the SoC of that part number, in upper or lower case.
 
     Raises:
-        UnknownSocError: the catalog has none of that name.
+        BuildError: the catalog has none of that name.
     """
+    soc = soc_named(name)
+    if soc is None:
+        raise _unknown(name)
+    return soc
+
+
+def soc_named(name: str) -> Soc | None:
+    """Return the SoC of that part number, in upper or lower case; `None` for an unknown one."""
     wanted = name.strip().upper()
-    by_name = {soc.name: soc for soc in _CATALOG}
-    if wanted in by_name:
-        return by_name[wanted]
-    near = difflib.get_close_matches(wanted, by_name, n=1, cutoff=0.6)
-    raise UnknownSocError(name, tuple(by_name), near[0] if near else None)
+    return next((soc for soc in _CATALOG if soc.name == wanted), None)
+
+
+def suggest_socs(name: str) -> str:
+    """Return what to write in place of an unknown part number: the nearest, and all."""
+    names = [soc.name for soc in _CATALOG]
+    near = difflib.get_close_matches(name.strip().upper(), names, n=1, cutoff=0.6)
+    hint = f"did you mean {near[0]}? " if near else ""
+    return f"{hint}known are {', '.join(names)}"
+
+
+def _unknown(text: str) -> BuildError:
+    forms = "write SM8750 for a phone or SM8750:emulator"
+    return BuildError(f"unknown SoC {text!r}: {forms}; {suggest_socs(text)}")
 
 
 def parse_target(text: str) -> Target:
@@ -112,11 +129,11 @@ def parse_target(text: str) -> Target:
     emulator of that SoC.
 
     Raises:
-        UnknownSocError: no such SoC, or neither of these forms.
+        BuildError: no such SoC, or neither of these forms.
     """
     head, separator, rest = text.strip().partition(":")
     if separator and head.lower() == _CHIPSET_PREFIX:
         head, separator, rest = rest.partition(":")
     if separator and rest.strip().lower() != _EMULATOR_SUFFIX:
-        raise UnknownSocError(text, tuple(soc.name for soc in _CATALOG), None)
+        raise _unknown(text)
     return Target(find_soc(head), emulator=bool(separator))

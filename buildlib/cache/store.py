@@ -19,7 +19,7 @@ from buildlib.cache.removal import prune, remove_entry, remove_leftovers
 from buildlib.cache.running_builds import RunningBuild, entries_in_use
 from buildlib.cancellation import check_cancelled
 from buildlib.closeable import Closeable
-from buildlib.errors import CacheError, StageError, ToolchainError
+from buildlib.errors import BuildError, CacheError, ToolchainError
 from buildlib.files import scratch_folder, sync_folder
 from buildlib.sizes import default_limit
 
@@ -89,13 +89,13 @@ class StageCache(Closeable):
             key: everything that the output depends on.
             source: the input to name in the sidecar, for people to read.
             build: fills the given folder; its errors pass through, and leave no entry; those of
-                the system become `StageError`.
+                the system become `BuildError`.
             subject: which graph or part this is, for people to read.
             group: folder of the entry below the root, in place of the model's.
 
         Raises:
             CacheError: the cache cannot be read or written, or its disk is full.
-            StageError: the stage cannot use a file.
+            BuildError: the stage cannot use a file.
             InputFileError: the stage made something that no entry can hold.
         """
         entry = self.entry(key, group)
@@ -181,7 +181,7 @@ def _as_stage_error(path: Path, stage: str) -> Iterator[None]:
     except OSError as error:
         if error.errno not in _NO_SPACE:
             used = str(error.filename or path)
-            raise StageError(stage, used, error.strerror or str(error)) from error
+            raise BuildError(f"stage {stage}: {used}: {error.strerror or error}") from error
         reason = f"does not fit on the disk ({error.strerror}); see `qnnfarm cache prune`"
         raise CacheError(str(path), reason) from error
     except ToolchainError as error:  # whose libraries do not say why they cannot write

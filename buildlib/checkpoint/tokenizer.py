@@ -5,7 +5,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from buildlib.checkpoint.config import DecoderConfig
-from buildlib.errors import CalibrationError, ModelFileError
+from buildlib.errors import BuildError, ModelFileError
 from buildlib.files import check_file
 
 DEFAULT_WINDOWS = 8
@@ -76,7 +76,7 @@ def spread_windows(
     """
     n_windows = min(n_windows, max(1, len(tokens) // length))
     if n_windows < 1:
-        raise CalibrationError("no windows were asked for")
+        raise BuildError("cannot calibrate: no windows were asked for")
     last = max(0, len(tokens) - length)
     starts = [last * index // max(1, n_windows - 1) for index in range(n_windows)]
     windows = [tokens[start : start + length] for start in starts]

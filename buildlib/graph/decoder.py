@@ -39,7 +39,7 @@ def build_decoder(checkpoint: Checkpoint, shape: GraphShape) -> ir.Model:
     """Build the whole model: embedding, decoder layers, final norm and output projection.
 
     Raises:
-        InvalidShapeError: the context is longer than the model can have.
+        BuildError: the context is longer than the model can have.
     """
     config = checkpoint.config
     check_context(shape, config.context_limit(windowed=True))

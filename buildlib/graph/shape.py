@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from buildlib.errors import InvalidShapeError
+from buildlib.errors import BuildError
 
 LONGEST_CONTEXT = 1 << 20
 
@@ -16,7 +16,7 @@ class GraphShape:
         cl: context length: the past plus these tokens.
 
     Raises:
-        InvalidShapeError: the context does not hold a whole number of calls with a past between.
+        BuildError: the context does not hold a whole number of calls with a past between.
     """
 
     ar: int
@@ -24,16 +24,16 @@ class GraphShape:
 
     def __post_init__(self) -> None:
         if self.ar < 1:
-            raise InvalidShapeError(self.ar, self.cl, "AR must be at least 1")
+            raise shape_error(self.ar, self.cl, "AR must be at least 1")
         if self.cl <= self.ar:
-            raise InvalidShapeError(self.ar, self.cl, "CL must be larger than AR")
+            raise shape_error(self.ar, self.cl, "CL must be larger than AR")
         if self.cl > LONGEST_CONTEXT:
-            raise InvalidShapeError(self.ar, self.cl, f"CL can be {LONGEST_CONTEXT} at most")
+            raise shape_error(self.ar, self.cl, f"CL can be {LONGEST_CONTEXT} at most")
         if self.cl % self.ar:
             reason = (
                 f"AR must divide CL; divisors near {self.ar}: {_near_divisors(self.ar, self.cl)}"
             )
-            raise InvalidShapeError(self.ar, self.cl, reason)
+            raise shape_error(self.ar, self.cl, reason)
 
     def __str__(self) -> str:
         return f"ar{self.ar}_cl{self.cl}"
@@ -42,6 +42,11 @@ class GraphShape:
     def past(self) -> int:
         """Slots of the key/value inputs, CL - AR."""
         return self.cl - self.ar
+
+
+def shape_error(ar: int, cl: int, reason: str) -> BuildError:
+    """Return the error of an (AR, CL) that a graph cannot have."""
+    return BuildError(f"invalid shape AR {ar}, CL {cl}: {reason}")
 
 
 def _near_divisors(ar: int, cl: int) -> str:
@@ -55,4 +60,4 @@ def check_context(shape: GraphShape, limit: tuple[int, str] | None) -> None:
     """Refuse a context longer than the model can have (`DecoderConfig.context_limit`)."""
     if limit is not None and shape.cl > limit[0]:
         reason = f"{limit[1]} in config.json): choose a context length up to that"
-        raise InvalidShapeError(shape.ar, shape.cl, reason)
+        raise shape_error(shape.ar, shape.cl, reason)

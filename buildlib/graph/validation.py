@@ -14,7 +14,7 @@ import onnx_ir as ir
 from buildlib.checkpoint.checkpoint import MAY_BE_ZERO, ZEROS
 from buildlib.checkpoint.config import DecoderConfig
 from buildlib.error_base import one_line
-from buildlib.errors import InvalidShapeError, ModelFileError
+from buildlib.errors import BuildError, ModelFileError
 from buildlib.graph import interface
 from buildlib.graph.files import tensor_array
 from buildlib.graph.shape import GraphShape
@@ -106,7 +106,7 @@ def check_types(model: ir.Model, path: Path) -> None:
     """
     try:
         shape = interface.model_shape(model)
-    except InvalidShapeError as error:
+    except BuildError as error:
         raise ModelFileError(path, str(error)) from error
     if shape is None:
         raise ModelFileError(path, "it has no attention mask [1, 1, AR, CL] to tell AR and CL from")

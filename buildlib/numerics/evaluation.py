@@ -14,7 +14,7 @@ import numpy as np
 
 from buildlib.checkpoint.config import DecoderConfig
 from buildlib.closeable import Closeable
-from buildlib.errors import CalibrationError
+from buildlib.errors import BuildError
 from buildlib.numerics.divergence import Divergence, DivergenceSums, Logits
 from buildlib.numerics.host_loop import HostLoop, TokenModel, feed_window, open_onnx, window_losses
 from buildlib.numerics.runners import Arrays, OnnxRunner
@@ -36,7 +36,7 @@ class FloatLogits(Closeable):
         inputs: the tokens to feed for each window: bos, and all but the last.
 
     Raises:
-        CalibrationError: there are no tokens, or one lies outside the vocabulary.
+        BuildError: there are no tokens, or one lies outside the vocabulary.
     """
 
     def __init__(
@@ -48,9 +48,9 @@ class FloatLogits(Closeable):
         self.inputs = tuple((config.bos_token_id, *window[:-1]) for window in windows if window)
         self._following = np.array([token for window in windows for token in window], np.int64)
         if not self._following.size:
-            raise CalibrationError("there is no text to evaluate the model on")
+            raise BuildError("there is no text to evaluate the model on")
         if not 0 <= self._following.min() <= self._following.max() < config.vocab_size:
-            raise CalibrationError(f"a token lies outside the vocabulary of {config.vocab_size}")
+            raise BuildError(f"a token lies outside the vocabulary of {config.vocab_size}")
         self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  (closed by close)
         shape = (self._following.size, config.vocab_size)
         self._logits = np.memmap(self._file, np.float32, "w+", shape=shape)
@@ -102,9 +102,9 @@ def record_float(
         n_threads: threads of ONNX Runtime; 0 for one per core.
 
     Raises:
-        CalibrationError: there are no tokens, or one lies outside the vocabulary.
+        BuildError: there are no tokens, or one lies outside the vocabulary; or a window does not
+            fit into the context.
         ModelFileError: the file is not a model that can run.
-        PromptTooLongError: a window does not fit into the context.
     """
     reference = FloatLogits(windows, config)
     try:
@@ -131,9 +131,9 @@ def evaluate_model(model: TokenModel, reference: FloatLogits) -> Divergence:
         reference: of the model in float.
 
     Raises:
-        PromptTooLongError: a window does not fit into the context.
+        BuildError: a window does not fit into the context; or logits that are not finite, or of
+            another vocabulary.
         RunnerDiedError: the emulator failed.
-        CalibrationError: logits that are not finite, or of another vocabulary.
     """
     sums = DivergenceSums()
     try:
@@ -141,7 +141,7 @@ def evaluate_model(model: TokenModel, reference: FloatLogits) -> Divergence:
             for _, logits in feed_window(model, window):
                 reference.compare(logits, sums)
     except ValueError as error:
-        raise CalibrationError(f"the model cannot be compared with float: {error}") from error
+        raise BuildError(f"the model cannot be compared with float: {error}") from error
     return sums.mean()
 
 
@@ -158,7 +158,7 @@ def text_perplexity(
         context: tokens at the start of each window that are left out of the mean.
 
     Raises:
-        PromptTooLongError: a window does not fit into the context.
+        BuildError: a window does not fit into the context.
     """
     losses = [window_losses(model, config.bos_token_id, window)[context:] for window in windows]
     return math.exp(float(np.concatenate(losses).mean()))
@@ -175,7 +175,7 @@ def onnx_perplexity(
         windows: as `text_perplexity` takes them.
 
     Raises:
-        PromptTooLongError: a window does not fit into the context.
+        BuildError: a window does not fit into the context.
         ModelFileError: a file is not a model that can run.
     """
     runners = {ar: [OnnxRunner(path) for path in paths] for ar, paths in chains.items()}

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from buildlib.cancellation import check_cancelled
 from buildlib.checkpoint.config import DecoderConfig
 from buildlib.closeable import Closeable
-from buildlib.errors import PromptTooLongError
+from buildlib.errors import BuildError
 from buildlib.graph import interface
 from buildlib.graph.shape import GraphShape
 from buildlib.numerics.divergence import token_losses
@@ -68,7 +68,7 @@ def window_losses(model: TokenModel, bos: int, window: Sequence[int]) -> npt.NDA
     """Return the negative log-likelihood `[len(window)]` of each token, after bos alone.
 
     Raises:
-        PromptTooLongError: bos and the window do not fit into the context.
+        BuildError: bos and the window do not fit into the context.
     """
     losses, done = [], 0
     for tokens, logits in feed_window(model, [bos, *window[:-1]]):
@@ -130,7 +130,7 @@ class HostLoop(Closeable):
         padded; a single token goes to the smallest graph.
 
         Raises:
-            PromptTooLongError: the context has no room for them.
+            BuildError: the context has no room for them.
         """
         done: list[npt.NDArray[np.float32]] = []
         position = 0
@@ -151,19 +151,22 @@ class HostLoop(Closeable):
             prompt: with bos, if it is to have one.
 
         Raises:
-            PromptTooLongError: prompt and continuation do not fit into the context.
+            BuildError: prompt and continuation do not fit into the context.
         """
         n_all = len(prompt) + n_tokens
         if n_all > self.cl:
-            raise PromptTooLongError(n_all, self.cl)
+            raise self._too_long(n_all)
         chosen = islice(greedy_tokens(self, prompt), n_tokens)
         return list(takewhile(lambda token: token not in stop, chosen))
+
+    def _too_long(self, n_tokens: int) -> BuildError:
+        return BuildError(f"{n_tokens} tokens do not fit into a context of {self.cl}")
 
     def _choose(self, left: int) -> int:
         room = self.cl - self._calls.n_past
         fitting = [ar for ar in self._chains if ar <= room]
         if not fitting or left > room:
-            raise PromptTooLongError(self._calls.n_past + left, self.cl)
+            raise self._too_long(self._calls.n_past + left)
         return (
             fitting[-1]
             if left <= fitting[-1]

@@ -20,7 +20,7 @@ import onnx_ir as ir
 from buildlib.cancellation import check_cancelled
 from buildlib.checkpoint.config import DecoderConfig
 from buildlib.closeable import Closeable
-from buildlib.errors import CalibrationError
+from buildlib.errors import BuildError
 from buildlib.graph import interface
 from buildlib.graph.files import save_model
 from buildlib.graph.shape import GraphShape
@@ -62,7 +62,7 @@ class SegmentLoop(Closeable):
         windows: that run, in whole calls.
 
     Raises:
-        CalibrationError: no window holds a whole call, or a token lies outside the vocabulary.
+        BuildError: no window holds a whole call, or a token lies outside the vocabulary.
         ModelFileError: the model cannot be read, or tells no AR and CL; or it is not a whole model,
             or more than one value connects two layers.
     """
@@ -293,7 +293,7 @@ def _whole_calls(
     windows = [tuple(window[: len(window) // ar * ar]) for window in token_windows]
     windows = [window for window in windows if window]
     if not windows:
-        raise CalibrationError(f"no text of at least {ar} tokens")
+        raise BuildError(f"cannot calibrate: no text of at least {ar} tokens")
     if any(not 0 <= token < vocab_size for window in windows for token in window):
-        raise CalibrationError(f"a token lies outside the vocabulary of {vocab_size}")
+        raise BuildError(f"cannot calibrate: a token lies outside the vocabulary of {vocab_size}")
     return tuple(windows)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from buildlib.checkpoint.config import DecoderConfig, other_reading
 from buildlib.checkpoint.layout import CONFIG_FILE
-from buildlib.errors import RunnerDiedError, TransformersError
+from buildlib.errors import BuildError, RunnerDiedError
 from buildlib.graph import interface
 from buildlib.graph.shape import GraphShape
 from buildlib.numerics.child import ChildProcess
@@ -47,7 +47,7 @@ class TransformersModel(ChildProcess):
         load: False looks for its family alone, and there is nothing to feed.
 
     Raises:
-        TransformersError: torch or transformers is not installed, or cannot load the model.
+        BuildError: torch or transformers is not installed, or cannot load the model.
     """
 
     largest_ar = 128
@@ -67,12 +67,12 @@ class TransformersModel(ChildProcess):
         """Send a request and return the answer.
 
         Raises:
-            TransformersError: the child refused, died, or took too long.
+            BuildError: the child refused, died, or took too long.
         """
         try:
             return super().request(header, arrays)
         except RunnerDiedError as error:
-            raise TransformersError(str(self._folder), error.reason) from error
+            raise BuildError(f"{self._folder} has no reference: {error.reason}") from error
 
     def reset(self) -> None:
         """Forget all tokens."""
@@ -82,7 +82,7 @@ class TransformersModel(ChildProcess):
         """Append `tokens` to the context and return logits [len(tokens), vocab] after each.
 
         Raises:
-            TransformersError: it cannot compute them.
+            BuildError: it cannot compute them.
         """
         _, found = self.request({}, {"tokens": np.array(tokens, np.int32)})
         logits: npt.NDArray[np.float32] = found["logits"]
@@ -93,12 +93,12 @@ def require_installed(folder: Path) -> None:
     """Check that torch and transformers are installed, for the model in `folder`.
 
     Raises:
-        TransformersError: one is not.
+        BuildError: one is not.
     """
     for name in _LIBRARIES:
         if importlib.util.find_spec(name) is None:
             reason = f"{name} is not installed: pip install 'qnnfarm[reference]'"
-            raise TransformersError(str(folder), reason)
+            raise BuildError(f"{folder} has no reference: {reason}")
 
 
 @cache
@@ -106,7 +106,7 @@ def require_family(folder: Path) -> None:
     """Check that transformers has code for the model in `folder`, which takes seconds once.
 
     Raises:
-        TransformersError: it has none, or is not installed.
+        BuildError: it has none, or is not installed.
     """
     TransformersModel(folder, load=False).close()
 
@@ -129,7 +129,7 @@ class TransformersPart(TransformersModel):
     """`PartRunner` of the canonical model at `shape`, whose calls follow each other; logits alone.
 
     Raises:
-        TransformersError: as `TransformersModel`.
+        BuildError: as `TransformersModel`.
     """
 
     def __init__(self, folder: Path, config: DecoderConfig, shape: GraphShape) -> None:

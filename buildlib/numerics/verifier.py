@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from buildlib.checkpoint.config import DecoderConfig
-from buildlib.errors import CalibrationError
+from buildlib.errors import BuildError
 from buildlib.graph import interface
 from buildlib.graph.shape import GraphShape
 from buildlib.numerics.comparison import Bound, StageComparison, VerificationReport, compare
@@ -204,7 +204,7 @@ class _Verification:
         drawn = tokens if tokens is not None else sample_tokens(models.config, n_prompt)
         prompt = list(drawn)[:n_prompt]
         if not prompt or any(not 0 <= token < vocab_size for token in prompt):
-            raise CalibrationError(
+            raise BuildError(
                 f"a sample needs tokens below {vocab_size}, the size of the vocabulary"
             )
         shapes = models.at(self._lengths[0])

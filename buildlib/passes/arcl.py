@@ -5,9 +5,9 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-from buildlib.errors import InvalidShapeError
+from buildlib.errors import BuildError
 from buildlib.graph import interface
-from buildlib.graph.shape import GraphShape
+from buildlib.graph.shape import GraphShape, shape_error
 from buildlib.graph.values import infer_shapes, static_shape
 from buildlib.passes.base import SORTED, STATIC, Condition, Pass, PreconditionError
 
@@ -17,7 +17,7 @@ def convert_arcl(model_path: Path, shape: GraphShape, out_path: Path) -> Path:
 
     Raises:
         ModelFileError: the model has (AR, CL) baked into its operators.
-        InvalidShapeError: an operator cannot take the shapes that follow.
+        BuildError: an operator cannot take the shapes that follow.
     """
     return ArClConversion(shape).run(model_path, out_path)
 
@@ -49,7 +49,7 @@ class ArClConversion(Pass):
             infer_shapes(model)
         except onnx.shape_inference.InferenceError as error:
             reason = f"the model's operators do not fit ({str(error).splitlines()[0][:160]})"
-            raise InvalidShapeError(self.shape.ar, self.shape.cl, reason) from error
+            raise shape_error(self.shape.ar, self.shape.cl, reason) from error
         for value, dims in wanted.items():
             found = static_shape(value)
             if found != dims:
@@ -75,7 +75,7 @@ def _shape_conflict(model: ir.Model) -> str | None:
     """Describe a mask or cache whose sizes do not belong to one (AR, CL)."""
     try:
         shape = interface.model_shape(model)
-    except InvalidShapeError as error:
+    except BuildError as error:
         return str(error)
     if shape is None:
         return f"{interface.ATTENTION_MASK} is not [1, 1, AR, CL]"

@@ -46,7 +46,7 @@ class MllmFiles:
         """Return the SoC of the target machine, or its emulator.
 
         Raises:
-            UnknownSocError: it is not in the catalog.
+            BuildError: it is not in the catalog.
         """
         chipset = self.aot.target_machine.htp_chipset
         soc = next((soc for soc in catalog() if chipset_of(soc) == chipset), None)
@@ -78,8 +78,7 @@ def plan_context(
 
     Raises:
         InputFileError: the file is damaged, or does not hold the model of its configurations.
-        InvalidShapeError: the AR does not fit the context.
-        BuildError: others of its kinds.
+        BuildError: the AR does not fit the context; or others of its kinds.
     """
     check_file(files.tokenizer)
     file = read_parameters(files.parameters)

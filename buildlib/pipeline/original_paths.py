@@ -1,6 +1,6 @@
 """Errors that name the user's files where a stage worked on copies of them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,7 +25,8 @@ def original_paths(
         args = _in_terms_of(source, copies or {}, error)
         if args == error.args:
             raise
-        raise type(error)(*args) from error
+        same: Callable[..., BuildError] = type(error)
+        raise same(*args) from error
 
 
 def _in_terms_of(

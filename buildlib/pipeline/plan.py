@@ -106,7 +106,7 @@ class BuildPlan:
             rotated: whether `spinquant` has turned the model before.
 
         Raises:
-            InvalidShapeError: an AR does not fit a context length.
+            BuildError: an AR does not fit a context length.
             InvalidOptionError: there is no decode graph, or an AR or a context length twice, or
                 more parts are asked for than there can be, or the graphs are too small to
                 speculate as asked, or LPBQ is asked for of other weights than those of 4 bits, or
@@ -145,7 +145,7 @@ class BuildPlan:
 
         Raises:
             InvalidOptionError: none of them decodes.
-            InvalidShapeError: one that keeps its AR does not fit a context length.
+            BuildError: one that keeps its AR does not fit a context length.
         """
         options = self.options.arn_cl_options
         key = "arn_cl_options.skip_ar_cl_conversion"

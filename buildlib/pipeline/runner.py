@@ -147,8 +147,8 @@ class StageRunner:
             group: folder of its entry below the cache's root; by default that of the model.
 
         Raises:
-            CancelledError: another stage of the build failed, or the user interrupted.
-            BuildError: what the stage raises.
+            BuildError: another stage of the build failed, or the user interrupted; or what the
+                stage raises.
         """
         began = time.monotonic()
         key = self._key(stage)

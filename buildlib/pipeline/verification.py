@@ -16,7 +16,7 @@ from buildlib.checkpoint.config import DecoderConfig, load_config
 from buildlib.checkpoint.layout import CONFIG_FILE, MODEL_FILE, TOKENIZER_FILE
 from buildlib.checkpoint.tokenizer import load_tokenizer
 from buildlib.embedding.config import TABLE_FILE, EmbeddingConfig
-from buildlib.errors import CalibrationError, InvalidOptionError
+from buildlib.errors import BuildError, InvalidOptionError
 from buildlib.graph import interface
 from buildlib.graph.files import load_model
 from buildlib.graph.interface import require_shape
@@ -264,14 +264,14 @@ def verify_model(
         decode: tokens after them, one a call.
 
     Raises:
-        TransformersError: torch or transformers is not installed, or cannot compute the model.
-        CalibrationError: a token lies outside the vocabulary, or there is nothing to compare.
-        BuildError: we cannot read the model.
+        BuildError: torch or transformers is not installed, or cannot compute the model; or a token
+            lies outside the vocabulary, or there is nothing to compare; or we cannot read the
+            model.
     """
     config = load_config(source.folder / CONFIG_FILE)
     prompt = list(tokens or sample_tokens(config, prefill))[:prefill]
     if any(not 0 <= token < config.vocab_size for token in prompt):
-        raise CalibrationError(f"a token lies outside the vocabulary of {config.vocab_size}")
+        raise BuildError(f"a token lies outside the vocabulary of {config.vocab_size}")
     with tempfile.TemporaryDirectory(prefix="qnnfarm-verify-") as scratch:
         limit = min(len(prompt) + decode, positions_of(source) or math.inf)
         with (
@@ -307,7 +307,7 @@ def compare_models(
             token = int(expected[-1].argmax())
             decoded.add(found, expected, [token])
     except ValueError as error:
-        raise CalibrationError(f"the models cannot be compared: {error}") from error
+        raise BuildError(f"the models cannot be compared: {error}") from error
     return prefilled.mean(), decoded.mean()
 
 

@@ -76,7 +76,7 @@ def complete_encodings(
             or activations or weights without any, and no text.
         InvalidOptionError: LPBQ is asked for, and the compiler takes none of a weight's width; or a
             pattern of `mixed_precision` matches no weight.
-        CalibrationError: the text cannot calibrate this model.
+        BuildError: the text cannot calibrate this model.
         ModelFileError: the model cannot be read, or tells no AR and CL.
     """
     if bitwidths is not None:

@@ -27,7 +27,7 @@ from buildlib.checkpoint.family_keys import family_keys, stated_major
 from buildlib.checkpoint.tensor_file import TensorRef, read_header
 from buildlib.embedding.extraction import find_lookup, table_of
 from buildlib.encodings.model import Encoding, Encodings
-from buildlib.errors import CalibrationError, ModelFileError
+from buildlib.errors import BuildError, ModelFileError
 from buildlib.files import atomic_write_bytes
 from buildlib.graph import interface
 from buildlib.graph.builder import GraphBuilder
@@ -264,7 +264,9 @@ def observe_draft(
             seen = True
     runner.close()
     if not seen:
-        raise CalibrationError(f"no text of at least {shape.ar + 1} tokens for the draft head")
+        raise BuildError(
+            f"cannot calibrate: no text of at least {shape.ar + 1} tokens for the draft head"
+        )
     return ranges.ranges()
 
 

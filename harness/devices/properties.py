@@ -284,13 +284,10 @@ def printable(value: str) -> str:
 
 def hexagon_of(soc: str) -> str | None:
     """Return the Hexagon architecture of an SoC of the catalog, e.g. `v79`."""
-    from buildlib.errors import UnknownSocError
-    from buildlib.targets import find_soc
+    from buildlib.targets import soc_named
 
-    try:
-        return find_soc(soc).dsp_arch
-    except UnknownSocError:
-        return None
+    found = soc_named(soc)
+    return None if found is None else found.dsp_arch
 
 
 def _number(text: str | None) -> int | None:

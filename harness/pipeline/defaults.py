@@ -50,7 +50,7 @@ def recipe_text(model: str, target: str) -> str:
     Raises:
         PipelineError: there is no such model.
         ModelFileError: its `config.json` cannot be read.
-        UnknownSocError: there is no such target.
+        BuildError: there is no such target.
     """
     soc = parse_target(target)
     place, _ = find_model(model, Path.cwd())

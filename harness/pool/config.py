@@ -17,8 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from buildlib.errors import UnknownSocError
-from buildlib.targets import find_soc
+from buildlib.targets import soc_named, suggest_socs
 from harness.devices.spec import DeviceSpec
 from harness.devices.types import check_type_name
 from harness.errors import WrongUseError
@@ -110,12 +109,10 @@ class DeviceEntry(_Model):
     @field_validator("soc")
     @classmethod
     def _in_the_catalog(cls, soc: str | None) -> str | None:
-        try:
-            return None if soc is None else find_soc(soc).name
-        except UnknownSocError as error:
-            hint = f"did you mean {error.near}? " if error.near else ""
-            known = ", ".join(error.known)
-            raise ValueError(f"there is no SoC {error.name!r}: {hint}known are {known}") from None
+        found = None if soc is None else soc_named(soc)
+        if soc is not None and found is None:
+            raise ValueError(f"there is no SoC {soc!r}: {suggest_socs(soc)}")
+        return None if found is None else found.name
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:

@@ -21,8 +21,7 @@ from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from buildlib.errors import UnknownSocError
-from buildlib.targets import Soc, find_soc
+from buildlib.targets import find_soc, soc_named
 from harness.deploy.deployment import DeployFile
 from harness.deploy.digests import hash_files
 from harness.devices.base import DeviceProperties
@@ -221,7 +220,7 @@ class DescribedModel(ABC, Generic[_Description]):
             name: DeployFile(self.resolve(path), executable=True, origin=str(self.path))
             for name, path in said.files.items()
         }
-        return Bundle(device.abi, _soc(device), {**files, **more})
+        return Bundle(device.abi, soc_named(device.soc), {**files, **more})
 
     def bundle_with_qnn(self, device: DeviceProperties, files: Mapping[str, DeployFile]) -> Bundle:
         """Return the same, with QNN's libraries where the files have none."""
@@ -271,13 +270,6 @@ class ProgramRuntime(DeployedRuntime):
         hashes = {name.rpartition("/")[2]: self.sha256_of(name) for name in libraries}
         own = {name: f"sha256:{sha256[:16]}" for name, sha256 in hashes.items() if sha256}
         return own | self.pushed()
-
-
-def _soc(device: DeviceProperties) -> Soc | None:
-    try:
-        return find_soc(device.soc)
-    except UnknownSocError:
-        return None
 
 
 def model_files(path: Path) -> dict[str, Path]:

@@ -63,7 +63,7 @@ def hosted_devices(
 
     Raises:
         VirtualDeviceError: not all came up; none is left.
-        UnknownSocError: the catalog has no such SoC.
+        BuildError: the catalog has no such SoC.
     """
     find_soc(soc)
     if not unconfined:

@@ -116,7 +116,7 @@ def start(
     Raises:
         VirtualDeviceError: the name cannot be used, it exists with another SoC, runs with another
             limit or confinement, or its process did not start.
-        UnknownSocError: the catalog has no such SoC.
+        BuildError: the catalog has no such SoC.
         VirtualDeviceConfinementError: this machine grants no namespace to confine it in.
     """
     folder = _folder(name)

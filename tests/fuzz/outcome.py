@@ -21,7 +21,6 @@ from buildlib.container.container import GenAIContainer
 from buildlib.errors import (
     BuildError,
     InvalidOptionError,
-    InvalidShapeError,
     ToolchainError,
 )
 from buildlib.genai import GenAIBuilderFactory, LongContextWarning, UnknownArchitectureWarning
@@ -55,8 +54,8 @@ _TARGET = "SM8750:emulator"
 _OPTIONS = VerifyOptions(max_positions=14, continuation=2, n_threads=1)
 _LONGEST_MESSAGE = 1500
 _COMPILED_DB = 15.0
-_OF_NO_FILE = (ToolchainError, InvalidShapeError, InvalidOptionError)
-_OF_A_PASS = re.compile(r": pass [\w ]+, (precondition|postcondition): ")
+_OF_NO_FILE = (ToolchainError, InvalidOptionError)
+_OF_A_STAGE = re.compile(r": pass [\w ]+, (pre|post)condition: |^invalid shape ")
 _OF_THE_CACHE = frozenset({".files.json", ".last_used"})
 
 
@@ -198,7 +197,7 @@ def _message_fault(error: BuildError, folder: Path, cache: Path) -> str:
     message = str(error)
     if f"{cache}/model/." in message:
         return "the message names a file that is gone"
-    names_none = isinstance(error, _OF_NO_FILE) or _OF_A_PASS.search(message)
+    names_none = isinstance(error, _OF_NO_FILE) or _OF_A_STAGE.search(message)
     if str(folder) not in message and not names_none:
         return "the message names no file of the user's"
     if "\n" in message or "\r" in message:

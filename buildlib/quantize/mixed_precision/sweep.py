@@ -20,7 +20,7 @@ from buildlib.checkpoint.config import DecoderConfig
 from buildlib.closeable import Closeable
 from buildlib.encodings.grid import Grid, activation_grid
 from buildlib.encodings.model import Encoding
-from buildlib.errors import CalibrationError
+from buildlib.errors import BuildError
 from buildlib.graph import interface
 from buildlib.graph.files import load_model, tensor_array
 from buildlib.graph.values import is_parameter, source_of
@@ -67,7 +67,7 @@ class SensitivityModel(Closeable):
             to the one before.
 
     Raises:
-        CalibrationError: no window holds a whole call, or a token lies outside the vocabulary.
+        BuildError: no window holds a whole call, or a token lies outside the vocabulary.
         ModelFileError: the model cannot be read or run; or it is not a whole model, or more than
             one value connects two layers.
     """
@@ -250,7 +250,7 @@ def changed_weights(float_model: Path, quantized: Path) -> dict[str, ir.TensorPr
     """Return the weights that a technique has changed, of two canonical models of one shape.
 
     Raises:
-        CalibrationError: other constants differ too: the model was rotated, and its weights are no
+        BuildError: other constants differ too: the model was rotated, and its weights are no
             longer those of the float model.
         ModelFileError: a model cannot be read.
     """
@@ -268,7 +268,7 @@ def changed_weights(float_model: Path, quantized: Path) -> dict[str, ir.TensorPr
         if _same(stored.const_value, value.const_value):
             continue
         if name not in matrices:
-            raise CalibrationError(
+            raise BuildError(
                 f"{name} is not that of the model in float: its quantization rotated the model, "
                 "and costs of single weights mean nothing then; leave spinquant out"
             )

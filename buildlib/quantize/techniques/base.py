@@ -62,7 +62,7 @@ class WeightTechnique(Protocol):
 
         Raises:
             InvalidOptionError: the technique cannot do this model; says why.
-            CalibrationError: the text cannot calibrate this model.
+            BuildError: the text cannot calibrate this model.
             ModelFileError: the model cannot be read or run; or it is not a whole model, or more
                 than one value connects two layers.
         """

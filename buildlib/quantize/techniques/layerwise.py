@@ -19,7 +19,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from buildlib.checkpoint.layout import MODEL_FILE
-from buildlib.errors import CalibrationError
+from buildlib.errors import BuildError
 from buildlib.graph.files import load_model, save_model, tensor_array
 from buildlib.graph.values import source_of, static_shape
 from buildlib.numerics.runners import Arrays
@@ -134,7 +134,7 @@ class LayerInputs:
             if not failed and np.isfinite(lower.diagonal()).all():
                 found: Matrix = lower
                 return found
-        raise CalibrationError("the inputs of a layer are not finite")
+        raise BuildError("cannot calibrate: the inputs of a layer are not finite")
 
     def missed(self, weights: Weights, *, by_size: bool) -> Matrix:
         """Return the mean of `y x^T` times `L^-T`, [out, in] in the order of the factor.

@@ -23,7 +23,6 @@ from buildlib.errors import (
     InvalidOptionError,
     ToolchainError,
     ToolchainTimeoutError,
-    UnsupportedOperatorsError,
 )
 from buildlib.files import atomic_path, sync_file
 from buildlib.targets import Target
@@ -339,15 +338,8 @@ def diagnose(error: ToolchainError) -> ToolchainError:
     nodes = unsupported_nodes(Path(error.log_path))
     if not nodes:
         return error
-    return UnsupportedOperatorsError(
-        error.step,
-        error.subject,
-        _summary(nodes),
-        error.exit_status,
-        error.log_tail,
-        error.log_path,
-        nodes,
-    )
+    reason = _summary(nodes)
+    return ToolchainError(error.step, error.subject, reason, error.exit_status, (), error.log_path)
 
 
 def unsupported_nodes(log: Path) -> tuple[tuple[str, str], ...]:

@@ -14,7 +14,7 @@ from buildlib.cache import store
 from buildlib.cache.key import StageKey
 from buildlib.cache.layout import FILES, LAST_USED, SIDECAR
 from buildlib.cache.store import StageCache
-from buildlib.errors import CacheError, InputFileError, StageError, ToolchainError
+from buildlib.errors import BuildError, CacheError, InputFileError, ToolchainError
 
 
 def key(**config: object) -> StageKey:
@@ -236,9 +236,9 @@ def test_an_error_of_the_system_names_stage_and_path(cache: StageCache, tmp_path
         with (folder / "part.dlc").open("wb") as file:
             os.lseek(file.fileno(), -1, os.SEEK_SET)
 
-    with pytest.raises(StageError, match=rf"stage convert ar1: {tmp_path}.*: Invalid argument$"):
+    with pytest.raises(BuildError, match=rf"stage convert ar1: {tmp_path}.*: Invalid argument$"):
         cache.get_or_build(key(), Path("m"), seek, subject="ar1")
-    with pytest.raises(StageError, match=r"/none/part\.dlc: No such file or directory$"):
+    with pytest.raises(BuildError, match=r"/none/part\.dlc: No such file or directory$"):
         cache.get_or_build(key(), Path("m"), lambda at: fill(at / "none"))
 
 

@@ -1,23 +1,20 @@
 """Impossible shapes are refused."""
 
-import pickle
-
 import pytest
 
-from buildlib.errors import InvalidShapeError
+from buildlib.errors import BuildError
 from buildlib.graph.shape import GraphShape
 
 
 @pytest.mark.parametrize(("ar", "cl"), [(0, 8), (-1, 8), (8, 8), (9, 8), (5, 192), (100, 192)])
 def test_impossible_shapes_are_refused(ar: int, cl: int) -> None:
-    with pytest.raises(InvalidShapeError) as caught:
+    with pytest.raises(BuildError, match=f"^invalid shape AR {ar}, CL {cl}: ") as caught:
         GraphShape(ar, cl)
     assert caught.value.exit_code == 2
-    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)  # noqa: S301
 
 
 def test_the_refusal_names_shapes_that_fit() -> None:
-    with pytest.raises(InvalidShapeError, match="32, 48"):
+    with pytest.raises(BuildError, match="32, 48"):
         GraphShape(40, 192)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from buildlib.checkpoint.config import load_config
 from buildlib.container.container import GenAIContainer
-from buildlib.errors import InputFileError, InvalidShapeError
+from buildlib.errors import BuildError, InputFileError
 from buildlib.foreign.importer import import_artifact
 from buildlib.graph.rope import rope_tables
 from buildlib.passes.mllm_contract import find_fault
@@ -93,7 +93,7 @@ def test_what_does_not_fit_is_told_before_anything_runs(
 ) -> None:
     files = write_files(make_checkpoint, tmp_path / "m", cl=CL)
     target, toolchain = files.target(), OrtQnnToolchain()
-    with pytest.raises(InvalidShapeError, match="AR must divide CL"):
+    with pytest.raises(BuildError, match="AR must divide CL"):
         plan_context(files, "m", 24, target, tmp_path / "cache", toolchain)
     files.parameters.write_bytes(files.parameters.read_bytes()[:-1])
     with pytest.raises(InputFileError, match="line"):

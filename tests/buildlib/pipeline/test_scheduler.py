@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from buildlib.cancellation import track_child
-from buildlib.errors import CancelledError, InvalidOptionError
+from buildlib.errors import BuildError, InvalidOptionError
 from buildlib.pipeline.scheduler import Task, default_workers, run_bounded
 from tests.waiting import is_alive, wait_for
 
@@ -168,7 +168,7 @@ def test_a_child_that_starts_too_late_is_killed_as_well(tmp_path: Path) -> None:
         time.sleep(0.2)
         try:
             sleeper(tmp_path / "pids")()
-        except CancelledError as error:
+        except BuildError as error:
             seen.append(error)
             raise
 

@@ -15,7 +15,7 @@ from buildlib.checkpoint.checkpoint import Checkpoint
 from buildlib.checkpoint.tokenizer import load_tokenizer, text_windows
 from buildlib.encodings.grid import weight_grid
 from buildlib.encodings.model import Encodings, asymmetric_encoding
-from buildlib.errors import CalibrationError, InvalidOptionError
+from buildlib.errors import BuildError, InvalidOptionError
 from buildlib.graph.decoder import export_onnx
 from buildlib.graph.files import load_model, save_model, tensor_array
 from buildlib.graph.shape import GraphShape
@@ -212,7 +212,7 @@ def test_text_of_fewer_tokens_than_inputs_does_no_harm(name: str) -> None:
 
 def test_inputs_that_are_not_finite_are_refused() -> None:
     inputs = np.full((8, 6), np.nan, np.float32)
-    with pytest.raises(CalibrationError, match="not finite"):
+    with pytest.raises(BuildError, match="not finite"):
         gptq.solve(np.ones((3, 6), np.float32), WeightFormat(4), LayerInputs(inputs, inputs))
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from buildlib.errors import ToolchainError, UnsupportedOperatorsError
+from buildlib.errors import ToolchainError
 from buildlib.toolchains.base import compile_memory_bytes
 from buildlib.toolchains.ort_qnn.toolchain import diagnose, unsupported_nodes
 
@@ -24,8 +24,6 @@ def test_every_node_counts_once_and_kinds_are_few(tmp_path: Path) -> None:
     log = tmp_path / "a.log"
     log.write_text(f"{LINE}{found}\nnoise\n{LINE}{found}\n")
     named = diagnose(error(log))
-    assert isinstance(named, UnsupportedOperatorsError)
-    assert named.nodes == tuple(nodes)
     said = str(named)
     assert "12 operators are not supported: Op0 (2, first node 0), " in said
     assert "3 more kinds" in said

@@ -9,7 +9,7 @@ from pathlib import Path
 import adbutils
 import pytest
 
-from buildlib.errors import UnknownSocError
+from buildlib.errors import BuildError
 from harness.errors import VirtualDeviceError
 from harness.virtual_device.faults import parse_fault
 from harness.virtual_device.host import hosted_control, hosted_devices
@@ -153,7 +153,10 @@ def test_hosts_end_with_their_starter(tmp_path: Path) -> None:
 
 
 def test_a_failed_start_gives_its_reason(tmp_path: Path) -> None:
-    with pytest.raises(UnknownSocError), hosted_devices(1, "SM1", tmp_path, unconfined=True):
+    with (
+        pytest.raises(BuildError, match="unknown SoC"),
+        hosted_devices(1, "SM1", tmp_path, unconfined=True),
+    ):
         pass
     (tmp_path / "h000").mkdir()
     (tmp_path / "h000" / "device.json").write_text("{}")
