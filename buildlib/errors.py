@@ -14,13 +14,18 @@
       CacheError
       VerificationFailedError
 
-`str(error)` is one line for the user: what is wrong, where, and what to do.
+`str(error)` is one line for the user: what is wrong, where, and what to do. A `ModelWarning` is
+such a line about a model that is built or run all the same.
 """
 
 from difflib import get_close_matches
 from pathlib import Path
 
 from buildlib.error_base import QnnfarmError, one_line
+
+
+class ModelWarning(UserWarning):
+    """A model is built or run, but may not do what its files or its options say."""
 
 
 class BuildError(QnnfarmError):

@@ -25,7 +25,7 @@ from buildlib.container.op_packages import (
 )
 from buildlib.embedding.config import EmbedDatatype
 from buildlib.encoder.builder import encodes_text, plan_encoder
-from buildlib.errors import InvalidOptionError
+from buildlib.errors import InvalidOptionError, ModelWarning
 from buildlib.lora.config import LoraBuilderInputConfig, LoraSet
 from buildlib.lora.peft import read_adapter
 from buildlib.paths import absolute_user_path, default_cache_root, user_path
@@ -76,14 +76,6 @@ _GRAPH_OPTIONS, _MHA_OPTIONS = "graphs.", "mha2sha."
 """Prefixes of the options that an attached builder may have of its own."""
 
 
-class UnknownArchitectureWarning(UserWarning):
-    """The model is of no tested family; it may build all the same."""
-
-
-class LongContextWarning(UserWarning):
-    """A context is longer than the model was trained for; it builds, and may answer badly."""
-
-
 class GenAIBuilderFactory:
     """Factory of builders."""
 
@@ -116,7 +108,7 @@ class GenAIBuilderFactory:
             toolchain: the compiler; by default the one from PyPI.
 
         Warns:
-            UnknownArchitectureWarning: the model is of no known family.
+            ModelWarning: the model is of no known family.
 
         Raises:
             ModelFileError: nothing in the folder can be built; or the configuration is no JSON
@@ -139,7 +131,7 @@ class GenAIBuilderFactory:
             warnings.warn(
                 f"{source.name} is of no known family ({known}); it is built as its graph and its "
                 "config.json say",
-                UnknownArchitectureWarning,
+                ModelWarning,
                 stacklevel=2,
             )
         root = absolute_user_path(default_cache_root() if cache_root is None else cache_root)
@@ -372,7 +364,7 @@ class GenAIBuilderHTP:
         """Return the build that `build()` runs, for callers that want the outputs of its stages.
 
         Warns:
-            LongContextWarning: a context length is beyond `max_position_embeddings`.
+            ModelWarning: a context length is beyond `max_position_embeddings`.
 
         Raises:
             InvalidOptionError: no target is set, or options contradict each other, or the installed
@@ -441,7 +433,7 @@ class GenAIBuilderHTP:
         warnings.warn(
             f"{self._source.name} was made for {positions:.0f} positions (max_position_embeddings "
             f"in config.json): beyond them a context length of {longest} may answer badly",
-            LongContextWarning,
+            ModelWarning,
             stacklevel=3,
         )
 
@@ -455,7 +447,7 @@ class GenAIBuilderHTP:
             BuildError: any of its kinds; what was built before stays cached.
 
         Warns:
-            GivenEncodingsWarning: options ask for other bits than the encodings of the ONNX have.
+            ModelWarning: options ask for other bits than the encodings of the ONNX have.
         """
         return self.plan().run(on_stage)
 

@@ -493,7 +493,7 @@ def test_every_document_with_commands_has_a_scene() -> None:
     assert {block.path.name for block in RUNNABLE} == SCENES.keys()
 
 
-@pytest.mark.filterwarnings("ignore::buildlib.genai.LongContextWarning")
+@pytest.mark.filterwarnings("ignore:.* was made for:buildlib.errors.ModelWarning")
 @pytest.mark.parametrize(("name", "prepare"), SCENES.values())
 def test_a_document_runs(
     name: str, prepare: Scene, request: pytest.FixtureRequest, adb_server: object,

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from buildlib.checkpoint.config import DecoderConfig, other_reading
 from buildlib.checkpoint.layout import CONFIG_FILE
-from buildlib.errors import BuildError, RunnerDiedError
+from buildlib.errors import BuildError, ModelWarning, RunnerDiedError
 from buildlib.graph import interface
 from buildlib.graph.shape import GraphShape
 from buildlib.numerics.child import ChildProcess
@@ -33,10 +33,6 @@ _OFFLINE = {
     "TOKENIZERS_PARALLELISM": "false",
     "TRANSFORMERS_VERBOSITY": "error",
 }
-
-
-class OtherReadingWarning(UserWarning):
-    """The installed transformers reads a `config.json` differently from what wrote it."""
 
 
 class TransformersModel(ChildProcess):
@@ -122,7 +118,7 @@ def _warn_of_other_reading(folder: Path) -> None:
     if found is not None:
         what = f"{folder / CONFIG_FILE} is of another major release than transformers {version}"
         text = f"{what}, which reads it differently: {found}"
-        warnings.warn(text, OtherReadingWarning, stacklevel=1)
+        warnings.warn(text, ModelWarning, stacklevel=1)
 
 
 class TransformersPart(TransformersModel):

@@ -16,7 +16,7 @@ from buildlib.checkpoint.checkpoint import Checkpoint
 from buildlib.checkpoint.layout import ENCODINGS_FILE, MODEL_FILE
 from buildlib.container.container import GenAIContainer
 from buildlib.encodings.files import load_encodings
-from buildlib.errors import InvalidOptionError
+from buildlib.errors import InvalidOptionError, ModelWarning
 from buildlib.graph.decoder import build_decoder
 from buildlib.graph.files import external_tensors, load_model
 from buildlib.graph.interface import require_shape
@@ -54,15 +54,6 @@ from buildlib.quantize.grids import check_shared_caches
 from buildlib.quantize.summary import ignored_options
 from buildlib.speculative.config import DRAFT_FOLDER, EagletBuilderConfig, SsdBuilderConfig
 from buildlib.toolchains.base import Toolchain, compile_memory_bytes
-
-
-class GivenEncodingsWarning(UserWarning):
-    """Options ask for other bits than the given encodings have; the encodings win."""
-
-
-class AdapterRangeWarning(UserWarning):
-    """An adapter's values leave the ranges of the graphs, and are clipped."""
-
 
 PartFiles = Mapping[GraphShape, tuple[Path, ...]]
 
@@ -262,7 +253,7 @@ class Build:
             if isinstance(source, OnnxSource) and source.encodings is not None:
                 folder, bits = canonical[source][-1].folder, plan.options.quantization
                 for text in ignored_options(folder, bits, source.encodings.name):
-                    warnings.warn(text, GivenEncodingsWarning, stacklevel=2)
+                    warnings.warn(text, ModelWarning, stacklevel=2)
         self._check_caches(models)
         return plan, models
 
@@ -588,6 +579,6 @@ def _warn_of_ranges(lora: Path) -> None:
         warnings.warn(
             f"adapter {name} leaves the ranges of the model by up to {part:.0%} of one, and is "
             "clipped: build with lora_config.quant_updatable_mode=all",
-            AdapterRangeWarning,
+            ModelWarning,
             stacklevel=2,
         )

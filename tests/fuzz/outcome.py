@@ -18,12 +18,8 @@ import onnx
 from buildlib.cache.layout import SIDECAR
 from buildlib.checkpoint.config import load_config
 from buildlib.container.container import GenAIContainer
-from buildlib.errors import (
-    BuildError,
-    InvalidOptionError,
-    ToolchainError,
-)
-from buildlib.genai import GenAIBuilderFactory, LongContextWarning, UnknownArchitectureWarning
+from buildlib.errors import BuildError, InvalidOptionError, ModelWarning, ToolchainError
+from buildlib.genai import GenAIBuilderFactory
 from buildlib.graph.files import load_model, save_model, tensor_array
 from buildlib.graph.interface import ATTENTION_MASK
 from buildlib.graph.shape import GraphShape
@@ -186,8 +182,7 @@ def _build(folder: Path, cache: Path, expected: Expected) -> tuple[str, str, str
 
 def _outputs(folder: Path, cache: Path, toolchain: Toolchain) -> BuildOutputs:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UnknownArchitectureWarning)
-        warnings.simplefilter("ignore", LongContextWarning)
+        warnings.filterwarnings("ignore", ".* (no known family|was made for)", ModelWarning)
         builder = GenAIBuilderFactory.create(folder, cache_root=cache, toolchain=toolchain)
         plan = builder.set_targets([_TARGET]).set_transformation_options(OPTIONS).plan()
     return plan.outputs()

@@ -26,7 +26,7 @@ from buildlib.container.manifest import (
 )
 from buildlib.container.writer import ContainerContents, ContainerFile, write_container
 from buildlib.embedding.config import TABLE_FILE, EmbeddingConfig
-from buildlib.errors import ToolchainError
+from buildlib.errors import ModelWarning, ToolchainError
 from buildlib.files import atomic_write_bytes
 from buildlib.graph.rope import frequency_divisors
 from buildlib.lora.adapters import LORA_FOLDER
@@ -40,11 +40,6 @@ from buildlib.speculative.config import PREFIX_FOLDER, EagletBuilderConfig, Plai
 from buildlib.speculative.draft_model import DraftHead
 from buildlib.speculative.forecast import CACHE_FILE
 from buildlib.targets import Target
-
-
-class SpeculationWarning(UserWarning):
-    """The texts of a dialog that speculates could not be compared with plain decoding's."""
-
 
 CONTAINER = "container"
 """Folder in that of the stage with the container."""
@@ -182,7 +177,7 @@ class Package(Stage):
         try:
             return check_on_emulator(folder, config)
         except ToolchainError as error:
-            warnings.warn(f"its text was not compared: {error}", SpeculationWarning, stacklevel=2)
+            warnings.warn(f"its text was not compared: {error}", ModelWarning, stacklevel=2)
             return None
 
 

@@ -9,6 +9,7 @@ from buildlib.container.genie_config import GenieConfig
 from buildlib.container.genie_decoding import GREEDY, Sampler
 from buildlib.container.layout import has_file
 from buildlib.container.manifest import CLIPPED_ADAPTERS
+from buildlib.errors import ModelWarning
 from buildlib.speculative.agreement import bound_turns
 from harness.errors import PromptTooLongError, WrongUseError
 from harness.runtimes.base import Framing
@@ -18,10 +19,6 @@ from harness.runtimes.files import check_limits, target_of
 
 _WITHOUT_DEPTH = frozenset({"spd", "ssd-q1", "eaglet", "lade", "multistream"})
 """Dialogs without a second query: they take words alone, go on to the end, or lose tokens."""
-
-
-class AdapterRangeWarning(UserWarning):
-    """An adapter leaves the ranges of a container's graphs."""
 
 
 def config_of(settings: DialogSettings, container: GenAIContainer) -> GenieConfig:
@@ -104,7 +101,7 @@ def _check_strength(container: GenAIContainer, name: str, strength: float) -> No
         warnings.warn(
             f"adapter {name}={strength:g} {reason}: its values are clipped, and text and "
             "perplexity may be worse",
-            AdapterRangeWarning,
+            ModelWarning,
             stacklevel=2,
         )
 

@@ -7,10 +7,9 @@ import pytest
 
 from buildlib.container.container import GenAIContainer
 from buildlib.container.manifest import CLIPPED_ADAPTERS
-from buildlib.errors import InvalidOptionError, ModelFileError
+from buildlib.errors import InvalidOptionError, ModelFileError, ModelWarning
 from buildlib.genai import GenAIBuilderFactory, GenAIBuilderHTP
 from buildlib.lora.config import LoraBuilderInputConfig
-from buildlib.pipeline.build import AdapterRangeWarning
 from buildlib.speculative.config import EagletBuilderConfig, SpeculativeConfig, SsdBuilderConfig
 
 
@@ -92,7 +91,7 @@ def test_an_adapter_that_leaves_the_ranges_is_told_and_recorded(
     builder.lora_config = LoraBuilderInputConfig.create(
         lora_config_path=adapter, quant_updatable_mode="adapter_only"
     )
-    with pytest.warns(AdapterRangeWarning, match=r"adapter strong leaves .* clipped: build with"):
+    with pytest.warns(ModelWarning, match=r"adapter strong leaves .* clipped: build with"):
         container = builder.build()
     assert container.metadata.model.quantization[CLIPPED_ADAPTERS] == "strong"
 

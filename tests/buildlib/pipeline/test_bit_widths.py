@@ -11,9 +11,9 @@ from buildlib.checkpoint.layout import ENCODINGS_FILE
 from buildlib.container.container import GenAIContainer
 from buildlib.container.dlc import inspect_dlc
 from buildlib.encodings.files import load_encodings, save_encodings
-from buildlib.errors import InvalidOptionError
+from buildlib.errors import InvalidOptionError, ModelWarning
 from buildlib.genai import GenAIBuilderFactory, GenAIBuilderHTP
-from buildlib.pipeline.build import Build, GivenEncodingsWarning
+from buildlib.pipeline.build import Build
 from suites.models import tiny_llama
 
 ARS, CLS = "arn_cl_options.auto_regression_number", "arn_cl_options.context_length"
@@ -159,7 +159,7 @@ def onnx_folder(export: Path, folder: Path, keep: Callable[[str], bool]) -> Path
 def built(builder: GenAIBuilderHTP) -> tuple[str | None, list[str]]:
     """Precision of the container, and the warnings on the way to it."""
     with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", GivenEncodingsWarning)
+        warnings.simplefilter("always", ModelWarning)
         precision = builder.build().precision
     return precision, [str(one.message) for one in given_only(caught)]
 
@@ -167,7 +167,7 @@ def built(builder: GenAIBuilderHTP) -> tuple[str | None, list[str]]:
 def given_only(
     caught: Iterable[warnings.WarningMessage],
 ) -> list[warnings.WarningMessage]:
-    return [one for one in caught if issubclass(one.category, GivenEncodingsWarning)]
+    return [one for one in caught if issubclass(one.category, ModelWarning)]
 
 
 @pytest.mark.needs("libatomic1")

@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from buildlib.errors import ModelWarning
 from buildlib.genai import (
     GenAIBuilderFactory,
     GenAIBuilderHTP,
-    LongContextWarning,
-    UnknownArchitectureWarning,
 )
 from tests.buildlib.model_folders import EXPORTS, copy_of_export
 
@@ -72,7 +71,7 @@ def test_an_unknown_family_is_built_with_a_warning(folder: Path, tmp_path: Path)
     config = json.loads((folder / "config.json").read_text())
     config |= {"model_type": "newcomer", "architectures": ["NewcomerForCausalLM"]}
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.warns(UnknownArchitectureWarning, match="no known family"):
+    with pytest.warns(ModelWarning, match="no known family"):
         builder = builder_for(folder, tmp_path / "cache")
     builder.set_options({"arn_cl_options.auto_regression_number": [1]})
     container = builder.build()
@@ -86,12 +85,12 @@ def test_a_context_that_the_model_was_not_made_for_is_warned_of(
     builder = builder_for(folder, tmp_path / "cache")
     lengths = "arn_cl_options.context_length"
     builder.set_options({lengths: [64, 128]}).plan()  # what it was made for: no word
-    with pytest.warns(LongContextWarning, match=r"made for 128 positions .* length of 136 may"):
+    with pytest.warns(ModelWarning, match=r"made for 128 positions .* length of 136 may"):
         builder.set_options({lengths: [64, 136]}).plan()
     config = json.loads((folder / "config.json").read_text())
     config["rope_scaling"] = {"rope_type": "linear", "factor": 2.0}
     (folder / "config.json").write_text(json.dumps(config))
     stretched = builder_for(folder, tmp_path / "cache")
     stretched.set_options({lengths: [256]}).plan()
-    with pytest.warns(LongContextWarning, match="256 positions"):
+    with pytest.warns(ModelWarning, match="256 positions"):
         stretched.set_options({lengths: [264]}).plan()

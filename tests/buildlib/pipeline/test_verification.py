@@ -13,14 +13,14 @@ from safetensors.numpy import load_file, save_file
 
 from buildlib.checkpoint.checkpoint import Checkpoint
 from buildlib.checkpoint.config import load_config
-from buildlib.errors import BuildError
+from buildlib.errors import BuildError, ModelWarning
 from buildlib.genai import GenAIBuilderFactory
 from buildlib.graph.decoder import export_onnx
 from buildlib.graph.files import link_into
 from buildlib.graph.shape import GraphShape
 from buildlib.numerics.evaluation import evaluate_model, record_float, text_perplexity
 from buildlib.numerics.host_loop import HostLoop, open_onnx
-from buildlib.numerics.transformers import OtherReadingWarning, TransformersModel, require_family
+from buildlib.numerics.transformers import TransformersModel, require_family
 from buildlib.pipeline.sources import CheckpointSource, OnnxSource, find_source
 from buildlib.pipeline.verification import compare_models, verify_model
 from tests.buildlib import families
@@ -136,7 +136,7 @@ def test_a_file_that_the_other_major_wrote_is_warned_of(tmp_path: Path) -> None:
     other = "4.57.6" if version("transformers").startswith("5") else "5.23.0"
     config |= {"transformers_version": other, "rope_parameters": {"rope_theta": 7.0}}
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.warns(OtherReadingWarning, match=r"json.*rope_theta is .* in transformers 5"):
+    with pytest.warns(ModelWarning, match=r"json.*rope_theta is .* in transformers 5"):
         require_family(folder)
 
 

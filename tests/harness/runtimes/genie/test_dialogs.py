@@ -13,11 +13,11 @@ import pytest
 from buildlib.container.container import GenAIContainer
 from buildlib.container.genie_decoding import Lade
 from buildlib.container.manifest import CLIPPED_ADAPTERS
+from buildlib.errors import ModelWarning
 from harness.devices.device import Device
 from harness.errors import HostFileError, PromptTooLongError, WrongUseError
 from harness.runtimes.base import Generates, GenerationRequest
 from harness.runtimes.dialog_settings import DialogSettings
-from harness.runtimes.genie.configuration import AdapterRangeWarning
 from harness.runtimes.genie.model import GenieModel
 from harness.runtimes.genie.runtime import GenieRuntime
 from harness.runtimes.run_folder import RunFolder, runner_command
@@ -223,14 +223,14 @@ def test_an_adapter_beyond_the_ranges_is_told(dialog_container: GenAIContainer) 
     def check(container: GenAIContainer, strength: float) -> None:
         Generate.of(prompt=TEXT, lora={"red": strength}).check(GenieModel(container))
 
-    with pytest.warns(AdapterRangeWarning, match=r"red=1.5 is stronger than 1.* are clipped"):
+    with pytest.warns(ModelWarning, match=r"red=1.5 is stronger than 1.* are clipped"):
         check(dialog_container, 1.5)
     check(dialog_container, 1.0)  # warnings are errors
     metadata = dialog_container.metadata
     quantization = {**metadata.model.quantization, CLIPPED_ADAPTERS: "blue, red"}
     model = metadata.model.model_copy(update={"quantization": quantization})
     clipped = replace(dialog_container, metadata=metadata.model_copy(update={"model": model}))
-    with pytest.warns(AdapterRangeWarning, match="red=1 leaves the ranges of the container"):
+    with pytest.warns(ModelWarning, match="red=1 leaves the ranges of the container"):
         check(clipped, 1.0)
     check(clipped, 0.0)
 
