@@ -196,10 +196,6 @@ class RunnerError(Exception):
     """Ends a runner with one line and exit status 1."""
 
 
-class LibraryError(RunnerError):
-    """libGenie.so cannot be loaded, or lacks a function."""
-
-
 class GenieError(RunnerError):
     """A call of the C API returned an error status."""
 
@@ -275,7 +271,7 @@ def register_op_packages(packages: str) -> Any:
         The backend that must stay open; None for no package.
 
     Raises:
-        LibraryError: QNN refuses one.
+        RunnerError: QNN refuses one.
     """
     if not packages:
         return None
@@ -288,7 +284,7 @@ def register_op_packages(packages: str) -> Any:
             path, provider, target = package.split(":")
             backend.register_op_package(path, provider, target)
     except (refusal.RefusedError, ValueError) as error:
-        raise LibraryError(f"cannot register op package {package}: {error}") from error
+        raise RunnerError(f"cannot register op package {package}: {error}") from error
     return backend
 
 
@@ -307,7 +303,7 @@ class Genie:
         try:
             self._library = ctypes.CDLL(library)
         except OSError as error:
-            raise LibraryError(f"cannot load {library}: {error}; set LD_LIBRARY_PATH") from error
+            raise RunnerError(f"cannot load {library}: {error}; set LD_LIBRARY_PATH") from error
 
     def version(self) -> str:
         """Return the API's version, ``X.Y.Z``."""
@@ -344,7 +340,7 @@ class Genie:
         try:
             return getattr(self._library, name)
         except AttributeError as error:
-            raise LibraryError(f"this libGenie.so has no {name}; it is too old") from error
+            raise RunnerError(f"this libGenie.so has no {name}; it is too old") from error
 
 
 class Buffers:

@@ -112,6 +112,7 @@ class DeviceError(HarnessError):
         member: its name in the pool that leased it; empty without one.
     """
 
+    failure_class = FailureClass.DEVICE
     serial: str
     member: str = field(default="", init=False)
 
@@ -124,7 +125,6 @@ class DeviceError(HarnessError):
 class DeviceConnectError(DeviceError):
     """The adb server could not connect to a TCP device."""
 
-    failure_class = FailureClass.DEVICE
     quarantine_weight = 1.0
     needs_recovery = True
     loses_device = True
@@ -136,7 +136,6 @@ class DeviceConnectError(DeviceError):
 class DeviceUnauthorizedError(DeviceError):
     """The device does not accept the key of the adb server."""
 
-    failure_class = FailureClass.DEVICE
     needs_recovery = True
     loses_device = True
     device_state = "unauthorized"
@@ -150,7 +149,6 @@ class DeviceUnauthorizedError(DeviceError):
 class DeviceLostError(DeviceError):
     """The device went away, or offline, in the middle of an action."""
 
-    failure_class = FailureClass.DEVICE
     quarantine_weight = 1.0
     needs_recovery = True
     loses_device = True
@@ -167,7 +165,6 @@ class DeviceNotReadyError(DeviceError):
         state: in the server's words, e.g. `offline` or `recovery`.
     """
 
-    failure_class = FailureClass.DEVICE
     quarantine_weight = 1.0
     needs_recovery = True
     loses_device = True
@@ -179,7 +176,6 @@ class DeviceNotReadyError(DeviceError):
 class DeviceTimeoutError(DeviceError):
     """An action on the device exceeded its time limit."""
 
-    failure_class = FailureClass.DEVICE
     quarantine_weight = 1.0
     needs_recovery = True
     action: str
@@ -198,7 +194,6 @@ class DeviceCommandError(DeviceError):
         log_tail: the end of the command's stderr, or else of its stdout.
     """
 
-    failure_class = FailureClass.DEVICE
     command: str
     exit_status: int
     log_tail: str
@@ -213,7 +208,6 @@ class DeviceCommandError(DeviceError):
 class DeviceTransferError(DeviceError):
     """The device refused to take or give a file, or gave an impossible one."""
 
-    failure_class = FailureClass.DEVICE
     path: str
     reason: str
     template = "device {serial}, file {path!r}: {reason}"
@@ -228,7 +222,6 @@ class DeviceFullError(DeviceError):
         evictable_bytes: what evicting from our store there could free, which is too little.
     """
 
-    failure_class = FailureClass.DEVICE
     path: str
     needed_bytes: int | None
     free_bytes: int | None
@@ -245,6 +238,7 @@ class DeviceFullError(DeviceError):
 class DeviceUnsupportedError(DeviceError):
     """An action that this device, or its type of device, cannot do."""
 
+    failure_class = FailureClass.USE
     action: str
     reason: str
     template = "device {serial} cannot do this: {action}: {reason}"
@@ -253,7 +247,6 @@ class DeviceUnsupportedError(DeviceError):
 class DeploymentCorruptError(DeviceError):
     """A file arrived on the device with other bytes than were sent; it was removed there."""
 
-    failure_class = FailureClass.DEVICE
     quarantine_weight = 2.0
     name: str
     expected: str
@@ -275,7 +268,6 @@ class ConditionsNotMetError(DeviceError):
         waited_s: time that the device was given.
     """
 
-    failure_class = FailureClass.DEVICE
     condition: str
     reason: str
     waited_s: float
@@ -321,7 +313,6 @@ class RuntimeOutputError(DeviceError):
     quarantine_weight = 1.0
     exit_code = 1
     reason: str
-    log_tail: str
     template = "device {serial}: {reason}"
 
 

@@ -75,9 +75,7 @@ def _check_device(device: Device) -> None:
         word = secrets.token_hex(16)
         answer = device.shell(["echo", word], timeout_s=deadline.remaining()).stdout
         if answer != f"{word}\n":
-            raise RuntimeOutputError(
-                device.serial, f"it answered {answer!r} to `echo {word}`", answer
-            )
+            raise RuntimeOutputError(device.serial, f"it answered {answer!r} to `echo {word}`")
     if device.boot_id(timeout_s=deadline.remaining()) != boot:
         raise DeviceLostError(device.serial, PROBATION, "it rebooted")
 

@@ -127,11 +127,11 @@ class ExecuTorchRuntime(ProgramRuntime):
         reports = [line.partition(OBSERVER)[2] for line in printed.splitlines() if OBSERVER in line]
         if len(reports) != 1:
             reason = f"{PROGRAM} reported {len(reports)} queries"
-            raise RuntimeOutputError(self.device.serial, reason, printed[-500:])
+            raise RuntimeOutputError(self.device.serial, reason)
         try:
             metrics, _ = parse_report(reports[0])
         except ValueError as error:
-            raise RuntimeOutputError(self.device.serial, str(error), reports[0][-500:]) from error
+            raise RuntimeOutputError(self.device.serial, str(error)) from error
         text = folder.read(_ANSWER).removeprefix(_TOKENS)  # it echoes what it took for the prompt
         return GenerationResult(
             text, {**metrics, **outcome.memory}, samples.series, profile=reports[0]

@@ -97,10 +97,10 @@ class GeniexBenchRuntime(ProgramRuntime):
             runs = [figures_of(run) for run in json.loads(report)["runs"]]
         except UNREADABLE as error:
             reason = f"unreadable report of geniex-bench: {reason_of(error)}"
-            raise RuntimeOutputError(self.device.serial, reason, report[-500:]) from error
+            raise RuntimeOutputError(self.device.serial, reason) from error
         if len(runs) != request.repetitions:
             reason = f"geniex-bench reported {len(runs)} runs of {request.repetitions}"
-            raise RuntimeOutputError(self.device.serial, reason, report[-500:])
+            raise RuntimeOutputError(self.device.serial, reason)
         profiles = [report, *[""] * (len(runs) - 1)]
         for metrics, profile in zip(runs, profiles, strict=True):
             yield GenerationResult("", {**metrics, **outcome.memory}, profile=profile)

@@ -174,8 +174,7 @@ class MllmDialog(MllmRuntime):
         try:
             answer = parse_answer(printed, folder.read(_CLOCK))
         except ValueError as error:
-            said = printed[-500:].decode(errors="replace")
-            raise RuntimeOutputError(self.device.serial, f"of the runner: {error}", said) from error
+            raise RuntimeOutputError(self.device.serial, f"of the runner: {error}") from error
         made, asked = len(encode(tokenizer, answer.text)), request.max_new_tokens
         text, end = answer.text, next((e for e in _ENDS if answer.text.endswith(e)), None)
         metrics = {
@@ -222,7 +221,7 @@ class MllmSpeed(MllmRuntime):
             try:
                 metrics = parse_summary(printed)
             except ValueError as error:
-                raise RuntimeOutputError(self.device.serial, str(error), printed[-500:]) from error
+                raise RuntimeOutputError(self.device.serial, str(error)) from error
             if number >= (request.warmup or 0):
                 yield GenerationResult("", metrics | outcome.memory, samples.series)
 

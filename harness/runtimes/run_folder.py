@@ -188,10 +188,10 @@ class RunFolder:
         command = ["head", "-c", str(size), f"{self.deployment.run_dir}/{name}"]
         result = self.device.shell(command, check=False, max_output=size)
         if result.exit_status != 0:
-            raise RuntimeOutputError(self.device.serial, f"the runner left no {name}", "")
+            raise RuntimeOutputError(self.device.serial, f"the runner left no {name}")
         if len(result.stdout) > _LARGEST_OUTPUT:
             reason = f"the runner left more than {_LARGEST_OUTPUT} bytes in {name}"
-            raise RuntimeOutputError(self.device.serial, reason, "")
+            raise RuntimeOutputError(self.device.serial, reason)
         return result.stdout
 
 

@@ -317,7 +317,7 @@ def _check_prompt(bench: Bench, session: Session, result: GenerationResult) -> N
     taken = result.metrics.get("prompt_tokens")
     if bench.depth_tokens is not None and taken != bench.prompt_tokens:
         reason = f"a prompt of {taken} tokens was taken for one of {bench.prompt_tokens}"
-        raise RuntimeOutputError(session.device.serial, reason, "")
+        raise RuntimeOutputError(session.device.serial, reason)
 
 
 @dataclass(slots=True)

@@ -152,7 +152,7 @@ class Evaluate(WorkloadModel, ChatFields):
                 try:
                     rows += [one.scores([next(logits) for _ in one.windows]) for one in batch]
                 except ValueError as error:
-                    raise RuntimeOutputError(session.device.serial, str(error), "") from error
+                    raise RuntimeOutputError(session.device.serial, str(error)) from error
                 _tell(session, len(rows), len(questions))
             items = tuple(
                 {

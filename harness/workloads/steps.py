@@ -99,7 +99,7 @@ def compare_steps(
             following = [each.following for each in steps]
             divergence = measure_divergence(found.windows, expected, following)
         except ValueError as error:
-            raise RuntimeOutputError(session.device.serial, str(error), "") from error
+            raise RuntimeOutputError(session.device.serial, str(error)) from error
         values = divergence.metrics
         if recorder is not None:
             recorder.add_values(values)

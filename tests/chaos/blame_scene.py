@@ -83,7 +83,7 @@ def _say(lease: Lease, word: str) -> None:
     device = lease.device
     said = device.shell(["echo", TOKEN, word], timeout_s=patient(_COMMAND_S)).stdout
     if said != f"{TOKEN} {word}\n":
-        raise RuntimeOutputError(device.serial, f"it answered {said[:60]!r} to an echo", "")
+        raise RuntimeOutputError(device.serial, f"it answered {said[:60]!r} to an echo")
 
 
 def judge(

@@ -103,10 +103,10 @@ def write_state(folder: RunFolder, name: str, destination: Path, container: GenA
     listed = device.shell(["ls", path], check=False)
     names = listed.stdout.split("\n")[:-1]
     if listed.exit_status != 0 or not names or len(names) > _MOST_FILES:
-        raise RuntimeOutputError(device.serial, f"the runner saved no state in {name}", "")
+        raise RuntimeOutputError(device.serial, f"the runner saved no state in {name}")
     if any("/" in file or file in {".", ".."} or not file.isprintable() for file in names):
         reason = f"the runner saved files of impossible names in {name}"
-        raise RuntimeOutputError(device.serial, reason, "")
+        raise RuntimeOutputError(device.serial, reason)
     check_save(destination)
     try:
         destination.mkdir(parents=True, exist_ok=True)

@@ -43,11 +43,11 @@ def parse_perplexity(
         result = _Result.model_validate_json(text)
     except ValidationError as error:
         reason = f"unreadable perplexity result: {first_fault(error, _Result)}"
-        raise RuntimeOutputError(device, reason, text[-500:]) from error
+        raise RuntimeOutputError(device, reason) from error
     scored = sum(len(window.scored) for window in windows)
     if len(result.windows) != len(windows) or result.n_tokens != scored:
         done, asked = f"{len(result.windows)} windows", f"{len(windows)} windows"
         reason = f"scored {done} with {result.n_tokens} tokens, not {asked} with {scored}"
-        raise RuntimeOutputError(device, reason, text[-500:])
+        raise RuntimeOutputError(device, reason)
     perplexities = [window.perplexity for window in result.windows]
     return PerplexityResult.of(perplexities, windows, positions, retries=result.retries)

@@ -41,7 +41,7 @@ _UNREADABLE = (
 
 def parse_profile(text: str, device: str) -> dict[str, float]:
     """Return the metrics of the last query in a profile."""
-    return complete_figures(parse_figures(text, device), {}, device, text)
+    return complete_figures(parse_figures(text, device), {}, device)
 
 
 def parse_figures(text: str, device: str) -> dict[str, float]:
@@ -50,9 +50,7 @@ def parse_figures(text: str, device: str) -> dict[str, float]:
         events = [e for component in json.loads(text)["components"] for e in component["events"]]
         return {metric: value for event in events for metric, value in figures_of(event).items()}
     except _UNREADABLE as error:
-        raise RuntimeOutputError(
-            device, f"unreadable Genie profile: {error}", text[-500:]
-        ) from error
+        raise RuntimeOutputError(device, f"unreadable Genie profile: {error}") from error
 
 
 def lacks_figures(figures: Mapping[str, float]) -> bool:
@@ -61,7 +59,7 @@ def lacks_figures(figures: Mapping[str, float]) -> bool:
 
 
 def complete_figures(
-    figures: Mapping[str, float], clocked: Mapping[str, float], device: str, profile: str
+    figures: Mapping[str, float], clocked: Mapping[str, float], device: str
 ) -> dict[str, float]:
     """Complete the metrics of a profile.
 
@@ -72,7 +70,7 @@ def complete_figures(
     missing = REQUIRED - metrics.keys()
     if missing:
         reason = f"the Genie profile lacks {', '.join(sorted(missing))}"
-        raise RuntimeOutputError(device, reason, profile[-500:])
+        raise RuntimeOutputError(device, reason)
     if metrics["generated_tokens"] < 2:  # no token came after the first: there is no decode rate
         metrics.pop("decode_tokens_per_s", None)
     return metrics
@@ -86,7 +84,7 @@ def parse_trace(text: str, device: str) -> str:
             raise TypeError("it has no events")
         return json.dumps(document, separators=(",", ":"))
     except _UNREADABLE as error:
-        raise RuntimeOutputError(device, f"unreadable trace: {error}", text[-500:]) from error
+        raise RuntimeOutputError(device, f"unreadable trace: {error}") from error
 
 
 class Clock(BaseModel):
@@ -132,7 +130,7 @@ def parse_clock(text: str, device: str) -> Clock:
         return Clock.model_validate_json(text)
     except ValidationError as error:
         reason = f"unreadable clock of the runner: {first_fault(error, Clock)}"
-        raise RuntimeOutputError(device, reason, text[-500:]) from error
+        raise RuntimeOutputError(device, reason) from error
 
 
 def find_early_end(

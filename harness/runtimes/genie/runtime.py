@@ -90,7 +90,7 @@ def generated_text(output: str, device: str) -> str:
     start = output.rfind("\n" + _BEGIN)
     end = output.rfind(_END)
     if start < 0 or end < start:
-        raise RuntimeOutputError(device, "the runner printed no [BEGIN]: ... [END]", output[-500:])
+        raise RuntimeOutputError(device, "the runner printed no [BEGIN]: ... [END]")
     return output[start + 1 + len(_BEGIN) : end]
 
 
@@ -98,18 +98,17 @@ def parse_ids(printed: str, config: GenieConfig, device: str) -> tuple[int, ...]
     """Return the token ids that a runner printed."""
     if not _IDS.fullmatch(printed):
         reason = "the runner printed something else than token ids"
-        raise RuntimeOutputError(device, reason, printed[-_LOG_TAIL:])
+        raise RuntimeOutputError(device, reason)
     ids = tuple(int(word) for word in printed.split() if len(word) < 10)
     size = config.dialog.context.n_vocab
     if any(token >= size for token in ids):
         reason = f"the runner printed token {max(ids)}, outside the vocabulary of {size}"
-        raise RuntimeOutputError(device, reason, printed[-_LOG_TAIL:])
+        raise RuntimeOutputError(device, reason)
     return ids
 
 
 _IDS = re.compile(r"[0-9 ]*")
 _OUTPUT = "output.txt"
-_LOG_TAIL = 4000
 _SCORER = "genie_perplexity.py"
 _ASKED_IN_WORDS = frozenset({"spd", "ssd-q1", "eaglet"})
 _Program = Literal["genie-t2t-run", "genie-t2e-run", "genie-app"]
@@ -306,7 +305,7 @@ class GenieRuntime(ContainerRuntime):
         if self._has_python and (unknown or figures["generated_tokens"] < asked):
             timed = parse_clock(folder.read(clock), self.device.serial)
             clocked = timed.metrics(prompt_tokens) if unknown else {}
-        metrics = complete_figures(figures, clocked, self.device.serial, profiled)
+        metrics = complete_figures(figures, clocked, self.device.serial)
         ids = None if request.token_ids is None else self._parse_ids(text)
         text = text if ids is None else self._decode(ids)
         traced = parse_trace(folder.read(trace), self.device.serial) if self._trace else ""

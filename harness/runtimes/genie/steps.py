@@ -87,4 +87,4 @@ class StepRun:
         return list(np.split(rows, ends))
 
     def _odd(self, reason: str) -> RuntimeOutputError:
-        return RuntimeOutputError(self.device.serial, f"{self.command[-1]}: {reason}", "")
+        return RuntimeOutputError(self.device.serial, f"{self.command[-1]}: {reason}")

@@ -81,9 +81,9 @@ class EncoderRun:
         try:
             summary = _Summary.model_validate_json(text)
         except ValidationError as error:
-            raise self._odd(f"unreadable summary: {first_fault(error, _Summary)}", text) from error
+            raise self._odd(f"unreadable summary: {first_fault(error, _Summary)}") from error
         if len(summary.embeddings) != len(texts):
-            raise self._odd(f"{len(summary.embeddings)} embeddings of {len(texts)} texts", text)
+            raise self._odd(f"{len(summary.embeddings)} embeddings of {len(texts)} texts")
         shapes = [embedded.shape for embedded in summary.embeddings]
         vectors = [
             TextVectors(embedded.shape, data, embedded.seconds)
@@ -103,7 +103,7 @@ class EncoderRun:
         data = self.folder.pull(OUTPUT)
         rows, rest = divmod(len(data), _FLOAT_BYTES * width)
         if rest or not rows:
-            raise self._odd(f"{len(data)} bytes, no rows of {width} values", "")
+            raise self._odd(f"{len(data)} bytes, no rows of {width} values")
         vectors = TextVectors((rows, width), data, seconds)
         return EmbeddingResult((vectors,), {"init_s": init_s, **memory}, profile)
 
@@ -114,9 +114,9 @@ class EncoderRun:
             by_type = {event["type"]: float(event["duration"]) for event in events}
             times = [by_type[f"GenieEmbedding_{name}"] for name in ("create", "generate")]
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise self._odd(f"unreadable Genie profile: {error}", profile) from error
+            raise self._odd(f"unreadable Genie profile: {error}") from error
         if not all(0 < time < math.inf for time in times):
-            raise self._odd("impossible times in the Genie profile", profile)
+            raise self._odd("impossible times in the Genie profile")
         return times[0] * _MICROSECONDS, times[1] * _MICROSECONDS
 
     def _command(self) -> list[str]:
@@ -132,12 +132,12 @@ class EncoderRun:
         data = self.folder.pull(OUTPUT)
         sizes = [_FLOAT_BYTES * math.prod(shape) for shape in shapes]
         if len(data) != sum(sizes):
-            raise self._odd(f"{len(data)} bytes of embeddings, not {sum(sizes)}", "")
+            raise self._odd(f"{len(data)} bytes of embeddings, not {sum(sizes)}")
         found, start = [], 0
         for size in sizes:
             found.append(data[start : start + size])
             start += size
         return found
 
-    def _odd(self, reason: str, said: str) -> RuntimeOutputError:
-        return RuntimeOutputError(self.device.serial, f"{self.runner}: {reason}", said[-500:])
+    def _odd(self, reason: str) -> RuntimeOutputError:
+        return RuntimeOutputError(self.device.serial, f"{self.runner}: {reason}")

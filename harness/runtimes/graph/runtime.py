@@ -188,7 +188,7 @@ class GraphRuntime(ContainerRuntime):
             return _NODE_CYCLES.validate_json(text)
         except ValidationError as error:
             reason = "unreadable cycles of nodes"
-            raise RuntimeOutputError(self.device.serial, reason, text[-500:]) from error
+            raise RuntimeOutputError(self.device.serial, reason) from error
 
     def _dump(
         self, request: GenerationRequest, step: int
@@ -223,7 +223,7 @@ class GraphRuntime(ContainerRuntime):
         serial = self.device.serial
         ids = parse_ids(generated_text(folder.read(_OUTPUT), serial), config, serial)
         profiled = folder.read("profile.json")
-        metrics = complete_figures(parse_figures(profiled, serial), {}, serial, profiled)
+        metrics = complete_figures(parse_figures(profiled, serial), {}, serial)
         clock = parse_clock(folder.read("clock.json"), serial)
         return GenerationResult(
             self._decode(prompt, ids),

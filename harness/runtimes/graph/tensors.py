@@ -102,9 +102,9 @@ def parse_dump(data: bytes, tokens: Sequence[int], device: str) -> StepTensors:
         head = _Head.model_validate_json(line)
     except ValidationError as error:
         reason = f"unreadable dump: {first_fault(error, _Head)}"
-        raise RuntimeOutputError(device, reason, "") from error
+        raise RuntimeOutputError(device, reason) from error
     if len(content) != sum(tensor.size for tensor in head.tensors):
-        raise RuntimeOutputError(device, "the dump is not as long as its tensors", "")
+        raise RuntimeOutputError(device, "the dump is not as long as its tensors")
     arrays, begin = {}, 0
     for tensor in head.tensors:
         stored = np.frombuffer(content[begin : begin + tensor.size], tensor.code)

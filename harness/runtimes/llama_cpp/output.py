@@ -23,7 +23,6 @@ _FACTS = frozenset(
     )
 )  # fmt: skip
 """Fields with a place of their own; all others are settings."""
-_TAIL = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +100,12 @@ def parse_bench(text: str, device: str) -> tuple[BenchTest, str]:
     """Return the one test that `llama-bench -o jsonl` printed, and its line."""
     lines = [line for line in text.splitlines() if line.startswith("{")]
     if len(lines) != 1:
-        raise RuntimeOutputError(device, f"llama-bench printed {len(lines)} tests", text[-_TAIL:])
+        raise RuntimeOutputError(device, f"llama-bench printed {len(lines)} tests")
     try:
         return BenchTest.of(json.loads(lines[0])), lines[0]
     except UNREADABLE as error:
         reason = f"unreadable result of llama-bench: {reason_of(error)}"
-        raise RuntimeOutputError(device, reason, text[-_TAIL:]) from error
+        raise RuntimeOutputError(device, reason) from error
 
 
 _PROMPT = re.compile(r"prompt eval time = *([0-9.]{1,20}) ms / *([0-9]{1,9}) tokens")
@@ -152,12 +151,12 @@ def parse_chunks(text: str, scored: Sequence[int], device: str) -> tuple[float, 
     printed = [(int(number), float(value)) for number, value in _CHUNK.findall(text)]
     if [number for number, _ in printed] != list(range(1, len(scored) + 1)):
         reason = f"llama-perplexity scored {len(printed)} windows, not {len(scored)}"
-        raise RuntimeOutputError(device, reason, text[-_TAIL:])
+        raise RuntimeOutputError(device, reason)
     perplexities, loss, tokens = [], 0.0, 0
     for (_, value), count in zip(printed, scored, strict=True):
         if not 1 <= value < math.inf:
             reason = f"llama-perplexity printed a perplexity of {value}"
-            raise RuntimeOutputError(device, reason, text[-_TAIL:])
+            raise RuntimeOutputError(device, reason)
         tokens += count
         before, loss = loss, math.log(value) * tokens
         perplexities.append(math.exp(max(0.0, loss - before) / count))

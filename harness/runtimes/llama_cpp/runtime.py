@@ -137,7 +137,7 @@ class LlamaCppRuntime(DeployedRuntime):
             metrics = parse_timings(folder.read_log())
         if metrics is None:
             reason = f"{self._completion} lost the end of its output {_TRIES} times"
-            raise RuntimeOutputError(self.device.serial, reason, folder.read_log()[-500:])
+            raise RuntimeOutputError(self.device.serial, reason)
         text = folder.read(_OUTPUT).removesuffix("\n").removesuffix("\n")
         ended = text.endswith(_END)
         made, asked = int(metrics["generated_tokens"]), request.max_new_tokens

@@ -66,7 +66,7 @@ def test_show_counts_what_speaks_against_a_device(pool_file: Path, virtual_devic
             with pool.acquire(Requirement(), timeout_s=60) as lease:
                 for part in ("first", "second"):
                     text = "and so on " * 40 + f"{part} of lease {number}"
-                    lease.report(RuntimeOutputError(virtual_device.serial, text, ""))
+                    lease.report(RuntimeOutputError(virtual_device.serial, text))
     lines = qnnfarm(pool_file, "show").stdout.splitlines()
     assert "2 of 3" in lines[1]
     newest, oldest = lines[2:]

@@ -133,7 +133,7 @@ def test_a_cell_whose_lease_was_taken_runs_again_and_nothing_counts(journal: Jou
         (DeviceLostError("s", "a push", "closed"), 3),
         (LeaseLostError("s", 7, "its fence is gone"), 11),
         (RunnerError("s", "genie", "crashed", 139, ""), 2),
-        (RuntimeOutputError("s", "garbage", ""), 1),
+        (RuntimeOutputError("s", "garbage"), 1),
         (DeviceCommandError("s", "false", 1, ""), 1),
     ],
     ids=lambda value: getattr(type(value), "__name__", str(value)),
@@ -312,7 +312,7 @@ def test_an_unwritable_journal_or_a_bug_ends_the_run(journal: Journal, error: Ex
     fates=st.dictionaries(
         st.tuples(st.integers(0, 29), st.integers(0, 2)),
         st.sampled_from([DeviceLostError("s", "x", "y"), RunnerError("s", "x", "y", 1, ""),
-                         RuntimeOutputError("s", "x", "y")]),
+                         RuntimeOutputError("s", "x")]),
     ),
 )  # fmt: skip
 def test_whatever_fails_each_cell_ends_once_and_all_leases_end(
