@@ -8,7 +8,7 @@ from typing import Literal
 
 from harness.errors import PoolError
 from harness.pool.config import HubPort
-from harness.pool.programs import ProgramError, run_program
+from harness.pool.programs import run_program
 
 _PROGRAM = "uhubctl"
 _HUB = re.compile(r"Current status for hub ([0-9][0-9.-]{0,40}) \[([^\n]{0,400})\]\s{0,9}")
@@ -84,7 +84,7 @@ class Uhubctl:
     def _run(self, *words: str, timeout_s: float = _TIMEOUT_S) -> str:
         try:
             return run_program([_PROGRAM, *words], timeout_s)
-        except ProgramError as error:
+        except PoolError as error:
             hint = "" if shutil.which(_PROGRAM) else ": install it (https://github.com/mvp/uhubctl)"
             raise PoolError(f"{error}{hint}") from None
 

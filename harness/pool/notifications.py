@@ -16,11 +16,11 @@ from email.message import EmailMessage
 from email.policy import SMTP
 from typing import Literal
 
-from harness.errors import LedgerError, NotificationError, one_line
+from harness.errors import LedgerError, NotificationError, PoolError, one_line
 from harness.pool.config import NoticeKind, NotificationConfig, ReceiverConfig
 from harness.pool.context import Changes
 from harness.pool.ledger import Ledger
-from harness.pool.programs import ProgramError, run_program
+from harness.pool.programs import run_program
 from harness.pool.states import Event
 
 log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ def send(receiver: ReceiverConfig, notification: Notification) -> None:
     except urllib.error.HTTPError as error:
         error.close()
         raise NotificationError(receiver.receiver, f"it answers with status {error.code}") from None
-    except (ProgramError, OSError, ValueError) as error:
+    except (PoolError, OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or error
         raise NotificationError(receiver.receiver, one_line(str(reason))) from None
 
@@ -91,7 +91,7 @@ def _sendmail(receiver: ReceiverConfig) -> str:
     found = receiver.sendmail or shutil.which("sendmail", path=folders)
     if found is None:
         reason = "this host has no sendmail: install one, such as Debian's msmtp-mta, or name it"
-        raise NotificationError(receiver.receiver, f"{reason} by `sendmail`")
+        raise PoolError(f"{reason} by `sendmail`")
     return found
 
 

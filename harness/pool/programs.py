@@ -3,13 +3,9 @@
 import subprocess
 from collections.abc import Sequence
 
-from harness.errors import one_line
+from harness.errors import PoolError, one_line
 
 _MOST_OUTPUT = 1 << 20
-
-
-class ProgramError(Exception):
-    """A program that cannot be run, fails or takes too long; callers say whose it was."""
 
 
 def run_program(words: Sequence[str], timeout_s: float, stdin: bytes = b"") -> str:
@@ -19,7 +15,7 @@ def run_program(words: Sequence[str], timeout_s: float, stdin: bytes = b"") -> s
         The first MiB of what it wrote to stdout and stderr.
 
     Raises:
-        ProgramError: it cannot be run, ended with a status other than 0, or took too long.
+        PoolError: it cannot be run, ended with a status other than 0, or took too long.
     """
     program = one_line(words[0], 80)
     try:
@@ -32,11 +28,11 @@ def run_program(words: Sequence[str], timeout_s: float, stdin: bytes = b"") -> s
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise ProgramError(f"{program} took longer than {timeout_s:g} s") from None
+        raise PoolError(f"{program} took longer than {timeout_s:g} s") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise ProgramError(f"{program} cannot be run: {reason}") from None
+        raise PoolError(f"{program} cannot be run: {reason}") from None
     if done.returncode:
         output = one_line(done.stdout[-2000:].decode("utf-8", "replace")) or "(silent)"
-        raise ProgramError(f"{program} ended with status {done.returncode}: {output}")
+        raise PoolError(f"{program} ended with status {done.returncode}: {output}")
     return done.stdout[:_MOST_OUTPUT].decode("utf-8", "replace")

@@ -35,7 +35,7 @@ from harness.pool.context import PoolContext
 from harness.pool.hubs import cycle_power
 from harness.pool.members import Member
 from harness.pool.opener import ReachedDevice, identify
-from harness.pool.programs import ProgramError, run_program
+from harness.pool.programs import run_program
 from harness.pool.records import DeviceRow, LeaseRow
 from harness.pool.status import OnProgress
 
@@ -224,10 +224,7 @@ class Recovery:
             return
         command = member.power_cycle or self._config.power_cycle
         if command:
-            try:
-                run_program(fill_placeholders(command, member, self._lease.key), timeout_s)
-            except ProgramError as error:
-                raise PoolError(str(error)) from None
+            run_program(fill_placeholders(command, member, self._lease.key), timeout_s)
             return
         spec = member.spec
         try:

@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.devices.spec import DeviceSpec
-from harness.errors import ConfigFileError, HarnessError
+from harness.errors import ConfigFileError, HarnessError, PoolError
 from harness.pool.config import PoolConfig, load_config, parse_config
 from harness.pool.members import Member, configured_members
-from harness.pool.programs import ProgramError, run_program
+from harness.pool.programs import run_program
 from harness.pool.recovery import fill_placeholders
 
 _DOC = Path(__file__).parents[3] / "docs" / "pool.md"
@@ -187,11 +187,11 @@ def test_a_users_command_is_run_without_a_shell(tmp_path: Path) -> None:
     hostile = f"$(touch {tmp_path}/owned); 'x"
     run_program(["touch", "--", str(tmp_path / hostile.replace("/", "_"))], 20)
     assert not (tmp_path / "owned").exists()
-    with pytest.raises(ProgramError, match="status 3: no such port"):
+    with pytest.raises(PoolError, match="status 3: no such port"):
         run_program(["sh", "-c", "echo no such port >&2; exit 3"], 20)
-    with pytest.raises(ProgramError, match="cannot be run"):
+    with pytest.raises(PoolError, match="cannot be run"):
         run_program([str(tmp_path / "missing")], 20)
-    with pytest.raises(ProgramError, match="longer than"):
+    with pytest.raises(PoolError, match="longer than"):
         run_program(["sleep", "30"], 0.1)
 
 
