@@ -56,7 +56,7 @@ class Pass(ABC):
         """Return the transformed model: `model` itself, changed in place, or a new one.
 
         Raises:
-            Unfit: the model has something that cannot be transformed.
+            PreconditionError: the model has something that cannot be transformed.
         """
 
     def run(self, source: Path, target: Path) -> Path:

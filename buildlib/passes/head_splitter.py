@@ -155,7 +155,8 @@ class HeadSplitter:
         """Repeat every operator between projections and outputs for each head.
 
         Raises:
-            Unfit: an operator mixes heads, or heads of queries do not divide by those of keys.
+            PreconditionError: an operator mixes heads, or heads of queries do not divide by those
+                of keys.
         """
         for node in list(self.graph):
             self._node = node

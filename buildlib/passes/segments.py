@@ -56,7 +56,8 @@ def find_segments(model: ir.Model) -> Segments:
     """Return the segments of a whole model.
 
     Raises:
-        Unfit: it is not a whole decoder, or more than one value connects two of its layers.
+        PreconditionError: it is not a whole decoder, or more than one value connects two of its
+            layers.
     """
     graph = model.graph
     layers = _layers(graph)

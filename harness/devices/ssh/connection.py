@@ -156,7 +156,7 @@ def connect(host: HostConfig, deadline: Deadline, jump: OpenChannel | None) -> p
     """Return a connection that the caller closes.
 
     Raises:
-        HostUnreachableError, HostKeyError, HostAuthError, HostError
+        HostUnreachableError, HostAuthError, HostError
         DeadlineExceeded: the time is over.
     """
     known = known_keys(host)

@@ -125,7 +125,7 @@ class SshHost(Closeable):
         """Connect now, if there is no connection, within the host's own `ConnectTimeout`.
 
         Raises:
-            HostUnreachableError, HostKeyError, HostAuthError, HostError
+            HostUnreachableError, HostAuthError, HostError
         """
         timeout_s = self._config.connect_timeout_s
         try:
@@ -137,7 +137,7 @@ class SshHost(Closeable):
         """Return the connection, made if there is none.
 
         Raises:
-            HostUnreachableError, HostKeyError, HostAuthError, HostError
+            HostUnreachableError, HostAuthError, HostError
             DeadlineExceeded: the time is over.
         """
         if not self._lock.acquire(timeout=deadline.remaining()):

@@ -28,7 +28,7 @@ SLOWER = Regression(
     since="2026-11-22",
     commits=("a" * 40, "b" * 40),
 )
-LOST = Failure(cell="head/phone/bench", error="DeviceGoneError", reason="it went away")
+LOST = Failure(cell="head/phone/bench", error="DeviceLostError", reason="it went away")
 
 
 class Lab:
