@@ -36,7 +36,8 @@ from harness.devices.types import device_types
 from harness.virtual_device import manager
 from harness.virtual_device.namespace import FORCE_VARIABLE, NamespaceKind, probe_namespace
 from suites.models import tiny_encoder, tiny_llama
-from tests.buildlib.conftest import make_checkpoint
+from tests.builders import builder_for
+from tests.buildlib.conftest import make_adapter, make_checkpoint, tiny, tiny_text
 from tests.postgresql_server import PostgresqlServer, make_cluster, running_postgresql_server
 from tests.private_adb import free_port, private_environment
 from tests.repackaged import repackage
@@ -48,7 +49,7 @@ _APPEARANCE = (
     "PY_COLORS", "TTY_COMPATIBLE", "TTY_INTERACTIVE",
 )  # fmt: skip
 """Variables by which a user's terminal changes what programs print."""
-__all__ = ["make_checkpoint"]  # a fixture of all packages
+__all__ = ["make_adapter", "make_checkpoint", "tiny", "tiny_text"]  # fixtures of all packages
 
 # On CI the same examples each time, so that a red run can be repeated; elsewhere fewer, and new.
 # How long an example takes says how busy the machine is, so there is no deadline.
@@ -61,7 +62,6 @@ def pytest_configure() -> None:
     """Refuse to run with an installation that is older than this checkout's entry points."""
     if "virtual" not in device_types():
         raise pytest.UsageError("entry points are stale: `pip install --no-deps -e .` renews them")
-    # For workers and commands too:
     # Container images set it; each of thousands of processes would compile what it imports.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the cores are the workers' already
@@ -255,13 +255,7 @@ def postgresql_server(new_postgresql_server: NewPostgresqlServer) -> Iterator[Po
 
 def plan_reference(cache: Path, target: str) -> Build:
     """The build that the demo does: AR 1 and 32, context 192, two parts."""
-    builder = GenAIBuilderFactory.create(tiny_llama.folder(), cache_root=cache)
-    options: dict[str, object] = {
-        "arn_cl_options.auto_regression_number": (1, 32),
-        "arn_cl_options.context_length": (192,),
-        "split_model.num_splits": 2,
-    }
-    return builder.set_targets([target]).set_transformation_options(options).plan()
+    return builder_for(tiny_llama.folder(), cache, splits=2, target=target).plan()
 
 
 @pytest.fixture(scope="session")
@@ -295,21 +289,6 @@ def checked_dialogs(
     alone = plain.genie_config.with_type("spd", draft=engine, spd=Spd(draft_len=3))
     containers["right"] = repackage(plain, alone, folder / "right")
     return containers
-
-
-@pytest.fixture(scope="session")
-def graphs_container(build_cache: Path) -> GenAIContainer:
-    """The reference model with six graphs: AR 1, 8 and 16 at CL 48 and 64."""
-    needs("libatomic1")
-    builder = GenAIBuilderFactory.create(tiny_llama.folder(), cache_root=build_cache)
-    builder.set_targets(["SM8750:emulator"]).set_transformation_options(
-        {
-            "arn_cl_options.auto_regression_number": (1, 8, 16),
-            "arn_cl_options.context_length": (48, 64),
-            "split_model.num_splits": 1,
-        }
-    )
-    return builder.build()
 
 
 @pytest.fixture(scope="session")
@@ -348,15 +327,7 @@ def small_bundle(
     needs("libatomic1")
     checkpoint = make_checkpoint(tmp_path_factory.mktemp("small") / "small_llama")
     text = "".join(chr(0x100 + number) for number in range(2, 300)) * 2
-    builder = GenAIBuilderFactory.create(checkpoint, cache_root=build_cache, calibration_text=text)
-    builder.set_targets([f"{SOC}:emulator"]).set_transformation_options(
-        {
-            "arn_cl_options.auto_regression_number": (1, 32),
-            "arn_cl_options.context_length": (192,),
-            "split_model.num_splits": 1,
-        }
-    )
-    return builder.build().path
+    return builder_for(checkpoint, build_cache, text=text).build().path
 
 
 @pytest.fixture(scope="session")

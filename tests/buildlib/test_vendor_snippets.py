@@ -18,7 +18,7 @@ import pytest
 
 from buildlib.checkpoint.layout import MODEL_FILE
 from buildlib.errors import CacheError, InputFileError, InvalidOptionError
-from buildlib.genai import GenAIBuilderFactory, GenAIBuilderHTP
+from buildlib.genai import GenAIBuilderHTP
 from buildlib.graph.files import load_model
 from buildlib.graph.shape import GraphShape
 from buildlib.lora.config import LoraSet
@@ -30,6 +30,7 @@ from buildlib.replay import replay
 from buildlib.speculative.config import LadeBuilderConfig
 from buildlib.toolchains.compile_config import CompileConfig
 from harness.pipeline.registry import StageRegistry
+from tests.builders import builder_for
 
 LORA = """
     from qairt.modules.lora.lora_config import LoraBuilderInputConfig
@@ -151,14 +152,7 @@ def builder(
 ) -> GenAIBuilderHTP:
     """A builder of a small model, in a working folder of its own."""
     monkeypatch.chdir(tmp_path)
-    made = GenAIBuilderFactory.create(tiny_export, cache_root=cache_root)
-    return made.set_targets(["chipset:SM8850"]).set_transformation_options(
-        {
-            "arn_cl_options.auto_regression_number": [1, 64],
-            "arn_cl_options.context_length": [192],
-            "split_model.num_splits": 1,
-        }
-    )
+    return builder_for(tiny_export, cache_root, [1, 64], target="chipset:SM8850")
 
 
 def test_adapters_named_in_yaml(

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from buildlib.genai import GenAIBuilderFactory
 from harness.devices.adb.server import ensure_server
 from harness.devices.adb.transport import AdbTransport
 from harness.devices.device import Device
@@ -19,6 +18,7 @@ from harness.pool.pool import Pool
 from harness.virtual_device.control import DeviceControl
 from harness.virtual_device.host import hosted_control, hosted_devices
 from suites.models import tiny_llama
+from tests.builders import builder_for
 from tests.chaos.drawing import DEVICES
 from tests.private_adb import free_port, private_environment
 
@@ -110,14 +110,8 @@ class Lab:
     def container(self) -> Path:
         """The reference model's container for the emulator."""
         if self._container is None:
-            builder = GenAIBuilderFactory.create(tiny_llama.folder(), cache_root=self.build_cache)
-            options: dict[str, object] = {
-                "arn_cl_options.auto_regression_number": (1, 32),
-                "arn_cl_options.context_length": (192,),
-                "split_model.num_splits": 2,
-            }
-            plan = builder.set_targets([f"{SOC}:emulator"]).set_transformation_options(options)
-            self._container = plan.plan().outputs().container
+            builder = builder_for(tiny_llama.folder(), self.build_cache, splits=2)
+            self._container = builder.plan().outputs().container
         return self._container
 
     def kill_adb(self) -> None:

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from buildlib.genai import GenAIBuilderFactory
 from buildlib.lora.config import LoraBuilderInputConfig
 from harness.devices.device import Device
 from suites.models import tiny_llama
 from suites.models.tiny_llama import lora
+from tests.builders import builder_for
 from tests.suites.user_pytest import run_pytest
 
 
@@ -16,13 +16,7 @@ from tests.suites.user_pytest import run_pytest
 def test_each_adapter_does_what_it_was_trained_for(
     build_cache: Path, virtual_device: Device, tmp_path: Path
 ) -> None:
-    builder = GenAIBuilderFactory.create(tiny_llama.folder(), cache_root=build_cache)
-    builder.set_targets(["SM8750:emulator"]).set_transformation_options(
-        {
-            "arn_cl_options.auto_regression_number": [1, 32],
-            "arn_cl_options.context_length": [192],
-        }
-    )
+    builder = builder_for(tiny_llama.folder(), build_cache, splits=None)
     builder.lora_config = LoraBuilderInputConfig(
         lora_config_path=lora.folder() / "lora_config.yaml", quant_updatable_mode="all"
     )

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from buildlib.container.container import GenAIContainer
 from harness.devices.device import Device
 from harness.results.store import ResultsStore, RunFilter
+from suites.models import tiny_llama
 from suites.parameters import HARDWARE_LENGTHS, SuiteParameters, choose_lengths
+from tests.builders import builder_for
 from tests.suites.user_pytest import run_pytest
 
 
@@ -47,14 +48,16 @@ def test_all_suites_pass_on_the_reference_model(
 
 
 @pytest.mark.slow
+@pytest.mark.needs("libatomic1")
 @pytest.mark.timeout(900)
 def test_other_configurations_pass_with_six_graphs(
-    tmp_path: Path, virtual_device: Device, graphs_container: GenAIContainer
+    tmp_path: Path, virtual_device: Device, build_cache: Path
 ) -> None:
     """Three ARs by two CLs, where the reference container has one CL."""
+    container = builder_for(tiny_llama.folder(), build_cache, (1, 8, 16), (48, 64)).build()
     done = run_pytest(
         tmp_path, "--pyargs", "suites.test_configurations", f"--device={virtual_device.serial}",
-        f"--container={graphs_container.path}",
+        f"--container={container.path}",
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
     assert "= 4 passed in " in done.stdout, done.stdout

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from buildlib.container.container import GenAIContainer
-from buildlib.genai import GenAIBuilderFactory
 from buildlib.lora.config import LoraBuilderInputConfig
 from buildlib.speculative.config import (
     EagletBuilderConfig,
@@ -23,6 +22,7 @@ from harness.workloads.generate import Generate
 from harness.workloads.session import Session
 from suites.models import tiny_llama
 from suites.models.tiny_llama import lora
+from tests.builders import builder_for
 from tests.command_line import qnnfarm
 from tests.suites.user_pytest import run_pytest
 
@@ -39,18 +39,10 @@ EAGLET = EagletBuilderConfig(
 def build(
     how: SpeculativeConfig | None, cache: Path, model: Path, adapters: Path | None = None
 ) -> GenAIContainer:
-    builder = GenAIBuilderFactory.create(model, cache_root=cache)
-    builder.set_targets(["SM8750:emulator"]).set_transformation_options(
-        {
-            "arn_cl_options.auto_regression_number": [1, 32],
-            "arn_cl_options.context_length": [192],
-            "split_model.num_splits": 2,
-        }
-    )
+    builder = builder_for(model, cache, splits=2 if adapters is None else 3)
     if how is not None:
         builder.speculative_config = how
     if adapters is not None:
-        builder.set_transformation_options({"split_model.num_splits": 3})
         builder.lora_config = LoraBuilderInputConfig(lora_config_path=adapters)
     return builder.build()
 

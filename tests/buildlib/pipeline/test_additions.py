@@ -8,26 +8,21 @@ import pytest
 from buildlib.container.container import GenAIContainer
 from buildlib.container.manifest import CLIPPED_ADAPTERS
 from buildlib.errors import InvalidOptionError, ModelFileError, ModelWarning
-from buildlib.genai import GenAIBuilderFactory, GenAIBuilderHTP
+from buildlib.genai import GenAIBuilderHTP
 from buildlib.lora.config import LoraBuilderInputConfig
 from buildlib.speculative.config import EagletBuilderConfig, SpeculativeConfig, SsdBuilderConfig
+from tests.builders import builder_for
 
 
-def builder_for(folder: Path, text: str, cache: Path) -> GenAIBuilderHTP:
-    builder = GenAIBuilderFactory.create(folder, cache_root=cache, calibration_text=text)
-    return builder.set_targets(["SM8750:emulator"]).set_transformation_options(
-        {
-            "arn_cl_options.auto_regression_number": [1],
-            "arn_cl_options.context_length": [96],
-        }
-    )
+def decoding(folder: Path, text: str, cache: Path) -> GenAIBuilderHTP:
+    return builder_for(folder, cache, [1], [96], None, text=text)
 
 
 @pytest.mark.needs("libatomic1")
 def test_adapters_are_inputs_of_the_graphs_and_files_of_the_container(
     tiny: Path, tiny_text: str, make_adapter: Callable[..., Path], tmp_path: Path
 ) -> None:
-    builder = builder_for(tiny, tiny_text, tmp_path / "cache")
+    builder = decoding(tiny, tiny_text, tmp_path / "cache")
     modules = {"self_attn.q_proj": (40, 72), "self_attn.v_proj": (40, 24)}
     adapter = make_adapter(tmp_path / "adapters" / "one", modules)
     builder.lora_config = LoraBuilderInputConfig.create(lora_config_path=adapter)
@@ -47,7 +42,7 @@ def test_adapters_are_inputs_of_the_graphs_and_files_of_the_container(
 def test_adapters_that_do_not_fit_are_refused_before_the_first_stage(
     tiny: Path, tiny_text: str, make_adapter: Callable[..., Path], tmp_path: Path
 ) -> None:
-    builder = builder_for(tiny, tiny_text, tmp_path / "cache")
+    builder = decoding(tiny, tiny_text, tmp_path / "cache")
     other = make_adapter(tmp_path / "other", {"self_attn.q_proj": (64, 64)})
     builder.lora_config = LoraBuilderInputConfig.create(lora_config_path=other)
     job = builder.plan()
@@ -74,7 +69,7 @@ def test_adapters_that_do_not_fit_are_refused_before_the_first_stage(
 def test_a_rotated_model_does_not_speculate_by_what_was_trained_before(
     how: SpeculativeConfig, what: str, tiny: Path, tiny_text: str, tmp_path: Path
 ) -> None:
-    builder = builder_for(tiny, tiny_text, tmp_path)
+    builder = decoding(tiny, tiny_text, tmp_path)
     builder.set_options({"quantization.techniques": ["spinquant"]})
     builder.speculative_config = how
     with pytest.raises(InvalidOptionError, match=f"the hidden states that {what} are made for"):
@@ -85,7 +80,7 @@ def test_a_rotated_model_does_not_speculate_by_what_was_trained_before(
 def test_an_adapter_that_leaves_the_ranges_is_told_and_recorded(
     tiny: Path, tiny_text: str, make_adapter: Callable[..., Path], build_cache: Path, tmp_path: Path
 ) -> None:
-    builder = builder_for(tiny, tiny_text, build_cache)
+    builder = decoding(tiny, tiny_text, build_cache)
     modules = {"self_attn.q_proj": (40, 72), "mlp.up_proj": (40, 72)}
     adapter = make_adapter(tmp_path / "strong", modules, rank=1, strength=32.0)
     builder.lora_config = LoraBuilderInputConfig.create(
@@ -98,7 +93,7 @@ def test_an_adapter_that_leaves_the_ranges_is_told_and_recorded(
 
 @pytest.mark.needs("libatomic1")
 def test_the_embedding_can_stay_on_the_host(tiny: Path, tiny_text: str, tmp_path: Path) -> None:
-    builder = builder_for(tiny, tiny_text, tmp_path / "cache")
+    builder = decoding(tiny, tiny_text, tmp_path / "cache")
     builder.prepare_embedding_lut = True
     report = builder.verify()
     floats = [c for c in report.comparisons if c.stage in {"arcl", "split", "mha2sha"}]
@@ -114,7 +109,7 @@ def test_the_embedding_can_stay_on_the_host(tiny: Path, tiny_text: str, tmp_path
 def test_unsupported_features_are_refused_by_name(
     tiny: Path, tiny_text: str, tmp_path: Path
 ) -> None:
-    builder = builder_for(tiny, tiny_text, tmp_path)
+    builder = decoding(tiny, tiny_text, tmp_path)
     with pytest.raises(InvalidOptionError, match=r"native_kv.*QAIRT SDK"):
         builder.native_kv = True
     with pytest.raises(InvalidOptionError, match=r"adapt_moe.*QAIRT SDK"):

@@ -11,6 +11,7 @@ from buildlib.genai import GenAIBuilderFactory, GenAIBuilderHTP
 from buildlib.graph.shape import GraphShape
 from buildlib.passes.arcl import convert_arcl
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
+from tests.builders import builder_for
 
 
 @pytest.fixture(scope="session")
@@ -27,14 +28,7 @@ def decode_export(tiny_export: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 
 def parent(folder: Path, cache: Path, target: str = "SM8750") -> GenAIBuilderHTP:
-    builder = GenAIBuilderFactory.create(folder, cache_root=cache)
-    return builder.set_targets([target]).set_transformation_options(
-        {
-            "arn_cl_options.auto_regression_number": [1, 16],
-            "arn_cl_options.context_length": [96],
-            "split_model.num_splits": 1,
-        }
-    )
+    return builder_for(folder, cache, [1, 16], [96], target=target)
 
 
 @pytest.mark.needs("libatomic1")

@@ -13,20 +13,14 @@ from buildlib.errors import (
     EncodingsError,
     ModelFileError,
 )
-from buildlib.genai import GenAIBuilderFactory
+from tests.builders import builder_for
 from tests.buildlib.model_folders import copy_of_export
 
 Change = Callable[[Path], object]
 
 
 def build(folder: Path, cache: Path, ar: tuple[int, ...] = (1, 8), cl: int = 24) -> None:
-    builder = GenAIBuilderFactory.create(folder, cache_root=cache).set_targets(["SM8750:emulator"])
-    lengths = {
-        "arn_cl_options.auto_regression_number": ar,
-        "arn_cl_options.context_length": [cl],
-        "split_model.num_splits": 1,
-    }
-    builder.set_transformation_options(lengths).build()
+    builder_for(folder, cache, ar, [cl]).build()
 
 
 def refused(folder: Path, cache: Path, kind: type[BuildError], message: str) -> str:

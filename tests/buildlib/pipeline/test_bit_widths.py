@@ -12,11 +12,11 @@ from buildlib.container.container import GenAIContainer
 from buildlib.container.dlc import inspect_dlc
 from buildlib.encodings.files import load_encodings, save_encodings
 from buildlib.errors import InvalidOptionError, ModelWarning
-from buildlib.genai import GenAIBuilderFactory, GenAIBuilderHTP
+from buildlib.genai import GenAIBuilderHTP
 from buildlib.pipeline.build import Build
 from suites.models import tiny_llama
+from tests.builders import builder_for
 
-ARS, CLS = "arn_cl_options.auto_regression_number", "arn_cl_options.context_length"
 ACT, PARAM = "quantization.act_bitwidth", "quantization.param_bitwidth"
 BLOCK = "quantization.lpbq_block_size"
 TECHNIQUES = "quantization.techniques"
@@ -41,9 +41,7 @@ def wide(make_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPath
 def of(
     folder: Path, text: str | None, cache: Path, options: dict[str, object], *, ar: int = 16
 ) -> GenAIBuilderHTP:
-    builder = GenAIBuilderFactory.create(folder, cache_root=cache, calibration_text=text)
-    shapes = {ARS: [1], CLS: [6 * ar]}
-    return builder.set_targets(["SM8750:emulator"]).set_options(shapes | options)
+    return builder_for(folder, cache, [1], [6 * ar], None, text=text).set_options(options)
 
 
 def weights_in_dlcs(build: Build) -> dict[str, int]:

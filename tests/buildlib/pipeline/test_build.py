@@ -1,6 +1,7 @@
 """The builder on the reference model, with the real compiler."""
 
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +15,15 @@ from buildlib.errors import (
     InvalidOptionError,
     ModelFileError,
 )
-from buildlib.genai import GenAIBuilderFactory, GenAIBuilderHTP
+from buildlib.genai import GenAIBuilderFactory
 from buildlib.pipeline import scheduler, stage_graph
 from buildlib.pipeline.build import BuildOutputs
 from buildlib.pipeline.scheduler import Task, run_bounded
 from buildlib.replay import emulator_twin
 from suites.models import tiny_llama
+from tests.builders import builder_for
 
-
-def builder_for(
-    folder: Path, cache: Path, *, target: str = "SM8750:emulator", splits: int = 2
-) -> GenAIBuilderHTP:
-    builder = GenAIBuilderFactory.create(folder, cache_root=cache)
-    return builder.set_targets([target]).set_transformation_options(
-        {
-            "arn_cl_options.auto_regression_number": [1, 32],
-            "arn_cl_options.context_length": [192],
-            "split_model.num_splits": splits,
-        }
-    )
+two_parts = partial(builder_for, splits=2)
 
 
 @pytest.fixture
@@ -48,7 +39,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 def test_the_second_build_runs_no_stage(build_cache: Path, reference_outputs: BuildOutputs) -> None:
-    build = builder_for(tiny_llama.folder(), build_cache).plan()
+    build = two_parts(tiny_llama.folder(), build_cache).plan()
     container = build.run()
     assert {record.operation: record.reused for record in build.records} == dict.fromkeys(
         ["export", "arcl", "transform", "quantize", "convert", "compile", "package"], True
@@ -68,14 +59,14 @@ def test_parts_share_two_thirds_of_the_memory_that_is_there(
 
     monkeypatch.setattr(scheduler, "available_memory", lambda *_: 9 << 30)
     monkeypatch.setattr(stage_graph, "run_bounded", record)
-    builder_for(tiny_llama.folder(), build_cache).plan().run()
+    two_parts(tiny_llama.folder(), build_cache).plan().run()
     assert bounds == [6 << 30]
 
 
 def test_a_phone_target_shares_weights_and_most_stages(
     build_cache: Path, reference_outputs: BuildOutputs
 ) -> None:
-    build = builder_for(tiny_llama.folder(), build_cache, target="chipset:SM8750").plan()
+    build = two_parts(tiny_llama.folder(), build_cache, target="chipset:SM8750").plan()
     container = build.run()
     emulator = GenAIContainer.load(reference_outputs.container)
     assert container.metadata.target.weight_sharing
@@ -88,7 +79,7 @@ def test_a_phone_target_shares_weights_and_most_stages(
 def test_the_twin_of_a_phones_container_is_the_container_for_the_emulator(
     build_cache: Path, reference_outputs: BuildOutputs, tmp_path: Path
 ) -> None:
-    phone = builder_for(tiny_llama.folder(), build_cache, target="chipset:SM8750").plan().run()
+    phone = two_parts(tiny_llama.folder(), build_cache, target="chipset:SM8750").plan().run()
     twin = emulator_twin(phone, tmp_path / "twin", cache_root=build_cache)
     emulator = GenAIContainer.load(reference_outputs.container)
     assert twin.metadata.container_sha256 == emulator.metadata.container_sha256
@@ -102,7 +93,7 @@ def test_the_twin_of_a_phones_container_is_the_container_for_the_emulator(
 def test_a_phones_binaries_without_shared_weights_are_those_of_the_emulator(
     build_cache: Path, reference_outputs: BuildOutputs
 ) -> None:
-    builder = builder_for(tiny_llama.folder(), build_cache, target="SM8750")
+    builder = two_parts(tiny_llama.folder(), build_cache, target="SM8750")
     builder.set_compilation_options({"context.weight_sharing_enabled": False})
     phone = builder.plan().run()
     emulator = GenAIContainer.load(reference_outputs.container)
@@ -119,7 +110,7 @@ def test_an_export_is_a_model_folder_itself(
     shutil.copytree(reference_outputs.export, onnx, ignore=shutil.ignore_patterns("*.json", ".*"))
     for name in ("config.json", "tokenizer.json"):
         shutil.copy(reference_outputs.export / name, onnx)
-    container = builder_for(onnx, tmp_path / "cache").build()
+    container = two_parts(onnx, tmp_path / "cache").build()
     from_checkpoint = GenAIContainer.load(reference_outputs.container)
     for name in container.genie_config.ctx_bins:
         assert container.metadata.files[name] == from_checkpoint.metadata.files[name]

@@ -10,9 +10,10 @@ from buildlib.cache.key import StageKey
 from buildlib.cache.layout import entry_lock, entry_name
 from buildlib.cache.store import StageCache
 from buildlib.errors import InputFileError
-from buildlib.genai import GenAIBuilderFactory, GenAIBuilderHTP
+from buildlib.genai import GenAIBuilderHTP
 from buildlib.pipeline.runner import StageRecord
 from buildlib.pipeline.scheduler import Task, run_bounded
+from tests.builders import builder_for
 from tests.system import needs
 
 
@@ -23,14 +24,7 @@ def model(tiny_export: Path, tmp_path: Path) -> Path:
 
 
 def small_builder(folder: Path, cache: Path) -> GenAIBuilderHTP:
-    builder = GenAIBuilderFactory.create(folder, cache_root=cache)
-    return builder.set_targets(["SM8750:emulator"]).set_transformation_options(
-        {
-            "arn_cl_options.auto_regression_number": [1],
-            "arn_cl_options.context_length": [96],
-            "split_model.num_splits": 1,
-        }
-    )
+    return builder_for(folder, cache, [1], [96])
 
 
 def after(operation: str, do: Callable[[], object]) -> Callable[[StageRecord], None]:

@@ -6,10 +6,8 @@ from pathlib import Path
 import pytest
 
 from buildlib.errors import ModelWarning
-from buildlib.genai import (
-    GenAIBuilderFactory,
-    GenAIBuilderHTP,
-)
+from buildlib.genai import GenAIBuilderHTP
+from tests.builders import builder_for
 from tests.buildlib.model_folders import EXPORTS, copy_of_export
 
 NAMES = sorted(path.name for path in EXPORTS.iterdir() if path.is_dir())
@@ -24,15 +22,8 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return copy_of_export(str(request.param), tmp_path / str(request.param))
 
 
-def builder_for(folder: Path, cache: Path) -> GenAIBuilderHTP:
-    builder = GenAIBuilderFactory.create(folder, cache_root=cache)
-    return builder.set_targets(["SM8750:emulator"]).set_transformation_options(
-        {
-            "arn_cl_options.auto_regression_number": [1, 8],
-            "arn_cl_options.context_length": [24],
-            "split_model.num_splits": 1,
-        }
-    )
+def small_builder(folder: Path, cache: Path) -> GenAIBuilderHTP:
+    return builder_for(folder, cache, [1, 8], [24])
 
 
 @pytest.mark.needs("libatomic1")
@@ -43,7 +34,7 @@ def builder_for(folder: Path, cache: Path) -> GenAIBuilderHTP:
 )
 def test_an_export_is_built_and_no_stage_changes_it(folder: Path, tmp_path: Path) -> None:
     """Few of them each day; `tests/buildlib/importing` imports all, which makes them alike."""
-    report = builder_for(folder, tmp_path / "cache").verify(emulator=True)
+    report = small_builder(folder, tmp_path / "cache").verify(emulator=True)
     stages = [comparison.stage for comparison in report.comparisons]
     assert (stages[0], stages[-1]) == ("import", "compile")
     assert report.passed, report.to_json()
@@ -58,7 +49,9 @@ def test_weights_that_techniques_change_are_no_fault_of_the_import(
     folder: Path, tmp_path: Path
 ) -> None:
     (folder / "model.encodings").unlink(missing_ok=True)
-    builder = builder_for(folder, tmp_path / "cache").set_options({"quantization.recipe": "w4a16"})
+    builder = small_builder(folder, tmp_path / "cache").set_options(
+        {"quantization.recipe": "w4a16"}
+    )
     report = builder.verify(emulator=True)
     assert report.passed, report.to_json()
     found = {one.stage: one for one in report.comparisons}
@@ -72,7 +65,7 @@ def test_an_unknown_family_is_built_with_a_warning(folder: Path, tmp_path: Path)
     config |= {"model_type": "newcomer", "architectures": ["NewcomerForCausalLM"]}
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.warns(ModelWarning, match="no known family"):
-        builder = builder_for(folder, tmp_path / "cache")
+        builder = small_builder(folder, tmp_path / "cache")
     builder.set_options({"arn_cl_options.auto_regression_number": [1]})
     container = builder.build()
     assert container.metadata.model.architecture == "newcomer"
@@ -82,7 +75,7 @@ def test_an_unknown_family_is_built_with_a_warning(folder: Path, tmp_path: Path)
 def test_a_context_that_the_model_was_not_made_for_is_warned_of(
     folder: Path, tmp_path: Path
 ) -> None:
-    builder = builder_for(folder, tmp_path / "cache")
+    builder = small_builder(folder, tmp_path / "cache")
     lengths = "arn_cl_options.context_length"
     builder.set_options({lengths: [64, 128]}).plan()  # what it was made for: no word
     with pytest.warns(ModelWarning, match=r"made for 128 positions .* length of 136 may"):
@@ -90,7 +83,7 @@ def test_a_context_that_the_model_was_not_made_for_is_warned_of(
     config = json.loads((folder / "config.json").read_text())
     config["rope_scaling"] = {"rope_type": "linear", "factor": 2.0}
     (folder / "config.json").write_text(json.dumps(config))
-    stretched = builder_for(folder, tmp_path / "cache")
+    stretched = small_builder(folder, tmp_path / "cache")
     stretched.set_options({lengths: [256]}).plan()
     with pytest.warns(ModelWarning, match="256 positions"):
         stretched.set_options({lengths: [264]}).plan()

@@ -8,7 +8,6 @@ import pytest
 
 from buildlib.checkpoint.checkpoint import Checkpoint
 from buildlib.checkpoint.config import load_config
-from buildlib.genai import GenAIBuilderFactory
 from buildlib.graph.decoder import export_onnx
 from buildlib.graph.shape import GraphShape
 from buildlib.numerics.divergence import token_losses
@@ -17,6 +16,7 @@ from buildlib.numerics.host_loop import HostLoop
 from buildlib.numerics.runners import OnnxRunner
 from buildlib.targets import parse_target
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
+from tests.builders import builder_for
 from tests.buildlib import families
 
 pytestmark = pytest.mark.needs("libatomic1")
@@ -30,11 +30,7 @@ def build(folder: Path, cache: Path) -> Path:
     (folder / "text").mkdir()
     calibration = "".join(chr(0x100 + int(token)) for token in text)
     (folder / "text" / "calibration.txt").write_text(calibration, encoding="utf-8")
-    builder = GenAIBuilderFactory.create(folder, cache_root=str(cache))
-    builder.set_targets(["SM8750:emulator"])
-    shapes = {"auto_regression_number": [AR, 1], "context_length": [CL]}
-    builder.set_options({f"arn_cl_options.{key}": value for key, value in shapes.items()})
-    return next(builder.build().path.glob("*.bin"))
+    return next(builder_for(folder, cache, [AR, 1], [CL], None).build().path.glob("*.bin"))
 
 
 def sampled(loop: HostLoop, seed: int) -> tuple[list[int], npt.NDArray[np.float32]]:

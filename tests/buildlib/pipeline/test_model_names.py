@@ -9,26 +9,16 @@ from buildlib.container.container import GenAIContainer
 from buildlib.container.layout import binary_name, file_name_problem
 from buildlib.container.manifest import plain_name
 from buildlib.errors import InputFileError, ModelFileError
-from buildlib.genai import GenAIBuilderFactory, GenAIBuilderHTP
+from buildlib.genai import GenAIBuilderFactory
+from tests.builders import builder_for
 from tests.buildlib.model_folders import copy_of_export
-
-
-def small_builder(folder: Path, cache: Path) -> GenAIBuilderHTP:
-    builder = GenAIBuilderFactory.create(folder, cache_root=cache)
-    return builder.set_targets(["SM8750:emulator"]).set_transformation_options(
-        {
-            "arn_cl_options.auto_regression_number": [1],
-            "arn_cl_options.context_length": [32],
-            "split_model.num_splits": 1,
-        }
-    )
 
 
 @pytest.mark.needs("libatomic1")
 def test_a_folder_may_have_any_name(tmp_path: Path) -> None:
     name = f"Llama 3.2 (мой)\n[b]{'a' * 200}"
     model = copy_of_export("torchscript-llama", tmp_path / name)
-    container = small_builder(model, tmp_path / "cache").build()
+    container = builder_for(model, tmp_path / "cache", [1], [32]).build()
     assert GenAIContainer.load(container.path).metadata.model.name == plain_name(name)
 
 
@@ -61,7 +51,7 @@ def test_the_working_folder_may_change_before_the_build(
 ) -> None:
     copy_of_export("torchscript-llama", tmp_path / "model")
     monkeypatch.chdir(tmp_path)
-    builder = small_builder(Path("model"), Path("cache"))
+    builder = builder_for(Path("model"), Path("cache"), [1], [32])
     builder.encodings_path = Path("model", "model.encodings")
     monkeypatch.chdir("/")
     build = builder.plan()

@@ -12,11 +12,12 @@ from buildlib.builder_options import apply_options
 from buildlib.checkpoint.layout import MODEL_FILE
 from buildlib.container.op_packages import registrations
 from buildlib.errors import ModelFileError, ToolchainError
-from buildlib.genai import GenAIBuilderFactory, GenAIBuilderHTP
+from buildlib.genai import GenAIBuilderHTP
 from buildlib.graph.files import load_model
 from buildlib.importing.importer import ImportModel
 from buildlib.numerics.verifier import VerifyOptions
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
+from tests.builders import builder_for
 from tests.buildlib.op_packages import (
     PROVIDER,
     build_library,
@@ -53,11 +54,9 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def builder(
     export: Path, targets: dict[str, str], tiny_text: str, build_cache: Path
 ) -> GenAIBuilderHTP:
-    made = GenAIBuilderFactory.create(export, cache_root=build_cache, calibration_text=tiny_text)
+    made = builder_for(export, build_cache, [1, 16], [96], text=tiny_text)
     entry = {"name": "Scale", "interface_provider": PROVIDER, "targets": targets}
-    options = {"arn_cl_options.auto_regression_number": [1, 16], "op_packages": [entry]}
-    options |= {"arn_cl_options.context_length": [96], "split_model.num_splits": 1}
-    apply_options(made, options)
+    apply_options(made, {"op_packages": [entry]})
     return made
 
 

@@ -12,15 +12,14 @@ from buildlib.pipeline.options import ARnContextLengthConfig
 from buildlib.pipeline.plan import graph_shapes
 from buildlib.pipeline.scheduler import WORKERS_VARIABLE
 from buildlib.speculative.config import SpdBuilderConfig
+from tests.builders import builder_for
 
 ARS = "arn_cl_options.auto_regression_number"
 
 
 @pytest.fixture
 def builder(tiny_export: Path, tmp_path: Path) -> GenAIBuilderHTP:
-    builder = GenAIBuilderFactory.create(tiny_export, cache_root=tmp_path)
-    lengths = {ARS: [1, 16], "arn_cl_options.context_length": [96]}
-    return builder.set_targets(["SM8750"]).set_transformation_options(lengths)
+    return builder_for(tiny_export, tmp_path, [1, 16], [96], None, target="SM8750")
 
 
 def test_targets_are_a_list(builder: GenAIBuilderHTP) -> None:

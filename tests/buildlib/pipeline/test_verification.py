@@ -14,7 +14,6 @@ from safetensors.numpy import load_file, save_file
 from buildlib.checkpoint.checkpoint import Checkpoint
 from buildlib.checkpoint.config import load_config
 from buildlib.errors import BuildError, ModelWarning
-from buildlib.genai import GenAIBuilderFactory
 from buildlib.graph.decoder import export_onnx
 from buildlib.graph.files import link_into
 from buildlib.graph.shape import GraphShape
@@ -23,6 +22,7 @@ from buildlib.numerics.host_loop import HostLoop, open_onnx
 from buildlib.numerics.transformers import TransformersModel, require_family
 from buildlib.pipeline.sources import CheckpointSource, OnnxSource, find_source
 from buildlib.pipeline.verification import compare_models, verify_model
+from tests.builders import builder_for
 from tests.buildlib import families
 from tests.buildlib.model_folders import copy_of_export
 from tests.optional import needs_no_transformers, needs_transformers, needs_transformers_5
@@ -77,9 +77,7 @@ def test_models_that_give_no_numbers_are_not_compared(
 def test_what_is_not_installed_is_named_with_its_extra(
     tiny: Path, tiny_export: Path, tmp_path: Path
 ) -> None:
-    builder = GenAIBuilderFactory.create(tiny_export, cache_root=tmp_path).set_targets(["SM8750"])
-    lengths = {"auto_regression_number": [1, 16], "context_length": [96]}
-    builder.set_transformation_options({f"arn_cl_options.{key}": n for key, n in lengths.items()})
+    builder = builder_for(tiny_export, tmp_path, [1, 16], [96], target="SM8750")
     made: list[object] = []
     for verify in (
         lambda: verify_model(CheckpointSource(tiny, "")),

@@ -1,6 +1,7 @@
 """`qnnfarm conformance` by a stand-in SDK on a virtual device, and checks that are refuted."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,6 @@ from buildlib.pipeline.build import BuildOutputs
 from harness.cli.conformance import _compare, _compare_scores, _Containers, _graphs_of, _Refuted
 from harness.devices.device import Device
 from harness.runtimes.base import GenerationResult
-from suites.models import tiny_llama
 from tests import command_line
 from tests.qairt_sdk import make_sdk
 
@@ -20,13 +20,22 @@ pytestmark = pytest.mark.first
 Run = Callable[..., command_line.Done]
 
 
+@pytest.fixture
+def model(tiny: Path, tiny_text: str, tmp_path: Path) -> Path:
+    """The tiny checkpoint, with text to calibrate on and to score."""
+    folder = Path(shutil.copytree(tiny, tmp_path / "model"))
+    (folder / "text").mkdir()
+    (folder / "text" / "calibration.txt").write_text(tiny_text)
+    return folder
+
+
 def test_a_stand_in_of_the_sdk_and_a_virtual_device_conform(
-    qnnfarm: Run, virtual_device: Device, tmp_path: Path
+    qnnfarm: Run, virtual_device: Device, model: Path, tmp_path: Path
 ) -> None:
     sdk, out = make_sdk(tmp_path / "2.39.0.250926"), tmp_path / "out"
-    few = ("--prompts", "1", "--max-tokens", "3", "--device", "virtual:shared", "--json")
-    by = ("--toolchain", "qairt", "--qairt-sdk", sdk)
-    done = qnnfarm("conformance", tiny_llama.folder(), *by, *few, "--out", out)
+    few = ("--prompts", "1", "--max-tokens", "3", "--ar", "8", "--cl", "48", "--json")
+    by = ("--toolchain", "qairt", "--qairt-sdk", sdk, "--device", "virtual:shared")
+    done = qnnfarm("conformance", model, *by, *few, "--out", out)
     assert done.returncode == 0, done.stderr + done.stdout
     report = json.loads((out / "conformance.json").read_text())
     assert report == json.loads(done.stdout)
@@ -50,11 +59,11 @@ def test_a_stand_in_of_the_sdk_and_a_virtual_device_conform(
     assert (out / "profiles" / "1.json").is_file()
 
 
-def test_a_build_that_fails_is_reported(qnnfarm: Run, tmp_path: Path) -> None:
+def test_a_build_that_fails_is_reported(qnnfarm: Run, model: Path, tmp_path: Path) -> None:
     sdk = make_sdk(tmp_path / "2.39.0.250926")
     (sdk / "bin" / "x86_64-linux-clang" / "qairt-converter").write_text("#!/bin/sh\nexit 7\n")
     by = ("--toolchain", "qairt", "--qairt-sdk", sdk, "--out", tmp_path / "out")
-    done = qnnfarm("conformance", tiny_llama.folder(), *by)
+    done = qnnfarm("conformance", model, *by)
     assert done.returncode == 1, done.stderr
     (build, *others) = json.loads((tmp_path / "out" / "conformance.json").read_text())["checks"]
     assert (build["subject"], build["mark"]) == ("build", "failed")
@@ -84,13 +93,13 @@ def test_a_perplexity_is_bounded_on_both_sides() -> None:
 
 
 def test_a_container_without_shared_weights_and_other_graphs_are_refuted(
-    reference_outputs: BuildOutputs, graphs_container: GenAIContainer
+    reference_outputs: BuildOutputs, small_bundle: Path
 ) -> None:
     one = GenAIContainer.load(reference_outputs.container)
     with pytest.raises(_Refuted, match="saves nothing"):
         _Containers(one, one, one).compare_sizes()
     with pytest.raises(_Refuted, match="only one of both toolchains makes"):
-        _Containers(one, one, graphs_container).compare_graphs()
+        _Containers(one, one, GenAIContainer.load(small_bundle)).compare_graphs()
 
 
 def test_a_description_of_another_form_is_refuted() -> None:

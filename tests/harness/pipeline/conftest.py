@@ -1,5 +1,4 @@
 """A recipe of a small model whose graphs are small, and the pipeline that ran it."""
-# ruff: noqa: F401 - fixtures of another package
 
 import json
 import shutil
@@ -14,7 +13,6 @@ from safetensors.numpy import load_file, save_file
 from buildlib.container.chat_template import TOKENIZER_CONFIG
 from harness.pipeline.llm import LLMPipeline
 from suites.models import tiny_llama
-from tests.buildlib.conftest import make_adapter, make_checkpoint, tiny_text
 from tests.conftest import made_once
 from tests.system import needs
 
