@@ -11,6 +11,7 @@ import secrets
 import shutil
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager
@@ -64,6 +65,7 @@ def pytest_configure() -> None:
         raise pytest.UsageError("entry points are stale: `pip install --no-deps -e .` renews them")
     # Container images set it; each of thousands of processes would compile what it imports.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False  # pytest keeps what it makes of the tests' asserts
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the cores are the workers' already
     if probe_namespace().kind is NamespaceKind.NONE:
         os.environ[FORCE_VARIABLE] = NamespaceKind.NONE
