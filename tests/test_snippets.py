@@ -391,7 +391,7 @@ def a_plan_with_a_build(reader: Reader) -> None:
     reader.write("PLAN.yaml", plan | {"nightly": {"reports": "nightly-reports"}})
 
 
-@scene("aot.md")
+@scene("aot.md", slow=True)
 def a_model(reader: Reader) -> None:
     needs("libatomic1")
     reader.model("MODEL")
