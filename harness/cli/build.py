@@ -213,8 +213,7 @@ def build(
     parent = model_dir.parent if model_dir.is_file() else model_dir
     if cancel and not lab:
         raise WrongUseError("--cancel needs --lab: Ctrl-C ends a build that runs here")
-    if reference_with == "transformers":
-        _require_transformers(parent, verify=verify)
+    _check_reference(reference_with, parent, verify=verify)
     if verbose:
         _tell_unread(parent)
     text = None if calibration is None else read_text(calibration)
@@ -270,10 +269,9 @@ def build(
         folder = place(out, name, several=len(names) > 1)
         job = one.plan()
         job.memory_limit = None if memory is None else int(memory * 2**30)
-        check_replaceable(
-            folder, exist_ok=overwrite, may_replace=is_container
-        )  # before a long build
-        _refuse_unwritable(folder, job.weights)
+        if not cancel:  # before a long build
+            check_replaceable(folder, exist_ok=overwrite, may_replace=is_container)
+            _refuse_unwritable(folder, job.weights)
         builds.append((one, job, folder))
     if dry_run:
         _show_stages({one.target: job.stages() for one, job, _ in builds}, json=json)
@@ -367,7 +365,9 @@ def _show_stages(stages: "Mapping[str, Sequence[StageNode]]", *, json: bool) -> 
         print_remark("more stages follow, which depend on what these make")
 
 
-def _require_transformers(folder: Path, *, verify: bool) -> None:
+def _check_reference(reference_with: str, folder: Path, *, verify: bool) -> None:
+    if reference_with != "transformers":
+        return
     from buildlib.numerics.transformers import require_family
 
     if not verify:
