@@ -19,7 +19,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -58,6 +58,7 @@ from suites.models import tiny_llama
 from tests.command_line import qnnfarm
 from tests.conftest import kill_server
 from tests.documents import ROOT, Block, Shell, blocks, commands, difference
+from tests.postgresql_server import running_postgresql_server
 from tests.qairt_sdk import make_sdk
 from tests.system import CONDITIONS, needs
 
@@ -325,6 +326,27 @@ def nights_to_report(reader: Reader) -> None:
     runs = stored_nights(reader.folder / "results.db", NIGHT)
     stored_nights(reader.folder / "results.db", NIGHT, prompt=128)
     reader.words["RUN RUN"] = " ".join(runs[:2])
+
+
+@scene("lab.md", slow=True)
+def a_lab_with_a_worker(reader: Reader) -> None:
+    needs("openssl")
+    lab = ExitStack()
+    reader.request.addfinalizer(lab.close)
+    server = lab.enter_context(
+        running_postgresql_server(reader.request.getfixturevalue("new_port"))
+    )
+    server.create("lab")
+    reader.patch.setenv("QNNFARM_LAB", server.url("lab"))
+    device = reader.device()
+    reader.bundle("CONTAINER_DIR")
+    reader.model("MODEL")
+    reader.write("PLAN.yaml", PLAN | {"db": server.url("lab")})
+    member = {"type": "android", "identifier": device.serial}
+    reader.write("pool.yaml", {"devices": [member]})
+    command = [sys.executable, "-m", "harness.cli", "worker", "--pool", "pool.yaml"]
+    worker = lab.enter_context(subprocess.Popen(command, cwd=reader.folder))
+    lab.callback(worker.terminate)
 
 
 @scene("upkeep.md", slow=True)

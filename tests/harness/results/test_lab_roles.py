@@ -22,6 +22,7 @@ from harness.workloads.command import Command
 from tests.harness.results.places import PostgresqlPlace
 from tests.postgresql_server import PostgresqlServer
 from tests.system import program
+from tests.waiting import wait_for
 
 _DOCUMENT = Path(__file__).parents[3] / "docs" / "lab.md"
 CELL = make_cell("any/any/w", Command(command=("true",)), Requirement())
@@ -93,39 +94,73 @@ def test_submitter_submits_and_follows_and_administers_nothing(
                 connection.execute(statement.encode())
 
 
-def test_server_of_another_authority_or_name_is_not_talked_to(
-    server: PostgresqlServer, tmp_path: Path
-) -> None:
-    program("openssl")
-    commands = blocks("sh", "openssl").replace("db.example.org", "localhost")
-    for folder in (server.folder / "tls", tmp_path):
-        folder.mkdir(exist_ok=True)
-        subprocess.run(["sh", "-ec", commands], cwd=folder, check=True, capture_output=True)
+@pytest.fixture
+def tls(server: PostgresqlServer) -> Iterator[Path]:
+    """The folder with the authority of a server that speaks TLS, as the document makes both."""
+    folder = make_authority(server.folder / "tls")
     owner = server.folder.stat()
-    key = server.folder / "tls" / "server.key"
-    key.chmod(0o600)
-    for path in (key.parent, *key.parent.iterdir()):
+    (folder / "server.key").chmod(0o600)
+    for path in (folder, *folder.iterdir()):
         os.chown(path, owner.st_uid, owner.st_gid)
-    settings = blocks("sql", "ALTER SYSTEM").replace("/etc/postgresql/lab", str(key.parent))
+    settings = blocks("sql", "ALTER SYSTEM").replace("/etc/postgresql/lab", str(folder))
+    rules = server.folder / "data" / "pg_hba.conf"
+    before = rules.read_text()
     with closing(server.connect("tests")) as connection:
         for statement in filter(str.strip, settings.split(";")):
             connection.execute(statement.encode())
-    try:
-        trusted = f"?sslmode=verify-full&sslrootcert={server.folder}/tls/ca.crt"
-        with LabJobs(url(server, "station", "other", trusted)) as jobs:
-            jobs.register("h1", 1)  # through procrastinate's connections, too
-            with jobs.store.database.reading() as connection:
-                query = "SELECT bool_and(ssl) FROM pg_stat_ssl JOIN pg_stat_activity USING (pid)"
-                ours = f"{query} WHERE usename = 'station'"
-                assert connection.exec_driver_sql(ours).scalar_one() is True
-            jobs.unregister()
-        strange = f"?sslmode=verify-full&sslrootcert={tmp_path}/ca.crt"
-        other_name = url(server, "ada", "secret", trusted).replace("@localhost", "@127.0.0.1")
-        for location in (url(server, "ada", "secret", strange), other_name):
-            with pytest.raises(StoreUnavailableError, match="certificate"):
-                LabJobs(location)
-    finally:
-        with closing(server.connect("tests")) as connection:
-            for name in ("ssl", "ssl_cert_file", "ssl_key_file"):
-                connection.execute(f"ALTER SYSTEM RESET {name}".encode())
-            connection.execute("SELECT pg_reload_conf()")
+        yield folder
+        rules.write_text(before)
+        for name in ("ssl", "ssl_cert_file", "ssl_key_file"):
+            connection.execute(f"ALTER SYSTEM RESET {name}".encode())
+        connection.execute("SELECT pg_reload_conf()")
+
+
+def make_authority(folder: Path) -> Path:
+    program("openssl")
+    commands = blocks("sh", "openssl").replace("db.example.org", "localhost")
+    folder.mkdir(exist_ok=True)
+    subprocess.run(["sh", "-ec", commands], cwd=folder, check=True, capture_output=True)
+    return folder
+
+
+def test_server_of_another_authority_or_name_is_not_talked_to(
+    server: PostgresqlServer, tls: Path, tmp_path: Path
+) -> None:
+    trusted = f"?sslmode=verify-full&sslrootcert={tls}/ca.crt"
+    with LabJobs(url(server, "station", "other", trusted)) as jobs:
+        jobs.register("h1", 1)  # through procrastinate's connections, too
+        with jobs.store.database.reading() as connection:
+            query = "SELECT bool_and(ssl) FROM pg_stat_ssl JOIN pg_stat_activity USING (pid)"
+            ours = f"{query} WHERE usename = 'station'"
+            assert connection.exec_driver_sql(ours).scalar_one() is True
+        jobs.unregister()
+    strange = f"?sslmode=verify-full&sslrootcert={make_authority(tmp_path)}/ca.crt"
+    other_name = url(server, "ada", "secret", trusted).replace("@localhost", "@127.0.0.1")
+    for location in (url(server, "ada", "secret", strange), other_name):
+        with pytest.raises(StoreUnavailableError, match="certificate"):
+            LabJobs(location)
+
+
+def test_submitter_without_tls_or_password_is_refused(server: PostgresqlServer, tls: Path) -> None:
+    rules = server.folder / "data" / "pg_hba.conf"
+    kept = [line for line in rules.read_text().splitlines() if not line.startswith("host")]
+    own = blocks("text", "hostssl").replace(" lab ", " tests ")
+    rules.write_text("\n".join([*kept, own]))
+    with closing(server.connect("tests")) as connection:
+        connection.execute("SELECT pg_reload_conf()")
+
+    def refused(location: str) -> str:
+        try:
+            LabJobs(location).close()
+        except StoreUnavailableError as error:
+            return str(error)
+        return ""
+
+    plain = url(server, "ada", "secret", "?sslmode=disable")
+    wait_for(lambda: "no encryption" in refused(plain), lambda: refused(plain))
+    trusted = f"?sslmode=verify-full&sslrootcert={tls}/ca.crt"
+    assert refused(url(server, "ada", "secret", trusted)) == ""
+    assert "password authentication failed" in refused(url(server, "ada", "guessed", trusted))
+    assert "no password supplied" in refused(
+        url(server, "ada", "", trusted).replace("ada:@", "ada@")
+    )
