@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 import procrastinate
 from procrastinate import exceptions
 from procrastinate.jobs import Job, Status
-from pydantic import BaseModel, ConfigDict
 from sqlalchemy import (
     BigInteger,
     Column,
@@ -39,13 +38,12 @@ from sqlalchemy import (
 from buildlib.closeable import Closeable
 from harness.errors import StoreError, StoreUnavailableError, WrongUseError, one_line
 from harness.lab.content import CellFiles, Found
+from harness.plans.cell_runner import PlanSettings
 from harness.plans.cells import Cell
-from harness.plans.plan_file import ConditionsEntry
 from harness.results.database import connection_string, database_file, shown
 from harness.results.records import new_run_id, now
 from harness.results.schema import UtcDateTime
 from harness.results.store import ResultsStore
-from harness.runtimes.base import LogLevel
 
 log = logging.getLogger("qnnfarm.worker")
 
@@ -121,20 +119,6 @@ _RECORD = (
     f" SET {', '.join(f'{name} = EXCLUDED.{name}' for name in _ENDS)}"
 )
 """Records what became of a job while it is its worker's."""
-
-
-class PlanSettings(BaseModel):
-    """Settings of a plan that its cells need wherever they run; see `Plan`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    plan: str
-    runner_timeout_s: float
-    conditions: ConditionsEntry | None
-    telemetry: bool
-    log_level: LogLevel | None
-    trace: bool
-    labels: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,10 @@ from pathlib import Path
 from harness.errors import ConfigFileError, FailureClass, WrongUseError
 from harness.lab.builds import open_lab_builds
 from harness.lab.content import find_files, own_address
-from harness.lab.jobs import CellEnd, LabJobs, PlanSettings
+from harness.lab.jobs import CellEnd, LabJobs
 from harness.plans.builds import ContainerBuild
 from harness.plans.cell_queue import Durations
-from harness.plans.cell_runner import DeviceCellRunner, ModelCache
+from harness.plans.cell_runner import DeviceCellRunner, ModelCache, PlanSettings
 from harness.plans.cells import Cell
 from harness.plans.matrix import expand, select
 from harness.plans.outcome import CellOutcome, CellResult, Failure, Summary
@@ -60,7 +60,7 @@ class LabRun:
             (cell, its_files, _priority(durations.expected_s(cell)))
             for cell, its_files in zip(waiting, files, strict=True)
         )
-        return self.jobs.submit(self.id, settings_of(self.plan), origin, chosen)
+        return self.jobs.submit(self.id, PlanSettings.of(self.plan), origin, chosen)
 
     def follow(self, observer: Observer) -> Summary:
         """Wait until no cell waits or runs, and say how each ended.
@@ -209,19 +209,6 @@ def cancel_builds(plan: Plan, plan_file: Path, db: str | None) -> int:
         return 0
     with open_lab_builds(find_database(plan, plan_file, db)) as builds:
         return builds.cancel_all(plan, plan_file)
-
-
-def settings_of(plan: Plan) -> PlanSettings:
-    """Return what the cells of a plan need of it wherever they run."""
-    return PlanSettings(
-        plan=plan.name,
-        runner_timeout_s=plan.timeouts.runner_s,
-        conditions=None if plan.conditions == "none" else plan.conditions,
-        telemetry=plan.telemetry,
-        log_level=plan.log_level,
-        trace=plan.trace,
-        labels=plan.labels,
-    )
 
 
 def _priority(expected_s: float) -> int:

@@ -33,7 +33,7 @@ from harness.lab.nights import Nights, check_cron
 from harness.lab.service import Service
 from harness.plans.cancellation import CancelToken, CellInterrupted
 from harness.plans.cell_queue import CellQueue, Durations
-from harness.plans.cell_runner import DeviceCellRunner, ModelCache
+from harness.plans.cell_runner import ModelCache
 from harness.plans.cells import Cell
 from harness.plans.lease_requests import Members
 from harness.plans.outcome import CellOutcome, CellResult, Failure
@@ -47,7 +47,6 @@ from harness.pool.pool import Pool
 from harness.pool.requirement import Requirement
 from harness.pool.status import OnProgress, ignore_progress
 from harness.results.store import LazyResultsStore
-from harness.telemetry.sampler import DEFAULT_HZ
 from harness.words import pluralize
 
 _BEATS = 6
@@ -118,7 +117,7 @@ class LabQueue:
 
     def put(self, cell: Cell) -> None:
         """Add a cell that waits again."""
-        self._retried = CellQueue([*self._all_retried(), cell], Durations(()))
+        self._retried.put(cell)
 
     def remove(self, cells: Iterable[Cell]) -> None:
         """Leave cells that no device of this pool can run to other hosts."""
@@ -130,10 +129,6 @@ class LabQueue:
 
     def learn(self, cell: Cell, seconds: float) -> None:
         """Ignore how long a cell took: who submits a plan knows."""
-
-    def _all_retried(self) -> Iterator[Cell]:
-        for requirement, _ in self._retried.requirements():
-            yield from self._retried.waiting(requirement)
 
     def _fetch(self, queue: str) -> CellJob | None:
         try:
@@ -222,7 +217,7 @@ class LabRunner:
     def run(self, cell: Cell, device: LeasedDevice, cancel: CancelToken) -> CellResult:
         """See `CellRunner`. A cell whose result is stored, by a worker that died, does not run."""
         job = self.queue.taken[cell.key]
-        runner = self._runner(job)
+        runner = job.settings.runner(self.store, self.models, job.plan_run)
         stored = runner.stored_result(job.cell)
         if stored is not None:
             group = runner.group_id(job.cell)
@@ -234,21 +229,6 @@ class LabRunner:
             except StoreError as error:
                 log.warning("%s: %s waits again", error, cell.label)
                 raise CellInterrupted from error
-
-    def _runner(self, job: CellJob) -> DeviceCellRunner:
-        settings = job.settings
-        return DeviceCellRunner(
-            self.store,
-            self.models,
-            job.plan_run,
-            runner_timeout_s=settings.runner_timeout_s,
-            conditions=None if settings.conditions is None else settings.conditions.conditions(),
-            telemetry_hz=DEFAULT_HZ if settings.telemetry else None,
-            log_level=settings.log_level,
-            trace=settings.trace,
-            plan=settings.plan,
-            labels=settings.labels,
-        )
 
 
 class _Log(NullObserver):

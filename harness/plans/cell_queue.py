@@ -185,7 +185,8 @@ class CellQueue:
         return self._groups.setdefault((cell.requirement, cell.affinity), [])
 
     def _entry(self, cell: Cell) -> _Entry:
-        return _Entry(-self._durations.expected_s(cell), self._numbers[cell.key], cell)
+        number = self._numbers.setdefault(cell.key, len(self._numbers))
+        return _Entry(-self._durations.expected_s(cell), number, cell)
 
 
 def _first(group: Sequence[_Entry], allowed: Callable[[Cell], bool]) -> Iterator[_Entry]:

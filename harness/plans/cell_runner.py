@@ -10,6 +10,8 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
+from pydantic import BaseModel, ConfigDict
+
 from harness.clock import Deadline
 from harness.deploy.deployment import DeployFile
 from harness.errors import FailureClass, HarnessError
@@ -17,6 +19,7 @@ from harness.paths import safe_file_name
 from harness.plans.cancellation import CancelToken, cancellable
 from harness.plans.cells import Cell
 from harness.plans.outcome import CellResult
+from harness.plans.plan_file import ConditionsEntry, Plan
 from harness.pool.lease import LeasedDevice
 from harness.results.records import Run, now
 from harness.results.store import LazyResultsStore, RunFilter
@@ -24,6 +27,7 @@ from harness.runtimes.base import LogLevel, Model
 from harness.runtimes.registry import DEFAULT_RUNTIME, open_model
 from harness.telemetry.conditions import Conditions
 from harness.telemetry.device_log import read_device_log
+from harness.telemetry.sampler import DEFAULT_HZ
 from harness.workloads.base import Recording, WorkloadResult, stored_result
 from harness.workloads.session import Session, SessionOptions, meet_conditions
 
@@ -183,6 +187,50 @@ class DeviceCellRunner:
     def _list(self, wanted: RunFilter) -> tuple[Run, ...]:
         store = self.store.existing
         return () if store is None else store.list_runs(wanted)
+
+
+class PlanSettings(BaseModel):
+    """Settings of a plan that its cells need wherever they run; see `Plan`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    plan: str
+    runner_timeout_s: float
+    conditions: ConditionsEntry | None
+    telemetry: bool
+    log_level: LogLevel | None
+    trace: bool
+    labels: Mapping[str, str]
+
+    @classmethod
+    def of(cls, plan: Plan) -> "PlanSettings":
+        """Return those of a plan."""
+        return cls(
+            plan=plan.name,
+            runner_timeout_s=plan.timeouts.runner_s,
+            conditions=None if plan.conditions == "none" else plan.conditions,
+            telemetry=plan.telemetry,
+            log_level=plan.log_level,
+            trace=plan.trace,
+            labels=plan.labels,
+        )
+
+    def runner(
+        self, store: LazyResultsStore, models: ModelCache, plan_run_id: str
+    ) -> DeviceCellRunner:
+        """Return what runs cells of a run of the plan."""
+        return DeviceCellRunner(
+            store,
+            models,
+            plan_run_id,
+            runner_timeout_s=self.runner_timeout_s,
+            conditions=None if self.conditions is None else self.conditions.conditions(),
+            telemetry_hz=DEFAULT_HZ if self.telemetry else None,
+            log_level=self.log_level,
+            trace=self.trace,
+            plan=self.plan,
+            labels=self.labels,
+        )
 
 
 def _is_stored(cell: Cell) -> bool:

@@ -3,11 +3,11 @@
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.errors import ConfigFileError, MissingStoreError, WrongUseError
-from harness.plans.cell_runner import DeviceCellRunner, ModelCache
+from harness.plans.cell_runner import DeviceCellRunner, ModelCache, PlanSettings
 from harness.plans.cells import Cell
 from harness.plans.journal import Journal, journal_path
 from harness.plans.matrix import expand, resolve_path, select
@@ -22,7 +22,6 @@ from harness.results.database import database_file
 from harness.results.records import new_run_id
 from harness.results.store import LazyResultsStore
 from harness.runtimes.bundles.bundle import pushed_files
-from harness.telemetry.sampler import DEFAULT_HZ
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,19 +160,10 @@ def open_plan_run(
             journal.begin(plan.name, new_run_id(), fresh=fresh)
             if fresh:
                 shutil.rmtree(logs, ignore_errors=True)
-        runner = DeviceCellRunner(
-            store,
-            models,
-            journal.plan_run_id,
-            runner_timeout_s=plan.timeouts.runner_s,
-            conditions=None if plan.conditions == "none" else plan.conditions.conditions(),
-            telemetry_hz=DEFAULT_HZ if plan.telemetry else None,
-            log_level=plan.log_level,
-            trace=plan.trace,
+        runner = replace(
+            PlanSettings.of(plan).runner(store, models, journal.plan_run_id),
             push=pushed_files(plan.push, plan_file.parent),
             logs=logs,
-            plan=plan.name,
-            labels=plan.labels,
         )
         done: dict[str, CellResult] = {}
         lost = 0

@@ -13,7 +13,8 @@ from procrastinate.jobs import Status
 
 from harness.errors import StoreUnavailableError
 from harness.lab.content import CellFiles
-from harness.lab.jobs import CellEnd, LabJobs, PlanSettings, queue_name
+from harness.lab.jobs import CellEnd, LabJobs, queue_name
+from harness.plans.cell_runner import PlanSettings
 from harness.plans.cells import make_cell
 from harness.pool.requirement import Requirement
 from harness.results.records import Run
