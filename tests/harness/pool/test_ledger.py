@@ -2,6 +2,7 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
@@ -15,6 +16,7 @@ from harness.pool.records import Facts
 from harness.pool.schema import devices
 from harness.pool.states import Event
 from harness.results.database import WRITES
+from tests.clock import ManualClock
 from tests.harness.pool.conftest import TTL_S, Bench, process
 from tests.waiting import wait_for
 
@@ -692,6 +694,34 @@ def test_the_history_names_who_looks_for_an_absent_device(bench: Bench) -> None:
     key = bench.ledger.record_absent("a", "android:a", "unplugged")
     assert bench.ledger.begin_repair(key, process(7), force=True)
     assert bench.ledger.history(key)[-1].text.endswith("process 7 looks for it again")
+
+
+def test_a_host_that_slept_while_it_waited_for_others_to_write_asks_again(
+    server_location: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = ManualClock()
+    time = SimpleNamespace(monotonic=clock.boottime)
+    monkeypatch.setattr("harness.pool.database.time", time)
+    with (
+        closing(Database(server_location)) as writer,
+        closing(Database(server_location)) as other,
+        other._engine.connect() as holder,
+    ):
+        holder.exec_driver_sql(f"SELECT pg_advisory_lock({_LOCK})")
+        transact, tries = writer._transact, []
+
+        def transact_late(work: Callable[[Connection], str], *, writes: bool) -> str:
+            tries.append(clock.time)
+            try:
+                return transact(work, writes=writes)
+            finally:
+                clock.time += 40
+                if len(tries) == 1:
+                    holder.exec_driver_sql(f"SELECT pg_advisory_unlock({_LOCK})")
+
+        monkeypatch.setattr(writer, "_transact", transact_late)
+        assert writer.write(lambda _: "written") == "written"
+        assert len(tries) == 2
 
 
 @pytest.mark.slow
