@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-import yaml
-
 from buildlib.cache.finished_builds import (
     FinishedBuild,
     code_state,
@@ -20,8 +18,10 @@ from buildlib.cache.finished_builds import (
 )
 from buildlib.errors import InputFileError
 from buildlib.paths import absolute_user_path, user_path
+from harness.errors import ConfigFileError
 from harness.pipeline.hub import folder_of
 from harness.pipeline.settings import Features, PipelineSettings
+from harness.yaml_files import YamlFile, read_yaml
 
 if TYPE_CHECKING:
     from harness.pipeline.llm import LLMPipeline
@@ -55,9 +55,9 @@ class RecordedRun:
         """
         file = absolute_user_path(recipe)
         try:
-            text = file.read_text(encoding="utf-8")
-            settings = PipelineSettings.model_validate(yaml.safe_load(text) or {})
-        except (OSError, ValueError, yaml.YAMLError):
+            text = read_yaml(file)
+            settings = YamlFile(str(file), text, PipelineSettings).content
+        except ConfigFileError:
             return None
         named = model or settings.model_id_or_path
         if named is None or not settings.enable_cache:

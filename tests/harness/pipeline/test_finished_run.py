@@ -107,3 +107,5 @@ def test_runs_that_files_alone_do_not_decide_have_no_record(
         recipe.write_text(dump(content | change))
         assert RecordedRun.of(recipe, None) is None
     assert RecordedRun.of(recipe.with_name("none.yaml"), None) is None
+    recipe.write_text("[" * 5000)  # which the run refuses
+    assert RecordedRun.of(recipe, None) is None
