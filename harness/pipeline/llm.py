@@ -14,7 +14,6 @@ import weakref
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from os import PathLike
 from pathlib import Path
 from typing import Any, Self
@@ -67,6 +66,7 @@ from harness.pipeline.stage import (
     StageContext,
     StageOutput,
     bind_inputs,
+    nearest,
 )
 from harness.results.records import new_run_id
 from harness.results.store import LazyResultsStore
@@ -214,9 +214,7 @@ class LLMPipeline:
         """
         names = list(self.config.stages)
         if until is not None and until not in names:
-            near = get_close_matches(until, names, 1)
-            hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(names)}"
-            raise PipelineError(f"this pipeline has no stage {until!r}: {hint}")
+            raise PipelineError(f"this pipeline has no stage {until!r}: {nearest(until, names)}")
         if until is not None:
             names = names[: names.index(until) + 1]
         for name in names:

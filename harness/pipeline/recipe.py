@@ -2,24 +2,24 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from os import PathLike
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
 from buildlib.files import atomic_write_bytes
 from buildlib.paths import absolute_user_path
-from buildlib.validation import Location, first_fault, reason_for
+from buildlib.validation import Location, first_fault
 from harness.errors import ConfigFileError
 from harness.pipeline.registry import StageRegistry
 from harness.pipeline.settings import NO_DRAFT_STAGES, PipelineSettings
-from harness.pipeline.stage import AnyStage, StageConfig, check_bindings
+from harness.pipeline.stage import AnyStage, StageConfig, find_unbound_inputs, nearest
 from harness.yaml_files import YamlFile, read_yaml
 
 _SUFFIXES = (".yaml", ".yml")
+_Model = TypeVar("_Model", bound=BaseModel)
 
 
 class Recipe(dict[str, Any]):
@@ -97,73 +97,49 @@ class LLMPipelineConfig:
         Raises:
             ConfigFileError: names file, line and key where there are some, and the nearest key.
         """
-        checks = _Checks(recipe)
-        settings = checks.settings(overrides or {})
+        settings = _checked(recipe, (), PipelineSettings, {**recipe, **(overrides or {})})
         known = StageRegistry().stages()
         sections = settings.stages or dict.fromkeys(DEFAULT_STAGES)
         for name in sections:
             if name not in known:
-                near = get_close_matches(name, known, 1)
-                hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
-                hint = NO_DRAFT_STAGES if name.startswith("dm_") else hint
-                raise checks.error(("stages", name), f"there is no such stage: {hint}")
+                hint = NO_DRAFT_STAGES if name.startswith("dm_") else nearest(name, known)
+                raise _error(recipe, ("stages", name), f"there is no such stage: {hint}")
         stages = {name: known[name] for name in sections}
         configs = {
-            name: checks.section(("stages", name), stages[name].Config, section or {})
+            name: _checked(recipe, ("stages", name), stages[name].Config, section or {})
             for name, section in sections.items()
         }
         if settings.checkpoint is not None and settings.checkpoint not in stages:
             reason = f"{settings.checkpoint!r} is none of its stages: {', '.join(stages)}"
-            raise checks.error(("checkpoint",), reason)
-        try:
-            check_bindings(stages)
-        except ConfigFileError as error:
-            raise checks.error(tuple(error.key.split(".")), error.reason) from None
-        return cls(settings, stages, configs, checks.folder)
+            raise _error(recipe, ("checkpoint",), reason)
+        for name, missing in find_unbound_inputs(stages):
+            reason = f"it needs {missing}, which no stage before it makes"
+            raise _error(recipe, ("stages", name), reason)
+        path = recipe.path if isinstance(recipe, Recipe) else None
+        return cls(settings, stages, configs, Path.cwd() if path is None else path.parent)
 
 
 DEFAULT_STAGES = ("model_loader", "quantization", "genai_builder")
 """Stages of a recipe that names none."""
 
 
-class _Checks:
-    """Checks of one recipe; errors have lines if it came from a file."""
+def _checked(
+    recipe: Mapping[str, Any], location: Location, model: type[_Model], values: Mapping[str, Any]
+) -> _Model:
+    """Validate a part of a recipe."""
+    try:
+        return model.model_validate(dict(values))
+    except ValidationError as error:
+        fault = first_fault(error, model)
+        raise _error(recipe, (*location, *fault.location), fault.reason) from None
 
-    def __init__(self, recipe: Mapping[str, Any]) -> None:
-        self._recipe = recipe
-        self._file: YamlFile[PipelineSettings] | None = None
-        self._path = "recipe"
-        self.folder = Path.cwd()
-        if isinstance(recipe, Recipe) and recipe.path is not None:
-            self._path, self.folder = str(recipe.path), recipe.path.parent
-            unchanged = recipe.text is not None and yaml.safe_load(recipe.text) == dict(recipe)
-            if unchanged and recipe.text is not None:
-                self._file = YamlFile(self._path, recipe.text, PipelineSettings)
 
-    def settings(self, overrides: Mapping[str, Any]) -> PipelineSettings:
-        settings: PipelineSettings = self.section(
-            (), PipelineSettings, {**self._recipe, **overrides}
-        )
-        return settings
-
-    def section(self, location: Location, model: type[Any], values: Mapping[str, Any]) -> Any:  # noqa: ANN401
-        """Validate a part of the recipe."""
-        try:
-            return model.model_validate(dict(values))
-        except ValidationError as error:
-            raise self._invalid(location, error, model) from None
-
-    def error(self, location: Location, reason: str) -> ConfigFileError:
-        """Make the error of a place in the recipe."""
-        if self._file is not None:
-            return self._file.error(location, reason)
-        return ConfigFileError(self._path, None, ".".join(map(str, location)), reason)
-
-    def _invalid(
-        self, location: Location, error: ValidationError, model: type[BaseModel]
-    ) -> ConfigFileError:
-        fault = error.errors(include_url=False)[0]
-        return self.error((*location, *fault["loc"]), reason_for(fault, model))
+def _error(recipe: Mapping[str, Any], location: Location, reason: str) -> ConfigFileError:
+    """Make the error of a place in a recipe, with the line if it is as its file has it."""
+    path, text = (recipe.path, recipe.text) if isinstance(recipe, Recipe) else (None, None)
+    if text is not None and yaml.safe_load(text) == dict(recipe):
+        return YamlFile(str(path), text, PipelineSettings).error(location, reason)
+    return ConfigFileError(str(path or "recipe"), None, ".".join(map(str, location)), reason)
 
 
 def check_config(name: str, config: StageConfig) -> StageConfig:

@@ -7,7 +7,7 @@ import re
 import secrets
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -19,7 +19,7 @@ from buildlib.cache.layout import SIDECAR
 from buildlib.paths import user_path
 from buildlib.pipeline.runner import OnStage, StageRunner
 from buildlib.pipeline.stage import Stage as CachedStage
-from harness.errors import ConfigFileError, WrongUseError
+from harness.errors import WrongUseError
 from harness.pipeline.settings import PipelineSettings
 
 
@@ -32,6 +32,13 @@ class StageConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", validate_assignment=True)
 
 
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Say which name an unknown one is nearest to, or else which ones are known."""
+    names = list(known)
+    near = get_close_matches(name, names, 1)
+    return f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
+
+
 class StageConfigs:
     """The configurations of a pipeline's stages, to be changed before `construct()`.
 
@@ -42,10 +49,7 @@ class StageConfigs:
         self.__dict__.update(configs)
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401  (each stage has its own class)
-        known = list(self)
-        near = get_close_matches(name, known, 1)
-        hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(known)}"
-        raise AttributeError(f"this pipeline has no stage {name!r}: {hint}")
+        raise AttributeError(f"this pipeline has no stage {name!r}: {nearest(name, self)}")
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"stages.{name}: assign the keys of its configuration instead")
@@ -256,17 +260,12 @@ def bind_inputs(stage: type[AnyStage], outputs: Mapping[str, object]) -> StageIn
     return stage.Input(**{name: outputs[name] for name in names if name in outputs})
 
 
-def check_bindings(stages: Mapping[str, type[AnyStage]]) -> None:
-    """Check that each stage finds its inputs among the outputs of the stages before it.
-
-    Raises:
-        ConfigFileError: one does not; names the stage and the input.
-    """
+def find_unbound_inputs(stages: Mapping[str, type[AnyStage]]) -> Iterator[tuple[str, str]]:
+    """Yield each stage and input that no stage before it makes."""
     outputs: set[str] = set()
     for name, stage in stages.items():
         for field in dataclasses.fields(stage.Input):
-            missing = field.default is field.default_factory is dataclasses.MISSING
-            if missing and field.name not in outputs:
-                reason = f"it needs {field.name}, which no stage before it makes"
-                raise ConfigFileError("recipe", None, f"stages.{name}", reason)
+            needed = field.default is field.default_factory is dataclasses.MISSING
+            if needed and field.name not in outputs:
+                yield name, field.name
         outputs |= {field.name for field in dataclasses.fields(stage.Output)}
