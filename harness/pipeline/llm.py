@@ -262,11 +262,11 @@ class LLMPipeline:
             PipelineError: no stage has run, or there is no container for the device.
             ConfigFileError: the recipe has no `evaluator_config`, or a text of it cannot be read.
         """
-        outputs = self._outputs("evaluate()", stage)
+        outputs = self.outputs(stage, needed_by="evaluate()")
         config = self._metrics("name the metrics that evaluate() is to compute")
         work = {metric.key: (self._text_of(metric), metric.windows) for metric in config.metrics}
         if device is not None:
-            with leased_session(self._container(), device) as session:
+            with leased_session(_container(outputs), device) as session:
                 refuse_other_windows(config, session)
                 scores = {key: score_on_device(session, *text) for key, text in work.items()}
         else:
@@ -300,32 +300,48 @@ class LLMPipeline:
             ConfigFileError: no text is given, and the recipe names none.
             HarnessError: the device could not do it.
         """
-        stages = [(name, self._outputs("compare()", name)) for name in self.completed]
-        if not stages:
-            self._outputs("compare()")
+        self.outputs(needed_by="compare()")
+        stages = [(name, self.outputs(name)) for name in self.completed]
+        container = None if device is None else _container(stages[-1][1])
         compared = ComparedText(float_folder(stages[0][1]), *self.text_to_compare(text, windows))
         comparison = compare_on_host(stages, compared, self.cache_root / self.model_name)
         for one in comparison.stages:
             if one.values:
                 self._keep_scores(one.stage, one.values)
-        if device is None:
+        if container is None:
             return comparison
         with (
             LazyResultsStore(db) if db is not None else nullcontext() as store,
-            leased_session(self._container(), device) as session,
+            leased_session(container, device) as session,
         ):
             recording = UNRECORDED if store is None else Recording(store.open, new_run_id())
             row = compare_on_device(session, compared, comparison, recording)
             emulator = session.properties.emulator
         return replace(comparison, stages=(*comparison.stages, row), emulator=emulator)
 
-    def outputs(self, stage: str | None = None) -> dict[str, object]:
+    def outputs(
+        self, stage: str | None = None, *, needed_by: str = "outputs()"
+    ) -> dict[str, object]:
         """Return the outputs of all finished stages by name, up to `stage`.
+
+        Args:
+            stage: a finished one; by default the latest.
+            needed_by: names in errors what needs them.
 
         Raises:
             PipelineError: no stage has run, or not this one.
         """
-        return self._outputs("outputs()", stage)
+        if not self._done:
+            raise PipelineError(f"{needed_by} needs a finished stage; call construct() first")
+        if stage is not None and stage not in self._done:
+            names = ", ".join(self._done)
+            raise PipelineError(f"{needed_by}: {stage!r} is no finished stage; there are {names}")
+        outputs: dict[str, object] = {}
+        for name, done in self._done.items():
+            outputs |= vars(done.output)
+            if name == stage:
+                break
+        return outputs
 
     def text_to_compare(self, text: str | None, windows: int | None) -> tuple[str, int | None]:
         """Return the text of a comparison, by default the recipe's, and its number of windows.
@@ -361,9 +377,9 @@ class LLMPipeline:
             HarnessError: the device, the prompt or the chat template cannot be used.
         """
         asked = Generate.of(prompt=prompt, max_tokens=max_tokens, chat=chat or None, system=system)
-        outputs = self._outputs("generate()")
+        outputs = self.outputs(needed_by="generate()")
         if device is not None:
-            with leased_session(self._container(), device) as session:
+            with leased_session(_container(outputs), device) as session:
                 return generate_on_device(session, asked)
         with open_host_model(outputs, self.cache_root / self.model_name) as model:
             return generate_on_host(model, asked, folder_of(self.model_dir))
@@ -375,7 +391,7 @@ class LLMPipeline:
             PipelineError: no stage has run.
             WrongUseError: something is at the destination that may not be replaced.
         """
-        self._outputs("export()")
+        self.outputs(needed_by="export()")
         name = self.completed[-1]
         return self.config.stages[name]().export(
             self._done[name].output, absolute_user_path(export_dir)
@@ -438,27 +454,6 @@ class LLMPipeline:
         for later in names[names.index(name) :]:
             self._done.pop(later, None)
 
-    def _outputs(self, what: str, stage: str | None = None) -> dict[str, object]:
-        """Return the outputs of all finished stages by name, up to `stage`."""
-        if not self._done:
-            raise PipelineError(f"{what} needs a finished stage; call construct() first")
-        if stage is not None and stage not in self._done:
-            names = ", ".join(self._done)
-            raise PipelineError(f"{what}: {stage!r} is no finished stage; there are {names}")
-        outputs: dict[str, object] = {}
-        for name, done in self._done.items():
-            outputs |= vars(done.output)
-            if name == stage:
-                break
-        return outputs
-
-    def _container(self) -> GenAIContainer:
-        path = self._outputs("a device").get("container")
-        if not isinstance(path, Path):
-            reason = "a device runs containers; construct() up to the genai_builder first"
-            raise PipelineError(reason)
-        return GenAIContainer.load(path)
-
     def _metrics(self, advice: str) -> EvaluatorConfig:
         config = self.config.settings.evaluator_config
         if config is None:
@@ -492,6 +487,14 @@ class LLMPipeline:
         scratch = tempfile.TemporaryDirectory(prefix="qnnfarm-pipeline-", dir=parent)
         weakref.finalize(self, scratch.cleanup)
         return Path(scratch.name).absolute()
+
+
+def _container(outputs: Mapping[str, object]) -> GenAIContainer:
+    path = outputs.get("container")
+    if not isinstance(path, Path):
+        reason = "a device runs containers; construct() up to the genai_builder first"
+        raise PipelineError(reason)
+    return GenAIContainer.load(path)
 
 
 def _is_there(output: StageOutput) -> bool:

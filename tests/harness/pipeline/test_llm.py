@@ -42,6 +42,8 @@ def test_perplexity_stays_from_float_to_the_emulator_and_the_device(
     assert scores["device"] == pytest.approx(scores["genai_builder"], rel=5e-3)
     assert all(v == pytest.approx(scores["model_loader"], rel=0.02) for v in scores.values())
     assert len(set(scores.values())) == 4  # each is a run of its own
+    with pytest.raises(PipelineError, match="genai_builder first"):
+        built.evaluate(device=device, stage="quantization")
 
 
 def test_generate_gives_one_text_on_the_host_and_on_the_device(
