@@ -90,12 +90,13 @@ def generate_on_host(model: HostModel, asked: Generate, model_dir: Path) -> Gene
     Args:
         model_dir: has the chat template.
     """
-    encoder, prompt, stop = load_tokenizer(model.tokenizer), str(asked.prompt), model.stop
+    encoder, prompt = load_tokenizer(model.tokenizer), str(asked.prompt)
+    stop = frozenset(model.config.eos_token_ids)
     if asked.chat:
         turns = Chat.of(model_dir).turns([prompt], asked.system)
         ids: Sequence[int] = turns.ids[0]
         stop |= frozenset(() if turns.end_token is None else (turns.end_token,))
     else:
-        ids = [model.bos, *encode(encoder, prompt)]
+        ids = [model.config.bos_token_id, *encode(encoder, prompt)]
     chosen = model.loop.greedy(ids, asked.max_tokens, stop)
     return GenerationAnswer(encoder.decode(chosen), f"this host, the {model.kind} model")

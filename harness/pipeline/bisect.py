@@ -136,12 +136,10 @@ class Bisection:
     def print(self, top: int | None = 20) -> None:
         """Print the ranking, the checks and the proposal."""
         costs = self.sensitivity.costs
-        rows = [Row(_cells(cost)) for cost in costs[:top]]
         both = any(cost.rest is not None for cost in costs)
         headings = _HEADINGS if both else _HEADINGS[:-1]
-        print_rows(
-            headings, [Row(row.cells[: len(headings)]) for row in rows], right=set(headings[1:])
-        )
+        rows = [Row(_cells(cost)[: len(headings)]) for cost in costs[:top]]
+        print_rows(headings, rows, right=set(headings[1:]))
         if len(rows) < len(costs):
             answers().print(f"and {len(costs) - len(rows)} that cost less")
         quantized = self.quantized or (QualityCheck("CPU", "choosing", self.sensitivity.whole),)
@@ -319,6 +317,14 @@ class MixtureMaker:
             stages[BUILDER] = data["stages"][BUILDER]
         return _for_emulator(self.pipe, str(place), {**data, "stages": stages})
 
+    def evaluate(self, proposal: Proposal, reference: FloatLogits) -> Divergence | None:
+        """Build a proposal, and evaluate it on the emulator; None if the recipe builds nothing."""
+        mixed = self.pipeline(proposal)
+        if BUILDER not in mixed.config.stages or mixed.config.settings.soc_details is None:
+            return None
+        mixed.construct()
+        return _run_container(mixed.outputs(), reference)
+
     def export(self, proposal: Proposal, out: Path) -> None:
         """Write the model of a proposal."""
         mixed = self.pipeline(proposal)
@@ -448,8 +454,7 @@ def bisect_pipeline(
         BuildError: a model cannot run, or the proposal not be built.
     """
     options = options or BisectOptions()
-    outputs = _quantized(pipe)
-    whole, folder = float_folder(outputs[0]), _last_model(outputs)
+    whole, folder = _models(pipe)
     choosing, held_out = _cut(pipe, whole, (text, windows), options)
     encodings = load_encodings(folder / ENCODINGS_FILE).by_name()
     changed = changed_weights(whole / MODEL_FILE, folder / MODEL_FILE)
@@ -478,14 +483,18 @@ def bisect_pipeline(
             return Bisection(sensitivity, len(choosing), container=container)
         checking = open_model(held_out)
         checking.record(encodings)
-        make = MixtureMaker(pipe, whole, folder, encodings, scratch)
-        verifier = _Verifier(make, options, checking.reference, measure_sweep(checking, encodings))
-        quantized = verifier.measure(())
+        measure = measure_sweep(checking, encodings)
+        quantized = measure(())
         container = _check_container(options.container, whole, checking.reference, "held out")
         search = PrecisionSearch(
             sensitivity.costs, options.bound.beside(quantized), measure_sweep(ranking, encodings)
         )
-        tries = _find(search, verifier, options)
+        make = MixtureMaker(pipe, whole, folder, encodings, scratch)
+
+        def build(proposal: Proposal) -> Divergence | None:
+            return make.evaluate(proposal, checking.reference) if options.build else None
+
+        tries = _find(search, measure, build, options.tries)
         if options.out is not None:
             make.export(tries[-1].proposal, options.out)
         pipe.manifest.save(pipe.manifest_path)  # of this pipeline again, not of a mixed one
@@ -574,20 +583,19 @@ def _quantization_of(container: GenAIContainer, model: Path) -> dict[str, Any]:
     return {"recipe_name": recipe, "options": options, "technique_kwargs": arguments}
 
 
-def _quantized(pipe: LLMPipeline) -> list[dict[str, object]]:
-    """Return the outputs after each stage before the builder, which are run if need be."""
+def _models(pipe: LLMPipeline) -> tuple[Path, Path]:
+    """Return the folders of the model in float and of the quantized one, which are made if need be.
+
+    Raises:
+        PipelineError: no stage quantizes the model.
+    """
     last = last_before_builder(pipe)
     if last not in pipe.completed:
         pipe.construct(until=last)
-    names = list(pipe.config.stages)
-    return [pipe.outputs(name) for name in names[: names.index(last) + 1]]
-
-
-def _last_model(outputs: Sequence[Mapping[str, object]]) -> Path:
-    model = outputs[-1].get("model")
+    model = pipe.outputs(last).get("model")
     if not isinstance(model, ModelFolder) or not model.quantized:
         raise PipelineError("no stage has quantized the model: name `quantization` in stages")
-    return model.path
+    return float_folder(pipe.outputs(pipe.completed[0])), model.path
 
 
 def _build_command(pipe: LLMPipeline, out: Path | None) -> str:
@@ -622,49 +630,34 @@ def _cut(
 
 
 def _find(
-    search: PrecisionSearch, verifier: "_Verifier", options: BisectOptions
+    search: PrecisionSearch,
+    measure: Measure,
+    build: Callable[[Proposal], Divergence | None],
+    most: int,
 ) -> tuple[Try, ...]:
-    """Propose, check, and raise more while a check fails."""
+    """Propose, check over held-out text, and raise more while a check fails.
+
+    Args:
+        measure: measures mixtures over that text by rounding the float model.
+        build: measures a proposal that holds there as it is built; None if it is not built.
+        most: proposals.
+    """
     tries: list[Try] = []
     proposal: Proposal | None = search.propose()
     while proposal is not None:
-        checks = verifier.check(proposal)
-        tries.append(Try(proposal, checks))
-        bound, last = proposal.bound, checks[-1].quality
-        if bound.holds(last) or len(tries) == options.tries:
-            break
-        proposal = search.extend(proposal, bound.value(last) - bound.value(proposal.after))
-    return tuple(tries)
-
-
-@dataclass
-class _Verifier:
-    """Checks of proposals over held-out text: by the sweep, and if that holds, as they are built.
-
-    Attributes:
-        reference: logits in float over that text.
-        measure: measures mixtures over it by rounding the float model.
-    """
-
-    make: MixtureMaker
-    options: BisectOptions
-    reference: FloatLogits
-    measure: Measure
-
-    def check(self, proposal: Proposal) -> tuple[QualityCheck, ...]:
-        """Measure one."""
-        quality = self.measure(proposal.raised)
+        bound, quality = proposal.bound, measure(proposal.raised)
         checks = [
             QualityCheck("CPU", "choosing", proposal.after),
             QualityCheck("CPU", "held out", quality),
         ]
-        if self.options.build and proposal.bound.holds(quality):
-            mixed = self.make.pipeline(proposal)
-            if BUILDER in mixed.config.stages and mixed.config.settings.soc_details is not None:
-                mixed.construct()
-                quality = _run_container(mixed.outputs(), self.reference)
-                checks.append(QualityCheck("HTP emulator", "held out", quality))
-        return tuple(checks)
+        if bound.holds(quality) and (built := build(proposal)) is not None:
+            checks.append(QualityCheck("HTP emulator", "held out", built))
+        tries.append(Try(proposal, tuple(checks)))
+        last = checks[-1].quality
+        if bound.holds(last) or len(tries) == most:
+            break
+        proposal = search.extend(proposal, bound.value(last) - bound.value(proposal.after))
+    return tuple(tries)
 
 
 def _check_container(

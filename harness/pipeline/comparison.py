@@ -9,6 +9,7 @@ Genie's own profile says. The host has no speed of a model's.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 from buildlib.checkpoint.config import load_config
@@ -135,7 +136,7 @@ class ComparedText:
     text: str
     most: int | None
 
-    @property
+    @cached_property
     def windows(self) -> list[Window]:
         """The windows that Genie scores at the model's AR and CL."""
         shape = require_shape(self.model / MODEL_FILE)
@@ -177,26 +178,19 @@ def compare_on_host(
     rows: list[StageQuality] = []
     known: dict[object, StageQuality] = {}
     with record_float(text.model / MODEL_FILE, config, scored) as reference:
-        for number, (name, outputs) in enumerate(stages):
-            # the first stage is the model in float, with or without encodings beside it
+        for name, outputs in stages:
             key = tuple(sorted((k, str(v)) for k, v in outputs.items()))
-            if key not in known:
-                known[key] = _evaluate(name, outputs, reference, scratch, is_float=not number)
-            same = known[key]
-            rows.append(StageQuality(name, same.where, same.values, same.note))
+            if not known:  # the first is the model in float, with or without encodings beside it
+                known[key] = StageQuality(name, _WHERE["float"], reference.own().metrics)
+            elif key not in known:
+                known[key] = _evaluate(name, outputs, reference, scratch)
+            rows.append(replace(known[key], stage=name))
     return PipelineComparison(tuple(rows), len(cut), sum(map(len, scored)))
 
 
 def _evaluate(
-    name: str,
-    outputs: Mapping[str, object],
-    reference: FloatLogits,
-    scratch: Path,
-    *,
-    is_float: bool,
+    name: str, outputs: Mapping[str, object], reference: FloatLogits, scratch: Path
 ) -> StageQuality:
-    if is_float:
-        return StageQuality(name, _WHERE["float"], reference.own().metrics)
     try:
         with open_host_model(outputs, scratch) as model:
             divergence = evaluate_model(model.loop, reference)
@@ -268,7 +262,8 @@ def score_on_host(model: HostModel, text: str, windows: int | None) -> tuple[flo
         error, None of one window.
     """
     cut = cut_windows(text, model.tokenizer, model.limit, windows)
-    losses = [float(window_losses(model.loop, model.bos, w.scored).mean()) for w in cut]
+    bos = model.config.bos_token_id
+    losses = [float(window_losses(model.loop, bos, w.scored).mean()) for w in cut]
     # windows have as many tokens
     return math.exp(math.fsum(losses) / len(losses)), standard_error(losses)
 

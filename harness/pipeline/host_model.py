@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from buildlib.checkpoint.config import load_config
+from buildlib.checkpoint.config import DecoderConfig, load_config
 from buildlib.checkpoint.layout import CONFIG_FILE, ENCODINGS_FILE, MODEL_FILE, TOKENIZER_FILE
 from buildlib.container.container import GenAIContainer
 from buildlib.container.op_packages import registrations
@@ -32,16 +32,14 @@ class HostModel:
         kind: `float`, `quantized` (as QDQ on the CPU), or `compiled` (on the HTP emulator).
         tokenizer: its `tokenizer.json`.
         limit: of its context, by which texts are cut into windows.
-        bos: id of the token that leads every text.
-        stop: ids of tokens that end a text.
+        config: says which tokens lead and end a text.
     """
 
     kind: str
     tokenizer: Path
     limit: ContextLimit
     loop: HostLoop
-    bos: int
-    stop: frozenset[int]
+    config: DecoderConfig
 
 
 @contextmanager
@@ -49,7 +47,7 @@ def open_host_model(outputs: Mapping[str, object], scratch: Path) -> Iterator[Ho
     """Open the latest model for a block.
 
     Args:
-        made: outputs of the finished stages by name: a container, or else a model.
+        outputs: of the finished stages by name: a container, or else a model.
         scratch: folder for files that go away with the block.
 
     Raises:
@@ -80,9 +78,7 @@ def _onnx(model: ModelFolder, scratch: Path) -> Iterator[HostModel]:
             path = apply_encodings(path, encodings, Path(temporary) / "quantized.onnx")
         with open_onnx(path, config) as loop:
             limit = ContextLimit(shape.cl, shape.ar)
-            stop = frozenset(config.eos_token_ids)
-            tokenizer, bos = folder / TOKENIZER_FILE, config.bos_token_id
-            yield HostModel(kind, tokenizer, limit, loop, bos, stop)
+            yield HostModel(kind, folder / TOKENIZER_FILE, limit, loop, config)
 
 
 @contextmanager
@@ -110,5 +106,4 @@ def _compiled(container: GenAIContainer, model: Path) -> Iterator[HostModel]:
     table = None if block is None else EmbeddingConfig.from_genie(block, container.path)
     with HostLoop(chains, config, embed=None if table is None else table.rows) as loop:
         tokenizer, limit = container.files[TOKENIZER_FILE], ContextLimit.of(container)
-        stop = frozenset(config.eos_token_ids)
-        yield HostModel("compiled", tokenizer, limit, loop, config.bos_token_id, stop)
+        yield HostModel("compiled", tokenizer, limit, loop, config)
