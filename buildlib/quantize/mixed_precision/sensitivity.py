@@ -15,7 +15,12 @@ from buildlib.graph.files import tensor_array
 from buildlib.graph.values import is_parameter, source_of, static_shape
 from buildlib.numerics.divergence import Divergence, sqnr_db
 from buildlib.quantize.grids import activation_names
-from buildlib.quantize.mixed_precision.sweep import Measured, Quantized, SensitivityModel
+from buildlib.quantize.mixed_precision.sweep import (
+    Measured,
+    Quantized,
+    SensitivityModel,
+    constant_names,
+)
 from buildlib.quantize.structure import channel_axis, shared_grids
 from buildlib.quantize.weight_grids import per_channel_encoding
 
@@ -213,7 +218,7 @@ def _activations(graph: ir.Graph, segment: int, encodings: Quantized, ar: int) -
         first = min(computed & low.keys() or low, key=lambda name: (-sizes.get(name, 0), name))
         more = sizes.get(first, 0) // ar if high else 0
         yield Unit(first, kind, segment, low, high, more)
-    for name in sorted(_constants(graph) - grouped):
+    for name in sorted(constant_names(graph) - grouped):
         if name in encodings and encodings[name].dtype == "INT" and encodings[name].bw <= 16:
             high_one = _raised(encodings[name])
             high = {} if high_one is None else {name: high_one}
@@ -228,11 +233,6 @@ def _raised(encoding: Encoding) -> Encoding | None:
     steps = (1 << encoding.bw) - 1
     low, high = offset * scale, (steps + offset) * scale
     return asymmetric_encoding(encoding.name, low, high, _RAISED[encoding.bw])
-
-
-def _constants(graph: ir.Graph) -> set[str]:
-    used = (value for node in graph for value in node.inputs if value is not None)
-    return {str(source_of(value).name) for value in used if is_parameter(value)}
 
 
 def _by_layer(units: Sequence[Unit], n_segments: int) -> list[Unit]:

@@ -97,11 +97,6 @@ class SensitivityModel(Closeable):
         self._scratch.cleanup()
 
     @property
-    def positions(self) -> int:
-        """Positions that are scored."""
-        return sum(map(len, self._loop.windows))
-
-    @property
     def ar(self) -> int:
         """Tokens of a call."""
         return self._loop.shape.ar
@@ -312,11 +307,11 @@ def _activation_grids(graph: ir.Graph, encodings: Quantized) -> dict[str, Grid]:
 
 def _names(graph: ir.Graph, *, first: bool) -> frozenset[str]:
     """Return the names of a segment's float values and constants, without the border into it."""
-    constants = {
-        str(source_of(value).name)
-        for node in graph
-        for value in node.inputs
-        if value is not None and is_parameter(value)
-    }
     border = set() if first else {str(graph.inputs[0].name)}
-    return frozenset(constants | set(activation_names(graph)) - border)
+    return frozenset(constant_names(graph) | set(activation_names(graph)) - border)
+
+
+def constant_names(graph: ir.Graph) -> set[str]:
+    """Return the names of the constants that a graph reads."""
+    used = (value for node in graph for value in node.inputs if value is not None)
+    return {str(source_of(value).name) for value in used if is_parameter(value)}
