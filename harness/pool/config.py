@@ -21,7 +21,7 @@ from buildlib.targets import soc_named, suggest_socs
 from harness.devices.spec import DeviceSpec
 from harness.devices.types import check_type_name
 from harness.errors import WrongUseError
-from harness.pool.failure_policy import QuarantineRule, backoff
+from harness.pool.failure_policy import backoff
 from harness.yaml_files import YamlFile, read_yaml
 
 _PLACEHOLDER = re.compile(r"\{\w+\}")
@@ -165,13 +165,23 @@ class AdbServerConfig(_Model):
     trusted_users: tuple[Account, ...] = ()
 
 
-class RecoveryConfig(_Model):
+class _Backoff(_Model):
+    """Time to wait after a failure, doubled each time up to `max_backoff_s`."""
+
+    backoff_s: Seconds
+    max_backoff_s: Seconds
+
+    def backoff(self, failures: int) -> float:
+        """Return the seconds to wait after that many failures."""
+        return backoff(self.backoff_s, self.max_backoff_s, failures)
+
+
+class RecoveryConfig(_Backoff):
     """Recovery of devices that failed: its steps in order, and its back-off.
 
     Attributes:
         power_cycle: program and arguments, run without a shell; `{name}`, `{serial}` and `{key}`
             in them become the device's.
-        backoff_s: after a recovery that failed, doubled each time up to `max_backoff_s`.
     """
 
     steps: tuple[StepName, ...] = STEPS
@@ -191,26 +201,16 @@ class RecoveryConfig(_Model):
             raise ValueError("a step is given twice")
         return steps
 
-    def backoff(self, attempts: int) -> float:
-        """Return the seconds to wait after that many failures."""
-        return backoff(self.backoff_s, self.max_backoff_s, attempts)
 
+class QuarantineConfig(_Backoff):
+    """Limit of the weight of failures that brings quarantine, and the time to a probation run.
 
-class QuarantineConfig(_Model):
-    """Limits beyond which failures bring quarantine, and its length before a probation run.
-
-    Attributes:
-        backoff_s: doubled by each probation that fails and each return, up to `max_backoff_s`.
+    That is doubled by each run that fails, and each return.
     """
 
     limit: Annotated[float, Field(gt=0, le=1000)] = 3.0
     backoff_s: Seconds = 60.0
     max_backoff_s: Seconds = 3600.0
-
-    @property
-    def rule(self) -> QuarantineRule:
-        """The same rule for the ledger."""
-        return QuarantineRule(self.limit, self.backoff_s, self.max_backoff_s)
 
 
 class ReceiverConfig(_Model):

@@ -1,6 +1,6 @@
 """Evidence of the ledger: which failures count against a device, as far as all devices tell."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
 
 from sqlalchemy import ColumnElement, Connection, and_, exists, select
 
@@ -66,11 +66,11 @@ def add_failure(
     db.execute(added)
 
 
-def failures_of(db: Connection, keys: Collection[str]) -> dict[str, list[FailureRecord]]:
-    """Return the failures that count against devices, by key.
+def failures_of(db: Connection, keys: Collection[str]) -> dict[str, tuple[FailureRecord, ...]]:
+    """Return the failures that count against devices, by key, the newest last.
 
-    Work that began on another device after it had failed here, and failed alike there, is at fault
-    itself.
+    Of each lease, and of each work, the heaviest counts. Work that began on another device after it
+    had failed here, and failed alike there, is at fault itself.
     """
     later = evidence.alias()
     alike = (
@@ -87,7 +87,21 @@ def failures_of(db: Connection, keys: Collection[str]) -> dict[str, list[Failure
         subject = "" if row.is_device else row.subject
         record = FailureRecord(row.lease, row.weight, shown(row.kind), shown(row.text), subject)
         failures.setdefault(row.key, []).append(record)
-    return failures
+    return {
+        key: _heaviest(_heaviest(found, lambda f: f.lease), lambda f: f.subject or f.lease)
+        for key, found in failures.items()
+    }
+
+
+def _heaviest(
+    failures: Iterable[FailureRecord], part: Callable[[FailureRecord], object]
+) -> tuple[FailureRecord, ...]:
+    heaviest: dict[object, FailureRecord] = {}
+    for failure in failures:
+        other = heaviest.get(part(failure))
+        if other is None or failure.weight > other.weight:
+            heaviest[part(failure)] = failure
+    return tuple(heaviest.values())
 
 
 def has_failed(db: Connection, work: Work) -> bool:

@@ -1,6 +1,5 @@
 """Failure policy of a pool: which failures count against a device, and when they quarantine it."""
 
-from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -106,40 +105,6 @@ class FailureRecord:
     kind: str
     text: str
     subject: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class QuarantineRule:
-    """Limit beyond which failures bring quarantine, and its length.
-
-    Attributes:
-        limit: sum of weights that brings quarantine.
-        backoff_s: time until the probation run; doubled by each that fails and each return.
-    """
-
-    limit: float = 3.0
-    backoff_s: float = 60.0
-    max_backoff_s: float = 3600.0
-
-    @staticmethod
-    def counted(failures: Iterable[FailureRecord]) -> Sequence[FailureRecord]:
-        """Return the failures that count, the newest last: of each lease and work the heaviest."""
-        return _heaviest(_heaviest(failures, lambda f: f.lease), lambda f: f.subject or f.lease)
-
-    def backoff(self, times: int) -> float:
-        """Return the seconds until a probation run after so many failed ones and returns."""
-        return backoff(self.backoff_s, self.max_backoff_s, times)
-
-
-def _heaviest(
-    failures: Iterable[FailureRecord], part: Callable[[FailureRecord], object]
-) -> Sequence[FailureRecord]:
-    heaviest: dict[object, FailureRecord] = {}
-    for failure in failures:
-        other = heaviest.get(part(failure))
-        if other is None or failure.weight > other.weight:
-            heaviest[part(failure)] = failure
-    return list(heaviest.values())
 
 
 def backoff(first_s: float, most_s: float, failures: int) -> float:

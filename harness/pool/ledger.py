@@ -14,6 +14,7 @@ from harness.devices.socket_owner import user_name
 from harness.errors import LeaseLostError
 from harness.paths import is_shared
 from harness.pool import reservations
+from harness.pool.config import QuarantineConfig
 from harness.pool.database import Database
 from harness.pool.evidence import (
     add_failure,
@@ -25,7 +26,7 @@ from harness.pool.evidence import (
     settle,
     was_counted,
 )
-from harness.pool.failure_policy import FailureReport, QuarantineRule, Work
+from harness.pool.failure_policy import FailureReport, Work
 from harness.pool.history import HistoryEntry, add_event, read_history
 from harness.pool.owner import Owner, has_ended, host_id
 from harness.pool.queue import Request, keep, served
@@ -118,7 +119,7 @@ class Ledger:
         clock: Clock,
         *,
         ttl_s: float,
-        rule: QuarantineRule,
+        rule: QuarantineConfig,
         ended: Callable[[Owner], bool] = has_ended,
     ) -> None:
         self.database = database
@@ -258,7 +259,7 @@ class Ledger:
             row.key: device_of(
                 row,
                 held.get(row.key),
-                tuple(self._rule.counted(failures.get(row.key, ()))),
+                failures.get(row.key, ()),
                 tuple(reservation for reservation in booked if reservation.key == row.key),
             )
             for row in db.execute(select(devices).where(devices.c.key.in_(wanted)))
@@ -803,7 +804,7 @@ class Ledger:
         device = _device(db, key)
         if device is None or _lease(db, key) is not None:
             return  # the release of its lease decides
-        counted = self._rule.counted(failures_of(db, (key,)).get(key, ()))
+        counted = failures_of(db, (key,)).get(key, ())
         total = sum(failure.weight for failure in counted)
         if not counted or total < self._rule.limit:
             return

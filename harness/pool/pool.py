@@ -116,7 +116,7 @@ class Pool(Closeable):
         self._database = Database(ledger or find_ledger(config))
         clock = clock or SystemClock()
         self.ledger = Ledger(
-            self._database, clock, ttl_s=config.lease.ttl_s, rule=config.quarantine.rule
+            self._database, clock, ttl_s=config.lease.ttl_s, rule=config.quarantine
         )
         claims = FenceClaims(self.ledger, opener, clock, timeout_s=config.lease.claim_timeout_s)
         heartbeat = Heartbeat(self.ledger)

@@ -252,5 +252,5 @@ class Upkeep:
 
     def _backoff(self, device: DeviceRow, event: Event) -> float:
         config = self._context.config
-        policy = config.quarantine.rule if event is Event.NOT_PASSED else config.recovery
+        policy = config.quarantine if event is Event.NOT_PASSED else config.recovery
         return policy.backoff(device.attempts)

@@ -16,14 +16,14 @@ from contextlib import suppress
 from pathlib import Path
 from harness.clock import SystemClock
 from harness.pool.database import Database
-from harness.pool.failure_policy import QuarantineRule
+from harness.pool.config import QuarantineConfig
 from harness.pool.ledger import Ledger
 from harness.pool.ledger_file import default_path
 from harness.pool.owner import this_process
 from harness.pool.records import Facts
 
 marks = Path(sys.argv[1])
-ledger = Ledger(Database(default_path()), SystemClock(), ttl_s=3600, rule=QuarantineRule())
+ledger = Ledger(Database(default_path()), SystemClock(), ttl_s=3600, rule=QuarantineConfig())
 for key in "abc":
     ledger.record_found(key, key, f"spec:{key}", Facts())
 me = this_process()

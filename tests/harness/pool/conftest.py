@@ -13,10 +13,9 @@ from sqlalchemy import Connection, Row, text
 
 from harness.clock import Clock
 from harness.pool import schema
-from harness.pool.config import PoolConfig
+from harness.pool.config import PoolConfig, QuarantineConfig
 from harness.pool.context import Changes, PoolContext
 from harness.pool.database import Database
-from harness.pool.failure_policy import QuarantineRule
 from harness.pool.heartbeat import Heartbeat
 from harness.pool.ledger import Ledger
 from harness.pool.owner import Owner, host_id
@@ -46,7 +45,7 @@ class Bench:
     location: str | Path
     clock: ManualClock = field(default_factory=ManualClock)
     dead: set[int] = field(default_factory=set)
-    rule: QuarantineRule = field(default_factory=QuarantineRule)
+    rule: QuarantineConfig = field(default_factory=QuarantineConfig)
 
     def __post_init__(self) -> None:
         self.database = ManualDatabase(self.location)

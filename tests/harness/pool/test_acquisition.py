@@ -13,10 +13,9 @@ from sqlalchemy import select
 from harness.devices.spec import DeviceSpec
 from harness.errors import LeaseTimeoutError
 from harness.pool.acquisition import Acquisition
-from harness.pool.config import PoolConfig
+from harness.pool.config import PoolConfig, QuarantineConfig
 from harness.pool.context import Changes, PoolContext
 from harness.pool.database import Database
-from harness.pool.failure_policy import QuarantineRule
 from harness.pool.heartbeat import Heartbeat
 from harness.pool.ledger import Ledger
 from harness.pool.members import Member
@@ -54,7 +53,7 @@ def test_a_place_in_the_queue_outlasts_the_shortest_ttl(
     monkeypatch.setattr("harness.pool.acquisition.time", SimpleNamespace(monotonic=clock.boottime))
     databases = [Database(tmp_path / "pool.db") for _ in range(2)]
     waiting, other = (
-        Ledger(db, clock, ttl_s=ttl_s, rule=QuarantineRule())
+        Ledger(db, clock, ttl_s=ttl_s, rule=QuarantineConfig())
         for db, ttl_s in zip(databases, (1.0, 3600.0), strict=True)
     )
     other.record_found("a", "a", "spec:a", Facts())

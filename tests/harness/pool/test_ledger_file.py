@@ -18,7 +18,7 @@ from pathlib import Path
 from harness.clock import SystemClock
 from harness.errors import LedgerError
 from harness.pool.database import Database
-from harness.pool.failure_policy import QuarantineRule
+from harness.pool.config import QuarantineConfig
 from harness.pool.ledger import Ledger
 from harness.pool.records import Facts
 
@@ -26,7 +26,7 @@ folder, fill_first = Path(sys.argv[1]), sys.argv[2] == "new"
 
 def write(count):
     with closing(Database(folder / "state" / "pool.db")) as database:
-        ledger = Ledger(database, SystemClock(), ttl_s=30, rule=QuarantineRule())
+        ledger = Ledger(database, SystemClock(), ttl_s=30, rule=QuarantineConfig())
         for number in range(count):
             ledger.record_found(f"key {number}", "x" * 900, f"spec {number}", Facts())
 

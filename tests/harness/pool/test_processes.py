@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from harness.clock import SystemClock
+from harness.pool.config import QuarantineConfig
 from harness.pool.database import Database
-from harness.pool.failure_policy import QuarantineRule
 from harness.pool.ledger import Ledger
 from harness.pool.records import Facts
 from tests.command_line import Started
@@ -22,12 +22,12 @@ import json, os, sys, time
 from pathlib import Path
 from harness.clock import SystemClock
 from harness.pool.database import Database
-from harness.pool.failure_policy import QuarantineRule
+from harness.pool.config import QuarantineConfig
 from harness.pool.ledger import Ledger
 from harness.pool.owner import this_process
 
 folder, ttl, count, rounds, devices = Path(sys.argv[1]), *map(int, sys.argv[2:])
-ledger = Ledger(Database(folder / "pool.db"), SystemClock(), ttl_s=ttl, rule=QuarantineRule())
+ledger = Ledger(Database(folder / "pool.db"), SystemClock(), ttl_s=ttl, rule=QuarantineConfig())
 me = this_process()
 for _ in range(rounds):
     ticket = ledger.enqueue(me, ["a", "b", "c"][:devices], count)
@@ -56,7 +56,7 @@ def start(folder: Path, *, count: int = 1, rounds: int, devices: int = 3) -> Sta
 @pytest.fixture
 def ledger(tmp_path: Path) -> Iterator[Ledger]:
     with closing(Database(tmp_path / "pool.db")) as database:
-        made = Ledger(database, SystemClock(), ttl_s=_TTL_S, rule=QuarantineRule())
+        made = Ledger(database, SystemClock(), ttl_s=_TTL_S, rule=QuarantineConfig())
         for key in "abc":
             made.record_found(key, key, f"spec:{key}", Facts())
         yield made

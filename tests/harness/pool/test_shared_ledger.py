@@ -19,8 +19,8 @@ from harness import paths
 from harness.cli.doctor import examine
 from harness.clock import SystemClock
 from harness.errors import LedgerError
+from harness.pool.config import QuarantineConfig
 from harness.pool.database import Database
-from harness.pool.failure_policy import QuarantineRule
 from harness.pool.ledger import Ledger
 from harness.pool.ledger_file import default_path
 from tests.system import program
@@ -206,7 +206,7 @@ class _ledger:  # noqa: N801 - a context manager
 
     def __init__(self, shared: SharedFolder) -> None:
         self._database = Database(shared.ledger / "pool.db")
-        self.ledger = Ledger(self._database, SystemClock(), ttl_s=30, rule=QuarantineRule())
+        self.ledger = Ledger(self._database, SystemClock(), ttl_s=30, rule=QuarantineConfig())
 
     def __enter__(self) -> Ledger:
         return self.ledger
@@ -310,11 +310,11 @@ def test_virtual_devices_of_two_users_are_two_devices(shared: SharedFolder) -> N
 import sys
 from harness.clock import SystemClock
 from harness.pool.database import Database
-from harness.pool.failure_policy import QuarantineRule
+from harness.pool.config import QuarantineConfig
 from harness.pool.ledger import Ledger
 from harness.pool.ledger_file import default_path
 from harness.pool.records import Facts
-ledger = Ledger(Database(default_path()), SystemClock(), ttl_s=30, rule=QuarantineRule())
+ledger = Ledger(Database(default_path()), SystemClock(), ttl_s=30, rule=QuarantineConfig())
 ledger.record_found(sys.argv[1], "alpha", "virtual:alpha", Facts())
 ledger.record_found("hardware:R5", "phone", "android:R5", Facts())
 print(*sorted(ledger.keys_of(["virtual:alpha", "android:R5"]).values()))
