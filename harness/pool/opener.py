@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
 
 from harness.devices.adb.client import USB_PORT
 from harness.devices.device import Device
@@ -43,38 +42,6 @@ class ReachedDevice:
     facts: Facts
 
 
-class Opener(Protocol):
-    """Discovers and opens devices."""
-
-    def discover(self, entry: DeviceEntry) -> Sequence[DeviceSpec]:
-        """Return the devices that an entry of the configuration stands for now."""
-        ...
-
-    def open(self, member: Member) -> Device:
-        """Open a device; it need not answer yet.
-
-        Raises:
-            HarnessError: it cannot be opened.
-        """
-        ...
-
-    def forget(self, member: Member) -> None:
-        """Forget the connection to a device, so that it is opened again."""
-        ...
-
-    def restart_server(self, member: Member) -> None:
-        """Restart the adb server of a device's host, if it is ours.
-
-        Raises:
-            HarnessError: it is not ours, or there is none.
-        """
-        ...
-
-    def close(self) -> None:
-        """Close all connections."""
-        ...
-
-
 def devices_of(config: PoolConfig) -> Devices:
     """Make the connections to adb servers and hosts that a configuration describes."""
     return Devices(
@@ -83,8 +50,8 @@ def devices_of(config: PoolConfig) -> Devices:
     )
 
 
-class DeviceOpener:
-    """Opens devices of every type, with the hosts of a configuration."""
+class Opener:
+    """Discovers and opens devices of every type, with the hosts of a configuration."""
 
     def __init__(self, config: PoolConfig, devices: Devices | None = None) -> None:
         """Create an opener without connections.
@@ -96,20 +63,28 @@ class DeviceOpener:
         self._devices = devices or devices_of(config)
 
     def discover(self, entry: DeviceEntry) -> Sequence[DeviceSpec]:
-        """See `Opener.discover`."""
+        """Return the devices that an entry of the configuration stands for now."""
         name = "android" if entry.discover == "adb" else str(entry.discover)
         return device_types()[name].discover(self._devices, entry.host)
 
     def open(self, member: Member) -> Device:
-        """See `Opener.open`."""
+        """Open a device; it need not answer yet.
+
+        Raises:
+            HarnessError: it cannot be opened.
+        """
         return self._devices.open(member.spec, start=True, soc=member.soc)
 
     def forget(self, member: Member) -> None:
-        """See `Opener.forget`."""
+        """Forget the connection to a device, so that it is opened again."""
         self._devices.forget(member.spec)
 
     def restart_server(self, member: Member) -> None:
-        """See `Opener.restart_server`."""
+        """Restart the adb server of a device's host, if it is ours.
+
+        Raises:
+            HarnessError: it is not ours, or there is none.
+        """
         name = member.spec.host if member.spec.type == "android" else None
         if name is None:
             raise PoolError("not taken: it hangs on no adb server")
@@ -122,7 +97,7 @@ class DeviceOpener:
             shell_host.shell(["adb", "-P", str(port), action], timeout_s=_RESTART_S)
 
     def close(self) -> None:
-        """See `Opener.close`."""
+        """Close all connections."""
         self._devices.close()
 
 

@@ -31,7 +31,7 @@ from harness.pool.members import (
     members_of_specs,
 )
 from harness.pool.notifications import Notification, Notifier
-from harness.pool.opener import DeviceOpener, Opener, Prober, devices_of
+from harness.pool.opener import Opener, Prober, devices_of
 from harness.pool.owner import this_process
 from harness.pool.records import DeviceRow
 from harness.pool.requirement import Requirement
@@ -160,7 +160,7 @@ class Pool(Closeable):
             LedgerError: the ledger cannot be used.
         """
         path, loaded = find_config(config)
-        opener = DeviceOpener(loaded)
+        opener = Opener(loaded)
         try:
             members = configured_members(loaded, opener.discover, str(path or "the adb server"))
         except BaseException:
@@ -191,7 +191,7 @@ class Pool(Closeable):
             LedgerError: the ledger cannot be used.
         """
         config = PoolConfig(adb_server=AdbServerConfig(trusted_users=trusted_users()))
-        opener = DeviceOpener(config, devices)
+        opener = Opener(config, devices)
         members = members_of_specs(specs)
         return cls(members, config, opener, probe=probe, on_progress=on_progress)
 

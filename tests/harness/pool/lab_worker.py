@@ -27,6 +27,7 @@ from harness.devices.spec import DeviceSpec
 from harness.errors import LeaseLostError
 from harness.pool.config import DeviceEntry, parse_config
 from harness.pool.members import Member
+from harness.pool.opener import Opener
 from harness.pool.pool import Pool
 from harness.pool.requirement import Requirement
 
@@ -52,8 +53,8 @@ class Folder(LocalTransport):
         return dataclasses.replace(found, hardware_serial=f"folder-{self.folder.name}")
 
 
-class Folders:
-    """Implements `harness.pool.opener.Opener`."""
+class Folders(Opener):
+    """Opens folders of this machine."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -16,7 +16,7 @@ from harness.devices.spec import DeviceSpec
 from harness.errors import HarnessError
 from harness.pool.config import parse_config
 from harness.pool.members import Member
-from harness.pool.opener import DeviceOpener
+from harness.pool.opener import Opener
 from harness.pool.pool import Pool
 from harness.pool.requirement import Requirement
 
@@ -30,7 +30,7 @@ COMMAND_S = 20.0
 def open_pool(ledger: str, ssh_config: Path) -> Pool:
     """Open a pool of the board alone."""
     config = parse_config(CONFIG)
-    opener = DeviceOpener(config, Devices(ssh_config=ssh_config))
+    opener = Opener(config, Devices(ssh_config=ssh_config))
     return Pool([Member("board", DeviceSpec("linux", "board"))], config, opener, ledger=ledger)
 
 

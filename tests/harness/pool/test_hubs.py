@@ -14,7 +14,7 @@ from harness.errors import PoolError
 from harness.pool.config import HubPort, parse_config
 from harness.pool.hubs import cycle_power, parse_hubs
 from harness.pool.members import Member
-from harness.pool.opener import DeviceOpener
+from harness.pool.opener import Opener
 from harness.pool.pool import Pool
 from harness.pool.requirement import Requirement
 from harness.pool.states import MemberState
@@ -111,7 +111,7 @@ def make_pool(tmp_path: Path, phones: list[str], text: str = "") -> Pool:
         Member(f"p{n}", DeviceSpec("android", serial), hub=config.hubs.get(f"p{n}"))
         for n, serial in enumerate(phones)
     ]
-    return Pool(members, config, DeviceOpener(config), ledger=tmp_path / "p.db")
+    return Pool(members, config, Opener(config), ledger=tmp_path / "p.db")
 
 
 def test_each_phone_is_found_on_its_port(

@@ -17,7 +17,7 @@ from harness.errors import DeviceCommandError, LeaseLostError, LeaseTimeoutError
 from harness.pool.config import parse_config
 from harness.pool.lease import Lease, LeasedDevice
 from harness.pool.members import Member
-from harness.pool.opener import DeviceOpener
+from harness.pool.opener import Opener
 from harness.pool.pool import Pool
 from harness.pool.requirement import Requirement
 from harness.virtual_device import manager
@@ -49,7 +49,7 @@ def open_pool(name: str, tmp_path: Path) -> Iterator[OpenPool]:
         config = parse_config("recovery: {backoff_s: 0.2, max_backoff_s: 0.2}")
         member = Member(name, DeviceSpec("virtual", name))
         path = tmp_path / f"{ledger}.db"
-        opened.append(Pool([member], config, DeviceOpener(config), ledger=path))
+        opened.append(Pool([member], config, Opener(config), ledger=path))
         return opened[-1]
 
     yield make
@@ -170,14 +170,14 @@ from pathlib import Path
 from harness.devices.spec import DeviceSpec
 from harness.pool.config import PoolConfig
 from harness.pool.members import Member
-from harness.pool.opener import DeviceOpener
+from harness.pool.opener import Opener
 from harness.pool.pool import Pool
 from harness.pool.requirement import Requirement
 
 name, ledger = sys.argv[1:]
 config = PoolConfig()
 member = Member(name, DeviceSpec("virtual", name))
-pool = Pool([member], config, DeviceOpener(config), ledger=Path(ledger))
+pool = Pool([member], config, Opener(config), ledger=Path(ledger))
 device = pool.acquire(Requirement(), timeout_s=60).device
 device.shell("setsid sleep 600 >/dev/null 2>&1 </dev/null &")
 print("holds", flush=True)

@@ -10,12 +10,12 @@ from harness.devices.spec import DeviceSpec
 from harness.errors import LedgerError
 from harness.pool.config import PoolConfig
 from harness.pool.members import Member
-from harness.pool.opener import DeviceOpener
+from harness.pool.opener import Opener
 from harness.pool.pool import Pool
 from harness.pool.states import MemberState
 
 
-class _Late(DeviceOpener):
+class _Late(Opener):
     """Opens this host, but only after it was reported as slow."""
 
     def __init__(self) -> None:

@@ -37,7 +37,7 @@ from harness.pool.config import PoolConfig, parse_config
 from harness.pool.fence import ClaimedDevice
 from harness.pool.lease import Lease, LeasedDevice
 from harness.pool.members import Member
-from harness.pool.opener import DeviceOpener
+from harness.pool.opener import Opener
 from harness.pool.pool import Pool
 from harness.pool.records import Facts, FenceRecord
 from harness.pool.requirement import Requirement
@@ -77,7 +77,7 @@ def open_pool(names: tuple[str, str], tmp_path: Path) -> Iterator[OpenPool]:
             Member(name, DeviceSpec("virtual", name), frozenset({f"tag{number}", "all"}))
             for number, name in enumerate(names[:count])
         ]
-        pool = Pool(members, loaded, DeviceOpener(loaded), ledger=ledger or tmp_path / "pool.db")
+        pool = Pool(members, loaded, Opener(loaded), ledger=ledger or tmp_path / "pool.db")
         opened.append(pool)
         return pool
 
@@ -151,7 +151,7 @@ def test_two_devices_with_one_serial_number_do_not_share_an_entry(
         ]
 
         def states() -> dict[str, str]:
-            opener = DeviceOpener(PoolConfig())
+            opener = Opener(PoolConfig())
             with Pool(members, PoolConfig(), opener, ledger=tmp_path / "pool.db") as pool:
                 return {status.name: status.reason for status in pool.probe()}
 
@@ -271,14 +271,14 @@ from harness.errors import LeaseLostError
 from harness.pool.requirement import Requirement
 from harness.pool.config import parse_config
 from harness.pool.members import Member
-from harness.pool.opener import DeviceOpener
+from harness.pool.opener import Opener
 from harness.pool.pool import Pool
 from harness.pool.records import Facts, FenceRecord
 
 name, ledger, ttl = sys.argv[1:]
 config = parse_config("lease: {ttl_s: " + ttl + "}")
 member = Member(name, DeviceSpec("virtual", name))
-pool = Pool([member], config, DeviceOpener(config), ledger=Path(ledger))
+pool = Pool([member], config, Opener(config), ledger=Path(ledger))
 lease = pool.acquire(Requirement(), timeout_s=60, purpose="holder")
 device = lease.device
 device.shell("mkdir -p " + device.work_root + "/runs/held")
@@ -336,7 +336,7 @@ def test_kill_9_frees_the_device_and_ends_what_ran_on_it(
     holder.stdin.write("run\n")
     holder.stdin.flush()
     with Pool.of([DeviceSpec("virtual", names[0])]) as looking:
-        device = DeviceOpener(PoolConfig()).open(Member("x", looking.members()[0].spec))
+        device = Opener(PoolConfig()).open(Member("x", looking.members()[0].spec))
     started = f"until [ -e {device.work_root}/started ]; do sleep 0.1; done"
     device.shell(f"{started}; rm {device.work_root}/started", timeout_s=120)
     holder.kill()
@@ -664,7 +664,7 @@ def test_devices_that_are_not_there_are_absent_and_waited_for(
     specs: Sequence[DeviceSpec] = [DeviceSpec("android", "nosuch"), DeviceSpec("virtual", "nosuch")]
     config = PoolConfig()
     members = [Member(str(spec.type), spec) for spec in specs]
-    with Pool(members, config, DeviceOpener(config), ledger=tmp_path / "p.db") as pool:
+    with Pool(members, config, Opener(config), ledger=tmp_path / "p.db") as pool:
         assert states(pool) == ["absent", "absent"]
         with pytest.raises(LeaseTimeoutError, match=r"absent|recovering"):
             pool.acquire(ANY, timeout_s=0.2)

@@ -17,7 +17,7 @@ from harness.devices.spec import DeviceSpec
 from harness.errors import AdbServerError, DeviceError, DeviceLostError, DeviceTimeoutError
 from harness.pool.config import parse_config
 from harness.pool.members import Member
-from harness.pool.opener import DeviceOpener
+from harness.pool.opener import Opener
 from harness.pool.owner import this_process
 from harness.pool.pool import Pool
 from harness.pool.records import Facts
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 ANY = Requirement()
 
 
-class HungUntilReboot(DeviceOpener):
+class HungUntilReboot(Opener):
     """Opens a device whose properties time out until it was rebooted."""
 
     boot: str | None = None
@@ -70,7 +70,7 @@ MakePool = Callable[..., Pool]
 def make_pool(virtual: manager.VirtualDevice, tmp_path: Path) -> Iterator[MakePool]:
     made = []
 
-    def make(text: str = "", opener: type[DeviceOpener] = DeviceOpener, *, kind: str = "") -> Pool:
+    def make(text: str = "", opener: type[Opener] = Opener, *, kind: str = "") -> Pool:
         config = parse_config(text)
         spec = DeviceSpec("virtual", virtual.name)
         if kind == "android":
@@ -214,13 +214,13 @@ from harness.devices.spec import DeviceSpec
 from harness.pool.requirement import Requirement
 from harness.pool.config import parse_config
 from harness.pool.members import Member
-from harness.pool.opener import DeviceOpener
+from harness.pool.opener import Opener
 from harness.pool.pool import Pool
 
 how, ledger, serial, text = sys.argv[1:]
 config = parse_config(text)
 members = [Member("dut", DeviceSpec("android", serial))]
-with Pool(members, config, DeviceOpener(config), ledger=Path(ledger), probe=False) as pool:
+with Pool(members, config, Opener(config), ledger=Path(ledger), probe=False) as pool:
     if how == "waits":
         pool.acquire(Requirement())
     pool.admin.recover("dut")

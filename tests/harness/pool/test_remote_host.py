@@ -14,7 +14,7 @@ from harness.devices.spec import DeviceSpec
 from harness.errors import PoolError
 from harness.pool.config import DeviceEntry, parse_config
 from harness.pool.members import Member
-from harness.pool.opener import DeviceOpener
+from harness.pool.opener import Opener
 from harness.virtual_device import manager
 from tests.conftest import kill_server
 from tests.ssh_server import SshServer, running_ssh_server
@@ -28,9 +28,9 @@ class Lab:
     server: AdbServer
     serial: str
 
-    def opener(self, hosts: str = "{}") -> DeviceOpener:
+    def opener(self, hosts: str = "{}") -> Opener:
         text = f"{{devices: [{{discover: adb, host: farm}}], hosts: {hosts}}}"
-        return DeviceOpener(parse_config(text, "pool.yaml"))
+        return Opener(parse_config(text, "pool.yaml"))
 
 
 @pytest.fixture
