@@ -4,7 +4,8 @@ import json
 import os
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import lru_cache, wraps
+from dataclasses import replace
+from functools import lru_cache, partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection, Row, func, or_, select
@@ -69,34 +70,24 @@ _Method = Callable[Concatenate["Ledger", Connection, P], T]
 _Public = Callable[Concatenate["Ledger", P], T]
 
 
-def _reads(method: _Method[P, T]) -> _Public[P, T]:
-    """Run a method in a transaction that reads one consistent view."""
+def _within(transaction: Callable[..., Any]) -> Callable[[_Method[P, T]], _Public[P, T]]:
+    """Run a method in a transaction of its own."""
 
-    @wraps(method)
-    def run(self: "Ledger", /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return self.database.read(lambda db: method(self, db, *args, **kwargs))
+    def decorate(method: _Method[P, T]) -> _Public[P, T]:
+        @wraps(method)
+        def run(self: "Ledger", /, *args: P.args, **kwargs: P.kwargs) -> T:
+            result: T = transaction(self.database, lambda db: method(self, db, *args, **kwargs))
+            return result
 
-    return run
+        return run
 
-
-def _writes(method: _Method[P, T]) -> _Public[P, T]:
-    """Run a method in a transaction that alone may write: all of it happens, or nothing."""
-
-    @wraps(method)
-    def run(self: "Ledger", /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return self.database.write(lambda db: method(self, db, *args, **kwargs))
-
-    return run
+    return decorate
 
 
-def _writes_quietly(method: _Method[P, T]) -> _Public[P, T]:
-    """Do the same for what nobody waits for, such as a heartbeat."""
-
-    @wraps(method)
-    def run(self: "Ledger", /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return self.database.write(lambda db: method(self, db, *args, **kwargs), tell=False)
-
-    return run
+_reads = _within(Database.read)
+_writes = _within(Database.write)
+_writes_quietly = _within(partial(Database.write, tell=False))
+"""For what nobody waits for, such as a heartbeat."""
 
 
 class Ledger:
@@ -178,15 +169,12 @@ class Ledger:
         """Return the highest token that was granted so far."""
         return self._counter("token") or 0
 
-    def keys_of(self, specs: Collection[str]) -> dict[str, str]:
-        """Return the keys of the devices that were last reached under these addresses."""
-        by_address = {self.address(spec): spec for spec in specs}
-        return {by_address[address]: key for address, key in self._keys(by_address).items()}
-
     @_reads
-    def _keys(self, db: Connection, wanted: Collection[str]) -> dict[str, str]:
+    def keys_of(self, db: Connection, specs: Collection[str]) -> dict[str, str]:
+        """Return the keys of the devices that were last reached under these addresses."""
+        wanted = {self.address(spec): spec for spec in specs}
         rows = db.execute(select(addresses))
-        return {row.spec: row.key for row in rows if row.spec in wanted}
+        return {wanted[row.spec]: row.key for row in rows if row.spec in wanted}
 
     def facts_version(self) -> int:
         """Return a number that rises when an address or the facts of a device may have changed."""
@@ -328,26 +316,25 @@ class Ledger:
         Returns:
             The reservations of others that are in the way; empty if the devices are reserved.
         """
-        start = self.now() if start is None else start
-        return self._reserve(keys, user, start, start + duration_s)
+        begin = self.now() if start is None else start
+        end = begin + duration_s
+
+        def add(db: Connection) -> list[Reservation]:
+            now = self._now(db)
+            obstacles = reservations.add(db, keys, user, begin, end, now)
+            if not obstacles:
+                text = f"by {user} from {format_time(begin, now)} to {format_time(end, now)}"
+                for key in keys:
+                    self._add_event(db, key, "reserved", text)
+                self._end_reserved(db)
+            return obstacles
+
+        return self.database.write(add)
 
     @_reads
     def now(self, db: Connection) -> float:
         """Return the ledger's time in seconds since 1970."""
         return self._now(db)
-
-    @_writes
-    def _reserve(
-        self, db: Connection, keys: Collection[str], user: str, start: float, end: float
-    ) -> list[Reservation]:
-        now = self._now(db)
-        obstacles = reservations.add(db, keys, user, start, end, now)
-        if not obstacles:
-            text = f"by {user} from {format_time(start, now)} to {format_time(end, now)}"
-            for key in keys:
-                self._add_event(db, key, "reserved", text)
-            self._end_reserved(db)
-        return obstacles
 
     @_writes
     def cancel_reservation(self, db: Connection, number: int, by: str) -> Reservation | None:
@@ -378,36 +365,27 @@ class Ledger:
                 ten minutes for each step.
             purpose: for people.
         """
-        nonce = secrets.token_hex(8)
-        return self._enqueue(nonce, owner, candidates, count, priority, purpose)
+        nonce = secrets.token_hex(8)  # by which a transaction that is done again finds it
 
-    @_writes_quietly
-    def _enqueue(
-        self,
-        db: Connection,
-        nonce: str,
-        owner: Owner,
-        candidates: Sequence[str],
-        count: int,
-        priority: int,
-        purpose: str,
-    ) -> int:
-        known = db.scalar(select(tickets.c.id).where(tickets.c.nonce == nonce))
-        if known is not None:
-            return int(known)
-        beat = self._beat(db)
-        added = tickets.insert().values(
-            nonce=nonce,
-            candidates=json.dumps(list(candidates)),
-            wanted=count,
-            rank=beat - priority * _PRIORITY_S,
-            asked=self._now(db),
-            purpose=purpose,
-            beat=beat,
-            ttl=self.ttl_s,
-            **owner_values(owner),
-        )
-        return int(db.execute(added.returning(tickets.c.id)).scalar_one())
+        def add(db: Connection) -> int:
+            known = db.scalar(select(tickets.c.id).where(tickets.c.nonce == nonce))
+            if known is not None:
+                return int(known)
+            beat = self._beat(db)
+            added = tickets.insert().values(
+                nonce=nonce,
+                candidates=json.dumps(list(candidates)),
+                wanted=count,
+                rank=beat - priority * _PRIORITY_S,
+                asked=self._now(db),
+                purpose=purpose,
+                beat=beat,
+                ttl=self.ttl_s,
+                **owner_values(owner),
+            )
+            return int(db.execute(added.returning(tickets.c.id)).scalar_one())
+
+        return self.database.write(add, tell=False)
 
     @_writes_quietly
     def set_candidates(self, db: Connection, ticket: int, candidates: Sequence[str]) -> None:
@@ -425,10 +403,7 @@ class Ledger:
         Raises:
             LeaseLostError: the ticket is gone, for its process slept longer than the TTL.
         """
-        until = self._clock.boottime() + self.ttl_s
-        if not self._must_act(ticket):
-            return None
-        return self._try_grant(ticket, owner, purpose, until)
+        return self._try_grant(ticket, owner, purpose) if self._must_act(ticket) else None
 
     @_reads
     def _must_act(self, db: Connection, ticket: int) -> bool:
@@ -465,23 +440,25 @@ class Ledger:
 
     @_writes_quietly
     def _try_grant(
-        self, db: Connection, ticket: int, owner: Owner, purpose: str, until: float
+        self, db: Connection, ticket: int, owner: Owner, purpose: str
     ) -> list[LeaseRow] | None:
+        until = self._clock.boottime() + self.ttl_s
         self._expire_dead_owners(db)
-        kept = tickets.update().where(tickets.c.id == ticket).values(beat=self._beat(db))
+        beat = self._beat(db)
+        kept = tickets.update().where(tickets.c.id == ticket).values(beat=beat)
         if not db.execute(kept).rowcount:
             raise LeaseLostError(f"ticket {ticket}", 0, "its process slept for too long")
         token = db.scalar(select(tickets.c.token).where(tickets.c.id == ticket))
         if token is not None:  # it was granted, but a server went away before it could say so
-            granted = db.execute(select(leases).where(leases.c.token == token)).all()
-            keys: Sequence[str] | None = [row.key for row in granted]
-            return [_until(lease_of(row), until) for row in granted] or None
+            granted = leases.update().where(leases.c.token == token).values(beat=beat)
+            rows = db.execute(granted.returning(leases)).all()
+            return [replace(lease_of(row), until=until) for row in rows] or None
         keys = served(self._kept_devices(db)).get(ticket)
         if keys is None:
             return None
         token = _next_token(db)
         db.execute(tickets.update().where(tickets.c.id == ticket).values(token=token))
-        return [self._grant(db, key, token, owner, purpose, until) for key in keys]
+        return [self._grant(db, key, token, owner, purpose) for key in keys]
 
     @_writes_quietly
     def settle(self, db: Connection, ticket: int) -> None:
@@ -509,18 +486,7 @@ class Ledger:
     # Leases
 
     @_writes_quietly
-    def _renew(self, db: Connection, counts: Mapping[int, int]) -> dict[int, bool]:
-        self._end_reserved(db)
-        beat = self._beat(db)
-        kept = {}
-        for token, count in counts.items():
-            held = leases.c.token == token, leases.c.beat + leases.c.ttl > beat
-            renewed = db.execute(leases.update().where(*held).values(beat=beat))
-            db.execute(tickets.update().where(tickets.c.token == token).values(beat=beat))
-            kept[token] = renewed.rowcount == count
-        return kept
-
-    def renew(self, counts: Mapping[int, int]) -> dict[int, float | None]:
+    def renew(self, db: Connection, counts: Mapping[int, int]) -> dict[int, float | None]:
         """Renew leases; return until when each is valid (`CLOCK_BOOTTIME`), `None` if it is lost.
 
         A lease that has run out is never revived, even if nobody took the device yet.
@@ -529,7 +495,15 @@ class Ledger:
             counts: number of devices of each lease, by its token.
         """
         until = self._clock.boottime() + self.ttl_s
-        return {token: until if kept else None for token, kept in self._renew(counts).items()}
+        self._end_reserved(db)
+        beat = self._beat(db)
+        valid = {}
+        for token, count in counts.items():
+            held = leases.c.token == token, leases.c.beat + leases.c.ttl > beat
+            renewed = db.execute(leases.update().where(*held).values(beat=beat))
+            db.execute(tickets.update().where(tickets.c.token == token).values(beat=beat))
+            valid[token] = until if renewed.rowcount == count else None
+        return valid
 
     @_reads
     def holds(self, db: Connection, token: int, key: str) -> bool:
@@ -561,16 +535,8 @@ class Ledger:
 
     def report_success(self, token: int, work: Work) -> None:
         """Record that work ended well under a lease: where it failed, it was the device's fault."""
-        if self._has_failed(work):
-            self._confirm(token, work)
-
-    @_reads
-    def _has_failed(self, db: Connection, work: Work) -> bool:
-        return has_failed(db, work)
-
-    @_writes
-    def _confirm(self, db: Connection, token: int, work: Work) -> None:
-        confirm(db, work, token)
+        if self.database.read(lambda db: has_failed(db, work)):
+            self.database.write(lambda db: confirm(db, work, token))
 
     @_writes
     def release(
@@ -640,18 +606,15 @@ class Ledger:
         )
         return list(db.scalars(due))
 
-    def begin_repair(self, key: str, owner: Owner, *, force: bool = False) -> LeaseRow | None:
+    @_writes
+    def begin_repair(
+        self, db: Connection, key: str, owner: Owner, *, force: bool = False
+    ) -> LeaseRow | None:
         """Return a lease for the repair of a device; `None` if it needs none or is not due.
 
         Args:
             force: repair it before it is due.
         """
-        return self._begin_repair(key, owner, self._clock.boottime() + self.ttl_s, force=force)
-
-    @_writes
-    def _begin_repair(
-        self, db: Connection, key: str, owner: Owner, until: float, *, force: bool
-    ) -> LeaseRow | None:
         self._expire_dead_owners(db)
         row = _device(db, key)
         if row is None or _lease(db, key) is not None:
@@ -669,7 +632,7 @@ class Ledger:
         if probation:
             self._apply(db, key, Event.TRIED, "a probation run decides")
         kind = RepairKind.PROBATION if probation else RepairKind.RECOVERY
-        return self._insert_lease(db, key, _next_token(db), owner, kind, until)
+        return self._insert_lease(db, key, _next_token(db), owner, kind)
 
     @_writes
     def record_step(self, db: Connection, key: str, token: int, step: str) -> None:
@@ -836,18 +799,17 @@ class Ledger:
 
         return keep(map(request_of, db.execute(_QUEUE)), free, states.keys() - free)
 
-    def _grant(
-        self, db: Connection, key: str, token: int, owner: Owner, purpose: str, until: float
-    ) -> LeaseRow:
+    def _grant(self, db: Connection, key: str, token: int, owner: Owner, purpose: str) -> LeaseRow:
         """Grant a device that is ready."""
         _update(db, key, leases=devices.c.leases + 1)
         self._apply(db, key, Event.GRANTED, f"held by {owner.label}")
-        return self._insert_lease(db, key, token, owner, purpose, until)
+        return self._insert_lease(db, key, token, owner, purpose)
 
     def _insert_lease(
-        self, db: Connection, key: str, token: int, owner: Owner, purpose: str, until: float
+        self, db: Connection, key: str, token: int, owner: Owner, purpose: str
     ) -> LeaseRow:
         """Insert a lease that begins now."""
+        until = self._clock.boottime() + self.ttl_s
         granted, beat = self.database.times(db, self._clock)
         times = {"granted": granted, "beat": beat, "ttl": self.ttl_s}
         db.execute(
@@ -979,10 +941,6 @@ def _was_away(db: Connection, loss: Row[Any]) -> bool:
     before = history.c.key == loss.key, history.c.id < loss.id, history.c.what.in_(_AWAY | _THERE)
     query = select(history.c.what).where(*before).order_by(history.c.id.desc()).limit(1)
     return db.scalar(query) in _AWAY
-
-
-def _until(lease: LeaseRow, until: float) -> LeaseRow:
-    return LeaseRow(lease.key, lease.token, lease.purpose, lease.granted, lease.owner, until)
 
 
 @lru_cache(maxsize=4096)
