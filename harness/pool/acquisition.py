@@ -17,7 +17,6 @@ from harness.errors import (
 from harness.pool.context import PoolContext
 from harness.pool.failure_policy import FailureReport, backoff
 from harness.pool.fence import ClaimedDevice
-from harness.pool.heartbeat import LeaseTerm
 from harness.pool.lease import Lease
 from harness.pool.members import Member, status_of
 from harness.pool.owner import Owner
@@ -30,8 +29,6 @@ _REFRESH_S = 1.0
 _TURN_S = 0.02
 _AFTER_FAILURE_S = 0.05
 _MAX_PARALLEL_CLAIMS = 16
-
-_Outcome = ClaimedDevice | HarnessError
 
 
 class Acquisition:
@@ -74,7 +71,7 @@ class Acquisition:
         deadline = None if timeout_s is None else began + timeout_s
         members = self._match()
         ticket = self._enqueue(members)
-        grant: Grant | None = None
+        rows: Sequence[LeaseRow] | None = None
         refreshed = began
         failures = 0
         try:
@@ -87,12 +84,10 @@ class Acquisition:
                     ticket = self._enqueue(members)
                     continue
                 if rows:
-                    grant = Grant(self._context, rows, members)
-                    lease = grant.fence(self._requirement)
+                    lease = self._fence(rows, members)
                     if lease is not None:
                         self._ledger.settle(ticket)
                         return lease
-                    grant = None
                     self._ledger.put_back(ticket)
                     time.sleep(backoff(_AFTER_FAILURE_S, self._refresh_s, failures))
                     failures += 1
@@ -109,8 +104,8 @@ class Acquisition:
                     raise LeaseTimeoutError(str(self._requirement), waited_s, reason)
                 self._pause(ticket, changes, version, deadline, cancelled)
         except BaseException:
-            if grant is not None:
-                grant.give_up("its grant was interrupted")
+            if rows:
+                self._give_up(rows, "its grant was interrupted")
             with suppress(LedgerError):  # the first error says more
                 self._ledger.withdraw(ticket)
             raise
@@ -157,60 +152,50 @@ class Acquisition:
                 version = latest
                 end = min(end, time.monotonic() + turn_s)
 
-
-class Grant:
-    """Devices that the ledger granted together, until they are a lease or are given back."""
-
-    def __init__(
-        self, context: PoolContext, rows: Sequence[LeaseRow], members: Mapping[str, Member]
-    ) -> None:
-        self._context = context
-        self._ledger = context.ledger
-        self._term = LeaseTerm.of(rows)
-        self._members = {row.key: members[row.key] for row in rows}
-
-    def fence(self, requirement: Requirement) -> Lease | None:
-        """Raise the fences of all devices.
+    def _fence(self, rows: Sequence[LeaseRow], members: Mapping[str, Member]) -> Lease | None:
+        """Raise the fences of all devices that were granted.
 
         If one fails, the failures are reported, all devices are given back and the result is
         `None`.
         """
-        self._context.heartbeat.start(self._term)
-        outcomes = self._claim_all(requirement.min_free_bytes)
-        claimed = [o for o in outcomes.values() if isinstance(o, ClaimedDevice)]
-        if len(claimed) == len(self._members):
-            return Lease(self._context, self._term, claimed)
-        for key, outcome in outcomes.items():
-            if isinstance(outcome, HarnessError):
-                self._report(key, outcome, requirement.min_free_bytes)
-            elif isinstance(outcome, ClaimedDevice):
-                outcome.fence.give_back(outcome.device)
-        self.give_up("not used: another device failed")
-        self._context.changes.notify()
-        return None
+        token, claims = rows[0].token, self._context.claims
+        min_free_bytes = self._requirement.min_free_bytes
 
-    def give_up(self, reason: str) -> None:
-        """Give the devices back. Where the ledger cannot be used, they are free after the TTL."""
-        self._context.heartbeat.stop(self._term)
-        with suppress(LedgerError):
-            self._ledger.release(self._term.token, list(self._members), reason)
-
-    def _claim_all(self, min_free_bytes: int) -> Mapping[str, _Outcome]:
-        def claim(key: str) -> _Outcome:
+        def claim(row: LeaseRow) -> ClaimedDevice | HarnessError:
             try:
-                return self._context.claims.claim(
-                    self._term.token, key, self._members[key], min_free_bytes=min_free_bytes
-                )
+                member = members[row.key]
+                return claims.claim(token, row.key, member, min_free_bytes=min_free_bytes)
             except HarnessError as error:
                 return error
 
-        if len(self._members) == 1:
-            return {key: claim(key) for key in self._members}
-        with ThreadPoolExecutor(min(len(self._members), _MAX_PARALLEL_CLAIMS)) as threads:
-            return dict(zip(self._members, threads.map(claim, self._members), strict=True))
+        self._context.heartbeat.start(rows)
+        if len(rows) == 1:
+            outcomes = [claim(rows[0])]
+        else:
+            with ThreadPoolExecutor(min(len(rows), _MAX_PARALLEL_CLAIMS)) as threads:
+                outcomes = list(threads.map(claim, rows))
+        claimed = [outcome for outcome in outcomes if isinstance(outcome, ClaimedDevice)]
+        if len(claimed) == len(rows):
+            return Lease(self._context, token, claimed)
+        for row, outcome in zip(rows, outcomes, strict=True):
+            if isinstance(outcome, ClaimedDevice):
+                outcome.fence.give_back(outcome.device)
+            else:
+                self._report(row, outcome)
+        self._give_up(rows, "not used: another device failed")
+        self._context.changes.notify()
+        return None
 
-    def _report(self, key: str, error: HarnessError, min_free_bytes: int) -> None:
-        if isinstance(error, DeviceFullError) and error.needed_bytes == min_free_bytes > 0:
+    def _give_up(self, rows: Sequence[LeaseRow], reason: str) -> None:
+        """Give the devices back. Where the ledger cannot be used, they are free after the TTL."""
+        token = rows[0].token
+        self._context.heartbeat.stop(token)
+        with suppress(LedgerError):
+            self._ledger.release(token, [row.key for row in rows], reason)
+
+    def _report(self, row: LeaseRow, error: HarnessError) -> None:
+        least = self._requirement.min_free_bytes
+        if isinstance(error, DeviceFullError) and error.needed_bytes == least > 0:
             return  # the device is sound, and the ledger now knows its free space
         if isinstance(error, LeaseLostError):
             return  # so is it, but knows a token that the ledger did not; now it does
@@ -218,4 +203,4 @@ class Grant:
         is_full = isinstance(error, DeviceFullError)
         least_weight = 1.0 if isinstance(error, DeviceError) and not is_full else 0.0
         report = FailureReport.of(error, recover=True, least_weight=least_weight)
-        self._ledger.report(key, self._term.token, report)
+        self._ledger.report(row.key, row.token, report)

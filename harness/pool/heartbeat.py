@@ -3,8 +3,6 @@
 import logging
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Self
 
 from harness.errors import LedgerError
 from harness.pool.ledger import Ledger
@@ -15,52 +13,36 @@ log = logging.getLogger(__name__)
 _BEATS_PER_TTL = 6
 
 
-@dataclass(slots=True, eq=False)
-class LeaseTerm:
-    """The validity of a lease; only the heartbeat changes it.
-
-    Attributes:
-        token: of the lease.
-        count: number of its devices.
-        until: the `CLOCK_BOOTTIME` until which it is valid; in the past once it is lost.
-    """
-
-    token: int
-    count: int
-    until: float
-
-    @classmethod
-    def of(cls, rows: Sequence[LeaseRow]) -> Self:
-        """Return the term of a lease whose devices were granted now."""
-        return cls(rows[0].token, len(rows), rows[0].until)
-
-
 class Heartbeat:
     """Renews all leases of a pool, in a thread that runs while there are any."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._changed = threading.Condition()
-        self._terms: set[LeaseTerm] = set()
+        self._terms: dict[int, tuple[int, float]] = {}
+        """By token: the number of devices of a lease, and until when it is valid."""
         self._thread: threading.Thread | None = None
 
-    def start(self, term: LeaseTerm) -> None:
-        """Renew a lease until `stop`."""
+    def start(self, rows: Sequence[LeaseRow]) -> None:
+        """Renew a lease, whose devices were granted now, until `stop`."""
         with self._changed:
-            self._terms.add(term)
+            self._terms[rows[0].token] = len(rows), rows[0].until
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(
                     target=self._run, name="qnnfarm-heartbeat", daemon=True
                 )
                 self._thread.start()
 
-    def stop(self, term: LeaseTerm) -> None:
+    def stop(self, token: int) -> None:
         """Renew a lease no longer; it is no longer valid for this process."""
         with self._changed:
-            self._terms.discard(term)
-            term.until = 0.0
+            self._terms.pop(token, None)
             if not self._terms:
                 self._changed.notify()  # so that the thread ends
+
+    def until(self, token: int) -> float:
+        """Return the `CLOCK_BOOTTIME` until which a lease is valid; 0 once it is lost or ended."""
+        return self._terms.get(token, (0, 0.0))[1]
 
     @property
     def active(self) -> bool:
@@ -74,7 +56,7 @@ class Heartbeat:
                 if not self._terms:
                     self._thread = None
                     return
-                counts = {term.token: term.count for term in self._terms}
+                counts = {token: count for token, (count, _) in self._terms.items()}
             try:
                 renewed = self._ledger.renew(counts)
             except LedgerError as error:
@@ -82,9 +64,8 @@ class Heartbeat:
                 log.warning("%s", error)
                 continue
             with self._changed:
-                for term in list(self._terms):
-                    if term.token not in renewed:
-                        continue
-                    term.until = renewed[term.token] or 0.0
-                    if not term.until:
-                        self._terms.discard(term)
+                for token in renewed.keys() & self._terms.keys():
+                    if until := renewed[token]:
+                        self._terms[token] = counts[token], until
+                    else:
+                        del self._terms[token]

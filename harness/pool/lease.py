@@ -26,7 +26,6 @@ from harness.pool.action_names import CHECKING, PROBING, action_named, describe_
 from harness.pool.context import PoolContext
 from harness.pool.failure_policy import FailureReport, Work
 from harness.pool.fence import ClaimedDevice
-from harness.pool.heartbeat import LeaseTerm
 
 _CHECK_S = 30.0
 _ASK_S = 5.0
@@ -212,14 +211,15 @@ class Lease:
     """Devices of a pool, held until `release` (or the end of a `with` block, or of the process).
 
     A `HarnessError` that leaves the `with` block is reported to the pool.
+
+    Attributes:
+        token: fencing token, higher than that of any earlier lease.
     """
 
-    def __init__(
-        self, context: PoolContext, term: LeaseTerm, devices: Sequence[ClaimedDevice]
-    ) -> None:
+    def __init__(self, context: PoolContext, token: int, devices: Sequence[ClaimedDevice]) -> None:
         self._context = context
         self._ledger = context.ledger
-        self._term = term
+        self.token = token
         self._process = os.getpid()
         self._devices = tuple(LeasedDevice(device, self) for device in devices)
         self._lost = ""
@@ -251,11 +251,6 @@ class Lease:
             self.release()
 
     @property
-    def token(self) -> int:
-        """Fencing token, higher than that of any earlier lease."""
-        return self._term.token
-
-    @property
     def devices(self) -> tuple[LeasedDevice, ...]:
         """All leased devices."""
         return self._devices
@@ -283,7 +278,7 @@ class Lease:
             raise self._lost_error("it belongs to the process that this one was forked from")
         if self._lost:
             raise self._lost_error(self._lost)
-        if self._context.clock.boottime() >= self._term.until:
+        if self._context.clock.boottime() >= self._context.heartbeat.until(self.token):
             raise self.lose("this process slept for longer than its heartbeat is good for")
 
     def check_ledger(self, key: str) -> None:
@@ -315,7 +310,7 @@ class Lease:
             with suppress(LedgerError):
                 self._lost = self._ledger.why_lost(self.token, [d.key for d in self._devices])
             self._lost = self._lost or reason
-        self._context.heartbeat.stop(self._term)
+        self._context.heartbeat.stop(self.token)
         for device in self._devices:
             device.end_forwards()
         return self._lost_error(self._lost)
@@ -381,7 +376,7 @@ class Lease:
                     device.end_forwards()
                     self._give_back(device)
             finally:
-                self._context.heartbeat.stop(self._term)
+                self._context.heartbeat.stop(self.token)
                 self._released = True
                 self._ledger.release(
                     self.token,

@@ -24,7 +24,6 @@ from harness.errors import (
 )
 from harness.pool.action_names import PROBATION, action_named
 from harness.pool.context import PoolContext
-from harness.pool.heartbeat import LeaseTerm
 from harness.pool.lease import Lease
 from harness.pool.members import Member
 from harness.pool.owner import this_process
@@ -162,13 +161,12 @@ class Upkeep:
         if lease is None:
             return
         device = self._ledger.rows([key])[key]
-        term = LeaseTerm.of([lease])
         probation = lease.purpose == RepairKind.PROBATION
         try:
-            self._context.heartbeat.start(term)
+            self._context.heartbeat.start([lease])
             if probation:
                 on_progress("its probation run: files there and back, commands, no reboot")
-                self._run_probation(member, device, term)
+                self._run_probation(member, device, lease.token)
             else:
                 recovery = Recovery(
                     self._context,
@@ -181,13 +179,13 @@ class Upkeep:
                 self._recover(recovery, member, device, lease)
         except BaseException as error:
             if not probation and not isinstance(error, Exception):  # Ctrl-C
-                self._ledger.interrupt_repair(key, term.token)
+                self._ledger.interrupt_repair(key, lease.token)
                 raise
             event = Event.NOT_PASSED if probation else Event.GAVE_UP
-            self._end(device, term.token, event, "it was interrupted")
+            self._end(device, lease.token, event, "it was interrupted")
             raise
         finally:
-            self._context.heartbeat.stop(term)
+            self._context.heartbeat.stop(lease.token)
             self._context.changes.notify()
 
     def _in_thread(self, member: Member, key: str) -> None:
@@ -220,10 +218,10 @@ class Upkeep:
             self._end(device, lease.token, Event.RECOVERED, "it answers again")
         self._ledger.record_found(reached.key, member.name, str(member.spec), reached.facts)
 
-    def _run_probation(self, member: Member, device: DeviceRow, term: LeaseTerm) -> None:
+    def _run_probation(self, member: Member, device: DeviceRow, token: int) -> None:
         try:
-            claimed = self._context.claims.claim(term.token, device.key, member)
-            lease = Lease(self._context, term, [claimed])
+            claimed = self._context.claims.claim(token, device.key, member)
+            lease = Lease(self._context, token, [claimed])
             self.probation(lease.device)
             lease.device.fence.give_back(lease.device.unleased)
         except HarnessError as error:
@@ -233,9 +231,9 @@ class Upkeep:
             elif isinstance(error, LeaseLostError) or error.is_infrastructure:
                 # It says nothing about the device, which is tried again at once.
                 reason, retry_in_s = one_line(str(error)), 1.0
-            self._end(device, term.token, Event.NOT_PASSED, reason, retry_in_s=retry_in_s)
+            self._end(device, token, Event.NOT_PASSED, reason, retry_in_s=retry_in_s)
         else:
-            self._end(device, term.token, Event.PASSED, "it passed its probation run")
+            self._end(device, token, Event.PASSED, "it passed its probation run")
 
     def _end(
         self,

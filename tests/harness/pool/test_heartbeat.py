@@ -2,7 +2,7 @@
 
 import time
 
-from harness.pool.heartbeat import Heartbeat, LeaseTerm
+from harness.pool.heartbeat import Heartbeat
 from harness.pool.ledger import Ledger
 from tests.harness.pool.conftest import Bench, process
 
@@ -19,14 +19,14 @@ def test_a_lease_is_renewed_until_it_is_stopped(bench: Bench) -> None:
     rows = ledger.try_grant(ticket, process(1))
     assert rows
     heartbeat = Heartbeat(ledger)
-    term = LeaseTerm.of(rows)
-    heartbeat.start(term)
+    token = rows[0].token
+    heartbeat.start(rows)
     beating = heartbeat._thread
     assert beating is not None
     bench.clock.time += _TTL_S / 2
-    while term.until < bench.clock.boottime() + _TTL_S:  # until it has beaten again
+    while heartbeat.until(token) < bench.clock.boottime() + _TTL_S:  # until it has beaten again
         time.sleep(0.01)
-    assert ledger.holds(term.token, "a")
-    heartbeat.stop(term)
-    assert term.until < bench.clock.boottime()
+    assert ledger.holds(token, "a")
+    heartbeat.stop(token)
+    assert heartbeat.until(token) < bench.clock.boottime()
     beating.join()
