@@ -7,28 +7,28 @@ from pathlib import Path
 import pytest
 
 import harness.pool
-import harness.pool.acquisition
 import harness.pool.context
 import harness.pool.database
 import harness.pool.heartbeat
 import harness.pool.lease
+import harness.pool.pool
 from harness.devices.base import CommandResult
 from harness.devices.device import Device
 from harness.devices.local import LocalTransport
 from harness.devices.spec import DeviceSpec
 from harness.errors import DeviceLostError, LeaseLostError, LedgerError
-from harness.pool.acquisition import Acquisition
 from harness.pool.context import PoolContext
 from harness.pool.fence import ClaimedDevice, Fence
 from harness.pool.lease import Lease, LeasedDevice
 from harness.pool.members import Member
+from harness.pool.pool import Acquisition
 from harness.pool.requirement import Requirement
 from tests.harness.pool.conftest import TTL_S, Bench, process
 from tests.harness.pool.interrupts import Interrupter
 
 pytestmark = pytest.mark.first
 _OUTSIDE = (
-    harness.pool.acquisition,
+    harness.pool.pool,
     harness.pool.context,
     harness.pool.database,
     harness.pool.heartbeat,
@@ -87,7 +87,7 @@ def test_a_transaction_interrupted_at_any_line_leaves_no_lock(file_bench: Bench)
 def test_a_request_interrupted_at_any_line_leaves_no_lease(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(harness.pool.acquisition, "_AFTER_FAILURE_S", 0.0)
+    monkeypatch.setattr(harness.pool.pool, "_AFTER_FAILURE_S", 0.0)
     bench = Bench(tmp_path / "pool.db")
     bench.add("a")
     claims = HandClaims(bench)

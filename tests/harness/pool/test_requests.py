@@ -1,4 +1,4 @@
-"""Waiting requests keep their place however short the TTL, and say what they wait for."""
+"""Requests keep their place however short the TTL, notice what is freed, and say why they wait."""
 
 from collections.abc import Callable
 from contextlib import closing
@@ -12,7 +12,6 @@ from sqlalchemy import select
 
 from harness.devices.spec import DeviceSpec
 from harness.errors import LeaseTimeoutError
-from harness.pool.acquisition import Acquisition
 from harness.pool.config import PoolConfig, QuarantineConfig
 from harness.pool.context import Changes, PoolContext
 from harness.pool.database import Database
@@ -20,6 +19,7 @@ from harness.pool.heartbeat import Heartbeat
 from harness.pool.ledger import Ledger
 from harness.pool.members import Member
 from harness.pool.owner import Owner, this_process
+from harness.pool.pool import Acquisition
 from harness.pool.records import Facts
 from harness.pool.requirement import Requirement
 from harness.pool.schema import tickets
@@ -50,7 +50,7 @@ def test_a_place_in_the_queue_outlasts_the_shortest_ttl(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = ManualClock()
-    monkeypatch.setattr("harness.pool.acquisition.time", SimpleNamespace(monotonic=clock.boottime))
+    monkeypatch.setattr("harness.pool.pool.time", SimpleNamespace(monotonic=clock.boottime))
     databases = [Database(tmp_path / "pool.db") for _ in range(2)]
     waiting, other = (
         Ledger(db, clock, ttl_s=ttl_s, rule=QuarantineConfig())
@@ -94,7 +94,7 @@ def test_a_device_that_is_freed_while_a_request_looks_at_the_queue_wakes_it(
 ) -> None:
     """The release comes after what the request sees, and before it waits for news."""
     stopped = SimpleNamespace(monotonic=bench.clock.boottime)  # no look is due by time
-    monkeypatch.setattr("harness.pool.acquisition.time", stopped)
+    monkeypatch.setattr("harness.pool.pool.time", stopped)
     bench.add("a")
     token = grab(2, "a")
     other = Bench(location)  # of another process
