@@ -10,7 +10,7 @@ from harness.errors import ConfigFileError, HarnessError, PoolError
 from harness.pool.config import PoolConfig, load_config, parse_config
 from harness.pool.members import Member, configured_members
 from harness.pool.programs import run_program
-from harness.pool.recovery import fill_placeholders
+from harness.pool.upkeep import fill_placeholders
 
 _DOC = Path(__file__).parents[3] / "docs" / "pool.md"
 
