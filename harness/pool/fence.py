@@ -124,22 +124,25 @@ class Holder(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """A fence that was claimed with our token.
+    """A fence with the token of a lease.
 
     Attributes:
-        id: distinguishes this device's processes from those of others on the same kernel.
-        ended: number of runs of former holders that the claim ended.
+        id: distinguishes this device's processes from those of others on the same kernel; empty
+            until the fence is raised.
         ledger: id of the ledger that granted the lease.
-        holder: what the claim wrote about us, as JSON.
+        holder: who holds it, as JSON.
     """
 
     root: str
     token: int
-    id: str
-    scripts: str
-    ended: int = 0
+    id: str = ""
     ledger: str = ""
     holder: str = ""
+
+    @property
+    def scripts(self) -> str:
+        """Folder of our scripts on the device."""
+        return scripts_folder(self.root)
 
     def guarded(self, command: str) -> str:
         """Return a command line that runs `command` only if the fence still has our token.
@@ -186,12 +189,40 @@ class Fence:
             LeaseLostError: the fence has another token.
             DeviceCommandError: a process cannot be ended.
         """
-        words = _words(self.root, self.scripts, "sweep", self.token)
         try:
-            _run(device, [*words, f"{self.ledger} {self.holder}"], deadline, ENDING)
+            _run(device, self._words("sweep"), deadline, ENDING)
         except HigherTokenError as error:
             reason = f"the device went to token {error.args[0]}, of {error.args[1]}"
             raise LeaseLostError(device.serial, self.token, reason) from None
+
+    def raise_on(self, device: Device, deadline: Deadline, record: FenceRecord, take: str) -> Self:
+        """Raise it on a device, and end the processes of former holders.
+
+        Args:
+            record: the fence of a former claim. Its id shows that this is still the same device
+                with the same work root, and hashes, taken on the device before, that it still has
+                our scripts, which must have been brought there otherwise.
+            take: file in the fence of another ledger's holder, from whom the device is taken.
+
+        Raises:
+            OtherDeviceError: its fence has another id; nothing was touched.
+            HigherTokenError: the fence is higher.
+            OtherLedgerError: a holder of another ledger has the device.
+            DeviceFullError: the work root cannot be written.
+            DeviceCommandError: a process of a former holder cannot be ended, or a script of a known
+                fence is missing or changed.
+            DeviceError: the device failed otherwise.
+        """
+        command = command_line(self._words("claim", record.id, str(record.quiet), take))
+        if record.id:
+            # Another user of the ledger could name a folder of theirs.
+            ours = f"[ -O {shlex.quote(self.root)} ] && {intact(self.scripts)}"
+            command = f"{ours} || exit {_NO_SCRIPTS}\nexec {command}"
+        return replace(self, id=_run(device, command, deadline, CLAIMING)["id"])
+
+    def _words(self, action: str, *words: str) -> list[str]:
+        script, holder = f"{self.scripts}/fence.sh", f"{self.ledger} {self.holder}"
+        return ["sh", script, self.root, action, str(self.token), holder, *words]
 
     @property
     def _name(self) -> str:
@@ -204,72 +235,6 @@ class Fence:
     @property
     def _lost_line(self) -> str:
         return f"qnnfarm-fence lost {self.id}.{self._name}"
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """One claim of a device, for a lease.
-
-    Attributes:
-        token: of the lease.
-        ledger: id of the ledger that granted it.
-        holder: who holds it, as JSON.
-        take: file in the fence of another ledger's holder, from whom the device is taken.
-    """
-
-    token: int
-    ledger: str
-    holder: str
-    take: str = ""
-
-    def raise_fence(self, device: Device, scripts: str, deadline: Deadline) -> Fence:
-        """Raise the fence of a device to our token, and end the processes of former holders.
-
-        Args:
-            scripts: folder of our scripts on the device.
-
-        Raises:
-            HigherTokenError: the fence is higher.
-            OtherLedgerError: a holder of another ledger has the device.
-            DeviceFullError: the work root cannot be written.
-            DeviceCommandError: a process of a former holder cannot be ended.
-            DeviceError: the device failed otherwise.
-        """
-        root = device.work_root
-        words = self._words(root, scripts, FenceRecord())
-        return self._fence(root, scripts, _run(device, words, deadline, CLAIMING))
-
-    def raise_known(self, device: Device, record: FenceRecord, deadline: Deadline) -> Fence:
-        """Claim a device that was claimed before, in one command.
-
-        The id of the fence shows that it is still the same device with the same work root, and the
-        hashes, taken on the device before the claim, that it still has our scripts.
-
-        Raises:
-            OtherDeviceError: its fence has another id; nothing was touched.
-            HigherTokenError, OtherLedgerError, DeviceFullError, DeviceCommandError, DeviceError:
-                as for `raise_fence`; also if scripts are missing or changed.
-        """
-        scripts = scripts_folder(record.root)
-        words = command_line(self._words(record.root, scripts, record))
-        # Another user of the ledger could name a folder of theirs.
-        ours = f"[ -O {shlex.quote(record.root)} ]"
-        command = f"{ours} && {intact(scripts)} || exit {_NO_SCRIPTS}\nexec {words}"
-        return self._fence(record.root, scripts, _run(device, command, deadline, CLAIMING))
-
-    def _words(self, root: str, scripts: str, record: FenceRecord) -> list[str]:
-        holder = f"{self.ledger} {self.holder}"
-        return [*_words(root, scripts, "claim", self.token), holder, record.id,
-                str(record.quiet), self.take]  # fmt: skip
-
-    def _fence(self, root: str, scripts: str, match: re.Match[str]) -> Fence:
-        return Fence(
-            root, self.token, match["id"], scripts, int(match["ended"]), self.ledger, self.holder
-        )
-
-
-def _words(root: str, scripts: str, action: str, token: int) -> list[str]:
-    return ["sh", f"{scripts}/fence.sh", root, action, str(token)]
 
 
 def _run(
@@ -340,23 +305,21 @@ class FenceClaims:
         device = self._opener.open(member)
         deadline = Deadline.for_device(device.serial, CLAIMING, self._timeout_s)
         holder = Holder.here(self._clock.now()).model_dump_json()
-        claim = Claim(token, self._ledger.ledger_id(), holder)
-        fence = None
-        while fence is None:
+        fence, take = Fence("", token, "", self._ledger.ledger_id(), holder), ""
+        while not fence.id:
             try:
-                fence = self._fence(claim, key, member, device, deadline)
+                fence = self._raise(fence, take, key, member, device, deadline)
             except HigherTokenError as error:
-                higher, holder = error.args
+                higher, other = error.args
                 self._ledger.note_token(higher)
-                reason = f"the device has token {higher}, of {holder}"
+                reason = f"the device has token {higher}, of {other}"
                 raise LeaseLostError(member.name, token, reason) from None
             except OtherLedgerError as error:
-                file, former = error.args
+                take, former = error.args
                 described = former.describe(self._clock.now())
                 if not (from_others or former.has_ended()):
                     raise DeviceHeldError(member.name, described) from None
                 self._ledger.add_history(key, "taken", f"from {described}, of another ledger")
-                claim = replace(claim, take=file)
         if min_free_bytes:
             free = device.free_bytes(timeout_s=deadline.remaining())
             self._ledger.set_free_bytes(key, free)
@@ -365,13 +328,13 @@ class FenceClaims:
                 raise DeviceFullError(device.serial, device.work_root, min_free_bytes, free)
         return ClaimedDevice(member.name, key, device, fence)
 
-    def _fence(
-        self, claim: Claim, key: str, member: Member, device: Device, deadline: Deadline
+    def _raise(
+        self, fence: Fence, take: str, key: str, member: Member, device: Device, deadline: Deadline
     ) -> Fence:
         record = self._ledger.fence_of(key)
         if record.id and record.root:
             try:
-                return claim.raise_known(device, record, deadline)
+                return replace(fence, root=record.root).raise_on(device, deadline, record, take)
             except (OtherDeviceError, DeviceCommandError):
                 pass  # wiped, another device, or other scripts: claim it from scratch
         reached = identify(member, device, self._ledger, timeout_s=deadline.remaining())
@@ -380,7 +343,9 @@ class FenceClaims:
             other = reached.key.removeprefix("hardware:")
             raise NoDeviceError(member.name, (f"{device.serial} is another device now: {other}",))
         with action_named(SCRIPTS):
-            scripts = ensure_scripts(device, deadline)
-        fence = claim.raise_fence(device, scripts, deadline)
-        self._ledger.set_fence(key, FenceRecord(fence.id, fence.root))
-        return fence
+            ensure_scripts(device, deadline)
+        raised = replace(fence, root=device.work_root).raise_on(
+            device, deadline, FenceRecord(), take
+        )
+        self._ledger.set_fence(key, FenceRecord(raised.id, raised.root))
+        return raised

@@ -24,13 +24,16 @@ OTHER = 'b2 {"label": "ben: pytest (pid 8)", "host": "lab2"}'
 _LINE = re.compile(r"qnnfarm-fence token=(\d+) id=([0-9a-f-]{36}) ended=(\d+) left=0\n")
 
 
-def claim(device: "DeviceShell", token: int, *known: str, holder: str = HOLDER) -> Fence:
+def claim(
+    device: "DeviceShell", token: int, *known: str, holder: str = HOLDER, ended: int | None = None
+) -> Fence:
     done = device.run("fence.sh", device.work_root, "claim", str(token), holder, *known)
     match = _LINE.fullmatch(done.stdout)
     assert match, (done.stdout, done.stderr)
     assert (done.returncode, int(match[1])) == (0, token)
+    assert int(match[3]) == ended or ended is None
     ledger, _, record = holder.partition(" ")
-    return Fence(str(device.work_root), token, match[2], "", int(match[3]), ledger, record)
+    return Fence(str(device.work_root), token, match[2], ledger, record)
 
 
 def record_of(holder: str) -> str:
@@ -159,8 +162,7 @@ def test_a_claim_ends_the_runs_of_a_former_holder(device: "DeviceShell") -> None
     process = guarded(device, old, script)
     wait_for((run_dir / ".qnnfarm" / "process").exists)
     device.make_run("empty")
-    new = claim(device, 2)
-    assert new.ended == 2
+    claim(device, 2, ended=2)
     process.communicate(timeout=200)
     assert not run_dir.exists()
     assert not running(old)

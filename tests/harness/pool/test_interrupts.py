@@ -58,7 +58,7 @@ class HandClaims:
         if token <= self.higher:
             self.bench.ledger.note_token(self.higher)
             raise LeaseLostError(key, token, "the device has a higher token")
-        return ClaimedDevice(key, key, HandDevice(), Fence("/root", token, "id", ""))
+        return ClaimedDevice(key, key, HandDevice(), Fence("/root", token, "id"))
 
 
 def acquire(context: PoolContext, keys: str = "a") -> Lease:
