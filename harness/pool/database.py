@@ -17,20 +17,22 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 import sqlalchemy
-from sqlalchemy import Connection, Engine, event
-from sqlalchemy.dialects import sqlite
+from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
-from sqlalchemy.pool import NullPool
-from sqlalchemy.schema import CreateIndex, CreateTable
 
 from harness.clock import Clock
 from harness.errors import LedgerError, StoreUnavailableError
 from harness.pool import schema
 from harness.pool.ledger_file import prepare
 from harness.results.database import (
+    LOCK_NOT_AVAILABLE,
     WRITES,
+    RollingBack,
     database_file,
+    enter_wal,
+    first_line,
     is_lost,
+    make_file_engine,
     make_server_engine,
     parse_server_url,
     shown_url,
@@ -39,7 +41,6 @@ from harness.results.database import (
 FORMAT = 9
 _APPLICATION_ID = 0x716E6670
 _BUSY_S = 30.0
-_RETRY_S = 0.01
 _AWAY_S = 0.2
 _STOPPED_S = 5
 """So long may a process sleep in the middle of a transaction, which others wait for."""
@@ -58,7 +59,6 @@ _COUNT_CHANGE = (
     "INSERT INTO pool_counters VALUES ('changes', 1)"
     " ON CONFLICT (name) DO UPDATE SET value = value + 1"
 )
-_LOCK_NOT_AVAILABLE = "55P03"
 
 T = TypeVar("T")
 
@@ -133,7 +133,7 @@ class Database:
         self._away_since = 0.0
         if self.path is not None:
             self.location = str(self.path)
-            self._engine = self._make_file_engine()
+            self._engine = make_file_engine(self._connect_file)
             return
         try:
             url = parse_server_url(str(location))
@@ -235,11 +235,10 @@ class Database:
         try:
             with connection.begin():
                 return work(connection)
-        except BaseException as error:
-            if not isinstance(error, Exception):  # Ctrl-C between BEGIN and its bookkeeping, too
-                with contextlib.suppress(Exception):
-                    connection.connection.dbapi_connection.rollback()  # type: ignore[union-attr]
-                self._drop()
+        except Exception:
+            raise
+        except BaseException:  # Ctrl-C between BEGIN and its bookkeeping, too
+            self._drop()
             raise
 
     def _open(self) -> Connection:
@@ -254,6 +253,8 @@ class Database:
             if self.path is None:
                 self._was_there = True
                 self._prepare_server(connection)
+            else:
+                self._prepare_file(connection, str(self.path))
         except BaseException:
             connection.close()
             raise
@@ -285,46 +286,43 @@ class Database:
     def _count_change(self, _: object) -> None:
         self._changes += 1
 
-    def _make_file_engine(self) -> Engine:
-        engine = sqlalchemy.create_engine(
-            "sqlite://", creator=self._connect_file, poolclass=NullPool
-        )
-
-        @event.listens_for(engine, "begin")
-        def _begin(connection: Connection) -> None:
-            writes = connection.get_execution_options().get(WRITES, False)
-            connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
-
-        return engine
-
     def _connect_file(self) -> sqlite3.Connection:
         assert self.path is not None  # noqa: S101 - for mypy
         prepare(self.path)
-        connection = sqlite3.connect(
-            self.path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
+        return sqlite3.connect(
+            self.path,
+            timeout=_BUSY_S,
+            isolation_level=None,
+            check_same_thread=False,
+            factory=RollingBack,
         )
-        try:
-            self._prepare_file(connection, str(self.path))
-        except BaseException:
-            connection.close()
-            raise
-        return connection
 
-    @staticmethod
-    def _prepare_file(connection: sqlite3.Connection, path: str) -> None:
-        # A file that is not our ledger is left as it is.
-        application, version, tables = _identity(connection)
+    def _prepare_file(self, connection: Connection, path: str) -> None:
+        # A file that is not our ledger is left as it is. Read one by one while another process
+        # creates it, its numbers would look like those of a foreign database.
+        with connection.begin():
+            application, version, tables = (
+                int(connection.exec_driver_sql(query).scalar_one())
+                for query in (
+                    "PRAGMA application_id",
+                    "PRAGMA user_version",
+                    "SELECT count(*) FROM sqlite_master",
+                )
+            )
         if application != _APPLICATION_ID and (application or version or tables):
             raise _damaged(path, "it is some other database")
         if version > FORMAT:
             raise LedgerError(path, f"a newer qnnfarm wrote it (format {version})")
         if version and version < min(_MIGRATIONS):
-            raise _old(path, version)
-        _use_wal(connection)
+            raise _damaged(path, f"an older qnnfarm wrote it (format {version})")
+        driver: Any = connection.connection.dbapi_connection
+        enter_wal(driver.cursor(), _BUSY_S)
         # A power cut may lose the last transactions: leases, which it ends anyway.
-        connection.execute("PRAGMA synchronous = NORMAL")
+        driver.execute("PRAGMA synchronous = NORMAL")
         if version < FORMAT:
-            _migrate(connection)
+            connection.execution_options(**{WRITES: True})
+            with connection.begin():
+                _migrate(connection)
 
     @contextlib.contextmanager
     def _typed_errors(self) -> Iterator[None]:
@@ -332,16 +330,16 @@ class Database:
             yield
         except (SQLAlchemyError, sqlite3.Error, OSError, ValueError) as error:
             cause = error.orig if isinstance(error, DBAPIError) and error.orig else error
-            if getattr(cause, "sqlstate", None) == _LOCK_NOT_AVAILABLE:
+            if getattr(cause, "sqlstate", None) == LOCK_NOT_AVAILABLE:
                 raise _BusyServerError from None
             if isinstance(error, DBAPIError) and self.path is None and is_lost(error):
                 self._drop()
                 if self._was_there:
-                    raise _LostServerError(_first_line(cause)) from None
+                    raise _LostServerError(first_line(cause)) from None
             raise self._error(cause) from None
 
     def _error(self, cause: BaseException) -> LedgerError:
-        reason = getattr(cause, "strerror", None) or _first_line(cause)
+        reason = getattr(cause, "strerror", None) or first_line(cause)
         if self.path is None:
             is_damaged = isinstance(cause, ValueError)
             return (_damaged if is_damaged else LedgerError)(self.location, reason)
@@ -354,15 +352,6 @@ class Database:
 
 def _damaged(location: str, reason: str) -> LedgerError:
     return LedgerError(location, f"{reason}; while nothing is leased it may be moved away")
-
-
-def _old(location: str, version: int) -> LedgerError:
-    return _damaged(location, f"an older qnnfarm wrote it (format {version})")
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0].strip() if lines else type(error).__name__
 
 
 def _server_version(connection: Connection) -> int:
@@ -384,32 +373,21 @@ def _set_format(connection: Connection) -> None:
 _COUNTERS = MappingProxyType({"format": FORMAT, "token": 0, "facts": 0})
 
 
-def _migrate(connection: sqlite3.Connection) -> None:
-    dialect = sqlite.dialect()
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        version = connection.execute("PRAGMA user_version").fetchone()[0]
-        if version < FORMAT:
-            scripts = [_MIGRATIONS[number] for number in range(version, FORMAT)] if version else []
-            for statement in filter(str.strip, "".join(scripts).split(";")):
-                connection.execute(statement)
-            for table in schema.METADATA.sorted_tables:
-                connection.execute(
-                    str(CreateTable(table, if_not_exists=True).compile(dialect=dialect))
-                )
-                for index in table.indexes:
-                    connection.execute(
-                        str(CreateIndex(index, if_not_exists=True).compile(dialect=dialect))
-                    )
-            for counter in _COUNTERS.items():
-                connection.execute("INSERT OR IGNORE INTO pool_counters VALUES (?, ?)", counter)
-            connection.execute(f"PRAGMA user_version = {FORMAT}")
-            connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-        connection.execute("COMMIT")
-    except BaseException:
-        with contextlib.suppress(sqlite3.Error):
-            connection.execute("ROLLBACK")
-        raise
+def _migrate(connection: Connection) -> None:
+    version = int(connection.exec_driver_sql("PRAGMA user_version").scalar_one())
+    if version == FORMAT:  # another process was faster
+        return
+    scripts = [_MIGRATIONS[number] for number in range(version, FORMAT)] if version else []
+    for statement in filter(str.strip, "".join(scripts).split(";")):
+        connection.exec_driver_sql(statement)
+    schema.METADATA.create_all(connection)
+    for table in schema.METADATA.tables.values():
+        for index in table.indexes:  # of tables that were there
+            index.create(connection, checkfirst=True)
+    for counter in _COUNTERS.items():
+        connection.exec_driver_sql("INSERT OR IGNORE INTO pool_counters VALUES (?, ?)", counter)
+    connection.exec_driver_sql(f"PRAGMA user_version = {FORMAT}")
+    connection.exec_driver_sql(f"PRAGMA application_id = {_APPLICATION_ID}")
 
 
 def _is_full_disk(folder: Path, error: sqlite3.OperationalError | OSError) -> bool:
@@ -423,33 +401,3 @@ def _is_full_disk(folder: Path, error: sqlite3.OperationalError | OSError) -> bo
     except OSError:
         return False
     return disk.f_bavail * disk.f_frsize < _LEAST_SPACE or not disk.f_favail
-
-
-def _identity(connection: sqlite3.Connection) -> tuple[int, int, int]:
-    """Return application id, version and number of tables, read in one transaction.
-
-    Read one by one while another process creates the file, they would look like a foreign database.
-    """
-    connection.execute("BEGIN")
-    try:
-        application = connection.execute("PRAGMA application_id").fetchone()[0]
-        version = connection.execute("PRAGMA user_version").fetchone()[0]
-        tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-    finally:
-        with contextlib.suppress(sqlite3.Error):  # a full disk ended it; the first error says so
-            connection.execute("ROLLBACK")
-    return application, version, tables
-
-
-def _use_wal(connection: sqlite3.Connection) -> None:
-    """Change to WAL mode; if several processes do so at once, SQLite refuses all but one."""
-    deadline = time.monotonic() + _BUSY_S
-    while True:
-        try:
-            connection.execute("PRAGMA journal_mode = WAL")
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
-                raise
-            time.sleep(_RETRY_S)
-        else:
-            return

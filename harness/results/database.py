@@ -48,7 +48,7 @@ _SQLITE_MAGIC = b"SQLite format 3\0"
 
 WRITES = "qnnfarm_writes"
 """Execution option of transactions that write."""
-_LOCK_NOT_AVAILABLE = "55P03"
+LOCK_NOT_AVAILABLE = "55P03"
 _DEADLOCK = "40P01"
 """Error of a transaction that the server ended, as it and another waited for each other."""
 _AWAY = frozenset(["57P01", "57P02", "57P03"])
@@ -155,7 +155,7 @@ class ResultsDatabase:
         """Switch a SQLite file to WAL for good; to be called once the file is known to be ours."""
         if self.is_file:
             with self.cursor() as cursor:
-                _enter_wal(cursor, self._busy_timeout_s)
+                enter_wal(cursor, self._busy_timeout_s)
 
     @property
     def is_file(self) -> bool:
@@ -178,7 +178,7 @@ class ResultsDatabase:
         self._engine.dispose()
 
 
-class _RollingBack(sqlite3.Connection):
+class RollingBack(sqlite3.Connection):
     """A connection that rolls back before it closes.
 
     SQLAlchemy closes a connection that Ctrl-C cut off without a rollback. `sqlite3_close_v2` waits
@@ -277,17 +277,12 @@ def _open_sqlite(path: Path, *, create: bool, busy_timeout_s: float) -> ResultsD
             _sqlite_uri(target, create=create),
             uri=True,
             timeout=busy_timeout_s,
-            isolation_level=None,  # transactions are begun by `_begin`, not by guesses
+            isolation_level=None,  # transactions are begun by the engine, not by guesses
             check_same_thread=False,
-            factory=_RollingBack,
+            factory=RollingBack,
         )
 
-    engine = sqlalchemy.create_engine(
-        "sqlite://",
-        creator=connect,
-        poolclass=NullPool,
-        json_deserializer=functools.lru_cache(_KEPT_TEXTS)(json.loads),
-    )
+    engine = make_file_engine(connect)
 
     @event.listens_for(engine, "connect")
     def _configure(connection: sqlite3.Connection, _record: object) -> None:
@@ -296,12 +291,27 @@ def _open_sqlite(path: Path, *, create: bool, busy_timeout_s: float) -> ResultsD
         if not create:
             connection.execute("PRAGMA query_only = ON")
 
+    return ResultsDatabase(engine, str(path), busy_timeout_s)
+
+
+def make_file_engine(connect: Callable[[], sqlite3.Connection]) -> Engine:
+    """Create an engine that connects to a SQLite file for each transaction.
+
+    One that writes takes the lock at once.
+    """
+    engine = sqlalchemy.create_engine(
+        "sqlite://",
+        creator=connect,
+        poolclass=NullPool,
+        json_deserializer=functools.lru_cache(_KEPT_TEXTS)(json.loads),
+    )
+
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
         writes = connection.get_execution_options().get(WRITES, False)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
-    return ResultsDatabase(engine, str(path), busy_timeout_s)
+    return engine
 
 
 def _check_file(path: Path, *, create: bool) -> None:
@@ -335,7 +345,7 @@ def _sqlite_uri(path: Path, *, create: bool) -> str:
     return f"{uri}?mode=rw"  # not `ro`: the last reader to leave would not clear up the WAL
 
 
-def _enter_wal(cursor: DBAPICursor, patience_s: float) -> None:
+def enter_wal(cursor: DBAPICursor, patience_s: float) -> None:
     """Switch to WAL; SQLite does not wait for others by itself here, so this does."""
     deadline = time.monotonic() + patience_s
     while _journal_mode(cursor) != "wal":
@@ -375,7 +385,7 @@ def translate_errors(location: str, busy_timeout_s: float) -> Iterator[None]:
         yield
     except (sqlite3.Error, SQLAlchemyError) as error:
         cause = (error.orig or error) if isinstance(error, DBAPIError) else error
-        text = _first_line(cause)
+        text = first_line(cause)
         if _is_locked(cause, text):
             raise StoreUnavailableError(
                 location,
@@ -392,14 +402,15 @@ def translate_errors(location: str, busy_timeout_s: float) -> Iterator[None]:
 def _is_locked(cause: BaseException, text: str) -> bool:
     if isinstance(cause, sqlite3.Error):
         return "is locked" in text
-    return getattr(cause, "sqlstate", None) == _LOCK_NOT_AVAILABLE
+    return getattr(cause, "sqlstate", None) == LOCK_NOT_AVAILABLE
 
 
 def _is_damaged(text: str) -> bool:
     return "not a database" in text or "malformed" in text
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """Return the first line of what an error says; at least its name."""
     lines = str(error).strip().splitlines()
     return lines[0].strip() if lines else type(error).__name__
 
