@@ -26,11 +26,6 @@ class Work:
         """Container, or else the work itself, that failures count against beside the device."""
         return self.id.partition("/")[0]
 
-    @property
-    def has_container(self) -> bool:
-        """True if it runs a container, which may itself be broken."""
-        return "/" in self.id
-
 
 def work_id(container_sha256: str, digest: str) -> str:
     """Return the id of work with a container, or without one if that is empty."""

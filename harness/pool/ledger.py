@@ -4,7 +4,6 @@ import json
 import os
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache, partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -40,6 +39,7 @@ from harness.pool.records import (
     Reservation,
     TicketRow,
     device_of,
+    holder_of,
     lease_of,
     owner_of,
     owner_values,
@@ -164,10 +164,6 @@ class Ledger:
     def note_token(self, db: Connection, token: int) -> None:
         """Grant no token up to this one, which a device has: the ledger may be an older copy."""
         _set_counter(db, "token", max(token, _counter(db, "token") or 0))
-
-    def newest_token(self) -> int:
-        """Return the highest token that was granted so far."""
-        return self._counter("token") or 0
 
     @_reads
     def keys_of(self, db: Connection, specs: Collection[str]) -> dict[str, str]:
@@ -394,7 +390,7 @@ class Ledger:
         changed = tickets.c.id == ticket, tickets.c.candidates != text
         db.execute(tickets.update().where(*changed).values(candidates=text))
 
-    def try_grant(self, ticket: int, owner: Owner, purpose: str = "") -> list[LeaseRow] | None:
+    def try_grant(self, ticket: int) -> list[LeaseRow] | None:
         """Grant a ticket its devices under one token, if it is its turn; `None` if it is not.
 
         The ticket stays, out of the way of others, until `settle` ends it or `put_back` returns
@@ -403,7 +399,7 @@ class Ledger:
         Raises:
             LeaseLostError: the ticket is gone, for its process slept longer than the TTL.
         """
-        return self._try_grant(ticket, owner, purpose) if self._must_act(ticket) else None
+        return self._try_grant(ticket) if self._must_act(ticket) else None
 
     @_reads
     def _must_act(self, db: Connection, ticket: int) -> bool:
@@ -439,26 +435,26 @@ class Ledger:
         return 0
 
     @_writes_quietly
-    def _try_grant(
-        self, db: Connection, ticket: int, owner: Owner, purpose: str
-    ) -> list[LeaseRow] | None:
+    def _try_grant(self, db: Connection, ticket: int) -> list[LeaseRow] | None:
         until = self._clock.boottime() + self.ttl_s
         self._expire_dead_owners(db)
         beat = self._beat(db)
         kept = tickets.update().where(tickets.c.id == ticket).values(beat=beat)
-        if not db.execute(kept).rowcount:
+        row = db.execute(kept.returning(tickets)).one_or_none()
+        if row is None:
             raise LeaseLostError(f"ticket {ticket}", 0, "its process slept for too long")
-        token = db.scalar(select(tickets.c.token).where(tickets.c.id == ticket))
-        if token is not None:  # it was granted, but a server went away before it could say so
-            granted = leases.update().where(leases.c.token == token).values(beat=beat)
-            rows = db.execute(granted.returning(leases)).all()
-            return [replace(lease_of(row), until=until) for row in rows] or None
+        if row.token is not None:  # granted, but a server went away before it could say so
+            granted = leases.update().where(leases.c.token == row.token).values(beat=beat)
+            return [lease_of(one, until) for one in db.execute(granted.returning(leases))] or None
         keys = served(self._kept_devices(db)).get(ticket)
         if keys is None:
             return None
-        token = _next_token(db)
+        token, owner = _next_token(db), owner_of(row)
         db.execute(tickets.update().where(tickets.c.id == ticket).values(token=token))
-        return [self._grant(db, key, token, owner, purpose) for key in keys]
+        for key in keys:
+            _update(db, key, leases=devices.c.leases + 1)
+            self._apply(db, key, Event.GRANTED, f"held by {owner.label}")
+        return [self._insert_lease(db, key, token, owner, row.purpose) for key in keys]
 
     @_writes_quietly
     def settle(self, db: Connection, ticket: int) -> None:
@@ -479,7 +475,7 @@ class Ledger:
     def waiting(self, db: Connection) -> list[TicketRow]:
         """Return the requests that wait, in the order in which they come next."""
         return [
-            TicketRow(owner_of(row), shown(row.purpose), row.asked, _candidates(row.candidates))
+            TicketRow(holder_of(row), row.asked, _candidates(row.candidates))
             for row in db.execute(_QUEUE)
         ]
 
@@ -799,25 +795,17 @@ class Ledger:
 
         return keep(map(request_of, db.execute(_QUEUE)), free, states.keys() - free)
 
-    def _grant(self, db: Connection, key: str, token: int, owner: Owner, purpose: str) -> LeaseRow:
-        """Grant a device that is ready."""
-        _update(db, key, leases=devices.c.leases + 1)
-        self._apply(db, key, Event.GRANTED, f"held by {owner.label}")
-        return self._insert_lease(db, key, token, owner, purpose)
-
     def _insert_lease(
         self, db: Connection, key: str, token: int, owner: Owner, purpose: str
     ) -> LeaseRow:
         """Insert a lease that begins now."""
         until = self._clock.boottime() + self.ttl_s
         granted, beat = self.database.times(db, self._clock)
-        times = {"granted": granted, "beat": beat, "ttl": self.ttl_s}
-        db.execute(
-            leases.insert().values(
-                key=key, token=token, purpose=purpose, **times, **owner_values(owner)
-            )
-        )
-        return LeaseRow(key, token, purpose, granted, owner, until)
+        added = leases.insert().values(
+            key=key, token=token, purpose=purpose, granted=granted, beat=beat, ttl=self.ttl_s,
+            **owner_values(owner),
+        )  # fmt: skip
+        return lease_of(db.execute(added.returning(leases)).one(), until)
 
     def _expire_dead_owners(self, db: Connection) -> None:
         """End the leases and tickets of dead processes, and repair contradictions."""

@@ -391,7 +391,7 @@ class Acquisition:
                 # Both are read before the ledger is asked: what happens meanwhile is a change.
                 changes, version = self._context.changes.count, self._ledger.version()
                 try:
-                    rows = self._ledger.try_grant(ticket, self._owner, self._purpose)
+                    rows = self._ledger.try_grant(ticket)
                 except LeaseLostError:  # suspended for so long that the queue went on without us
                     ticket = self._enqueue(members)
                     continue

@@ -53,7 +53,7 @@ class LeaseRow:
     """A lease of one device.
 
     Attributes:
-        granted: seconds since 1970.
+        holder: for people.
         until: the `CLOCK_BOOTTIME` of this host until which a lease is valid that was granted now;
             0 for others.
     """
@@ -61,14 +61,8 @@ class LeaseRow:
     key: str
     token: int
     purpose: str
-    granted: float
-    owner: Owner
+    holder: str
     until: float = 0.0
-
-    @property
-    def holder(self) -> str:
-        """Its holder, for people."""
-        return _holder(self.owner, self.purpose)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,19 +70,14 @@ class TicketRow:
     """A request that waits.
 
     Attributes:
+        holder: who waits, for people.
         asked: seconds since 1970.
         candidates: keys of the devices that would do.
     """
 
-    owner: Owner
-    purpose: str
+    holder: str
     asked: float
     candidates: tuple[str, ...]
-
-    @property
-    def holder(self) -> str:
-        """Its holder, for people."""
-        return _holder(self.owner, self.purpose)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +132,6 @@ class DeviceRow:
     reservations: tuple[Reservation, ...]
 
 
-def _holder(owner: Owner, purpose: str) -> str:
-    return f"{owner}: {purpose}" if purpose else str(owner)
-
-
 def owner_values(owner: Owner) -> dict[str, object]:
     """Return the columns of an owner."""
     return dict(zip(OWNER, astuple(owner), strict=True))
@@ -162,9 +147,15 @@ def owner_of(row: Row[Any]) -> Owner:
     return Owner(shown(row.host), row.boot, row.pid, row.started, row.namespace, shown(row.label))
 
 
-def lease_of(row: Row[Any]) -> LeaseRow:
-    """Return a row of the table of leases."""
-    return LeaseRow(row.key, row.token, shown(row.purpose), row.granted, owner_of(row))
+def holder_of(row: Row[Any]) -> str:
+    """Return who has a lease or waits for one, for people, from a row of leases or tickets."""
+    owner, purpose = owner_of(row), shown(row.purpose)
+    return f"{owner}: {purpose}" if purpose else str(owner)
+
+
+def lease_of(row: Row[Any], until: float = 0.0) -> LeaseRow:
+    """Return a row of the table of leases; `until` as in `LeaseRow`."""
+    return LeaseRow(row.key, row.token, row.purpose, holder_of(row), until)
 
 
 def device_of(

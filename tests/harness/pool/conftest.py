@@ -157,7 +157,7 @@ def grab(bench: Bench) -> Callable[..., int]:
 
     def take(pid: int, *keys: str) -> int:
         ticket = bench.ledger.enqueue(process(pid), keys, len(keys))
-        rows = bench.ledger.try_grant(ticket, process(pid))
+        rows = bench.ledger.try_grant(ticket)
         assert rows is not None
         bench.ledger.settle(ticket)
         return rows[0].token

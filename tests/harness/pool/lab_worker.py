@@ -89,7 +89,7 @@ def work(number: int, ledger: str, folder: Path, ttl_s: float) -> None:
     log = folder / f"worker{number}.jsonl"
     with make_pool(ledger, folder, ttl_s) as pool, log.open("a", buffering=1) as told:
         while True:
-            began, before = time.time(), pool.ledger.newest_token()
+            began, before = time.time(), pool.ledger._counter("token") or 0
             try:
                 with pool.acquire(Requirement()) as lease:
                     waited, overtook = (began, time.time()), lease.token - before - 1

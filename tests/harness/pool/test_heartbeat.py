@@ -16,7 +16,7 @@ def test_a_lease_is_renewed_until_it_is_stopped(bench: Bench) -> None:
         bench.database, bench.clock, ttl_s=_TTL_S, rule=bench.rule, ended=lambda _: False
     )
     ticket = ledger.enqueue(process(1), ["a"], 1)
-    rows = ledger.try_grant(ticket, process(1))
+    rows = ledger.try_grant(ticket)
     assert rows
     heartbeat = Heartbeat(ledger)
     token = rows[0].token

@@ -29,11 +29,11 @@ def test_first_come_first_served(bench: Bench, grab: Grab) -> None:
     bench.add("a")
     held = grab(1, "a")
     tickets = [bench.ledger.enqueue(process(pid), ["a"], 1) for pid in (2, 3, 4)]
-    assert [bench.ledger.try_grant(t, process(9)) for t in tickets] == [None] * 3
+    assert [bench.ledger.try_grant(t) for t in tickets] == [None] * 3
     bench.ledger.release(held, ["a"])
-    assert bench.ledger.try_grant(tickets[2], process(4)) is None
-    assert bench.ledger.try_grant(tickets[1], process(3)) is None
-    rows = bench.ledger.try_grant(tickets[0], process(2))
+    assert bench.ledger.try_grant(tickets[2]) is None
+    assert bench.ledger.try_grant(tickets[1]) is None
+    rows = bench.ledger.try_grant(tickets[0])
     assert rows is not None
     assert rows[0].token > held
 
@@ -57,14 +57,14 @@ def test_who_waits_looks_only_at_the_processes_in_its_way(bench: Bench, grab: Gr
     held = grab(2, "b")
     tickets = [bench.ledger.enqueue(process(pid), ["b"], 1) for pid in range(10, 60)]
     bench.dead = asked = _AskedFor()
-    assert bench.ledger.try_grant(tickets[-1], process(59)) is None
+    assert bench.ledger.try_grant(tickets[-1]) is None
     assert asked.pids == [2]  # the holder
     bench.ledger.release(held, ["b"])
-    assert bench.ledger.try_grant(tickets[-1], process(59)) is None
+    assert bench.ledger.try_grant(tickets[-1]) is None
     assert asked.pids == [2, 10]  # whose turn it is
     bench.dead = {10}
-    assert bench.ledger.try_grant(tickets[-1], process(59)) is None
-    assert bench.ledger.try_grant(tickets[1], process(11))
+    assert bench.ledger.try_grant(tickets[-1]) is None
+    assert bench.ledger.try_grant(tickets[1])
 
 
 def test_who_waits_leaves_time_to_those_before_it(bench: Bench, grab: Grab) -> None:
@@ -95,28 +95,28 @@ def test_a_priority_goes_before_but_starves_nobody(bench: Bench, grab: Grab) -> 
     bench.clock.time += 1
     high = bench.ledger.enqueue(process(3), ["a"], 1, priority=1)
     bench.ledger.release(held, ["a"])
-    assert bench.ledger.try_grant(low, process(2)) is None
-    rows = bench.ledger.try_grant(high, process(3))
+    assert bench.ledger.try_grant(low) is None
+    rows = bench.ledger.try_grant(high)
     assert rows
     bench.ledger.settle(high)
     for _ in range(60):  # twenty minutes
         bench.clock.time += 20
-        assert bench.ledger.try_grant(low, process(2)) is None
+        assert bench.ledger.try_grant(low) is None
         bench.ledger.renew({rows[0].token: 1})
     late = bench.ledger.enqueue(process(4), ["a"], 1, priority=1)
     bench.ledger.release(rows[0].token, ["a"])
-    assert bench.ledger.try_grant(late, process(4)) is None
-    assert bench.ledger.try_grant(low, process(2))
+    assert bench.ledger.try_grant(late) is None
+    assert bench.ledger.try_grant(low)
 
 
 def test_several_devices_come_together_under_one_token(bench: Bench, grab: Grab) -> None:
     bench.add("a", "b", "c")
     held = grab(1, "c")
     ticket = bench.ledger.enqueue(process(2), ["a", "b", "c"], 3)
-    assert bench.ledger.try_grant(ticket, process(2)) is None
+    assert bench.ledger.try_grant(ticket) is None
     assert bench.state("a") == "ready"
     bench.ledger.release(held, ["c"])
-    rows = bench.ledger.try_grant(ticket, process(2)) or []
+    rows = bench.ledger.try_grant(ticket) or []
     assert sorted(row.key for row in rows) == ["a", "b", "c"]
     assert len({row.token for row in rows}) == 1
 
@@ -124,20 +124,20 @@ def test_several_devices_come_together_under_one_token(bench: Bench, grab: Grab)
 def test_a_stream_of_small_requests_does_not_starve_a_big_one(bench: Bench) -> None:
     bench.add("a", "b", "c")
     keys = ["a", "b", "c"]
-    waiting = [(bench.ledger.enqueue(process(n), keys, 1), process(n)) for n in range(10, 13)]
+    waiting = [bench.ledger.enqueue(process(n), keys, 1) for n in range(10, 13)]
     running = []
-    for ticket, owner in waiting:
-        rows = bench.ledger.try_grant(ticket, owner)
+    for ticket in waiting:
+        rows = bench.ledger.try_grant(ticket)
         assert rows
         bench.ledger.settle(ticket)
         running.append(rows[0])
     big = bench.ledger.enqueue(process(1), keys, 3)
-    small = [(bench.ledger.enqueue(process(n), keys, 1), process(n)) for n in range(20, 40)]
+    small = [bench.ledger.enqueue(process(n), keys, 1) for n in range(20, 40)]
     for row in running:
         bench.ledger.release(row.token, [row.key])
-        for ticket, owner in small:
-            assert bench.ledger.try_grant(ticket, owner) is None
-    assert len(bench.ledger.try_grant(big, process(1)) or []) == 3
+        for ticket in small:
+            assert bench.ledger.try_grant(ticket) is None
+    assert len(bench.ledger.try_grant(big) or []) == 3
 
 
 def test_a_release_never_takes_what_a_new_owner_holds(bench: Bench, grab: Grab) -> None:
@@ -169,9 +169,9 @@ def test_the_device_of_a_killed_holder_is_free_at_once(bench: Bench, grab: Grab)
     bench.add("a")
     grab(1, "a")
     ticket = bench.ledger.enqueue(process(2), ["a"], 1)
-    assert bench.ledger.try_grant(ticket, process(2)) is None
+    assert bench.ledger.try_grant(ticket) is None
     bench.dead.add(1)
-    assert bench.ledger.try_grant(ticket, process(2))
+    assert bench.ledger.try_grant(ticket)
 
 
 def test_a_dead_process_keeps_no_place_in_the_queue(bench: Bench, grab: Grab) -> None:
@@ -181,7 +181,7 @@ def test_a_dead_process_keeps_no_place_in_the_queue(bench: Bench, grab: Grab) ->
     ticket = bench.ledger.enqueue(process(3), ["a"], 1)
     bench.dead.add(2)
     bench.ledger.release(held, ["a"])
-    assert bench.ledger.try_grant(ticket, process(3))
+    assert bench.ledger.try_grant(ticket)
 
 
 def test_a_ticket_expires_while_its_process_sleeps(bench: Bench, grab: Grab) -> None:
@@ -191,18 +191,18 @@ def test_a_ticket_expires_while_its_process_sleeps(bench: Bench, grab: Grab) -> 
     bench.clock.time += TTL_S
     bench.ledger.reconcile()
     with pytest.raises(LeaseLostError):
-        bench.ledger.try_grant(ticket, process(2))
+        bench.ledger.try_grant(ticket)
 
 
 def test_a_ticket_whose_device_failed_goes_back_to_its_place(bench: Bench) -> None:
     bench.add("a")
     first = bench.ledger.enqueue(process(1), ["a"], 1)
     second = bench.ledger.enqueue(process(2), ["a"], 1)
-    rows = bench.ledger.try_grant(first, process(1)) or []
+    rows = bench.ledger.try_grant(first) or []
     bench.ledger.release(rows[0].token, ["a"])
     bench.ledger.put_back(first)
-    assert bench.ledger.try_grant(second, process(2)) is None
-    assert bench.ledger.try_grant(first, process(1))
+    assert bench.ledger.try_grant(second) is None
+    assert bench.ledger.try_grant(first)
 
 
 def test_tokens_only_rise_also_above_that_of_a_device(bench: Bench, grab: Grab) -> None:
@@ -226,9 +226,9 @@ def test_a_drained_device_stays_with_its_holder_and_is_not_granted(
     bench.ledger.release(token, ["a"])
     assert (bench.state("a"), bench.reason("a")) == ("draining", "battery")
     ticket = bench.ledger.enqueue(process(2), ["a"], 1)
-    assert bench.ledger.try_grant(ticket, process(2)) is None
+    assert bench.ledger.try_grant(ticket) is None
     bench.ledger.apply("a", Event.UNDRAIN, "")
-    assert bench.ledger.try_grant(ticket, process(2))
+    assert bench.ledger.try_grant(ticket)
 
 
 def test_a_failure_leads_to_recovery_after_the_release(bench: Bench, grab: Grab) -> None:
@@ -527,7 +527,7 @@ def test_a_ledger_of_an_earlier_format_is_read(tmp_path: Path, version: int) -> 
     ]
     assert bench.ledger.release(41, ["a"], unused=["a"]) == {"a"}
     ticket = bench.ledger.enqueue(process(1), ["a"], 1)
-    assert [row.token for row in bench.ledger.try_grant(ticket, process(1)) or []] == [42]
+    assert [row.token for row in bench.ledger.try_grant(ticket) or []] == [42]
     bench.database.close()
 
 

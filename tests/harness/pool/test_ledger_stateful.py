@@ -107,7 +107,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.bench.ledger.reconcile()
         free = self.free()
         try:
-            rows = self.bench.ledger.try_grant(ticket, process(asked.pid))
+            rows = self.bench.ledger.try_grant(ticket)
         except LeaseLostError:
             assert self.bench.clock.time >= asked.until
             del self.model.waiting[ticket]

@@ -31,7 +31,7 @@ ledger = Ledger(Database(folder / "pool.db"), SystemClock(), ttl_s=ttl, rule=Qua
 me = this_process()
 for _ in range(rounds):
     ticket = ledger.enqueue(me, ["a", "b", "c"][:devices], count)
-    while not (rows := ledger.try_grant(ticket, me)):
+    while not (rows := ledger.try_grant(ticket)):
         time.sleep(0.005)
     ledger.settle(ticket)
     token, keys = rows[0].token, [row.key for row in rows]

@@ -339,7 +339,7 @@ def test_an_adb_server_of_ours_is_restarted_unless_others_use_it(
         pool.ledger.record_found("other", "other", "android:other", Facts())
         me = this_process()
         ticket = pool.ledger.enqueue(me, ["other"], 1)
-        assert pool.ledger.try_grant(ticket, me)
+        assert pool.ledger.try_grant(ticket)
         assert pool.admin.recover("dut") is MemberState.ABSENT
         assert "devices that are in use" in pool.members()[0].reason
     finally:

@@ -18,7 +18,7 @@ from harness.pool.database import Database
 from harness.pool.heartbeat import Heartbeat
 from harness.pool.ledger import Ledger
 from harness.pool.members import Member
-from harness.pool.owner import Owner, this_process
+from harness.pool.owner import this_process
 from harness.pool.pool import Acquisition
 from harness.pool.records import Facts
 from harness.pool.requirement import Requirement
@@ -57,7 +57,7 @@ def test_a_place_in_the_queue_outlasts_the_shortest_ttl(
         for db, ttl_s in zip(databases, (1.0, 3600.0), strict=True)
     )
     other.record_found("a", "a", "spec:a", Facts())
-    assert other.try_grant(other.enqueue(this_process(), ["a"], 1), this_process())
+    assert other.try_grant(other.enqueue(this_process(), ["a"], 1))
     seen: set[int] = set()
     waits = select(tickets.c.id).where(tickets.c.token.is_(None))
 
@@ -100,12 +100,12 @@ def test_a_device_that_is_freed_while_a_request_looks_at_the_queue_wakes_it(
     other = Bench(location)  # of another process
     look, looks = bench.ledger.try_grant, 0
 
-    def look_as_it_is_freed(ticket: int, owner: Owner, purpose: str) -> None:
+    def look_as_it_is_freed(ticket: int) -> None:
         nonlocal looks
         looks += 1
         if looks == 1:
             before = bench.ledger.version()
-            assert look(ticket, owner, purpose) is None
+            assert look(ticket) is None
             other.ledger.release(token, ["a"])
             while bench.ledger.version() == before:
                 sleep(0.01)

@@ -23,30 +23,30 @@ def reserve(bench: Bench, pid: int, *keys: str, after_s: float = 0.0) -> list[in
     return [reservation.number for reservation in obstacles]
 
 
-def is_granted(bench: Bench, ticket: int, pid: int) -> bool:
-    return bool(bench.ledger.try_grant(ticket, process(pid)))
+def is_granted(bench: Bench, ticket: int) -> bool:
+    return bool(bench.ledger.try_grant(ticket))
 
 
 def test_a_reserved_device_is_leased_to_nobody_else_until_the_time_ends(bench: Bench) -> None:
     bench.add("a")
     assert reserve(bench, 1, "a") == []
     other, own = (bench.ledger.enqueue(process(pid), ["a"], 1) for pid in (2, 1))
-    assert not is_granted(bench, other, 2)
-    rows = bench.ledger.try_grant(own, process(1))
+    assert not is_granted(bench, other)
+    rows = bench.ledger.try_grant(own)
     assert rows
     bench.ledger.release(rows[0].token, ["a"])
-    assert not is_granted(bench, other, 2)
+    assert not is_granted(bench, other)
     bench.clock.time += HOUR_S
     other = bench.ledger.enqueue(process(2), ["a"], 1)
-    assert is_granted(bench, other, 2)
+    assert is_granted(bench, other)
 
 
 def test_who_waits_for_a_reserved_device_holds_back_no_other(bench: Bench) -> None:
     bench.add("a", "b")
     reserve(bench, 1, "a")
     both, one = (bench.ledger.enqueue(process(2), ["a", "b"], count) for count in (2, 1))
-    assert not is_granted(bench, both, 2)
-    assert is_granted(bench, one, 2)
+    assert not is_granted(bench, both)
+    assert is_granted(bench, one)
 
 
 def test_a_lease_of_somebody_else_ends_when_the_time_begins(bench: Bench, grab: Grab) -> None:
@@ -61,16 +61,16 @@ def test_a_lease_of_somebody_else_ends_when_the_time_begins(bench: Bench, grab: 
     assert renewed[own] is not None
     assert "it is reserved by process 1 from" in bench.ledger.why_lost(others, ["a"])
     assert bench.state("a") == "ready"
-    assert is_granted(bench, bench.ledger.enqueue(process(1), ["a"], 1), 1)
+    assert is_granted(bench, bench.ledger.enqueue(process(1), ["a"], 1))
 
 
 def test_who_waits_ends_the_lease_of_a_holder_that_sleeps(bench: Bench, grab: Grab) -> None:
     bench.add("a")
     grab(2, "a")
     ticket = bench.ledger.enqueue(process(1), ["a"], 1)
-    assert not is_granted(bench, ticket, 1)
+    assert not is_granted(bench, ticket)
     reserve(bench, 1, "a")
-    assert is_granted(bench, ticket, 1)
+    assert is_granted(bench, ticket)
 
 
 def test_a_drained_device_is_taken_from_its_holder_too(bench: Bench, grab: Grab) -> None:
@@ -109,7 +109,7 @@ def test_a_reservation_follows_a_device_that_says_who_it_is(bench: Bench) -> Non
     key = bench.ledger.record_absent("a", "android:a", "not looked at", probed=False)
     reserve(bench, 1, key)
     bench.ledger.record_found("hardware:1", "a", "android:a", Facts())
-    assert not is_granted(bench, bench.ledger.enqueue(process(2), ["hardware:1"], 1), 2)
+    assert not is_granted(bench, bench.ledger.enqueue(process(2), ["hardware:1"], 1))
 
 
 def test_a_ledger_without_reservations_gets_them(location: str | Path) -> None:

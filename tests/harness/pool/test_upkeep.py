@@ -31,7 +31,7 @@ class Broken:
 def test_a_crashed_repair_is_retried_after_a_backoff(bench: Bench, weight: float) -> None:
     bench.add("a")
     ticket = bench.ledger.enqueue(process(1), ["a"], 1)
-    rows = bench.ledger.try_grant(ticket, process(1))
+    rows = bench.ledger.try_grant(ticket)
     assert rows
     found = FailureReport("DeviceLostError", weight, recover=weight < 3, text="it went away")
     bench.ledger.report("a", rows[0].token, found)
