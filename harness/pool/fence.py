@@ -13,7 +13,7 @@ given the device back.
 import re
 import shlex
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
@@ -89,16 +89,7 @@ class Holder(BaseModel):
     @classmethod
     def here(cls, since: float) -> Self:
         """Return this process."""
-        me = this_process()
-        return cls(
-            label=me.label[:200],
-            host=me.host[:200],
-            since=since,
-            pid=me.pid,
-            started=me.started,
-            boot=me.boot,
-            namespace=me.namespace,
-        )
+        return cls(since=since, **asdict(this_process()))
 
     @classmethod
     def parse(cls, text: str) -> Self:

@@ -217,12 +217,5 @@ def describe_idle_recovery(name: str, row: DeviceRow) -> str:
 
 def unprobed_status(member: Member, now: float) -> MemberStatus:
     """Return the status of a device that was never probed; `now` in seconds since 1970."""
-    return MemberStatus(
-        name=member.name,
-        spec=member.spec,
-        tags=member.tags,
-        state=MemberState.ABSENT,
-        reason="`qnnfarm pool probe` looks",
-        since=now,
-        seen=NOT_PROBED,
-    )
+    state, reason = MemberState.ABSENT, "`qnnfarm pool probe` looks"
+    return MemberStatus(member.name, member.spec, member.tags, state, reason, now, seen=NOT_PROBED)

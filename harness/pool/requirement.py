@@ -33,16 +33,8 @@ class Requirement:
             raise ValueError("at least one device")
 
     def __str__(self) -> str:
-        words = [
-            f"{key}={value}"
-            for key, value in (
-                ("soc", self.soc),
-                ("hexagon", self.hexagon),
-                ("type", self.type),
-                ("name", self.name),
-            )
-            if value is not None
-        ]
+        given = [(key, getattr(self, key)) for key in ("soc", "hexagon", "type", "name")]
+        words = [f"{key}={value}" for key, value in given if value is not None]
         words += [f"tag={tag}" for tag in sorted(self.tags)]
         if self.min_free_bytes:
             words.append(f"free>={self.min_free_bytes}")

@@ -25,7 +25,7 @@ from harness.devices.adb.connection import (
     StreamClosed,
     query,
 )
-from harness.devices.adb.server import ensure_server, server_address
+from harness.devices.adb.server import ensure_server, is_taken, server_address
 from harness.devices.device import Device
 from harness.devices.types import device_types
 from harness.errors import (
@@ -439,7 +439,7 @@ class Recovery:
             return
         others: list[str] = []
         address = server_address()
-        if _listens(address):
+        if is_taken(address):
             if not self._context.config.adb_server.ours:
                 raise PoolError("not taken: the configuration does not say that it is ours")
             if self._ledger.in_use(besides=self._lease.key):
@@ -496,20 +496,9 @@ def _ask(address: ServerAddress, service: str) -> None:
         raise AdbServerError(str(address), f"went away: {error}") from None
 
 
-def _listens(address: ServerAddress) -> bool:
-    """Return whether anything listens at the adb server's address."""
-    try:
-        query(address, "host:version", Deadline(_ANSWER_S))
-    except ServerUnreachable:
-        return False
-    except (StreamClosed, FailReply, DeadlineExceeded):
-        pass
-    return True
-
-
 def _other_serials(member: Member, trusted_users: Collection[str]) -> list[str]:
     """Return the serials of the other devices at this host's adb server, if one runs."""
-    if not _listens(server_address()):
+    if not is_taken(server_address()):
         return []
     entries = ensure_server(trusted_users=trusted_users).devices()
     return [entry.serial for entry in entries if entry.serial != member.spec.serial]
@@ -527,12 +516,9 @@ def _tcp_devices(trusted_users: Collection[str]) -> list[str]:
 
 def _kill(address: ServerAddress) -> None:
     deadline = time.monotonic() + _ANSWER_S
-    while time.monotonic() < deadline:
-        try:
+    while is_taken(address):
+        if time.monotonic() > deadline:
+            raise AdbServerError(str(address), "does not end")
+        with suppress(StreamClosed, FailReply, ServerUnreachable, DeadlineExceeded):
             query(address, "host:kill", Deadline(_ANSWER_S))
-        except ServerUnreachable:
-            return
-        except (StreamClosed, FailReply, DeadlineExceeded):
-            pass
         time.sleep(0.05)
-    raise AdbServerError(str(address), "does not end")
