@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import math
 import os
 import posixpath
 import re
@@ -243,10 +244,8 @@ class Upkeep:
             if self._stop.is_set():
                 self._ledger.interrupt_repair(lease.key, lease.token)
             else:
-                answers = isinstance(error, NO_STEP_HELPS)
-                retry_in_s = min(self._backoff(device, Event.GAVE_UP), _HELD_S) if answers else None
-                reason = one_line(str(error))
-                self._end(device, lease.token, Event.GAVE_UP, reason, retry_in_s=retry_in_s)
+                most_s = _HELD_S if isinstance(error, NO_STEP_HELPS) else math.inf
+                self._end(device, lease.token, Event.GAVE_UP, one_line(str(error)), most_s)
             return
         if reached.key != lease.key:
             reason = f"another device answers at {member.spec}"
@@ -262,13 +261,14 @@ class Upkeep:
             self.probation(lease.device)
             lease.device.fence.give_back(lease.device.unleased)
         except HarnessError as error:
-            reason, retry_in_s = f"its probation run failed: {one_line(str(error))}", None
+            reason, most_s = one_line(str(error)), math.inf
             if isinstance(error, NO_STEP_HELPS):
-                reason, retry_in_s = one_line(str(error)), _HELD_S
+                most_s = _HELD_S
             elif isinstance(error, LeaseLostError) or error.is_infrastructure:
-                # It says nothing about the device, which is tried again at once.
-                reason, retry_in_s = one_line(str(error)), 1.0
-            self._end(device, token, Event.NOT_PASSED, reason, retry_in_s=retry_in_s)
+                most_s = 1.0  # it says nothing about the device, which is tried again at once
+            else:
+                reason = f"its probation run failed: {reason}"
+            self._end(device, token, Event.NOT_PASSED, reason, most_s)
         else:
             self._end(device, token, Event.PASSED, "it passed its probation run")
 
@@ -278,17 +278,13 @@ class Upkeep:
         token: int,
         event: Event,
         reason: str,
-        *,
-        retry_in_s: float | None = None,
+        most_s: float = math.inf,
     ) -> None:
-        if retry_in_s is None:
-            retry_in_s = self._backoff(device, event)
-        self._ledger.end_repair(device.key, token, event, reason, retry_in_s=retry_in_s)
-
-    def _backoff(self, device: DeviceRow, event: Event) -> float:
+        """End a repair; the next one is due after the backoff, and after `most_s` at the latest."""
         config = self._context.config
         policy = config.quarantine if event is Event.NOT_PASSED else config.recovery
-        return policy.backoff(device.attempts)
+        retry_in_s = min(policy.backoff(device.attempts), most_s)
+        self._ledger.end_repair(device.key, token, event, reason, retry_in_s=retry_in_s)
 
 
 class Recovery:
