@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Iterable
 from sqlalchemy import ColumnElement, Connection, and_, exists, select
 
 from harness.pool.failure_policy import FailureRecord, FailureReport, Work
+from harness.pool.history import add_event
 from harness.pool.records import shown
 from harness.pool.schema import devices, evidence, leases
 
@@ -16,38 +17,15 @@ _COUNTS: ColumnElement[bool] = and_(
 """Failures that count against their device, unless they turn out to be those of work."""
 
 
-def blame_for(db: Connection, key: str, report: FailureReport, began: float) -> str:
-    """Return why a failure of a device counts against its work; empty if it does not.
-
-    Work that began before it failed elsewhere may have failed for a common reason, such as a hub.
-    """
-    if report.work is None or not report.weight:
-        return ""
-    before = evidence.c.at <= began, evidence.c.weight > 0, evidence.c.key != key
-    alike = evidence.c.subject == report.work.subject, evidence.c.kind == report.kind
-    query = select(devices.c.name).join(evidence, evidence.c.key == devices.c.key)
-    names = db.scalars(query.where(*alike, *before).order_by(evidence.c.id)).all()
-    return f"it fails alike on {', '.join(map(shown, dict.fromkeys(names)))}" if names else ""
-
-
-def was_counted(db: Connection, key: str, report: FailureReport) -> bool:
-    """Return whether the work of a failure, which counts once, counts against a device already."""
-    if report.work is None or report.is_device:
-        return False
-    alike = evidence.c.subject == report.work.subject, evidence.c.kind == report.kind
-    query = select(evidence.c.id).where(evidence.c.key == key, *alike, _COUNTS)
-    return db.scalar(query.limit(1)) is not None
-
-
-def add_failure(
-    db: Connection, key: str, report: FailureReport, *, at: float, began: float, counts: bool
-) -> None:
-    """Store a failure of a device.
+def judge(db: Connection, key: str, report: FailureReport, *, at: float, began: float) -> str:
+    """Store a failure of a device; return why it counts against its work, or nothing.
 
     Args:
         at, began: seconds since 1970.
-        counts: whether it may count against the device.
     """
+    blame = _blame_for(db, key, report, began)
+    excuse = blame or report.answered
+    was_before = not excuse and _was_counted(db, key, report)
     work = report.work
     lease = select(devices.c.leases).where(devices.c.key == key).scalar_subquery()
     added = evidence.insert().values(
@@ -61,9 +39,39 @@ def add_failure(
         work=work.id if work else "",
         subject=work.subject if work and report.weight else "",
         is_device=int(report.is_device),
-        counts=int(counts),
+        counts=int(not excuse),
     )
     db.execute(added)
+    if report.weight:
+        if was_before:
+            excuse = "it failed there before, which counts once"
+        what = "not counted" if excuse else "counted"
+        why = excuse or f"it weighs {report.weight:g}"
+        add_event(db, key, at, f"{what}: {report.kind}", f"{report.description}; {why}")
+    return blame
+
+
+def _blame_for(db: Connection, key: str, report: FailureReport, began: float) -> str:
+    """Return why a failure of a device counts against its work; empty if it does not.
+
+    Work that began before it failed elsewhere may have failed for a common reason, such as a hub.
+    """
+    if report.work is None or not report.weight:
+        return ""
+    before = evidence.c.at <= began, evidence.c.weight > 0, evidence.c.key != key
+    alike = evidence.c.subject == report.work.subject, evidence.c.kind == report.kind
+    query = select(devices.c.name).join(evidence, evidence.c.key == devices.c.key)
+    names = db.scalars(query.where(*alike, *before).order_by(evidence.c.id)).all()
+    return f"it fails alike on {', '.join(map(shown, dict.fromkeys(names)))}" if names else ""
+
+
+def _was_counted(db: Connection, key: str, report: FailureReport) -> bool:
+    """Return whether the work of a failure, which counts once, counts against a device already."""
+    if report.work is None or report.is_device:
+        return False
+    alike = evidence.c.subject == report.work.subject, evidence.c.kind == report.kind
+    query = select(evidence.c.id).where(evidence.c.key == key, *alike, _COUNTS)
+    return db.scalar(query.limit(1)) is not None
 
 
 def failures_of(db: Connection, keys: Collection[str]) -> dict[str, tuple[FailureRecord, ...]]:

@@ -4,6 +4,7 @@ import json
 import os
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict
 from functools import lru_cache, partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -16,16 +17,7 @@ from harness.paths import is_shared
 from harness.pool import reservations
 from harness.pool.config import QuarantineConfig
 from harness.pool.database import Database
-from harness.pool.evidence import (
-    add_failure,
-    blame_for,
-    confirm,
-    failures_of,
-    has_failed,
-    record_use,
-    settle,
-    was_counted,
-)
+from harness.pool.evidence import confirm, failures_of, has_failed, judge, record_use, settle
 from harness.pool.failure_policy import FailureReport, Work
 from harness.pool.history import HistoryEntry, add_event, read_history
 from harness.pool.owner import Owner, has_ended, host_id
@@ -42,7 +34,6 @@ from harness.pool.records import (
     holder_of,
     lease_of,
     owner_of,
-    owner_values,
     shown,
 )
 from harness.pool.schema import (
@@ -377,7 +368,7 @@ class Ledger:
                 purpose=purpose,
                 beat=beat,
                 ttl=self.ttl_s,
-                **owner_values(owner),
+                **asdict(owner),
             )
             return int(db.execute(added.returning(tickets.c.id)).scalar_one())
 
@@ -523,7 +514,9 @@ class Ledger:
         lease = _lease(db, key, token)
         if lease is None:
             return None
-        blame = self._judge(db, key, report)
+        now = self._now(db)
+        began = now - max(0.0, self._clock.now() - report.work.began) if report.work else now
+        blame = judge(db, key, report, at=now, began=began)
         if report.recover:
             of_lease = leases.c.key == key, leases.c.token == token
             db.execute(leases.update().where(*of_lease).values(failure=report.text))
@@ -738,22 +731,6 @@ class Ledger:
         else:
             self._apply(db, lease.key, event, reason)
 
-    def _judge(self, db: Connection, key: str, report: FailureReport) -> str:
-        """Store a failure of a device; return why it counts against its work, or nothing."""
-        now = self._now(db)
-        began = now - max(0.0, self._clock.now() - report.work.began) if report.work else now
-        blame = blame_for(db, key, report, began)
-        excuse = blame or report.answered
-        was_before = not excuse and was_counted(db, key, report)
-        add_failure(db, key, report, at=now, began=began, counts=not excuse)
-        if report.weight:
-            if was_before:
-                excuse = "it failed there before, which counts once"
-            what = "not counted" if excuse else "counted"
-            why = excuse or f"it weighs {report.weight:g}"
-            self._add_event(db, key, f"{what}: {report.kind}", f"{report.description}; {why}")
-        return blame
-
     def _quarantine_if_over_limit(self, db: Connection, key: str) -> None:
         """Quarantine a ready device whose failures are over the limit.
 
@@ -803,7 +780,7 @@ class Ledger:
         granted, beat = self.database.times(db, self._clock)
         added = leases.insert().values(
             key=key, token=token, purpose=purpose, granted=granted, beat=beat, ttl=self.ttl_s,
-            **owner_values(owner),
+            **asdict(owner),
         )  # fmt: skip
         return lease_of(db.execute(added.returning(leases)).one(), until)
 

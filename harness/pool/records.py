@@ -1,6 +1,6 @@
 """Records of the ledger: devices, leases, fences, owners, reservations."""
 
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -10,7 +10,6 @@ from harness.clock import format_time
 from harness.errors import one_line
 from harness.pool.failure_policy import FailureRecord
 from harness.pool.owner import Owner
-from harness.pool.schema import OWNER
 from harness.pool.states import MemberState
 
 _LONGEST_TEXT = 1000
@@ -130,11 +129,6 @@ class DeviceRow:
     lease: LeaseRow | None
     failures: tuple[FailureRecord, ...]
     reservations: tuple[Reservation, ...]
-
-
-def owner_values(owner: Owner) -> dict[str, object]:
-    """Return the columns of an owner."""
-    return dict(zip(OWNER, astuple(owner), strict=True))
 
 
 def shown(text: str) -> str:
