@@ -248,25 +248,11 @@ class Pool(Closeable):
 
     def probe_absent(self) -> None:
         """Ask the devices that are not known to be there who they are."""
-        rows = self._members.rows()
-        self._prober.probe(
-            [
-                member
-                for name, member in self._members.by_name.items()
-                if name not in rows or rows[name].state is MemberState.ABSENT
-            ]
-        )
+        self._probe(lambda row: row.state is MemberState.ABSENT)
 
     def probe(self) -> list[MemberStatus]:
         """Ask every device that nobody holds who it is, then return all as `members` does."""
-        rows = self._members.rows()
-        self._prober.probe(
-            [
-                member
-                for name, member in self._members.by_name.items()
-                if name not in rows or rows[name].lease is None
-            ]
-        )
+        self._probe(lambda row: row.lease is None)
         return self.members()
 
     def acquire(
@@ -319,6 +305,11 @@ class Pool(Closeable):
         """Send a notification to the receivers of its kind; failures are logged."""
         if self._notifier is not None:
             self._notifier.send(notification)
+
+    def _probe(self, wanted: Callable[[DeviceRow], bool]) -> None:
+        """Probe the devices that are wanted, and those that the ledger does not know."""
+        rows, members = self._members.rows(), self._members.by_name.items()
+        self._prober.probe([m for name, m in members if name not in rows or wanted(rows[name])])
 
     def _name_of(self, key: str) -> str:
         member = self._members.by_key().get(key)
