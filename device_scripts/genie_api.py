@@ -397,7 +397,7 @@ class Owned:
 OwnedType = TypeVar("OwnedType", bound=Owned)
 
 
-class Log(Owned):
+class LogHandle(Owned):
     """The log of Genie and of QNN below it: one line each to stderr, ``[ERROR] text``.
 
     Without a callback they go to logcat on Android and to stdout elsewhere, among the answers.
@@ -430,7 +430,7 @@ def write_log(form: Optional[bytes], level: int, values: Any) -> None:
         os.write(2, f"[{name.upper()}] {text}\n".encode(errors="replace"))
 
 
-class Profile(Owned):
+class ProfileHandle(Owned):
     """Genie's own measurements of the dialogs bound to it, with its trace events if asked for."""
 
     _free = "GenieProfile_free"
@@ -455,7 +455,7 @@ class Profile(Owned):
         return buffers.text(pointer)
 
 
-class Config(Owned):
+class ConfigHandle(Owned):
     """A parsed and validated configuration of what Genie creates."""
 
     _kind = ""  # as in the names of its functions
@@ -463,7 +463,7 @@ class Config(Owned):
     def __init__(self, genie: Genie, text: bytes) -> None:
         super().__init__(genie, genie.create(f"{self._kind}_createFromJson", text))
 
-    def bind(self, log: Optional[Log], profile: Optional[Profile] = None) -> None:
+    def bind(self, log: Optional[LogHandle], profile: Optional[ProfileHandle] = None) -> None:
         """Let what is created from this configuration from now on write to these, if given."""
         if log is not None:
             self.genie.call(f"{self._kind}_bindLogger", self.handle, log.handle)
@@ -471,7 +471,7 @@ class Config(Owned):
             self.genie.call(f"{self._kind}_bindProfiler", self.handle, profile.handle)
 
 
-class DialogConfig(Config):
+class DialogConfigHandle(ConfigHandle):
     """A configuration of a dialog."""
 
     _kind = "GenieDialogConfig"
@@ -499,7 +499,7 @@ def _ids(sink: TokenSink) -> Callable[..., None]:
     return take
 
 
-class Dialog(Owned):
+class DialogHandle(Owned):
     """A loaded model with its context.
 
     Attributes:
@@ -509,7 +509,7 @@ class Dialog(Owned):
 
     _free = "GenieDialog_free"
 
-    def __init__(self, config: DialogConfig) -> None:
+    def __init__(self, config: DialogConfigHandle) -> None:
         self.answers: List[Tuple[int, int]] = []
         super().__init__(config.genie, config.genie.create("GenieDialog_create", config.handle))
 
@@ -690,7 +690,7 @@ class Dialog(Owned):
         return self.genie.create("GenieDialog_getTokenizer", self.handle)
 
 
-class EmbeddingConfig(Config):
+class EmbeddingConfigHandle(ConfigHandle):
     """A configuration of a text encoder."""
 
     _kind = "GenieEmbeddingConfig"
@@ -704,12 +704,12 @@ class Vectors(NamedTuple):
     data: bytes
 
 
-class Embedding(Owned):
+class EmbeddingHandle(Owned):
     """A loaded text encoder."""
 
     _free = "GenieEmbedding_free"
 
-    def __init__(self, config: EmbeddingConfig) -> None:
+    def __init__(self, config: EmbeddingConfigHandle) -> None:
         super().__init__(config.genie, config.genie.create("GenieEmbedding_create", config.handle))
 
     def generate(self, text: bytes) -> Vectors:
@@ -740,7 +740,7 @@ class Embedding(Owned):
         self.genie.call(name, self.handle, PERFORMANCE_POLICIES[policy])
 
 
-class AccuracyConfig(Owned):
+class AccuracyConfigHandle(Owned):
     """A parsed accuracy configuration."""
 
     _free = "GenieAccuracyConfig_free"
@@ -749,12 +749,12 @@ class AccuracyConfig(Owned):
         super().__init__(genie, genie.create("GenieAccuracyConfig_createFromJson", text))
 
 
-class Accuracy(Owned):
+class AccuracyHandle(Owned):
     """An evaluation tied to a dialog, which it resets."""
 
     _free = "GenieAccuracy_free"
 
-    def __init__(self, config: AccuracyConfig, dialog: Dialog) -> None:
+    def __init__(self, config: AccuracyConfigHandle, dialog: DialogHandle) -> None:
         handle = config.genie.create("GenieAccuracy_createFromDialog", config.handle, dialog.handle)
         super().__init__(config.genie, handle)
 

@@ -109,12 +109,12 @@ _UNSUPPORTED = (
     Usage("tokenizer", _UNTOLD),
     Usage("dlc", _UNTOLD),
 )
-_CONFIGS: Dict[str, Type[genie_api.Config]] = {
-    "dialog": genie_api.DialogConfig,
-    "embedding": genie_api.EmbeddingConfig,
-    "engine": genie_nodes.EngineConfig,
-    "node": genie_nodes.NodeConfig,
-    "pipeline": genie_nodes.PipelineConfig,
+_CONFIGS: Dict[str, Type[genie_api.ConfigHandle]] = {
+    "dialog": genie_api.DialogConfigHandle,
+    "embedding": genie_api.EmbeddingConfigHandle,
+    "engine": genie_nodes.EngineConfigHandle,
+    "node": genie_nodes.NodeConfigHandle,
+    "pipeline": genie_nodes.PipelineConfigHandle,
 }
 _WITH_PROMPT = frozenset(("query", "rewindQuery", "generate", "setText"))
 _OwnedType = TypeVar("_OwnedType", bound=genie_api.Owned)
@@ -138,9 +138,9 @@ class App:
         self, genie: genie_api.Genie, log: Optional[str] = None, trace: Optional[str] = None
     ) -> None:
         self._genie = genie
-        self._log = genie_api.Log(genie, log) if log else None
+        self._log = genie_api.LogHandle(genie, log) if log else None
         self._trace = trace
-        self._dialogs: List[genie_api.Dialog] = []
+        self._dialogs: List[genie_api.DialogHandle] = []
         self._calls: List[genie_trace.Event] = []
         self._objects: Dict[Tuple[str, str], genie_api.Owned] = {}
         self._commands: Dict[Tuple[str, ...], Callable[..., None]] = {
@@ -241,8 +241,8 @@ class App:
             raise _Wrong(f"there is no {kind} {name}")
         return found
 
-    def _dialog(self, name: str) -> genie_api.Dialog:
-        return self._get("dialog", name, genie_api.Dialog)
+    def _dialog(self, name: str) -> genie_api.DialogHandle:
+        return self._get("dialog", name, genie_api.DialogHandle)
 
     def _free(self, kind: str, name: str) -> None:
         self._get(kind, name, genie_api.Owned).close()
@@ -270,7 +270,7 @@ class App:
     def _config_create(self, kind: str, name: str, path: str) -> None:
         text = _read_json(path)
 
-        def create() -> genie_api.Config:
+        def create() -> genie_api.ConfigHandle:
             config = _CONFIGS[kind](self._genie, text)
             config.bind(self._log)
             return config
@@ -278,16 +278,16 @@ class App:
         self._add(f"{kind} config", name, create)
 
     def _bind_profile(self, kind: str, config: str, profile: str) -> None:
-        bound = self._get("profile", profile, genie_api.Profile)
+        bound = self._get("profile", profile, genie_api.ProfileHandle)
         self._get(f"{kind} config", config, _CONFIGS[kind]).bind(None, bound)
 
     def _bind_log(self, kind: str, config: str, log: str) -> None:
-        bound = self._get("log", log, genie_api.Log)
+        bound = self._get("log", log, genie_api.LogHandle)
         self._get(f"{kind} config", config, _CONFIGS[kind]).bind(bound)
 
     def _dialog_create(self, name: str, config: str) -> None:
-        found = self._get("dialog config", config, genie_api.DialogConfig)
-        self._add("dialog", name, lambda: genie_api.Dialog(found))
+        found = self._get("dialog config", config, genie_api.DialogConfigHandle)
+        self._add("dialog", name, lambda: genie_api.DialogHandle(found))
         self._dialogs.append(self._dialog(name))
 
     def _query(self, name: str, prompt: Word, output: str = "") -> None:
@@ -383,18 +383,19 @@ class App:
         self._dialog(name).set_priority(engine, priority)
 
     def _bind_engine(self, name: str, role: str, engine: str) -> None:
-        self._dialog(name).bind_engine(role, self._get("engine", engine, genie_nodes.Engine))
+        self._dialog(name).bind_engine(role, self._get("engine", engine, genie_nodes.EngineHandle))
 
     def _engine_create(self, name: str, config: str) -> None:
-        found = self._get("engine config", config, genie_nodes.EngineConfig)
-        self._add("engine", name, lambda: genie_nodes.Engine(found))
+        found = self._get("engine config", config, genie_nodes.EngineConfigHandle)
+        self._add("engine", name, lambda: genie_nodes.EngineHandle(found))
 
     def _embedding_create(self, name: str, config: str) -> None:
-        found = self._get("embedding config", config, genie_api.EmbeddingConfig)
-        self._add("embedding", name, lambda: genie_api.Embedding(found))
+        found = self._get("embedding config", config, genie_api.EmbeddingConfigHandle)
+        self._add("embedding", name, lambda: genie_api.EmbeddingHandle(found))
 
     def _embedding_generate(self, name: str, prompt: Word, output: str = "") -> None:
-        embedding, text = self._get("embedding", name, genie_api.Embedding), _prompt_text(prompt)
+        embedding = self._get("embedding", name, genie_api.EmbeddingHandle)
+        text = _prompt_text(prompt)
         vectors = embedding.generate(text)
         if output:
             _write_file(output, vectors.data)
@@ -402,24 +403,24 @@ class App:
 
     def _embedding_set_performance(self, name: str, policy: str) -> None:
         _check_known("policy", policy, genie_api.PERFORMANCE_POLICIES)
-        self._get("embedding", name, genie_api.Embedding).set_performance(policy)
+        self._get("embedding", name, genie_api.EmbeddingHandle).set_performance(policy)
 
     def _node_create(self, name: str, config: str) -> None:
-        found = self._get("node config", config, genie_nodes.NodeConfig)
-        self._add("node", name, lambda: genie_nodes.Node(found))
+        found = self._get("node config", config, genie_nodes.NodeConfigHandle)
+        self._add("node", name, lambda: genie_nodes.NodeHandle(found))
 
     def _node_set_text(self, name: str, prompt: Word) -> None:
-        self._get("node", name, genie_nodes.Node).set_text(_prompt_text(prompt))
+        self._get("node", name, genie_nodes.NodeHandle).set_text(_prompt_text(prompt))
 
     def _pipeline_create(self, name: str, config: str) -> None:
-        found = self._get("pipeline config", config, genie_nodes.PipelineConfig)
-        self._add("pipeline", name, lambda: genie_nodes.Pipeline(found))
+        found = self._get("pipeline config", config, genie_nodes.PipelineConfigHandle)
+        self._add("pipeline", name, lambda: genie_nodes.PipelineHandle(found))
 
-    def _pipeline(self, name: str) -> genie_nodes.Pipeline:
-        return self._get("pipeline", name, genie_nodes.Pipeline)
+    def _pipeline(self, name: str) -> genie_nodes.PipelineHandle:
+        return self._get("pipeline", name, genie_nodes.PipelineHandle)
 
     def _pipeline_add_node(self, name: str, node: str) -> None:
-        self._pipeline(name).add(self._get("node", node, genie_nodes.Node))
+        self._pipeline(name).add(self._get("node", node, genie_nodes.NodeHandle))
 
     def _pipeline_execute(self, name: str, output: str = "") -> None:
         said = self._pipeline(name).execute()
@@ -443,28 +444,30 @@ class App:
 
     def _profile_create(self, name: str) -> None:
         trace = self._trace is not None
-        self._add("profile", name, lambda: genie_api.Profile(self._genie, trace=trace))
+        self._add("profile", name, lambda: genie_api.ProfileHandle(self._genie, trace=trace))
 
     def _profile_save(self, name: str, path: str) -> None:
-        profile = self._get("profile", name, genie_api.Profile)
+        profile = self._get("profile", name, genie_api.ProfileHandle)
         answers = sorted(answer for dialog in self._dialogs for answer in dialog.answers)
         genie_t2t_run.write_profile(profile, path, self._trace, answers, self._calls)
 
     def _log_create(self, name: str, level: str) -> None:
         _check_known("level", level, genie_api.LOG_LEVELS)
-        self._add("log", name, lambda: genie_api.Log(self._genie, level))
+        self._add("log", name, lambda: genie_api.LogHandle(self._genie, level))
 
     def _accuracy_config_create(self, name: str, path: str) -> None:
         text = _read_json(path)
-        self._add("accuracy config", name, lambda: genie_api.AccuracyConfig(self._genie, text))
+        self._add(
+            "accuracy config", name, lambda: genie_api.AccuracyConfigHandle(self._genie, text)
+        )
 
     def _accuracy_create(self, name: str, config: str, dialog: str) -> None:
-        found = self._get("accuracy config", config, genie_api.AccuracyConfig)
+        found = self._get("accuracy config", config, genie_api.AccuracyConfigHandle)
         tied = self._dialog(dialog)
-        self._add("accuracy", name, lambda: genie_api.Accuracy(found, tied))
+        self._add("accuracy", name, lambda: genie_api.AccuracyHandle(found, tied))
 
     def _accuracy_compute(self, name: str, output: str = "") -> None:
-        result = self._get("accuracy", name, genie_api.Accuracy).compute()
+        result = self._get("accuracy", name, genie_api.AccuracyHandle).compute()
         if output:
             _write_file(output, result)
         else:

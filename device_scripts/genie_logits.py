@@ -141,15 +141,15 @@ def run(options: argparse.Namespace, stop: genie_api.Stop) -> None:
     windows = read_windows(options.windows)
     genie = genie_api.Genie(stop=stop)
     with open(options.output_file, "wb") as sink, genie_api.Resources() as resources:
-        log = resources.add(genie_api.Log(genie, options.log)) if options.log else None
+        log = resources.add(genie_api.LogHandle(genie, options.log)) if options.log else None
         steps = Steps(sink)
         sampler = SamplerCallback(genie, SAMPLER, steps)
         profile = None
         if options.trace is not None:
-            profile = resources.add(genie_api.Profile(genie, trace=True))
-        config = resources.add(genie_api.DialogConfig(genie, text))
+            profile = resources.add(genie_api.ProfileHandle(genie, trace=True))
+        config = resources.add(genie_api.DialogConfigHandle(genie, text))
         config.bind(log, profile)
-        dialog = resources.add(genie_api.Dialog(config))
+        dialog = resources.add(genie_api.DialogHandle(config))
         for number, window in enumerate(windows, start=1):
             steps.follow(window.following)
             dialog.token_query(window.prompt, lambda _ids: None)

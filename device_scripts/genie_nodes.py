@@ -15,35 +15,35 @@ else:  # beside this file on the device
 _TEXT_INPUT, _TEXT_OUTPUT = 0, 1
 
 
-class EngineConfig(genie_api.Config):
+class EngineConfigHandle(genie_api.ConfigHandle):
     """A configuration of an engine of its own (``standalone-engine``)."""
 
     _kind = "GenieEngineConfig"
     _free = "GenieEngineConfig_free"
 
 
-class Engine(genie_api.Owned):
+class EngineHandle(genie_api.Owned):
     """A loaded engine, for dialogs to use in place of their own."""
 
     _free = "GenieEngine_free"
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfigHandle) -> None:
         super().__init__(config.genie, config.genie.create("GenieEngine_create", config.handle))
 
 
-class NodeConfig(genie_api.Config):
+class NodeConfigHandle(genie_api.ConfigHandle):
     """A configuration of a node."""
 
     _kind = "GenieNodeConfig"
     _free = "GenieNodeConfig_free"
 
 
-class Node(genie_api.Owned):
+class NodeHandle(genie_api.Owned):
     """A model as a part of pipelines."""
 
     _free = "GenieNode_free"
 
-    def __init__(self, config: NodeConfig) -> None:
+    def __init__(self, config: NodeConfigHandle) -> None:
         super().__init__(config.genie, config.genie.create("GenieNode_create", config.handle))
         self._text = ctypes.create_string_buffer(b"")  # Genie reads it when the pipeline runs
         self._said: List[bytes] = []
@@ -67,23 +67,23 @@ class Node(genie_api.Owned):
             self._said.append(piece)
 
 
-class PipelineConfig(genie_api.Config):
+class PipelineConfigHandle(genie_api.ConfigHandle):
     """A configuration of a pipeline."""
 
     _kind = "GeniePipelineConfig"
     _free = "GeniePipelineConfig_free"
 
 
-class Pipeline(genie_api.Owned):
+class PipelineHandle(genie_api.Owned):
     """Nodes that run together."""
 
     _free = "GeniePipeline_free"
 
-    def __init__(self, config: PipelineConfig) -> None:
+    def __init__(self, config: PipelineConfigHandle) -> None:
         super().__init__(config.genie, config.genie.create("GeniePipeline_create", config.handle))
-        self._nodes: List[Node] = []
+        self._nodes: List[NodeHandle] = []
 
-    def add(self, node: Node) -> None:
+    def add(self, node: NodeHandle) -> None:
         """Add a node, which must live as long as the pipeline."""
         self.genie.call("GeniePipeline_addNode", self.handle, node.handle)
         self._nodes.append(node)

@@ -98,11 +98,13 @@ def evaluate(options: argparse.Namespace) -> Dict[str, Any]:
     genie = genie_api.Genie()
     asked = accuracy_json(config_text, window, options.role)
     with genie_api.Resources() as resources:
-        log = resources.add(genie_api.Log(genie, options.log)) if options.log else None
-        profile = resources.add(genie_api.Profile(genie, trace=True)) if options.trace else None
-        config = resources.add(genie_api.DialogConfig(genie, config_text))
+        log = resources.add(genie_api.LogHandle(genie, options.log)) if options.log else None
+        profile = (
+            resources.add(genie_api.ProfileHandle(genie, trace=True)) if options.trace else None
+        )
+        config = resources.add(genie_api.DialogConfigHandle(genie, config_text))
         config.bind(log, profile)
-        dialog = resources.add(genie_api.Dialog(config))
+        dialog = resources.add(genie_api.DialogHandle(config))
         tokens = dialog.encode(text)
         # Genie puts bos before the text, drops what fills no whole window, and needs one.
         if not length - 1 <= len(tokens) < 2 * length - 1:
@@ -114,8 +116,8 @@ def evaluate(options: argparse.Namespace) -> Dict[str, Any]:
             adapter, tensor, strength = options.lora
             dialog.apply_lora("primary", adapter)
             dialog.set_lora_strength("primary", tensor, strength)
-        accuracy_config = resources.add(genie_api.AccuracyConfig(genie, asked))
-        accuracy = resources.add(genie_api.Accuracy(accuracy_config, dialog))
+        accuracy_config = resources.add(genie_api.AccuracyConfigHandle(genie, asked))
+        accuracy = resources.add(genie_api.AccuracyHandle(accuracy_config, dialog))
         began = time.monotonic_ns()
         result = json.loads(accuracy.compute())
         if profile is not None:

@@ -67,7 +67,7 @@ def read_prompts(options: argparse.Namespace) -> List[bytes]:
 
 
 def embed(
-    embedding: genie_api.Embedding, prompts: Sequence[bytes], summary: Dict[str, Any]
+    embedding: genie_api.EmbeddingHandle, prompts: Sequence[bytes], summary: Dict[str, Any]
 ) -> bytes:
     """Embed texts one after another, and note shape and time of each."""
     data = b""
@@ -94,14 +94,14 @@ def run(options: argparse.Namespace, stop: genie_api.Stop) -> None:
     genie_t2t_run.write(f"Using libGenie.so version {genie.version()}\n\n".encode())
     with genie_api.Resources() as resources:
         # Made first, to be freed last: Genie frees no profile that a configuration is bound to.
-        log = resources.add(genie_api.Log(genie, options.log)) if options.log else None
+        log = resources.add(genie_api.LogHandle(genie, options.log)) if options.log else None
         profile = None
         if options.profile is not None or options.trace is not None:
-            profile = resources.add(genie_api.Profile(genie, trace=options.trace is not None))
-        config = resources.add(genie_api.EmbeddingConfig(genie, text))
+            profile = resources.add(genie_api.ProfileHandle(genie, trace=options.trace is not None))
+        config = resources.add(genie_api.EmbeddingConfigHandle(genie, text))
         config.bind(log, profile)
         began = time.monotonic()
-        embedding = resources.add(genie_api.Embedding(config))
+        embedding = resources.add(genie_api.EmbeddingHandle(config))
         summary: Dict[str, Any] = {
             "format": _FORMAT,
             "init_s": round(time.monotonic() - began, 6),

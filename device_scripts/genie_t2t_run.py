@@ -205,14 +205,18 @@ class Clock:
 
 
 def ask(
-    dialog: genie_api.Dialog, prompt: bytes, *, rewind: bool = False, clock: Optional[Clock] = None
+    dialog: genie_api.DialogHandle,
+    prompt: bytes,
+    *,
+    rewind: bool = False,
+    clock: Optional[Clock] = None,
 ) -> None:
     """Run one text query and print it in the documented form."""
     _print_answer(prompt, lambda sink: dialog.query(prompt, sink, rewind=rewind), clock)
 
 
 def ask_tokens(
-    dialog: genie_api.Dialog, tokens: Sequence[int], clock: Optional[Clock] = None
+    dialog: genie_api.DialogHandle, tokens: Sequence[int], clock: Optional[Clock] = None
 ) -> None:
     """Run one token query and print the answer as ids, the form in which Genie returns it."""
     clock = clock or Clock()
@@ -233,7 +237,7 @@ def ask_tokens(
     check_status(clock.status, generated=count > 0)
 
 
-def fill_context(dialog: genie_api.Dialog, tokens: Sequence[int], most: int) -> None:
+def fill_context(dialog: genie_api.DialogHandle, tokens: Sequence[int], most: int) -> None:
     """Run one token query that generates nothing, so that the next one finds it in the context.
 
     Args:
@@ -245,7 +249,7 @@ def fill_context(dialog: genie_api.Dialog, tokens: Sequence[int], most: int) -> 
 
 
 def ask_embeddings(
-    dialog: genie_api.Dialog,
+    dialog: genie_api.DialogHandle,
     rows: bytes,
     lookup: Optional[genie_api.Lookup],
     clock: Optional[Clock] = None,
@@ -302,7 +306,7 @@ def answer_bound(config: bytes) -> int:
 
 
 def write_profile(
-    profile: genie_api.Profile,
+    profile: genie_api.ProfileHandle,
     path: Optional[str],
     trace: Optional[str],
     answers: Sequence[genie_trace.Answer] = (),
@@ -338,7 +342,7 @@ def write_file(data: bytes, path: str, what: str) -> None:
         raise genie_api.RunnerError(f"cannot write the {what} {path}: {error}") from error
 
 
-def query_of(options: argparse.Namespace, clock: Clock) -> Callable[[genie_api.Dialog], None]:
+def query_of(options: argparse.Namespace, clock: Clock) -> Callable[[genie_api.DialogHandle], None]:
     """Return the query that the options ask for; its files are read before Genie is loaded.
 
     Raises:
@@ -351,7 +355,7 @@ def query_of(options: argparse.Namespace, clock: Clock) -> Callable[[genie_api.D
         fill = parse_tokens(genie_api.read_file(options.fill_file, "fill file"))
         most = answer_bound(genie_api.read_file(options.config, "configuration"))
 
-        def fill_and_ask(dialog: genie_api.Dialog) -> None:
+        def fill_and_ask(dialog: genie_api.DialogHandle) -> None:
             fill_context(dialog, fill, most)
             ask_tokens(dialog, tokens, clock)
 
@@ -385,14 +389,14 @@ def run(options: argparse.Namespace, stop: genie_api.Stop) -> None:
     write(f"Using libGenie.so version {genie.version()}\n\n".encode())
     with genie_api.Resources() as resources:
         # Made first, to be freed last: Genie frees no profile that a configuration is bound to.
-        log = resources.add(genie_api.Log(genie, options.log)) if options.log else None
+        log = resources.add(genie_api.LogHandle(genie, options.log)) if options.log else None
         profile = None
         if options.profile is not None or options.trace is not None:
-            profile = resources.add(genie_api.Profile(genie, trace=options.trace is not None))
-        config = resources.add(genie_api.DialogConfig(genie, text))
+            profile = resources.add(genie_api.ProfileHandle(genie, trace=options.trace is not None))
+        config = resources.add(genie_api.DialogConfigHandle(genie, text))
         config.bind(log, profile)
         began = time.monotonic()
-        dialog = resources.add(genie_api.Dialog(config))
+        dialog = resources.add(genie_api.DialogHandle(config))
         clock.init_s = time.monotonic() - began
         if options.lora:
             adapter, tensor, value = options.lora
@@ -401,9 +405,11 @@ def run(options: argparse.Namespace, stop: genie_api.Stop) -> None:
         if options.allow_engine_switch:
             role, path = options.allow_engine_switch
             content = genie_api.read_file(path, "engine configuration")
-            engine = genie_nodes.EngineConfig(genie, c_string(content, "the engine configuration"))
+            engine = genie_nodes.EngineConfigHandle(
+                genie, c_string(content, "the engine configuration")
+            )
             resources.add(engine).bind(log)
-            dialog.bind_engine(role, resources.add(genie_nodes.Engine(engine)))
+            dialog.bind_engine(role, resources.add(genie_nodes.EngineHandle(engine)))
         query(dialog)
         if options.rewind is not None:
             ask(dialog, os.fsencode(options.rewind), rewind=True, clock=clock)

@@ -47,7 +47,7 @@ def test_vectors_are_written_text_by_text_with_their_shapes() -> None:
     vectors = [genie_api.Vectors((1, 2), b"12345678"), genie_api.Vectors((2, 1), b"abcdefgh")]
     encoder = SimpleNamespace(generate=lambda _text: vectors.pop(0))
     summary: dict[str, Any] = {"embeddings": []}
-    embedding = cast("genie_api.Embedding", encoder)
+    embedding = cast("genie_api.EmbeddingHandle", encoder)
     data = genie_t2e_run.embed(embedding, [b"a", b"b"], summary)
     assert data == b"12345678abcdefgh"
     assert [each["shape"] for each in summary["embeddings"]] == [(1, 2), (2, 1)]

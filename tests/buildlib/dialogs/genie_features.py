@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from device_scripts import genie_api
-from device_scripts.genie_api import Dialog, DialogConfig, Genie
+from device_scripts.genie_api import DialogConfigHandle, DialogHandle, Genie
 
 PROMPT = b"In the beginning God created"
 _HANDLES = ctypes.POINTER(ctypes.c_void_p)
@@ -41,10 +41,10 @@ class Program:
         self.values: Values = json.loads(Path("genie_config.json").read_text())
         self.values["dialog"]["max-num-tokens"] = 6
 
-    def dialog(self, **changes: object) -> Dialog:
+    def dialog(self, **changes: object) -> DialogHandle:
         values = copy.deepcopy(self.values)
         values["dialog"].update(changes)
-        return Dialog(DialogConfig(self.genie, json.dumps(values).encode()))
+        return DialogHandle(DialogConfigHandle(self.genie, json.dumps(values).encode()))
 
     def plain(self) -> bytes:
         dialog = self.dialog()
