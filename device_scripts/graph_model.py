@@ -60,7 +60,7 @@ class Port:
         scale, offset: an integer q means (q + offset) * scale; scale 0 for plain numbers.
     """
 
-    def __init__(self, tensor: structures.Tensor, name: str) -> None:
+    def __init__(self, tensor: structures.QnnTensor, name: str) -> None:
         self.tensor = tensor
         self.name = name
         self.shape: Tuple[int, ...] = tuple(tensor.dimensions[: tensor.rank])
@@ -120,15 +120,15 @@ class Graph:
         self,
         session: api.HtpSession,
         context: Any,
-        raw: structures.GraphInfo,
+        raw: structures.GraphInfoV3,
         contract: Contract,
         part: int,
     ) -> None:
         self._session = session
         self.name: str = raw.name.decode()
         self._handle = session.graph(context, self.name)
-        self._inputs = (structures.Tensor * raw.input_count)(*raw.inputs[: raw.input_count])
-        self._outputs = (structures.Tensor * raw.output_count)(*raw.outputs[: raw.output_count])
+        self._inputs = (structures.QnnTensor * raw.input_count)(*raw.inputs[: raw.input_count])
+        self._outputs = (structures.QnnTensor * raw.output_count)(*raw.outputs[: raw.output_count])
         self.inputs = _ports(self._inputs, contract, part)
         self.outputs = _ports(self._outputs, contract, part)
         self.ar, self.cl = self._sizes(contract)
@@ -159,7 +159,9 @@ class Graph:
         return lengths.pop(), None
 
 
-def _ports(tensors: Iterable[structures.Tensor], contract: Contract, part: int) -> Dict[str, Port]:
+def _ports(
+    tensors: Iterable[structures.QnnTensor], contract: Contract, part: int
+) -> Dict[str, Port]:
     ports = [Port(one, contract.port_name(one.name.decode(), part)) for one in tensors]
     return {port.name: port for port in ports}
 

@@ -29,12 +29,12 @@ from buildlib.toolchains.qnn.structures import (
     ENCODING_DEFINED,
     ENCODING_SCALE_OFFSET,
     BackendInterfaceHeader,
+    QnnTensor,
+    QnnVersion,
     QuantizeParams,
-    Tensor,
-    Version,
 )
 
-_CORE_API = Version(2, 40, 0)
+_CORE_API = QnnVersion(2, 40, 0)
 _ENTRIES = BACKEND_TABLE_ENTRIES[2, 40]
 _PROPERTY_HAS_CAPABILITY = 0
 _GRAPH_CREATE = 15
@@ -138,7 +138,7 @@ class _Recorder:
         return 0
 
     def _tensor(self, _graph: int, address: int) -> int:
-        tensor = Tensor.from_address(address)
+        tensor = QnnTensor.from_address(address)
         self._ids += 1
         tensor.id = self._ids
         described = _describe(tensor)
@@ -157,7 +157,7 @@ def describe(request: bytes) -> object:
     return [dataclasses.asdict(graph)]
 
 
-def _describe(tensor: Tensor) -> TensorInfo:
+def _describe(tensor: QnnTensor) -> TensorInfo:
     params = tensor.quantize
     per_tensor = params.definition == ENCODING_DEFINED and params.encoding == ENCODING_SCALE_OFFSET
     return TensorInfo(
@@ -168,7 +168,7 @@ def _describe(tensor: Tensor) -> TensorInfo:
     )
 
 
-def _weight_type(tensor: Tensor, described: TensorInfo) -> str:
+def _weight_type(tensor: QnnTensor, described: TensorInfo) -> str:
     """Return a weight's type; a DLC has a byte for each integer, whose encoding tells its bits."""
     params = tensor.quantize
     if params.definition != ENCODING_DEFINED or described.dtype not in _BYTES:

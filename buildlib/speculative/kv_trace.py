@@ -29,7 +29,8 @@ from buildlib.toolchains.qnn.refusal import RefusedError
 _PAGE = 4096
 _READ_WRITE = 3
 _EXECUTE = c.CFUNCTYPE(
-    c.c_uint64, c.c_void_p, c.POINTER(qnn.Tensor), c.c_uint32, c.POINTER(qnn.Tensor), c.c_uint32,
+    c.c_uint64, c.c_void_p,
+    c.POINTER(qnn.QnnTensor), c.c_uint32, c.POINTER(qnn.QnnTensor), c.c_uint32,
     c.c_void_p, c.c_void_p,
 )  # fmt: skip
 _RETRIEVE = c.CFUNCTYPE(c.c_uint64, c.c_void_p, c.c_char_p, c.POINTER(c.c_void_p))
@@ -38,7 +39,7 @@ _TIMEOUT_S = 900.0
 _KEY = re.compile(r"past_key_(\d+)_in")
 _NEAR = 0.02
 _CLOSED = (-1, -1)
-Tensors = Mapping[str, qnn.Tensor]
+Tensors = Mapping[str, qnn.QnnTensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +248,7 @@ def _named(tensors: Any, count: int) -> Tensors:  # noqa: ANN401  (a pointer to 
     return {tensors[n].name.decode(): tensors[n] for n in range(count)}
 
 
-def _array(tensor: qnn.Tensor) -> npt.NDArray[Any]:
+def _array(tensor: qnn.QnnTensor) -> npt.NDArray[Any]:
     """Return a tensor's memory as an array of stored values."""
     shape = tuple(tensor.dimensions[: tensor.rank])
     dtype = np.dtype(qnn.DATA_TYPES[tensor.data_type])
@@ -256,6 +257,6 @@ def _array(tensor: qnn.Tensor) -> npt.NDArray[Any]:
     return np.ndarray(shape, dtype, memoryview(memory))
 
 
-def _floats(tensor: qnn.Tensor) -> npt.NDArray[np.float64]:
+def _floats(tensor: qnn.QnnTensor) -> npt.NDArray[np.float64]:
     values: npt.NDArray[np.float64] = _array(tensor).astype(np.float64)
     return (values + float(tensor.quantize.offset)) * float(tensor.quantize.scale)

@@ -20,13 +20,13 @@ from buildlib.toolchains.qnn.structures import (
     PROFILE_DETAILED,
     PROFILE_NODE,
     BackendInterfaceHeader,
-    BinaryInfo,
-    Config,
-    HtpConfig,
+    BinaryInfoV3,
+    HtpCustomConfig,
     OperationName,
     ProfileEvent,
+    QnnConfig,
+    QnnVersion,
     SystemInterfaceHeader,
-    Version,
 )
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def load_backend(library: Path, *, whole: bool = True) -> FunctionTable:
 def load_system(library: Path) -> FunctionTable:
     """Load `libQnnSystem.so`."""
     address = _first_provider(library, "QnnSystemInterface_getProviders")
-    api: Version = SystemInterfaceHeader.from_address(address).api
+    api: QnnVersion = SystemInterfaceHeader.from_address(address).api
     if api.major != SYSTEM_API_MAJOR or api.minor not in SYSTEM_API_MINORS:
         known = f"{SYSTEM_API_MAJOR}.{SYSTEM_API_MINORS[0]} to .{SYSTEM_API_MINORS[-1]}"
         raise RefusedError(f"{library.name} has QNN system API {api}, this project knows {known}")
@@ -181,7 +181,7 @@ def _interface_type(header: type[c.Structure], entries: int) -> type[c.Structure
     return type("Interface", (c.Structure,), {"_fields_": fields})
 
 
-def raw_binary_info(system: FunctionTable, binary: Binary) -> tuple[BinaryInfo, c.c_void_p]:
+def raw_binary_info(system: FunctionTable, binary: Binary) -> tuple[BinaryInfoV3, c.c_void_p]:
     """Return the library's own structure, and the handle that owns it.
 
     Raises:
@@ -202,7 +202,7 @@ def raw_binary_info(system: FunctionTable, binary: Binary) -> tuple[BinaryInfo, 
         ) from error
     if not info.value:
         raise RefusedError("it holds no information")
-    raw = BinaryInfo.from_address(info.value)
+    raw = BinaryInfoV3.from_address(info.value)
     if raw.version != _BINARY_INFO_VERSION:
         raise RefusedError(f"its information has version {raw.version}, 3 is known")
     return raw, handle
@@ -216,10 +216,10 @@ def pointer_array(pointers: list[int]) -> Any:  # noqa: ANN401 - an array type o
 class HtpConfigs:
     """HTP configurations as a list for the API; owns all its memory."""
 
-    def __init__(self, *custom: HtpConfig) -> None:
+    def __init__(self, *custom: HtpCustomConfig) -> None:
         self._custom = custom
         self._configs = [
-            Config(option=CONFIG_CUSTOM, custom=c.addressof(config)) for config in custom
+            QnnConfig(option=CONFIG_CUSTOM, custom=c.addressof(config)) for config in custom
         ]
         self.array = pointer_array([c.addressof(config) for config in self._configs])
 
@@ -315,7 +315,9 @@ class HtpSession(HtpBackend):
     ) -> None:
         super().__init__(library, whole=whole, log=log, log_level=log_level)
         # Without the SoC the device refuses 16-bit operations when a graph is finalized.
-        soc = () if soc_model is None else (HtpConfig(option=HTP_DEVICE_SOC, value=soc_model),)
+        soc = (
+            () if soc_model is None else (HtpCustomConfig(option=HTP_DEVICE_SOC, value=soc_model),)
+        )
         self._device_configs = HtpConfigs(*soc)
         self.device = self._created(
             BackendFunction.DEVICE_CREATE, self.log, self._device_configs.pointer

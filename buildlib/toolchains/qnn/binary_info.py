@@ -32,7 +32,7 @@ def read_binary_info(system: FunctionTable, binary: bytes) -> BinaryInfo:
     return info
 
 
-def _graph(raw: qnn.GraphInfo) -> GraphInfo:
+def _graph(raw: qnn.GraphInfoV3) -> GraphInfo:
     if raw.version != _GRAPH_INFO_VERSION:
         raise RefusedError(f"its graphs have version {raw.version}, 3 is known")
     has_blob = raw.blob and raw.blob_size >= c.sizeof(qnn.HtpGraphBlobInfo)
@@ -47,11 +47,11 @@ def _graph(raw: qnn.GraphInfo) -> GraphInfo:
     )
 
 
-def _tensors(first: "c._Pointer[qnn.Tensor]", count: int) -> tuple[TensorInfo, ...]:
+def _tensors(first: "c._Pointer[qnn.QnnTensor]", count: int) -> tuple[TensorInfo, ...]:
     return tuple(_tensor(first[i]) for i in range(_within(count, _MAX_TENSORS)))
 
 
-def _tensor(raw: qnn.Tensor) -> TensorInfo:
+def _tensor(raw: qnn.QnnTensor) -> TensorInfo:
     if raw.version not in _TENSOR_VERSIONS:
         raise RefusedError(f"its tensors have version {raw.version}, 1 and 2 are known")
     shape = tuple(raw.dimensions[i] for i in range(_within(raw.rank, _MAX_RANK)))

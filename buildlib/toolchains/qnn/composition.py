@@ -20,7 +20,7 @@ from buildlib.toolchains.qnn.api import (
     SystemFunction,
 )
 from buildlib.toolchains.qnn.refusal import RefusedError
-from buildlib.toolchains.qnn.structures import HtpConfig
+from buildlib.toolchains.qnn.structures import HtpCustomConfig
 from buildlib.toolchains.requests import CompileRequest, GraphRequest, OperationRequest
 
 _GRAPH_INFO_VERSION_1 = 1
@@ -81,7 +81,7 @@ def _context_configs(request: CompileRequest) -> HtpConfigs:
     }
     return HtpConfigs(
         *(
-            HtpConfig(option=option, value=int(flag))
+            HtpCustomConfig(option=option, value=int(flag))
             for option, flag in flags.items()
             if flag is not None
         )
@@ -89,16 +89,18 @@ def _context_configs(request: CompileRequest) -> HtpConfigs:
 
 
 def _graph_configs(request: GraphRequest) -> HtpConfigs:
-    configs = [HtpConfig(option=qnn_types.HTP_GRAPH_VTCM_SIZE, value=request.vtcm_mb)]
+    configs = [HtpCustomConfig(option=qnn_types.HTP_GRAPH_VTCM_SIZE, value=request.vtcm_mb)]
     if request.hvx_threads is not None:
-        configs.append(HtpConfig(option=qnn_types.HTP_GRAPH_HVX_THREADS, value=request.hvx_threads))
+        configs.append(
+            HtpCustomConfig(option=qnn_types.HTP_GRAPH_HVX_THREADS, value=request.hvx_threads)
+        )
     numbers = {
         qnn_types.HTP_OPTIMIZATION_FINALIZE_FLAG: request.optimization_level,
         qnn_types.HTP_OPTIMIZATION_DLBC: request.dlbc,
         qnn_types.HTP_OPTIMIZATION_DLBC_WEIGHTS: request.dlbc_weights,
     }
     configs += [
-        HtpConfig(option=qnn_types.HTP_GRAPH_OPTIMIZATION, value=kind, second=float(number))
+        HtpCustomConfig(option=qnn_types.HTP_GRAPH_OPTIMIZATION, value=kind, second=float(number))
         for kind, number in numbers.items()
         if number is not None
     ]
@@ -146,7 +148,7 @@ class _GraphComposer:
         self._callbacks: list[Any] = []
         self._create = self._replace(BackendFunction.GRAPH_CREATE, self._graph_create, *types)
         if self._ports is not None:
-            tensors = (c.c_void_p, c.POINTER(qnn_types.Tensor))
+            tensors = (c.c_void_p, c.POINTER(qnn_types.QnnTensor))
             place = BackendFunction.TENSOR_CREATE_GRAPH_TENSOR
             self._create_tensor = self._replace(place, self._graph_tensor, *tensors)
         if operations:
@@ -225,7 +227,7 @@ def compile_operation(session: HtpSession, request: OperationRequest) -> int:
         (request.inputs, qnn_types.TENSOR_INPUT),
         (request.outputs, qnn_types.TENSOR_OUTPUT),
     ):
-        array = (qnn_types.Tensor * len(infos))(*(_new_tensor(info, kind) for info in infos))
+        array = (qnn_types.QnnTensor * len(infos))(*(_new_tensor(info, kind) for info in infos))
         for tensor in array:
             call(BackendFunction.TENSOR_CREATE_GRAPH_TENSOR, graph, c.pointer(tensor))
         tensors.append(array)
@@ -243,7 +245,7 @@ def compile_operation(session: HtpSession, request: OperationRequest) -> int:
     return _write_binary(session.qnn, context, request.binary)
 
 
-def _new_tensor(info: TensorInfo, kind: int) -> qnn_types.Tensor:
+def _new_tensor(info: TensorInfo, kind: int) -> qnn_types.QnnTensor:
     """Return a graph's tensor; integers with an encoding are fixed-point numbers."""
     fixed = info.encoding is not None
     numbers = {
@@ -251,7 +253,7 @@ def _new_tensor(info: TensorInfo, kind: int) -> qnn_types.Tensor:
         for number, name in reversed(qnn_types.DATA_TYPES.items())
         if fixed == (0x300 <= number < 0x500)
     }
-    tensor = qnn_types.Tensor(
+    tensor = qnn_types.QnnTensor(
         version=1, name=info.name.encode(), type=kind, data_type=numbers[info.dtype],
         rank=len(info.shape), dimensions=(c.c_uint32 * len(info.shape))(*info.shape),
     )  # fmt: skip

@@ -42,8 +42,8 @@ class EmulatedGraph:
         raw = graphs[name]
         self._session = session
         self._graph = session.graph(session.context_from_binary(binary), name)
-        self._inputs = (qnn.Tensor * raw.input_count)(*raw.inputs[: raw.input_count])
-        self._outputs = (qnn.Tensor * raw.output_count)(*raw.outputs[: raw.output_count])
+        self._inputs = (qnn.QnnTensor * raw.input_count)(*raw.inputs[: raw.input_count])
+        self._outputs = (qnn.QnnTensor * raw.output_count)(*raw.outputs[: raw.output_count])
 
     def run(self, inputs: Arrays) -> dict[str, npt.NDArray[np.generic]]:
         """Run the graph once.
@@ -76,7 +76,7 @@ class EmulatedGraph:
         return outputs
 
 
-def _bind(tensor: qnn.Tensor, arrays: Arrays) -> npt.NDArray[np.generic]:
+def _bind(tensor: qnn.QnnTensor, arrays: Arrays) -> npt.NDArray[np.generic]:
     """Point a tensor at an array of its name; the caller keeps the array alive."""
     name, shape, dtype = tensor.name.decode(), _shape(tensor), _dtype(tensor)
     if name not in arrays:
@@ -90,21 +90,21 @@ def _bind(tensor: qnn.Tensor, arrays: Arrays) -> npt.NDArray[np.generic]:
     return array
 
 
-def _point(tensor: qnn.Tensor, array: npt.NDArray[np.generic]) -> None:
+def _point(tensor: qnn.QnnTensor, array: npt.NDArray[np.generic]) -> None:
     tensor.memory_type = qnn.MEMORY_RAW
     tensor.data = array.ctypes.data
     tensor.data_size = array.nbytes
 
 
-def _zeros(tensor: qnn.Tensor) -> npt.NDArray[np.generic]:
+def _zeros(tensor: qnn.QnnTensor) -> npt.NDArray[np.generic]:
     grid = tensor.quantize
     scaled = (grid.definition, grid.encoding) == (qnn.ENCODING_DEFINED, qnn.ENCODING_SCALE_OFFSET)
     return np.full(_shape(tensor), -grid.offset if scaled else 0, _dtype(tensor))
 
 
-def _shape(tensor: qnn.Tensor) -> tuple[int, ...]:
+def _shape(tensor: qnn.QnnTensor) -> tuple[int, ...]:
     return tuple(tensor.dimensions[: tensor.rank])
 
 
-def _dtype(tensor: qnn.Tensor) -> "np.dtype[np.generic]":
+def _dtype(tensor: qnn.QnnTensor) -> "np.dtype[np.generic]":
     return np.dtype(qnn.DATA_TYPES[tensor.data_type])

@@ -60,7 +60,7 @@ DATA_TYPES: Final = {
 """NumPy's names of stored types; fixed-point types have the name of their integers."""
 
 
-class Version(c.Structure):
+class QnnVersion(c.Structure):
     """Three numbers."""
 
     _fields_ = (("major", c.c_uint32), ("minor", c.c_uint32), ("patch", c.c_uint32))
@@ -75,15 +75,15 @@ class BackendInterfaceHeader(c.Structure):
     _fields_ = (
         ("backend_id", c.c_uint32),
         ("name", c.c_char_p),
-        ("core_api", Version),
-        ("backend_api", Version),
+        ("core_api", QnnVersion),
+        ("backend_api", QnnVersion),
     )
 
 
 class SystemInterfaceHeader(c.Structure):
     """Header of the system library's function table."""
 
-    _fields_ = (("backend_id", c.c_uint32), ("name", c.c_char_p), ("api", Version))
+    _fields_ = (("backend_id", c.c_uint32), ("name", c.c_char_p), ("api", QnnVersion))
 
 
 class OperationName(c.Structure):
@@ -103,13 +103,13 @@ class ProfileEvent(c.Structure):
     )
 
 
-class Config(c.Structure):
+class QnnConfig(c.Structure):
     """A device, context or graph configuration whose content is the backend's own."""
 
     _fields_ = (("option", c.c_uint32), ("custom", c.c_void_p), ("_rest", c.c_uint64 * 4))
 
 
-class HtpConfig(c.Structure):
+class HtpCustomConfig(c.Structure):
     """A configuration of the HTP backend: an option, and up to two 32-bit values for it."""
 
     _fields_ = (
@@ -133,7 +133,7 @@ class QuantizeParams(c.Structure):
     )
 
 
-class Tensor(c.Structure):
+class QnnTensor(c.Structure):
     """A graph's input or output: version 2 and its version; version 1 is its beginning."""
 
     _fields_ = (
@@ -167,9 +167,9 @@ class OperationConfig(c.Structure):
         ("parameter_count", c.c_uint32),
         ("parameters", c.c_void_p),
         ("input_count", c.c_uint32),
-        ("inputs", c.POINTER(Tensor)),
+        ("inputs", c.POINTER(QnnTensor)),
         ("output_count", c.c_uint32),
-        ("outputs", c.POINTER(Tensor)),
+        ("outputs", c.POINTER(QnnTensor)),
     )
 
 
@@ -184,18 +184,18 @@ class HtpGraphBlobInfo(c.Structure):
     )
 
 
-class GraphInfo(c.Structure):
+class GraphInfoV3(c.Structure):
     """A graph of a context binary, version 3 with its version before it."""
 
     _fields_ = (
         ("version", c.c_uint32),
         ("name", c.c_char_p),
         ("input_count", c.c_uint32),
-        ("inputs", c.POINTER(Tensor)),
+        ("inputs", c.POINTER(QnnTensor)),
         ("output_count", c.c_uint32),
-        ("outputs", c.POINTER(Tensor)),
+        ("outputs", c.POINTER(QnnTensor)),
         ("updatable_count", c.c_uint32),
-        ("updatable", c.POINTER(Tensor)),
+        ("updatable", c.POINTER(QnnTensor)),
         ("blob_size", c.c_uint32),
         ("blob", c.POINTER(HtpGraphBlobInfo)),
         ("_rest", c.c_uint64),
@@ -208,7 +208,7 @@ class HtpContextBlobInfo(c.Structure):
     _fields_ = (("version", c.c_uint32), ("dsp_arch", c.c_uint32))
 
 
-class BinaryInfo(c.Structure):
+class BinaryInfoV3(c.Structure):
     """A context binary, version 3 with its version before it."""
 
     _fields_ = (
@@ -216,15 +216,15 @@ class BinaryInfo(c.Structure):
         ("_version_pad", c.c_uint32),
         ("backend_id", c.c_uint32),
         ("build_id", c.c_char_p),
-        ("core_api", Version),
-        ("backend_api", Version),
+        ("core_api", QnnVersion),
+        ("backend_api", QnnVersion),
         ("soc_version", c.c_char_p),
-        ("blob_version", Version),
+        ("blob_version", QnnVersion),
         ("blob_size", c.c_uint64),
         ("tensor_count", c.c_uint32),
-        ("tensors", c.POINTER(Tensor)),
+        ("tensors", c.POINTER(QnnTensor)),
         ("graph_count", c.c_uint32),
-        ("graphs", c.POINTER(GraphInfo)),
+        ("graphs", c.POINTER(GraphInfoV3)),
         ("hardware_info", c.c_void_p),
         ("hardware_info_size", c.c_uint32),
         ("context_info", c.POINTER(HtpContextBlobInfo)),

@@ -50,8 +50,8 @@ def test_incomplete_wheel_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path:
         (qnn_types.BackendInterfaceHeader, 40),
         (qnn_types.SystemInterfaceHeader, 32),
         (qnn_types.QuantizeParams, 40),
-        (qnn_types.Tensor, 144),
-        (qnn_types.GraphInfo, 88),
+        (qnn_types.QnnTensor, 144),
+        (qnn_types.GraphInfoV3, 88),
     ],
 )
 def test_structures_have_the_size_of_the_libraries(
