@@ -182,7 +182,7 @@ def read_config(path: Path) -> bytes:
         raise InputFileError(str(path), error.strerror or str(error)) from error
 
 
-class GenieModel(ConfigModel):
+class GenieBlock(ConfigModel):
     """A block of a Genie configuration: its keys are in kebab case."""
 
     model_config = ConfigDict(alias_generator=kebab)

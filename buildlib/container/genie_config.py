@@ -13,7 +13,7 @@ from pydantic import Field, PlainSerializer, model_validator
 from buildlib.container.config_model import (
     WRITTEN,
     Count,
-    GenieModel,
+    GenieBlock,
     Number,
     One,
     OneOrSeveral,
@@ -40,7 +40,7 @@ from buildlib.container.genie_engine import (
     Binaries,
     Engine,
     Lora,
-    Model,
+    ModelBlock,
     QnnHtp,
 )
 from buildlib.container.genie_positions import PositionalEncoding, RopeScaling
@@ -50,7 +50,7 @@ GenieDatatype = Literal["float32", "native", "ufixed8", "ufixed16", "sfixed8", "
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
 
-class Context(GenieModel):
+class Context(GenieBlock):
     """Sizes and special tokens of the model.
 
     Special tokens lie inside the vocabulary: an id outside it aborts the graph.
@@ -94,7 +94,7 @@ class Context(GenieModel):
         return self
 
 
-class Tokenizer(GenieModel):
+class Tokenizer(GenieBlock):
     """File of the tokenizer, relative to the working folder of the runtime."""
 
     version: Version = 1
@@ -105,14 +105,14 @@ def _whole(value: float) -> float | int:
     return int(value) if value.is_integer() else value
 
 
-class QuantParam(GenieModel):
+class QuantParam(GenieBlock):
     """An integer q of a table means (q + offset) * scale."""
 
     scale: Positive
     offset: Annotated[Number, PlainSerializer(_whole)]
 
 
-class Embedding(GenieModel):
+class Embedding(GenieBlock):
     """Embedding vectors of tokens, from the host instead of the graph.
 
     A table (`lut`) is looked up by Genie; otherwise the program hands vectors over, and answers for
@@ -163,7 +163,7 @@ _ROLES: Mapping[str, tuple[str, str]] = {
 }
 
 
-class Dialog(GenieModel):
+class DialogBlock(GenieBlock):
     """A conversation with one model, or with two of which one works for the other.
 
     `max_num_tokens` bounds what one query generates; without it only the context length does.
@@ -233,10 +233,10 @@ _RESTING: Mapping[str, object] = {"poll": False, "cpu_mask": "0x0", "use_mmap": 
 """Options of `QnnHtp` on the emulator: threads neither spin nor keep to a phone's big cores."""
 
 
-class GenieConfig(GenieModel):
+class GenieConfig(GenieBlock):
     """`genie_config.json`."""
 
-    dialog: Dialog
+    dialog: DialogBlock
 
     @property
     def context_length(self) -> int:
@@ -311,7 +311,7 @@ class GenieConfig(GenieModel):
         return self._changed({"engine": adapted(engine)})
 
     def with_type(
-        self, kind: str, *, draft: Engine | None = None, **block: GenieModel
+        self, kind: str, *, draft: Engine | None = None, **block: GenieBlock
     ) -> "GenieConfig":
         """Return a copy of another type, with that type's block.
 
@@ -379,13 +379,13 @@ def basic_dialog(
         local = {"rope_theta": local_rope_theta, "rope_scaling": None, "prefix": LOCAL_PREFIX}
         positions = (first, first.model_copy(update=local))
     return GenieConfig(
-        dialog=Dialog(
+        dialog=DialogBlock(
             context=context,
             sampler=GREEDY,
             tokenizer=Tokenizer(),
             engine=Engine(
                 backend=Backend(qnn_htp=htp, extensions=HTP_CONFIG),
-                model=Model(
+                model=ModelBlock(
                     binary=Binaries(ctx_bins=tuple(ctx_bins)), positional_encoding=positions
                 ),
             ),

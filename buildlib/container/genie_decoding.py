@@ -13,7 +13,7 @@ from buildlib.container.config_model import (
     Count,
     Count32,
     Float32,
-    GenieModel,
+    GenieBlock,
     Size,
     Size32,
     Text,
@@ -22,7 +22,7 @@ from buildlib.container.config_model import (
 )
 
 
-class TokenPenalty(GenieModel):
+class TokenPenalty(GenieBlock):
     """Penalty of the tokens that stand among the last ones."""
 
     version: Version = 1
@@ -32,7 +32,7 @@ class TokenPenalty(GenieModel):
     frequency_penalty: Float32 | None = None
 
 
-class Sampler(GenieModel):
+class Sampler(GenieBlock):
     """Choice of the next token.
 
     Genie reads `greedy` and ignores it, so it may only be true where `top_k` 1 or `temp` 0 make it
@@ -85,7 +85,7 @@ class Sampler(GenieModel):
 GREEDY = Sampler(seed=42, temp=1.0, top_k=1, top_p=1.0)
 
 
-class Lade(GenieModel):
+class Lade(GenieBlock):
     """Lookahead decoding: n-grams that the model itself has seen coming are verified at once."""
 
     version: Version = 1
@@ -102,14 +102,14 @@ class Lade(GenieModel):
         return (self.window + self.gcap) * (self.ngram - 1)
 
 
-class Spd(GenieModel):
+class Spd(GenieBlock):
     """Speculative decoding: a small model drafts tokens, the large one verifies them."""
 
     version: Version = 1
     draft_len: Count
 
 
-class Ssd(GenieModel):
+class Ssd(GenieBlock):
     """Self-speculative decoding: trained tokens after a trained prefix forecast the next ones.
 
     Attributes:
@@ -139,7 +139,7 @@ class Ssd(GenieModel):
         return self
 
 
-class Multistream(GenieModel):
+class Multistream(GenieBlock):
     """Several answers to one query, each from another first token.
 
     Genie decodes each stream to a token that ends text: `max_num_tokens` does not bound them.
@@ -153,7 +153,7 @@ class Multistream(GenieModel):
     p_threshold: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
 
 
-class Eaglet(GenieModel):
+class Eaglet(GenieBlock):
     """A draft head on the hidden states of the target proposes a tree of tokens."""
 
     version: Version = 1
@@ -164,5 +164,5 @@ class Eaglet(GenieModel):
     draft_kv_cache: bool
 
 
-class KvShare(GenieModel):
+class KvShare(GenieBlock):
     """Block of a dialog whose first engine reads the prompt and whose second one answers."""

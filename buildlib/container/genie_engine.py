@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from buildlib.container.config_model import (
     WRITTEN,
     Count32,
-    GenieModel,
+    GenieBlock,
     One,
     OneOrSeveral,
     Positive,
@@ -31,7 +31,7 @@ from buildlib.validation import FormerKey
 KvUpdateMethod = Literal["POINTER_SHIFT", "SHIFT_CONCAT", "SMART_MASK", "NATIVE_KV"]
 
 
-class QnnHtp(GenieModel):
+class QnnHtp(GenieBlock):
     """The HTP backend of an engine.
 
     Attributes:
@@ -79,13 +79,13 @@ class QnnHtp(GenieModel):
         return self
 
 
-class QnnGpu(GenieModel):
+class QnnGpu(GenieBlock):
     """The GPU backend; it has no options."""
 
     version: Version = 1
 
 
-class QnnGenAiTransformer(GenieModel):
+class QnnGenAiTransformer(GenieBlock):
     """The backend of Genie's own transformer library, on the CPU.
 
     Attributes:
@@ -111,7 +111,7 @@ Extensions = Annotated[Annotated[str, One] | Annotated[tuple[str, ...], Several]
 BackendType = Literal["QnnHtp", "QnnGpu", "QnnGenAiTransformer"]
 
 
-class Backend(GenieModel):
+class Backend(GenieBlock):
     """Backend that runs the graphs, and its extensions file, or several of them."""
 
     version: Version = 1
@@ -156,7 +156,7 @@ def check_blocks(
             raise refuse(f"a {what} of type {kind} has no {name}", name)
 
 
-class LoraAdapter(GenieModel):
+class LoraAdapter(GenieBlock):
     """An adapter: for version 1 a folder of float32 `{input}.raw` files, one for each input.
 
     Later versions have `bin_sections`, a file of updated weights for each context binary, and
@@ -170,7 +170,7 @@ class LoraAdapter(GenieModel):
     alphas: Texts | None = None
 
 
-class LoraGroup(GenieModel):
+class LoraGroup(GenieBlock):
     """Adapters that share the quantization of the model, kept in `quant_bin_sections`."""
 
     version: Version = 1
@@ -179,7 +179,7 @@ class LoraGroup(GenieModel):
     quant_bin_sections: tuple[str, ...]
 
 
-class Lora(GenieModel):
+class Lora(GenieBlock):
     """Adapters of a model; `alpha_tensor_name` takes the strength of one.
 
     Version 1 are inputs of the graphs; without a version adapters are sections of binaries.
@@ -229,7 +229,7 @@ class Lora(GenieModel):
         return tuple(found)
 
 
-class Binaries(GenieModel):
+class Binaries(GenieBlock):
     """Context binaries in the order of the splits, relative to the runtime's working folder."""
 
     version: Version = 1
@@ -237,7 +237,7 @@ class Binaries(GenieModel):
     lora: Lora | None = None
 
 
-class Library(GenieModel):
+class Library(GenieBlock):
     """The model of Genie's own transformer library, in its own format."""
 
     version: Version = 1
@@ -245,7 +245,7 @@ class Library(GenieModel):
     lora: Lora | None = None
 
 
-class Model(GenieModel):
+class ModelBlock(GenieBlock):
     """The files of the model, and what Genie computes for them.
 
     Attributes:
@@ -307,14 +307,14 @@ class Model(GenieModel):
             yield from self.lora.files
 
 
-class SlidingWindow(GenieModel):
+class SlidingWindow(GenieBlock):
     """Keep the last `window_size` tokens."""
 
     version: Version = 1
     window_size: Count32
 
 
-class KeyDiff(GenieModel):
+class KeyDiff(GenieBlock):
     """Keep the tokens that a scoring network, a context binary, ranks highest."""
 
     version: Version = 1
@@ -322,7 +322,7 @@ class KeyDiff(GenieModel):
     update_frequency: Count32
 
 
-class LongContext(GenieModel):
+class LongContext(GenieBlock):
     """Treatment of the KV cache when a dialog outgrows it.
 
     Attributes:
@@ -342,7 +342,7 @@ class LongContext(GenieModel):
         return self
 
 
-class CacheGroup(GenieModel):
+class CacheGroup(GenieBlock):
     """Tensors of the KV cache, by the prefix of their names, with a long context of their own."""
 
     version: Version = 1
@@ -355,7 +355,7 @@ class CacheGroup(GenieModel):
 Role = Literal["target", "draft", "primary", "secondary"]
 
 
-class Engine(GenieModel):
+class Engine(GenieBlock):
     """Engine that runs the model.
 
     `n_threads` are Genie's own threads on the CPU, for tokenizing, sampling and copying; `role`
@@ -366,7 +366,7 @@ class Engine(GenieModel):
     role: Role | None = None
     n_threads: Annotated[Size, WRITTEN] = 3
     backend: Backend
-    model: Model
+    model: ModelBlock
     longcontext: LongContext | None = None
     cache_groups: Annotated[tuple[CacheGroup, ...], Field(min_length=1)] | None = None
 

@@ -15,7 +15,7 @@ from pydantic import model_validator
 from buildlib.container.config_model import (
     WRITTEN,
     ConfigModel,
-    GenieModel,
+    GenieBlock,
     Text,
     Version,
     read_config,
@@ -37,7 +37,7 @@ from buildlib.errors import InputFileError
 from buildlib.validation import Fault, nearest_key
 
 
-class StandaloneEngine(GenieModel):
+class StandaloneEngine(GenieBlock):
     """An engine that is bound to a dialog at run time."""
 
     version: Version = 1
@@ -46,39 +46,39 @@ class StandaloneEngine(GenieModel):
     engine: Engine
 
 
-class EngineConfig(GenieModel):
+class EngineConfig(GenieBlock):
     """Configuration of `GenieEngine`."""
 
     standalone_engine: StandaloneEngine
 
 
-class SamplerConfig(GenieModel):
+class SamplerConfig(GenieBlock):
     """Configuration of `GenieSampler`, for a dialog that is there already."""
 
     sampler: Sampler
 
 
-class Trace(GenieModel):
+class TraceOptions(GenieBlock):
     """Trace of the calls of Genie."""
 
     version: Version = 1
     enable: Annotated[bool, WRITTEN] = True
 
 
-class Profile(GenieModel):
+class Profile(GenieBlock):
     """Options of profiling."""
 
     version: Version = 1
-    trace: Trace | None = None
+    trace: TraceOptions | None = None
 
 
-class ProfileConfig(GenieModel):
+class ProfileConfig(GenieBlock):
     """Configuration of `GenieProfile`."""
 
     profile: Profile
 
 
-class AccuracyEngine(GenieModel):
+class AccuracyEngine(GenieBlock):
     """Engine that is scored; dialogs that are not basic need `convert_to_basic`."""
 
     convert_to_basic: bool | None = None
@@ -91,7 +91,7 @@ class AccuracyEngine(GenieModel):
         return self
 
 
-class AccuracyConfig(GenieModel):
+class AccuracyConfig(GenieBlock):
     """Configuration of `GenieAccuracy`; `dataset` is the file of a text."""
 
     dataset: Text

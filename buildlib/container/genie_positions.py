@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from buildlib.container.config_model import (
     WRITTEN,
     Count32,
-    GenieModel,
+    GenieBlock,
     Positive,
     Size32,
     Text,
@@ -44,7 +44,7 @@ _SCALINGS_OF: Mapping[str, tuple[str, ...]] = {
 }
 
 
-class RopeScaling(GenieModel):
+class RopeScaling(GenieBlock):
     """Scaling of rotary positions, as `rope_scaling` in a checkpoint's `config.json`.
 
     Attributes:
@@ -91,7 +91,7 @@ class RopeScaling(GenieModel):
         return found
 
 
-class PositionalEncoding(GenieModel):
+class PositionalEncoding(GenieBlock):
     """Positions of tokens; `rope_dim` is half of the dimensions of a head that turn.
 
     `absolute` hands `position_ids` to the graph, as encoders want them.

@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 from buildlib.container.config_model import (
     WRITTEN,
     Count,
-    GenieModel,
+    GenieBlock,
     Size,
     Version,
     refuse,
@@ -24,14 +24,14 @@ from buildlib.container.genie_config import GenieConfig, TokenId, Tokenizer
 from buildlib.container.genie_engine import (
     Binaries,
     Extensions,
-    Model,
+    ModelBlock,
     check_blocks,
     check_model_type,
 )
 from buildlib.container.layout import HTP_CONFIG
 
 
-class EncoderContext(GenieModel):
+class EncoderContext(GenieBlock):
     """Sizes of the encoder; shorter texts are filled with `pad_token`."""
 
     version: Version = 1
@@ -48,14 +48,14 @@ class EncoderContext(GenieModel):
         return self
 
 
-class PromptTemplate(GenieModel):
+class PromptTemplate(GenieBlock):
     """Text that Genie puts before and after each prompt, such as `[CLS]` and `[SEP]`."""
 
     version: Version = 1
     prompt_template: Annotated[tuple[str, str], WRITTEN] = ("", "")
 
 
-class EncoderHtp(GenieModel):
+class EncoderHtp(GenieBlock):
     """The HTP backend of an encoder.
 
     Attributes:
@@ -74,7 +74,7 @@ class EncoderHtp(GenieModel):
     direct_io: bool | None = None
 
 
-class EncoderGenAiTransformer(GenieModel):
+class EncoderGenAiTransformer(GenieBlock):
     """The CPU backend of an encoder."""
 
     version: Version = 1
@@ -83,7 +83,7 @@ class EncoderGenAiTransformer(GenieModel):
     n_heads: Size | None = None
 
 
-class EncoderBackend(GenieModel):
+class EncoderBackend(GenieBlock):
     """Backend that runs the graph, and its extensions file."""
 
     version: Version = 1
@@ -107,13 +107,13 @@ class EncoderBackend(GenieModel):
         return (given,) if isinstance(given, str) else given
 
 
-class EncoderEngine(GenieModel):
+class EncoderEngine(GenieBlock):
     """Engine that runs the encoder; `n_threads` are Genie's own threads on the CPU."""
 
     version: Version = 1
     n_threads: Size | None = None
     backend: EncoderBackend
-    model: Model
+    model: ModelBlock
 
     @model_validator(mode="after")
     def _model_is_of_an_encoder(self) -> Self:
@@ -129,7 +129,7 @@ class EncoderEngine(GenieModel):
         return self
 
 
-class TextEmbedding(GenieModel):
+class TextEmbedding(GenieBlock):
     """A text encoder.
 
     Attributes:
@@ -144,7 +144,7 @@ class TextEmbedding(GenieModel):
     engine: EncoderEngine
 
 
-class TextEmbeddingConfig(GenieModel):
+class TextEmbeddingConfig(GenieBlock):
     """`genie_config.json` of a text encoder."""
 
     embedding: TextEmbedding
@@ -208,7 +208,7 @@ def text_embedding(
             engine=EncoderEngine(
                 n_threads=3,
                 backend=EncoderBackend(qnn_htp=htp, extensions=HTP_CONFIG),
-                model=Model(binary=Binaries(ctx_bins=tuple(ctx_bins))),
+                model=ModelBlock(binary=Binaries(ctx_bins=tuple(ctx_bins))),
             ),
         )
     )

@@ -12,8 +12,8 @@ from pathlib import Path
 from buildlib.cache.file_hashes import hash_files
 from buildlib.checkpoint.tokenizer import load_tokenizer
 from buildlib.container.container import GenAIContainer
-from buildlib.container.genie_config import Context, Dialog, GenieConfig, Tokenizer
-from buildlib.container.genie_engine import Backend, Binaries, Engine, Model, QnnHtp
+from buildlib.container.genie_config import Context, DialogBlock, GenieConfig, Tokenizer
+from buildlib.container.genie_engine import Backend, Binaries, Engine, ModelBlock, QnnHtp
 from buildlib.container.genie_positions import PositionalEncoding
 from buildlib.container.htp_config import htp_config
 from buildlib.container.layout import HTP_CONFIG, binary_name
@@ -231,7 +231,7 @@ def _dialog(
     """Return the configuration that the graph runtime reads, in the form of Genie's."""
     _, bos, (first, *more) = artifact.special_tokens()
     config = GenieConfig(
-        dialog=Dialog(
+        dialog=DialogBlock(
             context=Context(
                 size=shapes.lengths[-1],
                 n_vocab=shapes.vocabulary,
@@ -242,7 +242,7 @@ def _dialog(
             embedding=artifact.table.genie() if artifact.table else None,
             engine=Engine(
                 backend=Backend(qnn_htp=QnnHtp(kv_dim=shapes.head_dim), extensions=HTP_CONFIG),
-                model=Model(
+                model=ModelBlock(
                     binary=Binaries(ctx_bins=ctx_bins), positional_encoding=artifact.positions
                 ),
             ),

@@ -17,7 +17,7 @@ from typing import Annotated, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from buildlib.container.config_model import Count, GenieModel
+from buildlib.container.config_model import Count, GenieBlock
 from buildlib.container.container import GenAIContainer
 from buildlib.container.genie_config import GenieConfig
 from buildlib.container.genie_decoding import Eaglet, Lade, Spd, Ssd
@@ -31,7 +31,7 @@ from buildlib.validation import first_fault
 _OPTION = "speculative_config"
 DRAFT_FOLDER = "draft"
 PREFIX_FOLDER = "forecast-prefix"
-_Block = TypeVar("_Block", bound=GenieModel)
+_Block = TypeVar("_Block", bound=GenieBlock)
 _TOKEN_MAP = f"{DRAFT_FOLDER}/draft_token_map.json"
 
 
@@ -310,7 +310,7 @@ def _check_draft_folder(folder: Path) -> None:
     _require(folder.is_dir(), "draft_container", reason)
 
 
-def _drafted(speaker: PlainDialog, folder: Path, kind: str, **block: GenieModel) -> Speculation:
+def _drafted(speaker: PlainDialog, folder: Path, kind: str, **block: GenieBlock) -> Speculation:
     """Add a second engine, whose binaries lie in a folder of their own."""
     config = speaker.config
     draft = GenAIContainer.load(folder)
