@@ -38,7 +38,7 @@ from buildlib.passes.mha2sha import whole_name
 from buildlib.paths import default_cache_root, user_path
 from buildlib.pipeline.options import MhaConfig, SplitModelConfig
 from buildlib.pipeline.parts import Part
-from buildlib.pipeline.stage import Stage
+from buildlib.pipeline.stage import CachedStage
 from buildlib.pipeline.stages.compile_part import CompilePart
 from buildlib.quantize.options import QuantizationOptions
 from buildlib.targets import Target, parse_target
@@ -364,7 +364,7 @@ def _config_of(root: Path, name: str, sha256: str) -> CompileConfig:
     return CompileConfig.model_validate(read_info(_compile_entry(root, name, sha256)).config)
 
 
-def _stage(folder: Path, info: EntryInfo, subject: str, inputs: list[CacheEntry]) -> Stage:
+def _stage(folder: Path, info: EntryInfo, subject: str, inputs: list[CacheEntry]) -> CachedStage:
     from buildlib.pipeline.stages.arcl import ConvertShape
     from buildlib.pipeline.stages.convert import Convert
     from buildlib.pipeline.stages.transform import Transform

@@ -24,7 +24,7 @@ from buildlib.graph.values import static_shape
 from buildlib.pipeline.original_paths import original_paths
 from buildlib.pipeline.plan import BuildPlan
 from buildlib.pipeline.sources import NO_CALIBRATION_TEXT, OnnxSource
-from buildlib.pipeline.stage import Stage
+from buildlib.pipeline.stage import CachedStage
 from buildlib.pipeline.stages.package import CONTAINER
 from buildlib.quantize.bitwidths import Bitwidths
 from buildlib.quantize.options import QuantizationOptions
@@ -63,7 +63,7 @@ class EncoderModel:
 
 
 @dataclass(frozen=True)
-class ImportEncoder(Stage):
+class ImportEncoder(CachedStage):
     """The encoder at one length, with the inputs and outputs that Genie knows."""
 
     operation = "import"
@@ -90,7 +90,7 @@ class ImportEncoder(Stage):
 
 
 @dataclass(frozen=True)
-class QuantizeEncoder(Stage):
+class QuantizeEncoder(CachedStage):
     """The imported encoder in integers, with encodings calibrated on text of all lengths."""
 
     operation = "quantize"
@@ -141,7 +141,7 @@ class QuantizeEncoder(Stage):
 
 
 @dataclass(frozen=True)
-class CompileEncoder(Stage):
+class CompileEncoder(CachedStage):
     """The context binary of an encoder."""
 
     operation = "compile"
@@ -173,7 +173,7 @@ class CompileEncoder(Stage):
 
 
 @dataclass(frozen=True)
-class PackageEncoder(Stage):
+class PackageEncoder(CachedStage):
     """The container of an encoder; Genie judges its configuration before it appears."""
 
     operation = "package"

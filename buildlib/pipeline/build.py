@@ -32,7 +32,7 @@ from buildlib.pipeline.parts import Part, all_parts
 from buildlib.pipeline.plan import BuildPlan, compile_cost, quantized_bytes
 from buildlib.pipeline.runner import OnStage, StageRecord, StageRunner
 from buildlib.pipeline.sources import CheckpointSource, ModelSource, OnnxSource
-from buildlib.pipeline.stage import Stage
+from buildlib.pipeline.stage import CachedStage
 from buildlib.pipeline.stage_graph import Load, StageGraph, StageNode, UnmadeError
 from buildlib.pipeline.stages.add_forecast import AddForecast
 from buildlib.pipeline.stages.add_lora import BEYOND_FILE, AddLora
@@ -293,7 +293,7 @@ class Build:
         """Add adapters, and take the embedding table out, as the plan says."""
         added, watch, versions = self.plan.additions, graph.runner.watch, list(canonical)
 
-        def add(stage: Stage) -> CacheEntry:
+        def add(stage: CachedStage) -> CacheEntry:
             versions.append(graph.add(stage, source))
             return versions[-1]
 

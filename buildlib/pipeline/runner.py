@@ -15,7 +15,7 @@ from buildlib.cache.store import StageCache
 from buildlib.cancellation import check_cancelled
 from buildlib.errors import CacheError, InputFileError
 from buildlib.pipeline.code_digest import CodeDigest
-from buildlib.pipeline.stage import Stage
+from buildlib.pipeline.stage import CachedStage
 from buildlib.toolchains.base import Toolchain
 
 _Stat = tuple[int, int]
@@ -130,7 +130,7 @@ class StageRunner:
         self._code = CodeDigest(Path(buildlib.__file__).parent)
         self._toolchain_module = type(toolchain).__module__
 
-    def entry(self, stage: Stage, group: str | None = None) -> CacheEntry:
+    def entry(self, stage: CachedStage, group: str | None = None) -> CacheEntry:
         """Return the output of a stage before it runs: its folder and hash, which need not exist.
 
         Args:
@@ -139,7 +139,7 @@ class StageRunner:
         """
         return self._cache.entry(self._key(stage), group)
 
-    def run(self, stage: Stage, group: str | None = None) -> CacheEntry:
+    def run(self, stage: CachedStage, group: str | None = None) -> CacheEntry:
         """Return the output of a stage, from the cache if nothing that decides it has changed.
 
         Args:
@@ -178,7 +178,7 @@ class StageRunner:
                 self._on_stage(record)
         return entry
 
-    def _key(self, stage: Stage) -> StageKey:
+    def _key(self, stage: CachedStage) -> StageKey:
         modules = [type(stage).__module__]
         if stage.compiles:
             modules.append(self._toolchain_module)

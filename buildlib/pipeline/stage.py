@@ -1,4 +1,4 @@
-"""`Stage`: what every stage of a build declares of itself."""
+"""`CachedStage`: what every stage of a build declares of itself."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -9,7 +9,7 @@ from buildlib.cache.key import combined_sha256
 from buildlib.cache.layout import CacheEntry
 
 
-class Stage(ABC):
+class CachedStage(ABC):
     """One step from the model folder to the container, kept in the cache by what decides it.
 
     A stage is a frozen dataclass in a module of its own in `buildlib.pipeline.stages`. Its key is

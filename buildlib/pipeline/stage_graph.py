@@ -20,7 +20,7 @@ from buildlib.pipeline.original_paths import original_paths
 from buildlib.pipeline.runner import StageRunner
 from buildlib.pipeline.scheduler import Task, run_bounded, usable_memory
 from buildlib.pipeline.sources import ModelSource
-from buildlib.pipeline.stage import Stage
+from buildlib.pipeline.stage import CachedStage
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class StageNode:
         check: called with the folder of its output.
     """
 
-    stage: Stage
+    stage: CachedStage
     entry: CacheEntry
     needs: tuple["StageNode", ...]
     source: ModelSource | None
@@ -99,7 +99,7 @@ class StageGraph:
 
     def add(
         self,
-        stage: Stage,
+        stage: CachedStage,
         source: ModelSource | None = None,
         *,
         load: Callable[[], Load] | None = None,

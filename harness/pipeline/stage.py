@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 from buildlib.cache.layout import SIDECAR
 from buildlib.paths import user_path
 from buildlib.pipeline.runner import OnStage, StageRunner
-from buildlib.pipeline.stage import Stage as CachedStage
+from buildlib.pipeline.stage import CachedStage
 from harness.errors import WrongUseError
 from harness.pipeline.settings import PipelineSettings
 

@@ -9,14 +9,14 @@ from buildlib.checkpoint.config import load_config
 from buildlib.checkpoint.layout import CONFIG_FILE, ENCODINGS_FILE, MODEL_FILE
 from buildlib.encodings.files import load_encodings
 from buildlib.pipeline.model_folder import link_configuration
-from buildlib.pipeline.stage import Stage
+from buildlib.pipeline.stage import CachedStage
 from buildlib.speculative.config import PREFIX_FOLDER, SsdBuilderConfig
 from buildlib.speculative.forecast import CACHE_FILE, add_forecast_rows, write_prefix
 from buildlib.speculative.ssd_tensors import SsdTensors
 
 
 @dataclass(frozen=True)
-class AddForecast(Stage):
+class AddForecast(CachedStage):
     """The model with forecast tokens after its vocabulary.
 
     Attributes:

@@ -18,7 +18,7 @@ from buildlib.lora.calibration import calibrate_adapters
 from buildlib.lora.config import LoraBuilderInputConfig, LoraSet
 from buildlib.lora.projections import find_projections
 from buildlib.pipeline.model_folder import calibration_windows, link_configuration
-from buildlib.pipeline.stage import Stage
+from buildlib.pipeline.stage import CachedStage
 from buildlib.quantize.calibration import range_choice
 from buildlib.quantize.options import QuantizationOptions
 
@@ -29,7 +29,7 @@ BEYOND_FILE = "beyond_ranges.json"
 
 
 @dataclass(frozen=True)
-class AddLora(Stage):
+class AddLora(CachedStage):
     """The model with branches for adapters, and the adapters as files.
 
     Attributes:

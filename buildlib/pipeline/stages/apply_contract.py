@@ -11,11 +11,11 @@ from buildlib.graph.rope import rope_tables
 from buildlib.graph.shape import GraphShape
 from buildlib.passes.mllm_contract import MllmContract
 from buildlib.pipeline.parts import MllmPart, Part
-from buildlib.pipeline.stage import Stage
+from buildlib.pipeline.stage import CachedStage
 
 
 @dataclass(frozen=True)
-class ApplyMllmContract(Stage):
+class ApplyMllmContract(CachedStage):
     """The whole model at one shape, in mllm's contract.
 
     Attributes:

@@ -11,11 +11,11 @@ from buildlib.graph import interface
 from buildlib.graph.files import load_proto
 from buildlib.graph.shape import GraphShape, check_context
 from buildlib.passes.arcl import convert_arcl
-from buildlib.pipeline.stage import Stage
+from buildlib.pipeline.stage import CachedStage
 
 
 @dataclass(frozen=True)
-class ConvertShape(Stage):
+class ConvertShape(CachedStage):
     """The whole model at one shape."""
 
     operation = "arcl"

@@ -10,11 +10,11 @@ from buildlib.files import atomic_write_bytes
 from buildlib.graph.decoder import export_onnx
 from buildlib.graph.shape import GraphShape
 from buildlib.pipeline.sources import CheckpointSource
-from buildlib.pipeline.stage import Stage
+from buildlib.pipeline.stage import CachedStage
 
 
 @dataclass(frozen=True)
-class AuthorModel(Stage):
+class AuthorModel(CachedStage):
     """The checkpoint's model in canonical form, its weights linked from the checkpoint's files.
 
     Attributes:

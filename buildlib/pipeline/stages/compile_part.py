@@ -14,14 +14,14 @@ from buildlib.cache.layout import CacheEntry
 from buildlib.graph.shape import GraphShape
 from buildlib.pipeline.original_paths import original_paths
 from buildlib.pipeline.parts import Part
-from buildlib.pipeline.stage import Stage
+from buildlib.pipeline.stage import CachedStage
 from buildlib.toolchains.base import Toolchain
 from buildlib.toolchains.compile_config import CompileConfig
 from buildlib.toolchains.requests import OpPackageLibrary
 
 
 @dataclass(frozen=True)
-class CompilePart(Stage):
+class CompilePart(CachedStage):
     """The context binary of one part, with the graphs of all its shapes.
 
     Attributes:

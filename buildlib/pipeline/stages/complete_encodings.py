@@ -18,14 +18,14 @@ from buildlib.pipeline.model_folder import (
 )
 from buildlib.pipeline.original_paths import original_paths
 from buildlib.pipeline.sources import ModelSource
-from buildlib.pipeline.stage import Stage
+from buildlib.pipeline.stage import CachedStage
 from buildlib.quantize.bitwidths import Bitwidths
 from buildlib.quantize.options import QuantizationOptions
 from buildlib.quantize.recipe import complete_encodings
 
 
 @dataclass(frozen=True)
-class CompleteEncodings(Stage):
+class CompleteEncodings(CachedStage):
     """The model with encodings for all of it.
 
     Attributes:

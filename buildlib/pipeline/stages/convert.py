@@ -10,7 +10,7 @@ from buildlib.graph.shape import GraphShape
 from buildlib.passes.base import ENCODINGS_SUFFIX
 from buildlib.pipeline.original_paths import original_paths
 from buildlib.pipeline.parts import Part
-from buildlib.pipeline.stage import Stage
+from buildlib.pipeline.stage import CachedStage
 from buildlib.quantize.options import QuantizationOptions
 from buildlib.quantize.qdq import apply_encodings
 from buildlib.targets import Target
@@ -18,7 +18,7 @@ from buildlib.toolchains.base import Toolchain
 
 
 @dataclass(frozen=True)
-class Convert(Stage):
+class Convert(CachedStage):
     """One part at one shape, quantized and as a DLC.
 
     Attributes:

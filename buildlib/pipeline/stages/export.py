@@ -14,7 +14,7 @@ from buildlib.files import atomic_write_bytes
 from buildlib.graph.decoder import export_onnx
 from buildlib.graph.shape import GraphShape
 from buildlib.pipeline.sources import CheckpointSource
-from buildlib.pipeline.stage import Stage
+from buildlib.pipeline.stage import CachedStage
 from buildlib.quantize.bitwidths import Bitwidths
 from buildlib.quantize.calibration import window_count, window_length
 from buildlib.quantize.options import QuantizationOptions, RangeName
@@ -22,7 +22,7 @@ from buildlib.quantize.recipe import complete_encodings
 
 
 @dataclass(frozen=True)
-class Export(Stage):
+class Export(CachedStage):
     """The checkpoint's model in canonical form, with encodings for all of it.
 
     Attributes:

@@ -11,14 +11,14 @@ from buildlib.embedding.extraction import EmbeddingExtraction
 from buildlib.embedding.table import write_table
 from buildlib.files import atomic_write_bytes
 from buildlib.pipeline.model_folder import link_configuration
-from buildlib.pipeline.stage import Stage
+from buildlib.pipeline.stage import CachedStage
 
 EMBEDDING_FILE = "embedding.json"
 """An `EmbeddingConfig` whose path is relative to its folder."""
 
 
 @dataclass(frozen=True)
-class ExtractEmbedding(Stage):
+class ExtractEmbedding(CachedStage):
     """The model without its embedding, and the table as a file."""
 
     operation = "embedding"

@@ -13,12 +13,12 @@ from buildlib.graph.shape import GraphShape
 from buildlib.mllm.canonical import restore_encodings, write_checkpoint
 from buildlib.mllm.config import AotConfig, ModelConfig
 from buildlib.mllm.parameter_file import ParameterFile
-from buildlib.pipeline.stage import Stage
+from buildlib.pipeline.stage import CachedStage
 from buildlib.quantize.recipe import complete_encodings
 
 
 @dataclass(frozen=True)
-class ImportMllm(Stage):
+class ImportMllm(CachedStage):
     """The model of a `.mllm` file, by the integers and grids of the file.
 
     Attributes:

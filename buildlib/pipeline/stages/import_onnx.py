@@ -17,11 +17,11 @@ from buildlib.graph.validation import check_interface, check_model, check_sizes,
 from buildlib.importing.importer import ImportModel, check_rotation
 from buildlib.pipeline.original_paths import original_paths
 from buildlib.pipeline.sources import OnnxSource
-from buildlib.pipeline.stage import Stage
+from buildlib.pipeline.stage import CachedStage
 
 
 @dataclass(frozen=True)
-class ImportOnnx(Stage):
+class ImportOnnx(CachedStage):
     """A model folder with canonical ONNX, and the encodings that the user gave.
 
     Attributes:

@@ -17,7 +17,7 @@ from buildlib.pipeline.model_folder import (
 )
 from buildlib.pipeline.original_paths import original_paths
 from buildlib.pipeline.sources import ModelSource
-from buildlib.pipeline.stage import Stage
+from buildlib.pipeline.stage import CachedStage
 from buildlib.quantize.bitwidths import Bitwidths
 from buildlib.quantize.optimization import optimize_weights
 from buildlib.quantize.options import QuantizationOptions
@@ -25,7 +25,7 @@ from buildlib.quantize.techniques.base import FloatModel
 
 
 @dataclass(frozen=True)
-class OptimizeWeights(Stage):
+class OptimizeWeights(CachedStage):
     """The float model with changed weights, and encodings of those that lie on their grids.
 
     Attributes:

@@ -31,7 +31,7 @@ from buildlib.files import atomic_write_bytes
 from buildlib.graph.rope import frequency_divisors
 from buildlib.lora.adapters import LORA_FOLDER
 from buildlib.pipeline.plan import BuildPlan
-from buildlib.pipeline.stage import Stage
+from buildlib.pipeline.stage import CachedStage
 from buildlib.pipeline.stages.add_lora import BEYOND_FILE, LORA_FILE
 from buildlib.pipeline.stages.extract_embedding import EMBEDDING_FILE
 from buildlib.quantize.summary import summarize_quantization
@@ -78,7 +78,7 @@ class Composition:
 
 
 @dataclass(frozen=True)
-class Package(Stage):
+class Package(CachedStage):
     """The container of a build; Genie judges its configuration before it appears.
 
     Attributes:

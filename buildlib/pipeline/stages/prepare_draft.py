@@ -14,7 +14,7 @@ from buildlib.encodings.files import load_encodings, save_encodings
 from buildlib.graph.files import link_into, load_model, save_model
 from buildlib.graph.validation import check_model, check_types
 from buildlib.pipeline.model_folder import calibration_windows, link_configuration
-from buildlib.pipeline.stage import Stage
+from buildlib.pipeline.stage import CachedStage
 from buildlib.quantize.bitwidths import Bitwidths
 from buildlib.quantize.options import QuantizationOptions
 from buildlib.quantize.recipe import encodings_from_ranges
@@ -27,7 +27,7 @@ from buildlib.speculative.draft_model import (
 
 
 @dataclass(frozen=True)
-class GiveHiddenStates(Stage):
+class GiveHiddenStates(CachedStage):
     """The model with its hidden states as an output."""
 
     operation = "hidden"
@@ -51,7 +51,7 @@ class GiveHiddenStates(Stage):
 
 
 @dataclass(frozen=True)
-class PrepareDraft(Stage):
+class PrepareDraft(CachedStage):
     """The model folder of a draft head, with encodings for all of it.
 
     Attributes:

@@ -7,12 +7,12 @@ from pathlib import Path
 from buildlib.cache.layout import CacheEntry
 from buildlib.graph.shape import GraphShape
 from buildlib.pipeline.parts import Part
-from buildlib.pipeline.stage import Stage
+from buildlib.pipeline.stage import CachedStage
 from buildlib.quantize.qdq import quantize_weights
 
 
 @dataclass(frozen=True)
-class QuantizeWeights(Stage):
+class QuantizeWeights(CachedStage):
     """The integer weights of one part, which all its shapes share.
 
     Attributes:

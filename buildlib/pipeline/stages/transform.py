@@ -11,14 +11,14 @@ from buildlib.passes.mha2sha import convert_mha2sha
 from buildlib.passes.split import split_model
 from buildlib.pipeline.options import MhaConfig, SplitModelConfig
 from buildlib.pipeline.original_paths import original_paths
-from buildlib.pipeline.stage import Stage
+from buildlib.pipeline.stage import CachedStage
 
 MULTI_HEAD = "multi_head"
 """Folder in that of the stage with the parts before their heads are taken apart."""
 
 
 @dataclass(frozen=True)
-class Transform(Stage):
+class Transform(CachedStage):
     """The parts `{shape}_{k}_of_{n}.onnx` of the model at one shape.
 
     Attributes:

@@ -11,13 +11,13 @@ from buildlib.cache.layout import CacheEntry
 from buildlib.cache.store import StageCache
 from buildlib.errors import InputFileError
 from buildlib.pipeline.runner import StageRecord, StageRunner
-from buildlib.pipeline.stage import Stage
+from buildlib.pipeline.stage import CachedStage
 from buildlib.pipeline.stage_graph import Load, StageGraph
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 
 
 @dataclass(frozen=True)
-class Sum(Stage):
+class Sum(CachedStage):
     """The sum of a number and of other stages' sums."""
 
     operation = "sum"
