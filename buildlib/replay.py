@@ -42,7 +42,7 @@ from buildlib.pipeline.stage import CachedStage
 from buildlib.pipeline.stages.compile_part import CompilePart
 from buildlib.quantize.options import QuantizationOptions
 from buildlib.targets import Target, parse_target
-from buildlib.toolchains.base import BinaryInfo, Ports, Toolchain
+from buildlib.toolchains.base import BinaryInfo, GraphPorts, Toolchain
 from buildlib.toolchains.compile_config import CompileConfig
 from buildlib.toolchains.requests import OpPackageLibrary
 
@@ -118,7 +118,7 @@ def compile(  # noqa: A001 - the vendor's name
     config: CompileConfig,
     *,
     toolchain: Toolchain | None = None,
-    ports: Mapping[str, Ports] | None = None,
+    ports: Mapping[str, GraphPorts] | None = None,
 ) -> CompiledModel:
     """Compile DLCs into one context binary. Equal DLCs and options give equal bytes.
 
@@ -217,7 +217,9 @@ def emulator_twin(
                 ports = None
                 if metadata.contract != GENIE_CONTRACT:  # others count on the order of tensors
                     graphs = OrtQnnToolchain().inspect(container.files[name]).graphs
-                    ports = {graph.name: Ports(graph.inputs, graph.outputs) for graph in graphs}
+                    ports = {
+                        graph.name: GraphPorts(graph.inputs, graph.outputs) for graph in graphs
+                    }
                 compile(load(dlcs), unshared, ports=ports).save(path)
         return _write_again(container, binaries, user_path(dest), target)
 

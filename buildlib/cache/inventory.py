@@ -10,7 +10,7 @@ from filelock import Timeout
 from buildlib.cache.file_hashes import MEMO_FILE, HashMemo
 from buildlib.cache.layout import entry_folders, entry_lock
 from buildlib.cache.records import find_problem, read_files, read_info
-from buildlib.cache.removal import Usage, remove_entry
+from buildlib.cache.removal import EntryUsage, remove_entry
 from buildlib.cache.running_builds import entries_in_use
 from buildlib.errors import CacheError
 
@@ -50,7 +50,7 @@ class EntryCheck:
     removed: bool
 
 
-def summarize(usage: Usage) -> EntrySummary:
+def summarize(usage: EntryUsage) -> EntrySummary:
     """Summarize an entry for a list."""
     folder = usage.folder
     subject, problem = "", None
@@ -101,7 +101,7 @@ def verify(root: Path, *, repair: bool = False) -> Iterator[EntryCheck]:
     """
     with HashMemo(root / MEMO_FILE) as memo:
         for folder in list(entry_folders(root)):
-            usage = Usage.of(folder)
+            usage = EntryUsage.of(folder)
             problem = find_problem(folder, memo, reread=True)
             if problem and not folder.exists():
                 continue  # it was removed meanwhile

@@ -25,7 +25,7 @@ _CLOCKS_DIFFER_S = 3600.0  # of hosts that share a cache
 
 
 @dataclass(frozen=True)
-class Usage:
+class EntryUsage:
     """Disk usage of one entry, and its last use.
 
     Attributes:
@@ -38,7 +38,7 @@ class Usage:
     used_at: float
 
     @classmethod
-    def of(cls, folder: Path) -> "Usage":
+    def of(cls, folder: Path) -> "EntryUsage":
         """Measure an entry; one that vanishes meanwhile counts as empty."""
         inodes: dict[_Inode, int] = {}
         for parent, _, names in os.walk(folder):
@@ -73,8 +73,8 @@ class PruneResult:
         left_bytes: size of the cache afterwards.
     """
 
-    removed: tuple[Usage, ...]
-    in_use: tuple[Usage, ...]
+    removed: tuple[EntryUsage, ...]
+    in_use: tuple[EntryUsage, ...]
     leftovers: tuple[Path, ...]
     freed_bytes: int
     left_bytes: int
@@ -90,7 +90,7 @@ def last_used(folder: Path) -> float:
     return 0.0
 
 
-def disk_usage(usages: Iterable[Usage]) -> int:
+def disk_usage(usages: Iterable[EntryUsage]) -> int:
     """Sum the sizes of all files, counting shared files once."""
     return sum({inode: size for usage in usages for inode, size in usage.inodes.items()}.values())
 
@@ -123,7 +123,9 @@ def prune(
     if not dry_run:
         for folder in entry_folders(root):
             _clamp_last_used(folder)
-    usages = sorted((Usage.of(f) for f in entry_folders(root)), key=lambda usage: usage.used_at)
+    usages = sorted(
+        (EntryUsage.of(f) for f in entry_folders(root)), key=lambda usage: usage.used_at
+    )
     shares = Counter(inode for usage in usages for inode in usage.inodes)
     oldest = (datetime.now(UTC) - older_than).timestamp() if older_than is not None else None
     before = left = disk_usage(usages)
@@ -182,7 +184,7 @@ def remove_entry(folder: Path) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def _remove_unused(root: Path, usage: Usage) -> bool:
+def _remove_unused(root: Path, usage: EntryUsage) -> bool:
     """Remove an entry unless it is in use, or was used since it was measured."""
     try:
         with entry_lock(root, usage.folder.parent.name, usage.folder.name).acquire(timeout=0):

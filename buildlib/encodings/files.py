@@ -19,7 +19,7 @@ _MAX_FILE_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
-class Format:
+class AimetFormat:
     """One of AIMET's formats.
 
     Attributes:
@@ -31,16 +31,16 @@ class Format:
     write: Callable[[Encodings], Iterator[bytes]] | None
 
 
-def formats() -> dict[str, Format]:
+def formats() -> dict[str, AimetFormat]:
     """Return all formats, by their version."""
-    legacy = Format(aimet_0_6_1.read, aimet_0_6_1.write)
-    latest = Format(aimet_2_0_0.read, aimet_2_0_0.write)
+    legacy = AimetFormat(aimet_0_6_1.read, aimet_0_6_1.write)
+    latest = AimetFormat(aimet_2_0_0.read, aimet_2_0_0.write)
     return {
-        "0.5.0": Format(legacy.read, None),
+        "0.5.0": AimetFormat(legacy.read, None),
         "0.6.1": legacy,
-        "1.0.0": Format(aimet_1_0_0.read, aimet_1_0_0.write),
+        "1.0.0": AimetFormat(aimet_1_0_0.read, aimet_1_0_0.write),
         "2.0.0": latest,
-        "2.1.0": Format(latest.read, None),
+        "2.1.0": AimetFormat(latest.read, None),
     }
 
 

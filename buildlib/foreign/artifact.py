@@ -27,7 +27,7 @@ from buildlib.toolchains.qnn.contracts import find_contract
 
 
 @dataclass(frozen=True, slots=True)
-class Artifact:
+class ForeignArtifact:
     """A model of another runtime, as its files describe it; None is what they do not tell.
 
     Attributes:
@@ -90,7 +90,7 @@ class _Shapes:
 
 
 def write_artifact(
-    artifact: Artifact, dest: Path, *, target: Target | None = None, exist_ok: bool = False
+    artifact: ForeignArtifact, dest: Path, *, target: Target | None = None, exist_ok: bool = False
 ) -> GenAIContainer:
     """Write an artifact as a container.
 
@@ -208,7 +208,7 @@ def _check_target(infos: list[BinaryInfo], target: Target | None, *, shares: boo
     return chosen
 
 
-def _check_tokens(artifact: Artifact, vocabulary: int) -> None:
+def _check_tokens(artifact: ForeignArtifact, vocabulary: int) -> None:
     tokenizer, bos, eos = artifact.special_tokens()
     ids = load_tokenizer(tokenizer).get_vocab(with_added_tokens=True).values()
     last = max(ids, default=-1)
@@ -226,7 +226,7 @@ def _check_tokens(artifact: Artifact, vocabulary: int) -> None:
 
 
 def _dialog(
-    artifact: Artifact, shapes: _Shapes, ctx_bins: tuple[str, ...], target: Target
+    artifact: ForeignArtifact, shapes: _Shapes, ctx_bins: tuple[str, ...], target: Target
 ) -> GenieConfig:
     """Return the configuration that the graph runtime reads, in the form of Genie's."""
     _, bos, (first, *more) = artifact.special_tokens()

@@ -15,7 +15,7 @@ from pathlib import Path
 from buildlib.checkpoint.tokenizer import load_tokenizer
 from buildlib.errors import InputFileError
 from buildlib.files import check_file
-from buildlib.foreign.artifact import Artifact
+from buildlib.foreign.artifact import ForeignArtifact
 from buildlib.foreign.flatbuffer import Buffer, Table, read_at
 
 _MAGIC, _EXTENDED = b"ET12", b"eh00"
@@ -37,7 +37,7 @@ _ENDS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class ExecutorchProgram:
     """Facts of a program.
 
     Attributes:
@@ -53,7 +53,7 @@ class Program:
     weight_sharing: bool
 
     @classmethod
-    def read(cls, path: Path) -> "Program":
+    def read(cls, path: Path) -> "ExecutorchProgram":
         """Read a file.
 
         Raises:
@@ -89,7 +89,7 @@ def _mapped(path: Path) -> Iterator[mmap.mmap]:
         raise InputFileError(str(path), error.strerror or str(error)) from error
 
 
-def _read_program(data: Buffer) -> Program:
+def _read_program(data: Buffer) -> ExecutorchProgram:
     if data[4:8] != _MAGIC:
         raise ValueError(f"it does not begin with {_MAGIC.decode()}")
     base = read_at("<Q", data, 24) if data[8:12] == _EXTENDED else len(data)
@@ -121,7 +121,7 @@ def _read_program(data: Buffer) -> Program:
     binaries = tuple(_binary(data, start, size) for start, size in payloads)
     if sum(size for _, size in binaries) > len(data):
         raise ValueError("its segments overlap")
-    return Program(tuple(methods), constants, binaries, any(payloads.values()))
+    return ExecutorchProgram(tuple(methods), constants, binaries, any(payloads.values()))
 
 
 def _integers(plan: Table) -> Iterator[int]:
@@ -157,13 +157,13 @@ def _binary(data: Buffer, start: int, size: int) -> tuple[int, int]:
     return start + size - length, length
 
 
-def read_artifact(path: Path, folder: Path, tokenizer: Path | None) -> Artifact:
+def read_artifact(path: Path, folder: Path, tokenizer: Path | None) -> ForeignArtifact:
     """Read a `.pte`, whose binaries go into a folder.
 
     Tokens before a text and after an answer are those of the tokenizer, as for the runner; only
     where it has none are they the constants of the file, which say what fits Llama 2.
     """
-    program = Program.read(path)
+    program = ExecutorchProgram.read(path)
     constants = program.constants
     first = constants.get("get_bos_id", ())
     eos = constants.get("get_eos_ids") or constants.get("get_eos_id", ())
@@ -173,7 +173,7 @@ def read_artifact(path: Path, folder: Path, tokenizer: Path | None) -> Artifact:
         ends = tuple(number for number in ids if number is not None)
         first = tuple(loaded.encode("").ids[:1]) or ((-1,) if ends else first)
         eos = ends or eos
-    return Artifact(
+    return ForeignArtifact(
         path,
         name=path.stem,
         contract="executorch",

@@ -11,7 +11,7 @@ from pathlib import Path
 from buildlib.container.container import GenAIContainer
 from buildlib.errors import InputFileError
 from buildlib.foreign import executorch, mllm, powerserve
-from buildlib.foreign.artifact import Artifact, write_artifact
+from buildlib.foreign.artifact import ForeignArtifact, write_artifact
 from buildlib.paths import user_path
 from buildlib.targets import Target
 
@@ -33,7 +33,8 @@ def import_artifact(
 
     Args:
         target: phone or emulator; by default the phone of the binaries' SoC.
-        tokenizer, name, bos, eos, weight_sharing: in place of those of the files; see `Artifact`.
+        tokenizer, name, bos, eos, weight_sharing: in place of those of the files, as in
+            `ForeignArtifact`.
 
     Raises:
         InputFileError: it is none of them, lacks a fact, or is for another target; or a binary
@@ -54,7 +55,7 @@ def import_artifact(
         return write_artifact(completed, user_path(dest), target=target, exist_ok=True)
 
 
-def _read(path: Path, scratch: Path, tokenizer: Path | None) -> Artifact:
+def _read(path: Path, scratch: Path, tokenizer: Path | None) -> ForeignArtifact:
     if powerserve.is_artifact(path):
         artifact = powerserve.read_artifact(path, scratch)
     elif mllm.is_artifact(path):

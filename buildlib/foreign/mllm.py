@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from buildlib.checkpoint.layout import TOKENIZER_FILE, read_json
 from buildlib.errors import InputFileError, ModelFileError
-from buildlib.foreign.artifact import Artifact
+from buildlib.foreign.artifact import ForeignArtifact
 from buildlib.validation import first_fault
 
 _CONFIG, _PLAIN_CONFIG, _BINARY = "config_*.json", "config.json", "*.bin"
@@ -31,7 +31,7 @@ def is_artifact(path: Path) -> bool:
     return has_config and (path.match(_BINARY) or any(path.glob(_BINARY)))
 
 
-def read_artifact(path: Path) -> Artifact:
+def read_artifact(path: Path) -> ForeignArtifact:
     """Read a folder, or the one around a binary."""
     folder = path if path.is_dir() else path.parent
     binary = _only(folder, _BINARY) if path.is_dir() else path
@@ -41,7 +41,7 @@ def read_artifact(path: Path) -> Artifact:
     except ValidationError as error:
         raise ModelFileError(file, str(first_fault(error, _Config))) from error
     tokenizer, ends = folder / TOKENIZER_FILE, config.eos_token_id
-    return Artifact(
+    return ForeignArtifact(
         path,
         name=path.resolve().stem,
         contract="mllm",

@@ -15,7 +15,7 @@ from buildlib.checkpoint.layout import TOKENIZER_FILE, read_json
 from buildlib.container.genie_positions import PositionalEncoding
 from buildlib.embedding.config import TABLE_FILE, EmbeddingConfig
 from buildlib.errors import InputFileError, ModelFileError
-from buildlib.foreign.artifact import Artifact
+from buildlib.foreign.artifact import ForeignArtifact
 from buildlib.gguf import GgufHeader
 from buildlib.validation import first_fault
 
@@ -68,7 +68,7 @@ def is_artifact(path: Path) -> bool:
     return (path / _CONFIG).is_file() or (path / _WORKSPACE).is_file()
 
 
-def read_artifact(path: Path, folder: Path) -> Artifact:
+def read_artifact(path: Path, folder: Path) -> ForeignArtifact:
     """Read a model folder, whose table of embeddings goes into another folder.
 
     The keys and values of a system prompt that it may have are left out.
@@ -90,7 +90,7 @@ def read_artifact(path: Path, folder: Path) -> Artifact:
     keys = GgufHeader.read(source / _VOCABULARY).keys
     rope, tokenizer = model.llm_config.rope_config, source / TOKENIZER_FILE
     eos = _token(keys, "eos_token_id")
-    return Artifact(
+    return ForeignArtifact(
         path,
         name=model.model_id or source.resolve().name,
         contract="powerserve",

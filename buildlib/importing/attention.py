@@ -13,7 +13,7 @@ import onnx_ir as ir
 from buildlib.importing.head_rows import (
     CacheRows,
     HeadRows,
-    Rotation,
+    RotaryEmbedding,
     UnequalHalvesRefusal,
     cache_rows,
     head_rows,
@@ -21,7 +21,7 @@ from buildlib.importing.head_rows import (
 from buildlib.importing.probe import Probe
 from buildlib.importing.refusal import Refusal
 from buildlib.importing.root_tensors import Activation, AttentionOutput, RootTensors
-from buildlib.importing.values import Concrete, Floats, Ids, LinearForm, Numbers, Scores
+from buildlib.importing.values import AttentionScores, Concrete, Floats, Ids, LinearForm, Numbers
 
 _SEEN = 1e-3
 _HIDDEN = -30.0
@@ -108,7 +108,7 @@ class Attention:
         self._offsets: list[int] = []
         self._end = 0
 
-    def score(self, node: ir.Node, queries: LinearForm, keys: LinearForm) -> Scores:
+    def score(self, node: ir.Node, queries: LinearForm, keys: LinearForm) -> AttentionScores:
         """Multiply queries [..., rows, head_dim] with keys [..., head_dim, CL]."""
         dim, length = keys.shape[-2:]
         if queries.shape[-1] != dim:
@@ -134,9 +134,9 @@ class Attention:
         left, right = node.inputs[0], node.inputs[1]
         assert left is not None and right is not None  # noqa: S101, PT018
         origins = (("query", left), ("keys", right), ("scores", node.outputs[0]))
-        return Scores(rows, length, origins=origins)
+        return AttentionScores(rows, length, origins=origins)
 
-    def add_mask(self, node: ir.Node, scores: Scores, mask: Concrete) -> Scores:
+    def add_mask(self, node: ir.Node, scores: AttentionScores, mask: Concrete) -> AttentionScores:
         """Add a mask, which must be the causal one or a sliding window's, to scores."""
         if not mask.varies and mask.array.size == 1 and float(mask.array.reshape(())) == 0.0:
             return scores
@@ -148,7 +148,9 @@ class Attention:
             raise Refusal("adds a mask that is not the causal one, nor a sliding window's", node)
         return self._masked(scores, window, node)
 
-    def select(self, node: ir.Node, scores: Scores, keep: Concrete, other: Concrete) -> Scores:
+    def select(
+        self, node: ir.Node, scores: AttentionScores, keep: Concrete, other: Concrete
+    ) -> AttentionScores:
         """Select scores by `keep`, else `other`, which must hide what the causal mask hides."""
         seen, tokens, kept = self._visible_and_mask(scores, keep.array.astype(bool))
         window = self._window(tokens, kept)
@@ -157,7 +159,9 @@ class Attention:
             raise Refusal("selects scores by a mask that is not the causal one", node)
         return self._masked(scores, window, node)
 
-    def _masked(self, scores: Scores, window: int | None, node: ir.Node) -> Scores:
+    def _masked(
+        self, scores: AttentionScores, window: int | None, node: ir.Node
+    ) -> AttentionScores:
         origins = (*scores.origins, ("masked", node.outputs[0]))
         return replace(scores, masked=True, window=window, origins=origins)
 
@@ -177,7 +181,9 @@ class Attention:
         oldest = self.probe.past + tokens - window + 1
         return np.asarray(seen & (np.arange(seen.shape[-1]) >= oldest[..., None]))
 
-    def attend_values(self, node: ir.Node, weights: Scores, values: LinearForm) -> LinearForm:
+    def attend_values(
+        self, node: ir.Node, weights: AttentionScores, values: LinearForm
+    ) -> LinearForm:
         """Multiply probabilities with values [..., CL, head_dim]."""
         if weights.stage != "probabilities":
             raise Refusal("multiplies scores that went through no Softmax with values", node)
@@ -215,7 +221,7 @@ class Attention:
         return LinearForm(((first[:, None] + np.arange(dim)).reshape(*rows.shape, dim),))
 
     def _heads(
-        self, node: ir.Node, weights: Scores, rows: Ids, batch: Ids, values: CacheRows
+        self, node: ir.Node, weights: AttentionScores, rows: Ids, batch: Ids, values: CacheRows
     ) -> tuple[tuple[Head, ...], Ids, Ids]:
         """Return the heads, and for each row its head and its token."""
         index = np.searchsorted(np.array(self._offsets), rows, side="right") - 1
@@ -252,7 +258,9 @@ class Attention:
                 )
         return tuple(specs), head, token
 
-    def _visible_and_mask(self, scores: Scores, mask: Numbers) -> tuple[Numbers, Ids, Numbers]:
+    def _visible_and_mask(
+        self, scores: AttentionScores, mask: Numbers
+    ) -> tuple[Numbers, Ids, Numbers]:
         """Return visibility, token and mask by row; repeated rows only once."""
         tokens = self._tokens(scores.rows)
         if np.broadcast_shapes(mask.shape, scores.shape) != scores.shape:
@@ -275,7 +283,7 @@ class Attention:
             result[mine] = product.queries.token[rows[mine] - product.offset]
         return result
 
-    def _check_tables(self, rotation: Rotation, token: Ids) -> None:
+    def _check_tables(self, rotation: RotaryEmbedding, token: Ids) -> None:
         """Check that all heads turn by the same angles."""
         if not rotation.width:
             return
@@ -317,7 +325,7 @@ def _head(
     key_batch: int,
     values: CacheRows,
     value_batch: int,
-    weights: Scores,
+    weights: AttentionScores,
     origins: tuple[tuple[str, ir.Value | None], ...],
 ) -> Head:
     keys = product.keys

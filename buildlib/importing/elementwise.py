@@ -14,11 +14,11 @@ from buildlib.importing.resolver import ActivationResolver, Placement, feature_v
 from buildlib.importing.root_tensors import NormedActivation
 from buildlib.importing.values import (
     AbstractValue,
+    AttentionScores,
     Concrete,
     LinearForm,
     NormStep,
     Numbers,
-    Scores,
     Weight,
 )
 from buildlib.importing.writer import Writer
@@ -71,7 +71,7 @@ class Elementwise:
             return handler(node, list(concrete))
         if isinstance(first, NormStep) and node.op_type in {"Sqrt", "Reciprocal"}:
             return self.norms.root(node, first)
-        if isinstance(first, Scores) and node.op_type == "Tanh":
+        if isinstance(first, AttentionScores) and node.op_type == "Tanh":
             return _bounded(node, first)
         if node.op_type in _UNARY and isinstance(first, LinearForm):
             placed = self.resolver.resolve(first, operand(node, 0))
@@ -102,7 +102,7 @@ class Elementwise:
             first, second, index = second, first, 1
         if isinstance(first, LinearForm) and isinstance(second, LinearForm):
             return self._sum(node, first, second, "Add")
-        if isinstance(first, Scores) and isinstance(second, Concrete):
+        if isinstance(first, AttentionScores) and isinstance(second, Concrete):
             return self.attention.add_mask(node, first, second)
         if isinstance(first, NormStep) and isinstance(second, Concrete) and first.stage == "mean":
             if second.array.size != 1:
@@ -175,7 +175,7 @@ class Elementwise:
             return self._joined(node, first, second, "Mul")
         if isinstance(first, LinearForm) and isinstance(second, NormStep):
             return self._cube(node, first, second)
-        if isinstance(first, Scores) and isinstance(second, Concrete):
+        if isinstance(first, AttentionScores) and isinstance(second, Concrete):
             return self._scaled_scores(node, first, second.array)
         raise Refusal("is not supported on these inputs", node)
 
@@ -214,7 +214,7 @@ class Elementwise:
             return self.norms.normed(node, first, second, 0)
         if isinstance(first, Concrete) and isinstance(second, NormStep) and _is_one(first):
             return self.norms.root(node, second, "Reciprocal")
-        if isinstance(first, Scores) and isinstance(second, Concrete):
+        if isinstance(first, AttentionScores) and isinstance(second, Concrete):
             return self._scaled_scores(node, first, _inverse(node, second))
         if isinstance(first, LinearForm) and isinstance(second, LinearForm):
             return self._joined(node, first, second, "Div")
@@ -250,7 +250,7 @@ class Elementwise:
 
     def _softmax(self, node: ir.Node, inputs: list[AbstractValue | None]) -> AbstractValue:
         scores = inputs[0]
-        if not isinstance(scores, Scores) or scores.stage != "scores":
+        if not isinstance(scores, AttentionScores) or scores.stage != "scores":
             raise Refusal("is not of attention scores", node)
         axis = node.attributes.get_int("axis", -1)
         if axis not in {-1, len(scores.shape) - 1}:
@@ -260,18 +260,22 @@ class Elementwise:
 
     def _where(self, node: ir.Node, inputs: list[AbstractValue | None]) -> AbstractValue:
         keep, first, second = inputs
-        if isinstance(keep, Scores) and keep.stage == "nan" and isinstance(second, Scores):
+        if (
+            isinstance(keep, AttentionScores)
+            and keep.stage == "nan"
+            and isinstance(second, AttentionScores)
+        ):
             return second
         if (
             isinstance(keep, Concrete)
-            and isinstance(first, Scores)
+            and isinstance(first, AttentionScores)
             and isinstance(second, Concrete)
         ):
             return self.attention.select(node, first, keep, second)
         if (
             isinstance(keep, Concrete)
             and isinstance(first, Concrete)
-            and isinstance(second, Scores)
+            and isinstance(second, AttentionScores)
         ):
             shown = Concrete(~keep.array.astype(bool), keep.varies)
             return self.attention.select(node, second, shown, first)
@@ -279,7 +283,7 @@ class Elementwise:
 
     def _is_nan(self, node: ir.Node, inputs: list[AbstractValue | None]) -> AbstractValue:
         scores = inputs[0]
-        if isinstance(scores, Scores):
+        if isinstance(scores, AttentionScores):
             return replace(scores, stage="nan")
         raise Refusal("is not supported on these inputs", node)
 
@@ -295,7 +299,9 @@ class Elementwise:
         )
         return placed.move_to(self.writer.elementwise([placed.rows, gate], "Mul", origin), node)
 
-    def _scaled_scores(self, node: ir.Node, scores: Scores, factor: Numbers) -> Scores:
+    def _scaled_scores(
+        self, node: ir.Node, scores: AttentionScores, factor: Numbers
+    ) -> AttentionScores:
         if factor.size != 1 or scores.stage != "scores" or scores.masked:
             raise Refusal("scales masked attention scores, or each by another number", node)
         origins = (*scores.origins, ("scaled", node.outputs[0]))
@@ -312,7 +318,7 @@ class Elementwise:
         return vector
 
 
-def _bounded(node: ir.Node, scores: Scores) -> Scores:
+def _bounded(node: ir.Node, scores: AttentionScores) -> AttentionScores:
     """Bound scores by their hyperbolic tangent, once and before the mask."""
     if scores.stage != "scores" or scores.masked or scores.bounded is not None:
         raise Refusal("bounds masked attention scores, or bounds them twice", node)

@@ -12,7 +12,7 @@ from buildlib.importing.values import NO_TERM, Floats, Ids, LinearForm
 
 
 @dataclass(frozen=True)
-class Rotation:
+class RotaryEmbedding:
     """A rotary embedding of the first `width` elements of a head, after a scale.
 
     Attributes:
@@ -42,7 +42,7 @@ class HeadRows:
     owner: Ids
     token: Ids
     start: Ids
-    rotation: Rotation
+    rotation: RotaryEmbedding
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,9 @@ def _elements(form: LinearForm, where: Ids) -> LinearForm:
     return LinearForm(ids, coefs, form.varies)
 
 
-def _rotation(own: Floats, turned: Floats, partner: npt.NDArray[Any], tolerance: float) -> Rotation:
+def _rotation(
+    own: Floats, turned: Floats, partner: npt.NDArray[Any], tolerance: float
+) -> RotaryEmbedding:
     dim = own.shape[1]
     if (partner != partner[:1]).any():
         raise Refusal("heads are rotated in different ways")
@@ -193,7 +195,7 @@ def _rotation(own: Floats, turned: Floats, partner: npt.NDArray[Any], tolerance:
     width = int(paired.sum())
     if not width:
         empty = np.zeros((len(own), 0))
-        return Rotation(0, _constant(own, tolerance), 1.0, empty, empty)
+        return RotaryEmbedding(0, _constant(own, tolerance), 1.0, empty, empty)
     half = width // 2
     where = np.arange(width)
     if width % 2 or not paired[:width].all():
@@ -213,7 +215,7 @@ def _rotation(own: Floats, turned: Floats, partner: npt.NDArray[Any], tolerance:
         passed = _constant(own[:, width:], tolerance)
         if abs(passed - length) > tolerance * abs(length):
             scale = passed
-    return Rotation(width, scale, length / scale, cos / length, sin / length)
+    return RotaryEmbedding(width, scale, length / scale, cos / length, sin / length)
 
 
 class UnequalHalvesRefusal(Refusal):

@@ -23,7 +23,7 @@ from buildlib.importing.roles import Role
 from buildlib.importing.root_tensors import PastCache, RootTensors, TokenIds
 from buildlib.importing.rotation_encodings import transfer_rotation_encodings
 from buildlib.importing.symbolic_layout import SymbolicLayout, describe
-from buildlib.importing.values import AbstractValue, Concrete, LinearForm, Scores, Weight
+from buildlib.importing.values import AbstractValue, AttentionScores, Concrete, LinearForm, Weight
 from buildlib.importing.writer import Writer
 
 _HOLD_ALL = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE})
@@ -208,7 +208,7 @@ class Interpreter:
     ) -> AbstractValue:
         if isinstance(first, LinearForm) and isinstance(second, LinearForm):
             return self.attention.score(node, first, second)
-        if isinstance(first, Scores) and isinstance(second, LinearForm):
+        if isinstance(first, AttentionScores) and isinstance(second, LinearForm):
             return self.attention.attend_values(node, first, second)
         weight = _weight(second)
         if isinstance(first, LinearForm) and weight is not None:

@@ -12,11 +12,11 @@ from buildlib.importing.root_tensors import JoinedForm, PastCache, RootTensors
 from buildlib.importing.values import (
     NO_TERM,
     AbstractValue,
+    AttentionScores,
     Concrete,
     LinearForm,
     NormStep,
     Numbers,
-    Scores,
     Weight,
 )
 
@@ -34,7 +34,7 @@ class SymbolicLayout:
         """Return the result of an operator that only moves elements."""
         if any(part is not None and not isinstance(part, Concrete | Weight) for part in parameters):
             raise Refusal("takes shapes or indices that depend on the text", node)
-        if isinstance(value, Scores):
+        if isinstance(value, AttentionScores):
             return self._moved_scores(node, value, parameters)
         if not isinstance(value, LinearForm):
             raise Refusal(f"moves {describe(value)}", node)
@@ -48,7 +48,10 @@ class SymbolicLayout:
         value = inputs[0]
         sizes = arrays_of(inputs[1:])
         given = sizes[0] if sizes else None
-        if isinstance(value, Scores) and layout.axis_of(node) not in {-1, len(value.shape) - 1}:
+        if isinstance(value, AttentionScores) and layout.axis_of(node) not in {
+            -1,
+            len(value.shape) - 1,
+        }:
             if layout.axis_of(node) < 0:
                 raise Refusal("splits attention scores from behind", node)
             return [_with_rows(value, part) for part in layout.split(node, value.rows, given)]
@@ -69,7 +72,7 @@ class SymbolicLayout:
     def concatenated(self, node: ir.Node, inputs: list[AbstractValue | None]) -> AbstractValue:
         """Return the result of a Concat."""
         axis = layout.axis_of(node)
-        scores = [part for part in inputs if isinstance(part, Scores)]
+        scores = [part for part in inputs if isinstance(part, AttentionScores)]
         if len(scores) == len(inputs):
             if axis in {-1, len(scores[0].shape) - 1}:
                 raise Refusal("joins attention scores along the context", node)
@@ -95,8 +98,8 @@ class SymbolicLayout:
         return LinearForm(ids, tuple(coefs), any(form.varies for form in forms))
 
     def _moved_scores(
-        self, node: ir.Node, scores: Scores, parameters: list[AbstractValue | None]
-    ) -> Scores:
+        self, node: ir.Node, scores: AttentionScores, parameters: list[AbstractValue | None]
+    ) -> AttentionScores:
         axis = layout.axis_of(node)
         last = axis in {-1, len(scores.shape) - 1}
         if node.op_type not in layout.LAST_AXIS_SAFE and (node.op_type != "Gather" or last):
@@ -122,14 +125,14 @@ class SymbolicLayout:
 
 def describe(value: AbstractValue | None) -> str:
     """Describe a value for messages."""
-    if isinstance(value, Scores):
+    if isinstance(value, AttentionScores):
         return "attention scores"
     if isinstance(value, NormStep):
         return "part of a normalisation"
     return "an activation" if isinstance(value, LinearForm) else "numbers"
 
 
-def _joined_scores(node: ir.Node, scores: list[Scores], axis: int) -> Scores:
+def _joined_scores(node: ir.Node, scores: list[AttentionScores], axis: int) -> AttentionScores:
     if len({(part.stage, part.scale, part.masked, part.window, part.width) for part in scores}) > 1:
         raise Refusal("joins attention scores that were scaled or masked differently", node)
     origins = tuple(dict.fromkeys(origin for part in scores for origin in part.origins))
@@ -137,7 +140,7 @@ def _joined_scores(node: ir.Node, scores: list[Scores], axis: int) -> Scores:
     return replace(scores[0], rows=rows, origins=origins)
 
 
-def _with_rows(scores: Scores, rows: layout.Array) -> Scores:
+def _with_rows(scores: AttentionScores, rows: layout.Array) -> AttentionScores:
     return replace(scores, rows=rows)
 
 

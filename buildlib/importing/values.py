@@ -157,7 +157,7 @@ class NormStep:
 
 
 @dataclass(frozen=True, eq=False)
-class Scores:
+class AttentionScores:
     """Products of queries and keys, at a stage from scores to probabilities.
 
     Attributes:
@@ -186,7 +186,7 @@ class Scores:
         return (*self.rows.shape, self.width)
 
 
-AbstractValue = Concrete | Weight | LinearForm | NormStep | Scores
+AbstractValue = Concrete | Weight | LinearForm | NormStep | AttentionScores
 
 
 def _true_dims(shape: tuple[int, ...]) -> tuple[int, ...]:

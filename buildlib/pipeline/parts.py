@@ -8,7 +8,7 @@ from buildlib.container.layout import binary_name
 from buildlib.container.manifest import GENIE_CONTRACT
 from buildlib.graph.shape import GraphShape
 from buildlib.passes.mllm_contract import MLLM_CONTRACT, graph_name, place
-from buildlib.toolchains.base import Ports
+from buildlib.toolchains.base import GraphPorts
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Part:
         """Return the name of the part's context binary, as AI Hub's bundles have it."""
         return binary_name(model, self.number, self.count)
 
-    def ports(self, dlc: Path) -> Ports | None:  # noqa: ARG002
+    def ports(self, dlc: Path) -> GraphPorts | None:  # noqa: ARG002
         """Return the ports of a graph in the order that its binary needs; None for any order."""
         return None
 
@@ -51,14 +51,14 @@ class MllmPart(Part):
         """Return the name of the context binary."""
         return f"{model}.bin"
 
-    def ports(self, dlc: Path) -> Ports | None:
+    def ports(self, dlc: Path) -> GraphPorts | None:
         """Return the ports of a graph as mllm hands them over, which goes by order."""
         (graph,) = inspect_dlc(dlc).graphs
         inputs, outputs = (
             tuple(sorted(infos, key=lambda info: place(info.name)))
             for infos in (graph.inputs, graph.outputs)
         )
-        return Ports(inputs, outputs)
+        return GraphPorts(inputs, outputs)
 
 
 def all_parts(count: int, contract: str = GENIE_CONTRACT) -> tuple[Part, ...]:

@@ -24,7 +24,7 @@ _Ended: TypeAlias = tuple[int, T | None, BaseException | None]
 
 
 @dataclass(frozen=True, eq=False)
-class Task(Generic[T]):
+class ScheduledTask(Generic[T]):
     """One task.
 
     Attributes:
@@ -38,7 +38,7 @@ class Task(Generic[T]):
     run: Callable[..., T]
     memory_bytes: int = 0
     cost: float = 0
-    needs: "Sequence[Task[T]]" = ()
+    needs: "Sequence[ScheduledTask[T]]" = ()
 
 
 def default_workers() -> int:
@@ -51,7 +51,9 @@ def default_workers() -> int:
     return int(text)
 
 
-def run_bounded(tasks: Sequence[Task[T]], *, max_workers: int, memory_bytes: int) -> list[T]:
+def run_bounded(
+    tasks: Sequence[ScheduledTask[T]], *, max_workers: int, memory_bytes: int
+) -> list[T]:
     """Run all tasks, and return their results in the order of the tasks.
 
     Of the waiting tasks that can run and fit, the one that takes longest starts next, so that no
@@ -80,7 +82,9 @@ class _Run(Generic[T]):
     Python's with them, which it could leave locked.
     """
 
-    def __init__(self, tasks: Sequence[Task[T]], max_workers: int, memory_bytes: int) -> None:
+    def __init__(
+        self, tasks: Sequence[ScheduledTask[T]], max_workers: int, memory_bytes: int
+    ) -> None:
         self._tasks = tasks
         self._max_workers = max_workers
         self._memory_bytes = memory_bytes

@@ -18,7 +18,7 @@ from pathlib import Path
 from buildlib.cache.layout import CacheEntry
 from buildlib.pipeline.original_paths import original_paths
 from buildlib.pipeline.runner import StageRunner
-from buildlib.pipeline.scheduler import Task, run_bounded, usable_memory
+from buildlib.pipeline.scheduler import ScheduledTask, run_bounded, usable_memory
 from buildlib.pipeline.sources import ModelSource
 from buildlib.pipeline.stage import CachedStage
 
@@ -143,10 +143,10 @@ class StageGraph:
                     self._run(node)
 
     def _run_bounded(self, nodes: Sequence[StageNode]) -> None:
-        tasks: dict[StageNode, Task[None]] = {}
+        tasks: dict[StageNode, ScheduledTask[None]] = {}
         for node in nodes:
             load = node.load() if node.load else Load(0, 0)
-            tasks[node] = Task(
+            tasks[node] = ScheduledTask(
                 node.stage.subject,
                 lambda *_, node=node: self._run(node),
                 load.memory_bytes,

@@ -26,7 +26,7 @@ def answer(request: bytes) -> dict[str, Any]:
     asked = json.loads(request)
     os.chdir(asked["folder"])
     keep_to_one_cpu()
-    genie = Genie()
+    genie = GenieLibrary()
     texts = [[genie.ask(text, prompt) for prompt in asked["prompts"]] for text in asked["dialogs"]]
     return {"genie": genie.version(), "answers": texts}
 
@@ -42,7 +42,7 @@ def trace(request: bytes) -> object:
     return {"answers": answers["answers"], "calls": tracer.calls}
 
 
-class Genie:
+class GenieLibrary:
     """The installed libGenie.
 
     Raises:

@@ -47,7 +47,7 @@ class TensorInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Ports:
+class GraphPorts:
     """Inputs and outputs of a graph, in the order in which a program hands them over."""
 
     inputs: tuple[TensorInfo, ...]
@@ -159,7 +159,7 @@ class Toolchain(Protocol):
         binary: Path,
         config: "CompileConfig",
         op_packages: "Sequence[OpPackageLibrary]" = (),
-        ports: Mapping[str, Ports] | None = None,
+        ports: Mapping[str, GraphPorts] | None = None,
     ) -> None:
         """Compile DLCs to one context binary, whose graphs are named by the stems of the DLCs.
 

@@ -6,7 +6,7 @@ Pickled, as a child that need not import pydantic starts in half the time.
 from dataclasses import dataclass
 from pathlib import Path
 
-from buildlib.toolchains.base import Ports, TensorInfo
+from buildlib.toolchains.base import GraphPorts, TensorInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class GraphRequest:
     hvx_threads: int | None = None
     dlbc: bool | None = None
     dlbc_weights: bool | None = None
-    ports: Ports | None = None
+    ports: GraphPorts | None = None
 
 
 @dataclass(frozen=True, slots=True)

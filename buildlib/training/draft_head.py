@@ -62,7 +62,7 @@ class DraftRecipe:
 
 
 @dataclass(frozen=True)
-class Head:
+class TrainableHead:
     """The head in training.
 
     Attributes:
@@ -81,7 +81,7 @@ class Head:
     layer_factor: float
 
     @classmethod
-    def create(cls, model: FrozenModel, some: Tensor) -> "Head":
+    def create(cls, model: FrozenModel, some: Tensor) -> "TrainableHead":
         """Start from the model's last layer, on the mean of embedding and state.
 
         Args:
@@ -188,7 +188,7 @@ def _head_network(model: FrozenModel) -> Any:  # noqa: ANN401
 
 def train_draft(
     model: FrozenModel, recipe: DraftRecipe, descent: Descent, watcher: Watcher
-) -> tuple[Head, float]:
+) -> tuple[TrainableHead, float]:
     """Learn the hidden states of a model, on a text and on text that it says itself.
 
     Returns:
@@ -196,7 +196,7 @@ def train_draft(
         `passes` tokens, on texts that nothing was learned from.
     """
     texts, judged = descent.texts(model, recipe.prompt_length, recipe.length, watcher)
-    head = Head.create(model, texts[:8])
+    head = TrainableHead.create(model, texts[:8])
     fitting = _MOST_SCORES // (recipe.length * model.config.vocab_size)
     half = max(1, min(recipe.windows, fitting) // 2)
 

@@ -12,7 +12,7 @@ from buildlib.cache import inventory, removal
 from buildlib.cache.inventory import find_entry, summarize
 from buildlib.cache.layout import entry_folders
 from buildlib.cache.records import read_files, read_info
-from buildlib.cache.removal import PruneResult, Usage, disk_usage
+from buildlib.cache.removal import EntryUsage, PruneResult, disk_usage
 from buildlib.paths import default_cache_root
 from buildlib.sizes import default_limit, parse_age, parse_size, size_text
 from harness.cli.arguments import Json
@@ -40,7 +40,7 @@ def ls(cache: Root = None, json: Json = False) -> None:
     Example: qnnfarm cache ls
     """
     root = _root(cache)
-    usages = [Usage.of(folder) for folder in entry_folders(root)]
+    usages = [EntryUsage.of(folder) for folder in entry_folders(root)]
     found = [summarize(u) for u in sorted(usages, key=lambda usage: -usage.used_at)]
     total = disk_usage(usages)
     if json:

@@ -36,7 +36,7 @@ from buildlib.numerics.verifier import (
 )
 from buildlib.pipeline.build import BuildOutputs
 from buildlib.targets import Target
-from buildlib.toolchains.base import BinaryInfo, Ports, Toolchain
+from buildlib.toolchains.base import BinaryInfo, GraphPorts, Toolchain
 from buildlib.toolchains.compile_config import CompileConfig
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from buildlib.toolchains.requests import OpPackageLibrary
@@ -116,7 +116,7 @@ class CheckingToolchain:
         binary: Path,
         config: CompileConfig,
         op_packages: Sequence[OpPackageLibrary] = (),  # noqa: ARG002
-        ports: Mapping[str, Ports] | None = None,  # noqa: ARG002
+        ports: Mapping[str, GraphPorts] | None = None,  # noqa: ARG002
     ) -> None:
         binary.write_text(f"{len(dlcs)} graphs for {config.target}")
 

@@ -16,7 +16,7 @@ from buildlib.graph.values import is_parameter, source_of, static_shape
 from buildlib.numerics.divergence import Divergence, sqnr_db
 from buildlib.quantize.grids import activation_names
 from buildlib.quantize.mixed_precision.sweep import (
-    Measured,
+    MeasuredVariant,
     Quantized,
     SensitivityModel,
     constant_names,
@@ -132,7 +132,7 @@ def rank_tensors(
         units = _by_layer(units, len(graphs))
     noise = model.record(encodings) | _weight_noise(model, graphs, encodings)
     measured = model.measure([unit.low for unit in units] + [encodings], progress=progress)
-    without: Sequence[Measured | None] = [None] * len(units)
+    without: Sequence[MeasuredVariant | None] = [None] * len(units)
     if both_ways:
         left = [{n: e for n, e in encodings.items() if n not in u.low} for u in units]
         without = model.measure(left, encodings, progress)

@@ -39,7 +39,7 @@ Quantized = Mapping[str, Encoding]
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredVariant:
     """A variant, measured.
 
     Attributes:
@@ -145,7 +145,7 @@ class SensitivityModel(Closeable):
         variants: Sequence[Quantized],
         base: Quantized | None = None,
         progress: Callable[[int, int], None] | None = None,
-    ) -> list[Measured]:
+    ) -> list[MeasuredVariant]:
         """Measure variants against the recorded float logits.
 
         Args:
@@ -183,7 +183,7 @@ class SensitivityModel(Closeable):
                         if first and hidden is not None and run.hidden is not None:
                             run.output_sqnr_db = sqnr_db(hidden, run.hidden)
                     count()
-        return [Measured(run.sums.mean(), run.output_sqnr_db) for run in runs]
+        return [MeasuredVariant(run.sums.mean(), run.output_sqnr_db) for run in runs]
 
     @property
     def _weights(self) -> Path:

@@ -26,7 +26,7 @@ from buildlib.errors import (
 )
 from buildlib.files import atomic_path, sync_file
 from buildlib.targets import Target
-from buildlib.toolchains.base import BinaryInfo, Ports, TensorInfo
+from buildlib.toolchains.base import BinaryInfo, GraphPorts, TensorInfo
 from buildlib.toolchains.child_process import Step, run_step
 from buildlib.toolchains.compile_config import CompileConfig
 from buildlib.toolchains.htp_extensions import HtpGraphConfig
@@ -54,7 +54,7 @@ _MAX_KINDS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Timeouts:
+class StepTimeouts:
     """Seconds that each step may take before it counts as hung."""
 
     convert_s: float = 1800.0
@@ -74,7 +74,7 @@ class OrtQnnToolchain:
     """
 
     log_dir: Path | None = None
-    timeouts: Timeouts = field(default_factory=Timeouts)
+    timeouts: StepTimeouts = field(default_factory=StepTimeouts)
 
     @property
     def name(self) -> str:
@@ -121,7 +121,7 @@ class OrtQnnToolchain:
         binary: Path,
         config: CompileConfig,
         op_packages: Sequence[OpPackageLibrary] = (),
-        ports: Mapping[str, Ports] | None = None,
+        ports: Mapping[str, GraphPorts] | None = None,
     ) -> None:
         """Compile DLCs of one graph each to one context binary. Equal inputs give equal bytes."""
         stems = [dlc.stem for dlc in dlcs]
@@ -260,7 +260,7 @@ def _compile_request(
     binary: Path,
     config: CompileConfig,
     op_packages: Sequence[OpPackageLibrary],
-    ports: Mapping[str, Ports],
+    ports: Mapping[str, GraphPorts],
 ) -> CompileRequest:
     return CompileRequest(
         graphs=tuple(_graph_request(dlc, config, ports.get(dlc.stem)) for dlc in dlcs),
@@ -273,7 +273,7 @@ def _compile_request(
     )
 
 
-def _graph_request(dlc: Path, config: CompileConfig, ports: Ports | None) -> GraphRequest:
+def _graph_request(dlc: Path, config: CompileConfig, ports: GraphPorts | None) -> GraphRequest:
     options = config.graph(dlc.stem)
     return GraphRequest(
         dlc=dlc.absolute(),

@@ -21,7 +21,7 @@ from typing import Any
 from buildlib.errors import InputFileError, InvalidOptionError, ToolchainError
 from buildlib.files import atomic_path, sync_file
 from buildlib.targets import Target
-from buildlib.toolchains.base import BinaryInfo, Ports
+from buildlib.toolchains.base import BinaryInfo, GraphPorts
 from buildlib.toolchains.child_process import Program, run_program
 from buildlib.toolchains.compile_config import CompileConfig
 from buildlib.toolchains.htp_extensions import HtpConfigHelper, HtpDeviceConfig
@@ -51,7 +51,7 @@ _NO_PORTS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Timeouts:
+class ProgramTimeouts:
     """Seconds that each program may take before it counts as hung."""
 
     help_s: float = 120.0
@@ -73,7 +73,7 @@ class QairtToolchain:
 
     sdk: QairtSdk
     log_dir: Path | None = None
-    timeouts: Timeouts = field(default_factory=Timeouts)
+    timeouts: ProgramTimeouts = field(default_factory=ProgramTimeouts)
 
     @property
     def name(self) -> str:
@@ -121,7 +121,7 @@ class QairtToolchain:
         binary: Path,
         config: CompileConfig,
         op_packages: Sequence[OpPackageLibrary] = (),
-        ports: Mapping[str, Ports] | None = None,
+        ports: Mapping[str, GraphPorts] | None = None,
     ) -> None:
         """Compile DLCs of one graph each to one context binary.
 

@@ -12,7 +12,7 @@ import pytest
 from buildlib.cache.finished_builds import FinishedBuild, find_finished, remember_finished
 from buildlib.cache.key import StageKey
 from buildlib.cache.layout import FINISHED, LAST_USED, entry_folders
-from buildlib.cache.removal import Usage, disk_usage, prune
+from buildlib.cache.removal import EntryUsage, disk_usage, prune
 from buildlib.cache.store import StageCache
 from buildlib.errors import InvalidOptionError
 from buildlib.sizes import parse_age, parse_size, size_text
@@ -43,7 +43,7 @@ def make(tmp_path: Path) -> Make:
 
 def test_the_least_recently_used_go_until_it_fits(make: Make, tmp_path: Path) -> None:
     old, older, new = make(1, 200), make(2, 300), make(3, 100)
-    one = Usage.of(new).size_bytes
+    one = EntryUsage.of(new).size_bytes
     pruned = prune(tmp_path, to_bytes=2 * one)
     assert [usage.folder for usage in pruned.removed] == [older]
     assert (pruned.freed_bytes, pruned.left_bytes) == (one, 2 * one)
@@ -70,9 +70,9 @@ def test_records_of_finished_builds_go_with_their_entries(make: Make, tmp_path: 
         texts = [path.read_text() for path in (tmp_path / FINISHED).iterdir()]
         return {name for name in ("both", "new", "unused", "{") for t in texts if name in t[-20:]}
 
-    prune(tmp_path, to_bytes=Usage.of(new).size_bytes, dry_run=True)
+    prune(tmp_path, to_bytes=EntryUsage.of(new).size_bytes, dry_run=True)
     assert kept() == {"both", "new", "unused", "{"}
-    prune(tmp_path, to_bytes=Usage.of(new).size_bytes)
+    prune(tmp_path, to_bytes=EntryUsage.of(new).size_bytes)
     assert kept() == {"new", "unused"}
     os.utime(unused, (1, 1))
     assert find_finished(tmp_path, {"name": "new"}) is not None  # which counts as a use
@@ -86,7 +86,7 @@ def test_a_clock_that_was_wrong_keeps_no_entry_for_ever(make: Make, tmp_path: Pa
     future, old = make(1, -10 * 365 * 86400), make(2, 100)
     assert prune(tmp_path).removed == ()
     new = make(3, -60)
-    one = Usage.of(new).size_bytes
+    one = EntryUsage.of(new).size_bytes
     removed = prune(tmp_path, to_bytes=one).removed
     assert [usage.folder for usage in removed] == [old, future]
 
@@ -97,7 +97,7 @@ def test_shared_files_count_once(make: Make, tmp_path: Path) -> None:
         cache.get_or_build(
             key(2), Path("m"), lambda folder: (folder / "data").hardlink_to(first / "data")
         )
-    usages = [Usage.of(folder) for folder in entry_folders(tmp_path)]
+    usages = [EntryUsage.of(folder) for folder in entry_folders(tmp_path)]
     assert sum(usage.size_bytes for usage in usages) > 100_000
     assert 50_000 < disk_usage(usages) < 60_000
     pruned = prune(tmp_path, to_bytes=50_100)  # the first alone frees next to nothing

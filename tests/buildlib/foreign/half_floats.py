@@ -20,7 +20,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from buildlib.targets import parse_target
-from buildlib.toolchains.base import Ports, TensorInfo
+from buildlib.toolchains.base import GraphPorts, TensorInfo
 from buildlib.toolchains.compile_config import CompileConfig
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from suites.models import tiny_llama
@@ -215,7 +215,7 @@ def compile_graphs(graphs: Sequence[Graph], binary: Path, names: Sequence[str]) 
         graph.save(path)
         dlcs.append(path.with_suffix(".dlc"))
         toolchain.convert(path, dlcs[-1], TARGET)
-        ports[name] = Ports(tuple(graph.inputs), tuple(graph.outputs))
+        ports[name] = GraphPorts(tuple(graph.inputs), tuple(graph.outputs))
     toolchain.compile(dlcs, binary, CompileConfig.for_target(TARGET), ports=ports)
     data = binary.read_bytes()
     for name in names:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from buildlib.errors import InputFileError
-from buildlib.foreign.executorch import Program, read_artifact
+from buildlib.foreign.executorch import ExecutorchProgram, read_artifact
 from tests.buildlib.foreign import pte
 
 
@@ -15,7 +15,7 @@ from tests.buildlib.foreign import pte
 def test_a_program_is_read_as_its_serializer_wrote_it(
     path: Path, shared: bool, tmp_path: Path
 ) -> None:
-    program = Program.read(path)
+    program = ExecutorchProgram.read(path)
     assert program.methods == ("kv_forward", "prefill_forward")
     assert program.constants["get_vocab_size"] == (1280,)
     assert program.constants["get_eos_ids"] == (2, 3)
@@ -27,7 +27,7 @@ def test_a_program_is_read_as_its_serializer_wrote_it(
 def test_another_binary_in_its_segment_is_found(tmp_path: Path) -> None:
     path = tmp_path / "model.pte"
     path.write_bytes(pte.program_with(b"other"))
-    (copy,) = Program.read(path).extract(path, tmp_path)
+    (copy,) = ExecutorchProgram.read(path).extract(path, tmp_path)
     assert copy.read_bytes() == b"other"
 
 
@@ -67,14 +67,14 @@ def test_what_is_no_program_for_qnn_is_refused(data: bytes, said: str, tmp_path:
     path = tmp_path / "model.pte"
     path.write_bytes(data)
     with pytest.raises(InputFileError, match=said) as caught:
-        Program.read(path)
+        ExecutorchProgram.read(path)
     assert "\n" not in str(caught.value)
 
 
 def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "none"):
         with pytest.raises(InputFileError):
-            Program.read(path)
+            ExecutorchProgram.read(path)
 
 
 ORIGINALS = [pte.SEGMENTS.read_bytes(), pte.INLINE.read_bytes()]
@@ -97,7 +97,7 @@ def test_a_damaged_program_is_one_typed_line(
     path = tmp_path_factory.getbasetemp() / "damaged.pte"
     path.write_bytes(data)
     try:
-        program = Program.read(path)
+        program = ExecutorchProgram.read(path)
     except InputFileError as error:
         assert "\n" not in str(error)  # noqa: PT017
         return

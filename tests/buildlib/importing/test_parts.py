@@ -25,7 +25,7 @@ from buildlib.importing.resolver import ActivationResolver
 from buildlib.importing.roles import cache_name
 from buildlib.importing.root_tensors import Activation, RootTensors
 from buildlib.importing.symbolic_layout import SymbolicLayout
-from buildlib.importing.values import AbstractValue, Concrete, LinearForm, Scores
+from buildlib.importing.values import AbstractValue, AttentionScores, Concrete, LinearForm
 from buildlib.importing.writer import Writer
 
 OPSET = 18
@@ -146,11 +146,11 @@ def test_pairs_of_a_rotary_embedding(half: int) -> None:
 def test_scores_that_were_treated_differently_are_not_joined() -> None:
     values = [ir.Value(name=name) for name in "ab"]
     node = ir.node("Concat", values, {"axis": 0})
-    plain = Scores(np.arange(4), 16, origins=(("scores", values[0]),))
-    other = Scores(np.arange(4, 8), 16, origins=(("scores", values[1]),))
+    plain = AttentionScores(np.arange(4), 16, origins=(("scores", values[0]),))
+    other = AttentionScores(np.arange(4, 8), 16, origins=(("scores", values[1]),))
     moving = SymbolicLayout(RootTensors(4), 18)
     joined = moving.concatenated(node, [plain, other])
-    assert isinstance(joined, Scores)
+    assert isinstance(joined, AttentionScores)
     assert [value for _, value in joined.origins] == values
     for wrong in (replace(other, masked=True), replace(other, scale=2.0)):
         with pytest.raises(Refusal, match="scaled or masked differently"):

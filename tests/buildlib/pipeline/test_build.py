@@ -18,7 +18,7 @@ from buildlib.errors import (
 from buildlib.genai import GenAIBuilderFactory
 from buildlib.pipeline import scheduler, stage_graph
 from buildlib.pipeline.build import BuildOutputs
-from buildlib.pipeline.scheduler import Task, run_bounded
+from buildlib.pipeline.scheduler import ScheduledTask, run_bounded
 from buildlib.replay import emulator_twin
 from suites.models import tiny_llama
 from tests.builders import builder_for
@@ -53,7 +53,9 @@ def test_parts_share_two_thirds_of_the_memory_that_is_there(
 ) -> None:
     bounds = []
 
-    def record(tasks: list[Task[Any]], *, max_workers: int, memory_bytes: int) -> list[Any]:
+    def record(
+        tasks: list[ScheduledTask[Any]], *, max_workers: int, memory_bytes: int
+    ) -> list[Any]:
         bounds.append(memory_bytes)
         return run_bounded(tasks, max_workers=max_workers, memory_bytes=memory_bytes)
 

@@ -12,7 +12,7 @@ from buildlib.cache.store import StageCache
 from buildlib.errors import InputFileError
 from buildlib.genai import GenAIBuilderHTP
 from buildlib.pipeline.runner import StageRecord
-from buildlib.pipeline.scheduler import Task, run_bounded
+from buildlib.pipeline.scheduler import ScheduledTask, run_bounded
 from tests.builders import builder_for
 from tests.system import needs
 
@@ -94,4 +94,8 @@ def test_a_build_that_waits_for_another_can_be_ended(tmp_path: Path) -> None:
         cache.get_or_build(key, Path("m"), lambda _: None)
 
     with other, cache, pytest.raises(OSError, match="first"):
-        run_bounded([Task("waits", waits), Task("fails", fails)], max_workers=2, memory_bytes=0)
+        run_bounded(
+            [ScheduledTask("waits", waits), ScheduledTask("fails", fails)],
+            max_workers=2,
+            memory_bytes=0,
+        )

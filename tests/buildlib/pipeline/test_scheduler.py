@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from buildlib.cancellation import track_child
 from buildlib.errors import BuildError, InvalidOptionError
-from buildlib.pipeline.scheduler import Task, default_workers, run_bounded
+from buildlib.pipeline.scheduler import ScheduledTask, default_workers, run_bounded
 from tests.waiting import is_alive, wait_for
 
 GB = 1 << 30
@@ -32,7 +32,7 @@ class Meter:
         self.now = self.most = self.memory = self.most_memory = 0
         self.order: list[str] = []
 
-    def task(self, name: str, memory: int = 0, seconds: float = 0.01) -> Task[str]:
+    def task(self, name: str, memory: int = 0, seconds: float = 0.01) -> ScheduledTask[str]:
         def run() -> str:
             with self.lock:
                 self.order.append(name)
@@ -46,7 +46,7 @@ class Meter:
                 self.memory -= memory
             return name
 
-        return Task(name, run, memory)
+        return ScheduledTask(name, run, memory)
 
 
 def test_the_longest_task_starts_first_and_results_keep_their_order() -> None:
@@ -66,8 +66,8 @@ def test_a_task_starts_with_what_it_needs() -> None:
 
         return run
 
-    first, second = Task("a", runs("a")), Task("b", runs("b"), cost=1)
-    last = Task("c", runs("c"), cost=2, needs=[first, second])
+    first, second = ScheduledTask("a", runs("a")), ScheduledTask("b", runs("b"), cost=1)
+    last = ScheduledTask("c", runs("c"), cost=2, needs=[first, second])
     results = run_bounded([last, first, second], max_workers=1, memory_bytes=0)
     assert results == ["c(a(), b())", "a()", "b()"]
     assert order == ["b", "a", "c"]
@@ -110,7 +110,7 @@ def test_bounds_hold_and_results_keep_their_order(
 
 def test_tasks_run_at_once_where_there_is_room() -> None:
     both = threading.Barrier(2, timeout=_LONG_S)
-    tasks = [Task(name, both.wait, GB) for name in "ab"]
+    tasks = [ScheduledTask(name, both.wait, GB) for name in "ab"]
     assert sorted(run_bounded(tasks, max_workers=2, memory_bytes=2 * GB)) == [0, 1]
 
 
@@ -125,8 +125,8 @@ def test_what_fits_passes_what_does_not() -> None:
     def first() -> None:
         assert small_runs.wait(_LONG_S)
 
-    tasks = [Task("a", first, 3), Task("large", lambda: order.append("large"), 3)]
-    run_bounded([*tasks, Task("small", small, 1)], max_workers=2, memory_bytes=4)
+    tasks = [ScheduledTask("a", first, 3), ScheduledTask("large", lambda: order.append("large"), 3)]
+    run_bounded([*tasks, ScheduledTask("small", small, 1)], max_workers=2, memory_bytes=4)
     assert order == ["small", "large"]
 
 
@@ -144,9 +144,9 @@ def test_first_error_ends_the_others(tmp_path: Path) -> None:
 
     began = []
     tasks = [
-        Task("sleeps", sleeper(pids)),
-        Task("fails", fails),
-        Task("never", lambda: began.append(1)),
+        ScheduledTask("sleeps", sleeper(pids)),
+        ScheduledTask("fails", fails),
+        ScheduledTask("never", lambda: began.append(1)),
     ]
     with pytest.raises(OSError, match="first") as caught:
         run_bounded(tasks, max_workers=2, memory_bytes=0)
@@ -173,7 +173,11 @@ def test_a_child_that_starts_too_late_is_killed_as_well(tmp_path: Path) -> None:
             raise
 
     with pytest.raises(OSError, match="first"):
-        run_bounded([Task("late", late), Task("fails", fails)], max_workers=2, memory_bytes=0)
+        run_bounded(
+            [ScheduledTask("late", late), ScheduledTask("fails", fails)],
+            max_workers=2,
+            memory_bytes=0,
+        )
     assert len(seen) == 1
 
 
@@ -182,13 +186,13 @@ def test_interrupt_kills_children_and_keeps_what_is_finished(tmp_path: Path) -> 
         import sys
         from pathlib import Path
         sys.path.insert(0, {str(Path(__file__).parent)!r})
-        from buildlib.pipeline.scheduler import Task, run_bounded
+        from buildlib.pipeline.scheduler import ScheduledTask, run_bounded
         from test_scheduler import sleeper
         folder = Path({str(tmp_path)!r})
         tasks = [
-            Task("quick", lambda: (folder / "finished").write_text("whole")),
-            Task("sleeps", sleeper(folder / "pids")),
-            Task("sleeps too", sleeper(folder / "pids")),
+            ScheduledTask("quick", lambda: (folder / "finished").write_text("whole")),
+            ScheduledTask("sleeps", sleeper(folder / "pids")),
+            ScheduledTask("sleeps too", sleeper(folder / "pids")),
         ]
         try:
             run_bounded(tasks, max_workers=2, memory_bytes=0)
@@ -218,7 +222,7 @@ def test_a_signal_that_does_not_end_the_wait_is_seen_soon(tmp_path: Path) -> Non
 
     try:
         with pytest.raises(KeyboardInterrupt):
-            run_bounded([Task("sleeps", run)], max_workers=1, memory_bytes=0)
+            run_bounded([ScheduledTask("sleeps", run)], max_workers=1, memory_bytes=0)
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert not any(is_alive(pid) for pid in wait_for_lines(pids, 1))
@@ -241,7 +245,7 @@ def test_a_task_whose_start_is_interrupted_is_waited_for(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(threading, "Thread", Interrupted)
     with pytest.raises(KeyboardInterrupt):
-        run_bounded([Task("clean", clean)], max_workers=1, memory_bytes=GB)
+        run_bounded([ScheduledTask("clean", clean)], max_workers=1, memory_bytes=GB)
     assert cleaned
 
 

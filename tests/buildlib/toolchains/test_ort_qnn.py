@@ -17,9 +17,9 @@ from buildlib.errors import (
     ToolchainTimeoutError,
 )
 from buildlib.targets import parse_target
-from buildlib.toolchains.base import Ports, ScaleOffset, Toolchain
+from buildlib.toolchains.base import GraphPorts, ScaleOffset, Toolchain
 from buildlib.toolchains.compile_config import CompileConfig
-from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain, Timeouts
+from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain, StepTimeouts
 from buildlib.toolchains.requests import CompileRequest, GraphRequest
 
 PHONE = parse_target("SM8750")
@@ -97,7 +97,7 @@ def test_ports_stand_in_the_order_that_is_asked_for(
     toolchain.compile([dlc], tmp_path / "plain.bin", config)
     [plain] = toolchain.inspect(tmp_path / "plain.bin").graphs
     for order in (names, names[::-1], ["b", "d", "a", "c"]):
-        ports = Ports(
+        ports = GraphPorts(
             tuple(plain.tensor(name) for name in order),
             tuple(plain.tensor(f"{name}_out") for name in order),
         )
@@ -264,7 +264,7 @@ def test_damaged_binary_is_an_error(
 
 
 def test_a_step_that_takes_too_long_is_killed(models: dict[int, Path], tmp_path: Path) -> None:
-    hasty = OrtQnnToolchain(log_dir=tmp_path / "logs", timeouts=Timeouts(convert_s=0.05))
+    hasty = OrtQnnToolchain(log_dir=tmp_path / "logs", timeouts=StepTimeouts(convert_s=0.05))
     with pytest.raises(ToolchainTimeoutError, match=r"no end after 0\.05 s"):
         hasty.convert(models[1], tmp_path / "out.dlc", PHONE)
     assert [p.name for p in tmp_path.iterdir()] == ["logs"]

@@ -21,7 +21,7 @@ from buildlib.errors import (
     ToolchainMissingError,
 )
 from buildlib.targets import parse_target
-from buildlib.toolchains.base import Ports
+from buildlib.toolchains.base import GraphPorts
 from buildlib.toolchains.compile_config import CompileConfig
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from buildlib.toolchains.qairt import sdk as qairt_sdk
@@ -211,7 +211,9 @@ def test_op_packages_and_orders_of_tensors_are_refused(
     with pytest.raises(InvalidOptionError, match="--toolchain pypi"):
         qairt.compile(dlcs_of(made), tmp_path / "b.bin", config, [package])
     with pytest.raises(InvalidOptionError, match="--toolchain pypi"):
-        qairt.compile(dlcs_of(made), tmp_path / "b.bin", config, ports={NAMES[1]: Ports((), ())})
+        qairt.compile(
+            dlcs_of(made), tmp_path / "b.bin", config, ports={NAMES[1]: GraphPorts((), ())}
+        )
 
 
 @pytest.mark.parametrize(

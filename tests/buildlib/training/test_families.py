@@ -21,7 +21,7 @@ from buildlib.speculative.ssd_tensors import (  # noqa: E402
     prefix_key,
     prefix_value,
 )
-from buildlib.training.draft_head import Head  # noqa: E402
+from buildlib.training.draft_head import TrainableHead  # noqa: E402
 from buildlib.training.forecast import Forecaster, ForecastRecipe, graph_keys  # noqa: E402
 from buildlib.training.frozen_model import FrozenModel  # noqa: E402
 from tests.buildlib.families import FIXTURES, family_config, write_checkpoint  # noqa: E402
@@ -84,7 +84,7 @@ def test_a_head_is_the_same_as_onnx(model: tuple[Path, FrozenModel], tmp_path: P
     folder, frozen = model
     torch.manual_seed(2)
     ids = frozen.windows(1, 33, torch.Generator().manual_seed(1))
-    head = Head.create(frozen, ids)
+    head = TrainableHead.create(frozen, ids)
     states, _ = frozen.states_and_scores(ids)
     with torch.no_grad():
         for tensor in head.parameters().values():

@@ -7,7 +7,7 @@ import pytest
 
 from buildlib.cache.inventory import summarize, verify
 from buildlib.cache.layout import entry_folders
-from buildlib.cache.removal import Usage, prune
+from buildlib.cache.removal import EntryUsage, prune
 from harness.devices.devices import Devices
 from harness.errors import HostFileError
 from harness.lab.content import HostFiles, LocalCell, find_files
@@ -109,7 +109,7 @@ def test_fetched_files_follow_the_rules_of_the_cache(
         pruned = prune(cache, everything=True)
         assert (pruned.removed, len(pruned.in_use)) == ((), 1), "a cell uses it"
         assert fetched(here) == "In the beginning"
-    (entry,) = [Usage.of(folder) for folder in entry_folders(cache)]
+    (entry,) = [EntryUsage.of(folder) for folder in entry_folders(cache)]
     assert summarize(entry).subject == "1 file of board"
     assert [check.problem for check in verify(cache)] == [None]
     assert len(prune(cache, to_bytes=0).removed) == 1
