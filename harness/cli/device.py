@@ -24,7 +24,7 @@ from harness.errors import (
 )
 from harness.virtual_device import manager
 from harness.virtual_device.device_type import connect
-from harness.virtual_device.events import Event
+from harness.virtual_device.events import LoggedEvent
 from harness.virtual_device.faults import parse_fault
 
 app = typer.Typer(
@@ -289,7 +289,7 @@ def heat(
         )
 
 
-def _print_events(events: tuple[Event, ...], *, json: bool) -> None:
+def _print_events(events: tuple[LoggedEvent, ...], *, json: bool) -> None:
     if json:
         print_json([asdict(event) for event in events])
         return

@@ -17,7 +17,7 @@ from harness.virtual_device.protocol import (
     MIN_PAYLOAD,
     VERSION_WITH_CHECKSUMS,
     VERSION_WITHOUT_CHECKSUMS,
-    Command,
+    AdbCommand,
     FrameDecoder,
     Message,
     pack_header,
@@ -27,7 +27,7 @@ from harness.virtual_device.stream import Stream
 log = logging.getLogger(__name__)
 
 Service = Callable[[Stream], Coroutine[Any, Any, None]]
-ServiceOpener = Callable[["Connection", bytes], Service | None]
+ServiceOpener = Callable[["DaemonConnection", bytes], Service | None]
 
 _AUTH_TOKEN, _AUTH_SIGNATURE, _AUTH_PUBLIC_KEY = 1, 2, 3
 _MAX_STREAMS = 1024
@@ -44,7 +44,7 @@ class _State(Enum):
     CLOSED = auto()
 
 
-class Connection(asyncio.BufferedProtocol):
+class DaemonConnection(asyncio.BufferedProtocol):
     """The device's end of one TCP connection.
 
     Only the handshake is answered before the peer has signed a token with a key in `keys()`.
@@ -59,7 +59,7 @@ class Connection(asyncio.BufferedProtocol):
         banner: str,
         keys: Callable[[], list[RSAPublicKey]],
         open_service: ServiceOpener,
-        on_lost: Callable[["Connection"], None],
+        on_lost: Callable[["DaemonConnection"], None],
     ) -> None:
         self.max_payload = MIN_PAYLOAD
         self._banner = banner
@@ -160,7 +160,11 @@ class Connection(asyncio.BufferedProtocol):
         await self._writable.wait()
 
     def send(
-        self, command: Command, arg0: int, arg1: int, payload: bytes | bytearray | memoryview = b""
+        self,
+        command: AdbCommand,
+        arg0: int,
+        arg1: int,
+        payload: bytes | bytearray | memoryview = b"",
     ) -> None:
         """Queue one message; without effect once the connection is closed."""
         if self._transport is None or self._state is _State.CLOSED:
@@ -176,7 +180,7 @@ class Connection(asyncio.BufferedProtocol):
     def open_stream(self, name: bytes, service: Service) -> None:
         """Open a stream to a service of the peer's, and let `service` use it."""
         stream = self._new_stream(0)
-        self.send(Command.OPEN, stream.local_id, 0, name + b"\0")
+        self.send(AdbCommand.OPEN, stream.local_id, 0, name + b"\0")
         self._start(service, stream, name)
         if not self.online or len(self._streams) > _MAX_STREAMS:
             stream.on_close()
@@ -191,15 +195,15 @@ class Connection(asyncio.BufferedProtocol):
             await asyncio.wait(list(self._tasks.values()))
 
     def _dispatch(self, message: Message) -> None:
-        if message.command is Command.CNXN:
+        if message.command is AdbCommand.CNXN:
             self._greet(message)
-        elif message.command is Command.AUTH and self._state is _State.AUTHENTICATING:
+        elif message.command is AdbCommand.AUTH and self._state is _State.AUTHENTICATING:
             self._authenticate(message)
         elif not self.online:
             raise AdbProtocolError(f"{message.command.name} before authentication")
-        elif message.command is Command.OPEN:
+        elif message.command is AdbCommand.OPEN:
             self._open(message)
-        elif message.command in {Command.WRTE, Command.OKAY, Command.CLSE}:
+        elif message.command in {AdbCommand.WRTE, AdbCommand.OKAY, AdbCommand.CLSE}:
             self._route(message)
         else:
             raise AdbProtocolError(f"unexpected {message.command.name}")
@@ -218,7 +222,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _challenge(self) -> None:
         self._token = os.urandom(TOKEN_SIZE)
-        self.send(Command.AUTH, _AUTH_TOKEN, 0, self._token)
+        self.send(AdbCommand.AUTH, _AUTH_TOKEN, 0, self._token)
 
     def _authenticate(self, message: Message) -> None:
         self._attempts += 1
@@ -242,7 +246,7 @@ class Connection(asyncio.BufferedProtocol):
     def _accept(self) -> None:
         log.info("peer authenticated")
         banner = self._banner.encode()
-        self.send(Command.CNXN, VERSION_WITHOUT_CHECKSUMS, MAX_PAYLOAD, banner)
+        self.send(AdbCommand.CNXN, VERSION_WITHOUT_CHECKSUMS, MAX_PAYLOAD, banner)
         self._state = _State.ONLINE
         self._decoder.max_payload = MAX_PAYLOAD
 
@@ -255,10 +259,10 @@ class Connection(asyncio.BufferedProtocol):
             service = self._open_service(self, name)
         if service is None:
             log.info("no service %r", name[:_MAX_SHOWN])
-            self.send(Command.CLSE, 0, remote_id)
+            self.send(AdbCommand.CLSE, 0, remote_id)
             return
         stream = self._new_stream(remote_id)
-        self.send(Command.OKAY, stream.local_id, remote_id)
+        self.send(AdbCommand.OKAY, stream.local_id, remote_id)
         self._start(service, stream, name)
 
     def _new_stream(self, remote_id: int) -> Stream:
@@ -286,9 +290,9 @@ class Connection(asyncio.BufferedProtocol):
         stream = self._streams.get(message.arg1)
         if stream is None or (stream.remote_id and message.arg0 not in {0, stream.remote_id}):
             return  # sent before our CLSE arrived
-        if message.command is Command.OKAY:
+        if message.command is AdbCommand.OKAY:
             stream.on_ready(message.arg0)
-        elif message.command is Command.CLSE:
+        elif message.command is AdbCommand.CLSE:
             stream.on_close()
         elif not stream.on_data(message.payload):
             raise AdbProtocolError("WRTE before the OKAY of the last one")

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import HarnessError, VirtualDeviceError
-from harness.virtual_device.events import Event, read_events
-from harness.virtual_device.faults import Fault, parse_fault
+from harness.virtual_device.events import LoggedEvent, read_events
+from harness.virtual_device.faults import InjectedFault, parse_fault
 from harness.virtual_device.heat.simulation import HeatReading, HeatSimulation
 from harness.virtual_device.heat.thermal import check_changes
 from harness.virtual_device.linux import process_stat
@@ -47,12 +47,12 @@ class DeviceControl:
     name: str
     folder: Path
 
-    def inject(self, *faults: Fault) -> None:
+    def inject(self, *faults: InjectedFault) -> None:
         """Arm faults."""
         if faults:
             self._ask("inject", faults=[str(fault) for fault in faults])
 
-    def faults(self) -> tuple[Fault, ...]:
+    def faults(self) -> tuple[InjectedFault, ...]:
         """Return the faults that can still strike."""
         return tuple(map(parse_fault, self._ask("faults")["faults"]))
 
@@ -64,7 +64,7 @@ class DeviceControl:
         """Restore the power of a device that was cut off with `off=inf`."""
         self._ask("power-on")
 
-    def events(self) -> tuple[Event, ...]:
+    def events(self) -> tuple[LoggedEvent, ...]:
         """Return the device's events, oldest first, whether or not it runs."""
         return read_events(self.folder)
 

@@ -17,14 +17,14 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from harness.virtual_device.device import Device, DeviceSockets
+from harness.virtual_device.device import DeviceDaemon, DeviceSockets
 from harness.virtual_device.filesystem import NAMESPACE_ROOT
 from harness.virtual_device.folder import load_record, lock_folder
 from harness.virtual_device.namespace import Confinement, NamespaceKind
 from harness.virtual_device.outside import (
-    Channel,
-    HostFiles,
+    DirectOutside,
     Outside,
+    SupervisedOutside,
     set_up_logging,
     supervise,
 )
@@ -58,7 +58,7 @@ def main() -> int:
     record = load_record(folder)
     lock = lock_folder(folder)
     sockets = DeviceSockets.open(folder, record.port)
-    files = HostFiles(folder, os.environ)
+    files = DirectOutside(folder, os.environ)
     commands = own_commands()
     daemon_pid = os.getpid()
 
@@ -69,7 +69,7 @@ def main() -> int:
     def serve(root: Path, outside: Outside) -> None:
         os.chdir("/")
         make_device = functools.partial(
-            Device, record, root, commands=commands, outside=outside, sockets=sockets
+            DeviceDaemon, record, root, commands=commands, outside=outside, sockets=sockets
         )
         asyncio.run(_run(make_device, folder, on_ready))
 
@@ -93,12 +93,12 @@ def main() -> int:
     for standard in (1, 2):
         os.dup2(log_in, standard)
     os.close(log_in)
-    serve(NAMESPACE_ROOT, Channel(theirs))
+    serve(NAMESPACE_ROOT, SupervisedOutside(theirs))
     return 0
 
 
 async def _run(
-    make_device: Callable[..., Device], folder: Path, on_ready: Callable[[int], None]
+    make_device: Callable[..., DeviceDaemon], folder: Path, on_ready: Callable[[int], None]
 ) -> None:
     tracker = ProcessTracker()
     tracker.install()

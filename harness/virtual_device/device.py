@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.virtual_device.connection import Connection
+from harness.virtual_device.connection import DaemonConnection
 from harness.virtual_device.control import ControlHandler, open_control, serve_control
 from harness.virtual_device.events import EventLog
 from harness.virtual_device.filesystem import (
@@ -80,7 +80,7 @@ class DeviceSockets:
         self.control.close()
 
 
-class Device:
+class DeviceDaemon:
     """One virtual device in this process.
 
     Args:
@@ -112,7 +112,7 @@ class Device:
             root / "data", record.storage_bytes, on_full=lambda: self._faults.full("a push")
         )
         self._power = PowerQueue()
-        self._connections: list[Connection] = []
+        self._connections: list[DaemonConnection] = []
         self._events = EventLog(outside.write_event, self._userland.log)
         throttler = Throttler(processes)
         effects = DeviceEffects(
@@ -238,11 +238,11 @@ class Device:
     def _port(self) -> int:
         return int(self._sockets.listener.getsockname()[1])
 
-    def _connect(self) -> Connection:
+    def _connect(self) -> DaemonConnection:
         unauthenticated = [c for c in self._connections if not c.online]
         if len(unauthenticated) >= _MAX_UNAUTHENTICATED:
             unauthenticated[0].abort()
-        connection = Connection(
+        connection = DaemonConnection(
             self._banner, self._outside.accepted_keys, self._services.open, self._forget
         )
         if self._faults.stalled:
@@ -250,7 +250,7 @@ class Device:
         self._connections.append(connection)
         return connection
 
-    def _forget(self, connection: Connection) -> None:
+    def _forget(self, connection: DaemonConnection) -> None:
         self._services.forwards.forget(connection)
         with contextlib.suppress(ValueError):
             self._connections.remove(connection)

@@ -22,7 +22,7 @@ _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class LoggedEvent:
     """One event.
 
     Attributes:
@@ -45,13 +45,15 @@ class EventLog:
         on_event: called with each event.
     """
 
-    def __init__(self, write: Callable[[bytes], None], on_event: Callable[[Event], None]) -> None:
+    def __init__(
+        self, write: Callable[[bytes], None], on_event: Callable[[LoggedEvent], None]
+    ) -> None:
         self._write = write
         self._on_event = on_event
 
     def add(self, kind: EventKind, fault: str = "", detail: str = "") -> None:
         """Append an event with the current time; on a full disk it is lost."""
-        event = Event(time.time(), kind, fault, detail)
+        event = LoggedEvent(time.time(), kind, fault, detail)
         self._on_event(event)
         try:
             self._write(json.dumps(asdict(event)).encode() + b"\n")
@@ -86,7 +88,7 @@ class EventFile:
         self._descriptor = descriptor
 
 
-def read_events(folder: Path) -> tuple[Event, ...]:
+def read_events(folder: Path) -> tuple[LoggedEvent, ...]:
     """Return a device's events that are kept, oldest first; malformed lines are left out."""
     lines = [*_lines(folder / OLDER_NAME), *_lines(folder / EVENTS_NAME)]
     return tuple(event for line in lines if (event := _parse(line)) is not None)
@@ -98,10 +100,10 @@ def _lines(path: Path) -> list[str]:
     return []
 
 
-def _parse(line: str) -> Event | None:
+def _parse(line: str) -> LoggedEvent | None:
     try:
         content: Any = json.loads(line)
-        return Event(
+        return LoggedEvent(
             float(content["at"]), content["kind"], str(content["fault"]), str(content["detail"])
         )
     except (ValueError, KeyError, TypeError, RecursionError):

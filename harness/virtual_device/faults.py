@@ -29,7 +29,7 @@ _INF = math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class InjectedFault:
     """One fault; `str()` gives the text that `parse_fault` reads.
 
     Attributes:
@@ -68,7 +68,7 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drop(Fault):
+class Drop(InjectedFault):
     """Connections break once `bytes` have passed in matching activities."""
 
     kind: ClassVar[str] = "drop"
@@ -77,7 +77,7 @@ class Drop(Fault):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stall(Fault):
+class Stall(InjectedFault):
     """Connections pass nothing for `seconds`, by default until it is cleared; processes go on.
 
     Attributes:
@@ -94,7 +94,7 @@ class Stall(Fault):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Corrupt(Fault):
+class Corrupt(InjectedFault):
     """The `file`-th file that arrives has `flips` bits flipped, and is reported as received.
 
     After a strike the count starts again. An empty file cannot be corrupted; the next one is.
@@ -108,7 +108,7 @@ class Corrupt(Fault):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Full(Fault):
+class Full(InjectedFault):
     """A state: `/data` takes only `free` more bytes; deleting frees space. Refusals are strikes."""
 
     kind: ClassVar[str] = "full"
@@ -119,7 +119,7 @@ class Full(Fault):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reboot(Fault):
+class Reboot(InjectedFault):
     """The device reboots `after` seconds into an activity."""
 
     kind: ClassVar[str] = "reboot"
@@ -128,7 +128,7 @@ class Reboot(Fault):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Power(Fault):
+class Power(InjectedFault):
     """The power is cut `after` seconds into an activity.
 
     Attributes:
@@ -149,7 +149,7 @@ class Power(Fault):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Throttle(Fault):
+class Throttle(InjectedFault):
     """A state: the device's processes get 1/`factor` of their time."""
 
     kind: ClassVar[str] = "throttle"
@@ -162,7 +162,7 @@ class Throttle(Fault):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Runner(Fault):
+class Runner(InjectedFault):
     """Processes of a command are killed, or hang, `after` seconds into it.
 
     Attributes:
@@ -182,7 +182,7 @@ class Runner(Fault):
             raise VirtualDeviceError(f"fault {self}: `signal` is KILL or STOP")
         if not _WORD.fullmatch(self.match):
             raise VirtualDeviceError(f"fault {self}: `match` is a word")
-        Fault.__post_init__(self)
+        InjectedFault.__post_init__(self)
 
 
 _SETUP = (
@@ -214,7 +214,7 @@ DSP_MESSAGES: Final[Mapping[DspCause, tuple[str, ...]]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dsp(Fault):
+class Dsp(InjectedFault):
     """A process that loads libQnnHtp.so says what it says on a phone, and aborts.
 
     The emulator has no DSP that could refuse anything.
@@ -233,11 +233,11 @@ class Dsp(Fault):
     def __post_init__(self) -> None:
         if self.cause not in DSP_MESSAGES:
             raise VirtualDeviceError(f"fault {self}: `cause` is one of {', '.join(DSP_MESSAGES)}")
-        Fault.__post_init__(self)
+        InjectedFault.__post_init__(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Babble(Fault):
+class Babble(InjectedFault):
     """Commands print `bytes` of garbage in place of what they write to stdout, `inf` without end.
 
     Attributes:
@@ -253,11 +253,11 @@ class Babble(Fault):
     def __post_init__(self) -> None:
         if self.match and not _WORD.fullmatch(self.match):
             raise VirtualDeviceError(f"fault {self}: `match` is a word")
-        Fault.__post_init__(self)
+        InjectedFault.__post_init__(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slow(Fault):
+class Slow(InjectedFault):
     """Every packet takes `ms` milliseconds more, and no more than `rate` bytes/s pass."""
 
     kind: ClassVar[str] = "slow"
@@ -271,14 +271,14 @@ class Slow(Fault):
     rate: float = _INF
 
 
-KINDS: Final[Mapping[str, type[Fault]]] = {
+KINDS: Final[Mapping[str, type[InjectedFault]]] = {
     kind.kind: kind
     for kind in (Drop, Stall, Corrupt, Full, Reboot, Power, Throttle, Runner, Dsp, Babble, Slow)
 }
-_COMMON = frozenset(field.name for field in fields(Fault))
+_COMMON = frozenset(field.name for field in fields(InjectedFault))
 
 
-def parse_fault(text: str) -> Fault:
+def parse_fault(text: str) -> InjectedFault:
     """Read `KIND` or `KIND:NAME=VALUE,...`.
 
     >>> parse_fault("power:after=0.5,off=2,when=run")

@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from harness.virtual_device.connection import Connection, Service
+from harness.virtual_device.connection import DaemonConnection, Service
 from harness.virtual_device.filesystem import DeviceFilesystem
 from harness.virtual_device.injection import Activity, Injector
 from harness.virtual_device.stream import Stream, StreamClosedError
@@ -52,9 +52,9 @@ class Forwards:
     def __init__(self, filesystem: DeviceFilesystem, faults: Injector) -> None:
         self._filesystem = filesystem
         self._faults = faults
-        self._listeners: dict[Connection, dict[str, _Listener]] = {}
+        self._listeners: dict[DaemonConnection, dict[str, _Listener]] = {}
 
-    def open(self, connection: Connection, name: bytes) -> Service | None:
+    def open(self, connection: DaemonConnection, name: bytes) -> Service | None:
         """Return the service for `reverse:`, or for a socket of the device; `None` for others."""
         kind, _, address = name.decode("utf-8", "surrogateescape").partition(":")
         if kind == "reverse":
@@ -62,7 +62,7 @@ class Forwards:
         connect = self._connector(kind, address)
         return None if connect is None else functools.partial(self._serve, connect=connect)
 
-    def forget(self, connection: Connection) -> None:
+    def forget(self, connection: DaemonConnection) -> None:
         """Close the listeners of a connection that is lost."""
         for listener in self._listeners.pop(connection, {}).values():
             listener.close()
@@ -88,7 +88,9 @@ class Forwards:
             async with self._faults.activity("forward") as activity:
                 await _bridge(stream, activity, connect)
 
-    async def _answer_reverse(self, connection: Connection, request: str, stream: Stream) -> None:
+    async def _answer_reverse(
+        self, connection: DaemonConnection, request: str, stream: Stream
+    ) -> None:
         try:
             answer = await self._reverse(connection, request)
         except (OSError, ValueError) as error:
@@ -97,7 +99,7 @@ class Forwards:
         with contextlib.suppress(StreamClosedError):
             await stream.write(answer)
 
-    async def _reverse(self, connection: Connection, request: str) -> bytes:
+    async def _reverse(self, connection: DaemonConnection, request: str) -> bytes:
         """Carry out a request and return the answer.
 
         Raises:
@@ -123,7 +125,7 @@ class Forwards:
         return await self._listen(connection, name, target, rebind=rebind)
 
     async def _listen(
-        self, connection: Connection, name: str, target: str, *, rebind: bool
+        self, connection: DaemonConnection, name: str, target: str, *, rebind: bool
     ) -> bytes:
         listeners = self._listeners[connection]
         if not target or len(listeners) >= _MOST_LISTENERS:
@@ -147,7 +149,7 @@ class Forwards:
         return b"OKAY" + resolved
 
     async def _start_server(
-        self, connection: Connection, name: str, listener: _Listener
+        self, connection: DaemonConnection, name: str, listener: _Listener
     ) -> asyncio.Server | None:
         async def on_client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             async def connected() -> _Ends:

@@ -25,10 +25,10 @@ from pathlib import Path
 from buildlib.targets import find_soc
 from harness.errors import VirtualDeviceError
 from harness.virtual_device.control import DeviceControl
-from harness.virtual_device.device import Device, DeviceSockets
+from harness.virtual_device.device import DeviceDaemon, DeviceSockets
 from harness.virtual_device.filesystem import DEVICE_FOLDERS
 from harness.virtual_device.folder import DeviceRecord, load_record, lock_folder, save_record
-from harness.virtual_device.outside import HostFiles, set_up_logging
+from harness.virtual_device.outside import DirectOutside, set_up_logging
 from harness.virtual_device.processes import ProcessTable, ProcessTracker, kill_leftovers, kill_tree
 from harness.virtual_device.userland import own_commands
 
@@ -186,7 +186,7 @@ async def _serve(folders: list[Path], *, until_eof: bool) -> None:
     tracker = ProcessTracker()
     tracker.install()
     commands = own_commands()
-    devices: list[Device] = []
+    devices: list[DeviceDaemon] = []
     ready: list[asyncio.Future[int]] = []
     loop = asyncio.get_running_loop()
     records = [load_record(folder) for folder in folders]
@@ -194,8 +194,8 @@ async def _serve(folders: list[Path], *, until_eof: bool) -> None:
     kill_leftovers(folders)
     async with asyncio.TaskGroup() as running:
         for folder, record, lock in zip(folders, records, locks, strict=True):
-            files = HostFiles(folder, os.environ)
-            device = Device(
+            files = DirectOutside(folder, os.environ)
+            device = DeviceDaemon(
                 record,
                 folder / "root",
                 commands=commands,
@@ -225,7 +225,7 @@ async def _serve(folders: list[Path], *, until_eof: bool) -> None:
 
 
 async def _run(
-    name: str, device: Device, listening: asyncio.Future[int], files: HostFiles, lock: int
+    name: str, device: DeviceDaemon, listening: asyncio.Future[int], files: DirectOutside, lock: int
 ) -> None:
     """Run a device; a failure after it came up does not end its neighbours."""
     try:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, Protocol
 
-from harness.virtual_device.connection import Connection
+from harness.virtual_device.connection import DaemonConnection
 from harness.virtual_device.events import EventLog
 from harness.virtual_device.faults import (
     ALWAYS,
@@ -22,8 +22,8 @@ from harness.virtual_device.faults import (
     Corrupt,
     Drop,
     Dsp,
-    Fault,
     Full,
+    InjectedFault,
     Power,
     Reboot,
     Runner,
@@ -74,7 +74,7 @@ class Effects(Protocol):
 
 @dataclass(slots=True)
 class _Armed:
-    fault: Fault
+    fault: InjectedFault
     strikes: int = 0
     passed: int = 0
     files: int = 0
@@ -97,7 +97,7 @@ class Injector:
         self._stalls = 0
 
     @property
-    def faults(self) -> tuple[Fault, ...]:
+    def faults(self) -> tuple[InjectedFault, ...]:
         """Armed faults that can still strike."""
         return tuple(armed.fault for armed in self._armed if not armed.spent)
 
@@ -111,7 +111,7 @@ class Injector:
         """True if no fault is armed and no stall holds."""
         return not self._armed and self._flowing.is_set()
 
-    def arm(self, fault: Fault) -> None:
+    def arm(self, fault: InjectedFault) -> None:
         """Arm a fault; a new state replaces one of its kind."""
         self._events.add("armed", str(fault))
         if isinstance(fault, Throttle | Full):
@@ -307,7 +307,7 @@ class Activity:
 class DeviceEffects:
     """`Effects` on the parts of a real device."""
 
-    connections: list[Connection]
+    connections: list[DaemonConnection]
     processes: ProcessTable
     throttler: Throttler
     storage: Storage

@@ -36,7 +36,7 @@ from harness.errors import (
 )
 from harness.paths import make_state_dir, private_lock, state_dir
 from harness.virtual_device.control import DeviceControl
-from harness.virtual_device.faults import Fault
+from harness.virtual_device.faults import InjectedFault
 from harness.virtual_device.filesystem import DEVICE_FOLDERS
 from harness.virtual_device.folder import FILE_NAME, DeviceRecord, load_record, save_record
 from harness.virtual_device.namespace import (
@@ -101,7 +101,7 @@ def start(
     *,
     storage_bytes: int | None = None,
     unconfined: bool | None = None,
-    faults: Sequence[Fault] = (),
+    faults: Sequence[InjectedFault] = (),
 ) -> VirtualDevice:
     """Start a device, new or with its files; a running one is left alone.
 

@@ -40,7 +40,7 @@ class Outside(Protocol):
         """Append a line to the event log."""
 
 
-class HostFiles:
+class DirectOutside:
     """The files themselves.
 
     Args:
@@ -66,7 +66,7 @@ class HostFiles:
 
 
 @dataclass(frozen=True, slots=True)
-class Channel:
+class SupervisedOutside:
     """A confined device's way to the process outside that supervises it."""
 
     connection: socket.socket
@@ -83,12 +83,12 @@ class Channel:
         self.connection.recv(_MAX_MESSAGE)  # by then it is readable
 
 
-def supervise(pid: int, connection: socket.socket, log: int, files: HostFiles) -> int:
+def supervise(pid: int, connection: socket.socket, log: int, files: DirectOutside) -> int:
     """Serve a confined device until it exits, and return its exit status.
 
     Args:
         pid: its process; SIGTERM and SIGINT are passed on to it.
-        connection: our end of its `Channel`.
+        connection: our end of that of its `SupervisedOutside`.
         log: our end of a pipe with what it logs.
     """
 
@@ -109,7 +109,7 @@ def supervise(pid: int, connection: socket.socket, log: int, files: HostFiles) -
     return os.waitstatus_to_exitcode(status) & 0xFF
 
 
-def _answer(connection: socket.socket, files: HostFiles) -> None:
+def _answer(connection: socket.socket, files: DirectOutside) -> None:
     with contextlib.suppress(ConnectionError):
         while message := connection.recv(_MAX_MESSAGE):
             if message == _KEYS:

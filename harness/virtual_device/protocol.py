@@ -21,7 +21,7 @@ _HEADER = struct.Struct("<6I")
 _MASK = 0xFFFFFFFF
 
 
-class Command(IntEnum):
+class AdbCommand(IntEnum):
     """Command of a message; the number spells the name in ASCII."""
 
     CNXN = 0x4E584E43
@@ -36,7 +36,7 @@ class Command(IntEnum):
 class Header:
     """A header that passed all checks which need no payload."""
 
-    command: Command
+    command: AdbCommand
     arg0: int
     arg1: int
     length: int
@@ -47,7 +47,7 @@ class Header:
 class Message:
     """One whole message. The receiver owns the payload."""
 
-    command: Command
+    command: AdbCommand
     arg0: int
     arg1: int
     payload: bytes | bytearray = b""
@@ -59,7 +59,7 @@ def checksum(payload: bytes | bytearray | memoryview) -> int:
 
 
 def pack_header(
-    command: Command,
+    command: AdbCommand,
     arg0: int,
     arg1: int,
     payload: bytes | bytearray | memoryview,
@@ -77,7 +77,7 @@ def unpack_header(data: bytes | bytearray | memoryview, max_payload: int) -> Hea
     if number ^ _MASK != magic:
         raise AdbProtocolError(f"bad magic {magic:#010x} for command {number:#010x}")
     try:
-        command = Command(number)
+        command = AdbCommand(number)
     except ValueError:
         raise AdbProtocolError(f"unknown command {number:#010x}") from None
     if length > max_payload:
@@ -128,7 +128,7 @@ class FrameDecoder:
     def _complete(self, header: Header) -> Message:
         payload = self._payload
         self._header, self._payload, self._filled = None, bytearray(), 0
-        version = header.arg0 if header.command is Command.CNXN else self.peer_version
+        version = header.arg0 if header.command is AdbCommand.CNXN else self.peer_version
         if version < VERSION_WITHOUT_CHECKSUMS and checksum(payload) != header.checksum:
             raise AdbProtocolError(f"wrong checksum of a {header.command.name} message")
         return Message(header.command, header.arg0, header.arg1, payload)

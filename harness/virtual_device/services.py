@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from harness.virtual_device.connection import Connection, Service
+from harness.virtual_device.connection import DaemonConnection, Service
 from harness.virtual_device.forwards import Forwards
 from harness.virtual_device.shell import ShellHost, open_shell
 from harness.virtual_device.stream import Stream, StreamClosedError
@@ -42,7 +42,7 @@ class Services:
     forwards: Forwards
     reboot: Callable[[], None]
 
-    def open(self, connection: Connection, name: bytes) -> Service | None:
+    def open(self, connection: DaemonConnection, name: bytes) -> Service | None:
         """Return the service of that name, or `None`."""
         return (
             open_shell(self.shell, name)

@@ -9,7 +9,7 @@ import asyncio
 from collections import deque
 from typing import Protocol
 
-from harness.virtual_device.protocol import Command
+from harness.virtual_device.protocol import AdbCommand
 
 RECEIVE_LIMIT = 3 * 1024 * 1024
 
@@ -18,13 +18,17 @@ class StreamClosedError(Exception):
     """The peer closed the stream, or the connection is gone: raised by reads and writes."""
 
 
-class Transport(Protocol):
-    """The connection as a stream uses it."""
+class Multiplexer(Protocol):
+    """The connection as its streams use it."""
 
     max_payload: int
 
     def send(
-        self, command: Command, arg0: int, arg1: int, payload: bytes | bytearray | memoryview = b""
+        self,
+        command: AdbCommand,
+        arg0: int,
+        arg1: int,
+        payload: bytes | bytearray | memoryview = b"",
     ) -> None:
         """Queue one message."""
 
@@ -42,10 +46,10 @@ class Stream:
         remote_id: the peer's id; 0 until it has granted a stream that we opened.
     """
 
-    def __init__(self, transport: Transport, local_id: int, remote_id: int) -> None:
+    def __init__(self, multiplexer: Multiplexer, local_id: int, remote_id: int) -> None:
         self.local_id = local_id
         self.remote_id = remote_id
-        self._transport = transport
+        self._multiplexer = multiplexer
         self._chunks: deque[memoryview] = deque()
         self._buffered = 0
         self._unacknowledged = False
@@ -60,7 +64,7 @@ class Stream:
     @property
     def max_payload(self) -> int:
         """Largest payload of one message to the peer."""
-        return self._transport.max_payload
+        return self._multiplexer.max_payload
 
     @property
     def has_data(self) -> bool:
@@ -99,13 +103,13 @@ class Stream:
         async with self._write_lock:
             while view:
                 await self._may_send.wait()
-                await self._transport.wait_writable()
+                await self._multiplexer.wait_writable()
                 if self._peer_closed or self._closed:
                     raise StreamClosedError
                 part = view[: self.max_payload]
                 view = view[self.max_payload :]
                 self._may_send.clear()
-                self._transport.send(Command.WRTE, self.local_id, self.remote_id, part)
+                self._multiplexer.send(AdbCommand.WRTE, self.local_id, self.remote_id, part)
 
     def close(self) -> None:
         """End the stream from this side; closing twice is fine."""
@@ -113,10 +117,10 @@ class Stream:
             return
         self._closed = True
         if not self._peer_closed and self.remote_id:
-            self._transport.send(Command.CLSE, self.local_id, self.remote_id)
+            self._multiplexer.send(AdbCommand.CLSE, self.local_id, self.remote_id)
         self._chunks.clear()
         self._wake()
-        self._transport.forget(self)
+        self._multiplexer.forget(self)
 
     def on_data(self, payload: bytes | bytearray) -> bool:
         """Take the payload of a WRTE; false if the peer sent it before the last OKAY."""
@@ -147,7 +151,7 @@ class Stream:
     def _acknowledge(self) -> None:
         if self._unacknowledged and self._buffered < RECEIVE_LIMIT and not self._peer_closed:
             self._unacknowledged = False
-            self._transport.send(Command.OKAY, self.local_id, self.remote_id)
+            self._multiplexer.send(AdbCommand.OKAY, self.local_id, self.remote_id)
 
 
 class ExactReader:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from buildlib.files import atomic_write
 from harness.errors import one_line
-from harness.virtual_device.events import Event
+from harness.virtual_device.events import LoggedEvent
 from harness.virtual_device.filesystem import DeviceFilesystem
 from harness.virtual_device.storage import SYNCED_NAME
 
@@ -124,7 +124,7 @@ class Userland:
         if toybox := shutil.which("toybox"):
             (folder / "toybox").symlink_to(toybox)
 
-    def log(self, event: Event) -> None:
+    def log(self, event: LoggedEvent) -> None:
         """Append an event to the log that `logcat` prints, which holds at least the last 128 KiB.
 
         The log begins anew with each boot, as a phone's does. On a full disk a line is lost.

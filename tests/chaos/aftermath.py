@@ -11,7 +11,7 @@ from pathlib import Path
 from harness.pool.pool import Pool
 from harness.pool.requirement import Requirement
 from harness.pool.states import MemberState
-from harness.virtual_device.events import Event
+from harness.virtual_device.events import LoggedEvent
 from tests.chaos import push_scene
 from tests.chaos.actors import Actor, Tell, conduct
 from tests.chaos.drawing import DEVICES, Case
@@ -176,7 +176,7 @@ def _wait_until_down(farm: Farm, number: int) -> None:
         time.sleep(_POLL_S)
 
 
-def _cuts(event: Event) -> bool:
+def _cuts(event: LoggedEvent) -> bool:
     return event.kind == "struck" and event.fault.startswith("power")
 
 

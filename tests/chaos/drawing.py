@@ -11,8 +11,8 @@ from harness.virtual_device.faults import (
     Babble,
     Corrupt,
     Drop,
-    Fault,
     Full,
+    InjectedFault,
     Power,
     Reboot,
     Runner,
@@ -64,7 +64,7 @@ _SCENES: dict[Scene, int] = {
     "push": 30, "run": 31, "lease": 21, "ledgers": 8, "genie": 4, "hang": 3, "hostile": 3,
 }  # fmt: skip
 _SEVERAL = {"lease", "ledgers", "hang", "hostile"}
-_HOSTILE: dict[str, Fault] = {
+_HOSTILE: dict[str, InjectedFault] = {
     "garbage": Babble(count=ALWAYS, bytes=300, match=TOKEN),
     "endless": Babble(count=ALWAYS, bytes=math.inf),
     "silent": Stall(count=ALWAYS),
@@ -105,7 +105,7 @@ class Case:
     seed: int
     number: int
     scene: Scene
-    faults: tuple[tuple[int, Fault], ...]
+    faults: tuple[tuple[int, InjectedFault], ...]
     acts: tuple[HostAct, ...]
     actors: int
     calm_s: float
@@ -134,7 +134,7 @@ def draw(seed: int, number: int) -> Case:
     chance = random.Random(f"{seed}:{number}")  # noqa: S311 - to be repeatable
     scene = chance.choices([*_SCENES], [*_SCENES.values()])[0]
     actors = chance.randint(2, 3) if scene in _SEVERAL else 1
-    faults: list[tuple[int, Fault]] = []
+    faults: list[tuple[int, InjectedFault]] = []
     acts: list[HostAct] = []
     if scene == "hang":
         acts.append(HostAct("hang", 0.0))
@@ -179,7 +179,7 @@ def _act(chance: random.Random, kind: ActKind, actors: int) -> HostAct:
     return HostAct(kind, after_s, actor, lasts_s)
 
 
-def _fault(chance: random.Random, kind: str, scene: Scene) -> Fault:
+def _fault(chance: random.Random, kind: str, scene: Scene) -> InjectedFault:
     when = chance.choice(_WHEN[scene])
     count = pick(chance, (1, 2, 3), (8, 1, 1))
     seed = chance.randrange(1 << 30)

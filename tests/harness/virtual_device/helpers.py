@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from harness.virtual_device.linux import ProcessStat, all_processes, command_line, process_stat
-from harness.virtual_device.protocol import Command, pack_header
+from harness.virtual_device.protocol import AdbCommand, pack_header
 from tests.waiting import wait_for
 
 Adb = Callable[..., subprocess.CompletedProcess[bytes]]
@@ -62,6 +62,6 @@ class Worker:
         return stat
 
 
-def pack_message(command: Command, arg0: int, arg1: int, payload: bytes = b"") -> bytes:
+def pack_message(command: AdbCommand, arg0: int, arg1: int, payload: bytes = b"") -> bytes:
     """A whole message of the ADB transport."""
     return pack_header(command, arg0, arg1, payload, with_checksum=True) + payload

@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from harness.devices.adb.client import AdbServer
 from harness.devices.adb.connection import address_from
 from harness.errors import DeviceUnauthorizedError
-from harness.virtual_device.connection import Connection, Service
+from harness.virtual_device.connection import DaemonConnection, Service
 from harness.virtual_device.device_type import connect
 from harness.virtual_device.manager import VirtualDevice
-from harness.virtual_device.protocol import HEADER_SIZE, Command
+from harness.virtual_device.protocol import HEADER_SIZE, AdbCommand
 from harness.virtual_device.stream import Stream
 from tests.harness.virtual_device.helpers import Adb, pack_message
 from tests.waiting import PATIENCE_S, wait_for
@@ -86,10 +86,10 @@ def test_a_strangers_key_is_refused(
 
 def test_nothing_is_served_before_authentication(device: VirtualDevice) -> None:
     for early in (
-        pack_message(Command.OPEN, 1, 0, b"shell:id\0"),
-        pack_message(Command.CNXN, _VERSION, 1 << 20, b"host::")
-        + pack_message(Command.OPEN, 1, 0, b"shell:id\0"),
-        pack_message(Command.AUTH, 2, 0, bytes(256)),
+        pack_message(AdbCommand.OPEN, 1, 0, b"shell:id\0"),
+        pack_message(AdbCommand.CNXN, _VERSION, 1 << 20, b"host::")
+        + pack_message(AdbCommand.OPEN, 1, 0, b"shell:id\0"),
+        pack_message(AdbCommand.AUTH, 2, 0, bytes(256)),
     ):
         with _peer(device) as peer:
             peer.sendall(early)
@@ -98,13 +98,13 @@ def test_nothing_is_served_before_authentication(device: VirtualDevice) -> None:
 
 def test_wrong_signatures_only_get_new_tokens(device: VirtualDevice) -> None:
     with _peer(device) as peer:
-        peer.sendall(pack_message(Command.CNXN, _VERSION, 1 << 20, b"host::"))
+        peer.sendall(pack_message(AdbCommand.CNXN, _VERSION, 1 << 20, b"host::"))
         tokens = set()
         for _ in range(3):
             command, kind, _, length, _, _ = struct.unpack("<6I", _read_exactly(peer, 24))
-            assert (command, kind, length) == (Command.AUTH, 1, 20)
+            assert (command, kind, length) == (AdbCommand.AUTH, 1, 20)
             tokens.add(_read_exactly(peer, 20))
-            peer.sendall(pack_message(Command.AUTH, 2, 0, os.urandom(256)))
+            peer.sendall(pack_message(AdbCommand.AUTH, 2, 0, os.urandom(256)))
         assert len(tokens) == 3
 
 
@@ -112,16 +112,16 @@ def test_wrong_signatures_only_get_new_tokens(device: VirtualDevice) -> None:
     "hostile",
     [
         pytest.param(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", id="http"),
-        pytest.param(struct.pack("<6I", Command.CNXN, 1, 2, 3, 4, 5), id="bad magic"),
+        pytest.param(struct.pack("<6I", AdbCommand.CNXN, 1, 2, 3, 4, 5), id="bad magic"),
         pytest.param(
             struct.pack(
-                "<6I", Command.CNXN, _VERSION, 1 << 20, 1 << 31, 0, Command.CNXN ^ 0xFFFFFFFF
+                "<6I", AdbCommand.CNXN, _VERSION, 1 << 20, 1 << 31, 0, AdbCommand.CNXN ^ 0xFFFFFFFF
             ),
             id="two gigabytes",
         ),
-        pytest.param(pack_message(Command.CNXN, 1, 1, b"host::"), id="no such version"),
+        pytest.param(pack_message(AdbCommand.CNXN, 1, 1, b"host::"), id="no such version"),
         pytest.param(
-            pack_message(Command.CNXN, _VERSION, 1 << 20, b"host::") * 2, id="greets twice"
+            pack_message(AdbCommand.CNXN, _VERSION, 1 << 20, b"host::") * 2, id="greets twice"
         ),
     ],
 )
@@ -173,12 +173,14 @@ class _Peer:
 
     def __init__(self) -> None:
         self.lost = asyncio.Event()
-        self.device = Connection("device::", lambda: [_KEY.public_key()], self._open, self._forget)
+        self.device = DaemonConnection(
+            "device::", lambda: [_KEY.public_key()], self._open, self._forget
+        )
 
-    def _forget(self, _: Connection) -> None:
+    def _forget(self, _: DaemonConnection) -> None:
         self.lost.set()
 
-    def _open(self, _: Connection, name: bytes) -> Service | None:
+    def _open(self, _: DaemonConnection, name: bytes) -> Service | None:
         return self._echo if name == b"echo:" else None
 
     async def _echo(self, stream: Stream) -> None:
@@ -189,8 +191,10 @@ class _Peer:
 _IDS = st.sampled_from([0, 1, 2, 3, 7, 0xFFFFFFFF])
 _ORDERS = st.lists(
     st.one_of(
-        st.tuples(st.just(Command.OPEN), _IDS, _IDS, st.sampled_from([b"echo:\0", b"\0", b"x:"])),
-        st.tuples(st.sampled_from(list(Command)), _IDS, _IDS, st.binary(max_size=40)),
+        st.tuples(
+            st.just(AdbCommand.OPEN), _IDS, _IDS, st.sampled_from([b"echo:\0", b"\0", b"x:"])
+        ),
+        st.tuples(st.sampled_from(list(AdbCommand)), _IDS, _IDS, st.binary(max_size=40)),
     ),
     max_size=25,
 )
@@ -199,7 +203,7 @@ _ORDERS = st.lists(
 @given(_ORDERS, st.binary(max_size=30))
 @settings(max_examples=150, deadline=None)
 def test_an_owner_who_does_not_keep_to_the_protocol_leaves_nothing_behind(
-    orders: list[tuple[Command, int, int, bytes]], garbage: bytes
+    orders: list[tuple[AdbCommand, int, int, bytes]], garbage: bytes
 ) -> None:
     """Any messages in any order: the connection continues or closes and leaves nothing."""
 
@@ -211,11 +215,13 @@ def test_an_owner_who_does_not_keep_to_the_protocol_leaves_nothing_behind(
         near, far = _connected()
         with near:
             await loop.connect_accepted_socket(lambda: peer.device, far)
-            await loop.sock_sendall(near, pack_message(Command.CNXN, _VERSION, 1 << 20, b"host::"))
+            await loop.sock_sendall(
+                near, pack_message(AdbCommand.CNXN, _VERSION, 1 << 20, b"host::")
+            )
             head = await _receive(near, HEADER_SIZE + 20)
             token = head[HEADER_SIZE:]
             signature = _KEY.sign(token, padding.PKCS1v15(), Prehashed(hashes.SHA1()))  # noqa: S303
-            await loop.sock_sendall(near, pack_message(Command.AUTH, 2, 0, signature))
+            await loop.sock_sendall(near, pack_message(AdbCommand.AUTH, 2, 0, signature))
             await _receive(near, HEADER_SIZE)
             assert peer.device.online
             with contextlib.suppress(OSError):

@@ -20,7 +20,7 @@ from harness.virtual_device import manager, outside
 from harness.virtual_device.faults import parse_fault
 from harness.virtual_device.host import hosted_control, hosted_devices
 from harness.virtual_device.manager import VirtualDevice
-from harness.virtual_device.protocol import Command
+from harness.virtual_device.protocol import AdbCommand
 from tests.harness.virtual_device.helpers import Adb, new_marker, pack_message, running
 from tests.waiting import is_alive, wait_for
 
@@ -218,11 +218,11 @@ def test_the_log_keeps_its_end(tmp_path: Path) -> None:
 
 def test_a_stranger_cannot_fill_the_log(device: VirtualDevice) -> None:
     key = _android_key() + b" stranger@somewhere\0"
-    greeting = pack_message(Command.CNXN, _VERSION, 1 << 20, b"host::")
+    greeting = pack_message(AdbCommand.CNXN, _VERSION, 1 << 20, b"host::")
     before = device.log_path.stat().st_size
     with socket.create_connection(("127.0.0.1", _port(device.serial)), timeout=10) as peer:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            peer.sendall(greeting + 2000 * pack_message(Command.AUTH, 3, 0, key))
+            peer.sendall(greeting + 2000 * pack_message(AdbCommand.AUTH, 3, 0, key))
         with contextlib.suppress(ConnectionResetError):
             while peer.recv(65536):
                 pass

@@ -16,7 +16,7 @@ from harness.virtual_device.faults import (
     Corrupt,
     Drop,
     Dsp,
-    Fault,
+    InjectedFault,
     Power,
     Runner,
     Slow,
@@ -26,7 +26,7 @@ from harness.virtual_device.faults import (
 )
 
 
-def _values(kind: type[Fault], name: str, default: object) -> st.SearchStrategy[object]:
+def _values(kind: type[InjectedFault], name: str, default: object) -> st.SearchStrategy[object]:
     low, high = kind.bounds.get(name, (0, 10**6))
     match name:
         case "when":
@@ -43,7 +43,7 @@ def _values(kind: type[Fault], name: str, default: object) -> st.SearchStrategy[
 
 
 @st.composite
-def _faults(draw: st.DrawFn) -> Fault:
+def _faults(draw: st.DrawFn) -> InjectedFault:
     kind = draw(st.sampled_from(list(KINDS.values())))
     given = {}
     for field in dataclasses.fields(kind):
@@ -53,7 +53,7 @@ def _faults(draw: st.DrawFn) -> Fault:
 
 
 @given(_faults())
-def test_texts_of_faults_round_trip(fault: Fault) -> None:
+def test_texts_of_faults_round_trip(fault: InjectedFault) -> None:
     assert parse_fault(str(fault)) == fault
 
 
@@ -87,7 +87,7 @@ def test_a_fault_is_listed_in_canonical_form(text: str, listed: str) -> None:
         ("drop:count=always,when=push,seed=7", Drop(count=ALWAYS, when="push", seed=7)),
     ],
 )
-def test_texts_of_the_documentation(text: str, fault: Fault) -> None:
+def test_texts_of_the_documentation(text: str, fault: InjectedFault) -> None:
     assert parse_fault(text) == fault
 
 

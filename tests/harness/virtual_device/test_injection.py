@@ -16,7 +16,7 @@ from harness.errors import VirtualDeviceError
 from harness.pool.pool import Pool
 from harness.pool.requirement import Requirement
 from harness.virtual_device import manager
-from harness.virtual_device.events import Event, EventFile, EventLog
+from harness.virtual_device.events import EventFile, EventLog, LoggedEvent
 from harness.virtual_device.faults import Dsp, Runner, parse_fault
 from harness.virtual_device.injection import Injector
 from harness.virtual_device.manager import VirtualDevice
@@ -55,7 +55,7 @@ def _inject(device: VirtualDevice, *texts: str) -> None:
     manager.control(device.name).inject(*map(parse_fault, texts))
 
 
-def _strikes(device: VirtualDevice) -> list[Event]:
+def _strikes(device: VirtualDevice) -> list[LoggedEvent]:
     """Strikes since the last fault was injected."""
     events = manager.control(device.name).events()
     last_armed = max(index for index, event in enumerate(events) if event.kind == "armed")

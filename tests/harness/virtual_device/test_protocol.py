@@ -12,7 +12,7 @@ from harness.virtual_device.protocol import (
     MIN_PAYLOAD,
     VERSION_WITH_CHECKSUMS,
     VERSION_WITHOUT_CHECKSUMS,
-    Command,
+    AdbCommand,
     FrameDecoder,
     Message,
     pack_header,
@@ -21,7 +21,7 @@ from harness.virtual_device.protocol import (
 _WORD = st.integers(0, 0xFFFFFFFF)
 _MESSAGES = st.lists(
     st.tuples(
-        st.sampled_from([c for c in Command if c is not Command.CNXN]),
+        st.sampled_from([c for c in AdbCommand if c is not AdbCommand.CNXN]),
         _WORD,
         _WORD,
         st.binary(max_size=300),
@@ -47,7 +47,7 @@ def _feed(decoder: FrameDecoder, data: bytes, piece: int) -> list[Message]:
 
 @given(_MESSAGES, st.integers(1, 64), st.booleans())
 def test_messages_survive_any_fragmentation(
-    messages: list[tuple[Command, int, int, bytes]], piece: int, checked: bool
+    messages: list[tuple[AdbCommand, int, int, bytes]], piece: int, checked: bool
 ) -> None:
     decoder = FrameDecoder()
     decoder.peer_version = VERSION_WITH_CHECKSUMS if checked else VERSION_WITHOUT_CHECKSUMS
@@ -67,7 +67,7 @@ def test_garbage_is_a_protocol_error_or_waits_for_more(data: bytes, piece: int) 
 
 @given(st.binary(min_size=HEADER_SIZE, max_size=HEADER_SIZE), st.integers(0, 23))
 def test_a_flipped_byte_of_command_or_magic_is_refused(noise: bytes, index: int) -> None:
-    header = bytearray(pack_header(Command.OPEN, 1, 0, b"", with_checksum=True))
+    header = bytearray(pack_header(AdbCommand.OPEN, 1, 0, b"", with_checksum=True))
     if not (index < 4 or index >= 20) or header[index] == noise[index]:
         return
     header[index] = noise[index]
@@ -76,13 +76,13 @@ def test_a_flipped_byte_of_command_or_magic_is_refused(noise: bytes, index: int)
 
 
 def test_a_payload_above_the_limit_is_refused_before_memory_is_taken() -> None:
-    header = pack_header(Command.WRTE, 1, 1, bytes(MIN_PAYLOAD + 1), with_checksum=False)
+    header = pack_header(AdbCommand.WRTE, 1, 1, bytes(MIN_PAYLOAD + 1), with_checksum=False)
     with pytest.raises(AdbProtocolError, match="above the limit of 4096"):
         _feed(FrameDecoder(), header, 24)
 
 
 def test_old_peers_are_held_to_checksums_and_new_ones_are_not() -> None:
-    data = pack_header(Command.OKAY, 1, 1, b"abc", with_checksum=False) + b"abc"
+    data = pack_header(AdbCommand.OKAY, 1, 1, b"abc", with_checksum=False) + b"abc"
     with pytest.raises(AdbProtocolError, match="checksum"):
         _feed(FrameDecoder(), data, 64)
     decoder = FrameDecoder()
@@ -92,9 +92,9 @@ def test_old_peers_are_held_to_checksums_and_new_ones_are_not() -> None:
 
 @pytest.mark.parametrize("version", [VERSION_WITH_CHECKSUMS, VERSION_WITHOUT_CHECKSUMS])
 def test_a_greeting_is_judged_by_its_own_version(version: int) -> None:
-    data = pack_header(Command.CNXN, version, 4096, b"host::", with_checksum=False) + b"host::"
+    data = pack_header(AdbCommand.CNXN, version, 4096, b"host::", with_checksum=False) + b"host::"
     if version < VERSION_WITHOUT_CHECKSUMS:
         with pytest.raises(AdbProtocolError, match="checksum"):
             _feed(FrameDecoder(), data, 64)
     else:
-        assert _feed(FrameDecoder(), data, 64)[0].command is Command.CNXN
+        assert _feed(FrameDecoder(), data, 64)[0].command is AdbCommand.CNXN

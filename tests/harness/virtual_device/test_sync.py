@@ -17,7 +17,7 @@ from harness.virtual_device import manager
 from harness.virtual_device.filesystem import DeviceFilesystem
 from harness.virtual_device.injection import Effects, Injector
 from harness.virtual_device.manager import VirtualDevice
-from harness.virtual_device.protocol import Command
+from harness.virtual_device.protocol import AdbCommand
 from harness.virtual_device.storage import Storage
 from harness.virtual_device.stream import Stream
 from harness.virtual_device.sync import SyncHost, open_sync
@@ -201,12 +201,12 @@ class _Peer:
 
     def send(
         self,
-        command: Command,
+        command: AdbCommand,
         arg0: int,  # noqa: ARG002
         arg1: int,  # noqa: ARG002
         payload: bytes | bytearray | memoryview = b"",
     ) -> None:
-        if command is Command.WRTE:
+        if command is AdbCommand.WRTE:
             self.messages.append(bytes(payload))
             asyncio.get_running_loop().call_soon(self.stream.on_ready, 2)
 
