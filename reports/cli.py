@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from reports.page import Page
 
 
-class Format(StrEnum):
+class FigureFormat(StrEnum):
     """Formats of a figure's values."""
 
     CSV = "csv"
@@ -79,8 +79,8 @@ def report(
         ),
     ] = None,
     format: Annotated[  # noqa: A002  the option's name
-        Format, typer.Option(help="Format of `--figure` and `--beside`.")
-    ] = Format.MARKDOWN,
+        FigureFormat, typer.Option(help="Format of `--figure` and `--beside`.")
+    ] = FigureFormat.MARKDOWN,
     as_json: Annotated[  # noqa: FBT002  typer passes it by name
         bool, typer.Option("--json", help="Print the summary as JSON.")
     ] = False,
@@ -124,15 +124,15 @@ def report(
     console.print(f"Report: {written}")
 
 
-def _print_figure(composed: "Page", name: str, chosen: Format) -> None:
+def _print_figure(composed: "Page", name: str, chosen: FigureFormat) -> None:
     found = {one.id: one for one in composed.figures}
     if name not in found:
         raise ReportError(f"the report has no figure {name!r}; it has {', '.join(found)}")
     _print(found[name], chosen)
 
 
-def _print(figure: "Figure", chosen: Format) -> None:
-    text = figure.to_csv() if chosen is Format.CSV else figure.to_markdown()
+def _print(figure: "Figure", chosen: FigureFormat) -> None:
+    text = figure.to_csv() if chosen is FigureFormat.CSV else figure.to_markdown()
     typer.echo(text, nl=False)
 
 

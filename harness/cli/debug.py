@@ -20,7 +20,7 @@ from harness.errors import WrongUseError
 from harness.exit_codes import BAD
 from harness.runtimes.base import GenerationRequest
 from harness.runtimes.graph.runtime import GraphRuntime
-from harness.runtimes.graph.tensors import Deviation, FloatModel
+from harness.runtimes.graph.tensors import Deviation, FloatReference
 from harness.runtimes.registry import open_model
 
 app = typer.Typer(help="Diagnoses of caches and tensors, call by call.", no_args_is_help=True)
@@ -102,7 +102,7 @@ def tensor(
     Example: qnnfarm debug tensor CONTAINER_DIR --reference CHECKPOINT_DIR
     """
     model = open_model(container_dir, "graph")
-    float_model = FloatModel(reference, GraphShape(max(model.info.ars), model.info.cl))
+    float_model = FloatReference(reference, GraphShape(max(model.info.ars), model.info.cl))
     selection = float_model.select(names or ())
     request = GenerationRequest(step + 1, prompt=prompt)
     if selection:

@@ -56,7 +56,7 @@ _NOT_YET = (
 _FORWARD = re.compile(r"tcp:([0-9]{1,5})")
 
 
-class Runner:
+class CommandRunner:
     """Runs commands on a device, each of which ends with all that it started. Thread-safe."""
 
     def __init__(self, transport: Transport) -> None:
@@ -151,9 +151,9 @@ class Device:
     A subclass that guards a device overrides `unleased` and the methods from `_using` to `_error`.
     """
 
-    def __init__(self, transport: Transport, *, runner: Runner | None = None) -> None:
+    def __init__(self, transport: Transport, *, runner: CommandRunner | None = None) -> None:
         """`runner` is that of another object of the same device."""
-        self.runner = runner or Runner(transport)
+        self.runner = runner or CommandRunner(transport)
         self._transport = transport
         self._work_root: str | None = None
 

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
-from harness.devices.adb.client import DeviceEntry
+from harness.devices.adb.client import AdbDeviceInfo
 from harness.devices.adb.transport import AdbTransport
 from harness.devices.base import DeviceProperties
 from harness.devices.device import Device
@@ -57,7 +57,7 @@ def all_of(devices: Devices, *, timeout_s: float = 10.0) -> list[Sighting]:
     names = devices.connect_named()
     server = devices.adb_server()
 
-    def look(entry: DeviceEntry) -> Sighting:
+    def look(entry: AdbDeviceInfo) -> Sighting:
         try:
             spec = names.get(entry.serial) or DeviceSpec("android", entry.serial)
         except WrongUseError as error:

@@ -14,12 +14,12 @@ from pathlib import PureWindowsPath
 from harness.importing.json_files import canonical
 from harness.importing.records import ForeignRun, UnreadableError
 from harness.runtimes.json_values import UNREADABLE, Entry, reason_of
-from harness.runtimes.llama_cpp.output import BenchTest
+from harness.runtimes.llama_cpp.output import LlamaBenchTest
 
 
 def read_test(line: int, entry: Entry) -> Iterator[ForeignRun]:
     """Read one test: prompt processing, text generation, or both."""
-    test = BenchTest.of(entry)
+    test = LlamaBenchTest.of(entry)
     yield ForeignRun(
         line,
         "llama-bench",

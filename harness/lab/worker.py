@@ -35,7 +35,7 @@ from harness.plans.cancellation import CancelToken, CellInterrupted
 from harness.plans.cell_queue import CellQueue, Durations
 from harness.plans.cell_runner import ModelCache
 from harness.plans.cells import Cell
-from harness.plans.lease_requests import Members
+from harness.plans.lease_requests import PoolSnapshot
 from harness.plans.outcome import CellOutcome, CellResult, Failure
 from harness.plans.outcome_log import OutcomeLog
 from harness.plans.plan_file import load_plan
@@ -141,7 +141,7 @@ class LabQueue:
         if time.monotonic() - self._read_at < _BACKLOG_S:
             return
         self._read_at = time.monotonic()
-        members = Members(()) if self.scheduler is None else self.scheduler.members
+        members = PoolSnapshot(()) if self.scheduler is None else self.scheduler.members
         try:
             backlog = self._jobs.backlog()
         except StoreError as error:

@@ -69,7 +69,7 @@ _CHECK_HEADINGS = ("model", "runs on", "windows", "perplexity", "from float", "K
 
 
 @dataclass(frozen=True)
-class QualityCheck:
+class MixtureQuality:
     """Quality of a model over the windows that chose a mixture, or over held-out ones."""
 
     where: Literal["CPU", "HTP emulator"]
@@ -82,7 +82,7 @@ class Try:
     """A proposal, and how it did, the last of the checks being that which decides."""
 
     proposal: Proposal
-    checks: tuple[QualityCheck, ...]
+    checks: tuple[MixtureQuality, ...]
 
 
 @dataclass(frozen=True)
@@ -103,11 +103,11 @@ class Bisection:
     windows: int
     bound: QualityBound | None = None
     held_out: int = 0
-    quantized: tuple[QualityCheck, ...] = ()
+    quantized: tuple[MixtureQuality, ...] = ()
     tries: tuple[Try, ...] = ()
     out: Path | None = None
     build_command: str = ""
-    container: QualityCheck | None = None
+    container: MixtureQuality | None = None
 
     @property
     def proposal(self) -> Proposal | None:
@@ -142,7 +142,7 @@ class Bisection:
         print_rows(headings, rows, right=set(headings[1:]))
         if len(rows) < len(costs):
             answers().print(f"and {len(costs) - len(rows)} that cost less")
-        quantized = self.quantized or (QualityCheck("CPU", "choosing", self.sensitivity.whole),)
+        quantized = self.quantized or (MixtureQuality("CPU", "choosing", self.sensitivity.whole),)
         checks = [("container", self.container)] if self.container is not None else []
         checks += [("quantized", check) for check in quantized]
         checks += [(_name(one.proposal), check) for one in self.tries for check in one.checks]
@@ -150,7 +150,7 @@ class Bisection:
         if self.proposal is not None:
             self._print_proposal(self.proposal)
 
-    def _print_checks(self, checks: Sequence[tuple[str, QualityCheck]]) -> None:
+    def _print_checks(self, checks: Sequence[tuple[str, MixtureQuality]]) -> None:
         answers().print()
         rows = [
             Row([
@@ -252,7 +252,7 @@ def _name(proposal: Proposal) -> str:
     return f"{weights} at 8 bits" if proposal.raised else "as it is"
 
 
-def _check_document(check: QualityCheck) -> dict[str, object]:
+def _check_document(check: MixtureQuality) -> dict[str, object]:
     return {"runs_on": check.where, "windows": check.windows, **check.quality.metrics}
 
 
@@ -499,8 +499,8 @@ def bisect_pipeline(
             make.export(tries[-1].proposal, options.out)
         pipe.manifest.save(pipe.manifest_path)  # of this pipeline again, not of a mixed one
     checks = (
-        QualityCheck("CPU", "choosing", sensitivity.whole),
-        QualityCheck("CPU", "held out", quantized),
+        MixtureQuality("CPU", "choosing", sensitivity.whole),
+        MixtureQuality("CPU", "held out", quantized),
     )
     return Bisection(
         sensitivity, len(choosing), options.bound, len(held_out), checks, tries,
@@ -647,11 +647,11 @@ def _find(
     while proposal is not None:
         bound, quality = proposal.bound, measure(proposal.raised)
         checks = [
-            QualityCheck("CPU", "choosing", proposal.after),
-            QualityCheck("CPU", "held out", quality),
+            MixtureQuality("CPU", "choosing", proposal.after),
+            MixtureQuality("CPU", "held out", quality),
         ]
         if bound.holds(quality) and (built := build(proposal)) is not None:
-            checks.append(QualityCheck("HTP emulator", "held out", built))
+            checks.append(MixtureQuality("HTP emulator", "held out", built))
         tries.append(Try(proposal, tuple(checks)))
         last = checks[-1].quality
         if bound.holds(last) or len(tries) == most:
@@ -662,12 +662,12 @@ def _find(
 
 def _check_container(
     path: Path | None, whole: Path, reference: FloatLogits, windows: Literal["choosing", "held out"]
-) -> QualityCheck | None:
+) -> MixtureQuality | None:
     """Evaluate a container that was given; None if it runs on a device alone."""
     if path is None or not GenAIContainer.load(path).metadata.target.emulator:
         return None
     outputs = {"container": path, "model": ModelFolder(whole, "")}
-    return QualityCheck("HTP emulator", windows, _run_container(outputs, reference))
+    return MixtureQuality("HTP emulator", windows, _run_container(outputs, reference))
 
 
 def _run_container(outputs: Mapping[str, object], reference: FloatLogits) -> Divergence:

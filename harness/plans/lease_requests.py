@@ -38,7 +38,7 @@ def serves(request: Requirement, requirement: Requirement) -> bool:
     )
 
 
-class Members:
+class PoolSnapshot:
     """Snapshot of the pool's devices."""
 
     def __init__(self, members: Iterable[MemberStatus]) -> None:
@@ -79,7 +79,7 @@ class Members:
         return requirement.min_free_bytes <= leased_as.min_free_bytes
 
 
-class Placement:
+class PlacementRules:
     """Devices that a cell must avoid: where it failed, and where its replicas run.
 
     Not thread-safe.
@@ -139,7 +139,7 @@ class LeaseRequests:
     def __init__(
         self,
         queue: Queue,
-        placement: Placement,
+        placement: PlacementRules,
         fail: Callable[[Sequence[Cell], HarnessError], None],
         *,
         max_parallel: int | None,
@@ -155,7 +155,7 @@ class LeaseRequests:
         self._limited: set[Requirement] = set()
         self._is_crowded = False
 
-    def open(self, members: Members, leased: Collection[str]) -> Iterator[Requirement]:
+    def open(self, members: PoolSnapshot, leased: Collection[str]) -> Iterator[Requirement]:
         """Decide what to request now; each request is pending until it is closed.
 
         Devices that are free come first, then those that have to be waited for.
@@ -196,13 +196,15 @@ class LeaseRequests:
                 for cell in filter(self._placement.is_restricted, self._queue.waiting(requirement)):
                     self._placement.exclude(cell, request.name)
 
-    def should_yield(self, request: Requirement, members: Members, leased: Collection[str]) -> bool:
+    def should_yield(
+        self, request: Requirement, members: PoolSnapshot, leased: Collection[str]
+    ) -> bool:
         """Return whether a request that must wait blocks one that could be served now."""
         return self._is_crowded and not any(
             name not in leased for name in members.ready(members.matching(request))
         )
 
-    def fail_starved(self, members: Members, leased: Collection[str]) -> None:
+    def fail_starved(self, members: PoolSnapshot, leased: Collection[str]) -> None:
         """Fail the cells that have waited too long without any device."""
         at = time.monotonic()
         starving = self.starving(members, leased)
@@ -217,7 +219,7 @@ class LeaseRequests:
                 )
                 self._fail(list(self._queue.waiting(requirement)), error)
 
-    def starving(self, members: Members, leased: Collection[str]) -> Sequence[Requirement]:
+    def starving(self, members: PoolSnapshot, leased: Collection[str]) -> Sequence[Requirement]:
         """Return requirements of waiting cells that no leased device serves, though requested."""
         return [
             requirement
@@ -232,7 +234,7 @@ class LeaseRequests:
         count: int,
         names: Sequence[str],
         free: Sequence[str],
-        members: Members,
+        members: PoolSnapshot,
         least: int,
     ) -> Iterator[Requirement]:
         if names and all(map(self._placement.is_restricted, self._queue.waiting(requirement))):

@@ -12,7 +12,7 @@ from harness.deploy.digests import hash_files
 from harness.errors import ConfigFileError, HarnessError, PromptTooLongError, WrongUseError
 from harness.plans.cells import Cell, duplicate, make_cell
 from harness.plans.lease_requests import meets
-from harness.plans.plan_file import ContainerEntry, DeviceEntry, Plan, WorkloadEntry
+from harness.plans.plan_file import ContainerEntry, DeviceSelector, Plan, WorkloadEntry
 from harness.pool.requirement import Requirement
 from harness.pool.status import MemberStatus
 from harness.runtimes.bundles.bundle import pushed_files
@@ -227,7 +227,7 @@ class _Expansion:
             return {}
         return conditions.model_dump(mode="json")
 
-    def _slots(self, number: int, label: str, entry: DeviceEntry) -> Iterator[_DeviceSlot]:
+    def _slots(self, number: int, label: str, entry: DeviceSelector) -> Iterator[_DeviceSlot]:
         requirement = Requirement(
             soc=entry.soc,
             hexagon=entry.hexagon,
@@ -340,6 +340,6 @@ def cell_as_mapping(cell: Cell) -> Mapping[str, object]:
     }
 
 
-def _device_label(entry: DeviceEntry) -> str:
+def _device_label(entry: DeviceSelector) -> str:
     words = [entry.name, entry.soc, entry.hexagon, entry.type, *entry.tags]
     return "+".join(word for word in words if word) or "any"

@@ -75,7 +75,7 @@ class ContainerEntry(_Part):
     build: BuildEntry | None = None
 
 
-class DeviceEntry(_Part):
+class DeviceSelector(_Part):
     """Requirements of the devices that cells run on.
 
     Attributes:
@@ -246,8 +246,8 @@ class Plan(_Part):
     runtimes: Annotated[
         tuple[Annotated[str, AfterValidator(check_runtime)], ...], Field(min_length=1, strict=False)
     ] = (DEFAULT_RUNTIME,)
-    devices: Annotated[tuple[DeviceEntry, ...], Field(min_length=1, strict=False)] = (
-        DeviceEntry(tags=()),
+    devices: Annotated[tuple[DeviceSelector, ...], Field(min_length=1, strict=False)] = (
+        DeviceSelector(tags=()),
     )
     workloads: Annotated[tuple[WorkloadEntry, ...], Field(min_length=1, strict=False)]
     exclude: tuple[Match, ...] = Field((), strict=False)

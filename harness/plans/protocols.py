@@ -14,7 +14,7 @@ from harness.pool.requirement import Requirement
 from harness.pool.status import MemberStatus
 
 
-class Lease(Protocol):
+class CellLease(Protocol):
     """Lease of one device; implemented in `harness.pool`."""
 
     @property
@@ -50,7 +50,7 @@ class DevicePool(Protocol):
 
     def acquire(
         self, requirement: Requirement, *, purpose: str = "", cancelled: Callable[[], bool]
-    ) -> Lease:
+    ) -> CellLease:
         """Wait for a lease, until `cancelled` returns True; it is called several times a second.
 
         Raises:

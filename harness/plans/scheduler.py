@@ -18,13 +18,13 @@ from harness.plans.cancellation import CellInterrupted
 from harness.plans.cell_queue import CellQueue, Durations
 from harness.plans.cells import Cell
 from harness.plans.journal import Journal
-from harness.plans.lease_requests import LeaseRequests, Members, Placement, serves
+from harness.plans.lease_requests import LeaseRequests, PlacementRules, PoolSnapshot, serves
 from harness.plans.outcome import CellOutcome, CellResult, Summary
 from harness.plans.outcome_log import Attempt, OutcomeLog
 from harness.plans.protocols import (
+    CellLease,
     CellRunner,
     DevicePool,
-    Lease,
     NullObserver,
     Observer,
     Queue,
@@ -117,8 +117,8 @@ class Scheduler:
         own = f"{this_process().label}: {one_line(self._purpose, 120)}"
         self._notices = WaitNotices(observer, own=own)
         self._changed = threading.Condition()
-        self._members = Members(())
-        self._placement = Placement()
+        self._members = PoolSnapshot(())
+        self._placement = PlacementRules()
         self._requests = LeaseRequests(
             queue,
             self._placement,
@@ -132,7 +132,7 @@ class Scheduler:
         self._fatal: BaseException | None = None
 
     @property
-    def members(self) -> Members:
+    def members(self) -> PoolSnapshot:
         """The pool's devices, as they were a second ago at most."""
         return self._members
 
@@ -161,7 +161,7 @@ class Scheduler:
         refreshed = float("-inf")
         while True:
             if self._queue and time.monotonic() - refreshed >= 1.0:
-                members = Members(self._pool.members())
+                members = PoolSnapshot(self._pool.members())
                 refreshed = time.monotonic()
                 with self._changed:
                     self._members = members
@@ -208,7 +208,7 @@ class Scheduler:
                 self._threads.discard(threading.current_thread())
                 self._changed.notify_all()
 
-    def _acquire(self, requirement: Requirement) -> Lease | None:
+    def _acquire(self, requirement: Requirement) -> CellLease | None:
         """Wait for a lease; `None` if there is nothing left to do for it."""
         try:
             lease = self._pool.acquire(
@@ -241,7 +241,7 @@ class Scheduler:
                 return False
             return any(serves(request, waiting) for waiting, _ in self._queue.requirements())
 
-    def _run_cells(self, lease: Lease, requirement: Requirement) -> None:
+    def _run_cells(self, lease: CellLease, requirement: Requirement) -> None:
         member = lease.device.member
         affinity = ""
         try:
@@ -267,7 +267,7 @@ class Scheduler:
                 self._placement.assign(cell, member)
             return cell
 
-    def _run_cell(self, cell: Cell, lease: Lease) -> bool:
+    def _run_cell(self, cell: Cell, lease: CellLease) -> bool:
         """Try a cell; return whether the lease is still good for the next."""
         member = lease.device.member
         attempt = Attempt(cell, lease.device)
@@ -294,7 +294,7 @@ class Scheduler:
         lease.report_success(attempt.work)
         return True
 
-    def _handle_failure(self, attempt: Attempt, lease: Lease, error: Exception) -> bool:
+    def _handle_failure(self, attempt: Attempt, lease: CellLease, error: Exception) -> bool:
         cell = attempt.cell
         blame = lease.report(error, attempt.work) if isinstance(error, HarnessError) else ""
         outcome = self._log.failure_outcome(attempt, error, blame)

@@ -45,7 +45,7 @@ from harness.results.statistics.changes import (
     VISIBLE_IN,
     Change,
     History,
-    Judgement,
+    SeriesJudgement,
     judge_all,
 )
 from harness.results.store import ResultsStore
@@ -121,7 +121,7 @@ class Series:
         subject: id of the `Subject`; the series of its metrics share it.
         changes: those that stand; their nights are places in `nights`.
         refuted: those that later nights have refuted.
-        smallest_loss: the smallest one that would be told in time, as `Judgement` has it.
+        smallest_loss: the smallest one that would be told in time, as `SeriesJudgement` has it.
     """
 
     subject: str
@@ -355,7 +355,7 @@ def _sort(series: Iterable[Series], metrics: Sequence[str]) -> tuple[Series, ...
     return tuple(sorted(series, key=lambda one: (order[one.metric.key], one.name)))
 
 
-def _with_changes(series: Series, judged: Judgement) -> Series:
+def _with_changes(series: Series, judged: SeriesJudgement) -> Series:
     """Give a series the changes that count, each with the ratio of its levels."""
     allowed = _SMALLEST.get(series.metric.key, 0.0)
     standing = [

@@ -41,7 +41,7 @@ class Outside(Protocol):
 
 
 class DirectOutside:
-    """The files themselves.
+    """Reads and writes the files itself.
 
     Args:
         folder: the device's.
@@ -88,7 +88,7 @@ def supervise(pid: int, connection: socket.socket, log: int, files: DirectOutsid
 
     Args:
         pid: its process; SIGTERM and SIGINT are passed on to it.
-        connection: our end of that of its `SupervisedOutside`.
+        connection: our end of the one in its `SupervisedOutside`.
         log: our end of a pipe with what it logs.
     """
 

@@ -14,8 +14,8 @@ from suites.nightly.messages import Send, tell, tell_late
 from suites.nightly.night import (
     Cells,
     Container,
-    Failure,
     Night,
+    NightFailure,
     Regression,
     judge_night,
 )
@@ -30,7 +30,7 @@ class Measured:
     """
 
     cells: Cells
-    failures: tuple[Failure, ...] = ()
+    failures: tuple[NightFailure, ...] = ()
     no_answer: str = ""
 
 
@@ -158,7 +158,7 @@ class NightlyJob:
             on_begin=lambda plan_run_id: draft.update(plan_run_id=plan_run_id),
         )
         failures = [
-            Failure(cell=f"build {build.label}", error="BuildError", reason=build.error)
+            NightFailure(cell=f"build {build.label}", error="BuildError", reason=build.error)
             for build in unbuilt
         ]
         draft.update(

@@ -39,7 +39,7 @@ class Cells(_Part):
     left: int = 0
 
 
-class Failure(_Part):
+class NightFailure(_Part):
     """A cell that was not measured, or a container that could not be built.
 
     Attributes:
@@ -117,7 +117,7 @@ class Night(_Part):
     plan_run_id: str | None = None
     containers: tuple[Container, ...] = ()
     cells: Cells = Cells()
-    failures: tuple[Failure, ...] = ()
+    failures: tuple[NightFailure, ...] = ()
     regressions: tuple[Regression, ...] = ()
     turnover: tuple[str, ...] = ()
     news: tuple[str, ...] = ()

@@ -31,7 +31,7 @@ from harness.results.provenance import git_state
 from harness.results.store import ResultsStore
 from harness.results.turnover import find_turnover
 from suites.nightly.job import Measured
-from suites.nightly.night import Cells, Failure, Night, Regression
+from suites.nightly.night import Cells, Night, NightFailure, Regression
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -164,7 +164,7 @@ class PlanSteps:
 def measured(summary: "Summary") -> Measured:
     """Say how the cells of a run ended."""
     failures = tuple(
-        Failure(cell=outcome.cell.label, error=failure.error, reason=failure.reason)
+        NightFailure(cell=outcome.cell.label, error=failure.error, reason=failure.reason)
         for outcome in summary.outcomes
         if (failure := outcome.failure) is not None
     )

@@ -15,7 +15,7 @@ from harness.results.records import Run, TelemetrySeries
 from harness.results.store import ResultsStore
 from reports import html_file, page, site_folder
 from suites.nightly.archive import Archive
-from suites.nightly.night import Failure, Night, Regression, judge_night
+from suites.nightly.night import Night, NightFailure, Regression, judge_night
 from tests.reports import lab
 from tests.reports.conftest import Sample, perplexity, speeds
 from tests.system import program
@@ -428,7 +428,7 @@ def test_the_index_of_nights_looks_like_a_report(browser: Chrome, tmp_path: Path
         series="head: Llama-3.2-1B W8A16, pp128+tg16 on SM8750", since="2026-11-22",
         commits=("1f0c33d9aa" * 4, "9b2d4e7710" * 4),
     )  # fmt: skip
-    failure = Failure(cell="head/phone/bench", error="DeviceLostError", reason=HOSTILE)
+    failure = NightFailure(cell="head/phone/bench", error="DeviceLostError", reason=HOSTILE)
     for day, wrong in ((20, {}), (21, {"failures": (failure,)}), (22, {"regressions": (loss,)})):
         began = datetime(2026, 11, day, 23, 30, tzinfo=UTC)
         night = Night.model_validate(

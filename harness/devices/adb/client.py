@@ -38,7 +38,7 @@ _ENTRY = re.compile(r"(\S+)\s+(no permissions|\S+)(.*)")
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceEntry:
+class AdbDeviceInfo:
     """A line of `adb devices -l`.
 
     Attributes:
@@ -88,7 +88,7 @@ class AdbServer:
         """Its name, or address, for people."""
         return self.name or str(self.address)
 
-    def devices(self) -> list[DeviceEntry]:
+    def devices(self) -> list[AdbDeviceInfo]:
         """Return all devices it knows, in whatever state."""
         try:
             return parse_devices(self._ask("host:devices-l"))
@@ -180,7 +180,7 @@ class AdbServer:
             raise AdbServerError(self.shown, reason) from None
 
 
-def parse_devices(answer: str) -> list[DeviceEntry]:
+def parse_devices(answer: str) -> list[AdbDeviceInfo]:
     """Return the entries of an answer to `host:devices-l`; lines that are none are left out.
 
     >>> parse_devices("127.0.0.1:5555 device product:x model:Pixel_9 transport_id:1")[0].state
@@ -191,7 +191,7 @@ def parse_devices(answer: str) -> list[DeviceEntry]:
         match = _ENTRY.fullmatch(line.strip())
         if match:
             pairs = re.findall(r"(?:^|\s)(\w+):(\S+)", match[3])
-            entries.append(DeviceEntry(match[1], match[2], dict(pairs)))
+            entries.append(AdbDeviceInfo(match[1], match[2], dict(pairs)))
     counts = Counter(entry.serial for entry in entries)
     return [
         replace(entry, serial=f"{USB_PORT}{entry.details['usb']}", shared_serial=entry.serial)

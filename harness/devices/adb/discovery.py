@@ -3,7 +3,7 @@
 import os
 from types import MappingProxyType
 
-from harness.devices.adb.client import TCP_SERIAL, AdbServer, DeviceEntry
+from harness.devices.adb.client import TCP_SERIAL, AdbDeviceInfo, AdbServer
 from harness.devices.adb.server import ensure_server
 from harness.devices.adb.transport import AdbTransport
 from harness.devices.device import Device
@@ -75,7 +75,7 @@ def open_device(serial: str | None = None, *, server: AdbServer | None = None) -
     return Device(AdbTransport(server, wanted or chosen.serial))
 
 
-def _unusable(server: AdbServer, entry: DeviceEntry) -> HarnessError:
+def _unusable(server: AdbServer, entry: AdbDeviceInfo) -> HarnessError:
     if entry.state == "unauthorized":
         return server.unauthorized(entry.serial)
     return DeviceNotReadyError(entry.serial, entry.state, _WAYS_OUT.get(entry.state, _RECONNECT))

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from buildlib.closeable import Closeable
-from harness.devices.adb.client import AdbServer, DeviceEntry
+from harness.devices.adb.client import AdbDeviceInfo, AdbServer
 from harness.devices.adb.connection import ServerAddress
 from harness.devices.adb.discovery import connect_tcp, open_device
 from harness.devices.adb.server import resolve_server
@@ -62,7 +62,7 @@ class RemoteAdb(Closeable):
                 raise AdbServerError(self._shown, hint) from None
         return replace(found, name=self._shown)
 
-    def devices(self) -> list[DeviceEntry]:
+    def devices(self) -> list[AdbDeviceInfo]:
         """Return all devices that it knows."""
         return self.server().devices()
 

@@ -26,7 +26,7 @@ _TOKEN = re.compile(r"%(.?)")
 
 
 @dataclass(frozen=True, slots=True)
-class HostConfig:
+class SshHostConfig:
     """A host, and how to get there and in.
 
     Attributes:
@@ -51,14 +51,14 @@ class HostConfig:
     only_these_keys: bool
     known_hosts: tuple[Path, ...]
     revoked_keys: tuple[Path, ...]
-    jump: "HostConfig | None"
+    jump: "SshHostConfig | None"
     proxy_command: str
     connect_timeout_s: float
     keepalive_s: int
     adb_port: int | None
 
 
-def resolve_host(asked: str, config_file: Path | None = None) -> HostConfig:
+def resolve_host(asked: str, config_file: Path | None = None) -> SshHostConfig:
     """Resolve `HOST`, `USER@HOST`, either with `:PORT`, as `ssh -G` does.
 
     Args:
@@ -72,7 +72,7 @@ def resolve_host(asked: str, config_file: Path | None = None) -> HostConfig:
 
 def _resolve(
     asked: str, config_file: Path | None, via: tuple[str, ...], jumps: Sequence[str]
-) -> HostConfig:
+) -> SshHostConfig:
     """Resolve a host; `jumps` lead there instead of what its own configuration says."""
     match = _TARGET.fullmatch(asked)
     if not match:
@@ -96,7 +96,7 @@ def _resolve(
     places = ("userknownhostsfile", "globalknownhostsfile")
     known_hosts = " ".join(settings.get(place, "none") for place in places)
     setenv = _ADB_PORT.search(settings.get("setenv", ""))
-    return HostConfig(
+    return SshHostConfig(
         asked=asked,
         hostname=settings["hostname"],
         port=port,

@@ -16,12 +16,12 @@ from paramiko.common import MSG_CHANNEL_DATA, MSG_CHANNEL_EOF
 from paramiko.pkey import PublicBlob
 
 from harness.clock import Deadline, DeadlineExceeded
-from harness.devices.ssh.config import HostConfig
+from harness.devices.ssh.config import SshHostConfig
 from harness.devices.ssh.host_keys import KnownKeys, algorithms, check_host_key, known_keys
 from harness.errors import HostAuthError, HostError, HostUnreachableError, one_line
 
 
-def authenticate(transport: paramiko.Transport, host: HostConfig, deadline: Deadline) -> None:
+def authenticate(transport: paramiko.Transport, host: SshHostConfig, deadline: Deadline) -> None:
     """Offer keys until the host takes one.
 
     Raises:
@@ -105,7 +105,7 @@ def _agent(remarks: list[str]) -> paramiko.Agent | None:
 
 
 def _keys(
-    host: HostConfig, agent: paramiko.Agent | None, remarks: list[str]
+    host: SshHostConfig, agent: paramiko.Agent | None, remarks: list[str]
 ) -> Iterator[paramiko.PKey]:
     named = {blob for file in host.key_files if (blob := _public_blob(file))}
     held = [_Refusable(key, remarks) for key in agent.get_keys()] if agent else []
@@ -152,7 +152,9 @@ OpenChannel = Callable[[tuple[str, int], Deadline], paramiko.Channel]
 """Opens a channel to an address as seen from the jump host."""
 
 
-def connect(host: HostConfig, deadline: Deadline, jump: OpenChannel | None) -> paramiko.Transport:
+def connect(
+    host: SshHostConfig, deadline: Deadline, jump: OpenChannel | None
+) -> paramiko.Transport:
     """Return a connection that the caller closes.
 
     Raises:
@@ -207,7 +209,7 @@ def hang_up(end: paramiko.Transport | paramiko.Channel | socket.socket) -> None:
 
 
 def _establish(
-    transport: paramiko.Transport, host: HostConfig, known: KnownKeys, deadline: Deadline
+    transport: paramiko.Transport, host: SshHostConfig, known: KnownKeys, deadline: Deadline
 ) -> None:
     """Agree on keys, and see that the host is who it should be."""
     # What goes wrong is raised to us; without a handler, logging would print it as well.
@@ -231,7 +233,7 @@ def _establish(
 
 
 def _link(
-    host: HostConfig, deadline: Deadline, jump: OpenChannel | None
+    host: SshHostConfig, deadline: Deadline, jump: OpenChannel | None
 ) -> socket.socket | paramiko.Channel:
     address = host.hostname, host.port
     if jump is not None:

@@ -13,7 +13,7 @@ from buildlib.closeable import Closeable
 from harness.clock import Deadline, DeadlineExceeded
 from harness.devices.adb.connection import FailReply, StreamClosed
 from harness.devices.commands import Sink
-from harness.devices.ssh.config import HostConfig, resolve_host
+from harness.devices.ssh.config import SshHostConfig, resolve_host
 from harness.devices.ssh.connection import OpenChannel, connect, hang_up
 from harness.errors import HostUnreachableError
 
@@ -95,7 +95,7 @@ class SshHost(Closeable):
     that closes what it opened, also the host that it jumps through.
     """
 
-    def __init__(self, config: HostConfig) -> None:
+    def __init__(self, config: SshHostConfig) -> None:
         self._config = config
         self._jump = SshHost(config.jump) if config.jump else None
         self._transport: paramiko.Transport | None = None
@@ -108,7 +108,7 @@ class SshHost(Closeable):
         return cls(resolve_host(asked, config_file))
 
     @property
-    def config(self) -> HostConfig:
+    def config(self) -> SshHostConfig:
         """Route by which it is reached."""
         return self._config
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import paramiko
 
-from harness.devices.ssh.config import HostConfig
+from harness.devices.ssh.config import SshHostConfig
 from harness.errors import HostError, one_line
 
 _KRL = b"SSHKRL\n"
@@ -35,7 +35,7 @@ class KnownKeys:
     authorities: tuple[str, ...] = ()
 
 
-def known_keys(host: HostConfig) -> KnownKeys:
+def known_keys(host: SshHostConfig) -> KnownKeys:
     """Read the keys of a host.
 
     Raises:
@@ -70,7 +70,7 @@ def algorithms(keys: Iterable[paramiko.PKey], supported: Iterable[str]) -> list[
     return first + [kind for kind in supported if kind not in first]
 
 
-def check_host_key(host: HostConfig, known: KnownKeys, shown: paramiko.PKey) -> None:
+def check_host_key(host: SshHostConfig, known: KnownKeys, shown: paramiko.PKey) -> None:
     """Refuse a host whose key is not among the trusted ones, or is revoked.
 
     Raises:
@@ -109,7 +109,7 @@ def check_host_key(host: HostConfig, known: KnownKeys, shown: paramiko.PKey) -> 
     raise HostError(host.asked, f"{key}, {reason}")
 
 
-def _lists(host: HostConfig, file: Path, key: paramiko.PKey) -> bool:
+def _lists(host: SshHostConfig, file: Path, key: paramiko.PKey) -> bool:
     """Return whether a file of revoked keys, a list or OpenSSH's KRL, has a key."""
     try:
         content = file.read_bytes()
@@ -131,7 +131,7 @@ def _lists(host: HostConfig, file: Path, key: paramiko.PKey) -> bool:
     return done.returncode == 1
 
 
-def _read(host: HostConfig, file: Path) -> list[str]:
+def _read(host: SshHostConfig, file: Path) -> list[str]:
     try:
         lines = file.read_text("utf-8", "replace").splitlines()
     except FileNotFoundError:

@@ -92,9 +92,9 @@ _FEWEST = 5
 _BATCH = 128
 """Series that are judged together."""
 VISIBLE_IN = 3
-"""Nights within which `Judgement.smallest_loss` would be told."""
+"""Nights within which `SeriesJudgement.smallest_loss` would be told."""
 _LOSSES = 1.07 ** np.arange(64)
-"""Sizes that `Judgement.smallest_loss` can have, in units of `History.smallest`."""
+"""Sizes that `SeriesJudgement.smallest_loss` can have, in units of `History.smallest`."""
 _QUANTILE = 1.04
 """Of the normal distribution: five of six such losses are told in time."""
 
@@ -139,7 +139,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class SeriesJudgement:
     """Changes of one series, and which loss it would show.
 
     Attributes:
@@ -157,13 +157,13 @@ def detect(history: History) -> tuple[Change, ...]:
     return judge_all([history])[0].changes
 
 
-def judge_all(histories: Sequence[History]) -> tuple[Judgement, ...]:
+def judge_all(histories: Sequence[History]) -> tuple[SeriesJudgement, ...]:
     """Judge many series at once, which is far faster than one by one.
 
     Raises:
         ValueError: a value is not above 0, nights do not ascend, or lengths differ.
     """
-    judgements = [Judgement()] * len(histories)
+    judgements = [SeriesJudgement()] * len(histories)
     whole = [number for number, history in enumerate(histories) if len(history.values)]
     whole.sort(key=lambda number: len(set(histories[number].nights)))
     for first in range(0, len(whole), _BATCH):
@@ -471,7 +471,7 @@ class _Watch:
         self.doubts: dict[int, _Doubt] = {}
         self.margins = np.zeros(len(histories))  # that refuted changes have added to thresholds
 
-    def run(self) -> list[Judgement]:
+    def run(self) -> list[SeriesJudgement]:
         """Judge all nights."""
         for night in range(int(self.lengths.max())):
             rows = np.flatnonzero(self.lengths > night)
@@ -498,7 +498,7 @@ class _Watch:
                         excess = float((statistic - limits)[place].max())
                         self._change(row, began, night, excess, is_loss=is_loss)
         return [
-            Judgement(tuple(changes), float(loss) if nights >= MIN_NIGHTS else None)
+            SeriesJudgement(tuple(changes), float(loss) if nights >= MIN_NIGHTS else None)
             for changes, loss, nights in zip(
                 self.found, self._smallest_losses(), self.lengths, strict=True
             )

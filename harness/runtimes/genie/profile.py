@@ -87,7 +87,7 @@ def parse_trace(text: str, device: str) -> str:
         raise RuntimeOutputError(device, f"unreadable trace: {error}") from error
 
 
-class Clock(BaseModel):
+class TokenTimes(BaseModel):
     """Record of a query by the runner's token callback.
 
     Attributes:
@@ -124,17 +124,17 @@ class Clock(BaseModel):
         return metrics
 
 
-def parse_clock(text: str, device: str) -> Clock:
+def parse_clock(text: str, device: str) -> TokenTimes:
     """Read the file that a runner writes for `--clock`."""
     try:
-        return Clock.model_validate_json(text)
+        return TokenTimes.model_validate_json(text)
     except ValidationError as error:
-        reason = f"unreadable clock of the runner: {first_fault(error, Clock)}"
+        reason = f"unreadable clock of the runner: {first_fault(error, TokenTimes)}"
         raise RuntimeOutputError(device, reason) from error
 
 
 def find_early_end(
-    generated: float, asked: int, clock: Clock | None, *, stops: bool = False
+    generated: float, asked: int, clock: TokenTimes | None, *, stops: bool = False
 ) -> EarlyEnd | None:
     """Say why a query gave fewer tokens than were asked for; None if it did not.
 

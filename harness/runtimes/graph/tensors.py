@@ -135,7 +135,7 @@ class Deviation:
     holds: bool
 
 
-class FloatModel:
+class FloatReference:
     """A checkpoint in float on this host, whose every value can be had.
 
     Args:

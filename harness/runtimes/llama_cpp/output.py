@@ -26,7 +26,7 @@ _FACTS = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class BenchTest:
+class LlamaBenchTest:
     """One test of llama-bench: prompt processing, text generation, or both.
 
     Attributes:
@@ -96,13 +96,13 @@ def _count(entry: Entry, key: str) -> int:
     return value
 
 
-def parse_bench(text: str, device: str) -> tuple[BenchTest, str]:
+def parse_bench(text: str, device: str) -> tuple[LlamaBenchTest, str]:
     """Return the one test that `llama-bench -o jsonl` printed, and its line."""
     lines = [line for line in text.splitlines() if line.startswith("{")]
     if len(lines) != 1:
         raise RuntimeOutputError(device, f"llama-bench printed {len(lines)} tests")
     try:
-        return BenchTest.of(json.loads(lines[0])), lines[0]
+        return LlamaBenchTest.of(json.loads(lines[0])), lines[0]
     except UNREADABLE as error:
         reason = f"unreadable result of llama-bench: {reason_of(error)}"
         raise RuntimeOutputError(device, reason) from error

@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness.devices.adb.client import AdbServer, DeviceEntry
+from harness.devices.adb.client import AdbDeviceInfo, AdbServer
 from harness.devices.adb.connection import ServerAddress
 from harness.devices.adb.discovery import open_device
 from harness.devices.device import Device
@@ -17,17 +17,17 @@ from harness.errors import (
 class _Listing(AdbServer):
     """A server that knows the devices it is given."""
 
-    entries: list[DeviceEntry]
+    entries: list[AdbDeviceInfo]
 
-    def devices(self) -> list[DeviceEntry]:
+    def devices(self) -> list[AdbDeviceInfo]:
         return self.entries
 
 
 def _server(**states: str) -> AdbServer:
-    return _listing(*(DeviceEntry(serial, state) for serial, state in states.items()))
+    return _listing(*(AdbDeviceInfo(serial, state) for serial, state in states.items()))
 
 
-def _listing(*entries: DeviceEntry) -> AdbServer:
+def _listing(*entries: AdbDeviceInfo) -> AdbServer:
     server = _Listing(ServerAddress(port=1), 41)
     object.__setattr__(server, "entries", list(entries))
     return server
@@ -74,18 +74,20 @@ def test_one_that_is_not_usable(state: str, error: type[Exception], serial: str 
     [("offline", "plug it in"), ("recovery", "adb reboot"), ("no permissions", "udev")],
 )
 def test_each_state_has_its_own_advice(state: str, advice: str) -> None:
-    server = _listing(DeviceEntry("a", state))
+    server = _listing(AdbDeviceInfo("a", state))
     with pytest.raises(DeviceNotReadyError, match=f"in state {state}.*{advice}") as caught:
         open_device("a", server=server)
     assert caught.value.state == state
 
 
 def test_a_serial_that_two_have_is_ambiguous_and_a_usb_port_is_not() -> None:
-    twins = [DeviceEntry(f"usb:{port}", "device", {"usb": port}, "DUP") for port in ("1-4", "2-1")]
+    twins = [
+        AdbDeviceInfo(f"usb:{port}", "device", {"usb": port}, "DUP") for port in ("1-4", "2-1")
+    ]
     with pytest.raises(SeveralDevicesError, match=r"have the serial DUP.*usb:1-4, usb:2-1"):
         open_device("DUP", server=_listing(*twins))
     assert open_device("usb:2-1", server=_listing(*twins)).serial == "usb:2-1"
-    alone = _listing(DeviceEntry("DUP", "device", {"usb": "2-1"}))
+    alone = _listing(AdbDeviceInfo("DUP", "device", {"usb": "2-1"}))
     assert open_device("usb:2-1", server=alone).serial == "usb:2-1"
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from harness.clock import Deadline, DeadlineExceeded
-from harness.devices.adb.client import DeviceEntry
+from harness.devices.adb.client import AdbDeviceInfo
 from harness.devices.adb.connection import Connection, FailReply, ServerAddress, Stalled, query
 from harness.devices.adb.server import resolve_server
 from harness.devices.adb.sync import SyncSession
@@ -116,7 +116,7 @@ def test_an_ssh_banner_without_end_is_refused_in_time(
 
 
 def test_a_serial_that_nobody_can_ask_for_hides_no_other_device() -> None:
-    listed = [DeviceEntry("a b\x1b[31m", "device"), DeviceEntry("R5CX", "device")]
+    listed = [AdbDeviceInfo("a b\x1b[31m", "device"), AdbDeviceInfo("R5CX", "device")]
     server = SimpleNamespace(devices=lambda: listed)
     farm = SimpleNamespace(
         adb_server=lambda: server, adb_of=lambda _: server, connect_named=lambda: None

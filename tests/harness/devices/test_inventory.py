@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.devices import inventory
-from harness.devices.adb.client import AdbServer, DeviceEntry
+from harness.devices.adb.client import AdbDeviceInfo, AdbServer
 from harness.devices.adb.connection import ServerAddress
 from harness.devices.device import Device
 from harness.devices.devices import Devices
@@ -80,11 +80,11 @@ def test_errors_of_a_virtual_device_name_it_as_its_user_does(
 
 
 class _Listing(AdbServer):
-    def devices(self) -> list[DeviceEntry]:
+    def devices(self) -> list[AdbDeviceInfo]:
         return [
-            DeviceEntry("????", "no permissions"),
-            DeviceEntry("\x1b[2J", "off\x07line"),
-            DeviceEntry("R58", "unauthorized"),
+            AdbDeviceInfo("????", "no permissions"),
+            AdbDeviceInfo("\x1b[2J", "off\x07line"),
+            AdbDeviceInfo("R58", "unauthorized"),
         ]
 
 

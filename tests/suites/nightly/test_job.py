@@ -15,7 +15,7 @@ from harness.pool.config import ReceiverConfig
 from harness.pool.notifications import Notification
 from suites.nightly.archive import INDEX, RECORD, Archive, night_name
 from suites.nightly.job import Measured, NightlyJob
-from suites.nightly.night import Cells, Failure, Night, Regression
+from suites.nightly.night import Cells, Night, NightFailure, Regression
 
 EVENING = datetime(2026, 11, 22, 22, 30, tzinfo=UTC)
 WELL = Measured(Cells(done=3))
@@ -28,7 +28,7 @@ SLOWER = Regression(
     since="2026-11-22",
     commits=("a" * 40, "b" * 40),
 )
-LOST = Failure(cell="head/phone/bench", error="DeviceLostError", reason="it went away")
+LOST = NightFailure(cell="head/phone/bench", error="DeviceLostError", reason="it went away")
 
 
 class Lab:

@@ -12,7 +12,7 @@ import yaml
 
 from harness.plans.plan_file import NightlyEntry, load_plan
 from suites.nightly.messages import compose
-from suites.nightly.night import Failure, Night, Regression
+from suites.nightly.night import Night, NightFailure, Regression
 from tests import system
 
 _GUIDE = (Path(__file__).parents[3] / "docs" / "nightly.md").read_text(encoding="utf-8")
@@ -102,5 +102,5 @@ def test_the_message_of_the_guide_has_the_keys_of_real_ones() -> None:
     real = json.loads(json.dumps(compose(night, NightlyEntry()).as_mapping()))
     assert shown.keys() == real.keys()
     assert shown["regressions"][0].keys() == Regression.model_fields.keys()
-    assert shown["failures"][0].keys() == Failure.model_fields.keys()
+    assert shown["failures"][0].keys() == NightFailure.model_fields.keys()
     assert shown["text"].startswith("nightly 2026-11-22: new regression: decode_tokens_per_s of")

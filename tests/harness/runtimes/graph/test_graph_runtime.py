@@ -35,7 +35,7 @@ from harness.runtimes.dialog_settings import DialogSettings
 from harness.runtimes.genie.runtime import GenieRuntime
 from harness.runtimes.graph.model import open_model
 from harness.runtimes.graph.runtime import GraphRuntime
-from harness.runtimes.graph.tensors import FloatModel, parse_dump
+from harness.runtimes.graph.tensors import FloatReference, parse_dump
 from suites.models import tiny_llama
 
 SHAPE = GraphShape(32, 192)
@@ -146,7 +146,9 @@ def test_tensors_of_a_step_are_compared_layer_by_layer(
 ) -> None:
     """Of a prefill call of 32 tokens and of a decode step, in both parts and on their border."""
     _, graph = pair
-    model, altered = (FloatModel(one, SHAPE) for one in (tiny_llama.folder(), altered_checkpoint))
+    model, altered = (
+        FloatReference(one, SHAPE) for one in (tiny_llama.folder(), altered_checkpoint)
+    )
     for step, first, count in ((0, 0, 21), (2, 22, 1)):
         result, tensors = graph.dump(GenerationRequest(3, prompt=PROMPT), step)
         assert (tensors.first, len(tensors.tokens)) == (first, first + count)
@@ -164,7 +166,9 @@ def test_every_inner_tensor_of_a_step_is_compared(
 ) -> None:
     """The graphs with 615 more outputs give all others bit by bit as the container's."""
     _, graph = pair
-    model, altered = (FloatModel(one, SHAPE) for one in (tiny_llama.folder(), altered_checkpoint))
+    model, altered = (
+        FloatReference(one, SHAPE) for one in (tiny_llama.folder(), altered_checkpoint)
+    )
     names = model.select(["*"])
     request = GenerationRequest(3, prompt=PROMPT)
     _, tensors = graph.dump(request, 2, names, cache_root=build_cache)
@@ -187,7 +191,7 @@ def test_tensors_that_cannot_be_had_are_told(pair: Pair, build_cache: Path, tmp_
         graph.dump(request, 0, ["layer_0_scores"], cache_root=tmp_path)
     with pytest.raises(RunnerError, match="the answer ends before step 4"):
         graph.dump(request, 4)
-    model = FloatModel(tiny_llama.folder(), SHAPE)
+    model = FloatReference(tiny_llama.folder(), SHAPE)
     with pytest.raises(WrongUseError, match="did you mean layer_0_scores"):
         model.select(["layer_0_*", "layer_0_scors"])
 
@@ -209,7 +213,7 @@ def test_inner_values_of_the_float_model_are_those_of_transformers(pair: Pair) -
     names = [
         f"layer_{layer}_{what}" for layer in range(3) for what in ("output", "attention_weights")
     ]
-    ours = FloatModel(tiny_llama.folder(), SHAPE).rows(tensors.tokens, names)
+    ours = FloatReference(tiny_llama.folder(), SHAPE).rows(tensors.tokens, names)
     for layer in range(3):
         hidden = theirs.hidden_states[layer + 1][0].numpy()
         np.testing.assert_allclose(ours[f"layer_{layer}_output"][:, 0], hidden, atol=1e-4)
