@@ -192,11 +192,11 @@ _SIGNATURES: Dict[str, Tuple[Any, ...]] = {
 }
 
 
-class RunnerError(Exception):
+class FatalError(Exception):
     """Ends a runner with one line and exit status 1."""
 
 
-class GenieError(RunnerError):
+class GenieError(FatalError):
     """A call of the C API returned an error status."""
 
     def __init__(self, function: str, status: int) -> None:
@@ -209,7 +209,7 @@ class GenieError(RunnerError):
         return f"{self.function} failed: {name} ({self.status})"
 
 
-class Interrupted(RunnerError):  # noqa: N818  (what happened, not a fault)
+class Interrupted(FatalError):  # noqa: N818  (what happened, not a fault)
     """A signal asked the runner to end; what it opened is closed first."""
 
     def __init__(self, number: int) -> None:
@@ -271,7 +271,7 @@ def register_op_packages(packages: str) -> Any:
         The backend that must stay open; None for no package.
 
     Raises:
-        RunnerError: QNN refuses one.
+        FatalError: QNN refuses one.
     """
     if not packages:
         return None
@@ -284,7 +284,7 @@ def register_op_packages(packages: str) -> Any:
             path, provider, target = package.split(":")
             backend.register_op_package(path, provider, target)
     except (refusal.RefusedError, ValueError) as error:
-        raise RunnerError(f"cannot register op package {package}: {error}") from error
+        raise FatalError(f"cannot register op package {package}: {error}") from error
     return backend
 
 
@@ -303,7 +303,7 @@ class Genie:
         try:
             self._library = ctypes.CDLL(library)
         except OSError as error:
-            raise RunnerError(f"cannot load {library}: {error}; set LD_LIBRARY_PATH") from error
+            raise FatalError(f"cannot load {library}: {error}; set LD_LIBRARY_PATH") from error
 
     def version(self) -> str:
         """Return the API's version, ``X.Y.Z``."""
@@ -340,7 +340,7 @@ class Genie:
         try:
             return getattr(self._library, name)
         except AttributeError as error:
-            raise RunnerError(f"this libGenie.so has no {name}; it is too old") from error
+            raise FatalError(f"this libGenie.so has no {name}; it is too old") from error
 
 
 class Buffers:
@@ -562,7 +562,7 @@ class DialogHandle(Owned):
             if lookup is not None:
                 try:
                     row = lookup(token, size)
-                except RunnerError as error:
+                except FatalError as error:
                     failures.append(error)
             ctypes.memmove(target, row.ljust(size, b"\0"), size)
 
@@ -613,7 +613,7 @@ class DialogHandle(Owned):
         try:
             Path(path).mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise RunnerError(f"cannot save into {path}: {error.strerror}") from error
+            raise FatalError(f"cannot save into {path}: {error.strerror}") from error
         self.genie.call("GenieDialog_save", self.handle, os.fsencode(path))
 
     def restore(self, path: str) -> None:
@@ -823,9 +823,9 @@ def read_file(path: str, what: str) -> bytes:
     """Return the bytes of a file that the user named.
 
     Raises:
-        RunnerError: It cannot be read.
+        FatalError: It cannot be read.
     """
     try:
         return Path(path).read_bytes()
     except OSError as error:
-        raise RunnerError(f"cannot read the {what} {path}: {error.strerror}") from error
+        raise FatalError(f"cannot read the {what} {path}: {error.strerror}") from error

@@ -193,7 +193,7 @@ class App:
 
         Raises:
             ScriptError: A name is unknown or taken, or an argument has no meaning.
-            genie_api.RunnerError: Genie failed; the message names the line.
+            genie_api.FatalError: Genie failed; the message names the line.
         """
         try:
             self._run_block(statements)
@@ -219,8 +219,8 @@ class App:
                 raise ScriptError(statement.line, str(error)) from error
             except genie_api.Interrupted:
                 raise
-            except genie_api.RunnerError as error:
-                raise genie_api.RunnerError(f"line {statement.line}: {error}") from error
+            except genie_api.FatalError as error:
+                raise genie_api.FatalError(f"line {statement.line}: {error}") from error
 
     def _run_command(self, words: Tuple[str, ...], arguments: Tuple[Word, ...]) -> None:
         if words[-1] == "free":
@@ -319,7 +319,7 @@ class App:
 
     def _embedding_query(self, name: str, path: str, table: str, output: str = "") -> None:
         dialog, rows = self._dialog(name), genie_embeddings.read_rows(path)
-        lookup = genie_embeddings.Table(genie_embeddings.EmbeddingFile.parse(table))
+        lookup = genie_embeddings.EmbeddingRows(genie_embeddings.EmbeddingFile.parse(table))
         if not output:
             genie_t2t_run.ask_embeddings(dialog, rows, lookup)
             return
@@ -330,7 +330,7 @@ class App:
 
     def _embedding_token_query(self, name: str, path: str, table: str, output: str = "") -> None:
         dialog, rows = self._dialog(name), genie_embeddings.read_rows(path)
-        lookup = genie_embeddings.Table(genie_embeddings.EmbeddingFile.parse(table))
+        lookup = genie_embeddings.EmbeddingRows(genie_embeddings.EmbeddingFile.parse(table))
         answer: List[int] = []
         status = dialog.embedding_token_query(rows, lookup, answer.extend)
         text = " ".join(map(str, answer))
@@ -504,7 +504,7 @@ def _write_file(path: str, data: bytes) -> None:
     try:
         Path(path).write_bytes(data)
     except OSError as error:
-        raise genie_api.RunnerError(f"cannot write {path}: {error.strerror}") from error
+        raise genie_api.FatalError(f"cannot write {path}: {error.strerror}") from error
 
 
 def commands_help() -> str:
@@ -559,7 +559,7 @@ def main(arguments: Optional[Sequence[str]] = None, stop: Optional[genie_api.Sto
     except ScriptError as error:
         print(f"genie-app: error: {options.script}: {error}", file=sys.stderr)
         return 2
-    except (genie_api.RunnerError, BrokenPipeError) as error:
+    except (genie_api.FatalError, BrokenPipeError) as error:
         return genie_t2t_run.fail("genie-app", error)
     return 0
 

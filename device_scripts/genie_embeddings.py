@@ -18,7 +18,7 @@ _USAGE = "PATH, or PATH,TYPE,SCALE,OFFSET with TYPE one of int8, int16, uint8, u
 _RANGES = {"b": (-128, 127), "h": (-32768, 32767), "B": (0, 255), "H": (0, 65535)}
 
 
-class Encoding(NamedTuple):
+class RowEncoding(NamedTuple):
     """Meaning of the numbers of a file.
 
     Attributes:
@@ -34,7 +34,7 @@ class EmbeddingFile(NamedTuple):
     """A file of rows; without an encoding they are as the graph's input has them."""
 
     path: str
-    encoding: Optional[Encoding]
+    encoding: Optional[RowEncoding]
 
     @classmethod
     def parse(cls, text: str) -> "EmbeddingFile":
@@ -44,7 +44,7 @@ class EmbeddingFile(NamedTuple):
             ValueError: It is neither.
         """
         if text.endswith(",float32"):
-            return cls(text[: -len(",float32")], Encoding("f", 1.0, 0))
+            return cls(text[: -len(",float32")], RowEncoding("f", 1.0, 0))
         words = text.rsplit(",", 3)
         if len(words) < 4:
             if len(words) > 1 and any(word in TYPES for word in words[1:]):
@@ -53,10 +53,10 @@ class EmbeddingFile(NamedTuple):
         path, kind, scale, offset = words
         if not path or kind not in TYPES or kind == "float32" or not float(scale) > 0:
             raise ValueError(_USAGE)
-        return cls(path, Encoding(TYPES[kind], float(scale), int(offset)))
+        return cls(path, RowEncoding(TYPES[kind], float(scale), int(offset)))
 
 
-class Table:
+class EmbeddingRows:
     """A table of rows by token id, which gives each as the graph's input has it.
 
     Args:
@@ -64,9 +64,9 @@ class Table:
         target: Encoding of the graph's input; needed if the table has an encoding.
     """
 
-    def __init__(self, table: EmbeddingFile, target: Optional[Encoding] = None) -> None:
+    def __init__(self, table: EmbeddingFile, target: Optional[RowEncoding] = None) -> None:
         if table.encoding is not None and target is None:
-            raise genie_api.RunnerError(
+            raise genie_api.FatalError(
                 "the encoding of an embedding table goes with that of the graph's input, which "
                 "--embedding_file names"
             )
@@ -83,7 +83,7 @@ class Table:
             width = size // _itemsize(target) * _itemsize(source)
         row = self._rows[token * width : (token + 1) * width]
         if token < 0 or len(row) < width or len(self._rows) % width:
-            raise genie_api.RunnerError(
+            raise genie_api.FatalError(
                 f"{self._file.path} has no row of {width} bytes for token {token}"
             )
         if source is None or target is None or source == target:
@@ -91,7 +91,9 @@ class Table:
         return requantize(row, source, target, self._known)
 
 
-def requantize(row: bytes, source: Encoding, target: Encoding, known: Dict[float, float]) -> bytes:
+def requantize(
+    row: bytes, source: RowEncoding, target: RowEncoding, known: Dict[float, float]
+) -> bytes:
     """Return numbers in another encoding, rounded to the nearest.
 
     Args:
@@ -115,15 +117,15 @@ def read_rows(path: str) -> bytes:
     """Return the rows of an embedding file.
 
     Raises:
-        genie_api.RunnerError: It cannot be read, or is empty.
+        genie_api.FatalError: It cannot be read, or is empty.
     """
     rows = genie_api.read_file(path, "embedding file")
     if not rows:
-        raise genie_api.RunnerError(f"{Path(path).name} holds no embedding")
+        raise genie_api.FatalError(f"{Path(path).name} holds no embedding")
     return rows
 
 
-def _itemsize(encoding: Encoding) -> int:
+def _itemsize(encoding: RowEncoding) -> int:
     return array.array(encoding.code).itemsize
 
 

@@ -22,7 +22,7 @@ _FORMAT = 1
 _LARGEST_TOKEN = (1 << 31) - 1
 
 
-class Window(NamedTuple):
+class TokenWindow(NamedTuple):
     """A text as tokens: the prompt, and what follows, which is decoded one by one."""
 
     prompt: List[int]
@@ -48,27 +48,27 @@ def parser() -> argparse.ArgumentParser:
     return build
 
 
-def read_windows(path: str) -> List[Window]:
+def read_windows(path: str) -> List[TokenWindow]:
     """Return the windows of a file.
 
     Raises:
-        genie_api.RunnerError: It cannot be read, or holds something else.
+        genie_api.FatalError: It cannot be read, or holds something else.
     """
     try:
         found = json.loads(genie_api.read_file(path, "windows"))
-        windows = [Window(list(each["prompt"]), list(each["following"])) for each in found]
+        windows = [TokenWindow(list(each["prompt"]), list(each["following"])) for each in found]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise genie_api.RunnerError(f"{path} holds no windows: {error!r}") from error
+        raise genie_api.FatalError(f"{path} holds no windows: {error!r}") from error
     for window in windows:
         for token in (*window.prompt, *window.following):
             if type(token) is not int or not 0 <= token <= _LARGEST_TOKEN:
-                raise genie_api.RunnerError(f"{path} holds no token ids: {token!r}")
+                raise genie_api.FatalError(f"{path} holds no token ids: {token!r}")
     if not windows or not all(window.prompt and window.following for window in windows):
-        raise genie_api.RunnerError(f"{path} holds an empty window")
+        raise genie_api.FatalError(f"{path} holds an empty window")
     return windows
 
 
-class Steps:
+class LogitsSampler:
     """The sampler: writes the logits of each step, and answers with the next token of a text."""
 
     def __init__(self, sink: IO[bytes]) -> None:
@@ -88,7 +88,7 @@ class Steps:
             return self._following[-1]  # the library asks once more than it was to
         self.step_bytes = self.step_bytes or len(logits)
         if len(logits) != self.step_bytes:
-            raise genie_api.RunnerError(
+            raise genie_api.FatalError(
                 f"a step has {len(logits)} bytes of logits, the one before {self.step_bytes}"
             )
         self._sink.write(logits)
@@ -133,7 +133,7 @@ def run(options: argparse.Namespace, stop: genie_api.Stop) -> None:
     """Do what the options ask for.
 
     Raises:
-        genie_api.RunnerError: A file, the library or Genie failed.
+        genie_api.FatalError: A file, the library or Genie failed.
     """
     text = genie_t2t_run.c_string(
         genie_api.read_file(options.config, "configuration"), "the configuration"
@@ -142,7 +142,7 @@ def run(options: argparse.Namespace, stop: genie_api.Stop) -> None:
     genie = genie_api.Genie(stop=stop)
     with open(options.output_file, "wb") as sink, genie_api.Resources() as resources:
         log = resources.add(genie_api.LogHandle(genie, options.log)) if options.log else None
-        steps = Steps(sink)
+        steps = LogitsSampler(sink)
         sampler = SamplerCallback(genie, SAMPLER, steps)
         profile = None
         if options.trace is not None:
@@ -155,7 +155,7 @@ def run(options: argparse.Namespace, stop: genie_api.Stop) -> None:
             dialog.token_query(window.prompt, lambda _ids: None)
             sampler.check()
             if steps.done != len(window.following):
-                raise genie_api.RunnerError(
+                raise genie_api.FatalError(
                     f"window {number}: {steps.done} steps of {len(window.following)}"
                 )
             dialog.reset()
@@ -175,7 +175,7 @@ def main(arguments: Optional[Sequence[str]] = None, stop: Optional[genie_api.Sto
     options = parser().parse_args(arguments)
     try:
         run(options, stop or genie_api.Stop())
-    except (genie_api.RunnerError, OSError) as error:
+    except (genie_api.FatalError, OSError) as error:
         return genie_t2t_run.fail("genie-logits", error)
     return 0
 

@@ -28,7 +28,7 @@ _FORMAT = 1
 _POSITIONS = "first_cl_minus_ar"
 
 
-class Window(NamedTuple):
+class WindowResult(NamedTuple):
     """Genie's result for one window.
 
     Attributes:
@@ -51,14 +51,14 @@ def context_length(config: bytes) -> int:
     """Return ``dialog.context.size`` of a configuration.
 
     Raises:
-        genie_api.RunnerError: It is not there.
+        genie_api.FatalError: It is not there.
     """
     try:
         size = json.loads(config)["dialog"]["context"]["size"]
     except (ValueError, KeyError, TypeError, RecursionError):
         size = None
     if not isinstance(size, int) or isinstance(size, bool) or size < 2:
-        raise genie_api.RunnerError("the configuration has no dialog.context.size")
+        raise genie_api.FatalError("the configuration has no dialog.context.size")
     return size
 
 
@@ -69,14 +69,14 @@ def accuracy_json(config: bytes, window: str, role: Optional[str]) -> bytes:
     no other (`engine.convert-to-basic`). Only dialogs of two engines have roles.
 
     Raises:
-        genie_api.RunnerError: The dialog has no engine of that role.
+        genie_api.FatalError: The dialog has no engine of that role.
     """
     dialog = json.loads(config)["dialog"]
     engines = dialog.get("engine")
     roles = [each.get("role") for each in engines] if isinstance(engines, list) else []
     if role == "draft" and role not in roles:
         kind = dialog.get("type", "basic")
-        raise genie_api.RunnerError(f"a dialog of type {kind} has no draft model: no --role draft")
+        raise genie_api.FatalError(f"a dialog of type {kind} has no draft model: no --role draft")
     asked: Dict[str, Any] = {"dataset": window, "type": "perplexity"}
     if dialog.get("type", "basic") != "basic":
         asked["engine"] = {"convert-to-basic": True}
@@ -89,7 +89,7 @@ def evaluate(options: argparse.Namespace) -> Dict[str, Any]:
     """Evaluate one window in this process, which may hang or abort: run it in a child.
 
     Raises:
-        genie_api.RunnerError: Genie failed, or the text is not one window.
+        genie_api.FatalError: Genie failed, or the text is not one window.
     """
     (window,) = options.window_files
     text = genie_t2t_run.c_string(genie_api.read_file(window, "window"), "the window")
@@ -108,7 +108,7 @@ def evaluate(options: argparse.Namespace) -> Dict[str, Any]:
         tokens = dialog.encode(text)
         # Genie puts bos before the text, drops what fills no whole window, and needs one.
         if not length - 1 <= len(tokens) < 2 * length - 1:
-            raise genie_api.RunnerError(
+            raise genie_api.FatalError(
                 f"{window} has {len(tokens)} tokens; one window of context {length} needs "
                 f"{length - 1} to {2 * length - 2}"
             )
@@ -152,7 +152,7 @@ def run_child(options: argparse.Namespace, window: str) -> Optional[Dict[str, An
     Its trace, if one is asked for, is in the file of `child_trace` then.
 
     Raises:
-        genie_api.RunnerError: The child failed or died.
+        genie_api.FatalError: The child failed or died.
     """
     reader, writer = os.pipe()
     try:
@@ -179,12 +179,12 @@ def run_child(options: argparse.Namespace, window: str) -> Optional[Dict[str, An
             writer = -1
         if status != 0:
             died = f"died of signal {-status}" if status < 0 else "failed (its error is above)"
-            raise genie_api.RunnerError(f"the evaluation of {window} {died}")
+            raise genie_api.FatalError(f"the evaluation of {window} {died}")
         with os.fdopen(reader, "rb") as pipe:
             reader = -1
             answer = json.loads(pipe.read())
         if not isinstance(answer, dict):
-            raise genie_api.RunnerError(f"the evaluation of {window} answered nonsense")
+            raise genie_api.FatalError(f"the evaluation of {window} answered nonsense")
         return answer
     finally:
         for descriptor in (reader, writer):
@@ -197,7 +197,7 @@ def child_trace(options: argparse.Namespace) -> str:
     return f"{options.trace}.child"
 
 
-def measure(options: argparse.Namespace, window: str) -> Tuple[Window, str]:
+def measure(options: argparse.Namespace, window: str) -> Tuple[WindowResult, str]:
     """Evaluate one window, with up to ``--retries`` retries if it hangs; add Genie's version."""
     for retries in range(options.retries + 1):
         began = time.monotonic()
@@ -208,8 +208,8 @@ def measure(options: argparse.Namespace, window: str) -> Tuple[Window, str]:
             continue
         perplexity = answer.get("perplexity")
         if not isinstance(perplexity, (int, float)) or not 0 < perplexity < math.inf:
-            raise genie_api.RunnerError(f"Genie's perplexity of {window} is {perplexity}")
-        done = Window(
+            raise genie_api.FatalError(f"Genie's perplexity of {window} is {perplexity}")
+        done = WindowResult(
             window,
             float(perplexity),
             int(answer["tokens"]),
@@ -218,12 +218,12 @@ def measure(options: argparse.Namespace, window: str) -> Tuple[Window, str]:
             round(seconds, 3),
         )
         return done, str(answer["version"])
-    raise genie_api.RunnerError(
+    raise genie_api.FatalError(
         f"the evaluation of {window} hung {options.retries + 1} times for {options.timeout:g} s"
     )
 
 
-def combine(windows: Sequence[Window], length: int, ar: int, version: str) -> Dict[str, Any]:
+def combine(windows: Sequence[WindowResult], length: int, ar: int, version: str) -> Dict[str, Any]:
     """Return the result: exp of the mean negative log-likelihood of all scored tokens."""
     scored = length - ar  # in each window, so that the windows weigh the same
     mean = sum(math.log(window.perplexity) for window in windows) / len(windows)
@@ -245,8 +245,8 @@ def run(options: argparse.Namespace) -> None:
     """Evaluate all windows and write the result atomically."""
     length = context_length(genie_api.read_file(options.config, "configuration"))
     if not 0 < options.ar < length:
-        raise genie_api.RunnerError(f"--ar must lie between 1 and {length - 1}")
-    windows: List[Window] = []
+        raise genie_api.FatalError(f"--ar must lie between 1 and {length - 1}")
+    windows: List[WindowResult] = []
     traces: List[bytes] = []
     version = ""
     for number, file in enumerate(options.window_files, start=1):
@@ -302,7 +302,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         if options.answer_fd is not None:
             return _child(options)
         run(options)
-    except (genie_api.RunnerError, OSError, ValueError, KeyError) as error:
+    except (genie_api.FatalError, OSError, ValueError, KeyError) as error:
         return genie_t2t_run.fail("genie-perplexity", error)
     return 0
 

@@ -49,15 +49,15 @@ def read_prompts(options: argparse.Namespace) -> List[bytes]:
     """Return the texts that the options name.
 
     Raises:
-        genie_api.RunnerError: A file cannot be read, or is no JSON array of texts.
+        genie_api.FatalError: A file cannot be read, or is no JSON array of texts.
     """
     if options.prompts_file is not None:
         try:
             texts = json.loads(genie_api.read_file(options.prompts_file, "prompts file"))
         except (ValueError, RecursionError) as error:
-            raise genie_api.RunnerError(f"the prompts file is no JSON: {error}") from error
+            raise genie_api.FatalError(f"the prompts file is no JSON: {error}") from error
         if not isinstance(texts, list) or not texts or not all(type(t) is str for t in texts):
-            raise genie_api.RunnerError("the prompts file is no JSON array of texts")
+            raise genie_api.FatalError("the prompts file is no JSON array of texts")
         found = [text.encode("utf-8", "surrogatepass") for text in texts]
     elif options.prompt_file is not None:
         found = [genie_api.read_file(options.prompt_file, "prompt file")]
@@ -84,7 +84,7 @@ def run(options: argparse.Namespace, stop: genie_api.Stop) -> None:
     """Do what the options ask for.
 
     Raises:
-        genie_api.RunnerError: A file, the library or Genie failed.
+        genie_api.FatalError: A file, the library or Genie failed.
     """
     text = genie_t2t_run.c_string(
         genie_api.read_file(options.config, "configuration"), "the configuration"
@@ -122,7 +122,7 @@ def main(arguments: Optional[Sequence[str]] = None, stop: Optional[genie_api.Sto
     options = parser().parse_args(arguments)
     try:
         run(options, stop or genie_api.Stop())
-    except (genie_api.RunnerError, BrokenPipeError) as error:
+    except (genie_api.FatalError, BrokenPipeError) as error:
         return genie_t2t_run.fail("genie-t2e-run", error)
     return 0
 

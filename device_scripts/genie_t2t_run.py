@@ -111,15 +111,15 @@ def parse_tokens(text: bytes) -> List[int]:
     """Return the token ids of a tokens file.
 
     Raises:
-        genie_api.RunnerError: It holds none, or something else.
+        genie_api.FatalError: It holds none, or something else.
     """
     tokens = []
     for word in text.split():
         if not word.isdigit() or int(word) > _LARGEST_TOKEN:
-            raise genie_api.RunnerError(f"not a token id in the tokens file: {word[:40]!r}")
+            raise genie_api.FatalError(f"not a token id in the tokens file: {word[:40]!r}")
         tokens.append(int(word))
     if not tokens:
-        raise genie_api.RunnerError("the tokens file holds no token id")
+        raise genie_api.FatalError("the tokens file holds no token id")
     return tokens
 
 
@@ -145,10 +145,10 @@ def c_string(text: bytes, what: str) -> bytes:
     """Return the text if C can hold it.
 
     Raises:
-        genie_api.RunnerError: It holds a zero byte, where C would end it.
+        genie_api.FatalError: It holds a zero byte, where C would end it.
     """
     if b"\0" in text:
-        raise genie_api.RunnerError(f"{what} holds a zero byte")
+        raise genie_api.FatalError(f"{what} holds a zero byte")
     return text
 
 
@@ -165,7 +165,7 @@ def check_status(status: int, *, generated: bool) -> None:
         print(f"genie-t2t-run: warning: {name} ({status})", file=sys.stderr)
 
 
-class Clock:
+class TokenClock:
     """Times of the last query's pieces by the callback's clock, for profiles without figures.
 
     Args:
@@ -209,17 +209,17 @@ def ask(
     prompt: bytes,
     *,
     rewind: bool = False,
-    clock: Optional[Clock] = None,
+    clock: Optional[TokenClock] = None,
 ) -> None:
     """Run one text query and print it in the documented form."""
     _print_answer(prompt, lambda sink: dialog.query(prompt, sink, rewind=rewind), clock)
 
 
 def ask_tokens(
-    dialog: genie_api.DialogHandle, tokens: Sequence[int], clock: Optional[Clock] = None
+    dialog: genie_api.DialogHandle, tokens: Sequence[int], clock: Optional[TokenClock] = None
 ) -> None:
     """Run one token query and print the answer as ids, the form in which Genie returns it."""
-    clock = clock or Clock()
+    clock = clock or TokenClock()
     count = 0
 
     def sink(ids: List[int]) -> None:
@@ -252,7 +252,7 @@ def ask_embeddings(
     dialog: genie_api.DialogHandle,
     rows: bytes,
     lookup: Optional[genie_api.Lookup],
-    clock: Optional[Clock] = None,
+    clock: Optional[TokenClock] = None,
 ) -> None:
     """Run one query by embeddings and print the answer as text."""
     shown = b"%d bytes of embeddings" % len(rows)
@@ -262,10 +262,10 @@ def ask_embeddings(
 def _print_answer(
     prompt: bytes,
     query: "Callable[[genie_api.TextSink], int]",
-    clock: Optional[Clock],
+    clock: Optional[TokenClock],
 ) -> None:
     """Run a query that answers in text, and print both in the documented form."""
-    clock = clock or Clock()
+    clock = clock or TokenClock()
 
     def sink(piece: bytes) -> None:
         if clock.takes():
@@ -302,7 +302,7 @@ def answer_bound(config: bytes) -> int:
         dialog = json.loads(config)["dialog"]
         return int(dialog.get("max-num-tokens") or dialog["context"]["size"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise genie_api.RunnerError("the configuration has no dialog.context.size") from None
+        raise genie_api.FatalError("the configuration has no dialog.context.size") from None
 
 
 def write_profile(
@@ -332,21 +332,23 @@ def write_file(data: bytes, path: str, what: str) -> None:
     """Write a result atomically.
 
     Raises:
-        genie_api.RunnerError: It cannot be written.
+        genie_api.FatalError: It cannot be written.
     """
     temporary = Path(f"{path}.{os.getpid()}.tmp")
     try:
         temporary.write_bytes(data)
         temporary.replace(path)
     except OSError as error:
-        raise genie_api.RunnerError(f"cannot write the {what} {path}: {error}") from error
+        raise genie_api.FatalError(f"cannot write the {what} {path}: {error}") from error
 
 
-def query_of(options: argparse.Namespace, clock: Clock) -> Callable[[genie_api.DialogHandle], None]:
+def query_of(
+    options: argparse.Namespace, clock: TokenClock
+) -> Callable[[genie_api.DialogHandle], None]:
     """Return the query that the options ask for; its files are read before Genie is loaded.
 
     Raises:
-        genie_api.RunnerError: A file cannot be read, or holds something else.
+        genie_api.FatalError: A file cannot be read, or holds something else.
     """
     if options.tokens_file is not None:
         tokens = parse_tokens(genie_api.read_file(options.tokens_file, "tokens file"))
@@ -365,7 +367,7 @@ def query_of(options: argparse.Namespace, clock: Clock) -> Callable[[genie_api.D
         lookup = None
         if options.embedding_table is not None:
             target = options.embedding_file.encoding
-            lookup = genie_embeddings.Table(options.embedding_table, target)
+            lookup = genie_embeddings.EmbeddingRows(options.embedding_table, target)
         return lambda dialog: ask_embeddings(dialog, rows, lookup, clock)
     prompt = (
         os.fsencode(options.prompt)
@@ -380,10 +382,10 @@ def run(options: argparse.Namespace, stop: genie_api.Stop) -> None:
     """Do what the options ask for.
 
     Raises:
-        genie_api.RunnerError: A file, the library or Genie failed.
+        genie_api.FatalError: A file, the library or Genie failed.
     """
     text = c_string(genie_api.read_file(options.config, "configuration"), "the configuration")
-    clock = Clock(token_bound(text))
+    clock = TokenClock(token_bound(text))
     query = query_of(options, clock)
     genie = genie_api.Genie(stop=stop)
     write(f"Using libGenie.so version {genie.version()}\n\n".encode())
@@ -431,7 +433,7 @@ def main(arguments: Optional[Sequence[str]] = None, stop: Optional[genie_api.Sto
         build.error("argument -t/--embedding_table: goes with -e/--embedding_file")
     try:
         run(options, stop or genie_api.Stop())
-    except (genie_api.RunnerError, BrokenPipeError) as error:
+    except (genie_api.FatalError, BrokenPipeError) as error:
         return fail("genie-t2t-run", error)
     return 0
 

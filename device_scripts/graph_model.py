@@ -51,7 +51,7 @@ _MASKED, _MASKED_HALF = -100.0, -65504.0
 _LOG = api.LogCallback(lambda form, level, _time, values: genie_api.write_log(form, level, values))
 
 
-class Port:
+class GraphPort:
     """An input or output of a graph.
 
     Attributes:
@@ -66,7 +66,7 @@ class Port:
         self.shape: Tuple[int, ...] = tuple(tensor.dimensions[: tensor.rank])
         kind = structures.DATA_TYPES.get(tensor.data_type, f"0x{tensor.data_type:04x}")
         if kind not in _CODES:
-            raise genie_api.RunnerError(f"{self.name} is of type {kind}, which is not supported")
+            raise genie_api.FatalError(f"{self.name} is of type {kind}, which is not supported")
         self.code = _CODES[kind]
         self.is_half = kind == "float16"
         self.count = math.prod(self.shape)
@@ -155,14 +155,14 @@ class Graph:
             if len(port.shape) in (2, 3)
         }
         if len(lengths) != 1:
-            raise genie_api.RunnerError(f"no input of graph {self.name} tells its AR")
+            raise genie_api.FatalError(f"no input of graph {self.name} tells its AR")
         return lengths.pop(), None
 
 
 def _ports(
     tensors: Iterable[structures.QnnTensor], contract: Contract, part: int
-) -> Dict[str, Port]:
-    ports = [Port(one, contract.port_name(one.name.decode(), part)) for one in tensors]
+) -> Dict[str, GraphPort]:
+    ports = [GraphPort(one, contract.port_name(one.name.decode(), part)) for one in tensors]
     return {port.name: port for port in ports}
 
 
@@ -173,8 +173,8 @@ class Cached(NamedTuple):
         by_token: whether `new` has the rows of each token side by side.
     """
 
-    past: Port
-    new: Port
+    past: GraphPort
+    new: GraphPort
     rows: int
     unit: int
     by_token: bool = False
@@ -192,13 +192,13 @@ class Chain:
         self.ar = ar
         self.cl = cl
         self.parts = _in_order(parts)
-        self.inputs: Dict[str, Port] = {}
-        self.outputs: Dict[str, Port] = {}
+        self.inputs: Dict[str, GraphPort] = {}
+        self.outputs: Dict[str, GraphPort] = {}
         for part in self.parts:
             for name, port in part.inputs.items():
                 known = self.inputs.setdefault(name, port)
                 if known.grid != port.grid or known.shape != port.shape:
-                    raise genie_api.RunnerError(f"parts take {name} in two encodings or shapes")
+                    raise genie_api.FatalError(f"parts take {name} in two encodings or shapes")
             self.outputs.update(part.outputs)
         self.kv = list(self._caches(contract))
         new = {each.new.name for each in self.kv}
@@ -206,10 +206,10 @@ class Chain:
             port for _, port in _matched(contract.logits, self.outputs) if port.name not in new
         ]
         if len(logits) != 1:
-            raise genie_api.RunnerError(f"the graphs of AR {ar} and CL {cl} give no logits")
+            raise genie_api.FatalError(f"the graphs of AR {ar} and CL {cl} give no logits")
         self.logits = logits[0]
         if self.logits.count != ar * self.logits.shape[-1]:
-            raise genie_api.RunnerError(f"{self.logits.name} has no row for each of {ar} tokens")
+            raise genie_api.FatalError(f"{self.logits.name} has no row for each of {ar} tokens")
 
     def _caches(self, contract: Contract) -> "Iterator[Cached]":
         left = list(self.outputs.values())
@@ -225,12 +225,12 @@ class Chain:
                 and new in (None, one.name)
             ]
             if not alike:
-                raise genie_api.RunnerError(f"no output has the new columns of {past.name}")
+                raise genie_api.FatalError(f"no output has the new columns of {past.name}")
             left.remove(alike[0])
             sizes = (math.prod(shape[:axis]), math.prod(shape[axis + 1 :]))
             yield Cached(past, alike[0], *sizes, by_token)
 
-    def all_ports(self) -> Iterator[Port]:
+    def all_ports(self) -> Iterator[GraphPort]:
         """Yield the ports of all parts."""
         for part in self.parts:
             yield from part.inputs.values()
@@ -242,7 +242,7 @@ class Chain:
         return self.kv[0].slots
 
 
-def _matched(pattern: str, ports: Dict[str, Port]) -> "Iterator[Tuple[Any, Port]]":
+def _matched(pattern: str, ports: Dict[str, GraphPort]) -> "Iterator[Tuple[Any, GraphPort]]":
     """Yield the ports whose names a contract's expression matches, and the matches."""
     for name, port in ports.items():
         match = re.fullmatch(pattern, name)
@@ -258,7 +258,7 @@ def _in_order(parts: Sequence[Graph]) -> List[Graph]:
         made = {name for part in left for name in part.outputs}
         first = next((part for part in left if not made & part.inputs.keys()), None)
         if first is None:
-            raise genie_api.RunnerError("the parts of the model take each other's outputs")
+            raise genie_api.FatalError("the parts of the model take each other's outputs")
         left.remove(first)
         ordered.append(first)
     return ordered
@@ -281,17 +281,17 @@ class Memory:
             port.tensor.data = ctypes.addressof(place)
             port.tensor.data_size = port.size
 
-    def of(self, port: Port) -> View:
+    def of(self, port: GraphPort) -> View:
         """Return the values of a port, in the order of its last axis."""
         view: View = memoryview(self._buffers[port.name])
         return view.cast(port.code)
 
-    def write(self, port: Port, data: bytes) -> None:
+    def write(self, port: GraphPort, data: bytes) -> None:
         """Write all values of a port, as stored."""
         memoryview(self._buffers[port.name])[: port.size] = data
 
 
-class KvCache:
+class KvBuffers:
     """Keys and values of all tokens so far, in one buffer for each tensor.
 
     Buffers are laid out for the graph that is called next; their other columns are masked.
@@ -349,7 +349,7 @@ class KvCache:
                 target[to : to + count * unit] = source[since : since + count * unit]
 
 
-def _zeros(port: Port, count: int) -> "array.array[Any]":
+def _zeros(port: GraphPort, count: int) -> "array.array[Any]":
     return array.array(port.code, [port.stored(0.0)]) * count
 
 
@@ -375,7 +375,7 @@ class Rotations:
             for frequency, divisor in zip(frequencies, _divisors(scaling, frequencies, context))
         ]
 
-    def table(self, function: Callable[[float], float], port: Port, count: int) -> bytes:
+    def table(self, function: Callable[[float], float], port: GraphPort, count: int) -> bytes:
         """Return the stored values of the first `count` positions, `[count, dim]`."""
         values = [
             function(position * frequency)
@@ -396,7 +396,7 @@ def _divisors(scaling: Dict[str, Any], frequencies: List[float], context: int) -
         is_long = context > int(scaling["original-max-position-embeddings"])
         return [float(one) for one in scaling["long-factor" if is_long else "short-factor"]]
     if kind != "llama3":
-        raise genie_api.RunnerError(f"positions scaled by {kind} are not supported")
+        raise genie_api.FatalError(f"positions scaled by {kind} are not supported")
     low, high = float(scaling["low-freq-factor"]), float(scaling["high-freq-factor"])
     turn = int(scaling["original-max-position-embeddings"]) / (2 * math.pi)
 
@@ -416,25 +416,25 @@ class EmbeddingTable:
     it (measured on Genie 1.21).
 
     Raises:
-        genie_api.RunnerError: the configuration or the file is of another kind.
+        genie_api.FatalError: the configuration or the file is of another kind.
     """
 
     def __init__(self, config: Dict[str, Any]) -> None:
         kind = config.get("datatype", "float32")
         codes = {"float32": "f", "ufixed8": "B", "ufixed16": "H"}
         if config.get("type") != "lut" or kind not in codes:
-            raise genie_api.RunnerError(f"embeddings of type {config.get('type')}, {kind}")
+            raise genie_api.FatalError(f"embeddings of type {config.get('type')}, {kind}")
         grid = config.get("quant-param", {"scale": 0.0, "offset": 0})
         self._grid = (codes[kind], float(grid["scale"]), int(grid["offset"]))
         self._size = int(config["size"])
         self._map = map_file(str(config["lut-path"]))
 
-    def rows(self, port: Port, tokens: Sequence[int]) -> bytes:
+    def rows(self, port: GraphPort, tokens: Sequence[int]) -> bytes:
         """Return the rows of tokens, as the port has them."""
         code, scale, offset = self._grid
         size = self._size * array.array(code).itemsize
         if port.shape[-1] != self._size or (max(tokens) + 1) * size > len(self._map):
-            raise genie_api.RunnerError("the embedding table does not fit the model")
+            raise genie_api.FatalError("the embedding table does not fit the model")
         rows = b"".join(self._map[token * size : (token + 1) * size] for token in tokens)
         if self._same(port):
             return rows
@@ -442,7 +442,7 @@ class EmbeddingTable:
         real = values if code == "f" else [(value + offset) * scale for value in values]
         return port.rounded_down(real)
 
-    def _same(self, port: Port) -> bool:
+    def _same(self, port: GraphPort) -> bool:
         code, scale, offset = self._grid
         near = abs(port.scale - scale) <= 1e-6 * scale
         return (code, offset) == (port.code, port.offset) and near
@@ -452,13 +452,13 @@ def map_file(path: str) -> mmap.mmap:
     """Map a file, whose pages the system may drop again.
 
     Raises:
-        genie_api.RunnerError: it cannot be read, or is empty.
+        genie_api.FatalError: it cannot be read, or is empty.
     """
     try:
         with open(path, "rb") as file:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     except (OSError, ValueError) as error:
-        raise genie_api.RunnerError(f"cannot read {path}: {error}") from error
+        raise genie_api.FatalError(f"cannot read {path}: {error}") from error
 
 
 class Settings(NamedTuple):
@@ -479,13 +479,13 @@ class Settings(NamedTuple):
         """Read a configuration.
 
         Raises:
-            genie_api.RunnerError: it cannot be read, or asks for what graphs alone do not do.
+            genie_api.FatalError: it cannot be read, or asks for what graphs alone do not do.
         """
         try:
             dialog = json.loads(genie_api.read_file(path, "configuration"))["dialog"]
             return cls._of(dialog)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise genie_api.RunnerError(f"{path} is no configuration: {error!r}") from error
+            raise genie_api.FatalError(f"{path} is no configuration: {error!r}") from error
 
     @classmethod
     def _of(cls, dialog: Dict[str, Any]) -> "Settings":
@@ -493,7 +493,7 @@ class Settings(NamedTuple):
         if isinstance(engine, list):  # two models, of which the target can answer alone
             engine = next(one for one in engine if one.get("role") in ("target", "primary"))
         if engine.get("longcontext"):
-            raise genie_api.RunnerError("long contexts are Genie's alone")
+            raise genie_api.FatalError("long contexts are Genie's alone")
         model, htp = engine["model"], engine["backend"].get("QnnHtp", {})
         positions = model.get("positional-encoding")
         if positions is None and "rope-theta" in htp:
@@ -524,7 +524,7 @@ class Settings(NamedTuple):
         )
 
 
-class Call(NamedTuple):
+class ChainCall(NamedTuple):
     """A call of a chain, whose outputs lie in memory until the next one.
 
     Attributes:
@@ -539,14 +539,14 @@ class Call(NamedTuple):
     spans: List[Tuple[str, int, int]]
 
 
-class Model:
+class LoadedModel:
     """A loaded model and its context.
 
     Args:
         packages: op packages to register first: path, provider and target.
 
     Raises:
-        genie_api.RunnerError: a file cannot be read, or the graphs are of no contract.
+        genie_api.FatalError: a file cannot be read, or the graphs are of no contract.
         RefusedError: a library or QNN refuses.
     """
 
@@ -590,7 +590,7 @@ class Model:
         self._kept = (files, system, session)
         self.chains = _chains(self.parts, self.contract)
         self.memory = Memory(self.chains)
-        self.cache = KvCache(self.memory, max(chain.slots for chain in self.chains))
+        self.cache = KvBuffers(self.memory, max(chain.slots for chain in self.chains))
         self._tables: Dict[Tuple[str, Tuple[str, float, int]], bytes] = {}
         self._fillers = {chain: list(self._fillers_of(chain)) for chain in self.chains}
         self.reset()
@@ -604,11 +604,11 @@ class Model:
         """Forget all tokens."""
         self.cache.clear(self.chains[0])
 
-    def feed(self, tokens: Sequence[int]) -> Iterator[Call]:
+    def feed(self, tokens: Sequence[int]) -> Iterator[ChainCall]:
         """Append tokens to the context, in as many calls as they need; the caller iterates.
 
         Raises:
-            genie_api.RunnerError: the context has no room for them.
+            genie_api.FatalError: the context has no room for them.
         """
         done = 0
         while done < len(tokens):
@@ -627,9 +627,9 @@ class Model:
                 spans.append((part.name, began, time.monotonic_ns()))
             self.cache.append(chain, len(chunk))
             done += len(chunk)
-            yield Call(chain, first, len(chunk), spans)
+            yield ChainCall(chain, first, len(chunk), spans)
 
-    def logits(self, call: Call, row: int) -> View:
+    def logits(self, call: ChainCall, row: int) -> View:
         """Return the logits after a token of a call, as stored."""
         port = call.chain.logits
         size = port.shape[-1]
@@ -644,20 +644,20 @@ class Model:
         n_past = self.cache.n_past
         fitting = [chain for chain in self.chains if chain.slots >= n_past]
         if not fitting or n_past + left > self.context:
-            raise genie_api.RunnerError(f"{n_past + left} tokens exceed the context")
+            raise genie_api.FatalError(f"{n_past + left} tokens exceed the context")
         ars = sorted({chain.ar for chain in fitting})
         ar = next((one for one in ars if one >= left), ars[-1])
         by_length = [chain for chain in fitting if chain.ar == ar]  # as `chains` is sorted
         after = n_past + min(left, ar)
         return next((chain for chain in by_length if chain.slots >= after), by_length[-1])
 
-    def _fillers_of(self, chain: Chain) -> "Iterator[Tuple[Port, Filler]]":
+    def _fillers_of(self, chain: Chain) -> "Iterator[Tuple[GraphPort, Filler]]":
         for port in chain.inputs.values():
             fill = self._filler(chain, port)
             if fill is not None:
                 yield port, fill
 
-    def _filler(self, chain: Chain, port: Port) -> "Optional[Filler]":
+    def _filler(self, chain: Chain, port: GraphPort) -> "Optional[Filler]":
         """Return what makes an input of a call from its first position and its tokens.
 
         None for what needs nothing: caches, what parts hand each other, and zeros.
@@ -683,13 +683,13 @@ class Model:
             return self._rotation_filler(settings.rotations[rotation["prefix"]], rotation, port)
         if matches(contract.past) or matches(contract.zero) or port.name in chain.outputs:
             return None
-        raise genie_api.RunnerError(
+        raise genie_api.FatalError(
             f"nothing is known of input {port.name} of graphs of the contract {contract.name}"
         )
 
-    def _rotation_filler(self, rotations: Rotations, match: Any, port: Port) -> "Filler":
+    def _rotation_filler(self, rotations: Rotations, match: Any, port: GraphPort) -> "Filler":
         if port.shape[-1] != rotations.dim:
-            raise genie_api.RunnerError(
+            raise genie_api.FatalError(
                 f"{port.name} is for {port.shape[-1]} frequencies, "
                 f"and the configuration has {rotations.dim}"
             )
@@ -706,7 +706,7 @@ class Model:
 Filler = Callable[[int, Sequence[int]], bytes]
 
 
-def _mask_filler(port: Port, slots: int) -> Filler:
+def _mask_filler(port: GraphPort, slots: int) -> Filler:
     """Open each row to all columns before the call, and to those of the call up to its own."""
     rows, columns = port.shape[-2:]
     least, most = BOUNDS.get(port.code, (_MASKED, 0.0))
@@ -741,5 +741,5 @@ def _chains(parts: Sequence[Sequence[Graph]], contract: Contract) -> List[Chain]
             members = [part[0] for part in fitting]
             chains.append(Chain(ar, cl, members, contract))
     if not chains:
-        raise genie_api.RunnerError("the parts have no AR and context length in common")
+        raise genie_api.FatalError("the parts have no AR and context length in common")
     return chains

@@ -109,7 +109,7 @@ class Dump:
         self._calls = 0
         self.done = False
 
-    def take(self, model: graph_model.Model, call: graph_model.Call) -> None:
+    def take(self, model: graph_model.LoadedModel, call: graph_model.ChainCall) -> None:
         """Write the inputs and outputs, if this is the step's call, but for the cache before it."""
         self._calls += 1
         if self._calls != self._step + 1:
@@ -135,7 +135,7 @@ class Dump:
         self.done = True
 
 
-class Recorder:
+class TimeRecorder:
     """Times of a process, for its profile and its trace."""
 
     def __init__(self) -> None:
@@ -151,7 +151,7 @@ class Recorder:
         event = {"type": name, "duration": stop - start, "start": start, "stop": stop, **values}
         self._events.append(event)
 
-    def call(self, call: graph_model.Call) -> None:
+    def call(self, call: graph_model.ChainCall) -> None:
         """Note the graphs of a call."""
         facts = {"ar": call.chain.ar, "cl": call.chain.cl, "first": call.first}
         for name, began, ended in call.spans:
@@ -192,11 +192,11 @@ def greedy(logits: graph_model.View) -> int:
 
 
 def generate(
-    model: graph_model.Model,
+    model: graph_model.LoadedModel,
     prompt: Sequence[int],
     most: int,
-    recorder: Recorder,
-    clock: genie_t2t_run.Clock,
+    recorder: TimeRecorder,
+    clock: genie_t2t_run.TokenClock,
     dump: Optional[Dump] = None,
 ) -> Iterator[int]:
     """Yield the greedy answer to a prompt, at most so many tokens, without the one that ends it.
@@ -245,19 +245,21 @@ def _rate(count: int, nanoseconds: int) -> float:
     return count * 1e9 / max(nanoseconds, 1)
 
 
-def answer_query(options: argparse.Namespace, model: graph_model.Model, recorder: Recorder) -> None:
+def answer_query(
+    options: argparse.Namespace, model: graph_model.LoadedModel, recorder: TimeRecorder
+) -> None:
     """Answer token ids, and print the ids in the form of our genie-t2t-run."""
     tokens = read_tokens(options.tokens_file, model)
     fill = read_tokens(options.fill_file, model) if options.fill_file else []
     most = genie_t2t_run.answer_bound(genie_api.read_file(options.config, "configuration"))
     if not model.settings.greedy:
-        raise genie_api.RunnerError("it chooses greedily: set top-k of the sampler to 1")
+        raise genie_api.FatalError("it chooses greedily: set top-k of the sampler to 1")
     begin = [model.settings.bos] if model.settings.bos >= 0 else []
     if fill:
         for _ in model.feed([*begin, *fill]):
             pass
         begin = []
-    clock = genie_t2t_run.Clock()
+    clock = genie_t2t_run.TokenClock()
     clock.init_s = recorder.init_s
     genie_t2t_run.write(b"[PROMPT]: " + " ".join(map(str, tokens)).encode() + b"\n\n[BEGIN]: ")
     dump = Dump(options.dump, options.step) if options.dump else None
@@ -267,38 +269,38 @@ def answer_query(options: argparse.Namespace, model: graph_model.Model, recorder
     genie_t2t_run.write(b"[END]\n\n")
     genie_t2t_run.check_status(clock.status, generated=True)
     if dump is not None and not dump.done:
-        raise genie_api.RunnerError(f"the answer ends before step {options.step}")
+        raise genie_api.FatalError(f"the answer ends before step {options.step}")
     if options.clock is not None:
         genie_t2t_run.write_file(clock.json().encode(), options.clock, "clock")
 
 
-def read_tokens(path: str, model: graph_model.Model) -> List[int]:
+def read_tokens(path: str, model: graph_model.LoadedModel) -> List[int]:
     """Return the ids of a tokens file.
 
     Raises:
-        genie_api.RunnerError: it holds none, or one outside of the vocabulary.
+        genie_api.FatalError: it holds none, or one outside of the vocabulary.
     """
     tokens = genie_t2t_run.parse_tokens(genie_api.read_file(path, "tokens file"))
     return checked(tokens, model)
 
 
-def checked(tokens: List[int], model: graph_model.Model) -> List[int]:
+def checked(tokens: List[int], model: graph_model.LoadedModel) -> List[int]:
     """Return tokens that are all in the vocabulary.
 
     Raises:
-        genie_api.RunnerError: one is not.
+        genie_api.FatalError: one is not.
     """
     size = model.settings.vocabulary
     for token in tokens:
         if type(token) is not int or not 0 <= token < size:
-            raise genie_api.RunnerError(f"token {token!r} is outside the vocabulary of {size}")
+            raise genie_api.FatalError(f"token {token!r} is outside the vocabulary of {size}")
     return tokens
 
 
 class Floats:
     """Real numbers of stored logits, by a table of all integers where they are quantized."""
 
-    def __init__(self, port: graph_model.Port) -> None:
+    def __init__(self, port: graph_model.GraphPort) -> None:
         least, most = graph_model.BOUNDS.get(port.code, (0, -1))
         self._least = least
         values = range(least, most + 1)
@@ -338,7 +340,7 @@ def _loss(logits: Sequence[float], token: int) -> float:
 
 
 def decode_windows(
-    options: argparse.Namespace, model: graph_model.Model, recorder: Recorder
+    options: argparse.Namespace, model: graph_model.LoadedModel, recorder: TimeRecorder
 ) -> None:
     """Decode texts step by step, with the tokens of the text whatever the logits say."""
     windows = genie_logits.read_windows(options.windows)
@@ -367,12 +369,12 @@ def decode_windows(
 
 
 def score_windows(
-    options: argparse.Namespace, model: graph_model.Model, recorder: Recorder
+    options: argparse.Namespace, model: graph_model.LoadedModel, recorder: TimeRecorder
 ) -> None:
     """Score all tokens of texts, each from an empty context, by prefill alone."""
     windows = json.loads(genie_api.read_file(options.score, "windows"))
     if not windows or not all(isinstance(one, list) and one for one in windows):
-        raise genie_api.RunnerError(f"{options.score} holds no windows")
+        raise genie_api.FatalError(f"{options.score} holds no windows")
     begin = [model.settings.bos] if model.settings.bos >= 0 else []
     floats = Floats(model.chains[0].logits)
     scores, losses = [], []
@@ -398,10 +400,10 @@ def score_windows(
     genie_t2t_run.write_file(json.dumps(summary).encode(), options.summary, "summary")
 
 
-def describe(model: graph_model.Model) -> None:
+def describe(model: graph_model.LoadedModel) -> None:
     """Print the graphs of a model as JSON."""
 
-    def ports(listed: Dict[str, graph_model.Port]) -> Dict[str, Any]:
+    def ports(listed: Dict[str, graph_model.GraphPort]) -> Dict[str, Any]:
         return {
             name: {
                 "shape": port.shape,
@@ -426,7 +428,7 @@ def describe(model: graph_model.Model) -> None:
     print(json.dumps({"contract": model.contract.name, "chains": chains}, indent=1))
 
 
-def print_node_cycles(model: graph_model.Model, repetitions: int) -> None:
+def print_node_cycles(model: graph_model.LoadedModel, repetitions: int) -> None:
     """Print the cycles of each node as JSON: `{graph: [[name, cycles], ...]}`, the least of all."""
     answer = {}
     for chain in model.chains:
@@ -445,14 +447,14 @@ def run(options: argparse.Namespace, stop: genie_api.Stop) -> None:
     """Do what the options ask for.
 
     Raises:
-        genie_api.RunnerError: a file or the model is at fault.
+        genie_api.FatalError: a file or the model is at fault.
         RefusedError: a library or QNN refused.
     """
     settings = graph_model.Settings.read(options.config)
-    recorder = Recorder()
+    recorder = TimeRecorder()
     began = time.monotonic_ns()
     level = genie_api.LOG_LEVELS[options.log or "error"]
-    model = graph_model.Model(settings, options.op_package, stop, level)
+    model = graph_model.LoadedModel(settings, options.op_package, stop, level)
     recorder.init_s = (time.monotonic_ns() - began) / 1e9
     recorder.event("graph_load", began, init_time=(int(recorder.init_s * 1e6), "us"))
     if options.describe:
@@ -485,7 +487,7 @@ def main(arguments: Optional[Sequence[str]] = None, stop: Optional[genie_api.Sto
         build.error("argument --score: goes with --summary")
     try:
         run(options, stop or genie_api.Stop())
-    except (genie_api.RunnerError, RefusedError, OSError, ValueError) as error:
+    except (genie_api.FatalError, RefusedError, OSError, ValueError) as error:
         return genie_t2t_run.fail("graph-run", error)
     return 0
 

@@ -10,10 +10,15 @@ from hypothesis import strategies as st
 
 if TYPE_CHECKING:
     from device_scripts import genie_api
-    from device_scripts.genie_embeddings import EmbeddingFile, Encoding, Table, requantize
+    from device_scripts.genie_embeddings import (
+        EmbeddingFile,
+        EmbeddingRows,
+        RowEncoding,
+        requantize,
+    )
 else:
     import genie_api
-    from genie_embeddings import EmbeddingFile, Encoding, Table, requantize
+    from genie_embeddings import EmbeddingFile, EmbeddingRows, RowEncoding, requantize
 
 NUMPY: dict[str, np.dtype[np.integer]] = {code: np.dtype(code) for code in "bhBH"}
 
@@ -23,9 +28,9 @@ NUMPY: dict[str, np.dtype[np.integer]] = {code: np.dtype(code) for code in "bhBH
     [
         ("e.raw", EmbeddingFile("e.raw", None)),
         ("a,b.raw", EmbeddingFile("a,b.raw", None)),
-        ("a,b,int8,0.5,-3", EmbeddingFile("a,b", Encoding("b", 0.5, -3))),
-        ("e.raw,uint16,1e-5,0", EmbeddingFile("e.raw", Encoding("H", 1e-5, 0))),
-        ("e.raw,float32", EmbeddingFile("e.raw", Encoding("f", 1.0, 0))),
+        ("a,b,int8,0.5,-3", EmbeddingFile("a,b", RowEncoding("b", 0.5, -3))),
+        ("e.raw,uint16,1e-5,0", EmbeddingFile("e.raw", RowEncoding("H", 1e-5, 0))),
+        ("e.raw,float32", EmbeddingFile("e.raw", RowEncoding("f", 1.0, 0))),
     ],
 )
 def test_the_documented_forms(text: str, expected: EmbeddingFile) -> None:
@@ -46,7 +51,7 @@ def test_requantizing_is_numpys(
 ) -> None:
     values = np.array(row, NUMPY[source])
     done = requantize(
-        values.tobytes(), Encoding(source, scale, offset), Encoding(target, other, shift), {}
+        values.tobytes(), RowEncoding(source, scale, offset), RowEncoding(target, other, shift), {}
     )
     limits = np.iinfo(NUMPY[target])
     real = (values.astype(np.float64) + offset) * scale
@@ -57,13 +62,15 @@ def test_requantizing_is_numpys(
 def test_rows_of_a_table(tmp_path: Path) -> None:
     path = tmp_path / "table"
     np.arange(6, dtype=np.uint8).tofile(path)
-    table = Table(EmbeddingFile(str(path), Encoding("B", 0.5, 0)), Encoding("H", 0.25, 0))
+    table = EmbeddingRows(
+        EmbeddingFile(str(path), RowEncoding("B", 0.5, 0)), RowEncoding("H", 0.25, 0)
+    )
     assert np.frombuffer(table(1, 6), np.uint16).tolist() == [6, 8, 10]
-    assert Table(EmbeddingFile(str(path), None))(2, 2) == bytes([4, 5])
+    assert EmbeddingRows(EmbeddingFile(str(path), None))(2, 2) == bytes([4, 5])
     for token in (2, -1):
-        with pytest.raises(genie_api.RunnerError, match=f"no row of 3 bytes for token {token}"):
+        with pytest.raises(genie_api.FatalError, match=f"no row of 3 bytes for token {token}"):
             table(token, 6)
-    with pytest.raises(genie_api.RunnerError, match="goes with that of the graph's input"):
-        Table(EmbeddingFile(str(path), Encoding("B", 0.5, 0)))
-    with pytest.raises(genie_api.RunnerError, match="cannot read the embedding table"):
-        Table(EmbeddingFile(str(tmp_path / "none"), None))
+    with pytest.raises(genie_api.FatalError, match="goes with that of the graph's input"):
+        EmbeddingRows(EmbeddingFile(str(path), RowEncoding("B", 0.5, 0)))
+    with pytest.raises(genie_api.FatalError, match="cannot read the embedding table"):
+        EmbeddingRows(EmbeddingFile(str(tmp_path / "none"), None))

@@ -28,13 +28,13 @@ def test_windows_are_read(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_other_windows_are_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "windows").write_text(content)
-    with pytest.raises(genie_api.RunnerError, match=r"holds no windows|no token ids|empty window"):
+    with pytest.raises(genie_api.FatalError, match=r"holds no windows|no token ids|empty window"):
         genie_logits.read_windows(str(tmp_path / "windows"))
 
 
 def test_the_sampler_keeps_the_logits_and_goes_on_with_the_text() -> None:
     sink = io.BytesIO()
-    steps = genie_logits.Steps(sink)
+    steps = genie_logits.LogitsSampler(sink)
     for text in ([7, 8], [9]):
         steps.follow(text)
         answers = [steps(b"1234") for _ in (*text, "once more")]
@@ -44,8 +44,8 @@ def test_the_sampler_keeps_the_logits_and_goes_on_with_the_text() -> None:
 
 
 def test_steps_of_another_size_are_refused() -> None:
-    steps = genie_logits.Steps(io.BytesIO())
+    steps = genie_logits.LogitsSampler(io.BytesIO())
     steps.follow([1, 2])
     steps(b"1234")
-    with pytest.raises(genie_api.RunnerError, match="8 bytes of logits, the one before 4"):
+    with pytest.raises(genie_api.FatalError, match="8 bytes of logits, the one before 4"):
         steps(b"12345678")

@@ -36,7 +36,7 @@ PROGRAM = """
 from device_scripts import genie_api
 try:
     genie_api.Genie("libc.so.6")
-except genie_api.RunnerError as error:
+except genie_api.FatalError as error:
     print("refused:", error)
 """
 

@@ -122,7 +122,7 @@ def test_a_failure_leaves_no_result(measure: Measure, name: str, message: str) -
     ],
 )
 def test_a_configuration_without_a_context_length(text: str) -> None:
-    with pytest.raises(genie_api.RunnerError):
+    with pytest.raises(genie_api.FatalError):
         genie_perplexity.context_length(text.encode())
 
 
@@ -155,5 +155,5 @@ def test_a_dialog_that_speculates_is_scored_as_a_basic_one(
 
 
 def test_a_dialog_without_a_draft_model_has_none_to_score() -> None:
-    with pytest.raises(genie_api.RunnerError, match="type lade has no draft model"):
+    with pytest.raises(genie_api.FatalError, match="type lade has no draft model"):
         genie_perplexity.accuracy_json(b'{"dialog": {"type": "lade"}}', "w.txt", "draft")

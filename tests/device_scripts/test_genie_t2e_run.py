@@ -31,7 +31,7 @@ def test_a_text_comes_from_the_command_line_a_file_or_a_file_of_many(tmp_path: P
 @pytest.mark.parametrize("content", ["", "[", "[]", "{}", "[1]", '"a"', "[" * 9000, '["\\u0000"]'])
 def test_other_files_of_prompts_are_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "prompts").write_text(content)
-    with pytest.raises(genie_api.RunnerError, match=r"no JSON|zero byte"):
+    with pytest.raises(genie_api.FatalError, match=r"no JSON|zero byte"):
         prompts("--prompts_file", str(tmp_path / "prompts"))
 
 

@@ -112,7 +112,7 @@ def test_tokens_are_read(tokens: list[int], separator: str) -> None:
     "text", [b"", b" \n", b"1 x", b"-1", b"1.5", b"2147483648", b"\xff", b"1\x002", "٣".encode()]
 )
 def test_invalid_token_ids_are_refused(text: bytes) -> None:
-    with pytest.raises(genie_api.RunnerError):
+    with pytest.raises(genie_api.FatalError):
         genie_t2t_run.parse_tokens(text)
 
 
@@ -163,7 +163,7 @@ def test_a_bound_of_ours_cuts_what_genie_does_not() -> None:
     assert genie_t2t_run.token_bound(config % b"lade") == 2
     assert genie_t2t_run.token_bound(config % b"basic") == 0
     assert genie_t2t_run.token_bound(b"nonsense") == 0
-    clock = genie_t2t_run.Clock(most=2)
+    clock = genie_t2t_run.TokenClock(most=2)
     dialog = Pieces([b"a", b"b", b"c"])
     out = printed(lambda: genie_t2t_run.ask(dialog, b"x", clock=clock))  # type: ignore[arg-type]
     assert out.getvalue().endswith(b"[BEGIN]: ab[END]\n\n")

@@ -34,7 +34,7 @@ SHAPES = {
 }
 
 
-class Port(graph_model.Port):
+class Port(graph_model.GraphPort):
     """A port without a tensor of a graph."""
 
     def __init__(self, name: str, shape: tuple[int, ...], code: str = "B") -> None:
@@ -68,10 +68,10 @@ class Memory:
             for name in ("past_key", "past_value", "new_key", "new_value")
         }
 
-    def of(self, port: graph_model.Port) -> memoryview:
+    def of(self, port: graph_model.GraphPort) -> memoryview:
         return memoryview(self._buffers[port.name])
 
-    def array(self, port: graph_model.Port) -> npt.NDArray[np.uint8]:
+    def array(self, port: graph_model.GraphPort) -> npt.NDArray[np.uint8]:
         values = np.frombuffer(self._buffers[port.name], np.uint8)
         return values[: math.prod(port.shape)].reshape(port.shape)
 
@@ -91,7 +91,7 @@ def test_the_cache_survives_changes_of_graphs(
     """Whatever graphs follow each other, each sees all tokens so far, and zeros after them."""
     chains = {size: Chain(*size) for size in [(1, CL), (4, CL), (8, CL), (1, 12), (4, 12)]}
     memory = Memory()
-    cache = graph_model.KvCache(memory, CL - 1)  # type: ignore[arg-type]
+    cache = graph_model.KvBuffers(memory, CL - 1)  # type: ignore[arg-type]
     cache.clear(chains[1, CL])  # type: ignore[arg-type]
     keys: list[npt.NDArray[np.uint8]] = []
     values: list[npt.NDArray[np.uint8]] = []
@@ -152,7 +152,7 @@ def test_the_lowest_id_of_the_largest_logit_is_chosen(logits: list[int]) -> None
 
 def test_unknown_scalings_are_refused() -> None:
     encoding = {"rope-dim": 4, "rope-theta": 1e4, "rope-scaling": {"rope-type": "qwen2vl-mrope"}}
-    with pytest.raises(genie_api.RunnerError, match="qwen2vl-mrope are not supported"):
+    with pytest.raises(genie_api.FatalError, match="qwen2vl-mrope are not supported"):
         graph_model.Rotations(encoding, 100)
 
 
@@ -207,7 +207,7 @@ def test_caches_are_paired_by_encoding_and_order_where_names_of_executorch_do_no
 def test_a_cache_without_new_columns_is_refused() -> None:
     inputs = {"past_key_0": SHAPES["key", 20]}
     graph = part(inputs, {"logits": (1, 1, 4, 50), "present_key_1": SHAPES["key", 4]})
-    with pytest.raises(genie_api.RunnerError, match="no output has the new columns of past_key_0"):
+    with pytest.raises(genie_api.FatalError, match="no output has the new columns of past_key_0"):
         graph_model.Chain(4, CL, [graph], find_contract(inputs))  # type: ignore[list-item]
 
 
