@@ -48,7 +48,7 @@ _NUMBERS = {"max diff", "relative", "SQNR", "greedy"}
 
 
 @dataclass(frozen=True)
-class Summary:
+class BuildSummary:
     """The container of one target, and how many stages ran for it."""
 
     target: str
@@ -306,14 +306,14 @@ def _build_in_lab(
     overwrite: bool,
     cancel: bool,
     json: bool,
-) -> "list[tuple[Summary, VerificationReport | None]]":
+) -> "list[tuple[BuildSummary, VerificationReport | None]]":
     """Submit builds to a lab, follow them and fetch their containers, or cancel them."""
     with lab_extra("--lab"):
         from harness.lab.builds import BuildJob, open_lab_builds
         from harness.lab.content import own_address
     if db is None:
         raise WrongUseError("--lab: name the lab's database by --db or $QNNFARM_LAB")
-    made: list[tuple[Summary, VerificationReport | None]] = []
+    made: list[tuple[BuildSummary, VerificationReport | None]] = []
     with open_lab_builds(db) as in_lab:
         jobs = [
             BuildJob.of(one, job, folder, origin or own_address()) for one, job, folder in builds
@@ -390,7 +390,7 @@ def _remember(
     request: "Mapping[str, object]",
     parent: Path,
     builds: "Sequence[tuple[Build, Path]]",
-    made: "Sequence[tuple[Summary, VerificationReport | None]]",
+    made: "Sequence[tuple[BuildSummary, VerificationReport | None]]",
 ) -> None:
     """Keep what a request read and made, if that can be told."""
     from buildlib.cache.finished_builds import FinishedBuild, remember_finished
@@ -415,14 +415,16 @@ def _remember(
         remember_finished(root, request, finished)
 
 
-def _again(answer: dict[str, Any], seconds: float) -> Summary:
+def _again(answer: dict[str, Any], seconds: float) -> BuildSummary:
     """Return the summary of a build that had nothing to do."""
     stages = answer["stages_run"] + answer["stages_reused"]
     changed = {"stages_run": 0, "stages_reused": stages, "seconds": round(seconds, 3)}
-    return Summary(**answer | changed)
+    return BuildSummary(**answer | changed)
 
 
-def _tell_of(made: "Sequence[tuple[Summary, VerificationReport | None]]", *, json: bool) -> None:
+def _tell_of(
+    made: "Sequence[tuple[BuildSummary, VerificationReport | None]]", *, json: bool
+) -> None:
     """Print a summary of a build.
 
     Raises:
@@ -523,22 +525,24 @@ def _print_comparisons(report: "VerificationReport") -> None:
     print_rows(_HEADINGS, rows, right=_NUMBERS)
 
 
-def _answer(summary: Summary, report: "VerificationReport | None") -> dict[str, object]:
+def _answer(summary: BuildSummary, report: "VerificationReport | None") -> dict[str, object]:
     verification = {} if report is None else {"verification": json_module.loads(report.to_json())}
     return asdict(summary) | verification
 
 
-def _read_answer(answer: "Mapping[str, Any]") -> "tuple[Summary, VerificationReport | None]":
+def _read_answer(answer: "Mapping[str, Any]") -> "tuple[BuildSummary, VerificationReport | None]":
     """Read what `_answer` gave on another host."""
     from buildlib.numerics.comparison import VerificationReport
 
     verification = answer.get("verification")
-    summary = Summary(**{key: answer[key] for key in answer if key != "verification"})
+    summary = BuildSummary(**{key: answer[key] for key in answer if key != "verification"})
     return summary, None if verification is None else VerificationReport.of(verification)
 
 
-def _summary(target: str, container: "GenAIContainer", records: list["StageRecord"]) -> Summary:
-    return Summary(
+def _summary(
+    target: str, container: "GenAIContainer", records: list["StageRecord"]
+) -> BuildSummary:
+    return BuildSummary(
         target=target,
         folder=str(container.path),
         sha256=container.metadata.container_sha256,
