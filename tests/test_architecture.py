@@ -1,5 +1,6 @@
 """The arrows between the packages hold, also for what a bare import loads."""
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 
 pytestmark = pytest.mark.first
 ROOT = Path(__file__).parents[1]
+PACKAGES = ("buildlib", "device_scripts", "harness", "reports", "suites")
 
 
 def loaded_by(statement: str) -> set[str]:
@@ -53,5 +55,14 @@ def test_reading_results_needs_only_leaves_of_the_build_library() -> None:
 
 
 def test_every_package_is_typed() -> None:
-    for package in ("buildlib", "device_scripts", "harness", "reports", "suites"):
+    for package in PACKAGES:
         assert (ROOT / package / "py.typed").is_file()
+
+
+def test_a_public_class_name_stands_for_one_class() -> None:
+    places: dict[str, list[str]] = {}
+    for path in (path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
+        for node in ast.parse(path.read_text("utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
