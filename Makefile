@@ -40,7 +40,7 @@ genie-mutations:
 
 # A build of every family of checkpoints on the emulator against float; the suite takes one of them.
 families:
-	$(PYTHON) -m pytest -n 0 -m "slow or not slow" tests/buildlib/pipeline/test_families.py
+	$(PYTHON) -m pytest -n 0 -m "slow or not slow" tests/buildlib/builder/test_families.py
 
 # SSD and Eaglet against plain decoding, over prompts, turns and adapters, and the rows that Genie keeps of both.
 speculation:
@@ -69,7 +69,7 @@ fuzz:
 
 # Exports of all tools in `tests/fixtures/exports` through every stage; the suite takes three of them.
 exports:
-	$(PYTHON) -m pytest -m "slow or not slow" tests/buildlib/pipeline/test_exports.py
+	$(PYTHON) -m pytest -m "slow or not slow" tests/buildlib/builder/test_exports.py
 
 # Writers of results on each engine, `qnnfarm run` and `qnnfarm nightly`, each killed at a hundred random moments; `qnnfarm pipeline run` at fifty.
 kills:

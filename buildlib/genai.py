@@ -14,6 +14,32 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 
+from buildlib.builder.build import Build, Sources
+from buildlib.builder.build_options import (
+    COMPILATION,
+    CONVERSION,
+    SETS,
+    TRANSFORMATION,
+    BuildOptions,
+    by_dotted_keys,
+)
+from buildlib.builder.genie_check import require_agreement
+from buildlib.builder.options import MhaConfig
+from buildlib.builder.plan import Additions, BuildPlan
+from buildlib.builder.runner import OnStage
+from buildlib.builder.scheduler import default_workers
+from buildlib.builder.sources import (
+    ModelSource,
+    OnnxSource,
+    SourceFiles,
+    architecture_of,
+    attached_source,
+    check_start_points,
+    find_source,
+    is_rotated,
+    layers_of,
+    positions_of,
+)
 from buildlib.cache.layout import is_model_name
 from buildlib.checkpoint.architectures import SupportedLLMs
 from buildlib.container.container import GenAIContainer
@@ -29,32 +55,6 @@ from buildlib.errors import InvalidOptionError, ModelWarning
 from buildlib.lora.config import LoraBuilderInputConfig, LoraSet
 from buildlib.lora.peft import read_adapter
 from buildlib.paths import absolute_user_path, default_cache_root, user_path
-from buildlib.pipeline.build import Build, Sources
-from buildlib.pipeline.build_options import (
-    COMPILATION,
-    CONVERSION,
-    SETS,
-    TRANSFORMATION,
-    BuildOptions,
-    by_dotted_keys,
-)
-from buildlib.pipeline.genie_check import require_agreement
-from buildlib.pipeline.options import MhaConfig
-from buildlib.pipeline.plan import Additions, BuildPlan
-from buildlib.pipeline.runner import OnStage
-from buildlib.pipeline.scheduler import default_workers
-from buildlib.pipeline.sources import (
-    ModelSource,
-    OnnxSource,
-    SourceFiles,
-    architecture_of,
-    attached_source,
-    check_start_points,
-    find_source,
-    is_rotated,
-    layers_of,
-    positions_of,
-)
 from buildlib.speculative.config import EagletBuilderConfig, SpeculativeConfig
 from buildlib.targets import Target, parse_target
 from buildlib.toolchains.base import Toolchain
@@ -473,7 +473,7 @@ class GenAIBuilderHTP:
         Raises:
             BuildError: any of its kinds; that a comparison fails is in the report.
         """
-        from buildlib.pipeline.verification import verify_build
+        from buildlib.builder.verification import verify_build
 
         return verify_build(
             self.plan(),

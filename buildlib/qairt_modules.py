@@ -25,7 +25,7 @@ _NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "qairt": {
             "load": "buildlib.replay",
             "compile": "buildlib.replay",
-            "M2sStartPoint": "buildlib.pipeline.options",  # which the documents import from nowhere
+            "M2sStartPoint": "buildlib.builder.options",  # which the documents import from nowhere
         },
         "qairt.api.compiler.config": {"CompileConfig": "buildlib.toolchains.compile_config"},
         "qairt.api.configs.common": {"BackendType": "buildlib.toolchains.compile_config"},

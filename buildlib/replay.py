@@ -23,6 +23,10 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from buildlib.builder.options import MhaConfig, SplitModelConfig
+from buildlib.builder.parts import Part
+from buildlib.builder.stage import CachedStage
+from buildlib.builder.stages.compile_part import CompilePart
 from buildlib.cache.layout import CacheEntry, entry_folders, entry_name
 from buildlib.cache.records import EntryInfo, read_files, read_info
 from buildlib.container.container import GenAIContainer
@@ -36,10 +40,6 @@ from buildlib.graph.files import load_model, save_model
 from buildlib.graph.shape import GraphShape
 from buildlib.passes.mha2sha import whole_name
 from buildlib.paths import default_cache_root, user_path
-from buildlib.pipeline.options import MhaConfig, SplitModelConfig
-from buildlib.pipeline.parts import Part
-from buildlib.pipeline.stage import CachedStage
-from buildlib.pipeline.stages.compile_part import CompilePart
 from buildlib.quantize.options import QuantizationOptions
 from buildlib.targets import Target, parse_target
 from buildlib.toolchains.base import BinaryInfo, GraphPorts, Toolchain
@@ -367,9 +367,9 @@ def _config_of(root: Path, name: str, sha256: str) -> CompileConfig:
 
 
 def _stage(folder: Path, info: EntryInfo, subject: str, inputs: list[CacheEntry]) -> CachedStage:
-    from buildlib.pipeline.stages.arcl import ConvertShape
-    from buildlib.pipeline.stages.convert import Convert
-    from buildlib.pipeline.stages.transform import Transform
+    from buildlib.builder.stages.arcl import ConvertShape
+    from buildlib.builder.stages.convert import Convert
+    from buildlib.builder.stages.transform import Transform
     from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 
     found = _SUBJECT.match(subject)

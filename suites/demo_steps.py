@@ -10,12 +10,12 @@ from typing import Self
 from filelock import FileLock, Timeout
 from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from buildlib.builder.build import BuildOutputs
+from buildlib.builder.runner import StageRecord
 from buildlib.checkpoint.config import load_config
 from buildlib.container.container import GenAIContainer
 from buildlib.genai import GenAIBuilderFactory
 from buildlib.numerics.evaluation import onnx_perplexity
-from buildlib.pipeline.build import BuildOutputs
-from buildlib.pipeline.runner import StageRecord
 from harness.cli.arguments import WAIT_S
 from harness.cli.device import running_device
 from harness.cli.device_lease import lease_device

@@ -21,12 +21,12 @@ import pytest
 from filelock import FileLock
 from hypothesis import settings
 
+from buildlib.builder.build import Build, BuildOutputs
+from buildlib.builder.genie_check import CHECKED, check_genie, make_dialog
 from buildlib.container.container import GenAIContainer
 from buildlib.container.genie_decoding import Spd
 from buildlib.container.writer import ContainerFile
 from buildlib.genai import GenAIBuilderFactory
-from buildlib.pipeline.build import Build, BuildOutputs
-from buildlib.pipeline.genie_check import CHECKED, check_genie, make_dialog
 from harness.clock import Deadline
 from harness.devices.adb.client import AdbServer
 from harness.devices.adb.connection import ServerAddress, ServerUnreachable, query

@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from buildlib.builder.mllm import MllmFiles
 from buildlib.checkpoint.config import load_checkpoint_config
 from buildlib.mllm.config import make_configs, write_config
 from buildlib.mllm.parameter_file import write_parameters
 from buildlib.mllm.quantization import quantize_checkpoint
 from buildlib.mllm.tensors import read_safetensors
-from buildlib.pipeline.mllm import MllmFiles
 from buildlib.targets import find_soc
 
 QWEN = {

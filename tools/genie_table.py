@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from buildlib.builder.genie_check import check_genie
 from buildlib.container.genie_config import GenieConfig
 from buildlib.container.genie_files import ConfigKind, kind_of
 from buildlib.container.genie_limits import find_limits
 from buildlib.container.genie_validator import ask_genie
 from buildlib.container.text_embedding import TextEmbeddingConfig
 from buildlib.paths import default_cache_root
-from buildlib.pipeline.genie_check import check_genie
 from tests.buildlib.container.genie_configurations import (
     EXTENSIONS,
     Configuration,

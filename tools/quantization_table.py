@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from buildlib.builder.runner import StageRecord
 from buildlib.checkpoint.checkpoint import Checkpoint
 from buildlib.checkpoint.tokenizer import load_tokenizer
 from buildlib.errors import InvalidOptionError
@@ -31,7 +32,6 @@ from buildlib.numerics.emulator import emulator_chains
 from buildlib.numerics.evaluation import FloatLogits, evaluate_model, record_float
 from buildlib.numerics.host_loop import HostLoop
 from buildlib.numerics.runners import OnnxRunner, PartRunner
-from buildlib.pipeline.runner import StageRecord
 from buildlib.quantize.options import RECIPES
 from buildlib.targets import parse_target
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain

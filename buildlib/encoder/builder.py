@@ -3,6 +3,14 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from buildlib.builder.build import Build, BuildOutputs, Sources
+from buildlib.builder.build_options import BuildOptions
+from buildlib.builder.options import ARnContextLengthConfig
+from buildlib.builder.plan import BuildPlan
+from buildlib.builder.runner import OnStage
+from buildlib.builder.sources import ModelSource, OnnxSource
+from buildlib.builder.stage_graph import StageGraph, StageNode
+from buildlib.builder.stages.package import CONTAINER
 from buildlib.cache.key import text_sha256
 from buildlib.container.container import GenAIContainer
 from buildlib.encoder.interface import POOLING, EncoderConfig, is_encoder, read_pooling
@@ -16,14 +24,6 @@ from buildlib.encoder.stages import (
 )
 from buildlib.errors import InvalidOptionError, ModelFileError
 from buildlib.graph.files import load_model
-from buildlib.pipeline.build import Build, BuildOutputs, Sources
-from buildlib.pipeline.build_options import BuildOptions
-from buildlib.pipeline.options import ARnContextLengthConfig
-from buildlib.pipeline.plan import BuildPlan
-from buildlib.pipeline.runner import OnStage
-from buildlib.pipeline.sources import ModelSource, OnnxSource
-from buildlib.pipeline.stage_graph import StageGraph, StageNode
-from buildlib.pipeline.stages.package import CONTAINER
 from buildlib.quantize.bitwidths import Bitwidths
 from buildlib.toolchains.base import Toolchain
 from buildlib.toolchains.compile_config import CompileConfig

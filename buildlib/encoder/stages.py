@@ -5,6 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from buildlib.builder.original_paths import original_paths
+from buildlib.builder.plan import BuildPlan
+from buildlib.builder.sources import NO_CALIBRATION_TEXT, OnnxSource
+from buildlib.builder.stage import CachedStage
+from buildlib.builder.stages.package import CONTAINER
 from buildlib.cache.key import combined_sha256, text_sha256
 from buildlib.cache.layout import CacheEntry
 from buildlib.checkpoint.layout import ENCODINGS_FILE, MODEL_FILE, TOKENIZER_FILE
@@ -21,11 +26,6 @@ from buildlib.encodings.model import Encodings
 from buildlib.errors import ModelFileError
 from buildlib.graph.files import load_model
 from buildlib.graph.values import static_shape
-from buildlib.pipeline.original_paths import original_paths
-from buildlib.pipeline.plan import BuildPlan
-from buildlib.pipeline.sources import NO_CALIBRATION_TEXT, OnnxSource
-from buildlib.pipeline.stage import CachedStage
-from buildlib.pipeline.stages.package import CONTAINER
 from buildlib.quantize.bitwidths import Bitwidths
 from buildlib.quantize.options import QuantizationOptions
 from buildlib.quantize.qdq import apply_encodings

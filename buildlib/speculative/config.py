@@ -2,7 +2,7 @@
 
 Self-speculation (SSD) needs the tensors of a training, and Eaglet the ONNX of a trained draft head;
 the build makes of them what Genie reads. Lookahead (LADE) needs nothing but the model, and drafting
-(SPD) a second container with the same tokens; `buildlib.pipeline.genie_check` tells whether a Genie
+(SPD) a second container with the same tokens; `buildlib.builder.genie_check` tells whether a Genie
 gets them right.
 
 Names and defaults: `qairt.gen_ai_api.configs`, docs.qualcomm.com 80-87189-2.

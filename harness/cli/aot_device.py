@@ -11,6 +11,7 @@ import numpy as np
 import typer
 import yaml
 
+from buildlib.builder.mllm import MllmFiles, plan_context
 from buildlib.container.container import GenAIContainer
 from buildlib.container.manifest import is_container
 from buildlib.files import atomic_write_bytes
@@ -20,7 +21,6 @@ from buildlib.mllm.config import RUNNER_CL, AotConfig, ModelConfig
 from buildlib.mllm.contents import size_name
 from buildlib.numerics.host_loop import feed_window
 from buildlib.paths import default_cache_root
-from buildlib.pipeline.mllm import MllmFiles, plan_context
 from buildlib.replay import emulator_twin
 from buildlib.sizes import size_text
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import typer
 from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
 
+from buildlib.builder.sources import CALIBRATION_TEXT, NO_CALIBRATION_TEXT
 from buildlib.checkpoint.config import load_checkpoint_config
 from buildlib.checkpoint.layout import CONFIG_FILE
 from buildlib.errors import ModelFileError
@@ -27,7 +28,6 @@ from buildlib.mllm.parameter_file import read_parameters, write_parameters
 from buildlib.mllm.quantization import quantize_checkpoint
 from buildlib.mllm.tensors import read_safetensors
 from buildlib.paths import user_path
-from buildlib.pipeline.sources import CALIBRATION_TEXT, NO_CALIBRATION_TEXT
 from buildlib.targets import find_soc
 from harness.cli.arguments import read_text
 from harness.console import answers, print_remark, progress

@@ -36,11 +36,11 @@ from harness.words import pluralize
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from buildlib.builder.build import Build
+    from buildlib.builder.runner import StageRecord
+    from buildlib.builder.stage_graph import StageNode
     from buildlib.container.container import GenAIContainer
     from buildlib.numerics.comparison import StageComparison, VerificationReport
-    from buildlib.pipeline.build import Build
-    from buildlib.pipeline.runner import StageRecord
-    from buildlib.pipeline.stage_graph import StageNode
     from harness.plans.builds import BuildRequest
 
 _HEADINGS = ("stage", "graph", "verdict", "SQNR", "greedy", "max diff", "relative", "bound")
@@ -393,10 +393,10 @@ def _remember(
     made: "Sequence[tuple[BuildSummary, VerificationReport | None]]",
 ) -> None:
     """Keep what a request read and made, if that can be told."""
+    from buildlib.builder.sources import CALIBRATION_TEXT
     from buildlib.cache.finished_builds import FinishedBuild, remember_finished
     from buildlib.errors import InputFileError
     from buildlib.paths import default_cache_root
-    from buildlib.pipeline.sources import CALIBRATION_TEXT
 
     inputs = [job.inputs for job, _ in builds]
     read = [path for files in inputs if files is not None for path in files]

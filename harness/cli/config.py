@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from buildlib.builder.genie_check import check_genie, refusal
 from buildlib.container.genie_config import GenieConfig
 from buildlib.container.genie_files import Judgement, judge_files
 from buildlib.container.genie_limits import Limit, find_limits
@@ -12,7 +13,6 @@ from buildlib.container.layout import GENIE_CONFIG, HTP_CONFIG
 from buildlib.container.text_embedding import TextEmbeddingConfig
 from buildlib.errors import ToolchainMissingError
 from buildlib.paths import default_cache_root
-from buildlib.pipeline.genie_check import check_genie, refusal
 from buildlib.validation import Fault
 from harness.cli.arguments import Json
 from harness.console import answers, print_json

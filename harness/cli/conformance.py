@@ -11,11 +11,11 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 import typer
 from rich.text import Text
 
+from buildlib.builder.sources import CALIBRATION_TEXT
 from buildlib.container.container import GenAIContainer
 from buildlib.error_base import QnnfarmError
 from buildlib.files import atomic_write_bytes
 from buildlib.genai import GenAIBuilderFactory
-from buildlib.pipeline.sources import CALIBRATION_TEXT
 from buildlib.targets import find_soc
 from buildlib.toolchains.base import BinaryInfo
 from buildlib.toolchains.base import Toolchain as Compiler

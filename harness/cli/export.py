@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
+from buildlib.builder.aimet_export import export_for_aimet
 from buildlib.graph.shape import GraphShape
 from buildlib.paths import user_path
-from buildlib.pipeline.aimet_export import export_for_aimet
 from harness.console import answers
 
 

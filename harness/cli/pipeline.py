@@ -21,7 +21,7 @@ from harness.exit_codes import BAD
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from buildlib.pipeline.runner import StageRecord
+    from buildlib.builder.runner import StageRecord
     from harness.pipeline.llm import LLMPipeline
     from harness.pipeline.observers import StageEvent, StageFinished
 

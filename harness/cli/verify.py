@@ -6,13 +6,13 @@ from typing import Annotated
 
 import typer
 
+from buildlib.builder.sources import find_source
+from buildlib.builder.verification import ModelVerification, verify_model
 from buildlib.checkpoint.config import load_config
 from buildlib.checkpoint.layout import CONFIG_FILE, TOKENIZER_FILE
 from buildlib.checkpoint.tokenizer import load_tokenizer
 from buildlib.numerics.divergence import Divergence
 from buildlib.numerics.transformers import installed_versions
-from buildlib.pipeline.sources import find_source
-from buildlib.pipeline.verification import ModelVerification, verify_model
 from harness.cli.arguments import Json, read_text
 from harness.cli.dialog_options import parse_tokens
 from harness.console import Row, answers, print_json, print_remark, print_rows

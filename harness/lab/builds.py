@@ -23,11 +23,11 @@ from procrastinate.jobs import Job, Status
 from pydantic import BaseModel, ConfigDict, Field
 
 import buildlib
+from buildlib.builder.build import Build
+from buildlib.builder.code_digest import CodeDigest
 from buildlib.container.container import GenAIContainer
 from buildlib.errors import BuildError
 from buildlib.paths import path_below
-from buildlib.pipeline.build import Build
-from buildlib.pipeline.code_digest import CodeDigest
 from buildlib.toolchains.child_process import dying_with_parent
 from harness.deploy.digests import hash_files
 from harness.devices.devices import Devices

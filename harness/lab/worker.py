@@ -14,7 +14,7 @@ from pathlib import Path
 
 from procrastinate.jobs import Status
 
-from buildlib.pipeline.scheduler import usable_memory
+from buildlib.builder.scheduler import usable_memory
 from harness.devices.devices import Devices
 from harness.errors import LedgerError, StoreError
 from harness.lab.builds import Builder

@@ -20,6 +20,8 @@ from typing import Any, Literal
 
 import yaml
 
+from buildlib.builder.model_folder import link_configuration
+from buildlib.builder.sources import OnnxSource, find_source
 from buildlib.checkpoint.config import load_config
 from buildlib.checkpoint.layout import CONFIG_FILE, ENCODINGS_FILE, MODEL_FILE
 from buildlib.container.container import GenAIContainer
@@ -28,8 +30,6 @@ from buildlib.encodings.files import load_encodings, save_encodings
 from buildlib.graph.files import load_model, save_model, tensor_array
 from buildlib.numerics.divergence import Divergence
 from buildlib.numerics.evaluation import FloatLogits, evaluate_model
-from buildlib.pipeline.model_folder import link_configuration
-from buildlib.pipeline.sources import OnnxSource, find_source
 from buildlib.quantize.mixed_precision.proposal import (
     Measure,
     PrecisionSearch,

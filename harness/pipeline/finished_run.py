@@ -101,7 +101,7 @@ class RecordedRun:
             answer: JSON values, with the path of its `manifest`.
             out: folder that it wrote.
         """
-        from buildlib.pipeline.sources import CALIBRATION_TEXT
+        from buildlib.builder.sources import CALIBRATION_TEXT
         from harness.pipeline.observers import StageFinished
 
         if any(stage.__module__ != _OUR_STAGES for stage in pipe.config.stages.values()):

@@ -20,10 +20,10 @@ from typing import Any, Self
 
 from pydantic import TypeAdapter, ValidationError
 
+from buildlib.builder.runner import StageRecord, StageRunner
 from buildlib.cache.store import StageCache
 from buildlib.container.container import GenAIContainer
 from buildlib.paths import absolute_user_path
-from buildlib.pipeline.runner import StageRecord, StageRunner
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from harness.devices.spec import DeviceSpec
 from harness.errors import ConfigFileError, PipelineError

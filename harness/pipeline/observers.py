@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from buildlib.pipeline.runner import StageRecord
+from buildlib.builder.runner import StageRecord
 
 _SAMPLE_S = 0.1
 

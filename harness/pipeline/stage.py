@@ -15,10 +15,10 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
+from buildlib.builder.runner import OnStage, StageRunner
+from buildlib.builder.stage import CachedStage
 from buildlib.cache.layout import SIDECAR
 from buildlib.paths import user_path
-from buildlib.pipeline.runner import OnStage, StageRunner
-from buildlib.pipeline.stage import CachedStage
 from harness.errors import WrongUseError
 from harness.pipeline.settings import PipelineSettings
 

@@ -16,6 +16,20 @@ from pydantic import (
     model_validator,
 )
 
+from buildlib.builder.build_options import COMPILATION, TRANSFORMATION, BuildOptions
+from buildlib.builder.plan import BuildPlan
+from buildlib.builder.sources import (
+    CALIBRATION_TEXT,
+    NO_CALIBRATION_TEXT,
+    CheckpointSource,
+    OnnxSource,
+    find_source,
+    read_text,
+)
+from buildlib.builder.stages.author import AuthorModel
+from buildlib.builder.stages.complete_encodings import CompleteEncodings
+from buildlib.builder.stages.import_onnx import ImportOnnx
+from buildlib.builder.stages.optimize_weights import OptimizeWeights
 from buildlib.builder_options import apply_options
 from buildlib.cache.layout import CacheEntry
 from buildlib.checkpoint.layout import CONFIG_FILE, ENCODINGS_FILE, MODEL_FILE, TOKENIZER_FILE
@@ -25,20 +39,6 @@ from buildlib.container.op_packages import added_operations, host_libraries
 from buildlib.errors import InputFileError, InvalidOptionError, ModelFileError
 from buildlib.genai import GenAIBuilderHTP
 from buildlib.graph.shape import GraphShape
-from buildlib.pipeline.build_options import COMPILATION, TRANSFORMATION, BuildOptions
-from buildlib.pipeline.plan import BuildPlan
-from buildlib.pipeline.sources import (
-    CALIBRATION_TEXT,
-    NO_CALIBRATION_TEXT,
-    CheckpointSource,
-    OnnxSource,
-    find_source,
-    read_text,
-)
-from buildlib.pipeline.stages.author import AuthorModel
-from buildlib.pipeline.stages.complete_encodings import CompleteEncodings
-from buildlib.pipeline.stages.import_onnx import ImportOnnx
-from buildlib.pipeline.stages.optimize_weights import OptimizeWeights
 from buildlib.quantize.options import QuantizationOptions, TechniqueName, check_arguments
 from buildlib.targets import parse_target
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain

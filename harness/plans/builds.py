@@ -21,9 +21,9 @@ from harness.plans.matrix import container_label, resolve_path
 from harness.plans.plan_file import BuildEntry, Plan
 
 if TYPE_CHECKING:
+    from buildlib.builder.build import Build
+    from buildlib.builder.runner import StageRecord
     from buildlib.numerics.comparison import StageComparison, VerificationReport
-    from buildlib.pipeline.build import Build
-    from buildlib.pipeline.runner import StageRecord
 
 _LORA = "lora_config.lora_config_path"
 
@@ -122,9 +122,9 @@ class BuildRequest(BaseModel):
         Raises:
             BuildError: it cannot be built.
         """
+        from buildlib.builder.sources import read_text
         from buildlib.builder_options import apply_options
         from buildlib.genai import GenAIBuilderFactory
-        from buildlib.pipeline.sources import read_text
         from buildlib.toolchains.registry import open_toolchain
 
         builder = GenAIBuilderFactory.create(
@@ -153,7 +153,7 @@ class BuildRequest(BaseModel):
         Returns:
             The container, in the cache if it was not placed, and what comparing its stages showed.
         """
-        from buildlib.pipeline.verification import verify_build
+        from buildlib.builder.verification import verify_build
 
         container = job.run(on_stage)
         report = None

@@ -75,8 +75,8 @@ def tiny_text() -> str:
 @pytest.fixture(scope="session")
 def tiny_export(tiny: Path, tiny_text: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny checkpoint as the builder takes it, at AR 16 and CL 96."""
+    from buildlib.builder.stages.export import export_checkpoint
     from buildlib.graph.shape import GraphShape
-    from buildlib.pipeline.stages.export import export_checkpoint
 
     out = tmp_path_factory.mktemp("export")
     return export_checkpoint(tiny, tiny_text, out, GraphShape(16, 96), n_windows=3)

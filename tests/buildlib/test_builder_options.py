@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from buildlib.builder.build_options import BuildOptions, known_options
 from buildlib.builder_options import apply_options, flatten_options
 from buildlib.errors import InvalidOptionError
 from buildlib.genai import GenAIBuilderFactory, GenAIBuilderHTP
-from buildlib.pipeline.build_options import BuildOptions, known_options
 from buildlib.speculative.config import (
     EagletBuilderConfig,
     LadeBuilderConfig,

@@ -13,13 +13,13 @@ import pytest
 from onnx import TensorProto, numpy_helper
 from safetensors.numpy import load_file, save_file
 
+from buildlib.builder.sources import CALIBRATION_TEXT, CheckpointSource, find_source
 from buildlib.checkpoint.checkpoint import Checkpoint
 from buildlib.encodings.attachment import attach
 from buildlib.encodings.model import Encoding, Encodings
 from buildlib.errors import BuildError, EncodingsError, ModelFileError
 from buildlib.graph.files import load_model
 from buildlib.graph.validation import check_model
-from buildlib.pipeline.sources import CALIBRATION_TEXT, CheckpointSource, find_source
 from suites.models import tiny_llama
 from tests.buildlib.model_folders import copy_of_export
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import buildlib
-from buildlib.pipeline.code_digest import CodeDigest
+from buildlib.builder.code_digest import CodeDigest
 
 PACKAGE = Path(buildlib.__file__).parent
 

@@ -10,6 +10,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from buildlib.builder.build import BuildOutputs
 from buildlib.checkpoint.config import load_config
 from buildlib.container.container import GenAIContainer
 from buildlib.graph.files import load_model
@@ -21,7 +22,6 @@ from buildlib.operator_costs import (
     total_by_kind,
     total_by_layer,
 )
-from buildlib.pipeline.build import BuildOutputs
 from suites.models import tiny_llama
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from buildlib.builder.options import M2sStartPoint
 from buildlib.checkpoint.layout import MODEL_FILE
 from buildlib.errors import CacheError, InputFileError, InvalidOptionError
 from buildlib.genai import GenAIBuilderHTP
@@ -23,7 +24,6 @@ from buildlib.graph.files import load_model
 from buildlib.graph.shape import GraphShape
 from buildlib.lora.config import LoraSet
 from buildlib.passes.arcl import convert_arcl
-from buildlib.pipeline.options import M2sStartPoint
 from buildlib.qairt_modules import qairt_modules
 from buildlib.quantize.options import QuantizationOptions
 from buildlib.replay import replay

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
+from buildlib.builder.build import BuildOutputs
 from buildlib.cache.layout import SIDECAR
 from buildlib.checkpoint.config import load_config
 from buildlib.container.container import GenAIContainer
@@ -34,7 +35,6 @@ from buildlib.numerics.verifier import (
     Version,
     verify_outputs,
 )
-from buildlib.pipeline.build import BuildOutputs
 from buildlib.targets import Target
 from buildlib.toolchains.base import BinaryInfo, GraphPorts, Toolchain
 from buildlib.toolchains.compile_config import CompileConfig

@@ -26,7 +26,7 @@ def refuse_wrong_dialogs(config: GenieConfig, container: GenAIContainer) -> None
     kind = config.dialog.type
     if kind not in ("spd", "lade") or not container.metadata.target.emulator:
         return
-    from buildlib.pipeline.genie_check import check_genie, refusal
+    from buildlib.builder.genie_check import check_genie, refusal
 
     with suppress(ToolchainMissingError):  # the emulator runs elsewhere
         found = check_genie(kind, default_cache_root())
@@ -73,7 +73,7 @@ def compare_dialog(
         about = (sha256, container.metadata.container_sha256, speculating.to_json())
         found = recall(about, default_cache_root(), compare)
     if kind in ("spd", "lade") and not found.agrees:
-        from buildlib.pipeline.genie_check import refusal
+        from buildlib.builder.genie_check import refusal
 
         raise WrongUseError(f"{container.path} cannot run: {refusal(kind, found)}")
     return found

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from buildlib.builder.stages.package import genie_config, genie_rope_scaling
 from buildlib.checkpoint.architectures import SupportedLLMs
 from buildlib.checkpoint.config import (
     CheckpointConfig,
@@ -21,7 +22,6 @@ from buildlib.checkpoint.rotary import LinearRopeScaling, LongRopeScaling
 from buildlib.errors import BuildError, ModelFileError
 from buildlib.graph.rope import rope_tables, rotation_length
 from buildlib.graph.shape import GraphShape, check_context
-from buildlib.pipeline.stages.package import genie_config, genie_rope_scaling
 from buildlib.targets import parse_target
 from tests.buildlib.model_folders import LLAMA3_SCALING
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from buildlib.builder.build import BuildOutputs
 from buildlib.container.dlc import inspect_dlc, is_dlc
 from buildlib.errors import InputFileError
-from buildlib.pipeline.build import BuildOutputs
 
 
 @pytest.fixture(scope="module")

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 import device_scripts
+from buildlib.builder.stages.export import export_checkpoint
+from buildlib.builder.stages.package import genie_config
 from buildlib.checkpoint.config import load_config
 from buildlib.container.genie_config import GenieConfig
 from buildlib.container.htp_config import htp_config
 from buildlib.encodings.files import load_encodings
 from buildlib.graph.shape import GraphShape
 from buildlib.passes.arcl import convert_arcl
-from buildlib.pipeline.stages.export import export_checkpoint
-from buildlib.pipeline.stages.package import genie_config
 from buildlib.quantize.qdq import apply_encodings
 from buildlib.targets import parse_target
 from buildlib.toolchains.compile_config import CompileConfig

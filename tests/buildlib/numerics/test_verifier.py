@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 
+from buildlib.builder.build import BuildOutputs
 from buildlib.checkpoint.config import load_config
 from buildlib.encodings.files import load_encodings
 from buildlib.errors import BuildError, ModelFileError
@@ -29,7 +30,6 @@ from buildlib.numerics.verifier import (
 from buildlib.passes.arcl import convert_arcl
 from buildlib.passes.mha2sha import convert_mha2sha
 from buildlib.passes.split import split_model
-from buildlib.pipeline.build import BuildOutputs
 from buildlib.quantize.qdq import apply_encodings
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from buildlib.builder.build_options import BuildOptions
 from buildlib.errors import InvalidOptionError
-from buildlib.pipeline.build_options import BuildOptions
 from buildlib.quantize.bitwidths import Bitwidths
 from buildlib.quantize.optimization import techniques
 from buildlib.quantize.options import RECIPES, QuantizationOptions, check_arguments

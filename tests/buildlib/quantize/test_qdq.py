@@ -7,6 +7,7 @@ import numpy as np
 import onnx
 import pytest
 
+from buildlib.builder.stages.export import export_checkpoint
 from buildlib.checkpoint.config import load_config
 from buildlib.checkpoint.tokenizer import load_tokenizer
 from buildlib.encodings.files import load_encodings
@@ -17,7 +18,6 @@ from buildlib.numerics.evaluation import text_perplexity
 from buildlib.numerics.host_loop import HostLoop
 from buildlib.numerics.runners import OnnxRunner, read_ports
 from buildlib.passes.arcl import convert_arcl
-from buildlib.pipeline.stages.export import export_checkpoint
 from buildlib.quantize.qdq import apply_encodings
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from buildlib.builder.mllm import plan_context
 from buildlib.container.container import GenAIContainer
-from buildlib.pipeline.mllm import plan_context
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from harness.cli.aot_device import Agreement, compare_with_float
 from tests.buildlib.conftest import MakeCheckpoint

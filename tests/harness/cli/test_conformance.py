@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from buildlib.builder.build import BuildOutputs
 from buildlib.container.container import GenAIContainer
-from buildlib.pipeline.build import BuildOutputs
 from harness.cli.conformance import _compare, _compare_scores, _Containers, _graphs_of, _Refuted
 from harness.devices.device import Device
 from harness.runtimes.base import GenerationResult

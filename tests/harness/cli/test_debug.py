@@ -2,8 +2,8 @@
 
 import json
 
+from buildlib.builder.genie_check import random_text
 from buildlib.container.container import GenAIContainer
-from buildlib.pipeline.genie_check import random_text
 from harness.exit_codes import BAD, GOOD
 from tests.harness.cli.conftest import Run
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from buildlib.pipeline.build import BuildOutputs
+from buildlib.builder.build import BuildOutputs
 from buildlib.toolchains.base import TensorInfo
 from harness.cli.tensors import alike, common_name
 from suites.models import tiny_llama

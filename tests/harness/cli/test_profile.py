@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from buildlib.pipeline.build import BuildOutputs
+from buildlib.builder.build import BuildOutputs
 from harness.devices.device import Device
 from tests import command_line
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from buildlib.builder.build import BuildOutputs
 from buildlib.container.container import GenAIContainer
-from buildlib.pipeline.build import BuildOutputs
 from buildlib.targets import find_soc
 from harness.cli.rehearse import _check_bundle
 from harness.devices.device import Device

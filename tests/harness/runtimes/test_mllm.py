@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from buildlib.builder.mllm import MllmFiles, plan_context
 from buildlib.mllm.config import write_config
-from buildlib.pipeline.mllm import MllmFiles, plan_context
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from harness.devices.device import Device
 from harness.errors import HostFileError, RunnerError, RuntimeOutputError, WrongUseError

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from buildlib.builder.build import BuildOutputs
 from buildlib.builder_options import apply_options
 from buildlib.container.container import GenAIContainer
 from buildlib.container.op_packages import OpPackage, registrations
 from buildlib.genai import GenAIBuilderFactory
-from buildlib.pipeline.build import BuildOutputs
 from harness.cli.inspect import inspect
 from harness.devices.device import Device
 from harness.errors import RunnerError, RuntimeChoiceError

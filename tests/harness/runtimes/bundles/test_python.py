@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from buildlib.builder.build import BuildOutputs
 from buildlib.container.container import GenAIContainer
-from buildlib.pipeline.build import BuildOutputs
 from harness.devices.device import Device
 from harness.errors import WrongUseError
 from harness.runtimes.base import GenerationRequest, RuntimeOptions

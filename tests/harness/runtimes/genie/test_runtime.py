@@ -9,12 +9,12 @@ import pytest
 from tokenizers import Tokenizer
 
 import device_scripts
+from buildlib.builder.build import BuildOutputs
 from buildlib.checkpoint.config import load_config
 from buildlib.container.container import GenAIContainer
 from buildlib.numerics.emulator import emulator_chains
 from buildlib.numerics.evaluation import onnx_perplexity
 from buildlib.numerics.host_loop import HostLoop
-from buildlib.pipeline.build import BuildOutputs
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from buildlib.toolchains.ort_qnn.wheel import find_libraries
 from harness.devices.base import PushItem

@@ -1,0 +1,584 @@
+"""One build: its stages in order, each from the cache unless what it depends on has changed."""
+
+import json
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import cache, cached_property, partial
+from pathlib import Path
+
+from buildlib.builder.options import SplitModelConfig
+from buildlib.builder.parts import Part, all_parts
+from buildlib.builder.plan import BuildPlan, compile_cost, quantized_bytes
+from buildlib.builder.runner import OnStage, StageRecord, StageRunner
+from buildlib.builder.sources import CheckpointSource, ModelSource, OnnxSource
+from buildlib.builder.stage import CachedStage
+from buildlib.builder.stage_graph import Load, StageGraph, StageNode, UnmadeError
+from buildlib.builder.stages.add_forecast import AddForecast
+from buildlib.builder.stages.add_lora import BEYOND_FILE, AddLora
+from buildlib.builder.stages.apply_contract import ApplyMllmContract
+from buildlib.builder.stages.arcl import ConvertShape
+from buildlib.builder.stages.author import AuthorModel
+from buildlib.builder.stages.compile_part import CompilePart
+from buildlib.builder.stages.complete_encodings import CompleteEncodings
+from buildlib.builder.stages.convert import Convert
+from buildlib.builder.stages.export import Export
+from buildlib.builder.stages.extract_embedding import ExtractEmbedding
+from buildlib.builder.stages.import_onnx import ImportOnnx
+from buildlib.builder.stages.optimize_weights import OptimizeWeights
+from buildlib.builder.stages.package import CONTAINER, Package, PreparedModel, compose
+from buildlib.builder.stages.prepare_draft import GiveHiddenStates, PrepareDraft
+from buildlib.builder.stages.quantize_weights import QuantizeWeights
+from buildlib.builder.stages.transform import MULTI_HEAD, Transform
+from buildlib.cache.file_hashes import MEMO_FILE, hash_files
+from buildlib.cache.key import text_sha256
+from buildlib.cache.layout import CacheEntry
+from buildlib.cache.store import StageCache
+from buildlib.checkpoint.checkpoint import Checkpoint
+from buildlib.checkpoint.layout import ENCODINGS_FILE, MODEL_FILE
+from buildlib.container.container import GenAIContainer
+from buildlib.encodings.files import load_encodings
+from buildlib.errors import InvalidOptionError, ModelWarning
+from buildlib.graph.decoder import build_decoder
+from buildlib.graph.files import external_tensors, load_model
+from buildlib.graph.interface import require_shape
+from buildlib.graph.shape import GraphShape
+from buildlib.lora.adapters import check_adapters
+from buildlib.lora.config import LoraBuilderInputConfig, LoraSet
+from buildlib.passes.balance import MAX_PART_BYTES, SplitEnds, choose_splits
+from buildlib.passes.mllm_contract import MLLM_CONTRACT
+from buildlib.passes.split import weights_by_segment
+from buildlib.paths import plain_path
+from buildlib.quantize.grids import check_shared_caches
+from buildlib.quantize.summary import ignored_options
+from buildlib.speculative.config import DRAFT_FOLDER, EagletBuilderConfig, SsdBuilderConfig
+from buildlib.toolchains.base import Toolchain, compile_memory_bytes
+
+PartFiles = Mapping[GraphShape, tuple[Path, ...]]
+
+
+@dataclass(frozen=True)
+class BuildOutputs:
+    """Paths of a build's outputs in the cache; parts are in the order of data flow.
+
+    Attributes:
+        export: folder with `model.onnx`, `model.encodings`, `config.json` and `tokenizer.json`.
+        prepared: the same with adapters and embedding table.
+        versions: the canonical models that each shape was made of, as stages made and changed them;
+            the last is in `prepared`.
+        float_models: whole float models by shape.
+        multi_head_parts: its float parts by shape, before their heads were taken apart.
+        float_parts: the parts that were quantized.
+        qdq_parts: quantized parts by shape.
+        dlcs: the same, converted.
+        binaries: context binaries, one a part.
+        container: the packaged container; `GenAIContainer.save` copies it.
+    """
+
+    export: Path
+    prepared: PreparedModel
+    versions: Mapping[GraphShape, tuple[CacheEntry, ...]]
+    float_models: Mapping[GraphShape, Path]
+    multi_head_parts: PartFiles
+    float_parts: PartFiles
+    qdq_parts: PartFiles
+    dlcs: PartFiles
+    binaries: tuple[Path, ...]
+    container: Path
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The model to build, and other exports of it for single ARs.
+
+    Attributes:
+        names: of the builders attached for these ARs, and of the folders of their stages.
+    """
+
+    main: ModelSource
+    by_ar: Mapping[int, ModelSource] = field(default_factory=dict)
+    names: Mapping[int, str] = field(default_factory=dict)
+
+    def __getitem__(self, shape: GraphShape) -> ModelSource:
+        return self.by_ar.get(shape.ar, self.main)
+
+    @property
+    def groups(self) -> dict[ModelSource, str]:
+        """Folders in the cache of the stages of attached models."""
+        return {source: self.names[ar] for ar, source in self.by_ar.items() if ar in self.names}
+
+    def distinct(self) -> tuple[ModelSource, ...]:
+        """Return every source once, the main one first."""
+        return tuple(dict.fromkeys((self.main, *self.by_ar.values())))
+
+
+@dataclass
+class Build:
+    """A plan and its sources, ready to run.
+
+    Attributes:
+        memory_limit: bytes for stages that run at once; by default two thirds of what is available.
+        records: of the stages that ran or were reused.
+        inputs: the user's files that decide the output, once it has run; None where it also depends
+            on others.
+    """
+
+    sources: Sources
+    plan: BuildPlan
+    cache_root: Path
+    toolchain: Toolchain
+    max_workers: int = 1
+    memory_limit: int | None = None
+    records: list[StageRecord] = field(default_factory=list)
+    inputs: frozenset[Path] | None = None
+
+    def run(self, on_stage: OnStage | None = None) -> GenAIContainer:
+        """Run all stages, and open the container.
+
+        Raises:
+            BuildError: any of its kinds.
+        """
+        return GenAIContainer.load(self.outputs(on_stage).container)
+
+    def outputs(self, on_stage: OnStage | None = None) -> BuildOutputs:
+        """Run all stages, and return where the cache keeps their outputs.
+
+        Raises:
+            BuildError: any of its kinds.
+        """
+        with self._graph(on_stage) as graph:
+            outputs = self._add_container(graph, *self._run_models(graph))
+            graph.run(last=True)
+            added = self.plan.additions
+            others = added.lora or added.speculative or added.op_packages or self.sources.by_ar
+            if not others:
+                hashes = graph.runner.watch.hashes
+                self.inputs = frozenset((*hashes, *self.sources.main.text_files()))
+            return outputs
+
+    def stages(self) -> tuple[StageNode, ...]:
+        """Return the stages that a run would take through the cache, and run none.
+
+        The last is `package`, unless stages depend on what others have yet to make: a model is in
+        canonical form before its size decides on its parts.
+
+        Raises:
+            BuildError: what can be refused before a stage runs.
+        """
+        with self._graph(None) as graph, suppress(UnmadeError):
+            graph.dry = True
+            self._add_container(graph, *self._run_models(graph))
+        return tuple(graph)
+
+    @contextmanager
+    def _graph(self, on_stage: OnStage | None) -> Iterator[StageGraph]:
+        """Open the cache, and keep the records of stages that run."""
+        with StageCache(self.cache_root, self.name) as cache:
+            runner = StageRunner(self.toolchain, cache, self.cache_root, on_stage)
+            self.records = runner.records
+            runner.needed_bytes = self.needed_bytes
+            yield StageGraph(runner, self.sources.groups, self.max_workers, self.memory_limit)
+
+    def files(self) -> frozenset[Path]:
+        """Return the user's files that a run reads.
+
+        Raises:
+            BuildError: a model among them is not sound.
+        """
+        sources, added = self.sources.distinct(), self.plan.additions
+        files = {path for source in sources for path in source.inputs().values()}
+        files.update(path for source in sources for path in source.text_files())
+        files.update(s.config_file for s in sources if isinstance(s, OnnxSource))
+        if added.lora is not None:
+            files.update(LoraSet.load(added.lora.lora_config_path).files().values())
+            files.add(added.lora.lora_config_path)
+        if added.speculative is not None:
+            files.update(path for _, path in added.speculative if isinstance(path, Path))
+        if isinstance(added.speculative, EagletBuilderConfig):
+            draft = load_model(added.speculative.draft_model_path)
+            files.update(Path(tensor.path) for tensor in external_tensors(draft))
+        for package in added.op_packages:
+            files.update(package.files().values())
+        files.update(Path(package.library) for package in added.host_packages)
+        folders = [path for path in files if path.is_dir()]  # of a container that drafts
+        files.update(path for folder in folders for path in folder.rglob("*"))
+        return frozenset(plain_path(path) for path in files if path.is_file())
+
+    @property
+    def memory_bytes(self) -> int:
+        """Estimate of the peak memory of a run: that of its largest part in the compiler."""
+        parts = self.plan.options.split_model.num_splits or -(-self.weights // MAX_PART_BYTES)
+        sharing, graphs = self.plan.compilation.weight_sharing, max(1, len(self.plan.shapes))
+        return compile_memory_bytes(self.weights // parts, graphs, weight_sharing=sharing)
+
+    @property
+    def needed_bytes(self) -> int:
+        """Estimate of what the cache takes for a build from its first stage on.
+
+        Each shape has a DLC that is copied once, and binary and container hold the weights too: 10
+        GiB of 1.24e9 weights at two shapes.
+        """
+        return self.weights * (2 * max(1, len(self.plan.shapes)) + 4)
+
+    @cached_property
+    def weights(self) -> int:
+        """The number of weights of all sources: a container has about a byte for each."""
+        return sum(source.weights() for source in self.sources.distinct())
+
+    @property
+    def name(self) -> str:
+        """Name of the model."""
+        return self.sources.main.name
+
+    def _run_models(self, graph: StageGraph) -> "tuple[BuildPlan, dict[ModelSource, BuiltModel]]":
+        """Make the canonical model of every source, and give the plan its shapes."""
+        plan, watch = self.plan, graph.runner.watch
+        if plan.additions.lora is not None:
+            for source in self.sources.distinct():
+                if isinstance(source, CheckpointSource):
+                    decoder = build_decoder(Checkpoint.load(source.folder), GraphShape(1, 2))
+                    check_adapters(plan.additions.lora, decoder)
+        inputs = {source: watch.hash(source.inputs()) for source in self.sources.distinct()}
+        canonical = {s: self._add_canonical(graph, s, inputs[s]) for s in inputs}
+        graph.run()
+        watch.check(reread=True)
+        if plan.keeps_shape:
+            plan = plan.at(self._own_shapes(canonical))
+        models = {s: self._add_additions(graph, s, canonical[s], inputs[s]) for s in inputs}
+        graph.run()
+        for source, model in models.items():
+            if model.prepared.lora is not None:
+                _warn_of_ranges(model.prepared.lora)
+            if isinstance(source, OnnxSource) and source.encodings is not None:
+                folder, bits = canonical[source][-1].folder, plan.options.quantization
+                for text in ignored_options(folder, bits, source.encodings.name):
+                    warnings.warn(text, ModelWarning, stacklevel=2)
+        self._check_caches(models)
+        return plan, models
+
+    def _add_canonical(
+        self, graph: StageGraph, source: ModelSource, files: Mapping[str, str]
+    ) -> tuple[CacheEntry, ...]:
+        """Bring one source into canonical form, the last version with encodings for all of it."""
+        added, quantization = self.plan.additions, self.plan.options.quantization
+        shape = self._shape_for(source)
+        match source:
+            case OnnxSource(canonical=CacheEntry() as made):
+                return (made,)
+            case OnnxSource():
+                lora = added.lora  # checked before minutes of calibration
+                check = None if lora is None else partial(_check_adapters, lora)
+                stage = ImportOnnx(source, files, shape, added.operations)
+                versions = [graph.add(stage, source, check=check)]
+            case CheckpointSource() if shape is None:
+                key = "arn_cl_options.skip_ar_cl_conversion"
+                raise InvalidOptionError(key, "a checkpoint has no AR and CL to keep", ())
+            case CheckpointSource() if quantization.weight_techniques:
+                versions = [graph.add(AuthorModel(source, files, shape), source)]
+            case CheckpointSource():
+                return (graph.add(Export(source, files, shape, quantization), source),)
+        if quantization.weight_techniques and source.calibration_text is not None:
+            versions.append(graph.add(OptimizeWeights(versions[-1], source, quantization), source))
+        versions.append(graph.add(CompleteEncodings(versions[-1], source, quantization), source))
+        return tuple(versions)
+
+    def _add_additions(
+        self,
+        graph: StageGraph,
+        source: ModelSource,
+        canonical: tuple[CacheEntry, ...],
+        files: Mapping[str, str],
+    ) -> "BuiltModel":
+        """Add adapters, and take the embedding table out, as the plan says."""
+        added, watch, versions = self.plan.additions, graph.runner.watch, list(canonical)
+
+        def add(stage: CachedStage) -> CacheEntry:
+            versions.append(graph.add(stage, source))
+            return versions[-1]
+
+        lora, forecast, spoken, table = None, None, None, None
+        if added.lora is not None:
+            adapters = LoraSet.load(added.lora.lora_config_path)
+            hashes = watch.hash(adapters.files())
+            text, quantization = source.calibration_text, self.plan.options.quantization
+            lora = add(AddLora(versions[-1], added.lora, adapters, hashes, text, quantization))
+        if isinstance(added.speculative, SsdBuilderConfig):
+            path = added.speculative.ssd_tensor_file
+            hashes = watch.hash({path.name: path})
+            forecast = add(AddForecast(versions[-1], added.speculative, hashes))
+        if isinstance(added.speculative, EagletBuilderConfig):
+            spoken = add(GiveHiddenStates(versions[-1]))
+        if added.embedding is not None:
+            table = add(ExtractEmbedding(versions[-1], added.embedding))
+        prepared = PreparedModel(
+            model=versions[-1].folder,
+            lora=_folder(lora),
+            table=_folder(table),
+            forecast=_folder(forecast),
+            draft=() if spoken is None else (f"{DRAFT_FOLDER}/{self._draft_binary}",),
+        )
+        return BuiltModel(tuple(versions), prepared, files, spoken)
+
+    def _add_container(
+        self, graph: StageGraph, plan: BuildPlan, models: "Mapping[ModelSource, BuiltModel]"
+    ) -> BuildOutputs:
+        """Take canonical models to the container, whose number of parts their sizes decide."""
+        main, options = models[self.sources.main], plan.options.split_model
+        n_parts = options.num_splits or _count_parts(main.entry, options)
+        parts = all_parts(n_parts, plan.contract)
+        names = {part: part.binary_name(self.name) for part in parts}
+        composition = compose(plan, main.prepared, list(names.values()))
+        extras = {name: file.path for name, file in composition.extras.items()}
+        for package in plan.additions.op_packages:
+            extras |= package.files()
+        hashes = hash_files(extras.values(), self.cache_root / MEMO_FILE)
+        sources = {shape: self.sources[shape] for shape in plan.shapes}
+        entries = {shape: models[source].entry for shape, source in sources.items()}
+        built = self._add_binaries(graph, plan, sources, entries, names, options)
+        draft = self._add_draft(graph, plan, main)
+        if draft is not None:
+            path = draft.folder / self._draft_binary
+            composition = composition.with_binaries(dict.fromkeys(main.prepared.draft, path))
+        binaries = tuple(entry.folder / names[part] for part, entry in built.compiled.items())
+        container = graph.add(
+            Package(
+                plan=plan,
+                model_name=self.name,
+                prepared=main.prepared,
+                composition=composition,
+                quantized=[
+                    built.qdq(part, shape) for shape in _one_shape_each(sources) for part in parts
+                ],
+                compiled=[*built.compiled.values(), *([] if draft is None else [draft])],
+                binaries=binaries,
+                files=self._inputs(models),
+                extra_files={name: hashes[path].sha256 for name, path in extras.items()},
+                toolchain_versions=graph.runner.versions,
+                chat_template=self.sources.main.chat_template,
+            )
+        )
+
+        def files(of: Callable[[Part, GraphShape], Path]) -> PartFiles:
+            return {shape: tuple(of(part, shape) for part in parts) for shape in plan.shapes}
+
+        return BuildOutputs(
+            export=main.prepared.model,
+            prepared=main.prepared,
+            versions={shape: models[source].versions for shape, source in sources.items()},
+            float_models={shape: built.arcl[shape].folder / MODEL_FILE for shape in plan.shapes},
+            multi_head_parts=files(built.multi_head),
+            float_parts=files(built.onnx),
+            qdq_parts=files(built.qdq),
+            dlcs=files(built.dlc),
+            binaries=binaries,
+            container=container.folder / CONTAINER,
+        )
+
+    def _add_binaries(
+        self,
+        graph: StageGraph,
+        plan: BuildPlan,
+        sources: Mapping[GraphShape, ModelSource],
+        models: Mapping[GraphShape, CacheEntry],
+        names: Mapping[Part, str],
+        split_model: SplitModelConfig,
+    ) -> "BuiltParts":
+        """Take the model of each shape to context binaries, of the given names."""
+        bits, target = plan.options.quantization, plan.target
+        arcl = {s: graph.add(ConvertShape(model, s), sources[s]) for s, model in models.items()}
+        split = {}
+        for shape, model in arcl.items():
+            mha = plan.mha_config(shape)
+            transform = Transform(model, shape, len(names), split_model, mha)
+            split[shape] = graph.add(transform, sources[shape])
+        packages = {
+            one: graph.runner.watch.hash({one.provider: one.library})[one.provider]
+            for one in plan.additions.host_packages
+        }
+        adapted = dict(split)
+        if plan.contract == MLLM_CONTRACT:
+            positions = plan.context_lengths[-1] + plan.ars[-1]
+            for shape, entry in split.items():
+                contract = ApplyMllmContract(entry, models[shape], shape, positions)
+                adapted[shape] = graph.add(contract, sources[shape])
+        built = BuiltParts(plan, arcl, split, adapted)
+        for part, name in names.items():
+            load = cache(partial(built.load, part))
+            weights = {}
+            for shape in _one_shape_each(sources):
+                stage = QuantizeWeights(adapted[shape], shape, part)
+                weights[sources[shape]] = graph.add(stage, sources[shape], load=load)
+            for shape, source in sources.items():
+                convert = Convert(
+                    adapted[shape], weights[source], shape, part, target, self.toolchain, bits
+                )
+                built.converted[part, shape] = graph.add(convert, source, load=load)
+            dlcs = {shape: built.converted[part, shape] for shape in plan.shapes}
+            config = plan.compile_config(part)
+            compile_part = CompilePart(dlcs, part, config, name, self.toolchain, packages)
+            built.compiled[part] = graph.add(compile_part, load=load)
+        return built
+
+    def _add_draft(
+        self, graph: StageGraph, plan: BuildPlan, main: "BuiltModel"
+    ) -> CacheEntry | None:
+        """Build the context binary of a draft head, at the shapes of the model."""
+        how = plan.additions.speculative
+        if not isinstance(how, EagletBuilderConfig) or main.spoken is None:
+            return None
+        path, source = how.draft_model_path, self.sources.main
+        files = {Path(tensor.path) for tensor in external_tensors(load_model(path))} | {path}
+        hashes = graph.runner.watch.hash({file.name: file for file in sorted(files)})
+        text, quantization = source.calibration_text, plan.options.quantization
+        draft = graph.add(PrepareDraft(path, hashes, main.spoken, main.entry, text, quantization))
+        sources, models = dict.fromkeys(plan.shapes, source), dict.fromkeys(plan.shapes, draft)
+        part, split = Part(1, 1), SplitModelConfig()
+        names = {part: self._draft_binary}
+        return self._add_binaries(graph, plan, sources, models, names, split).compiled[part]
+
+    @property
+    def _draft_binary(self) -> str:
+        return f"{self.name}_draft.bin"
+
+    def _own_shapes(
+        self, canonical: Mapping[ModelSource, tuple[CacheEntry, ...]]
+    ) -> list[GraphShape]:
+        """Return the shapes that models have."""
+        own = {
+            source: require_shape(versions[-1].folder / MODEL_FILE)
+            for source, versions in canonical.items()
+        }
+        for ar, source in self.sources.by_ar.items():
+            if own[source].ar != ar:
+                reason = f"the model attached for AR {ar} is at {own[source]}"
+                raise InvalidOptionError("skip_ar_conversion", reason, ())
+        return list(own.values())
+
+    def _check_caches(self, models: "Mapping[ModelSource, BuiltModel]") -> None:
+        """Check that attached models and the main one quantize their caches alike."""
+        if len(models) < 2:
+            return
+        names = {
+            source: f"the model attached for AR {ar}" for ar, source in self.sources.by_ar.items()
+        }
+        check_shared_caches(
+            {
+                names.get(source, "the main model"): load_encodings(
+                    model.prepared.model / ENCODINGS_FILE
+                )
+                for source, model in models.items()
+            }
+        )
+
+    def _inputs(self, models: "Mapping[ModelSource, BuiltModel]") -> dict[str, str]:
+        """Return SHA-256 of everything that the container is built from, by name."""
+        main = self.sources.main
+        hashes = {**models[main].inputs}
+        hashes |= {name: text_sha256(text) for name, text in main.texts().items()}
+        for ar, source in self.sources.by_ar.items():
+            hashes |= {f"ar{ar}/{name}": sha for name, sha in models[source].inputs.items()}
+        return hashes
+
+    def _shape_for(self, source: ModelSource) -> GraphShape | None:
+        """Return the largest shape of a source, at which calibration takes the fewest calls.
+
+        None where the source keeps its own shape.
+        """
+        fitting = [shape for shape in self.plan.shapes if self.sources[shape] == source]
+        return fitting[-1] if fitting else None
+
+
+@dataclass(frozen=True)
+class BuiltModel:
+    """A source in canonical form, with everything that the plan adds to it.
+
+    Attributes:
+        versions: as `BuildOutputs` has them.
+        inputs: hashes of the files it came from.
+        spoken: with hidden states as an output, and the embedding still in the graph.
+    """
+
+    versions: tuple[CacheEntry, ...]
+    prepared: PreparedModel
+    inputs: Mapping[str, str]
+    spoken: CacheEntry | None = None
+
+    @property
+    def entry(self) -> CacheEntry:
+        """The last version."""
+        return self.versions[-1]
+
+
+@dataclass(frozen=True)
+class BuiltParts:
+    """A model from its float graphs, one a shape, to its context binaries, one a part.
+
+    Attributes:
+        arcl: the whole model.
+        split: its parts.
+        adapted: its parts in the contract of the build.
+        converted: each part as QDQ ONNX and as DLC.
+        compiled: the context binaries, in the order of data flow.
+    """
+
+    plan: BuildPlan
+    arcl: Mapping[GraphShape, CacheEntry]
+    split: Mapping[GraphShape, CacheEntry]
+    adapted: Mapping[GraphShape, CacheEntry]
+    converted: dict[tuple[Part, GraphShape], CacheEntry] = field(default_factory=dict)
+    compiled: dict[Part, CacheEntry] = field(default_factory=dict)
+
+    def onnx(self, part: Part, shape: GraphShape) -> Path:
+        """Return a part as float ONNX."""
+        return self.adapted[shape].folder / f"{part.graph(shape)}.onnx"
+
+    def multi_head(self, part: Part, shape: GraphShape) -> Path:
+        """Return the same before its attention was taken apart into heads."""
+        folder, name = self.split[shape].folder, f"{part.split(shape)}.onnx"
+        return folder / MULTI_HEAD / name if self.plan.mha_config(shape).enabled else folder / name
+
+    def qdq(self, part: Part, shape: GraphShape) -> Path:
+        """Return a part as QDQ ONNX."""
+        return self.converted[part, shape].folder / f"{part.graph(shape)}.qdq.onnx"
+
+    def dlc(self, part: Part, shape: GraphShape) -> Path:
+        """Return a part as DLC."""
+        return self.converted[part, shape].folder / f"{part.graph(shape)}.dlc"
+
+    def load(self, part: Part) -> Load:
+        """Estimate memory and time of each stage of a part that has been split off."""
+        shapes, sharing = self.plan.shapes, self.plan.compilation.weight_sharing
+        onnx = self.multi_head(part, shapes[0])
+        size = quantized_bytes(onnx)
+        memory = compile_memory_bytes(size, len(shapes), weight_sharing=sharing)
+        return Load(memory, compile_cost(onnx))
+
+
+def _folder(entry: CacheEntry | None) -> Path | None:
+    return None if entry is None else entry.folder
+
+
+def _one_shape_each(sources: Mapping[GraphShape, ModelSource]) -> tuple[GraphShape, ...]:
+    """Return one shape of each source, whose weights all its shapes share."""
+    return tuple({sources[shape]: shape for shape in reversed(list(sources))}.values())
+
+
+def _count_parts(model: CacheEntry, options: SplitModelConfig) -> int:
+    apart = SplitEnds(embedding=options.split_embedding, head=options.split_lm_head)
+    return choose_splits(weights_by_segment(model.folder / MODEL_FILE), MAX_PART_BYTES, apart)
+
+
+def _check_adapters(config: LoraBuilderInputConfig, model: Path) -> None:
+    check_adapters(config, load_model(model / MODEL_FILE))
+
+
+def _warn_of_ranges(lora: Path) -> None:
+    """Warn of adapters that the encodings of a model do not cover."""
+    for name, part in json.loads((lora / BEYOND_FILE).read_text("utf-8")).items():
+        warnings.warn(
+            f"adapter {name} leaves the ranges of the model by up to {part:.0%} of one, and is "
+            "clipped: build with lora_config.quant_updatable_mode=all",
+            ModelWarning,
+            stacklevel=2,
+        )

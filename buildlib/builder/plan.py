@@ -1,0 +1,299 @@
+"""Plan of a build: shapes, parts, target, and every option that decides its outcome."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from buildlib.builder.build_options import BuildOptions
+from buildlib.builder.options import (
+    ARnContextLengthConfig,
+    MhaConfig,
+    OptionValue,
+    SplitModelConfig,
+)
+from buildlib.builder.parts import Part
+from buildlib.container.manifest import GENIE_CONTRACT
+from buildlib.container.op_packages import OpPackage, registrations
+from buildlib.embedding.config import EmbedDatatype
+from buildlib.errors import InvalidOptionError
+from buildlib.graph.files import load_model
+from buildlib.graph.shape import GraphShape
+from buildlib.lora.config import LoraBuilderInputConfig
+from buildlib.passes.balance import HEAD_COST, TABLE_COST, check_part_count
+from buildlib.quantize.bitwidths import Bitwidths
+from buildlib.quantize.options import check_arguments
+from buildlib.quantize.structure import head_weights
+from buildlib.speculative.config import (
+    EagletBuilderConfig,
+    SpeculativeConfig,
+    SsdBuilderConfig,
+    check_speculation,
+)
+from buildlib.targets import Target
+from buildlib.toolchains.compile_config import CompileConfig
+from buildlib.toolchains.requests import OpPackageLibrary
+
+
+@dataclass(frozen=True)
+class Additions:
+    """Additions to the plain model.
+
+    Attributes:
+        lora: adapters, as inputs of the graphs.
+        embedding: type of the embedding table that the host looks tokens up in; None leaves the
+            lookup in the graph.
+        speculative: kind of speculative decoding.
+        op_packages: libraries with operations of the user's, those of the target alone.
+        host_packages: those of this host, for the compiler.
+        operations: that they add, as `my.package::Scale`.
+    """
+
+    lora: LoraBuilderInputConfig | None = None
+    embedding: EmbedDatatype | None = None
+    speculative: SpeculativeConfig | None = None
+    op_packages: tuple[OpPackage, ...] = ()
+    host_packages: tuple[OpPackageLibrary, ...] = ()
+    operations: tuple[str, ...] = ()
+
+    def as_options(self) -> dict[str, OptionValue]:
+        """Return the options that are set, under dotted keys."""
+        options: dict[str, OptionValue] = {}
+        if self.embedding is not None:
+            options["embedding.embed_datatype"] = self.embedding
+        for name, config in (("lora_config", self.lora), ("speculative_config", self.speculative)):
+            if config is not None:
+                options[name] = type(config).__name__
+                options |= {
+                    f"{name}.{key}": tuple(value) if isinstance(value, list) else value
+                    for key, value in config.model_dump(mode="json").items()
+                }
+        if self.op_packages:
+            packages = [package.in_container() for package in self.op_packages]
+            options["op_packages"] = tuple(map(str, registrations(packages)))
+        return options
+
+
+@dataclass(frozen=True)
+class BuildPlan:
+    """Options that have been checked against one another.
+
+    Attributes:
+        options: as the user set them; adapters set parts apart.
+        compilation: with all that the target decides.
+        additions: adapters, tables, speculation.
+        graph_options: `graphs.*` of single ARs.
+        mha2sha: of single ARs, in place of that in `options`.
+        shapes: graphs to make, by context length and then from decode to prefill; none when the
+            model keeps the shape that it has (`at`).
+        contract: names and order of the inputs and outputs of its graphs; that of mllm is for whole
+            models at one context length, with nothing added.
+    """
+
+    options: BuildOptions
+    compilation: CompileConfig
+    additions: Additions = Additions()
+    graph_options: Mapping[int, Mapping[str, object]] = field(default_factory=dict)
+    mha2sha: Mapping[int, MhaConfig] = field(default_factory=dict)
+    shapes: tuple[GraphShape, ...] = ()
+    contract: str = GENIE_CONTRACT
+
+    def checked(self, *, n_layers: int | None = None, rotated: bool = False) -> "BuildPlan":
+        """Return a copy with its shapes, whose options fit each other.
+
+        Args:
+            n_layers: of the model, if its configuration tells.
+            rotated: whether `spinquant` has turned the model before.
+
+        Raises:
+            BuildError: an AR does not fit a context length.
+            InvalidOptionError: there is no decode graph, or an AR or a context length twice, or
+                more parts are asked for than there can be, or the graphs are too small to
+                speculate as asked, or LPBQ is asked for of other weights than those of 4 bits, or
+                for a rotated model what was trained on its hidden states.
+        """
+        options, added = _split_off_ends(self.options, self.additions), self.additions
+        shapes = () if self.keeps_shape else graph_shapes(options.arn_cl_options, self.contract)
+        Bitwidths.from_options(options.quantization)
+        check_arguments(options.quantization)
+        if rotated or "spinquant" in options.quantization.weight_techniques:
+            _check_rotated(added)
+        _check_splits(options.split_model, n_layers)
+        ars = {shape.ar for shape in shapes}
+        if added.speculative is not None and ars:
+            on_host = added.embedding is not None
+            check_speculation(added.speculative, sorted(ars), on_host=on_host)
+        return replace(self, options=options, shapes=shapes)
+
+    @property
+    def target(self) -> Target:
+        """SoC, or its emulator, that it is compiled for."""
+        return self.compilation.target
+
+    def mha_config(self, shape: GraphShape) -> MhaConfig:
+        """Return the options that take attention apart at a shape."""
+        return self.mha2sha.get(shape.ar, self.options.mha2sha)
+
+    @property
+    def keeps_shape(self) -> bool:
+        """True if the model keeps its (AR, CL), or its AR."""
+        options = self.options
+        return options.skip_ar_conversion or options.arn_cl_options.skip_ar_cl_conversion
+
+    def at(self, shapes: Iterable[GraphShape]) -> "BuildPlan":
+        """Return a copy for the shapes that the models have.
+
+        Raises:
+            InvalidOptionError: none of them decodes.
+            BuildError: one that keeps its AR does not fit a context length.
+        """
+        options = self.options.arn_cl_options
+        key = "arn_cl_options.skip_ar_cl_conversion"
+        if not options.skip_ar_cl_conversion:
+            key = "skip_ar_conversion"
+            lengths = _sorted("arn_cl_options.context_length", options.context_length)
+            shapes = [GraphShape(shape.ar, cl) for shape in shapes for cl in lengths]
+        found = tuple(sorted(set(shapes), key=lambda shape: (shape.cl, shape.ar)))
+        if all(shape.ar != 1 for shape in found):
+            names = ", ".join(map(str, found))
+            reason = f"the model is at {names} and none of it decodes; attach one of AR 1"
+            raise InvalidOptionError(key, reason, ())
+        return replace(self, shapes=found)
+
+    def as_options(self) -> dict[str, OptionValue]:
+        """Return all options under their dotted keys."""
+        own: dict[str, Any] = {
+            f"ar{ar}.{key}": value
+            for ar, options in self.graph_options.items()
+            for key, value in options.items()
+        } | {
+            f"ar{ar}.mha2sha.{key}": value
+            for ar, config in self.mha2sha.items()
+            for key, value in config.model_dump().items()
+        }
+        return {
+            **self.options.used_options(),
+            **self.compilation.as_options(),
+            **own,
+            **self.additions.as_options(),
+            **({"skip_ar_conversion": True} if self.options.skip_ar_conversion else {}),
+            **({"contract": self.contract} if self.contract != GENIE_CONTRACT else {}),
+        }
+
+    def compile_configs(self) -> Iterator[CompileConfig]:
+        """Compile options of all graphs, and of each AR that has its own.
+
+        Raises:
+            InvalidOptionError: an option that graphs do not have, or a value it cannot take.
+        """
+        yield self.compilation
+        for ar, options in self.graph_options.items():
+            yield self.compilation.with_graph_options([f"ar{ar}"], options)
+
+    def compile_config(self, part: Part) -> CompileConfig:
+        """Compile options of one part; graphs of an AR with its own options get these.
+
+        Raises:
+            InvalidOptionError: an option that graphs do not have.
+        """
+        config = self.compilation
+        for ar, options in self.graph_options.items():
+            names = [part.graph(shape) for shape in self.shapes if shape.ar == ar]
+            config = config.with_graph_options(names, options)
+        return config
+
+    @property
+    def context_lengths(self) -> tuple[int, ...]:
+        """Every context length, the shortest first."""
+        return tuple(sorted({shape.cl for shape in self.shapes}))
+
+    @property
+    def ars(self) -> tuple[int, ...]:
+        """Every AR, decode first."""
+        return tuple(sorted({shape.ar for shape in self.shapes}))
+
+
+def graph_shapes(
+    options: ARnContextLengthConfig, contract: str = GENIE_CONTRACT
+) -> tuple[GraphShape, ...]:
+    """Return the shape of every AR at every context length."""
+    ars = _sorted("arn_cl_options.auto_regression_number", options.auto_regression_number)
+    lengths = _sorted("arn_cl_options.context_length", options.context_length)
+    if ars[0] != 1:
+        key = "arn_cl_options.auto_regression_number"
+        raise InvalidOptionError(key, f"{ars} has no 1: Genie decodes with an AR-1 graph", ())
+    for cl in lengths if contract == GENIE_CONTRACT else ():
+        if cl % 2 == 0 and cl // 2 in ars[1:]:
+            # CL - AR is AR then: the inputs of the cache are as long as its outputs.
+            reason = (
+                f"{cl} is twice the AR {cl // 2}: Genie confuses the old and the new part of such "
+                "a cache, and the text would be wrong; change one of them"
+            )
+            raise InvalidOptionError("arn_cl_options.context_length", reason, ())
+    return tuple(GraphShape(ar, cl) for cl in lengths for ar in ars)
+
+
+def _sorted(key: str, numbers: Sequence[int]) -> list[int]:
+    if len(set(numbers)) != len(numbers):
+        raise InvalidOptionError(key, f"a number stands twice in {list(numbers)}", ())
+    return sorted(numbers)
+
+
+def _split_off_ends(options: BuildOptions, added: Additions) -> BuildOptions:
+    """Make embedding and head parts of their own where there are adapters, as documented."""
+    if added.lora is None:
+        return options
+    apart = {"split_embedding": added.embedding is None, "split_lm_head": True}
+    split = options.split_model.model_copy(update=apart)
+    return options.model_copy(update={"split_model": split})
+
+
+def _check_rotated(added: Additions) -> None:
+    """Refuse what was trained on the hidden states of the model before it was rotated."""
+    trained = {
+        "adapters": added.lora is not None,
+        "forecast tokens": isinstance(added.speculative, SsdBuilderConfig),
+        "draft heads": isinstance(added.speculative, EagletBuilderConfig),
+    }
+    for what in (name for name, asked in trained.items() if asked):
+        reason = f"spinquant turns the hidden states that {what} are made for; leave one out"
+        raise InvalidOptionError("quantization.techniques", reason, ())
+
+
+def _check_splits(options: SplitModelConfig, n_layers: int | None) -> None:
+    apart = options.split_embedding + options.split_lm_head
+    if options.num_splits is None:
+        return
+    key = "split_model.num_splits"
+    if options.num_splits <= apart:
+        reason = f"{options.num_splits} leaves no part for the layers, with {apart} parts set apart"
+        raise InvalidOptionError(key, reason, ())
+    if n_layers is not None:
+        check_part_count(options.num_splits, n_layers, apart)
+
+
+def quantized_bytes(part: Path) -> int:
+    """Estimate the bytes of a part's quantized weights: tables of 16 bits, all others of 8.
+
+    Weights of 4 bits count as 8: DLCs unpack them.
+    """
+    total = 0
+    for value in load_model(part).graph.initializers.values():
+        tables = any(use.node.op_type == "Gather" for use in value.uses())
+        total += (2 if tables else 1) * (value.const_value.size if value.const_value else 0)
+    return total
+
+
+def compile_cost(part: Path) -> float:
+    """Estimate how long a part takes to convert and compile, in weights of decoder layers."""
+    graph = load_model(part).graph
+    heads, total = head_weights(graph), 0.0
+    for name, value in graph.initializers.items():
+        size = value.const_value.size if value.const_value else 0
+        if name in heads:
+            total += HEAD_COST * size
+        elif any(use.node.op_type == "Gather" for use in value.uses()):
+            total += TABLE_COST * 2 * size
+        else:
+            total += size
+    return total

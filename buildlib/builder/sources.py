@@ -1,0 +1,371 @@
+"""Sources of a build: an ONNX export with encodings, or a checkpoint."""
+
+import json
+import math
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from buildlib.builder.options import MhaConfig
+from buildlib.cache.layout import CacheEntry
+from buildlib.checkpoint.architectures import SupportedLLMs, detect_architecture
+from buildlib.checkpoint.layout import CONFIG_FILE, ENCODINGS_FILE, MODEL_FILE, TOKENIZER_FILE
+from buildlib.container.chat_template import TOKENIZER_CONFIG, ChatTemplate, template_files
+from buildlib.errors import (
+    InputFileError,
+    InvalidOptionError,
+    ModelFileError,
+)
+from buildlib.files import check_file
+
+CALIBRATION_TEXT = Path("text") / "calibration.txt"
+NO_CALIBRATION_TEXT = (
+    f"it has no calibration text: put {CALIBRATION_TEXT} into the folder, or name a text with "
+    "--calibration FILE"
+)
+_MAX_TEXT_BYTES = 64 << 20
+_NO_FILE = Path("config_dict")  # what messages call a configuration that was given as itself
+
+
+@dataclass(frozen=True)
+class OnnxSource:
+    """An ONNX export with external data beside it.
+
+    Attributes:
+        encodings: of its tensors; calibration fills in what is missing.
+        config: text of its `config.json`.
+        config_file: the path of that file, for messages.
+        calibration_text: for tensors without encodings.
+        chat_template: that of the folder with the tokenizer.
+        canonical: the entry of the cache that it is, where stages have made it: canonical ONNX with
+            encodings for all of it, which a build takes as it is.
+    """
+
+    name: str
+    model: Path
+    encodings: Path | None
+    config: str
+    config_file: Path
+    tokenizer: Path
+    calibration_text: str | None
+    chat_template: ChatTemplate | None = None
+    canonical: CacheEntry | None = None
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the model and its external data."""
+        return self.model.parent
+
+    def with_encodings(self, path: Path) -> "OnnxSource":
+        """Return a copy with other encodings.
+
+        Raises:
+            ModelFileError: there is no such file.
+        """
+        return replace(self, encodings=_require_file(path, self.folder), canonical=None)
+
+    def inputs(self) -> dict[str, Path]:
+        """Return every file that decides the build, by role."""
+        from buildlib.graph.files import external_tensors, load_model
+
+        data = {Path(tensor.path) for tensor in external_tensors(load_model(self.model))}
+        files = {path.name: path for path in sorted(data)}
+        files |= {self.model.name: self.model, TOKENIZER_FILE: self.tokenizer}
+        if self.encodings is not None:
+            files[ENCODINGS_FILE] = self.encodings
+        return files
+
+    def weights(self) -> int:
+        """Return the number of weights."""
+        from buildlib.graph.files import load_model
+
+        held = (value.const_value for value in load_model(self.model).graph.initializers.values())
+        return sum(tensor.size for tensor in held if tensor is not None)
+
+    def texts(self) -> dict[str, str]:
+        """Return texts that decide the build, by the names of their files."""
+        calibration = self.calibration_text
+        text = {} if calibration is None else {CALIBRATION_TEXT.as_posix(): calibration}
+        return {CONFIG_FILE: self.config, **text, **_template_text(self.chat_template)}
+
+    def text_files(self) -> list[Path]:
+        """Return files that the texts are read from where they are not given."""
+        usual = (self.config_file, self.folder / CALIBRATION_TEXT)
+        found = [path for path in usual if path.is_file()]
+        return [*found, *template_files(self.tokenizer.parent)]
+
+
+@dataclass(frozen=True)
+class CheckpointSource:
+    """A Hugging Face checkpoint, and the text that calibrates its quantization."""
+
+    folder: Path
+    calibration_text: str
+    chat_template: ChatTemplate | None = None
+
+    @property
+    def name(self) -> str:
+        """Name of the model: that of its folder."""
+        return self.folder.resolve().name
+
+    def inputs(self) -> dict[str, Path]:
+        """Return every file that decides the build, by name."""
+        paths = [self.folder / CONFIG_FILE, self.folder / TOKENIZER_FILE]
+        paths += sorted(self.folder.glob("*.safetensors*"))
+        return {path.name: path for path in paths if path.is_file()}
+
+    def weights(self) -> int:
+        """Return the number of weights."""
+        from buildlib.checkpoint.checkpoint import Checkpoint
+
+        return sum(math.prod(ref.shape) for ref in Checkpoint.load(self.folder).tensors.values())
+
+    def texts(self) -> dict[str, str]:
+        """Return texts that decide the build, by the names of their files."""
+        text = {CALIBRATION_TEXT.as_posix(): self.calibration_text}
+        return text | _template_text(self.chat_template)
+
+    def text_files(self) -> list[Path]:
+        """Return files that the texts are read from where they are not given."""
+        path = self.folder / CALIBRATION_TEXT
+        return [*([path] if path.is_file() else []), *template_files(self.folder)]
+
+
+ModelSource = OnnxSource | CheckpointSource
+
+
+@dataclass(frozen=True)
+class SourceFiles:
+    """Files of a model that do not have their usual names in one folder.
+
+    Attributes:
+        config_text: replaces the file; messages still call it `config`.
+    """
+
+    tokenizer: Path | None = None
+    config: Path | None = None
+    config_text: str | None = None
+    encodings: Path | None = None
+
+
+def architecture_of(source: ModelSource) -> SupportedLLMs | None:
+    """Return the family of a model by its configuration; None if unknown."""
+    return detect_architecture(_configuration(source))
+
+
+def positions_of(source: ModelSource) -> float | None:
+    """Return the number of positions that a model was trained for; None if not configured."""
+    config = _configuration(source)
+    positions = config.get("max_position_embeddings")
+    if type(positions) is not int:
+        return None
+    for key in ("rope_parameters", "rope_scaling"):
+        scaling = config.get(key)
+        if not isinstance(scaling, dict):
+            continue
+        factor, kind = scaling.get("factor"), scaling.get("rope_type", scaling.get("type"))
+        original = scaling.get("original_max_position_embeddings", positions)
+        if not isinstance(factor, int | float) or not isinstance(original, int):
+            continue
+        if kind in {"linear", "yarn"}:  # some files tell those without it
+            return max(positions, original * factor) if kind == "yarn" else positions * factor
+    return positions
+
+
+def layers_of(source: ModelSource) -> int | None:
+    """Return the number of layers of a model; None if not configured."""
+    layers = _configuration(source).get("num_hidden_layers")
+    return layers if type(layers) is int else None
+
+
+def is_rotated(source: ModelSource) -> bool:
+    """Return whether `spinquant` of a pipeline has turned the hidden states of a model."""
+    if not isinstance(source, OnnxSource):
+        return False
+    from buildlib.graph.files import load_model
+    from buildlib.quantize.techniques.rotation import ROTATED
+
+    return ROTATED in load_model(source.model).metadata_props
+
+
+def _configuration(source: ModelSource) -> dict[str, object]:
+    match source:
+        case OnnxSource():
+            path, text = source.config_file, source.config
+        case CheckpointSource():
+            path = source.folder / CONFIG_FILE
+            text = _text_of(path, source.folder)
+    try:
+        config = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ModelFileError(path, f"not valid JSON ({error})") from error
+    if not isinstance(config, dict):
+        raise ModelFileError(path, "it holds no JSON object")
+    return config
+
+
+def check_start_points(config: MhaConfig, source: ModelSource) -> None:
+    """Check that the ONNX has the operators that `m2s_additional_start_points` names."""
+    wanted = [point.name for point in config.m2s_additional_start_points]
+    if not wanted:
+        return
+    from buildlib.graph.files import load_model
+
+    known = set()
+    if isinstance(source, OnnxSource):
+        known = {str(node.name) for node in load_model(source.model).graph}
+    missing = next((name for name in wanted if name not in known), None)
+    if missing is not None:
+        key, where = "mha2sha.m2s_additional_start_points", source.name
+        raise InvalidOptionError(key, f"{where} has no operator {missing!r}", ())
+
+
+def attached_source(path: Path, parent: ModelSource, encodings: Path | None) -> OnnxSource:
+    """Return the source of another export of a model, with the configuration of `parent`."""
+    match parent:
+        case OnnxSource():
+            tokenizer, config, text = parent.tokenizer, parent.config_file, parent.config
+            files = SourceFiles(tokenizer, config, text, encodings)
+        case CheckpointSource():
+            own = parent.folder
+            files = SourceFiles(own / TOKENIZER_FILE, own / CONFIG_FILE, None, encodings)
+    source = find_source(path, parent.calibration_text, files)
+    if not isinstance(source, OnnxSource):
+        raise ModelFileError(path, "it holds no ONNX model to attach")
+    return source
+
+
+def find_source(
+    path: Path,
+    calibration_text: str | None,
+    files: SourceFiles | None = None,
+    *,
+    calibrates: bool = True,
+) -> ModelSource:
+    """Find the source in a model folder, or in the folder of an ONNX file.
+
+    Args:
+        path: the folder, or the file.
+        calibration_text: in place of the text in the folder.
+        files: those that have other names or places.
+        calibrates: whether a checkpoint without text is refused.
+
+    Raises:
+        ModelFileError: no folder, nothing in it that can be built, or a checkpoint without text.
+        InputFileError: its calibration text is too large.
+    """
+    given = files or SourceFiles()
+    folder = path.parent if path.is_file() else path
+    if not folder.is_dir():
+        raise ModelFileError(Path(ascii(str(path))[1:-1]), "there is no such folder")
+    if not _is_utf8(folder.resolve()):
+        reason = "its path is no UTF-8, which metadata and tokenizers need; rename it"
+        raise ModelFileError(Path(ascii(str(path))[1:-1]), reason)
+    model = path if path.is_file() else _onnx_in(folder)
+    if model is not None:
+        tokenizer = _require_file(given.tokenizer or folder / TOKENIZER_FILE, folder)
+        return OnnxSource(
+            name=folder.resolve().name,
+            model=model,
+            encodings=_encodings_of(model, given.encodings),
+            config=_config_text(folder, given),
+            config_file=given.config or (_NO_FILE if given.config_text else folder / CONFIG_FILE),
+            tokenizer=tokenizer,
+            calibration_text=calibration_text or _folder_text(folder),
+            chat_template=ChatTemplate.find(tokenizer.parent),
+        )
+    for name in (CONFIG_FILE, TOKENIZER_FILE):
+        _require_file(folder / name, folder)
+    if not any(folder.glob("*.safetensors")):
+        reason = f"it holds neither an ONNX model such as {MODEL_FILE} nor model.safetensors"
+        raise ModelFileError(folder, reason)
+    text = calibration_text or _folder_text(folder)
+    if text is None and calibrates:
+        raise ModelFileError(folder, NO_CALIBRATION_TEXT)
+    return CheckpointSource(folder, text or "", ChatTemplate.find(folder))
+
+
+def _template_text(template: ChatTemplate | None) -> dict[str, str]:
+    return {} if template is None else {TOKENIZER_CONFIG: template.to_json()}
+
+
+def _is_utf8(path: Path) -> bool:
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _onnx_in(folder: Path) -> Path | None:
+    if (folder / MODEL_FILE).is_file():
+        return folder / MODEL_FILE
+    found = sorted(folder.glob("*.onnx"))
+    if len(found) > 1:
+        names = ", ".join(path.name for path in found[:3])
+        reason = f"it holds {len(found)} ONNX models ({names}); name one of them"
+        raise ModelFileError(folder, reason)
+    return found[0] if found else None
+
+
+def _encodings_of(model: Path, given: Path | None) -> Path | None:
+    """Return the given encodings, or those beside the model under one of the usual names."""
+    if given is not None:
+        return _require_file(given, model.parent)
+    usual = (
+        model.with_suffix(".encodings"),
+        model.with_name(ENCODINGS_FILE),
+        model.with_name(f"{model.stem}_encodings.json"),
+    )
+    return next((path for path in usual if path.is_file()), None)
+
+
+def _config_text(folder: Path, given: SourceFiles) -> str:
+    if given.config_text is not None:
+        return given.config_text
+    return _text_of(_require_file(given.config or folder / CONFIG_FILE, folder), folder)
+
+
+def _text_of(path: Path, folder: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelFileError(folder, f"{path.name} cannot be read: {error}") from error
+
+
+def _require_file(path: Path, folder: Path) -> Path:
+    shown = path.name if path.parent == folder else str(path)
+    try:
+        check_file(path)
+    except FileNotFoundError:
+        raise ModelFileError(folder, f"{shown} is missing") from None
+    except OSError as error:
+        raise ModelFileError(folder, f"{shown}: {error.strerror}") from error
+    return path
+
+
+def _folder_text(folder: Path) -> str | None:
+    path = folder / CALIBRATION_TEXT
+    return read_text(path) if os.path.lexists(path) else None
+
+
+def read_text(path: Path) -> str:
+    """Read a text to calibrate on.
+
+    Raises:
+        InputFileError: it is no file, too large, or no text in UTF-8.
+    """
+    try:
+        check_file(path)
+        size = path.stat().st_size
+        if size > _MAX_TEXT_BYTES:
+            reason = f"it has {size} bytes and may have {_MAX_TEXT_BYTES}; keep a part of it"
+            raise InputFileError(str(path), reason)
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputFileError(str(path), error.strerror or str(error)) from error
+    except UnicodeDecodeError as error:
+        raise InputFileError(str(path), f"no text in UTF-8: {error.reason}") from error
+    if "\0" in text:
+        raise InputFileError(str(path), "no text: it holds NUL characters")
+    return text

@@ -1,0 +1,267 @@
+"""`package`: configurations, manifest and binaries as one container."""
+
+import json
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from buildlib.builder.plan import BuildPlan
+from buildlib.builder.stage import CachedStage
+from buildlib.builder.stages.add_lora import BEYOND_FILE, LORA_FILE
+from buildlib.builder.stages.extract_embedding import EMBEDDING_FILE
+from buildlib.cache.key import combined_sha256
+from buildlib.cache.layout import CacheEntry
+from buildlib.checkpoint.config import DecoderConfig, load_config
+from buildlib.checkpoint.layout import CONFIG_FILE, TOKENIZER_FILE
+from buildlib.checkpoint.rotary import DynamicRopeScaling, LinearRopeScaling, Llama3RopeScaling
+from buildlib.container.chat_template import TOKENIZER_CONFIG, ChatTemplate
+from buildlib.container.genie_config import Context, GenieConfig, basic_dialog
+from buildlib.container.genie_engine import Lora
+from buildlib.container.genie_positions import RopeScaling
+from buildlib.container.htp_config import htp_config
+from buildlib.container.manifest import (
+    CLIPPED_ADAPTERS,
+    GraphsRecord,
+    ModelRecord,
+    PartKind,
+    SpeculationRecord,
+    plain_name,
+)
+from buildlib.container.writer import ContainerContents, ContainerFile, write_container
+from buildlib.embedding.config import TABLE_FILE, EmbeddingConfig
+from buildlib.errors import ModelWarning, ToolchainError
+from buildlib.files import atomic_write_bytes
+from buildlib.graph.rope import frequency_divisors
+from buildlib.lora.adapters import LORA_FOLDER
+from buildlib.quantize.summary import summarize_quantization
+from buildlib.speculative.agreement import SPECULATIVE, check_on_emulator
+from buildlib.speculative.config import PREFIX_FOLDER, EagletBuilderConfig, PlainDialog, speculate
+from buildlib.speculative.draft_model import DraftHead
+from buildlib.speculative.forecast import CACHE_FILE
+from buildlib.targets import Target
+
+CONTAINER = "container"
+"""Folder in that of the stage with the container."""
+
+
+@dataclass(frozen=True)
+class PreparedModel:
+    """The model as its shapes are made of it, and what stands beside it in the container.
+
+    Attributes:
+        model: folder with `model.onnx`, `model.encodings`, `config.json`, `tokenizer.json`.
+        lora: folder with adapters.
+        table: folder with an embedding table.
+        forecast: folder with the prefix of forecast tokens.
+        draft: names in the container of a draft head's binaries.
+    """
+
+    model: Path
+    lora: Path | None = None
+    table: Path | None = None
+    forecast: Path | None = None
+    draft: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Composition:
+    """Genie configuration, and the files beyond binaries and tokenizer that it names."""
+
+    genie_config: GenieConfig
+    extras: Mapping[str, ContainerFile]
+
+    def with_binaries(self, binaries: Mapping[str, Path]) -> "Composition":
+        """Return a copy with further context binaries by their names."""
+        more = {name: ContainerFile(path, "binary") for name, path in binaries.items()}
+        return Composition(self.genie_config, {**self.extras, **more})
+
+
+@dataclass(frozen=True)
+class Package(CachedStage):
+    """The container of a build; Genie judges its configuration before it appears.
+
+    Attributes:
+        prepared: the model that it was made of.
+        quantized: parts as QDQ ONNX, at one (AR, CL) of each model that was built; they tell how
+            weights are stored.
+        compiled: parts in the order of data flow, and a draft head.
+        binaries: their context binaries.
+        files: SHA-256 of what the build read, by name.
+        extra_files: SHA-256 of the files beside binaries and tokenizer, by name.
+        toolchain_versions: name and versions of everything that compiled.
+        chat_template: that of the model; `files` covers it.
+    """
+
+    operation = "package"
+    compiles = True
+    plan: BuildPlan
+    model_name: str
+    prepared: PreparedModel
+    composition: Composition
+    quantized: Sequence[Path]
+    compiled: Sequence[CacheEntry]
+    binaries: Sequence[Path]
+    files: Mapping[str, str]
+    extra_files: Mapping[str, str]
+    toolchain_versions: Mapping[str, str]
+    chat_template: ChatTemplate | None = None
+
+    @property
+    def subject(self) -> str:
+        return str(self.plan.target)
+
+    @property
+    def source(self) -> Path:
+        return self.prepared.model
+
+    @property
+    def options(self) -> Mapping[str, object]:
+        return {
+            "target": str(self.plan.target),
+            "model": self.model_name,
+            "options": self.plan.as_options(),
+            "genie_config": json.loads(self.composition.genie_config.to_json()),
+        }
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return (
+            combined_sha256(self.files),
+            combined_sha256(self.extra_files),
+            *(entry.hash for entry in self.compiled),
+        )
+
+    def run(self, folder: Path) -> None:
+        plan, prepared = self.plan, self.prepared
+        quantization = summarize_quantization(self.quantized)
+        if prepared.lora is not None:
+            beyond = json.loads((prepared.lora / BEYOND_FILE).read_text("utf-8"))
+            quantization |= {CLIPPED_ADAPTERS: ", ".join(beyond)} if beyond else {}
+        extras = dict(self.composition.extras)
+        if self.chat_template is not None:
+            path = folder / TOKENIZER_CONFIG
+            atomic_write_bytes(path, self.chat_template.to_json().encode())
+            extras[TOKENIZER_CONFIG] = ContainerFile(path, "tokenizer")
+        draft = ContainerContents(
+            target=plan.target,
+            model=ModelRecord(
+                name=plain_name(self.model_name),
+                architecture=load_config(prepared.model / CONFIG_FILE).model_type,
+                inputs=self.files,
+                quantization=quantization,
+            ),
+            graphs=GraphsRecord(
+                auto_regression_numbers=plan.ars,
+                context_length=plan.context_lengths[-1],
+                context_lengths=plan.context_lengths,
+                splits=len(self.binaries),
+            ),
+            genie_config=self.composition.genie_config,
+            htp_config=htp_config(plan.compilation),
+            tokenizer=prepared.model / TOKENIZER_FILE,
+            binaries={path.name: path for path in self.binaries},
+            toolchain=self.toolchain_versions,
+            options={**plan.as_options(), "split_model.num_splits": len(self.binaries)},
+            extras=extras,
+            op_packages=plan.additions.op_packages,
+            contract=plan.contract,
+        )
+        write_container(draft, folder / CONTAINER, speculation=self._compare)
+
+    def _compare(self, folder: Path) -> SpeculationRecord | None:
+        """Compare a dialog that speculates with plain decoding, where the emulator can run it."""
+        config = self.composition.genie_config
+        if config.dialog.type not in SPECULATIVE or not self.plan.target.emulator:
+            return None
+        try:
+            return check_on_emulator(folder, config)
+        except ToolchainError as error:
+            warnings.warn(f"its text was not compared: {error}", ModelWarning, stacklevel=2)
+            return None
+
+
+def compose(plan: BuildPlan, prepared: PreparedModel, ctx_bins: Sequence[str]) -> Composition:
+    """Return the dialog of a build's container.
+
+    Args:
+        plan: of the build.
+        prepared: the model that it was made of.
+        ctx_bins: names of the binaries in the order of data flow.
+    """
+    decoder = load_config(prepared.model / CONFIG_FILE)
+    config = genie_config(decoder, plan.context_lengths[-1], ctx_bins, plan.target)
+    extras: dict[str, ContainerFile] = {}
+    if prepared.lora is not None:
+        config = config.with_lora(
+            Lora.model_validate_json((prepared.lora / LORA_FILE).read_text("utf-8"))
+        )
+        extras |= {
+            path.relative_to(prepared.lora).as_posix(): ContainerFile(path, "lora")
+            for path in sorted((prepared.lora / LORA_FOLDER).rglob("*.raw"))
+        }
+    if prepared.table is not None:
+        text = (prepared.table / EMBEDDING_FILE).read_text("utf-8")
+        config = config.with_embedding(EmbeddingConfig.model_validate_json(text).genie())
+        extras[TABLE_FILE] = ContainerFile(prepared.table / TABLE_FILE, "embedding")
+    how = plan.additions.speculative
+    if how is not None:
+        speaker = PlainDialog(config, plan.target, prepared.model / TOKENIZER_FILE)
+        vocabulary = None
+        if isinstance(how, EagletBuilderConfig):
+            vocabulary = DraftHead.load(how.draft_model_path, decoder).n_vocab
+        speculation = speculate(speaker, how, plan.ars, prepared.draft, vocabulary)
+        config = speculation.genie_config
+        for name, path in speculation.files.items():
+            kind: PartKind = "configuration" if path.suffix == ".json" else "binary"
+            extras[name] = ContainerFile(path, kind)
+    if prepared.forecast is not None:
+        name = f"{PREFIX_FOLDER}/{CACHE_FILE}"
+        extras[name] = ContainerFile(prepared.forecast / name, "forecast_prefix")
+    return Composition(config, extras)
+
+
+def genie_config(
+    config: DecoderConfig, context_length: int, ctx_bins: Sequence[str], target: Target
+) -> GenieConfig:
+    """Return the dialog of a decoder: its sizes, its special tokens, its rotary positions."""
+    eos = config.eos_token_ids
+    local = map(config.has_local_rope, range(config.num_hidden_layers))
+    return basic_dialog(
+        context=Context(
+            size=context_length,
+            n_vocab=config.vocab_size,
+            bos_token=config.bos_token_id,
+            eos_token=eos[0] if len(eos) == 1 else eos,
+        ),
+        head_dim=config.head_dim,
+        rotary_dim=config.rotary_dim,
+        rope_theta=config.rope_theta,
+        rope_scaling=genie_rope_scaling(config, context_length),
+        ctx_bins=ctx_bins,
+        emulator=target.emulator,
+        local_rope_theta=config.rope_local_base_freq if any(local) else None,
+    )
+
+
+def genie_rope_scaling(config: DecoderConfig, context_length: int) -> RopeScaling | None:
+    """Tell Genie the scaling of rotary positions at a context length.
+
+    Scalings that Genie does not know become its `longrope`, which divides each frequency by a
+    number of its own; with a factor of 1 it makes cosines and sines no longer (seen with Genie
+    1.21). Both of its lists are the same, so that no length decides between them.
+    """
+    scaling = config.rope_scaling
+    match scaling:
+        case None | DynamicRopeScaling():
+            return None
+        case LinearRopeScaling(factor=factor) | Llama3RopeScaling(factor=factor) if factor >= 1.0:
+            return RopeScaling.model_validate(scaling.model_dump())
+    divisors = tuple(frequency_divisors(config, context_length).tolist())
+    return RopeScaling(
+        rope_type="longrope",
+        factor=1.0,
+        original_max_position_embeddings=context_length,
+        short_factor=divisors,
+        long_factor=divisors,
+    )

@@ -1,0 +1,108 @@
+"""`hidden`, `draft`: a target that gives hidden states, and the draft head that reads them."""
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from buildlib.builder.model_folder import calibration_windows, link_configuration
+from buildlib.builder.stage import CachedStage
+from buildlib.cache.key import text_sha256
+from buildlib.cache.layout import CacheEntry
+from buildlib.checkpoint.config import load_config
+from buildlib.checkpoint.layout import CONFIG_FILE, ENCODINGS_FILE, MODEL_FILE, TOKENIZER_FILE
+from buildlib.encodings.files import load_encodings, save_encodings
+from buildlib.graph.files import link_into, load_model, save_model
+from buildlib.graph.validation import check_model, check_types
+from buildlib.quantize.bitwidths import Bitwidths
+from buildlib.quantize.options import QuantizationOptions
+from buildlib.quantize.recipe import encodings_from_ranges
+from buildlib.speculative.draft_model import (
+    DraftHead,
+    HiddenStatesOutput,
+    observe_draft,
+    shared_encodings,
+)
+
+
+@dataclass(frozen=True)
+class GiveHiddenStates(CachedStage):
+    """The model with its hidden states as an output."""
+
+    operation = "hidden"
+    model: CacheEntry
+
+    @property
+    def subject(self) -> str:
+        return "states"
+
+    @property
+    def source(self) -> Path:
+        return self.model.folder / MODEL_FILE
+
+    @property
+    def options(self) -> Mapping[str, object]:
+        return {}
+
+    def run(self, folder: Path) -> None:
+        HiddenStatesOutput().run(self.source, folder / MODEL_FILE)
+        link_configuration(self.model.folder, folder)
+
+
+@dataclass(frozen=True)
+class PrepareDraft(CachedStage):
+    """The model folder of a draft head, with encodings for all of it.
+
+    Attributes:
+        draft: the head as ONNX.
+        files: SHA-256 of its files by name.
+        spoken: the target with hidden states, its embedding in the graph.
+        target: the same with its embedding on the host.
+        calibration_text: on which the head is calibrated.
+        quantization: bits of the head.
+    """
+
+    operation = "draft"
+    draft: Path
+    files: Mapping[str, str]
+    spoken: CacheEntry
+    target: CacheEntry
+    calibration_text: str | None
+    quantization: QuantizationOptions
+
+    @property
+    def subject(self) -> str:
+        return self.draft.name
+
+    @property
+    def source(self) -> Path:
+        return self.draft
+
+    @property
+    def options(self) -> Mapping[str, object]:
+        text = self.calibration_text
+        return {
+            "quantization": self.quantization,
+            "calibration_sha256": text_sha256(text) if text else None,
+        }
+
+    def run(self, folder: Path) -> None:
+        before = self.spoken.folder
+        config = load_config(before / CONFIG_FILE)
+        head = DraftHead.load(self.draft, config)
+        model = load_model(self.draft)
+        check_model(model, self.draft)
+        check_types(model, self.draft)
+        placed = save_model(model, folder / MODEL_FILE)
+        head.write_config(before / CONFIG_FILE, folder / CONFIG_FILE)
+        link_into(before / TOKENIZER_FILE, folder)
+        windows = calibration_windows(before, self.calibration_text)
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".calibrate.") as scratch:
+            encodings = encodings_from_ranges(
+                placed,
+                shared_encodings(load_encodings(self.target.folder / ENCODINGS_FILE)),
+                partial(observe_draft, placed, before / MODEL_FILE, config, windows, Path(scratch)),
+                Bitwidths.from_options(self.quantization),
+            )
+        save_encodings(encodings, folder / ENCODINGS_FILE)

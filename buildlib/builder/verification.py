@@ -1,0 +1,332 @@
+"""Verification of a build, stage by stage, and of a model's reading beside transformers'."""
+
+import math
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from buildlib.builder.build import Build, BuildOutputs, Sources
+from buildlib.builder.runner import OnStage
+from buildlib.builder.sources import CheckpointSource, ModelSource, OnnxSource, positions_of
+from buildlib.builder.stages.author import AuthorModel
+from buildlib.builder.stages.extract_embedding import EMBEDDING_FILE
+from buildlib.builder.stages.import_onnx import ImportOnnx
+from buildlib.checkpoint.config import DecoderConfig, load_config
+from buildlib.checkpoint.layout import CONFIG_FILE, MODEL_FILE, TOKENIZER_FILE
+from buildlib.checkpoint.tokenizer import load_tokenizer
+from buildlib.embedding.config import TABLE_FILE, EmbeddingConfig
+from buildlib.errors import BuildError, InvalidOptionError
+from buildlib.graph import interface
+from buildlib.graph.files import load_model
+from buildlib.graph.interface import require_shape
+from buildlib.graph.shape import GraphShape
+from buildlib.graph.values import static_shape
+from buildlib.importing.precision import SINGLE, precision_of
+from buildlib.importing.source_runner import SourceRunner
+from buildlib.numerics.comparison import Bound, VerificationReport
+from buildlib.numerics.divergence import Divergence, DivergenceSums
+from buildlib.numerics.feeds import Embed
+from buildlib.numerics.host_loop import HostLoop, TokenModel, feed_window
+from buildlib.numerics.runners import OnnxRunner
+from buildlib.numerics.transformers import (
+    ReferenceEngine,
+    TransformersModel,
+    TransformersPart,
+    require_family,
+)
+from buildlib.numerics.verifier import (
+    FINITE,
+    SAME_FLOAT,
+    SAME_HALF,
+    SAME_MODEL,
+    OnComparison,
+    Parts,
+    StageModels,
+    VerifyOptions,
+    Version,
+    sample_tokens,
+    verify_outputs,
+)
+from buildlib.passes.arcl import convert_arcl
+from buildlib.targets import Target
+from buildlib.toolchains.base import Toolchain
+from buildlib.toolchains.compile_config import CompileConfig
+from buildlib.toolchains.requests import OpPackageLibrary
+
+_AR = 32
+
+
+def verify_build(
+    build: Build,
+    options: VerifyOptions | None = None,
+    *,
+    emulator: bool = False,
+    reference_with: ReferenceEngine = "onnx",
+    on_stage: OnStage | None = None,
+    on_comparison: OnComparison | None = None,
+) -> VerificationReport:
+    """Run a build, and compare what each stage made with what it was made from.
+
+    The sample is the calibration text, if the source has one.
+
+    Args:
+        build: whose stages are compared.
+        options: size of the sample.
+        emulator: compare compiled graphs too; for a phone they are compiled a second time,
+            without shared weights, as the emulator needs them.
+        reference_with: `transformers` compares the first stage with what transformers computes from
+            the model's folder; else a checkpoint has nothing before its first stage.
+        on_stage: called after each stage of the build.
+        on_comparison: called after each comparison.
+
+    Raises:
+        BuildError: any of its kinds; that a comparison fails is in the report.
+    """
+    engines = get_args(ReferenceEngine)
+    if reference_with not in engines:
+        raise InvalidOptionError("reference_with", f"{reference_with!r} computes none", engines)
+    if reference_with == "transformers":
+        require_family(build.sources.main.folder)  # before a long build
+    outputs, sources, target = build.outputs(on_stage), build.sources, build.plan.target
+    config = load_config(outputs.export / CONFIG_FILE)
+    wanted = options or VerifyOptions(soc_model=target.soc.soc_model)
+    with tempfile.TemporaryDirectory(prefix="qnnfarm-verify-") as scratch:
+        binaries: tuple[Path, ...] | None = None
+        packages = build.plan.additions.host_packages
+        if emulator:
+            binaries = (
+                outputs.binaries
+                if target.emulator
+                else _compile_for_emulator(
+                    outputs.dlcs, target, build.toolchain, Path(scratch), packages
+                )
+            )
+        models = StageModels(
+            config=config,
+            imported={
+                shape: versions[-1].folder / MODEL_FILE
+                for shape, versions in outputs.versions.items()
+            },
+            earlier=_earlier(outputs, sources, config, wanted.n_threads, reference_with),
+            arcl=outputs.float_models,
+            split=outputs.multi_head_parts,
+            sha=None if outputs.float_parts == outputs.multi_head_parts else outputs.float_parts,
+            qdq=outputs.qdq_parts,
+            binaries=binaries,
+            embed=_embed(outputs),
+            constants=_no_adapters(outputs),
+            op_packages=packages,
+        )
+        tokens = _sample(sources.main.calibration_text, outputs.export, config, wanted)
+        return verify_outputs(
+            models,
+            tokens,
+            emulator=build.toolchain if emulator else None,
+            options=wanted,
+            on_comparison=on_comparison,
+        )
+
+
+def _compile_for_emulator(
+    dlcs: Parts,
+    target: Target,
+    toolchain: Toolchain,
+    folder: Path,
+    op_packages: Sequence[OpPackageLibrary],
+) -> tuple[Path, ...]:
+    """Compile the DLCs of a phone target for the emulator: unshared, one binary a part.
+
+    Args:
+        dlcs: parts in order, by shape.
+        target: phone or emulator; the SoC is what counts.
+        toolchain: compiles them.
+        folder: takes `part_{k}.bin`.
+        op_packages: for this host, whose operations the graphs have.
+    """
+    config = CompileConfig.for_target(Target(target.soc, emulator=True))
+    binaries = []
+    for number, part in enumerate(zip(*dlcs.values(), strict=True), start=1):
+        binary = folder / f"part_{number}.bin"
+        toolchain.compile(part, binary, config, op_packages)
+        binaries.append(binary)
+    return tuple(binaries)
+
+
+def _embed(outputs: BuildOutputs) -> Embed | None:
+    folder = outputs.prepared.table
+    if folder is None:
+        return None
+    text = (folder / EMBEDDING_FILE).read_text("utf-8")
+    table = EmbeddingConfig.model_validate_json(text)
+    return table.model_copy(update={"embed_path": folder / TABLE_FILE}).rows
+
+
+def _no_adapters(outputs: BuildOutputs) -> dict[str, npt.NDArray[Any]]:
+    """Return inputs of adapters, none of which is active."""
+    model = load_model(outputs.export / MODEL_FILE)
+    inputs = {str(value.name): static_shape(value) for value in model.graph.inputs}
+    return {
+        name: np.zeros(dims, np.float32)
+        for name, dims in inputs.items()
+        if interface.LORA in name and dims is not None
+    }
+
+
+_MAY_CHANGE = {"optimize": FINITE, "embedding": FINITE}
+"""Bounds of the stages that change weights so that they quantize better, or round them."""
+
+
+def _earlier(
+    outputs: BuildOutputs,
+    sources: Sources,
+    config: DecoderConfig,
+    n_threads: int,
+    reference_with: ReferenceEngine,
+) -> dict[Path, list[Version]]:
+    """Return what the model of each shape was made of.
+
+    First what transformers makes of its folder, if that is asked for, then an export as it came,
+    then each version.
+    """
+    found: dict[Path, list[Version]] = {}
+    for shape, versions in outputs.versions.items():
+        source, stages = sources[shape], [entry.operation for entry in versions]
+        paths = [entry.folder / MODEL_FILE for entry in versions]
+        own, made = require_shape(paths[-1]), found.setdefault(paths[-1], [])
+        if made:
+            continue
+        exact, bound = SAME_FLOAT, SAME_MODEL
+        export = None
+        if isinstance(source, OnnxSource) and source.canonical is None:
+            export = source.model
+        if export is not None and precision_of(load_model(export)) != SINGLE:
+            exact = bound = SAME_HALF
+        if reference_with == "transformers":
+            reference = partial(TransformersPart, source.folder, config, own)
+            made.append(Version("reference", bound, reference))
+        if export is not None:
+            made.append(Version(stages[0], exact, partial(SourceRunner, export, config, own)))
+        for stage, path in zip(stages[1:], paths, strict=False):
+            opened = partial(OnnxRunner, path, n_threads=n_threads, plain=True)
+            made.append(Version(stage, _MAY_CHANGE.get(stage, SAME_FLOAT), opened))
+    return found
+
+
+def _sample(
+    text: str | None, export: Path, config: DecoderConfig, options: VerifyOptions
+) -> list[int] | None:
+    if text is None:
+        return None
+    tokenizer = load_tokenizer(export / TOKENIZER_FILE)
+    ids = tokenizer.encode(text[: 64 * options.max_positions], add_special_tokens=False).ids
+    return [config.bos_token_id, *ids][: options.max_positions]
+
+
+@dataclass(frozen=True)
+class ModelVerification:
+    """Logits of our float model beside those of transformers, over the same tokens.
+
+    Attributes:
+        prefill: over the given tokens, which go in calls of many.
+        decode: over the tokens that transformers itself goes on with, greedily, one a call.
+    """
+
+    prefill: Divergence
+    decode: Divergence
+    bound: Bound = SAME_MODEL
+
+    @property
+    def passed(self) -> bool:
+        """True if both are within the bound."""
+        return all(one.relative <= self.bound.limit for one in (self.prefill, self.decode))
+
+
+def verify_model(
+    source: ModelSource,
+    tokens: Sequence[int] | None = None,
+    *,
+    prefill: int = 144,
+    decode: int = 16,
+) -> ModelVerification:
+    """Compare a checkpoint, or an export with its checkpoint beside it, with transformers.
+
+    Args:
+        source: what a build would read.
+        tokens: to prefill; by default bos and random ids.
+        prefill: so many of them, or as many as the model has positions for.
+        decode: tokens after them, one a call.
+
+    Raises:
+        BuildError: torch or transformers is not installed, or cannot compute the model; or a token
+            lies outside the vocabulary, or there is nothing to compare; or we cannot read the
+            model.
+    """
+    config = load_config(source.folder / CONFIG_FILE)
+    prompt = list(tokens or sample_tokens(config, prefill))[:prefill]
+    if any(not 0 <= token < config.vocab_size for token in prompt):
+        raise BuildError(f"a token lies outside the vocabulary of {config.vocab_size}")
+    with tempfile.TemporaryDirectory(prefix="qnnfarm-verify-") as scratch:
+        limit = min(len(prompt) + decode, positions_of(source) or math.inf)
+        with (
+            TransformersModel(source.folder) as reference,
+            _float_model(source, int(limit), config, Path(scratch)) as ours,
+        ):
+            prompt = prompt[: max(1, int(min(limit, ours.cl)) - decode)]
+            return ModelVerification(*compare_models(ours, reference, prompt, decode))
+
+
+def compare_models(
+    ours: TokenModel, reference: TokenModel, prompt: Sequence[int], decode: int
+) -> tuple[Divergence, Divergence]:
+    """Compare the logits of two models over a prompt and over its continuation.
+
+    Args:
+        ours: takes the tokens that `reference` chooses.
+        reference: goes on with the prompt, greedily.
+        prompt: goes in calls of many tokens.
+        decode: tokens after it, one a call.
+    """
+    prefilled, decoded = DivergenceSums(), DivergenceSums()
+    ours.reset()
+    done = 0
+    try:
+        for tokens, expected in feed_window(reference, prompt):
+            token = int(expected[-1].argmax())
+            following = [*prompt, token][done + 1 : done + 1 + len(tokens)]
+            prefilled.add(ours.feed(tokens), expected, following)
+            done += len(tokens)
+        for _ in range(decode):
+            expected, found = reference.feed([token]), ours.feed([token])
+            token = int(expected[-1].argmax())
+            decoded.add(found, expected, [token])
+    except ValueError as error:
+        raise BuildError(f"the models cannot be compared: {error}") from error
+    return prefilled.mean(), decoded.mean()
+
+
+@contextmanager
+def _float_model(
+    source: ModelSource, n_tokens: int, config: DecoderConfig, folder: Path
+) -> Iterator[HostLoop]:
+    """Make and open the model that a build would start from, for prefill and decode."""
+    shape = GraphShape(_AR, max(2, -(-n_tokens // _AR)) * _AR)
+    match source:
+        case OnnxSource():
+            ImportOnnx(source, {}, shape).run(folder)
+        case CheckpointSource():
+            AuthorModel(source, {}, shape).run(folder)
+    model = folder / MODEL_FILE
+    shape = require_shape(model)  # an export can have its own
+    files = {shape.ar: model}
+    if shape.ar > 1:
+        files[1] = convert_arcl(model, GraphShape(1, shape.cl), folder / "decode.onnx")
+    runners = {ar: [OnnxRunner(path, plain=True)] for ar, path in files.items()}
+    with HostLoop(runners, config) as loop:
+        yield loop

@@ -1,0 +1,196 @@
+"""The builder on the reference model, with the real compiler."""
+
+import shutil
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from buildlib.builder import scheduler, stage_graph
+from buildlib.builder.build import BuildOutputs
+from buildlib.builder.scheduler import ScheduledTask, run_bounded
+from buildlib.container.container import GenAIContainer
+from buildlib.errors import (
+    BuildError,
+    CacheError,
+    ContainerError,
+    InvalidOptionError,
+    ModelFileError,
+)
+from buildlib.genai import GenAIBuilderFactory
+from buildlib.replay import emulator_twin
+from suites.models import tiny_llama
+from tests.builders import builder_for
+
+two_parts = partial(builder_for, splits=2)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A copy of the reference model that a test may spoil."""
+    folder = tmp_path / "model"
+    shutil.copytree(
+        tiny_llama.folder(),
+        folder,
+        ignore=shutil.ignore_patterns("*.py", "train.txt", "__pycache__"),
+    )
+    return folder
+
+
+def test_the_second_build_runs_no_stage(build_cache: Path, reference_outputs: BuildOutputs) -> None:
+    build = two_parts(tiny_llama.folder(), build_cache).plan()
+    container = build.run()
+    assert {record.operation: record.reused for record in build.records} == dict.fromkeys(
+        ["export", "arcl", "transform", "quantize", "convert", "compile", "package"], True
+    )
+    assert container.path == reference_outputs.container
+    assert build.records[-1].number == build.records[-1].total == len(build.records)
+
+
+def test_parts_share_two_thirds_of_the_memory_that_is_there(
+    build_cache: Path, reference_outputs: BuildOutputs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bounds = []
+
+    def record(
+        tasks: list[ScheduledTask[Any]], *, max_workers: int, memory_bytes: int
+    ) -> list[Any]:
+        bounds.append(memory_bytes)
+        return run_bounded(tasks, max_workers=max_workers, memory_bytes=memory_bytes)
+
+    monkeypatch.setattr(scheduler, "available_memory", lambda *_: 9 << 30)
+    monkeypatch.setattr(stage_graph, "run_bounded", record)
+    two_parts(tiny_llama.folder(), build_cache).plan().run()
+    assert bounds == [6 << 30]
+
+
+def test_a_phone_target_shares_weights_and_most_stages(
+    build_cache: Path, reference_outputs: BuildOutputs
+) -> None:
+    build = two_parts(tiny_llama.folder(), build_cache, target="chipset:SM8750").plan()
+    container = build.run()
+    emulator = GenAIContainer.load(reference_outputs.container)
+    assert container.metadata.target.weight_sharing
+    assert not emulator.metadata.target.weight_sharing
+    assert container.metadata.size_bytes < emulator.metadata.size_bytes
+    upstream = [record for record in build.records if record.operation in {"export", "arcl"}]
+    assert all(record.reused for record in upstream)
+
+
+def test_the_twin_of_a_phones_container_is_the_container_for_the_emulator(
+    build_cache: Path, reference_outputs: BuildOutputs, tmp_path: Path
+) -> None:
+    phone = two_parts(tiny_llama.folder(), build_cache, target="chipset:SM8750").plan().run()
+    twin = emulator_twin(phone, tmp_path / "twin", cache_root=build_cache)
+    emulator = GenAIContainer.load(reference_outputs.container)
+    assert twin.metadata.container_sha256 == emulator.metadata.container_sha256
+    with pytest.raises(ContainerError, match="for the emulator already"):
+        emulator_twin(emulator, tmp_path / "none")
+    with pytest.raises(CacheError, match="build the container again"):
+        emulator_twin(phone, tmp_path / "none", cache_root=tmp_path / "empty")
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_phones_binaries_without_shared_weights_are_those_of_the_emulator(
+    build_cache: Path, reference_outputs: BuildOutputs
+) -> None:
+    builder = two_parts(tiny_llama.folder(), build_cache, target="SM8750")
+    builder.set_compilation_options({"context.weight_sharing_enabled": False})
+    phone = builder.plan().run()
+    emulator = GenAIContainer.load(reference_outputs.container)
+    assert phone.metadata.target.name == "SM8750"
+    assert not phone.metadata.target.weight_sharing
+    for name in phone.genie_config.ctx_bins:
+        assert phone.metadata.files[name] == emulator.metadata.files[name]
+
+
+def test_an_export_is_a_model_folder_itself(
+    tmp_path: Path, reference_outputs: BuildOutputs
+) -> None:
+    onnx = tmp_path / "tiny_llama"
+    shutil.copytree(reference_outputs.export, onnx, ignore=shutil.ignore_patterns("*.json", ".*"))
+    for name in ("config.json", "tokenizer.json"):
+        shutil.copy(reference_outputs.export / name, onnx)
+    container = two_parts(onnx, tmp_path / "cache").build()
+    from_checkpoint = GenAIContainer.load(reference_outputs.container)
+    for name in container.genie_config.ctx_bins:
+        assert container.metadata.files[name] == from_checkpoint.metadata.files[name]
+
+
+def test_a_missing_model_folder_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match="no such folder") as caught:
+        builder_for(tmp_path / "nowhere", tmp_path / "cache")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+def test_a_missing_file_is_named(checkpoint: Path, tmp_path: Path, name: str) -> None:
+    (checkpoint / name).unlink()
+    with pytest.raises(ModelFileError, match=name):
+        builder_for(checkpoint, tmp_path / "cache")
+
+
+@pytest.mark.needs("libatomic1")
+@pytest.mark.parametrize("size", [0, 7, 1000, 100_000])
+def test_truncated_weights_are_refused_before_anything_is_written(
+    checkpoint: Path, tmp_path: Path, size: int
+) -> None:
+    weights = checkpoint / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:size])
+    with pytest.raises(ModelFileError, match=r"model\.safetensors") as caught:
+        builder_for(checkpoint, tmp_path / "cache").build()
+    assert "\n" not in str(caught.value)
+    assert not list((tmp_path / "cache").rglob("*.onnx"))
+
+
+def test_a_checkpoint_needs_text(checkpoint: Path, tmp_path: Path) -> None:
+    shutil.rmtree(checkpoint / "text")
+    with pytest.raises(ModelFileError, match="--calibration"):
+        GenAIBuilderFactory.create(checkpoint, cache_root=tmp_path)
+    GenAIBuilderFactory.create(checkpoint, cache_root=tmp_path, calibration_text="text")
+
+
+def test_an_unknown_soc_is_refused(tmp_path: Path) -> None:
+    builder = GenAIBuilderFactory.create(tiny_llama.folder(), cache_root=tmp_path)
+    with pytest.raises(BuildError, match="SM8750"):
+        builder.set_targets(["SM8751"])
+
+
+@pytest.mark.parametrize(
+    ("ars", "cl", "said"),
+    [
+        ([1, 50], 192, "AR must divide CL"),
+        ([1, 192], 192, "CL must be larger than AR"),
+        ([32], 192, "auto_regression_number"),  # nothing decodes
+        ([1, 32, 32], 192, "a number stands twice"),
+    ],
+)
+def test_shapes_that_cannot_work_are_refused_before_building(
+    tmp_path: Path, ars: list[int], cl: int, said: str
+) -> None:
+    builder = GenAIBuilderFactory.create(tiny_llama.folder(), cache_root=tmp_path / "cache")
+    builder.set_targets(["SM8750:emulator"]).set_transformation_options(
+        {"arn_cl_options.auto_regression_number": ars, "arn_cl_options.context_length": [cl]}
+    )
+    with pytest.raises(BuildError, match=said) as caught:
+        builder.plan()
+    assert caught.value.exit_code == 2
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize(
+    "options", [{"split_model.nothing": 1}, {"split_model": 1}, {"split_model.num_splits": 0}]
+)
+def test_an_option_that_does_not_exist_is_refused_by_name(
+    tmp_path: Path, options: dict[str, object]
+) -> None:
+    builder = GenAIBuilderFactory.create(tiny_llama.folder(), cache_root=tmp_path)
+    with pytest.raises(InvalidOptionError, match=next(iter(options))):
+        builder.set_transformation_options(options)
+
+
+def test_a_build_without_a_target_says_so(tmp_path: Path) -> None:
+    builder = GenAIBuilderFactory.create(tiny_llama.folder(), cache_root=tmp_path)
+    with pytest.raises(InvalidOptionError, match="set_targets"):
+        builder.build()

@@ -1,0 +1,151 @@
+"""The code of a stage is part of its key: its module, and everything that it imports."""
+
+import ast
+import functools
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import buildlib
+from buildlib.builder.code_digest import CodeDigest
+from buildlib.builder.runner import StageRunner
+from buildlib.builder.sources import CheckpointSource
+from buildlib.builder.stages.export import Export
+from buildlib.cache.store import StageCache
+from buildlib.graph.shape import GraphShape
+from buildlib.quantize.options import QuantizationOptions
+from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
+
+PACKAGE = Path(buildlib.__file__).parent
+STAGES = sorted(path.stem for path in (PACKAGE / "builder" / "stages").glob("[a-z]*.py"))
+
+
+def module_of(path: Path, package: Path = PACKAGE) -> str:
+    words = path.relative_to(package.parent).with_suffix("").parts
+    return ".".join(words[:-1] if words[-1] == "__init__" else words)
+
+
+MODULES = {module_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+@functools.cache
+def imports_by_parsing(module: str) -> frozenset[str]:
+    """What a module imports from the package when it runs, functions included."""
+    tree = ast.parse(MODULES[module].read_text())
+    names = set(imported_names(tree))
+    parents = {name.rsplit(".", n)[0] for name in names for n in range(name.count(".") + 1)}
+    return frozenset(parents & MODULES.keys()) - {module}
+
+
+def imported_names(tree: ast.AST) -> Iterator[str]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Constant) and str(node.value) in MODULES:
+            yield str(node.value)
+        yield from imported_names(node)
+
+
+def reached_by_parsing(module: str) -> set[str]:
+    reached: set[str] = set()
+    pending = {module}
+    while pending:
+        name = pending.pop()
+        reached.add(name)
+        parents = {name.rsplit(".", n)[0] for n in range(name.count(".") + 1)}
+        pending |= (imports_by_parsing(name) | parents) - reached
+    return reached
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    compiled = shutil.ignore_patterns("__pycache__")
+    return Path(shutil.copytree(PACKAGE, tmp_path / "buildlib", ignore=compiled))
+
+
+def test_imports_are_those_that_python_parses() -> None:
+    digest = CodeDigest(PACKAGE)
+    assert {name: digest.imports(name) for name in MODULES} == {
+        name: imports_by_parsing(name) for name in MODULES
+    }
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_an_edit_changes_the_digest_of_the_stages_that_import_it_and_of_no_other(
+    stage: str, copy: Path
+) -> None:
+    module = f"buildlib.builder.stages.{stage}"
+    reached = reached_by_parsing(module)
+
+    def edit(name: str) -> None:
+        with (copy / MODULES[name].relative_to(PACKAGE)).open("a") as file:
+            file.write("EDITED = 1\n")
+
+    before = CodeDigest(copy).of(module)
+    for name in MODULES.keys() - reached:
+        edit(name)
+    assert CodeDigest(copy).of(module) == before
+    for name in sorted(reached)[::12]:  # a sample: reading all sources so often takes a minute
+        edit(name)
+        after = CodeDigest(copy).of(module)
+        assert after != before, name
+        before = after
+
+
+@pytest.mark.parametrize(
+    ("stage", "module"),
+    [
+        ("export", "buildlib.checkpoint.architectures"),
+        ("import_onnx", "buildlib.checkpoint.architectures"),
+        ("package", "buildlib.container.manifest"),
+    ],
+)
+def test_a_stage_depends_on(stage: str, module: str) -> None:
+    assert module in reached_by_parsing(f"buildlib.builder.stages.{stage}")
+
+
+def test_compiling_depends_on_the_toolchain_and_its_child_process(copy: Path) -> None:
+    modules = ("buildlib.builder.stages.compile_part", OrtQnnToolchain.__module__)
+    before = CodeDigest(copy).of(*modules)
+    worker = copy / "toolchains" / "ort_qnn" / "worker.py"
+    worker.write_text(worker.read_text() + "EDITED = 1\n")
+    assert CodeDigest(copy).of(*modules) != before
+
+
+def test_a_module_of_another_package_adds_nothing() -> None:
+    digest = CodeDigest(PACKAGE)
+    assert digest.of("buildlib.errors", "json.decoder") == digest.of("buildlib.errors")
+
+
+@pytest.mark.needs("libatomic1")
+def test_an_edited_architecture_runs_the_export_again(
+    tiny: Path, tiny_text: str, copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which architecture a checkpoint has decides the biases of its projections."""
+    monkeypatch.setattr(buildlib, "__file__", str(copy / "__init__.py"))
+    source = CheckpointSource(tiny, tiny_text)
+    stage = Export(source, {"model": "0"}, GraphShape(16, 96), QuantizationOptions())
+
+    def run() -> bool:
+        with StageCache(tmp_path / "cache", "tiny") as cache:
+            runner = StageRunner(OrtQnnToolchain(), cache, tmp_path / "cache", None)
+            return runner.run(stage).reused
+
+    assert [run(), run()] == [False, True]
+    architectures = copy / "checkpoint" / "architectures.py"
+    architectures.write_text(architectures.read_text() + "EDITED = 1\n")
+    assert run() is False
+
+
+def test_tables_beside_a_module_are_part_of_its_code(copy: Path) -> None:
+    before = CodeDigest(copy).of("buildlib.builder.stages.export")
+    table = copy / "checkpoint" / "family_keys.json"
+    table.write_bytes(table.read_bytes() + b"\n")
+    assert CodeDigest(copy).of("buildlib.builder.stages.export") != before
