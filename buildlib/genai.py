@@ -40,6 +40,7 @@ from buildlib.builder.sources import (
     layers_of,
     positions_of,
 )
+from buildlib.builder.verification import verify_build
 from buildlib.cache.layout import is_model_name
 from buildlib.checkpoint.architectures import SupportedLLMs
 from buildlib.container.container import GenAIContainer
@@ -58,6 +59,7 @@ from buildlib.paths import absolute_user_path, default_cache_root, user_path
 from buildlib.speculative.config import EagletBuilderConfig, SpeculativeConfig
 from buildlib.targets import Target, parse_target
 from buildlib.toolchains.base import Toolchain
+from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 
 if TYPE_CHECKING:
     from buildlib.numerics.comparison import VerificationReport
@@ -473,8 +475,6 @@ class GenAIBuilderHTP:
         Raises:
             BuildError: any of its kinds; that a comparison fails is in the report.
         """
-        from buildlib.builder.verification import verify_build
-
         return verify_build(
             self.plan(),
             options,
@@ -597,6 +597,4 @@ def _path(path: str | PathLike[str] | None) -> Path | None:
 
 
 def _default_toolchain() -> Toolchain:
-    from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
-
     return OrtQnnToolchain()

@@ -24,9 +24,8 @@ from buildlib.errors import CacheError
 from buildlib.graph.files import load_model, tensor_array
 from buildlib.replay import compiled_from, emulator_twin, entry_beside
 from buildlib.targets import parse_target
-from buildlib.toolchains.base import NodeCycles
+from buildlib.toolchains.base import NodeCycles, OpPackageLibrary
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
-from buildlib.toolchains.requests import OpPackageLibrary
 
 _NUMBER = re.compile(r":?OpId_\d+(?: \(cycles\))?$")
 _CUT = re.compile(r"(?:_head_\d+|_(?:columns|rows)_\d+_\d+|_dq(?:_\d+)?|_q|_flat)$")

@@ -26,7 +26,10 @@ from pathlib import Path
 from buildlib.builder.options import MhaConfig, SplitModelConfig
 from buildlib.builder.parts import Part
 from buildlib.builder.stage import CachedStage
+from buildlib.builder.stages.arcl import ConvertShape
 from buildlib.builder.stages.compile_part import CompilePart
+from buildlib.builder.stages.convert import Convert
+from buildlib.builder.stages.transform import Transform
 from buildlib.cache.layout import CacheEntry, entry_folders, entry_name
 from buildlib.cache.records import EntryInfo, read_files, read_info
 from buildlib.container.container import GenAIContainer
@@ -42,9 +45,9 @@ from buildlib.passes.mha2sha import whole_name
 from buildlib.paths import default_cache_root, user_path
 from buildlib.quantize.options import QuantizationOptions
 from buildlib.targets import Target, parse_target
-from buildlib.toolchains.base import BinaryInfo, GraphPorts, Toolchain
+from buildlib.toolchains.base import BinaryInfo, GraphPorts, OpPackageLibrary, Toolchain
 from buildlib.toolchains.compile_config import CompileConfig
-from buildlib.toolchains.requests import OpPackageLibrary
+from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 
 _STRUCTURE = "model"
 _SUBJECT = re.compile(r"ar(\d+)_cl(\d+)(?:_(\d+)_of_(\d+))?$")
@@ -133,8 +136,6 @@ def compile(  # noqa: A001 - the vendor's name
         ToolchainError: a DLC is refused, or the compiler died.
     """
     if toolchain is None:
-        from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
-
         toolchain = OrtQnnToolchain()
     toolchain.check(config)
     folder = Path(tempfile.mkdtemp(prefix="qnnfarm-compile-"))
@@ -191,8 +192,6 @@ def emulator_twin(
         ContainerError: it is for the emulator already, or the folder cannot be written.
         ToolchainError: the compiler refuses or dies.
     """
-    from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
-
     metadata = container.metadata
     phone = parse_target(metadata.target.name)
     if phone.emulator:
@@ -247,8 +246,6 @@ def expose_tensors(
         InvalidOptionError: no graph has any of them inside.
         ToolchainError: the compiler refuses or dies.
     """
-    from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
-
     metadata, toolchain = container.metadata, OrtQnnToolchain()
     target = parse_target(metadata.target.name)
     if metadata.op_packages and not target.emulator:
@@ -367,11 +364,6 @@ def _config_of(root: Path, name: str, sha256: str) -> CompileConfig:
 
 
 def _stage(folder: Path, info: EntryInfo, subject: str, inputs: list[CacheEntry]) -> CachedStage:
-    from buildlib.builder.stages.arcl import ConvertShape
-    from buildlib.builder.stages.convert import Convert
-    from buildlib.builder.stages.transform import Transform
-    from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
-
     found = _SUBJECT.match(subject)
     if found is None or info.operation not in {"arcl", "transform", "convert"}:
         reason = f"it is of {info.operation}; arcl, transform and convert are run again here"

@@ -31,8 +31,8 @@ from buildlib.speculative.config import (
     check_speculation,
 )
 from buildlib.targets import Target
+from buildlib.toolchains.base import OpPackageLibrary
 from buildlib.toolchains.compile_config import CompileConfig
-from buildlib.toolchains.requests import OpPackageLibrary
 
 
 @dataclass(frozen=True)

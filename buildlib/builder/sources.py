@@ -9,7 +9,14 @@ from pathlib import Path
 from buildlib.builder.options import MhaConfig
 from buildlib.cache.layout import CacheEntry
 from buildlib.checkpoint.architectures import SupportedLLMs, detect_architecture
-from buildlib.checkpoint.layout import CONFIG_FILE, ENCODINGS_FILE, MODEL_FILE, TOKENIZER_FILE
+from buildlib.checkpoint.checkpoint import Checkpoint
+from buildlib.checkpoint.layout import (
+    CALIBRATION_TEXT,
+    CONFIG_FILE,
+    ENCODINGS_FILE,
+    MODEL_FILE,
+    TOKENIZER_FILE,
+)
 from buildlib.container.chat_template import TOKENIZER_CONFIG, ChatTemplate, template_files
 from buildlib.errors import (
     InputFileError,
@@ -17,8 +24,9 @@ from buildlib.errors import (
     ModelFileError,
 )
 from buildlib.files import check_file
+from buildlib.graph.files import external_tensors, load_model
+from buildlib.quantize.techniques.rotation import ROTATED
 
-CALIBRATION_TEXT = Path("text") / "calibration.txt"
 NO_CALIBRATION_TEXT = (
     f"it has no calibration text: put {CALIBRATION_TEXT} into the folder, or name a text with "
     "--calibration FILE"
@@ -66,8 +74,6 @@ class OnnxSource:
 
     def inputs(self) -> dict[str, Path]:
         """Return every file that decides the build, by role."""
-        from buildlib.graph.files import external_tensors, load_model
-
         data = {Path(tensor.path) for tensor in external_tensors(load_model(self.model))}
         files = {path.name: path for path in sorted(data)}
         files |= {self.model.name: self.model, TOKENIZER_FILE: self.tokenizer}
@@ -77,8 +83,6 @@ class OnnxSource:
 
     def weights(self) -> int:
         """Return the number of weights."""
-        from buildlib.graph.files import load_model
-
         held = (value.const_value for value in load_model(self.model).graph.initializers.values())
         return sum(tensor.size for tensor in held if tensor is not None)
 
@@ -116,8 +120,6 @@ class CheckpointSource:
 
     def weights(self) -> int:
         """Return the number of weights."""
-        from buildlib.checkpoint.checkpoint import Checkpoint
-
         return sum(math.prod(ref.shape) for ref in Checkpoint.load(self.folder).tensors.values())
 
     def texts(self) -> dict[str, str]:
@@ -182,9 +184,6 @@ def is_rotated(source: ModelSource) -> bool:
     """Return whether `spinquant` of a pipeline has turned the hidden states of a model."""
     if not isinstance(source, OnnxSource):
         return False
-    from buildlib.graph.files import load_model
-    from buildlib.quantize.techniques.rotation import ROTATED
-
     return ROTATED in load_model(source.model).metadata_props
 
 
@@ -209,8 +208,6 @@ def check_start_points(config: MhaConfig, source: ModelSource) -> None:
     wanted = [point.name for point in config.m2s_additional_start_points]
     if not wanted:
         return
-    from buildlib.graph.files import load_model
-
     known = set()
     if isinstance(source, OnnxSource):
         known = {str(node.name) for node in load_model(source.model).graph}

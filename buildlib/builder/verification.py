@@ -56,9 +56,8 @@ from buildlib.numerics.verifier import (
 )
 from buildlib.passes.arcl import convert_arcl
 from buildlib.targets import Target
-from buildlib.toolchains.base import Toolchain
+from buildlib.toolchains.base import OpPackageLibrary, Toolchain
 from buildlib.toolchains.compile_config import CompileConfig
-from buildlib.toolchains.requests import OpPackageLibrary
 
 _AR = 32
 

@@ -11,6 +11,7 @@ CONFIG_FILE: Final = "config.json"
 TOKENIZER_FILE: Final = "tokenizer.json"
 MODEL_FILE: Final = "model.onnx"
 ENCODINGS_FILE: Final = "model.encodings"
+CALIBRATION_TEXT: Final = Path("text") / "calibration.txt"
 MAX_CONFIG_BYTES: Final = 1 << 20
 """Size of the largest configuration that is read."""
 

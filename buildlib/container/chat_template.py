@@ -15,6 +15,7 @@ from typing import Any, Final, Self
 
 from buildlib.checkpoint.layout import read_json
 from buildlib.errors import ContainerError, ModelFileError, ToolchainError
+from buildlib.toolchains.child_process import Step, run_step
 
 TOKENIZER_CONFIG: Final = "tokenizer_config.json"
 _JINJA: Final = "chat_template.jinja"
@@ -92,8 +93,6 @@ class ChatTemplate:
         Raises:
             ContainerError: the template is wrong, refuses a conversation, or takes too much.
         """
-        from buildlib.toolchains.child_process import Step, run_step
-
         request = {
             "template": self.text,
             "special_tokens": dict(self.special_tokens),

@@ -72,8 +72,6 @@ class GenAIContainerable:
             InputFileError: a configuration in it is not readable.
             TypeError: the folder holds another kind of container than this class.
         """
-        from buildlib.container.container import GenAIContainer
-
         container = GenAIContainer.load(path, verify=verify)  # the one kind that metadata can name
         if not isinstance(container, cls):
             raise TypeError(f"{path} holds a {type(container).__name__}, no {cls.__name__}")

@@ -26,8 +26,7 @@ from buildlib.elf import read_elf
 from buildlib.errors import InputFileError, InvalidOptionError
 from buildlib.paths import user_path
 from buildlib.targets import Target
-from buildlib.toolchains.base import Toolchain
-from buildlib.toolchains.requests import OpPackageLibrary
+from buildlib.toolchains.base import OpPackageLibrary, Toolchain
 
 KEY: Final = "op_packages"
 EMULATOR: Final = "x86_64"

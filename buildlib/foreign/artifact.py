@@ -23,6 +23,7 @@ from buildlib.embedding.config import TABLE_FILE, EmbeddingConfig
 from buildlib.errors import InputFileError
 from buildlib.targets import Soc, Target, catalog
 from buildlib.toolchains.base import BinaryInfo, TensorInfo
+from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from buildlib.toolchains.qnn.contracts import find_contract
 
 
@@ -97,8 +98,6 @@ def write_artifact(
     Args:
         target: phone or emulator; by default the phone of the binaries' SoC.
     """
-    from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
-
     tokenizer, *_ = artifact.special_tokens()
     toolchain = OrtQnnToolchain()
     infos = [toolchain.inspect(path) for path in artifact.binaries]

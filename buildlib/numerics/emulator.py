@@ -9,9 +9,8 @@ from buildlib.encodings.grid import Grid
 from buildlib.errors import ModelFileError
 from buildlib.numerics.child import ChildProcess
 from buildlib.numerics.runners import Arrays, Port, Ports, part_sizes
-from buildlib.toolchains.base import GraphInfo, TensorInfo, Toolchain
+from buildlib.toolchains.base import GraphInfo, OpPackageLibrary, TensorInfo, Toolchain
 from buildlib.toolchains.ort_qnn.wheel import find_libraries
-from buildlib.toolchains.requests import OpPackageLibrary
 
 _WORKER = "buildlib.numerics.emulator_worker"
 

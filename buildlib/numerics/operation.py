@@ -10,9 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from buildlib.targets import Soc
-from buildlib.toolchains.base import ScaleOffset, TensorInfo
+from buildlib.toolchains.base import OpPackageLibrary, ScaleOffset, TensorInfo
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
-from buildlib.toolchains.requests import OpPackageLibrary
 
 DType = Literal["uint8", "uint16", "float16", "float32"]
 Reals = npt.NDArray[np.float64]

@@ -39,8 +39,7 @@ from buildlib.numerics.trace import (
     single_graph_schedule,
     trace_model,
 )
-from buildlib.toolchains.base import Toolchain
-from buildlib.toolchains.requests import OpPackageLibrary
+from buildlib.toolchains.base import OpPackageLibrary, Toolchain
 
 OnComparison = Callable[[StageComparison], None]
 Parts = Mapping[GraphShape, Sequence[Path]]

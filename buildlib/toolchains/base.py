@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+# Child processes import this module, and load no pydantic.
 if TYPE_CHECKING:
     from buildlib.targets import Target
     from buildlib.toolchains.compile_config import CompileConfig
-    from buildlib.toolchains.requests import OpPackageLibrary
 
 
 _BASE = 250 << 20
@@ -44,6 +44,14 @@ class TensorInfo:
     shape: tuple[int, ...]
     dtype: str
     encoding: ScaleOffset | None
+
+
+@dataclass(frozen=True, slots=True)
+class OpPackageLibrary:
+    """The library of an op package, and its function that provides the interface."""
+
+    library: Path
+    provider: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +154,7 @@ class Toolchain(Protocol):
             ToolchainError: the model is refused, or the converter died.
         """
 
-    def op_package(self, package: "OpPackageLibrary") -> tuple[str, ...]:
+    def op_package(self, package: OpPackageLibrary) -> tuple[str, ...]:
         """Return the operations that an op package for this host adds, e.g. `my.package::Scale`.
 
         Raises:
@@ -158,7 +166,7 @@ class Toolchain(Protocol):
         dlcs: Sequence[Path],
         binary: Path,
         config: "CompileConfig",
-        op_packages: "Sequence[OpPackageLibrary]" = (),
+        op_packages: Sequence[OpPackageLibrary] = (),
         ports: Mapping[str, GraphPorts] | None = None,
     ) -> None:
         """Compile DLCs to one context binary, whose graphs are named by the stems of the DLCs.

@@ -6,15 +6,7 @@ Pickled, as a child that need not import pydantic starts in half the time.
 from dataclasses import dataclass
 from pathlib import Path
 
-from buildlib.toolchains.base import GraphPorts, TensorInfo
-
-
-@dataclass(frozen=True, slots=True)
-class OpPackageLibrary:
-    """The library of an op package, and its function that provides the interface."""
-
-    library: Path
-    provider: str
+from buildlib.toolchains.base import GraphPorts, OpPackageLibrary, TensorInfo
 
 
 @dataclass(frozen=True, slots=True)

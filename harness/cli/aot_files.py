@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 import typer
 from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from buildlib.builder.sources import CALIBRATION_TEXT, NO_CALIBRATION_TEXT
+from buildlib.builder.sources import NO_CALIBRATION_TEXT
 from buildlib.checkpoint.config import load_checkpoint_config
-from buildlib.checkpoint.layout import CONFIG_FILE
+from buildlib.checkpoint.layout import CALIBRATION_TEXT, CONFIG_FILE
 from buildlib.errors import ModelFileError
 from buildlib.files import atomic_write_bytes
 from buildlib.mllm.config import (

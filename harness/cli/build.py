@@ -393,8 +393,8 @@ def _remember(
     made: "Sequence[tuple[BuildSummary, VerificationReport | None]]",
 ) -> None:
     """Keep what a request read and made, if that can be told."""
-    from buildlib.builder.sources import CALIBRATION_TEXT
     from buildlib.cache.finished_builds import FinishedBuild, remember_finished
+    from buildlib.checkpoint.layout import CALIBRATION_TEXT
     from buildlib.errors import InputFileError
     from buildlib.paths import default_cache_root
 

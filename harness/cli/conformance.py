@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 import typer
 from rich.text import Text
 
-from buildlib.builder.sources import CALIBRATION_TEXT
+from buildlib.checkpoint.layout import CALIBRATION_TEXT
 from buildlib.container.container import GenAIContainer
 from buildlib.error_base import QnnfarmError
 from buildlib.files import atomic_write_bytes

@@ -12,8 +12,8 @@ from buildlib.elf import read_elf
 from buildlib.numerics.operation import run_operation
 from buildlib.paths import absolute_user_path
 from buildlib.targets import find_soc
+from buildlib.toolchains.base import OpPackageLibrary
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
-from buildlib.toolchains.requests import OpPackageLibrary
 from harness.cli.arguments import Json
 from harness.console import answers, print_json
 from harness.errors import WrongUseError

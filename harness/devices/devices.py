@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 
 from buildlib.closeable import Closeable
 from harness.devices.adb.client import AdbServer
+from harness.devices.adb.discovery import open_device
 from harness.devices.adb.server import ensure_server
 from harness.devices.device import Device
 from harness.devices.spec import DeviceSpec
+from harness.devices.ssh.config import resolve_host
 from harness.devices.types import device_types
 from harness.errors import DeviceError, NoDeviceError, SeveralDevicesError, WrongUseError
 
@@ -114,8 +116,6 @@ class Devices(Closeable):
         return spec
 
     def _only_one(self) -> DeviceSpec:
-        from harness.devices.adb.discovery import open_device
-
         named = self.connect_named()
         try:
             device = open_device(server=self.adb_server())
@@ -183,7 +183,6 @@ class Devices(Closeable):
         Raises:
             HostError: the host's configuration cannot be used.
         """
-        from harness.devices.ssh.config import resolve_host
         from harness.devices.ssh.host import SshHost
 
         config = resolve_host(name, self._ssh_config)

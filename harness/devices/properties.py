@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 from types import MappingProxyType
 
+from buildlib.targets import soc_named
 from harness.devices.base import Battery, DeviceProperties
 
 _TREE = "/proc/device-tree"
@@ -284,8 +285,6 @@ def printable(value: str) -> str:
 
 def hexagon_of(soc: str) -> str | None:
     """Return the Hexagon architecture of an SoC of the catalog, e.g. `v79`."""
-    from buildlib.targets import soc_named
-
     found = soc_named(soc)
     return None if found is None else found.dsp_arch
 

@@ -16,6 +16,7 @@ from buildlib.cache.finished_builds import (
     find_finished,
     remember_finished,
 )
+from buildlib.checkpoint.layout import CALIBRATION_TEXT
 from buildlib.errors import InputFileError
 from buildlib.paths import absolute_user_path, user_path
 from harness.errors import ConfigFileError
@@ -101,7 +102,6 @@ class RecordedRun:
             answer: JSON values, with the path of its `manifest`.
             out: folder that it wrote.
         """
-        from buildlib.builder.sources import CALIBRATION_TEXT
         from harness.pipeline.observers import StageFinished
 
         if any(stage.__module__ != _OUR_STAGES for stage in pipe.config.stages.values()):

@@ -17,8 +17,8 @@ from buildlib.numerics.emulator import emulator_chains
 from buildlib.numerics.host_loop import HostLoop, open_onnx
 from buildlib.quantize.qdq import apply_encodings
 from buildlib.targets import parse_target
+from buildlib.toolchains.base import OpPackageLibrary
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
-from buildlib.toolchains.requests import OpPackageLibrary
 from harness.errors import PipelineError
 from harness.pipeline.stage import ModelFolder
 from harness.runtimes.context_limit import ContextLimit

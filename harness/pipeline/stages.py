@@ -19,7 +19,6 @@ from pydantic import (
 from buildlib.builder.build_options import COMPILATION, TRANSFORMATION, BuildOptions
 from buildlib.builder.plan import BuildPlan
 from buildlib.builder.sources import (
-    CALIBRATION_TEXT,
     NO_CALIBRATION_TEXT,
     CheckpointSource,
     OnnxSource,
@@ -32,7 +31,13 @@ from buildlib.builder.stages.import_onnx import ImportOnnx
 from buildlib.builder.stages.optimize_weights import OptimizeWeights
 from buildlib.builder_options import apply_options
 from buildlib.cache.layout import CacheEntry
-from buildlib.checkpoint.layout import CONFIG_FILE, ENCODINGS_FILE, MODEL_FILE, TOKENIZER_FILE
+from buildlib.checkpoint.layout import (
+    CALIBRATION_TEXT,
+    CONFIG_FILE,
+    ENCODINGS_FILE,
+    MODEL_FILE,
+    TOKENIZER_FILE,
+)
 from buildlib.container.chat_template import ChatTemplate
 from buildlib.container.container import GenAIContainer
 from buildlib.container.op_packages import added_operations, host_libraries

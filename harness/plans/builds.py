@@ -16,7 +16,7 @@ from buildlib.container.manifest import is_container
 from buildlib.error_base import QnnfarmError, one_line
 from buildlib.errors import BuildError, VerificationFailedError
 from buildlib.paths import path_below
-from buildlib.toolchains.registry import ToolchainName
+from buildlib.toolchains.registry import ToolchainName, open_toolchain
 from harness.plans.matrix import container_label, resolve_path
 from harness.plans.plan_file import BuildEntry, Plan
 
@@ -125,7 +125,6 @@ class BuildRequest(BaseModel):
         from buildlib.builder.sources import read_text
         from buildlib.builder_options import apply_options
         from buildlib.genai import GenAIBuilderFactory
-        from buildlib.toolchains.registry import open_toolchain
 
         builder = GenAIBuilderFactory.create(
             self.model,

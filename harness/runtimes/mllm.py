@@ -17,6 +17,7 @@ from pydantic import Field
 from buildlib.mllm.config import RUNNER_CL, ModelConfig, read_model_config
 from buildlib.passes.mllm_contract import find_fault
 from buildlib.targets import find_soc
+from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from harness.deploy.deployment import DeployFile
 from harness.devices.base import DeviceProperties
 from harness.devices.device import Device
@@ -287,8 +288,6 @@ def check_binary(path: Path, ar_len: int) -> None:
         WrongUseError: says what they need.
         InputFileError: it is no context binary.
     """
-    from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
-
     graphs = OrtQnnToolchain().inspect(path).graphs
     fault = find_fault(graphs, ar_len)
     if fault is not None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self, TypeVar
 from pydantic import Field, model_validator
 
 from harness.errors import PromptTooLongError, RuntimeOutputError, WrongUseError
+from harness.evaluation.choices import encode_question
 from harness.evaluation.scores import AnswerChecks, ChoiceScores, score_answers, score_choices
 from harness.evaluation.tasks import Choices, Instructed, Task, read_task
 from harness.results.records import ContainerInfo, JsonScalar, OutputCheck, WorkloadRecord
@@ -170,8 +171,6 @@ class Evaluate(WorkloadModel, ChatFields):
         self, session: Session, task: Task, chat: Chat | None
     ) -> "list[EncodedQuestion]":
         """Encode the questions, each of which must fit into the context."""
-        from harness.evaluation.choices import encode_question
-
         tokenizer = load_tokenizer(session.model.tokenizer)
         rows = [row for row in task.rows if isinstance(row, Choices)]
         examples = self._examples(session)

@@ -13,6 +13,7 @@ from rich.text import Text
 from harness.cli.run_progress import RunProgress
 from harness.errors import HarnessError, MissingStoreError
 from harness.exit_codes import NO_ANSWER
+from harness.lab.content import own_address
 from harness.plans.builds import ContainerBuild, build_containers, without_containers
 from harness.plans.cells import Cell
 from harness.plans.matrix import resolve_path
@@ -30,6 +31,7 @@ from harness.results.alerts import (
 from harness.results.provenance import git_state
 from harness.results.store import ResultsStore
 from harness.results.turnover import find_turnover
+from reports.devices import read_device_health
 from suites.nightly.job import Measured
 from suites.nightly.night import Cells, Night, NightFailure, Regression
 
@@ -65,7 +67,6 @@ class PlanSteps:
         """See `Steps`."""
         if not self.in_lab:
             return build_containers(self.plan, self.plan_file, self._show)
-        from harness.lab.content import own_address
         from harness.lab.submission import build_in_lab
 
         origin = self.origin or own_address()
@@ -93,7 +94,6 @@ class PlanSteps:
                 return plan_run.run(max_parallel=self.max_parallel, observer=observer)
 
     def _run_in_lab(self, plan: Plan, on_begin: Callable[[str], None], *, fresh: bool) -> "Summary":
-        from harness.lab.content import own_address
         from harness.lab.submission import open_lab_run
 
         with open_lab_run(self.plan_file, plan=plan, db=self.db, fresh=fresh) as lab_run:
@@ -145,8 +145,6 @@ class PlanSteps:
         return find_turnover(composed.results.series)
 
     def _device_health(self) -> "Sequence[DeviceHealth]":
-        from reports.devices import read_device_health
-
         pool_file = self.pool_file
         if pool_file is None and self.plan.pool is not None:
             pool_file = resolve_path(self.plan_file, self.plan.pool)

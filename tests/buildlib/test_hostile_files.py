@@ -13,8 +13,9 @@ import pytest
 from onnx import TensorProto, numpy_helper
 from safetensors.numpy import load_file, save_file
 
-from buildlib.builder.sources import CALIBRATION_TEXT, CheckpointSource, find_source
+from buildlib.builder.sources import CheckpointSource, find_source
 from buildlib.checkpoint.checkpoint import Checkpoint
+from buildlib.checkpoint.layout import CALIBRATION_TEXT
 from buildlib.encodings.attachment import attach
 from buildlib.encodings.model import Encoding, Encodings
 from buildlib.errors import BuildError, EncodingsError, ModelFileError

@@ -36,10 +36,9 @@ from buildlib.numerics.verifier import (
     verify_outputs,
 )
 from buildlib.targets import Target
-from buildlib.toolchains.base import BinaryInfo, GraphPorts, Toolchain
+from buildlib.toolchains.base import BinaryInfo, GraphPorts, OpPackageLibrary, Toolchain
 from buildlib.toolchains.compile_config import CompileConfig
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
-from buildlib.toolchains.requests import OpPackageLibrary
 from tests.fuzz import file_mutations, json_mutations, onnx_mutations
 from tests.fuzz.model import OPTIONS, SHAPE
 from tests.fuzz.mutations import Mutation, draw

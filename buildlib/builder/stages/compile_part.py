@@ -15,9 +15,8 @@ from buildlib.builder.parts import Part
 from buildlib.builder.stage import CachedStage
 from buildlib.cache.layout import CacheEntry
 from buildlib.graph.shape import GraphShape
-from buildlib.toolchains.base import Toolchain
+from buildlib.toolchains.base import OpPackageLibrary, Toolchain
 from buildlib.toolchains.compile_config import CompileConfig
-from buildlib.toolchains.requests import OpPackageLibrary
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from buildlib.errors import (
 )
 from buildlib.files import atomic_path, sync_file
 from buildlib.targets import Target
-from buildlib.toolchains.base import BinaryInfo, GraphPorts, TensorInfo
+from buildlib.toolchains.base import BinaryInfo, GraphPorts, OpPackageLibrary, TensorInfo
 from buildlib.toolchains.child_process import Step, run_step
 from buildlib.toolchains.compile_config import CompileConfig
 from buildlib.toolchains.htp_extensions import HtpGraphConfig
@@ -39,7 +39,6 @@ from buildlib.toolchains.requests import (
     GraphRequest,
     InspectRequest,
     OperationRequest,
-    OpPackageLibrary,
     OpPackageRequest,
     ProfileRequest,
 )

@@ -1,29 +1,31 @@
 """Worker of `OrtQnnToolchain`: `python -m buildlib.toolchains.ort_qnn.worker COMMAND ANSWER`."""
 
+import ctypes
 import dataclasses
 import os
 import pickle
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from buildlib.error_base import one_line
+from buildlib.toolchains.base import OpPackageLibrary
 from buildlib.toolchains.child_process import Command, serve
 from buildlib.toolchains.ort_qnn.stand_ins import put_stand_ins
 from buildlib.toolchains.ort_qnn.wheel import WheelLibraries, find_libraries
+from buildlib.toolchains.qnn.api import HtpSession, load_system
+from buildlib.toolchains.qnn.binary_info import read_binary_info
+from buildlib.toolchains.qnn.composition import compile_operation, compose_binary
 from buildlib.toolchains.qnn.refusal import RefusedError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from buildlib.toolchains.qnn.api import HtpSession
     from buildlib.toolchains.requests import (
         CompileRequest,
         ConvertRequest,
         ExecuteRequest,
         InspectRequest,
         OperationRequest,
-        OpPackageLibrary,
         OpPackageRequest,
         ProfileRequest,
     )
@@ -81,8 +83,6 @@ def _reason(error: Exception) -> str:
 
 def convert(body: bytes) -> object:
     """Convert ONNX to a DLC."""
-    from buildlib.toolchains.ort_qnn.worker import write_dlc
-
     request: ConvertRequest = pickle.loads(body)  # noqa: S301 - of the parent
     written = write_dlc(
         find_libraries(),
@@ -96,9 +96,6 @@ def convert(body: bytes) -> object:
 
 def compile_(body: bytes) -> object:
     """Compile DLCs to a context binary."""
-    from buildlib.toolchains.qnn.api import HtpSession, load_system
-    from buildlib.toolchains.qnn.composition import compose_binary
-
     request: CompileRequest = pickle.loads(body)  # noqa: S301 - of the parent
     libraries = find_libraries()
     session = HtpSession(libraries.htp, request.soc_model)
@@ -108,9 +105,6 @@ def compile_(body: bytes) -> object:
 
 def inspect(body: bytes) -> object:
     """Describe a context binary."""
-    from buildlib.toolchains.qnn.api import load_system
-    from buildlib.toolchains.qnn.binary_info import read_binary_info
-
     request: InspectRequest = pickle.loads(body)  # noqa: S301 - of the parent
     system = load_system(find_libraries().system)
     return dataclasses.asdict(read_binary_info(system, request.binary.read_bytes()))
@@ -120,8 +114,7 @@ def execute(body: bytes) -> object:
     """Run a graph on the emulator."""
     import numpy as np
 
-    from buildlib.toolchains.qnn.api import HtpSession, load_system
-    from buildlib.toolchains.qnn.execution import EmulatedGraph, keep_to_one_cpu
+    from buildlib.toolchains.qnn.execution import EmulatedGraph, keep_to_one_cpu  # loads NumPy
 
     keep_to_one_cpu()
     request: ExecuteRequest = pickle.loads(body)  # noqa: S301 - of the parent
@@ -137,7 +130,7 @@ def execute(body: bytes) -> object:
 
 
 def register_op_packages(
-    session: "HtpSession", packages: "Iterable[OpPackageLibrary]"
+    session: HtpSession, packages: Iterable[OpPackageLibrary]
 ) -> frozenset[str]:
     """Register op packages in their order, and return the operations that they add."""
     before = set(session.operations())
@@ -148,8 +141,7 @@ def register_op_packages(
 
 def profile(body: bytes) -> object:
     """Return the nodes of graphs, each with the least of its cycles."""
-    from buildlib.toolchains.qnn.api import HtpSession, load_system
-    from buildlib.toolchains.qnn.execution import EmulatedGraph, keep_to_one_cpu
+    from buildlib.toolchains.qnn.execution import EmulatedGraph, keep_to_one_cpu  # loads NumPy
 
     keep_to_one_cpu()
     request: ProfileRequest = pickle.loads(body)  # noqa: S301 - of the parent
@@ -170,8 +162,6 @@ def profile(body: bytes) -> object:
 
 def op_package(body: bytes) -> object:
     """Register an op package and tell which operations the backend knows through it."""
-    from buildlib.toolchains.qnn.api import HtpSession
-
     request: OpPackageRequest = pickle.loads(body)  # noqa: S301 - of the parent
     session = HtpSession(find_libraries().htp)
     return sorted(register_op_packages(session, [request.package]))
@@ -179,17 +169,12 @@ def op_package(body: bytes) -> object:
 
 def operation(body: bytes) -> object:
     """Compile a graph of one operation of an op package."""
-    from buildlib.toolchains.qnn.api import HtpSession
-    from buildlib.toolchains.qnn.composition import compile_operation
-
     request: OperationRequest = pickle.loads(body)  # noqa: S301 - of the parent
     return compile_operation(HtpSession(find_libraries().htp, request.soc_model), request)
 
 
 def versions(_body: bytes) -> object:
     """Return the versions that the libraries report."""
-    from buildlib.toolchains.qnn.api import HtpSession, load_system
-
     libraries = find_libraries()
     session = HtpSession(libraries.htp)
     backend = session.qnn.interface
@@ -204,8 +189,6 @@ def versions(_body: bytes) -> object:
 
 
 def _genie_version(libraries: WheelLibraries) -> str:
-    import ctypes
-
     try:
         genie = ctypes.CDLL(str(libraries.genie))
         numbers = [

@@ -21,7 +21,7 @@ from typing import Any
 from buildlib.errors import InputFileError, InvalidOptionError, ToolchainError
 from buildlib.files import atomic_path, sync_file
 from buildlib.targets import Target
-from buildlib.toolchains.base import BinaryInfo, GraphPorts
+from buildlib.toolchains.base import BinaryInfo, GraphPorts, OpPackageLibrary
 from buildlib.toolchains.child_process import Program, run_program
 from buildlib.toolchains.compile_config import CompileConfig
 from buildlib.toolchains.htp_extensions import HtpConfigHelper, HtpDeviceConfig
@@ -35,7 +35,6 @@ from buildlib.toolchains.qairt.sdk import (
     UTILITY,
     QairtSdk,
 )
-from buildlib.toolchains.requests import OpPackageLibrary
 
 _GRAPH_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _CONVERTS_QDQ = (2, 35)

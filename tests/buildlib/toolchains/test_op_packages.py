@@ -8,9 +8,8 @@ import pytest
 from buildlib.errors import ToolchainError
 from buildlib.numerics.operation import run_operation
 from buildlib.targets import find_soc
-from buildlib.toolchains.base import ScaleOffset, TensorInfo
+from buildlib.toolchains.base import OpPackageLibrary, ScaleOffset, TensorInfo
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
-from buildlib.toolchains.requests import OpPackageLibrary
 from tests.buildlib.op_packages import PROVIDER, SCALE, build_package
 
 SOC = find_soc("SM8750")

@@ -21,7 +21,7 @@ from buildlib.errors import (
     ToolchainMissingError,
 )
 from buildlib.targets import parse_target
-from buildlib.toolchains.base import GraphPorts
+from buildlib.toolchains.base import GraphPorts, OpPackageLibrary
 from buildlib.toolchains.compile_config import CompileConfig
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from buildlib.toolchains.qairt import sdk as qairt_sdk
@@ -29,7 +29,6 @@ from buildlib.toolchains.qairt.opset import lowered_opset
 from buildlib.toolchains.qairt.sdk import PYTHON_VARIABLE, QairtSdk, sdk_root
 from buildlib.toolchains.qairt.toolchain import QairtToolchain
 from buildlib.toolchains.registry import open_toolchain
-from buildlib.toolchains.requests import OpPackageLibrary
 from tests.qairt_sdk import calls, documented_flags, make_sdk
 
 PHONE, EMULATOR = parse_target("SM8750"), parse_target("SM8750:emulator")
