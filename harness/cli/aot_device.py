@@ -40,7 +40,7 @@ from harness.runtimes.mllm import MllmDescription, MllmModel, check_binary, desc
 from harness.runtimes.registry import open_model
 from harness.workloads.bench_prompt import cut_prompt
 from harness.workloads.generate import Generate
-from harness.workloads.perplexity import open_float
+from harness.workloads.reference import open_float
 from harness.workloads.session import Session
 
 _TOKENIZER = "tokenizer.json"

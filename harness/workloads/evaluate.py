@@ -38,7 +38,7 @@ from harness.workloads.base import (
     summarize,
 )
 from harness.workloads.chat import Chat, ChatFields
-from harness.workloads.perplexity import engine_versions, open_float
+from harness.workloads.reference import engine_versions, open_float
 from harness.workloads.session import Session
 from harness.workloads.steps import model_steps
 

@@ -1,9 +1,7 @@
 """The `perplexity` workload, and the float reference that the host computes for it."""
 
 import hashlib
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
@@ -39,13 +37,18 @@ from harness.workloads.base import (
     require_passed,
     summarize,
 )
+from harness.workloads.reference import engine_versions, open_float
 from harness.workloads.session import Session
+from harness.workloads.steps import (
+    DEFAULT_STEP_WINDOWS,
+    StepResult,
+    compare_steps,
+    cut_steps,
+    float_steps,
+)
 
 if TYPE_CHECKING:
-    from buildlib.checkpoint.config import DecoderConfig
-    from buildlib.numerics.host_loop import TokenModel
     from buildlib.numerics.transformers import ReferenceEngine
-    from harness.workloads.steps import StepResult
 
 
 def _readable_bound(value: float | str) -> float | str:
@@ -55,9 +58,6 @@ def _readable_bound(value: float | str) -> float | str:
         raise ValueError(error.reason) from error
     return value
 
-
-_AR = 64
-"""Tokens a call of the model in float, where the device's has no graphs."""
 
 MaxPerplexity = Annotated[float | str, AfterValidator(_readable_bound)]
 """A bound of a workload: 20, or `5%` of the model in float."""
@@ -132,7 +132,7 @@ class Perplexity(WorkloadModel):
 
     def run(
         self, session: Session, recording: Recording = UNRECORDED
-    ) -> "WorkloadResult[PerplexityResult] | WorkloadResult[StepResult]":
+    ) -> WorkloadResult[PerplexityResult] | WorkloadResult[StepResult]:
         """Score the file, on the host in float first."""
         text = read_text(session.resolve(self.text))
         if self.per_step and self.reference is not None:
@@ -158,14 +158,7 @@ class Perplexity(WorkloadModel):
 
     def _run_steps(
         self, session: Session, text: str, reference: Path, recording: Recording
-    ) -> "WorkloadResult[StepResult]":
-        from harness.workloads.steps import (
-            DEFAULT_STEP_WINDOWS,
-            compare_steps,
-            cut_steps,
-            float_steps,
-        )
-
+    ) -> WorkloadResult[StepResult]:
         windows = session.model.windows(text, self.windows or DEFAULT_STEP_WINDOWS)
         steps = cut_steps(windows)
         expected = float_steps(reference, session.container_info, steps, self.engine)
@@ -265,15 +258,6 @@ def score_text(
     return WorkloadResult(result, values, summary, recording.stored_run(recorder))
 
 
-def engine_versions(engine: "ReferenceEngine") -> dict[str, str]:
-    """Return versions of what computed a reference beside our own code, by name."""
-    if engine == "onnx":
-        return {}
-    from buildlib.numerics.transformers import installed_versions
-
-    return installed_versions()
-
-
 def _adapter(lora: Mapping[str, float]) -> dict[str, str]:
     """Return the labels that tell a run's adapter."""
     text = ", ".join(f"{name}={strength:g}" for name, strength in lora.items())
@@ -297,31 +281,3 @@ def float_perplexity(
     with open_float(checkpoint, info, engine) as (model, config):
         pieces = [(*window.context, *window.scored) for window in windows]
         return text_perplexity(model, config, pieces, context=context)
-
-
-@contextmanager
-def open_float(
-    checkpoint: Path, info: ContainerInfo, engine: "ReferenceEngine"
-) -> "Iterator[tuple[TokenModel, DecoderConfig]]":
-    """Open a checkpoint in float for a block, for texts as long as a model's context.
-
-    Raises:
-        BuildError: the folder holds no checkpoint that the engine can compute.
-    """
-    from buildlib.checkpoint.checkpoint import Checkpoint
-    from buildlib.checkpoint.config import load_config
-    from buildlib.graph.decoder import export_onnx
-    from buildlib.graph.shape import GraphShape
-    from buildlib.numerics.host_loop import open_onnx
-    from buildlib.numerics.transformers import TransformersModel
-
-    config = load_config(checkpoint / "config.json")
-    if engine == "transformers":
-        with TransformersModel(checkpoint) as reference:
-            yield reference, config
-        return
-    shape = GraphShape(max(info.ars), info.cl) if info.ars else GraphShape(_AR, _AR + info.cl)
-    with tempfile.TemporaryDirectory(prefix="qnnfarm-") as folder:
-        path = export_onnx(Checkpoint.load(checkpoint), shape, Path(folder))
-        with open_onnx(path, config) as loop:
-            yield loop, config

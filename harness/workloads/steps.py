@@ -21,7 +21,7 @@ from harness.workloads.base import (
     require_passed,
     summarize,
 )
-from harness.workloads.perplexity import engine_versions, open_float
+from harness.workloads.reference import engine_versions, open_float
 from harness.workloads.session import Session
 
 if TYPE_CHECKING:

@@ -1,0 +1,56 @@
+"""The model in float that this host computes beside a device: by our own graph, or transformers."""
+
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.results.records import ContainerInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from buildlib.checkpoint.config import DecoderConfig
+    from buildlib.numerics.host_loop import TokenModel
+    from buildlib.numerics.transformers import ReferenceEngine
+
+_AR = 64
+"""Tokens a call of the model in float, where the device's has no graphs."""
+
+
+@contextmanager
+def open_float(
+    checkpoint: Path, info: ContainerInfo, engine: "ReferenceEngine"
+) -> "Iterator[tuple[TokenModel, DecoderConfig]]":
+    """Open a checkpoint in float for a block, for texts as long as a model's context.
+
+    Raises:
+        BuildError: the folder holds no checkpoint that the engine can compute.
+    """
+    # Workloads are read and checked without ONNX.
+    from buildlib.checkpoint.checkpoint import Checkpoint
+    from buildlib.checkpoint.config import load_config
+    from buildlib.graph.decoder import export_onnx
+    from buildlib.graph.shape import GraphShape
+    from buildlib.numerics.host_loop import open_onnx
+    from buildlib.numerics.transformers import TransformersModel
+
+    config = load_config(checkpoint / "config.json")
+    if engine == "transformers":
+        with TransformersModel(checkpoint) as reference:
+            yield reference, config
+        return
+    shape = GraphShape(max(info.ars), info.cl) if info.ars else GraphShape(_AR, _AR + info.cl)
+    with tempfile.TemporaryDirectory(prefix="qnnfarm-") as folder:
+        path = export_onnx(Checkpoint.load(checkpoint), shape, Path(folder))
+        with open_onnx(path, config) as loop:
+            yield loop, config
+
+
+def engine_versions(engine: "ReferenceEngine") -> dict[str, str]:
+    """Return versions of what computed a reference beside our own code, by name."""
+    if engine == "onnx":
+        return {}
+    from buildlib.numerics.transformers import installed_versions
+
+    return installed_versions()
