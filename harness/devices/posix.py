@@ -9,10 +9,9 @@ from typing import BinaryIO
 from harness.clock import Deadline, DeadlineExceeded
 from harness.devices.adb.connection import FailReply, StreamClosed
 from harness.devices.base import DeviceProperties, Progress, PushItem
-from harness.devices.device import Device
+from harness.devices.device import Device, Transport
 from harness.devices.files import Files, Transfer
 from harness.devices.properties import DF, SCRIPT, linux_properties, parse, parse_df
-from harness.devices.transport import Transport
 from harness.errors import (
     DeviceLostError,
     DeviceTimeoutError,

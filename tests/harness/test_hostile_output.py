@@ -29,7 +29,7 @@ from harness.devices.adb.shell import ShellSession
 from harness.devices.adb.transport import AdbTransport
 from harness.devices.base import CommandResult
 from harness.devices.commands import BoundedOutput, Job
-from harness.devices.device import Device
+from harness.devices.device import Device, Transport
 from harness.devices.local import LocalTransport
 from harness.devices.properties import (
     linux_properties,
@@ -39,7 +39,6 @@ from harness.devices.properties import (
     parse_getprop,
     properties_from,
 )
-from harness.devices.transport import Transport
 from harness.errors import DeviceCommandError, RunnerError
 from harness.errors.codes import find_codes
 from harness.pool import fence
