@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from harness.results.alerts import Alert
 from harness.results.gate import Gate
@@ -19,10 +19,8 @@ from harness.results.turnover import find_turnover
 from harness.results.verdicts import Verdict
 from harness.words import percent, pluralize
 from reports.changes import ShownChange
+from reports.content import Results, Section
 from reports.text import listing
-
-if TYPE_CHECKING:
-    from reports.page import Results, Section
 
 Item = TypeVar("Item")
 MOST_NAMED = 3
@@ -45,7 +43,7 @@ class Headline:
     lines: tuple[str, ...]
 
 
-def judge_page(results: "Results", sections: "Sequence[Section]") -> Headline:
+def judge_page(results: Results, sections: Sequence[Section]) -> Headline:
     """Judge the results of a report."""
     changes = [change for section in sections for change in section.changes]
     worse = [alert for alert in results.alerts if alert.state == "open"]
@@ -82,8 +80,8 @@ def judge_page(results: "Results", sections: "Sequence[Section]") -> Headline:
 
 
 def _quiet(
-    results: "Results",
-    sections: "Sequence[Section]",
+    results: Results,
+    sections: Sequence[Section],
     changes: Sequence[ShownChange],
     lines: Sequence[str],
 ) -> Headline:
@@ -101,7 +99,7 @@ def _quiet(
     return Headline("none", "No verdict yet", (*lines, _explain(results, changes)))
 
 
-def _explain(results: "Results", changes: Sequence[ShownChange]) -> str:
+def _explain(results: Results, changes: Sequence[ShownChange]) -> str:
     """Say why there is no verdict."""
     if not results.measured:
         return "There are no results yet."
@@ -152,7 +150,7 @@ def _describe_suspects(suspects: Sequence[ShownChange]) -> Iterator[str]:
         yield f"{name}, last night only: {found}; the next night will tell"
 
 
-def _lost_comparisons(results: "Results", sections: "Sequence[Section]") -> Iterator[str]:
+def _lost_comparisons(results: Results, sections: Sequence[Section]) -> Iterator[str]:
     """Return recent comparisons in which B lost."""
     if not results.measured:
         return
@@ -165,7 +163,7 @@ def _lost_comparisons(results: "Results", sections: "Sequence[Section]") -> Iter
                     yield f"{metric.label} of {models}, compared: {found.reason}"
 
 
-def _recent_failures(results: "Results") -> list[Run]:
+def _recent_failures(results: Results) -> list[Run]:
     if not results.measured:
         return []
     newest = results.measured[-1].run.created_at

@@ -1,61 +1,33 @@
-"""Content of a report, before it becomes HTML, JSON or terminal output."""
+"""The page of a report, before it becomes HTML, JSON or terminal output."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Literal
 
 from harness.errors import ArtifactError
 from harness.results.alerts import Alert, assess, list_alerts
-from harness.results.comparison import ComparisonGroup, find_comparisons
+from harness.results.comparison import find_comparisons
 from harness.results.device_health import DeviceHealth
 from harness.results.gate import Gate, GateOptions, judge_gate
 from harness.results.history import Series, find_series
 from harness.results.identity import place
-from harness.results.metrics import Metric, find_metric
-from harness.results.records import (
-    SIDES,
-    ArtifactRecord,
-    ComparisonRecord,
-    RepetitionTelemetry,
-    Run,
-    RunHead,
-    RunMeans,
-)
+from harness.results.metrics import find_metric
+from harness.results.records import SIDES, RepetitionTelemetry, Run, RunMeans
 from harness.results.store import EVERYTHING, ResultsStore, RunFilter
-from harness.results.timeline import UNTRACED, Traces, build_timeline, read_traces
+from harness.results.timeline import UNTRACED, build_timeline, read_traces
 from harness.words import pluralize
 from reports import charts, summary, text
 from reports.changes import ShownChange, find_changes
+from reports.content import TITLES, KeptFiles, Kind, Results, Section, list_runs
 from reports.devices import DeviceUse, device_figures, find_device_use
 from reports.figures import Figure
 from reports.headline import Headline, judge_page
-from reports.history import SeriesGroup, find_present, find_runs_before, group_series
-from reports.summary import (
-    SPEED_METRICS,
-    STEP_METRICS,
-    TASK_METRICS,
-    FailureGroup,
-    PerplexityRow,
-    SummaryRow,
-    TaskRow,
-)
+from reports.history import find_present, find_runs_before, group_series
+from reports.summary import FailureGroup
 from reports.timeline import energy_per_token, timeline_figure, trace_address
 
-Kind = Literal["hardware", "imported", "emulator"]
-TITLES: Mapping[Kind, str] = {
-    "hardware": "on hardware",
-    "imported": "from other tools",
-    "emulator": "on the emulator",
-}
-MANY_ROWS = 3
-"""Remarks that so many rows of a section share are said once."""
 MOST_NAMES = 3
-MOST_IN_FULL = 200
-"""Runs with a page of their own in a report of one file; older ones get a line each."""
-MOST_IN_BRIEF = 2000
 MOST_TIMELINES = 24
 """Runs whose telemetry is read, the newest ones: it is by far the largest part of a store."""
 LOG_BYTES = 4000
@@ -68,154 +40,6 @@ _BRIEF_METRICS = (
     "prefill_tokens_per_s", "decode_tokens_per_s", "ttft_s", "embed_s", "inference_s",
     "perplexity", "kl_divergence", "cosine_float", "accuracy", "prompts_strict",
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class KeptFiles:
-    """The files that are kept with a run.
-
-    Attributes:
-        logs: their names and ends.
-    """
-
-    artifacts: tuple[ArtifactRecord, ...] = ()
-    logs: tuple[tuple[str, str], ...] = ()
-    traces: Traces = UNTRACED
-
-
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """All runs, oldest first, in full or briefly.
-
-    Attributes:
-        full: the newest ones, and the newest of each model, precision, SoC and kind of run.
-        brief: the others.
-        left_out: number of still older runs.
-    """
-
-    full: tuple[Run, ...]
-    brief: tuple[Run, ...]
-    left_out: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Results:
-    """The results of a store.
-
-    Attributes:
-        name: the database's name.
-        measured: all runs with their means and without measurements, oldest first.
-        groups: the histories of the time that is shown.
-        series: the same, whole, as they are judged.
-        listing: which of them have a page.
-        full: the runs of the summary and of the run pages with their measurements, oldest first.
-        alerts: of the histories' losses, as `qnnfarm alerts ls` would show them.
-        gate: the newest results against a baseline, if one was asked for.
-        telemetry: by run, of the newest runs that have any.
-        comparisons: their terms and verdicts, by group.
-        location: the `--db` that opens it, without a password.
-        devices: health of the pool's devices, if a pool is known.
-        kept: the files that are kept with runs, by run.
-    """
-
-    name: str
-    measured: tuple[RunMeans, ...]
-    groups: tuple[SeriesGroup, ...]
-    series: tuple[Series, ...]
-    listing: Listing
-    full: tuple[Run, ...]
-    alerts: tuple[Alert, ...] = ()
-    gate: Gate | None = None
-    telemetry: Mapping[str, tuple[RepetitionTelemetry, ...]] = field(default_factory=dict)
-    comparisons: Mapping[str, ComparisonRecord] = field(default_factory=dict)
-    location: str = "results.db"
-    devices: tuple[DeviceHealth, ...] = ()
-    kept: Mapping[str, KeptFiles] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, name: str, runs: Sequence[Run]) -> "Results":
-        """Wrap runs that are in memory with their measurements, oldest first."""
-        ordered = sorted(runs, key=lambda run: (run.created_at, run.id))
-        measured = tuple(map(RunMeans.of, ordered))
-        series = find_series(measured, [RunHead.of(run) for run in ordered])
-        groups, listing = group_series(series), list_runs(ordered)
-        return cls(name, measured, groups, series, listing, tuple(ordered), assess(series, ()))
-
-    @property
-    def done(self) -> tuple[Run, ...]:
-        """The runs with a result that are here in full."""
-        return tuple(run for run in self.full if run.status == "done")
-
-    @property
-    def gaps(self) -> tuple[Run, ...]:
-        """Runs without a result: failed, interrupted, or still running."""
-        return tuple(one.run for one in self.measured if one.run.status != "done")
-
-
-@dataclass(frozen=True, slots=True)
-class Section:
-    """The results of one kind, none of which is ranked with another.
-
-    Attributes:
-        key: its kind, also its name for anchors.
-        energy: joules of the battery per generated token, by run, where it was measured.
-    """
-
-    key: Kind
-    rows: tuple[SummaryRow, ...]
-    perplexities: tuple[PerplexityRow, ...]
-    tasks: tuple[TaskRow, ...]
-    comparisons: tuple[ComparisonGroup, ...]
-    changes: tuple[ShownChange, ...] = ()
-    energy: Mapping[str, float] = field(default_factory=dict)
-
-    def energy_of(self, row: SummaryRow) -> float | None:
-        """Return the battery energy per generated token of a row's newest run that has one."""
-        return next(
-            (self.energy[run.id] for run in reversed(row.runs) if run.id in self.energy), None
-        )
-
-    @property
-    def speed_metrics(self) -> tuple[Metric, ...]:
-        """The speed metrics of any row: the columns of the summary."""
-        return tuple(
-            find_metric(key) for key in SPEED_METRICS if any(key in row.cells for row in self.rows)
-        )
-
-    @property
-    def step_metrics(self) -> tuple[Metric, ...]:
-        """The metrics of decode steps of any perplexity: columns of its table."""
-        return tuple(
-            find_metric(key)
-            for key in STEP_METRICS
-            if any(key in row.values for row in self.perplexities)
-        )
-
-    @property
-    def task_metrics(self) -> tuple[Metric, ...]:
-        """The metrics of any task: columns of its table."""
-        return tuple(
-            find_metric(key) for key in TASK_METRICS if any(key in row.values for row in self.tasks)
-        )
-
-    @property
-    def emulator(self) -> bool:
-        """True for results of the emulator."""
-        return self.key == "emulator"
-
-    @property
-    def title(self) -> str:
-        """The origin of its results, in words: `on hardware`."""
-        tools = tuple(sorted({row.subject.tool for row in self.rows}))
-        return (
-            f"from {text.listing(tools) or 'files'}" if self.key == "imported" else TITLES[self.key]
-        )
-
-    @property
-    def shared_remarks(self) -> Mapping[str, int]:
-        """Number of rows by remark or reason of a grade, of those that many rows share."""
-        counts = Counter(words for row in self.rows for words in {*row.remarks, *row.grade_reasons})
-        return {words: count for words, count in counts.items() if count >= MANY_ROWS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -429,33 +253,6 @@ def run_page(
         trace_address(timeline) if telemetry or timeline.traced else None,
         before,
         kept,
-    )
-
-
-def list_runs(runs: Sequence[Run], most: int = MOST_IN_FULL) -> Listing:
-    """Choose which runs to list in full.
-
-    Args:
-        runs: oldest first.
-    """
-    if len(runs) <= most:
-        return Listing(tuple(runs), ())
-    newest = {
-        (
-            run.kind,
-            run.container.model,
-            run.container.precision,
-            run.device.soc,
-            run.device.emulator,
-        ): run.id
-        for run in runs
-    }
-    kept = {*newest.values(), *(run.id for run in runs[len(runs) - most :])}
-    brief = [run for run in runs if run.id not in kept]
-    return Listing(
-        tuple(run for run in runs if run.id in kept),
-        tuple(brief[-MOST_IN_BRIEF:]),
-        max(0, len(brief) - MOST_IN_BRIEF),
     )
 
 

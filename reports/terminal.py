@@ -12,8 +12,9 @@ from harness.results.metrics import Metric, find_metric
 from harness.results.perplexity import PERPLEXITY, PERPLEXITY_ERROR, PERPLEXITY_FLOAT
 from harness.results.verdicts import Verdict
 from harness.words import NO_VALUE, percent, pluralize
+from reports.content import Section
 from reports.headline import Headline
-from reports.page import Page, Section
+from reports.page import Page
 from reports.summary import (
     OF_SOME_MODELS,
     SPEED_METRICS,

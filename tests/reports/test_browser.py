@@ -13,7 +13,7 @@ from selenium.webdriver.support.wait import WebDriverWait
 
 from harness.results.records import Run, TelemetrySeries
 from harness.results.store import ResultsStore
-from reports import html_file, page, site_folder
+from reports import content, html_file, page, site_folder
 from suites.nightly.archive import Archive
 from suites.nightly.night import Night, NightFailure, Regression, judge_night
 from tests.reports import lab
@@ -193,7 +193,7 @@ def test_no_part_of_the_page_scrolls_sideways(
 def test_runs_in_one_line_fit_and_are_found(
     browser: Chrome, load: Callable[[list[Run]], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(page.list_runs, "__defaults__", (4,))  # of 200
+    monkeypatch.setattr(content.list_runs, "__defaults__", (4,))  # of 200
     phone = Sample("SM8750", emulator=True, model="a-model-with-a-rather-long-name")
     values = speeds([999, 1000], [50, 51], [0.04, 0.04], 1310)
     runs = [phone.run(number, "bench", values) for number in range(7)]

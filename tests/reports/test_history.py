@@ -18,6 +18,7 @@ from harness.results.store import ResultsStore, RunFilter
 from harness.results.verdicts import Verdict
 from reports import charts, html_file, page
 from reports.changes import ShownChange, find_changes
+from reports.content import Results
 from reports.figures import Column, Figure
 from reports.history import (
     SeriesGroup,
@@ -25,7 +26,6 @@ from reports.history import (
     find_present,
     group_series,
 )
-from reports.page import Results
 from tests.reports import lab
 from tests.reports.conftest import START, MakeStore, Sample, perplexity, speeds
 

@@ -15,7 +15,7 @@ from harness.results.records import (
 from harness.results.store import ResultsStore
 from harness.results.verdicts import Verdict
 from reports import document, html_file, page, text
-from reports.page import Results
+from reports.content import Results
 from tests.reports import lab
 
 MakeStore = Callable[[Sequence[Run]], Path]

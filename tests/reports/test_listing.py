@@ -5,7 +5,8 @@ from datetime import UTC, datetime
 
 from harness.results.records import Run, RunMeans
 from reports import html_file, page
-from reports.page import MOST_IN_FULL, Results, brief_results, list_runs
+from reports.content import MOST_IN_FULL, Results, list_runs
+from reports.page import brief_results
 from tests.reports.conftest import Sample, speeds
 
 _VALUES = speeds([999, 1000, 1002], [50, 51, 52], [0.04, 0.04, 0.04], 1310)

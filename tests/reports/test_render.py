@@ -18,8 +18,9 @@ from harness.console import visible
 from harness.results.records import Positions, Run
 from harness.words import percent
 from reports import html_file
+from reports.content import Results
 from reports.errors import ReportError
-from reports.page import Results, compose
+from reports.page import compose
 from reports.text import LONGEST_TEXT, POSITIONS, listing, shorten
 from tests.reports import lab
 from tests.reports.conftest import Sample, perplexity, speeds

@@ -12,8 +12,9 @@ from harness.results.llama_bench import backend
 from harness.results.perplexity import PERPLEXITY, PERPLEXITY_FLOAT, PERPLEXITY_QUANTIZED
 from harness.results.records import Measurement, Run
 from reports import summary
+from reports.content import Results
 from reports.document import to_document
-from reports.page import Results, compose
+from reports.page import compose
 from reports.summary import SummaryRow, perplexities, summarise, task_rows
 from tests.reports.conftest import START, Sample, speeds
 

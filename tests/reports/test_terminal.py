@@ -13,7 +13,7 @@ from harness.importing.importer import import_file
 from harness.results.records import Run
 from harness.results.store import ResultsStore
 from reports import html_file, page, terminal
-from reports.page import Results
+from reports.content import Results
 from tests.reports import lab
 from tests.reports.conftest import START, Sample, speeds
 

@@ -12,7 +12,7 @@ from harness.results.metrics import find_metric
 from harness.results.stability import grade_runs
 from harness.results.statistics.summary import remarks, summarise
 from reports import page
-from reports.page import Results
+from reports.content import Results
 from tests.reports.conftest import Sample
 
 VALUES = st.lists(st.floats(1e-3, 1e6), min_size=1, max_size=12)
