@@ -33,7 +33,7 @@ from harness.devices.adb.connection import ServerAddress, ServerUnreachable, que
 from harness.devices.adb.server import ensure_server
 from harness.devices.adb.transport import AdbTransport
 from harness.devices.device import Device
-from harness.devices.types import device_types
+from harness.devices.spec import device_types
 from harness.virtual_device import manager
 from harness.virtual_device.namespace import FORCE_VARIABLE, NamespaceKind, probe_namespace
 from suites.models import tiny_encoder, tiny_llama

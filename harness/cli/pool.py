@@ -17,8 +17,7 @@ from rich.text import Text
 from harness.cli.arguments import WAIT_S, Json, Wait
 from harness.console import Row, answers, print_json, print_remark, print_rows
 from harness.devices.adb.server import find_adb, server_address
-from harness.devices.spec import DeviceSpec
-from harness.devices.types import device_types
+from harness.devices.spec import DeviceSpec, device_types
 from harness.errors import LeaseLostError, NotificationError, WrongUseError, one_line
 from harness.exit_codes import BAD
 from harness.pool.config import ReceiverConfig

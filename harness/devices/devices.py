@@ -12,9 +12,8 @@ from harness.devices.adb.client import AdbServer
 from harness.devices.adb.discovery import open_device
 from harness.devices.adb.server import ensure_server
 from harness.devices.device import Device
-from harness.devices.spec import DeviceSpec
+from harness.devices.spec import DeviceSpec, device_types
 from harness.devices.ssh.config import resolve_host
-from harness.devices.types import device_types
 from harness.errors import DeviceError, NoDeviceError, SeveralDevicesError, WrongUseError
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from harness.devices.adb.transport import AdbTransport
 from harness.devices.base import DeviceProperties
 from harness.devices.device import Device
 from harness.devices.devices import Devices
-from harness.devices.spec import DeviceSpec
-from harness.devices.types import device_types
+from harness.devices.spec import DeviceSpec, device_types
 from harness.errors import (
     AdbServerError,
     DeviceError,

@@ -1,10 +1,25 @@
-"""Name of a device, before anything has reached it: `Device(type=..., identifier=...)`."""
+"""Names of devices, before anything has reached them, and the registry of their types.
 
+A type says how its devices are named, found and opened. Types of other packages are found through
+the entry-point group `qnnfarm.device_types`: the entry's name is the type's, its object a
+`DeviceType`.
+"""
+
+import importlib.metadata
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from functools import cache
+from typing import TYPE_CHECKING, Protocol, Self
 
-from harness.devices.types import device_types
-from harness.errors import WrongUseError
+from harness.errors import DeviceUnsupportedError, WrongUseError
+
+if TYPE_CHECKING:  # a name needs no transport; and `Devices` opens specs through their types
+    from harness.devices.device import Device
+    from harness.devices.devices import Devices
+
+GROUP = "qnnfarm.device_types"
+_HOST = r"(?:[A-Za-z0-9_.-]{1,64}@)?[A-Za-z0-9_\[][A-Za-z0-9_.:\[\]%-]{0,254}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,3 +76,178 @@ class DeviceSpec:
 
     def __str__(self) -> str:
         return f"{self.type}:{self.identifier}" if self.identifier else self.type
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """Facts that a type knows of a device without reaching it.
+
+    Attributes:
+        exists: `None` where only reaching the device tells.
+        obstacle: what keeps it from answering now, e.g. `stopped`; empty if nothing is known to.
+        soc: its SoC, if that is known.
+        adb_serial: its serial at this host's adb server: empty while it has none, `None` for a
+            device that is not reached through that server.
+    """
+
+    exists: bool | None = None
+    obstacle: str = ""
+    soc: str | None = None
+    adb_serial: str | None = None
+
+
+class DeviceType(Protocol):
+    """One type of device.
+
+    Attributes:
+        identifier: form of its devices' identifiers.
+        identifier_form: the same, in words.
+        emulated: whether its devices have no Hexagon processor; `None` if that differs.
+    """
+
+    identifier: re.Pattern[str]
+    identifier_form: str
+    emulated: bool | None = False
+
+    def open(
+        self, devices: "Devices", spec: DeviceSpec, *, start: bool, soc: str | None
+    ) -> "Device":
+        """Reach a device and check that it is usable.
+
+        Args:
+            devices: connections to adb servers and hosts.
+            start: start a device that is stopped, where that is possible.
+            soc: SoC that the device must have; with `start`, one that does not exist is made.
+        """
+        ...
+
+    def check(self, devices: "Devices", spec: DeviceSpec) -> None:
+        """Raise if there is no usable device of that name, without starting one."""
+        devices.open(spec)
+
+    def discover(self, devices: "Devices", host: str | None) -> Sequence[DeviceSpec]:  # noqa: ARG002
+        """List the devices that exist on this host, or on `host`."""
+        return ()
+
+    def preview(self, spec: DeviceSpec) -> Preview:  # noqa: ARG002
+        """Tell what is known of a device without reaching it; never raises."""
+        return Preview()
+
+    def power_cycle(self, spec: DeviceSpec) -> None:
+        """Switch a device off and on.
+
+        Raises:
+            DeviceUnsupportedError: the type has no way to.
+        """
+        raise DeviceUnsupportedError(str(spec), "power cycle", "no command is configured")
+
+
+class AndroidType(DeviceType):
+    """Android devices behind this host's adb server, or behind another host's."""
+
+    identifier = re.compile(rf"[A-Za-z0-9\[][A-Za-z0-9._:\[\]%-]{{0,127}}(?:@{_HOST})?")
+    identifier_form = "SERIAL or SERIAL@HOST"
+
+    def open(
+        self,
+        devices: "Devices",
+        spec: DeviceSpec,
+        *,
+        start: bool,  # noqa: ARG002
+        soc: str | None,  # noqa: ARG002
+    ) -> "Device":
+        """Open a device of an adb server; one at `HOST:PORT` is connected to first."""
+        from harness.devices.adb.discovery import connect_tcp, open_device
+
+        if spec.host is not None:
+            return devices.adb_of(spec.host).open(spec.serial)
+        server = devices.adb_server()
+        connect_tcp(server, spec.serial)
+        return open_device(spec.serial, server=server)
+
+    def discover(self, devices: "Devices", host: str | None) -> Sequence[DeviceSpec]:
+        """List the devices of the adb server, but for serials that no device can have."""
+        if host is None:
+            devices.connect_named()
+        server = devices.adb_server() if host is None else devices.adb_of(host)
+        behind = "" if host is None else f"@{host}"
+        names = (f"{found.serial}{behind}" for found in server.devices())
+        return [DeviceSpec("android", name) for name in names if self.identifier.fullmatch(name)]
+
+    def power_cycle(self, spec: DeviceSpec) -> None:
+        """See `DeviceType.power_cycle`."""
+        reason = "no command is configured, and no hub port: `python -m tools.map_hub` finds ports"
+        raise DeviceUnsupportedError(str(spec), "power cycle", reason)
+
+    def preview(self, spec: DeviceSpec) -> Preview:
+        """Tell the serial at this host's adb server."""
+        return Preview(adb_serial=spec.serial if spec.host is None else None)
+
+
+class LinuxType(DeviceType):
+    """Linux machines over SSH."""
+
+    identifier = re.compile(_HOST)
+    identifier_form = "HOST or USER@HOST"
+
+    def open(
+        self,
+        devices: "Devices",
+        spec: DeviceSpec,
+        *,
+        start: bool,  # noqa: ARG002
+        soc: str | None,  # noqa: ARG002
+    ) -> "Device":
+        """Connect to the host."""
+        from harness.devices.device import Device
+        from harness.devices.ssh.transport import SshTransport
+
+        host = devices.ssh_host(spec.identifier)
+        host.connect()
+        return Device(SshTransport(host))
+
+
+class LocalType(DeviceType):
+    """This machine."""
+
+    identifier = re.compile("")
+    identifier_form = "nothing"
+    emulated = None
+
+    def open(
+        self,
+        devices: "Devices",  # noqa: ARG002
+        spec: DeviceSpec,  # noqa: ARG002
+        *,
+        start: bool,  # noqa: ARG002
+        soc: str | None,  # noqa: ARG002
+    ) -> "Device":
+        """Return this machine as a device."""
+        from harness.devices.device import Device
+        from harness.devices.local import LocalTransport
+
+        return Device(LocalTransport())
+
+
+def check_type_name(name: str) -> str:
+    """Return `name`.
+
+    Raises:
+        ValueError: no device type has that name.
+    """
+    if name not in device_types():
+        raise ValueError(f"the type is one of {', '.join(device_types())}")
+    return name
+
+
+@cache
+def device_types() -> Mapping[str, DeviceType]:
+    """Return all device types by name: the built-in ones, then those of entry points."""
+    types: dict[str, DeviceType] = {
+        "android": AndroidType(),
+        "linux": LinuxType(),
+        "local": LocalType(),
+    }
+    for entry in sorted(importlib.metadata.entry_points(group=GROUP)):
+        types.setdefault(entry.name, entry.load())
+    return types

@@ -13,7 +13,7 @@ from pydantic import (
     model_validator,
 )
 
-from harness.devices.types import check_type_name
+from harness.devices.spec import check_type_name
 from harness.errors import FailureClass, WrongUseError
 from harness.pool.config import ReceiverConfig
 from harness.results.records import MAX_LABELS

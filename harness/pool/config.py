@@ -18,8 +18,7 @@ from pydantic import (
 )
 
 from buildlib.targets import soc_named, suggest_socs
-from harness.devices.spec import DeviceSpec
-from harness.devices.types import check_type_name
+from harness.devices.spec import DeviceSpec, check_type_name
 from harness.errors import WrongUseError
 from harness.pool.failure_policy import backoff
 from harness.yaml_files import YamlFile, read_yaml

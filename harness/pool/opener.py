@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from harness.devices.adb.client import USB_PORT
 from harness.devices.device import Device
 from harness.devices.devices import Devices
-from harness.devices.spec import DeviceSpec
-from harness.devices.types import device_types
+from harness.devices.spec import DeviceSpec, device_types
 from harness.errors import HarnessError, PoolError, one_line
 from harness.pool.action_names import action_named
 from harness.pool.config import DeviceEntry, HostConfig, PoolConfig

@@ -13,8 +13,7 @@ from typing import Self
 from buildlib.closeable import Closeable
 from harness.clock import Clock, SystemClock
 from harness.devices.devices import Devices
-from harness.devices.spec import DeviceSpec
-from harness.devices.types import device_types
+from harness.devices.spec import DeviceSpec, device_types
 from harness.errors import (
     DeviceError,
     DeviceFullError,

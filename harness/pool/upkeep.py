@@ -28,7 +28,7 @@ from harness.devices.adb.connection import (
 )
 from harness.devices.adb.server import ensure_server, is_taken, server_address
 from harness.devices.device import Device
-from harness.devices.types import device_types
+from harness.devices.spec import device_types
 from harness.errors import (
     AdbServerError,
     DeploymentCorruptError,

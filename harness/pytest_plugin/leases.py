@@ -169,7 +169,7 @@ def with_target(
     """
     if target is None or requirement.name is not None:
         return requirement
-    from harness.devices.types import device_types
+    from harness.devices.spec import device_types
 
     if requirement.hexagon is None and kinds != {"local"}:
         requirement = replace(requirement, hexagon=target.soc.dsp_arch)
@@ -189,7 +189,7 @@ def check_known(specs: "Sequence[DeviceSpec]") -> None:
     Raises:
         HarnessError: a device is unknown, and why it cannot be found.
     """
-    from harness.devices.types import device_types
+    from harness.devices.spec import device_types
     from harness.errors import DeviceNotReadyError, DeviceUnauthorizedError
     from harness.pool.pool import host_devices
 

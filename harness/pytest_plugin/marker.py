@@ -73,7 +73,7 @@ def _check(keywords: Mapping[str, object]) -> dict[str, object]:
                 good = value is None or (isinstance(value, str) and bool(value))
                 words = "a text"
             case "type":
-                from harness.devices.types import device_types
+                from harness.devices.spec import device_types
 
                 good = value is None or value in tuple(device_types())
                 words = f"one of {', '.join(device_types())}"

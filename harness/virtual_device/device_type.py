@@ -4,8 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from harness.devices.spec import DeviceSpec
-from harness.devices.types import DeviceType, Preview
+from harness.devices.spec import DeviceSpec, DeviceType, Preview
 
 if TYPE_CHECKING:
     from harness.devices.adb.client import AdbServer

@@ -16,9 +16,9 @@ from harness.devices.adb.client import AdbDeviceInfo
 from harness.devices.adb.connection import Connection, FailReply, ServerAddress, Stalled, query
 from harness.devices.adb.server import resolve_server
 from harness.devices.adb.sync import SyncSession
+from harness.devices.spec import AndroidType
 from harness.devices.ssh.config import resolve_host
 from harness.devices.ssh.connection import connect
-from harness.devices.types import AndroidType
 from harness.errors import AdbServerError, HostUnreachableError
 
 if TYPE_CHECKING:
