@@ -5,12 +5,18 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from harness.devices.spec import DeviceSpec, DeviceType, Preview
+from harness.errors import (
+    DeviceConnectError,
+    DeviceUnauthorizedError,
+    HarnessError,
+    UnknownVirtualDeviceError,
+    VirtualDeviceError,
+)
 
 if TYPE_CHECKING:
     from harness.devices.adb.client import AdbServer
     from harness.devices.device import Device
     from harness.devices.devices import Devices
-    from harness.errors import HarnessError
     from harness.virtual_device.manager import VirtualDevice
 
 
@@ -33,7 +39,6 @@ class VirtualType(DeviceType):
         """
         from harness.devices.adb.transport import AdbTransport
         from harness.devices.device import Device
-        from harness.errors import UnknownVirtualDeviceError
         from harness.virtual_device import manager
 
         name, server = spec.identifier, devices.adb_server()
@@ -72,7 +77,6 @@ class VirtualType(DeviceType):
 
     def preview(self, spec: DeviceSpec) -> Preview:
         """Read the device's record."""
-        from harness.errors import UnknownVirtualDeviceError, VirtualDeviceError
         from harness.virtual_device import manager
 
         try:
@@ -99,8 +103,6 @@ def connect(server: "AdbServer", device: "VirtualDevice") -> None:
         DeviceUnauthorizedError: the server has none of the keys that the device takes.
         DeviceConnectError: it does not answer.
     """
-    from harness.errors import DeviceUnauthorizedError
-
     try:
         server.connect(device.serial)
     except DeviceUnauthorizedError:
@@ -114,9 +116,7 @@ def connect(server: "AdbServer", device: "VirtualDevice") -> None:
         raise DeviceUnauthorizedError(device.serial, advice) from None
 
 
-def _not_running(spec: DeviceSpec, state: str) -> "HarnessError":
-    from harness.errors import DeviceConnectError
-
+def _not_running(spec: DeviceSpec, state: str) -> HarnessError:
     start = f"`qnnfarm device start {spec.identifier}` starts it"
     return DeviceConnectError(str(spec), f"it is {state}; {start}")
 

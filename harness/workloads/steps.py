@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from buildlib.numerics.divergence import Divergence, Logits, measure_divergence
 from harness.errors import RuntimeOutputError
 from harness.results.records import ContainerInfo, OutputCheck, PerplexityDefinition, WorkloadRecord
 from harness.runtimes.base import DecodesSteps, StepWindow, Window
@@ -26,7 +27,6 @@ from harness.workloads.session import Session
 
 if TYPE_CHECKING:
     from buildlib.checkpoint.config import DecoderConfig
-    from buildlib.numerics.divergence import Divergence, Logits
     from buildlib.numerics.host_loop import TokenModel
     from buildlib.numerics.transformers import ReferenceEngine
 
@@ -43,7 +43,7 @@ class StepResult:
         windows: number of windows.
     """
 
-    divergence: "Divergence"
+    divergence: Divergence
     windows: int
 
 
@@ -60,7 +60,7 @@ def compare_steps(
     session: Session,
     text: str,
     steps: Sequence[StepWindow],
-    expected: "Sequence[Logits]",
+    expected: Sequence[Logits],
     recording: Recording = UNRECORDED,
     *,
     max_kl: float | None = None,
@@ -78,8 +78,6 @@ def compare_steps(
         OutputCheckError: the divergence is above the bound.
         HarnessError: what else went wrong; the run is stored as failed, with that error.
     """
-    from buildlib.numerics.divergence import measure_divergence
-
     runtime = session.require(DecodesSteps)
     definition = PerplexityDefinition(
         positions="decode_steps",
@@ -111,7 +109,7 @@ def compare_steps(
     return WorkloadResult(result, values, summarize(values), recording.stored_run(recorder))
 
 
-def _check(divergence: "Divergence", max_kl: float) -> OutputCheck:
+def _check(divergence: Divergence, max_kl: float) -> OutputCheck:
     found = (
         f"the KL divergence from float is {divergence.kl:.5f} nats over {divergence.steps} steps"
     )
@@ -125,7 +123,7 @@ def float_steps(
     info: ContainerInfo,
     windows: Sequence[StepWindow],
     engine: "ReferenceEngine" = "onnx",
-) -> "list[Logits]":
+) -> list[Logits]:
     """Compute the logits of a checkpoint in float, on this host, at the steps of windows."""
     with open_float(checkpoint, info, engine) as (model, config):
         return model_steps(model, config, windows)
@@ -133,7 +131,7 @@ def float_steps(
 
 def model_steps(
     model: "TokenModel", config: "DecoderConfig", windows: Sequence[StepWindow]
-) -> "list[Logits]":
+) -> list[Logits]:
     """Compute the logits of a model, on this host, at the steps of windows."""
     import numpy as np
 

@@ -17,6 +17,7 @@ from harness.cli.arguments import (
 )
 from harness.console import answers, print_json, print_remark, remarks
 from harness.errors import NightlyBusyError
+from harness.exit_codes import BAD, GOOD, INTERRUPTED
 
 if TYPE_CHECKING:
     from harness.plans.plan_file import Plan
@@ -103,8 +104,6 @@ def _folder(plan: "Plan", plan_file: Path) -> Path:
 
 def _show_cut_off(archive: "Archive", *, quiet: bool, as_json: bool) -> None:
     """Say how the night goes on that Ctrl-C or a signal ended."""
-    from harness.exit_codes import INTERRUPTED
-
     night = next((one for one in reversed(archive.nights()) if one.verdict is None), None)
     if night is None:  # it was over, or had not begun
         return
@@ -142,7 +141,6 @@ def _show(archive: "Archive", night: "Night", *, quiet: bool, as_json: bool) -> 
 
 def _send_test(plan: "Plan") -> int:
     from harness.cli.pool import send_tests
-    from harness.exit_codes import BAD, GOOD
     from harness.pool.notifications import Notification
 
     if not plan.nightly.tell:
