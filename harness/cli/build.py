@@ -19,6 +19,11 @@ import typer
 from pydantic import BaseModel, ConfigDict
 from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from buildlib.checkpoint.layout import CALIBRATION_TEXT, CONFIG_FILE
+from buildlib.errors import ContainerError, InputFileError, VerificationFailedError
+from buildlib.sizes import size_text
+from buildlib.targets import parse_target
+from buildlib.toolchains.registry import open_toolchain
 from harness.cli.arguments import (
     FromHost,
     Json,
@@ -63,8 +68,6 @@ class BuildSummary:
 
     def as_line(self) -> str:
         """Format as a line of text."""
-        from buildlib.sizes import size_text
-
         return (
             f"{self.folder}: {self.target}, {self.precision or 'precision unknown'}, "
             f"{pluralize(self.parts, 'part')}, {size_text(self.size_bytes)}, "
@@ -204,7 +207,6 @@ def build(
     """
     from buildlib.cache.finished_builds import find_finished
     from buildlib.paths import default_cache_root
-    from buildlib.toolchains.registry import open_toolchain
 
     began = time.monotonic()
     versions = None  # those of the wheel are looked up without loading anything
@@ -238,7 +240,6 @@ def build(
     from buildlib.builder_options import flatten_options
     from buildlib.container.files import check_replaceable
     from buildlib.container.manifest import is_container
-    from buildlib.targets import parse_target
     from harness.plans.builds import BuildRequest
 
     given: dict[str, object] = {
@@ -378,7 +379,6 @@ def _check_reference(reference_with: str, folder: Path, *, verify: bool) -> None
 def _tell_unread(folder: Path) -> None:
     """Print keys of a model's configuration that do nothing, if there are such."""
     from buildlib.checkpoint.config import unread_keys
-    from buildlib.checkpoint.layout import CONFIG_FILE
 
     if (folder / CONFIG_FILE).is_file():
         model, unread = unread_keys(folder / CONFIG_FILE)
@@ -394,8 +394,6 @@ def _remember(
 ) -> None:
     """Keep what a request read and made, if that can be told."""
     from buildlib.cache.finished_builds import FinishedBuild, remember_finished
-    from buildlib.checkpoint.layout import CALIBRATION_TEXT
-    from buildlib.errors import InputFileError
     from buildlib.paths import default_cache_root
 
     inputs = [job.inputs for job, _ in builds]
@@ -430,8 +428,6 @@ def _tell_of(
     Raises:
         VerificationFailedError: a stage changed a model; those before it are told of.
     """
-    from buildlib.errors import VerificationFailedError
-
     if json:
         print_json([_answer(summary, report) for summary, report in made])
     for summary, report in made:
@@ -453,7 +449,6 @@ def _refuse_unwritable(folder: Path, size: int) -> None:
     Raises:
         ContainerError: nothing can be made there.
     """
-    from buildlib.errors import ContainerError
     from buildlib.paths import user_path
 
     parents = user_path(folder).absolute().parents

@@ -17,9 +17,16 @@ from typing import TYPE_CHECKING, Literal
 import typer
 from rich.text import Text
 
+from buildlib.errors import ToolchainError, ToolchainMissingError
+from buildlib.targets import find_soc
+from buildlib.toolchains.qairt.sdk import CONVERTER, PYTHON_VARIABLE, QUANTIZER, QairtSdk
 from harness.cli.arguments import Json
 from harness.console import answers, print_json
+from harness.devices.adb.connection import address_from
+from harness.devices.socket_owner import user_name
+from harness.errors import AdbServerError, ConfigFileError, GenieMissingError, LedgerError
 from harness.exit_codes import BAD
+from harness.virtual_device.namespace import probe_namespace
 
 if TYPE_CHECKING:
     from harness.devices.adb.client import AdbServer
@@ -113,8 +120,6 @@ def _compiler() -> Finding:
 
 def _sdk() -> Finding:
     """Check the other toolchain, which nothing needs that does not ask for it."""
-    from buildlib.errors import ToolchainError, ToolchainMissingError
-    from buildlib.toolchains.qairt.sdk import CONVERTER, PYTHON_VARIABLE, QUANTIZER, QairtSdk
     from buildlib.toolchains.qairt.toolchain import QairtToolchain
 
     try:
@@ -134,8 +139,6 @@ def _sdk() -> Finding:
 
 
 def _phones() -> Finding:
-    from buildlib.targets import find_soc
-    from harness.errors import GenieMissingError
     from harness.runtimes.bundles.sources import ANDROID, find_genie
 
     try:
@@ -167,7 +170,6 @@ def _cache() -> Finding:
 
 def _ledger() -> Finding:
     """Check that the ledger of leases can be used, without making a file of one."""
-    from harness.errors import ConfigFileError, LedgerError
     from harness.pool.database import Database
     from harness.pool.ledger_file import check_folder, users_of
     from harness.pool.pool import find_config, find_ledger
@@ -186,7 +188,6 @@ def _ledger() -> Finding:
 
 def _adb() -> Finding:
     from harness.devices.adb.server import find_adb, is_taken, resolve_server, server_address
-    from harness.errors import AdbServerError
     from harness.pool.pool import trusted_users
 
     address = server_address()
@@ -202,9 +203,6 @@ def _adb() -> Finding:
 
 def _reach_of(server: "AdbServer") -> Finding:
     """Say who can use the devices of an adb server, which asks nobody who its clients are."""
-    from harness.devices.adb.connection import address_from
-    from harness.devices.socket_owner import user_name
-
     address = server.address
     detail = f"server at {address}, protocol {server.version}, used as it is"
     if address.path:
@@ -225,7 +223,6 @@ def _reach_of(server: "AdbServer") -> Finding:
 
 def _virtual() -> Finding:
     from harness.virtual_device.manager import list_devices
-    from harness.virtual_device.namespace import probe_namespace
 
     support = probe_namespace()
     if support.kind == "none":

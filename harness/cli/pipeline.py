@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 import typer
 from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from buildlib.container.manifest import is_container
+from buildlib.sizes import size_text
 from harness.cli.arguments import Json, KeepIn, read_text
 from harness.cli.dialog_options import System, UseChat
 from harness.console import Row, answers, print_json, print_remark, print_rows, print_text, progress
@@ -239,7 +241,6 @@ def bisect(
 
     Example: qnnfarm pipeline bisect recipe.yaml --bound 3% --out mixed
     """
-    from buildlib.container.manifest import is_container
     from buildlib.quantize.mixed_precision.proposal import QualityBound
     from buildlib.quantize.mixed_precision.sensitivity import UNIT_KINDS
     from harness.pipeline.bisect import (
@@ -436,8 +437,6 @@ def _peak_memory() -> int:
 
 
 def _print_stages(document: "Mapping[str, Any]") -> None:
-    from buildlib.sizes import size_text
-
     if not document["stages"]:
         return
     rows = [

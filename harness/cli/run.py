@@ -13,6 +13,7 @@ from harness.cli.arguments import FromHost, Json, MaxParallel, PlanDb, PlanFile,
 from harness.cli.run_progress import RunProgress
 from harness.console import EMULATOR, Row, answers, print_json, print_remark, print_rows, remarks
 from harness.errors import WrongUseError
+from harness.lab.content import own_address
 from harness.plans.matrix import cell_as_mapping
 from harness.plans.outcome import Failure, Summary
 from harness.plans.plan_file import load_plan
@@ -82,7 +83,6 @@ def _in_lab(
 ) -> None:
     """Submit a plan to a lab and follow it, or cancel its builds and its newest run."""
     with lab_extra("--lab"):
-        from harness.lab.content import own_address
         from harness.lab.submission import build_in_lab, cancel_builds, open_lab_run
 
     console, plan = remarks(), load_plan(plan_file)
