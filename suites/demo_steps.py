@@ -36,6 +36,7 @@ from harness.workloads.base import Recording
 from harness.workloads.bench import Bench
 from harness.workloads.perplexity import score_text
 from harness.workloads.session import Session, SessionOptions
+from reports.cli import report as write_report
 from suites.models import tiny_llama
 
 AR, CL, SPLITS = (1, 32), 192, 2
@@ -222,6 +223,4 @@ def print_leftovers(socs: Sequence[str]) -> None:
 
 def report(db: Path, out: Path) -> None:
     """Write the report and print its table."""
-    from reports.cli import report as write_report
-
     write_report(db=str(db), out=out, as_json=False)

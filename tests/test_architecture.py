@@ -4,13 +4,17 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 pytestmark = pytest.mark.first
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("buildlib", "device_scripts", "harness", "reports", "suites")
+Where = Literal["loading", "in a function", "for types"]
+_BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
 
 
 def loaded_by(statement: str) -> set[str]:
@@ -60,6 +64,7 @@ def test_every_package_is_typed() -> None:
         assert (ROOT / package / "py.typed").is_file()
 
 
+@cache
 def sources() -> dict[str, ast.Module]:
     """Return the parsed modules of all packages, by name."""
     paths = (path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
@@ -70,27 +75,57 @@ def sources() -> dict[str, ast.Module]:
     }
 
 
-def imported_by(module: ast.Module) -> Iterator[str]:
-    """Yield the names that a module imports anywhere, inside functions and for types alone too."""
-    for node in ast.walk(module):
+def imports_of(block: ast.AST, where: Where = "loading") -> Iterator[tuple[str, Where]]:
+    """Yield what a module imports, and where: while it loads, in functions, or for types alone."""
+    for node in (node for part in _BLOCKS for node in getattr(block, part, ())):
         if isinstance(node, ast.Import):
-            yield from (each.name for each in node.names)
+            yield from ((each.name, where) for each in node.names)
         elif isinstance(node, ast.ImportFrom):
-            yield from (f"{node.module}.{each.name}" for each in node.names)
+            for name in (f"{node.module}.{each.name}" for each in node.names):
+                yield name if name in sources() else str(node.module), where
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from imports_of(node, "in a function")
+        elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            yield from imports_of(node, "for types")
+        else:
+            yield from imports_of(node, where)
 
 
 def test_no_module_reaches_itself_through_its_imports() -> None:
-    modules = sources()
     imports = {
-        name: {one if one in modules else one.rpartition(".")[0] for one in imported_by(tree)}
-        for name, tree in modules.items()
+        name: {one for one, _ in imports_of(module)} & sources().keys()
+        for name, module in sources().items()
     }
     # `Devices` opens a device through its type, to which it hands itself.
     imports["harness.devices.spec"].remove("harness.devices.devices")
-    imports = {name: found & modules.keys() for name, found in imports.items()}
     while leaves := {name for name, found in imports.items() if not found}:
         imports = {name: found - leaves for name, found in imports.items() if name not in leaves}
     assert imports == {}
+
+
+def test_an_import_in_a_function_loads_a_library() -> None:
+    # Every pytest of an environment loads the plugin; devices have the files that a run needs.
+    exempt = ("harness.pytest_plugin", "device_scripts")
+    imports = {name: set(imports_of(module)) for name, module in sources().items()}
+
+    def libraries(name: str) -> set[str]:
+        """Return the libraries that are loaded with a module."""
+        reached, todo, found = {name}, [name], set[str]()
+        while todo:
+            loaded = {one for one, where in imports[todo.pop()] if where == "loading"}
+            found |= {one.partition(".")[0] for one in loaded - imports.keys()}
+            todo += (loaded & imports.keys()) - reached
+            reached |= loaded
+        return found - sys.stdlib_module_names
+
+    light = {
+        f"{name} imports {one}"
+        for name, found in imports.items()
+        for one, where in found
+        if where == "in a function" and one in imports and not name.startswith(exempt)
+        if not libraries(one) - libraries(name)
+    }
+    assert light == set()
 
 
 def test_a_public_class_name_stands_for_one_class() -> None:

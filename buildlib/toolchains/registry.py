@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 from buildlib.errors import InvalidOptionError
+from buildlib.toolchains.qairt.sdk import QairtSdk
 
 if TYPE_CHECKING:
     from buildlib.toolchains.base import Toolchain
@@ -35,7 +36,6 @@ def open_toolchain(
 
             return OrtQnnToolchain(log_dir)
         case "qairt":
-            from buildlib.toolchains.qairt.sdk import QairtSdk
             from buildlib.toolchains.qairt.toolchain import QairtToolchain
 
             return QairtToolchain(QairtSdk.find(sdk), log_dir)

@@ -26,6 +26,7 @@ from buildlib.error_base import QnnfarmError
 from buildlib.validation import first_fault
 from harness.console import visible
 from harness.errors import WrongUseError, one_line
+from harness.errors.codes import explain_end
 from harness.exit_codes import INTERRUPTED, NO_ANSWER, help_text
 
 if TYPE_CHECKING:
@@ -313,8 +314,6 @@ def main() -> NoReturn:
 
 def _explained(text: str) -> str:
     """Add to an error what its first known number means, unless it says so itself."""
-    from harness.errors.codes import explain_end
-
     known = "" if "qnnfarm explain" in text else explain_end(text, None)
     return f"{text}; {known}" if known else text
 

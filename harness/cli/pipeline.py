@@ -19,6 +19,7 @@ from harness.cli.dialog_options import System, UseChat
 from harness.console import Row, answers, print_json, print_remark, print_rows, print_text, progress
 from harness.errors import WrongUseError
 from harness.exit_codes import BAD
+from harness.pipeline.defaults import recipe_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -321,8 +322,6 @@ def init(
 
     Example: qnnfarm pipeline init MODEL_DIR
     """
-    from harness.pipeline.defaults import recipe_text
-
     if out.exists():
         raise WrongUseError(f"{out} is there already; name another file with --out")
     out.parent.mkdir(parents=True, exist_ok=True)

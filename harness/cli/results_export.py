@@ -116,7 +116,7 @@ def _format_of(file: str, given: Format | None) -> Format:
 
 
 def _read(db: str, rows: Rows, wanted: RunFilter) -> "pd.DataFrame":
-    from harness.results import frames  # with pandas
+    from harness.results.data_frames import frames
 
     found = frames(db, wanted, telemetry=rows is Rows.TELEMETRY)
     frame: pd.DataFrame = getattr(found, rows)

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Protocol, Self
 
+from harness.devices.device import Device
+from harness.devices.local import LocalTransport
 from harness.errors import DeviceUnsupportedError, WrongUseError
 
-if TYPE_CHECKING:  # a name needs no transport; and `Devices` opens specs through their types
-    from harness.devices.device import Device
+if TYPE_CHECKING:  # `Devices` opens specs through their types
     from harness.devices.devices import Devices
 
 GROUP = "qnnfarm.device_types"
@@ -109,9 +110,7 @@ class DeviceType(Protocol):
     identifier_form: str
     emulated: bool | None = False
 
-    def open(
-        self, devices: "Devices", spec: DeviceSpec, *, start: bool, soc: str | None
-    ) -> "Device":
+    def open(self, devices: "Devices", spec: DeviceSpec, *, start: bool, soc: str | None) -> Device:
         """Reach a device and check that it is usable.
 
         Args:
@@ -155,7 +154,7 @@ class AndroidType(DeviceType):
         *,
         start: bool,  # noqa: ARG002
         soc: str | None,  # noqa: ARG002
-    ) -> "Device":
+    ) -> Device:
         """Open a device of an adb server; one at `HOST:PORT` is connected to first."""
         from harness.devices.adb.discovery import connect_tcp, open_device
 
@@ -197,9 +196,8 @@ class LinuxType(DeviceType):
         *,
         start: bool,  # noqa: ARG002
         soc: str | None,  # noqa: ARG002
-    ) -> "Device":
+    ) -> Device:
         """Connect to the host."""
-        from harness.devices.device import Device
         from harness.devices.ssh.transport import SshTransport
 
         host = devices.ssh_host(spec.identifier)
@@ -221,11 +219,8 @@ class LocalType(DeviceType):
         *,
         start: bool,  # noqa: ARG002
         soc: str | None,  # noqa: ARG002
-    ) -> "Device":
+    ) -> Device:
         """Return this machine as a device."""
-        from harness.devices.device import Device
-        from harness.devices.local import LocalTransport
-
         return Device(LocalTransport())
 
 

@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from harness.devices.device import Device
 from harness.devices.spec import DeviceSpec, DeviceType, Preview
 from harness.errors import (
     DeviceConnectError,
@@ -15,7 +16,6 @@ from harness.errors import (
 
 if TYPE_CHECKING:
     from harness.devices.adb.client import AdbServer
-    from harness.devices.device import Device
     from harness.devices.devices import Devices
     from harness.virtual_device.manager import VirtualDevice
 
@@ -27,9 +27,7 @@ class VirtualType(DeviceType):
     identifier_form = "a name of up to 40 letters, digits, '-' and '_'"
     emulated = True
 
-    def open(
-        self, devices: "Devices", spec: DeviceSpec, *, start: bool, soc: str | None
-    ) -> "Device":
+    def open(self, devices: "Devices", spec: DeviceSpec, *, start: bool, soc: str | None) -> Device:
         """Connect the adb server to a device, which is started or made if `start` says so.
 
         Raises:
@@ -38,7 +36,6 @@ class VirtualType(DeviceType):
             DeviceConnectError: it does not run.
         """
         from harness.devices.adb.transport import AdbTransport
-        from harness.devices.device import Device
         from harness.virtual_device import manager
 
         name, server = spec.identifier, devices.adb_server()

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from buildlib.graph.shape import GraphShape
 from harness.results.records import ContainerInfo
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ def open_float(
     from buildlib.checkpoint.checkpoint import Checkpoint
     from buildlib.checkpoint.config import load_config
     from buildlib.graph.decoder import export_onnx
-    from buildlib.graph.shape import GraphShape
     from buildlib.numerics.host_loop import open_onnx
     from buildlib.numerics.transformers import TransformersModel
 

@@ -31,6 +31,7 @@ from harness.results.alerts import (
 from harness.results.provenance import git_state
 from harness.results.store import ResultsStore
 from harness.results.turnover import find_turnover
+from reports import page
 from reports.devices import read_device_health
 from suites.nightly.job import Measured
 from suites.nightly.night import Cells, Night, NightFailure, Regression
@@ -135,7 +136,7 @@ class PlanSteps:
 
     def write_report(self, path: Path) -> tuple[str, ...] | None:
         """See `Steps`; plain commands leave no results."""
-        from reports import html_file, page
+        from reports import html_file  # with Jinja
 
         try:
             composed = page.compose(page.load(self.db, devices=self._device_health()))
