@@ -162,8 +162,8 @@ class LabBuilds:
         """
         words = ""
         while True:
-            is_live = bool(self.jobs.live(build.id))
-            end = self.jobs.ends(build.id).get(KEY)
+            is_live = bool(insist(lambda: self.jobs.live(build.id)))
+            end = insist(lambda: self.jobs.ends(build.id)).get(KEY)
             if not is_live:
                 break
             news = words

@@ -504,16 +504,14 @@ class LabJobs(Closeable):
             raise StoreUnavailableError(self._location, one_line(str(cause))) from error
 
 
-def insist(write: Callable[[], object]) -> None:
-    """Write, and again for as long as the server is away: what was measured is not lost."""
+def insist(ask: Callable[[], Result]) -> Result:
+    """Read or write, and again for as long as the server is away: what was measured is not lost."""
     while True:
         try:
-            write()
+            return ask()
         except StoreError as error:
             log.warning("%s: trying again", error)
             time.sleep(PATIENCE_S)
-        else:
-            return
 
 
 def queue_name(cell: Cell) -> str:

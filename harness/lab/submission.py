@@ -9,7 +9,7 @@ from pathlib import Path
 from harness.errors import ConfigFileError, FailureClass, WrongUseError
 from harness.lab.builds import open_lab_builds
 from harness.lab.content import find_files, own_address
-from harness.lab.jobs import CellEnd, LabJobs
+from harness.lab.jobs import CellEnd, LabJobs, insist
 from harness.plans.builds import ContainerBuild
 from harness.plans.cell_queue import Durations
 from harness.plans.cell_runner import DeviceCellRunner, ModelCache, PlanSettings
@@ -74,13 +74,13 @@ class LabRun:
                 time.sleep(_TICK_S)
         except KeyboardInterrupt:
             interrupted = True
-        outcomes = tuple(self._outcomes(self.cells, self.jobs.ends(self.id)))
+        outcomes = insist(lambda: tuple(self._outcomes(self.cells, self.jobs.ends(self.id))))
         return Summary(outcomes, time.monotonic() - began, interrupted)
 
     def _tell(self, observer: Observer, told: dict[str, str]) -> bool:
         """Tell what changed; return whether anything waits or runs."""
-        live = bool(self.jobs.live(self.id))  # first: what ends from here on is told next time
-        ends = self.jobs.ends(self.id)
+        live = insist(lambda: self.jobs.live(self.id))  # first: what ends later is told next time
+        ends = insist(lambda: self.jobs.ends(self.id))
         changed = [
             cell
             for cell in self.cells
@@ -93,9 +93,9 @@ class LabRun:
                 observer.on_cell_start(cell, f"{end.device} on {end.host}")
         ended = [cell for cell in changed if ends[cell.key].status not in {"begun", "interrupted"}]
         news = [cell for cell in ended if cell.key in self.submitted]
-        for outcome in self._outcomes(news, ends):
+        for outcome in insist(lambda: list(self._outcomes(news, ends))):
             observer.on_cell_end(outcome)
-        return live
+        return bool(live)
 
     def _outcomes(
         self, cells: Sequence[Cell], ends: Mapping[str, CellEnd]

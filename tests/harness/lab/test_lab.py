@@ -118,6 +118,23 @@ def test_workers_outlive_a_restart_of_the_database(lab: Lab) -> None:
     assert all(host.process and host.process.poll() is None for host in lab.hosts)
 
 
+def test_plan_is_followed_beyond_a_connection_that_is_cut(lab: Lab) -> None:
+    process = lab.submit(lab.plan("sleep 2"))
+    wait_for(lambda: lab.statuses()["doing"], lab.statuses)
+    asking = "FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%starts_with%'"
+    with (
+        contextlib.closing(lab.server.connect("lab")) as connection,
+        connection.transaction(),
+    ):
+        connection.execute("LOCK TABLE procrastinate_jobs IN ACCESS EXCLUSIVE MODE")
+        wait_for(lambda: lab.ask(f"SELECT pid {asking}"), lambda: "it does not ask")
+        assert lab.ask(f"SELECT pg_terminate_backend(pid) {asking}") == [(True,)]
+    answer, remarks = process.communicate(timeout=120)
+    assert process.returncode == 0, answer + remarks
+    assert "trying again" in remarks
+    assert "1 done" in answer
+
+
 @pytest.mark.slow
 def test_interrupted_command_leaves_cells_running_and_follows_them_again(lab: Lab) -> None:
     plan = lab.plan(*("sleep 2" for _ in range(6)))
