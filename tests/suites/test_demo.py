@@ -5,7 +5,7 @@ import re
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,9 +20,18 @@ from tests.suites.user_pytest import PYTHON
 pytestmark = [pytest.mark.first, pytest.mark.timeout(3600)]
 
 
+WHOLE = ("-m", "harness.cli")
+OF_ONE_SOC = (
+    "-c",
+    "import suites.demo; suites.demo.SOCS = ('SM8750',); from harness.cli.app import main; main()",
+)
+
+
 @contextmanager
-def demo(folder: Path, **environment: str) -> Iterator["subprocess.Popen[str]"]:
-    command = [PYTHON, "-m", "harness.cli", "demo", "--out", str(folder)]
+def demo(
+    folder: Path, program: Sequence[str] = WHOLE, **environment: str
+) -> Iterator["subprocess.Popen[str]"]:
+    command = [PYTHON, *program, "demo", "--out", str(folder)]
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -120,7 +129,7 @@ def test_a_second_demo_waits_for_nobody(tmp_path: Path, environment: dict[str, s
 def test_an_interrupted_demo_kills_what_it_started(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:
-    with demo(tmp_path / "out", **environment) as process:
+    with demo(tmp_path / "out", OF_ONE_SOC, **environment) as process:
         assert process.stderr is not None
         for line in process.stderr:
             if "repetition 1/" in line:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 
+from tests.command_line import Started
 from tests.postgresql_server import PostgresqlServer
 from tests.system import program
 
@@ -153,18 +154,15 @@ class Lab:
         path.write_text(json.dumps(plan | more))
         return path
 
-    def submit(self, plan: Path, *arguments: str) -> "subprocess.Popen[str]":
+    def submit(self, plan: Path, *arguments: str) -> Started:
         """Start the command that submits and follows a plan."""
-        command = [sys.executable, "-m", "harness.cli", "run", str(plan), "--lab", *arguments]
-        return subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=self.folder
-        )
+        return Started("run", plan, "--lab", *arguments, cwd=self.folder)
 
     def run(self, plan: Path, *arguments: str) -> tuple[int, str, str]:
         """Submit a plan and wait for its end: exit code, answer and remarks."""
         with self.submit(plan, *arguments) as process:
             answer, remarks = process.communicate(timeout=200)
-        return process.returncode, answer, remarks
+            return process.wait(), answer, remarks
 
     def ask(self, query: str) -> list[tuple[object, ...]]:
         """Ask the database, past the product."""

@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -31,6 +30,7 @@ from harness.plans.cell_runner import ModelCache
 from harness.plans.plan_file import Plan
 from harness.plans.scheduler import Scheduler
 from suites.models import tiny_llama
+from tests.command_line import Started
 from tests.conftest import NewPostgresqlServer
 from tests.postgresql_server import PostgresqlServer
 from tests.ssh_server import SshServer, running_ssh_server
@@ -372,16 +372,12 @@ def test_cancelled_build_ends_on_its_worker(
     assert "interrupted" in lines[-1]
 
 
-def qnnfarm(server: PostgresqlServer, cache: Path, *words: object) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "harness.cli", *map(str, words)]
+def qnnfarm(server: PostgresqlServer, cache: Path, *words: object) -> Started:
     environment = os.environ | {
         "QNNFARM_CACHE_DIR": str(cache), "QNNFARM_LAB": server.url("lab"),
         "QNNFARM_STATE_DIR": str(cache / "state"),
     }  # fmt: skip
-    pipe = subprocess.PIPE
-    return subprocess.Popen(
-        command, stdout=pipe, stderr=pipe, text=True, env=environment, start_new_session=True
-    )
+    return Started(*map(str, words), env=environment)
 
 
 @pytest.mark.usefixtures("jobs")
@@ -392,7 +388,6 @@ def test_interrupted_command_leaves_the_build_and_cancel_ends_it(
     build = ("build", tiny_llama.folder(), "--target", "SM8750:emulator", "--out", out, "--lab",
              "--ar", "1,32", "--cl", 192)  # fmt: skip
     with qnnfarm(server, tmp_path, *build, "--memory", 1.5) as process:
-        assert process.stderr is not None
         assert "waiting for a worker that gives builds 1.5 GiB" in process.stderr.readline()
         process.send_signal(signal.SIGINT)
         _, remarks = process.communicate(timeout=60)
@@ -442,7 +437,6 @@ def test_cancelled_plan_ends_its_builds(server: PostgresqlServer, tmp_path: Path
     (tmp_path / "plan.yaml").write_text(json.dumps(plan))
     run = ("run", tmp_path / "plan.yaml", "--lab", "--db", server.url("lab"))
     with qnnfarm(server, tmp_path, *run) as process:
-        assert process.stderr is not None
         assert "waiting for a worker" in process.stderr.readline()
         process.send_signal(signal.SIGINT)
         _, remarks = process.communicate(timeout=60)
@@ -464,7 +458,7 @@ def test_build_of_a_killed_worker_is_finished_by_another(
     out = tmp_path / "out" / "tiny"
     options = ["--ar", "1,32", "--cl", "192", "--splits", "2", "--out", out, "--lab", "--json"]
 
-    def work(host: Path) -> "subprocess.Popen[str]":
+    def work(host: Path) -> Started:
         host.mkdir()
         pool = "devices:\n  - {name: a, type: virtual, identifier: a, soc: SM8750}\n"
         (host / "pool.yaml").write_text(pool)
@@ -473,7 +467,6 @@ def test_build_of_a_killed_worker_is_finished_by_another(
 
     command = ("build", tiny_llama.folder(), "--target", "SM8750:emulator", *options)
     with qnnfarm(server, tmp_path, *command) as process, work(hosts[0]) as first:
-        assert process.stderr is not None
         assert any(" s)" in line for line in process.stderr), "a stage has ended"
         first.kill()
         child = subprocess.run(
@@ -481,7 +474,7 @@ def test_build_of_a_killed_worker_is_finished_by_another(
         )
         with work(hosts[1]) as second:
             answer, remarks = process.communicate(timeout=280)
-            second.terminate()
+            second.send_signal(signal.SIGTERM)
     assert process.returncode == 0, remarks
     assert "built by h2" in remarks
     assert GenAIContainer.load(out).metadata.container_sha256 in answer

@@ -3,8 +3,6 @@
 import contextlib
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +16,7 @@ from harness.lab.jobs import CellEnd, LabJobs, queue_name
 from harness.lab.submission import open_lab_run
 from harness.results.store import ResultsStore
 from reports.lab.access import Access, read_tokens
+from tests.command_line import qnnfarm
 from tests.conftest import NewPostgresqlServer
 from tests.harness.lab.hosts import POOL, Host, Lab, wait_for
 from tests.postgresql_server import PostgresqlServer
@@ -49,13 +48,9 @@ def hosts(
     finally:
         for host in lab.hosts:
             host.kill()
-            for action in (["stop", "a"], ["stop", "b"]):
-                subprocess.run(
-                    [sys.executable, "-m", "harness.cli", "device", *action],
-                    env=os.environ | {"QNNFARM_STATE_DIR": str(host.folder)},
-                    capture_output=True,
-                    check=False,
-                )
+            for name in ("a", "b"):
+                own = os.environ | {"QNNFARM_STATE_DIR": str(host.folder)}
+                qnnfarm("device", "stop", name, env=own)
 
 
 @pytest.fixture
