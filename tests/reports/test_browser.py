@@ -86,36 +86,32 @@ def show(browser: Chrome, address: str, anchor: str) -> None:
     assert browser.execute_async_script(screenshots.DRAWN) == 0
 
 
-def overflow(browser: Chrome, width: int) -> int:
-    """Pixels by which the page is wider than a window of that width."""
-    metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-    found = browser.execute_script(
-        "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
-    )
-    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-    return int(found)
+SIDEWAYS = """
+const root = document.documentElement;
+return [root.scrollWidth - root.clientWidth, [...document.querySelectorAll('*')]
+  .filter(e => e.scrollWidth > e.clientWidth)
+  .filter(e => !e.matches('.scroll, nav ul'))  // tables of values; they take the keyboard
+  .filter(e => ['auto', 'scroll'].includes(getComputedStyle(e).overflowX))
+  .map(e => `${e.tagName}.${e.className}: ${e.scrollWidth} in ${e.clientWidth}`)
+  .concat([...document.querySelectorAll('.table td, .table th')].filter(cell => {
+    const text = document.createRange(); text.selectNodeContents(cell);
+    const [own, inner] = [cell, text].map(e => e.getBoundingClientRect());
+    return inner.width && (inner.left < own.left - 1 || inner.right > own.right + 1);
+  }).map(cell => `${cell.tagName} ${cell.textContent.trim()}`))]
+"""
+"""Pixels by which the page is wider than its window; boxes and cells that are too narrow."""
 
 
-def sideways(browser: Chrome, width: int) -> tuple[int, list[str]]:
-    """The same, and the boxes and cells of tables whose content is wider than they are."""
-    metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-    wider, found = browser.execute_script(
-        "const root = document.documentElement;"
-        "return [root.scrollWidth - root.clientWidth, [...document.querySelectorAll('*')]"
-        ".filter(e => e.scrollWidth > e.clientWidth)"
-        ".filter(e => !e.matches('.scroll, nav ul'))"  # tables of values; they take the keyboard
-        ".filter(e => ['auto', 'scroll'].includes(getComputedStyle(e).overflowX))"
-        ".map(e => `${e.tagName}.${e.className}: ${e.scrollWidth} in ${e.clientWidth}`)"
-        ".concat([...document.querySelectorAll('.table td, .table th')].filter(cell => {"
-        "  const text = document.createRange(); text.selectNodeContents(cell);"
-        "  const [own, inner] = [cell, text].map(e => e.getBoundingClientRect());"
-        "  return inner.width && (inner.left < own.left - 1 || inner.right > own.right + 1);"
-        "}).map(cell => `${cell.tagName} ${cell.textContent.trim()}`))]"
-    )
+def check_fit(browser: Chrome, widths: Sequence[int], addresses: Sequence[str] = ("",)) -> None:
+    """See that nothing is wider than its place, in windows of these widths."""
+    for width in widths:
+        metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        for address in addresses:
+            if address:
+                browser.get(address)
+            assert browser.execute_script(SIDEWAYS) == [0, []], (address, width)
     browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-    return int(wider), list(found)
 
 
 def test_a_figure_can_be_read(
@@ -160,7 +156,7 @@ def test_telemetry_and_comparisons_fit_and_stay_silent(browser: Chrome, tmp_path
     charts = browser.find_elements(By.CSS_SELECTOR, ".page:target .canvas svg")
     assert len(charts) == 2
     assert "temp_c:zone-8" in charts[0].text
-    assert [width for width in (360, 1200) if overflow(browser, width) > 0] == []
+    check_fit(browser, (360, 1200))
     assert complaints(browser) == []
 
 
@@ -184,10 +180,9 @@ def test_no_part_of_the_page_scrolls_sideways(
         assert browser.find_elements(By.CSS_SELECTOR, part), part
     failed, heated = samples["mixed"][6].id, lab.sessions()[3].id
     pages = ("overview", "history", "curves", "runs", "compare", "devices")
-    for anchor in (*pages, f"run-{failed}", f"run-{heated}"):
-        browser.get(f"{path.as_uri()}#{anchor}")
-        for width in (1920, 1280, 1100, 800, 360):
-            assert sideways(browser, width) == (0, []), (anchor, width)
+    anchors = (*pages, f"run-{failed}", f"run-{heated}")
+    addresses = [f"{path.as_uri()}#{anchor}" for anchor in anchors]
+    check_fit(browser, (1920, 1280, 1100, 800, 360), addresses)
 
 
 def test_runs_in_one_line_fit_and_are_found(
@@ -200,8 +195,7 @@ def test_runs_in_one_line_fit_and_are_found(
     address = load(runs)
     browser.get(f"{address}#runs")
     browser.execute_script("document.querySelector('.brief').open = true")
-    assert sideways(browser, 390) == (0, [])
-    assert sideways(browser, 1200) == (0, [])
+    check_fit(browser, (390, 1200))
     browser.get(f"{address}#run-{runs[1].id}")
     assert browser.find_element(By.CSS_SELECTOR, "li:target").text.startswith("2026-11-20 10:30")
 
@@ -334,7 +328,7 @@ def test_a_history_is_zoomed_by_buttons_and_fingers(
         touch("End")
         wait.until(lambda _: points() == everything // 4)
         assert buttons[3].is_enabled()
-        assert sideways(browser, 390) == (0, [])
+        check_fit(browser, (390,))
     finally:
         browser.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": False})
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
@@ -403,8 +397,12 @@ def test_a_hundred_rows_are_grouped_and_filtered(
     load(runs)
 
     def shown(selector: str) -> list[str]:
-        found = browser.find_elements(By.CSS_SELECTOR, f"#hardware {selector}")
-        return [one.text.split("\n")[0] for one in found if one.is_displayed()]
+        found: list[str] = browser.execute_script(
+            "return [...document.querySelectorAll(arguments[0])].filter(e => e.checkVisibility())"
+            ".map(e => e.innerText.trim().split('\\n')[0])",
+            f"#hardware {selector}",
+        )
+        return found
 
     assert (len(shown("tbody.row")), len(shown("tbody.group"))) == (100, 4)
     assert shown("tbody.group")[0] == "Llama-3.2-1B W8A16 (25)"
@@ -417,7 +415,7 @@ def test_a_hundred_rows_are_grouped_and_filtered(
     assert shown("tbody.row") == []
     browser.find_element(By.CSS_SELECTOR, "#hardware option[value=place]").click()
     assert shown("tbody.group")[0] == "SM8660 (1)"
-    assert [width for width in (390, 1280) if sideways(browser, width) != (0, [])] == []
+    check_fit(browser, (390, 1280))
     assert complaints(browser) == []
 
 
@@ -442,5 +440,5 @@ def test_the_index_of_nights_looks_like_a_report(browser: Chrome, tmp_path: Path
     assert len(browser.find_elements(By.CSS_SELECTOR, "tbody tr")) == 3
     assert browser.find_elements(By.CSS_SELECTOR, "img, script") == []
     assert "2026-11-23 06:00 UTC" in browser.find_element(By.TAG_NAME, "footer").text
-    assert [width for width in (390, 1280) if sideways(browser, width) != (0, [])] == []
+    check_fit(browser, (390, 1280))
     assert complaints(browser) == []
