@@ -32,12 +32,6 @@ def session(virtual_device: Device, tiny_bundle: Path) -> Iterator[Session]:
         yield opened
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[ResultsStore]:
-    with ResultsStore.open(str(tmp_path / "results.db")) as opened:
-        yield opened
-
-
 def numpy_scores(rows: int) -> list[tuple[float, ...]]:
     """Log-likelihoods by the model's own NumPy code."""
     folder = tiny_llama.folder()

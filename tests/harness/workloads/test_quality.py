@@ -1,6 +1,5 @@
 """A bound names what it is measured over, and has one answer whatever the database holds."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -24,12 +23,6 @@ from harness.workloads.session import Session
 from tests.harness.results.conftest import _make_run
 
 LIBRARIES = {"Genie from": "wheel", "libGenie.so": "sha256:1"}
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[ResultsStore]:
-    with ResultsStore.open(tmp_path / "results.db") as opened:
-        yield opened
 
 
 def perplexity(*values: float, windows: int = 8, precision: str = "W8A16") -> Run:

@@ -32,12 +32,6 @@ def session(virtual_device: Device, tiny_bundle: Path) -> Iterator[Session]:
         yield opened
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[ResultsStore]:
-    with ResultsStore.open(tmp_path / "results.db") as opened:
-        yield opened
-
-
 @pytest.fixture(scope="module")
 def answer(session: Session) -> GenerationResult:
     """What the device really answers to the benchmark's query."""

@@ -38,12 +38,6 @@ TALK = (("In the beginning", "And God said"), ("Moses",))
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[ResultsStore]:
-    with ResultsStore.open(tmp_path / "results.db") as opened:
-        yield opened
-
-
-@pytest.fixture
 def session(virtual_device: Device, small_bundle: Path, tmp_path: Path) -> Iterator[Session]:
     (tmp_path / "text.txt").write_text(TEXT)
     options = SessionOptions(folder=tmp_path)
