@@ -10,8 +10,11 @@ from buildlib.container.manifest import CLIPPED_ADAPTERS
 from buildlib.errors import InvalidOptionError, ModelFileError, ModelWarning
 from buildlib.genai import GenAIBuilderHTP
 from buildlib.lora.config import LoraBuilderInputConfig
+from buildlib.numerics.verifier import VerifyOptions
 from buildlib.speculative.config import EagletBuilderConfig, SpeculativeConfig, SsdBuilderConfig
 from tests.builders import builder_for
+
+FEW = VerifyOptions(max_positions=24, continuation=2)
 
 
 def decoding(folder: Path, text: str, cache: Path) -> GenAIBuilderHTP:
@@ -26,7 +29,7 @@ def test_adapters_are_inputs_of_the_graphs_and_files_of_the_container(
     modules = {"self_attn.q_proj": (40, 72), "self_attn.v_proj": (40, 24)}
     adapter = make_adapter(tmp_path / "adapters" / "one", modules)
     builder.lora_config = LoraBuilderInputConfig.create(lora_config_path=adapter)
-    report = builder.verify()
+    report = builder.verify(FEW)
     floats = [c for c in report.comparisons if c.stage in {"arcl", "split", "mha2sha"}]
     assert floats
     assert all(comparison.passed for comparison in floats), report.to_json()
@@ -95,7 +98,7 @@ def test_an_adapter_that_leaves_the_ranges_is_told_and_recorded(
 def test_the_embedding_can_stay_on_the_host(tiny: Path, tiny_text: str, tmp_path: Path) -> None:
     builder = decoding(tiny, tiny_text, tmp_path / "cache")
     builder.prepare_embedding_lut = True
-    report = builder.verify()
+    report = builder.verify(FEW)
     floats = [c for c in report.comparisons if c.stage in {"arcl", "split", "mha2sha"}]
     assert floats
     assert all(comparison.passed for comparison in floats), report.to_json()

@@ -14,12 +14,14 @@ from buildlib.container.dlc import inspect_dlc
 from buildlib.encodings.files import load_encodings, save_encodings
 from buildlib.errors import InvalidOptionError, ModelWarning
 from buildlib.genai import GenAIBuilderHTP
+from buildlib.numerics.verifier import VerifyOptions
 from suites.models import tiny_llama
 from tests.builders import builder_for
 
 ACT, PARAM = "quantization.act_bitwidth", "quantization.param_bitwidth"
 BLOCK = "quantization.lpbq_block_size"
 TECHNIQUES = "quantization.techniques"
+FEW = VerifyOptions(max_positions=24, continuation=2)
 
 SIZES = {
     "num_hidden_layers": 1,
@@ -85,7 +87,7 @@ def test_a_checkpoint_has_the_bits_that_are_asked_for(
 ) -> None:
     """Both at once; weights alone are asked for below, and neither is the default."""
     builder = of(wide, tiny_text, tmp_path, {PARAM: 4, ACT: 8, TECHNIQUES: ()})
-    report = builder.verify(emulator=True)
+    report = builder.verify(FEW, emulator=True)
     # The bounds are those of trained models, whose activations are not as wide.
     heard = {one.stage: one.sqnr_db for one in report.comparisons}
     assert "quantize" in heard
@@ -106,7 +108,7 @@ def test_lpbq_is_built_where_the_width_allows(
 ) -> None:
     folder = make_checkpoint(tmp_path / "model", **SIZES | {"intermediate_size": 128})
     builder = of(folder, tiny_text, tmp_path / "cache", {PARAM: 4, BLOCK: block})
-    report = builder.verify(emulator=True)
+    report = builder.verify(FEW, emulator=True)
     assert report.passed, report.to_json()
     container = builder.build()
     assert container.precision == "W4A16"

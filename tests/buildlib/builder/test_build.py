@@ -106,14 +106,15 @@ def test_a_phones_binaries_without_shared_weights_are_those_of_the_emulator(
 
 
 def test_an_export_is_a_model_folder_itself(
-    tmp_path: Path, reference_outputs: BuildOutputs
+    tiny: Path, tiny_text: str, build_cache: Path, tmp_path: Path
 ) -> None:
-    onnx = tmp_path / "tiny_llama"
-    shutil.copytree(reference_outputs.export, onnx, ignore=shutil.ignore_patterns("*.json", ".*"))
+    built = builder_for(tiny, build_cache, [1], [96], text=tiny_text).plan().outputs()
+    onnx = tmp_path / tiny.name
+    shutil.copytree(built.export, onnx, ignore=shutil.ignore_patterns("*.json", ".*"))
     for name in ("config.json", "tokenizer.json"):
-        shutil.copy(reference_outputs.export / name, onnx)
-    container = two_parts(onnx, tmp_path / "cache").build()
-    from_checkpoint = GenAIContainer.load(reference_outputs.container)
+        shutil.copy(built.export / name, onnx)
+    container = builder_for(onnx, tmp_path / "cache", [1], [96]).build()
+    from_checkpoint = GenAIContainer.load(built.container)
     for name in container.genie_config.ctx_bins:
         assert container.metadata.files[name] == from_checkpoint.metadata.files[name]
 

@@ -275,7 +275,7 @@ VALUES = st.recursive(
 
 
 @settings(
-    max_examples=400,
+    max_examples=150,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

@@ -38,7 +38,7 @@ from buildlib.quantize.qdq import apply_encodings
 from buildlib.quantize.recipe import complete_encodings
 from buildlib.quantize.techniques.base import FloatModel
 
-WINDOWS = [[int(t) for t in np.random.default_rng(n).integers(2, 300, 64)] for n in range(2)]
+WINDOWS = [[int(t) for t in np.random.default_rng(n).integers(2, 300, 32)] for n in range(2)]
 BAD = "model.layers.1.mlp.up_proj.weight"
 
 

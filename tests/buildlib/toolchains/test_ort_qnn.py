@@ -96,7 +96,7 @@ def test_ports_stand_in_the_order_that_is_asked_for(
     config = CompileConfig.for_target(target)
     toolchain.compile([dlc], tmp_path / "plain.bin", config)
     [plain] = toolchain.inspect(tmp_path / "plain.bin").graphs
-    for order in (names, names[::-1], ["b", "d", "a", "c"]):
+    for order in (names[::-1], ["b", "d", "a", "c"]):
         ports = GraphPorts(
             tuple(plain.tensor(name) for name in order),
             tuple(plain.tensor(f"{name}_out") for name in order),
