@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 
 from buildlib.builder.build import BuildOutputs
 from buildlib.checkpoint.config import load_config
@@ -23,6 +23,7 @@ from buildlib.operator_costs import (
     total_by_layer,
 )
 from suites.models import tiny_llama
+from tests.buildlib.onnx_models import model_of
 
 
 @pytest.mark.parametrize(
@@ -78,17 +79,8 @@ def test_weights_are_dequantized_as_onnx_runtime_does(tmp_path: Path, kind: str)
         helper.make_node("DequantizeLinear", ["w_q", "scale", "zero"], ["w"], **attributes),
         helper.make_node("Add", ["x", "w"], ["y"], name="add"),
     ]
-    value = helper.make_tensor_value_info
-    graph = helper.make_graph(
-        nodes,
-        "weights",
-        [value("x", TensorProto.FLOAT, shape)],
-        [value("y", TensorProto.FLOAT, shape)],
-        [numpy_helper.from_array(array, name) for name, array in constants.items()],
-    )
-    opset = [helper.make_opsetid("", 21)]
     path = tmp_path / "model.onnx"
-    model = helper.make_model(graph, opset_imports=opset, ir_version=10)
+    model = model_of(nodes, {"x": (np.float32, shape)}, {"y": (np.float32, shape)}, constants)
     onnx.save(model, path, save_as_external_data=True, location="weights", size_threshold=0)
     (true,) = ort.InferenceSession(path).run(None, {"x": np.zeros(shape, np.float32)})
     (add,) = (node for node in load_model(path).graph if node.name == "add")

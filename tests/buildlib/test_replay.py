@@ -3,10 +3,7 @@
 import json
 from pathlib import Path
 
-import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 from buildlib.cache.key import StageKey
 from buildlib.cache.layout import SIDECAR
@@ -16,37 +13,9 @@ from buildlib.replay import CompiledModel, DlcModel, compile, load  # noqa: A004
 from buildlib.targets import parse_target
 from buildlib.toolchains.compile_config import CompileConfig
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
+from tests.buildlib.toolchains.conftest import write_model
 
 PHONE = parse_target("SM8750")
-
-
-def write_model(path: Path, ar: int) -> None:
-    weight = np.random.default_rng(1).integers(-127, 128, (64, 96)).astype(np.int8)
-    constants = {
-        "weight": weight,
-        "weight_scale": np.full(96, 1e-3, np.float32),
-        "weight_zero": np.zeros(96, np.int8),
-        "scale": np.float32(1e-3),
-        "zero": np.uint16(32768),
-    }
-    nodes = [
-        helper.make_node("DequantizeLinear", ["x", "scale", "zero"], ["xr"]),
-        helper.make_node(
-            "DequantizeLinear", ["weight", "weight_scale", "weight_zero"], ["wr"], axis=1
-        ),
-        helper.make_node("MatMul", ["xr", "wr"], ["yr"]),
-        helper.make_node("QuantizeLinear", ["yr", "scale", "zero"], ["y"]),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "sample",
-        [helper.make_tensor_value_info("x", TensorProto.UINT16, [1, ar, 64])],
-        [helper.make_tensor_value_info("y", TensorProto.UINT16, [1, ar, 96])],
-        [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
-    )
-    onnx.save(
-        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path
-    )
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 
 from buildlib.encodings.model import Encoding, Encodings, asymmetric_encoding
 from buildlib.errors import EncodingsError
@@ -18,6 +18,7 @@ from buildlib.quantize.weight_grids import lpbq_encoding, per_channel_encoding
 from buildlib.targets import parse_target
 from buildlib.toolchains.compile_config import CompileConfig
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
+from tests.buildlib.onnx_models import model_of, value_info
 
 WIDTH_IN, WIDTH_OUT, TOKENS, BLOCK = 128, 96, 16, 32
 FORMS = ("gemm", "gemm_with_bias", "matmul")
@@ -39,18 +40,9 @@ def write_model(path: Path) -> dict[str, Weights]:
             constants["bias"] = rng.normal(size=WIDTH_OUT).astype(np.float32)
             node.input.append("bias")
         nodes.append(node)
-    graph = helper.make_graph(
-        nodes,
-        "products",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [TOKENS, WIDTH_IN])],
-        [
-            helper.make_tensor_value_info(form, TensorProto.FLOAT, [TOKENS, WIDTH_OUT])
-            for form in FORMS
-        ],
-        [numpy_helper.from_array(array, name) for name, array in constants.items()],
-    )
-    opset = helper.make_opsetid("", 23)
-    onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=10), path)
+    outputs = dict.fromkeys(FORMS, (np.float32, [TOKENS, WIDTH_OUT]))
+    inputs = {"x": (np.float32, [TOKENS, WIDTH_IN])}
+    onnx.save(model_of(nodes, inputs, outputs, constants, 23), path)
     return constants
 
 
@@ -83,11 +75,7 @@ def test_four_bits_on_the_emulator_are_those_on_the_cpu(kind: str, tmp_path: Pat
     ports = runner.ports
     feeds = ports.feeds({"x": x})
     on_cpu = runner.run(feeds)
-    toolchain, target = OrtQnnToolchain(), parse_target("SM8750:emulator")
-    dlc, binary = tmp_path / "q.dlc", tmp_path / "q.bin"
-    toolchain.convert(qdq, dlc, target)
-    toolchain.compile([dlc], binary, CompileConfig.for_target(target))
-    compiled = on_emulator(binary, toolchain, feeds)
+    compiled = on_emulator(qdq, feeds)
     for form in FORMS:
         expected, found = (ports.outputs[form].dequantize(a[form]) for a in (on_cpu, compiled))
         assert sqnr_db(real[form], expected) > 15.0, form
@@ -100,19 +88,14 @@ def write_tied(path: Path) -> Weights:
     table = (
         rng.normal(size=(WIDTH_OUT, WIDTH_IN)) * rng.uniform(0.01, 0.2, (WIDTH_OUT, 1))
     ).astype(np.float32)
-    graph = helper.make_graph(
-        [
-            helper.make_node("Gather", ["table", "ids"], ["rows"], "lookup", axis=0),
-            helper.make_node("Gemm", ["rows", "table"], ["scores"], "head", transB=1),
-        ],
-        "tied",
-        [helper.make_tensor_value_info("ids", TensorProto.INT32, [TOKENS])],
-        [helper.make_tensor_value_info("scores", TensorProto.FLOAT, [TOKENS, WIDTH_OUT])],
-        [numpy_helper.from_array(table, "table")],
-        value_info=[helper.make_tensor_value_info("rows", TensorProto.FLOAT, [TOKENS, WIDTH_IN])],
-    )
-    opset = helper.make_opsetid("", 23)
-    onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=10), path)
+    nodes = [
+        helper.make_node("Gather", ["table", "ids"], ["rows"], "lookup", axis=0),
+        helper.make_node("Gemm", ["rows", "table"], ["scores"], "head", transB=1),
+    ]
+    outputs = {"scores": (np.float32, [TOKENS, WIDTH_OUT])}
+    model = model_of(nodes, {"ids": (np.int32, [TOKENS])}, outputs, {"table": table}, 23)
+    model.graph.value_info.extend(value_info({"rows": (np.float32, [TOKENS, WIDTH_IN])}))
+    onnx.save(model, path)
     return table
 
 
@@ -135,26 +118,16 @@ def test_a_tied_table_is_looked_up_on_the_grid_of_its_rows(kind: str, tmp_path: 
     port = runner.ports.outputs["scores"]
     expected = port.dequantize(runner.run({"ids": ids})["scores"])
     assert sqnr_db(real, expected) > 15.0
-    toolchain, target = OrtQnnToolchain(), parse_target("SM8750:emulator")
-    dlc, binary = tmp_path / "q.dlc", tmp_path / "q.bin"
-    toolchain.convert(qdq, dlc, target)
-    toolchain.compile([dlc], binary, CompileConfig.for_target(target))
-    compiled = port.dequantize(on_emulator(binary, toolchain, {"ids": ids})["scores"])
+    compiled = port.dequantize(on_emulator(qdq, {"ids": ids})["scores"])
     assert sqnr_db(expected, compiled) > 60.0
 
 
 def one_product(path: Path, shape: tuple[int, int]) -> Weights:
     """y = x W, and W."""
     weights = np.random.default_rng(1).normal(size=shape).astype(np.float32)
-    graph = helper.make_graph(
-        [helper.make_node("Gemm", ["x", "w"], ["y"], "product", transB=1)],
-        "product",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [TOKENS, shape[1]])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [TOKENS, shape[0]])],
-        [numpy_helper.from_array(weights, "w")],
-    )
-    opset = helper.make_opsetid("", 23)
-    onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=10), path)
+    node = helper.make_node("Gemm", ["x", "w"], ["y"], "product", transB=1)
+    x, y = {"x": (np.float32, [TOKENS, shape[1]])}, {"y": (np.float32, [TOKENS, shape[0]])}
+    onnx.save(model_of([node], x, y, {"w": weights}, 23), path)
     return weights
 
 
@@ -200,7 +173,11 @@ def sqnr_db(expected: Weights, found: Weights) -> float:
     return float(10 * np.log10(float(np.square(expected).sum()) / max(noise, 1e-30)))
 
 
-def on_emulator(binary: Path, toolchain: OrtQnnToolchain, feeds: Arrays) -> Arrays:
-    graph = toolchain.inspect(binary).graphs[0]
-    with EmulatorProcess([(binary, graph.name)], 69, 60.0) as process:
+def on_emulator(qdq: Path, feeds: Arrays) -> Arrays:
+    """Compile a model and run its graph."""
+    toolchain, target = OrtQnnToolchain(), parse_target("SM8750:emulator")
+    dlc, binary = qdq.with_name("q.dlc"), qdq.with_name("q.bin")
+    toolchain.convert(qdq, dlc, target)
+    toolchain.compile([dlc], binary, CompileConfig.for_target(target))
+    with EmulatorProcess([(binary, dlc.stem)], 69, 60.0) as process:
         return process.request({"run": 0}, feeds)[1]

@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 
 from buildlib.encodings.files import load_encodings
 from buildlib.encodings.grid import Grid, weight_grid
@@ -22,6 +22,7 @@ from buildlib.passes.arcl import convert_arcl
 from buildlib.quantize.qdq import apply_encodings, quantize_weights
 from buildlib.quantize.weight_file import WeightFile, index_path, pack_int4
 from buildlib.quantize.weight_grids import lpbq_encoding, per_channel_encoding
+from tests.buildlib.onnx_models import model_of
 
 ARS = (16, 1)
 Reals = npt.NDArray[Any]
@@ -172,14 +173,8 @@ def by_onnx_runtime(values: Reals, grid: Grid, axis: int) -> Reals:
     for node in nodes:
         for key, value in attributes.items():
             node.attribute.append(helper.make_attribute(key, value))
-    graph = helper.make_graph(
-        nodes,
-        "round_trip",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, values.shape)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, values.shape)],
-        [numpy_helper.from_array(scale, "scale"), numpy_helper.from_array(zero, "zero")],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    x, y = ({name: (np.float32, values.shape)} for name in "xy")
+    model = model_of(nodes, x, y, {"scale": scale, "zero": zero})
     options = onnxruntime.SessionOptions()
     options.add_session_config_entry("session.disable_quant_qdq", "1")
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL

@@ -7,11 +7,12 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 
 from buildlib.targets import parse_target
 from buildlib.toolchains.compile_config import CompileConfig
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
+from tests.buildlib.onnx_models import model_of
 
 WIDTH_IN, WIDTH_OUT = 256, 512
 SCALE_IN, SCALE_OUT = np.float32(1e-4), np.float32(1e-3)
@@ -38,15 +39,9 @@ def write_model(path: Path, ar: int) -> npt.NDArray[np.float32]:
         helper.make_node("MatMul", ["x_real", "w_real"], ["y_real"]),
         helper.make_node("QuantizeLinear", ["y_real", "y_scale", "zero"], ["y"]),
     ]
-    graph = helper.make_graph(
-        nodes,
-        "sample",
-        [helper.make_tensor_value_info("x", TensorProto.UINT16, [1, ar, WIDTH_IN])],
-        [helper.make_tensor_value_info("y", TensorProto.UINT16, [1, ar, WIDTH_OUT])],
-        [numpy_helper.from_array(value, name) for name, value in constants.items()],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-    onnx.save(model, path)
+    inputs = {"x": (np.uint16, [1, ar, WIDTH_IN])}
+    outputs = {"y": (np.uint16, [1, ar, WIDTH_OUT])}
+    onnx.save(model_of(nodes, inputs, outputs, constants), path)
     real: npt.NDArray[np.float32] = weight * scales
     return real
 

@@ -21,6 +21,7 @@ from buildlib.toolchains.base import GraphPorts, ScaleOffset, Toolchain
 from buildlib.toolchains.compile_config import CompileConfig
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain, StepTimeouts
 from buildlib.toolchains.requests import CompileRequest, GraphRequest
+from tests.buildlib.onnx_models import model_of
 
 PHONE = parse_target("SM8750")
 
@@ -76,21 +77,12 @@ def test_ports_stand_in_the_order_that_is_asked_for(
             helper.make_node("QuantizeLinear", [f"{name}_relu", "scale", "zero"], [f"{name}_out"]),
         )
     ]
-    graph = helper.make_graph(
-        nodes,
-        "sample",
-        [helper.make_tensor_value_info(name, onnx.TensorProto.UINT16, dims) for name in names],
-        [
-            helper.make_tensor_value_info(f"{name}_out", onnx.TensorProto.UINT16, dims)
-            for name in names
-        ],
-        [
-            onnx.numpy_helper.from_array(np.asarray(np.float32(1e-4)), "scale"),
-            onnx.numpy_helper.from_array(np.asarray(np.uint16(30000)), "zero"),
-        ],
-    )
-    opset = helper.make_opsetid("", 21)
-    onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=10), tmp_path / "m.onnx")
+    grid: dict[str, npt.NDArray[np.generic]] = {
+        "scale": np.array(1e-4, np.float32),
+        "zero": np.array(30000, np.uint16),
+    }
+    taken, given = ({f"{name}{end}": (np.uint16, dims) for name in names} for end in ("", "_out"))
+    onnx.save(model_of(nodes, taken, given, grid), tmp_path / "m.onnx")
     dlc, target = tmp_path / "model.0.s4.dlc", parse_target("SM8750:emulator")
     toolchain.convert(tmp_path / "m.onnx", dlc, target)
     config = CompileConfig.for_target(target)
