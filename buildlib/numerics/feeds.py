@@ -109,7 +109,7 @@ class CachedCalls:
 
     Args:
         chains: parts in order, by AR: float, QDQ, compiled, or another program's.
-        inputs: makes what the calls take from outside.
+        inputs: makes all inputs but the caches.
         cl: context length of all graphs.
     """
 
@@ -139,18 +139,18 @@ class CachedCalls:
         """
         values = self._inputs.at(ar, self._cache.n_past, tokens) | self._cache.past(self._cl - ar)
         values |= given or {}
-        found = []
+        results = []
         for part in self._chains[ar]:
             outputs = part.run(part.ports.feeds(values))
             values |= outputs
-            found.append((part, outputs))
+            results.append((part, outputs))
         self._cache.append(values, len(tokens))
-        return found
+        return results
 
 
 def _slots(name: str, begin: int, end: int) -> tuple[slice, ...]:
-    kept = (slice(None),) * interface.token_axis(name)
-    return (*kept, slice(begin, end))
+    before = (slice(None),) * interface.token_axis(name)
+    return (*before, slice(begin, end))
 
 
 def _empty(port: Port, cl: int) -> npt.NDArray[Any]:

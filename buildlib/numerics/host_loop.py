@@ -25,7 +25,7 @@ from buildlib.numerics.runners import Arrays, OnnxRunner, PartRunner, part_sizes
 
 
 class TokenModel(Protocol):
-    """A model that takes tokens and gives logits, whatever computes it."""
+    """A model that takes tokens and gives logits, on any engine."""
 
     @property
     def largest_ar(self) -> int:

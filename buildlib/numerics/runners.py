@@ -24,8 +24,8 @@ class Port:
     """An input or output of a part.
 
     Attributes:
-        dtype: what the part takes or gives.
-        grid: what its integers mean; None for float32 and for token ids.
+        dtype: of values as stored.
+        grid: the reals that integers stand for; None for float32 and token ids.
     """
 
     name: str

@@ -80,8 +80,8 @@ class TransformersModel(ChildProcess):
         Raises:
             BuildError: it cannot compute them.
         """
-        _, found = self.request({}, {"tokens": np.array(tokens, np.int32)})
-        logits: npt.NDArray[np.float32] = found["logits"]
+        _, answer = self.request({}, {"tokens": np.array(tokens, np.int32)})
+        logits: npt.NDArray[np.float32] = answer["logits"]
         return logits
 
 
@@ -102,7 +102,7 @@ def require_family(folder: Path) -> None:
     """Check that transformers has code for the model in `folder`, which takes seconds once.
 
     Raises:
-        BuildError: it has none, or is not installed.
+        BuildError: transformers has no such code, or is not installed.
     """
     TransformersModel(folder, load=False).close()
 
@@ -114,10 +114,10 @@ def installed_versions() -> dict[str, str]:
 
 def _warn_of_other_reading(folder: Path) -> None:
     version = importlib.metadata.version("transformers")
-    found = other_reading(folder / CONFIG_FILE, int(version.partition(".")[0]))
-    if found is not None:
+    difference = other_reading(folder / CONFIG_FILE, int(version.partition(".")[0]))
+    if difference is not None:
         what = f"{folder / CONFIG_FILE} is of another major release than transformers {version}"
-        text = f"{what}, which reads it differently: {found}"
+        text = f"{what}, which reads it differently: {difference}"
         warnings.warn(text, ModelWarning, stacklevel=1)
 
 

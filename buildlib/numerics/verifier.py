@@ -59,7 +59,7 @@ class Version:
 
     Attributes:
         stage: made the next version of it: `import`, `optimize`, `lora`.
-        bound: of what that stage may change.
+        bound: of the changes that the stage may make.
         open: opens it under the names and shapes of the canonical model; the caller closes it.
     """
 
@@ -75,7 +75,7 @@ class StageModels:
     Attributes:
         imported: for each shape, the whole model it was converted from: the same file
             for all shapes, but for models attached for an AR.
-        earlier: by file of `imported`, what it was made of, the first version first.
+        earlier: versions before a file of `imported`, the oldest first, by that file.
         arcl: the whole model at each shape.
         split: its parts, in the order of data flow.
         sha: the parts with single-head attention.
@@ -144,7 +144,7 @@ def verify_outputs(
 
 
 def sample_tokens(config: DecoderConfig, n_tokens: int) -> list[int]:
-    """Return bos and random ids, always the same; none that ends a text."""
+    """Return bos and random ids, the same at each call, without one that ends a text."""
     special = {config.bos_token_id, *config.eos_token_ids}
     rng = np.random.default_rng(0)
     drawn = rng.integers(0, config.vocab_size, 4 * n_tokens + 64).tolist()
@@ -261,7 +261,7 @@ class _Verification:
         return after
 
     def _compiled_bound(self, shape: GraphShape) -> Bound:
-        """Return the bound of what HTP and the CPU may round differently.
+        """Return the bound of differences between the rounding of HTP and of the CPU.
 
         They may differ by twice the noise that rounding to the same grids adds to float.
         """

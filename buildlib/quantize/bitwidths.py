@@ -113,7 +113,7 @@ class Bitwidths:
             activations: names of all activations but keys and values; None checks weights alone.
 
         Raises:
-            InvalidOptionError: names the pattern, and some of what there is.
+            InvalidOptionError: a pattern matches no name; the message lists some.
         """
         checked: tuple[tuple[str, str, list[tuple[str, int]], Collection[str] | None], ...] = (
             (_MIXED_KEY, "weight", self._patterns(), weights),
@@ -135,15 +135,15 @@ class Bitwidths:
 def _parse(
     key: str, texts: Iterable[str], known: tuple[int, int], example: str
 ) -> list[tuple[str, int]]:
-    found = []
+    patterns = []
     for text in texts:
         pattern, _, bits = text.rpartition("=")
         if not pattern or bits not in map(str, known):
             numbers = " or ".join(map(str, known))
             reason = f"{text!r} is not PATTERN=BITS with {numbers} bits, such as {example}"
             raise InvalidOptionError(key, reason, ())
-        found.append((pattern, int(bits)))
-    return found
+        patterns.append((pattern, int(bits)))
+    return patterns
 
 
 def _some_kinds(names: Iterable[str]) -> tuple[str, ...]:

@@ -105,17 +105,17 @@ def add_range_outputs(model: ir.Model) -> None:
 
 def fixed_ranges(graph: ir.Graph) -> dict[str, Range]:
     """Return the ranges, by name, of inputs that Genie feeds and of values of bounded functions."""
-    found = {str(v.name): _INPUTS[str(v.name)] for v in graph.inputs if str(v.name) in _INPUTS}
+    ranges = {str(v.name): _INPUTS[str(v.name)] for v in graph.inputs if str(v.name) in _INPUTS}
     for node in graph:
         output = node.outputs[0]
         if output.name in _WINDOW:
-            found[str(output.name)] = _WINDOW[str(output.name)]
+            ranges[str(output.name)] = _WINDOW[str(output.name)]
         elif node.op_type in _FUNCTIONS:
-            found[str(output.name)] = _FUNCTIONS[node.op_type]
+            ranges[str(output.name)] = _FUNCTIONS[node.op_type]
         elif node.op_type == "CumSum":  # of slots, to tell those in a sliding window
             counts = (0.0, float((static_shape(output) or (1,))[-1]))
-            found |= {str(output.name): counts, _LATER: counts}
-    return found
+            ranges |= {str(output.name): counts, _LATER: counts}
+    return ranges
 
 
 def rotated_ranges(graph: ir.Graph, grids: Mapping[str, Grid]) -> dict[str, Range]:
@@ -215,7 +215,7 @@ def _narrow(
     ranges: RangeObserver,
     choice: RangeChoice,
 ) -> None:
-    """Replace the ranges of a segment's activations by what the estimator makes of their values."""
+    """Replace the ranges of a segment's activations by those that the estimator chooses."""
     counts: dict[str, Histogram] = {}
 
     def add_outputs(model: ir.Model) -> None:

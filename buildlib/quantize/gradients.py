@@ -114,8 +114,8 @@ def _turned(array: Array) -> Array:
 
 def _gemm(node: ir.Node, inputs: Sequence[Array]) -> Sequence[Array]:
     data, weight = inputs[0], inputs[1]
-    found = data @ (weight.T if node.attributes.get_int("transB", 0) else weight)
-    return [found + inputs[2] if len(inputs) == 3 else found]
+    product = data @ (weight.T if node.attributes.get_int("transB", 0) else weight)
+    return [product + inputs[2] if len(inputs) == 3 else product]
 
 
 def _gemm_back(
@@ -147,12 +147,12 @@ def _rms_norm_back(
 
 
 def _layer_norm(node: ir.Node, inputs: Sequence[Array]) -> Sequence[Array]:
-    found = _unit(node, inputs[0])[0] * inputs[1]
-    return [found + inputs[2] if len(inputs) == 3 else found]
+    scaled = _unit(node, inputs[0])[0] * inputs[1]
+    return [scaled + inputs[2] if len(inputs) == 3 else scaled]
 
 
 def _unit(node: ir.Node, data: Array) -> tuple[Array, Array]:
-    """Return values without their mean and of variance 1, and what divided them."""
+    """Return values of mean 0 and variance 1, and the factor that scaled them."""
     centered = data - data.mean(axis=-1, keepdims=True)
     inverse = _inverse_rms(node, centered)
     return centered * inverse, inverse
@@ -176,8 +176,8 @@ def _softmax(node: ir.Node, inputs: Sequence[Array]) -> Sequence[Array]:
 def _softmax_back(
     node: ir.Node, _: Sequence[Array], outputs: Sequence[Array], grads: Sequence[Array]
 ) -> Grads:
-    axis, found = _axis(node), outputs[0]
-    return [found * (grads[0] - (grads[0] * found).sum(axis=axis, keepdims=True))]
+    axis, weights = _axis(node), outputs[0]
+    return [weights * (grads[0] - (grads[0] * weights).sum(axis=axis, keepdims=True))]
 
 
 def _cuts(node: ir.Node, data: Array, count: int, sizes: Sequence[int] | None) -> list[int]:
@@ -210,18 +210,18 @@ def _slices(inputs: Sequence[Array]) -> tuple[slice, ...]:
     data, starts, ends = inputs[0], inputs[1].tolist(), inputs[2].tolist()
     axes = inputs[3].tolist() if len(inputs) > 3 else list(range(len(starts)))
     steps = inputs[4].tolist() if len(inputs) > 4 else [1] * len(starts)
-    found = [slice(None)] * data.ndim
+    slices = [slice(None)] * data.ndim
     for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
-        found[axis] = slice(start, end, step)
-    return tuple(found)
+        slices[axis] = slice(start, end, step)
+    return tuple(slices)
 
 
 def _slice_back(
     _node: ir.Node, inputs: Sequence[Array], _: Sequence[Array], grads: Sequence[Array]
 ) -> Grads:
-    found = np.zeros_like(inputs[0])
-    found[_slices(inputs)] = grads[0]
-    return [found]
+    grad = np.zeros_like(inputs[0])
+    grad[_slices(inputs)] = grads[0]
+    return [grad]
 
 
 def _gelu(node: ir.Node, inputs: Sequence[Array]) -> Sequence[Array]:

@@ -183,11 +183,11 @@ def is_bias(node: ir.Node, index: int) -> bool:
 
 
 def _axis(node: ir.Node, own: int | None, encoding: Encoding | None) -> int:
-    given = encoding.axis if encoding is not None else None
+    axis = encoding.axis if encoding is not None else None
     if own is None:
-        return given or 0
-    if encoding is not None and given is not None and given != own and len(encoding.scale) > 1:
-        reason = f"channels along axis {given}, where {node.op_type} has them along {own}"
+        return axis or 0
+    if encoding is not None and axis is not None and axis != own and len(encoding.scale) > 1:
+        reason = f"channels along axis {axis}, where {node.op_type} has them along {own}"
         raise EncodingsError(encoding.name, reason)
     return own
 

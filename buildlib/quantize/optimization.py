@@ -56,19 +56,19 @@ def optimize_weights(
         arguments: of the techniques.
     """
     arguments = arguments or TechniqueArguments()
-    known, windows = techniques(arguments), model.token_windows
+    by_name, windows = techniques(arguments), model.token_windows
     n_calibrating = model.n_calibrating
     with tempfile.TemporaryDirectory(dir=folder, prefix=".techniques.") as scratch:
         # Techniques put files beside the model: not into an entry that other builds check.
-        given = save_model(load_model(model.path), Path(scratch) / "given" / MODEL_FILE)
-        model = model.changed(given, model.encodings)
+        copy = save_model(load_model(model.path), Path(scratch) / "copy" / MODEL_FILE)
+        model = model.changed(copy, model.encodings)
         for number, name in enumerate(names):
             step = Path(scratch) / str(number)
             step.mkdir()
             shown = _shown(windows, arguments.num_batches(name))
             last = number == len(names) - 1 and len(shown) == len(windows)
             text = replace(model, token_windows=shown, n_calibrating=n_calibrating if last else 0)
-            model = known[name].optimize(text, step, progress)
+            model = by_name[name].optimize(text, step, progress)
         path = save_model(load_model(model.path), folder / MODEL_FILE)
     return replace(model, path=path)
 

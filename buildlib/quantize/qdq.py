@@ -196,8 +196,8 @@ def _bias_range(bias: ir.Value, encodings: dict[str, Encoding]) -> tuple[float, 
     name = str(source.name)
     assert source.const_value is not None  # noqa: S101  (an initializer)
     low, high = value_range(name, tensor_array(source.const_value))
-    given = encodings.get(name)
-    if given is None or given.dtype != "INT" or given.bw > 16:
+    encoding = encodings.get(name)
+    if encoding is None or encoding.dtype != "INT" or encoding.bw > 16:
         encodings[name] = asymmetric_encoding(name, low, high, 16)
     return low, high
 

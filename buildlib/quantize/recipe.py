@@ -63,8 +63,8 @@ def complete_encodings(
         model_path: the whole float model, at a prefill shape if there is text.
         encodings: given ones, which stay unchanged.
         config: configuration of the model.
-        token_windows: text to observe ranges on; without any, only what follows from
-            the model itself is filled in: masks, rotations, probabilities, small constants.
+        token_windows: text to observe ranges on. Without it only values are encoded whose ranges
+            follow from the model: masks, rotations, probabilities, small constants.
         bitwidths: bits of new encodings.
         progress: as `observe_ranges` calls it.
         ranges: estimator of the ranges of activations.
@@ -74,8 +74,8 @@ def complete_encodings(
     Raises:
         EncodingsError: encodings of values that the model has not, or that contradict each other;
             or activations or weights without any, and no text.
-        InvalidOptionError: LPBQ is asked for, and the compiler takes none of a weight's width; or a
-            pattern of `mixed_precision` matches no weight.
+        InvalidOptionError: the compiler has no LPBQ for the width of a weight, or a pattern of
+            `mixed_precision` matches no weight.
         BuildError: the text cannot calibrate this model.
         ModelFileError: the model cannot be read, or tells no AR and CL.
     """
@@ -102,13 +102,13 @@ def encodings_from_ranges(
     observe: Callable[[], Mapping[str, Range]] | None,
     bitwidths: Bitwidths | None = None,
 ) -> Encodings:
-    """Return encodings for every float value of a model of whatever kind, as `complete_encodings`.
+    """Return encodings for every float value of any model, as `complete_encodings` does.
 
     Args:
         model_path: the whole float model.
         encodings: given ones, which stay unchanged.
         observe: runs the model and returns the ranges of its activations by name; called only if
-            one is needed. Without it only what follows from the model itself is filled in.
+            one is needed. Without it only ranges that follow from the model are used.
         bitwidths: bits of new encodings.
     """
     bits = bitwidths or Bitwidths()
@@ -155,16 +155,16 @@ def _unencoded(
 ) -> dict[str, ParameterUse]:
     """Return the first use of each constant that needs an encoding, preferring a matrix's.
 
-    Biases need none.
+    A bias needs no encoding.
     """
-    found: dict[str, ParameterUse] = {}
+    first_uses: dict[str, ParameterUse] = {}
     for use in uses:
-        known = use.name in given and given[use.name].dtype == "INT"
-        if known or is_bias(use.node, use.index):
+        has_integers = use.name in given and given[use.name].dtype == "INT"
+        if has_integers or is_bias(use.node, use.index):
             continue
-        if use.name not in found or _is_matrix(use):
-            found[use.name] = use
-    return found
+        if use.name not in first_uses or _is_matrix(use):
+            first_uses[use.name] = use
+    return first_uses
 
 
 def _is_matrix(use: ParameterUse) -> bool:
@@ -221,15 +221,15 @@ class _EncodingBuilder:
         """Make one encoding for all values of each group, which must lie on one grid."""
         for names in groups:
             bits = self.bits.activation_bits(names)
-            known = next((self.grids[name] for name in sorted(names) if name in self.grids), None)
-            seen = [self.ranges[name] for name in names if name in self.ranges]
-            if known is None and not seen:
+            grid = next((self.grids[name] for name in sorted(names) if name in self.grids), None)
+            ranges = [self.ranges[name] for name in names if name in self.ranges]
+            if grid is None and not ranges:
                 continue
-            low = min((lowest for lowest, _ in seen), default=0.0)
-            high = max((highest for _, highest in seen), default=0.0)
+            low = min((lowest for lowest, _ in ranges), default=0.0)
+            high = max((highest for _, highest in ranges), default=0.0)
             for name in names:
-                if known is not None:
-                    self.shared[name] = encoding_from_grid(name, known)
+                if grid is not None:
+                    self.shared[name] = encoding_from_grid(name, grid)
                 elif any(map(interface.is_kv, names)):
                     self.shared[name] = symmetric_encoding(name, max(-low, high), _KV_BITS)
                 else:

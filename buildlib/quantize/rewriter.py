@@ -116,8 +116,9 @@ class QdqRewriter:
             return self.converted[key]
         assert tensor is not None  # noqa: S101  (an initializer)
         axis = 1 - use.axis if use.transposed else use.axis
-        taken = f"{name}_q" in self.graph.initializers
-        label = f"{name}_{len(self.converted)}" if taken else name
+        label = name
+        if f"{name}_q" in self.graph.initializers:  # on another grid
+            label = f"{name}_{len(self.converted)}"
         integers = self.weights.weight(name, tensor, grid, axis, transposed=use.transposed)
         stored = self._initializer(f"{label}_q", integers)
         if grid.block_size is None:
@@ -189,16 +190,16 @@ class QdqRewriter:
         uses = list(value.uses())
         value.name = f"{name}_real"
         stored = self._quantize(value, grid, name)
-        made = [_producer(stored)]
+        nodes = [_producer(stored)]
         if uses:
             real = self._dequantize(stored, grid, f"{name}_dq")
-            made.append(_producer(real))
+            nodes.append(_producer(real))
             for use in uses:
                 use.node.replace_input_with(use.idx, real)
         for index, output in enumerate(self.graph.outputs):
             if output is value:
                 self.graph.outputs[index] = stored
-        self.graph.insert_after(node, made)
+        self.graph.insert_after(node, nodes)
 
     def _quantize(self, value: ir.Value, grid: Grid, name: str) -> ir.Value:
         dtype = ir.DataType.from_numpy(grid.dtype)

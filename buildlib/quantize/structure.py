@@ -72,23 +72,23 @@ def channel_axis(node: ir.Node, index: int) -> int | None:
 
 
 def head_products(graph: ir.Graph) -> set[ir.Node]:
-    """Return the last products before the logits; none in a part without logits.
+    """Return the last products before the logits; empty for a part without logits.
 
     There are several if adapters are added to the projection, or if it is cut.
     """
     open_values = [value for value in graph.outputs if value.name == interface.LOGITS]
     seen: set[ir.Node] = set()
-    found: set[ir.Node] = set()
+    products: set[ir.Node] = set()
     while open_values:
         node = open_values.pop().producer()
         if node is None or node in seen:
             continue
         seen.add(node)
         if node.op_type in _PRODUCTS:
-            found.add(node)
+            products.add(node)
         else:
             open_values.extend(value for value in node.inputs if value is not None)
-    return found
+    return products
 
 
 def head_weights(graph: ir.Graph) -> set[str]:

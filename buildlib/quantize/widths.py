@@ -23,7 +23,7 @@ _MATRICES = {"Gemm", "MatMul", "Conv"}
 
 
 def convert_widths(graph: ir.Graph, encodings: dict[str, Encoding], grids: dict[str, Grid]) -> None:
-    """Insert an Identity where a value is to be converted, in place; grids say to what.
+    """Insert an Identity, in place, where a value changes to a grid of other bits.
 
     Args:
         graph: float graph.

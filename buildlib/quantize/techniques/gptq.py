@@ -56,7 +56,7 @@ def solve(
 
 
 def _by_channels(work: Callable[[slice], Matrix], n_channels: int) -> list[Matrix]:
-    """Return what the work makes of some channels at a time, on all cores."""
+    """Return the results of some channels at a time, computed on all cores."""
     some = [slice(start, start + _CHANNELS) for start in range(0, n_channels, _CHANNELS)]
     if len(some) == 1:
         return [work(some[0])]
@@ -74,7 +74,7 @@ def round_in_order(
     block_size: int,
     missed: Matrix | None = None,
 ) -> Weights:
-    """Round weights input by input; what is left open takes up the error of what is done.
+    """Round weights input by input, each making up for the errors of those before it.
 
     With the Cholesky factor `L` of the Hessian the squared output error is the sum over inputs of
     `(e L)^2`, and input `j` of `e L` depends on the errors of `j` and of the inputs behind it:
@@ -89,7 +89,7 @@ def round_in_order(
         bits: of the integers.
         factor: of the damped Hessian.
         block_size: inputs that are done one by one; blocks correct others by matrix products.
-        missed: [out, in] in order, added to `e L`: what the errors are to make up for.
+        missed: [out, in] in order, added to `e L`: errors from before, to be made up for.
     """
     order = factor.order
     rounding = _Rounding(
@@ -100,21 +100,21 @@ def round_in_order(
         block_size,
     )
     if missed is not None:
-        rounding.found += missed / rounding.diagonal
+        rounding.values += missed / rounding.diagonal
     rounding.round(0, len(order))
-    return np.take(rounding.found, np.argsort(order), axis=1)
+    return np.take(rounding.values, np.argsort(order), axis=1)
 
 
 class _Rounding:
     """Weights [out, in] that are rounded from the last input to the first."""
 
     def __init__(
-        self, wanted: Weights, steps: Weights, bits: int, lower: Matrix, block_size: int
+        self, weights: Weights, steps: Weights, bits: int, lower: Matrix, block_size: int
     ) -> None:
-        self.found = wanted.copy()  # first corrected, then rounded
+        self.values = weights.copy()  # first corrected, then rounded
         self.diagonal = lower.diagonal().astype(np.float32)
-        self._errors = wanted  # of what is rounded; before that what is wanted
-        self._steps = np.broadcast_to(steps, wanted.shape)
+        self._errors = weights  # of rounded inputs; of the others, the weights themselves
+        self._steps = np.broadcast_to(steps, weights.shape)
         self._bits = bits
         self._lower = lower.astype(np.float32, copy=False)
         self._block_size = block_size
@@ -128,17 +128,18 @@ class _Rounding:
         self.round(middle, end)
         part = self._errors[:, middle:end] @ self._lower[middle:end, begin:middle]
         part /= self.diagonal[begin:middle]
-        self.found[:, begin:middle] += part
+        self.values[:, begin:middle] += part
         self.round(begin, middle)
 
     def _round_block(self, block: slice) -> None:
         """Round inputs one by one, in arrays [in, out] of their own."""
-        found, errors, steps = (
-            np.ascontiguousarray(one[:, block].T) for one in (self.found, self._errors, self._steps)
+        values, errors, steps = (
+            np.ascontiguousarray(one[:, block].T)
+            for one in (self.values, self._errors, self._steps)
         )
         parts = (self._lower[block, block] / self.diagonal[block]).T
-        for row in reversed(range(len(found))):
-            found[row] += parts[row, row + 1 :] @ errors[row + 1 :]
-            found[row] = round_to(found[row], steps[row], self._bits)
-            errors[row] -= found[row]
-        self.found[:, block], self._errors[:, block] = found.T, errors.T
+        for row in reversed(range(len(values))):
+            values[row] += parts[row, row + 1 :] @ errors[row + 1 :]
+            values[row] = round_to(values[row], steps[row], self._bits)
+            errors[row] -= values[row]
+        self.values[:, block], self._errors[:, block] = values.T, errors.T

@@ -255,15 +255,15 @@ def _product_before(value: ir.Value) -> ir.Node:
 
 def _products_after(value: ir.Value) -> list[ir.Node]:
     """Return the products that read a value, but for its layout."""
-    found = []
+    products = []
     for node, index in value.uses():
         if node.op_type in _LAYOUT:
-            found += _products_after(node.outputs[0])
+            products += _products_after(node.outputs[0])
         elif node.op_type in _PRODUCTS and index == 0 and _constant(node, 1) is not None:
-            found.append(node)
+            products.append(node)
         else:
             raise _refused(f"{node.name} ({node.op_type}) reads a norm of the residual stream")
-    return found
+    return products
 
 
 def _product_behind_attention(past: ir.Value) -> ir.Node | None:

@@ -27,13 +27,13 @@ def solve(
 ) -> Solution:
     """Return the weights rounded with the best steps; blocks of a channel shrink together."""
     full = full_steps(weights, fmt)
-    wanted = weights @ inputs.cross
+    aim = weights @ inputs.cross
     best = np.full(len(weights), np.inf)
     steps, values = full.copy(), weights.copy()
     for part in np.linspace(1.0, 0.4, arguments.num_candidates):
-        tried = round_to(weights, stored_steps(full * part, fmt, weights.shape[1]), fmt.bits)
-        error = (tried * (tried @ inputs.hessian - 2 * wanted)).sum(axis=1)
+        rounded = round_to(weights, stored_steps(full * part, fmt, weights.shape[1]), fmt.bits)
+        error = (rounded * (rounded @ inputs.hessian - 2 * aim)).sum(axis=1)
         better = error < best
         best[better], steps[better] = error[better], full[better] * part
-        values[better] = tried[better]
+        values[better] = rounded[better]
     return Solution(values, steps)
