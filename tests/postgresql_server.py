@@ -30,7 +30,7 @@ from tests.system import program
 USER = "lab"
 _START_TIMEOUT_S = 240.0
 _STARTS = 5
-# What a crash of the machine would lose is of no interest to a test; the server's own loses nothing.
+# What a crash of the machine would lose is of no interest to a test, but that of the server is.
 _SETTINGS = {
     "fsync": "off",
     "full_page_writes": "off",
