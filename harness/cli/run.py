@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -16,9 +16,12 @@ from harness.errors import WrongUseError
 from harness.lab.content import own_address
 from harness.plans.matrix import cell_as_mapping
 from harness.plans.outcome import Failure, Summary
-from harness.plans.plan_file import load_plan
-from harness.plans.plan_run import PlanRun, open_plan_run
+from harness.plans.plan_file import Plan, load_plan
+from harness.plans.plan_run import PlanRun, find_database, open_plan_run
 from harness.words import pluralize
+
+if TYPE_CHECKING:
+    from harness.lab.builds import LabBuilds
 
 
 def run(
@@ -78,26 +81,38 @@ def run(
     raise typer.Exit(summary.exit_code)
 
 
+def _build(in_lab: "LabBuilds", plan: Plan, plan_file: Path, origin: str) -> None:
+    """Let a lab build the containers of a plan.
+
+    Raises:
+        WrongUseError: one cannot be built.
+    """
+    try:
+        builds = in_lab.build_all(plan, plan_file, origin or own_address(), print_remark)
+    except KeyboardInterrupt:
+        print_remark("the builds go on: the same command follows them, and runs the cells")
+        raise
+    for one in builds:
+        if one.error:
+            raise WrongUseError(f"{plan_file}: build {one.label}: {one.error}")
+
+
 def _in_lab(
     plan_file: Path, db: str | None, only: Sequence[str], origin: str, *, fresh: bool, cancel: bool
 ) -> None:
     """Submit a plan to a lab and follow it, or cancel its builds and its newest run."""
     with lab_extra("--lab"):
-        from harness.lab.submission import build_in_lab, cancel_builds, open_lab_run
+        from harness.lab.builds import open_lab_builds
+        from harness.lab.submission import open_lab_run
 
     console, plan = remarks(), load_plan(plan_file)
-    if cancel and (count := cancel_builds(plan, plan_file, db)):
-        answers().print(f"{pluralize(count, 'build')} cancelled")
-        return  # their cells are submitted once they are built
-    if not cancel and any(entry.build for entry in plan.containers):
-        try:
-            builds = build_in_lab(plan, plan_file, db, origin or own_address(), print_remark)
-        except KeyboardInterrupt:
-            console.print("the builds go on: the same command follows them, and runs the cells")
-            raise
-        for one in builds:
-            if one.error:
-                raise WrongUseError(f"{plan_file}: build {one.label}: {one.error}")
+    if any(entry.build for entry in plan.containers):
+        with open_lab_builds(find_database(plan, plan_file, db)) as in_lab:
+            if not cancel:
+                _build(in_lab, plan, plan_file, origin)
+            elif count := in_lab.cancel_all(plan, plan_file):
+                answers().print(f"{pluralize(count, 'build')} cancelled")
+                return  # their cells are submitted once they are built
     with open_lab_run(plan_file, db=db, only=only, fresh=fresh) as run:
         if cancel:
             answers().print(f"{pluralize(run.jobs.cancel(run.id), 'cell')} cancelled")

@@ -7,10 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.errors import ConfigFileError, FailureClass, WrongUseError
-from harness.lab.builds import open_lab_builds
 from harness.lab.content import find_files, own_address
 from harness.lab.jobs import CellEnd, LabJobs, insist
-from harness.plans.builds import ContainerBuild
 from harness.plans.cell_queue import Durations
 from harness.plans.cell_runner import DeviceCellRunner, ModelCache, PlanSettings
 from harness.plans.cells import Cell
@@ -19,7 +17,7 @@ from harness.plans.outcome import CellOutcome, CellResult, Failure, Summary
 from harness.plans.plan_file import Plan, load_plan
 from harness.plans.plan_run import find_database
 from harness.plans.protocols import Observer
-from harness.pool.status import MemberStatus, OnProgress
+from harness.pool.status import MemberStatus
 from harness.results.store import LazyResultsStore
 
 _TICK_S = 1.0
@@ -182,33 +180,6 @@ def open_lab_run(
         run = LabRun(plan, cells, plan_run, jobs, runner, frozenset(), store.location)
         done = run.results(cells, jobs.ends(plan_run))
         yield replace(run, submitted=frozenset(c.key for c in cells if c.key not in done))
-
-
-def build_in_lab(
-    plan: Plan, plan_file: Path, db: str | None, origin: str, tell: OnProgress
-) -> tuple[ContainerBuild, ...]:
-    """Let the workers of a lab build the containers of a plan that name their build.
-
-    A KeyboardInterrupt leaves the builds running.
-
-    Args:
-        db: overrides the plan's.
-        origin: this host, as SSH of others reaches it.
-    """
-    with open_lab_builds(find_database(plan, plan_file, db)) as builds:
-        return builds.build_all(plan, plan_file, origin, tell)
-
-
-def cancel_builds(plan: Plan, plan_file: Path, db: str | None) -> int:
-    """End the builds of a plan that a lab runs; return the number of builds.
-
-    Args:
-        db: overrides the plan's.
-    """
-    if all(entry.build is None for entry in plan.containers):
-        return 0
-    with open_lab_builds(find_database(plan, plan_file, db)) as builds:
-        return builds.cancel_all(plan, plan_file)
 
 
 def _priority(expected_s: float) -> int:

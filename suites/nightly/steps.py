@@ -68,10 +68,11 @@ class PlanSteps:
         """See `Steps`."""
         if not self.in_lab:
             return build_containers(self.plan, self.plan_file, self._show)
-        from harness.lab.submission import build_in_lab
+        from harness.lab.builds import open_lab_builds
 
         origin = self.origin or own_address()
-        return build_in_lab(self.plan, self.plan_file, self.db, origin, self._show)
+        with open_lab_builds(self.db) as in_lab:
+            return in_lab.build_all(self.plan, self.plan_file, origin, self._show)
 
     def measure(
         self, *, fresh: bool, skipped: Collection[str], on_begin: Callable[[str], None]

@@ -20,10 +20,9 @@ from buildlib.paths import path_below
 from harness.devices.devices import Devices
 from harness.errors import WrongUseError
 from harness.lab import content
-from harness.lab.builds import TASK, Builder, BuildJob, LabBuilds
+from harness.lab.builds import TASK, Builder, BuildJob, LabBuilds, open_lab_builds
 from harness.lab.content import HostFiles, own_address
 from harness.lab.jobs import CellEnd, LabJobs
-from harness.lab.submission import build_in_lab
 from harness.lab.worker import work
 from harness.plans.builds import BuildRequest, ContainerBuild
 from harness.plans.cell_runner import ModelCache
@@ -213,7 +212,8 @@ def test_containers_of_a_plan_are_built_once_and_a_broken_one_keeps_none_from_it
 
     def build() -> tuple[ContainerBuild, ...]:
         file, lines = tmp_path / "plan.yaml", list[str]()
-        return build_in_lab(plan, file, server.url("lab"), "board", lines.append)
+        with open_lab_builds(server.url("lab")) as in_lab:
+            return in_lab.build_all(plan, file, "board", lines.append)
 
     failed, head = build()
     assert "no.such.option" in failed.error
