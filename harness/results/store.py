@@ -393,13 +393,9 @@ class ResultsStore(Closeable):
     def write_comparison(self, comparison: ComparisonRecord) -> None:
         """Write the terms of a comparison, or what it found in the place of its terms."""
         table = schema.comparisons
-        row = comparison.model_dump(exclude={"metrics", "verdicts"}) | {
-            "metrics": list(comparison.metrics),
-            "verdicts": [verdict.model_dump() for verdict in comparison.verdicts],
-        }
         with self.database.writing() as connection:
             connection.execute(delete(table).where(table.c.group_id == comparison.group_id))
-            connection.execute(insert(table).values(row))
+            connection.execute(insert(table).values(comparison.model_dump()))
 
     def comparisons(self) -> dict[str, ComparisonRecord]:
         """Read the comparisons with their terms, by the group of their runs.
@@ -611,32 +607,24 @@ def _prepare(database: ResultsDatabase) -> None:
 
 
 def _close_ended(location: str | Path, database: ResultsDatabase) -> None:
-    """Mark them for whoever cannot know that their processes are gone, as another host."""
+    """Mark the running runs of processes that are gone, for hosts that cannot know of these."""
     table = schema.runs.c
+    running = select(table.id, table.writer, table.created_at).where(table.status == "running")
     with database.reading() as connection:
-        running = select(table.writer, table.created_at).where(table.status == "running")
-        writers = connection.execute(running).all()
-    if any(has_ended(*writer) for writer in writers):
-        # Who may not write reads them as interrupted all the same.
-        with (
-            suppress(StoreError),
-            closing(open_database(location, create=True, busy_timeout_s=_CLOSING_S)) as writable,
-            writable.writing() as connection,
-        ):
-            _mark_interrupted(connection)
-
-
-def _mark_interrupted(connection: Connection) -> None:
-    """Mark the running runs of processes that are gone."""
-    table = schema.runs
-    running = select(table.c.id, table.c.writer, table.c.created_at).where(
-        table.c.status == "running"
-    )
-    for run_id, *writer in connection.execute(running).all():
-        if has_ended(*writer):
-            # On PostgreSQL, its last write may have become visible since the query.
-            still_running = (table.c.id == run_id) & (table.c.status == "running")
-            connection.execute(update(table).where(still_running).values(status="interrupted"))
+        ended = [run_id for run_id, *writer in connection.execute(running) if has_ended(*writer)]
+    if not ended:
+        return
+    # Who may not write reads them as interrupted all the same.
+    with (
+        suppress(StoreError),
+        closing(open_database(location, create=True, busy_timeout_s=_CLOSING_S)) as writable,
+        writable.writing() as connection,
+    ):
+        for run_id in ended:  # whose last write may have become visible since
+            still_running = (table.id == run_id) & (table.status == "running")
+            connection.execute(
+                update(schema.runs).where(still_running).values(status="interrupted")
+            )
 
 
 def _require_readable(database: ResultsDatabase) -> None:
