@@ -74,7 +74,8 @@ def find_candidate(
         NotStoredError: there is no such run.
     """
     if runs:
-        chosen = [head for head in heads if head.id in set(runs)]
+        wanted = frozenset(runs)
+        chosen = [head for head in heads if head.id in wanted]
         if not chosen:
             raise NotStoredError(location, "results for these runs")
         return BaselinePoint(tuple(chosen))
