@@ -272,15 +272,7 @@ def _as_stored(runs: Sequence[Run], stored: ComparisonRecord | None) -> Comparis
     comparisons = tuple(
         (
             find_metric(one.metric),
-            Comparison(
-                Verdict(one.verdict),
-                one.ratio,
-                one.low,
-                one.high,
-                one.confidence,
-                one.pairs,
-                one.reason,
-            ),
+            Comparison(**one.model_dump(exclude={"metric"}) | {"verdict": Verdict(one.verdict)}),
         )
         for one in stored.verdicts
     )

@@ -31,12 +31,11 @@ from harness.results.metrics import METRICS, unknown_metric
 from harness.results.provenance import has_ended
 from harness.results.records import RUNTIME, runtime_of
 from harness.results.rows import parse_telemetry
-from harness.results.store import ResultsStore, RunFilter, select_runs
+from harness.results.store import EVERYTHING, ResultsStore, RunFilter, select_runs
 
 _HIDDEN = frozenset({"writer"})
 _LABELS = "labels"
 _REPETITION = ["run_id", "is_warmup", "repetition"]
-_EVERY_RUN = RunFilter()
 _SAMPLE = ["run_id", "is_warmup", "repetition", "channel", "unit", "t_s", "value"]
 
 
@@ -60,7 +59,7 @@ class Frames:
     telemetry: pd.DataFrame
 
 
-def frames(db: str | Path, wanted: RunFilter = _EVERY_RUN, *, telemetry: bool = False) -> Frames:
+def frames(db: str | Path, wanted: RunFilter = EVERYTHING, *, telemetry: bool = False) -> Frames:
     """Read results as pandas frames.
 
     Args:

@@ -12,8 +12,9 @@ import time
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from datetime import UTC, date, datetime
+from operator import add
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Select, and_, delete, func, not_, select, union
@@ -115,13 +116,7 @@ class PruneCounts:
     artifacts: int = 0
 
     def __add__(self, other: "PruneCounts") -> "PruneCounts":
-        return PruneCounts(
-            self.runs + other.runs,
-            self.measurements + other.measurements,
-            self.telemetry + other.telemetry,
-            self.telemetry_bytes + other.telemetry_bytes,
-            self.artifacts + other.artifacts,
-        )
+        return PruneCounts(*map(add, astuple(self), astuple(other)))
 
 
 @dataclass(frozen=True, slots=True)

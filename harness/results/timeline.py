@@ -10,7 +10,7 @@ import json
 import math
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -227,7 +227,7 @@ def build_timeline(
         start = end - min([0.0, *moments])
         values = values_of(run, is_warmup=is_warmup, repetition=number)
         phases = list(_traced_phases(events, start, part) or _phases(values, start, part))
-        traced += (_shift(event, start) for event in events)
+        traced += (replace(event, start_s=start + event.start_s) for event in events)
         length = max([*moments, *(s.start_s + s.seconds - start for s in phases), 0.0])
         spans += phases or [Span("other", start, length, part)]
         for one in series:
@@ -338,12 +338,6 @@ def _stages(stages: Sequence[tuple[str, float]]) -> Iterator[Traced]:
     for name, seconds in stages:
         yield Traced("stage", name, at, seconds)
         at += seconds
-
-
-def _shift(event: Traced, start: float) -> Traced:
-    return Traced(
-        event.kind, event.name, start + event.start_s, event.seconds, event.thread, event.figures
-    )
 
 
 # The trace
