@@ -7,7 +7,7 @@ from the moment they are injected until they are cleared.
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import ClassVar, Final, Literal, get_args
 
@@ -26,6 +26,8 @@ _INTEGER = re.compile(r"\d{1,18}")
 _NUMBER = re.compile(r"(\d{1,18}(\.\d{1,25})?(e[+-]?\d{1,3})?|inf)")
 _WORD = re.compile(r"[A-Za-z0-9_./+-]{1,80}")
 _INF = math.inf
+_Bounds = Mapping[str, tuple[float, float]]
+_Choices = Mapping[str, Collection[str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,22 +43,28 @@ class InjectedFault:
         VirtualDeviceError: a value out of its range.
     """
 
-    kind: ClassVar[str] = ""
-    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {}
+    bounds: ClassVar[_Bounds] = {}
+    choices: ClassVar[_Choices] = {}
 
     when: When = "any"
     count: int = 1
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.when not in get_args(When):
-            raise VirtualDeviceError(f"fault {self}: `when` is one of {', '.join(get_args(When))}")
+        for name, known in {"when": get_args(When), **self.choices}.items():
+            if getattr(self, name) not in known:
+                raise VirtualDeviceError(f"fault {self}: `{name}` is one of {', '.join(known)}")
         limits = {"count": (0.0, 1e6), "seed": (0.0, 2.0**63), **self.bounds}
         for name, (low, high) in limits.items():
             value = getattr(self, name)
             if not low <= value <= high:
                 reason = f"`{name}` is between {low:g} and {high:g}"
                 raise VirtualDeviceError(f"fault {self}: {reason}")
+
+    @property
+    def kind(self) -> str:
+        """Its name in texts."""
+        return type(self).__name__.lower()
 
     def __str__(self) -> str:
         parts = [
@@ -71,8 +79,7 @@ class InjectedFault:
 class Drop(InjectedFault):
     """Connections break once `bytes` have passed in matching activities."""
 
-    kind: ClassVar[str] = "drop"
-    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {"bytes": (0, 1e15)}
+    bounds: ClassVar[_Bounds] = {"bytes": (0, 1e15)}
     bytes: int = 0
 
 
@@ -84,11 +91,7 @@ class Stall(InjectedFault):
         bytes: how much passes before, in matching activities.
     """
 
-    kind: ClassVar[str] = "stall"
-    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {
-        "seconds": (0, _INF),
-        "bytes": (0, 1e15),
-    }
+    bounds: ClassVar[_Bounds] = {"seconds": (0, _INF), "bytes": (0, 1e15)}
     seconds: float = _INF
     bytes: int = 0
 
@@ -100,8 +103,7 @@ class Corrupt(InjectedFault):
     After a strike the count starts again. An empty file cannot be corrupted; the next one is.
     """
 
-    kind: ClassVar[str] = "corrupt"
-    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {"file": (1, 1e6), "flips": (1, 1e4)}
+    bounds: ClassVar[_Bounds] = {"file": (1, 1e6), "flips": (1, 1e4)}
     when: When = "push"
     file: int = 1
     flips: int = 1
@@ -111,8 +113,7 @@ class Corrupt(InjectedFault):
 class Full(InjectedFault):
     """A state: `/data` takes only `free` more bytes; deleting frees space. Refusals are strikes."""
 
-    kind: ClassVar[str] = "full"
-    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {"free": (0, 1e15)}
+    bounds: ClassVar[_Bounds] = {"free": (0, 1e15)}
     when: When = "push"
     count: int = ALWAYS
     free: int = 0
@@ -122,8 +123,7 @@ class Full(InjectedFault):
 class Reboot(InjectedFault):
     """The device reboots `after` seconds into an activity."""
 
-    kind: ClassVar[str] = "reboot"
-    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {"after": (0, 1e6)}
+    bounds: ClassVar[_Bounds] = {"after": (0, 1e6)}
     after: float = 0.0
 
 
@@ -137,12 +137,7 @@ class Power(InjectedFault):
             on the device, are empty afterwards.
     """
 
-    kind: ClassVar[str] = "power"
-    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {
-        "after": (0, 1e6),
-        "off": (0, _INF),
-        "unsynced": (0, 1e6),
-    }
+    bounds: ClassVar[_Bounds] = {"after": (0, 1e6), "off": (0, _INF), "unsynced": (0, 1e6)}
     after: float = 0.0
     off: float = 1.0
     unsynced: float = 5.0
@@ -152,11 +147,7 @@ class Power(InjectedFault):
 class Throttle(InjectedFault):
     """A state: the device's processes get 1/`factor` of their time."""
 
-    kind: ClassVar[str] = "throttle"
-    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {
-        "factor": (1, 100),
-        "count": (ALWAYS, ALWAYS),
-    }
+    bounds: ClassVar[_Bounds] = {"factor": (1, 100), "count": (ALWAYS, ALWAYS)}
     count: int = ALWAYS
     factor: float = 2.0
 
@@ -170,16 +161,14 @@ class Runner(InjectedFault):
             one until the command ends.
     """
 
-    kind: ClassVar[str] = "runner"
-    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {"after": (0, 1e6)}
+    bounds: ClassVar[_Bounds] = {"after": (0, 1e6)}
+    choices: ClassVar[_Choices] = {"signal": get_args(RunnerSignal)}
     when: When = "run"
     signal: RunnerSignal = "KILL"
     after: float = 0.0
     match: str = "genie"
 
     def __post_init__(self) -> None:
-        if self.signal not in get_args(RunnerSignal):
-            raise VirtualDeviceError(f"fault {self}: `signal` is KILL or STOP")
         if not _WORD.fullmatch(self.match):
             raise VirtualDeviceError(f"fault {self}: `match` is a word")
         InjectedFault.__post_init__(self)
@@ -225,15 +214,10 @@ class Dsp(InjectedFault):
             than they.
     """
 
-    kind: ClassVar[str] = "dsp"
+    choices: ClassVar[_Choices] = {"cause": DSP_MESSAGES}
     when: When = "run"
     cause: DspCause = "path"
     after: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.cause not in DSP_MESSAGES:
-            raise VirtualDeviceError(f"fault {self}: `cause` is one of {', '.join(DSP_MESSAGES)}")
-        InjectedFault.__post_init__(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,8 +228,7 @@ class Babble(InjectedFault):
         match: text in the command; all commands without it.
     """
 
-    kind: ClassVar[str] = "babble"
-    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {"bytes": (0, _INF)}
+    bounds: ClassVar[_Bounds] = {"bytes": (0, _INF)}
     when: When = "shell"
     bytes: float = 4096.0
     match: str = ""
@@ -260,19 +243,14 @@ class Babble(InjectedFault):
 class Slow(InjectedFault):
     """Every packet takes `ms` milliseconds more, and no more than `rate` bytes/s pass."""
 
-    kind: ClassVar[str] = "slow"
-    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {
-        "ms": (0, 1e6),
-        "rate": (1, _INF),
-        "count": (ALWAYS, ALWAYS),
-    }
+    bounds: ClassVar[_Bounds] = {"ms": (0, 1e6), "rate": (1, _INF), "count": (ALWAYS, ALWAYS)}
     count: int = ALWAYS
     ms: float = 0.0
     rate: float = _INF
 
 
 KINDS: Final[Mapping[str, type[InjectedFault]]] = {
-    kind.kind: kind
+    kind.__name__.lower(): kind
     for kind in (Drop, Stall, Corrupt, Full, Reboot, Power, Throttle, Runner, Dsp, Babble, Slow)
 }
 _COMMON = frozenset(field.name for field in fields(InjectedFault))
