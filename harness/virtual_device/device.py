@@ -24,7 +24,7 @@ from harness.virtual_device.folder import DeviceRecord
 from harness.virtual_device.forwards import Forwards
 from harness.virtual_device.heat.simulation import HeatSimulation
 from harness.virtual_device.heat.throttler import Throttler
-from harness.virtual_device.injection import DeviceEffects, Injector
+from harness.virtual_device.injection import Effects, Injector
 from harness.virtual_device.outside import Outside
 from harness.virtual_device.power import PowerAction, PowerCommand, PowerPipe, PowerQueue
 from harness.virtual_device.processes import ProcessTable
@@ -115,7 +115,7 @@ class DeviceDaemon:
         self._connections: list[DaemonConnection] = []
         self._events = EventLog(outside.write_event, self._userland.log)
         throttler = Throttler(processes)
-        effects = DeviceEffects(
+        effects = Effects(
             self._connections, processes, throttler, self._storage, self._userland, self._power
         )
         self._faults = Injector(effects, self._events)

@@ -11,7 +11,7 @@ import signal
 from collections.abc import AsyncIterator, Coroutine, Iterable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any, Protocol
+from typing import Any
 
 from harness.virtual_device.connection import DaemonConnection
 from harness.virtual_device.events import EventLog
@@ -44,34 +44,6 @@ _POLL_S = 0.02
 _SHELLS = {"sh", "dash", "bash", "mksh"}
 
 
-class Effects(Protocol):
-    """Effects that faults can have on a device."""
-
-    def drop(self) -> None:
-        """Break all connections."""
-
-    def stall(self) -> None:
-        """Stall all connections."""
-
-    def resume(self) -> None:
-        """End a stall."""
-
-    def reboot(self) -> None:
-        """Reboot."""
-
-    def cut_power(self, off_s: float, unsynced_s: float) -> None:
-        """Cut the power."""
-
-    def limit_free(self, free: int | None) -> None:
-        """Let `/data` take only `free` more bytes; `None` ends the limit."""
-
-    def throttle(self, factor: float) -> None:
-        """Give processes 1/`factor` of their time."""
-
-    def signal_runner(self, pid: int, fault: Runner | Dsp) -> list[int]:
-        """Signal the matching descendants of `pid`, and return their pids."""
-
-
 @dataclass(slots=True)
 class _Armed:
     fault: InjectedFault
@@ -87,7 +59,7 @@ class _Armed:
 class Injector:
     """The armed faults of one device. Belongs to its event loop."""
 
-    def __init__(self, effects: Effects, events: EventLog) -> None:
+    def __init__(self, effects: "Effects", events: EventLog) -> None:
         self._effects = effects
         self._events = events
         self._armed: list[_Armed] = []
@@ -304,8 +276,8 @@ class Activity:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceEffects:
-    """`Effects` on the parts of a real device."""
+class Effects:
+    """Effects that faults have on the parts of a device."""
 
     connections: list[DaemonConnection]
     processes: ProcessTable

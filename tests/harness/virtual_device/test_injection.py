@@ -5,6 +5,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import cast
 
 import adbutils
 import pytest
@@ -17,8 +18,8 @@ from harness.pool.pool import Pool
 from harness.pool.requirement import Requirement
 from harness.virtual_device import manager
 from harness.virtual_device.events import EventFile, EventLog, LoggedEvent
-from harness.virtual_device.faults import Dsp, Runner, parse_fault
-from harness.virtual_device.injection import Injector
+from harness.virtual_device.faults import parse_fault
+from harness.virtual_device.injection import Effects, Injector
 from harness.virtual_device.manager import VirtualDevice
 from harness.virtual_device.namespace import NamespaceKind
 from tests.harness.virtual_device.helpers import Adb, Worker
@@ -307,10 +308,7 @@ def test_a_power_cut_during_a_reboot_is_one(struck: VirtualDevice, on_struck: Ad
 class StallRecorder:
     """Effects that only record a stall."""
 
-    def __init__(self) -> None:
-        self.frozen = False
-
-    def drop(self) -> None: ...
+    frozen = False
 
     def stall(self) -> None:
         self.frozen = True
@@ -318,16 +316,9 @@ class StallRecorder:
     def resume(self) -> None:
         self.frozen = False
 
-    def reboot(self) -> None: ...
-
-    def cut_power(self, off_s: float, unsynced_s: float) -> None: ...
-
     def limit_free(self, free: int | None) -> None: ...
 
     def throttle(self, factor: float) -> None: ...
-
-    def signal_runner(self, pid: int, fault: Runner | Dsp) -> list[int]:  # noqa: ARG002
-        return []
 
 
 async def _pass(injector: Injector, kind: str) -> None:
@@ -347,7 +338,7 @@ def test_the_end_of_one_stall_does_not_end_another(events: EventLog) -> None:
 
     async def play() -> None:
         effects = StallRecorder()
-        injector = Injector(effects, events)
+        injector = Injector(cast("Effects", effects), events)
         injector.arm(parse_fault("stall:seconds=0.2,when=push"))
         first = asyncio.create_task(_pass(injector, "push"))
         await asyncio.sleep(0)
@@ -369,7 +360,7 @@ def test_the_end_of_one_stall_does_not_end_another(events: EventLog) -> None:
 def test_a_stall_lasts_for_its_seconds(events: EventLog) -> None:
     async def play() -> None:
         effects = StallRecorder()
-        injector = Injector(effects, events)
+        injector = Injector(cast("Effects", effects), events)
         injector.arm(parse_fault("stall:seconds=0.05,count=2"))
         for _ in range(2):
             await _pass(injector, "push")
