@@ -122,7 +122,7 @@ class ControlHandler:
         if not all(type(value) in {float, int, bool} for value in changes.values()):
             raise ValueError("heat settings are numbers")
         reading = self.heat.change(changes) if changes else self.heat.reading()
-        return {"reading": asdict(reading) if reading else None, "settings": self.heat.settings()}
+        return {"reading": asdict(reading) if reading else None}
 
 
 def open_control(folder: Path) -> socket.socket:

@@ -8,33 +8,26 @@ import errno
 import fcntl
 import json
 import os
+import secrets
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from buildlib.files import atomic_write
 from harness.errors import VirtualDeviceError
+from harness.virtual_device.filesystem import DEVICE_FOLDERS
 from harness.virtual_device.linux import machine_boot_id, process_stat
 from harness.virtual_device.namespace import NamespaceKind
 
 FILE_NAME = "device.json"
 
 _LOCK_NAME = "serving.lock"
+_LOG_TAIL_BYTES = 600
 _LOCK_PATIENCE_S = 10.0
 """For a process that is just ending."""
 _VERSION = 2
 _MAX_PORT = 0xFFFF
-_REQUIRED: dict[str, type] = {"name": str, "soc": str, "serial_number": str}
-_OPTIONAL: dict[str, type] = {
-    "storage_bytes": int,
-    "port": int,
-    "pid": int,
-    "pid_started": int,
-    "machine_boot": str,
-    "namespace": str,
-    "unconfined": bool,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +79,14 @@ class DeviceRecord:
         return replace(self, pid=None, pid_started=None, machine_boot=None, namespace=None)
 
 
+def new_record(
+    name: str, soc: str, storage_bytes: int | None, *, unconfined: bool = False
+) -> DeviceRecord:
+    """Return the record of a new device."""
+    number = f"QF{secrets.token_hex(6).upper()}"
+    return DeviceRecord(name, soc, number, storage_bytes, unconfined=unconfined)
+
+
 def load_record(folder: Path) -> DeviceRecord:
     """Read the record in a device's folder.
 
@@ -113,18 +114,16 @@ def _find_fault(content: object) -> str | None:
         return "no version in it"
     if content["version"] > _VERSION:
         return "written by a newer qnnfarm"
+    hints = {"version": int, **get_type_hints(DeviceRecord)}
     for key, value in content.items():
-        expected = _REQUIRED.get(key) or _OPTIONAL.get(key)
-        optional_none = value is None and key in _OPTIONAL
-        if key != "version" and (
-            expected is None or not (optional_none or type(value) is expected)
-        ):
+        if key not in hints or type(value) not in (get_args(hints[key]) or (hints[key],)):
             return f"unusable value of {key!r}"
     if not 0 < (content.get("port") or 1) <= _MAX_PORT:
         return "unusable value of 'port'"
     if content.get("namespace") not in {None, *NamespaceKind}:
         return "unusable value of 'namespace'"
-    missing = [key for key in _REQUIRED if key not in content]
+    needed = [field.name for field in fields(DeviceRecord) if field.default is MISSING]
+    missing = [key for key in needed if key not in content]
     return f"no {missing[0]!r} in it" if missing else None
 
 
@@ -133,6 +132,20 @@ def save_record(folder: Path, record: DeviceRecord) -> None:
     text = json.dumps({"version": _VERSION, **asdict(record)}, indent=2) + "\n"
     with atomic_write(folder / FILE_NAME) as file:
         file.write(text.encode())
+
+
+def make_folders(folder: Path) -> None:
+    """Make the folder of a device, and those of its files."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for name in DEVICE_FOLDERS:
+        (folder / "root" / name).mkdir(parents=True, exist_ok=True)
+
+
+def log_tail(path: Path) -> str:
+    """Return the end of the log of a device's process; empty without a log."""
+    with contextlib.suppress(FileNotFoundError):
+        return path.read_bytes()[-_LOG_TAIL_BYTES:].decode("utf-8", "replace")
+    return ""
 
 
 def lock_folder(folder: Path) -> int:

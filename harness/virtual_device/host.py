@@ -12,7 +12,6 @@ import contextlib
 import logging
 import os
 import resource
-import secrets
 import select
 import signal
 import subprocess
@@ -26,8 +25,14 @@ from buildlib.targets import find_soc
 from harness.errors import VirtualDeviceError
 from harness.virtual_device.control import DeviceControl
 from harness.virtual_device.device import DeviceDaemon, DeviceSockets
-from harness.virtual_device.filesystem import DEVICE_FOLDERS
-from harness.virtual_device.folder import DeviceRecord, load_record, lock_folder, save_record
+from harness.virtual_device.folder import (
+    load_record,
+    lock_folder,
+    log_tail,
+    make_folders,
+    new_record,
+    save_record,
+)
 from harness.virtual_device.outside import DirectOutside, set_up_logging
 from harness.virtual_device.processes import ProcessTable, ProcessTracker, kill_leftovers, kill_tree
 from harness.virtual_device.userland import own_commands
@@ -37,7 +42,6 @@ log = logging.getLogger(__name__)
 _UMASK = 0o022
 _START_PATIENCE_S = 120.0
 _STOP_PATIENCE_S = 30.0
-_LOG_TAIL_BYTES = 600
 
 
 @contextlib.contextmanager
@@ -125,9 +129,9 @@ class _Host:
             )
         lines = [output.readline() for _ in range(self._count)]
         if not all(lines):
-            tail = self._log_path.read_bytes()[-_LOG_TAIL_BYTES:].decode("utf-8", "replace")
             raise VirtualDeviceError(
-                f"virtual devices did not start: their process ended: {tail} (log {self._log_path})"
+                "virtual devices did not start: their process ended: "
+                f"{log_tail(self._log_path)} (log {self._log_path})"
             )
         return [line.split()[1].decode() for line in lines]
 
@@ -247,14 +251,11 @@ def _on_input(loop: asyncio.AbstractEventLoop, shut_down: Callable[[], None]) ->
 
 def _prepared(folder: Path, soc: str, storage_bytes: int | None) -> Path:
     """Create or update the folder of a device."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    for own in DEVICE_FOLDERS:
-        (folder / "root" / own).mkdir(parents=True, exist_ok=True)
+    make_folders(folder)
     try:
         record = replace(load_record(folder), soc=soc, storage_bytes=storage_bytes)
     except FileNotFoundError:
-        number = f"QF{secrets.token_hex(6).upper()}"
-        record = DeviceRecord(folder.name, soc, number, storage_bytes)
+        record = new_record(folder.name, soc, storage_bytes)
     save_record(folder, record)
     return folder
 

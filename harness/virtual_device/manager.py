@@ -37,8 +37,15 @@ from harness.errors import (
 from harness.paths import make_state_dir, private_lock, state_dir
 from harness.virtual_device.control import DeviceControl
 from harness.virtual_device.faults import InjectedFault
-from harness.virtual_device.filesystem import DEVICE_FOLDERS
-from harness.virtual_device.folder import FILE_NAME, DeviceRecord, load_record, save_record
+from harness.virtual_device.folder import (
+    FILE_NAME,
+    DeviceRecord,
+    load_record,
+    log_tail,
+    make_folders,
+    new_record,
+    save_record,
+)
 from harness.virtual_device.namespace import (
     FORCE_VARIABLE,
     NamespaceKind,
@@ -51,7 +58,6 @@ DeviceState = Literal["running", "stopped", "damaged"]
 
 _DAEMON = "from harness.virtual_device.daemon import run; run()"
 _LOG_NAME = "daemon.log"
-_LOG_TAIL_BYTES = 600
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
 _DAEMON_VARIABLES = frozenset(
     ("ADB_VENDOR_KEYS", "ANDROID_USER_HOME", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH")
@@ -128,10 +134,8 @@ def start(
             return _view(folder, record)
         kind = NamespaceKind.NONE if record.unconfined else expected_namespace()
         kind = kind or _confinement(name)
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         kill_leftovers({folder})
-        for own in DEVICE_FOLDERS:
-            (folder / "root" / own).mkdir(parents=True, exist_ok=True)
+        make_folders(folder)
         (folder / "mnt").mkdir(exist_ok=True)
         is_new = not (folder / FILE_NAME).exists()
         save_record(folder, record.stopped())
@@ -224,8 +228,7 @@ def _updated_record(
     try:
         record = load_record(folder)
     except FileNotFoundError:
-        number = f"QF{secrets.token_hex(6).upper()}"
-        return DeviceRecord(name, soc, number, storage_bytes, unconfined=bool(unconfined))
+        return new_record(name, soc, storage_bytes, unconfined=bool(unconfined))
     if record.soc != soc:
         raise mismatch_error(name, "SoC", record.soc, soc)
     if unconfined is not None:
@@ -275,7 +278,7 @@ def _launch(name: str, folder: Path, kind: NamespaceKind) -> tuple[int, int]:
         return answer["pid"], answer["port"]
     kill_leftovers({folder})
     reason = "its process ended" if in_time else f"no answer within {_START_PATIENCE_S:g} s"
-    tail = one_line(_tail(log_path))
+    tail = one_line(log_tail(log_path))
     said = f": {tail}" if tail else ""
     raise VirtualDeviceError(
         f"virtual device {name} did not start: {reason}{said} (log {log_path})"
@@ -377,12 +380,6 @@ def _view(folder: Path, record: DeviceRecord) -> VirtualDevice:
         namespace=NamespaceKind(record.namespace) if running and record.namespace else None,
         unconfined=record.unconfined,
     )
-
-
-def _tail(log_path: Path) -> str:
-    with contextlib.suppress(FileNotFoundError):
-        return log_path.read_bytes()[-_LOG_TAIL_BYTES:].decode("utf-8", "replace")
-    return ""
 
 
 def _delete_tree(folder: Path) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.virtual_device.heat.sysfs import SysFiles
@@ -83,10 +83,6 @@ class HeatSimulation:
             return None
         self._advance()
         return self._reading(self._settings)
-
-    def settings(self) -> dict[str, float | bool]:
-        """Return the settings; empty while the model is off."""
-        return {} if self._settings is None else asdict(self._settings)
 
     def switch_off(self) -> None:
         """Stop the model and delete its files."""

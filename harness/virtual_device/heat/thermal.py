@@ -72,12 +72,8 @@ class HeatSettings:
     charging: bool = True
 
     def __post_init__(self) -> None:
-        for name, (low, high) in _BOUNDS.items():
-            value = getattr(self, name)
-            if not low <= value <= high:
-                raise VirtualDeviceError(
-                    f"heat setting {name}: {value:g} is not between {low:g} and {high:g}"
-                )
+        for name, bounds in _BOUNDS.items():
+            _check_bounds(name, getattr(self, name), bounds)
         if self.throttle_to_c <= self.throttle_from_c:
             raise VirtualDeviceError(
                 f"heat setting throttle_to_c: {self.throttle_to_c:g} is not above throttle_from_c"
@@ -154,6 +150,14 @@ class HeatState:
         return (self.soc_c - settings.throttle_from_c) / span
 
 
+def _check_bounds(name: str, value: float, bounds: tuple[float, float]) -> None:
+    low, high = bounds
+    if not low <= value <= high:
+        raise VirtualDeviceError(
+            f"heat setting {name}: {value:g} is not between {low:g} and {high:g}"
+        )
+
+
 def check_changes(
     changes: Mapping[str, float | bool], settings: HeatSettings | None = None
 ) -> HeatSettings:
@@ -161,11 +165,7 @@ def check_changes(
     names = {field.name for field in fields(HeatSettings)}
     for name, value in changes.items():
         if name in STATE_BOUNDS:
-            low, high = STATE_BOUNDS[name]
-            if not low <= value <= high:
-                raise VirtualDeviceError(
-                    f"heat setting {name}: {value:g} is not between {low:g} and {high:g}"
-                )
+            _check_bounds(name, value, STATE_BOUNDS[name])
         elif name not in names or isinstance(value, bool) is not (name == "charging"):
             raise VirtualDeviceError(
                 f"heat setting {name!r} cannot be {value:g}: there are {', '.join(sorted(names))}"
