@@ -1,7 +1,7 @@
 """Ledgers with a manual clock and processes that a test declares dead, in SQLite and PostgreSQL."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -76,6 +76,14 @@ class Bench:
         for name in names:
             self.ledger.record_found(name, name, f"spec:{name}", Facts("SM8750", "v79", 1 << 30))
 
+    def lease(self, pid: int, *keys: str) -> int:
+        """Lease devices for a process; return the token."""
+        ticket = self.ledger.enqueue(process(pid), keys, len(keys))
+        rows = self.ledger.try_grant(ticket)
+        assert rows
+        self.ledger.settle(ticket)
+        return rows[0].token
+
     def context(
         self,
         *,
@@ -149,17 +157,3 @@ def file_bench(tmp_path: Path) -> Iterator[Bench]:
     made = Bench(tmp_path / "pool.db")
     yield made
     made.database.close()
-
-
-@pytest.fixture
-def grab(bench: Bench) -> Callable[..., int]:
-    """Leases devices for a process; returns the token."""
-
-    def take(pid: int, *keys: str) -> int:
-        ticket = bench.ledger.enqueue(process(pid), keys, len(keys))
-        rows = bench.ledger.try_grant(ticket)
-        assert rows is not None
-        bench.ledger.settle(ticket)
-        return rows[0].token
-
-    return take

@@ -1,5 +1,4 @@
 from collections import Counter
-from collections.abc import Callable
 from datetime import UTC, datetime
 
 from sqlalchemy import Connection
@@ -7,7 +6,6 @@ from sqlalchemy import Connection
 from harness.pool.history import add_event
 from tests.harness.pool.conftest import Bench
 
-Grab = Callable[..., int]
 _DAY_S = 86_400.0
 _BEGAN = datetime(2026, 1, 31, 12, tzinfo=UTC).timestamp()
 
@@ -29,9 +27,9 @@ def _lease(bench: Bench, *, days: int, per_day: int) -> None:
         bench.clock.set_by += _DAY_S
 
 
-def test_history_says_what_happened(bench: Bench, grab: Grab) -> None:
+def test_history_says_what_happened(bench: Bench) -> None:
     bench.add("a")
-    bench.ledger.release(grab(1, "a"), ["a"])
+    bench.ledger.release(bench.lease(1, "a"), ["a"])
     told = [f"{entry.what}: {entry.text}" for entry in bench.ledger.history("a")]
     assert told == [
         "added: ready: it answered",

@@ -20,22 +20,8 @@ from tests.clock import ManualClock
 from tests.harness.pool.conftest import TTL_S, Bench, process
 from tests.waiting import wait_for
 
-Grab = Callable[..., int]
 LOST = FailureReport("DeviceLostError", 1.0, recover=True, text="it went away")
 BAD_RUN = FailureReport("RunnerError", 1.0, recover=False, text="the runner crashed")
-
-
-def test_first_come_first_served(bench: Bench, grab: Grab) -> None:
-    bench.add("a")
-    held = grab(1, "a")
-    tickets = [bench.ledger.enqueue(process(pid), ["a"], 1) for pid in (2, 3, 4)]
-    assert [bench.ledger.try_grant(t) for t in tickets] == [None] * 3
-    bench.ledger.release(held, ["a"])
-    assert bench.ledger.try_grant(tickets[2]) is None
-    assert bench.ledger.try_grant(tickets[1]) is None
-    rows = bench.ledger.try_grant(tickets[0])
-    assert rows is not None
-    assert rows[0].token > held
 
 
 class _AskedFor(set[int]):
@@ -50,11 +36,11 @@ class _AskedFor(set[int]):
         return False
 
 
-def test_who_waits_looks_only_at_the_processes_in_its_way(bench: Bench, grab: Grab) -> None:
+def test_who_waits_looks_only_at_the_processes_in_its_way(bench: Bench) -> None:
     """Otherwise hundreds that wait look at hundreds, at each change of any."""
     bench.add("a", "b")
-    grab(1, "a")
-    held = grab(2, "b")
+    bench.lease(1, "a")
+    held = bench.lease(2, "b")
     tickets = [bench.ledger.enqueue(process(pid), ["b"], 1) for pid in range(10, 60)]
     bench.dead = asked = _AskedFor()
     assert bench.ledger.try_grant(tickets[-1]) is None
@@ -67,18 +53,18 @@ def test_who_waits_looks_only_at_the_processes_in_its_way(bench: Bench, grab: Gr
     assert bench.ledger.try_grant(tickets[1])
 
 
-def test_who_waits_leaves_time_to_those_before_it(bench: Bench, grab: Grab) -> None:
+def test_who_waits_leaves_time_to_those_before_it(bench: Bench) -> None:
     bench.add("a", "b", "c")
-    grab(1, "a", "b", "c")
+    bench.lease(1, "a", "b", "c")
     wanted = [["a"], ["b"], ["a"], ["a", "b"], ["c"], ["a"]]
     tickets = [bench.ledger.enqueue(process(pid), keys, 1) for pid, keys in enumerate(wanted, 2)]
     assert [bench.ledger.turns_before(ticket) for ticket in tickets] == [0, 0, 1, 1, 0, 3]
     assert bench.ledger.turns_before(tickets[-1] + 1) == 0  # nobody's
 
 
-def test_releases_wake_those_who_wait_and_heartbeats_do_not(bench: Bench, grab: Grab) -> None:
+def test_releases_wake_those_who_wait_and_heartbeats_do_not(bench: Bench) -> None:
     bench.add("a")
-    held = grab(1, "a")
+    held = bench.lease(1, "a")
     with closing(Database(bench.location)) as waiting:
         before = waiting.version()
         bench.ledger.enqueue(process(2), ["a"], 1)
@@ -88,9 +74,22 @@ def test_releases_wake_those_who_wait_and_heartbeats_do_not(bench: Bench, grab: 
         wait_for(lambda: waiting.version() != before)
 
 
-def test_a_priority_goes_before_but_starves_nobody(bench: Bench, grab: Grab) -> None:
+def test_first_come_first_served(bench: Bench) -> None:
     bench.add("a")
-    held = grab(1, "a")
+    held = bench.lease(1, "a")
+    tickets = [bench.ledger.enqueue(process(pid), ["a"], 1) for pid in (2, 3, 4)]
+    assert [bench.ledger.try_grant(t) for t in tickets] == [None] * 3
+    bench.ledger.release(held, ["a"])
+    assert bench.ledger.try_grant(tickets[2]) is None
+    assert bench.ledger.try_grant(tickets[1]) is None
+    rows = bench.ledger.try_grant(tickets[0])
+    assert rows is not None
+    assert rows[0].token > held
+
+
+def test_a_priority_goes_before_but_starves_nobody(bench: Bench) -> None:
+    bench.add("a")
+    held = bench.lease(1, "a")
     low = bench.ledger.enqueue(process(2), ["a"], 1, priority=-1)
     bench.clock.time += 1
     high = bench.ledger.enqueue(process(3), ["a"], 1, priority=1)
@@ -109,9 +108,9 @@ def test_a_priority_goes_before_but_starves_nobody(bench: Bench, grab: Grab) -> 
     assert bench.ledger.try_grant(low)
 
 
-def test_several_devices_come_together_under_one_token(bench: Bench, grab: Grab) -> None:
+def test_several_devices_come_together_under_one_token(bench: Bench) -> None:
     bench.add("a", "b", "c")
-    held = grab(1, "c")
+    held = bench.lease(1, "c")
     ticket = bench.ledger.enqueue(process(2), ["a", "b", "c"], 3)
     assert bench.ledger.try_grant(ticket) is None
     assert bench.state("a") == "ready"
@@ -140,20 +139,20 @@ def test_a_stream_of_small_requests_does_not_starve_a_big_one(bench: Bench) -> N
     assert len(bench.ledger.try_grant(big) or []) == 3
 
 
-def test_a_release_never_takes_what_a_new_owner_holds(bench: Bench, grab: Grab) -> None:
+def test_a_release_never_takes_what_a_new_owner_holds(bench: Bench) -> None:
     bench.add("a")
-    old = grab(1, "a")
+    old = bench.lease(1, "a")
     bench.clock.time += TTL_S + 1
-    new = grab(2, "a")
+    new = bench.lease(2, "a")
     assert bench.ledger.release(old, ["a"]) == frozenset()
     assert bench.ledger.holds(new, "a")
     assert bench.ledger.report("a", old, LOST) is None
     assert bench.ledger.end_repair("a", old, Event.RECOVERED, "") is False
 
 
-def test_a_lease_lasts_while_it_is_renewed_and_is_never_revived(bench: Bench, grab: Grab) -> None:
+def test_a_lease_lasts_while_it_is_renewed_and_is_never_revived(bench: Bench) -> None:
     bench.add("a")
-    token = grab(1, "a")
+    token = bench.lease(1, "a")
     for _ in range(5):
         bench.clock.time += TTL_S - 1
         assert bench.ledger.renew({token: 1})[token] == bench.clock.time + TTL_S
@@ -165,18 +164,18 @@ def test_a_lease_lasts_while_it_is_renewed_and_is_never_revived(bench: Bench, gr
     assert "no sign of life" in bench.reason("a")
 
 
-def test_the_device_of_a_killed_holder_is_free_at_once(bench: Bench, grab: Grab) -> None:
+def test_the_device_of_a_killed_holder_is_free_at_once(bench: Bench) -> None:
     bench.add("a")
-    grab(1, "a")
+    bench.lease(1, "a")
     ticket = bench.ledger.enqueue(process(2), ["a"], 1)
     assert bench.ledger.try_grant(ticket) is None
     bench.dead.add(1)
     assert bench.ledger.try_grant(ticket)
 
 
-def test_a_dead_process_keeps_no_place_in_the_queue(bench: Bench, grab: Grab) -> None:
+def test_a_dead_process_keeps_no_place_in_the_queue(bench: Bench) -> None:
     bench.add("a")
-    held = grab(1, "a")
+    held = bench.lease(1, "a")
     bench.ledger.enqueue(process(2), ["a"], 1)
     ticket = bench.ledger.enqueue(process(3), ["a"], 1)
     bench.dead.add(2)
@@ -184,9 +183,9 @@ def test_a_dead_process_keeps_no_place_in_the_queue(bench: Bench, grab: Grab) ->
     assert bench.ledger.try_grant(ticket)
 
 
-def test_a_ticket_expires_while_its_process_sleeps(bench: Bench, grab: Grab) -> None:
+def test_a_ticket_expires_while_its_process_sleeps(bench: Bench) -> None:
     bench.add("a")
-    grab(1, "a")
+    bench.lease(1, "a")
     ticket = bench.ledger.enqueue(process(2), ["a"], 1)
     bench.clock.time += TTL_S
     bench.ledger.reconcile()
@@ -205,20 +204,18 @@ def test_a_ticket_whose_device_failed_goes_back_to_its_place(bench: Bench) -> No
     assert bench.ledger.try_grant(first)
 
 
-def test_tokens_only_rise_also_above_that_of_a_device(bench: Bench, grab: Grab) -> None:
+def test_tokens_only_rise_also_above_that_of_a_device(bench: Bench) -> None:
     bench.add("a", "b")
-    first = grab(1, "a")
+    first = bench.lease(1, "a")
     bench.ledger.note_token(5000)
     bench.ledger.note_token(7)
     assert bench.ledger.holds(first, "a")
-    assert grab(2, "b") == 5001
+    assert bench.lease(2, "b") == 5001
 
 
-def test_a_drained_device_stays_with_its_holder_and_is_not_granted(
-    bench: Bench, grab: Grab
-) -> None:
+def test_a_drained_device_stays_with_its_holder_and_is_not_granted(bench: Bench) -> None:
     bench.add("a")
-    token = grab(1, "a")
+    token = bench.lease(1, "a")
     assert bench.ledger.apply("a", Event.DRAIN, "battery") == "draining"
     assert bench.ledger.holds(token, "a")
     assert bench.ledger.apply("a", Event.UNDRAIN, "") == "leased"
@@ -231,9 +228,9 @@ def test_a_drained_device_stays_with_its_holder_and_is_not_granted(
     assert bench.ledger.try_grant(ticket)
 
 
-def test_a_failure_leads_to_recovery_after_the_release(bench: Bench, grab: Grab) -> None:
+def test_a_failure_leads_to_recovery_after_the_release(bench: Bench) -> None:
     bench.add("a")
-    token = grab(1, "a")
+    token = bench.lease(1, "a")
     assert bench.ledger.report("a", token, LOST) == ""
     assert bench.state("a") == "leased"
     bench.ledger.release(token, ["a"])
@@ -246,11 +243,9 @@ def test_a_failure_leads_to_recovery_after_the_release(bench: Bench, grab: Grab)
     assert bench.state("a") == "ready"
 
 
-def test_recovery_backs_off_and_is_done_by_another_when_its_process_dies(
-    bench: Bench, grab: Grab
-) -> None:
+def test_recovery_backs_off_and_is_done_by_another_when_its_process_dies(bench: Bench) -> None:
     bench.add("a")
-    token = grab(1, "a")
+    token = bench.lease(1, "a")
     bench.ledger.report("a", token, LOST)
     bench.ledger.release(token, ["a"])
     assert bench.ledger.begin_repair("a", process(2))
@@ -264,43 +259,41 @@ def test_recovery_backs_off_and_is_done_by_another_when_its_process_dies(
     assert bench.ledger.begin_repair("a", process(3))
 
 
-def _fail(bench: Bench, grab: Grab, judgement: FailureReport = BAD_RUN) -> None:
-    token = grab(1, "a")
+def _fail(bench: Bench, judgement: FailureReport = BAD_RUN) -> None:
+    token = bench.lease(1, "a")
     bench.ledger.report("a", token, judgement)
     bench.ledger.release(token, ["a"])
 
 
-def test_quarantine_takes_failures_in_several_leases(bench: Bench, grab: Grab) -> None:
+def test_quarantine_takes_failures_in_several_leases(bench: Bench) -> None:
     bench.add("a")
-    token = grab(1, "a")
+    token = bench.lease(1, "a")
     for _ in range(10):  # a lease that fails again and again is one bad lease
         bench.ledger.report("a", token, BAD_RUN)
     bench.ledger.release(token, ["a"])
     assert bench.state("a") == "ready"
-    _fail(bench, grab)
+    _fail(bench)
     assert bench.state("a") == "ready"
-    _fail(bench, grab)
+    _fail(bench)
     assert bench.state("a") == "quarantined"
     assert "RunnerError" in bench.reason("a")
 
 
-def test_a_good_lease_ends_a_row_of_failures(bench: Bench, grab: Grab) -> None:
+def test_a_good_lease_ends_a_row_of_failures(bench: Bench) -> None:
     bench.add("a")
     for _ in range(6):
-        _fail(bench, grab)
-        _fail(bench, grab)
-        bench.ledger.release(grab(1, "a"), ["a"], unused=["a"])  # which says nothing
-        bench.ledger.release(grab(1, "a"), ["a"], used=["a"])
+        _fail(bench)
+        _fail(bench)
+        bench.ledger.release(bench.lease(1, "a"), ["a"], unused=["a"])  # which says nothing
+        bench.ledger.release(bench.lease(1, "a"), ["a"], used=["a"])
     assert bench.state("a") == "ready"
 
 
-def test_quarantine_keeps_a_device_out_for_longer_each_time_it_returns(
-    bench: Bench, grab: Grab
-) -> None:
+def test_quarantine_keeps_a_device_out_for_longer_each_time_it_returns(bench: Bench) -> None:
     bench.add("a")
     for wait_s in (60, 120, 240):
         for _ in range(3):
-            _fail(bench, grab)
+            _fail(bench)
         bench.clock.time += wait_s - 1
         assert bench.ledger.due_repairs() == []
         assert bench.ledger.begin_repair("a", process(2)) is None
@@ -310,16 +303,16 @@ def test_quarantine_keeps_a_device_out_for_longer_each_time_it_returns(
         assert work is not None
         bench.ledger.end_repair("a", work.token, Event.PASSED, "passed")
     for _ in range(100):  # it has been good for long
-        bench.ledger.release(grab(1, "a"), ["a"], used=["a"])
+        bench.ledger.release(bench.lease(1, "a"), ["a"], used=["a"])
     for _ in range(3):
-        _fail(bench, grab)
+        _fail(bench)
     bench.clock.time += 61
     assert bench.ledger.due_repairs() == ["a"]
 
 
-def test_of_one_lease_only_the_heaviest_failure_counts(bench: Bench, grab: Grab) -> None:
+def test_of_one_lease_only_the_heaviest_failure_counts(bench: Bench) -> None:
     bench.add("a")
-    token = grab(1, "a")
+    token = bench.lease(1, "a")
     for weight, text in ((1.0, "it hung"), (2.0, "a file came out as another"), (1.0, "again")):
         bench.ledger.report("a", token, FailureReport("X", weight, recover=False, text=text))
     bench.ledger.release(token, ["a"])
@@ -327,52 +320,50 @@ def test_of_one_lease_only_the_heaviest_failure_counts(bench: Bench, grab: Grab)
     assert (counted.weight, counted.text) == (2.0, "a file came out as another")
 
 
-def test_the_ledger_says_who_ended_a_lost_lease_and_when(bench: Bench, grab: Grab) -> None:
+def test_the_ledger_says_who_ended_a_lost_lease_and_when(bench: Bench) -> None:
     bench.add("a", "b")
-    taken, slept = grab(1, "a"), grab(2, "b")
+    taken, slept = bench.lease(1, "a"), bench.lease(2, "b")
     bench.ledger.release(taken, ["a"], taken_by="ann: qnnfarm (pid 7)")
-    again = grab(3, "a")
+    again = bench.lease(3, "a")
     bench.clock.time += TTL_S + 1
     bench.ledger.reconcile()
     told = bench.ledger.why_lost(taken, ["a"])
     assert told.startswith("ann: qnnfarm (pid 7) took it back, at ")
     assert "no sign of life for 30 s, at " in bench.ledger.why_lost(slept, ["b"])
     assert "no sign of life" in bench.ledger.why_lost(again, ["a"])
-    bench.ledger.release(ended := grab(4, "a"), ["a"])
+    bench.ledger.release(ended := bench.lease(4, "a"), ["a"])
     assert bench.ledger.why_lost(ended, ["a"]) == ""
 
 
-def test_failures_before_a_passed_probation_do_not_count(bench: Bench, grab: Grab) -> None:
+def test_failures_before_a_passed_probation_do_not_count(bench: Bench) -> None:
     bench.add("a")
     for _ in range(3):
-        _fail(bench, grab)
+        _fail(bench)
     work = bench.ledger.begin_repair("a", process(2), force=True)
     assert work is not None
     assert (work.purpose, bench.state("a")) == ("probation", "probation")
     bench.ledger.end_repair("a", work.token, Event.PASSED, "passed")
     assert bench.state("a") == "ready"
     assert bench.ledger.rows(["a"])["a"].failures == ()
-    _fail(bench, grab)
-    _fail(bench, grab)
+    _fail(bench)
+    _fail(bench)
     assert bench.state("a") == "ready"
-    _fail(bench, grab)
+    _fail(bench)
     assert bench.state("a") == "quarantined"
 
 
-def test_draining_does_not_end_quarantine(bench: Bench, grab: Grab) -> None:
+def test_draining_does_not_end_quarantine(bench: Bench) -> None:
     bench.add("a")
     for _ in range(3):
-        _fail(bench, grab)
+        _fail(bench)
     bench.ledger.apply("a", Event.DRAIN, "look at it")
     assert bench.ledger.apply("a", Event.UNDRAIN, "") == "quarantined"
 
 
-def test_a_failed_probation_and_a_killed_one_lead_back_to_quarantine(
-    bench: Bench, grab: Grab
-) -> None:
+def test_a_failed_probation_and_a_killed_one_lead_back_to_quarantine(bench: Bench) -> None:
     bench.add("a")
     for _ in range(3):
-        _fail(bench, grab)
+        _fail(bench)
     work = bench.ledger.begin_repair("a", process(2), force=True)
     assert work is not None
     bench.ledger.end_repair("a", work.token, Event.NOT_PASSED, "bad file", retry_in_s=60)
@@ -384,10 +375,10 @@ def test_a_failed_probation_and_a_killed_one_lead_back_to_quarantine(
     assert bench.state("a") == "quarantined"
 
 
-def test_failures_that_say_nothing_about_the_device_do_not_count(bench: Bench, grab: Grab) -> None:
+def test_failures_that_say_nothing_about_the_device_do_not_count(bench: Bench) -> None:
     bench.add("a")
     for _ in range(10):
-        _fail(bench, grab, FailureReport("AdbServerError", 0.0, recover=False, text="server died"))
+        _fail(bench, FailureReport("AdbServerError", 0.0, recover=False, text="server died"))
     assert bench.state("a") == "ready"
 
 
@@ -401,9 +392,9 @@ def test_an_absent_device_gets_its_hardware_key_when_it_answers(bench: Bench) ->
     assert (bench.state("hardware:X"), bench.reason("hardware:X")) == ("absent", "unplugged")
 
 
-def test_contradictions_are_repaired(bench: Bench, grab: Grab) -> None:
+def test_contradictions_are_repaired(bench: Bench) -> None:
     bench.add("a", "b")
-    grab(1, "a")
+    bench.lease(1, "a")
     bench.sql("DELETE FROM pool_leases")
     bench.ledger.reconcile()
     assert (bench.state("a"), bench.reason("a")) == ("ready", "it was held by nobody")
@@ -541,9 +532,12 @@ def test_a_ledger_that_is_too_old_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "pool.db").read_bytes() == before
 
 
-def test_a_recovery_step_is_stored_until_the_recovery_ends(bench: Bench, grab: Grab) -> None:
+def test_a_recovery_step_is_stored_until_the_recovery_ends(bench: Bench) -> None:
     bench.add("a")
-    token, lost = grab(1, "a"), FailureReport("DeviceLostError", 1.0, recover=True, text="away")
+    token, lost = (
+        bench.lease(1, "a"),
+        FailureReport("DeviceLostError", 1.0, recover=True, text="away"),
+    )
     bench.ledger.report("a", token, lost)
     bench.ledger.release(token, ["a"])
 
@@ -578,11 +572,11 @@ def test_a_recovery_step_is_stored_until_the_recovery_ends(bench: Bench, grab: G
     assert known() == ("recovering", "", 0)
 
 
-def test_a_late_release_marks_no_lease_as_quiet(bench: Bench, grab: Grab) -> None:
+def test_a_late_release_marks_no_lease_as_quiet(bench: Bench) -> None:
     bench.add("a")
-    late = grab(1, "a")
+    late = bench.lease(1, "a")
     bench.ledger.release(late, ["a"])
-    grab(2, "a")
+    bench.lease(2, "a")
     bench.ledger.release(late, ["a"], unused=["a"])
     assert bench.ledger.fence_of("a").quiet == 0
 
@@ -607,7 +601,7 @@ def test_a_transaction_that_fails_changes_nothing(bench: Bench) -> None:
 
 @pytest.mark.parametrize("end", ["killed", "asleep"])
 def test_what_a_holder_reported_counts_if_it_dies_before_the_release(
-    bench: Bench, grab: Grab, end: str
+    bench: Bench, end: str
 ) -> None:
     def die(pid: int) -> None:
         if end == "killed":
@@ -616,25 +610,23 @@ def test_what_a_holder_reported_counts_if_it_dies_before_the_release(
         bench.ledger.reconcile()
 
     bench.add("a", "b")
-    token = grab(1, "a")
+    token = bench.lease(1, "a")
     bench.ledger.report("a", token, LOST)
     die(1)
     assert (bench.state("a"), bench.reason("a")) == ("recovering", "it went away")
     assert "a" in bench.ledger.due_repairs()
     for pid in (2, 3, 4):
-        token = grab(pid, "b")
+        token = bench.lease(pid, "b")
         bench.ledger.report("b", token, BAD_RUN)
         die(pid)
     assert bench.state("b") == "quarantined"
 
 
-def test_a_device_over_the_limit_is_quarantined_when_it_comes_back(
-    bench: Bench, grab: Grab
-) -> None:
+def test_a_device_over_the_limit_is_quarantined_when_it_comes_back(bench: Bench) -> None:
     bench.add("a")
     for _ in range(2):
-        _fail(bench, grab)
-    _fail(bench, grab, LOST)
+        _fail(bench)
+    _fail(bench, LOST)
     work = bench.ledger.begin_repair("a", process(2))
     assert work is not None
     bench.ledger.end_repair("a", work.token, Event.GAVE_UP, "unplugged")
@@ -645,12 +637,12 @@ def test_a_device_over_the_limit_is_quarantined_when_it_comes_back(
 
 @pytest.mark.parametrize("quarantined", [False, True])
 def test_a_drain_that_is_taken_back_during_a_repair_does_not_make_the_device_ready(
-    bench: Bench, grab: Grab, *, quarantined: bool
+    bench: Bench, *, quarantined: bool
 ) -> None:
     bench.add("a")
     for _ in range(2):
-        _fail(bench, grab)
-    _fail(bench, grab, BAD_RUN if quarantined else LOST)
+        _fail(bench)
+    _fail(bench, BAD_RUN if quarantined else LOST)
     work = bench.ledger.begin_repair("a", process(2), force=True)
     assert work is not None
     bench.ledger.apply("a", Event.DRAIN, "a look")
@@ -661,9 +653,9 @@ def test_a_drain_that_is_taken_back_during_a_repair_does_not_make_the_device_rea
     assert bench.state("a") == ("quarantined" if quarantined else "absent")
 
 
-def test_a_wall_clock_that_is_set_back_puts_off_no_repair(bench: Bench, grab: Grab) -> None:
+def test_a_wall_clock_that_is_set_back_puts_off_no_repair(bench: Bench) -> None:
     bench.add("a")
-    _fail(bench, grab, LOST)
+    _fail(bench, LOST)
     work = bench.ledger.begin_repair("a", process(2))
     assert work is not None
     bench.ledger.end_repair("a", work.token, Event.GAVE_UP, "dead", retry_in_s=100)
@@ -673,11 +665,11 @@ def test_a_wall_clock_that_is_set_back_puts_off_no_repair(bench: Bench, grab: Gr
     assert bench.ledger.begin_repair("a", process(2))
 
 
-def test_the_longest_overdue_repair_comes_first(bench: Bench, grab: Grab) -> None:
+def test_the_longest_overdue_repair_comes_first(bench: Bench) -> None:
     names = [f"d{n:02}" for n in range(20)]
     bench.add(*names)
     for name in names:
-        token = grab(1, name)
+        token = bench.lease(1, name)
         bench.ledger.report(name, token, LOST)
         bench.ledger.release(token, [name])
     order = names[7:] + names[:7]

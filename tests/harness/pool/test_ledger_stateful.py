@@ -1,6 +1,7 @@
-"""No device ever has two holders, whatever processes do and whenever they die or sleep."""
+"""No device has two holders, and each request its turn, whatever processes do, die or sleep."""
 
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -16,13 +17,14 @@ from hypothesis.stateful import (
 
 from harness.errors import LeaseLostError
 from harness.pool.failure_policy import FailureReport, Work
+from harness.pool.queue import Request, keep, served
 from harness.pool.records import LeaseRow
 from harness.pool.states import Event, MemberState
 from tests.harness.pool.conftest import TTL_S, Bench, process
 
-_KEYS = ("a", "b", "c", "d")
+_KEYS = ("a", "b", "c")
 _keys = st.sampled_from(_KEYS)
-_pids = st.integers(1, 5)
+_pids = st.integers(1, 9)
 _BAD = FailureReport("RunnerError", 1.0, recover=False, text="crashed")
 _LOST = FailureReport("DeviceLostError", 1.0, recover=True, text="went away")
 
@@ -41,9 +43,10 @@ class Believed:
 @dataclass
 class Waiting:
     pid: int
-    candidates: list[str]
+    candidates: tuple[str, ...]
     count: int
     until: float
+    latest: float
 
 
 @dataclass
@@ -81,6 +84,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def granted(self, rows: list[LeaseRow], pid: int, *, work: bool = False) -> None:
         for row in rows:
             assert not self.believers(row.key), "two holders"
+        assert {row.token for row in rows} == {rows[0].token}
         assert rows[0].token > self.model.highest, "tokens must rise"
         self.model.highest = rows[0].token
         until = rows[0].until
@@ -92,53 +96,60 @@ class LedgerMachine(RuleBasedStateMachine):
     def ask(self, pid: int, wanted: set[str], count: int) -> None:
         if self.alive(pid):
             count = min(count, len(wanted))
-            keys = sorted(wanted)
+            keys = tuple(sorted(wanted))
+            self.bench.clock.time += 1
             ticket = self.bench.ledger.enqueue(process(pid), keys, count)
             until = self.bench.clock.time + TTL_S
-            self.model.waiting[ticket] = Waiting(pid, keys, count, until)
+            self.model.waiting[ticket] = Waiting(pid, keys, count, until, until)
 
     @precondition(lambda self: self.model.waiting)
     @rule(data=st.data())
     def poll(self, data: st.DataObject) -> None:
-        ticket = data.draw(st.sampled_from(sorted(self.model.waiting)))
-        asked = self.model.waiting[ticket]
-        if not self.alive(asked.pid):
-            return
-        self.bench.ledger.reconcile()
-        free = self.free()
+        for ticket in data.draw(st.permutations(sorted(self.model.waiting))):
+            if self.alive(self.model.waiting[ticket].pid):
+                self.poll_one(ticket)
+
+    def poll_one(self, ticket: int) -> None:
+        asked, places = self.model.waiting[ticket], self.places()
+        turn = self.turn(ticket, places)
         try:
             rows = self.bench.ledger.try_grant(ticket)
         except LeaseLostError:
+            assert ticket not in places
             assert self.bench.clock.time >= asked.until
             del self.model.waiting[ticket]
             return
-        asked.until = self.bench.clock.time + TTL_S * 3 / 4  # its place may be kept a little later
-        if not rows:
-            return
-        keys = {row.key for row in rows}
-        assert len(keys) == asked.count
-        assert keys <= free & set(asked.candidates)
-        self.nobody_was_passed_over(ticket, free, keys)
-        self.granted(rows, asked.pid)
-        self.bench.ledger.settle(ticket)
-        del self.model.waiting[ticket]
+        asked.latest = self.bench.clock.time + TTL_S
+        asked.until = asked.latest - TTL_S / 4  # its place may be kept a little later
+        assert [row.key for row in rows or ()] == list(turn)
+        if rows:
+            self.granted(rows, asked.pid)
+            self.bench.ledger.settle(ticket)
+            del self.model.waiting[ticket]
 
-    def free(self) -> set[str]:
-        rows = self.bench.ledger.rows(_KEYS)
-        return {k for k, row in rows.items() if row.state is MemberState.READY and not row.lease}
+    def places(self) -> set[int]:
+        """The tickets that the ledger has."""
+        self.bench.ledger.reconcile()
+        places = {row.id for row in self.bench.sql("SELECT id FROM pool_tickets")}
+        for ticket in places:
+            asked = self.model.waiting[ticket]
+            assert self.alive(asked.pid)
+            assert self.bench.clock.time < asked.latest
+        return places
 
-    def nobody_was_passed_over(self, ticket: int, free: set[str], taken: set[str]) -> None:
-        """The oldest that waits could not be served before, or still can be now."""
-        now = self.bench.clock.time
-        older = [
-            asked
+    def turn(self, ticket: int, places: set[int]) -> Sequence[str]:
+        """The devices that it is a ticket's turn to get, all or none, in the order of the queue."""
+        queue = [
+            Request(number, asked.candidates, asked.count)
             for number, asked in sorted(self.model.waiting.items())
-            if number < ticket and asked.until > now and self.alive(asked.pid)
+            if number in places
         ]
-        if older:
-            oldest = older[0]
-            if len(free & set(oldest.candidates)) >= oldest.count:
-                assert len((free - taken) & set(oldest.candidates)) >= oldest.count
+        states = {key: row.state for key, row in self.bench.ledger.rows(_KEYS).items()}
+        free, in_use = (
+            {key for key, state in states.items() if state is wanted}
+            for wanted in (MemberState.READY, MemberState.LEASED)
+        )
+        return served(keep(queue, free, in_use)).get(ticket, ())
 
     @precondition(lambda self: self.model.leases)
     @rule(data=st.data())

@@ -90,13 +90,13 @@ def test_a_place_in_the_queue_outlasts_the_shortest_ttl(
 
 
 def test_a_device_that_is_freed_while_a_request_looks_at_the_queue_wakes_it(
-    bench: Bench, location: str | Path, grab: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+    bench: Bench, location: str | Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The release comes after what the request sees, and before it waits for news."""
     stopped = SimpleNamespace(monotonic=bench.clock.boottime)  # no look is due by time
     monkeypatch.setattr("harness.pool.pool.time", stopped)
     bench.add("a")
-    token = grab(2, "a")
+    token = bench.lease(2, "a")
     other = Bench(location)  # of another process
     look, looks = bench.ledger.try_grant, 0
 
@@ -123,9 +123,9 @@ def test_a_device_that_is_freed_while_a_request_looks_at_the_queue_wakes_it(
     assert next(polls, None) is not None  # it was woken, and did not come to an end
 
 
-def test_a_lease_timeout_says_who_held_each_device(bench: Bench, grab: Callable[..., int]) -> None:
+def test_a_lease_timeout_says_who_held_each_device(bench: Bench) -> None:
     bench.add("a", "b", "c")
-    grab(2, "a")
+    bench.lease(2, "a")
     bench.ledger.apply("b", Event.DRAIN, "a new battery")
     members = {name: Member(name, DeviceSpec("android", name)) for name in "abc"}
     with pytest.raises(LeaseTimeoutError) as caught:

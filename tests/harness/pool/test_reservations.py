@@ -1,6 +1,5 @@
 """Reservations: who gets a device in that time, and what becomes of who has it."""
 
-from collections.abc import Callable
 from contextlib import closing
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -13,7 +12,6 @@ from harness.pool.database import FORMAT, Database
 from harness.pool.records import Facts
 from tests.harness.pool.conftest import Bench, process
 
-Grab = Callable[..., int]
 HOUR_S = 3600.0
 
 
@@ -49,10 +47,10 @@ def test_who_waits_for_a_reserved_device_holds_back_no_other(bench: Bench) -> No
     assert is_granted(bench, one)
 
 
-def test_a_lease_of_somebody_else_ends_when_the_time_begins(bench: Bench, grab: Grab) -> None:
+def test_a_lease_of_somebody_else_ends_when_the_time_begins(bench: Bench) -> None:
     bench.add("a", "b")
     reserve(bench, 1, "a", "b", after_s=10.0)
-    others, own = grab(2, "a"), grab(1, "b")
+    others, own = bench.lease(2, "a"), bench.lease(1, "b")
     bench.clock.time += 9
     assert None not in bench.ledger.renew({others: 1, own: 1}).values()
     bench.clock.time += 1
@@ -64,18 +62,18 @@ def test_a_lease_of_somebody_else_ends_when_the_time_begins(bench: Bench, grab: 
     assert is_granted(bench, bench.ledger.enqueue(process(1), ["a"], 1))
 
 
-def test_who_waits_ends_the_lease_of_a_holder_that_sleeps(bench: Bench, grab: Grab) -> None:
+def test_who_waits_ends_the_lease_of_a_holder_that_sleeps(bench: Bench) -> None:
     bench.add("a")
-    grab(2, "a")
+    bench.lease(2, "a")
     ticket = bench.ledger.enqueue(process(1), ["a"], 1)
     assert not is_granted(bench, ticket)
     reserve(bench, 1, "a")
     assert is_granted(bench, ticket)
 
 
-def test_a_drained_device_is_taken_from_its_holder_too(bench: Bench, grab: Grab) -> None:
+def test_a_drained_device_is_taken_from_its_holder_too(bench: Bench) -> None:
     bench.add("a")
-    token = grab(2, "a")
+    token = bench.lease(2, "a")
     bench.sql("UPDATE pool_devices SET state = 'draining'")
     reserve(bench, 1, "a")
     assert not bench.ledger.holds(token, "a")

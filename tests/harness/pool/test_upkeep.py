@@ -11,7 +11,7 @@ from harness.pool.failure_policy import FailureReport
 from harness.pool.fence import FenceClaims
 from harness.pool.members import Member
 from harness.pool.upkeep import Upkeep
-from tests.harness.pool.conftest import Bench, process
+from tests.harness.pool.conftest import Bench
 
 if TYPE_CHECKING:
     from harness.pool.opener import Opener
@@ -30,12 +30,10 @@ class Broken:
 @pytest.mark.parametrize("weight", [1.0, 3.0], ids=["recovery", "probation"])
 def test_a_crashed_repair_is_retried_after_a_backoff(bench: Bench, weight: float) -> None:
     bench.add("a")
-    ticket = bench.ledger.enqueue(process(1), ["a"], 1)
-    rows = bench.ledger.try_grant(ticket)
-    assert rows
+    token = bench.lease(1, "a")
     found = FailureReport("DeviceLostError", weight, recover=weight < 3, text="it went away")
-    bench.ledger.report("a", rows[0].token, found)
-    bench.ledger.release(rows[0].token, ["a"])
+    bench.ledger.report("a", token, found)
+    bench.ledger.release(token, ["a"])
     config, opener = PoolConfig(), cast("Opener", Broken())
     claims = FenceClaims(bench.ledger, opener, bench.clock, timeout_s=1)
     context = bench.context(claims=claims, opener=opener, config=config)
