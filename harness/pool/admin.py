@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from harness.devices.socket_owner import user_name
 from harness.errors import PoolError, WrongUseError, one_line
-from harness.pool.context import PoolContext
+from harness.pool.ledger import Ledger
 from harness.pool.members import NOT_PROBED, Members
 from harness.pool.owner import this_process
 from harness.pool.records import DeviceRow, Reservation
@@ -22,9 +22,8 @@ class PoolAdmin:
     has no such device, and `LedgerError` if the ledger cannot be used.
     """
 
-    def __init__(self, context: PoolContext, members: Members, upkeep: Upkeep) -> None:
-        self._context = context
-        self._ledger = context.ledger
+    def __init__(self, ledger: Ledger, members: Members, upkeep: Upkeep) -> None:
+        self._ledger = ledger
         self._members = members
         self._upkeep = upkeep
 
@@ -67,7 +66,6 @@ class PoolAdmin:
             name, other = keys[obstacles[0].key], obstacles[0].describe(time.time())
             reason = f"choose another time, or `qnnfarm pool unreserve {obstacles[0].number}`"
             raise PoolError(f"{name} is {other}: {reason}")
-        self._context.changes.notify()
 
     def unreserve(self, number: int, *, by: str = "") -> Reservation:
         """Cancel a reservation, and return it.
@@ -78,7 +76,6 @@ class PoolAdmin:
         reservation = self._ledger.cancel_reservation(number, by or _user())
         if reservation is None:
             raise WrongUseError(f"there is no reservation {number}: `qnnfarm pool show` lists them")
-        self._context.changes.notify()
         return reservation
 
     def release(self, name: str, *, token: int | None = None, by: str = "") -> bool:
@@ -93,7 +90,6 @@ class PoolAdmin:
         released = self._ledger.release(
             token or lease.token, [lease.key], f"{by} took it from {lease.holder}", taken_by=by
         )
-        self._context.changes.notify()
         return bool(released)
 
     def unquarantine(self, name: str, *, on_progress: OnProgress = ignore_progress) -> MemberState:
@@ -140,9 +136,7 @@ class PoolAdmin:
         return self._row(name).state
 
     def _apply(self, name: str, event: Event, reason: str) -> MemberState:
-        state = self._ledger.apply(self._key(name), event, reason)
-        self._context.changes.notify()
-        return state
+        return self._ledger.apply(self._key(name), event, reason)
 
     def _key(self, name: str) -> str:
         """Return the key of a member, after recording a member that was never probed as absent."""

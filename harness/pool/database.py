@@ -127,6 +127,8 @@ class Database:
         self._pid = 0
         self._connection: Connection | None = None
         self._inherited: list[Connection] = []
+        self._news = threading.Condition()
+        self._own_changes = 0
         self._changes = 0
         self._data_version = 0
         self._was_there = False
@@ -156,7 +158,7 @@ class Database:
         done twice the work does what it does once.
 
         Args:
-            tell: let the processes know that wait for a change.
+            tell: let requests know that wait for a change, of this process and of others.
         """
 
         def write(connection: Connection) -> T:
@@ -167,19 +169,24 @@ class Database:
                 connection.exec_driver_sql(_COUNT_CHANGE if self.path else f"NOTIFY {_CHANNEL}")
             return result
 
-        return self._insist(write, writes=True)
+        result = self._insist(write, writes=True)
+        if tell:
+            with self._news:
+                self._own_changes += 1
+                self._news.notify_all()
+        return result
 
     def read(self, work: Callable[[Connection], T]) -> T:
         """Do work in a transaction that reads one consistent view."""
         return self._insist(work, writes=False)
 
-    def version(self) -> int:
-        """Return a number that changes when another process has changed the ledger."""
+    def version(self) -> tuple[int, int]:
+        """Return numbers that differ once this process or another one has changed the ledger."""
         with self._lock, self._typed_errors():
             try:
                 driver: Any = self._open().connection.dbapi_connection
                 if self.path is not None:
-                    return self._file_version(driver)
+                    return self._own_changes, self._file_version(driver)
                 driver.pgconn.consume_input()
                 while driver.pgconn.notifies() is not None:
                     self._changes += 1
@@ -188,7 +195,16 @@ class Database:
                     raise
                 self._drop()
                 self._changes += 1
-            return self._changes
+            return self._own_changes, self._changes
+
+    def wait(self, version: tuple[int, int], timeout_s: float) -> tuple[int, int]:
+        """Wait for a change since that version, and return the latest.
+
+        Changes by this process are known at once, those by others when the time is over.
+        """
+        with self._news:
+            self._news.wait_for(lambda: self._own_changes != version[0], timeout_s)
+        return self.version()
 
     def _file_version(self, driver: sqlite3.Connection) -> int:
         """Return how many changes were told; heartbeats of others wake nobody."""

@@ -7,10 +7,11 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from harness.clock import Deadline
+from harness.clock import Clock, Deadline
 from harness.devices.base import CommandResult
 from harness.devices.device import Device
 from harness.errors import (
@@ -23,9 +24,12 @@ from harness.errors import (
     WrongUseError,
 )
 from harness.pool.action_names import CHECKING, PROBING, action_named, describe_command
-from harness.pool.context import PoolContext
+from harness.pool.config import PoolConfig
 from harness.pool.failure_policy import FailureReport, Work
-from harness.pool.fence import ClaimedDevice
+from harness.pool.fence import ClaimedDevice, FenceClaims
+from harness.pool.heartbeat import Heartbeat
+from harness.pool.ledger import Ledger
+from harness.pool.opener import Opener
 
 _CHECK_S = 30.0
 _ASK_S = 5.0
@@ -35,6 +39,18 @@ _WATCH_S = 0.25
 _LOOKS_PER_QUESTION = 40
 _PROBE_S = 5.0
 _PROBE_OUTPUT = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class PoolContext:
+    """Objects that exist once per open pool."""
+
+    config: PoolConfig
+    clock: Clock
+    ledger: Ledger
+    opener: Opener
+    heartbeat: Heartbeat
+    claims: FenceClaims
 
 
 class LeasedDevice(Device):
@@ -384,7 +400,6 @@ class Lease:
                     used=[d.key for d in self._devices if d.used],
                     unused=[d.key for d in self._devices if not d.used],
                 )
-                self._context.changes.notify()
 
     def _give_back(self, device: LeasedDevice) -> None:
         """End on the device what was cut off, and tell other ledgers there that it is free."""

@@ -78,7 +78,7 @@ def _within(transaction: Callable[..., Any]) -> Callable[[_Method[P, T]], _Publi
 _reads = _within(Database.read)
 _writes = _within(Database.write)
 _writes_quietly = _within(partial(Database.write, tell=False))
-"""For what nobody waits for, such as a heartbeat."""
+"""For what lets nobody go on who waits, such as a heartbeat."""
 
 
 class Ledger:
@@ -112,13 +112,12 @@ class Ledger:
         shared = database.path is not None and is_shared(database.path.parent)
         self._user = user_name(os.geteuid()) if shared or database.path is None else ""
 
-    def version(self) -> int:
-        """Return a number that changes when another process has changed the ledger."""
-        return self.database.version()
-
-    @_writes
+    @_writes_quietly
     def reconcile(self, db: Connection) -> None:
-        """End the leases and tickets of dead processes, and repair contradictions."""
+        """End the leases and tickets of dead processes, and repair contradictions.
+
+        Who waits does so, too, at least once a second.
+        """
         self._expire_dead_owners(db)
 
     # Devices
@@ -139,7 +138,7 @@ class Ledger:
         number = self._counter("id")
         return f"{self._make_id() if number is None else number:016x}"
 
-    @_writes
+    @_writes_quietly
     def _make_id(self, db: Connection) -> int:
         number = _counter(db, "id")
         if number is None:
@@ -151,7 +150,7 @@ class Ledger:
     def _counter(self, db: Connection, name: str) -> int | None:
         return _counter(db, name)
 
-    @_writes
+    @_writes_quietly
     def note_token(self, db: Connection, token: int) -> None:
         """Grant no token up to this one, which a device has: the ledger may be an older copy."""
         _set_counter(db, "token", max(token, _counter(db, "token") or 0))
@@ -203,13 +202,13 @@ class Ledger:
         self._apply(db, key, Event.LOST, reason)
         return key
 
-    @_writes
+    @_writes_quietly
     def set_free_bytes(self, db: Connection, key: str, free_bytes: int | None) -> None:
         """Store the free space of a device."""
         _update(db, key, free_bytes=free_bytes)
         _facts_changed(db)
 
-    @_writes
+    @_writes_quietly
     def set_fence(self, db: Connection, key: str, fence: FenceRecord) -> None:
         """Store the fence of a device."""
         _update(db, key, fence=fence.id, root=fence.root, quiet=fence.quiet)
@@ -273,7 +272,7 @@ class Ledger:
             if row.what == Event.DISTRUSTED or not _was_away(db, row)
         ]
 
-    @_writes
+    @_writes_quietly
     def add_history(self, db: Connection, key: str, what: str, text: str) -> None:
         """Add an entry to a device's history."""
         self._add_event(db, key, what, text)
@@ -503,7 +502,7 @@ class Ledger:
         """Return whether anybody holds a device other than `besides`."""
         return db.scalar(select(leases.c.key).where(leases.c.key != besides).limit(1)) is not None
 
-    @_writes
+    @_writes_quietly
     def report(self, db: Connection, key: str, token: int, report: FailureReport) -> str | None:
         """Judge and store a failure that the holder of a lease reports.
 
@@ -525,7 +524,7 @@ class Ledger:
     def report_success(self, token: int, work: Work) -> None:
         """Record that work ended well under a lease: where it failed, it was the device's fault."""
         if self.database.read(lambda db: has_failed(db, work)):
-            self.database.write(lambda db: confirm(db, work, token))
+            self.database.write(lambda db: confirm(db, work, token), tell=False)
 
     @_writes
     def release(
@@ -564,7 +563,7 @@ class Ledger:
             self._end_lease(db, lease, Event.RELEASED, reason)
         return frozenset(released)
 
-    @_writes
+    @_writes_quietly
     def record_loss(self, db: Connection, token: int, key: str, text: str) -> None:
         """Record that a device itself refused the holder of that token, unless it is known."""
         if _lease(db, key, token) is not None and _loss(db, token, key) is None:
@@ -623,7 +622,7 @@ class Ledger:
         kind = RepairKind.PROBATION if probation else RepairKind.RECOVERY
         return self._insert_lease(db, key, _next_token(db), owner, kind)
 
-    @_writes
+    @_writes_quietly
     def record_step(self, db: Connection, key: str, token: int, step: str) -> None:
         """Store the step that begins: after an interruption, recovery goes on with it."""
         if _lease(db, key, token) is not None:

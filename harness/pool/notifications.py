@@ -18,7 +18,6 @@ from typing import Literal
 
 from harness.errors import LedgerError, NotificationError, PoolError, one_line
 from harness.pool.config import NoticeKind, NotificationConfig, ReceiverConfig
-from harness.pool.context import Changes
 from harness.pool.ledger import Ledger
 from harness.pool.programs import run_program
 from harness.pool.states import Event
@@ -121,12 +120,10 @@ class Notifier:
         self,
         receivers: Sequence[NotificationConfig],
         ledger: Ledger,
-        changes: Changes,
         name_of: Callable[[str], str],
     ) -> None:
         self._receivers = tuple(receivers)
         self._ledger = ledger
-        self._changes = changes
         self._name_of = name_of
         identity = repr([receiver.model_dump(mode="json") for receiver in receivers])
         self._subscriber = hashlib.sha256(identity.encode()).hexdigest()[:16]
@@ -149,14 +146,12 @@ class Notifier:
     def close(self) -> None:
         """Send what has happened so far, and stop."""
         self._stopped.set()
-        self._changes.notify()
         if self._thread is not None:
             self._thread.join()
 
     def _run(self) -> None:
-        while not self._stopped.is_set():
+        while not self._stopped.wait(_POLL_S):
             self._send_losses()
-            self._changes.wait_beyond(self._changes.count, _POLL_S)
         self._send_losses()
 
     def _send_losses(self) -> None:

@@ -25,13 +25,12 @@ from harness.errors import (
 )
 from harness.pool.admin import PoolAdmin
 from harness.pool.config import AdbServerConfig, PoolConfig, load_config
-from harness.pool.context import PoolContext
 from harness.pool.database import Database
 from harness.pool.failure_policy import FailureReport, backoff
 from harness.pool.fence import ClaimedDevice, FenceClaims
 from harness.pool.heartbeat import Heartbeat
 from harness.pool.history import HistoryEntry
-from harness.pool.lease import Lease
+from harness.pool.lease import Lease, PoolContext
 from harness.pool.ledger import Ledger
 from harness.pool.ledger_file import default_path
 from harness.pool.members import (
@@ -141,13 +140,11 @@ class Pool(Closeable):
         self._members = Members(self.ledger, members)
         self._prober = Prober(self._members, self.ledger, opener, on_progress)
         self.upkeep = Upkeep(self._context)
-        self.admin = PoolAdmin(self._context, self._members, self.upkeep)
+        self.admin = PoolAdmin(self.ledger, self._members, self.upkeep)
         self._notifier: Notifier | None = None
         try:
             self.ledger.reconcile()
-            self._notifier = Notifier(
-                config.notifications, self.ledger, self._context.changes, self._name_of
-            )
+            self._notifier = Notifier(config.notifications, self.ledger, self._name_of)
             if probe:
                 self.probe_absent()
         except BaseException:
@@ -378,8 +375,8 @@ class Acquisition:
         failures = 0
         try:
             while True:
-                # Both are read before the ledger is asked: what happens meanwhile is a change.
-                changes, version = self._context.changes.count, self._ledger.version()
+                # It is read before the ledger is asked: what happens meanwhile is a change.
+                version = self._ledger.database.version()
                 try:
                     rows = self._ledger.try_grant(ticket)
                 except LeaseLostError:  # suspended for so long that the queue went on without us
@@ -404,7 +401,7 @@ class Acquisition:
                     waited_s = round(now - began, 1)
                     reason = self._wait_reason(members)
                     raise LeaseTimeoutError(str(self._requirement), waited_s, reason)
-                self._pause(ticket, changes, version, deadline, cancelled)
+                self._pause(ticket, version, deadline, cancelled)
         except BaseException:
             if rows:
                 self._give_up(rows, "its grant was interrupted")
@@ -433,12 +430,11 @@ class Acquisition:
     def _pause(
         self,
         ticket: int,
-        changes: int,
-        version: int,
+        version: tuple[int, int],
         deadline: float | None,
         cancelled: Callable[[], bool],
     ) -> None:
-        """Wait for a change by this process, or for one by another, and then for those before it.
+        """Wait until the ledger has changed since that version, and then for those before it.
 
         So a device that becomes free is first looked at by the one whose turn it is.
         """
@@ -448,11 +444,11 @@ class Acquisition:
             end = min(end, deadline)
         while time.monotonic() < end:
             poll_s = random.uniform(*_POLL_S)  # noqa: S311 - spreads the load, no secret
-            if self._context.changes.wait_beyond(changes, poll_s) or cancelled():
+            latest = self._ledger.database.wait(version, poll_s)
+            if cancelled():
                 return
-            if (latest := self._ledger.version()) != version:
-                version = latest
-                end = min(end, time.monotonic() + turn_s)
+            if latest != version:
+                version, end = latest, min(end, time.monotonic() + turn_s)
 
     def _fence(self, rows: Sequence[LeaseRow], members: Mapping[str, Member]) -> Lease | None:
         """Raise the fences of all devices that were granted.
@@ -485,7 +481,6 @@ class Acquisition:
             else:
                 self._report(row, outcome)
         self._give_up(rows, "not used: another device failed")
-        self._context.changes.notify()
         return None
 
     def _give_up(self, rows: Sequence[LeaseRow], reason: str) -> None:

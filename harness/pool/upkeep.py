@@ -47,9 +47,8 @@ from harness.errors import (
 )
 from harness.pool.action_names import PROBATION, action_named
 from harness.pool.config import StepName
-from harness.pool.context import PoolContext
 from harness.pool.hubs import cycle_power
-from harness.pool.lease import Lease
+from harness.pool.lease import Lease, PoolContext
 from harness.pool.members import Member
 from harness.pool.opener import ReachedDevice, identify
 from harness.pool.owner import this_process
@@ -224,7 +223,6 @@ class Upkeep:
             raise
         finally:
             self._context.heartbeat.stop(lease.token)
-            self._context.changes.notify()
 
     def _in_thread(self, member: Member, key: str) -> None:
         try:

@@ -14,9 +14,9 @@ from sqlalchemy import Connection, Row, text
 from harness.clock import Clock
 from harness.pool import schema
 from harness.pool.config import PoolConfig, QuarantineConfig
-from harness.pool.context import Changes, PoolContext
 from harness.pool.database import Database
 from harness.pool.heartbeat import Heartbeat
+from harness.pool.lease import PoolContext
 from harness.pool.ledger import Ledger
 from harness.pool.owner import Owner, host_id
 from harness.pool.pool import Pool
@@ -89,7 +89,6 @@ class Bench:
         *,
         claims: object = None,
         opener: object = None,
-        changes: Changes | None = None,
         config: PoolConfig | None = None,
     ) -> PoolContext:
         """Return the context of a pool on this ledger; without `claims`, nothing can be claimed."""
@@ -100,7 +99,6 @@ class Bench:
             cast("Opener", opener),
             Heartbeat(self.ledger),
             cast("FenceClaims", claims),
-            changes or Changes(),
         )
 
     def state(self, key: str) -> str:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 import harness.pool
-import harness.pool.context
 import harness.pool.database
 import harness.pool.heartbeat
 import harness.pool.lease
@@ -19,9 +18,8 @@ from harness.devices.device import Device
 from harness.devices.local import LocalTransport
 from harness.devices.spec import DeviceSpec
 from harness.errors import DeviceLostError, LeaseLostError, LedgerError
-from harness.pool.context import PoolContext
 from harness.pool.fence import ClaimedDevice, Fence
-from harness.pool.lease import Lease, LeasedDevice
+from harness.pool.lease import Lease, LeasedDevice, PoolContext
 from harness.pool.members import Member
 from harness.pool.pool import Acquisition
 from harness.pool.requirement import Requirement
@@ -31,7 +29,6 @@ from tests.harness.pool.interrupts import Interrupter
 pytestmark = pytest.mark.first
 _OUTSIDE = (
     harness.pool.pool,
-    harness.pool.context,
     harness.pool.database,
     harness.pool.heartbeat,
     harness.pool.lease,

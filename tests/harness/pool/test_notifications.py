@@ -112,8 +112,7 @@ def test_a_host_without_sendmail_is_told_what_to_do(monkeypatch: pytest.MonkeyPa
 def test_each_loss_is_told_once_by_one_of_several_processes(bench: Bench, tmp_path: Path) -> None:
     bench.add("a", "b")
     receivers = [to_file(tmp_path / "told")]
-    changes = bench.context().changes
-    notifiers = [Notifier(receivers, bench.ledger, changes, str) for _ in range(2)]
+    notifiers = [Notifier(receivers, bench.ledger, str) for _ in range(2)]
     bench.ledger.apply("a", Event.LOST, "not on the USB")
     for _ in range(3):  # it is looked for, and not found
         bench.ledger.apply("a", Event.RECOVER, "looked for")
@@ -127,7 +126,7 @@ def test_each_loss_is_told_once_by_one_of_several_processes(bench: Bench, tmp_pa
 
 def test_a_device_that_was_back_is_told_again(bench: Bench, tmp_path: Path) -> None:
     bench.add("a")
-    notifier = Notifier([to_file(tmp_path / "told")], bench.ledger, bench.context().changes, str)
+    notifier = Notifier([to_file(tmp_path / "told")], bench.ledger, str)
     for _ in range(2):
         bench.ledger.apply("a", Event.LOST, "unplugged")
         bench.ledger.apply("a", Event.FOUND, "plugged in")
@@ -141,16 +140,14 @@ def test_what_happened_before_the_first_pool_is_not_told(bench: Bench, tmp_path:
     bench.add("a")
     bench.ledger.apply("a", Event.LOST, "long ago")
     told = tmp_path / "told"
-    Notifier([to_file(told)], bench.ledger, bench.context().changes, str).close()
+    Notifier([to_file(told)], bench.ledger, str).close()
     assert not told.exists()
 
 
 def test_a_receiver_hears_only_what_it_is_told_of(bench: Bench, tmp_path: Path) -> None:
     bench.add("a")
     plans = to_file(tmp_path / "plans").model_copy(update={"events": frozenset({"plan_finished"})})
-    notifier = Notifier(
-        [plans, to_file(tmp_path / "all")], bench.ledger, bench.context().changes, str
-    )
+    notifier = Notifier([plans, to_file(tmp_path / "all")], bench.ledger, str)
     bench.ledger.apply("a", Event.LOST, "unplugged")
     notifier.send(Notification("plan_finished", "nightly", "plan nightly: 1 done"))
     notifier.close()

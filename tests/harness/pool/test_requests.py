@@ -1,6 +1,5 @@
 """Requests keep their place however short the TTL, notice what is freed, and say why they wait."""
 
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from time import sleep
@@ -13,9 +12,9 @@ from sqlalchemy import select
 from harness.devices.spec import DeviceSpec
 from harness.errors import LeaseTimeoutError
 from harness.pool.config import PoolConfig, QuarantineConfig
-from harness.pool.context import Changes, PoolContext
 from harness.pool.database import Database
 from harness.pool.heartbeat import Heartbeat
+from harness.pool.lease import PoolContext
 from harness.pool.ledger import Ledger
 from harness.pool.members import Member
 from harness.pool.owner import this_process
@@ -30,20 +29,6 @@ from tests.harness.pool.conftest import Bench, process
 if TYPE_CHECKING:
     from harness.pool.fence import FenceClaims
     from harness.pool.opener import Opener
-
-
-class _TimePasses(Changes):
-    """No changes; waiting lets time pass on the clock, then calls `look`."""
-
-    def __init__(self, clock: ManualClock, look: Callable[[], None]) -> None:
-        super().__init__()
-        self._clock = clock
-        self._look = look
-
-    def wait_beyond(self, count: int, timeout_s: float) -> bool:
-        self._clock.time += timeout_s
-        self._look()
-        return self.count > count
 
 
 def test_a_place_in_the_queue_outlasts_the_shortest_ttl(
@@ -61,12 +46,15 @@ def test_a_place_in_the_queue_outlasts_the_shortest_ttl(
     seen: set[int] = set()
     waits = select(tickets.c.id).where(tickets.c.token.is_(None))
 
-    def look() -> None:
+    def wait(version: tuple[int, int], timeout_s: float) -> tuple[int, int]:
+        clock.time += timeout_s
         other.reconcile()
         ids = databases[1].read(lambda db: list(db.scalars(waits)))
         assert len(ids) == 1
         seen.update(ids)
+        return version
 
+    monkeypatch.setattr(databases[0], "wait", wait)
     end = clock.time + 20.0
     context = PoolContext(
         PoolConfig(),
@@ -75,7 +63,6 @@ def test_a_place_in_the_queue_outlasts_the_shortest_ttl(
         cast("Opener", None),
         Heartbeat(waiting),
         cast("FenceClaims", None),  # nothing is granted
-        _TimePasses(clock, look),
     )
     members = {"a": Member("a", DeviceSpec("android", "a"))}
     try:
@@ -104,10 +91,10 @@ def test_a_device_that_is_freed_while_a_request_looks_at_the_queue_wakes_it(
         nonlocal looks
         looks += 1
         if looks == 1:
-            before = bench.ledger.version()
+            before = bench.database.version()
             assert look(ticket) is None
             other.ledger.release(token, ["a"])
-            while bench.ledger.version() == before:
+            while bench.database.version() == before:
                 sleep(0.01)
 
     monkeypatch.setattr(bench.ledger, "try_grant", look_as_it_is_freed)
