@@ -25,8 +25,7 @@ from harness.deploy.eviction import EvictionPolicy, make_room, read_usage
 from harness.deploy.store import DeviceStore
 from harness.devices.adb.client import AdbServer, parse_devices
 from harness.devices.adb.connection import Connection, FailReply
-from harness.devices.adb.shell import ShellSession
-from harness.devices.adb.transport import AdbTransport
+from harness.devices.adb.transport import AdbTransport, ShellSession
 from harness.devices.base import CommandResult
 from harness.devices.commands import BoundedOutput, Job
 from harness.devices.device import Device, Transport

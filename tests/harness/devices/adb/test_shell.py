@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from harness.clock import Deadline, DeadlineExceeded
 from harness.devices.adb.connection import Connection, ServerAddress, StreamClosed
-from harness.devices.adb.shell import ShellSession
+from harness.devices.adb.transport import ShellSession
 
 _PATIENCE_S = 120.0
 
