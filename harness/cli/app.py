@@ -234,7 +234,9 @@ def _prepare(command: "Command", above: "Context | None") -> None:
 
 def _naming_options(command: Any) -> Callable[..., object]:  # noqa: ANN401 - typer's parameters
     """Wrap what a command calls, so that errors about fields of workloads name its options."""
-    options = {parameter.name: max(parameter.opts, key=len) for parameter in command.params}
+    options = {
+        parameter.name.rstrip("_"): max(parameter.opts, key=len) for parameter in command.params
+    }
     flags = {option.strip("-").replace("-", "_"): option for option in options.values()}
 
     def name_of(field: str) -> str:

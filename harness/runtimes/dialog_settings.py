@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from harness.errors import WrongUseError
 from harness.results.records import JsonScalar
@@ -19,6 +19,19 @@ _Strength = Annotated[float, Field(ge=-1000, le=1000, allow_inf_nan=False)]
 _TEMP = 1.0
 _SEED = 42
 _RANDOM_SEED = -1
+
+
+def _one_at_a_time(adapters: Mapping[str, float]) -> Mapping[str, float]:
+    if len(adapters) != 1:
+        raise ValueError(
+            f"{len(adapters)} adapters: Genie applies one at a time; a use case of the build "
+            "(`use_cases` of its LoRA file) mixes several"
+        )
+    return adapters
+
+
+Lora = Annotated[Mapping[_Text, _Strength], Field(max_length=64), AfterValidator(_one_at_a_time)]
+"""The adapter to apply, and its strength."""
 
 
 class DialogSettings(BaseModel):
@@ -43,18 +56,8 @@ class DialogSettings(BaseModel):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
     stop: Annotated[tuple[_Text, ...], Field(max_length=64, strict=False)] | None = None
-    lora: Annotated[Mapping[_Text, _Strength], Field(max_length=64)] | None = None
+    lora: Lora | None = None
     genie_config: _Text | None = None
-
-    @field_validator("lora")
-    @classmethod
-    def _one_at_a_time(cls, value: Mapping[str, float] | None) -> Mapping[str, float] | None:
-        if value is not None and len(value) != 1:
-            raise ValueError(
-                f"{len(value)} adapters: Genie applies one at a time; a use case of the build "
-                "(`use_cases` of its LoRA file) mixes several"
-            )
-        return value
 
     @property
     def is_greedy(self) -> bool:

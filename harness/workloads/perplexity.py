@@ -1,12 +1,14 @@
 """The `perplexity` workload, and the float reference that the host computes for it."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from buildlib.files import check_file
 from harness.errors import HostFileError, WrongUseError
 from harness.results.identity import describe_scored
 from harness.results.perplexity import (
@@ -23,11 +25,13 @@ from harness.runtimes.base import (
     Need,
     PerplexityResult,
     Scores,
+    StepWindow,
     Window,
-    require,
 )
 from harness.runtimes.container_model import ContainerModel
 from harness.runtimes.context_limit import ContextLimit
+from harness.runtimes.dialog_settings import Lora
+from harness.words import pluralize
 from harness.workloads.base import (
     UNRECORDED,
     NonEmpty,
@@ -48,15 +52,16 @@ from harness.workloads.steps import (
 )
 
 if TYPE_CHECKING:
+    from buildlib.numerics.divergence import Logits
     from buildlib.numerics.transformers import ReferenceEngine
 
 
 def _readable_bound(value: float | str) -> float | str:
     try:
-        PerplexityBound.parse(value)
+        bound = PerplexityBound.parse(value)
     except WrongUseError as error:
         raise ValueError(error.reason) from error
-    return value
+    return str(bound) if bound.relative else bound.limit
 
 
 MaxPerplexity = Annotated[float | str, AfterValidator(_readable_bound)]
@@ -72,6 +77,7 @@ class Perplexity(WorkloadModel):
         reference: folder of the checkpoint that the host scores in float over the same positions.
         reference_with: what computes that, our own float model or transformers; None is ours.
         role: which model of a container that drafts; `reference` is that model's.
+        lora: the adapter to apply, and its strength.
         per_step: compare the logits of decode steps with those of `reference` instead, over 2
             windows if none are set; `max_kl` bounds their divergence in nats.
     """
@@ -83,12 +89,13 @@ class Perplexity(WorkloadModel):
     reference: NonEmpty | None = None
     reference_with: Literal["onnx", "transformers"] | None = None
     role: ModelRole | None = None
+    lora: Lora | None = None
     per_step: bool | None = None
     max_kl: Annotated[float, Field(ge=0)] | None = None
 
     input_keys: ClassVar[tuple[str, ...]] = ("text",)
     later_keys: ClassVar[frozenset[str]] = frozenset(
-        {"reference", "reference_with", "role", "per_step", "max_kl"}
+        {"reference", "reference_with", "role", "lora", "per_step", "max_kl"}
     )
 
     @model_validator(mode="after")
@@ -101,8 +108,10 @@ class Perplexity(WorkloadModel):
         if self.per_step:
             if self.reference is None:
                 raise ValueError("`per_step` compares with the float model: give its `reference`")
-            if bound is not None or self.role == "draft":
-                raise ValueError("`per_step` goes with `max_kl`, not with `max` or `role` draft")
+            if bound is not None or self.role == "draft" or self.lora is not None:
+                raise ValueError(
+                    "`per_step` goes with `max_kl`, not with `max`, `role` draft or `lora`"
+                )
         elif self.max_kl is not None:
             raise ValueError("`max_kl` goes with `per_step`")
         return self
@@ -124,68 +133,91 @@ class Perplexity(WorkloadModel):
 
     def check(self, model: Model) -> None:
         """See `Workload.check`; what computes the reference is installed, too."""
-        check_scored(model, per_step=bool(self.per_step))
+        super().check(model)
+        if isinstance(model, ContainerModel):
+            ContextLimit.of(model.container)
         if self.reference_with == "transformers":
             from buildlib.numerics.transformers import require_installed
 
             require_installed(Path(str(self.reference)))
 
+    def prepare(
+        self,
+        model: Model,
+        folder: Path = Path(),
+        on_progress: Callable[[str], None] = lambda _words: None,
+    ) -> "PreparedText":
+        """Read the text, and compute its references in float: all that needs no device.
+
+        Args:
+            folder: that the paths of the workload are relative to.
+            on_progress: called with words before the host computes.
+
+        Raises:
+            HostFileError: the text cannot be read.
+            WrongUseError: it is shorter than one window.
+            BuildError: the reference cannot be computed.
+        """
+        text = read_text(folder / Path(self.text).expanduser())
+        most = (self.windows or DEFAULT_STEP_WINDOWS) if self.per_step else self.windows
+        windows = model.windows(text, most, self.role or "target")
+        if self.reference is None:
+            return PreparedText(text)
+        checkpoint = folder / Path(self.reference).expanduser()
+        if self.per_step:
+            steps = cut_steps(windows)
+            count = sum(len(step.following) for step in steps)
+            on_progress(f"computing {pluralize(count, 'step')} in float on this host")
+            logits = float_steps(checkpoint, model.info, steps, self.engine)
+            return PreparedText(text, steps=steps, logits=logits)
+        on_progress(f"scoring {pluralize(len(windows), 'window')} in float on this host")
+        value = float_perplexity(checkpoint, model.info, windows, self.engine)
+        return PreparedText(text, references={PERPLEXITY_FLOAT: value})
+
     def run(
-        self, session: Session, recording: Recording = UNRECORDED
+        self,
+        session: Session,
+        recording: Recording = UNRECORDED,
+        prepared: "PreparedText | None" = None,
     ) -> WorkloadResult[PerplexityResult] | WorkloadResult[StepResult]:
-        """Score the file, on the host in float first."""
-        text = read_text(session.resolve(self.text))
-        if self.per_step and self.reference is not None:
-            return self._run_steps(session, text, session.resolve(self.reference), recording)
-        role = self.role or "target"
-        references = {}
-        if self.reference is not None:
-            cut = session.model.windows(text, self.windows, role)
-            value = float_perplexity(
-                session.resolve(self.reference), session.container_info, cut, self.engine
+        """Score the file, on the host in float first unless that was prepared."""
+        prepared = prepared or self.prepare(session.model, session.options.folder)
+        if self.per_step:
+            return compare_steps(
+                session,
+                prepared.text,
+                prepared.steps,
+                prepared.logits,
+                recording,
+                max_kl=self.max_kl,
+                reference_with=self.engine,
             )
-            references[PERPLEXITY_FLOAT] = value
         return score_text(
             session,
-            text,
+            prepared.text,
             recording,
             windows=self.windows,
             bound=self.bound,
-            references=references,
+            references=prepared.references,
             reference_with=self.engine,
-            role=role,
-        )
-
-    def _run_steps(
-        self, session: Session, text: str, reference: Path, recording: Recording
-    ) -> WorkloadResult[StepResult]:
-        windows = session.model.windows(text, self.windows or DEFAULT_STEP_WINDOWS)
-        steps = cut_steps(windows)
-        expected = float_steps(reference, session.container_info, steps, self.engine)
-        return compare_steps(
-            session,
-            text,
-            steps,
-            expected,
-            recording,
-            max_kl=self.max_kl,
-            reference_with=self.engine,
+            role=self.role or "target",
+            lora=self.lora,
         )
 
 
-def check_scored(model: Model, *, per_step: bool = False) -> None:
-    """Refuse a model that cannot score texts.
+@dataclass(frozen=True)
+class PreparedText:
+    """A text with what this host computed in float over the positions that a device scores.
 
-    Args:
-        per_step: whether it decodes them step by step.
-
-    Raises:
-        WrongUseError: its runtime cannot.
-        ContainerError: it holds a text encoder.
+    Attributes:
+        references: values by metric.
+        steps, logits: the decode steps of `per_step`, and the logits there.
     """
-    require(model.runtime, (Scores, DecodesSteps) if per_step else (Scores,))
-    if isinstance(model, ContainerModel):
-        ContextLimit.of(model.container)
+
+    text: str
+    references: Mapping[str, float] = field(default_factory=dict)
+    steps: Sequence[StepWindow] = ()
+    logits: "Sequence[Logits]" = ()
 
 
 def read_text(path: Path) -> str:
@@ -195,9 +227,11 @@ def read_text(path: Path) -> str:
         HostFileError: it is not readable UTF-8.
     """
     try:
+        check_file(path)
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise HostFileError(str(path), str(error)) from error
+        reason = "it is not UTF-8" if isinstance(error, UnicodeError) else error.strerror
+        raise HostFileError(str(path), reason or str(error)) from error
 
 
 def score_text(

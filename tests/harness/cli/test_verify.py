@@ -54,7 +54,7 @@ def test_the_extra_is_named_before_any_work(
         (("build", MODEL, "--target", "SM8750", "--out", "o", "--reference-with", "jax"), "onnx"),
         (
             ("perplexity", MODEL, "--text", HELD_OUT, "--reference-with", "transformers"),
-            "needs --reference",
+            "--reference-with computes the reference: give --reference",
         ),
     ],
 )

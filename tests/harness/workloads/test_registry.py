@@ -116,8 +116,9 @@ def test_an_embedding_needs_texts_and_what_it_is_held_against(
     ("fields", "reason"),
     [
         ({"per_step": True}, "give its `reference`"),
-        ({"per_step": True, "reference": "b", "max": 9.0}, "not with `max` or `role`"),
-        ({"per_step": True, "reference": "b", "role": "draft"}, "not with `max` or `role`"),
+        ({"per_step": True, "reference": "b", "max": 9.0}, "not with `max`, `role` draft or"),
+        ({"per_step": True, "reference": "b", "role": "draft"}, "not with `max`, `role` draft or"),
+        ({"per_step": True, "reference": "b", "lora": {"red": 1.0}}, "draft or `lora`"),
         ({"max_kl": 0.1}, "goes with `per_step`"),
         ({"reference_with": "transformers"}, "computes the reference"),
     ],
