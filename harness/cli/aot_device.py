@@ -25,10 +25,11 @@ from buildlib.replay import emulator_twin
 from buildlib.sizes import size_text
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from harness.cli.aot_files import read_configs
-from harness.cli.arguments import WAIT_S, DeviceName, Json, PoolFile, Wait
+from harness.cli.arguments import DeviceOptions, Json, RunOptions, absolute
 from harness.cli.build import StageProgress
 from harness.cli.device_lease import open_session
 from harness.cli.generate import answer
+from harness.cli.groups import with_groups
 from harness.cli.rehearse import virtual_device
 from harness.console import Row, answers, print_json, print_remark, print_rows
 from harness.deploy.deployment import Deployment
@@ -49,9 +50,6 @@ _LIKELIEST, _LEAST_PART = 10, 0.5
 """A sound context's tokens are among so many of the float model's likeliest, in most places."""
 
 _Config = Annotated[Path, typer.Option("-c", "--config", help="The model's config_X.json.")]
-_Context = Annotated[
-    Path, typer.Option("-m", "--model", help="The context, as `aot compile` writes it.")
-]
 _TokenizerFile = Annotated[
     Path | None,
     typer.Option(
@@ -61,28 +59,55 @@ _TokenizerFile = Annotated[
         show_default=False,
     ),
 ]
-_ArLen = Annotated[
-    int,
-    typer.Option("--ar-len", "--ar_len", min=1, help="Tokens of a prefill call of the context."),
-]
-_Build = Annotated[
-    Path | None,
-    typer.Option(
-        "--build",
-        metavar="DIR",
-        help="mllm's runners for the device: build-android-arm64-v8a-qnn/bin of its checkout.",
-        show_default=False,
-    ),
-]
-_OpPackages = Annotated[
-    Path | None,
-    typer.Option(
-        "--op-packages",
-        metavar="DIR",
-        help="mllm's op packages: custom-op-package/LLaMAPackage/build of its checkout.",
-        show_default=False,
-    ),
-]
+_MLLMS_AR = 32
+
+
+@dataclass(frozen=True)
+class RunnerOptions:
+    """A context, and what runs it."""
+
+    context: Annotated[
+        Path, typer.Option("-m", "--model", help="The context, as `aot compile` writes it.")
+    ]
+    config: _Config
+    tokenizer: _TokenizerFile = None
+    ar_len: Annotated[
+        int,
+        typer.Option(
+            "--ar-len", "--ar_len", min=1, help="Tokens of a prefill call of the context."
+        ),
+    ] = _MLLMS_AR
+    build: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="mllm's runners for the device: build-android-arm64-v8a-qnn/bin of its checkout.",
+            show_default=False,
+        ),
+    ] = None
+    op_packages: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="mllm's op packages: custom-op-package/LLaMAPackage/build of its checkout.",
+            show_default=False,
+        ),
+    ] = None
+
+    def open_model(self, build: Path) -> MllmModel:
+        """Open the context for mllm's runners."""
+        inside = self.context.with_suffix("") / self.context.name
+        tokenizer = find_tokenizer(self.tokenizer, self.context, self.config, inside)
+        description = MllmDescription(
+            runtime="mllm",
+            model=str(self.context.absolute()),
+            tokenizer=str(tokenizer.absolute()),
+            config=str(self.config.absolute()),
+            build=str(build.absolute()),
+            ar_len=self.ar_len,
+            op_packages=absolute(self.op_packages),
+        )
+        return described_model(self.context.with_suffix(".yaml").absolute(), description)
 
 
 def compile_(
@@ -169,9 +194,6 @@ def compile_(
     _compile(files, out, ar, emulator=emulator, replace=overwrite)
 
 
-_MLLMS_AR = 32
-
-
 def _compile_with_mllm(
     parameters: Path,
     config: Path,
@@ -231,36 +253,10 @@ def find_tokenizer(named: Path | None, *beside: Path) -> Path:
     return found
 
 
-def _described(
-    context: Path,
-    tokenizer: Path | None,
-    config: Path,
-    ar_len: int,
-    build: Path,
-    op_packages: Path | None,
-) -> MllmModel:
-    """Open a context for mllm's runners."""
-    inside = context.with_suffix("") / context.name
-    tokenizer = find_tokenizer(tokenizer, context, config, inside)
-    description = MllmDescription(
-        runtime="mllm",
-        model=str(context.absolute()),
-        tokenizer=str(tokenizer.absolute()),
-        config=str(config.absolute()),
-        build=str(build.absolute()),
-        ar_len=ar_len,
-        op_packages=None if op_packages is None else str(op_packages.absolute()),
-    )
-    return described_model(context.with_suffix(".yaml").absolute(), description)
-
-
+@with_groups
 def push(
-    context: _Context,
-    config: _Config,
-    build: _Build = None,
-    tokenizer: _TokenizerFile = None,
-    ar_len: _ArLen = _MLLMS_AR,
-    op_packages: _OpPackages = None,
+    runner: RunnerOptions,
+    *,
     checkpoint: Annotated[
         Path | None,
         typer.Option(
@@ -272,8 +268,7 @@ def push(
     unchecked: Annotated[
         bool, typer.Option("--unchecked", help="Push without that comparison.")
     ] = False,
-    device: DeviceName = None,
-    wait: Wait = WAIT_S,
+    options: DeviceOptions,
     json: Json = False,
 ) -> None:
     """Push the context, mllm's runner, its libraries, op packages and QNN to a phone.
@@ -285,22 +280,20 @@ def push(
 
     Example: qnnfarm aot push -m x.bin -c CONFIG --build DIR --unchecked
     """
-    if build is None:
+    if runner.build is None:
         raise WrongUseError("--build names mllm's runners for the device, which are pushed, too")
-    model = _described(context, tokenizer, config, ar_len, build, op_packages)
+    model = runner.open_model(runner.build)
     if not unchecked:
         if checkpoint is None:
             raise WrongUseError(
                 "--checkpoint names the float model that the answers are compared with; "
                 "--unchecked pushes without"
             )
-        agreement = compare_with_float(_container_of(context), checkpoint)
+        agreement = compare_with_float(_container_of(runner.context), checkpoint)
         print_remark(str(agreement))
         if not agreement.holds:
             raise typer.Exit(BAD)
-    with open_session(
-        model, device, None, command="aot push", wait_s=wait, log_level=None, trace=False
-    ) as session:
+    with open_session(model, options, command="aot push") as session:
         runtime = session.runtime
         assert isinstance(runtime, DeployedRuntime)  # noqa: S101  (that of mllm)
         deployment, origins = runtime.prepare(), runtime.bundle.files
@@ -408,13 +401,10 @@ def _prompt_lengths(container: GenAIContainer) -> tuple[int, int]:
     return min(_PROMPT_TOKENS, room // 2), min(_ANSWER_TOKENS, room // 2)
 
 
+@with_groups
 def run(
-    context: _Context,
-    config: _Config,
-    tokenizer: _TokenizerFile = None,
-    ar_len: _ArLen = _MLLMS_AR,
-    build: _Build = None,
-    op_packages: _OpPackages = None,
+    runner: RunnerOptions,
+    *,
     prompt: Annotated[
         str | None,
         typer.Option(
@@ -424,9 +414,7 @@ def run(
     max_tokens: Annotated[
         int, typer.Option(min=1, help="Stop after that many tokens; mllm's runners do not.")
     ] = 128,
-    device: DeviceName = None,
-    pool: PoolFile = None,
-    wait: Wait = WAIT_S,
+    options: RunOptions,
     json: Json = False,
 ) -> None:
     """Answer a prompt: by mllm's runner on a phone, or by its graphs on a virtual device.
@@ -438,17 +426,18 @@ def run(
     """
     model: Model
     chat = None
-    if build is not None:
-        model = _described(context, tokenizer, config, ar_len, build, op_packages)
+    if runner.build is not None:
+        model = runner.open_model(runner.build)
     else:
-        container = _container_of(context)
+        container = _container_of(runner.context)
         ars = container.metadata.graphs.auto_regression_numbers
-        if ar_len not in ars:
-            raise WrongUseError(f"--ar-len {ar_len}: {context} has {', '.join(map(str, ars))}")
+        if runner.ar_len not in ars:
+            known = ", ".join(map(str, ars))
+            raise WrongUseError(f"--ar-len {runner.ar_len}: {runner.context} has {known}")
         model = open_model(container.path, "graph")
         chat = "tokenizer_config.json" in container.files or None
     text = prompt if prompt is not None else sys.stdin.readline().rstrip("\n")
     if not text:
         raise WrongUseError("give a prompt: --prompt, or a line on the standard input")
     workload = Generate.of(prompt=text, max_tokens=max_tokens, chat=chat)
-    answer(workload, model, [text], device, pool, wait=wait, json=json)
+    answer(workload, model, [text], options, json=json)

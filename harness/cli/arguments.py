@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -19,14 +20,6 @@ CacheDir = Annotated[
         help="Cache of the builds that made the containers; by default $QNNFARM_CACHE_DIR, or the "
         "usual one.",
         show_default=False,
-    ),
-]
-DeviceName = Annotated[
-    str | None,
-    typer.Option(
-        "--device",
-        help="The device: SERIAL, SERIAL@HOST, linux:HOST, virtual:NAME, or a member of the pool. "
-        "By default $ANDROID_SERIAL, one of the pool that fits, or the only one.",
     ),
 ]
 PoolFile = Annotated[
@@ -85,7 +78,6 @@ WAIT_S = 600.0
 LogLevel = Annotated[
     Literal["error", "warn", "info", "verbose"] | None,
     typer.Option(
-        "--log-level",
         help="Level of the library's own log, of Genie and of QNN. It goes with the log of the run "
         "and with every failure; by default, its errors do.",
         show_default=False,
@@ -109,6 +101,32 @@ Push = Annotated[
         "there, in its place. May be repeated.",
     ),
 ]
+
+
+@dataclass(frozen=True)
+class DeviceOptions:
+    """The device that a command works on."""
+
+    device: Annotated[
+        str | None,
+        typer.Option(
+            help="The device: SERIAL, SERIAL@HOST, linux:HOST, virtual:NAME, or a member of the "
+            "pool. By default $ANDROID_SERIAL, one of the pool that fits, or the only one."
+        ),
+    ] = None
+    pool: PoolFile = None
+    wait: Wait = WAIT_S
+
+
+@dataclass(frozen=True)
+class RunOptions(DeviceOptions):
+    """The device of a run, and what is kept of the run beside its results."""
+
+    log_level: LogLevel = None
+    trace: TraceFile = None
+    push: Push = None
+
+
 ReferenceWith = Annotated[
     Literal["onnx", "transformers"],
     typer.Option(
@@ -139,6 +157,11 @@ LongRuntime = Annotated[str, typer.Option("--runtime", metavar="NAME", help=_RUN
 """Without `-r`, which is llama-bench's for repetitions."""
 DEFAULT_RUNTIME = "genie"
 Json = Annotated[bool, typer.Option("--json", help="Answer as JSON.")]
+
+
+def absolute(path: Path | str | None) -> str | None:
+    """Return the path of an option as workloads and requests take it."""
+    return None if path is None else str(Path(path).absolute())
 
 
 @contextmanager

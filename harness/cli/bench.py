@@ -7,51 +7,12 @@ from typing import Annotated, Literal
 
 import typer
 
-from harness.cli.arguments import (
-    DEFAULT_RUNTIME,
-    WAIT_S,
-    Database,
-    Json,
-    LogLevel,
-    LongRuntime,
-    PoolFile,
-    Push,
-    TraceFile,
-    Wait,
-)
-from harness.cli.bench_options import (
-    Charge,
-    Devices,
-    Label,
-    MaxPerplexity,
-    MaxTemp,
-    MostWarmups,
-    NoGate,
-    PerplexityText,
-    PerplexityWindows,
-    QualityOptions,
-    Reference,
-    ReferenceTokens,
-    Repetitions,
-    Warmup,
-    bench_workload,
-    conditioning,
-    open_series,
-    parse_labels,
-)
-from harness.cli.bench_tests import BenchTest, Both, Depths, Generated, Prompts, bench_tests
-from harness.cli.dialog_options import (
-    GenieConfigFile,
-    LoraAdapter,
-    Seed,
-    Stop,
-    Temp,
-    TopK,
-    TopP,
-    dialog_fields,
-)
+from harness.cli.arguments import Database, Json
+from harness.cli.bench_options import BenchOptions
+from harness.cli.bench_tests import BenchTest, LlamaBenchOptions
+from harness.cli.dialog_options import DialogOptions
+from harness.cli.groups import with_groups
 from harness.cli.measured import caveats
-from harness.cli.recorded_session import writing_trace
 from harness.console import EMULATOR, Row, answers, print_json, print_remark, print_rows, print_text
 from harness.errors import HarnessError, WrongUseError
 from harness.results.identity import Subject, container_name, describe_container
@@ -65,53 +26,25 @@ from harness.words import pluralize
 from harness.workloads.bench import STEADY_METRICS
 from harness.workloads.session import Session
 
-ContainerDirs = Annotated[
-    list[Path],
-    typer.Argument(help="Folders of containers; several take turns.", metavar="CONTAINER_DIR"),
-]
-Output = Annotated[
-    Literal["md", "csv", "json", "jsonl"] | None,
-    typer.Option("-o", "--output", help="Print a table as llama-bench does, in this format."),
-]
 
-
+@with_groups
 def bench(
-    container_dirs: ContainerDirs,
+    container_dirs: Annotated[
+        list[Path],
+        typer.Argument(help="Folders of containers; several take turns.", metavar="CONTAINER_DIR"),
+    ],
+    *,
     db: Database = "results.db",
-    device: Devices = None,
-    pool: PoolFile = None,
-    runtime: LongRuntime = DEFAULT_RUNTIME,
-    prompt_tokens: Prompts = None,
-    new_tokens: Generated = None,
-    both: Both = None,
-    depth_tokens: Depths = None,
-    repetitions: Repetitions = 3,
-    warmup: Warmup = None,
-    most_warmups: MostWarmups = 3,
+    test_lists: LlamaBenchOptions,
+    options: BenchOptions,
+    dialog: DialogOptions,
     sessions: Annotated[
         int, typer.Option(min=1, help="Sessions of each, spread over the devices in turn.")
     ] = 1,
-    reference_tokens: ReferenceTokens = None,
-    max_perplexity: MaxPerplexity = None,
-    perplexity_text: PerplexityText = None,
-    perplexity_windows: PerplexityWindows = None,
-    reference: Reference = None,
-    temp: Temp = None,
-    top_k: TopK = None,
-    top_p: TopP = None,
-    seed: Seed = None,
-    stop: Stop = None,
-    lora: LoraAdapter = None,
-    genie_config: GenieConfigFile = None,
-    label: Label = None,
-    max_temp: MaxTemp = None,
-    charge: Charge = None,
-    no_gate: NoGate = False,
-    wait: Wait = WAIT_S,
-    log_level: LogLevel = None,
-    trace: TraceFile = None,
-    push: Push = None,
-    output: Output = None,
+    output: Annotated[
+        Literal["md", "csv", "json", "jsonl"] | None,
+        typer.Option("-o", "--output", help="Print a table as llama-bench does, in this format."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Measure prefill, decode, time to first token, init and memory; store every repetition.
@@ -123,33 +56,24 @@ def bench(
     """
     if json and output is not None:
         raise WrongUseError("--json goes without -o: `-o json` is llama-bench's")
-    quality = QualityOptions(max_perplexity, perplexity_text, perplexity_windows, reference)
-    dialog = dialog_fields(temp, top_k, top_p, seed, stop, lora, genie_config)
-    tests = bench_tests(prompt_tokens, new_tokens, both, depth_tokens)
+    tests = test_lists.tests()
     workloads = [
-        bench_workload(
-            test.prompt_tokens, test.new_tokens, repetitions, warmup, most_warmups,
-            reference_tokens, quality, test.depth, dialog,
+        options.workload(
+            test.prompt_tokens,
+            test.new_tokens,
+            depth_tokens=test.depth or None,
+            **dialog.fields(),
         )
         for test in tests
-    ]  # fmt: skip
-    labels = parse_labels(label)
-    prepare = conditioning(max_temp=max_temp, charge=charge, no_gate=no_gate)
-    models = [open_model(folder, runtime) for folder in container_dirs]
+    ]
+    models = [open_model(folder, options.runtime) for folder in container_dirs]
     for model in models:
         for workload in workloads:
             workload.check(model)
     benchmarks = [(model, workload) for model in models for workload in workloads]
     results = [Result(test) for _ in models for test in tests]
     counting = _Counting(sessions * len(benchmarks))
-    with (
-        open_series(
-            device, pool, db, wait_s=wait, prepare=prepare, labels=labels,
-            on_session=counting.announce if counting.total > 1 else _nothing,
-            log_level=log_level, trace=trace is not None, push=push,
-        ) as series,
-        writing_trace(trace, series.store, series.group_ids),
-    ):  # fmt: skip
+    with options.open_series(db, counting.announce) as series:
         try:
             for index, run in series.run(benchmarks, sessions=sessions):
                 results[index].runs.append(run)
@@ -181,6 +105,8 @@ class _Counting:
 
     def announce(self, _number: int, _label: str, session: Session) -> None:
         self.begun += 1
+        if self.total == 1:
+            return
         name = container_name(session.container_info)
         print_remark(f"session {self.begun} of {self.total}: {name} on {session.device_label}")
 
@@ -206,10 +132,6 @@ def _print_table(results: Sequence[Result], output: OutputFormat) -> None:
     runs = [run for result in results for run in result.runs]
     for caveat in caveats(runs):
         print_remark(caveat)
-
-
-def _nothing(_number: int, _label: str, _session: Session) -> None:
-    return
 
 
 def _document(result: Result) -> dict[str, object]:

@@ -23,46 +23,6 @@ _PROMPT, _GENERATED = 64, 16
 _FIRST_TOKEN = 1
 _MOST_TESTS = 1000
 
-Prompts = Annotated[
-    list[str] | None,
-    typer.Option(
-        "-p",
-        "--prompt-tokens",
-        metavar="N[,N...]",
-        help="Tokens to prefill, bos included; 0 for the shortest prompt, without its speed. By "
-        "default 64.",
-    ),
-]
-Generated = Annotated[
-    list[str] | None,
-    typer.Option(
-        "-n",
-        "--new-tokens",
-        metavar="N[,N...]",
-        help="Tokens to generate; 0 for just the one that Genie gives with the prompt. By default "
-        "16.",
-    ),
-]
-Both = Annotated[
-    list[str] | None,
-    typer.Option(
-        "-pg",
-        metavar="P,N",
-        help="A prompt of P tokens with N generated ones, and the speed of both together; may be "
-        "repeated.",
-    ),
-]
-Depths = Annotated[
-    list[str] | None,
-    typer.Option(
-        "-d",
-        "--depth",
-        metavar="N[,N...]",
-        help="Tokens in the context before a prompt of `-p`, and before those that are generated: "
-        "`pp128 @ d64`, `tg16 @ d64`.",
-    ),
-]
-
 
 @dataclass(frozen=True, slots=True)
 class BenchTest:
@@ -79,43 +39,83 @@ class BenchTest:
     depth: int = 0
 
 
-def bench_tests(
-    prompts: Sequence[str] | None,
-    generated: Sequence[str] | None,
-    both: Sequence[str] | None,
-    depths: Sequence[str] | None,
-) -> tuple[BenchTest, ...]:
-    """Return the tests of llama-bench's options, each once.
+@dataclass(frozen=True)
+class LlamaBenchOptions:
+    """llama-bench's options of what is measured."""
 
-    Raises:
-        WrongUseError: a number cannot be read, nothing would be measured, or Genie cannot do it.
-    """
-    at_depth = _numbers("-d", depths) or (0,)
-    pairs = [_test(*_pair(text)) for text in both or ()]
-    found = [replace(test, together=True, depth=depth) for depth in at_depth for test in pairs]
-    wanted, counts = _numbers("-p", prompts), _numbers("-n", generated) or (_GENERATED,)
-    for depth in at_depth:
-        if depth and any(wanted):  # as llama-bench: each is a test of its own there
-            found += [replace(_test(prompt, 0), depth=depth) for prompt in wanted if prompt]
-            found += [_test(depth, count) for count in counts if count]
-        elif depths is not None and not any(wanted):
-            found += [_test(depth, count) for count in counts if count]
-        else:
-            default = () if both and generated is None else (_PROMPT,)
-            found += [_test(p, n) for p in wanted or default for n in counts if p or n]
-    if not found:
-        raise WrongUseError(
-            f"-d {max(at_depth)} -n 0 measures nothing: a depth is that of -p or -n"
-            if any(at_depth)
-            else "-p 0 -n 0 measures nothing: give one of them"
-        )
-    asked: dict[tuple[int, int, int], BenchTest] = {}
-    for test in found:  # those of -pg come first
-        asked.setdefault((test.prompt_tokens, test.new_tokens, test.depth), test)
-    tests = tuple(asked.values())
-    if len(tests) > _MOST_TESTS:
-        raise WrongUseError(f"{len(tests):,} tests are too many: at most {_MOST_TESTS:,}")
-    return tests
+    prompt_tokens: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-p",
+            "--prompt-tokens",
+            metavar="N[,N...]",
+            help="Tokens to prefill, bos included; 0 for the shortest prompt, without its speed. "
+            "By default 64.",
+        ),
+    ] = None
+    new_tokens: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-n",
+            "--new-tokens",
+            metavar="N[,N...]",
+            help="Tokens to generate; 0 for just the one that Genie gives with the prompt. By "
+            "default 16.",
+        ),
+    ] = None
+    both: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-pg",
+            metavar="P,N",
+            help="A prompt of P tokens with N generated ones, and the speed of both together; may "
+            "be repeated.",
+        ),
+    ] = None
+    depth_tokens: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-d",
+            "--depth",
+            metavar="N[,N...]",
+            help="Tokens in the context before a prompt of `-p`, and before those that are "
+            "generated: `pp128 @ d64`, `tg16 @ d64`.",
+        ),
+    ] = None
+
+    def tests(self) -> tuple[BenchTest, ...]:
+        """Return the tests, each once.
+
+        Raises:
+            WrongUseError: a number cannot be read, nothing would be measured, or Genie cannot do
+                it.
+        """
+        prompts, both = self.prompt_tokens, self.both
+        at_depth = _numbers("-d", self.depth_tokens) or (0,)
+        pairs = [_test(*_pair(text)) for text in both or ()]
+        tests = [replace(test, together=True, depth=depth) for depth in at_depth for test in pairs]
+        wanted, counts = _numbers("-p", prompts), _numbers("-n", self.new_tokens) or (_GENERATED,)
+        for depth in at_depth:
+            if depth and any(wanted):  # as llama-bench: each is a test of its own there
+                tests += [replace(_test(prompt, 0), depth=depth) for prompt in wanted if prompt]
+                tests += [_test(depth, count) for count in counts if count]
+            elif self.depth_tokens is not None and not any(wanted):
+                tests += [_test(depth, count) for count in counts if count]
+            else:
+                default = () if both and self.new_tokens is None else (_PROMPT,)
+                tests += [_test(p, n) for p in wanted or default for n in counts if p or n]
+        if not tests:
+            raise WrongUseError(
+                f"-d {max(at_depth)} -n 0 measures nothing: a depth is that of -p or -n"
+                if any(at_depth)
+                else "-p 0 -n 0 measures nothing: give one of them"
+            )
+        unique: dict[tuple[int, int, int], BenchTest] = {}
+        for test in tests:  # those of -pg come first
+            unique.setdefault((test.prompt_tokens, test.new_tokens, test.depth), test)
+        if len(unique) > _MOST_TESTS:
+            raise WrongUseError(f"{len(unique):,} tests are too many: at most {_MOST_TESTS:,}")
+        return tuple(unique.values())
 
 
 def _test(prompt: int, generated: int) -> BenchTest:

@@ -7,39 +7,9 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.arguments import (
-    DEFAULT_RUNTIME,
-    WAIT_S,
-    Database,
-    Json,
-    LongRuntime,
-    PoolFile,
-    Push,
-    Threshold,
-    Wait,
-)
-from harness.cli.bench_options import (
-    Charge,
-    Devices,
-    Label,
-    MaxPerplexity,
-    MaxTemp,
-    MostWarmups,
-    NewTokens,
-    NoGate,
-    PerplexityText,
-    PerplexityWindows,
-    PromptTokens,
-    QualityOptions,
-    Reference,
-    ReferenceTokens,
-    Repetitions,
-    Warmup,
-    bench_workload,
-    conditioning,
-    open_series,
-    parse_labels,
-)
+from harness.cli.arguments import Database, Json, Threshold
+from harness.cli.bench_options import BenchOptions
+from harness.cli.groups import with_groups
 from harness.cli.measured import caveats
 from harness.console import Row, answers, print_json, print_remark, print_rows
 from harness.exit_codes import verdict_exit_code
@@ -52,13 +22,13 @@ from harness.workloads.session import Session
 _PAIRS = 6
 
 
+@with_groups
 def compare(
     a: Annotated[Path, typer.Argument(help="Folder of the container to compare with.")],
     b: Annotated[Path, typer.Argument(help="Folder of the container that may be worse.")],
+    *,
     db: Database = "results.db",
-    device: Devices = None,
-    pool: PoolFile = None,
-    runtime: LongRuntime = DEFAULT_RUNTIME,
+    options: BenchOptions,
     sessions: Annotated[
         int | None,
         typer.Option(
@@ -68,11 +38,10 @@ def compare(
             show_default=False,
         ),
     ] = None,
-    prompt_tokens: PromptTokens = 64,
-    new_tokens: NewTokens = 16,
-    repetitions: Repetitions = 3,
-    warmup: Warmup = None,
-    most_warmups: MostWarmups = 3,
+    prompt_tokens: Annotated[
+        int, typer.Option("-p", "--prompt-tokens", help="Tokens to prefill, bos included.")
+    ] = 64,
+    new_tokens: Annotated[int, typer.Option("-n", "--new-tokens", help="Tokens to generate.")] = 16,
     threshold: Threshold = 0.05,
     metric: Annotated[
         list[str] | None,
@@ -81,17 +50,6 @@ def compare(
             "decode."
         ),
     ] = None,
-    reference_tokens: ReferenceTokens = None,
-    max_perplexity: MaxPerplexity = None,
-    perplexity_text: PerplexityText = None,
-    perplexity_windows: PerplexityWindows = None,
-    reference: Reference = None,
-    label: Label = None,
-    max_temp: MaxTemp = None,
-    charge: Charge = None,
-    no_gate: NoGate = False,
-    wait: Wait = WAIT_S,
-    push: Push = None,
     json: Json = False,
 ) -> None:
     """Run two containers in turns on the same phone, and say whether B is slower.
@@ -100,22 +58,14 @@ def compare(
 
     Example: qnnfarm compare CONTAINER_A CONTAINER_B --sessions 6
     """
-    quality = QualityOptions(max_perplexity, perplexity_text, perplexity_windows, reference)
-    workload = bench_workload(
-        prompt_tokens, new_tokens, repetitions, warmup, most_warmups, reference_tokens, quality
-    )
+    workload = options.workload(prompt_tokens, new_tokens)
     metrics = check_metrics(metric or DEFAULT_METRICS)
     pairs = max(_PAIRS, min_pairs(len(metrics))) if sessions is None else sessions
     check_pairs(pairs, len(metrics))
-    labels = parse_labels(label)
-    prepare = conditioning(max_temp=max_temp, charge=charge, no_gate=no_gate)
-    models = open_model(a, runtime), open_model(b, runtime)
+    models = open_model(a, options.runtime), open_model(b, options.runtime)
     for model in models:
         workload.check(model)
-    with open_series(
-        device, pool, db, wait_s=wait, prepare=prepare, on_session=partial(_announce, pairs),
-        labels=labels, push=push,
-    ) as series:  # fmt: skip
+    with options.open_series(db, partial(_announce, pairs)) as series:
         compared = series.compare(
             workload, *models, sessions=pairs, metrics=metrics, threshold=threshold,
         )  # fmt: skip

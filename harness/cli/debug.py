@@ -13,8 +13,9 @@ from buildlib.container.container import GenAIContainer
 from buildlib.graph.shape import GraphShape
 from buildlib.speculative.agreement import bound_lookahead, bound_turns
 from buildlib.speculative.kv_trace import Commit, GraphCall, find_commits, trace_dialog
-from harness.cli.arguments import WAIT_S, CacheDir, ContainerDir, DeviceName, Json, PoolFile, Wait
+from harness.cli.arguments import CacheDir, ContainerDir, DeviceOptions, Json
 from harness.cli.device_lease import open_session
+from harness.cli.groups import with_groups
 from harness.console import answers, print_json, print_remark, print_text
 from harness.errors import WrongUseError
 from harness.exit_codes import BAD
@@ -67,6 +68,7 @@ def kv(
 
 
 @app.command("tensor")
+@with_groups
 def tensor(
     container_dir: ContainerDir,
     reference: Annotated[
@@ -81,14 +83,13 @@ def tensor(
             show_default=False,
         ),
     ] = None,
+    *,
     prompt: Annotated[str, typer.Option(help="Prompt of the query.")] = "In the beginning",
     step: Annotated[
         int, typer.Option(min=0, help="The call that gives token N of the answer; 0 is prefill.")
     ] = 0,
     bound: Annotated[float, typer.Option(metavar="DB", help="Least SQNR of a tensor.")] = 15.0,
-    device: DeviceName = None,
-    pool: PoolFile = None,
-    wait: Wait = WAIT_S,
+    options: DeviceOptions,
     cache: CacheDir = None,
     json: Json = False,
 ) -> None:
@@ -107,9 +108,7 @@ def tensor(
     request = GenerationRequest(step + 1, prompt=prompt)
     if selection:
         print_remark("graphs that do not give these tensors yet are compiled again")
-    with open_session(
-        model, device, pool, command="debug tensor", wait_s=wait, log_level=None
-    ) as session:
+    with open_session(model, options, command="debug tensor") as session:
         runtime = session.runtime
         assert isinstance(runtime, GraphRuntime)  # noqa: S101  (the model's)
         result, tensors = runtime.dump(request, step, selection, cache_root=cache)

@@ -4,8 +4,10 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
+from harness.cli.arguments import DeviceOptions, RunOptions
 from harness.cli.progress import deploy_progress
 from harness.console import print_remark
 from harness.devices.device import Device
@@ -17,7 +19,7 @@ from harness.pool.pool import Pool, find_config, host_devices
 from harness.pool.requirement import Requirement
 from harness.pool.states import MemberState
 from harness.pool.status import describe_wait
-from harness.runtimes.base import LogLevel, Model
+from harness.runtimes.base import Model
 from harness.runtimes.bundles.bundle import pushed_files
 from harness.workloads.bench_series import DeviceSource
 from harness.workloads.session import Session, SessionOptions
@@ -182,44 +184,34 @@ def _member_names(pool: Pool) -> dict[str, str]:
 
 
 @contextmanager
-def open_session(
-    model: Model,
-    name: str | None,
-    pool: Path | None = None,
-    *,
-    command: str,
-    wait_s: float = 0.0,
-    log_level: LogLevel | None = None,
-    trace: bool = False,
-    push: Sequence[str] | None = None,
-) -> Iterator[Session]:
+def open_session(model: Model, options: DeviceOptions, *, command: str) -> Iterator[Session]:
     """Lease a device for a model, and open a session that leaves nothing on it.
 
     Args:
-        name, pool, command, wait_s: see `device_source`.
-        log_level, trace: see `SessionOptions`.
-        push: see `pushed_files`.
+        command: see `device_source`.
 
     Raises:
         WrongUseError: see `pushed_files`.
-        LeaseTimeoutError: others held the device for longer than `wait_s`.
+        LeaseTimeoutError: others held the device for longer than `--wait` says.
         PoolError: the pool cannot be used.
         HarnessError: no device, or one that cannot run the model.
     """
-    options = SessionOptions(
-        shown=deploy_progress, log_level=log_level, trace=trace, push=pushed_files(push or ())
-    )
+    settings = SessionOptions(shown=deploy_progress)
+    if isinstance(options, RunOptions):
+        settings = replace(
+            settings,
+            log_level=options.log_level,
+            trace=options.trace is not None,
+            push=pushed_files(options.push or ()),
+        )
     info = model.info
     purpose = f"running {info.model}"
+    names = [options.device] if options.device else None
     with (
         device_source(
-            [name] if name else None,
-            pool,
-            command=command,
-            wait_s=wait_s,
-            purpose=lambda _: purpose,
+            names, options.pool, command=command, wait_s=options.wait, purpose=lambda _: purpose
         ) as source,
         source(0, info.soc, info.sha256) as device,
-        Session(device, model, options) as session,
+        Session(device, model, settings) as session,
     ):
         yield session

@@ -1,34 +1,17 @@
 """Options of how a dialog runs, as `generate` and `bench` share them."""
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from harness.cli.arguments import absolute
 from harness.console import print_remark
 from harness.errors import WrongUseError
 from harness.runtimes.base import GenerationResult
-from harness.runtimes.dialog_settings import parse_lora
 from harness.runtimes.genie.speculation import describe
 
-Temp = Annotated[
-    float | None, typer.Option(help="Temperature of sampling. By default greedy: no sampling.")
-]
-TopK = Annotated[
-    int | None, typer.Option("--top-k", help="Sample among so many tokens; 1 is greedy.")
-]
-TopP = Annotated[
-    float | None,
-    typer.Option("--top-p", help="Sample among the tokens that have this probability together."),
-]
-Seed = Annotated[
-    int | None, typer.Option(help="Seed of sampling, by default 42; -1 for another text each time.")
-]
-Stop = Annotated[
-    list[str] | None,
-    typer.Option(help="A sequence that ends the answer, cut before it. Can be repeated."),
-]
 LoraAdapter = Annotated[
     str | None,
     typer.Option(
@@ -45,36 +28,64 @@ UseChat = Annotated[
     ),
 ]
 System = Annotated[str | None, typer.Option(metavar="TEXT", help="The system message of a --chat.")]
-GenieConfigFile = Annotated[
-    Path | None,
-    typer.Option("--genie-config", help="Another genie_config.json for its files.", metavar="FILE"),
-]
 
 
-def dialog_fields(
-    temp: float | None,
-    top_k: int | None,
-    top_p: float | None,
-    seed: int | None,
-    stop: Sequence[str] | None,
-    lora: str | None,
-    genie_config: Path | None,
-) -> dict[str, object]:
-    """Return the options that were given, as fields of a workload.
+@dataclass(frozen=True)
+class DialogOptions:
+    """How a dialog runs."""
+
+    temp: Annotated[
+        float | None, typer.Option(help="Temperature of sampling. By default greedy: no sampling.")
+    ] = None
+    top_k: Annotated[int | None, typer.Option(help="Sample among so many tokens; 1 is greedy.")] = (
+        None
+    )
+    top_p: Annotated[
+        float | None,
+        typer.Option(help="Sample among the tokens that have this probability together."),
+    ] = None
+    seed: Annotated[
+        int | None,
+        typer.Option(help="Seed of sampling, by default 42; -1 for another text each time."),
+    ] = None
+    stop: Annotated[
+        list[str] | None,
+        typer.Option(help="A sequence that ends the answer, cut before it. Can be repeated."),
+    ] = None
+    lora: LoraAdapter = None
+    genie_config: Annotated[
+        Path | None,
+        typer.Option(help="Another genie_config.json for its files.", metavar="FILE"),
+    ] = None
+
+    def fields(self) -> dict[str, object]:
+        """Return the options that are there, as fields of a workload.
+
+        Raises:
+            WrongUseError: `--lora` is no NAME=STRENGTH.
+        """
+        values: dict[str, object] = {
+            **vars(self),
+            "stop": tuple(self.stop) if self.stop else None,
+            "lora": parse_lora(self.lora),
+            "genie_config": absolute(self.genie_config),
+        }
+        return {key: value for key, value in values.items() if value is not None}
+
+
+def parse_lora(text: str | None) -> dict[str, float] | None:
+    """Read `NAME=STRENGTH`, or `NAME` for strength 1.
 
     Raises:
-        WrongUseError: `--lora` is no NAME=STRENGTH.
+        WrongUseError: it is neither.
     """
-    found = {
-        "temp": temp,
-        "top_k": top_k,
-        "top_p": top_p,
-        "seed": seed,
-        "stop": tuple(stop) if stop else None,
-        "lora": None if lora is None else dict([parse_lora(lora)]),
-        "genie_config": None if genie_config is None else str(genie_config.absolute()),
-    }
-    return {key: value for key, value in found.items() if value is not None}
+    if text is None:
+        return None
+    name, equals, strength = text.partition("=")
+    try:
+        return {name: float(strength) if equals else 1.0}
+    except ValueError:
+        raise WrongUseError(f"--lora {text[:60]!r} is no NAME=STRENGTH, as in red=0.5") from None
 
 
 def parse_tokens(text: str) -> tuple[int, ...]:

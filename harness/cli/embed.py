@@ -9,18 +9,8 @@ import numpy as np
 import typer
 
 from buildlib.files import atomic_write_bytes
-from harness.cli.arguments import (
-    WAIT_S,
-    ContainerDir,
-    DeviceName,
-    Json,
-    KeepIn,
-    LogLevel,
-    PoolFile,
-    Push,
-    TraceFile,
-    Wait,
-)
+from harness.cli.arguments import ContainerDir, Json, KeepIn, RunOptions
+from harness.cli.groups import with_groups
 from harness.cli.measured import print_from
 from harness.cli.recorded_session import open_recorded_session
 from harness.console import answers, print_json, print_remark
@@ -34,6 +24,7 @@ _SHOWN_TEXT, _SHOWN_VALUES = 40, 4
 _STDIN = "-"
 
 
+@with_groups
 def embed(
     container_dir: ContainerDir,
     texts: Annotated[
@@ -44,11 +35,10 @@ def embed(
             show_default=False,
         ),
     ] = None,
+    *,
     file: Annotated[
         Path | None, typer.Option(help="A file with one text a line; `-` is stdin.")
     ] = None,
-    device: DeviceName = None,
-    pool: PoolFile = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -75,10 +65,7 @@ def embed(
         typer.Option(min=-1, max=1, help="Fail if a text's cosine with `--reference` is below."),
     ] = None,
     db: KeepIn = None,
-    wait: Wait = WAIT_S,
-    log_level: LogLevel = None,
-    trace: TraceFile = None,
-    push: Push = None,
+    options: RunOptions,
     json: Json = False,
 ) -> None:
     """Embed texts on a device with the container of a text encoder.
@@ -96,17 +83,7 @@ def embed(
     _check_output(output, len(workload.texts or ()), per_token=per_token)
     model = open_model(container_dir)
     workload.check(model)
-    with open_recorded_session(
-        model,
-        device,
-        pool,
-        command="embed",
-        db=db,
-        wait_s=wait,
-        log_level=log_level,
-        trace=trace,
-        push=push,
-    ) as (session, recording):
+    with open_recorded_session(model, options, command="embed", db=db) as (session, recording):
         found = workload.run(session, recording).output
         longest = session.container.embedding_config.context_length
     for text, tokens in zip(found.texts, found.tokens, strict=True):

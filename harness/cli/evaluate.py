@@ -11,19 +11,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 
 from harness.cli.arguments import (
     DEFAULT_RUNTIME,
-    WAIT_S,
     ContainerDir,
-    DeviceName,
     Json,
     KeepIn,
-    LogLevel,
-    PoolFile,
     ReferenceWith,
+    RunOptions,
     Runtime,
-    TraceFile,
-    Wait,
+    absolute,
 )
 from harness.cli.dialog_options import System, UseChat
+from harness.cli.groups import with_groups
 from harness.cli.measured import with_error
 from harness.cli.recorded_session import open_recorded_session
 from harness.console import answers, print_json, print_remark, progress, visible
@@ -35,6 +32,7 @@ from harness.workloads.evaluate import Evaluate, Evaluation
 from harness.workloads.session import Session
 
 
+@with_groups
 def evaluate(
     container_dir: ContainerDir,
     tasks: Annotated[
@@ -44,8 +42,7 @@ def evaluate(
             "HellaSwag or of IFEval."
         ),
     ],
-    device: DeviceName = None,
-    pool: PoolFile = None,
+    *,
     runtime: Runtime = DEFAULT_RUNTIME,
     limit: Annotated[
         int | None, typer.Option(min=1, help="Only the first rows of each file.")
@@ -84,9 +81,7 @@ def evaluate(
         ),
     ] = None,
     db: KeepIn = None,
-    wait: Wait = WAIT_S,
-    log_level: LogLevel = None,
-    trace: TraceFile = None,
+    options: RunOptions,
     json: Json = False,
 ) -> None:
     """Score tasks on a device: choices by their log-likelihood, instructions by checks.
@@ -98,14 +93,14 @@ def evaluate(
     files = task_files(tasks)
     workloads = [
         Evaluate.of(
-            task=str(file.absolute()),
+            task=absolute(file),
             limit=limit,
-            few_shot=None if few_shot is None else str(few_shot.absolute()),
+            few_shot=absolute(few_shot),
             chat=chat or None,
             system=system,
             max_tokens=max_tokens,
-            reference=None if reference is None else str(reference.absolute()),
-            reference_with=None if reference is None else reference_with,
+            reference=absolute(reference),
+            reference_with=None if reference_with == "onnx" else reference_with,
             min=min_accuracy,
         )
         for file in files
@@ -115,10 +110,7 @@ def evaluate(
         read_task(file)
         workload.check(model)
     found: list[dict[str, object]] = []
-    with open_recorded_session(
-        model, device, pool, command="evaluate", db=db, wait_s=wait, log_level=log_level,
-        trace=trace,
-    ) as (session, recording):  # fmt: skip
+    with open_recorded_session(model, options, command="evaluate", db=db) as (session, recording):
         for workload in workloads:
             with _showing_rows(session, workload.task):
                 result = workload.run(session, recording).output

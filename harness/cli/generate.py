@@ -9,38 +9,20 @@ import typer
 
 from harness.cli.arguments import (
     DEFAULT_RUNTIME,
-    WAIT_S,
     ContainerDir,
-    DeviceName,
     Json,
-    LogLevel,
-    PoolFile,
-    Push,
+    RunOptions,
     Runtime,
-    TraceFile,
-    Wait,
+    absolute,
 )
-from harness.cli.dialog_options import (
-    GenieConfigFile,
-    LoraAdapter,
-    Seed,
-    Stop,
-    System,
-    Temp,
-    TopK,
-    TopP,
-    UseChat,
-    dialog_fields,
-    parse_tokens,
-    tell_faults,
-)
+from harness.cli.dialog_options import DialogOptions, System, UseChat, parse_tokens, tell_faults
+from harness.cli.groups import with_groups
 from harness.cli.measured import in_words, print_from
 from harness.cli.recorded_session import open_recorded_session
 from harness.console import print_json, print_remark, print_text
 from harness.errors import WrongUseError
 from harness.results.metrics import METRICS
 from harness.runtimes.base import GenerationResult, Model
-from harness.runtimes.base import LogLevel as LogLevelName
 from harness.runtimes.registry import open_model
 from harness.workloads.generate import Generate
 from harness.workloads.session import Session
@@ -48,8 +30,10 @@ from harness.workloads.session import Session
 _STDIN = "-"
 
 
+@with_groups
 def generate(
     container_dir: ContainerDir,
+    *,
     prompt: Annotated[
         list[str] | None,
         typer.Option(help="The prompt. Repeated, each is a turn that sees those before it."),
@@ -72,16 +56,9 @@ def generate(
             "the container's table has them.",
         ),
     ] = None,
-    device: DeviceName = None,
-    pool: PoolFile = None,
     runtime: Runtime = DEFAULT_RUNTIME,
     max_tokens: Annotated[int, typer.Option(min=1, help="Stop after that many tokens.")] = 32,
-    temp: Temp = None,
-    top_k: TopK = None,
-    top_p: TopP = None,
-    seed: Seed = None,
-    stop: Stop = None,
-    lora: LoraAdapter = None,
+    dialog: DialogOptions,
     chat: UseChat = False,
     system: System = None,
     rewind: Annotated[
@@ -97,11 +74,7 @@ def generate(
     restore: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Go on with a dialog that --save kept.")
     ] = None,
-    genie_config: GenieConfigFile = None,
-    wait: Wait = WAIT_S,
-    log_level: LogLevel = None,
-    trace: TraceFile = None,
-    push: Push = None,
+    options: RunOptions,
     json: Json = False,
 ) -> None:
     """Generate text on a device and print its speed; greedily, unless sampling is asked for.
@@ -117,44 +90,23 @@ def generate(
         raise WrongUseError("give a prompt: --prompt, --prompt-file, --tokens or --embeddings")
     workload = Generate.of(
         prompt=texts[0] if len(texts) == 1 else tuple(texts) or None,
-        prompt_file=None if prompt_file is None else str(Path(prompt_file).absolute()),
+        prompt_file=absolute(prompt_file),
         tokens=None if tokens is None else parse_tokens(tokens),
-        embeddings=None if embeddings is None else str(embeddings.absolute()),
+        embeddings=absolute(embeddings),
         max_tokens=max_tokens,
         chat=chat or None,
         system=system,
         rewind=rewind or None,
-        save=None if save is None else str(save.absolute()),
-        restore=None if restore is None else str(restore.absolute()),
-        **dialog_fields(temp, top_k, top_p, seed, stop, lora, genie_config),
+        save=absolute(save),
+        restore=absolute(restore),
+        **dialog.fields(),
     )
     model = open_model(container_dir, runtime)
-    answer(
-        workload,
-        model,
-        texts,
-        device,
-        pool,
-        wait=wait,
-        log_level=log_level,
-        trace=trace,
-        push=push,
-        json=json,
-    )
+    answer(workload, model, texts, options, json=json)
 
 
 def answer(
-    workload: Generate,
-    model: Model,
-    texts: Sequence[str],
-    device: str | None,
-    pool: Path | None,
-    *,
-    wait: float,
-    log_level: LogLevelName | None = None,
-    trace: Path | None = None,
-    push: Sequence[str] | None = None,
-    json: bool,
+    workload: Generate, model: Model, texts: Sequence[str], options: RunOptions, *, json: bool
 ) -> None:
     """Run a workload with the options of the command, and show the answer.
 
@@ -162,16 +114,7 @@ def answer(
         texts: the prompts, as they were given.
     """
     workload.check(model)
-    with open_recorded_session(
-        model,
-        device,
-        pool,
-        command="generate",
-        wait_s=wait,
-        log_level=log_level,
-        trace=trace,
-        push=push,
-    ) as (session, recording):
+    with open_recorded_session(model, options, command="generate") as (session, recording):
         result = workload.run(session, recording).output
     if json:
         print_json({**session.device_fields, **_document(texts, result)})

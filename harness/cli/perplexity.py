@@ -8,20 +8,16 @@ import typer
 
 from harness.cli.arguments import (
     DEFAULT_RUNTIME,
-    WAIT_S,
     ContainerDir,
-    DeviceName,
     Json,
     KeepIn,
-    LogLevel,
-    PoolFile,
-    Push,
     ReferenceWith,
+    RunOptions,
     Runtime,
-    TraceFile,
-    Wait,
+    absolute,
 )
-from harness.cli.dialog_options import LoraAdapter
+from harness.cli.dialog_options import LoraAdapter, parse_lora
+from harness.cli.groups import with_groups
 from harness.cli.measured import with_error
 from harness.cli.recorded_session import open_recorded_session
 from harness.console import answers, print_json, print_remark
@@ -37,7 +33,6 @@ from harness.results.perplexity import (
 )
 from harness.runtimes.base import PerplexityResult
 from harness.runtimes.container_model import ContainerModel
-from harness.runtimes.dialog_settings import parse_lora
 from harness.runtimes.registry import open_model
 from harness.words import pluralize
 from harness.workloads.perplexity import Perplexity
@@ -54,11 +49,11 @@ MaxPerplexity = Annotated[
 ]
 
 
+@with_groups
 def perplexity(
     container_dir: ContainerDir,
     text: Annotated[Path, typer.Option(help="The text to score.")],
-    device: DeviceName = None,
-    pool: PoolFile = None,
+    *,
     runtime: Runtime = DEFAULT_RUNTIME,
     windows: Annotated[
         int | None,
@@ -101,10 +96,7 @@ def perplexity(
         ),
     ] = None,
     db: KeepIn = None,
-    wait: Wait = WAIT_S,
-    log_level: LogLevel = None,
-    trace: TraceFile = None,
-    push: Push = None,
+    options: RunOptions,
     json: Json = False,
 ) -> None:
     """Score a text on a device: the first CL - AR positions of windows of the context length.
@@ -118,23 +110,20 @@ def perplexity(
     Example: qnnfarm perplexity CONTAINER_DIR --text FILE --reference DIR
     """
     workload = Perplexity.of(
-        text=str(text.absolute()),
+        text=absolute(text),
         windows=windows,
         max=max_,
-        reference=None if reference is None else str(reference.absolute()),
+        reference=absolute(reference),
         reference_with=None if reference_with == "onnx" else reference_with,
         role=None if role == "target" else role,
-        lora=None if lora is None else dict([parse_lora(lora)]),
+        lora=parse_lora(lora),
         per_step=per_step or None,
         max_kl=max_kl,
     )
     model = open_model(container_dir, runtime)
     workload.check(model)
     prepared = workload.prepare(model, on_progress=print_remark)  # before a device is leased
-    with open_recorded_session(
-        model, device, pool, command="perplexity", db=db, wait_s=wait, log_level=log_level,
-        trace=trace, push=push,
-    ) as (session, recording):  # fmt: skip
+    with open_recorded_session(model, options, command="perplexity", db=db) as (session, recording):
         result = workload.run(session, recording, prepared)
         precision = session.container_info.precision
     output, values = result.output, result.values

@@ -18,16 +18,9 @@ from buildlib.operator_costs import (
 )
 from buildlib.paths import default_cache_root
 from buildlib.toolchains.base import NodeCycles
-from harness.cli.arguments import (
-    WAIT_S,
-    CacheDir,
-    ContainerDir,
-    DeviceName,
-    Json,
-    PoolFile,
-    Wait,
-)
+from harness.cli.arguments import CacheDir, ContainerDir, DeviceOptions, Json
 from harness.cli.device_lease import open_session
+from harness.cli.groups import with_groups
 from harness.console import Row, answers, print_json, print_remark, print_rows
 from harness.runtimes.graph.runtime import GraphRuntime
 from harness.runtimes.registry import open_model
@@ -37,20 +30,20 @@ _EMULATOR = "cycles of the HTP emulator, the least of {n}: they say nothing abou
 _DEVICE = "cycles of {device}, by QNN's detailed profile, the least of {n}"
 
 
+@with_groups
 def profile(
     container_dir: ContainerDir,
     other_dir: Annotated[
         Path | None, typer.Argument(help="Folder of another container, to stand beside it.")
     ] = None,
+    *,
     by: Annotated[
         Literal["operator", "kind", "layer"],
         typer.Option(help="A row for each operator, for the same one of all layers, or a layer."),
     ] = "operator",
     top: Annotated[int, typer.Option(min=1, help="Rows of each graph, those of most cycles.")] = 20,
     repetitions: Annotated[int, typer.Option(min=1, max=100, help="Runs of each graph.")] = 3,
-    device: DeviceName = None,
-    pool: PoolFile = None,
-    wait: Wait = WAIT_S,
+    options: DeviceOptions,
     cache: CacheDir = None,
     json: Json = False,
 ) -> None:
@@ -72,8 +65,8 @@ def profile(
     root, source = cache or default_cache_root(), _EMULATOR.format(n=repetitions)
     for folder in folders:
         container = GenAIContainer.load(folder)
-        if device or pool:
-            cycles, source = _device_cycles(folder, device, pool, wait, repetitions)
+        if options.device or options.pool:
+            cycles, source = _device_cycles(folder, options, repetitions)
         else:
             print_remark(f"profiling {folder} on the emulator")
             cycles = emulator_cycles(container, cache_root=root, repetitions=repetitions)
@@ -103,11 +96,11 @@ def profile(
 
 
 def _device_cycles(
-    folder: Path, device: str | None, pool: Path | None, wait_s: float, repetitions: int
+    folder: Path, options: DeviceOptions, repetitions: int
 ) -> tuple[NodeCycles, str]:
     """Return cycles that a device measured, and in words whose they are."""
     model = open_model(folder, "graph")
-    with open_session(model, device, pool, command="profile", wait_s=wait_s) as session:
+    with open_session(model, options, command="profile") as session:
         runtime = session.runtime
         assert isinstance(runtime, GraphRuntime)  # noqa: S101  (the model's)
         cycles = runtime.node_cycles(repetitions)

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from harness.cli.arguments import RunOptions
 from harness.cli.device_lease import open_session
 from harness.console import print_remark
 from harness.errors import HarnessError, WrongUseError
@@ -18,43 +19,24 @@ from harness.workloads.session import Session
 
 @contextmanager
 def open_recorded_session(
-    model: Model,
-    name: str | None,
-    pool: Path | None,
-    *,
-    command: str,
-    db: str | None = None,
-    wait_s: float,
-    log_level: LogLevel | None,
-    trace: Path | None,
-    push: Sequence[str] | None = None,
+    model: Model, options: RunOptions, *, command: str, db: str | None = None
 ) -> Iterator[tuple[Session, Recording]]:
     """Open a session with what its run is recorded in.
 
     Args:
-        model, name, pool, command, wait_s, log_level, push: see `open_session`.
+        model, command: see `open_session`.
         db: results database; None records nothing, or what the trace needs.
-        trace: file to write a trace to; None for none.
 
     Raises:
         HarnessError: see `open_session`.
-        WrongUseError: the folder of `trace` does not exist.
+        WrongUseError: the folder of `--trace` does not exist.
     """
     group_id = new_run_id()
     with (
-        LazyResultsStore(db) if db is not None else _scratch_store(trace) as store,
-        writing_trace(trace, store, [group_id]),
-        open_session(
-            model,
-            name,
-            pool,
-            command=command,
-            wait_s=wait_s,
-            log_level=log_level,
-            trace=trace is not None,
-            push=push,
-        ) as session,
-        _showing_log(session, log_level),
+        LazyResultsStore(db) if db is not None else _scratch_store(options.trace) as store,
+        writing_trace(options.trace, store, [group_id]),
+        open_session(model, options, command=command) as session,
+        _showing_log(session, options.log_level),
     ):
         yield session, UNRECORDED if store is None else Recording(store.open, group_id)
 

@@ -11,7 +11,6 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from harness.errors import WrongUseError
 from harness.results.records import JsonScalar
 
 _Text = Annotated[str, Field(min_length=1, max_length=1000, pattern=r"\A[^\x00]+\Z")]
@@ -102,16 +101,3 @@ class DialogSettings(BaseModel):
 
 
 SETTING_KEYS = tuple(DialogSettings.model_fields)
-
-
-def parse_lora(text: str) -> tuple[str, float]:
-    """Read `NAME=STRENGTH`, or `NAME` for strength 1.
-
-    Raises:
-        WrongUseError: it is neither.
-    """
-    name, equals, strength = text.partition("=")
-    try:
-        return name, float(strength) if equals else 1.0
-    except ValueError:
-        raise WrongUseError(f"--lora {text[:60]!r} is no NAME=STRENGTH, as in red=0.5") from None

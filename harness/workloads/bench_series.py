@@ -103,6 +103,7 @@ class BenchSeries:
         """
         _require_one(sessions)
         group_id = new_run_id()
+        self.group_ids.append(group_id)
         terms = ComparisonRecord(group_id=group_id, metrics=tuple(metrics), threshold=threshold)
         models: dict[Label, Model] = {"A": a, "B": b}
         first: dict[Label, Run] = {}

@@ -3,7 +3,7 @@
 import pytest
 
 from harness.cli.bench_options import parse_labels
-from harness.cli.bench_tests import BenchTest, bench_tests
+from harness.cli.bench_tests import BenchTest, LlamaBenchOptions
 from harness.errors import WrongUseError
 
 
@@ -29,13 +29,13 @@ from harness.errors import WrongUseError
 def test_lists_give_every_pair_once(
     options: dict[str, list[str]], expected: list[tuple[int, int]]
 ) -> None:
-    found = bench_tests(*(options.get(key) for key in ("p", "n", "pg", "d")))
+    found = LlamaBenchOptions(*(options.get(key) for key in ("p", "n", "pg", "d"))).tests()
     assert [(test.prompt_tokens, test.new_tokens) for test in found] == expected
 
 
 def test_only_a_pair_asks_for_the_speed_of_both_together() -> None:
-    assert bench_tests(["64"], None, ["64,16"], None) == (BenchTest(64, 16, together=True),)
-    assert bench_tests(["64"], None, None, None) == (BenchTest(64, 16),)
+    assert LlamaBenchOptions(["64"], both=["64,16"]).tests() == (BenchTest(64, 16, together=True),)
+    assert LlamaBenchOptions(["64"]).tests() == (BenchTest(64, 16),)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_only_a_pair_asks_for_the_speed_of_both_together() -> None:
 def test_a_depth_is_before_prompts_and_generations_alike(
     options: dict[str, list[str]], expected: list[tuple[int, int, int]]
 ) -> None:
-    found = bench_tests(*(options.get(key) for key in ("p", "n", "pg", "d")))
+    found = LlamaBenchOptions(*(options.get(key) for key in ("p", "n", "pg", "d"))).tests()
     assert [(test.prompt_tokens, test.new_tokens, test.depth) for test in found] == expected
 
 
@@ -71,7 +71,7 @@ def test_a_depth_is_before_prompts_and_generations_alike(
 )
 def test_tests_that_genie_cannot_run_are_refused(options: dict[str, list[str]], said: str) -> None:
     with pytest.raises(WrongUseError) as caught:
-        bench_tests(*(options.get(key) for key in ("p", "n", "pg", "d")))
+        LlamaBenchOptions(*(options.get(key) for key in ("p", "n", "pg", "d"))).tests()
     assert str(caught.value).startswith(said)
 
 

@@ -17,8 +17,13 @@ def test_the_verdict_is_the_exit_code(
     speed = ("--metric", "decode_tokens_per_s", "--threshold", "1")
     judged = (*speed, "--sessions", "5")
     where = ("--device", virtual_device.serial, "--db", tmp_path / "r.db")
-    done = qnnfarm("compare", small_bundle, small_bundle, *where, *judged, *little, timeout_s=1200)
+    kept = ("--trace", tmp_path / "trace.json")
+    done = qnnfarm(
+        "compare", small_bundle, small_bundle, *where, *judged, *little, *kept, timeout_s=1200
+    )
     answer = json.loads(done.stdout)
+    runs = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert sum(event["name"] == "load" for event in runs) == 10
     # A loss of everything is allowed, so that no noise makes a regression of it.
     assert (done.returncode, answer["verdict"]) in {
         (GOOD, "no difference seen"),

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli.dialog_options import dialog_fields, parse_tokens
+from harness.cli.dialog_options import DialogOptions, parse_tokens
 from harness.errors import WrongUseError
 from harness.runtimes.dialog_settings import DialogSettings
 from harness.workloads.bench import Bench
@@ -23,14 +23,14 @@ def test_tokens_are_ids_or_a_file_of_ids(tmp_path: Path) -> None:
 
 
 def test_options_left_out_set_no_field() -> None:
-    assert dialog_fields(None, None, None, None, None, None, None) == {}
-    fields = dialog_fields(0.5, 40, 0.9, 7, ["."], "red=0.5", None)
+    assert DialogOptions().fields() == {}
+    fields = DialogOptions(0.5, 40, 0.9, 7, ["."], "red=0.5").fields()
     assert fields == {
         "temp": 0.5, "top_k": 40, "top_p": 0.9, "seed": 7, "stop": (".",), "lora": {"red": 0.5},
     }  # fmt: skip
-    assert dialog_fields(None, None, None, None, None, "red", None) == {"lora": {"red": 1.0}}
+    assert DialogOptions(lora="red").fields() == {"lora": {"red": 1.0}}
     with pytest.raises(WrongUseError, match="no NAME=STRENGTH"):
-        dialog_fields(None, None, None, None, None, "red=much", None)
+        DialogOptions(lora="red=much").fields()
 
 
 @pytest.mark.parametrize(

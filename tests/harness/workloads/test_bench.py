@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli.bench_options import QualityOptions, bench_workload, conditioning
+from harness.cli.bench_options import BenchOptions
 from harness.cli.device_lease import device_source
 from harness.errors import HarnessError, WrongUseError
 from harness.workloads.bench import Bench
@@ -33,33 +33,36 @@ def test_a_session_is_never_longer_than_it_says() -> None:
 
 
 def test_no_gate_is_no_condition_and_goes_with_none() -> None:
-    assert conditioning(max_temp=None, charge=None, no_gate=True) is None
-    assert conditioning(max_temp=None, charge=None, no_gate=False) is not None
-    for asked in ({"max_temp": 35.0, "charge": None}, {"max_temp": None, "charge": "20-80"}):
+    assert BenchOptions(no_gate=True).conditioning() is None
+    assert BenchOptions().conditioning() is not None
+    for both in (
+        BenchOptions(max_temp=35.0, no_gate=True),
+        BenchOptions(charge="20-80", no_gate=True),
+    ):
         with pytest.raises(WrongUseError, match="--no-gate"):
-            conditioning(**asked, no_gate=True)
+            both.conditioning()
 
 
 @pytest.mark.parametrize("charge", ["", "20", "80-20", "20-101", "20-20", "a-b", "20-80; reboot"])
 def test_a_window_of_charge_is_two_percentages(charge: str) -> None:
     with pytest.raises(WrongUseError, match="window of charge"):
-        conditioning(max_temp=None, charge=charge, no_gate=False)
+        BenchOptions(charge=charge).conditioning()
 
 
 def test_a_temperature_that_no_device_has_is_refused() -> None:
     with pytest.raises(HarnessError, match="max_temp_c"):
-        conditioning(max_temp=500.0, charge=None, no_gate=False)
+        BenchOptions(max_temp=500.0).conditioning()
 
 
 def test_reference_tokens_come_from_their_file(tmp_path: Path) -> None:
     path = tmp_path / "reference.json"
     path.write_text("[5, 6]")
-    bench = bench_workload(64, 16, 3, None, 3, path, QualityOptions("20", None, None, None))
+    bench = BenchOptions(reference_tokens=path, max_perplexity="20").workload(64, 16)
     assert (bench.reference_tokens, bench.max_perplexity) == (str(path), 20.0)
     assert bench.warmup == "auto"
     path.write_text("[5, x]")
     with pytest.raises(WrongUseError, match="not a token id"):
-        bench_workload(64, 16, 3, None, 3, path, QualityOptions(None, None, None, None))
+        BenchOptions(reference_tokens=path).workload(64, 16)
 
 
 def test_named_devices_take_turns() -> None:
