@@ -14,6 +14,7 @@ import typer
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from harness.cli.arguments import Json
+from harness.cli.groups import with_groups
 from harness.console import answers, print_json, print_remark, progress
 from harness.errors import WrongUseError, one_line
 from harness.words import pluralize
@@ -27,37 +28,44 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-ModelDir = Annotated[
-    Path,
-    typer.Argument(help="A checkpoint in Hugging Face layout, of a family that transformers has."),
-]
-Text = Annotated[
-    Path,
-    typer.Option(help="Text like what the model is to write, in UTF-8; some 100 kB do."),
-]
-Minutes = Annotated[
-    float, typer.Option(min=0.1, help="Most time to train, with that before an interruption.")
-]
-Steps = Annotated[
-    int,
-    typer.Option(min=1, help="Most steps. Trainings that these end, not the time, are repeatable."),
-]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of the random draws.")]
-TorchDevice = Annotated[
-    str | None,
-    typer.Option(
-        "--device", help="Device of torch: cpu, cuda, cuda:1; by default a GPU if it has one."
-    ),
-]
-_MINUTES = 8.0
-_STEPS = 1000
 _LINE_EVERY_S = 30.0
 
 
+@dataclass(frozen=True)
+class TrainOptions:
+    """What is trained on, and for how long."""
+
+    model_dir: Annotated[
+        Path,
+        typer.Argument(
+            help="A checkpoint in Hugging Face layout, of a family that transformers has."
+        ),
+    ]
+    text: Annotated[
+        Path,
+        typer.Option(help="Text like what the model is to write, in UTF-8; some 100 kB do."),
+    ]
+    minutes: Annotated[
+        float, typer.Option(min=0.1, help="Most time to train, with that before an interruption.")
+    ] = 8.0
+    steps: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Most steps. Trainings that these end, not the time, are repeatable."
+        ),
+    ] = 1000
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the random draws.")] = 1
+    device: Annotated[
+        str | None,
+        typer.Option(help="Device of torch: cpu, cuda, cuda:1; by default a GPU if it has one."),
+    ] = None
+
+
 @app.command("forecast")
+@with_groups
 def forecast(
-    model_dir: ModelDir,
-    text: Text,
+    options: TrainOptions,
+    *,
     out: Annotated[Path, typer.Option(help="File to write.")] = Path("ssd_tensor.safetensors"),
     tokens: Annotated[
         int, typer.Option(min=1, max=16, help="Forecast tokens: `forecast_token_count`.")
@@ -65,10 +73,6 @@ def forecast(
     prefix: Annotated[
         int, typer.Option(min=1, max=64, help="Length of the prefix: `forecast_prefix`.")
     ] = 16,
-    minutes: Minutes = _MINUTES,
-    steps: Steps = _STEPS,
-    seed: Seed = 1,
-    device: TorchDevice = None,
     json: Json = False,
 ) -> None:
     """Train forecast tokens and their prefix, for self-speculative decoding (SSD).
@@ -87,20 +91,16 @@ def forecast(
         recipe = ForecastRecipe(forecast_tokens=tokens, prefix_length=prefix)
         return train_forecast(model, recipe, descent, watcher, out)
 
-    settings = {"kind": "forecast", "tokens": tokens, "prefix": prefix, "seed": seed}
-    request = _Request(model_dir, text, out, minutes, steps, seed, device, settings)
-    _run(request, train, f"speculative_config.ssd_tensor_file={out}", json=json)
+    settings = {"kind": "forecast", "tokens": tokens, "prefix": prefix}
+    _run(options, out, settings, train, f"speculative_config.ssd_tensor_file={out}", json=json)
 
 
 @app.command("draft")
+@with_groups
 def draft(
-    model_dir: ModelDir,
-    text: Text,
+    options: TrainOptions,
+    *,
     out: Annotated[Path, typer.Option(help="Folder to write.")] = Path("eaglet"),
-    minutes: Minutes = _MINUTES,
-    steps: Steps = _STEPS,
-    seed: Seed = 1,
-    device: TorchDevice = None,
     json: Json = False,
 ) -> None:
     """Train a draft head on the model's hidden states, for Eaglet.
@@ -118,34 +118,17 @@ def draft(
         from buildlib.training.draft_head import DraftRecipe, train_draft
 
         trained, accepted = train_draft(model, DraftRecipe(), descent, watcher)
-        trained.save(model_dir, out)
+        trained.save(options.model_dir, out)
         return accepted
 
-    settings = {"kind": "draft", "seed": seed}
-    request = _Request(model_dir, text, out, minutes, steps, seed, device, settings)
-    _run(request, train, f"speculative_config.draft_model_path={head}", json=json)
-
-
-@dataclass(frozen=True)
-class _Request:
-    """Training that a command line asks for.
-
-    Attributes:
-        settings: that a training which goes on must have in common with its beginning.
-    """
-
-    model_dir: Path
-    text: Path
-    out: Path
-    minutes: float
-    steps: int
-    seed: int
-    device: str | None
-    settings: Mapping[str, object]
+    option = f"speculative_config.draft_model_path={head}"
+    _run(options, out, {"kind": "draft"}, train, option, json=json)
 
 
 def _run(
-    request: _Request,
+    options: TrainOptions,
+    out: Path,
+    settings: Mapping[str, object],
     train: "Callable[[FrozenModel, Descent, Watcher], float]",
     option: str,
     *,
@@ -154,6 +137,7 @@ def _run(
     """Train, with progress on stderr, and print what was written and how good it is.
 
     Args:
+        settings: of this kind of training; see `_begin`.
         train: trains and writes; returns tokens accepted a call.
         option: of the build that reads what was written.
     """
@@ -165,13 +149,13 @@ def _run(
         TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn()
     ) as bar:
         shown = _Shown(bar, bar.add_task("loading", total=1.0))
-        model, descent = _begin(request)
+        model, descent = _begin(options, out, settings)
         accepted = train(model, descent, shown)
         descent.finish()
     if json:
         print_json(
             {
-                "path": str(request.out),
+                "path": str(out),
                 "steps": descent.step,
                 "seconds": round(descent.elapsed, 1),
                 "tokens_per_call": round(accepted, 3),
@@ -179,32 +163,38 @@ def _run(
         )
         return
     answers().print(
-        f"{request.out}: {pluralize(descent.step, 'step')} in {descent.elapsed:.0f} s, about "
+        f"{out}: {pluralize(descent.step, 'step')} in {descent.elapsed:.0f} s, about "
         f"{accepted:.2f} tokens a call on text that it did not learn from; build with `-O {option}`"
     )
 
 
-def _begin(request: _Request) -> "tuple[FrozenModel, Descent]":
-    """Load the model, and take up what is left of an interrupted training."""
+def _begin(
+    options: TrainOptions, out: Path, settings: Mapping[str, object]
+) -> "tuple[FrozenModel, Descent]":
+    """Load the model, and take up what is left of an interrupted training.
+
+    Args:
+        settings: that a training which goes on must have in common with its beginning.
+    """
     import torch
 
     from buildlib.training.descent import Budget, Descent
     from buildlib.training.frozen_model import FrozenModel
 
-    device = request.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:  # the latter of a torch built without CUDA
         reason = f"torch has no device {device!r} here ({one_line(str(error), 200)})"
         raise WrongUseError(f"{reason}: --device cpu always works") from error
-    model = FrozenModel.load(request.model_dir, request.text, device)
+    model = FrozenModel.load(options.model_dir, options.text, device)
     files = {
         path.name: [path.stat().st_size, path.stat().st_mtime_ns]
-        for path in (request.text, *sorted(request.model_dir.glob("*.safetensors")))
+        for path in (options.text, *sorted(options.model_dir.glob("*.safetensors")))
     }
-    budget = Budget(request.steps, 60 * request.minutes, request.seed)
-    place = request.out.absolute().with_name(f"{request.out.absolute().name}.training")
-    descent = Descent(place, {**request.settings, "text or model": files}, budget)
+    budget = Budget(options.steps, 60 * options.minutes, options.seed)
+    place = out.absolute().with_name(f"{out.absolute().name}.training")
+    descent = Descent(place, {**settings, "seed": options.seed, "text or model": files}, budget)
     if descent.step:
         print_remark(f"goes on after step {descent.step}, from {place}")
     return model, descent
