@@ -65,5 +65,13 @@ def size_text(size_bytes: int) -> str:
     return f"{size:.1f} TB"
 
 
+def age_text(seconds: float) -> str:
+    """Format as `4 s`, `12 min`, `3 h` or `9 d`."""
+    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{int(seconds // size)} {unit}"
+    return f"{max(0, int(seconds))} s"
+
+
 def _no_age() -> timedelta:
     raise ValueError

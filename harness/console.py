@@ -124,7 +124,7 @@ class Row:
 
 def print_rows(
     headings: Sequence[str],
-    rows: Sequence[Row],
+    rows: Sequence[Row | Sequence[Text | str]],
     *,
     right: Collection[str] = (),
     console: Console | None = None,
@@ -135,11 +135,13 @@ def print_rows(
     their headings; the very last, which takes texts of any length, without.
 
     Args:
+        rows: their cells, or a `Row` where lines stand beneath it.
         right: headings of numbers, which are aligned to the right.
         console: by default that of answers.
     """
     console = console or answers()
-    lines = [[_one_line(cell) for cell in row.cells] for row in rows]
+    whole = [row if isinstance(row, Row) else Row(row) for row in rows]
+    lines = [[_one_line(cell) for cell in row.cells] for row in whole]
     widths = [
         max(Text(heading).cell_len, *(line[number].cell_len for line in lines), 0)
         for number, heading in enumerate(headings)
@@ -152,7 +154,7 @@ def print_rows(
         for width, heading in zip(widths[:beside], headings, strict=False)
     ]
     console.print(_line([Text(heading, "bold") for heading in headings], pads))
-    for row, line in zip(rows, lines, strict=True):
+    for row, line in zip(whole, lines, strict=True):
         console.print(_line(line, pads))
         beneath = _beneath(headings, line, beside)
         for text in (*([beneath] if beneath else []), *map(_one_line, row.below)):

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from harness.cli.arguments import Database, Json
-from harness.console import Row, answers, print_json, print_rows
+from harness.console import answers, print_json, print_rows
 from harness.results.alerts import (
     STATES,
     UNSETTLED,
@@ -102,18 +102,16 @@ def _show(alerts: tuple[Alert, ...], *, json: bool) -> None:
         print_json([_to_json(alert) for alert in alerts])
         return
     rows = [
-        Row(
-            [
-                alert.id,
-                alert.state,
-                f"{alert.began_at:%Y-%m-%d}",
-                alert.metric.label,
-                alert.loss,
-                _commits(alert),
-                alert.note,
-                alert.name,
-            ]
-        )
+        [
+            alert.id,
+            alert.state,
+            f"{alert.began_at:%Y-%m-%d}",
+            alert.metric.label,
+            alert.loss,
+            _commits(alert),
+            alert.note,
+            alert.name,
+        ]
         for alert in alerts
     ]
     headings = ("alert", "state", "since (UTC)", "metric", "change", "commits", "note", "of")

@@ -31,7 +31,7 @@ from harness.cli.device_lease import open_session
 from harness.cli.generate import answer
 from harness.cli.groups import with_groups
 from harness.cli.rehearse import virtual_device
-from harness.console import Row, answers, print_json, print_remark, print_rows
+from harness.console import answers, print_json, print_remark, print_rows
 from harness.deploy.deployment import Deployment
 from harness.errors import WrongUseError
 from harness.exit_codes import BAD
@@ -315,7 +315,7 @@ def _show_deployment(deployment: Deployment, origins: Mapping[str, str], *, json
         print_json({"serial": deployment.serial, "files": files})
         return
     rows = [
-        Row([f.name, size_text(f.size), "pushed" if f.pushed else "was there", origins[f.name]])
+        [f.name, size_text(f.size), "pushed" if f.pushed else "was there", origins[f.name]]
         for f in deployment.files
     ]
     print_rows(("file", "size", "", "from"), rows)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -11,6 +12,12 @@ import typer
 from buildlib.files import check_file
 from buildlib.toolchains.registry import ToolchainName
 from harness.errors import WrongUseError
+from harness.moments import parse_moment
+
+
+def _parse_since(text: str) -> datetime:
+    return parse_moment(text, "--since")
+
 
 ContainerDir = Annotated[Path, typer.Argument(help="Folder of a container.")]
 CacheDir = Annotated[
@@ -36,6 +43,14 @@ Database = Annotated[
 ]
 KeepIn = Annotated[
     str | None, typer.Option("--db", help="Results database to keep the results in.")
+]
+Since = Annotated[
+    datetime | None,
+    typer.Option(
+        parser=_parse_since,
+        metavar="AGE|DATE",
+        help="Only runs since then: 7d, 12h, or a date such as 2026-05-31 (UTC).",
+    ),
 ]
 Threshold = Annotated[
     float,

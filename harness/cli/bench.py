@@ -13,7 +13,7 @@ from harness.cli.bench_tests import BenchTest, LlamaBenchOptions
 from harness.cli.dialog_options import DialogOptions
 from harness.cli.groups import with_groups
 from harness.cli.measured import caveats
-from harness.console import EMULATOR, Row, answers, print_json, print_remark, print_rows, print_text
+from harness.console import EMULATOR, answers, print_json, print_remark, print_rows, print_text
 from harness.errors import HarnessError, WrongUseError
 from harness.results.identity import Subject, container_name, describe_container
 from harness.results.llama_bench import OutputFormat, format_records, list_tests, to_record
@@ -188,7 +188,7 @@ def _print_means(runs: Sequence[Run]) -> None:
             continue
         count = str(stats.n) if len(runs) == 1 else f"{stats.n} in {stats.sessions}"
         shown = f"{stats.show(metric)} {metric.shown_unit}".rstrip()
-        rows.append(Row([metric.label, shown, count]))
+        rows.append([metric.label, shown, count])
     print_rows(("metric", "mean ± sd", heading), rows)
 
 

@@ -13,11 +13,10 @@ import time
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from pydantic import BaseModel, ConfigDict
-from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from buildlib.checkpoint.layout import CALIBRATION_TEXT, CONFIG_FILE
 from buildlib.errors import ContainerError, InputFileError, VerificationFailedError
@@ -34,7 +33,8 @@ from harness.cli.arguments import (
     lab_extra,
     read_text,
 )
-from harness.console import Row, answers, print_json, print_remark, print_rows, progress
+from harness.cli.progress import StageBar
+from harness.console import answers, print_json, print_remark, print_rows
 from harness.errors import WrongUseError
 from harness.words import pluralize
 
@@ -361,7 +361,7 @@ def _show_stages(stages: "Mapping[str, Sequence[StageNode]]", *, json: bool) -> 
     if json:
         print_json([dict(zip(keys, row, strict=True)) for row in rows])
         return
-    print_rows(keys, [Row(row) for row in rows])
+    print_rows(keys, rows)
     if any(nodes[-1].stage.operation != "package" for nodes in stages.values()):
         print_remark("more stages follow, which depend on what these make")
 
@@ -464,42 +464,25 @@ def _refuse_unwritable(folder: Path, size: int) -> None:
         raise ContainerError(str(folder), f"{sizes}; free some, or name another folder")
 
 
-class StageProgress:
-    """A progress bar over a build's stages on stderr; lines where it is no terminal."""
+class StageProgress(StageBar):
+    """A progress bar over a build's stages."""
 
     def __init__(self, title: str) -> None:
-        self._progress = progress(
-            SpinnerColumn(),
-            TextColumn("{task.fields[title]}", style="bold", markup=False),
-            BarColumn(bar_width=24),
-            TextColumn("{task.completed:.0f}/{task.total:.0f} {task.description}", markup=False),
-            TimeElapsedColumn(),
-        )
-        self._task = self._progress.add_task("starting", total=1, title=title)
+        super().__init__(title)
         self._title = title
 
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self._progress.stop()
-
     def compared(self, comparison: "StageComparison") -> None:
-        """Print a finished comparison."""
-        text = f"verified {comparison.stage} {comparison.subject}"
-        self._progress.update(self._task, description=text)
+        """Show a finished comparison."""
+        self.update(description=f"verified {comparison.stage} {comparison.subject}")
 
     def show(self, record: "StageRecord") -> None:
         """Advance to a finished stage."""
         how = "cached" if record.reused else f"{record.seconds:.1f} s"
         text = f"{record.operation} {record.subject} ({how})"
-        self._progress.update(
-            self._task, completed=record.number, total=record.total, description=text
-        )
-        if not self._progress.console.is_terminal:
+        self.update(completed=record.number, total=record.total, description=text)
+        if not self.is_terminal:
             place = f"{record.number}/{record.total} " if record.total else ""
-            self._progress.console.print(f"{self._title}: {place}{text}")
+            self.print(f"{self._title}: {place}{text}")
 
 
 def _print_comparisons(report: "VerificationReport") -> None:
@@ -516,7 +499,7 @@ def _print_comparisons(report: "VerificationReport") -> None:
             f"{one.max_rel_diff:.2g}",
             one.bound,
         ]
-        rows.append(Row(cells))
+        rows.append(cells)
     print_rows(_HEADINGS, rows, right=_NUMBERS)
 
 

@@ -11,7 +11,7 @@ from buildlib.sizes import size_text
 from buildlib.toolchains.base import BinaryInfo
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from harness.cli.arguments import DEFAULT_RUNTIME, ContainerDir, Json, Push, Runtime
-from harness.console import Row, answers, print_json, print_remark, print_rows
+from harness.console import answers, print_json, print_remark, print_rows
 from harness.deploy.deployment import DeployFile
 from harness.devices.spec import DeviceSpec
 from harness.errors import WrongUseError
@@ -129,7 +129,7 @@ def _inspect(model: Model) -> dict[str, BinaryInfo]:
 
 def _print(bundle: Bundle, records: Sequence[BundleRecord], faults: Sequence[str]) -> None:
     rows = [
-        Row([record.name, size_text(record.size), record.sha256[:16], record.origin])
+        [record.name, size_text(record.size), record.sha256[:16], record.origin]
         for record in records
     ]
     print_rows(("file", "size", "SHA-256", "from"), rows)

@@ -1,6 +1,6 @@
 """`qnnfarm cache`: lists, shows, checks and prunes the stage cache."""
 
-import datetime as dt
+from datetime import UTC, datetime
 from json import dumps
 from pathlib import Path
 from typing import Annotated
@@ -14,10 +14,10 @@ from buildlib.cache.layout import entry_folders
 from buildlib.cache.records import read_files, read_info
 from buildlib.cache.removal import EntryUsage, PruneResult, disk_usage
 from buildlib.paths import default_cache_root
-from buildlib.sizes import default_limit, parse_age, parse_size, size_text
+from buildlib.sizes import age_text, default_limit, parse_age, parse_size, size_text
 from harness.cli.arguments import Json
 from harness.cli.tensors import print_facts
-from harness.console import Row, answers, print_json, print_remark, print_rows, progress
+from harness.console import answers, print_json, print_remark, print_rows, progress
 from harness.errors import WrongUseError
 from harness.exit_codes import BAD
 from harness.words import pluralize
@@ -50,16 +50,15 @@ def ls(cache: Root = None, json: Json = False) -> None:
     if not found:
         answers().print(f"nothing in {root}; builds fill it")
         return
+    now = datetime.now(UTC)
     lines = [
-        Row(
-            [
-                entry.model,
-                entry.name.rpartition("/")[2][: len(entry.operation) + 13],
-                size_text(entry.size_bytes),
-                _ago(entry.used_at),
-                Text(entry.problem, "red") if entry.problem else entry.subject,
-            ]
-        )
+        [
+            entry.model,
+            entry.name.rpartition("/")[2][: len(entry.operation) + 13],
+            size_text(entry.size_bytes),
+            f"{age_text((now - entry.used_at).total_seconds())} ago",
+            Text(entry.problem, "red") if entry.problem else entry.subject,
+        ]
         for entry in found
     ]
     print_rows(("model", "entry", "size", "last use", "subject"), lines, right={"size"})
@@ -110,7 +109,7 @@ def show(
     print_rows(
         ("file", "size", "SHA-256"),
         [
-            Row([name, size_text(file.size_bytes), file.sha256[:16]])
+            [name, size_text(file.size_bytes), file.sha256[:16]]
             for name, file in described.files.items()
         ],
     )
@@ -215,11 +214,3 @@ def _root(cache: Path | None) -> Path:
     if cache is not None and not cache.is_dir():
         raise WrongUseError(f"there is no cache in {cache}")
     return cache or default_cache_root()
-
-
-def _ago(moment: dt.datetime) -> str:
-    seconds = (dt.datetime.now(dt.UTC) - moment).total_seconds()
-    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= length:
-            return f"{seconds / length:.0f} {unit} ago"
-    return "just now"

@@ -11,7 +11,7 @@ from harness.cli.arguments import Database, Json, Threshold
 from harness.cli.bench_options import BenchOptions
 from harness.cli.groups import with_groups
 from harness.cli.measured import caveats
-from harness.console import Row, answers, print_json, print_remark, print_rows
+from harness.console import answers, print_json, print_remark, print_rows
 from harness.exit_codes import verdict_exit_code
 from harness.results.comparison import DEFAULT_METRICS, ComparisonGroup, check_metrics, check_pairs
 from harness.results.identity import describe_container
@@ -96,7 +96,7 @@ def _show(compared: ComparisonGroup, db: str) -> None:
             str(comparison.pairs),
             comparison.verdict.value,
         ]
-        rows.append(Row(cells))
+        rows.append(cells)
     print_rows(("metric", "change", "interval", "pairs", "verdict"), rows)
     for metric, comparison in compared.metrics:
         console.print(f"{metric.label}: {comparison.reason}")

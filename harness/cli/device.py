@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from harness.cli.arguments import Json
-from harness.console import Row, answers, print_json, print_remark, print_rows
+from harness.console import answers, print_json, print_remark, print_rows
 from harness.devices.adb.client import AdbServer
 from harness.devices.adb.connection import ServerAddress, address_from
 from harness.devices.adb.server import ensure_server, resolve_server
@@ -143,7 +143,7 @@ def ls(json: Json = False) -> None:
     print_rows(
         ("name", "serial", "SoC", "state", "pid", "confined"),
         [
-            Row([d.name, d.serial, d.soc, d.state, str(d.pid or ""), "yes" if d.confined else "NO"])
+            [d.name, d.serial, d.soc, d.state, str(d.pid or ""), "yes" if d.confined else "NO"]
             for d in devices
         ],
     )

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from harness.cli.arguments import Json
 from harness.cli.device import print_unconfined
-from harness.console import Row, answers, print_json, print_remark, print_rows
+from harness.console import answers, print_json, print_remark, print_rows
 from harness.devices import inventory
 from harness.devices.base import Battery
 from harness.devices.inventory import Sighting
@@ -109,7 +109,7 @@ def _print(found: list[Sighting], holders: dict[str, str]) -> None:
     kept = [number for number in range(len(_HEADINGS)) if any(row[number] for row in rows)]
     print_rows(
         [_HEADINGS[number] for number in kept],
-        [Row([row[number] for number in kept]) for row in rows],
+        [[row[number] for number in kept] for row in rows],
     )
     for one in found:
         if one.error:

@@ -8,7 +8,7 @@ import typer
 
 from buildlib.files import atomic_write_bytes
 from harness.cli.arguments import Database, Json, Threshold
-from harness.console import EMULATOR, Row, answers, print_json, print_rows
+from harness.console import EMULATOR, answers, print_json, print_rows
 from harness.errors import WrongUseError
 from harness.exit_codes import verdict_exit_code
 from harness.results import gate_formats
@@ -108,14 +108,7 @@ def _options(
 
 def _show(judged: Gate) -> None:
     rows = [
-        Row(
-            [
-                cell.name,
-                cell.metric.label,
-                *gate_formats.cells_of(cell),
-                cell.verdict,
-            ]
-        )
+        [cell.name, cell.metric.label, *gate_formats.cells_of(cell), cell.verdict]
         for cell in judged.cells
     ]
     headings = ("cell", "metric", "baseline", "now", "change", "interval", "verdict")

@@ -1,11 +1,10 @@
 """`qnnfarm history`: a metric night by night, with the changes of its level."""
 
-from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
 
-from harness.cli.arguments import Database, Json
+from harness.cli.arguments import Database, Json, Since
 from harness.console import EMULATOR, Row, answers, print_json, print_remark, print_rows
 from harness.errors import WrongUseError
 from harness.results.history import MeasuredNight, Series, SeriesFilter, read_series
@@ -29,10 +28,7 @@ def history(
         str | None, typer.Option(help="Only devices with this in SoC, maker, model or serial.")
     ] = None,
     branch: Annotated[str | None, typer.Option(help="Only runs of this git branch.")] = None,
-    since: Annotated[
-        datetime | None,
-        typer.Option(formats=["%Y-%m-%d"], help="Only nights from this day on (UTC)."),
-    ] = None,
+    since: Since = None,
     nights: Annotated[int, typer.Option(min=1, help="Show at most so many, the newest.")] = 30,
     json: Json = False,
 ) -> None:
@@ -45,10 +41,7 @@ def history(
     Example: qnnfarm history decode --model MODEL --nights 14
     """
     key = find_key(metric)
-    wanted = SeriesFilter(
-        (key,), model=model, device=device, branch=branch,
-        since=since.replace(tzinfo=UTC) if since else None,
-    )  # fmt: skip
+    wanted = SeriesFilter((key,), model=model, device=device, branch=branch, since=since)
     with ResultsStore.open(db, create=False) as store:
         location, found = store.location, read_series(store, wanted)
         newest = max((head.created_at for head in store.heads()), default=None)

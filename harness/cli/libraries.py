@@ -9,7 +9,7 @@ from buildlib.errors import ToolchainMissingError
 from buildlib.targets import find_soc
 from buildlib.toolchains.ort_qnn.wheel import find_libraries
 from harness.cli.arguments import Json
-from harness.console import Row, answers, print_json, print_rows
+from harness.console import answers, print_json, print_rows
 from harness.errors import GenieMissingError, WrongUseError
 from harness.runtimes.bundles.fetch import fetch_wheel
 from harness.runtimes.bundles.maven import CENTRAL, Artifact, fetch_artifact
@@ -42,7 +42,7 @@ def ls(
         return
     print_rows(
         ("devices", "ABI", "Genie"),
-        [Row([row["devices"], row["abi"], row.get("origin") or row["missing"]]) for row in found],
+        [[row["devices"], row["abi"], row.get("origin") or row["missing"]] for row in found],
     )
 
 

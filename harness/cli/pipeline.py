@@ -16,6 +16,7 @@ from buildlib.container.manifest import is_container
 from buildlib.sizes import size_text
 from harness.cli.arguments import Json, KeepIn, read_text
 from harness.cli.dialog_options import System, UseChat
+from harness.cli.progress import StageBar
 from harness.console import Row, answers, print_json, print_remark, print_rows, print_text, progress
 from harness.errors import WrongUseError
 from harness.exit_codes import BAD
@@ -100,9 +101,7 @@ def run(
     events: list[StageEvent] = []
     pipe.add_observer(events.append)
     pipe.check_metrics()  # before stages that take hours
-    with StageBar(pipe.config.settings.log_level) as bar:
-        pipe.add_observer(bar)
-        pipe.construct(until=until)
+    _construct(pipe, until)
     document = _document(pipe)
     if not json:
         _print_stages(document)
@@ -153,9 +152,7 @@ def compare(
     content = None if text is None else read_text(text)
     pipe = LLMPipeline.from_pretrained(model, recipe=recipe)
     pipe.text_to_compare(content, windows)  # refuses before stages run
-    with StageBar(pipe.config.settings.log_level) as bar:
-        pipe.add_observer(bar)
-        pipe.construct(until=until)
+    _construct(pipe, until)
     print_remark(f"evaluating {', '.join(pipe.completed)}")
     found = pipe.compare(device=device, text=content, windows=windows, db=db)
     if json:
@@ -277,9 +274,7 @@ def bisect(
         found, recipe = recipe_of(source, model, quantization, (ar, cl), target)
         pipe = LLMPipeline.from_pretrained(found, recipe=recipe)
     pipe.text_to_compare(content, windows)  # refuses before stages run
-    with StageBar(pipe.config.settings.log_level) as bar:
-        pipe.add_observer(bar)
-        pipe.construct(until=last_before_builder(pipe))
+    _construct(pipe, last_before_builder(pipe))
     with _ranking() as ranked:
         result = bisect_pipeline(pipe, content, windows, wanted, ranked)
     if json:
@@ -329,6 +324,13 @@ def init(
     answers().print(f"{out}: run it with `qnnfarm pipeline run {out} --prompt TEXT`")
 
 
+def _construct(pipe: "LLMPipeline", until: str | None) -> None:
+    """Run stages, with a progress bar."""
+    with _PipelineBar(pipe.config.settings.log_level) as bar:
+        pipe.add_observer(bar)
+        pipe.construct(until=until)
+
+
 @contextmanager
 def _ranking() -> "Iterator[Callable[[int, int], None]]":
     """Show a progress bar of a ranking on stderr; yield what takes (segments run, all)."""
@@ -343,57 +345,41 @@ def _ranking() -> "Iterator[Callable[[int, int], None]]":
         yield lambda done, total: shown.update(task, completed=done, total=total)
 
 
-class StageBar:
-    """A progress bar over a pipeline's stages on stderr; lines where it is no terminal.
+class _PipelineBar(StageBar):
+    """A progress bar over a pipeline's stages.
 
     Args:
         level: `debug` tells every step, `info` every stage, the others none.
     """
 
     def __init__(self, level: str) -> None:
+        super().__init__("pipeline")
         self._level = level
-        self._progress = progress(
-            SpinnerColumn(),
-            TextColumn("{task.fields[title]}", style="bold", markup=False),
-            BarColumn(bar_width=24),
-            TextColumn("{task.completed:.0f}/{task.total:.0f} {task.description}", markup=False),
-            TimeElapsedColumn(),
-        )
-        self._task = self._progress.add_task("starting", total=1, title="pipeline")
 
     def __enter__(self) -> Self:
-        if self._level in {"debug", "info"}:
-            self._progress.start()
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self._progress.stop()
+        return super().__enter__() if self._level in {"debug", "info"} else self
 
     def __call__(self, event: "StageEvent") -> None:
         """Show an event."""
         from harness.pipeline.observers import StageFinished, StageStarted, StageStep
 
-        shown, task, told = self._progress, self._task, self._level in {"debug", "info"}
+        tells = self._level in {"debug", "info"}
         if isinstance(event, StageStarted):
-            shown.update(
-                task, completed=event.number - 1, total=event.total, title=event.stage,
-                description="",
-            )  # fmt: skip
+            self.update(
+                completed=event.number - 1, total=event.total, title=event.stage, description=""
+            )
         elif isinstance(event, StageStep):
             record = event.record
             text = f"{record.operation} {record.subject} ({_cost(record)})"
-            shown.update(task, description=text)
+            self.update(description=text)
             if self._level == "debug":
-                self._tell(f"{event.stage}: {text}")
+                self.print(f"{event.stage}: {text}")
         elif isinstance(event, StageFinished):
-            shown.update(task, completed=event.number)
-            if told and not shown.console.is_terminal:
-                self._tell(f"{event.number}/{event.total} {event.stage} ({_cost(event)})")
-        elif told:  # its error ends the command
-            self._tell(f"{event.stage} failed; finished stages are kept")
-
-    def _tell(self, text: str) -> None:
-        self._progress.console.print(text, markup=False, soft_wrap=True)
+            self.update(completed=event.number)
+            if tells and not self.is_terminal:
+                self.print(f"{event.number}/{event.total} {event.stage} ({_cost(event)})")
+        elif tells:  # its error ends the command
+            self.print(f"{event.stage} failed; finished stages are kept")
 
 
 def _cost(done: "StageRecord | StageFinished") -> str:
@@ -439,12 +425,12 @@ def _print_stages(document: "Mapping[str, Any]") -> None:
     if not document["stages"]:
         return
     rows = [
-        Row([
+        [
             one["stage"],
             "cached" if one["reused"] else f"{one['seconds']:.1f} s",
             size_text(one["peak_memory_bytes"]),
             size_text(one["output_bytes"]),
-        ])
+        ]
         for one in document["stages"]
     ]  # fmt: skip
     headings = ("stage", "time", "peak memory", "output")

@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
+from buildlib.sizes import age_text
 from harness.cli.arguments import WAIT_S, Json, Wait
 from harness.console import Row, answers, print_json, print_remark, print_rows
 from harness.devices.adb.server import find_adb, server_address
@@ -81,7 +82,7 @@ def show(
             answers().clear()
             _print(members, json=False)
             for one in waiting:
-                age = _age(time.time() - one.since)
+                age = age_text(time.time() - one.since)
                 print_remark(f"{one.holder} waits for {age}: {one.reason}")
             time.sleep(_WATCH_S)
         _print(opened.overview(), json=json)
@@ -125,7 +126,7 @@ def history(
     rows = []
     for entry in entries:
         when = entry.period or time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.at))
-        rows.append(Row([when, entry.what, entry.text]))
+        rows.append([when, entry.what, entry.text])
     print_rows(("when", "what", ""), rows)
 
 
@@ -404,7 +405,7 @@ def _row(member: MemberStatus) -> Row:
     cells: list[Text | str] = [
         member.name,
         _state(member),
-        "" if member.is_unsure else _age(time.time() - member.since),
+        "" if member.is_unsure else age_text(time.time() - member.since),
         " ".join(filter(None, (member.soc, member.hexagon))),
         f"{member.weight:g} of {member.limit:g}" if member.weight else "",
         str(member.token or ""),
@@ -421,11 +422,3 @@ def _state(member: MemberStatus) -> Text:
     if member.is_unsure:
         return Text(member.seen, style="red" if member.state == "ready" else "yellow")
     return Text(member.state, style=_COLOURS[member.state])
-
-
-def _age(seconds: float) -> str:
-    """Format a duration: `4 s`, `12 min`, `3 h`, `9 d`."""
-    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{int(seconds // size)} {unit}"
-    return f"{max(0, int(seconds))} s"

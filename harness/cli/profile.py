@@ -21,7 +21,7 @@ from buildlib.toolchains.base import NodeCycles
 from harness.cli.arguments import CacheDir, ContainerDir, DeviceOptions, Json
 from harness.cli.device_lease import open_session
 from harness.cli.groups import with_groups
-from harness.console import Row, answers, print_json, print_remark, print_rows
+from harness.console import answers, print_json, print_remark, print_rows
 from harness.runtimes.graph.runtime import GraphRuntime
 from harness.runtimes.registry import open_model
 
@@ -142,7 +142,7 @@ def _print(graph: str, tables: list[Costs], top: int) -> None:
         for number in _COLUMNS:
             for cost, total in zip(costs, totals, strict=True):
                 cells.append("" if cost is None else number(cost, total))
-        rows.append(Row(cells))
+        rows.append(cells)
     console.print(f"\n{graph}", style="bold")
     print_rows(("operator", *headings), rows)
     left = names[top:]

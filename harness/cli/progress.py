@@ -1,22 +1,28 @@
-"""Progress of a deployment on stderr: bytes, rate and time left."""
+"""Progress on stderr: of a deployment in bytes, of a build or a pipeline in stages."""
 
-from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.progress import (
     BarColumn,
     DownloadColumn,
+    SpinnerColumn,
     TextColumn,
+    TimeElapsedColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
 
 from harness.console import progress, visible
-from harness.deploy.push import Progress as OnProgress
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from harness.deploy.push import Progress as OnProgress
 
 
 @contextmanager
-def deploy_progress(device: str) -> Iterator[OnProgress]:
+def deploy_progress(device: str) -> "Iterator[OnProgress]":
     """Show one deployment to `device`; gives its `on_progress`.
 
     The bar appears with the first pushed byte, says when the device hashes, and goes away at the
@@ -39,3 +45,33 @@ def deploy_progress(device: str) -> Iterator[OnProgress]:
             )
 
         yield update
+
+
+class StageBar:
+    """A progress bar over stages; lines where stderr is no terminal."""
+
+    def __init__(self, title: str) -> None:
+        self._bar = progress(
+            SpinnerColumn(),
+            TextColumn("{task.fields[title]}", style="bold", markup=False),
+            BarColumn(bar_width=24),
+            TextColumn("{task.completed:.0f}/{task.total:.0f} {task.description}", markup=False),
+            TimeElapsedColumn(),
+        )
+        self._task = self._bar.add_task("starting", total=1, title=title)
+        self.is_terminal = self._bar.console.is_terminal
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._bar.stop()
+
+    def update(self, **fields: Any) -> None:  # noqa: ANN401 - those of `Progress.update`
+        """Change what the bar shows."""
+        self._bar.update(self._task, **fields)
+
+    def print(self, line: str) -> None:
+        """Print a line above the bar."""
+        self._bar.console.print(line, markup=False, soft_wrap=True)

@@ -12,7 +12,7 @@ from harness.cli.arguments import Database, Json
 from harness.cli.results_export import export
 from harness.cli.results_import import import_results
 from harness.cli.results_show import show
-from harness.console import Row, answers, print_json, print_remark, print_rows
+from harness.console import answers, print_json, print_remark, print_rows
 from harness.errors import CorruptRunError, WrongUseError
 from harness.results import maintenance
 from harness.results.alerts import assess_store, review_new
@@ -56,22 +56,20 @@ def ls(db: Database = "results.db", json: Json = False) -> None:
         )
         return
     rows = [
-        Row(
-            [
-                str(one.day),
-                f"{one.model} {one.precision or ''}".rstrip(),
-                one.container_sha256[:12],
-                one.runtime,
-                one.device_serial,
-                f"{one.sessions:,}",
-                f"{one.runs:,}",
-                f"{one.runs - one.done:,}" if one.runs > one.done else "",
-                size_text(one.telemetry_bytes) if one.telemetry_bytes else "",
-                soc_label(one.soc, emulator=one.emulator),
-                f"AR {', '.join(map(str, one.ars))}, CL {one.cl}",
-                one.labels,
-            ]
-        )
+        [
+            str(one.day),
+            f"{one.model} {one.precision or ''}".rstrip(),
+            one.container_sha256[:12],
+            one.runtime,
+            one.device_serial,
+            f"{one.sessions:,}",
+            f"{one.runs:,}",
+            f"{one.runs - one.done:,}" if one.runs > one.done else "",
+            size_text(one.telemetry_bytes) if one.telemetry_bytes else "",
+            soc_label(one.soc, emulator=one.emulator),
+            f"AR {', '.join(map(str, one.ars))}, CL {one.cl}",
+            one.labels,
+        ]
         for one in inventory
     ]
     numbers = {"sessions", "runs", "no result", "telemetry"}

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from buildlib.files import atomic_write_bytes
-from harness.cli.arguments import Database
+from harness.cli.arguments import Database, Since
 from harness.console import print_remark
 from harness.errors import HostFileError, WrongUseError
-from harness.moments import parse_moment
 from harness.results.store import RunFilter
 from harness.words import csv_cell, pluralize
 
@@ -56,10 +55,7 @@ def export(
     format_: Annotated[
         Format | None, typer.Option("--format", help="By default, by the file's suffix.")
     ] = None,
-    since: Annotated[
-        str | None,
-        typer.Option(help="Only runs since then: 7d, 12h, or a date such as 2026-05-31 (UTC)."),
-    ] = None,
+    since: Since = None,
     newest: Annotated[int | None, typer.Option(min=1, help="At most the newest N runs.")] = None,
     model: Annotated[str | None, typer.Option(help="Only this model.")] = None,
     soc: Annotated[str | None, typer.Option(help="Only this SoC.")] = None,
@@ -73,7 +69,8 @@ def export(
     Example: qnnfarm results export results.csv --since 7d
     """
     chosen = _format_of(file, format_)
-    frame = _read(db, rows, _filter(since, newest, model, soc, kind, status))
+    wanted = RunFilter(kind=kind, status=status, model=model, soc=soc, since=since, newest=newest)
+    frame = _read(db, rows, wanted)
     content = _encode(frame, chosen)
     if file == _STDOUT:
         sys.stdout.buffer.write(content)
@@ -86,27 +83,9 @@ def export(
     print_remark(f"{pluralize(len(frame), 'row')} in {file}")
 
 
-def _filter(
-    since: str | None,
-    newest: int | None,
-    model: str | None,
-    soc: str | None,
-    kind: Kind | None,
-    status: Status | None,
-) -> RunFilter:
-    return RunFilter(
-        kind=kind,
-        status=status,
-        model=model,
-        soc=soc,
-        since=None if since is None else parse_moment(since, "--since"),
-        newest=newest,
-    )
-
-
-def _format_of(file: str, given: Format | None) -> Format:
-    if given is not None:
-        return given
+def _format_of(file: str, named: Format | None) -> Format:
+    if named is not None:
+        return named
     suffix = Path(file).suffix.removeprefix(".").lower()
     if suffix not in set(Format):
         known = ", ".join(f".{each}" for each in Format)

@@ -1,17 +1,16 @@
 """`qnnfarm results import`: results of other tools into the same database."""
 
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from harness.cli.arguments import Database, Json
-from harness.cli.bench_options import parse_labels
+from harness.cli.bench_options import Label, parse_labels
 from harness.console import answers, print_json, print_remark
-from harness.errors import WrongUseError
 from harness.importing.importer import Imported, ImportFacts, read_runs, store_runs
 from harness.importing.importer import Tool as KnownTool
+from harness.moments import parse_moment
 from harness.results.store import ResultsStore
 from harness.words import pluralize
 
@@ -37,9 +36,7 @@ def import_results(
         str | None,
         typer.Option(help="Time of the measurements; by default that in the file, or of the file."),
     ] = None,
-    label: Annotated[
-        list[str] | None, typer.Option("--label", help="KEY=VALUE to store; may be repeated.")
-    ] = None,
+    label: Label = None,
     skip_unreadable: Annotated[
         bool,
         typer.Option("--skip-unreadable", help="Leave out what cannot be read, not the file."),
@@ -60,7 +57,7 @@ def import_results(
         device=device,
         soc=soc,
         emulator=emulator,
-        created_at=None if date is None else _moment(date),
+        created_at=None if date is None else parse_moment(date, "--date"),
         labels=parse_labels(label),
     )
     known = None if tool is None else KnownTool(tool)
@@ -97,11 +94,3 @@ def _show(path: Path, imported: Imported, location: str) -> None:
     values = pluralize(sum(len(run.measurements) for run in imported.runs), "measurement")
     known = f"; {imported.known} imported before" if imported.known else ""
     answers().print(f"{path}: {runs} with {values} of {imported.tool} in {location}{known}")
-
-
-def _moment(text: str) -> datetime:
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise WrongUseError(f"--date {text!r} is no date such as 2026-05-31T12:00") from None
-    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)

@@ -11,7 +11,6 @@ from harness.cli.arguments import Database, Json, TraceFile
 from harness.cli.recorded_session import save_trace
 from harness.console import (
     EMULATOR,
-    Row,
     answers,
     print_json,
     print_remark,
@@ -176,6 +175,6 @@ def _print_values(run: Run) -> None:
         mean = "" if stats is None else f"{stats.show(metric)} {metric.shown_unit}".rstrip()
         shown = [f"({metric.format(value)})" for value in warmups]
         shown += [metric.format(value) for value in values]
-        rows.append(Row([metric.label, mean, " ".join(shown)]))
+        rows.append([metric.label, mean, " ".join(shown)])
     if rows:
         print_rows(("metric", "mean ± sd", "repetitions, warm-ups in brackets"), rows)

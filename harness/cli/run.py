@@ -11,7 +11,7 @@ from rich.text import Text
 
 from harness.cli.arguments import FromHost, Json, MaxParallel, PlanDb, PlanFile, PlanPool, lab_extra
 from harness.cli.run_progress import RunProgress
-from harness.console import EMULATOR, Row, answers, print_json, print_remark, print_rows, remarks
+from harness.console import EMULATOR, answers, print_json, print_remark, print_rows, remarks
 from harness.errors import WrongUseError
 from harness.lab.content import own_address
 from harness.plans.matrix import cell_as_mapping
@@ -149,7 +149,7 @@ def _show_cells(plan_run: PlanRun, *, as_json: bool) -> None:
     rows = []
     for cell in cells:
         done = "done" if plan_run.is_done(cell) else ""
-        rows.append(Row([cell.label, str(cell.requirement), cell.workload.kind, done]))
+        rows.append([cell.label, str(cell.requirement), cell.workload.kind, done])
     print_rows(("cell", "device", "workload", ""), rows)
     answers().print(f"{pluralize(len(cells), 'cell')}, {plan_run.done_before} done")
 
@@ -196,7 +196,7 @@ def _print_outcomes(summary: Summary) -> None:
             result = f"{failure.error}: {failure.reason}"
             first[failure] = outcome.cell.label
         status = "done before" if outcome.resumed else outcome.status
-        rows.append(Row([outcome.cell.label, status, outcome.device, result]))
+        rows.append([outcome.cell.label, status, outcome.device, result])
     print_rows(("cell", "", "device", "result"), rows)
     if any(outcome.result.emulator for outcome in summary.outcomes):
         answers().print(EMULATOR)

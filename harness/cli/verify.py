@@ -15,7 +15,7 @@ from buildlib.numerics.divergence import Divergence
 from buildlib.numerics.transformers import installed_versions
 from harness.cli.arguments import Json, read_text
 from harness.cli.dialog_options import parse_tokens
-from harness.console import Row, answers, print_json, print_remark, print_rows
+from harness.console import answers, print_json, print_remark, print_rows
 from harness.errors import WrongUseError
 from harness.exit_codes import BAD
 from harness.results.metrics import METRICS
@@ -66,7 +66,7 @@ def verify(
         print_json({"model": str(model_dir), **_document(found, installed_versions())})
     else:
         parts = {"prefill": found.prefill, "decode": found.decode}
-        rows = [Row(_cells(name, one)) for name, one in parts.items()]
+        rows = [_cells(name, one) for name, one in parts.items()]
         print_rows(_HEADINGS, rows, right=set(_HEADINGS[1:]))
         named = ", ".join(f"{name} {version}" for name, version in installed_versions().items())
         verdict = "the same model" if found.passed else "NOT the same model"
