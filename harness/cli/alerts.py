@@ -44,8 +44,8 @@ def ls(
     """
     with ResultsStore.open_existing(db) as store:
         review_new(store)
-        found = list_alerts(store, _chosen(state, show_all=show_all))
-    _show(found, json=json)
+        alerts = list_alerts(store, _chosen(state, show_all=show_all))
+    _show(alerts, json=json)
 
 
 @app.command("acknowledge")
@@ -121,8 +121,8 @@ def _show(alerts: tuple[Alert, ...], *, json: bool) -> None:
 
 
 def _commits(alert: Alert) -> str:
-    known = [commit[:_COMMIT] for commit in (alert.good_commit, alert.bad_commit) if commit]
-    return "..".join(dict.fromkeys(known))
+    commits = [commit[:_COMMIT] for commit in (alert.good_commit, alert.bad_commit) if commit]
+    return "..".join(dict.fromkeys(commits))
 
 
 def _to_json(alert: Alert) -> dict[str, Any]:

@@ -236,21 +236,21 @@ def _files(
     aot: tuple[Path, AotConfig],
     tokenizer: Path | None,
 ) -> MllmFiles:
-    found = find_tokenizer(tokenizer, parameters, config[0])
-    return MllmFiles(parameters, *config, *aot, found)
+    file = find_tokenizer(tokenizer, parameters, config[0])
+    return MllmFiles(parameters, *config, *aot, file)
 
 
-def find_tokenizer(named: Path | None, *beside: Path) -> Path:
-    """Return the tokenizer that is named, or the first beside some files.
+def find_tokenizer(choice: Path | None, *beside: Path) -> Path:
+    """Return the tokenizer that was chosen, or the first beside some files.
 
     Raises:
         WrongUseError: there is none.
     """
-    places = list(dict.fromkeys([named] if named else [p.with_name(_TOKENIZER) for p in beside]))
-    found = next((path for path in places if path.is_file()), None)
-    if found is None:
+    places = list(dict.fromkeys([choice] if choice else [p.with_name(_TOKENIZER) for p in beside]))
+    tokenizer = next((path for path in places if path.is_file()), None)
+    if tokenizer is None:
         raise WrongUseError(f"there is no {' or '.join(map(str, places))}: name it with -t")
-    return found
+    return tokenizer
 
 
 @with_groups
@@ -302,8 +302,8 @@ def push(
 
 
 def _write_description(model: MllmModel) -> None:
-    said = model.description.model_dump(mode="json", exclude_defaults=True)
-    atomic_write_bytes(model.path, yaml.safe_dump(said, sort_keys=False).encode())
+    fields = model.description.model_dump(mode="json", exclude_defaults=True)
+    atomic_write_bytes(model.path, yaml.safe_dump(fields, sort_keys=False).encode())
 
 
 def _show_deployment(deployment: Deployment, origins: Mapping[str, str], *, json: bool) -> None:
@@ -345,11 +345,11 @@ class Agreement:
         return self.likely >= _LEAST_PART * self.tokens
 
     def __str__(self) -> str:
-        said = (
+        words = (
             f"{self.prompts} prompts on the emulator: of {self.tokens} tokens the float model "
             f"holds {self.likely} among its {_LIKELIEST} likeliest, {self.first} the likeliest"
         )
-        return said if self.holds else f"{said}; the context answers nonsense, nothing is pushed"
+        return words if self.holds else f"{words}; the context answers nonsense, nothing is pushed"
 
 
 def _container_of(context: Path) -> GenAIContainer:
@@ -432,8 +432,8 @@ def run(
         container = _container_of(runner.context)
         ars = container.metadata.graphs.auto_regression_numbers
         if runner.ar_len not in ars:
-            known = ", ".join(map(str, ars))
-            raise WrongUseError(f"--ar-len {runner.ar_len}: {runner.context} has {known}")
+            lengths = ", ".join(map(str, ars))
+            raise WrongUseError(f"--ar-len {runner.ar_len}: {runner.context} has {lengths}")
         model = open_model(container.path, "graph")
         chat = "tokenizer_config.json" in container.files or None
     text = prompt if prompt is not None else sys.stdin.readline().rstrip("\n")

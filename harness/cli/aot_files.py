@@ -310,9 +310,9 @@ def read_configs(model_file: Path, aot_file: Path) -> tuple[ModelConfig, AotConf
     return model, aot
 
 
-def _calibration_text(model_path: Path, given: Path | None) -> str:
-    path = given or model_path / CALIBRATION_TEXT
-    if given is None and not path.is_file():
+def _calibration_text(model_path: Path, choice: Path | None) -> str:
+    path = choice or model_path / CALIBRATION_TEXT
+    if choice is None and not path.is_file():
         if not model_path.is_dir():
             raise ModelFileError(model_path, "no such folder")
         raise ModelFileError(model_path, NO_CALIBRATION_TEXT)
@@ -328,12 +328,12 @@ def _steps() -> Iterator[Callable[[str, int, int], None]]:
         TextColumn("{task.completed:.0f} of {task.total:.0f}"),
         TimeElapsedColumn(),
     )
-    with progress(*columns) as shown:
+    with progress(*columns) as bar:
         tasks: dict[str, TaskID] = {}
 
-        def tell(what: str, done: int, total: int) -> None:
+        def tell(what: str, count: int, total: int) -> None:
             if what not in tasks:
-                tasks[what] = shown.add_task(what, total=total)
-            shown.update(tasks[what], completed=done, total=total)
+                tasks[what] = bar.add_task(what, total=total)
+            bar.update(tasks[what], completed=count, total=total)
 
         yield tell

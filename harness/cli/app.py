@@ -171,19 +171,19 @@ def load_command(name: str) -> "Command | None":
     above.callback()(_options)
     function = name.replace("-", "_")
     module = f"harness.cli.{function}"
-    found: object
+    implementation: object
     if any(name in panel for panel in PANELS.values()) and importlib.util.find_spec(module):
         content = vars(importlib.import_module(module))
-        found = content.get("app") or content[function]
+        implementation = content.get("app") or content[function]
     elif entries := _entry_points().select(name=name):
-        found = _load(next(iter(entries)))
+        implementation = _load(next(iter(entries)))
     else:
         return None
-    if isinstance(found, typer.Typer):
-        above.add_typer(found, name=name)
+    if isinstance(implementation, typer.Typer):
+        above.add_typer(implementation, name=name)
     else:
         command = above.command(name, context_settings=_OPTIONS_OF.get(name))
-        command(cast("Callable[..., object]", found))
+        command(cast("Callable[..., object]", implementation))
     group = typer.main.get_group(above)
     _prepare(group, None)
     return group.commands[name]
@@ -222,9 +222,9 @@ def _prepare(command: "Command", above: "Context | None") -> None:
             parameter.metavar = parameter.metavar or parameter.name.upper()
             parameter.display_type_rich = lambda **_: None
         elif parameter.metavar is None:
-            shown = parameter.display_type(context).strip("<>")
-            kind = shown.removeprefix("list[").removesuffix("]").removesuffix(" range").lower()
-            parameter.metavar = _METAVARS.get(kind, shown)
+            type_name = parameter.display_type(context).strip("<>")
+            kind = type_name.removeprefix("list[").removesuffix("]").removesuffix(" range").lower()
+            parameter.metavar = _METAVARS.get(kind, type_name)
     for below in getattr(command, "commands", {}).values():
         _prepare(below, context)
         if not hasattr(below, "commands"):
@@ -303,8 +303,8 @@ def main() -> NoReturn:
         # What we know to go wrong has an error of its own; this is the rest of what a file system
         # can do to us: no permission, no space, a file where a folder should be.
         code = NO_ANSWER
-        said = f"{error.filename or 'the system'}: {error.strerror or error}"
-        sys.stderr.write(f"qnnfarm: {one_line(said, _LONGEST_LINE)}\n")
+        reason = f"{error.filename or 'the system'}: {error.strerror or error}"
+        sys.stderr.write(f"qnnfarm: {one_line(reason, _LONGEST_LINE)}\n")
     except QnnfarmError as error:
         code = error.exit_code
         sys.stderr.write(f"qnnfarm: {one_line(_explained(str(error)), _LONGEST_LINE)}\n")
@@ -316,23 +316,23 @@ def main() -> NoReturn:
 
 def _explained(text: str) -> str:
     """Add to an error what its first known number means, unless it says so itself."""
-    known = "" if "qnnfarm explain" in text else explain_end(text, None)
-    return f"{text}; {known}" if known else text
+    meaning = "" if "qnnfarm explain" in text else explain_end(text, None)
+    return f"{text}; {meaning}" if meaning else text
 
 
 def _usage_line(error: Any) -> str:  # noqa: ANN401 - typer exports no type for it
     """Return one line about wrong options or arguments; empty if the help was shown instead."""
     if isinstance(error.__cause__, ValidationError):
         error.message = first_fault(error.__cause__).reason
-    said = error.format_message()
+    line = error.format_message()
     if type(error).__name__ == "NoArgsIsHelpError":
-        return str(said)
+        return str(line)
     if near := getattr(error, "possibilities", None):
-        said = f"{error.message}: did you mean {' or '.join(sorted(near))}?"
-    said = f"{said[:1].lower()}{said[1:]}".rstrip(".").replace(". Did you", ": did you")
+        line = f"{error.message}: did you mean {' or '.join(sorted(near))}?"
+    line = f"{line[:1].lower()}{line[1:]}".rstrip(".").replace(". Did you", ": did you")
     path = error.ctx.command_path if getattr(error, "ctx", None) else "qnnfarm"
-    said += f"{'' if said.endswith('?') else ';'} `{path} -h` shows the usage"
-    return f"qnnfarm: {one_line(said, _LONGEST_LINE)}\n"
+    line += f"{'' if line.endswith('?') else ';'} `{path} -h` shows the usage"
+    return f"qnnfarm: {one_line(line, _LONGEST_LINE)}\n"
 
 
 def _show_warning(

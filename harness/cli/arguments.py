@@ -203,5 +203,5 @@ def read_text(path: Path) -> str:
         check_file(path)
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        said = "it is not UTF-8" if isinstance(error, UnicodeError) else error.strerror
-        raise WrongUseError(f"cannot read the text {path}: {said}") from error
+        reason = "it is not UTF-8" if isinstance(error, UnicodeError) else error.strerror
+        raise WrongUseError(f"cannot read the text {path}: {reason}") from error

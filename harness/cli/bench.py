@@ -78,9 +78,9 @@ def bench(
             for index, run in series.run(benchmarks, sessions=sessions):
                 results[index].runs.append(run)
         except HarnessError:
-            done = [result for result in results if result.runs]
-            if done and not json:  # what was measured is not lost on the reader
-                _print(done, series.store.location, output)
+            some = [result for result in results if result.runs]
+            if some and not json:  # what was measured is not lost on the reader
+                _print(some, series.store.location, output)
             raise
     if json:
         print_json({"benchmarks": [_document(result) for result in results]})
@@ -144,7 +144,7 @@ def _document(result: Result) -> dict[str, object]:
         "group_id": runs[0].group_id,
         "container": container.model_dump(mode="json"),
         "workload": Subject.of(runs[0]).label,
-        "metrics": {key: asdict(found) for key, found in means.items() if found is not None},
+        "metrics": {key: asdict(stats) for key, stats in means.items() if stats is not None},
         "tests": {test.name: asdict(test.stats) for test in tests if test.stats is not None},
         "stability": {key: asdict(grade_runs(runs, key)) for key in STEADY_METRICS},
         "sessions": [run.model_dump(mode="json") for run in runs],
@@ -187,8 +187,8 @@ def _print_means(runs: Sequence[Run]) -> None:
         if stats is None:
             continue
         count = str(stats.n) if len(runs) == 1 else f"{stats.n} in {stats.sessions}"
-        shown = f"{stats.show(metric)} {metric.shown_unit}".rstrip()
-        rows.append([metric.label, shown, count])
+        value = f"{stats.show(metric)} {metric.shown_unit}".rstrip()
+        rows.append([metric.label, value, count])
     print_rows(("metric", "mean ± sd", heading), rows)
 
 

@@ -94,16 +94,16 @@ class LlamaBenchOptions:
         at_depth = _numbers("-d", self.depth_tokens) or (0,)
         pairs = [_test(*_pair(text)) for text in both or ()]
         tests = [replace(test, together=True, depth=depth) for depth in at_depth for test in pairs]
-        wanted, counts = _numbers("-p", prompts), _numbers("-n", self.new_tokens) or (_GENERATED,)
+        lengths, counts = _numbers("-p", prompts), _numbers("-n", self.new_tokens) or (_GENERATED,)
         for depth in at_depth:
-            if depth and any(wanted):  # as llama-bench: each is a test of its own there
-                tests += [replace(_test(prompt, 0), depth=depth) for prompt in wanted if prompt]
+            if depth and any(lengths):  # as llama-bench: each is a test of its own there
+                tests += [replace(_test(prompt, 0), depth=depth) for prompt in lengths if prompt]
                 tests += [_test(depth, count) for count in counts if count]
-            elif self.depth_tokens is not None and not any(wanted):
+            elif self.depth_tokens is not None and not any(lengths):
                 tests += [_test(depth, count) for count in counts if count]
             else:
                 default = () if both and self.new_tokens is None else (_PROMPT,)
-                tests += [_test(p, n) for p in wanted or default for n in counts if p or n]
+                tests += [_test(p, n) for p in lengths or default for n in counts if p or n]
         if not tests:
             raise WrongUseError(
                 f"-d {max(at_depth)} -n 0 measures nothing: a depth is that of -p or -n"

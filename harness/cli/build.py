@@ -234,15 +234,15 @@ def build(
     }
     finished = None if verify or dry_run or lab else find_finished(default_cache_root(), request)
     if finished is not None:
-        told = [_again(answer, time.monotonic() - began) for answer in finished.answer]
-        _tell_of([(summary, None) for summary in told], json=json)
+        summaries = [_again(answer, time.monotonic() - began) for answer in finished.answer]
+        _tell_of([(summary, None) for summary in summaries], json=json)
         return
     from buildlib.builder_options import flatten_options
     from buildlib.container.files import check_replaceable
     from buildlib.container.manifest import is_container
     from harness.plans.builds import BuildRequest
 
-    given: dict[str, object] = {
+    settings: dict[str, object] = {
         "arn_cl_options.auto_regression_number": _parse_numbers("--ar", ar, "1,32"),
         "arn_cl_options.context_length": _parse_numbers("--cl", cl, "4096"),
         "split_model.num_splits": splits,
@@ -250,9 +250,9 @@ def build(
         "lora_config.lora_config_path": None if lora is None else str(lora),
         "prepare_embedding_lut": embedding_lut or None,
     }
-    given = {key: value for key, value in given.items() if value is not None}
-    given |= dict(_parse_option(text) for text in option or ())
-    options = _read_options(options_file) | flatten_options(given, Path.cwd())
+    settings = {key: value for key, value in settings.items() if value is not None}
+    settings |= dict(_parse_option(text) for text in option or ())
+    options = _read_options(options_file) | flatten_options(settings, Path.cwd())
     builds = []
     names = list(dict.fromkeys(str(parse_target(one)) for one in target))
     for name in names:
@@ -278,10 +278,10 @@ def build(
         _show_stages({one.target: job.stages() for one, job, _ in builds}, json=json)
         return
     if lab:
-        made = _build_in_lab(builds, db, origin, overwrite=overwrite, cancel=cancel, json=json)
-        _tell_of(made, json=json)
+        results = _build_in_lab(builds, db, origin, overwrite=overwrite, cancel=cancel, json=json)
+        _tell_of(results, json=json)
         return
-    made = []
+    results = []
     for one, job, folder in builds:
         with StageProgress(one.target) as progress:
             container, report = one.run(
@@ -293,10 +293,10 @@ def build(
             )
         if report is not None and not json:
             _print_comparisons(report)
-        made.append((_summary(one.target, container, job.records), report))
+        results.append((_summary(one.target, container, job.records), report))
     if not verify:
-        _remember(request, parent.absolute(), [(job, folder) for _, job, folder in builds], made)
-    _tell_of(made, json=json)
+        _remember(request, parent.absolute(), [(job, folder) for _, job, folder in builds], results)
+    _tell_of(results, json=json)
 
 
 def _build_in_lab(
@@ -314,7 +314,7 @@ def _build_in_lab(
         from harness.lab.content import own_address
     if db is None:
         raise WrongUseError("--lab: name the lab's database by --db or $QNNFARM_LAB")
-    made: list[tuple[BuildSummary, VerificationReport | None]] = []
+    results: list[tuple[BuildSummary, VerificationReport | None]] = []
     with open_lab_builds(db) as in_lab:
         jobs = [
             BuildJob.of(one, job, folder, origin or own_address()) for one, job, folder in builds
@@ -331,7 +331,7 @@ def _build_in_lab(
             if report is not None and not json:
                 _print_comparisons(report)
             elif report is not None and report.failures:
-                print_json([_answer(*one) for one in (*made, (summary, report))])
+                print_json([_answer(*one) for one in (*results, (summary, report))])
 
         try:
             for (one, _, folder), job, new in zip(builds, jobs, is_new, strict=True):
@@ -339,11 +339,11 @@ def _build_in_lab(
                 container, built = in_lab.follow(job, folder, tell, overwrite=overwrite, hear=hear)
                 tell(f"{'built by' if new else 'built before by'} {built.host}")
                 summary, report = _read_answer({**built.answer, "folder": str(container.path)})
-                made.append((summary if new else _again(asdict(summary), 0), report))
+                results.append((summary if new else _again(asdict(summary), 0), report))
         except KeyboardInterrupt:
             print_remark("the build goes on: the same command follows it, --cancel ends it")
             raise
-    return made
+    return results
 
 
 def _print_line(target: str, words: str) -> None:
@@ -390,7 +390,7 @@ def _remember(
     request: "Mapping[str, object]",
     parent: Path,
     builds: "Sequence[tuple[Build, Path]]",
-    made: "Sequence[tuple[BuildSummary, VerificationReport | None]]",
+    results: "Sequence[tuple[BuildSummary, VerificationReport | None]]",
 ) -> None:
     """Keep what a request read and made, if that can be told."""
     from buildlib.cache.finished_builds import FinishedBuild, remember_finished
@@ -408,7 +408,7 @@ def _remember(
             [parent, (parent / CALIBRATION_TEXT).parent],
             [folder.absolute() for _, folder in builds],
             [record.entry for job, _ in builds for record in job.records],
-            [asdict(summary) for summary, _ in made],
+            [asdict(summary) for summary, _ in results],
         )
         remember_finished(root, request, finished)
 
@@ -421,7 +421,7 @@ def _again(answer: dict[str, Any], seconds: float) -> BuildSummary:
 
 
 def _tell_of(
-    made: "Sequence[tuple[BuildSummary, VerificationReport | None]]", *, json: bool
+    results: "Sequence[tuple[BuildSummary, VerificationReport | None]]", *, json: bool
 ) -> None:
     """Print a summary of a build.
 
@@ -429,8 +429,8 @@ def _tell_of(
         VerificationFailedError: a stage changed a model; those before it are told of.
     """
     if json:
-        print_json([_answer(summary, report) for summary, report in made])
-    for summary, report in made:
+        print_json([_answer(summary, report) for summary, report in results])
+    for summary, report in results:
         if report is not None and report.failures:
             first = report.failures[0]
             raise VerificationFailedError(summary.target, first.stage, first.subject, first.bound)

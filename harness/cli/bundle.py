@@ -105,13 +105,13 @@ def bundle_for_device(
         device = devices.open(devices.resolve(DeviceSpec.parse(name)))
         properties = device.properties()
         model.check_fit(properties)
-        started = model.start(device, properties, RuntimeOptions(push=pushed))
-        if not isinstance(started, DeployedRuntime):
-            raise WrongUseError(f"the runtime {started.name} does not say what it pushes")
+        runtime = model.start(device, properties, RuntimeOptions(push=pushed))
+        if not isinstance(runtime, DeployedRuntime):
+            raise WrongUseError(f"the runtime {runtime.name} does not say what it pushes")
         container = model.container if isinstance(model, ContainerModel) else None
         present, binaries = libraries_on(device), _inspect(model)
-        faults = find_faults(started.bundle, properties, container, present, binaries)
-    return started.bundle, faults
+        faults = find_faults(runtime.bundle, properties, container, present, binaries)
+    return runtime.bundle, faults
 
 
 def _inspect(model: Model) -> dict[str, BinaryInfo]:

@@ -41,13 +41,13 @@ def ls(cache: Root = None, json: Json = False) -> None:
     """
     root = _root(cache)
     usages = [EntryUsage.of(folder) for folder in entry_folders(root)]
-    found = [summarize(u) for u in sorted(usages, key=lambda usage: -usage.used_at)]
+    entries = [summarize(u) for u in sorted(usages, key=lambda usage: -usage.used_at)]
     total = disk_usage(usages)
     if json:
-        rows = [vars(entry) | {"used_at": entry.used_at.isoformat()} for entry in found]
+        rows = [vars(entry) | {"used_at": entry.used_at.isoformat()} for entry in entries]
         print_json({"root": str(root), "disk_bytes": total, "entries": rows})
         return
-    if not found:
+    if not entries:
         answers().print(f"nothing in {root}; builds fill it")
         return
     now = datetime.now(UTC)
@@ -59,11 +59,11 @@ def ls(cache: Root = None, json: Json = False) -> None:
             f"{age_text((now - entry.used_at).total_seconds())} ago",
             Text(entry.problem, "red") if entry.problem else entry.subject,
         ]
-        for entry in found
+        for entry in entries
     ]
     print_rows(("model", "entry", "size", "last use", "subject"), lines, right={"size"})
     console = answers()
-    count = pluralize(len(found), "entry")
+    count = pluralize(len(entries), "entry")
     console.print(f"\n{count}, {size_text(total)} with shared files once, in {root}")
 
 
@@ -103,8 +103,8 @@ def show(
     print_facts(console, facts)
     if info.config:
         console.print("\nconfiguration", style="bold")
-        for option, chosen in info.config.items():
-            console.print(f"  {option} = {dumps(chosen)}")
+        for option, value in info.config.items():
+            console.print(f"  {option} = {dumps(value)}")
     console.print()
     print_rows(
         ("file", "size", "SHA-256"),
@@ -139,8 +139,8 @@ def verify(
         print_json({"entries": len(verdicts), "damaged": [vars(verdict) for verdict in damaged]})
     else:
         for verdict in damaged:
-            done = "removed" if verdict.removed else "damaged"
-            answers().print(f"{done}: {verdict.name}: {verdict.problem}")
+            state = "removed" if verdict.removed else "damaged"
+            answers().print(f"{state}: {verdict.name}: {verdict.problem}")
         size = size_text(sum(verdict.size_bytes for verdict in verdicts))
         good = len(verdicts) - len(damaged)
         answers().print(f"{good} of {len(verdicts)} entries are as they were written ({size} read)")
@@ -172,10 +172,14 @@ def prune(
     """
     if everything and (to is not None or older_than is not None):
         raise WrongUseError("--all removes everything: leave out --to and --older-than")
-    chosen = everything or to is not None or older_than is not None
+    is_explicit = everything or to is not None or older_than is not None
     pruned = removal.prune(
         _root(cache),
-        to_bytes=parse_size(to, "--to") if to is not None else None if chosen else default_limit(),
+        to_bytes=parse_size(to, "--to")
+        if to is not None
+        else None
+        if is_explicit
+        else default_limit(),
         older_than=parse_age(older_than, "--older-than") if older_than is not None else None,
         everything=everything,
         dry_run=dry_run,

@@ -66,51 +66,51 @@ def compare(
     for model in models:
         workload.check(model)
     with options.open_series(db, partial(_announce, pairs)) as series:
-        compared = series.compare(
+        group = series.compare(
             workload, *models, sessions=pairs, metrics=metrics, threshold=threshold,
         )  # fmt: skip
     if json:
-        print_json(_document(compared))
+        print_json(_document(group))
     else:
-        _show(compared, series.store.location)
-    raise typer.Exit(verdict_exit_code(compared.verdict))
+        _show(group, series.store.location)
+    raise typer.Exit(verdict_exit_code(group.verdict))
 
 
 def _announce(pairs: int, number: int, label: str, session: Session) -> None:
     print_remark(f"pair {number + 1} of {pairs}, {label} on {session.device_label}")
 
 
-def _show(compared: ComparisonGroup, db: str) -> None:
+def _show(group: ComparisonGroup, db: str) -> None:
     console = answers()
-    for side, run in (("A", compared.a), ("B", compared.b)):
+    for side, run in (("A", group.a), ("B", group.b)):
         name = f"{describe_container(run.container)} ({run.container.sha256[:12]})"
         console.print(f"{side} is {name}")
     rows = []
-    for metric, comparison in compared.metrics:
+    for metric, comparison in group.metrics:
         change, interval = comparison.cells
-        known = "" if comparison.low is None else f" ({comparison.confidence:.0%})"
+        confidence = "" if comparison.low is None else f" ({comparison.confidence:.0%})"
         cells = [
             metric.label,
             change,
-            f"{interval}{known}",
+            f"{interval}{confidence}",
             str(comparison.pairs),
             comparison.verdict.value,
         ]
         rows.append(cells)
     print_rows(("metric", "change", "interval", "pairs", "verdict"), rows)
-    for metric, comparison in compared.metrics:
+    for metric, comparison in group.metrics:
         console.print(f"{metric.label}: {comparison.reason}")
-    for caveat in caveats(compared.runs):
+    for caveat in caveats(group.runs):
         console.print(caveat)
-    console.print(f"verdict: {compared.verdict} (group {compared.group_id} in {db})")
+    console.print(f"verdict: {group.verdict} (group {group.group_id} in {db})")
 
 
-def _document(compared: ComparisonGroup) -> dict[str, object]:
+def _document(group: ComparisonGroup) -> dict[str, object]:
     return {
-        "group_id": compared.group_id,
-        "verdict": compared.verdict.value,
-        "threshold": compared.threshold,
-        "metrics": {metric.key: asdict(comparison) for metric, comparison in compared.metrics},
+        "group_id": group.group_id,
+        "verdict": group.verdict.value,
+        "threshold": group.threshold,
+        "metrics": {metric.key: asdict(comparison) for metric, comparison in group.metrics},
         "sessions": [
             {
                 "run": run.id,
@@ -119,6 +119,6 @@ def _document(compared: ComparisonGroup) -> dict[str, object]:
                 "device": run.device.serial,
                 "check": run.check.outcome,
             }
-            for run in compared.runs
+            for run in group.runs
         ],
     }

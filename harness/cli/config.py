@@ -45,16 +45,16 @@ def check(
     paths = [path for file in files for path in _configurations(file)]
     missing = None
     try:
-        found = judge_files(paths)
+        judgements = judge_files(paths)
     except ToolchainMissingError as error:
         missing = error
-        found = judge_files(paths, ask=False)
+        judgements = judge_files(paths, ask=False)
     if json:
-        print_json([_as_json(each) for each in found])
+        print_json([_as_json(each) for each in judgements])
     else:
-        for each in found:
+        for each in judgements:
             _show(each)
-    if not all(each.accepted and not _refusal(each) for each in found):
+    if not all(each.accepted and not _refusal(each) for each in judgements):
         raise typer.Exit(BAD)
     if missing is not None:
         raise missing
@@ -69,18 +69,18 @@ def _configurations(path: Path) -> list[Path]:
     return inside
 
 
-def _show(judged: Judgement) -> None:
+def _show(judgement: Judgement) -> None:
     console = answers()
-    console.print(f"{judged.path}: {judged.kind.name}", style="bold")
-    _show_verdict("our models", judged.ours)
-    if judged.genie is None:
-        why = "was not asked" if judged.kind.genie else "has no parser for this kind"
+    console.print(f"{judgement.path}: {judgement.kind.name}", style="bold")
+    _show_verdict("our models", judgement.ours)
+    if judgement.genie is None:
+        why = "was not asked" if judgement.kind.genie else "has no parser for this kind"
         console.print(f"  libGenie {why}")
     else:
-        _show_verdict("libGenie", judged.genie.faults)
-    for limit in _limits(judged):
+        _show_verdict("libGenie", judgement.genie.faults)
+    for limit in _limits(judgement):
         console.print(f"  not on the emulator: {limit}", style="yellow")
-    refused = _refusal(judged)
+    refused = _refusal(judgement)
     if refused:
         console.print(f"  refused: /dialog/type: {refused}", style="red")
 
@@ -97,37 +97,37 @@ def _show_verdict(who: str, faults: tuple[Fault, ...]) -> None:
         console.print(f"    {fault}")
 
 
-def _limits(judged: Judgement) -> list[Limit]:
-    config = judged.config
+def _limits(judgement: Judgement) -> list[Limit]:
+    config = judgement.config
     if not isinstance(config, GenieConfig | TextEmbeddingConfig):
         return []
     return find_limits(config, emulator=True)
 
 
-def _refusal(judged: Judgement) -> str:
+def _refusal(judgement: Judgement) -> str:
     """Say why dialogs of this type are refused with the installed Genie; empty if they are not."""
-    config = judged.config
+    config = judgement.config
     if not isinstance(config, GenieConfig) or config.dialog.type not in {"spd", "lade"}:
         return ""
     try:
-        found = check_genie(config.dialog.type, default_cache_root())
+        genie = check_genie(config.dialog.type, default_cache_root())
     except ToolchainMissingError:
         return ""
-    return "" if found.agrees else refusal(config.dialog.type, found)
+    return "" if genie.agrees else refusal(config.dialog.type, genie)
 
 
-def _as_json(judged: Judgement) -> dict[str, Any]:
+def _as_json(judgement: Judgement) -> dict[str, Any]:
     return {
-        "file": str(judged.path),
-        "kind": judged.kind.name,
-        "accepted": judged.accepted and not _refusal(judged),
-        "ours": _verdict(judged.ours),
-        "genie": None if judged.genie is None else _verdict(judged.genie.faults),
+        "file": str(judgement.path),
+        "kind": judgement.kind.name,
+        "accepted": judgement.accepted and not _refusal(judgement),
+        "ours": _verdict(judgement.ours),
+        "genie": None if judgement.genie is None else _verdict(judgement.genie.faults),
         "not_on_emulator": [
             {"pointer": limit.pointer, "feature": limit.feature, "reason": limit.reason}
-            for limit in _limits(judged)
+            for limit in _limits(judgement)
         ],
-        "refused": _refusal(judged) or None,
+        "refused": _refusal(judgement) or None,
     }
 
 

@@ -134,24 +134,28 @@ def conformance(
     content = None if text is None else read_text(text)
     soc, proofs = find_soc(soc).name, _Proofs(toolchain == "qairt")
     expected = None
-    made = proofs.prove("build", lambda: _Containers.build(model_dir, out, compiler, soc, (ar, cl)))
-    if made is not None:
-        lengths = prompt_lengths(made.reference, prompts, max_tokens)
-        asked = _Prompts(lengths, max_tokens, content)
-        _prove_host(proofs, made, compiler)
+    containers = proofs.prove(
+        "build", lambda: _Containers.build(model_dir, out, compiler, soc, (ar, cl))
+    )
+    if containers is not None:
+        lengths = prompt_lengths(containers.reference, prompts, max_tokens)
+        questions = _Prompts(lengths, max_tokens, content)
+        _prove_host(proofs, containers, compiler)
         proofs.there = False
-        expected = proofs.prove("emulator", lambda: _ask_emulator(made, asked))
-        if expected is not None and made.unshared is not made.reference:
+        expected = proofs.prove("emulator", lambda: _ask_emulator(containers, questions))
+        if expected is not None and containers.unshared is not containers.reference:
             proofs.there = True
-            proofs.prove("SDK on emulator", lambda: _ask_again(made, asked, expected))
+            proofs.prove("SDK on emulator", lambda: _ask_again(containers, questions, expected))
         if expected is not None:
             where = (
-                virtual_device(made.reference)
+                virtual_device(containers.reference)
                 if device is None
                 else lease_device(device, wait_s=wait, purpose="conformance")
             )
             proofs.there = properties is not None and not properties.emulator
-            proofs.prove("device", lambda: _prove_device(proofs, where, made, asked, expected, out))
+            proofs.prove(
+                "device", lambda: _prove_device(proofs, where, containers, questions, expected, out)
+            )
     for subject, why in _NOT_DRIVEN:
         proofs.open(subject, why)
     report = _report(proofs.made, model_dir, compiler, soc, properties, expected)
@@ -299,43 +303,45 @@ class _Containers:
         return "qnn-context-binary-utility reads our graphs, tensors and shapes, too", True
 
 
-def _prove_host(proofs: _Proofs, made: _Containers, compiler: Compiler) -> None:
+def _prove_host(proofs: _Proofs, containers: _Containers, compiler: Compiler) -> None:
     """Prove what needs no device."""
-    proofs.prove("graphs", made.compare_graphs)
-    proofs.prove("weight sharing", made.compare_sizes)
+    proofs.prove("graphs", containers.compare_graphs)
+    proofs.prove("weight sharing", containers.compare_sizes)
     if isinstance(compiler, QairtToolchain):
-        proofs.prove("second reader", lambda: made.read_twice(compiler))
+        proofs.prove("second reader", lambda: containers.read_twice(compiler))
     else:
         for subject in ("second reader", "SDK on emulator"):
             proofs.open(subject, "its programs come with the SDK")
 
 
-def _ask_emulator(made: _Containers, prompts: _Prompts) -> tuple[str, _Expected]:
+def _ask_emulator(containers: _Containers, prompts: _Prompts) -> tuple[str, _Expected]:
     """Ask PyPI's container on a virtual device."""
-    with virtual_device(made.reference) as device:
-        results = prompts.ask(device, made.reference, "genie")
-        perplexity = prompts.score(device, made.reference)
+    with virtual_device(containers.reference) as device:
+        results = prompts.ask(device, containers.reference, "genie")
+        perplexity = prompts.score(device, containers.reference)
     return f"answers {pluralize(len(results), 'prompt')}", _Expected(results, perplexity)
 
 
-def _ask_again(made: _Containers, prompts: _Prompts, expected: _Expected) -> tuple[str, object]:
+def _ask_again(
+    containers: _Containers, prompts: _Prompts, expected: _Expected
+) -> tuple[str, object]:
     """Ask what the SDK compiled for the emulator."""
-    with virtual_device(made.unshared) as device:
-        return _compare(prompts.ask(device, made.unshared, "genie"), expected.results)
+    with virtual_device(containers.unshared) as device:
+        return _compare(prompts.ask(device, containers.unshared, "genie"), expected.results)
 
 
 def _prove_device(
     proofs: _Proofs,
     where: AbstractContextManager[Device],
-    made: _Containers,
+    containers: _Containers,
     prompts: _Prompts,
     expected: _Expected,
     out: Path,
 ) -> tuple[str, bool]:
     """Run a container on a device by each runtime, and hold it against the emulator."""
     with where as device:
-        seen = device.properties()
-        container = made.unshared if seen.emulator else made.shared
+        properties = device.properties()
+        container = containers.unshared if properties.emulator else containers.shared
 
         def answer() -> tuple[str, list[GenerationResult]]:
             results = prompts.ask(device, container, "genie")
@@ -347,12 +353,12 @@ def _prove_device(
         def score() -> tuple[str, bool]:
             return _compare_scores(prompts.score(device, container), expected.perplexity)
 
-        proofs.prove("bundle", lambda: _check_bundle(container, seen))
+        proofs.prove("bundle", lambda: _check_bundle(container, properties))
         results = proofs.prove("Genie", answer)
         if results is not None:
             proofs.prove("profiles", lambda: _check_profiles(results, out / "profiles"))
             proofs.prove("tokens", lambda: _compare(results, expected.results))
-        if seen.abi == _ANDROID and not find_python(seen.abi):
+        if properties.abi == _ANDROID and not find_python(properties.abi):
             for subject in ("graph runtime", "perplexity"):
                 proofs.open(subject, "a phone needs Python for it: QNNFARM_PYTHON names one")
         else:
@@ -361,7 +367,7 @@ def _prove_device(
                 proofs.open("perplexity", "there is no text: give --text")
             else:
                 proofs.prove("perplexity", score)
-    return f"{seen.model}, {seen.system}, {seen.soc}", True
+    return f"{properties.model}, {properties.system}, {properties.soc}", True
 
 
 def _binaries(container: GenAIContainer) -> list[Path]:
@@ -452,7 +458,7 @@ def _report(
 
 def _markdown(report: Mapping[str, Any], proofs: Sequence[Proof]) -> str:
     device = report["device"]
-    shown = device if isinstance(device, str) else f"{device['model']}, {device['build']}"
+    device_name = device if isinstance(device, str) else f"{device['model']}, {device['build']}"
     versions = ", ".join(f"{key} {value}" for key, value in report["toolchain"].items())
     rows = "".join(
         f"| {proof.subject} | {proof.mark} | {proof.detail.replace('|', '/')} |\n"
@@ -460,7 +466,7 @@ def _markdown(report: Mapping[str, Any], proofs: Sequence[Proof]) -> str:
     )
     return (
         f"# Conformance of {report['toolchain'].get('toolchain')} on {report['soc']}\n\n"
-        f"- toolchain: {versions}\n- device: {shown}\n- model: {report['model']}\n"
+        f"- toolchain: {versions}\n- device: {device_name}\n- model: {report['model']}\n"
         f"- qnnfarm: {report['qnnfarm']}\n\n"
         f"| check | mark | detail |\n| --- | --- | --- |\n{rows}"
     )

@@ -174,8 +174,8 @@ def _show(text: str, calls: Sequence[GraphCall], commits: Sequence[Commit]) -> N
         console.print(f"call {call.number}: engine {call.engine}, {call.graph}")
         if call.ids is not None:
             console.print(f"  ids        {' '.join(map(str, call.ids))}")
-        shown = ("?" if place is None else str(place) for place in call.positions)
-        console.print(f"  positions  {' '.join(shown)}")
+        places = ("?" if place is None else str(place) for place in call.positions)
+        console.print(f"  positions  {' '.join(places)}")
         console.print(f"  cache      {_columns(call.columns)}")
         commit = after.get(call.number)
         if commit is not None:
@@ -187,8 +187,8 @@ def _show(text: str, calls: Sequence[GraphCall], commits: Sequence[Commit]) -> N
 
 def _columns(columns: Mapping[int, tuple[int, int] | None]) -> str:
     """Show columns as `column<-call.row`, with `?` for what no call gave."""
-    shown = (
+    cells = (
         f"{column}<-{'?' if origin is None else f'{origin[0]}.{origin[1]}'}"
         for column, origin in columns.items()
     )
-    return " ".join(shown) or "empty"
+    return " ".join(cells) or "empty"

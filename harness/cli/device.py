@@ -74,8 +74,8 @@ def start(
             }
         )
         return
-    shown = f"{virtual.name} ({virtual.soc})"
-    what = f"started {shown}" if virtual.just_started else f"{shown} is already running"
+    label = f"{virtual.name} ({virtual.soc})"
+    what = f"started {label}" if virtual.just_started else f"{label} is already running"
     print_remark(f"{what}, files in {virtual.root}")
     if address_from(os.environ) != server.address and server.address != ServerAddress():
         print_remark(f"for adb itself: export ADB_SERVER_SOCKET={server.address.spec}")
@@ -171,13 +171,13 @@ def stop(
     if bool(names) == every:
         raise WrongUseError("name the devices to stop, or stop all with --all")
     running = [device.name for device in manager.list_devices() if device.state == "running"]
-    chosen = list(dict.fromkeys(names or running))
-    for name in chosen:
+    targets = list(dict.fromkeys(names or running))
+    for name in targets:
         _refuse_where_held(name, force=force)
-    for name in chosen:
+    for name in targets:
         _disconnect(manager.stop(name).serial)
         print_remark(f"stopped {name}")
-    if not chosen:
+    if not targets:
         print_remark("no virtual device runs")
 
 
@@ -220,11 +220,11 @@ def fault(
     if clear:
         control.clear()
     control.inject(*new)
-    armed = [str(fault) for fault in control.faults()]
+    pending = [str(fault) for fault in control.faults()]
     if json:
-        print_json(armed)
-    elif armed:
-        answers().print("\n".join(armed))
+        print_json(pending)
+    elif pending:
+        answers().print("\n".join(pending))
     else:
         print_remark(f"no fault can still strike {name}")
 

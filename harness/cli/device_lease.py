@@ -97,13 +97,13 @@ class _Waiting:
         """Return whether to give up."""
         if self._told or time.monotonic() - self._since < _AT_ONCE_S:
             return False
-        found = self._pool.members()
-        if found[0].state is MemberState.READY and not found[0].reserved:
+        members = self._pool.members()
+        if members[0].state is MemberState.READY and not members[0].reserved:
             return False  # it is about to be granted
-        if found[0].state not in {MemberState.READY, MemberState.LEASED}:
+        if members[0].state not in {MemberState.READY, MemberState.LEASED}:
             self.given_up = True
             return True
-        reason = one_line(describe_wait(found))
+        reason = one_line(describe_wait(members))
         print_remark(f"waiting for a device, {self._wait_s:g} s at most: {reason}")
         self._told = True
         return False

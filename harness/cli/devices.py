@@ -53,19 +53,19 @@ def devices(specs: Specs = None, json: Json = False) -> None:
 
     Example: qnnfarm devices
     """
-    wanted = [DeviceSpec.parse(text) for text in specs or ()]
-    with host_devices() as opened:
-        found = inventory.named(opened, wanted) if specs else inventory.all_of(opened)
-    holders = _holders(found)
+    selection = [DeviceSpec.parse(text) for text in specs or ()]
+    with host_devices() as host:
+        sightings = inventory.named(host, selection) if specs else inventory.all_of(host)
+    holders = _holders(sightings)
     if json:
-        print_json([_row(one, holders) for one in found])
-    elif found:
-        _print(found, holders)
+        print_json([_row(one, holders) for one in sightings])
+    elif sightings:
+        _print(sightings, holders)
     else:
         answers().print(_NONE)
     if not json:
-        _tell_unconfined({one.serial for one in found})
-    if specs and any(one.error for one in found):
+        _tell_unconfined({one.serial for one in sightings})
+    if specs and any(one.error for one in sightings):
         raise typer.Exit(BAD)
 
 
@@ -75,7 +75,7 @@ def _tell_unconfined(serials: set[str]) -> None:
             print_unconfined(device.name)
 
 
-def _holders(found: list[Sighting]) -> dict[str, str]:
+def _holders(sightings: list[Sighting]) -> dict[str, str]:
     """Return holders by device spec; empty where the ledger cannot be read.
 
     Devices that did not answer are not asked again, which would start a virtual one.
@@ -83,7 +83,7 @@ def _holders(found: list[Sighting]) -> dict[str, str]:
     holders: dict[str, str] = {}
     try:
         for answered in (True, False):
-            specs = {one.spec for one in found if one.spec and bool(one.properties) == answered}
+            specs = {one.spec for one in sightings if one.spec and bool(one.properties) == answered}
             if specs:
                 with Pool.of(list(specs), probe=answered) as pool:
                     holders |= {str(member.spec): member.holder for member in pool.members()}
@@ -103,15 +103,15 @@ def _row(one: Sighting, holders: dict[str, str]) -> dict[str, Any]:
     return row | {"serial": one.serial} | ({"error": one.error} if one.error else {})
 
 
-def _print(found: list[Sighting], holders: dict[str, str]) -> None:
+def _print(sightings: list[Sighting], holders: dict[str, str]) -> None:
     """Print a table without empty columns, and the errors below it."""
-    rows = [_cells(one, holders.get(str(one.spec), "")) for one in found]
-    kept = [number for number in range(len(_HEADINGS)) if any(row[number] for row in rows)]
+    rows = [_cells(one, holders.get(str(one.spec), "")) for one in sightings]
+    columns = [number for number in range(len(_HEADINGS)) if any(row[number] for row in rows)]
     print_rows(
-        [_HEADINGS[number] for number in kept],
-        [[row[number] for number in kept] for row in rows],
+        [_HEADINGS[number] for number in columns],
+        [[row[number] for number in columns] for row in rows],
     )
-    for one in found:
+    for one in sightings:
         if one.error:
             answers().print(Text(f"{_name(one)}: {one.error}"))
 
@@ -120,13 +120,21 @@ def _cells(one: Sighting, holder: str) -> list[str]:
     """Return a device's cells by heading."""
     name = _name(one)
     cells = [name, "" if one.serial in name else one.serial, one.state, holder]
-    said = one.properties
-    if said is None:
+    properties = one.properties
+    if properties is None:
         return cells + [""] * (len(_HEADINGS) - len(cells))
-    free = "" if said.free_bytes is None else f"{said.free_bytes / 2**30:.1f} GiB"
-    soc = " ".join(word for word in (said.soc, said.hexagon) if word)
-    model = f"{said.model} (emulator)" if said.emulator else said.model
-    return [*cells, soc, said.system, said.abi, free, _battery(said.battery), model]
+    free = "" if properties.free_bytes is None else f"{properties.free_bytes / 2**30:.1f} GiB"
+    soc = " ".join(word for word in (properties.soc, properties.hexagon) if word)
+    model = f"{properties.model} (emulator)" if properties.emulator else properties.model
+    return [
+        *cells,
+        soc,
+        properties.system,
+        properties.abi,
+        free,
+        _battery(properties.battery),
+        model,
+    ]
 
 
 def _name(one: Sighting) -> str:

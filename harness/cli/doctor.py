@@ -142,12 +142,12 @@ def _phones() -> Finding:
     from harness.runtimes.bundles.sources import ANDROID, find_genie
 
     try:
-        found = find_genie(ANDROID, find_soc("SM8750"))
+        genie = find_genie(ANDROID, find_soc("SM8750"))
     except GenieMissingError as error:
         detail = error.reason
         return Finding("Genie for phones", "note", detail, "virtual devices do without")
     return Finding(
-        "Genie for phones", "ok", f"{found.files['libGenie.so'].origin}: it compiles nothing here"
+        "Genie for phones", "ok", f"{genie.files['libGenie.so'].origin}: it compiles nothing here"
     )
 
 
@@ -215,8 +215,8 @@ def _reach_of(server: "AdbServer") -> Finding:
     if not address.local:
         return Finding("adb", "note", f"{detail}; whoever reaches that port can use its devices")
     whose = f", of {server.owner}" if server.owner else ""
-    named = address_from(os.environ) is not None
-    advice = "" if named else "once it is stopped, qnnfarm starts one that is yours alone"
+    is_named = address_from(os.environ) is not None
+    advice = "" if is_named else "once it is stopped, qnnfarm starts one that is yours alone"
     every = "every user of this host can use its devices"
     return Finding("adb", "note", f"{detail}{whose}; {every}", advice)
 

@@ -84,17 +84,17 @@ def embed(
     model = open_model(container_dir)
     workload.check(model)
     with open_recorded_session(model, options, command="embed", db=db) as (session, recording):
-        found = workload.run(session, recording).output
+        embeddings = workload.run(session, recording).output
         longest = session.container.embedding_config.context_length
-    for text, tokens in zip(found.texts, found.tokens, strict=True):
+    for text, tokens in zip(embeddings.texts, embeddings.tokens, strict=True):
         if tokens > longest:
             print_remark(f"only the first {longest} of {tokens} tokens of {text[:40]!r} count")
     if output is not None:
-        _write(found, output)
+        _write(embeddings, output)
     if json:
-        print_json(_document(found, session))
+        print_json(_document(embeddings, session))
     else:
-        _show(found, session)
+        _show(embeddings, session)
 
 
 def _texts(texts: list[str] | None, file: Path | None) -> tuple[str, ...]:
@@ -123,8 +123,8 @@ def _check_output(path: Path | None, count: int, *, per_token: bool) -> None:
         raise WrongUseError(f"{path} cannot be written: name a file in a folder that exists")
 
 
-def _write(found: Embeddings, path: Path) -> None:
-    arrays = found.arrays()
+def _write(embeddings: Embeddings, path: Path) -> None:
+    arrays = embeddings.arrays()
     content = b"".join(array.astype("<f4").tobytes() for array in arrays)
     if path.suffix == ".npy":
         buffer = io.BytesIO()
@@ -136,35 +136,41 @@ def _write(found: Embeddings, path: Path) -> None:
         raise WrongUseError(f"{path} cannot be written: {error.strerror}") from error
 
 
-def _document(found: Embeddings, session: Session) -> dict[str, object]:
+def _document(embeddings: Embeddings, session: Session) -> dict[str, object]:
     """Answer with a vector for each text, or with a list of vectors where there are several."""
     rows = []
-    for number, (text, vectors) in enumerate(zip(found.texts, found.result.vectors, strict=True)):
+    for number, (text, vectors) in enumerate(
+        zip(embeddings.texts, embeddings.result.vectors, strict=True)
+    ):
         values = vectors.array().tolist()
         row: dict[str, object] = {
             "text": text,
-            "tokens": found.tokens[number],
+            "tokens": embeddings.tokens[number],
             "seconds": vectors.seconds,
             "shape": list(vectors.shape),
             "embedding": values[0] if len(values) == 1 else values,
         }
-        if found.cosines:
-            row["cosine_float"] = found.cosines[number]
+        if embeddings.cosines:
+            row["cosine_float"] = embeddings.cosines[number]
         rows.append(row)
-    return {**session.device_fields, "metrics": dict(found.result.metrics), "embeddings": rows}
+    return {**session.device_fields, "metrics": dict(embeddings.result.metrics), "embeddings": rows}
 
 
-def _show(found: Embeddings, session: Session) -> None:
+def _show(embeddings: Embeddings, session: Session) -> None:
     console = answers()
-    for number, (text, vectors) in enumerate(zip(found.texts, found.result.vectors, strict=True)):
+    for number, (text, vectors) in enumerate(
+        zip(embeddings.texts, embeddings.result.vectors, strict=True)
+    ):
         values = vectors.array().reshape(-1)[:_SHOWN_VALUES]
         beginning = ", ".join(f"{value:+.4f}" for value in values)
         shape = " x ".join(map(str, vectors.shape))
-        cosine = f", cosine with float {found.cosines[number]:.4f}" if found.cosines else ""
+        cosine = (
+            f", cosine with float {embeddings.cosines[number]:.4f}" if embeddings.cosines else ""
+        )
         console.print(
             f"{one_line(text, _SHOWN_TEXT)}: [{beginning}, ...] ({shape}){cosine}", markup=False
         )
-    seconds = [vectors.seconds for vectors in found.result.vectors]
+    seconds = [vectors.seconds for vectors in embeddings.result.vectors]
     mean = 1000 * sum(seconds) / len(seconds)
-    least = f", least cosine {min(found.cosines):.4f}" if found.cosines else ""
+    least = f", least cosine {min(embeddings.cosines):.4f}" if embeddings.cosines else ""
     print_from(session, f"{pluralize(len(seconds), 'text')}, {mean:.1f} ms each{least}")

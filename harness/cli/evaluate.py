@@ -109,14 +109,14 @@ def evaluate(
     for file, workload in zip(files, workloads, strict=True):
         read_task(file)
         workload.check(model)
-    found: list[dict[str, object]] = []
+    documents: list[dict[str, object]] = []
     with open_recorded_session(model, options, command="evaluate", db=db) as (session, recording):
         for workload in workloads:
             with _showing_rows(session, workload.task):
                 result = workload.run(session, recording).output
             if not json:
                 _show(result, session.device_label)
-            found.append(
+            documents.append(
                 {
                     "task": result.task.name,
                     "rows": len(result.task.rows),
@@ -125,7 +125,7 @@ def evaluate(
                 }
             )
         if json:
-            print_json({**session.device_fields, "tasks": found})
+            print_json({**session.device_fields, "tasks": documents})
 
 
 @contextmanager
@@ -135,8 +135,8 @@ def _showing_rows(session: Session, task: str) -> Iterator[None]:
     with progress(*columns, TimeRemainingColumn()) as bar:
         line = bar.add_task(visible(Path(task).stem), total=None)
 
-        def update(done: int, total: int) -> None:
-            bar.update(line, completed=done, total=total)
+        def update(count: int, total: int) -> None:
+            bar.update(line, completed=count, total=total)
 
         session.options = replace(session.options, on_rows=update)
         yield

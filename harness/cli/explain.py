@@ -42,24 +42,24 @@ def explain(
     """
     path = Path(what)
     if path.exists():
-        found = _in_file(path)
+        findings = _in_file(path)
     elif codes := parse_code(what):
-        found = [(code, "") for code in codes]
+        findings = [(code, "") for code in codes]
     else:
-        found = _in_runs(what, db)
+        findings = _in_runs(what, db)
     if json:
         print_json(
             [
                 {**dataclasses.asdict(code), "label": code.label, "at": place}
-                for code, place in found
+                for code, place in findings
             ]
         )
     else:
-        for number, (code, place) in enumerate(found):
+        for number, (code, place) in enumerate(findings):
             _print(code, place, first=not number)
-        if not found:
+        if not findings:
             print_remark(f"nothing in {what} is an error number or a message that is known here")
-    if not any(code.known for code, _ in found):
+    if not any(code.known for code, _ in findings):
         raise typer.Exit(BAD)
 
 
@@ -111,7 +111,7 @@ def _in_runs(what: str, db: str) -> list[tuple[Code, str]]:
         raise WrongUseError(
             f"{what!r} is no error number or constant that is known here, no file, and no run's id"
         )
-    found: dict[str, tuple[Code, str]] = {}
+    findings_by_label: dict[str, tuple[Code, str]] = {}
     with ResultsStore.open(db, create=False) as store:
         for run in store.find_runs(what):
             logs: list[tuple[str, Iterable[str]]] = [
@@ -122,8 +122,8 @@ def _in_runs(what: str, db: str) -> list[tuple[Code, str]]:
             for name, lines in (*logs, ("error", [run.error or ""])):
                 for finding in find_codes(lines):
                     place = _place(f"{run.id[:12]} {name}", finding)
-                    found.setdefault(finding.code.label, (finding.code, place))
-    return list(found.values())
+                    findings_by_label.setdefault(finding.code.label, (finding.code, place))
+    return list(findings_by_label.values())
 
 
 def _lines(file: BinaryIO) -> Iterator[str]:

@@ -77,19 +77,19 @@ def gate(
     options = replace(chosen, plan=plan)
     with ResultsStore.open(db, create=False) as store:
         alerts = assess_store(store, options.metrics)
-        judged = judge_gate(store, baseline, candidate=candidate, options=options, alerts=alerts)
+        judgement = judge_gate(store, baseline, candidate=candidate, options=options, alerts=alerts)
     if junit is not None:
-        atomic_write_bytes(junit, gate_formats.to_junit(judged).encode())
+        atomic_write_bytes(junit, gate_formats.to_junit(judgement).encode())
     printed = markdown == Path("-")
     if markdown is not None and not printed:
-        atomic_write_bytes(markdown, gate_formats.to_markdown(judged).encode())
+        atomic_write_bytes(markdown, gate_formats.to_markdown(judgement).encode())
     if json:
-        print_json(gate_formats.to_document(judged))
+        print_json(gate_formats.to_document(judgement))
     elif printed:
-        typer.echo(gate_formats.to_markdown(judged), nl=False)
+        typer.echo(gate_formats.to_markdown(judgement), nl=False)
     else:
-        _show(judged)
-    raise typer.Exit(verdict_exit_code(judged.verdict))
+        _show(judgement)
+    raise typer.Exit(verdict_exit_code(judgement.verdict))
 
 
 def _options(
@@ -106,21 +106,21 @@ def _options(
     return GateOptions(chosen, threshold, perplexity_threshold, frozenset(across or ()))
 
 
-def _show(judged: Gate) -> None:
+def _show(judgement: Gate) -> None:
     rows = [
         [cell.name, cell.metric.label, *gate_formats.cells_of(cell), cell.verdict]
-        for cell in judged.cells
+        for cell in judgement.cells
     ]
     headings = ("cell", "metric", "baseline", "now", "change", "interval", "verdict")
     if rows:
         print_rows(headings, rows, right={"baseline", "now", "change", "interval"})
     console = answers()
-    for cell in judged.cells:
+    for cell in judgement.cells:
         if cell.verdict is not Verdict.NO_DIFFERENCE:
             console.print(f"{cell.name}, {cell.metric.label}: {cell.reason}")
-    for name in judged.new:
+    for name in judgement.new:
         console.print(f"{name}: no baseline")
-    if judged.has_emulator:
+    if judgement.has_emulator:
         console.print(EMULATOR)
-    console.print(gate_formats.sides(judged))
-    console.print(f"verdict: {judged.verdict} ({gate_formats.summarize(judged)})")
+    console.print(gate_formats.sides(judgement))
+    console.print(f"verdict: {judgement.verdict} ({gate_formats.summarize(judgement)})")

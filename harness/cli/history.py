@@ -41,24 +41,24 @@ def history(
     Example: qnnfarm history decode --model MODEL --nights 14
     """
     key = find_key(metric)
-    wanted = SeriesFilter((key,), model=model, device=device, branch=branch, since=since)
+    selection = SeriesFilter((key,), model=model, device=device, branch=branch, since=since)
     with ResultsStore.open(db, create=False) as store:
-        location, found = store.location, read_series(store, wanted)
+        location, histories = store.location, read_series(store, selection)
         newest = max((head.created_at for head in store.heads()), default=None)
-    if not found:
+    if not histories:
         narrowed = any(option is not None for option in (model, device, branch, since))
         options = " with these options" if narrowed else ""
         raise WrongUseError(
             f"{location} has no history of {key}{options}; `qnnfarm results ls` lists what it holds"
         )
     if json:
-        print_json([_to_json(one) for one in found])
+        print_json([_to_json(one) for one in histories])
         return
-    for one in found:
+    for one in histories:
         _print_series(one, nights)
-    for line in find_turnover(found, newest):
+    for line in find_turnover(histories, newest):
         print_remark(line)
-    if any(one.emulator for one in found):
+    if any(one.emulator for one in histories):
         print_remark(EMULATOR)
 
 
@@ -75,15 +75,17 @@ def _print_series(series: Series, newest: int) -> None:
     if series.sensitivity:
         out.print(f"{series.sensitivity[0].upper()}{series.sensitivity[1:]}")
     first = max(len(series.nights) - newest, 0)
-    shown = series.nights[first:]
+    nights = series.nights[first:]
     changes = {change.night: change for change in (*series.refuted, *series.changes)}
     levels = {
         number: level for start, end, level in series.levels() for number in range(start, end + 1)
     }
-    values = [night.mean for night in shown] + [levels[n] for n in range(first, len(series.nights))]
+    values = [night.mean for night in nights] + [
+        levels[n] for n in range(first, len(series.nights))
+    ]
     low, high = min(values), max(values)
     rows = []
-    for number, night in enumerate(shown, first):
+    for number, night in enumerate(nights, first):
         change = changes.get(number)
         rows.append(
             Row(

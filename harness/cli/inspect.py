@@ -161,7 +161,7 @@ def _print_manifest(
     console: Console, container: GenAIContainer, template: ChatTemplate | None
 ) -> None:
     metadata = container.metadata
-    written = (container.path / METADATA).stat().st_mtime
+    modified_at = (container.path / METADATA).stat().st_mtime
     target, graphs, model = metadata.target, metadata.graphs, metadata.model
     facts: dict[str, object] = {
         "model": f"{model.name} ({model.architecture})",
@@ -172,7 +172,7 @@ def _print_manifest(
         "parts": graphs.splits,
         "contract": metadata.contract,
         "SHA-256": metadata.container_sha256,
-        "written": datetime.fromtimestamp(int(written), UTC),
+        "written": datetime.fromtimestamp(int(modified_at), UTC),
         "precision": container.precision,
         "chat template": "none" if template is None else "yes",
         **{
@@ -212,15 +212,15 @@ def _print_infos(console: Console, infos: _Infos, *, every: bool) -> None:
         console.print(f"  {size_text(info.size_bytes)}", end="")
         if isinstance(info, DlcInfo):
             console.print(" DLC")
-            for drawn in info.graphs:
-                console.print(f"  {drawn.name}", style="bold")
+            for dlc_graph in info.graphs:
+                console.print(f"  {dlc_graph.name}", style="bold")
                 for what, counts in (
-                    ("operators", drawn.operators),
-                    ("weights", drawn.weight_elements),
+                    ("operators", dlc_graph.operators),
+                    ("weights", dlc_graph.weight_elements),
                 ):
                     listed = ", ".join(f"{count:,} {kind}" for kind, count in counts.items())
                     console.print(f"    {what}: {listed}")
-                print_tensors(console, drawn.inputs, drawn.outputs, every=every)
+                print_tensors(console, dlc_graph.inputs, dlc_graph.outputs, every=every)
             continue
         console.print(
             f", soc_model {info.soc_model}, {info.dsp_arch}, QNN {info.build_id}, "

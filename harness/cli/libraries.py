@@ -36,13 +36,13 @@ def ls(
 
     Example: qnnfarm libraries ls
     """
-    found = list(_examine(soc))
+    rows = list(_examine(soc))
     if json:
-        print_json(found)
+        print_json(rows)
         return
     print_rows(
         ("devices", "ABI", "Genie"),
-        [[row["devices"], row["abi"], row.get("origin") or row["missing"]] for row in found],
+        [[row["devices"], row["abi"], row.get("origin") or row["missing"]] for row in rows],
     )
 
 
@@ -91,8 +91,8 @@ def fetch(
     if json:
         print_json({"folder": str(folder), "version": version, "fetched": new})
         return
-    told = "fetched into" if new else "there already:"
-    answers().print(f"onnxruntime-qnn {version} for aarch64 {told} {folder}")
+    state = "fetched into" if new else "there already:"
+    answers().print(f"onnxruntime-qnn {version} for aarch64 {state} {folder}")
 
 
 def _fetch_artifact(maven: str, repository: str | None, *, json: bool) -> None:
@@ -107,8 +107,8 @@ def _fetch_artifact(maven: str, repository: str | None, *, json: bool) -> None:
     if json:
         print_json({"folder": str(folder), "fetched": new, "libraries": libraries})
         return
-    told = "fetched into" if new else "there already:"
-    answers().print(f"{artifact} {told} {folder}")
+    state = "fetched into" if new else "there already:"
+    answers().print(f"{artifact} {state} {folder}")
     for abi, names in libraries.items():
         answers().print(f"{abi}: {', '.join(names)}")
     answers().print(f"to use them: export {FOLDERS_VARIABLE}={folder}")

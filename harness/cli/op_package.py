@@ -105,7 +105,7 @@ def run(
     package, operations = _registered(file, provider)
     name = _choose(operation, operations)
     inputs = _read_inputs(input_ or ["x=1,1,8,64"])
-    done = run_operation(
+    result = run_operation(
         package,
         name,
         inputs,
@@ -113,11 +113,11 @@ def run(
         dtype=dtype,
         soc=find_soc(soc),
     )
-    passed = max(done.steps) <= tolerance
+    passed = max(result.steps) <= tolerance
     if json:
-        print_json({"operation": name, "steps": list(done.steps), "passed": passed})
+        print_json({"operation": name, "steps": list(result.steps), "passed": passed})
     for number, (steps, got, expected) in enumerate(
-        zip(done.steps, done.outputs, done.expected, strict=True)
+        zip(result.steps, result.outputs, result.expected, strict=True)
     ):
         if not json:
             verdict = "ok" if steps <= tolerance else "WRONG"
@@ -145,9 +145,9 @@ def _registered(file: Path, provider: str) -> tuple[OpPackageLibrary, tuple[str,
     return package, operations
 
 
-def _choose(wanted: str | None, operations: Sequence[str]) -> str:
+def _choose(name: str | None, operations: Sequence[str]) -> str:
     """Return the operation of that name, with or without its package."""
-    fitting = [one for one in operations if wanted in {None, one, one.rpartition("::")[2]}]
+    fitting = [one for one in operations if name in {None, one, one.rpartition("::")[2]}]
     if len(fitting) != 1:
         raise WrongUseError(f"--operation: name one of {', '.join(operations)}")
     return fitting[0]

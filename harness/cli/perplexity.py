@@ -158,16 +158,16 @@ def _document(
 
 
 def _show_steps(output: StepResult, values: Mapping[str, float], session: Session) -> None:
-    shown = {key: METRICS[key].show(value) for key, value in values.items()}
+    texts = {key: METRICS[key].show(value) for key, value in values.items()}
     answers().print(
-        f"KL divergence from float {shown['kl_divergence']}, the same most probable token in "
-        f"{shown['top1_agreement']} of {pluralize(output.divergence.steps, 'decode step')} in "
+        f"KL divergence from float {texts['kl_divergence']}, the same most probable token in "
+        f"{texts['top1_agreement']} of {pluralize(output.divergence.steps, 'decode step')} in "
         f"{pluralize(output.windows, 'window')}, {describe_container(session.container_info)} on "
         f"{session.device_label}"
     )
     answers().print(
-        f"perplexity of these steps {shown['perplexity']}, in float on this host "
-        f"{shown['perplexity_float']}"
+        f"perplexity of these steps {texts['perplexity']}, in float on this host "
+        f"{texts['perplexity_float']}"
     )
 
 

@@ -84,16 +84,16 @@ def run(
     """
     from harness.pipeline.finished_run import RecordedRun
 
-    recorded = None
+    record = None
     if device is None:
         place = None if out is None else str(out.absolute())
-        recorded = RecordedRun.of(
+        record = RecordedRun.of(
             recipe, model, until=until, prompt=prompt, max_tokens=max_tokens, out=place, chat=chat,
             system=system,
         )  # fmt: skip
-    done = None if recorded is None else recorded.answer()
-    if done is not None:
-        _tell_again(done, json=json)
+    earlier = None if record is None else record.answer()
+    if earlier is not None:
+        _tell_again(earlier, json=json)
         return
     from harness.pipeline.llm import LLMPipeline
 
@@ -121,8 +121,8 @@ def run(
         print_json(document)
     elif folder is not None:
         _print_out(document)
-    if recorded is not None:
-        recorded.remember(pipe, events, document, folder)
+    if record is not None:
+        record.remember(pipe, events, document, folder)
 
 
 @app.command("compare")
@@ -154,11 +154,11 @@ def compare(
     pipe.text_to_compare(content, windows)  # refuses before stages run
     _construct(pipe, until)
     print_remark(f"evaluating {', '.join(pipe.completed)}")
-    found = pipe.compare(device=device, text=content, windows=windows, db=db)
+    comparison = pipe.compare(device=device, text=content, windows=windows, db=db)
     if json:
-        print_json({"model": pipe.model_name, **found.as_document()})
+        print_json({"model": pipe.model_name, **comparison.as_document()})
     else:
-        found.print()
+        comparison.print()
 
 
 @app.command("bisect")
@@ -249,7 +249,7 @@ def bisect(
     )
     from harness.pipeline.llm import LLMPipeline
 
-    wanted = BisectOptions(
+    options = BisectOptions(
         bound=None if bound is None else QualityBound.parse(bound),
         granularity=by,
         kinds=("weight",) if weights_only else UNIT_KINDS,
@@ -271,12 +271,12 @@ def bisect(
                 f"{source} is neither a recipe nor a container, and --model goes with those alone: "
                 "leave it out"
             )
-        found, recipe = recipe_of(source, model, quantization, (ar, cl), target)
-        pipe = LLMPipeline.from_pretrained(found, recipe=recipe)
+        folder, recipe = recipe_of(source, model, quantization, (ar, cl), target)
+        pipe = LLMPipeline.from_pretrained(folder, recipe=recipe)
     pipe.text_to_compare(content, windows)  # refuses before stages run
     _construct(pipe, last_before_builder(pipe))
-    with _ranking() as ranked:
-        result = bisect_pipeline(pipe, content, windows, wanted, ranked)
+    with _ranking() as on_segment:
+        result = bisect_pipeline(pipe, content, windows, options, on_segment)
     if json:
         print_json({"model": pipe.model_name, **result.as_document()})
     else:
@@ -340,9 +340,9 @@ def _ranking() -> "Iterator[Callable[[int, int], None]]":
         BarColumn(bar_width=24),
         TextColumn("{task.completed:.0f}/{task.total:.0f} runs of a layer", markup=False),
         TimeElapsedColumn(),
-    ) as shown:
-        task = shown.add_task("ranking", total=1)
-        yield lambda done, total: shown.update(task, completed=done, total=total)
+    ) as bar:
+        task = bar.add_task("ranking", total=1)
+        yield lambda count, total: bar.update(task, completed=count, total=total)
 
 
 class _PipelineBar(StageBar):
@@ -382,8 +382,8 @@ class _PipelineBar(StageBar):
             self.print(f"{event.stage} failed; finished stages are kept")
 
 
-def _cost(done: "StageRecord | StageFinished") -> str:
-    return "cached" if done.reused else f"{done.seconds:.1f} s"
+def _cost(stage: "StageRecord | StageFinished") -> str:
+    return "cached" if stage.reused else f"{stage.seconds:.1f} s"
 
 
 def _document(pipe: "LLMPipeline") -> dict[str, Any]:

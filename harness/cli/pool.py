@@ -166,11 +166,11 @@ def lease(
 
     Example: qnnfarm pool lease --soc SM8750 -- adb logcat -d
     """
-    wanted = Requirement(name=name, soc=soc, tags=frozenset(tag or ()))
+    requirement = Requirement(name=name, soc=soc, tags=frozenset(tag or ()))
     purpose = " ".join(command or ["a shell"])
     with (
         _opened(pool, probe=True) as opened,
-        opened.acquire(wanted, timeout_s=wait, purpose=purpose) as held,
+        opened.acquire(requirement, timeout_s=wait, purpose=purpose) as held,
     ):
         member = next(m for m in opened.members() if m.name == held.device.member)
         user = this_process().user
@@ -412,9 +412,9 @@ def _row(member: MemberStatus) -> Row:
         " ".join(sorted(member.tags)),
         member.holder or member.reason,
     ]
-    booked = [r.describe(time.time()) for r in member.reservations]
+    reservations = [r.describe(time.time()) for r in member.reservations]
     newest = member.failures[: -_MOST_FAILURES - 1 : -1]
-    notes = [one_line(failure, _LONGEST_FAILURE) for failure in newest] + booked
+    notes = [one_line(failure, _LONGEST_FAILURE) for failure in newest] + reservations
     return Row(cells, [Text(note, "dim") for note in notes])
 
 

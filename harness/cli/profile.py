@@ -145,9 +145,9 @@ def _print(graph: str, tables: list[Costs], top: int) -> None:
         rows.append(cells)
     console.print(f"\n{graph}", style="bold")
     print_rows(("operator", *headings), rows)
-    left = names[top:]
-    if left:
-        console.print(f"and {len(left)} more rows: --top {len(names)}")
+    rest = names[top:]
+    if rest:
+        console.print(f"and {len(rest)} more rows: --top {len(names)}")
 
 
 def _loss(cost: OperatorCost, _total: int) -> str:

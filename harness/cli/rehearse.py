@@ -204,16 +204,16 @@ def _run(twin: GenAIContainer, lengths: Sequence[int], most: int) -> Mapping[str
         for runtime in (name for name in _RUNTIMES if name in runtimes()):
             if runtime == _GENIE and not is_genies:
                 continue
-            found: list[Sequence[int]] = []
+            replies: list[Sequence[int]] = []
             alone: list[Sequence[int]] = []
             with Session(device, open_model(twin.path, runtime)) as session:
-                for done, length in enumerate(lengths, 1):
-                    print_remark(f"{runtime}, prompt {done} of {len(lengths)}: {length} tokens")
+                for number, length in enumerate(lengths, 1):
+                    print_remark(f"{runtime}, prompt {number} of {len(lengths)}: {length} tokens")
                     request = GenerationRequest(most, token_ids=text[:length])
                     result = session.require(Generates).generate(request)
-                    found.append(result.token_ids or ())
+                    replies.append(result.token_ids or ())
                     if not is_genies:
-                        first, *following = (*text[:length], *found[-1])
+                        first, *following = (*text[:length], *replies[-1])
                         steps = session.require(DecodesSteps).decode_steps(
                             [StepWindow((first,), tuple(following))]
                         )
@@ -221,7 +221,7 @@ def _run(twin: GenAIContainer, lengths: Sequence[int], most: int) -> Mapping[str
                         alone.append([int(token) for token in best])
             if not is_genies:
                 answered[_ALONE] = alone
-            answered[runtime] = found
+            answered[runtime] = replies
     return answered
 
 

@@ -68,10 +68,12 @@ def export(
 
     Example: qnnfarm results export results.csv --since 7d
     """
-    chosen = _format_of(file, format_)
-    wanted = RunFilter(kind=kind, status=status, model=model, soc=soc, since=since, newest=newest)
-    frame = _read(db, rows, wanted)
-    content = _encode(frame, chosen)
+    file_format = _format_of(file, format_)
+    run_filter = RunFilter(
+        kind=kind, status=status, model=model, soc=soc, since=since, newest=newest
+    )
+    frame = _read(db, rows, run_filter)
+    content = _encode(frame, file_format)
     if file == _STDOUT:
         sys.stdout.buffer.write(content)
         return
@@ -83,27 +85,29 @@ def export(
     print_remark(f"{pluralize(len(frame), 'row')} in {file}")
 
 
-def _format_of(file: str, named: Format | None) -> Format:
-    if named is not None:
-        return named
+def _format_of(file: str, choice: Format | None) -> Format:
+    if choice is not None:
+        return choice
     suffix = Path(file).suffix.removeprefix(".").lower()
     if suffix not in set(Format):
-        known = ", ".join(f".{each}" for each in Format)
-        problem = "stdout has no suffix" if file == _STDOUT else f"{file} has no suffix of {known}"
+        suffixes = ", ".join(f".{each}" for each in Format)
+        problem = (
+            "stdout has no suffix" if file == _STDOUT else f"{file} has no suffix of {suffixes}"
+        )
         raise WrongUseError(f"{problem}: give --format {'|'.join(Format)}")
     return Format(suffix)
 
 
-def _read(db: str, rows: Rows, wanted: RunFilter) -> "pd.DataFrame":
+def _read(db: str, rows: Rows, run_filter: RunFilter) -> "pd.DataFrame":
     from harness.results.data_frames import frames
 
-    found = frames(db, wanted, telemetry=rows is Rows.TELEMETRY)
-    frame: pd.DataFrame = getattr(found, rows)
+    tables = frames(db, run_filter, telemetry=rows is Rows.TELEMETRY)
+    frame: pd.DataFrame = getattr(tables, rows)
     return frame
 
 
-def _encode(frame: "pd.DataFrame", chosen: Format) -> bytes:
-    if chosen is Format.PARQUET:
+def _encode(frame: "pd.DataFrame", file_format: Format) -> bytes:
+    if file_format is Format.PARQUET:
         buffer = io.BytesIO()
         try:
             frame.to_parquet(buffer, engine="pyarrow", index=False)
@@ -111,7 +115,7 @@ def _encode(frame: "pd.DataFrame", chosen: Format) -> bytes:
             reason = "Parquet needs pyarrow, which is not installed"
             raise WrongUseError(f"{reason}: pip install 'qnnfarm[parquet]'") from error
         return buffer.getvalue()
-    if chosen is Format.CSV:
+    if file_format is Format.CSV:
         text = frame.select_dtypes(["object", "string"]).columns
         frame = frame.assign(**{str(name): frame[name].map(csv_cell) for name in text})
         frame = frame.rename(columns=csv_cell)

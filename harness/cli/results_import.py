@@ -65,12 +65,12 @@ def import_results(
     read = [read_runs(path, facts, tool=known, skip=skip_unreadable) for path in files]
     with ResultsStore.open(db) as store:
         location = store.location
-        found = [store_runs(store, each) for each in read]
+        imports = [store_runs(store, each) for each in read]
     if json:
-        documents = [_document(path, each) for path, each in zip(files, found, strict=True)]
+        documents = [_document(path, each) for path, each in zip(files, imports, strict=True)]
         print_json({"database": location, "files": documents})
         return
-    for path, imported in zip(files, found, strict=True):
+    for path, imported in zip(files, imports, strict=True):
         _show(path, imported, location)
 
 
@@ -92,5 +92,5 @@ def _show(path: Path, imported: Imported, location: str) -> None:
         return
     runs = pluralize(len(imported.runs), "run")
     values = pluralize(sum(len(run.measurements) for run in imported.runs), "measurement")
-    known = f"; {imported.known} imported before" if imported.known else ""
-    answers().print(f"{path}: {runs} with {values} of {imported.tool} in {location}{known}")
+    earlier = f"; {imported.known} imported before" if imported.known else ""
+    answers().print(f"{path}: {runs} with {values} of {imported.tool} in {location}{earlier}")

@@ -61,8 +61,8 @@ def show(
         runs = store.find_runs(run)
         artifacts = {one.id: store.artifacts(one.id) for one in runs}
         if save is not None:
-            for run_id, kept in artifacts.items():
-                _save(store, kept, save / run_id)
+            for run_id, files in artifacts.items():
+                _save(store, files, save / run_id)
         if trace is not None:
             save_trace(store, runs, trace)
     if json:
@@ -86,9 +86,9 @@ def show(
         console.print(EMULATOR)
 
 
-def _save(store: ResultsStore, kept: Sequence[ArtifactRecord], folder: Path) -> None:
+def _save(store: ResultsStore, files: Sequence[ArtifactRecord], folder: Path) -> None:
     """Write kept files; their names come from a database, so they stay in the folder."""
-    for artifact in kept:
+    for artifact in files:
         path = folder / safe_file_name(artifact.name)
         content = store.read_artifact(artifact)
         try:
@@ -111,8 +111,8 @@ def _show(run: Run, artifacts: Sequence[ArtifactRecord]) -> None:
         words = ", ".join(f"{key} {value}" for key, value in condition.items() if value is not None)
         console.print(f"  {'condition':<{width}}  {words}")
     for artifact in artifacts:
-        kept = f"{artifact.name}, {artifact.size_bytes:,} bytes, sha256 {artifact.sha256[:12]}"
-        console.print(f"  {artifact.kind:<{width}}  {kept}")
+        text = f"{artifact.name}, {artifact.size_bytes:,} bytes, sha256 {artifact.sha256[:12]}"
+        console.print(f"  {artifact.kind:<{width}}  {text}")
     _print_values(run)
     if run.generated_text is not None:
         console.print("generated text:")
@@ -173,8 +173,8 @@ def _print_values(run: Run) -> None:
             continue
         stats = summarise([values])
         mean = "" if stats is None else f"{stats.show(metric)} {metric.shown_unit}".rstrip()
-        shown = [f"({metric.format(value)})" for value in warmups]
-        shown += [metric.format(value) for value in values]
-        rows.append([metric.label, mean, " ".join(shown)])
+        texts = [f"({metric.format(value)})" for value in warmups]
+        texts += [metric.format(value) for value in values]
+        rows.append([metric.label, mean, " ".join(texts)])
     if rows:
         print_rows(("metric", "mean ± sd", "repetitions, warm-ups in brackets"), rows)

@@ -211,8 +211,8 @@ def _show(plan_run: PlanRun, summary: Summary) -> None:
     failed = _failed_runs(plan_run, summary)
     if failed:
         run_id = next(iter(failed.values()))
-        shown = f"qnnfarm results show {run_id} --db {plan_run.location} --save FOLDER"
-        console.print(f"logs of failed cells: {shown}", soft_wrap=True)
+        command = f"qnnfarm results show {run_id} --db {plan_run.location} --save FOLDER"
+        console.print(f"logs of failed cells: {command}", soft_wrap=True)
     if summary.count("failed") and plan_run.logs is not None:
         console.print(f"logs of the devices during failed tries: {plan_run.logs}")
     if left or summary.count("failed"):

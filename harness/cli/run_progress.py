@@ -78,12 +78,12 @@ class RunProgress:
                 self._ended[outcome.status] += 1
             count = f"[{self._before + sum(self._ended.values())}/{self._total}]"
         labels = [outcome.cell.label for outcome in outcomes]
-        shown = ", ".join(labels[:_MOST_LABELS])
+        listing = ", ".join(labels[:_MOST_LABELS])
         if len(labels) > _MOST_LABELS:
-            shown += f" and {len(labels) - _MOST_LABELS} more"
+            listing += f" and {len(labels) - _MOST_LABELS} more"
         failure = outcomes[0].failure
         if failure is not None:
-            self._print(f"{count} failed {shown}: {failure.error}: {failure.reason}")
+            self._print(f"{count} failed {listing}: {failure.error}: {failure.reason}")
 
     def on_wait(self, requirement: str, reason: str) -> None:
         """See `Observer`."""

@@ -14,9 +14,9 @@ _NUMBER = re.compile(r"\d+")
 
 def print_facts(console: Console, facts: Mapping[str, object]) -> None:
     """Print names and values in two columns, without empty values."""
-    shown = {name: _text(value) for name, value in facts.items() if value not in ("", None)}
-    width = max(map(len, shown), default=0)
-    for name, text in shown.items():
+    texts = {name: _text(value) for name, value in facts.items() if value not in ("", None)}
+    width = max(map(len, texts), default=0)
+    for name, text in texts.items():
         console.print(Text(name.ljust(width), "bold").append(f"  {text}", "not bold"))
 
 
@@ -58,7 +58,7 @@ def alike(tensors: Sequence[TensorInfo]) -> list[list[TensorInfo]]:
 
 def common_name(names: Sequence[str]) -> str:
     """Name a group: `past_key_{0..15}_in`."""
-    numbers = [int(found[0]) for name in names if (found := _NUMBER.search(name))]
+    numbers = [int(match[0]) for name in names if (match := _NUMBER.search(name))]
     if len(names) == 1:
         return names[0]
     first, last = min(numbers), max(numbers)

@@ -148,9 +148,9 @@ def _run(
     with progress(
         TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn()
     ) as bar:
-        shown = _Shown(bar, bar.add_task("loading", total=1.0))
+        watcher = _Shown(bar, bar.add_task("loading", total=1.0))
         model, descent = _begin(options, out, settings)
-        accepted = train(model, descent, shown)
+        accepted = train(model, descent, watcher)
         descent.finish()
     if json:
         print_json(

@@ -61,18 +61,18 @@ def verify(
     source = find_source(model_dir, None, calibrates=False)
     if text is not None:
         ids = _encode(read_text(text), source.folder)
-    found = verify_model(source, ids, prefill=prefill, decode=decode)
+    verification = verify_model(source, ids, prefill=prefill, decode=decode)
     if json:
-        print_json({"model": str(model_dir), **_document(found, installed_versions())})
+        print_json({"model": str(model_dir), **_document(verification, installed_versions())})
     else:
-        parts = {"prefill": found.prefill, "decode": found.decode}
+        parts = {"prefill": verification.prefill, "decode": verification.decode}
         rows = [_cells(name, one) for name, one in parts.items()]
         print_rows(_HEADINGS, rows, right=set(_HEADINGS[1:]))
-        named = ", ".join(f"{name} {version}" for name, version in installed_versions().items())
-        verdict = "the same model" if found.passed else "NOT the same model"
-        answers().print(f"{model_dir}: {verdict} as that of transformers ({found.bound})")
-        print_remark(f"by {named}")
-    if not found.passed:
+        versions = ", ".join(f"{name} {version}" for name, version in installed_versions().items())
+        verdict = "the same model" if verification.passed else "NOT the same model"
+        answers().print(f"{model_dir}: {verdict} as that of transformers ({verification.bound})")
+        print_remark(f"by {versions}")
+    if not verification.passed:
         raise typer.Exit(BAD)
 
 
@@ -82,13 +82,13 @@ def _encode(text: str, folder: Path) -> list[int]:
     return [load_config(folder / CONFIG_FILE).bos_token_id, *ids]
 
 
-def _document(found: ModelVerification, versions: dict[str, str]) -> dict[str, object]:
+def _document(verification: ModelVerification, versions: dict[str, str]) -> dict[str, object]:
     return {
-        "passed": found.passed,
-        "bound": str(found.bound),
+        "passed": verification.passed,
+        "bound": str(verification.bound),
         "versions": versions,
-        "prefill": _values(found.prefill),
-        "decode": _values(found.decode),
+        "prefill": _values(verification.prefill),
+        "decode": _values(verification.decode),
     }
 
 
