@@ -8,6 +8,8 @@ from harness.cli.aot_files import convert, init, quantize
 app = typer.Typer(
     help="mllm's ahead-of-time flow on QNN: its configurations, quantized parameters and files.",
     no_args_is_help=True,
+    # mllm's own programs have underscores in the names of options
+    context_settings={"token_normalize_func": lambda name: name.replace("_", "-")},
 )
 app.command("init")(init)
 app.command("quantize")(quantize)

@@ -73,9 +73,7 @@ class RunnerOptions:
     tokenizer: _TokenizerFile = None
     ar_len: Annotated[
         int,
-        typer.Option(
-            "--ar-len", "--ar_len", min=1, help="Tokens of a prefill call of the context."
-        ),
+        typer.Option(min=1, help="Tokens of a prefill call of the context."),
     ] = _MLLMS_AR
     build: Annotated[
         Path | None,
@@ -111,20 +109,17 @@ class RunnerOptions:
 
 
 def compile_(
-    model_path: Annotated[
-        Path, typer.Option("-m", "--model-path", "--model_path", help="The `.mllm` file.")
-    ],
+    model_path: Annotated[Path, typer.Option("-m", "--model-path", help="The `.mllm` file.")],
     config: _Config,
     aot_config: Annotated[
         Path,
-        typer.Option("--aot-config", "--aot_config", help="The qnn_aot_cfg_X.json."),
+        typer.Option(help="The qnn_aot_cfg_X.json."),
     ],
     output: Annotated[
         Path | None,
         typer.Option(
             "-o",
             "--output-context-name",
-            "--output_context_name",
             help="The context to write; by default such as qwen3-1.7B-lpbq-sha.bin.",
             show_default=False,
         ),
@@ -152,8 +147,6 @@ def compile_(
     qnn_env_path: Annotated[
         Path | None,
         typer.Option(
-            "--qnn-env-path",
-            "--qnn_env_path",
             metavar="DIR",
             help="With --toolchain mllm: QNN's libraries for this host.",
             show_default=False,

@@ -45,8 +45,6 @@ _Config = Annotated[
 _AotConfig = Annotated[
     Path | None,
     typer.Option(
-        "--aot-config",
-        "--aot_config",
         help="Configuration of the compilation, `qnn_aot_cfg_X.json`.",
         show_default=False,
     ),
@@ -55,8 +53,6 @@ _AotConfig = Annotated[
 _MaxLength = Annotated[
     int | None,
     typer.Option(
-        "--max-length",
-        "--max_length",
         min=2,
         help="Context length (CL) in tokens; by default that of a configuration, or 1024 if the "
         "model has as many.",
@@ -69,25 +65,19 @@ def init(
     model_dir: Annotated[
         Path, typer.Argument(help="A checkpoint of Qwen 3, Qwen 2 or Llama in Hugging Face layout.")
     ],
-    output_dir: Annotated[
-        Path, typer.Option("--output-dir", "--output_dir", help="Folder of the two files.")
-    ] = Path(),
+    output_dir: Annotated[Path, typer.Option(help="Folder of the two files.")] = Path(),
     target: Annotated[str, typer.Option(help="SoC to compile for.")] = _TARGET,
     max_length: _MaxLength = None,
     block_size: Annotated[
         int | None,
         typer.Option(
-            "--block-size",
-            "--block_size",
             help="Inputs that share a scale: 16, 32 or 64. By default as mllm has it compiled in.",
             show_default=False,
         ),
     ] = None,
     head_bits: Annotated[
         int,
-        typer.Option(
-            "--head-bits", "--head_bits", help="Bits of the output projection: 4, 8 or 16."
-        ),
+        typer.Option(help="Bits of the output projection: 4, 8 or 16."),
     ] = 4,
     security: Annotated[
         Literal["HtpSignedPd", "HtpUnsignedPd"],
@@ -131,25 +121,19 @@ def quantize(
     model_path: Annotated[
         Path,
         typer.Option(
-            "--model-path",
-            "--model_path",
             help="A checkpoint of Qwen 3, Qwen 2 or Llama in Hugging Face layout.",
         ),
     ],
     output_dir: Annotated[
         Path,
         typer.Option(
-            "--output-dir",
-            "--output_dir",
             help="Folder of model.safetensors. It gets the tokenizer and both configurations too.",
         ),
     ],
     max_length: _MaxLength = None,
     num_samples: Annotated[
         int,
-        typer.Option(
-            "--num-samples", "--num_samples", min=1, help="Windows of text, each as long as CL."
-        ),
+        typer.Option(min=1, help="Windows of text, each as long as CL."),
     ] = 128,
     config: _Config = None,
     aot_config: _AotConfig = None,
@@ -213,19 +197,13 @@ def convert(
     input_path: Annotated[
         Path,
         typer.Option(
-            "--input-path",
-            "--input_path",
             help="A safetensors file, or a `.mllm` file of version 1 or 2.",
         ),
     ],
-    output_path: Annotated[
-        Path, typer.Option("--output-path", "--output_path", help="The `.mllm` file to write.")
-    ],
+    output_path: Annotated[Path, typer.Option(help="The `.mllm` file to write.")],
     model_name: Annotated[
         str,
         typer.Option(
-            "--model-name",
-            "--model_name",
             help="Name of the model for the header, which mllm's own converter leaves empty.",
             show_default=False,
         ),
