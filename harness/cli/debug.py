@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
+from rich.text import Text
 
 from buildlib.container.container import GenAIContainer
 from buildlib.graph.shape import GraphShape
@@ -16,7 +16,7 @@ from buildlib.speculative.kv_trace import Commit, GraphCall, find_commits, trace
 from harness.cli.arguments import CacheDir, ContainerDir, DeviceOptions, Json
 from harness.cli.device_lease import open_session
 from harness.cli.groups import with_groups
-from harness.console import answers, print_json, print_remark, print_text
+from harness.console import answers, print_json, print_remark, print_rows, print_text
 from harness.errors import WrongUseError
 from harness.exit_codes import BAD
 from harness.runtimes.base import GenerationRequest
@@ -26,11 +26,13 @@ from harness.runtimes.registry import open_model
 
 app = typer.Typer(help="Diagnoses of caches and tensors, call by call.", no_args_is_help=True)
 
+Prompt = Annotated[str, typer.Option(help="Prompt of the query.")]
+
 
 @app.command("kv")
 def kv(
     container_dir: Annotated[Path, typer.Argument(help="Container for the emulator.")],
-    prompt: Annotated[str, typer.Option(help="Prompt of the query.")] = "In the beginning",
+    prompt: Prompt = "In the beginning",
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate.")] = 8,
     json: Json = False,
 ) -> None:
@@ -84,7 +86,7 @@ def tensor(
         ),
     ] = None,
     *,
-    prompt: Annotated[str, typer.Option(help="Prompt of the query.")] = "In the beginning",
+    prompt: Prompt = "In the beginning",
     step: Annotated[
         int, typer.Option(min=0, help="The call that gives token N of the answer; 0 is prefill.")
     ] = 0,
@@ -151,14 +153,12 @@ def _finite(values: Mapping[str, object]) -> dict[str, object]:
 
 def _show_deviations(deviations: Sequence[Deviation], bound: float) -> None:
     console = answers()
-    table = Table(box=None, header_style="dim", pad_edge=False)
-    for heading in ("tensor", "layer", "SQNR dB", "largest difference"):
-        table.add_column(heading, no_wrap=True)
+    rows = []
     for one in deviations:
         layer = "" if one.layer is None else str(one.layer)
-        style = None if one.holds else "red"
-        table.add_row(one.name, layer, f"{one.sqnr_db:.1f}", f"{one.relative:.2%}", style=style)
-    console.print(table)
+        cells = (one.name, layer, f"{one.sqnr_db:.1f}", f"{one.relative:.2%}")
+        rows.append([Text(cell, "" if one.holds else "red") for cell in cells])
+    print_rows(("tensor", "layer", "SQNR dB", "largest difference"), rows)
     worst = next((one for one in deviations if not one.holds), None)
     if worst is None:
         console.print(f"all within {bound:g} dB of the float model")

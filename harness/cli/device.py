@@ -64,15 +64,7 @@ def start(
     virtual = manager.start(name, soc, unconfined=unconfined, faults=faults)
     connect(server, virtual)
     if json:
-        print_json(
-            {
-                "name": virtual.name,
-                "serial": virtual.serial,
-                "soc": virtual.soc,
-                "pid": virtual.pid,
-                "started": virtual.just_started,
-            }
-        )
+        print_json(_fields(virtual) | {"started": virtual.just_started})
         return
     label = f"{virtual.name} ({virtual.soc})"
     what = f"started {label}" if virtual.just_started else f"{label} is already running"
@@ -123,19 +115,7 @@ def ls(json: Json = False) -> None:
     """
     devices = manager.list_devices()
     if json:
-        print_json(
-            [
-                {
-                    "name": d.name,
-                    "serial": d.serial,
-                    "soc": d.soc,
-                    "state": d.state,
-                    "pid": d.pid,
-                    "confined": d.confined,
-                }
-                for d in devices
-            ]
-        )
+        print_json([_fields(device) for device in devices])
         return
     if not devices:
         answers().print("no virtual devices; start one with `qnnfarm device start NAME`")
@@ -147,6 +127,11 @@ def ls(json: Json = False) -> None:
             for d in devices
         ],
     )
+
+
+def _fields(device: manager.VirtualDevice) -> dict[str, object]:
+    names = ("name", "serial", "soc", "state", "pid", "confined")
+    return {name: getattr(device, name) for name in names}
 
 
 Force = Annotated[

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from buildlib.cache.layout import SIDECAR
@@ -29,7 +28,7 @@ from buildlib.toolchains.base import BinaryInfo, TensorInfo
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from harness.cli.arguments import Json
 from harness.cli.tensors import alike, common_name, print_facts, print_tensors
-from harness.console import answers, print_json, print_remark
+from harness.console import answers, print_json, print_remark, print_rows
 from harness.runtimes.genie.speculation import describe
 
 _Infos = Mapping[str, BinaryInfo | DlcInfo]
@@ -94,11 +93,11 @@ def _inspect_parameters(path: Path, *, every: bool, json: bool) -> None:
         "tensors": len(infos),
     }
     print_facts(answers(), facts)
-    table = Table("tensor", "shape", "type", box=None, header_style="dim", pad_edge=False)
-    for group in [[info] for info in infos] if every else alike(infos):
-        name = common_name([info.name for info in group])
-        table.add_row(name, "x".join(map(str, group[0].shape)), group[0].dtype)
-    answers().print(table)
+    rows = [
+        [common_name([t.name for t in group]), "x".join(map(str, group[0].shape)), group[0].dtype]
+        for group in ([[info] for info in infos] if every else alike(infos))
+    ]
+    print_rows(("tensor", "shape", "type"), rows)
 
 
 def _inspect_container(path: Path, *, every: bool, json: bool) -> None:
@@ -193,17 +192,13 @@ def _print_manifest(
 
 def _print_files(console: Console, files: Mapping[str, tuple[int, str]]) -> None:
     total = sum(size for size, _ in files.values())
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("file", overflow="fold")
-    table.add_column("kind", no_wrap=True)
-    table.add_column("size", justify="right", no_wrap=True)
-    table.add_column("share", justify="right", no_wrap=True)
-    for name, (size, kind) in files.items():
-        share = f"{100 * size / total:.1f} %" if total else ""
-        table.add_row(name, kind, size_text(size), share)
-    table.add_row(Text("together", "bold"), "", size_text(total), "")
+    rows: list[list[Text | str]] = [
+        [name, kind, size_text(size), f"{100 * size / total:.1f} %" if total else ""]
+        for name, (size, kind) in files.items()
+    ]
+    rows.append([Text("together", "bold"), "", size_text(total), ""])
     console.print()
-    console.print(table)
+    print_rows(("file", "kind", "size", "share"), rows, right={"size", "share"}, console=console)
 
 
 def _print_infos(console: Console, infos: _Infos, *, every: bool) -> None:

@@ -41,13 +41,17 @@ Device = Annotated[
         "this host does."
     ),
 ]
-
+Recipe = Annotated[Path, typer.Argument(help="The recipe, a YAML file.")]
 Model = Annotated[
     str | None,
     typer.Option(help="Folder of the model, or its id at the hub, in place of the recipe's."),
 ]
 Until = Annotated[
     str | None, typer.Option(metavar="STAGE", help="The last stage to run; by default all.")
+]
+Text = Annotated[
+    Path | None,
+    typer.Option(help="Text to measure on; by default that of the recipe's first metric."),
 ]
 Windows = Annotated[
     int | None,
@@ -59,7 +63,7 @@ Windows = Annotated[
 
 @app.command("run")
 def run(
-    recipe: Annotated[Path, typer.Argument(help="The recipe, a YAML file.")],
+    recipe: Recipe,
     model: Model = None,
     until: Until = None,
     prompt: Annotated[
@@ -127,13 +131,10 @@ def run(
 
 @app.command("compare")
 def compare(
-    recipe: Annotated[Path, typer.Argument(help="The recipe, a YAML file.")],
+    recipe: Recipe,
     model: Model = None,
     until: Until = None,
-    text: Annotated[
-        Path | None,
-        typer.Option(help="Text to evaluate on; by default that of the recipe's first metric."),
-    ] = None,
+    text: Text = None,
     windows: Windows = None,
     device: Device = None,
     db: KeepIn = None,
@@ -180,10 +181,7 @@ def bisect(
         ),
     ] = None,
     model: Model = None,
-    text: Annotated[
-        Path | None,
-        typer.Option(help="Text to measure on; by default that of the recipe's first metric."),
-    ] = None,
+    text: Text = None,
     windows: Windows = None,
     choose_on: Annotated[
         Path | None,
