@@ -1,6 +1,5 @@
 """`qnnfarm gate`: judges new results against a baseline in the same database."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -73,8 +72,17 @@ def gate(
 
     Example: qnnfarm gate --baseline previous --markdown verdict.md
     """
-    chosen = _options(metric, threshold, perplexity_threshold, across)
-    options = replace(chosen, plan=plan)
+    keys = [find_key(key, JUDGED_METRICS) for key in metric or GATE_METRICS]
+    for name in across or ():
+        if name not in ACROSS:
+            raise WrongUseError(f"--across {name[:40]!r}: it is one of {', '.join(ACROSS)}")
+    options = GateOptions(
+        tuple(dict.fromkeys(keys)),
+        threshold,
+        perplexity_threshold,
+        frozenset(across or ()),
+        plan=plan,
+    )
     with ResultsStore.open(db, create=False) as store:
         alerts = assess_store(store, options.metrics)
         judgement = judge_gate(store, baseline, candidate=candidate, options=options, alerts=alerts)
@@ -90,20 +98,6 @@ def gate(
     else:
         _show(judgement)
     raise typer.Exit(verdict_exit_code(judgement.verdict))
-
-
-def _options(
-    metrics: list[str] | None,
-    threshold: float,
-    perplexity_threshold: float,
-    across: list[str] | None,
-) -> GateOptions:
-    keys = [find_key(key, JUDGED_METRICS) for key in metrics or ()]
-    for name in across or ():
-        if name not in ACROSS:
-            raise WrongUseError(f"--across {name[:40]!r}: it is one of {', '.join(ACROSS)}")
-    chosen = tuple(dict.fromkeys(keys or GATE_METRICS))
-    return GateOptions(chosen, threshold, perplexity_threshold, frozenset(across or ()))
 
 
 def _show(judgement: Gate) -> None:
