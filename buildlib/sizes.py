@@ -3,13 +3,13 @@
 import os
 import re
 from datetime import timedelta
+from functools import cache
 
 from pydantic import ByteSize, TypeAdapter
 
 from buildlib.errors import InvalidOptionError
 
 LIMIT_VARIABLE = "QNNFARM_CACHE_LIMIT"
-_SIZE = TypeAdapter(ByteSize)
 _NUMBER_AND_UNIT = re.compile(r"\d+(\.\d+)?\s*[a-z]*", re.IGNORECASE)
 _AGE = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])", re.IGNORECASE)
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
@@ -25,7 +25,7 @@ def parse_size(text: str, option: str) -> int:
     try:
         if not _NUMBER_AND_UNIT.fullmatch(size):  # of more than that, ByteSize reads the beginning
             raise ValueError
-        return _SIZE.validate_python(f"{size}b" if size.lower().endswith("i") else size)
+        return _size_type().validate_python(f"{size}b" if size.lower().endswith("i") else size)
     except ValueError:
         reason = f"{text!r} is not a size such as 50GB or 512MiB"
         raise InvalidOptionError(option, reason, ()) from None
@@ -43,6 +43,11 @@ def parse_age(text: str, option: str) -> timedelta:
     except (OverflowError, ValueError):
         reason = f"{text!r} is not a time span such as 30d or 12h"
         raise InvalidOptionError(option, reason, ()) from None
+
+
+@cache
+def _size_type() -> TypeAdapter[ByteSize]:
+    return TypeAdapter(ByteSize)  # which takes 20 ms, and few commands need it
 
 
 def default_limit() -> int | None:

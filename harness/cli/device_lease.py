@@ -21,8 +21,7 @@ from harness.pool.states import MemberState
 from harness.pool.status import describe_wait
 from harness.runtimes.base import Model
 from harness.runtimes.bundles.bundle import pushed_files
-from harness.workloads.bench_series import DeviceSource
-from harness.workloads.session import Session, SessionOptions
+from harness.workloads.session import DeviceSource, Session, SessionOptions
 
 _AT_ONCE_S = 1.0
 

@@ -13,7 +13,9 @@ def with_groups(command: _Command) -> _Command:
     """Give a command for typer the options of its groups, which it takes as dataclasses."""
     parameters = signature(command).parameters
     groups: dict[str, type[Any]] = {
-        name: one.annotation for name, one in parameters.items() if is_dataclass(one.annotation)
+        name: one.annotation
+        for name, one in parameters.items()
+        if isinstance(one.annotation, type) and is_dataclass(one.annotation)
     }
     options: dict[str, Parameter] = {}
     for name, parameter in parameters.items():

@@ -6,9 +6,8 @@ each pair of sessions runs on one device, one after the other: A B, B A, A B, ..
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import Literal
 
 from harness.devices.device import Device
 from harness.errors import WrongUseError
@@ -19,25 +18,12 @@ from harness.results.verdicts import THRESHOLD
 from harness.runtimes.base import Model
 from harness.workloads.base import Recording
 from harness.workloads.bench import Bench
-from harness.workloads.session import Session, SessionOptions
+from harness.workloads.session import DeviceSource, Session, SessionOptions
 
 OnSession = Callable[[int, str, Session], None]
 """Called when a session begins, with its number from 0 and its label."""
 Label = Literal["A", "B"]
 Benchmark = tuple[Model, Bench]
-
-
-class DeviceSource(Protocol):
-    """Leases the device of a session for a block."""
-
-    def __call__(self, number: int, soc: str, model: str = "", /) -> AbstractContextManager[Device]:
-        """Lease the device of a session.
-
-        Args:
-            number: of the session, from 0.
-            model: SHA-256 of what runs there, so that the pool can tell it from a bad device.
-        """
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Protocol, TypeVar, cast
 
 from buildlib.closeable import Closeable
 from buildlib.container.container import GenAIContainer
@@ -38,6 +38,19 @@ OnRepetition = Callable[[int, int, GenerationResult], None]
 """Called with the repetition's number from 0, the highest possible count, and its result."""
 Prepare = Callable[[Device, Deployment], AbstractContextManager[Sequence[Condition]]]
 """Brings a device into its measuring conditions for a block, and records how that went."""
+
+
+class DeviceSource(Protocol):
+    """Leases the device of a session for a block."""
+
+    def __call__(self, number: int, soc: str, model: str = "", /) -> AbstractContextManager[Device]:
+        """Lease the device of a session.
+
+        Args:
+            number: of the session, from 0.
+            model: SHA-256 of what runs there, so that the pool can tell it from a bad device.
+        """
+        ...
 
 
 @contextmanager
