@@ -56,7 +56,7 @@ Label = Annotated[
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """What benchmarks of one container and of two have in common."""
+    """Options that benchmarks of one container and of two have in common."""
 
     device: Annotated[
         list[str] | None,

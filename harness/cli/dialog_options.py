@@ -32,7 +32,7 @@ System = Annotated[str | None, typer.Option(metavar="TEXT", help="The system mes
 
 @dataclass(frozen=True)
 class DialogOptions:
-    """How a dialog runs."""
+    """Settings of a dialog."""
 
     temp: Annotated[
         float | None, typer.Option(help="Temperature of sampling. By default greedy: no sampling.")

@@ -33,7 +33,7 @@ _LINE_EVERY_S = 30.0
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """What is trained on, and for how long."""
+    """Model, text and budget of a training."""
 
     model_dir: Annotated[
         Path,
