@@ -52,13 +52,13 @@ def load_encodings(path: Path) -> Encodings:
             sense; names the tensor.
     """
     data = _parse(path)
-    known = formats()
+    by_version = formats()
     version = data.get("version") if isinstance(data, dict) else None
-    if not isinstance(data, dict) or not isinstance(version, str) or version not in known:
-        reason = f"its version is {shown(version)}; known are {', '.join(known)}"
+    if not isinstance(data, dict) or not isinstance(version, str) or version not in by_version:
+        reason = f"its version is {shown(version)}; known are {', '.join(by_version)}"
         raise EncodingsError(str(path), reason)
     try:
-        return known[version].read(data)
+        return by_version[version].read(data)
     except MalformedError as error:
         raise EncodingsError(str(path), str(error)) from error
     except ValidationError as error:
@@ -71,12 +71,12 @@ def save_encodings(encodings: Encodings, path: Path, version: str = "1.0.0") -> 
     Raises:
         EncodingsError: the format cannot say what the encodings hold.
     """
-    known = {name: form.write for name, form in formats().items() if form.write is not None}
-    if version not in known:
-        reason = f"version {shown(version)} cannot be written; {', '.join(known)} can"
+    writers = {name: form.write for name, form in formats().items() if form.write is not None}
+    if version not in writers:
+        reason = f"version {shown(version)} cannot be written; {', '.join(writers)} can"
         raise EncodingsError(str(path), reason)
     try:
-        data = b"".join(known[version](encodings))
+        data = b"".join(writers[version](encodings))
     except MalformedError as error:
         raise EncodingsError(str(path), str(error)) from error
     atomic_write_bytes(path, data)
@@ -108,14 +108,14 @@ def _parse(path: Path) -> object:
 def _check_names(path: Path, text: bytes, data: Json) -> None:
     """Refuse repeated names: they are keys in older formats, and a parser keeps only one."""
     groups = [data.get("activation_encodings"), data.get("param_encodings")]
-    kept = sum(
+    n_cells = sum(
         len(cells)
         for group in groups
         if isinstance(group, dict)
         for cells in group.values()
         if isinstance(cells, list)
     )
-    if any(isinstance(group, dict) for group in groups) and text.count(b'"bitwidth"') != kept:
+    if any(isinstance(group, dict) for group in groups) and text.count(b'"bitwidth"') != n_cells:
         try:
             json.loads(text, object_pairs_hook=_unique)
         except (ValueError, RecursionError) as error:
@@ -123,9 +123,9 @@ def _check_names(path: Path, text: bytes, data: Json) -> None:
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    by_name = dict(pairs)
+    if len(by_name) != len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
         raise MalformedError(f"{shown(twice)} has {names.count(twice)} encodings")
-    return found
+    return by_name

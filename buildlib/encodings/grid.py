@@ -58,11 +58,11 @@ class Grid:
     @cached_property
     def digest(self) -> str:
         """Identifies the grid; the same on every machine."""
-        known = hashlib.sha256(f"{self.dtype.name} {self.block_size}".encode())
-        known.update(np.array(self.scale, "<f8").tobytes())
-        known.update(np.array(self.zero_point, "<i8").tobytes())
-        known.update(self.block_scale)
-        return known.hexdigest()[:32]
+        digest = hashlib.sha256(f"{self.dtype.name} {self.block_size}".encode())
+        digest.update(np.array(self.scale, "<f8").tobytes())
+        digest.update(np.array(self.zero_point, "<i8").tobytes())
+        digest.update(self.block_scale)
+        return digest.hexdigest()[:32]
 
     def quantize(self, values: npt.ArrayLike, axis: int = 0) -> npt.NDArray[Any]:
         """Round to even and saturate, as QuantizeLinear does; `axis` is that of the channels."""

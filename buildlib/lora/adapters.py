@@ -131,27 +131,26 @@ def _place(
 ) -> dict[Module, _Rows]:
     placed: dict[Module, _Rows] = {}
     for module, matrices in adapter.modules.items():
-        known = projections.get(module.layer, {})
-        parts = _parts(module.name, known)
-        missing = [name for name in parts if name not in known]
+        modules = projections.get(module.layer, {})
+        parts = _parts(module.name, modules)
+        missing = [name for name in parts if name not in modules]
         if missing:
-            have = ", ".join(sorted(known)) or "no such layer"
+            have = ", ".join(sorted(modules)) or "no such layer"
             raise ModelFileError(path, f"the model has no {module} (it has {have})")
-        sizes = [known[name].n_out for name in parts]
-        wanted = (known[parts[0]].n_in, sum(sizes))
-        given = (matrices.a.shape[1], matrices.b.shape[0])
-        if given != wanted:
-            reason = (
-                f"{module} maps {given[0]} to {given[1]}, in the model {wanted[0]} to {wanted[1]}"
-            )
+        sizes = [modules[name].n_out for name in parts]
+        n_in, n_out = modules[parts[0]].n_in, sum(sizes)
+        own_in, own_out = matrices.a.shape[1], matrices.b.shape[0]
+        if (own_in, own_out) != (n_in, n_out):
+            reason = f"{module} maps {own_in} to {own_out}, in the model {n_in} to {n_out}"
             raise ModelFileError(path, reason)
         first = 0
         for name, size in zip(parts, sizes, strict=True):
             placed[Module(module.layer, name)] = _Rows(matrices, first, size)
             first += size
     for layer, name in itertools.product(projections, adapter.everywhere):
-        known = projections[layer]
-        if Module(layer, name) not in adapter.modules and known.keys() >= {*_parts(name, known)}:
+        modules = projections[layer]
+        has_it = modules.keys() >= {*_parts(name, modules)}
+        if has_it and Module(layer, name) not in adapter.modules:
             reason = f"it is another model's: it changes {name} of all layers, but not of {layer}"
             raise ModelFileError(path, reason)
     return placed

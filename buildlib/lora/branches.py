@@ -58,11 +58,11 @@ class LoraBranches(Pass):
     def transform(self, model: ir.Model) -> ir.Model:
         """Change `model` in place."""
         graph = model.graph
-        found = find_projections(model)
+        projections = find_projections(model)
         alpha = _input(self.alpha_name, (1,))
         for branch in self.branches:
             module = branch.module
-            projection = found[module.layer][module.name]
+            projection = projections[module.layer][module.name]
             a = _input(a_name(module), (projection.n_in, branch.rank))
             b = _input(b_name(module), (branch.rank, projection.n_out))
             graph.inputs.extend((a, b))
@@ -77,9 +77,9 @@ class LoraBranches(Pass):
         return f"it takes {names[0]}" if names else None
 
     def _missing(self, model: ir.Model) -> str | None:
-        found = find_projections(model)
+        projections = find_projections(model)
         for branch in self.branches:
-            if branch.module.name not in found.get(branch.module.layer, {}):
+            if branch.module.name not in projections.get(branch.module.layer, {}):
                 return f"{branch.module} is not found"
         return None
 

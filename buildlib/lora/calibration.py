@@ -70,8 +70,8 @@ def calibrate_adapters(
     """Return the encodings beside a float model with branches, completed for its adapters.
 
     Args:
-        model_path: what `LoraBranches` wrote, at a prefill shape, with the encodings of the model
-            without adapters beside it.
+        model_path: the output of `LoraBranches`, at a prefill shape, beside the encodings of the
+            model without adapters.
         adapters: their ranges decide those of A, B and the branches.
         alpha_name: the input of the strength.
         config: of the model.
@@ -93,41 +93,43 @@ def calibrate_adapters(
 
     base = observe(adapters.names[0], 0.0)
     cases = {name: observe(name, 1.0) for name in adapters.names}
-    known = {encoding.name: encoding for encoding in given.activation_encodings}
+    by_name = {encoding.name: encoding for encoding in given.activation_encodings}
     graph = load_model(model_path).graph
     groups = [
         group
         for names in shared_grids(graph)
-        if (group := [known[name] for name in sorted(names) if name in known])
+        if (group := [by_name[name] for name in sorted(names) if name in by_name])
         and all(encoding.dtype == "INT" for encoding in group)
     ]
     if mode == "all":
         for group in groups:
-            known |= _widened(group, base, cases.values())
+            by_name |= _widened(group, base, cases.values())
     values = (*graph.inputs, *(value for node in graph for value in node.outputs))
     branches = [
         name
         for name in (str(value.name) for value in values)
         if interface.LORA in name
-        and (name not in known or (mode == "adapter_only" and name.endswith("_sum")))
+        and (name not in by_name or (mode == "adapter_only" and name.endswith("_sum")))
     ]
     matrices = (adapters.tensors(name) for name in adapters.names)
     stored = [{name: (m.min(), m.max()) for name, m in each.items()} for each in matrices]
-    seen: list[Mapping[str, Range]] = [base, *cases.values(), *stored]
-    found = {name: asymmetric_encoding(name, *_hull([name], *seen), _BITS) for name in branches}
-    found[alpha_name] = alpha_encoding(alpha_name)
-    known |= found
-    beyond = {name: _beyond(known, groups, base, case) for name, case in cases.items()}
+    observed: list[Mapping[str, Range]] = [base, *cases.values(), *stored]
+    branch_encodings = {
+        name: asymmetric_encoding(name, *_hull([name], *observed), _BITS) for name in branches
+    }
+    branch_encodings[alpha_name] = alpha_encoding(alpha_name)
+    by_name |= branch_encodings
+    beyond = {name: _beyond(by_name, groups, base, case) for name, case in cases.items()}
     return AdapterCalibration(
-        given.model_copy(update={"activation_encodings": tuple(known.values())}),
+        given.model_copy(update={"activation_encodings": tuple(by_name.values())}),
         {name: part for name, part in beyond.items() if part > _BEYOND},
     )
 
 
-def _hull(names: Iterable[str], *seen: Mapping[str, Range]) -> Range:
+def _hull(names: Iterable[str], *observed: Mapping[str, Range]) -> Range:
     """Return the smallest and the largest observed value of tensors."""
-    found = [ranges[name] for name in names for ranges in seen if name in ranges]
-    lows, highs = [float(low) for low, _ in found], [float(high) for _, high in found]
+    pairs = [ranges[name] for name in names for ranges in observed if name in ranges]
+    lows, highs = [float(low) for low, _ in pairs], [float(high) for _, high in pairs]
     return min(lows, default=0.0), max(highs, default=0.0)
 
 

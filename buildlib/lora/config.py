@@ -142,13 +142,13 @@ class LoraSet(_Model):
             raise ModelFileError(path, error.strerror or "cannot be read") from error
         except (yaml.YAMLError, ValueError, RecursionError) as error:
             raise ModelFileError(path, f"not valid YAML ({one_line(str(error), 120)})") from error
-        found = _validated(path, data)
+        description = _validated(path, data)
 
         def absolute(named: Path) -> Path:
             return path_below(root, named) if named.is_absolute() else path.parent / named
 
-        adapters = (a.model_copy(update={"path": absolute(a.path)}) for a in found.adapters)
-        return found.model_copy(update={"adapters": tuple(adapters)})
+        adapters = (a.model_copy(update={"path": absolute(a.path)}) for a in description.adapters)
+        return description.model_copy(update={"adapters": tuple(adapters)})
 
 
 def _parse(text: str) -> object:

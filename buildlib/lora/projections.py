@@ -108,8 +108,8 @@ class _Finder:
         """Return the linear modules on the way from attention's output to `end`."""
         reached = {attention.outputs[0]}
         linear: list[ir.Node] = []
-        wanted = self._between(attention, end)
-        for node in sorted(wanted, key=self._order.__getitem__):
+        between = self._between(attention, end)
+        for node in sorted(between, key=self._order.__getitem__):
             if any(value in reached for value in node.inputs):
                 reached.update(node.outputs)
                 if is_linear(node):

@@ -42,18 +42,18 @@ class ArClConversion(Pass):
         source = interface.model_shape(model)
         assert source is not None  # noqa: S101  (a declared precondition)
         ends = (*model.graph.inputs, *model.graph.outputs)
-        wanted = {value: _reshaped(value, source, self.shape) for value in ends}
+        shapes = {value: _reshaped(value, source, self.shape) for value in ends}
         for value in model.graph.inputs:
-            value.shape = ir.Shape(wanted[value])
+            value.shape = ir.Shape(shapes[value])
         try:
             infer_shapes(model)
         except onnx.shape_inference.InferenceError as error:
             reason = f"the model's operators do not fit ({str(error).splitlines()[0][:160]})"
             raise shape_error(self.shape.ar, self.shape.cl, reason) from error
-        for value, dims in wanted.items():
-            found = static_shape(value)
-            if found != dims:
-                raise PreconditionError(f"{value.name} is {found} at {self.shape}, not {dims}")
+        for value, dims in shapes.items():
+            inferred = static_shape(value)
+            if inferred != dims:
+                raise PreconditionError(f"{value.name} is {inferred} at {self.shape}, not {dims}")
         return model
 
 

@@ -68,8 +68,8 @@ def _unknown_input(model: ir.Model) -> str | None:
     names = {str(value.name) for value in model.graph.inputs}
     other = next((name for name in names - _TAKEN if not interface.is_kv(name)), None)
     missing = next((name for name in _TAKEN if name not in names), None)
-    made = [str(value.name) for value in model.graph.outputs]
-    extra = next((n for n in made if n != interface.LOGITS and not interface.is_kv(n)), None)
+    outputs = [str(value.name) for value in model.graph.outputs]
+    extra = next((n for n in outputs if n != interface.LOGITS and not interface.is_kv(n)), None)
     if other or missing:
         return f"it takes {other}" if other else f"it does not take {missing}"
     return f"it gives {extra}" if extra else None

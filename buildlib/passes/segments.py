@@ -98,10 +98,10 @@ def _segment_name(segment: int, layers: list[int]) -> str:
 
 def _layers(graph: ir.Graph) -> list[int]:
     layers = {interface.kv_layer(str(value.name)) for value in graph.inputs}
-    found = sorted(layer for layer in layers if layer is not None)
-    if not found:
+    numbers = sorted(layer for layer in layers if layer is not None)
+    if not numbers:
         raise PreconditionError("no layer has a key/value cache")
-    return found
+    return numbers
 
 
 def _borders(graph: ir.Graph, layers: list[int]) -> tuple[ir.Value, ...]:
@@ -124,16 +124,18 @@ def _borders(graph: ir.Graph, layers: list[int]) -> tuple[ir.Value, ...]:
 
 def _last_layers(graph: ir.Graph) -> dict[ir.Value, int]:
     """Return the last layer whose caches each value depends on."""
-    found = {
+    last_layers = {
         value: layer
         for value in graph.inputs
         if (layer := interface.kv_layer(str(value.name))) is not None
     }
     for node in graph:
-        last = max((found[value] for value in node.inputs if value in found), default=None)
+        last = max(
+            (last_layers[value] for value in node.inputs if value in last_layers), default=None
+        )
         if last is not None:
-            found.update((value, last) for value in node.outputs)
-    return found
+            last_layers.update((value, last) for value in node.outputs)
+    return last_layers
 
 
 def _last_sum(chain: list[ir.Value], dims: tuple[int, ...] | None) -> ir.Value | None:

@@ -179,16 +179,16 @@ def _with_constants(
     graph: ir.Graph, members: set[ir.Node], first: ir.Value | None
 ) -> list[ir.Node]:
     """Return the nodes of a part in order, with the nodes that they need and no segment has."""
-    found = set(members)
+    nodes = set(members)
     todo = [value for node in members for value in node.inputs if value is not None]
     while todo:
         value = todo.pop()
         node = value.producer()
-        if node is None or node in found or value is first:
+        if node is None or node in nodes or value is first:
             continue
-        found.add(node)
+        nodes.add(node)
         todo += [value for value in node.inputs if value is not None]
-    return [node for node in graph if node in found]
+    return [node for node in graph if node in nodes]
 
 
 def _copied_value(value: ir.Value, copied_values: dict[ir.Value, ir.Value]) -> ir.Value:

@@ -42,10 +42,10 @@ def _step(
     constants: set[ir.Node],
 ) -> ir.Model:
     graph = model.graph
-    wanted = {value for nodes in later for node in nodes for value in node.inputs}
-    wanted.update(graph.outputs)
-    made = [value for node in graph if node in own for value in node.outputs]
-    outputs = [value for value in made if value in wanted or value.name in names]
+    read_later = {value for nodes in later for node in nodes for value in node.inputs}
+    read_later.update(graph.outputs)
+    own_values = [value for node in graph if node in own for value in node.outputs]
+    outputs = [value for value in own_values if value in read_later or value.name in names]
     nodes = [node for node in graph if node in own | constants]
     inside = {value for node in nodes for value in node.outputs} | set(graph.initializers.values())
     read = [value for node in nodes for value in node.inputs if value is not None]
@@ -55,24 +55,24 @@ def _step(
 
 def _varying(graph: ir.Graph) -> set[ir.Node]:
     """Return the nodes that depend on an input."""
-    known = set(graph.inputs) - set(graph.initializers.values())
-    found = set()
+    values = set(graph.inputs) - set(graph.initializers.values())
+    nodes = set()
     for node in graph:
-        if any(value in known for value in node.inputs):
-            found.add(node)
-            known.update(node.outputs)
-    return found
+        if any(value in values for value in node.inputs):
+            nodes.add(node)
+            values.update(node.outputs)
+    return nodes
 
 
 def _ancestors(value: ir.Value, among: set[ir.Node]) -> set[ir.Node]:
-    found: set[ir.Node] = set()
+    ancestors: set[ir.Node] = set()
     todo = [value]
     while todo:
         node = todo.pop().producer()
-        if node in among and node not in found:
-            found.add(node)
+        if node in among and node not in ancestors:
+            ancestors.add(node)
             todo += [each for each in node.inputs if each is not None]
-    return found
+    return ancestors
 
 
 def _constant_nodes(nodes: set[ir.Node], varying: set[ir.Node]) -> set[ir.Node]:
