@@ -50,9 +50,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="lab-page-") as folder:
         os.environ["QNNFARM_STATE_DIR"] = folder
         pool_file = Path(folder) / "pool.yaml"
-        lines = [
-            f"  - {{type: virtual, identifier: d{n}, soc: SM8750}}" for n in range(options.devices)
-        ]
+        lines = [f"  - {{type: android, identifier: d{n}}}" for n in range(options.devices)]
         pool_file.write_text("\n".join(["devices:", *lines]))
         command = [
             sys.executable,
