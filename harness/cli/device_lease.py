@@ -102,8 +102,9 @@ class _Waiting:
         if members[0].state not in {MemberState.READY, MemberState.LEASED}:
             self.given_up = True
             return True
-        reason = one_line(describe_wait(members))
-        print_remark(f"waiting for a device, {self._wait_s:g} s at most: {reason}")
+        if self._wait_s:
+            reason = one_line(describe_wait(members))
+            print_remark(f"waiting for a device, {self._wait_s:g} s at most: {reason}")
         self._told = True
         return False
 
