@@ -182,7 +182,7 @@ def test_no_part_of_the_page_scrolls_sideways(
     pages = ("overview", "history", "curves", "runs", "compare", "devices")
     anchors = (*pages, f"run-{failed}", f"run-{heated}")
     addresses = [f"{path.as_uri()}#{anchor}" for anchor in anchors]
-    check_fit(browser, (1920, 1280, 1100, 800, 360), addresses)
+    check_fit(browser, (1920, 1100, 800, 360), addresses)
 
 
 def test_runs_in_one_line_fit_and_are_found(

@@ -23,7 +23,7 @@ from tools.tiny_llama.architecture import Architecture
 from tools.tiny_llama.numpy_model import load_weights, logits
 
 CLOZE = Path(__file__).parents[3] / "suites" / "tasks" / "kjv_cloze.jsonl"
-ROWS = 3
+ROWS = 2
 
 
 @pytest.fixture(scope="module")
