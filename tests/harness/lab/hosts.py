@@ -6,10 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +16,7 @@ import psutil
 from tests.command_line import Started
 from tests.postgresql_server import PostgresqlServer
 from tests.system import program
+from tests.waiting import wait_for
 
 DEAD_AFTER_S = 3
 POOL = """
@@ -179,12 +178,3 @@ class Lab:
     def statuses(self) -> Counter[object]:
         """The jobs by their status."""
         return Counter(s for (s,) in self.ask("SELECT status::text FROM procrastinate_jobs"))
-
-
-def wait_for(
-    condition: Callable[[], object], state: Callable[[], object], seconds: float = 90.0
-) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, state()
-        time.sleep(0.1)

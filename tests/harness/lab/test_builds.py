@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -33,6 +32,7 @@ from tests.command_line import Started
 from tests.conftest import NewPostgresqlServer
 from tests.postgresql_server import PostgresqlServer
 from tests.ssh_server import SshServer, running_ssh_server
+from tests.waiting import wait_for
 
 OPTIONS = {
     "arn_cl_options.auto_regression_number": [1, 32],
@@ -118,13 +118,6 @@ def statuses(server: PostgresqlServer) -> Counter[object]:
     with contextlib.closing(server.connect("lab")) as connection:
         rows = connection.execute("SELECT status::text FROM procrastinate_jobs").fetchall()
     return Counter(status for (status,) in rows)
-
-
-def wait_for(condition: Callable[[], object], state: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline, state()
-        time.sleep(0.1)
 
 
 def test_checkpoint_travels_to_a_worker_and_the_container_back(

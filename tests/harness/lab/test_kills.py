@@ -19,8 +19,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.harness.lab.hosts import Host, Lab, wait_for
+from tests.harness.lab.hosts import Host, Lab
 from tests.postgresql_server import running_postgresql_server
+from tests.waiting import wait_for
 
 CELLS = int(os.environ.get("QNNFARM_LAB_CELLS", "300"))
 KILLS = int(os.environ.get("QNNFARM_LAB_KILLS", "100"))

@@ -18,9 +18,10 @@ from harness.results.store import ResultsStore
 from reports.lab.access import Access, read_tokens
 from tests.command_line import qnnfarm
 from tests.conftest import NewPostgresqlServer
-from tests.harness.lab.hosts import POOL, Host, Lab, wait_for
+from tests.harness.lab.hosts import POOL, Host, Lab
 from tests.postgresql_server import PostgresqlServer
 from tests.reports.page_server import serving
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.first
 

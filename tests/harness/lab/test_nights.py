@@ -17,6 +17,7 @@ from harness.lab.nights import Nights, check_cron
 from suites.nightly.night import Night
 from tests.conftest import NewPostgresqlServer
 from tests.postgresql_server import PostgresqlServer
+from tests.waiting import wait_for
 
 EACH_MINUTE = "* * * * *"
 POOL = "devices:\n  - {{name: {host}-a, type: virtual, identifier: a, soc: SM8750}}\n"
@@ -43,13 +44,6 @@ def ask(server: PostgresqlServer, query: str) -> list[tuple[object, ...]]:
         return connection.execute(query).fetchall()
 
 
-def wait_for(condition: Callable[[], object], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-
-
 def test_each_night_is_put_into_the_queue_once_by_all_workers(
     server: PostgresqlServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -64,7 +58,7 @@ def test_each_night_is_put_into_the_queue_once_by_all_workers(
             own = stack.enter_context(LabJobs(server.url("lab")))
             plan = tmp_path / "nightly.yaml"
             stack.enter_context(Nights(own, plan, "night", "0 2 * * *", lambda _: None))
-        wait_for(lambda: len(ask(server, jobs)) == 1, 30)
+        wait_for(lambda: len(ask(server, jobs)) == 1)
         time.sleep(3)
         assert ask(server, jobs) == [(str(int(clock[0]) - 5),)]
         clock[0] += 5 * 86400 + 3600  # five nights on, an hour late
@@ -98,7 +92,7 @@ def test_one_of_two_workers_runs_a_night_as_the_command_does(
             " JOIN procrastinate_events e ON e.job_id = j.id AND e.type = 'started'"
             " WHERE task_name = 'qnnfarm_night' AND j.status = 'succeeded' GROUP BY 1"
         )
-        wait_for(lambda: len(ask(server, ended)) >= 2, 300)
+        wait_for(lambda: len(ask(server, ended)) >= 2, timeout_s=300)
         assert {count for _, count in ask(server, ended)} == {1}
     finally:
         for worker in workers:

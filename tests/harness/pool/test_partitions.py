@@ -24,6 +24,7 @@ from tests.postgresql_server import running_postgresql_server
 from tests.ssh_server import running_ssh_server
 from tests.system import program
 from tests.tcp_meter import TcpMeter
+from tests.waiting import wait_for
 
 _ROOT = Path(__file__).parents[3]
 _WAIT_S = 120.0
@@ -70,7 +71,7 @@ class Partition:
         beats = self.folder / "beats"
         loop = f"while :; do echo {token} >>{beats}; sleep 0.05; done"
         self.tell(f"exec flock -n {self.folder}/lock sh -c '{loop}'")
-        _wait_until(lambda: beats.exists() and beats.read_text().count("\n") > 3)
+        wait_for(lambda: beats.exists() and beats.read_text().count("\n") > 3)
 
     def beats(self) -> int:
         return (self.folder / "beats").read_text().count("\n")
@@ -83,13 +84,6 @@ class Partition:
             assert lease.device.shell(lock).stdout == "alone\n"
             time.sleep(0.5)
             assert self.beats() == before
-
-
-def _wait_until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + _WAIT_S
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from tests.command_line import Started
 from tests.conftest import NewPostgresqlServer
 from tests.harness.results.places import PostgresqlPlace
 from tests.postgresql_server import PostgresqlServer
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, wait_for
 
 MakeRun = Callable[..., Run]
 pytestmark = pytest.mark.timeout(900)
@@ -380,10 +380,7 @@ _OTHERS = (
 
 def until(place: PostgresqlPlace, query: str, wanted: int) -> None:
     """Wait until a count is what it should be."""
-    deadline = time.monotonic() + 600
-    while place.rows(query) != [(wanted,)]:
-        assert time.monotonic() < deadline, f"never {wanted}: {query}"
-        time.sleep(0.02)
+    wait_for(lambda: place.rows(query) == [(wanted,)], lambda: f"never {wanted}: {query}")
 
 
 WRITE = """
