@@ -320,10 +320,11 @@ class LabJobs(Closeable):
         return len(jobs)
 
     def live(self, plan_run: str) -> Mapping[str, int]:
-        """Return the keys of the cells of a plan's run that wait or run, with their jobs' ids."""
+        """Return a plan run's cells that wait, then those that run: their keys and jobs' ids."""
         query = text(
             "SELECT queueing_lock, id FROM procrastinate_jobs"
             " WHERE status IN ('todo', 'doing') AND starts_with(queueing_lock, :plan_run)"
+            " ORDER BY status = 'doing', id"
         )
         values = {"plan_run": f"{plan_run}:"}
         with self.store.database.reading() as connection:
@@ -350,6 +351,7 @@ class LabJobs(Closeable):
     def cancel(self, plan_run: str) -> int:
         """Cancel the cells that wait, ask workers to end those that run; return their number."""
         cancel = self._app.job_manager.cancel_job_by_id_async
+        # In the order of `live`: a worker whose cell has ended would take one that waits.
         return sum(self._call(cancel(n, abort=True)) for n in self.live(plan_run).values())
 
     # Workers
