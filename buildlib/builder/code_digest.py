@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-_TYPING_ONLY = re.compile(r"^if TYPE_CHECKING:\n(?:[ \t]+.*\n|\n)+", re.MULTILINE)
+_TYPING_ONLY = re.compile(r"^if TYPE_CHECKING:.*\n(?:[ \t]+.*\n|\n)+", re.MULTILINE)
 _IMPORT = re.compile(
     r"""^[ \t]*(?:
         from[ ](?P<package>[\w.]+)[ ]import[ ](?P<names>\([^)]*\)|.*)

@@ -4,7 +4,7 @@ Old runs, or their telemetry, are removed a few at a time, so that writers get t
 belongs together goes together: a group (the sessions of a cell, both sides of a comparison) goes
 when its newest run is old enough and none is under way, so that no report ever says something else
 about half a group. What later verdicts need stays: finished perplexities, which benchmarks are
-checked against (`harness.workloads.output_check.stored_quality`), and the nights before and since
+checked against (`harness.workloads.quality.stored_quality`), and the nights before and since
 the losses of unsettled alerts.
 """
 
