@@ -89,7 +89,8 @@ def test_every_command_parses(words: list[str]) -> None:
     context = None
     name: str | None = "qnnfarm"
     while isinstance(command, TyperGroup):
-        context = command.context_class(command, parent=context, info_name=name)
+        settings = command.context_settings
+        context = command.context_class(command, parent=context, info_name=name, **settings)
         name, found, words = command.resolve_command(context, words)
         assert found is not None, name
         command = found

@@ -145,6 +145,11 @@ def show_error(text: str) -> object:
     return [str(DeviceCommandError("serial", text, 1, text)), str(runner)]
 
 
+def read_key(text: str) -> None:
+    with suppress(ValueError):
+        parse_public_key(text.encode())
+
+
 def read_frames(text: str) -> None:
     decoder = FrameDecoder()
     data = text.encode("latin-1")
@@ -285,7 +290,7 @@ PARSERS: dict[str, Parser] = {
         lambda text: starts_runner(text.encode()), ["run.sh ", "run.sh 1 1 -- ", " -- "]
     ),
     "device: window sizes": Parser(lambda text: parse_window_size(text.encode()), ["9x"]),
-    "device: keys": Parser(lambda text: parse_public_key(text.encode()), ["A"]),
+    "device: keys": Parser(read_key, ["A"]),
     "device: faults": Parser(parse_fault, ["drop:", "drop:at=1,"]),
 }
 
