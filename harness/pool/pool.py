@@ -436,15 +436,16 @@ class Acquisition:
     ) -> None:
         """Wait until the ledger has changed since that version, and then for those before it.
 
-        So a device that becomes free is first looked at by the one whose turn it is.
+        So a device that becomes free is first looked at by the two whose turn it is: the first of
+        them may have been served since.
         """
-        turn_s = _TURN_S * self._ledger.turns_before(ticket)
+        turn_s = _TURN_S * max(0, self._ledger.turns_before(ticket) - 1)
         end = time.monotonic() + self._refresh_s
         if deadline is not None:
             end = min(end, deadline)
-        while time.monotonic() < end:
+        while (left_s := end - time.monotonic()) > 0:
             poll_s = random.uniform(*_POLL_S)  # noqa: S311 - spreads the load, no secret
-            latest = self._ledger.database.wait(version, poll_s)
+            latest = self._ledger.database.wait(version, min(poll_s, left_s))
             if cancelled():
                 return
             if latest != version:
