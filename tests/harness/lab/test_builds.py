@@ -462,9 +462,8 @@ def test_build_of_a_killed_worker_is_finished_by_another(
     with qnnfarm(server, tmp_path, *command) as process, work(hosts[0]) as first:
         assert any(" s)" in line for line in process.stderr), "a stage has ended"
         first.kill()
-        child = subprocess.run(
-            ["pgrep", "-f", f"harness.cli build.*{hosts[0]}"], capture_output=True, check=False
-        )
+        search = ["pgrep", "-f", f"harness.cli build.*{hosts[0]}"]
+        wait_for(lambda: subprocess.run(search, check=False, capture_output=True).returncode)
         with work(hosts[1]) as second:
             answer, remarks = process.communicate(timeout=280)
             second.send_signal(signal.SIGTERM)
@@ -472,4 +471,3 @@ def test_build_of_a_killed_worker_is_finished_by_another(
     assert "built by h2" in remarks
     assert GenAIContainer.load(out).metadata.container_sha256 in answer
     assert contents(out) == contents(tiny_bundle)
-    assert child.returncode == 1, "the build of the killed worker ended with it"
