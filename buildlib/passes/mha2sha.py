@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import numpy as np
 import onnx_ir as ir
@@ -137,7 +137,7 @@ class Heads:
         """Return the replica for query head `query` of key/value head `kv`."""
         return self.grid[kv][query if self.group > 1 else 0]
 
-    def materialize(self, maker: "NodeFactory") -> "Heads":
+    def materialize(self, maker: "HeadSplitter") -> "Heads":
         """Give the replicas the axes of `whole`."""
         if self.stored != self.axes:
             replicas = ReplicaFactory(self.whole, self.axes)
@@ -150,7 +150,7 @@ class Heads:
             self.stored = self.axes
         return self
 
-    def _rearranged(self, value: ir.Value, output: ir.Value, maker: "NodeFactory") -> ir.Value:
+    def _rearranged(self, value: ir.Value, output: ir.Value, maker: "HeadSplitter") -> ir.Value:
         if self.stored is None:
             target = [1 if axis in self.axes else -1 for axis in range(4)]
             target[-1] = (static_shape(value) or (0,))[-1]
@@ -161,22 +161,6 @@ class Heads:
             perm = [moved[axis] if axis in moved else next(others) for axis in range(4)]
             maker.make("Transpose", [value], [output], perm=perm)
         return output
-
-
-class NodeFactory(Protocol):
-    """Adds nodes and constants to a graph."""
-
-    def make(
-        self,
-        op_type: str,
-        inputs: Sequence[ir.Value],
-        outputs: Sequence[ir.Value],
-        **attributes: Attribute,
-    ) -> None:
-        """Add a node that makes `outputs`."""
-
-    def constant(self, numbers: Sequence[int]) -> ir.Value:
-        """Return a small int64 initializer, shared by all users of equal numbers."""
 
 
 class ReplicaFactory:
