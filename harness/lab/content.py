@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
@@ -219,7 +219,8 @@ class HostFiles(Closeable):
         for entry in sorted(folder.iterdir()) if folder.is_dir() else ():
             if is_entry_name(entry.name) and entry.name.startswith((f"{_FILES}_", f"{BUILD}_")):
                 with suppress(CacheError):  # it is just being removed
-                    found |= {sha256: entry / name for name, sha256 in _stored(entry).items()}
+                    stored = read_files(entry).files
+                    found |= {file.sha256: entry / name for name, file in stored.items()}
         return found
 
     @contextmanager
@@ -300,11 +301,6 @@ def _have(files: Mapping[Path, str]) -> bool:
     except (HostFileError, OSError):
         return False
     return all(digests[path].sha256 == sha256 for path, sha256 in files.items())
-
-
-@lru_cache(maxsize=4096)
-def _stored(entry: Path) -> Mapping[str, str]:
-    return {name: file.sha256 for name, file in read_files(entry).files.items()}
 
 
 def _link(source: Path | None, place: Path, sha256: str) -> bool:

@@ -1,5 +1,6 @@
 """Files of cells on another host: used where they are, or fetched over a real SSH connection."""
 
+import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from buildlib.cache.layout import entry_folders
 from buildlib.cache.removal import EntryUsage, prune
 from harness.devices.devices import Devices
 from harness.errors import HostFileError
-from harness.lab.content import HostFiles, LocalCell, find_files
+from harness.lab.content import BUILD, HostFiles, LocalCell, find_files
 from harness.plans.cell_runner import ModelCache
 from harness.plans.cells import Cell, make_cell
 from harness.pool.requirement import Requirement
@@ -114,6 +115,20 @@ def test_fetched_files_follow_the_rules_of_the_cache(
     assert [check.problem for check in verify(cache)] == [None]
     assert len(prune(cache, to_bytes=0).removed) == 1
     assert files.contents() == {}
+
+
+def test_contents_are_those_of_a_build_that_was_done_again(
+    files: HostFiles, tmp_path: Path
+) -> None:
+    """Builds of 4-bit weights differ each time."""
+    for text in ("first", "second"):
+
+        def make(folder: Path, text: str = text) -> None:
+            (folder / "model.bin").write_text(text)
+
+        with files.entry(BUILD, {"id": "one"}, "one", make):
+            assert list(files.contents()) == [hashlib.sha256(text.encode()).hexdigest()]
+        prune(tmp_path / "cache", to_bytes=0)
 
 
 def test_file_that_changed_after_it_was_submitted_is_refused(
