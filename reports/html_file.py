@@ -25,9 +25,8 @@ from harness.console import visible
 from harness.results import gate_formats
 from harness.results.gate import GateCell
 from harness.results.identity import describe_clocks, device_name, place
-from harness.results.metrics import METRICS, Metric
+from harness.results.metrics import METRICS, Metric, summarise
 from harness.results.records import Run
-from harness.results.statistics.summary import summarise
 from harness.words import NO_VALUE, percent, pluralize
 from reports import figures, text
 from reports.changes import SPARK_POINTS

@@ -14,7 +14,8 @@ from harness.results.identity import (
     describe_changes,
     describe_scored,
 )
-from harness.results.metrics import Metric, find_metric
+from harness.results.metrics import Metric, Stats, find_metric, remark_on
+from harness.results.metrics import summarise as summarise_sessions
 from harness.results.perplexity import (
     PERPLEXITY,
     PERPLEXITY_ERROR,
@@ -27,8 +28,6 @@ from harness.results.perplexity import (
 )
 from harness.results.records import ContainerInfo, Run, RunMeans
 from harness.results.stability import Stability, grade_runs
-from harness.results.statistics import summary as stats
-from harness.results.statistics.summary import Stats
 from harness.words import pluralize
 
 SPEED_METRICS = (
@@ -392,10 +391,10 @@ def _row(subject: Subject, group: Sequence[Run], scored: Sequence[PerplexityRow]
             continue
         metric = find_metric(name)
         sessions = [run.values(name) for run in runs]
-        found = stats.summarise(sessions)
+        found = summarise_sessions(sessions)
         if found is not None:
             cells[name] = SummaryCell(metric, found, grade_runs(runs, name))
-        by_metric += [(metric, remark) for remark in stats.remarks(sessions, on_spread=steady)]
+        by_metric += [(metric, remark) for remark in remark_on(sessions, on_spread=steady)]
     remarks = [*left_out, *_joined(by_metric), *_workload_remarks(subject, runs)]
     output = _output(runs, perplexity)
     if output == "unchecked" and not subject.is_imported:
@@ -527,7 +526,7 @@ def _perplexity(subject: Subject, group: Sequence[Run]) -> PerplexityRow:
     remarks = [*left_out]
     keys = (PERPLEXITY, PERPLEXITY_ERROR, PERPLEXITY_FLOAT, PERPLEXITY_QUANTIZED, *STEP_METRICS)
     for name in keys:
-        found = stats.summarise([run.values(name) for run in runs])
+        found = summarise_sessions([run.values(name) for run in runs])
         if found is not None:
             values[name] = found.mean
             if found.maximum > found.minimum * 1.001 and name != PERPLEXITY_ERROR:

@@ -42,10 +42,10 @@ from harness.errors import UnknownVirtualDeviceError
 from harness.pipeline.recipe import LLMPipelineConfig
 from harness.plans.plan_file import load_plan
 from harness.pool.config import load_config
+from harness.results.metrics import Measurement
 from harness.results.records import (
     ContainerInfo,
     DeviceInfo,
-    Measurement,
     Provenance,
     Run,
     WorkloadRecord,

@@ -17,10 +17,9 @@ from harness.console import EMULATOR, answers, print_json, print_remark, print_r
 from harness.errors import HarnessError, WrongUseError
 from harness.results.identity import Subject, container_name, describe_container
 from harness.results.llama_bench import OutputFormat, format_records, list_tests, to_record
-from harness.results.metrics import METRICS, find_metric
+from harness.results.metrics import METRICS, find_metric, summarise
 from harness.results.records import Run
 from harness.results.stability import grade_runs
-from harness.results.statistics.summary import summarise
 from harness.runtimes.registry import open_model
 from harness.words import pluralize
 from harness.workloads.bench import STEADY_METRICS

@@ -26,9 +26,8 @@ from harness.results.identity import (
     describe_scored,
     device_name,
 )
-from harness.results.metrics import METRICS
+from harness.results.metrics import METRICS, summarise
 from harness.results.records import ArtifactRecord, Run
-from harness.results.statistics.summary import summarise
 from harness.results.store import ResultsStore
 from harness.words import pluralize, soc_label
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from harness.errors import MetricError
-from harness.results.records import JsonScalar, Measurement
+from harness.results.metrics import Measurement
+from harness.results.records import JsonScalar
 
 
 class UnreadableError(ValueError):

@@ -7,9 +7,8 @@ from buildlib.targets import parse_target
 from harness.console import EMULATOR
 from harness.results.identity import container_name
 from harness.results.llama_bench import format_parameters, format_size, markdown
-from harness.results.metrics import find_metric
-from harness.results.records import Measurement, Run, WorkloadRecord, new_run_id, now
-from harness.results.statistics.summary import summarise
+from harness.results.metrics import Measurement, find_metric, summarise
+from harness.results.records import Run, WorkloadRecord, new_run_id, now
 from harness.runtimes.base import Generates
 from harness.runtimes.deployed import DeployedRuntime
 

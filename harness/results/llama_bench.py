@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from harness.results.identity import SHORTEST_PROMPT, Subject, container_name
+from harness.results.metrics import Stats, summarise
 from harness.results.records import Run
-from harness.results.statistics.summary import Stats, summarise
 from harness.words import csv_cell
 
 OutputFormat = Literal["md", "csv", "json", "jsonl"]

@@ -1,20 +1,39 @@
-"""Registry of metrics: unit, legal range, and direction of better.
+"""Metrics: their registry, measurements of them, and the mean and spread of these.
 
 A metric's key names its unit, so that a bare number in a query or a JSON file cannot be misread.
 Keys that are not registered are refused: a misspelt metric would otherwise be a silent gap in every
 report.
+
+Mean and spread have no other definition: reports, grades, comparisons, the command line and the
+pytest plugin take theirs from here. Repetitions of one run share a session: the same process start,
+temperature and clock. Spread between sessions is often far larger than within one, so with several
+sessions the session is the unit of sampling: the mean is the mean of the sessions' means, and the
+standard deviation is theirs.
 """
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+import statistics
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field, model_validator
 
 from harness.errors import MetricError
 
+MAX_COUNT = 2**31 - 1
+"""PostgreSQL's INTEGER has no more."""
+SPREAD_LIMIT = 0.10
+"""Standard deviation over mean from which a result is called unstable; pyperf's limit."""
+EXTREME_LIMIT = 0.50
+"""Distance of the smallest or largest value from the mean, over the mean; pyperf's limit."""
+FIRST_LIMIT = 0.10
+"""Distance of the first repetition from the median of the others, over that median."""
+MIN_REPETITIONS = 3
+"""Fewer repetitions say almost nothing about spread."""
 _MIB = 2.0**20
-_HUNDRED, _THOUSAND = 100.0, 1000.0
 _DAY_S = 86_400.0
 _MAX_BYTES = 2.0**50
 _MAX_TOKENS = 2.0**31
@@ -26,6 +45,9 @@ class Direction(StrEnum):
     HIGHER = "higher"
     LOWER = "lower"
     NEITHER = "neither"
+
+
+_HIGHER, _LOWER, _NEITHER = Direction
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +116,7 @@ class Metric:
             beside: the value that sets the number of decimals, for a deviation beside its mean.
         """
         size = abs((value if beside is None else beside) * self.scale)
-        decimals = self.decimals - (size >= _HUNDRED) - (size >= _THOUSAND)
+        decimals = self.decimals - (size >= 100) - (size >= 1000)
         return f"{value * self.scale:,.{max(decimals, 0)}f}"
 
     def show(self, value: float) -> str:
@@ -140,149 +162,215 @@ def find_key(text: str, known: Collection[str] | None = None) -> str:
 
 
 def _rate(key: str, label: str) -> Metric:
-    return Metric(
-        key, label, "tokens/s", Direction.HIGHER, "tokens/s", 2, maximum=1e7, positive=True
-    )
+    return Metric(key, label, "tokens/s", _HIGHER, "tokens/s", 2, maximum=1e7, positive=True)
 
 
 def _seconds(key: str, label: str) -> Metric:
-    return Metric(key, label, "s", Direction.LOWER, "s", 3, maximum=_DAY_S)
+    return Metric(key, label, "s", _LOWER, "s", 3, maximum=_DAY_S)
 
 
 def _milliseconds(key: str, label: str, decimals: int) -> Metric:
-    return Metric(
-        key,
-        label,
-        "s",
-        Direction.LOWER,
-        "ms",
-        decimals,
-        scale=_THOUSAND,
-        maximum=_DAY_S,
-        positive=True,
-    )
+    return Metric(key, label, "s", _LOWER, "ms", decimals, 1000.0, maximum=_DAY_S, positive=True)
 
 
 def _bytes(key: str, label: str, *, positive: bool = False) -> Metric:
     return Metric(
-        key,
-        label,
-        "bytes",
-        Direction.LOWER,
-        "MiB",
-        1,
-        scale=1 / _MIB,
-        maximum=_MAX_BYTES,
-        positive=positive,
-        integral=True,
-    )
+        key, label, "bytes", _LOWER, "MiB", 1, 1 / _MIB,
+        maximum=_MAX_BYTES, positive=positive, integral=True,
+    )  # fmt: skip
 
 
 def _count(key: str, label: str, unit: str) -> Metric:
-    return Metric(key, label, unit, Direction.NEITHER, unit, 0, maximum=_MAX_TOKENS, integral=True)
+    return Metric(key, label, unit, _NEITHER, unit, 0, maximum=_MAX_TOKENS, integral=True)
 
 
-def _share(key: str, label: str, direction: Direction = Direction.HIGHER) -> Metric:
-    return Metric(key, label, "", direction, "%", 1, scale=_HUNDRED, maximum=1.0)
+def _share(key: str, label: str, direction: Direction = _HIGHER, decimals: int = 1) -> Metric:
+    return Metric(key, label, "", direction, "%", decimals, scale=100.0, maximum=1.0)
 
 
 def _shares(key: str, label: str) -> tuple[Metric, Metric]:
     """Return a share and its standard error."""
     error = f"Standard error of {label[0].lower()}{label[1:]}"
-    return _share(key, label), _share(f"{key}_error", error, Direction.NEITHER)
+    return _share(key, label), _share(f"{key}_error", error, _NEITHER)
 
 
 def _perplexity(key: str, label: str) -> Metric:
     # exp of a mean negative log-likelihood, which is never below 0.
-    return Metric(key, label, "", Direction.LOWER, "", 3, minimum=1.0, maximum=1e12)
+    return Metric(key, label, "", _LOWER, "", 3, minimum=1.0, maximum=1e12)
 
 
-METRICS: Mapping[str, Metric] = MappingProxyType(
-    {
-        metric.key: metric
-        for metric in (
-            _rate("prefill_tokens_per_s", "Prefill"),
-            _rate("decode_tokens_per_s", "Decode"),
-            _milliseconds("ttft_s", "Time to first token", 1),
-            _rate("total_tokens_per_s", "Prompt and answer"),
-            _seconds("init_s", "Init"),
-            _seconds("first_load_s", "First load"),
-            _milliseconds("inference_s", "Inference", 2),
-            _seconds("elapsed_s", "Elapsed"),
-            _milliseconds("embed_s", "Embedding", 1),
-            Metric(
-                "cosine_float",
-                "Cosine with float",
-                "",
-                Direction.HIGHER,
-                "",
-                4,
-                minimum=-1.0,
-                maximum=1.0,
-            ),
-            _count("prompt_tokens", "Prompt", "tokens"),
-            _count("generated_tokens", "Generated", "tokens"),
-            # Of speculative decoding: tokens that one call of the target gives, 1 without a draft.
-            Metric(
-                "token_acceptance_rate",
-                "Tokens accepted per call",
-                "",
-                Direction.HIGHER,
-                "",
-                2,
-                maximum=1e4,
-            ),
-            _count("differing_texts", "Texts unlike plain decoding's", "texts"),
-            _bytes("peak_rss_bytes", "Peak memory", positive=True),
-            _bytes("peak_anonymous_bytes", "Peak anonymous memory", positive=True),
-            _bytes("peak_file_bytes", "Peak file pages", positive=True),
-            _bytes("inference_peak_bytes", "Peak memory of inference"),
-            _perplexity("perplexity", "Perplexity on device"),
-            Metric(
-                "perplexity_error",
-                "Standard error of perplexity",
-                "",
-                Direction.NEITHER,
-                "",
-                3,
-                maximum=1e15,
-            ),
-            _perplexity("perplexity_float", "Perplexity, float on host"),
-            _perplexity("perplexity_quantized_cpu", "Perplexity, quantized on CPU"),
-            Metric(
-                "kl_divergence",
-                "KL divergence from float",
-                "nats",
-                Direction.LOWER,
-                "nats",
-                5,
-                maximum=1e6,
-            ),
-            Metric(
-                "top1_agreement",
-                "Same most probable token as float",
-                "",
-                Direction.HIGHER,
-                "%",
-                2,
-                scale=100.0,
-                maximum=1.0,
-            ),
-            *_shares("accuracy", "Accuracy"),
-            *_shares("accuracy_norm", "Accuracy by byte"),
-            _share("accuracy_float", "Accuracy, float on host"),
-            _share("accuracy_norm_float", "Accuracy by byte, float on host"),
-            _share("choice_agreement", "Same choice as float"),
-            *_shares("prompts_strict", "Prompts followed"),
-            *_shares("prompts_loose", "Prompts followed, loosely"),
-            *_shares("instructions_strict", "Instructions followed"),
-            *_shares("instructions_loose", "Instructions followed, loosely"),
-            _seconds("push_s", "Push"),
-            _bytes("push_bytes", "Pushed"),
-            _bytes("reused_bytes", "Already on the device"),
-            _count("push_files", "Files pushed", "files"),
-            _count("reused_files", "Files already on the device", "files"),
-        )
-    }
-)
+_ORDERED = (
+    _rate("prefill_tokens_per_s", "Prefill"),
+    _rate("decode_tokens_per_s", "Decode"),
+    _milliseconds("ttft_s", "Time to first token", 1),
+    _rate("total_tokens_per_s", "Prompt and answer"),
+    _seconds("init_s", "Init"),
+    _seconds("first_load_s", "First load"),
+    _milliseconds("inference_s", "Inference", 2),
+    _seconds("elapsed_s", "Elapsed"),
+    _milliseconds("embed_s", "Embedding", 1),
+    Metric("cosine_float", "Cosine with float", "", _HIGHER, "", 4, minimum=-1.0, maximum=1.0),
+    _count("prompt_tokens", "Prompt", "tokens"),
+    _count("generated_tokens", "Generated", "tokens"),
+    # Of speculative decoding: tokens that one call of the target gives, 1 without a draft.
+    Metric("token_acceptance_rate", "Tokens accepted per call", "", _HIGHER, "", 2, maximum=1e4),
+    _count("differing_texts", "Texts unlike plain decoding's", "texts"),
+    _bytes("peak_rss_bytes", "Peak memory", positive=True),
+    _bytes("peak_anonymous_bytes", "Peak anonymous memory", positive=True),
+    _bytes("peak_file_bytes", "Peak file pages", positive=True),
+    _bytes("inference_peak_bytes", "Peak memory of inference"),
+    _perplexity("perplexity", "Perplexity on device"),
+    Metric("perplexity_error", "Standard error of perplexity", "", _NEITHER, "", 3, maximum=1e15),
+    _perplexity("perplexity_float", "Perplexity, float on host"),
+    _perplexity("perplexity_quantized_cpu", "Perplexity, quantized on CPU"),
+    Metric("kl_divergence", "KL divergence from float", "nats", _LOWER, "nats", 5, maximum=1e6),
+    _share("top1_agreement", "Same most probable token as float", decimals=2),
+    *_shares("accuracy", "Accuracy"),
+    *_shares("accuracy_norm", "Accuracy by byte"),
+    _share("accuracy_float", "Accuracy, float on host"),
+    _share("accuracy_norm_float", "Accuracy by byte, float on host"),
+    _share("choice_agreement", "Same choice as float"),
+    *_shares("prompts_strict", "Prompts followed"),
+    *_shares("prompts_loose", "Prompts followed, loosely"),
+    *_shares("instructions_strict", "Instructions followed"),
+    *_shares("instructions_loose", "Instructions followed, loosely"),
+    _seconds("push_s", "Push"),
+    _bytes("push_bytes", "Pushed"),
+    _bytes("reused_bytes", "Already on the device"),
+    _count("push_files", "Files pushed", "files"),
+    _count("reused_files", "Files already on the device", "files"),
+)  # fmt: skip
+METRICS: Mapping[str, Metric] = MappingProxyType({metric.key: metric for metric in _ORDERED})
 """Every metric by its key, in the order in which reports show them."""
+
+
+class Measurement(BaseModel, frozen=True, extra="forbid"):
+    """One value of one metric in one repetition.
+
+    Attributes:
+        metric: a key of `METRICS`.
+        value: in the unit of the metric.
+        repetition: from 0, counted apart for warm-ups and for measured repetitions.
+        source: `token_callback` if the clock of the runner's callback gave it, because the
+            runtime's own record lacks it; None: the usual source of the metric.
+
+    Raises:
+        MetricError: the metric is not registered, or cannot have the value.
+    """
+
+    metric: str
+    value: Annotated[float, Field(strict=True)]
+    repetition: Annotated[int, Field(ge=0, le=MAX_COUNT)] = 0
+    is_warmup: bool = False
+    source: Literal["token_callback"] | None = None
+
+    @model_validator(mode="after")
+    def _is_legal(self) -> "Measurement":
+        find_metric(self.metric).check(self.value)
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Measured repetitions of one metric in one or several sessions.
+
+    Attributes:
+        n: repetitions in all sessions, warm-ups not counted.
+        sd: sample standard deviation of repetitions, or of session means if there are several
+            sessions; None for a single value.
+        median: of all repetitions, as are `minimum` and `maximum`.
+    """
+
+    n: int
+    sessions: int
+    mean: float
+    sd: float | None
+    median: float
+    minimum: float
+    maximum: float
+
+    @property
+    def cv(self) -> float | None:
+        """Coefficient of variation: standard deviation over mean."""
+        return None if self.sd is None or self.mean == 0 else self.sd / abs(self.mean)
+
+    def show(self, metric: Metric) -> str:
+        """Format as `mean ± sd` in the metric's shown unit, without naming it."""
+        mean, spread = metric.format(self.mean), self.show_spread(metric)
+        return f"{mean} ± {spread}" if spread else mean
+
+    def show_spread(self, metric: Metric) -> str:
+        """Format the standard deviation; empty for a single value, whose spread is unknown."""
+        return "" if self.sd is None else metric.format(self.sd, beside=self.mean)
+
+
+def session_means(sessions: Sequence[Sequence[float]]) -> list[float]:
+    """Compute the mean of each session that has repetitions."""
+    return [statistics.fmean(values) for values in sessions if values]
+
+
+def summarise(sessions: Sequence[Sequence[float]]) -> Stats | None:
+    """Compute the statistics of sessions; None if no session has a repetition."""
+    measured = [values for values in sessions if values]
+    everything = [value for values in measured for value in values]
+    if not everything:
+        return None
+    units = session_means(measured) if len(measured) > 1 else everything
+    return Stats(
+        n=len(everything),
+        sessions=len(measured),
+        mean=statistics.fmean(units),
+        sd=statistics.stdev(units) if len(units) > 1 else None,
+        median=statistics.median(everything),
+        minimum=min(everything),
+        maximum=max(everything),
+    )
+
+
+def remark_on(sessions: Sequence[Sequence[float]], *, on_spread: bool = True) -> tuple[str, ...]:
+    """Say in words what makes the numbers untrustworthy; empty if nothing does.
+
+    Args:
+        on_spread: also what their spread says; no on the emulator, where speeds mean nothing.
+    """
+    stats = summarise(sessions)
+    if stats is None:
+        return ("only warm-ups, no measured repetition",)
+    if stats.n == 1:
+        return ("one repetition only, so its spread is unknown",)
+    found = []
+    if stats.n < MIN_REPETITIONS:
+        found.append(f"{stats.n} repetitions only")
+    if stats.mean > 0 and on_spread:
+        found += _spread(stats)
+        found += _first(sessions)
+    return tuple(found)
+
+
+def _spread(stats: Stats) -> list[str]:
+    found = []
+    if stats.cv is not None and stats.cv >= SPREAD_LIMIT:
+        between = " between sessions" if stats.sessions > 1 else ""
+        found.append(f"the standard deviation{between} is {stats.cv:.0%} of the mean")
+    above = stats.maximum / stats.mean - 1
+    below = 1 - stats.minimum / stats.mean
+    if above >= EXTREME_LIMIT:
+        found.append(f"the largest value is {above:.0%} above the mean")
+    if below >= EXTREME_LIMIT:
+        found.append(f"the smallest value is {below:.0%} below the mean")
+    return found
+
+
+def _first(sessions: Sequence[Sequence[float]]) -> list[str]:
+    """Return a remark if a first repetition is far from the others: the warm-up was too short."""
+    apart = 0.0
+    for values in sessions:
+        if len(values) >= MIN_REPETITIONS:
+            others = statistics.median(values[1:])
+            calm = max(values[1:]) - min(values[1:]) < FIRST_LIMIT / 2 * others
+            distance = abs(values[0] / others - 1) if others else 0.0
+            if calm and distance >= FIRST_LIMIT:
+                apart = max(apart, distance)
+    if not apart:
+        return []
+    return [f"the first repetition is {apart:.0%} off the others: more warm-up may be needed"]

@@ -18,14 +18,13 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from harness.errors import TelemetryRecordError
-from harness.results.metrics import find_metric
+from harness.results.metrics import MAX_COUNT, Measurement, find_metric
 
 RunKind = Literal["bench", "generate", "perplexity", "embed", "evaluate"]
 RunStatus = Literal["running", "done", "failed", "interrupted"]
 Positions = Literal[
     "first_cl_minus_ar", "draft_first_cl_minus_ar", "second_half", "decode_steps", "all"
 ]
-MeasurementSource = Literal["token_callback"]
 CheckOutcome = Literal["none", "passed", "failed"]
 JsonScalar = str | int | float | bool | None
 
@@ -36,8 +35,6 @@ MAX_SERIES = 1024
 MAX_CHANNEL_LENGTH = 200
 MAX_CONDITIONS = 64
 MAX_LABELS = 64
-MAX_COUNT = 2**31 - 1
-"""PostgreSQL's INTEGER has no more."""
 MAX_SIZE = 2**63 - 1
 
 _LINE_BREAKS = re.compile("[\n\v\f\r\x1c-\x1e\x85\u2028\u2029]+")
@@ -114,32 +111,6 @@ class Record(BaseModel):
     """Base class of stored records."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", regex_engine="python-re")
-
-
-class Measurement(Record):
-    """One value of one metric in one repetition.
-
-    Attributes:
-        metric: a key of `harness.results.metrics.METRICS`.
-        value: in the unit of the metric.
-        repetition: from 0, counted apart for warm-ups and for measured repetitions.
-        source: `token_callback` if the clock of the runner's callback gave it, because the
-            runtime's own record lacks it; None: the usual source of the metric.
-
-    Raises:
-        MetricError: the metric is not registered, or cannot have the value.
-    """
-
-    metric: str
-    value: Annotated[float, Field(strict=True)]
-    repetition: Count = 0
-    is_warmup: bool = False
-    source: MeasurementSource | None = None
-
-    @model_validator(mode="after")
-    def _is_legal(self) -> "Measurement":
-        find_metric(self.metric).check(self.value)
-        return self
 
 
 class ContainerInfo(Record):

@@ -7,23 +7,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from sqlalchemy import RowMapping
 
 from buildlib.validation import first_fault
-from harness.errors import (
-    CorruptRunError,
-    MetricError,
-    TelemetryRecordError,
-)
+from harness.errors import CorruptRunError, MetricError, TelemetryRecordError
 from harness.results import schema
 from harness.results.identity import Subject
+from harness.results.metrics import Measurement
 from harness.results.provenance import has_ended
 from harness.results.records import (
     ArtifactRecord,
     ComparisonRecord,
-    Measurement,
-    Record,
     RepetitionTelemetry,
     Run,
 )
@@ -45,7 +40,7 @@ def _flatten(layout: RecordLayout, values: Mapping[str, Any] | None) -> Iterator
 
 
 @contextmanager
-def _checked(location: str, identifier: object, record: type[Record]) -> Iterator[None]:
+def _checked(location: str, identifier: object, record: type[BaseModel]) -> Iterator[None]:
     """Raise `CorruptRunError` for values that a record cannot have."""
     try:
         yield

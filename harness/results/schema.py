@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, get_args, get_origin
 
+from pydantic import BaseModel
 from sqlalchemy import (
     JSON,
     BigInteger,
@@ -41,7 +42,8 @@ from sqlalchemy import (
 from sqlalchemy.types import TypeEngine
 
 from harness.errors import StoreUnavailableError
-from harness.results.records import ArtifactRecord, ComparisonRecord, Measurement, Record, Run, now
+from harness.results.metrics import Measurement
+from harness.results.records import ArtifactRecord, ComparisonRecord, Record, Run, now
 
 SCHEMA_VERSION = 1
 _BEFORE_1 = "qnnfarm_schema"
@@ -108,14 +110,19 @@ class RecordLayout:
         names: of all columns.
     """
 
-    record: type[Record]
+    record: type[BaseModel]
     columns: Mapping[str, Column[Any]]
     records: Mapping[str, "RecordLayout"]
     names: tuple[str, ...]
 
     @classmethod
     def of(
-        cls, record: type[Record], *, key: Collection[str] = (), name: str = "", empty: bool = False
+        cls,
+        record: type[BaseModel],
+        *,
+        key: Collection[str] = (),
+        name: str = "",
+        empty: bool = False,
     ) -> "RecordLayout":
         """Lay out a record.
 

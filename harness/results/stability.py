@@ -17,8 +17,8 @@ from typing import Literal
 
 import numpy as np
 
+from harness.results.metrics import session_means
 from harness.results.records import Run
-from harness.results.statistics.summary import session_means
 from harness.words import pluralize
 
 Grade = Literal["A", "B", "C", "D", "F", "?"]

@@ -20,10 +20,9 @@ from harness.errors import (
     one_line,
 )
 from harness.results.identity import describe_scored
-from harness.results.metrics import METRICS
+from harness.results.metrics import METRICS, summarise
 from harness.results.records import OutputCheck, Run, RunKind, WorkloadRecord, new_run_id
 from harness.results.run_recorder import RunRecorder
-from harness.results.statistics.summary import summarise
 from harness.results.store import ResultsStore
 from harness.results.timeline import TRACES, pack_traces
 from harness.runtimes.base import GenerationResult, Model, Need, require

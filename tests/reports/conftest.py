@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from harness.results.metrics import Measurement
 from harness.results.records import (
     ContainerInfo,
     DeviceInfo,
-    Measurement,
     PerplexityDefinition,
     Provenance,
     Run,

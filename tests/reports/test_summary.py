@@ -9,8 +9,9 @@ import pytest
 
 from harness.results.identity import Subject, describe_changes
 from harness.results.llama_bench import backend
+from harness.results.metrics import Measurement
 from harness.results.perplexity import PERPLEXITY, PERPLEXITY_FLOAT, PERPLEXITY_QUANTIZED
-from harness.results.records import Measurement, Run
+from harness.results.records import Run
 from reports import summary
 from reports.content import Results
 from reports.document import to_document

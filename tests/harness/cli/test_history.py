@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from harness.exit_codes import NO_ANSWER
+from harness.results.metrics import Measurement
 from harness.results.records import (
     ContainerInfo,
     DeviceInfo,
-    Measurement,
     Provenance,
     Run,
     WorkloadRecord,

@@ -9,10 +9,10 @@ import pytest
 
 from harness.exit_codes import NO_ANSWER
 from harness.results.alerts import list_alerts
+from harness.results.metrics import Measurement
 from harness.results.records import (
     ContainerInfo,
     DeviceInfo,
-    Measurement,
     Provenance,
     Run,
     TelemetrySeries,

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from harness.devices.device import Device
-from harness.results.records import Measurement, Run, TelemetrySeries
+from harness.results.metrics import Measurement
+from harness.results.records import Run, TelemetrySeries
 from harness.results.store import ResultsStore, RunFilter
 from suites.models import tiny_llama
 from tests.command_line import Done, qnnfarm

@@ -10,8 +10,8 @@ import pytest
 import harness.results
 from harness.errors import CorruptRunError, MissingStoreError, StoreUnavailableError
 from harness.results import frames
-from harness.results.metrics import METRICS
-from harness.results.records import Measurement, Run, TelemetrySeries, now
+from harness.results.metrics import METRICS, Measurement
+from harness.results.records import Run, TelemetrySeries, now
 from harness.results.store import ResultsStore, RunFilter
 from tests.harness.results.places import Place, SqlitePlace
 

@@ -24,7 +24,8 @@ pytestmark = pytest.mark.timeout(900)
 
 WRITER = """
 import sys
-from harness.results.records import Run, Measurement
+from harness.results.metrics import Measurement
+from harness.results.records import Run
 from harness.results.store import ResultsStore
 location, run_json, repetitions = sys.argv[1], sys.argv[2], int(sys.argv[3])
 run = Run.model_validate_json(run_json)

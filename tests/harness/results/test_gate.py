@@ -24,9 +24,8 @@ from harness.results.gate import (
 )
 from harness.results.history import SeriesFilter, read_series
 from harness.results.identity import Subject
-from harness.results.metrics import find_metric
+from harness.results.metrics import Measurement, find_metric
 from harness.results.records import (
-    Measurement,
     OutputCheck,
     PerplexityDefinition,
     Run,

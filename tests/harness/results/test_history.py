@@ -10,8 +10,8 @@ import pytest
 from harness.errors import CorruptRunError, NotStoredError
 from harness.results import alerts, history
 from harness.results.history import Series, SeriesFilter, iterate_series, read_series
-from harness.results.metrics import find_metric
-from harness.results.records import Measurement, Run
+from harness.results.metrics import Measurement, find_metric
+from harness.results.records import Run
 from harness.results.statistics import changes
 from harness.results.statistics.changes import Change
 from harness.results.store import ResultsStore

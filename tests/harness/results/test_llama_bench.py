@@ -8,7 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from harness.results.llama_bench import format_records, list_tests, to_record
-from harness.results.records import Measurement, Run
+from harness.results.metrics import Measurement
+from harness.results.records import Run
 
 MakeRun = Callable[..., Run]
 

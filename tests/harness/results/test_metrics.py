@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.errors import MetricError
-from harness.results.metrics import METRICS, Direction, Metric, find_metric
-from harness.results.records import Measurement
+from harness.results.metrics import METRICS, Direction, Measurement, Metric, find_metric
 
 UNIT_SUFFIXES = ("_per_s", "_s", "_bytes", "_tokens", "_files", "_texts")
 

@@ -21,10 +21,10 @@ from harness.results.maintenance import (
     free_disk_space,
     list_inventory,
 )
+from harness.results.metrics import Measurement
 from harness.results.perplexity import PERPLEXITY, REFERENCES
 from harness.results.provenance import this_writer
 from harness.results.records import (
-    Measurement,
     PerplexityDefinition,
     Run,
     TelemetrySeries,

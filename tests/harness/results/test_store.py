@@ -21,9 +21,9 @@ from harness.errors import (
     StoreUnavailableError,
     WrongUseError,
 )
+from harness.results.metrics import Measurement
 from harness.results.records import (
     ContainerInfo,
-    Measurement,
     PerplexityDefinition,
     Run,
     WorkloadRecord,

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from harness.pytest_plugin.measurements import format_table
 from harness.results.comparison import compare_runs
-from harness.results.metrics import find_metric
+from harness.results.metrics import find_metric, remark_on, summarise
 from harness.results.stability import grade_runs
-from harness.results.statistics.summary import remarks, summarise
 from reports import page
 from reports.content import Results
 from tests.reports.conftest import Sample
@@ -35,7 +34,7 @@ def test_several_sessions_are_the_unit() -> None:
 def test_nothing_gives_nothing() -> None:
     assert summarise([]) is None
     assert summarise([[], []]) is None
-    assert remarks([[]]) == ("only warm-ups, no measured repetition",)
+    assert remark_on([[]]) == ("only warm-ups, no measured repetition",)
 
 
 @pytest.mark.parametrize(
@@ -51,12 +50,12 @@ def test_nothing_gives_nothing() -> None:
     ],
 )
 def test_untrustworthy_numbers_get_remarks(sessions: list[list[float]], words: str) -> None:
-    assert any(words in remark for remark in remarks(sessions))
+    assert any(words in remark for remark in remark_on(sessions))
 
 
 @pytest.mark.parametrize("sessions", [[[5.0, 5.1, 4.9]], [[5.0, 5.1], [4.9, 5.0]]])
 def test_steady_numbers_get_no_remark(sessions: list[list[float]]) -> None:
-    assert remarks(sessions) == ()
+    assert remark_on(sessions) == ()
 
 
 @given(st.lists(VALUES, min_size=1, max_size=4))
@@ -67,7 +66,7 @@ def test_means_lie_between_the_extremes(sessions: list[list[float]]) -> None:
     assert found.minimum - slack <= found.mean <= found.maximum + slack
     assert found.n == sum(map(len, sessions))
     assert (found.sd is None) == (found.n == 1)
-    assert all("\n" not in remark for remark in remarks(sessions))
+    assert all("\n" not in remark for remark in remark_on(sessions))
 
 
 def test_report_plugin_grade_and_comparison_show_the_same_numbers() -> None:

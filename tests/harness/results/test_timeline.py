@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.errors import HostFileError
-from harness.results.records import Measurement, RepetitionTelemetry, Run, TelemetrySeries
+from harness.results.metrics import Measurement
+from harness.results.records import RepetitionTelemetry, Run, TelemetrySeries
 from harness.results.store import ResultsStore
 from harness.results.timeline import (
     TRACES,

@@ -15,7 +15,7 @@ from harness.results.comparison import (
     check_metrics,
     check_pairs,
 )
-from harness.results.records import Measurement
+from harness.results.metrics import Measurement
 from harness.results.store import LazyResultsStore, RunFilter
 from harness.results.verdicts import Verdict
 from harness.runtimes.genie.model import GenieModel

@@ -7,9 +7,9 @@ from typing import cast
 import pytest
 
 from harness.errors import WrongUseError
+from harness.results.metrics import Measurement
 from harness.results.perplexity import PerplexityBound, explain_chance
 from harness.results.records import (
-    Measurement,
     OutputCheck,
     PerplexityDefinition,
     Run,
