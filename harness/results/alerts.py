@@ -2,7 +2,7 @@
 
 `assess` finds an open alert for every loss that has none yet; `review` also keeps them in the
 store. An alert belongs to one loss of one series: however often the history is judged, the loss
-stays the same alert, whatever its state. When the series recovers at least half of the loss, its
+stays the same alert, in any state. When the series recovers at least half of the loss, its
 alert is fixed; so it is when later nights refute the loss. Where they refute the recovery, it is
 open again.
 """
@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Literal, get_args
 
-from sqlalchemy import RowMapping, delete, insert, select, update
+from sqlalchemy import Connection, RowMapping, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from harness.errors import NotStoredError
@@ -52,7 +52,7 @@ _RECOVERED = "recovered on "
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """A loss and what became of it.
+    """A loss and its state.
 
     Attributes:
         id: short, to be typed.
@@ -119,25 +119,29 @@ def assess_store(store: ResultsStore, metrics: Sequence[str]) -> tuple[Alert, ..
 
 
 def review(store: ResultsStore, series: Iterable[Series]) -> tuple[Alert, ...]:
-    """Make alerts of losses that have none, mark what has recovered, and return the new ones.
+    """Make alerts of losses that have none, mark recoveries, and return the new ones.
 
     Several processes may do so at once; a loss gets one alert.
     """
-    table, new = schema.alerts, []
+    table = schema.alerts
     judged = {one.id: one for one in series}
-    with store.database.writing() as connection:
+
+    def write(connection: Connection) -> tuple[Alert, ...]:
+        new = []
         rows = connection.execute(select(table)).mappings()
-        known = {row["id"]: _alert(row) for row in rows if row["series"] in judged}
-        for alert in assess(judged.values(), known.values()):
+        alerts = {row["id"]: _alert(row) for row in rows if row["series"] in judged}
+        for alert in assess(judged.values(), alerts.values()):
             row = _row(alert)
-            if alert.id not in known:
+            if alert.id not in alerts:
                 # Another process may make the same alert at the same time.
                 with suppress(IntegrityError), connection.begin_nested():
                     connection.execute(insert(table).values(row | {"created_at": alert.changed_at}))
                     new.append(alert)
-            elif alert != known[alert.id]:
+            elif alert != alerts[alert.id]:
                 connection.execute(update(table).where(table.c.id == alert.id).values(row))
-    return tuple(new)
+        return tuple(new)
+
+    return store.database.insist(write) or ()
 
 
 def review_new(store: ResultsStore) -> tuple[Alert, ...]:
@@ -150,12 +154,15 @@ def review_new(store: ResultsStore) -> tuple[Alert, ...]:
     new = tuple(
         alert for some in iterate_series(store, subjects=news) for alert in review(store, some)
     )
-    if marked != marks:
-        # Where another process reviewed them meanwhile, its marks stay.
-        with store.database.writing() as connection, suppress(IntegrityError):
+
+    def write(connection: Connection) -> None:
+        with suppress(IntegrityError):  # another process reviewed them meanwhile: its marks stay
             connection.execute(delete(table))
             for subject, mark in marks.items():
                 connection.execute(insert(table).values(subject=subject, judged=mark))
+
+    if marked != marks:
+        store.database.insist(write)
     return new
 
 
@@ -204,8 +211,8 @@ def mark_told(store: ResultsStore, ids: Collection[str]) -> None:
     """Record that somebody was told of alerts, so that nobody is told of them again."""
     table = schema.alerts
     untold = table.c.id.in_(ids) & table.c.told_at.is_(None)
-    with store.database.writing() as connection:
-        connection.execute(update(table).where(untold).values(told_at=now()))
+    mark = update(table).where(untold).values(told_at=now())
+    store.database.insist(lambda connection: connection.execute(mark))
 
 
 def set_state(
@@ -224,11 +231,15 @@ def set_state(
     values: dict[str, object] = {"state": state, "changed_at": now()}
     if note:
         values["note"] = to_storable(note)
-    with store.database.writing() as connection:
-        known = connection.scalars(select(table.c.id)).all()
-        chosen = [_find(store.location, wanted, known) for wanted in ids]
-        connection.execute(update(table).where(table.c.id.in_(chosen)).values(values))
-    return tuple(alert for alert in list_alerts(store) if alert.id in chosen)
+
+    def write(connection: Connection) -> list[str]:
+        all_ids = connection.scalars(select(table.c.id)).all()
+        settled_ids = [_find(store.location, prefix, all_ids) for prefix in ids]
+        connection.execute(update(table).where(table.c.id.in_(settled_ids)).values(values))
+        return settled_ids
+
+    settled_ids = store.database.insist(write) or ()
+    return tuple(alert for alert in list_alerts(store) if alert.id in settled_ids)
 
 
 def group_alerts(alerts: Iterable[Alert]) -> tuple[tuple[Alert, ...], ...]:
@@ -239,11 +250,11 @@ def group_alerts(alerts: Iterable[Alert]) -> tuple[tuple[Alert, ...], ...]:
     """
     groups: list[list[Alert]] = []
     for alert in sorted(alerts, key=lambda one: (one.began_at, one.id)):
-        joined = [group for group in groups if any(_of_one_cause(alert, one) for one in group)]
-        groups = [group for group in groups if group not in joined]
-        groups.append([alert, *(one for group in joined for one in group)])
-    ordered = (sorted(group, key=lambda one: (-one.size, one.id)) for group in groups)
-    return tuple(tuple(group) for group in sorted(ordered, key=lambda group: group[0].began_at))
+        same_cause = [group for group in groups if any(_of_one_cause(alert, one) for one in group)]
+        groups = [group for group in groups if group not in same_cause]
+        groups.append([alert, *(one for group in same_cause for one in group)])
+    by_size = (sorted(group, key=lambda one: (-one.size, one.id)) for group in groups)
+    return tuple(tuple(group) for group in sorted(by_size, key=lambda group: group[0].began_at))
 
 
 def is_news(alert: Alert, group: Iterable[Alert]) -> bool:
@@ -253,12 +264,12 @@ def is_news(alert: Alert, group: Iterable[Alert]) -> bool:
     the same series and for a far greater one of the same metric: sizes of different metrics do not
     compare.
     """
-    told = (one for one in group if one.told_at is not None)
+    explanations = (one for one in group if one.told_at is not None)
     return alert.told_at is None and not any(
         one.series != alert.series
         and _of_one_cause(alert, one)
         and (one.metric != alert.metric or alert.size <= _FAR_GREATER * one.size)
-        for one in told
+        for one in explanations
     )
 
 
@@ -281,12 +292,12 @@ def _find(location: str, wanted: str, known: Sequence[str]) -> str:
 
 def _assess_one(series: Series, known: Sequence[Alert]) -> Iterator[Alert]:
     """Yield the alerts of a series, with their facts and states as they are now."""
-    matched = match_alerts(series, known)
-    changes = {alert.id: change for change, alert in matched.items()}
+    alert_of = match_alerts(series, known)
+    changes = {alert.id: change for change, alert in alert_of.items()}
     for alert in known:
         yield _settle(series, _renew(series, alert, changes.get(alert.id)), changes.get(alert.id))
     for change in series.changes:
-        if change.is_loss and change not in matched:
+        if change.is_loss and change not in alert_of:
             yield _settle(series, _make_alert(series, change), change)
 
 
@@ -344,7 +355,7 @@ def _recovered(night: MeasuredNight) -> str:
 
 
 def _name(series: Series, change: Change) -> str:
-    """Name a loss by the first session at the new level, whoever finds it."""
+    """Name a loss by the first session at the new level, in any process."""
     first = series.nights[change.night].sessions[0].run.id
     return hashlib.sha256(f"{first} {series.id}".encode()).hexdigest()[:10]
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
+from typing import TypeVar
 from urllib.parse import quote
 
 import sqlalchemy
@@ -39,6 +40,7 @@ from harness.errors import (
     StoreUnavailableError,
 )
 
+T = TypeVar("T")
 BUSY_TIMEOUT_S = 30.0
 """Patience with other writers, and with a server that restarts."""
 _RETRY_S = 0.2
@@ -101,37 +103,39 @@ class ResultsDatabase:
         """Open a transaction that is kept as a whole or not at all.
 
         On SQLite it takes the write lock at once: a transaction that reads first and writes later
-        could not wait for another writer, SQLite fails it instead. On PostgreSQL it sees what
-        others have committed before each of its statements, and locks the rows that it depends on.
+        could not wait for another writer, SQLite fails it instead. On PostgreSQL it sees others'
+        commits before each of its statements, and locks the rows that it depends on.
         """
         with self._begun(self._engine.execution_options(**{WRITES: True})) as connection:
             yield connection
 
-    def insist(self, write: Callable[[], object]) -> None:
+    def insist(self, write: Callable[[Connection], T]) -> T | None:
         """Write in one transaction, and again if the server went away or ended it meanwhile.
 
         Args:
-            write: done twice it does what it does once, or raises `RunConflictError`: the server
-                may have kept the first one without an answer.
+            write: idempotent, or raises `RunConflictError` when repeated: the server may have kept
+                the first one without an answer.
+
+        Returns:
+            The value of `write`; None if the first one was kept, and conflicts with the second.
 
         Raises:
             StoreLostError: the server stayed away for as long as one waits for a lock.
         """
         deadline = time.monotonic() + self._busy_timeout_s
-        lost: StoreLostError | None = None
+        is_repeated = False
         while True:
             try:
-                write()
-            except StoreLostError as error:
+                with self.writing() as connection:
+                    return write(connection)
+            except StoreLostError:
                 if time.monotonic() > deadline:
                     raise
-                lost = error
+                is_repeated = True
             except RunConflictError:
-                if lost is None:
+                if not is_repeated:
                     raise
-                return
-            else:
-                return
+                return None
 
     @contextmanager
     def _begun(self, engine: Engine) -> Iterator[Connection]:
@@ -186,7 +190,7 @@ class RollingBack(sqlite3.Connection):
     """
 
     def close(self) -> None:
-        """Roll back what is open, and close."""
+        """Roll back, and close."""
         try:
             with suppress(sqlite3.Error):  # it is closed already
                 self.rollback()
@@ -214,21 +218,13 @@ def open_database(
 
 
 def shown(location: str | Path) -> str:
-    """Return a location without its password, and without a URL's query, which may hold one.
-
-    Raises:
-        StoreUnavailableError: the URL cannot be used.
-    """
+    """Return a location without its password, and without a URL's query, which may hold one."""
     path = database_file(location)
     return shown_url(parse_server_url(str(location))) if path is None else str(path)
 
 
 def connection_string(location: str) -> str:
-    """Return what libpq connects to a server's database by, password and all.
-
-    Raises:
-        StoreUnavailableError: the URL cannot be used.
-    """
+    """Return libpq's connection string of a server's database, password and all."""
     __tracebackhide__ = True
     return (
         parse_server_url(location)
@@ -238,12 +234,7 @@ def connection_string(location: str) -> str:
 
 
 def exists(location: str | Path) -> bool:
-    """Return whether there is a database to open; for a server, only opening it will tell.
-
-    Raises:
-        StoreUnavailableError: the file is not a database; there is none, and none can be created
-            there.
-    """
+    """Return whether there is a database to open; for a server, only opening it will tell."""
     path = database_file(location)
     if path is None:
         return True
@@ -367,7 +358,7 @@ def _journal_mode(cursor: DBAPICursor) -> str:
 def refuse_unreadable_rows(location: str) -> Iterator[None]:
     """Raise `StoreUnavailableError` for values that their columns cannot have.
 
-    SQLite keeps whatever it is given: text that is no JSON or no time. PostgreSQL has times that
+    SQLite keeps any text, be it no JSON or no time. PostgreSQL has times that
     Python has not.
     """
     try:
@@ -380,7 +371,7 @@ def refuse_unreadable_rows(location: str) -> Iterator[None]:
 
 @contextmanager
 def translate_errors(location: str, busy_timeout_s: float) -> Iterator[None]:
-    """Translate errors of the database into ours, which say what to do."""
+    """Translate errors of the database into ours, with advice."""
     try:
         yield
     except (sqlite3.Error, SQLAlchemyError) as error:
@@ -410,7 +401,7 @@ def _is_damaged(text: str) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of what an error says; at least its name."""
+    """Return the first line of an error; at least its name."""
     lines = str(error).strip().splitlines()
     return lines[0].strip() if lines else type(error).__name__
 
@@ -454,9 +445,6 @@ def make_server_engine(
         read_only: make transactions that write fail.
         lock_timeout_s: for how long a statement waits for another's lock.
         gone_s: how long a client may be silent within a transaction that writes.
-
-    Raises:
-        StoreUnavailableError: the driver is not installed.
     """
     try:
         # What has no password cannot show it.
@@ -495,9 +483,9 @@ def is_lost(error: DBAPIError) -> bool:
 
 
 def _connected(dialect: Dialect, url: URL) -> DBAPIConnection:
-    arguments, named = dialect.create_connect_args(url)
+    arguments, options = dialect.create_connect_args(url)
     try:
-        return dialect.connect(*arguments, **_connecting(named))
+        return dialect.connect(*arguments, **_connecting(options))
     except dialect.loaded_dbapi.Error as error:
         # Frames below hold the password, and test runners show them.
         __tracebackhide__ = True
@@ -505,17 +493,17 @@ def _connected(dialect: Dialect, url: URL) -> DBAPIConnection:
 
 
 def _connecting(named: Mapping[str, object]) -> dict[str, object]:
-    merged = {**_CONNECTING, **named}
+    options = {**_CONNECTING, **named}
     if "PGCONNECT_TIMEOUT" in os.environ and "connect_timeout" not in named:
-        del merged["connect_timeout"]
+        del options["connect_timeout"]
     # No prepared statements: poolers between us and the server lose them.
-    return {**merged, "client_encoding": "utf8", "prepare_threshold": None}
+    return {**options, "client_encoding": "utf8", "prepare_threshold": None}
 
 
 def _beginning(writes: bool, lock_timeout_s: float, gone_s: int) -> str:  # noqa: FBT001
     """Return the first statements of a transaction, in one message.
 
-    They set everything that the store depends on, whatever a server, role or database defaults to.
+    They set everything that the store depends on, over the defaults of server, role and database.
     """
     mode = "READ COMMITTED, READ WRITE" if writes else "REPEATABLE READ, READ ONLY"
     settings = {

@@ -1,9 +1,9 @@
-"""Upkeep of a results database: what it holds, removing old runs, giving disk space back.
+"""Upkeep of a results database: its inventory, removal of old runs, release of disk space.
 
 Old runs, or their telemetry, are removed a few at a time, so that writers get their turns. What
 belongs together goes together: a group (the sessions of a cell, both sides of a comparison) goes
 when its newest run is old enough and none is under way, so that no report ever says something else
-about half a group. What later verdicts need stays: finished perplexities, which benchmarks are
+about half a group. Runs that later verdicts need stay: finished perplexities, which benchmarks are
 checked against (`harness.workloads.quality.stored_quality`), and the nights before and since
 the losses of unsettled alerts.
 """
@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Generator, Sequence
 from dataclasses import astuple, dataclass, field
 from datetime import UTC, date, datetime
+from functools import partial
 from operator import add
 from typing import Any
 
@@ -50,7 +51,7 @@ class InventoryRow:
     Attributes:
         day: in UTC.
         labels: the user's own, in words.
-        runtime: empty for what another tool measured.
+        runtime: empty for runs of another tool.
         sessions: runs of a group in one session count as one.
         done: how many of the runs have a result.
         telemetry_bytes: as stored.
@@ -128,11 +129,7 @@ class KeptCounts:
 
 
 def list_inventory(database: ResultsDatabase) -> tuple[InventoryRow, ...]:
-    """List the runs by day, container, runtime and device, the oldest day first.
-
-    Raises:
-        StoreUnavailableError: a row cannot be read.
-    """
+    """List the runs by day, container, runtime and device, the oldest day first."""
     runs, telemetry = schema.runs.c, schema.telemetry.c
     columns = (
         runs.created_at, runs.model, runs.precision, runs.ars, runs.labels, runs.sampler,
@@ -140,10 +137,10 @@ def list_inventory(database: ResultsDatabase) -> tuple[InventoryRow, ...]:
         runs.container_sha256, runs.device_serial, runs.soc, runs.emulator,
     )  # fmt: skip
     query = select(*columns, runs.id, runs.group_id, runs.session, runs.status)
-    packed = select(telemetry.run_id, func.sum(func.length(telemetry.samples)))
+    by_run = select(telemetry.run_id, func.sum(func.length(telemetry.samples)))
     sums: dict[_InventoryKey, _Sum] = defaultdict(_Sum)
     with database.reading() as connection, refuse_unreadable_rows(database.location):
-        sizes = {row[0]: row[1] for row in connection.execute(packed.group_by(telemetry.run_id))}
+        sizes = {row[0]: row[1] for row in connection.execute(by_run.group_by(telemetry.run_id))}
         for row in connection.execute(query):
             created_at, model, precision, ars, labels, settings, origin, *key = row[:-4]
             run_id, group_id, session, status = row[-4:]
@@ -172,7 +169,7 @@ class _Sum:
 
 
 def count_prunable(database: ResultsDatabase, policy: PrunePolicy) -> PruneCounts:
-    """Count what `prune` would remove now."""
+    """Count the rows that `prune` would remove now."""
     with database.reading() as connection:
         batches = _batches(connection, policy)
         return sum((_count(connection, groups, policy) for groups in batches), PruneCounts())
@@ -192,7 +189,7 @@ def count_kept(database: ResultsDatabase, policy: PrunePolicy) -> KeptCounts:
 def prune(database: ResultsDatabase, policy: PrunePolicy) -> Generator[PruneCounts, None, None]:
     """Remove old runs, or just their telemetry, as the generator is consumed.
 
-    Yields what each short transaction removed, after it has ended; others write in between.
+    Yields the counts of each short transaction, after it has ended; others write in between.
     Finished perplexities stay, and so does a group of an unsettled alert, with a newer run, or with
     one that is under way.
     """
@@ -201,26 +198,30 @@ def prune(database: ResultsDatabase, policy: PrunePolicy) -> Generator[PruneCoun
     for number, batch in enumerate(batches):
         if number:
             time.sleep(PAUSE_S)
-        with database.writing() as connection:
-            # A group that got a run since then is not old any more.
-            groups = _old_groups(connection, policy, batch)
-            removed = _count(connection, groups, policy)
-            if policy.only_telemetry:
-                ids = select(schema.runs.c.id).where(schema.runs.c.group_id.in_(groups))
-                for table in (schema.telemetry, schema.artifacts):
-                    connection.execute(delete(table).where(table.c.run_id.in_(ids)))
-            else:  # measurements, telemetry and artifacts go with their runs
-                connection.execute(delete(schema.runs).where(_is_removed(groups)))
-                compared = schema.comparisons
-                connection.execute(delete(compared).where(compared.c.group_id.in_(groups)))
-        yield removed
+        counts = database.insist(partial(_remove, policy=policy, batch=batch))
+        yield counts or PruneCounts()
+
+
+def _remove(connection: Connection, policy: PrunePolicy, batch: Sequence[str]) -> PruneCounts:
+    """Prune some groups, without those that have a new run."""
+    groups = _old_groups(connection, policy, batch)
+    counts = _count(connection, groups, policy)
+    if policy.only_telemetry:
+        ids = select(schema.runs.c.id).where(schema.runs.c.group_id.in_(groups))
+        for table in (schema.telemetry, schema.artifacts):
+            connection.execute(delete(table).where(table.c.run_id.in_(ids)))
+    else:  # measurements, telemetry and artifacts go with their runs
+        connection.execute(delete(schema.runs).where(_is_removed(groups)))
+        comparisons = schema.comparisons
+        connection.execute(delete(comparisons).where(comparisons.c.group_id.in_(groups)))
+    return counts
 
 
 def sweep_artifacts(database: ResultsDatabase) -> int:
     """Remove the contents of artifacts that no run names any more; return the bytes."""
     with database.reading() as connection:
-        named = frozenset(connection.scalars(select(schema.artifacts.c.sha256).distinct()))
-    return ArtifactFolder.of(database.location).sweep(named)
+        in_use = frozenset(connection.scalars(select(schema.artifacts.c.sha256).distinct()))
+    return ArtifactFolder.of(database.location).sweep(in_use)
 
 
 def disk_usage(database: ResultsDatabase) -> DiskUsage:
@@ -271,17 +272,17 @@ def _disk_usage(connection: Connection) -> DiskUsage:
 def _has_running(connection: Connection) -> bool:
     """Return whether a process writes a run, or may do so on another host."""
     table = schema.runs
-    running = select(table.c.writer, table.c.created_at).where(table.c.status == "running")
-    return any(not has_ended(*writer) for writer in connection.execute(running))
+    writers = select(table.c.writer, table.c.created_at).where(table.c.status == "running")
+    return any(not has_ended(*writer) for writer in connection.execute(writers))
 
 
 def _free_in_pieces(cursor: DBAPICursor) -> None:
-    left = _number(cursor, "freelist_count")
-    while left:
+    free_pages = _number(cursor, "freelist_count")
+    while free_pages:
         cursor.execute(f"PRAGMA incremental_vacuum({_PAGES_AT_ONCE})")
         cursor.fetchall()
-        before, left = left, _number(cursor, "freelist_count")
-        if left >= before:
+        before, free_pages = free_pages, _number(cursor, "freelist_count")
+        if free_pages >= before:
             return
         time.sleep(PAUSE_S)
 
@@ -308,20 +309,20 @@ def _old_groups(
     newest = func.max(table.c.created_at)
     holds = select(table.c.group_id)
     if policy.only_telemetry:
-        kept = union(select(schema.telemetry.c.run_id), select(schema.artifacts.c.run_id))
-        holds = holds.where(table.c.id.in_(kept))
+        run_ids = union(select(schema.telemetry.c.run_id), select(schema.artifacts.c.run_id))
+        holds = holds.where(table.c.id.in_(run_ids))
     else:
         holds = holds.where(not_(_is_kept()))
     query: Select[Any] = select(table.c.group_id).where(table.c.group_id.in_(holds))
     query = query.group_by(table.c.group_id)
-    running = select(table.c.group_id, table.c.writer, table.c.created_at).where(
+    running_runs = select(table.c.group_id, table.c.writer, table.c.created_at).where(
         table.c.status == "running"
     )
     if among is not None:
         query = query.where(table.c.group_id.in_(among))
-        running = running.where(table.c.group_id.in_(among))
+        running_runs = running_runs.where(table.c.group_id.in_(among))
     old = query.having(newest < policy.before).order_by(newest, table.c.group_id)
-    busy = {group for group, *writer in connection.execute(running) if not has_ended(*writer)}
+    busy = {group for group, *writer in connection.execute(running_runs) if not has_ended(*writer)}
     return [group for group in connection.scalars(old) if group not in busy]
 
 
@@ -362,15 +363,15 @@ def _is_removed(groups: Sequence[str]) -> ColumnElement[bool]:
 
 
 def _count(connection: Connection, groups: Sequence[str], policy: PrunePolicy) -> PruneCounts:
-    runs, telemetry, measured = schema.runs, schema.telemetry, schema.measurements
-    chosen = runs.c.group_id.in_(groups) if policy.only_telemetry else _is_removed(groups)
-    ids = select(runs.c.id).where(chosen)
-    packed = select(func.count(), func.sum(func.length(telemetry.c.samples))).where(
+    runs, telemetry, measurements = schema.runs, schema.telemetry, schema.measurements
+    condition = runs.c.group_id.in_(groups) if policy.only_telemetry else _is_removed(groups)
+    ids = select(runs.c.id).where(condition)
+    telemetry_size = select(func.count(), func.sum(func.length(telemetry.c.samples))).where(
         telemetry.c.run_id.in_(ids)
     )
-    repetitions, size = connection.execute(packed).one()
-    kept = schema.artifacts
-    files = select(func.count()).select_from(kept).where(kept.c.run_id.in_(ids))
+    repetitions, size = connection.execute(telemetry_size).one()
+    artifacts = schema.artifacts
+    files = select(func.count()).select_from(artifacts).where(artifacts.c.run_id.in_(ids))
     counts = PruneCounts(
         telemetry=repetitions,
         telemetry_bytes=int(size or 0),
@@ -378,8 +379,8 @@ def _count(connection: Connection, groups: Sequence[str], policy: PrunePolicy) -
     )
     if policy.only_telemetry:
         return counts
-    values = select(func.count()).select_from(measured).where(measured.c.run_id.in_(ids))
+    values = select(func.count()).select_from(measurements).where(measurements.c.run_id.in_(ids))
     return counts + PruneCounts(
-        runs=connection.scalar(select(func.count()).select_from(runs).where(chosen)) or 0,
+        runs=connection.scalar(select(func.count()).select_from(runs).where(condition)) or 0,
         measurements=connection.scalar(values) or 0,
     )

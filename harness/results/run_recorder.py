@@ -1,18 +1,18 @@
 """Recording of one run into the store while it goes on."""
 
-import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Concatenate, ParamSpec
+from typing import Any
 
 from pydantic import TypeAdapter
-from sqlalchemy import Connection, Table, insert, select, update
+from sqlalchemy import Column, Connection, Table, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from harness.errors import NotStoredError, RunConflictError
 from harness.results import schema
 from harness.results.artifacts import ArtifactFolder
 from harness.results.database import ResultsDatabase
+from harness.results.metrics import Measurement
 from harness.results.provenance import this_writer
 from harness.results.records import (
     MAX_CONDITIONS,
@@ -20,7 +20,6 @@ from harness.results.records import (
     ArtifactRecord,
     CheckOutcome,
     Condition,
-    Measurement,
     OutputCheck,
     Run,
     RunStatus,
@@ -36,47 +35,35 @@ _CONDITIONS: TypeAdapter[tuple[Condition, ...]] = TypeAdapter(tuple[Condition, .
 _UNFINISHED = ("running", "interrupted")
 
 
-_P = ParamSpec("_P")
-
-
-def _insisting(
-    write: "Callable[Concatenate[RunRecorder, _P], None]",
-) -> "Callable[Concatenate[RunRecorder, _P], None]":
-    """Make a method, which is one transaction, outlast a restart of the server."""
-
-    @functools.wraps(write)
-    def insist(recorder: "RunRecorder", /, *args: _P.args, **named: _P.kwargs) -> None:
-        recorder._database.insist(lambda: write(recorder, *args, **named))  # noqa: SLF001
-
-    return insist
-
-
 class RunRecorder:
     """Streams one run that has begun into the store.
 
     Each method is one transaction, which `ResultsDatabase.insist` repeats if the server restarts.
     It raises `NotStoredError` if there is no such run, and `RunConflictError` if the run is
-    finished, or already has what is added.
+    finished, or already has the values.
 
     Attributes:
         run: as it began.
-        generated_text: what the model generated; kept when the run finishes.
-        profiles, traces: what the runtime recorded of each process, in their order, for those who
-            keep it with the run; empty where it recorded nothing.
+        generated_text: kept when the run finishes.
+        profiles, traces: the runtime's recordings of each process, in their order, which a workload
+            may keep with the run; empty without any.
     """
 
     def __init__(self, database: ResultsDatabase, run: Run) -> None:
         self._database = database
+        self._location = database.location
         self.run = run
         self.generated_text: str | None = None
         self.profiles: list[str] = []
         self.traces: list[str] = []
 
-    @_insisting
     def add(self, *measurements: Measurement) -> None:
         """Add measurements, such as those of one repetition."""
-        with self._writing() as connection:
-            _insert_measurements(connection, self._database.location, self.run.id, measurements)
+        self._write(
+            lambda connection: _insert_measurements(
+                connection, self._location, self.run.id, measurements
+            )
+        )
 
     def add_values(
         self,
@@ -104,112 +91,98 @@ class RunRecorder:
             )
         )
 
-    @_insisting
     def add_library_versions(self, versions: Mapping[str, str]) -> None:
         """Add versions that only the run could find out, such as Genie's own."""
-        with self._writing() as connection:
-            column = schema.runs.c.library_versions
-            kept = dict(connection.execute(select(column).where(self._this_run)).scalar_one())
-            for name, version in versions.items():
-                if kept.setdefault(str(to_name(name)), str(to_name(version))) != to_name(version):
-                    raise self._conflict(f"it has version {kept[name]} of {name}, not {version}")
-            self._update(connection, library_versions=kept)
+        new = {str(to_name(name)): str(to_name(one)) for name, one in versions.items()}
 
-    @_insisting
+        def write(connection: Connection) -> None:
+            versions_now = dict(self._read(connection, schema.runs.c.library_versions))
+            for name, version in new.items():
+                if versions_now.setdefault(name, version) != version:
+                    reason = f"it has version {versions_now[name]} of {name}, not {version}"
+                    raise self._conflict(reason)
+            self._update(connection, library_versions=versions_now)
+
+        self._write(write)
+
     def add_telemetry(
         self, series: Sequence[TelemetrySeries], *, repetition: int, is_warmup: bool = False
     ) -> None:
-        """Add the telemetry of one repetition; an empty one is not stored.
-
-        Raises:
-            TelemetryRecordError: a channel occurs twice, or there are too many samples.
-        """
+        """Add the telemetry of one repetition; an empty one is not stored."""
         if not series:
             return
-        samples = pack(series)  # takes a while, so do it before locking the database
-        row = {"run_id": self.run.id, "is_warmup": is_warmup, "repetition": repetition}
-        with self._writing() as connection:
+        row = {
+            "run_id": self.run.id,
+            "is_warmup": is_warmup,
+            "repetition": repetition,
+            "samples": pack(series),  # takes a while, so it is done before locking the database
+        }
+
+        def write(connection: Connection) -> None:
             reason = "telemetry of that repetition exists already"
-            with _conflicts(self._database.location, self.run.id, reason):
-                connection.execute(insert(schema.telemetry).values(**row, samples=samples))
+            with _conflicts(self._location, self.run.id, reason):
+                connection.execute(insert(schema.telemetry).values(row))
+
+        self._write(write)
 
     def add_artifact(
         self, name: str, content: bytes, kind: ArtifactKind = "other"
     ) -> ArtifactRecord:
-        """Keep a file with the run: its content beside the database, its name in it.
-
-        Raises:
-            ArtifactError: it is too large, or cannot be written.
-        """
-        location = self._database.location
-        sha256 = ArtifactFolder.of(location).put(content)
+        """Keep a file with the run: its content beside the database, its name in it."""
+        sha256 = ArtifactFolder.of(self._location).put(content)
         artifact = ArtifactRecord(name=name, kind=kind, sha256=sha256, size_bytes=len(content))
-
-        def write() -> None:
-            with self._writing() as connection:
-                insert_artifact(connection, location, self.run.id, artifact)
-
-        self._database.insist(write)
+        self._write(
+            lambda connection: insert_artifact(connection, self._location, self.run.id, artifact)
+        )
         return artifact
 
-    @_insisting
     def set_runner_sha256(self, sha256: str) -> None:
         """Record the hash of the program that runs on the device."""
-        with self._writing() as connection:
-            self._update(connection, runner_sha256=sha256)
+        self._write(lambda connection: self._update(connection, runner_sha256=sha256))
 
-    @_insisting
     def set_concurrency(self, sessions: int) -> None:
         """Record the most sessions that ran at once on the host, this one included."""
-        with self._writing() as connection:
-            self._update(connection, concurrent_sessions=sessions)
+        self._write(lambda connection: self._update(connection, concurrent_sessions=sessions))
 
-    @_insisting
     def add_conditions(self, conditions: Iterable[Condition]) -> None:
-        """Add what was done to the device, or waited for, before the run.
+        """Add preparations of the device before the run."""
+        new = list(_CONDITIONS.validate_python(tuple(conditions)))
 
-        Raises:
-            ValueError: a condition is not made of JSON scalars.
-        """
-        checked = _CONDITIONS.validate_python(tuple(conditions))
-        with self._writing() as connection:
-            column = schema.runs.c.conditions
-            before = connection.execute(select(column).where(self._this_run)).scalar_one()
-            if before[len(before) - len(checked) :] == list(checked):
+        def write(connection: Connection) -> None:
+            before = self._read(connection, schema.runs.c.conditions)
+            if before[len(before) - len(new) :] == new:
                 return  # a write without an answer was kept
-            if len(before) + len(checked) > MAX_CONDITIONS:
+            if len(before) + len(new) > MAX_CONDITIONS:
                 raise self._conflict(f"more than {MAX_CONDITIONS} conditions")
-            self._update(connection, conditions=[*before, *checked])
+            self._update(connection, conditions=[*before, *new])
 
-    @_insisting
+        self._write(write)
+
     def set_check(self, outcome: CheckOutcome, reason: str = "") -> None:
         """Record the outcome of the output check; a run whose check failed must fail."""
         check = OutputCheck(outcome=outcome, reason=reason)
-        with self._writing() as connection:
-            self._update(connection, check_outcome=check.outcome, check_reason=check.reason)
+        values = {"check_outcome": check.outcome, "check_reason": check.reason}
+        self._write(lambda connection: self._update(connection, **values))
 
-    @_insisting
     def settle_warmup(self, warmups: int, *, detected: bool) -> None:
         """Turn all warm-ups from number `warmups` on into measured repetitions.
 
         While warm-up is being detected, every repetition is stored as a warm-up.
         """
-        reason = "it has measured repetitions already"
-        with self._writing() as connection:
-            with _conflicts(self._database.location, self.run.id, reason):
+
+        def write(connection: Connection) -> None:
+            with _conflicts(self._location, self.run.id, "it has measured repetitions already"):
                 for table in (schema.measurements, schema.telemetry):
                     connection.execute(_measured_from(table, self.run.id, warmups))
             self._update(connection, warmup=warmups, warmup_detected=detected)
 
-    @_insisting
+        self._write(write)
+
     def finish(self, status: RunStatus = "done", *, error: str | None = None) -> None:
         """Record how the run ended.
 
-        A plan's cell is done once: where another try of it was, as that of a worker who was taken
-        for dead, this one ends as interrupted.
-
-        Raises:
-            ValueError: a failed run without its error.
+        A plan's cell is done once: where another try of it was, as after a worker was taken for
+        dead, this one ends as interrupted.
         """
         if status == "running" or (status == "failed") != bool(error):
             raise ValueError(f"a run cannot end as {status} with error {error!r}")
@@ -219,7 +192,8 @@ class RunRecorder:
             "error": to_storable(error),
             "generated_text": to_storable(self.generated_text),
         }
-        with self._writing() as connection:
+
+        def write(connection: Connection) -> None:
             try:
                 with connection.begin_nested():
                     self._update(connection, **values)
@@ -228,37 +202,39 @@ class RunRecorder:
             if status == "done" and self.run.plan is not None:
                 interrupt_tries(connection, self.run.group_id, self.run.session)
 
-    @contextmanager
-    def _writing(self) -> Iterator[Connection]:
-        """Open a transaction over this run, which must not be finished."""
-        location = self._database.location
-        with self._database.writing() as connection:
+        self._write(write)
+
+    def _write(self, write: Callable[[Connection], None]) -> None:
+        """Write in a transaction over this run, which must not be finished."""
+
+        def write_unfinished(connection: Connection) -> None:
             status = connection.scalar(
                 select(schema.runs.c.status).where(self._this_run).with_for_update()
             )
             if status is None:
-                raise NotStoredError(location, f"run {self.run.id!r}")
+                raise NotStoredError(self._location, f"run {self.run.id!r}")
             if status not in _UNFINISHED:
                 raise self._conflict(f"it is {status} already")
-            yield connection
+            write(connection)
+
+        self._database.insist(write_unfinished)
 
     @property
     def _this_run(self) -> Any:  # noqa: ANN401
         return schema.runs.c.id == self.run.id
 
+    def _read(self, connection: Connection, column: Column[Any]) -> Any:  # noqa: ANN401
+        return connection.execute(select(column).where(self._this_run)).scalar_one()
+
     def _update(self, connection: Connection, **values: object) -> None:
         connection.execute(update(schema.runs).where(self._this_run).values(values))
 
     def _conflict(self, reason: str) -> RunConflictError:
-        return RunConflictError(self._database.location, self.run.id, reason)
+        return RunConflictError(self._location, self.run.id, reason)
 
 
 def insert_run(connection: Connection, location: str, run: Run) -> None:
-    """Insert a run with its measurements.
-
-    Raises:
-        RunConflictError: it exists already, or a repetition occurs twice.
-    """
+    """Insert a run with its measurements."""
     values = {**row_of(run), "writer": this_writer()}
     if run.status == "running" and run.plan is not None:
         interrupt_tries(connection, run.group_id, run.session)
@@ -274,18 +250,14 @@ def interrupt_tries(connection: Connection, group_id: str, session: int) -> None
     """
     runs = schema.runs.c
     tries = schema.of_cells & (runs.group_id == group_id) & (runs.session == session)
-    running = update(schema.runs).where(tries & (runs.status == "running"))
-    connection.execute(running.values(status="interrupted"))
+    running_tries = update(schema.runs).where(tries & (runs.status == "running"))
+    connection.execute(running_tries.values(status="interrupted"))
 
 
 def insert_artifact(
     connection: Connection, location: str, run_id: str, artifact: ArtifactRecord
 ) -> None:
-    """Insert the name of a kept file.
-
-    Raises:
-        RunConflictError: the run has one of that name.
-    """
+    """Insert the name of a kept file."""
     row = {"run_id": run_id, **artifact.model_dump()}
     with _conflicts(location, run_id, f"an artifact {artifact.name!r} exists already"):
         connection.execute(insert(schema.artifacts), row)

@@ -118,10 +118,10 @@ class RunFilter:
         return {column: value for column, value in values.items() if value is not None}
 
     def _has_container(self, container: ContainerInfo) -> bool:
-        wanted = self.container
-        if wanted is None or wanted in {container.model, container_name(container)}:
+        name = self.container
+        if name is None or name in {container.model, container_name(container)}:
             return True
-        return len(wanted) >= _SHORTEST_ID and container.sha256.startswith(wanted.lower())
+        return len(name) >= _SHORTEST_ID and container.sha256.startswith(name.lower())
 
 
 def _has_label(run: Run, wanted: str) -> bool:
@@ -138,7 +138,9 @@ class ResultsStore(Closeable):
     """Runs and measurements in one database.
 
     Several processes may write to one store at once. Each write is one transaction. A store may be
-    used by several threads, and is closed by `close` or as a context manager.
+    used by several threads, and is closed by `close` or as a context manager. A run that is not
+    there raises `NotStoredError`, one that qnnfarm cannot have written `CorruptRunError`, and one
+    that is written twice `RunConflictError`.
 
     Attributes:
         database: for `harness.results.maintenance`.
@@ -181,23 +183,13 @@ class ResultsStore(Closeable):
 
     @classmethod
     def open_existing(cls, location: str | Path) -> Self:
-        """Open a database for writing as `open` does, but make none.
-
-        Raises:
-            MissingStoreError: there is no database, or a server's is empty.
-            StoreError: it cannot be used.
-        """
+        """Open a database for writing as `open` does, but make none."""
         cls.open(location, create=False).close()
         return cls.open(location)
 
     @staticmethod
     def check(location: str | Path) -> None:
-        """Check whether `open` would work, without changing anything.
-
-        Raises:
-            StoreUnavailableError: it is another kind of file or database, or damaged; another
-                qnnfarm wrote it; another process holds it; it cannot be reached or created.
-        """
+        """Check whether `open` would work, without changing anything."""
         __tracebackhide__ = True
         if not exists(location):
             return
@@ -214,17 +206,8 @@ class ResultsStore(Closeable):
         return self.database.location
 
     def write_run(self, run: Run) -> None:
-        """Write a run with its measurements, in one transaction.
-
-        Raises:
-            RunConflictError: the run exists already, or a repetition occurs twice.
-        """
-
-        def write() -> None:
-            with self.database.writing() as connection:
-                insert_run(connection, self.location, run)
-
-        self.database.insist(write)
+        """Write a run with its measurements, in one transaction."""
+        self.database.insist(lambda connection: insert_run(connection, self.location, run))
 
     def known_origins(self, tool: str) -> frozenset[str]:
         """Return the hashes of all runs that were imported from files of a tool."""
@@ -240,29 +223,25 @@ class ResultsStore(Closeable):
             runs: of one tool.
             name: of the file.
             content: kept with each of them.
-
-        Raises:
-            ArtifactError: the content cannot be kept.
         """
         sha256 = ArtifactFolder.of(self.location).put(content)
         artifact = ArtifactRecord(
             name=name[:200], kind=kind, sha256=sha256, size_bytes=len(content)
         )
-        with self.database.writing() as connection:
-            known = _known_origins(connection, *{run.origin.tool for run in runs if run.origin})
-            new = tuple(run for run in runs if run.origin and run.origin.sha256 not in known)
+        tools = {run.origin.tool for run in runs if run.origin}
+
+        def write(connection: Connection) -> tuple[Run, ...]:
+            origins = _known_origins(connection, *tools)
+            new = tuple(run for run in runs if run.origin and run.origin.sha256 not in origins)
             for run in new:
                 insert_run(connection, self.location, run)
                 insert_artifact(connection, self.location, run.id, artifact)
-        return new
+            return new
+
+        return self.database.insist(write) or ()
 
     def begin_run(self, run: Run) -> RunRecorder:
-        """Write a run that begins, before anything can go wrong with it.
-
-        Raises:
-            RunConflictError: the run exists already.
-            ValueError: the run's status is not `running`.
-        """
+        """Write a run that begins, before anything can go wrong with it."""
         if run.status != "running":
             raise ValueError(f"a run that begins is running, not {run.status}")
         self.write_run(run)
@@ -270,8 +249,7 @@ class ResultsStore(Closeable):
 
     def interrupt_tries(self, group_id: str, session: int) -> None:
         """Mark tries of a plan's cell that go on as interrupted, once its result is known."""
-        with self.database.writing() as connection:
-            interrupt_tries(connection, group_id, session)
+        self.database.insist(lambda connection: interrupt_tries(connection, group_id, session))
 
     @contextmanager
     def recording(self, run: Run) -> Iterator[RunRecorder]:
@@ -279,50 +257,38 @@ class ResultsStore(Closeable):
 
         The exception that ends the block is raised from it even if the store cannot be written;
         a note on the exception then says so.
-
-        Raises:
-            RunConflictError: the run exists already.
         """
         recorder = self.begin_run(run)
         try:
             yield recorder
         except BaseException as error:
-            failed = isinstance(error, Exception)
-            text = (str(error) or type(error).__name__) if failed else None
+            is_failure = isinstance(error, Exception)
+            text = (str(error) or type(error).__name__) if is_failure else None
             try:
-                recorder.finish("failed" if failed else "interrupted", error=text)
+                recorder.finish("failed" if is_failure else "interrupted", error=text)
             except StoreError as unwritten:
                 error.add_note(f"and the run is not finished in the store: {unwritten}")
             raise
         recorder.finish()
 
     def list_runs(self, wanted: RunFilter = EVERYTHING) -> tuple[Run, ...]:
-        """List the runs that match, oldest first.
-
-        Raises:
-            CorruptRunError: qnnfarm cannot have written one of them.
-        """
-        rows, measured = self._fetch(select_runs(wanted))
+        """List the runs that match, oldest first."""
+        rows, measurements = self._fetch(select_runs(wanted))
         parser = RunParser(self.location)
-        runs = (parser.parse(row, measured.get(row["id"], ())) for row in rows)
+        runs = (parser.parse(row, measurements.get(row["id"], ())) for row in rows)
         fitting = [run for run in runs if wanted.matches(run)]
         return tuple(reversed(fitting[: wanted.newest]))
 
     def get_run(self, run_id: str) -> Run:
-        """Read one run.
-
-        Raises:
-            NotStoredError: there is no such run.
-            CorruptRunError: qnnfarm cannot have written it.
-        """
+        """Read one run."""
         this_run = schema.runs.c.id == to_storable(run_id)
-        rows, measured = self._fetch(select(schema.runs).where(this_run))
+        rows, measurements = self._fetch(select(schema.runs).where(this_run))
         if not rows:
             raise NotStoredError(self.location, f"run {run_id!r}")
-        return RunParser(self.location).parse(rows[0], measured.get(run_id, ()))
+        return RunParser(self.location).parse(rows[0], measurements.get(run_id, ()))
 
     def heads(self, plan: str = "") -> tuple[RunHead, ...]:
-        """Read what places each run in the history, oldest first.
+        """Read the place of each run in the history, oldest first.
 
         Runs that are still running and sides of comparisons are left out.
 
@@ -351,58 +317,50 @@ class ResultsStore(Closeable):
         Args:
             chosen: a query of rows of runs; by default all runs.
             metrics: those whose means are needed; by default all.
-
-        Raises:
-            CorruptRunError: qnnfarm cannot have written one of the runs.
         """
-        runs, measured = schema.runs, schema.measurements
-        wanted = select(runs) if chosen is None else chosen
-        key = (measured.c.run_id, measured.c.metric)
+        runs, measurements = schema.runs, schema.measurements
+        query = select(runs) if chosen is None else chosen
+        key = (measurements.c.run_id, measurements.c.metric)
         averages = (
-            select(*key, func.avg(measured.c.value), func.count())
-            .where(measured.c.is_warmup.is_(False))
+            select(*key, func.avg(measurements.c.value), func.count())
+            .where(measurements.c.is_warmup.is_(False))
             .group_by(*key)
         )
         if chosen is not None:
             ids = chosen.with_only_columns(runs.c.id).subquery()
-            averages = averages.join(ids, measured.c.run_id == ids.c.id)
+            averages = averages.join(ids, measurements.c.run_id == ids.c.id)
         if metrics:
-            averages = averages.where(measured.c.metric.in_(metrics))
-        ordered = wanted.order_by(None).order_by(runs.c.created_at, runs.c.session, runs.c.id)
+            averages = averages.where(measurements.c.metric.in_(metrics))
+        in_order = query.order_by(None).order_by(runs.c.created_at, runs.c.session, runs.c.id)
         means = defaultdict[str, dict[str, Mean]](dict)
         parser = RunParser(self.location)
         with self.database.reading() as connection, refuse_unreadable_rows(self.location):
             for run_id, metric, value, repetitions in connection.execute(averages):
                 means[run_id][metric] = Mean(value, repetitions)
-            rows = connection.execute(ordered).mappings()
+            rows = connection.execute(in_order).mappings()
             return tuple(RunMeans(parser.parse(row), means.get(row["id"], {})) for row in rows)
 
     def get_runs(self, run_ids: Sequence[str]) -> tuple[Run, ...]:
-        """Read runs, oldest first; those that are not there are left out.
-
-        Raises:
-            CorruptRunError: qnnfarm cannot have written one of them.
-        """
+        """Read runs, oldest first; those that are not there are left out."""
         result, parser = list[Run](), RunParser(self.location)
         for start in range(0, len(run_ids), _MOST_IDS):
             some = schema.runs.c.id.in_(run_ids[start : start + _MOST_IDS])
-            rows, measured = self._fetch(select(schema.runs).where(some))
-            result += [parser.parse(row, measured.get(row["id"], ())) for row in rows]
+            rows, measurements = self._fetch(select(schema.runs).where(some))
+            result += [parser.parse(row, measurements.get(row["id"], ())) for row in rows]
         return tuple(sorted(result, key=lambda run: (run.created_at, run.id)))
 
     def write_comparison(self, comparison: ComparisonRecord) -> None:
-        """Write the terms of a comparison, or what it found in the place of its terms."""
+        """Write the terms of a comparison, or its verdicts in their place."""
         table = schema.comparisons
-        with self.database.writing() as connection:
+
+        def write(connection: Connection) -> None:
             connection.execute(delete(table).where(table.c.group_id == comparison.group_id))
             connection.execute(insert(table).values(comparison.model_dump()))
 
-    def comparisons(self) -> dict[str, ComparisonRecord]:
-        """Read the comparisons with their terms, by the group of their runs.
+        self.database.insist(write)
 
-        Raises:
-            CorruptRunError: qnnfarm cannot have written one of them.
-        """
+    def comparisons(self) -> dict[str, ComparisonRecord]:
+        """Read the comparisons with their terms, by the group of their runs."""
         with self.database.reading() as connection, refuse_unreadable_rows(self.location):
             rows = connection.execute(select(schema.comparisons)).mappings().all()
         return {row["group_id"]: parse_comparison(self.location, row) for row in rows}
@@ -415,12 +373,12 @@ class ResultsStore(Closeable):
             WrongUseError: several could be meant.
             CorruptRunError: qnnfarm cannot have written one of them.
         """
-        wanted = identifier.lower()
-        if len(wanted) < _SHORTEST_ID or not set(wanted) <= set("0123456789abcdef"):
+        prefix = identifier.lower()
+        if len(prefix) < _SHORTEST_ID or not set(prefix) <= set("0123456789abcdef"):
             raise NotStoredError(self.location, f"run {identifier!r}")
         table = schema.runs.c
         ids, groups = (
-            select(column).distinct().where(column.startswith(wanted)).limit(_MOST_NAMED)
+            select(column).distinct().where(column.startswith(prefix)).limit(_MOST_NAMED)
             for column in (table.id, table.group_id)
         )
         with self.database.reading() as connection:
@@ -435,12 +393,7 @@ class ResultsStore(Closeable):
         raise WrongUseError(f"{identifier} is the beginning of several ids: {names}")
 
     def telemetry(self, run_id: str) -> tuple[RepetitionTelemetry, ...]:
-        """Read a run's telemetry, warm-ups first, then by repetition.
-
-        Raises:
-            NotStoredError: there is no such run.
-            CorruptRunError: qnnfarm cannot have written it.
-        """
+        """Read a run's telemetry, warm-ups first, then by repetition."""
         table = schema.telemetry
         with self.database.reading() as connection:
             self._require_run(connection, run_id)
@@ -455,12 +408,7 @@ class ResultsStore(Closeable):
                 raise CorruptRunError(self.location, run_id, str(error)) from error
 
     def artifacts(self, run_id: str) -> tuple[ArtifactRecord, ...]:
-        """List the files that are kept with a run, by name; `read_artifact` reads one.
-
-        Raises:
-            NotStoredError: there is no such run.
-            CorruptRunError: qnnfarm cannot have written it.
-        """
+        """List the files that are kept with a run, by name; `read_artifact` reads one."""
         table = schema.artifacts
         with self.database.reading() as connection, refuse_unreadable_rows(self.location):
             self._require_run(connection, run_id)
@@ -469,33 +417,29 @@ class ResultsStore(Closeable):
         return tuple(parse_artifact(self.location, row) for row in rows)
 
     def _require_run(self, connection: Connection, run_id: str) -> None:
-        known = select(schema.runs.c.id).where(schema.runs.c.id == to_storable(run_id))
-        if connection.scalar(known) is None:
+        query = select(schema.runs.c.id).where(schema.runs.c.id == to_storable(run_id))
+        if connection.scalar(query) is None:
             raise NotStoredError(self.location, f"run {run_id!r}")
 
     def read_artifact(self, artifact: ArtifactRecord) -> bytes:
-        """Read the content of a file that is kept with a run.
-
-        Raises:
-            ArtifactError: it is not there, or altered.
-        """
+        """Read the content of a file that is kept with a run."""
         return ArtifactFolder.of(self.location).read(artifact.sha256)
 
     def mark(self) -> tuple[object, ...]:
         """Return a value that changes when a run ends or goes, or an alert changes."""
         runs, alerts = schema.runs.c, schema.alerts.c
-        ended = select(func.count(), func.max(runs.finished_at)).where(runs.status != "running")
-        changed = select(func.count(), func.max(alerts.changed_at))
+        ends = select(func.count(), func.max(runs.finished_at)).where(runs.status != "running")
+        changes = select(func.count(), func.max(alerts.changed_at))
         with self.database.reading() as connection:
-            return (*connection.execute(ended).one(), *connection.execute(changed).one())
+            return (*connection.execute(ends).one(), *connection.execute(changes).one())
 
     def newest_with_telemetry(self, newest: int) -> frozenset[str]:
         """Find the newest runs that have telemetry, at most `newest` of them."""
         table, runs = schema.telemetry, schema.runs
         has_some = select(table.c.run_id).where(table.c.run_id == runs.c.id).exists()
-        ordered = select(runs.c.id).where(has_some).order_by(*_NEWEST_FIRST).limit(newest)
+        query = select(runs.c.id).where(has_some).order_by(*_NEWEST_FIRST).limit(newest)
         with self.database.reading() as connection:
-            return frozenset(connection.scalars(ordered))
+            return frozenset(connection.scalars(query))
 
     def close(self) -> None:
         """Close the connections."""
@@ -514,7 +458,7 @@ class LazyResultsStore(Closeable):
 
     Args:
         location: as `ResultsStore.open` takes it. A database that exists is opened at once.
-        must_exist: only read what an earlier run stored.
+        must_exist: only read the results of earlier runs.
 
     Raises:
         MissingStoreError: it must exist, and does not.
@@ -567,8 +511,8 @@ def select_runs(wanted: RunFilter) -> Select[Any]:
     # An interrupted run is stored as running until the next writer comes by.
     unsure = wanted.status in {"interrupted", "running"}
     if wanted.status is not None:
-        stored = {wanted.status, "running"} if unsure else {wanted.status}
-        query = query.where(table.c.status.in_(sorted(stored)))
+        statuses = {wanted.status, "running"} if unsure else {wanted.status}
+        query = query.where(table.c.status.in_(sorted(statuses)))
     if wanted.group_ids is not None:
         query = query.where(table.c.group_id.in_([to_name(one) for one in wanted.group_ids]))
     if wanted.sessions is not None:
@@ -594,10 +538,10 @@ def _measurements(connection: Connection, query: Select[Any]) -> Mapping[str, Se
         .join(ids, table.c.run_id == ids.c.id)
         .order_by(table.c.run_id, table.c.metric, table.c.is_warmup.desc(), table.c.repetition)
     )
-    grouped = defaultdict[str, list[RowMapping]](list)
+    by_run = defaultdict[str, list[RowMapping]](list)
     for row in rows.mappings():
-        grouped[row["run_id"]].append(row)
-    return grouped
+        by_run[row["run_id"]].append(row)
+    return by_run
 
 
 def _prepare(database: ResultsDatabase) -> None:
@@ -609,10 +553,10 @@ def _prepare(database: ResultsDatabase) -> None:
 def _close_ended(location: str | Path, database: ResultsDatabase) -> None:
     """Mark the running runs of processes that are gone, for hosts that cannot know of these."""
     table = schema.runs.c
-    running = select(table.id, table.writer, table.created_at).where(table.status == "running")
+    query = select(table.id, table.writer, table.created_at).where(table.status == "running")
     with database.reading() as connection:
-        ended = [run_id for run_id, *writer in connection.execute(running) if has_ended(*writer)]
-    if not ended:
+        ids = [run_id for run_id, *writer in connection.execute(query) if has_ended(*writer)]
+    if not ids:
         return
     # Who may not write reads them as interrupted all the same.
     with (
@@ -620,7 +564,7 @@ def _close_ended(location: str | Path, database: ResultsDatabase) -> None:
         closing(open_database(location, create=True, busy_timeout_s=_CLOSING_S)) as writable,
         writable.writing() as connection,
     ):
-        for run_id in ended:  # whose last write may have become visible since
+        for run_id in ids:  # whose last write may have become visible since
             still_running = (table.id == run_id) & (table.status == "running")
             connection.execute(
                 update(schema.runs).where(still_running).values(status="interrupted")

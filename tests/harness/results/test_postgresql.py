@@ -8,17 +8,21 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from datetime import timedelta
 from pathlib import Path
 from threading import Barrier
 
 import pytest
-from sqlalchemy import PoolProxiedConnection, event, update
+from sqlalchemy import Connection, PoolProxiedConnection, event, update
 
 from harness.errors import MissingStoreError, StoreUnavailableError
 from harness.results import schema
+from harness.results.alerts import set_state
 from harness.results.database import open_database
 from harness.results.database import shown as shown_location
-from harness.results.records import Measurement, Run
+from harness.results.maintenance import PrunePolicy, prune
+from harness.results.metrics import Measurement
+from harness.results.records import Run, now
 from harness.results.run_recorder import RunRecorder
 from harness.results.store import ResultsStore
 from tests.command_line import Started
@@ -130,15 +134,14 @@ def test_writes_that_wait_for_each_other_are_both_kept(
         def label(order: Sequence[Run]) -> int:
             tries = 0
 
-            def write() -> None:
+            def write(connection: Connection) -> None:
                 nonlocal tries
                 tries += 1
-                with store.database.writing() as connection:
-                    for run in order:
-                        chosen = update(schema.runs).where(ids == run.id)
-                        connection.execute(chosen.values(label=order[0].id))
-                        if run is order[0] and tries == 1:
-                            both_have_one.wait()
+                for run in order:
+                    chosen = update(schema.runs).where(ids == run.id)
+                    connection.execute(chosen.values(label=order[0].id))
+                    if run is order[0] and tries == 1:
+                        both_have_one.wait()
 
             store.database.insist(write)
             return tries
@@ -147,6 +150,42 @@ def test_writes_that_wait_for_each_other_are_both_kept(
             tries = sorted(threads.map(label, (runs, runs[::-1])))
         assert tries == [1, 2]
         assert len({run.label for run in store.list_runs()}) == 1
+
+
+@pytest.mark.parametrize("table", ["runs", "alerts"])
+def test_a_prune_or_an_alert_that_the_server_ends_is_written_again(
+    postgresql: PostgresqlPlace, make_run: MakeRun, table: str
+) -> None:
+    """It has a row that another process waits for, and waits for one that this has."""
+    at = now()
+    runs = [make_run(status="done", created_at=at, group_id=2 * name, id=2 * name)
+            for name in ("a" * 16, "b" * 16)]  # fmt: skip
+    with (
+        ResultsStore.open(postgresql.location) as store,
+        closing(postgresql.server.connect(postgresql.database)) as other,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        for run in runs:
+            store.write_run(run)
+            alert = schema.alerts.insert().values(
+                id=run.id, series="s", metric="ttft_s", name="", state="open", began_at=at,
+                found_at=at, ratio=2.0, note="", created_at=at, changed_at=at,
+            )  # fmt: skip
+            with store.database.writing() as connection:
+                connection.execute(alert)
+        with other.transaction():
+            other.execute("SET LOCAL deadlock_timeout = '1h'")  # ours is ended
+            other.execute(f"SELECT FROM {table} WHERE id = '{runs[1].id}' FOR UPDATE".encode())
+            if table == "runs":
+                policy = PrunePolicy(at + timedelta(days=1))
+                writing = threads.submit(
+                    lambda: sum(one.runs for one in prune(store.database, policy))
+                )
+            else:
+                writing = threads.submit(lambda: len(set_state(store, ["aa", "bb"], "fixed")))
+            until(postgresql, _WAITING, 1)
+            other.execute(f"SELECT FROM {table} WHERE id = '{runs[0].id}' FOR UPDATE".encode())
+        assert writing.result(PATIENCE_S) == 2
 
 
 def test_a_server_that_is_away_is_one_line(new_port: Callable[[], int]) -> None:
