@@ -64,7 +64,7 @@ class ShownChange:
 
     @property
     def status(self) -> str:
-        """The verdict, or what became of the loss: `acknowledged`, `expected`, `fixed`."""
+        """The verdict, or the state of the loss: `acknowledged`, `expected`, `fixed`."""
         if self.alert is not None and self.alert.state != "open":
             return self.alert.state
         return self.verdict.value
@@ -110,8 +110,8 @@ def find_changes(series: Sequence[Series], alerts: Sequence[Alert] = ()) -> tupl
     of_series: dict[str, list[Alert]] = {}
     for alert in alerts:
         of_series.setdefault(alert.series, []).append(alert)
-    found = (change for one in series for change in _changes(one, of_series.get(one.id, [])))
-    return tuple(sorted(found, key=_order))
+    all_changes = (change for one in series for change in _changes(one, of_series.get(one.id, [])))
+    return tuple(sorted(all_changes, key=_order))
 
 
 def _order(change: ShownChange) -> tuple[int, float]:
@@ -121,16 +121,16 @@ def _order(change: ShownChange) -> tuple[int, float]:
 
 
 def _changes(series: Series, alerts: Sequence[Alert]) -> Iterator[ShownChange]:
-    matched = match_alerts(series, alerts)
+    alert_of = match_alerts(series, alerts)
     unsettled = [
         change
         for change in series.changes
-        if change in matched and matched[change].state in UNSETTLED
+        if change in alert_of and alert_of[change].state in UNSETTLED
     ]
     newest = series.changes[-1:] if not unsettled else ()
     recent = [one for one in newest if one.night >= max(len(series.nights) - NEWEST, 1)]
     for level in (*unsettled, *recent):
-        yield _of_level(series, level, matched.get(level) or _settled_by(series, level, matched))
+        yield _of_level(series, level, alert_of.get(level) or _settled_by(series, level, alert_of))
     last = _of_last_night(series)
     if last is not None and (last.is_suspect or not (unsettled or recent)):
         yield last
@@ -139,8 +139,8 @@ def _changes(series: Series, alerts: Sequence[Alert]) -> Iterator[ShownChange]:
 def _settled_by(series: Series, gain: Level, matched: Mapping[Level, Alert]) -> Alert | None:
     """Return the alert of the loss before a gain, if that has fixed it."""
     before = [one for one in series.changes if one.night < gain.night][-1:]
-    found = next((matched[one] for one in before if one in matched), None)
-    return found if found is not None and found.state == "fixed" and not gain.is_loss else None
+    alert = next((matched[one] for one in before if one in matched), None)
+    return alert if alert is not None and alert.state == "fixed" and not gain.is_loss else None
 
 
 def _of_level(series: Series, level: Level, alert: Alert | None) -> ShownChange:
@@ -160,13 +160,13 @@ def _of_last_night(series: Series) -> ShownChange | None:
     past, present = series.nights[max(first, last - MOST_BEFORE) : last], series.nights[last:]
     if not past or any(one.night == last for one in series.changes):
         return None
-    found = _compare(series, past, present, Verdict.NO_VERDICT)
+    night = _compare(series, past, present, Verdict.NO_VERDICT)
     metric = series.metric
-    if found.low is None or found.high is None or metric.direction is Direction.NEITHER:
-        return found
+    if night.low is None or night.high is None or metric.direction is Direction.NEITHER:
+        return night
     threshold = allowed_loss(metric)
-    verdict, _ = judge(metric, found.ratio, found.low, found.high, threshold, by_chance=True)
-    return replace(found, verdict=verdict) if verdict is Verdict.NO_DIFFERENCE else found
+    verdict, _ = judge(metric, night.ratio, night.low, night.high, threshold, by_chance=True)
+    return replace(night, verdict=verdict) if verdict is Verdict.NO_DIFFERENCE else night
 
 
 def _compare(

@@ -51,9 +51,9 @@ def history_figure(group: SeriesGroup) -> Figure:
         Column("change", "Change of level"),
         Column("run", "Run"),
     )
-    levels, told = [_levels(series) for series in group.series], _changes_by_point(group)
-    rows = tuple(_history_row(point, metrics, levels, told) for point in group.points)
-    drawn = [column for column in columns[:-1] if not column.key.endswith(_LEVEL)]
+    levels, change_at = [_levels(series) for series in group.series], _changes_by_point(group)
+    rows = tuple(_history_row(point, metrics, levels, change_at) for point in group.points)
+    tips = [column for column in columns[:-1] if not column.key.endswith(_LEVEL)]
     return Figure(
         f"history-{group.id}",
         group.title,
@@ -62,12 +62,12 @@ def history_figure(group: SeriesGroup) -> Figure:
         columns,
         rows,
         {
-            "vconcat": [_lane(metric, drawn, last=metric is metrics[-1]) for metric in metrics],
+            "vconcat": [_lane(metric, tips, last=metric is metrics[-1]) for metric in metrics],
             "spacing": 8,
             "resolve": {"scale": {"x": "shared"}},
         },
         notes=(
-            *(f"{day(at)}: {told[at]}" for at in sorted(told, reverse=True)[:MOST_NOTES]),
+            *(f"{day(at)}: {change_at[at]}" for at in sorted(change_at, reverse=True)[:MOST_NOTES]),
             *(
                 f"{one.metric.label}: {one.sensitivity}"
                 for one in group.series
@@ -112,7 +112,7 @@ def _history_row(
 
 
 def _changes_by_point(group: SeriesGroup) -> dict[datetime, str]:
-    """Say at each point which metrics changed, between which commits, and what else differs."""
+    """Name the changed metrics at each point, their commits, and the other differences."""
     metrics: dict[datetime, list[str]] = {}
     facts: dict[datetime, dict[str, None]] = {}
     for series in group.series:
@@ -120,8 +120,8 @@ def _changes_by_point(group: SeriesGroup) -> dict[datetime, str]:
             night = series.nights[change.night]
             words = f"{series.metric.label} {percent(change.ratio - 1)}"
             metrics.setdefault(night.at, []).append(words)
-            found = (commit_range(series, night), *series.differences(change))
-            facts.setdefault(night.at, {}).update(dict.fromkeys(filter(None, found)))
+            words_of_change = (commit_range(series, night), *series.differences(change))
+            facts.setdefault(night.at, {}).update(dict.fromkeys(filter(None, words_of_change)))
     return {at: "; ".join((", ".join(words), *facts[at])) for at, words in metrics.items()}
 
 
@@ -169,14 +169,14 @@ def _lane(metric: Metric, columns: Sequence[Column], *, last: bool) -> Spec:
 
 
 def curve_figures(groups: Sequence[SeriesGroup]) -> tuple[Figure, ...]:
-    """Draw what depends on length or on bits, where two lengths or precisions are known."""
-    found = [
+    """Draw speeds against lengths and perplexities against bits, where two of these are known."""
+    figures = [
         _length_figure(groups, metric, length)
         for length in ("prompt", "context")
         for metric in ("prefill_tokens_per_s", "decode_tokens_per_s")
     ]
-    found += [_quality_figure(groups, against) for against in ("bits", "size")]
-    return tuple(figure for figure in found if figure is not None)
+    figures += [_quality_figure(groups, against) for against in ("bits", "size")]
+    return tuple(figure for figure in figures if figure is not None)
 
 
 def _newest_with(group: SeriesGroup, metric: str) -> HistoryPoint | None:
@@ -305,11 +305,11 @@ def _curve(
 
 def repetitions_figure(run: Run) -> Figure | None:
     """Draw the repetitions of a run in their order, warm-ups first; None if it has only one."""
-    measured = {m.metric for m in run.measurements}
-    metrics = [find_metric(k) for k in JUDGED_METRICS if k in measured and k in METRICS]
+    keys = {m.metric for m in run.measurements}
+    metrics = [find_metric(k) for k in JUDGED_METRICS if k in keys and k in METRICS]
     numbered = sorted({(not m.is_warmup, m.repetition) for m in run.measurements})
-    found = {(m.metric, not m.is_warmup, m.repetition): m.value for m in run.measurements}
-    metrics = [m for m in metrics if sum((m.key, *n) in found for n in numbered) > 1]
+    value_of = {(m.metric, not m.is_warmup, m.repetition): m.value for m in run.measurements}
+    metrics = [m for m in metrics if sum((m.key, *n) in value_of for n in numbered) > 1]
     if not metrics:
         return None
     columns = (
@@ -321,10 +321,10 @@ def repetitions_figure(run: Run) -> Figure | None:
         (
             float(index + 1),
             "repetition" if is_measured else "warm-up",
-            *(shown(m, found.get((m.key, is_measured, number))) for m in metrics),
+            *(shown(m, value_of.get((m.key, is_measured, number))) for m in metrics),
         )
         for index, (is_measured, number) in enumerate(
-            n for n in numbered if any((m.key, *n) in found for m in metrics)
+            n for n in numbered if any((m.key, *n) in value_of for m in metrics)
         )
     )
     return Figure(
@@ -377,7 +377,7 @@ def beside_figure(a: Run, b: Run) -> Figure:
     means = (RunMeans.of(a).means, RunMeans.of(b).means)
     rows: list[tuple[Value, ...]] = []
     for key, metric in METRICS.items():
-        x, y = (found[key].value if key in found else None for found in means)
+        x, y = (side[key].value if key in side else None for side in means)
         if x is not None or y is not None:
             texts = (None if value is None else metric.show(value) for value in (x, y))
             rows.append((metric.label, *texts, y / x if x and y else None))

@@ -101,34 +101,34 @@ def report(
         if _same_file(db, out):
             raise ReportError(f"{out} is the results database: give --out another name")
         html_file.check_path(out)
-    wanted = RunFilter(
+    run_filter = RunFilter(
         since=None if since is None else parse_moment(since, "--since"),
         plan=plan,
         container=container,
         labels=label or (),
     )
-    composed = page.compose(page.load(db, wanted, devices.read_device_health(pool), baseline))
+    composed = page.compose(page.load(db, run_filter, devices.read_device_health(pool), baseline))
     if figure is not None:
         _print_figure(composed, figure, format)
         return
-    written = out if site is None else site / "index.html"
+    target = out if site is None else site / "index.html"
     if site is None:
         html_file.write(html_file.render(composed, datetime.now(UTC)), out)
     else:
         site_folder.write(composed, db, site, datetime.now(UTC))
     if as_json:
-        print_json(document.to_document(composed, str(written)))
+        print_json(document.to_document(composed, str(target)))
         return
     console = answers()
     terminal.print_page(composed, console)
-    console.print(f"Report: {written}")
+    console.print(f"Report: {target}")
 
 
 def _print_figure(composed: "Page", name: str, chosen: FigureFormat) -> None:
-    found = {one.id: one for one in composed.figures}
-    if name not in found:
-        raise ReportError(f"the report has no figure {name!r}; it has {', '.join(found)}")
-    _print(found[name], chosen)
+    figures = {one.id: one for one in composed.figures}
+    if name not in figures:
+        raise ReportError(f"the report has no figure {name!r}; it has {', '.join(figures)}")
+    _print(figures[name], chosen)
 
 
 def _print(figure: "Figure", chosen: FigureFormat) -> None:

@@ -110,11 +110,11 @@ class Results:
     @classmethod
     def of(cls, name: str, runs: Sequence[Run]) -> "Results":
         """Wrap runs that are in memory with their measurements, oldest first."""
-        ordered = sorted(runs, key=lambda run: (run.created_at, run.id))
-        measured = tuple(map(RunMeans.of, ordered))
-        series = find_series(measured, [RunHead.of(run) for run in ordered])
-        groups, listing = group_series(series), list_runs(ordered)
-        return cls(name, measured, groups, series, listing, tuple(ordered), assess(series, ()))
+        in_order = sorted(runs, key=lambda run: (run.created_at, run.id))
+        means = tuple(map(RunMeans.of, in_order))
+        series = find_series(means, [RunHead.of(run) for run in in_order])
+        groups, listing = group_series(series), list_runs(in_order)
+        return cls(name, means, groups, series, listing, tuple(in_order), assess(series, ()))
 
     @property
     def done(self) -> tuple[Run, ...]:
@@ -211,10 +211,10 @@ def list_runs(runs: Sequence[Run], most: int = MOST_IN_FULL) -> Listing:
         ): run.id
         for run in runs
     }
-    kept = {*newest.values(), *(run.id for run in runs[len(runs) - most :])}
-    brief = [run for run in runs if run.id not in kept]
+    in_full = {*newest.values(), *(run.id for run in runs[len(runs) - most :])}
+    brief = [run for run in runs if run.id not in in_full]
     return Listing(
-        tuple(run for run in runs if run.id in kept),
+        tuple(run for run in runs if run.id in in_full),
         tuple(brief[-MOST_IN_BRIEF:]),
         max(0, len(brief) - MOST_IN_BRIEF),
     )

@@ -25,7 +25,7 @@ class DeviceUse:
 
     Attributes:
         busy_s: time in runs that have ended.
-        health: what the pool says; None if it does not know the device.
+        health: by the pool; None if it does not know the device.
     """
 
     serial: str
@@ -54,10 +54,10 @@ class DeviceUse:
 
 def read_device_health(pool: Path | None) -> tuple[DeviceHealth, ...]:
     """Ask the installed packages that know a pool."""
-    found: list[DeviceHealth] = []
+    devices: list[DeviceHealth] = []
     for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
-        found += entry.load()(pool)
-    return tuple(found)
+        devices += entry.load()(pool)
+    return tuple(devices)
 
 
 def find_device_use(
@@ -67,11 +67,11 @@ def find_device_use(
     groups: dict[str, list[Run]] = {}
     for one in measured:
         groups.setdefault(one.run.device.serial, []).append(one.run)
-    known = {serial: device for device in devices for serial in (device.name, *device.serials)}
-    found = [_use(serial, runs, known.get(serial)) for serial, runs in groups.items()]
-    seen = {id(use.health) for use in found if use.health}
-    found += [_unused(device) for device in devices if id(device) not in seen]
-    return tuple(sorted(found, key=_order))
+    health_of = {serial: device for device in devices for serial in (device.name, *device.serials)}
+    uses = [_use(serial, runs, health_of.get(serial)) for serial, runs in groups.items()]
+    with_runs = {id(use.health) for use in uses if use.health}
+    uses += [_unused(device) for device in devices if id(device) not in with_runs]
+    return tuple(sorted(uses, key=_order))
 
 
 def _use(serial: str, runs: Sequence[Run], health: DeviceHealth | None) -> DeviceUse:

@@ -86,15 +86,15 @@ def _row(row: SummaryRow) -> dict[str, object]:
 
 
 def _cell(cell: SummaryCell) -> dict[str, object]:
-    found = cell.stats
+    stats = cell.stats
     return {
-        "mean": found.mean,
-        "sd": found.sd,
-        "median": found.median,
-        "min": found.minimum,
-        "max": found.maximum,
-        "repetitions": found.n,
-        "sessions": found.sessions,
+        "mean": stats.mean,
+        "sd": stats.sd,
+        "median": stats.median,
+        "min": stats.minimum,
+        "max": stats.maximum,
+        "repetitions": stats.n,
+        "sessions": stats.sessions,
         "stability": asdict(cell.stability) if cell.stability else None,
     }
 
@@ -171,7 +171,7 @@ def _comparison(group: ComparisonGroup) -> dict[str, object]:
         "emulator": group.a.device.emulator,
         "verdict": group.verdict.value,
         "threshold": group.threshold,
-        "metrics": {metric.key: asdict(found) for metric, found in group.metrics},
+        "metrics": {metric.key: asdict(comparison) for metric, comparison in group.metrics},
         "unchecked": group.unchecked,
     }
 

@@ -61,7 +61,7 @@ class Figure:
         rows: one value for each column; what comes from outside is made visible when shown.
         spec: the chart without its data; empty for a table that no chart shows.
         samples: rows of a chart that are too many for a table; `rows` then sums them up.
-        notes: what to know of the values, a line each.
+        notes: remarks on the values, a line each.
     """
 
     id: str
@@ -83,11 +83,11 @@ class Figure:
         """Format as a table of GitHub Flavored Markdown."""
         heading = [column.label for column in self.columns]
         rule = ["---" if column.kind == "text" else "---:" for column in self.columns]
-        shown = (
+        texts = (
             [column.show(value) for column, value in zip(self.columns, row, strict=True)]
             for row in self.rows
         )
-        return "\n".join(_markdown_row(row) for row in (heading, rule, *shown)) + "\n"
+        return "\n".join(_markdown_row(row) for row in (heading, rule, *texts)) + "\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ def _csv_value(value: Value) -> str:
 
 
 def raw(value: Value) -> str | None:
-    """Return what the chart reads where the shown text has fewer digits; None if it is the same."""
+    """Return a value with all its digits for the chart; None if the shown text is the same."""
     if isinstance(value, datetime):
         return value.isoformat(timespec="minutes")
     if isinstance(value, str) or value is None or not math.isfinite(value):
@@ -159,7 +159,7 @@ def moment(key: str, title: str | None = None, **more: object) -> dict[str, obje
 def tooltips(columns: Sequence[Column]) -> list[dict[str, object]]:
     """Show these columns of the mark under the pointer."""
     kinds = {"text": "nominal", "number": "quantitative", "time": "temporal"}
-    made: list[dict[str, object]] = []
+    encodings: list[dict[str, object]] = []
     for column in columns:
         one: dict[str, object] = {
             "field": column.key,
@@ -170,5 +170,5 @@ def tooltips(columns: Sequence[Column]) -> list[dict[str, object]]:
             one["format"] = ",.4~g" if column.decimals else ",.0f"
         elif column.kind == "time":
             one |= {"format": "%Y-%m-%d %H:%M", "timeUnit": "utcyearmonthdatehoursminutes"}
-        made.append(one)
-    return made
+        encodings.append(one)
+    return encodings

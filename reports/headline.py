@@ -35,7 +35,7 @@ class Headline:
 
     Attributes:
         level: `bad`, `doubt`, `good`, or `none` where there is nothing to judge.
-        lines: what it rests on.
+        lines: its reasons.
     """
 
     level: Literal["bad", "doubt", "good", "none"]
@@ -47,35 +47,35 @@ def judge_page(results: Results, sections: Sequence[Section]) -> Headline:
     """Judge the results of a report."""
     changes = [change for section in sections for change in section.changes]
     worse = [alert for alert in results.alerts if alert.state == "open"]
-    known = [alert for alert in results.alerts if alert.state == "acknowledged"]
+    known_alerts = [alert for alert in results.alerts if alert.state == "acknowledged"]
     suspects = [one for one in changes if one.is_suspect]
     lost = list(_lost_comparisons(results, sections))
     wrong = [row for section in sections for row in section.rows if row.output == "doubtful"]
-    failed = _recent_failures(results)
+    failures = _recent_failures(results)
     gate = results.gate
     lines = [*(_describe_gate(gate) if gate else ()), *_describe(worse), *lost[:MOST_NAMED]]
     lines += [f"Doubtful output: {row.name} on {row.subject.place}" for row in wrong[:MOST_NAMED]]
     lines += [*_others(changes), *_describe_suspects(suspects)]
     lines += find_turnover(results.series)[:MOST_NAMED]
-    said = [f"Against {gate.reference}: {summarize(gate)}"] if gate else []
+    parts = [f"Against {gate.reference}: {summarize(gate)}"] if gate else []
     counts = {
         "regression": len(worse) + len(lost),
         "doubtful output": len(wrong),
-        "acknowledged regression": len(known),
+        "acknowledged regression": len(known_alerts),
         "suspected regression": len(suspects),
     }
-    said += [pluralize(number, noun) for noun, number in counts.items() if number]
-    if failed:
-        runs = "run" if len(failed) == 1 else "runs"
-        said.append(f"{len(failed)} recent {runs} without a result")
-    words, told = listing(tuple(said)), tuple(lines)
+    parts += [pluralize(number, noun) for noun, number in counts.items() if number]
+    if failures:
+        runs = "run" if len(failures) == 1 else "runs"
+        parts.append(f"{len(failures)} recent {runs} without a result")
+    words, reasons = listing(tuple(parts)), tuple(lines)
     verdict = gate.verdict if gate else None
     if worse or lost or wrong or verdict is Verdict.REGRESSED:
-        return Headline("bad", words, told)
-    if known or suspects or failed or verdict is Verdict.NO_VERDICT:
-        return Headline("doubt", words, told)
+        return Headline("bad", words, reasons)
+    if known_alerts or suspects or failures or verdict is Verdict.NO_VERDICT:
+        return Headline("doubt", words, reasons)
     if gate is not None:
-        return Headline("good", words, told)
+        return Headline("good", words, reasons)
     return _quiet(results, sections, changes, lines)
 
 
@@ -85,13 +85,13 @@ def _quiet(
     changes: Sequence[ShownChange],
     lines: Sequence[str],
 ) -> Headline:
-    """Return the headline where nothing is wrong: what was judged, or why nothing was."""
+    """Return the headline where nothing is wrong, or nothing could be judged."""
     judged = sum(one.status not in {Verdict.NO_VERDICT, "expected"} for one in changes)
     judged += sum(
-        found.verdict is not Verdict.NO_VERDICT
+        comparison.verdict is not Verdict.NO_VERDICT
         for section in sections
         for group in section.comparisons
-        for _, found in group.metrics
+        for _, comparison in group.metrics
     )
     if judged:
         words = f"Nothing regressed in {pluralize(judged, 'comparison')}"
@@ -106,30 +106,30 @@ def _explain(results: Results, changes: Sequence[ShownChange]) -> str:
     verdict = Verdict.NO_VERDICT
     reasons = Counter(one.note if one.verdict is verdict else one.status for one in changes)
     if reasons:
-        told = (f"{note} in {number} of {len(changes)}" for note, number in reasons.most_common())
-        return f"Of the comparisons with earlier nights: {listing(tuple(told))}."
+        counts = (f"{note} in {number} of {len(changes)}" for note, number in reasons.most_common())
+        return f"Of the comparisons with earlier nights: {listing(tuple(counts))}."
     return "A verdict needs a past to compare with: some nights of the same, or a --baseline."
 
 
 def _describe(alerts: Sequence[Alert]) -> Iterator[str]:
     """Yield the greatest losses with their alerts, those of one subject and night in one line."""
-    ordered = sorted(alerts, key=lambda one: (-one.size, one.id))
-    for alike in _grouped(ordered, lambda one: (one.subject, one.began_at))[:MOST_NAMED]:
-        found = ", ".join(f"{one.metric.label} {one.loss} (alert {one.id})" for one in alike)
-        yield f"{alike[0].name}, since {alike[0].began_at:%Y-%m-%d}: {found}"
+    greatest_first = sorted(alerts, key=lambda one: (-one.size, one.id))
+    for alike in _grouped(greatest_first, lambda one: (one.subject, one.began_at))[:MOST_NAMED]:
+        losses = ", ".join(f"{one.metric.label} {one.loss} (alert {one.id})" for one in alike)
+        yield f"{alike[0].name}, since {alike[0].began_at:%Y-%m-%d}: {losses}"
 
 
 def _grouped(items: Iterable[Item], key: Callable[[Item], Hashable]) -> list[list[Item]]:
-    found: dict[Hashable, list[Item]] = {}
+    groups: dict[Hashable, list[Item]] = {}
     for one in items:
-        found.setdefault(key(one), []).append(one)
-    return list(found.values())
+        groups.setdefault(key(one), []).append(one)
+    return list(groups.values())
 
 
 def _describe_gate(gate: Gate) -> Iterator[str]:
     yield f"Judged: {sides(gate)}"
-    told = [cell for cell in gate.cells if cell.verdict is not Verdict.NO_DIFFERENCE]
-    for cell in told[:MOST_NAMED]:
+    telling = [cell for cell in gate.cells if cell.verdict is not Verdict.NO_DIFFERENCE]
+    for cell in telling[:MOST_NAMED]:
         change = cells_of(cell)[2]
         where = f"{cell.name}{' (emulator)' if cell.key.emulator else ''}"
         yield f"{cell.metric.label} of {where}: {change}, {cell.reason}"
@@ -145,9 +145,9 @@ def _others(changes: Sequence[ShownChange]) -> Iterator[str]:
 
 def _describe_suspects(suspects: Sequence[ShownChange]) -> Iterator[str]:
     for alike in _grouped(suspects, lambda one: one.series.subject)[:MOST_NAMED]:
-        found = ", ".join(f"{one.series.metric.label} {percent(one.ratio - 1)}" for one in alike)
+        losses = ", ".join(f"{one.series.metric.label} {percent(one.ratio - 1)}" for one in alike)
         name = alike[0].series.name
-        yield f"{name}, last night only: {found}; the next night will tell"
+        yield f"{name}, last night only: {losses}; the next night will tell"
 
 
 def _lost_comparisons(results: Results, sections: Sequence[Section]) -> Iterator[str]:
@@ -157,10 +157,10 @@ def _lost_comparisons(results: Results, sections: Sequence[Section]) -> Iterator
     since = results.measured[-1].run.created_at - RECENT
     for section in sections:
         for group in section.comparisons:
-            for metric, found in group.metrics:
-                if found.verdict is Verdict.REGRESSED and group.runs[-1].created_at >= since:
+            for metric, comparison in group.metrics:
+                if comparison.verdict is Verdict.REGRESSED and group.runs[-1].created_at >= since:
                     models = " and ".join(group.models)
-                    yield f"{metric.label} of {models}, compared: {found.reason}"
+                    yield f"{metric.label} of {models}, compared: {comparison.reason}"
 
 
 def _recent_failures(results: Results) -> list[Run]:

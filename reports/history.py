@@ -45,11 +45,11 @@ class HistoryPoint:
 
     @property
     def size_bytes(self) -> float | None:
-        """Size of the container, or of what was deployed, as far as known."""
+        """Size of the container, or of its deployment, as far as known."""
         newest = self.sessions[-1].measured
-        pushed, reused = newest.means.get("push_bytes"), newest.means.get("reused_bytes")
+        push, reuse = newest.means.get("push_bytes"), newest.means.get("reused_bytes")
         size = newest.run.container.size_bytes
-        return size or (pushed.value + reused.value if pushed and reused else None)
+        return size or (push.value + reuse.value if push and reuse else None)
 
     @property
     def bits_per_weight(self) -> float | None:
@@ -95,13 +95,13 @@ class SeriesGroup:
     def present(self) -> tuple[HistoryPoint, ...]:
         """The nights of the containers of the last night, from the newest change of a rate on."""
         newest = self.points[-1].at
-        built = {point.sha256 for point in self.points if point.at > newest - PAUSE}
+        containers = {point.sha256 for point in self.points if point.at > newest - PAUSE}
         since = max((_began(one) for one in self._changed), default=self.points[0].at)
-        return tuple(p for p in self.points if p.sha256 in built and p.at >= since)
+        return tuple(p for p in self.points if p.sha256 in containers and p.at >= since)
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Say what a mean over the present nights leaves out, and why."""
+        """List the nights that a mean over the present ones leaves out, with the reasons."""
         containers = {point.sha256 for point in self.present}
         return tuple(
             _remark(one, before)
@@ -117,10 +117,10 @@ class SeriesGroup:
 
 def group_series(series: Sequence[Series]) -> tuple[SeriesGroup, ...]:
     """Put the series of all metrics of one container, device and workload together."""
-    found: dict[str, list[Series]] = {}
+    by_subject: dict[str, list[Series]] = {}
     for one in series:
-        found.setdefault(one.subject, []).append(one)
-    groups = (SeriesGroup(tuple(alike), _points(alike)) for alike in found.values())
+        by_subject.setdefault(one.subject, []).append(one)
+    groups = (SeriesGroup(tuple(alike), _points(alike)) for alike in by_subject.values())
     return tuple(sorted(groups, key=_order))
 
 
@@ -132,25 +132,25 @@ def find_present(
     Args:
         runs: all of them, oldest first: those of the last night on another branch are present, too.
     """
-    known = {run.provenance.git_branch for group in groups for run in group.runs} | {None}
+    branches = {run.provenance.git_branch for group in groups for run in group.runs} | {None}
     others = [RunHead.of(run) for run in runs if run.label not in SIDES]
-    found: dict[str, tuple[str, ...]] = {
+    remarks_of: dict[str, tuple[str, ...]] = {
         head.id: (f"On the branch {head.branch}, which is not that of the history",)
         for night in group_nights(others)
         if night[-1].created_at > runs[-1].created_at - PAUSE
         for head in night
-        if head.branch not in known
+        if head.branch not in branches
     }
     for group in groups:
         remarks = group.remarks
-        found |= {run.id: remarks for point in group.present for run in point.runs}
-    return found
+        remarks_of |= {run.id: remarks for point in group.present for run in point.runs}
+    return remarks_of
 
 
 def find_runs_before(groups: Sequence[SeriesGroup], among: Container[str]) -> dict[str, str]:
     """Return the id of the run before each run of the same subject, of those that are chosen."""
-    chosen = ([run.id for run in group.runs if run.id in among] for group in groups)
-    return {run: before for runs in chosen for before, run in pairwise(runs)}
+    ids_by_group = ([run.id for run in group.runs if run.id in among] for group in groups)
+    return {run: before for runs in ids_by_group for before, run in pairwise(runs)}
 
 
 def commit_range(series: Series, night: MeasuredNight) -> str:

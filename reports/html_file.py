@@ -147,11 +147,11 @@ class Addresses:
 
 def render(page: Page, generated_at: datetime) -> str:
     """Render one self-contained file; only `generated_at` varies for the same page."""
-    listed = (*page.results.listing.full, *page.results.listing.brief)
+    runs = (*page.results.listing.full, *page.results.listing.brief)
     return _render(
         page,
         generated_at,
-        Addresses(frozenset(run.id for run in listed)),
+        Addresses(frozenset(run.id for run in runs)),
         run_pages=page.run_pages,
         current="overview",
         policy=load_assets().policy(),
@@ -173,7 +173,7 @@ def render_site(page: Page, generated_at: datetime) -> Iterator[tuple[str, str]]
 
 def render_site_run(page: Page, one: RunPage, generated_at: datetime) -> tuple[str, str]:
     """Render the page of one run of a site."""
-    ids = frozenset(measured.run.id for measured in page.results.measured)
+    ids = frozenset(one_run.run.id for one_run in page.results.measured)
     at = Addresses(ids, site=True, depth=1)
     html = _render(page, generated_at, at, run_pages=(one,), current="run", policy=SITE_POLICY)
     return f"runs/{one.run.id}.html", html
@@ -224,8 +224,8 @@ class _Trends:
     def __call__(self, cell: GateCell) -> Sequence[float]:
         """Return the values, oldest first; none if the runs have no history."""
         keys = ((run_id, cell.metric.key) for run_id in cell.runs)
-        found = next((self._found[key] for key in keys if key in self._found), None)
-        return [night.mean for night in found.nights[-SPARK_POINTS:]] if found else []
+        series = next((self._found[key] for key in keys if key in self._found), None)
+        return [night.mean for night in series.nights[-SPARK_POINTS:]] if series else []
 
 
 class Specs:
@@ -259,8 +259,8 @@ def _thin(figure: Figure, most: int) -> tuple[tuple[Value, ...], ...]:
     older, newest = rows[: -(most // 2)], rows[-(most // 2) :]
     step = -(-len(older) // (most // 2))
     change = next(n for n, column in enumerate(figure.columns) if column.key == "change")
-    kept = (row for n, row in enumerate(older) if n % step == 0 or row[change] is not None)
-    return (*kept, *newest)
+    thinned = (row for n, row in enumerate(older) if n % step == 0 or row[change] is not None)
+    return (*thinned, *newest)
 
 
 def reproduce(figure: Figure, page: Page) -> str:
@@ -329,8 +329,8 @@ def _measured(run: Run) -> tuple[Metric, ...]:
 
 
 def _mean(run: Run, key: str) -> float | None:
-    found = summarise([run.values(key)])
-    return None if found is None else found.mean
+    stats = summarise([run.values(key)])
+    return None if stats is None else stats.mean
 
 
 def _checked(run: Run) -> str | None:
@@ -342,11 +342,7 @@ def _checked(run: Run) -> str | None:
 
 
 def check_path(path: Path) -> None:
-    """Refuse a path that cannot become a file; folders are not created.
-
-    Raises:
-        ReportError: says why.
-    """
+    """Refuse a path that cannot become a file; folders are not created."""
     try:
         if path.is_dir():
             raise ReportError(f"cannot write {path}: it is a folder")
@@ -357,11 +353,7 @@ def check_path(path: Path) -> None:
 
 
 def write(html: str, path: Path) -> None:
-    """Replace the file atomically.
-
-    Raises:
-        ReportError: see `check_path`; it cannot be written, as on a full disk.
-    """
+    """Replace the file atomically."""
     check_path(path)
     try:
         atomic_write_bytes(path, html.encode())

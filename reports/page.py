@@ -107,54 +107,53 @@ def load(
     devices: Sequence[DeviceHealth] = (),
     baseline: str = "",
 ) -> Results:
-    """Read the means of the runs that are wanted, and what the report shows in full.
+    """Read the means of the selected runs, and the runs that the report shows in full.
 
     Args:
-        baseline: what the newest results are held against, as `qnnfarm gate` takes it; empty for
-            none.
+        baseline: of the newest results, as `qnnfarm gate` takes it; empty for none.
 
     Raises:
         StoreError: there is no such store, or it cannot be read.
         NotStoredError: it has no results of the baseline.
     """
     with ResultsStore.open(location, create=False) as store:
-        found = store.means()  # whatever is shown of a history, the whole is judged
-        measured = tuple(one for one in found if wanted.matches(one.run))
-        runs = [one.run for one in measured]
-        shown = {run.id for run in runs}
-        judged = find_series(found, store.heads())
-        series = tuple(one for one in judged if not shown.isdisjoint(one.runs))
+        all_means = store.means()  # whatever is shown of a history, the whole is judged
+        means = tuple(one for one in all_means if wanted.matches(one.run))
+        runs = [one.run for one in means]
+        ids = {run.id for run in runs}
+        judged = find_series(all_means, store.heads())
+        series = tuple(one for one in judged if not ids.isdisjoint(one.runs))
         groups = group_series([one.since(wanted.since) for one in series])
         listing = list_runs(runs)
         present = find_present(groups, runs)
         newest = [run.id for run in runs if run.id in present or run.label in SIDES]
-        listed = [run.id for run in listing.full]
-        timed = store.newest_with_telemetry(MOST_TIMELINES) & shown
-        full = store.get_runs(sorted({*newest[-MOST_PRESENT:], *listed, *timed}))
+        full_ids = [run.id for run in listing.full]
+        timed = store.newest_with_telemetry(MOST_TIMELINES) & ids
+        full = store.get_runs(sorted({*newest[-MOST_PRESENT:], *full_ids, *timed}))
         # A window hides no loss, also of a history that ended before it.
         whole = replace(wanted, since=None) == EVERYTHING
         alerts = _alerts(store, judged if whole else series, whole=whole)
         return Results(
             store.location.rstrip("/").rpartition("/")[2],
-            measured,
+            means,
             groups,
             series,
             listing,
             full,
             alerts,
-            _gate(store, baseline, wanted, shown, alerts) if baseline else None,
+            _gate(store, baseline, wanted, ids, alerts) if baseline else None,
             {run.id: store.telemetry(run.id) for run in runs if run.id in timed},
             store.comparisons(),
             store.location,
             tuple(devices),
-            {run_id: read_kept(store, run_id) for run_id in listed},
+            {run_id: read_kept(store, run_id) for run_id in full_ids},
         )
 
 
 def _alerts(store: ResultsStore, series: Sequence[Series], *, whole: bool) -> tuple[Alert, ...]:
     """Return the alerts of the histories that are shown; of all histories, if all runs are."""
-    shown = {one.id for one in series}
-    return assess(series, [one for one in list_alerts(store) if whole or one.series in shown])
+    series_ids = {one.id for one in series}
+    return assess(series, [one for one in list_alerts(store) if whole or one.series in series_ids])
 
 
 def _gate(
@@ -172,7 +171,7 @@ def _gate(
 
 
 def read_kept(store: ResultsStore, run_id: str) -> KeptFiles:
-    """Read what a page shows of the files that are kept with a run."""
+    """Read the parts of a run's files that its page shows."""
     artifacts = store.artifacts(run_id)
     logs = []
     for artifact in artifacts:
@@ -213,11 +212,7 @@ def compose(results: Results) -> Page:
 
 
 def compare_two(location: str, a: str, b: str) -> Figure:
-    """Put two runs of a store side by side.
-
-    Raises:
-        StoreError: there is no such store or run.
-    """
+    """Put two runs of a store side by side."""
     with ResultsStore.open(location, create=False) as store:
         return charts.beside_figure(store.get_run(a), store.get_run(b))
 

@@ -34,22 +34,22 @@ def write(composed: Page, location: str, folder: Path, generated_at: datetime) -
     """
     _check(folder)
     stamp = _stamp()
-    known = _read(folder / STAMP) == stamp
+    is_ours = _read(folder / STAMP) == stamp
     runs = [one.run for one in composed.results.measured]
-    wanted = [
+    outdated = [
         run
         for run in runs
-        if not known or run.status == "running" or not (folder / f"runs/{run.id}.html").exists()
+        if not is_ours or run.status == "running" or not (folder / f"runs/{run.id}.html").exists()
     ]
     before = find_runs_before(composed.results.groups, {run.id for run in runs})
     with ResultsStore.open(location, create=False) as store:
-        for start in range(0, len(wanted), _BATCH):
-            part = wanted[start : start + _BATCH]
+        for start in range(0, len(outdated), _BATCH):
+            part = outdated[start : start + _BATCH]
             _write_runs(composed, store, part, before, folder, generated_at)
     for name, content in html_file.render_site(composed, generated_at):
         _write(folder / name, content)
     _write(folder / STAMP, stamp)
-    return len(wanted)
+    return len(outdated)
 
 
 def _write_runs(
@@ -62,10 +62,10 @@ def _write_runs(
 ) -> None:
     ids = {run.id for run in part}
     both = sorted(ids | {before.get(run_id, run_id) for run_id in ids})
-    read = {run.id: run for run in store.get_runs(both)}
-    for run_id in ids & read.keys():
-        earlier = read.get(before.get(run_id, ""))
-        name, content = render_run(composed, store, read[run_id], earlier, generated_at)
+    run_of = {run.id: run for run in store.get_runs(both)}
+    for run_id in ids & run_of.keys():
+        earlier = run_of.get(before.get(run_id, ""))
+        name, content = render_run(composed, store, run_of[run_id], earlier, generated_at)
         _write(folder / name, content)
 
 
@@ -76,9 +76,6 @@ def render_run(
 
     Args:
         before: the run before it in its series, to stand beside.
-
-    Raises:
-        StoreError: the database cannot be read.
     """
     kept = page.read_kept(store, run.id)
     one = page.run_page(run, store.telemetry(run.id), before, kept)

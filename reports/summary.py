@@ -91,7 +91,7 @@ class ScoredRow:
     """Scores of one container.
 
     Attributes:
-        remarks: what the runs behind it do not share, in words.
+        remarks: differences between the runs behind it, in words.
     """
 
     subject: Subject
@@ -118,8 +118,8 @@ class PerplexityRow(ScoredRow):
     def weight(self) -> tuple[bool, int, datetime]:
         """Order by which it tells more than others: a reference, more tokens, then a later time."""
         definition = self.subject.scored
-        compared = any(self.difference(reference) is not None for reference in REFERENCES)
-        return (compared, definition.tokens if definition else 0, self.runs[-1].created_at)
+        has_reference = any(self.difference(reference) is not None for reference in REFERENCES)
+        return (has_reference, definition.tokens if definition else 0, self.runs[-1].created_at)
 
     def show(self, key: str) -> str:
         """Format a value with its unit; empty if there is none."""
@@ -202,23 +202,23 @@ class SummaryRow:
         """Notes that tell the row from others: runtime, labels, sessions that ran at once."""
         if not self.runs:
             return ()
-        found = [by] if (by := self.runtime or self.subject.by) else []
-        found += [f"{key}={value}" for key, value in self.runs[0].labels.items()]
+        result = [by] if (by := self.runtime or self.subject.by) else []
+        result += [f"{key}={value}" for key, value in self.runs[0].labels.items()]
         names = dict.fromkeys(run.label.partition("#")[0] for run in self.runs if run.label)
-        found += list(names)[:MOST_LABELS]
+        result += list(names)[:MOST_LABELS]
         if len(names) > MOST_LABELS:
-            found.append(f"and {len(names) - MOST_LABELS} more")
+            result.append(f"and {len(names) - MOST_LABELS} more")
         counts = [run.concurrent_sessions or 1 for run in self.runs]
         if max(counts) > 1:
             few = f"{min(counts)} to " if min(counts) < max(counts) else ""
-            found.append(f"{few}{max(counts)} sessions at once")
-        return tuple(found)
+            result.append(f"{few}{max(counts)} sessions at once")
+        return tuple(result)
 
     @property
     def doubt(self) -> str:
         """Warning about its output; empty if it is checked, or another tool's."""
-        told = self.cells and self.output != "checked" and not self.subject.is_imported
-        return f"output {self.output}" if told else ""
+        is_worth_telling = self.cells and self.output != "checked" and not self.subject.is_imported
+        return f"output {self.output}" if is_worth_telling else ""
 
     @property
     def n(self) -> int:
@@ -254,7 +254,7 @@ def group_failures(runs: Iterable[Run]) -> tuple[FailureGroup, ...]:
 
 
 def _failure(run: Run) -> tuple[object, ...]:
-    """Return what failures have in common: names of the device and of the run are left out."""
+    """Return the key of equal failures, without the names of device and run."""
     error = (run.error or "").replace(run.device.serial, "")
     same = re.sub(r"[0-9a-f]{32}", "", error)
     return (run.kind, run.status, run.container, run.device.emulator, same)
@@ -268,12 +268,12 @@ def perplexities(
     Args:
         told: as for `summarise`; runs with other remarks are rows of their own.
     """
-    measured = [
+    with_perplexity = [
         run
         for run in runs
         if any(run.values(key) for key in (PERPLEXITY, PERPLEXITY_FLOAT, PERPLEXITY_QUANTIZED))
     ]
-    groups = _grouped(measured, lambda run: (_built(run), told.get(run.id, ())))
+    groups = _grouped(with_perplexity, lambda run: (_built(run), told.get(run.id, ())))
     rows = [_perplexity(subject, group) for ((subject, _), _), group in groups]
     rows.sort(key=lambda row: row.runs[-1].created_at, reverse=True)
     return tuple(sorted(rows, key=lambda row: _order(row.subject, row.container)))
@@ -306,22 +306,22 @@ def summarise(
     Args:
         told: remarks by the id of a run; those of a row have the same.
     """
-    measured = perplexities(runs, told)
+    scores = perplexities(runs, told)
     groups = _grouped(speed_runs(runs), lambda run: (_built(run), told.get(run.id, ())))
     # There may be thousands, so only those of one container and device are compared.
-    scored = dict(_grouped(measured, lambda row: (row.subject.without_test, row.container.sha256)))
+    scored = dict(_grouped(scores, lambda row: (row.subject.without_test, row.container.sha256)))
     alike = dict(_grouped(groups, lambda group: _display_key(group[0][0])))
-    rows, joined = [], set[tuple[Subject, str]]()
+    rows, with_speed = [], set[tuple[Subject, str]]()
     for (key, changes), group in groups:
         here = key[0].without_test, key[1]
         beside = [row for row in scored.get(here, ()) if _agree(row.runs[-1], group[-1])]
-        joined |= {here} if beside else set()
+        with_speed |= {here} if beside else set()
         apart = _apart_remark([subject for ((subject, _), _), _ in alike[_display_key(key)]])
         row = _row(key[0], group, beside)
         rows.append(replace(row, remarks=changes + row.remarks + apart))
-    for here, found in scored.items():
-        best, remarks = _choose_perplexity(found)
-        if best is not None and here not in joined:
+    for here, rows_here in scored.items():
+        best, remarks = _choose_perplexity(rows_here)
+        if best is not None and here not in with_speed:
             rows.append(SummaryRow(best.subject, "", (), {}, best, remarks))
     if len({row.subject.runtime for row in rows}) > 1:  # what is compared stands together
         rows = [replace(row, runtime=row.subject.runtime) for row in rows]
@@ -329,7 +329,7 @@ def summarise(
 
 
 def _built(run: Run) -> tuple[Subject, str]:
-    """Return what one row is about: a subject, and the container's hash."""
+    """Return the key of a row: a subject, and the container's hash."""
     return Subject.of(run), run.container.sha256
 
 
@@ -344,7 +344,7 @@ def _agree(a: Run, b: Run) -> bool:
 
 
 def _like_newest(runs: Sequence[Run]) -> tuple[tuple[Run, ...], tuple[str, ...]]:
-    """Return the runs with the versions and settings of the newest, and what the others had."""
+    """Return the runs with the versions and settings of the newest, and a remark on the others."""
     apart = {
         run.id: changes
         for run in runs
@@ -358,7 +358,7 @@ def _like_newest(runs: Sequence[Run]) -> tuple[tuple[Run, ...], tuple[str, ...]]
 
 
 def speed_runs(runs: Sequence[Run]) -> list[Run]:
-    """Select the runs with speeds: benchmarks, and other runs of what was never benchmarked."""
+    """Select the runs with speeds: benchmarks, and other runs of containers without one."""
     timed = [run for run in runs if any(_all_values(run, key) for key in SPEED_METRICS)]
     benchmarked = {_place(run) for run in timed if run.kind == "bench"}
     return [run for run in timed if run.kind == "bench" or _is_stand_in(run, benchmarked)]
@@ -369,7 +369,7 @@ def _is_stand_in(run: Run, benchmarked: set[tuple[Subject, str]]) -> bool:
 
 
 def _place(run: Run) -> tuple[Subject, str]:
-    """Return the container and where it ran, whatever was measured."""
+    """Return the container and its device, without the test."""
     subject, sha256 = _built(run)
     return subject.without_test, sha256
 
@@ -391,9 +391,9 @@ def _row(subject: Subject, group: Sequence[Run], scored: Sequence[PerplexityRow]
             continue
         metric = find_metric(name)
         sessions = [run.values(name) for run in runs]
-        found = summarise_sessions(sessions)
-        if found is not None:
-            cells[name] = SummaryCell(metric, found, grade_runs(runs, name))
+        stats = summarise_sessions(sessions)
+        if stats is not None:
+            cells[name] = SummaryCell(metric, stats, grade_runs(runs, name))
         by_metric += [(metric, remark) for remark in remark_on(sessions, on_spread=steady)]
     remarks = [*left_out, *_joined(by_metric), *_workload_remarks(subject, runs)]
     output = _output(runs, perplexity)
@@ -451,13 +451,13 @@ def _output(runs: Sequence[Run], perplexity: PerplexityRow | None) -> Output:
 
 def _grade(cells: Mapping[str, SummaryCell]) -> tuple[str, tuple[str, ...]]:
     """Return the worst grade of the rates, with reasons; an unknown grade is the worst."""
-    found = {key: cells[key].stability for key in GRADED if key in cells and cells[key].stability}
-    grades = [stability.grade for stability in found.values() if stability is not None]
+    by_key = {key: cells[key].stability for key in GRADED if key in cells and cells[key].stability}
+    grades = [stability.grade for stability in by_key.values() if stability is not None]
     if not grades:
         return "", ()
     reasons = _joined(
         (find_metric(key), reason)
-        for key, stability in found.items()
+        for key, stability in by_key.items()
         if stability is not None
         for reason in stability.reasons
     )
@@ -492,7 +492,7 @@ _WARMS_UP = frozenset({"llama-bench", "geniex-bench"})
 
 
 def _workload_remarks(subject: Subject, runs: Sequence[Run]) -> list[str]:
-    found = []
+    remarks = []
     unwarmed = any(
         run.workload.warmup == 0
         and run.warmup_detected is None
@@ -500,20 +500,20 @@ def _workload_remarks(subject: Subject, runs: Sequence[Run]) -> list[str]:
         for run in runs
     )
     if unwarmed and subject.kind != "embed" and not subject.is_imported:  # each text is another
-        found.append("No warm-up")
+        remarks.append("No warm-up")
     unsteady = sum(run.warmup_detected is False for run in runs)
     if unsteady:
-        found.append(f"{unsteady} of {len(runs)} runs were not steady after their warm-ups")
+        remarks.append(f"{unsteady} of {len(runs)} runs were not steady after their warm-ups")
     short = [run for run in runs if _repetitions(run) < run.workload.repetitions]
     if short:
-        found.append(f"{len(short)} of {len(runs)} runs gave fewer repetitions than requested")
+        remarks.append(f"{len(short)} of {len(runs)} runs gave fewer repetitions than requested")
     prompts = {value for run in runs for value in run.values("prompt_tokens")}
     # Genie begins every dialog with the bos token, which what was asked for may not count.
-    asked = subject.prompt_tokens
-    if asked is not None and prompts - {asked, asked + 1}:
+    request = subject.prompt_tokens
+    if request is not None and prompts - {request, request + 1}:
         real = ", ".join(f"{value:.0f}" for value in sorted(prompts))
-        found.append(f"The prompt had {real} tokens, but {asked} were requested")
-    return found
+        remarks.append(f"The prompt had {real} tokens, but {request} were requested")
+    return remarks
 
 
 def _repetitions(run: Run) -> int:
@@ -526,11 +526,11 @@ def _perplexity(subject: Subject, group: Sequence[Run]) -> PerplexityRow:
     remarks = [*left_out]
     keys = (PERPLEXITY, PERPLEXITY_ERROR, PERPLEXITY_FLOAT, PERPLEXITY_QUANTIZED, *STEP_METRICS)
     for name in keys:
-        found = summarise_sessions([run.values(name) for run in runs])
-        if found is not None:
-            values[name] = found.mean
-            if found.maximum > found.minimum * 1.001 and name != PERPLEXITY_ERROR:
-                spread = f"{find_metric(name).format(found.minimum)} to {found.maximum:.3f}"
+        stats = summarise_sessions([run.values(name) for run in runs])
+        if stats is not None:
+            values[name] = stats.mean
+            if stats.maximum > stats.minimum * 1.001 and name != PERPLEXITY_ERROR:
+                spread = f"{find_metric(name).format(stats.minimum)} to {stats.maximum:.3f}"
                 remarks.append(f"{find_metric(name).label}: runs differ, {spread}")
     if runs[-1].check.outcome != "passed":  # by a bound that the user gave
         remarks += find_perplexity_faults(values, runs[-1].container.precision)
@@ -543,7 +543,7 @@ def _grouped(
     groups: dict[Key, list[Item]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)
-    return [(found, tuple(group)) for found, group in groups.items()]
+    return [(value, tuple(group)) for value, group in groups.items()]
 
 
 def _sort_key(row: SummaryRow) -> tuple[object, ...]:

@@ -75,16 +75,16 @@ def print_page(page: Page, console: Console) -> None:
         for group in section.comparisons:
             for line in _comparison(group):
                 _print_line(console, line)
-    for failed in page.failures:
-        _print_line(console, Text(_single_line(f"x {_failure(failed)}"), "red"))
+    for failure in page.failures:
+        _print_line(console, Text(_single_line(f"x {_failure(failure)}"), "red"))
 
 
 def _task(row: TaskRow) -> str:
     """Return the scores of a container in a task."""
     scores = (f"{find_metric(key).label.lower()} {row.show(key)}" for key in TASK_METRICS)
-    shown = ", ".join(score for score in scores if not score.endswith(" "))
+    words = ", ".join(score for score in scores if not score.endswith(" "))
     name = f"{container_name(row.container)} on {row.subject.target}"
-    parts = filter(None, (name, row.subject.by, shown))
+    parts = filter(None, (name, row.subject.by, words))
     return _single_line(f"{row.task}: {', '.join(parts)}")
 
 
@@ -92,7 +92,7 @@ _STYLES = {"bad": "red", "doubt": "yellow", "good": "green", "none": "default"}
 
 
 def _headline(headline: Headline) -> list[Text]:
-    """Return the verdict over everything, and what it rests on."""
+    """Return the verdict over everything, with its reasons."""
     words = Text(_single_line(headline.words), f"bold {_STYLES[headline.level]}")
     return [words, *(Text(f"  {_single_line(line)}") for line in headline.lines)]
 
@@ -110,8 +110,8 @@ def _failure(group: FailureGroup) -> str:
     if count > 1:
         first, last = (short_time(run.created_at) for run in (group.runs[0], newest))
         times = f", {count} times from {first} to {last}"
-    ended = f"{newest.status}: {newest.error}" if newest.error else newest.status
-    return f"{newest.kind} of {container_name(newest.container)} on {where}{times}: {ended}"
+    outcome = f"{newest.status}: {newest.error}" if newest.error else newest.status
+    return f"{newest.kind} of {container_name(newest.container)} on {where}{times}: {outcome}"
 
 
 def _display_key(row: SummaryRow) -> tuple[str, ...]:
@@ -125,7 +125,7 @@ def _ambiguous(rows: Sequence[SummaryRow]) -> frozenset[tuple[str, ...]]:
     hashes: dict[tuple[str, ...], set[str]] = {}
     for row in rows:
         hashes.setdefault(_display_key(row), set()).add(row.sha256)
-    return frozenset(name for name, found in hashes.items() if len(found) > 1)
+    return frozenset(name for name, sha256s in hashes.items() if len(sha256s) > 1)
 
 
 def _remarks(row: SummaryRow, shared: Container[str], *, apart: bool) -> list[Text]:
@@ -160,10 +160,10 @@ def _comparison(group: ComparisonGroup) -> list[Text]:
         ),
         *(
             Text(
-                f"  {_change(metric, found)}: {found.verdict.value}, {_single_line(found.reason)}",
+                f"  {_change(metric, one)}: {one.verdict.value}, {_single_line(one.reason)}",
                 style,
             )
-            for metric, found in group.metrics
+            for metric, one in group.metrics
         ),
     ]
 
@@ -172,8 +172,8 @@ def _change(metric: Metric, found: Comparison) -> str:
     if found.ratio is None:
         return metric.label
     change, interval = found.cells
-    known = "" if found.low is None else f" ({interval} at {found.confidence:.0%})"
-    return f"{metric.label} {change}{known}"
+    interval_in_words = "" if found.low is None else f" ({interval} at {found.confidence:.0%})"
+    return f"{metric.label} {change}{interval_in_words}"
 
 
 def _print_table(section: Section, console: Console) -> None:
@@ -186,10 +186,10 @@ def _print_table(section: Section, console: Console) -> None:
         metric = find_metric(key)
         heading = f"{SHORT_LABELS.get(key, metric.label)}\n{metric.shown_unit}"
         columns.append(_column(key, heading, [_speed(row, key) for row in rows]))
-    found = [_perplexity(row) for row in rows]
+    scores = [_perplexity(row) for row in rows]
     columns += [
-        _column(PERPLEXITY, "Perplexity\non device", [device for device, _ in found]),
-        _column(PERPLEXITY_FLOAT, "in float\non host", [reference for _, reference in found]),
+        _column(PERPLEXITY, "Perplexity\non device", [device for device, _ in scores]),
+        _column(PERPLEXITY_FLOAT, "in float\non host", [reference for _, reference in scores]),
         _column("grade", "n\ngrade", [_grade(row) for row in rows]),
     ]
     names = [_name(row, apart=_display_key(row) in ambiguous) for row in rows]
@@ -208,8 +208,8 @@ def _name(row: SummaryRow, *, apart: bool) -> str:
     where = " ".join(filter(None, (row.subject.target, row.label)))
     shape = container_shape(row.container) if row.container else ""
     sha256 = row.container.sha256[:12] if row.container and apart else ""
-    told = (_single_line(row.name), _single_line(where), ", ".join(filter(None, (shape, sha256))))
-    lines = [line for line in told if line]
+    parts = (_single_line(row.name), _single_line(where), ", ".join(filter(None, (shape, sha256))))
+    lines = [line for line in parts if line]
     lines += map(_single_line, row.notes)
     lines += filter(None, [row.doubt])
     return "\n".join(lines)
@@ -225,18 +225,18 @@ def _speed(row: SummaryRow, key: str) -> str:
 
 
 def _perplexity(row: SummaryRow) -> tuple[str, str]:
-    found = row.perplexity
-    if found is None:
+    scores = row.perplexity
+    if scores is None:
         return NO_VALUE, NO_VALUE
     device, reference = (
-        find_metric(key).format(found.values[key]) if key in found.values else NO_VALUE
+        find_metric(key).format(scores.values[key]) if key in scores.values else NO_VALUE
         for key in (PERPLEXITY, PERPLEXITY_FLOAT)
     )
-    difference = found.difference(PERPLEXITY_FLOAT)
-    error = found.values.get(PERPLEXITY_ERROR)
+    difference = scores.difference(PERPLEXITY_FLOAT)
+    error = scores.values.get(PERPLEXITY_ERROR)
     lines = [device, "" if error is None else f"± {find_metric(PERPLEXITY_ERROR).format(error)}"]
     lines.append("" if difference is None else percent(difference))
-    lines += found.scored.split(", ") if found.subject.scored else []
+    lines += scores.scored.split(", ") if scores.subject.scored else []
     return "\n".join(line for line in lines if line), reference
 
 

@@ -51,17 +51,17 @@ def graphs(container: ContainerInfo) -> str:
 
 def condition(record: Condition) -> str:
     """Describe a condition of a run: `met after 12 s, 41.0 to 34.8: cool enough`."""
-    told = str(record.get("outcome") or "")
-    waited = record.get("waited_s")
-    if isinstance(waited, int | float) and waited >= 0.05:
-        told += f" after {waited:.1f} s"
+    words = str(record.get("outcome") or "")
+    waited_s = record.get("waited_s")
+    if isinstance(waited_s, int | float) and waited_s >= 0.05:
+        words += f" after {waited_s:.1f} s"
     before, after = record.get("before"), record.get("after")
     if before is not None or after is not None:
-        told += (
+        words += (
             f", {_scalar(before)} to {_scalar(after)}" if before != after else f", {_scalar(after)}"
         )
     reason = record.get("reason")
-    return f"{told}: {reason}" if reason else told
+    return f"{words}: {reason}" if reason else words
 
 
 def _scalar(value: JsonScalar) -> str:

@@ -52,19 +52,19 @@ def energy_per_token(run: Run, telemetry: Sequence[RepetitionTelemetry]) -> floa
     joules, tokens = 0.0, 0.0
     for one in telemetry:
         power = next((s for s in with_power(one.series) if s.channel == "battery_w"), None)
-        made = values_of(run, is_warmup=one.is_warmup, repetition=one.repetition).get(
+        generated_tokens = values_of(run, is_warmup=one.is_warmup, repetition=one.repetition).get(
             "generated_tokens", 0.0
         )
-        if power is None or one.is_warmup or not made:
+        if power is None or one.is_warmup or not generated_tokens:
             continue
-        known = [(t, v) for t, v in zip(power.t_s, power.values, strict=True) if v is not None]
-        joules += sum((t1 - t0) * (v0 + v1) / 2 for (t0, v0), (t1, v1) in pairwise(known))
-        tokens += made
+        samples = [(t, v) for t, v in zip(power.t_s, power.values, strict=True) if v is not None]
+        joules += sum((t1 - t0) * (v0 + v1) / 2 for (t0, v0), (t1, v1) in pairwise(samples))
+        tokens += generated_tokens
     return joules / tokens if joules and tokens else None
 
 
 def timeline_figure(timeline: Timeline) -> Figure | None:
-    """Draw the phases, and under them what the sensors read; None without both."""
+    """Draw the phases, and under them the sensors; None without both."""
     if not timeline.spans:
         return None
     panels = [(kind, *_choose(timeline.counters, kind)) for kind in _KINDS]
@@ -78,7 +78,7 @@ def timeline_figure(timeline: Timeline) -> Figure | None:
         Column("unit", "Unit"),
     )
     rows = [*_span_rows(timeline.spans)]
-    rows += [_channel_row(kind, one) for kind, found, _ in panels for one in found]
+    rows += [_channel_row(kind, one) for kind, counters, _ in panels for one in counters]
     return Figure(
         f"timeline-{timeline.run.id}",
         "Time line",
@@ -107,8 +107,8 @@ def _choose(counters: Sequence[Counter], kind: _Kind) -> tuple[list[Counter], in
         if one.channel.partition(":")[0] in kind.prefixes
         and any(value is not None for _, value in one.points)
     ]
-    ranked = sorted(fitting, key=lambda one: (-_interest(one), one.channel))[:MOST_LINES]
-    return sorted(ranked, key=lambda one: one.channel), len(fitting) - len(ranked)
+    best = sorted(fitting, key=lambda one: (-_interest(one), one.channel))[:MOST_LINES]
+    return sorted(best, key=lambda one: one.channel), len(fitting) - len(best)
 
 
 def _interest(counter: Counter) -> float:
@@ -118,7 +118,7 @@ def _interest(counter: Counter) -> float:
 
 def _left_out(panels: Sequence[Panel]) -> str:
     return ", ".join(
-        f"{left} of {kind.title.partition(',')[0].lower()}" for kind, _, left in panels if left
+        f"{more} of {kind.title.partition(',')[0].lower()}" for kind, _, more in panels if more
     )
 
 
@@ -150,8 +150,8 @@ def _samples(spans: Sequence[Span], panels: Sequence[Panel]) -> Samples:
         )
         for span in spans
     ]
-    for kind, found, _ in panels:
-        for one in found:
+    for kind, counters, _ in panels:
+        for one in counters:
             rows += [
                 (
                     kind.title,
@@ -227,5 +227,5 @@ def _panel(kind: _Kind) -> Spec:
 
 def trace_address(timeline: Timeline) -> str:
     """Return the trace as a `data:` address, for a page that loads nothing."""
-    packed = gzip.compress(to_trace([timeline], MOST_EVENTS), mtime=0)
-    return "data:application/gzip;base64," + base64.b64encode(packed).decode()
+    content = gzip.compress(to_trace([timeline], MOST_EVENTS), mtime=0)
+    return "data:application/gzip;base64," + base64.b64encode(content).decode()

@@ -127,58 +127,58 @@ def read_runs(
 
     Args:
         tool: that wrote it; by default it is found by the content.
-        skip: leave out what cannot be read; otherwise it refuses the file.
+        skip: leave out unreadable lines; otherwise they refuse the file.
 
     Raises:
         HostFileError: names the lines that cannot be read, or no tool is known to write this; the
             file cannot be read.
     """
     facts = facts or ImportFacts()
-    content, written = _read(path)
+    content, changed_at = _read(path)
     text = _decode(content)
-    found = _find_format(path, content, text, tool)
-    refused: list[tuple[int, str]] = []
-    foreign = tuple(_collect(found.read(text), refused))
+    file_format = _find_format(path, content, text, tool)
+    faults: list[tuple[int, str]] = []
+    foreign = tuple(_collect(file_format.read(text), faults))
     known_by, group_id = b"", new_run_id()
     runs: dict[int, Run] = {}
     for number, (each, swept) in enumerate(zip(foreign, _sweeps(foreign), strict=True)):
-        alone = hashlib.sha256(f"{found.tool}\n{each.source}".encode())
+        alone = hashlib.sha256(f"{file_format.tool}\n{each.source}".encode())
         known_by = hashlib.sha256(
             known_by + alone.digest() + str(facts.created_at).encode()
         ).digest()
         sha256 = alone.hexdigest() if each.created_at else known_by.hex()
-        origin = Origin(tool=found.tool, file=path.name, sha256=sha256)
-        ended = (facts.created_at or written) - timedelta(seconds=each.before_end_s)
-        began = ended if facts.created_at else each.created_at or ended
+        origin = Origin(tool=file_format.tool, file=path.name, sha256=sha256)
+        end = (facts.created_at or changed_at) - timedelta(seconds=each.before_end_s)
+        began = end if facts.created_at else each.created_at or end
         labels = {**swept, **each.labels, **facts.labels}
         try:
             run = _run_of(each, replace(facts, labels=labels), origin, began)
         except UnreadableError as error:
-            refused.append((error.line, error.reason))
+            faults.append((error.line, error.reason))
         else:
             runs[number] = run.model_copy(update={"group_id": group_id, "session": len(runs)})
-    if refused and not (skip and runs):
-        raise HostFileError(path.name, _in_words(refused))
+    if faults and not (skip and runs):
+        raise HostFileError(path.name, _in_words(faults))
     if not runs:
-        raise HostFileError(path.name, f"it has no results that {found.tool} writes")
+        raise HostFileError(path.name, f"it has no results that {file_format.tool} writes")
     lines = tuple(foreign[number].line for number in runs)
-    return Imported(found.tool, path.name, text, tuple(runs.values()), lines, tuple(refused))
+    return Imported(file_format.tool, path.name, text, tuple(runs.values()), lines, tuple(faults))
 
 
 def store_runs(store: ResultsStore, found: Imported) -> Imported:
     """Store the runs of a file that are new, and the file with them.
 
-    A run is known by the text that tells of it, in whatever file it stands. Where it has no time,
+    A run is known by the text that tells of it, in any file. Where it has no time,
     it is known by the runs before it, too, as two nights may give one figure. Of a file that grew,
     the lines from its first new run on are kept.
 
     Raises:
         ArtifactError: the file cannot be kept; nothing is stored.
     """
-    known = store.known_origins(found.tool)
+    origins = store.known_origins(found.tool)
     new: dict[str, tuple[Run, int]] = {}
     for run, line in zip(found.runs, found.lines, strict=True):
-        if run.origin is not None and run.origin.sha256 not in known:
+        if run.origin is not None and run.origin.sha256 not in origins:
             new.setdefault(run.origin.sha256, (run, line))
     runs = tuple(run for run, _ in new.values())
     if runs:
@@ -197,12 +197,7 @@ def import_file(
     tool: Tool | None = None,
     skip: bool = False,
 ) -> Imported:
-    """Read a file of another tool, and store its new runs.
-
-    Raises:
-        HostFileError: see `read_runs`; nothing is stored.
-        ArtifactError: see `store_runs`.
-    """
+    """Read a file of another tool, and store its new runs."""
     return store_runs(store, read_runs(path, facts, tool=tool, skip=skip))
 
 
@@ -210,16 +205,16 @@ def _read(path: Path) -> tuple[bytes, datetime]:
     try:
         with path.open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)
-        written = datetime.fromtimestamp(path.stat().st_mtime, UTC)
+        changed_at = datetime.fromtimestamp(path.stat().st_mtime, UTC)
     except OSError as error:
         raise HostFileError(str(path), error.strerror or str(error)) from error
     if len(content) > MAX_FILE_BYTES:
         raise HostFileError(str(path), f"it has more than {MAX_FILE_BYTES >> 20} MiB")
-    return content, written
+    return content, changed_at
 
 
 def _decode(content: bytes) -> str:
-    """Decode UTF-8, or what a byte-order mark says: PowerShell's `>` writes UTF-16."""
+    """Decode UTF-8, or UTF-16 with its byte-order mark, as PowerShell's `>` writes it."""
     is_wide = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     return content.decode("utf-16" if is_wide else "utf-8-sig", "replace")
 
@@ -281,13 +276,13 @@ def _run_of(foreign: ForeignRun, facts: ImportFacts, origin: Origin, created_at:
     measurements = foreign.measurements()
     model = facts.model or foreign.model or Path(origin.file).stem
     precision = facts.precision or foreign.precision
-    told = {
+    facts_of_model = {
         "model": model,
         "precision": precision,
         "bytes": foreign.container_bytes,
         "parameters": foreign.parameters,
     }
-    identity = json.dumps([origin.tool, told], sort_keys=True).encode()
+    identity = json.dumps([origin.tool, facts_of_model], sort_keys=True).encode()
     try:
         return Run(
             kind="bench",
@@ -349,6 +344,6 @@ _MOST_SHOWN = 5
 
 
 def _in_words(refused: list[tuple[int, str]]) -> str:
-    shown = "; ".join(f"line {line}: {reason}" for line, reason in sorted(refused)[:_MOST_SHOWN])
+    words = "; ".join(f"line {line}: {reason}" for line, reason in sorted(refused)[:_MOST_SHOWN])
     more = len(refused) - _MOST_SHOWN
-    return f"{shown}; and {more} more" if more > 0 else shown
+    return f"{words}; and {more} more" if more > 0 else words

@@ -37,11 +37,11 @@ def of_entries(read: Callable[[int, Entry], Iterable[ForeignRun]]) -> Reader:
     """Make the reader of a file from that of one object."""
 
     def reader(text: str) -> Iterator[ForeignRun | UnreadableError]:
-        for found in read_entries(text):
-            if isinstance(found, UnreadableError):
-                yield found
+        for item in read_entries(text):
+            if isinstance(item, UnreadableError):
+                yield item
                 continue
-            line, entry = found
+            line, entry = item
             try:
                 yield from read(line, entry)
             except UnreadableError as error:
@@ -56,14 +56,11 @@ def read_entries(text: str) -> Iterator[tuple[int, Entry] | UnreadableError]:
     """Read all objects, each with its first line: of arrays, of lines, or the only one.
 
     Lines of no JSON between them, which the tool printed meanwhile, are left out.
-
-    Raises:
-        UnreadableError: a fault within an array, after which nothing can be told.
     """
     decoder = json.JSONDecoder()
-    position, line, counted, faults, in_array = 0, 1, 0, 0, False
+    position, line, counted_to, faults, in_array = 0, 1, 0, 0, False
     while (position := _SPACE.match(text, position).end()) < len(text):  # type: ignore[union-attr]
-        line, counted = line + text.count("\n", counted, position), position
+        line, counted_to = line + text.count("\n", counted_to, position), position
         fault = None
         if text[position] == "{":
             try:
@@ -100,11 +97,8 @@ def read_genie_profile(line: int, entry: Entry) -> Iterator[ForeignRun]:
 
     Figures of the dialog's creation belong to its first query. `start` and `stop` are microseconds
     since the device started, or since 1970.
-
-    Raises:
-        UnreadableError: a figure is missing, or has no known unit.
     """
-    told = False
+    has_query = False
     for component in entry["components"]:
         of_dialog: dict[str, float] = {}
         end = max((float(event.get("stop", 0)) for event in component["events"]), default=0.0)
@@ -116,9 +110,9 @@ def read_genie_profile(line: int, entry: Entry) -> Iterator[ForeignRun]:
             if not figures.keys() - {"init_s"}:  # creation, or a query that filled the context
                 of_dialog |= figures
                 continue
-            told = True
-            if missing := REQUIRED - {"init_s"} - figures.keys():
-                raise UnreadableError(line, f"a query lacks {', '.join(sorted(missing))}")
+            has_query = True
+            if absent := REQUIRED - {"init_s"} - figures.keys():
+                raise UnreadableError(line, f"a query lacks {', '.join(sorted(absent))}")
             if figures["generated_tokens"] < 2:  # no token came after the first
                 figures.pop("decode_tokens_per_s", None)
             start = float(event.get("start", end))
@@ -132,7 +126,7 @@ def read_genie_profile(line: int, entry: Entry) -> Iterator[ForeignRun]:
                 repetitions=[{**of_dialog, **figures}],
             )
             of_dialog = {}
-    if not told:
+    if not has_query:
         raise UnreadableError(line, "the Genie profile has no query with figures")
 
 
@@ -193,15 +187,15 @@ _EXECUTORCH = {
 def read_executorch_benchmark(text: str) -> Iterator[ForeignRun | UnreadableError]:
     """Read figures of ExecuTorch's benchmark app: those of one model on one device are a run."""
     runs: dict[tuple[object, ...], ForeignRun] = {}
-    failed = set[tuple[object, ...]]()
-    for found in read_entries(text):
-        if isinstance(found, UnreadableError):
-            yield found
+    failures = set[tuple[object, ...]]()
+    for item in read_entries(text):
+        if isinstance(item, UnreadableError):
+            yield item
             continue
-        line, entry = found
+        line, entry = item
         try:
             by_app = "benchmarkModel" in entry
-            run, name, values = _app_figure(*found) if by_app else _database_figure(*found)
+            run, name, values = _app_figure(*item) if by_app else _database_figure(*item)
             key = (
                 run.model,
                 run.precision,
@@ -210,7 +204,7 @@ def read_executorch_benchmark(text: str) -> Iterator[ForeignRun | UnreadableErro
                 *run.versions.values(),
             )
             if name == "FAILURE_REPORT" or (name == "load_status" and any(values)):
-                failed.add(key)
+                failures.add(key)
                 raise ValueError("the job failed, it has no figures")
             run = runs.setdefault(key, run)
             run.source += canonical(entry)
@@ -224,7 +218,7 @@ def read_executorch_benchmark(text: str) -> Iterator[ForeignRun | UnreadableErro
                     repetition[metric] = value * scale
         except UNREADABLE as error:
             yield UnreadableError(line, reason_of(error))
-    yield from (run for key, run in runs.items() if key not in failed)
+    yield from (run for key, run in runs.items() if key not in failures)
 
 
 def _app_figure(line: int, entry: Entry) -> tuple[ForeignRun, str, list[float]]:
@@ -265,7 +259,7 @@ def _database_figure(line: int, entry: Entry) -> tuple[ForeignRun, str, list[flo
 
 
 def canonical(entry: Entry) -> str:
-    """Return the text of an object, whatever its layout was."""
+    """Return the text of an object without its layout."""
     return json.dumps(entry, sort_keys=True, ensure_ascii=False)
 
 

@@ -68,7 +68,7 @@ def read_sql(text: str) -> Iterator[ForeignRun | UnreadableError]:
             if match is None:
                 yield UnreadableError(line, "it is no whole INSERT statement")
                 continue
-            values = [found[0] or found[1] for found in _SQL_VALUE.findall(match[2])]
+            values = [groups[0] or groups[1] for groups in _SQL_VALUE.findall(match[2])]
             values = values[:-1] if values[-1:] == [""] and not match[2].endswith(",") else values
             yield from _read_row(line, match[1].split(", "), values)
 
@@ -125,22 +125,22 @@ def _read_cells(
 
 def _entry_of(cells: dict[str, object], build: Sequence[str]) -> Entry:
     """Convert a row of a table to the fields that the other forms have."""
-    told = {name: str(value) for name, value in cells.items()}
-    test = _TEST.fullmatch(told.pop("test"))
+    texts = {name: str(value) for name, value in cells.items()}
+    test = _TEST.fullmatch(texts.pop("test"))
     if test is None:
         raise ValueError(f"test {cells['test']!r} is no pp, tg or both")
     prompt, new, depth = (int(each or 0) for each in test.groups())
     return {
-        "model_type": told.pop("model"),
-        "model_size": _amount(told.pop("size")),
-        "model_n_params": _amount(told.pop("params")),
-        "backends": told.pop("backend"),
+        "model_type": texts.pop("model"),
+        "model_size": _amount(texts.pop("size")),
+        "model_n_params": _amount(texts.pop("params")),
+        "backends": texts.pop("backend"),
         "n_prompt": prompt,
         "n_gen": new,
         "n_depth": depth,
-        "avg_ts": _parsed(told.pop("t/s").partition("±")[0].strip()),
+        "avg_ts": _parsed(texts.pop("t/s").partition("±")[0].strip()),
         **dict(zip(("build_commit", "build_number"), build, strict=False)),
-        **{name: _parsed(value) for name, value in told.items()},
+        **{name: _parsed(value) for name, value in texts.items()},
     }
 
 

@@ -30,14 +30,10 @@ _RUNNER = re.compile(r"executorch:(qnn_[a-z0-9_]{1,60}_runner)\.cpp")
 
 
 def read_executorch(text: str) -> Iterator[ForeignRun]:
-    """Read a runner's log: one repetition for each query of a process that it reports.
-
-    Raises:
-        UnreadableError: a report cannot be read.
-    """
+    """Read a runner's log: one repetition for each query of a process that it reports."""
     model, runner = "", "qnn_llama_runner"
     run: ForeignRun | None = None
-    loaded = 0.0
+    start_of_run = 0.0
     for number, line in enumerate(_lines(text), 1):
         if (match := _MODEL_PATH.search(line)) is not None:
             model = PurePosixPath(match[1]).stem
@@ -51,7 +47,7 @@ def read_executorch(text: str) -> Iterator[ForeignRun]:
         except ValueError as error:
             raise UnreadableError(number, str(error)) from error
         prompt, new = (int(metrics[key]) for key in ("prompt_tokens", "generated_tokens"))
-        if run is None or (run.prompt_tokens, run.model, loaded) != (prompt, model, start_s):
+        if run is None or (run.prompt_tokens, run.model, start_of_run) != (prompt, model, start_s):
             if run is not None:
                 yield run
             run = ForeignRun(
@@ -63,7 +59,7 @@ def read_executorch(text: str) -> Iterator[ForeignRun]:
                 new_tokens=new,
                 created_at=moment_of(start_s),
             )
-            loaded = start_s
+            start_of_run = start_s
         run.source += report
         run.repetitions.append(metrics)
     if run is not None:
@@ -86,9 +82,6 @@ def read_etdump(text: str) -> Iterator[ForeignRun]:
 
     Each table is a run. It has averages over all calls; other rows (operators, delegates in cycles)
     are left out.
-
-    Raises:
-        UnreadableError: a row of the method cannot be read.
     """
     run = ForeignRun(1, "qnn_executor_runner", source="")
     columns: list[str] = []
@@ -148,29 +141,25 @@ _QUERY = re.compile(r"^\s*Run [0-9]{1,9} of [0-9]{1,9}|Performance Summary|^Pref
 
 
 def read_mllm(text: str) -> Iterator[ForeignRun]:
-    """Read a log of mllm: one repetition for each round or summary; averages are left out.
-
-    Raises:
-        UnreadableError: a figure cannot be read.
-    """
-    told = {"model": "", "version": "", "PP": "", "TG": ""}
+    """Read a log of mllm: one repetition for each round or summary; averages are left out."""
+    header = {"model": "", "version": "", "PP": "", "TG": ""}
     run: ForeignRun | None = None
     for number, each in enumerate(_lines(text), 1):
         line = each.removeprefix("[A] ")  # version 1 prints its figures after the answer's mark
         if (match := _BENCHMARK.match(line)) is not None:
-            told["model"] = match[1].strip()
+            header["model"] = match[1].strip()
             if run is not None:
                 yield run
                 run = None
         elif (match := _BUILD.match(line)) is not None:
-            told["version"] = match[1].strip()
+            header["version"] = match[1].strip()
         elif (match := _LENGTH.match(line)) is not None:
-            told[match[2]] = match[3]
+            header[match[2]] = match[3]
             if run is not None:
                 yield run
                 run = None
         if _QUERY.search(line) is not None:
-            run = run or _mllm_run(number, told)
+            run = run or _mllm_run(number, header)
             run.repetitions.append({})
         if run is not None and (match := _FIGURE.match(line)) is not None:
             run.source += line

@@ -10,7 +10,7 @@ from harness.results.records import JsonScalar
 
 
 class UnreadableError(ValueError):
-    """A line, or an entry that begins there, says what cannot be read.
+    """A line, or an entry that begins there, cannot be read.
 
     Attributes:
         line: from 1.
@@ -32,12 +32,11 @@ class ForeignRun:
         source: the text that tells of it, by which it is known when it is imported again.
         model: the model's name; empty if the file does not tell.
         precision: bits, in the tool's words.
-        device_model: what computed, as far as told: model of the device, and its processor or
-            backend.
+        device_model: model of the device, and its processor or backend, as far as told.
         created_at: when it began, if the file tells.
         before_end_s: seconds from its beginning to the last thing that the file tells of, where
             its clock has no date.
-        settings: what else the file tells of how it was measured.
+        settings: other facts about the measurement.
         versions: of the tool and its parts.
         labels: names that the user gave the test.
         repetitions: metrics of each measured repetition.
@@ -64,20 +63,16 @@ class ForeignRun:
     session: dict[str, float] = field(default_factory=dict)
 
     def measurements(self) -> tuple[Measurement, ...]:
-        """Make the records of all values.
-
-        Raises:
-            UnreadableError: a value is not one that its metric can have, or there is none.
-        """
+        """Make the records of all values."""
         rows = [*enumerate(self.repetitions), (0, self.session)]
         try:
-            found = tuple(
+            result = tuple(
                 Measurement(metric=key, value=float(value), repetition=number)
                 for number, values in rows
                 for key, value in values.items()
             )
         except MetricError as error:
             raise UnreadableError(self.line, str(error)) from error
-        if not found:
+        if not result:
             raise UnreadableError(self.line, "it has no figure")
-        return found
+        return result

@@ -12,7 +12,7 @@ __all__ = ["Frames", "frames"]
 
 
 def __getattr__(name: str) -> object:
-    """Load pandas only for those who ask for frames."""
+    """Load pandas only when frames are asked for."""
     if name in __all__:
         from harness.results import data_frames
 

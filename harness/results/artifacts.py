@@ -2,8 +2,8 @@
 
 The database has the names (`Run` to `Artifact`), this folder the contents: equal ones once. A
 SQLite file `results.db` has them in `results.db.artifacts`. A database on a server has them in
-`QNNFARM_ARTIFACTS_DIR`, a folder that its hosts share, or else in the state folder of the user who
-measured; then other hosts see the names alone.
+`QNNFARM_ARTIFACTS_DIR`, a folder that its hosts share, or else in the state folder of the measuring
+user; then other hosts see the names alone.
 """
 
 import hashlib
@@ -69,11 +69,7 @@ class ArtifactFolder:
         return sha256
 
     def read(self, sha256: str) -> bytes:
-        """Read a content, and check that it is the one that was kept.
-
-        Raises:
-            ArtifactError: it is not there, or altered.
-        """
+        """Read a content, and check that it is the one that was kept."""
         path = self.path(sha256)
         try:
             content = path.read_bytes()

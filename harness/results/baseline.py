@@ -56,8 +56,8 @@ class BaselinePoint:
     @property
     def name(self) -> str:
         """The commits, newest first, with the day of the newest run."""
-        ordered = sorted(self.heads, key=lambda head: head.created_at, reverse=True)
-        commits = list(dict.fromkeys(head.commit[:12] for head in ordered if head.commit))
+        newest_first = sorted(self.heads, key=lambda head: head.created_at, reverse=True)
+        commits = list(dict.fromkeys(head.commit[:12] for head in newest_first if head.commit))
         more = [f"{len(commits) - _SHOWN} more"] if len(commits) > _SHOWN else []
         return ", ".join((*commits[:_SHOWN], *more, f"{self.ended:%Y-%m-%d}"))
 
@@ -65,20 +65,17 @@ class BaselinePoint:
 def find_candidate(
     heads: Sequence[RunHead], reference: str, runs: Collection[str], location: str
 ) -> BaselinePoint:
-    """Find what is judged: the named runs, those of a reference, or else the newest night.
+    """Find the judged runs: the named ones, those of a reference, or else the newest night.
 
     Args:
         heads: of all runs of the store, oldest first.
-
-    Raises:
-        NotStoredError: there is no such run.
     """
     if runs:
-        wanted = frozenset(runs)
-        chosen = [head for head in heads if head.id in wanted]
-        if not chosen:
+        ids = frozenset(runs)
+        run_heads = [head for head in heads if head.id in ids]
+        if not run_heads:
             raise NotStoredError(location, "results for these runs")
-        return BaselinePoint(tuple(chosen))
+        return BaselinePoint(tuple(run_heads))
     newest = next(find_nights(heads), None)
     if newest is None:
         raise NotStoredError(
@@ -145,7 +142,7 @@ def _resolve(
 
 
 def _reached(base: Sequence[RunHead], judged: BaselinePoint, main: str | None) -> Sequence[RunHead]:
-    """Leave out what a branch is not based on, as far as git knows: later commits of its base."""
+    """Leave out later commits of a branch's base, as far as git knows."""
     tip = judged.heads[-1]
     if not tip.commit or not tip.branch or tip.branch == main:
         return base
@@ -178,11 +175,11 @@ def _commit_span(
 def _find_commit(heads: Sequence[RunHead], beginning: str) -> str | None:
     if not _HEX.fullmatch(beginning.lower()):
         return None
-    known = {head.commit for head in heads if head.commit}
-    commits = sorted(commit for commit in known if commit.lower().startswith(beginning.lower()))
+    hashes = {head.commit for head in heads if head.commit}
+    commits = sorted(commit for commit in hashes if commit.lower().startswith(beginning.lower()))
     if len(commits) > 1:
-        listed = ", ".join(commit[:12] for commit in commits[:_SHOWN])
-        raise WrongUseError(f"{beginning} is the beginning of several commits: {listed}")
+        names = ", ".join(commit[:12] for commit in commits[:_SHOWN])
+        raise WrongUseError(f"{beginning} is the beginning of several commits: {names}")
     return commits[0] if commits else None
 
 
@@ -195,10 +192,10 @@ def _in_order(heads: Iterable[RunHead], commits: Iterable[str]) -> list[RunHead]
 
 def _commits(heads: Iterable[RunHead]) -> Iterator[BaselinePoint]:
     """Yield a point for each commit, in the order of the runs."""
-    grouped: dict[str | None, list[RunHead]] = {}
+    by_commit: dict[str | None, list[RunHead]] = {}
     for head in heads:
-        grouped.setdefault(head.commit, []).append(head)
-    yield from (BaselinePoint(tuple(group)) for group in grouped.values())
+        by_commit.setdefault(head.commit, []).append(head)
+    yield from (BaselinePoint(tuple(group)) for group in by_commit.values())
 
 
 def _end_of(date: str) -> datetime:
@@ -215,7 +212,7 @@ def _moment(date: str) -> datetime:
 
 
 def _known(heads: Sequence[RunHead]) -> str:
-    """Say what the store has instead, for the error."""
+    """List the branches and nights of the store, for the error."""
     if not heads:
         return "all its runs are among those to judge"
     branches = sorted({head.branch for head in heads if head.branch})

@@ -1,8 +1,8 @@
 """Comparison of A with B, from sessions that took turns on the same phone.
 
-Each pair of sessions gives one number, the logarithm of B's mean over A's, so that what both shared
-(the phone, the hour, the room) falls out. `harness.results.statistics.paired` gives the interval
-around their mean.
+Each pair of sessions gives one number, the logarithm of B's mean over A's, so that common
+influences (the phone, the hour, the room) fall out. `harness.results.statistics.paired` gives the
+interval around their mean.
 """
 
 import math
@@ -73,7 +73,6 @@ def compare(
     Args:
         pairs: measured repetitions of A and of B, of sessions that ran one after the other on one
             device; a pair with an empty side does not count.
-        metric: what was measured.
         threshold: the part of A that B may lose without being a regression.
         metrics: how many metrics are compared together; they share the error rate.
 
@@ -146,7 +145,7 @@ class ComparisonGroup:
 
     @property
     def record(self) -> ComparisonRecord:
-        """Its terms, and what it found, for the store."""
+        """Its terms and verdicts, for the store."""
         return ComparisonRecord(
             group_id=self.group_id,
             metrics=tuple(metric.key for metric, _ in self.metrics),
@@ -164,12 +163,7 @@ class ComparisonGroup:
 
 
 def check_metrics(keys: Sequence[str]) -> tuple[str, ...]:
-    """Validate the metrics to compare, keys or beginnings of them, and return each once.
-
-    Raises:
-        MetricError: there is no such metric, or several begin so.
-        WrongUseError: it is not one of `COMPARABLE_METRICS`.
-    """
+    """Validate the metrics to compare, keys or beginnings of them, and return each once."""
     for key in keys:
         if key in METRICS and key not in COMPARABLE_METRICS:
             raise WrongUseError(
@@ -184,9 +178,6 @@ def check_pairs(pairs: int, metrics: int) -> None:
 
     Args:
         metrics: how many are compared together.
-
-    Raises:
-        WrongUseError: says how many it takes.
     """
     needed = min_pairs(metrics)
     if pairs < needed:
@@ -212,9 +203,9 @@ def compare_runs(
         raise WrongUseError("speeds of the emulator and of hardware cannot be compared")
     if differences := _differences(runs):
         raise WrongUseError(f"A and B cannot be compared, they differ in {differences}")
-    chosen = [find_metric(key) for key in metrics]
+    items = [find_metric(key) for key in metrics]
     comparisons = tuple(
-        (metric, _compare_metric(runs, metric, threshold, len(chosen))) for metric in chosen
+        (metric, _compare_metric(runs, metric, threshold, len(items))) for metric in items
     )
     return ComparisonGroup(tuple(runs), comparisons, threshold)
 
@@ -240,7 +231,7 @@ def find_comparisons(
 
 
 def _differences(runs: Sequence[Run]) -> str:
-    """Name what keeps the sides from being compared.
+    """Name the differences that keep the sides from being compared.
 
     Sessions on several kinds of devices are comparable if each pair shares one.
     """

@@ -45,9 +45,9 @@ class Frames:
 
     Attributes:
         repetitions: a row for each repetition of a run, warm-ups too, with a column for each metric
-            that occurs, in its unit, and all columns of its run. What is measured once a session
-            (a perplexity, a push) stands in the row of its first repetition. The requested number
-            of prompt tokens is `prompt_tokens_requested`, the measured one `prompt_tokens`.
+            that occurs, in its unit, and all columns of its run. A value that is measured once a
+            session (a perplexity, a push) stands in the row of its first repetition. The requested
+            number of prompt tokens is `prompt_tokens_requested`, the measured one `prompt_tokens`.
         runs: a row for each run, failed ones too. `labels` are columns `labels.KEY`; other mappings
             are JSON text.
         telemetry: a row for each sample: channel, unit, seconds since the runner began, value.
@@ -66,9 +66,6 @@ def frames(db: str | Path, wanted: RunFilter = EVERYTHING, *, telemetry: bool = 
         db: a SQLite file, or the URL of a database on a server; it is only read.
         wanted: which runs; by default all.
         telemetry: whether to read samples too, which are most of the bytes.
-
-    Raises:
-        StoreError: the database cannot be read, or qnnfarm cannot have written it.
     """
     __tracebackhide__ = True  # pytest would show the location, and so its password
     with ResultsStore.open(db, create=False) as store:
@@ -76,48 +73,48 @@ def frames(db: str | Path, wanted: RunFilter = EVERYTHING, *, telemetry: bool = 
         # A filter by status or number depends on which writers live, which SQL cannot tell.
         query = select_runs(wanted)
         by_run = wanted.container is not None or bool(wanted.labels)
-        chosen = {run.id for run in store.list_runs(wanted)} if by_run else None
+        run_ids = {run.id for run in store.list_runs(wanted)} if by_run else None
         with store.database.reading() as connection, refuse_unreadable_rows(location):
-            runs = _read_runs(connection, query, wanted, chosen)
+            runs = _read_runs(connection, query, wanted, run_ids)
             ids = runs["id"].tolist()
-            measured = _read_measurements(connection, query, ids, location)
+            measurements = _read_measurements(connection, query, ids, location)
             samples = _read_telemetry(connection, location, query, ids) if telemetry else []
-    return Frames(_join(measured, runs), runs, pd.DataFrame(samples, columns=_SAMPLE))
+    return Frames(_join(measurements, runs), runs, pd.DataFrame(samples, columns=_SAMPLE))
 
 
 def _join(measured: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     """Return repetitions with the columns of their runs, in the order of the runs."""
-    named = {"id": "run_id", "prompt_tokens": "prompt_tokens_requested"}
-    ordered = runs.rename(columns=named).assign(_order=range(len(runs)))
-    joined = measured.merge(ordered, on="run_id")
+    new_names = {"id": "run_id", "prompt_tokens": "prompt_tokens_requested"}
+    numbered_runs = runs.rename(columns=new_names).assign(_order=range(len(runs)))
+    rows = measured.merge(numbered_runs, on="run_id")
     by, ascending = ["_order", "is_warmup", "repetition"], [True, False, True]
-    joined = joined.sort_values(by, ascending=ascending, ignore_index=True)
-    return joined.drop(columns="_order")
+    rows = rows.sort_values(by, ascending=ascending, ignore_index=True)
+    return rows.drop(columns="_order")
 
 
 def _read_runs(
     connection: Connection, query: Select[Any], wanted: RunFilter, chosen: AbstractSet[str] | None
 ) -> pd.DataFrame:
     """Return the runs of a query; only the chosen ones, where SQL cannot choose."""
-    listed = [dict(row) for row in connection.execute(query).mappings()]
-    for row in listed:
+    rows = [dict(row) for row in connection.execute(query).mappings()]
+    for row in rows:
         if row["status"] == "running" and has_ended(row["writer"], row["created_at"]):
             row["status"] = "interrupted"
-    listed = [
+    rows = [
         row
-        for row in listed
+        for row in rows
         if wanted.status in {None, row["status"]} and (chosen is None or row["id"] in chosen)
     ]
-    listed = listed[: wanted.newest][::-1]
+    rows = rows[: wanted.newest][::-1]
     columns = [column for column in schema.runs.columns if column.name not in _HIDDEN]
     series = {
-        column.name: _series(schema.runs, column.name, [row[column.name] for row in listed])
+        column.name: _series(schema.runs, column.name, [row[column.name] for row in rows])
         for column in columns
         if column.name != _LABELS
     }
-    names = [None if row["origin_tool"] else runtime_of(row["sampler"]) for row in listed]
+    names = [None if row["origin_tool"] else runtime_of(row["sampler"]) for row in rows]
     series[RUNTIME] = pd.Series(names, dtype="string")
-    return pd.DataFrame({**series, **_label_columns([row[_LABELS] for row in listed])})
+    return pd.DataFrame({**series, **_label_columns([row[_LABELS] for row in rows])})
 
 
 def _label_columns(labels: Sequence[Mapping[str, str]]) -> "dict[str, pd.Series[str]]":
@@ -129,7 +126,7 @@ def _label_columns(labels: Sequence[Mapping[str, str]]) -> "dict[str, pd.Series[
 
 
 def _series(table: Table, name: str, values: Sequence[Any]) -> "pd.Series[Any]":
-    """Return a column in pandas' type for what the database has; missing values stay missing."""
+    """Return a column in pandas' type for the database's; missing values stay missing."""
     kind = table.c[name].type
     if isinstance(kind, JSON):
         texts = [
@@ -149,13 +146,13 @@ def _read_measurements(
 ) -> pd.DataFrame:
     """Return a row a repetition, a column for each metric that occurs, in the registry's order."""
     table = schema.measurements
-    chosen = query.with_only_columns(schema.runs.c.id).subquery()
-    rows = connection.execute(select(table).join(chosen, table.c.run_id == chosen.c.id)).all()
+    matching = query.with_only_columns(schema.runs.c.id).subquery()
+    rows = connection.execute(select(table).join(matching, table.c.run_id == matching.c.id)).all()
     long = pd.DataFrame(rows, columns=[column.name for column in table.columns])
-    unknown = set(long["metric"].unique()) - METRICS.keys()
-    if unknown:
-        cause = unknown_metric(str(min(unknown)), METRICS)
-        run_id = str(long.loc[long["metric"].isin(unknown), "run_id"].iloc[0])
+    strangers = set(long["metric"].unique()) - METRICS.keys()
+    if strangers:
+        cause = unknown_metric(str(min(strangers)), METRICS)
+        run_id = str(long.loc[long["metric"].isin(strangers), "run_id"].iloc[0])
         raise CorruptRunError(location, run_id, str(cause))
     long = long[long["run_id"].isin(ids)]
     long["value"] = pd.to_numeric(long["value"])
@@ -171,16 +168,16 @@ def _read_telemetry(
     connection: Connection, location: str, query: Select[Any], ids: Sequence[str]
 ) -> list[tuple[object, ...]]:
     table = schema.telemetry
-    chosen = query.with_only_columns(schema.runs.c.id).subquery()
-    ordered = (
+    matching = query.with_only_columns(schema.runs.c.id).subquery()
+    query_in_order = (
         select(table)
-        .join(chosen, table.c.run_id == chosen.c.id)
+        .join(matching, table.c.run_id == matching.c.id)
         .order_by(table.c.run_id, table.c.is_warmup.desc(), table.c.repetition)
     )
-    wanted = set(ids)
+    run_ids = set(ids)
     samples: list[tuple[object, ...]] = []
-    for row in connection.execute(ordered).mappings():
-        if row["run_id"] not in wanted:
+    for row in connection.execute(query_in_order).mappings():
+        if row["run_id"] not in run_ids:
             continue
         try:
             repetition = parse_telemetry(row)

@@ -99,7 +99,7 @@ class Gate:
 
     Attributes:
         reference: the baseline as the user named it.
-        candidate: what was judged, in words.
+        candidate: the judged results, in words.
         new: names of the cells that have no baseline, and so no verdict.
         alerts: unsettled losses in the histories of the cells, whenever they began.
     """
@@ -182,11 +182,11 @@ def judge_gate(
     """Judge results against a baseline.
 
     Args:
-        reference: the baseline: `previous`, a date, a branch, a commit or what git takes for one.
-        candidate: what is judged, named likewise; by default the newest results.
+        reference: the baseline: `previous`, a date, a branch, a commit or git's name of one.
+        candidate: the judged results, named likewise; by default the newest.
         runs: ids of the runs that are judged, instead of a candidate.
-        alerts: of the histories. A metric regressed, whatever the two sides say, where its history
-            has an open loss that began between them on their branch.
+        alerts: of the histories. A metric also regressed where its history has an open loss that
+            began between the two sides on their branch.
 
     Raises:
         NotStoredError: the store has no results of either.
@@ -227,30 +227,30 @@ def judge_gate(
 
 
 def _read(store: ResultsStore, point: BaselinePoint, options: GateOptions) -> _Groups:
-    grouped: dict[Subject, list[Run]] = {}
+    by_subject: dict[Subject, list[Run]] = {}
     for run in store.get_runs(point.runs):
-        grouped.setdefault(Subject.of(run).without(options.across), []).append(run)
-    return {key: _Group(point.name, tuple(runs)) for key, runs in grouped.items()}
+        by_subject.setdefault(Subject.of(run).without(options.across), []).append(run)
+    return {key: _Group(point.name, tuple(runs)) for key, runs in by_subject.items()}
 
 
 def _done(groups: _Groups, key: Subject) -> _Group | None:
-    found = groups.get(key)
-    return found if found and any(run.status == "done" for run in found.runs) else None
+    group = groups.get(key)
+    return group if group and any(run.status == "done" for run in group.runs) else None
 
 
 def _why_apart(key: Subject, old: Sequence[_Groups], new: _Groups) -> str:
-    """Name what differs from the same cell of the baseline, if nothing else is compared with it."""
+    """Name the differences from the same cell of the baseline, if that is not compared."""
     alike = key.without(ACROSS)
     for groups in old:
         others = [k for k in groups if k.without(ACROSS) == alike and k not in new]
         others = [other for other in others if _done(groups, other)]
         if others:
             nearest = min((key.differences(other) for other in others), key=len)
-            named = [
+            differences = [
                 with_values(name, f"{theirs or 'none'} before, {mine or 'none'} now")
                 for name, (mine, theirs) in nearest.items()
             ]
-            return f"not comparable, it differs in {', '.join(named)}"
+            return f"not comparable, it differs in {', '.join(differences)}"
     return ""
 
 
@@ -271,7 +271,7 @@ def _judge_cell(
 ) -> list[GateCell]:
     wrong = [run for run in after.runs if run.check.outcome == "failed"]
     ids = tuple(run.id for run in after.runs)
-    changed = describe_changes(before.runs, after.runs, ignored={"container"})
+    changes = describe_changes(before.runs, after.runs, ignored={"container"})
     cells = []
     for metric in _metrics(before, after, options):
         cell = GateCell(
@@ -283,7 +283,7 @@ def _judge_cell(
             before.side(metric.key),
             after.side(metric.key),
             runs=ids,
-            changed=changed,
+            changed=changes,
             alerts=tuple(_between(before, after, metric, alerts)),
         )
         if wrong:
@@ -297,8 +297,8 @@ def _judge_cell(
             cells.append(replace(cell, reason=f"{metric.label} is not in the baseline"))
         elif metric.key == PERPLEXITY:
             ratio = cell.candidate.mean / cell.baseline.mean
-            allowed = options.allowed_loss(metric)
-            verdict, reason = judge(metric, ratio, ratio, ratio, allowed, by_chance=False)
+            limit = options.allowed_loss(metric)
+            verdict, reason = judge(metric, ratio, ratio, ratio, limit, by_chance=False)
             cells.append(replace(cell, verdict=verdict, ratio=ratio, reason=reason))
         else:
             cells.append(_estimate(cell, before.sessions(metric.key), after.sessions(metric.key)))
@@ -306,19 +306,19 @@ def _judge_cell(
 
 
 def _estimate(cell: GateCell, before: Sessions, after: Sessions) -> GateCell:
-    found = estimate(before, after)
-    if found is None:
+    change = estimate(before, after)
+    if change is None:
         return replace(cell, reason="no device has measured both sides")
     reason = ""
-    if found.p_value is None:
-        old, new = found.sessions
+    if change.p_value is None:
+        old, new = change.sessions
         reason = (
             f"{pluralize(new, 'session')} against {old}, and a verdict needs "
             f"{MIN_SESSIONS} of each side on the same devices"
         )
     return replace(
-        cell, reason=reason, ratio=found.ratio, low=found.low, high=found.high,
-        p_value=found.p_value,
+        cell, reason=reason, ratio=change.ratio, low=change.low, high=change.high,
+        p_value=change.p_value,
     )  # fmt: skip
 
 
@@ -356,7 +356,7 @@ def _between(
 
 
 def _with_facts(cell: GateCell) -> GateCell:
-    """Complete a verdict by what the history knows, and what else changed."""
+    """Complete a verdict by the alerts of the history and the other changes."""
     verdict, reasons = cell.verdict, [cell.reason]
     for alert in cell.alerts:
         reasons.insert(0, f"alert {alert.id}: {alert.loss} since {alert.began_at:%Y-%m-%d}")

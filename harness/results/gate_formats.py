@@ -54,8 +54,8 @@ def to_document(gate: Gate) -> dict[str, object]:
 def summarize(gate: Gate) -> str:
     """Count the verdicts: `1 regressed, 3 no difference seen; 2 cells have no baseline`."""
     counts = Counter(cell.verdict for cell in gate.cells)
-    found = [f"{counts[one]} {one}" for one in Verdict if counts[one]]
-    parts = [", ".join(found) or "nothing to compare"]
+    verdicts = [f"{counts[one]} {one}" for one in Verdict if counts[one]]
+    parts = [", ".join(verdicts) or "nothing to compare"]
     if gate.new:
         verb = "has" if len(gate.new) == 1 else "have"
         parts.append(f"{pluralize(len(gate.new), 'cell')} {verb} no baseline")
@@ -94,13 +94,13 @@ def to_lines(gate: Gate) -> list[str]:
 
 def to_markdown(gate: Gate) -> str:
     """Write it as a comment of a pull request; cells without a difference are folded."""
-    told = [cell for cell in gate.cells if cell.verdict is not Verdict.NO_DIFFERENCE]
+    telling = [cell for cell in gate.cells if cell.verdict is not Verdict.NO_DIFFERENCE]
     quiet = [cell for cell in gate.cells if cell.verdict is Verdict.NO_DIFFERENCE]
     lines = [f"### qnnfarm gate: {gate.verdict}", "", _plain(sides(gate)), ""]
     limits = f"{gate.threshold:.1%} is none, of perplexity up to {gate.perplexity_threshold:.1%}"
     lines += [f"{_plain(summarize(gate))}. A loss up to {limits}.", ""]
-    if told:
-        lines += [*_table(told), ""]
+    if telling:
+        lines += [*_table(telling), ""]
     if quiet:
         heading = pluralize(len(quiet), "measurement")
         lines += ["<details>", f"<summary>{heading} without a difference</summary>", ""]
@@ -114,14 +114,14 @@ def to_markdown(gate: Gate) -> str:
 
 def to_junit(gate: Gate) -> str:
     """Write it as a JUnit file: a regression is a failure, a missing verdict an error."""
-    failed = sum(cell.verdict is Verdict.REGRESSED for cell in gate.cells)
-    unknown = sum(cell.verdict is Verdict.NO_VERDICT for cell in gate.cells)
+    regressions = sum(cell.verdict is Verdict.REGRESSED for cell in gate.cells)
+    undecided = sum(cell.verdict is Verdict.NO_VERDICT for cell in gate.cells)
     suite = ET.Element(
         "testsuite",
         name="qnnfarm gate",
         tests=str(len(gate.cells)),
-        failures=str(failed),
-        errors=str(unknown),
+        failures=str(regressions),
+        errors=str(undecided),
         skipped="0",
     )
     for cell in gate.cells:
@@ -129,11 +129,11 @@ def to_junit(gate: Gate) -> str:
             suite, "testcase", classname=_xml(cell.name), name=cell.metric.key, time="0"
         )
         tag = {Verdict.REGRESSED: "failure", Verdict.NO_VERDICT: "error"}.get(cell.verdict)
-        said = _xml(cell.reason)
+        words = _xml(cell.reason)
         if tag is not None:
-            ET.SubElement(case, tag, message=said, type=cell.verdict).text = said
+            ET.SubElement(case, tag, message=words, type=cell.verdict).text = words
         else:
-            ET.SubElement(case, "system-out").text = f"{cell.verdict.value}: {said}"
+            ET.SubElement(case, "system-out").text = f"{cell.verdict.value}: {words}"
     suites = ET.Element("testsuites")
     suites.append(suite)
     ET.indent(suites)

@@ -91,7 +91,7 @@ class MeasuredNight:
     """Sessions of one commit and container on one night.
 
     Attributes:
-        at: when the subject's first run of that night began, whatever metrics it has.
+        at: the beginning of the subject's first run of that night, with or without the metric.
     """
 
     at: datetime
@@ -133,7 +133,7 @@ class Series:
 
     @property
     def id(self) -> str:
-        """Stable: of the metric and of what is equal in all runs."""
+        """Stable: of the metric and of the facts that all runs share."""
         return f"{self.subject}-{self.metric.key}"
 
     @property
@@ -152,10 +152,10 @@ class Series:
         subject = Subject.of(self.newest)
         device, where = subject.device, self.place
         where = f"{where} ({device})" if device and device != where else where
-        named = container_label(self.newest.label)
+        label = container_label(self.newest.label)
         container = describe_container(self.newest.container)
         text = f"{', '.join(filter(None, (container, subject.by, self.workload)))} on {where}"
-        return f"{named}: {text}" if named else text
+        return f"{label}: {text}" if label else text
 
     @cached_property
     def title(self) -> str:
@@ -209,7 +209,7 @@ class Series:
         return self.nights[change.night - 1].commit, self.nights[change.night].commit
 
     def differences(self, change: Change) -> tuple[str, ...]:
-        """Say what else changed between the two nights: containers, libraries, builds of phones."""
+        """List other changes between the two nights: containers, libraries, builds of phones."""
         before, after = self.nights[change.night - 1], self.nights[change.night]
         return describe_changes(before.runs, after.runs)
 
@@ -225,7 +225,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class SeriesFilter:
-    """Filter of histories; `None` matches all. A history is judged whole, whatever is shown of it.
+    """Filter of histories; `None` matches all. A history is judged whole, even if a part is shown.
 
     Attributes:
         metrics: keys of the registry.
@@ -245,15 +245,10 @@ _EVERYTHING = SeriesFilter()
 
 
 def read_series(store: ResultsStore, wanted: SeriesFilter = _EVERYTHING) -> tuple[Series, ...]:
-    """Read all histories of a store, each judged night by night.
-
-    Raises:
-        MetricError: there is no such metric.
-        CorruptRunError: qnnfarm cannot have written one of the runs.
-    """
-    read = (one for some in iterate_series(store, wanted) for one in some)
-    shown = (one.since(wanted.since) for one in read if _is_wanted(one, wanted))
-    return _sort(shown, wanted.metrics)
+    """Read all histories of a store, each judged night by night."""
+    all_series = (one for some in iterate_series(store, wanted) for one in some)
+    parts = (one.since(wanted.since) for one in all_series if _is_wanted(one, wanted))
+    return _sort(parts, wanted.metrics)
 
 
 def iterate_series(
@@ -273,14 +268,14 @@ def iterate_series(
     if subjects is None:
         with store.database.reading() as connection:
             subjects = connection.scalars(query.with_only_columns(column).distinct()).all()
-    chosen = sorted(subjects)
-    for first in range(0, len(chosen), _SUBJECTS_AT_ONCE):
-        some = query.where(column.in_(chosen[first : first + _SUBJECTS_AT_ONCE]))
+    ids = sorted(subjects)
+    for first in range(0, len(ids), _SUBJECTS_AT_ONCE):
+        some = query.where(column.in_(ids[first : first + _SUBJECTS_AT_ONCE]))
         yield _judge(store.means(some, metrics), placed, metrics)
 
 
 def mark_subjects(store: ResultsStore) -> dict[str, str]:
-    """Mark each subject: a mark changes with what the subject's histories are made of.
+    """Mark each subject: a mark changes with the content of the subject's histories.
 
     That is its runs, their nights, the branch that counts, and the code that judges: the version
     does not tell two checkouts apart.
@@ -357,11 +352,11 @@ def _sort(series: Iterable[Series], metrics: Sequence[str]) -> tuple[Series, ...
 
 def _with_changes(series: Series, judged: SeriesJudgement) -> Series:
     """Give a series the changes that count, each with the ratio of its levels."""
-    allowed = _SMALLEST.get(series.metric.key, 0.0)
+    least = _SMALLEST.get(series.metric.key, 0.0)
     standing = [
         change
         for change in judged.changes
-        if change.refuted is None and abs(series.metric.gain(change.ratio)) > allowed
+        if change.refuted is None and abs(series.metric.gain(change.ratio)) > least
     ]
     edges = [0, *(change.night for change in standing), len(series.nights)]
     return replace(
@@ -408,11 +403,11 @@ def _ratio(series: Series, change: Change, first: int, end: int) -> float:
     """
     before = series.nights[max(first, change.night - LEVEL_NIGHTS) : change.night]
     since = series.nights[change.night : min(end, change.night + LEVEL_NIGHTS)]
-    known: dict[str, list[float]] = {}
+    logs_before: dict[str, list[float]] = {}
     for night in before:
         for session in night.sessions:
-            known.setdefault(session.run.device.serial, []).append(math.log(session.value))
-    old = {serial: statistics.median(logs) for serial, logs in known.items()}
+            logs_before.setdefault(session.run.device.serial, []).append(math.log(session.value))
+    old = {serial: statistics.median(logs) for serial, logs in logs_before.items()}
     logs = [
         [
             math.log(session.value) - old[session.run.device.serial]
@@ -462,15 +457,15 @@ def _has_history(run: Run) -> bool:
 
 def _nights(nights: Iterable[Sequence[RunMeans]], key: str) -> tuple[MeasuredNight, ...]:
     """Return the nights in which a metric was measured."""
-    measured = []
+    result = []
     for night in nights:
         means = [(one, one.means[key].value) for one in night if key in one.means]
         sessions = tuple(
             MeasuredSession(one, value) for one, value in means if 0 < value < math.inf
         )
         if sessions:
-            measured.append(MeasuredNight(night[0].run.created_at, sessions))
-    return tuple(measured)
+            result.append(MeasuredNight(night[0].run.created_at, sessions))
+    return tuple(result)
 
 
 def _history(series: Series) -> History:

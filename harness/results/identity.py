@@ -1,7 +1,7 @@
-"""Identity of what was measured: what a person means by "the same test".
+"""Identity of a measurement: the meaning of "the same test" to a person.
 
 A `Subject` is a model in a precision, a workload, a kind of device, and the user's labels, as one
-tool measures them. Whatever else is known of a run is one of its `facts`: the container's hash, the
+tool measures them. Everything else about a run is one of its `facts`: the container's hash, the
 settings, the versions, the phone's build. They may change from night to night; a change of speed
 names those that changed with it. Emulator and hardware are never the same subject. Serials are
 neither: two phones of one kind are two sessions.
@@ -44,12 +44,12 @@ class Subject:
     Attributes:
         host: the machine under an emulator, whose speed depends on it; empty for hardware.
         device: maker and model.
-        tool: what measured it.
+        tool: that measured it.
         container: the container's label in a plan or a comparison; where it has none, the shapes of
             its graphs.
-        runtime: what ran the model on the device; empty for imported runs.
+        runtime: on the device; empty for imported runs.
         adapter: the LoRA adapter that is applied.
-        prompt: text or hash, where the prompt decides what is measured: not of a benchmark.
+        prompt: text or hash, where it decides the result: not of a benchmark.
         text: hash of the text of a perplexity.
         scored: positions and windows of a perplexity.
         labels: the user's own.
@@ -152,7 +152,7 @@ class Subject:
 
     @property
     def without_test(self) -> "Subject":
-        """The container on its device, whatever was measured there."""
+        """The container on its device, without the test."""
         return replace(self, **_UNTESTED)
 
     def without(self, names: Collection[str]) -> "Subject":
@@ -189,13 +189,13 @@ def _in_words(subject: Subject) -> dict[str, str]:
 
 
 def facts(run: Run) -> dict[str, str]:
-    """Return what is known of a run beside its subject, in words by name.
+    """Return the facts of a run beside its subject, in words by name.
 
     These may change from night to night: the container's hash and shapes, the settings, the
     versions of libraries, the phone's system.
     """
     source, container, work = run.provenance, run.container, run.workload
-    known = {
+    values = {
         **{name: "none" if value is None else str(value) for name, value in work.sampler.items()},
         "container": container.sha256[:12],
         "shapes": container_shape(container),
@@ -210,7 +210,7 @@ def facts(run: Run) -> dict[str, str]:
         **source.toolchain_versions,
         **source.library_versions,
     }
-    return {name: value for name, value in known.items() if value}
+    return {name: value for name, value in values.items() if value}
 
 
 def describe_changes(
@@ -284,10 +284,10 @@ _LABELS = {"npu": "device", "device": "device model", "tool": "measured by", "ta
 
 
 def find_incomparable(a: Run, b: Run) -> tuple[str, ...]:
-    """Name what two runs must share for a comparison of their containers, and do not.
+    """Name the differences that keep the containers of two runs from being compared.
 
     Each comes with both values where they are short: `soc (SM8750 against SM8650)`. The containers
-    may differ, as they are what is compared; their target's SoC may not. Libraries that only one of
+    may differ, as they are compared; their target's SoC may not. Libraries that only one of
     them knows are ignored, and so are those of the host.
     """
     mine, theirs = Subject.of(a), Subject.of(b)
@@ -321,7 +321,7 @@ def with_values(name: str, values: str) -> str:
 
 
 def place(run: Run) -> str:
-    """Name the SoC of a run, or what else is known of its device."""
+    """Name the SoC of a run, or else its device."""
     return Subject.of(run).place
 
 
@@ -334,8 +334,8 @@ def device_name(run: Run) -> str:
 
 def _maker_and_model(device: DeviceInfo) -> str:
     maker, model = device.manufacturer or "", device.model or ""
-    known = model if model.lower().startswith(maker.lower()) else f"{maker} {model}"
-    return known.strip()
+    name = model if model.lower().startswith(maker.lower()) else f"{maker} {model}"
+    return name.strip()
 
 
 def describe_clocks(device: DeviceInfo) -> tuple[tuple[str, str], ...]:
@@ -346,9 +346,9 @@ def describe_clocks(device: DeviceInfo) -> tuple[tuple[str, str], ...]:
         limits.setdefault(cpu, {})[kind] = hertz
     clocks = []
     for cpu, each in sorted(limits.items(), key=lambda one: (len(one[0]), one[0])):
-        allowed, most = each.get("cpu_cap_hz"), each.get("cpu_max_hz")
-        words = [f"{allowed / 1e9:.2f} GHz"] if allowed is not None else []
-        words += [f"at most {most / 1e9:.2f} GHz"] if most is not None and most != allowed else []
+        limit, most = each.get("cpu_cap_hz"), each.get("cpu_max_hz")
+        words = [f"{limit / 1e9:.2f} GHz"] if limit is not None else []
+        words += [f"at most {most / 1e9:.2f} GHz"] if most is not None and most != limit else []
         clocks.append((f"CPU {cpu}", ", ".join(words)))
     return tuple(pair for pair in clocks if pair[1])
 

@@ -66,16 +66,16 @@ def list_tests(sessions: Sequence[Run], *, together: bool = False) -> list[Test]
     prompt = prompt if prompt > SHORTEST_PROMPT else 0
     generated = generated if generated > 1 else 0  # the first token comes with the prompt
     depth = work.depth_tokens or 0
-    found = []
+    tests = []
     if prompt:
         speeds = tuple(run.values("prefill_tokens_per_s") for run in sessions)
-        found.append(Test(prompt, 0, depth, speeds))
+        tests.append(Test(prompt, 0, depth, speeds))
     if generated:
         speeds = tuple(run.values("decode_tokens_per_s") for run in sessions)
-        found.append(Test(0, generated, depth + prompt, speeds))
+        tests.append(Test(0, generated, depth + prompt, speeds))
     if together and prompt and generated:
-        found.append(Test(prompt, generated, depth, tuple(map(_speed_of_both, sessions))))
-    return [test for test in found if test.stats is not None]
+        tests.append(Test(prompt, generated, depth, tuple(map(_speed_of_both, sessions))))
+    return [test for test in tests if test.stats is not None]
 
 
 def _speed_of_both(run: Run) -> tuple[float, ...]:
@@ -100,7 +100,7 @@ def to_record(test: Test, sessions: Sequence[Run]) -> dict[str, object]:
     tokens = test.prompt + test.generated
     samples = [value for values in test.sessions for value in values]
     times = [round(tokens / value * _NS) for value in samples]
-    found = test.stats
+    stats = test.stats
     return {
         "build_commit": last.provenance.git_commit,
         "build_number": None,
@@ -116,8 +116,8 @@ def to_record(test: Test, sessions: Sequence[Run]) -> dict[str, object]:
         "test_time": last.created_at.strftime("%Y-%m-%dT%H:%M:%SZ"),
         "avg_ns": round(statistics.fmean(times)) if times else None,
         "stddev_ns": round(statistics.stdev(times)) if len(times) > 1 else 0,
-        "avg_ts": found.mean if found else None,
-        "stddev_ts": found.sd or 0.0 if found else None,
+        "avg_ts": stats.mean if stats else None,
+        "stddev_ts": stats.sd or 0.0 if stats else None,
         "samples_ns": times,
         "samples_ts": samples,
         "test": test.name,
@@ -135,7 +135,7 @@ def to_record(test: Test, sessions: Sequence[Run]) -> dict[str, object]:
 
 
 def backend(run: Run) -> str:
-    """Name what computed: `HTP v79`, `HTP v79 (emulator)`, with a runtime other than Genie."""
+    """Name the backend: `HTP v79`, `HTP v79 (emulator)`, with a runtime other than Genie."""
     if not run.container.target and run.origin is None:  # no container: its runtime chose
         return run.workload.runtime
     name = f"HTP {run.device.dsp_arch or ''}".rstrip()
@@ -212,17 +212,17 @@ def markdown(names: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Format a markdown table whose columns are aligned as in llama-bench's."""
     clean = [tuple(" ".join(cell.replace("|", "/").split()) for cell in row) for row in rows]
     widths = [max(map(len, column)) for column in zip(names, *clean, strict=True)]
-    left = [name in _LEFT for name in names]
+    at_left = [name in _LEFT for name in names]
 
     def line(row: Sequence[str]) -> str:
         padded = [
             cell.ljust(width) if is_left else cell.rjust(width)
-            for cell, width, is_left in zip(row, widths, left, strict=True)
+            for cell, width, is_left in zip(row, widths, at_left, strict=True)
         ]
         return f"| {' | '.join(padded)} |"
 
     rule = [
         "-" * (width + 2) if is_left else "-" * (width + 1) + ":"
-        for width, is_left in zip(widths, left, strict=True)
+        for width, is_left in zip(widths, at_left, strict=True)
     ]
     return [line(names), f"|{'|'.join(rule)}|", *map(line, clean)]

@@ -77,12 +77,7 @@ class Metric:
     integral: bool = False
 
     def check(self, value: float) -> float:
-        """Return the value if it is legal.
-
-        Raises:
-            MetricError: it is not finite, out of range, or a fraction of something counted
-                in whole numbers.
-        """
+        """Return the value if it is legal."""
         legal = (
             math.isfinite(value)
             and self.minimum <= value <= self.maximum
@@ -94,7 +89,7 @@ class Metric:
         return float(value)
 
     def gain(self, ratio: float) -> float:
-        """Return a change for the better as a part of what was before; below 0 for the worse.
+        """Return a change for the better as a part of the value before; below 0 for the worse.
 
         Args:
             ratio: now over before.
@@ -153,12 +148,12 @@ def find_key(text: str, known: Collection[str] | None = None) -> str:
         MetricError: none or several begin so.
     """
     keys = METRICS if known is None else known
-    found = [key for key in keys if text and key.startswith(text)]
+    matches = [key for key in keys if text and key.startswith(text)]
     if text in keys:
         return text
-    if len(found) != 1:
-        raise unknown_metric(text, found or keys)
-    return found[0]
+    if len(matches) != 1:
+        raise unknown_metric(text, matches or keys)
+    return matches[0]
 
 
 def _rate(key: str, label: str) -> Metric:
@@ -311,14 +306,14 @@ def session_means(sessions: Sequence[Sequence[float]]) -> list[float]:
 
 def summarise(sessions: Sequence[Sequence[float]]) -> Stats | None:
     """Compute the statistics of sessions; None if no session has a repetition."""
-    measured = [values for values in sessions if values]
-    everything = [value for values in measured for value in values]
+    with_values = [values for values in sessions if values]
+    everything = [value for values in with_values for value in values]
     if not everything:
         return None
-    units = session_means(measured) if len(measured) > 1 else everything
+    units = session_means(with_values) if len(with_values) > 1 else everything
     return Stats(
         n=len(everything),
-        sessions=len(measured),
+        sessions=len(with_values),
         mean=statistics.fmean(units),
         sd=statistics.stdev(units) if len(units) > 1 else None,
         median=statistics.median(everything),
@@ -328,37 +323,37 @@ def summarise(sessions: Sequence[Sequence[float]]) -> Stats | None:
 
 
 def remark_on(sessions: Sequence[Sequence[float]], *, on_spread: bool = True) -> tuple[str, ...]:
-    """Say in words what makes the numbers untrustworthy; empty if nothing does.
+    """List the reasons not to trust the numbers, in words.
 
     Args:
-        on_spread: also what their spread says; no on the emulator, where speeds mean nothing.
+        on_spread: also those of their spread; no on the emulator, where speeds mean nothing.
     """
     stats = summarise(sessions)
     if stats is None:
         return ("only warm-ups, no measured repetition",)
     if stats.n == 1:
         return ("one repetition only, so its spread is unknown",)
-    found = []
+    result = []
     if stats.n < MIN_REPETITIONS:
-        found.append(f"{stats.n} repetitions only")
+        result.append(f"{stats.n} repetitions only")
     if stats.mean > 0 and on_spread:
-        found += _spread(stats)
-        found += _first(sessions)
-    return tuple(found)
+        result += _spread(stats)
+        result += _first(sessions)
+    return tuple(result)
 
 
 def _spread(stats: Stats) -> list[str]:
-    found = []
+    result = []
     if stats.cv is not None and stats.cv >= SPREAD_LIMIT:
         between = " between sessions" if stats.sessions > 1 else ""
-        found.append(f"the standard deviation{between} is {stats.cv:.0%} of the mean")
+        result.append(f"the standard deviation{between} is {stats.cv:.0%} of the mean")
     above = stats.maximum / stats.mean - 1
     below = 1 - stats.minimum / stats.mean
     if above >= EXTREME_LIMIT:
-        found.append(f"the largest value is {above:.0%} above the mean")
+        result.append(f"the largest value is {above:.0%} above the mean")
     if below >= EXTREME_LIMIT:
-        found.append(f"the smallest value is {below:.0%} below the mean")
-    return found
+        result.append(f"the smallest value is {below:.0%} below the mean")
+    return result
 
 
 def _first(sessions: Sequence[Sequence[float]]) -> list[str]:

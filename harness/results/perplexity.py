@@ -89,23 +89,20 @@ class PerplexityBound:
         Args:
             values: by metric; `perplexity_float` too for a relative bound.
             measured: over which windows and text, in words.
-
-        Raises:
-            ValueError: a relative bound without the perplexity in float.
         """
         device = values[PERPLEXITY]
-        found = f"perplexity {device:.3f} over {measured}"
+        result = f"perplexity {device:.3f} over {measured}"
         if not self.relative:
             good = device <= self.limit
             verdict = f"{'at most' if good else 'above the bound of'} {self}"
-            reason = f"{found} is {verdict} (--max-perplexity)"
+            reason = f"{result} is {verdict} (--max-perplexity)"
             return OutputCheck(outcome="passed" if good else "failed", reason=reason)
         away = deviation(values, PERPLEXITY_FLOAT)
         if away is None:
             raise ValueError("a relative bound needs the perplexity in float")
         good = abs(away) <= self.limit
         verdict = f"{'within' if good else 'outside'} the tolerance of {self} (--max-perplexity)"
-        reason = f"{found} is {away:+.1%} from the same model in float, {verdict}"
+        reason = f"{result} is {away:+.1%} from the same model in float, {verdict}"
         return OutputCheck(outcome="passed" if good else "failed", reason=reason)
 
 
@@ -160,22 +157,22 @@ def find_perplexity_faults(
     Args:
         precision: of the container, as `W4A16`; None where it is unknown.
     """
-    found = []
+    faults = []
     tolerance = default_tolerance(precision)
     away = deviation(values, PERPLEXITY_FLOAT)
     if away is not None and abs(away) > tolerance:
-        found.append(
+        faults.append(
             f"Perplexity on the device is {away:+.1%} from the same model in float, more than the "
             f"{tolerance:.0%} of {precision or 'a container of unknown precision'}: "
             f"--max-perplexity {math.ceil(abs(away) * 100)}% accepts it"
         )
     away = deviation(values, PERPLEXITY_QUANTIZED)
     if away is not None and abs(away) > QUANTIZED_TOLERANCE:
-        found.append(
+        faults.append(
             f"Perplexity on the device is {away:+.1%} from the same model quantized on the CPU, "
             f"more than {QUANTIZED_TOLERANCE:.0%}"
         )
-    return tuple(found)
+    return tuple(faults)
 
 
 def matches_references(values: Mapping[str, float], precision: str | None = None) -> bool:

@@ -46,10 +46,10 @@ def capture(
     """Record the provenance of a run that starts now.
 
     Args:
-        toolchain: name of what compiled the container.
+        toolchain: name of the container's compiler.
         toolchain_versions: of the compiler and its parts.
         device_versions: of the libraries that run the container, e.g. `{"genie": "1.21"}`.
-        folder: whose git commit counts; the working folder by default.
+        folder: in the git repository; by default the working folder.
         libraries: distributions on the host; those not installed are left out.
     """
     state = git_state(folder or Path.cwd())
@@ -80,7 +80,7 @@ class GitState(NamedTuple):
 
     Attributes:
         dirty: whether there are uncommitted changes to files that git knows.
-        branch: what is checked out; for a detached commit, what the CI job says it builds.
+        branch: for a detached commit, that of the CI job.
     """
 
     commit: str | None = None
@@ -96,21 +96,21 @@ def git_state(folder: Path, environ: Mapping[str, str] | None = None) -> GitStat
     changes = _git(folder, "status", "--porcelain", "--untracked-files=no")
     # CI jobs check out a commit, not a branch, and name the branch in their environment.
     environ = os.environ if environ is None else environ
-    named = (value for name in _CI_BRANCHES if (value := environ.get(name)))
-    branch = _git(folder, "symbolic-ref", "--quiet", "--short", "HEAD") or next(named, None)
+    ci_branches = (value for name in _CI_BRANCHES if (value := environ.get(name)))
+    branch = _git(folder, "symbolic-ref", "--quiet", "--short", "HEAD") or next(ci_branches, None)
     return GitState(commit, None if changes is None else bool(changes), branch)
 
 
 def git_history(folder: Path, reference: str) -> tuple[str, ...]:
     """List the commits that a reference of git reaches, newest first; none without it, or git."""
-    listed = _git(folder, "rev-list", "--max-count=5000", "--end-of-options", reference, "--")
-    return tuple((listed or "").split())
+    commits = _git(folder, "rev-list", "--max-count=5000", "--end-of-options", reference, "--")
+    return tuple((commits or "").split())
 
 
 def git_default_branch(folder: Path) -> str | None:
     """Return the default branch of the repository that a folder was cloned from, if git knows."""
-    found = _git(folder, "symbolic-ref", "--quiet", "--short", "refs/remotes/origin/HEAD")
-    return found.partition("/")[2] if found else None
+    branch = _git(folder, "symbolic-ref", "--quiet", "--short", "refs/remotes/origin/HEAD")
+    return branch.partition("/")[2] if branch else None
 
 
 def this_writer() -> str:
@@ -129,10 +129,10 @@ def has_ended(writer: str, began: datetime) -> bool:
     Of a process of another host, or from before a restart of this one, nothing is known but its
     time: it counts as ended `SILENCE` after the run began. If it lives, it finishes its run still.
     """
-    boot, namespace, pid, started = (writer.split(":") + [""] * 4)[:4]
+    boot, namespace, pid, start = (writer.split(":") + [""] * 4)[:4]
     if not boot or boot != _boot() or not namespace or namespace != _pid_namespace():
         return now() - began > SILENCE
-    return pid.isascii() and pid.isdigit() and _start_time(int(pid)) != started
+    return pid.isascii() and pid.isdigit() and _start_time(int(pid)) != start
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
@@ -140,7 +140,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
     # starts.
     command = ["git", "-c", "core.fsmonitor=false", "-C", str(folder), *arguments]
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command,
             capture_output=True,
             text=True,
@@ -152,17 +152,17 @@ def _git(folder: Path, *arguments: str) -> str | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    return process.stdout.strip() if process.returncode == 0 else None
 
 
 def _installed(libraries: Sequence[str]) -> dict[str, str]:
-    found = {}
+    versions = {}
     for name in libraries:
         try:
-            found[name] = importlib.metadata.version(name)
+            versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def _boot() -> str:

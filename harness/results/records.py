@@ -1,8 +1,8 @@
 """Records of the results store: a `Run` (container x device x workload) and its `Measurement`s.
 
-Records are frozen and checked when they are made, so that what is read from a database or a device
-is either legal or an error. Text is kept as it is, except for what no database can hold (see
-`to_storable`).
+Records are frozen and checked when they are made, so that a value from a database or a device is
+either legal or an error. Text is kept as it is, except for characters that no database can hold
+(see `to_storable`).
 """
 
 import math
@@ -118,9 +118,9 @@ class ContainerInfo(Record):
 
     Attributes:
         model: the model's name.
-        sha256: the container's content hash; of an imported run, a hash of what its file tells of
+        sha256: the container's content hash; of an imported run, a hash of its file's facts about
             the model.
-        target: what it was compiled for: `SM8750`, `SM8750:emulator`; empty for imported runs.
+        target: of the compiler: `SM8750`, `SM8750:emulator`; empty for imported runs.
         ars: autoregression lengths of its graphs.
         cl: context length in tokens; 0 where an imported run does not tell.
         n_splits: number of parts; likewise.
@@ -154,8 +154,8 @@ class DeviceInfo(Record):
         emulator: whether the HTP emulator stood in for the NPU; its speed is not hardware speed.
         os_build: the build's name as the phone shows it, or the name of a Linux distribution.
         build_fingerprint: Android's own identity of a build; of a Linux machine, its kernel.
-        clocks: limits of the processor clocks in Hz when the run began, by `cpu_cap_hz:CPU` (what
-            is allowed) and `cpu_max_hz:CPU` (what the hardware can).
+        clocks: limits of the processor clocks in Hz when the run began, by `cpu_cap_hz:CPU` (the
+            kernel's) and `cpu_max_hz:CPU` (the hardware's).
     """
 
     serial: Name
@@ -217,7 +217,7 @@ class WorkloadRecord(Record):
 
     @property
     def runtime(self) -> str:
-        """Name of what ran the model."""
+        """Name of the runtime that ran the model."""
         return runtime_of(self.sampler)
 
 
@@ -225,7 +225,7 @@ class Provenance(Record):
     """Versions and host of a run.
 
     Attributes:
-        toolchain: name of what compiled the container.
+        toolchain: name of the container's compiler.
         toolchain_versions: versions of the compiler and its parts.
         library_versions: versions of the libraries on the device and on the host.
         git_commit: commit of the user's working folder, if that is a repository.
@@ -276,7 +276,7 @@ class OutputCheck(Record):
 
     Attributes:
         outcome: `none` when there was nothing to check against.
-        reason: what it was checked against, or why it failed, in words.
+        reason: the reference of the check, or the fault, in words.
     """
 
     outcome: CheckOutcome = "none"
@@ -288,13 +288,13 @@ class TelemetrySeries:
     """The samples of one sensor during one repetition.
 
     Attributes:
-        channel: what was sampled: `temp_c:cpu-0-0`, `cpu_hz:7`, `rss_bytes`.
+        channel: the sensor: `temp_c:cpu-0-0`, `cpu_hz:7`, `rss_bytes`.
         unit: of the values: `degC`, `Hz`, `bytes`, `A`, `V`.
         t_s: seconds since the runner began, ascending; negative before it.
         values: one for each time; None where the sensor gave nothing.
 
     Raises:
-        TelemetryRecordError: names the channel and what is wrong with it.
+        TelemetryRecordError: names the channel and its fault.
     """
 
     channel: str
@@ -372,7 +372,7 @@ class MetricVerdict(Record):
 
 
 class ComparisonRecord(Record):
-    """A comparison of A with B: its terms, and what it found.
+    """A comparison of A with B: its terms and verdicts.
 
     Attributes:
         group_id: of the runs of both sides.
@@ -409,8 +409,8 @@ class Run(Record):
         plan: name of the plan that it is a cell of.
         concurrent_sessions: most sessions that ran at once on its host meanwhile, itself included;
             1 ran alone, None is unknown.
-        origin: the file that it was imported from; None for what qnnfarm measured.
-        conditions: what was done to the device, or waited for, before the run.
+        origin: the file that it was imported from; None for a run of qnnfarm.
+        conditions: preparations of the device before the run.
         check: whether its output was found correct.
         warmup_detected: whether warm-up ended; None if its length was given.
     """
@@ -450,8 +450,8 @@ class Run(Record):
 
     def values(self, metric: str, *, warmup: bool = False) -> tuple[float, ...]:
         """Return one metric's values by repetition: the measured ones, or the warm-ups."""
-        chosen = [m for m in self.measurements if m.metric == metric and m.is_warmup == warmup]
-        return tuple(m.value for m in sorted(chosen, key=lambda m: m.repetition))
+        matching = [m for m in self.measurements if m.metric == metric and m.is_warmup == warmup]
+        return tuple(m.value for m in sorted(matching, key=lambda m: m.repetition))
 
 
 @dataclass(frozen=True, slots=True)
@@ -476,5 +476,5 @@ class RunMeans:
         for one in run.measurements:
             if not one.is_warmup:
                 values.setdefault(one.metric, []).append(one.value)
-        means = {key: Mean(statistics.fmean(found), len(found)) for key, found in values.items()}
+        means = {key: Mean(statistics.fmean(series), len(series)) for key, series in values.items()}
         return cls(run, means)

@@ -63,11 +63,7 @@ class RunParser:
         self._known: dict[str, Any] = {}
 
     def parse(self, row: RowMapping, measured: Sequence[RowMapping] = ()) -> Run:
-        """Convert a row, and the rows of its measurements, to a run.
-
-        Raises:
-            CorruptRunError: qnnfarm cannot have written it.
-        """
+        """Convert a row, and the rows of its measurements, to a run."""
         with _checked(self._location, row["id"], Run):
             return self._parse(row, measured)
 
@@ -110,21 +106,13 @@ _ALL_SET = set(Run.model_fields)
 
 
 def parse_comparison(location: str, row: RowMapping) -> ComparisonRecord:
-    """Convert a row to a comparison.
-
-    Raises:
-        CorruptRunError: qnnfarm cannot have written it.
-    """
+    """Convert a row to a comparison."""
     with _checked(location, row["group_id"], ComparisonRecord):
         return ComparisonRecord.model_validate(dict(row))
 
 
 def parse_telemetry(row: RowMapping) -> RepetitionTelemetry:
-    """Convert a row of the telemetry of one repetition.
-
-    Raises:
-        TelemetryRecordError: qnnfarm cannot have written it.
-    """
+    """Convert a row of the telemetry of one repetition."""
     samples = row["samples"]
     if not isinstance(samples, bytes):  # SQLite keeps what it is given, whatever the column says
         raise TelemetryRecordError("*", "what is stored is damaged: it is not a binary value")
@@ -132,10 +120,6 @@ def parse_telemetry(row: RowMapping) -> RepetitionTelemetry:
 
 
 def parse_artifact(location: str, row: RowMapping) -> ArtifactRecord:
-    """Convert a row of an artifact.
-
-    Raises:
-        CorruptRunError: qnnfarm cannot have written it.
-    """
+    """Convert a row of an artifact."""
     with _checked(location, row["run_id"], ArtifactRecord):
         return ArtifactRecord(**{name: row[name] for name in ArtifactRecord.model_fields})

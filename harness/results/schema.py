@@ -255,12 +255,7 @@ reviews = Table(
 
 
 def prepare(connection: Connection, location: str) -> None:
-    """Create the tables where there are none, within the connection's transaction.
-
-    Raises:
-        StoreUnavailableError: another qnnfarm wrote the database; the database belongs to another
-            program; its encoding cannot hold every text.
-    """
+    """Create the tables where there are none, within the connection's transaction."""
     _lock(connection, location)
     if not has_tables(connection, location):
         metadata.create_all(connection)
@@ -274,12 +269,7 @@ def prepare(connection: Connection, location: str) -> None:
 
 
 def has_tables(connection: Connection, location: str) -> bool:
-    """Return whether the tables are there, or the database is empty and free for them.
-
-    Raises:
-        StoreUnavailableError: another qnnfarm wrote the database; there are tables, but no schema
-            version.
-    """
+    """Return whether the tables are there, or the database is empty and free for them."""
     tables = set(inspect(connection).get_table_names())
     if _BEFORE_1 in tables:
         raise StoreUnavailableError(location, _OLDER)
@@ -288,26 +278,22 @@ def has_tables(connection: Connection, location: str) -> bool:
         if tables and (connection.dialect.name == "sqlite" or tables & set(metadata.tables)):
             raise StoreUnavailableError(location, "it holds the tables of another program")
         return False
-    found: int | None = connection.scalar(select(func.max(schema_version.c.version)))
-    if found is None:
+    version: int | None = connection.scalar(select(func.max(schema_version.c.version)))
+    if version is None:
         raise StoreUnavailableError(location, "its schema version is missing")
-    if found > SCHEMA_VERSION:
+    if version > SCHEMA_VERSION:
         raise StoreUnavailableError(
             location,
-            f"it has schema {found}, newer than the {SCHEMA_VERSION} that this qnnfarm "
+            f"it has schema {version}, newer than the {SCHEMA_VERSION} that this qnnfarm "
             "knows: update qnnfarm",
         )
-    if found < SCHEMA_VERSION:
+    if version < SCHEMA_VERSION:
         raise StoreUnavailableError(location, _OLDER)
     return True
 
 
 def _lock(connection: Connection, location: str) -> None:
-    """Keep others from creating the tables until the transaction has ended.
-
-    Raises:
-        StoreUnavailableError: the database's encoding does not hold every text.
-    """
+    """Keep others from creating the tables until the transaction has ended."""
     if connection.dialect.name != "postgresql":
         return
     connection.execute(select(func.pg_advisory_xact_lock(_OPENING)))

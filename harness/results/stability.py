@@ -40,7 +40,7 @@ class Stability:
     Attributes:
         grade: `A` to `D`, `F`; `?` with too few sessions.
         score: 0 to 100, before doubts lower the grade; None for `?`.
-        reasons: the measures behind the grade, and what lowered it, in words.
+        reasons: the measures behind the grade, and the doubts that lowered it, in words.
     """
 
     grade: Grade
@@ -64,21 +64,18 @@ def grade(
         ungated: sessions that did not wait for a temperature, or gave up waiting.
         unsettled: sessions whose warm-up did not end.
         fewest_sessions: below them the grade is `?`.
-
-    Raises:
-        ValueError: a value is not finite or below 0.
     """
-    measured = [values for values in sessions if values]
-    everything = [value for values in measured for value in values]
+    with_values = [values for values in sessions if values]
+    everything = [value for values in with_values for value in values]
     if not all(math.isfinite(value) and value >= 0 for value in everything):
         raise ValueError("only finite values of at least 0 can be graded")
-    if len(measured) < fewest_sessions:
-        missing = (
-            f"{pluralize(len(measured), 'session')} of at least {fewest_sessions}: "
+    if len(with_values) < fewest_sessions:
+        reason = (
+            f"{pluralize(len(with_values), 'session')} of at least {fewest_sessions}: "
             "spread between sessions is unknown"
         )
-        return Stability("?", None, (missing,))
-    score, reasons = _score(measured, everything)
+        return Stability("?", None, (reason,))
+    score, reasons = _score(with_values, everything)
     letter = sum(score < least for least in _LEAST_SCORES)
     doubts = (
         (throttled, "throttled"),
@@ -88,19 +85,19 @@ def grade(
     for number, words in doubts:
         if number:
             letter += 1
-            sessions_in_words = pluralize(len(measured), "session")
+            sessions_in_words = pluralize(len(with_values), "session")
             reasons.append(f"{number} of {sessions_in_words} {words}: one grade lower")
     return Stability(_LETTERS[min(letter, len(_LETTERS) - 1)], score, tuple(reasons))
 
 
 def grade_runs(runs: Sequence[Run], metric: str) -> Stability:
     """Grade one metric over runs that are the sessions of one cell."""
-    measured = [run for run in runs if run.values(metric)]
+    sessions = [run for run in runs if run.values(metric)]
     return grade(
-        [run.values(metric) for run in measured],
-        throttled=sum(was_throttled(run) for run in measured),
-        ungated=sum(not was_gated(run) for run in measured),
-        unsettled=sum(run.warmup_detected is False for run in measured),
+        [run.values(metric) for run in sessions],
+        throttled=sum(was_throttled(run) for run in sessions),
+        ungated=sum(not was_gated(run) for run in sessions),
+        unsettled=sum(run.warmup_detected is False for run in sessions),
     )
 
 

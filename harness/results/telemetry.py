@@ -51,27 +51,23 @@ def pack(series: Sequence[TelemetrySeries]) -> bytes:
         twice = next(name for name in channels if channels.count(name) > 1)
         raise TelemetryRecordError(twice, "it is there twice")
     order = {moments: index for index, moments in enumerate({one.t_s: None for one in series})}
-    encoded = [_encode(one.values) for one in series]
+    columns_of = [_encode(one.values) for one in series]
     head = {
         "v": 1,
         "columns": [len(moments) for moments in order],
         "series": [
             [one.channel, one.unit, order[one.t_s], decimals]
-            for one, (decimals, _) in zip(series, encoded, strict=True)
+            for one, (decimals, _) in zip(series, columns_of, strict=True)
         ],
     }
     times = (np.rint(np.asarray(moments) * _PER_SECOND).astype(_INTEGER) for moments in order)
-    columns = [*(np.diff(moments, prepend=0) for moments in times), *(c for _, c in encoded)]
+    columns = [*(np.diff(moments, prepend=0) for moments in times), *(c for _, c in columns_of)]
     plain = json.dumps(head, separators=(",", ":")).encode() + b"\n"
     return zlib.compress(plain + b"".join(map(_transpose, columns)), 9)
 
 
 def unpack(data: bytes) -> tuple[TelemetrySeries, ...]:
-    """Decode a stored value.
-
-    Raises:
-        TelemetryRecordError: this was not written by `pack`.
-    """
+    """Decode a stored value."""
     text, _, body = _inflate(data).partition(b"\n")
     lengths, headers = _head(text)
     sizes = [*lengths, *(lengths[index] for _, _, index, _ in headers)]
@@ -104,15 +100,15 @@ def _restore(data: bytes, kind: str) -> npt.NDArray[np.generic]:
 def _encode(values: Sequence[float | None]) -> tuple[int, npt.NDArray[np.generic]]:
     """Return the number of decimals and the integers; floats where none is exact."""
     floats = np.array(values, dtype=_FLOAT)  # NaN for None
-    known = floats[~np.isnan(floats)]
+    reals = floats[~np.isnan(floats)]
     for decimals in range(_MOST_DECIMALS + 1):
         scale = 10**decimals
         with np.errstate(over="ignore"):
-            scaled = np.rint(known * scale)
-        if np.any(np.abs(scaled) > _LARGEST_INTEGER):
+            multiples = np.rint(reals * scale)
+        if np.any(np.abs(multiples) > _LARGEST_INTEGER):
             break
-        whole = scaled.astype(_INTEGER)
-        if np.array_equal(whole / scale, known) and not np.any(np.signbit(known) & (whole == 0)):
+        whole = multiples.astype(_INTEGER)
+        if np.array_equal(whole / scale, reals) and not np.any(np.signbit(reals) & (whole == 0)):
             integers = np.full(len(floats), _NOTHING, dtype=_INTEGER)
             integers[~np.isnan(floats)] = whole
             return decimals, integers
@@ -122,12 +118,11 @@ def _encode(values: Sequence[float | None]) -> tuple[int, npt.NDArray[np.generic
 def _decode(data: bytes, decimals: int) -> tuple[float | None, ...]:
     column = _restore(data, _FLOAT if decimals == _FLOATS else _INTEGER)
     if decimals == _FLOATS:
-        missing, values = np.isnan(column), column
+        gaps, values = np.isnan(column), column
     else:
-        missing, values = column == _NOTHING, column / 10**decimals
+        gaps, values = column == _NOTHING, column / 10**decimals
     return tuple(
-        None if gone else value
-        for gone, value in zip(missing.tolist(), values.tolist(), strict=True)
+        None if gone else value for gone, value in zip(gaps.tolist(), values.tolist(), strict=True)
     )
 
 

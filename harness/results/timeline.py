@@ -1,4 +1,4 @@
-"""Time line of a run: what it did when, and what its device's sensors read meanwhile.
+"""Time line of a run: its phases, and the readings of its device's sensors meanwhile.
 
 Repetitions stand end to end on one axis, as each has a clock of its own that begins with its
 runner. Without a trace, Genie tells how long it loaded, when the first token came and the mean
@@ -43,7 +43,7 @@ class Span:
     """One phase of a run.
 
     Attributes:
-        name: `push`, `load`, `prefill`, `decode`, or `other` for what Genie does not account for.
+        name: `push`, `load`, `prefill`, `decode`, or `other` for the rest of the time.
         steps: tokens that a decode phase generated one by one.
         part: the repetition that it belongs to.
     """
@@ -115,7 +115,7 @@ class Timeline:
     """Phases and samples of a run on one axis.
 
     Attributes:
-        traced: what the runners and the deployment recorded, if the run was traced.
+        traced: events of the runners and the deployment, if the run was traced.
         left_out: events that are not among them.
     """
 
@@ -143,16 +143,12 @@ def pack_traces(stages: Iterable[tuple[str, float]], traces: Iterable[str]) -> b
 
 
 def read_traces(store: ResultsStore, run_id: str) -> Traces:
-    """Read the traces of a run; what is no event of the right form is skipped.
-
-    Raises:
-        NotStoredError: there is no such run.
-    """
+    """Read the traces of a run; events of another form are skipped."""
     for artifact in store.artifacts(run_id):
         if artifact.name == TRACES:
             try:
-                packed = store.read_artifact(artifact)
-                content = zlib.decompressobj(31).decompress(packed, _MOST_BYTES)
+                content_gz = store.read_artifact(artifact)
+                content = zlib.decompressobj(31).decompress(content_gz, _MOST_BYTES)
             except (ArtifactError, zlib.error):
                 return UNTRACED
             return _parse(content.splitlines())
@@ -166,13 +162,13 @@ def _parse(lines: Sequence[bytes]) -> Traces:
         try:
             document = json.loads(line)
             if "stages" in document:
-                named = ((visible(str(name)), float(s)) for name, s in document["stages"])
-                stages += [(name[:_LONGEST_NAME], s) for name, s in named if 0 <= s < _LONGEST_S]
+                pairs = ((visible(str(name)), float(s)) for name, s in document["stages"])
+                stages += [(name[:_LONGEST_NAME], s) for name, s in pairs if 0 <= s < _LONGEST_S]
                 continue
             facts = document["otherData"]
             began = float(facts["began_us"])
-            parsed = (_parse_event(event, began) for event in document["traceEvents"])
-            events = tuple(event for event in parsed if event is not None)
+            traced = (_parse_event(event, began) for event in document["traceEvents"])
+            events = tuple(event for event in traced if event is not None)
             processes.append(Process(events, int(facts.get("left_out", 0))))
         except _UNREADABLE:
             processes.append(Process(()))
@@ -213,11 +209,11 @@ def build_timeline(
     traced: list[Traced] = []
     counters: dict[str, tuple[str, list[tuple[float, float | None]]]] = {}
     end = 0.0
-    pushed = run.values("push_s")[:1] or [math.fsum(seconds for _, seconds in stages)]
-    if pushed[0]:
-        spans.append(Span("push", 0.0, pushed[0], "deployment"))
+    push_s = run.values("push_s")[:1] or [math.fsum(seconds for _, seconds in stages)]
+    if push_s[0]:
+        spans.append(Span("push", 0.0, push_s[0], "deployment"))
         traced += _stages(stages)
-        end = pushed[0] + _GAP_S
+        end = push_s[0] + _GAP_S
     for index in range(max(len(keys), len(processes))):
         is_warmup, number = keys[index] if index < len(keys) else (False, index)
         series = with_power(sampled.get((is_warmup, number), ()))
@@ -236,9 +232,9 @@ def build_timeline(
                 points.append((end - _GAP_S / 2, None))
             points += [(start + t, value) for t, value in zip(one.t_s, one.values, strict=True)]
         end = start + length + _GAP_S
-    ordered = (Counter(name, unit, tuple(points)) for name, (unit, points) in counters.items())
+    channels = (Counter(name, unit, tuple(points)) for name, (unit, points) in counters.items())
     left_out = sum(process.left_out for process in processes)
-    return Timeline(run, tuple(spans), tuple(ordered), tuple(traced), left_out)
+    return Timeline(run, tuple(spans), tuple(channels), tuple(traced), left_out)
 
 
 _TIMED = frozenset({"init_s", "ttft_s", "decode_tokens_per_s", "elapsed_s"})
@@ -289,9 +285,9 @@ def _phases(values: Mapping[str, float], start: float, part: str) -> Iterator[Sp
     if rate and tokens > 1:
         yield Span("decode", at, (tokens - 1) / rate, part, tokens - 1)
         at += (tokens - 1) / rate
-    left = start + values.get("elapsed_s", 0.0) - at
-    if left > 0:
-        yield Span("other", at, left, part)
+    rest_s = start + values.get("elapsed_s", 0.0) - at
+    if rest_s > 0:
+        yield Span("other", at, rest_s, part)
 
 
 def _traced_phases(events: Sequence[Traced], start: float, part: str) -> list[Span]:
@@ -344,11 +340,7 @@ def _stages(stages: Sequence[tuple[str, float]]) -> Iterator[Traced]:
 
 
 def write_trace(store: ResultsStore, runs: Sequence[Run], path: Path) -> None:
-    """Write the trace of stored runs into a file, packed if its name ends in `.gz`.
-
-    Raises:
-        HostFileError: it cannot be written.
-    """
+    """Write the trace of stored runs into a file, packed if its name ends in `.gz`."""
     lines = [
         build_timeline(run, store.telemetry(run.id), read_traces(store, run.id)) for run in runs
     ]
@@ -379,9 +371,9 @@ def to_trace(timelines: Sequence[Timeline], most_events: int | None = None) -> b
     left_out = 0
     for pid, line in enumerate(timelines, 1):
         offset = (line.run.created_at - first).total_seconds() if first else 0.0
-        kept = _most(line.traced, most_events)
-        left_out += line.left_out + len(line.traced) - len(kept)
-        events += ({**event, "pid": pid} for event in _events(line, kept, offset))
+        traced = _most(line.traced, most_events)
+        left_out += line.left_out + len(line.traced) - len(traced)
+        events += ({**event, "pid": pid} for event in _events(line, traced, offset))
     facts = {
         "runs": [
             {
@@ -402,10 +394,10 @@ def to_trace(timelines: Sequence[Timeline], most_events: int | None = None) -> b
 def _most(traced: Sequence[Traced], most: int | None) -> Sequence[Traced]:
     if most is None or len(traced) <= most:
         return traced
-    ranked = sorted(
+    by_weight = sorted(
         traced, key=lambda e: (e.kind == "function" and e.name not in _WHOLE, -e.seconds)
     )
-    return ranked[:most]
+    return by_weight[:most]
 
 
 @dataclass(frozen=True, slots=True)
@@ -448,8 +440,8 @@ def _nested(slices: Sequence[_Slice], offset: float) -> Iterator[dict[str, objec
     that of its caller, and Perfetto drops such a slice.
     """
     around: dict[int, list[int]] = {}  # by thread, the ends of the callers in tenths
-    ranked = sorted(slices, key=lambda one: (round((offset + one.start_s) * 1e7), -one.seconds))
-    for one in ranked:
+    in_order = sorted(slices, key=lambda one: (round((offset + one.start_s) * 1e7), -one.seconds))
+    for one in in_order:
         ends = around.setdefault(one.tid, [])
         start = round((offset + one.start_s) * 1e7)
         while ends and ends[-1] <= start:
@@ -500,9 +492,9 @@ def thin(
         return
     for start in range(0, len(points), width):
         bucket = points[start : start + width]
-        known = [(t, v) for t, v in bucket if v is not None]
+        real = [(t, v) for t, v in bucket if v is not None]
         gaps = [(t, None) for t, v in bucket if v is None][:1]
-        extremes = {min(known, key=lambda p: p[1]), max(known, key=lambda p: p[1])} if known else ()
+        extremes = {min(real, key=lambda p: p[1]), max(real, key=lambda p: p[1])} if real else ()
         yield from sorted([*extremes, *gaps], key=lambda p: p[0])
 
 

@@ -62,30 +62,30 @@ def find_turnover(series: Iterable[Series], newest: datetime | None = None) -> t
     if newest is None or not regular:
         return ()
     oldest = min(one.first for one in regular)
-    begun = [one for one in lives if one.first > max(newest - NEWS, oldest + _MISSED)]
-    found: list[tuple[datetime, str]] = []
+    starts = [one for one in lives if one.first > max(newest - NEWS, oldest + _MISSED)]
+    news: list[tuple[datetime, str]] = []
     for one in regular:
         if newest - one.last > NEWS:
             continue
-        successor, words = _find_successor(one, begun)
+        successor, words = _find_successor(one, starts)
         if successor is not None:
-            begun.remove(successor)
+            starts.remove(successor)
         if successor is not None or one.is_over(newest):
-            found.append((one.last, f"{one.name}: no results since {one.last:%Y-%m-%d}{words}"))
-    found += [(one.first, f"{one.name}: first results on {one.first:%Y-%m-%d}") for one in begun]
-    return tuple(text for _, text in sorted(found, reverse=True))
+            news.append((one.last, f"{one.name}: no results since {one.last:%Y-%m-%d}{words}"))
+    news += [(one.first, f"{one.name}: first results on {one.first:%Y-%m-%d}") for one in starts]
+    return tuple(text for _, text in sorted(news, reverse=True))
 
 
 def _find_successor(life: _Life, begun: Sequence[_Life]) -> tuple[_Life | None, str]:
-    """Return what began as a subject ended, and how it differs."""
+    """Return the successor of a subject that ended, and its differences in words."""
     near = [
-        (one, found)
+        (one, differences)
         for one in begun
-        for found in [life.subject.differences(one.subject)]
-        if one.first - life.last >= LONGEST and len(found) <= _MOST_DIFFERENCES
+        for differences in [life.subject.differences(one.subject)]
+        if one.first - life.last >= LONGEST and len(differences) <= _MOST_DIFFERENCES
     ]
     if not near:
         return None, ""
-    one, found = min(near, key=lambda pair: (len(pair[1]), pair[0].first))
-    said = [f"{name} {old or 'none'} → {new or 'none'}" for name, (old, new) in found.items()]
-    return one, f"; since {one.first:%Y-%m-%d} with {', '.join(said)}"
+    one, fields = min(near, key=lambda pair: (len(pair[1]), pair[0].first))
+    changes = [f"{name} {old or 'none'} → {new or 'none'}" for name, (old, new) in fields.items()]
+    return one, f"; since {one.first:%Y-%m-%d} with {', '.join(changes)}"

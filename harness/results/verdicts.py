@@ -66,9 +66,9 @@ def in_percent(ratio: float | None, low: float | None, high: float | None) -> tu
 
 def worst_verdict(verdicts: Iterable[Verdict]) -> Verdict:
     """Return the worst of several verdicts; of none at all, no verdict."""
-    found = set(verdicts) or {Verdict.NO_VERDICT}
+    unique = set(verdicts) or {Verdict.NO_VERDICT}
     order = (Verdict.REGRESSED, Verdict.NO_VERDICT, Verdict.IMPROVED)
-    return next((verdict for verdict in order if verdict in found), Verdict.NO_DIFFERENCE)
+    return next((verdict for verdict in order if verdict in unique), Verdict.NO_DIFFERENCE)
 
 
 def _describe(size: float, least: float, direction: str) -> str:

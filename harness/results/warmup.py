@@ -50,9 +50,6 @@ def detect_warmup(
         values: of one metric, in the order in which they were measured.
         fewest: steady values to ask for, at least 2.
         tolerance: differences that do not matter, as a part of the median.
-
-    Raises:
-        ValueError: a value is not finite, or `fewest` is below 2.
     """
     if fewest < 2 or not all(math.isfinite(value) for value in values):
         raise ValueError("warm-up detection needs finite values, at least two of them steady")

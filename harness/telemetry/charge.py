@@ -38,7 +38,7 @@ def wait_for_charge(
 ) -> Iterator[ConditionRecord]:
     """Yield records of the battery's health, and of its charge once in the window or hopeless.
 
-    Only what can still come true is waited for: a level that is too low and no charger is final.
+    A level that is too low without a charger is final: nothing is waited for.
     """
     began = clock.boottime()
     battery = read()
@@ -48,26 +48,26 @@ def wait_for_charge(
     yield _health(battery)
     first = battery.level_percent
     while True:
-        waited = clock.boottime() - began
+        waited_s = clock.boottime() - began
         wrong, may_change = _judge(battery, window)
-        if wrong is None or not may_change or waited >= window.max_wait_s:
+        if wrong is None or not may_change or waited_s >= window.max_wait_s:
             outcome: Outcome = "met" if wrong is None else "not-met"
             level = battery.level_percent
-            yield ConditionRecord("charge", outcome, wrong or "", round(waited, 3), first, level)
+            yield ConditionRecord("charge", outcome, wrong or "", round(waited_s, 3), first, level)
             return
-        clock.sleep(min(5 * POLL_S, window.max_wait_s - waited))
+        clock.sleep(min(5 * POLL_S, window.max_wait_s - waited_s))
         battery = read()
 
 
 def _health(battery: BatteryReading) -> ConditionRecord:
-    said = battery.health
-    if said is None or said == "Unknown":
+    health = battery.health
+    if health is None or health == "Unknown":
         reason = "the device does not tell its battery's health"
-        return ConditionRecord("battery_health", "unavailable", reason, after=said)
-    if said in _UNFIT:
-        reason = f"the device says of its battery: {said}"
-        return ConditionRecord("battery_health", "not-met", reason, after=said)
-    return ConditionRecord("battery_health", "met", after=said)
+        return ConditionRecord("battery_health", "unavailable", reason, after=health)
+    if health in _UNFIT:
+        reason = f"the device says of its battery: {health}"
+        return ConditionRecord("battery_health", "not-met", reason, after=health)
+    return ConditionRecord("battery_health", "met", after=health)
 
 
 def _judge(battery: BatteryReading, window: ChargeWindow) -> tuple[str | None, bool]:
@@ -85,7 +85,7 @@ def _judge(battery: BatteryReading, window: ChargeWindow) -> tuple[str | None, b
         busy = battery.charging is True
         return (f"{reason}, and it is charging: unplug it" if busy else reason), not busy
     if window.charging is not None and battery.charging is not window.charging:
-        wanted = "charging" if window.charging else "not charging"
-        found = {True: "charging", False: "not charging", None: "not telling"}[battery.charging]
-        return f"it is {found}, and should be {wanted}", True
+        target = "charging" if window.charging else "not charging"
+        state = {True: "charging", False: "not charging", None: "not telling"}[battery.charging]
+        return f"it is {state}, and should be {target}", True
     return None, False

@@ -44,11 +44,7 @@ class Conditions:
         fixed_performance: Android's sustained clocks (11 and later, where the vendor has them).
         governor: of all CPUs, where that may be written.
         policy: whether a temperature or charge that does not come about fails the run, or is
-            recorded only. What the device cannot do (no wake lock without root) is always only
-            recorded.
-
-    Raises:
-        WrongUseError: a value that cannot be asked for.
+            recorded only. An impossible change (a wake lock without root) is always only recorded.
     """
 
     max_temp_c: float | None = None
@@ -93,14 +89,14 @@ class Conditions:
     @property
     def changes(self) -> tuple[str, ...]:
         """Arguments of `prepare.sh`; the screen last, so that it stays off."""
-        wanted = {
+        switches = {
             "wake-lock": self.wake_lock,
             "stay-awake": self.wake_lock,
             "fixed-performance": self.fixed_performance,
             f"governor={self.governor}": self.governor is not None,
             "screen-off": self.screen_off,
         }
-        return tuple(change for change, asked in wanted.items() if asked)
+        return tuple(change for change, is_on in switches.items() if is_on)
 
 
 class Preparation:
@@ -110,8 +106,7 @@ class Preparation:
     died before it does anything else.
 
     Args:
-        device: whose.
-        scripts_dir: our scripts on it.
+        scripts_dir: our scripts on the device.
         env: variables for the scripts, e.g. another root than `/sys`.
     """
 
@@ -123,19 +118,11 @@ class Preparation:
         self._env = env
 
     def apply(self, changes: Sequence[str]) -> tuple[ConditionRecord, ...]:
-        """Make changes by their names in `prepare.sh`; first undo what is left of another session.
-
-        Raises:
-            DeviceError: the device failed; a change it cannot make is a record, not an error.
-        """
+        """Make changes by their names in `prepare.sh`, after undoing those of a dead session."""
         return self._run("apply", *changes)
 
     def restore(self) -> tuple[ConditionRecord, ...]:
-        """Undo all changes, the last one first.
-
-        Raises:
-            DeviceError: the device failed.
-        """
+        """Undo all changes, the last one first."""
         return self._run("restore")
 
     def _run(self, mode: str, *changes: str) -> tuple[ConditionRecord, ...]:
@@ -147,7 +134,7 @@ class Preparation:
 def parse_records(output: str) -> tuple[ConditionRecord, ...]:
     """Return the records in the output of `prepare.sh`; lines that are none are left out."""
     matches = filter(None, map(_RECORD.fullmatch, output.splitlines()))
-    found = (
+    records = (
         ConditionRecord(
             name=match[1],
             outcome=match[2],  # type: ignore[arg-type]  # checked below
@@ -158,7 +145,7 @@ def parse_records(output: str) -> tuple[ConditionRecord, ...]:
         for match in matches
         if match[2] in get_args(Outcome)
     )
-    return tuple(islice(found, _MOST_RECORDS))
+    return tuple(islice(records, _MOST_RECORDS))
 
 
 @contextmanager
@@ -174,14 +161,13 @@ def prepared(
 ) -> Iterator[tuple[ConditionRecord, ...]]:
     """Bring a device into the state for a measured run, and back when the block ends.
 
-    The changes are undone whatever ends the block. If the device is gone by then, the notes of them
+    The changes are undone however the block ends. If the device is gone by then, the notes of them
     stay on it, and the next preparation begins with undoing them.
 
     Args:
-        device: which; the caller holds it alone.
+        device: the caller holds it alone.
         scripts_dir: our scripts on it.
-        conditions: what is asked for.
-        clock: the time; the host's when not given.
+        clock: by default the host's.
         env: variables for the scripts on the device, e.g. another root than `/sys`.
         on_wait: told, once, when heat has to be waited for.
         on_restored: gets the records of the way back, at the end.

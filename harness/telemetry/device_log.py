@@ -1,4 +1,4 @@
-"""System log of a device: what Android and the kernel wrote in the last seconds.
+"""System log of a device: the messages of Android and the kernel in the last seconds.
 
 `logcat -T` takes seconds since 1970 since Android 8; the kernel's messages begin with the seconds
 since the boot. Both are asked of the device's own clocks, so its time may be wrong.
@@ -28,7 +28,7 @@ _STAMP = re.compile(r"(?:<\d{1,3}>)?\[ {0,12}(\d{1,12}\.\d{1,9})\]")
 
 
 def read_device_log(device: Device, seconds: float) -> Mapping[str, str]:
-    """Read what a device logged in the last `seconds`, by the name of the log: `logcat`, `dmesg`.
+    """Read a device's logs of the last `seconds`, by their names: `logcat`, `dmesg`.
 
     Where a log cannot be read, its text says why. Devices that are no Android have no `logcat`. A
     device that fails is asked for nothing more.
@@ -39,13 +39,13 @@ def read_device_log(device: Device, seconds: float) -> Mapping[str, str]:
     logs: dict[str, str] = {}
     for name, command in commands.items():
         try:
-            done = device.shell(
+            result = device.shell(
                 command, timeout_s=_TIMEOUT_S, check=False, max_output=2 * MOST_BYTES
             )
         except HarnessError as error:
             return logs | {name: f"cannot be read: {error}"}
-        if done.exit_status != _NOT_FOUND:
-            logs[name] = _without_heads(done.stdout) or done.stderr or EMPTY
+        if result.exit_status != _NOT_FOUND:
+            logs[name] = _without_heads(result.stdout) or result.stderr or EMPTY
     uptime, _, messages = logs["dmesg"].partition("\n")
     with contextlib.suppress(ValueError):  # no uptime: the text says why
         logs["dmesg"] = _since(messages, float(uptime[:20]) - since)

@@ -20,8 +20,8 @@ class ConditionRecord:
         outcome: `unavailable` where the device has no way to bring it about, or to tell.
         reason: in words, where the outcome does not say it all.
         waited_s: how long it took to come about.
-        before: what was found: a temperature in degrees Celsius, a level in percent, a setting.
-        after: what it was at the end.
+        before: the value at first: a temperature in degrees Celsius, a level in percent, a setting.
+        after: the value at the end.
     """
 
     name: str
@@ -89,8 +89,6 @@ def wait_until_cool(
     Args:
         read: degrees Celsius by zone, implausible ones left out already; `None` from a device
             that has no sensor at all.
-        gate: what is waited for.
-        clock: the time.
         on_wait: told when it does not open at once.
     """
     began = clock.boottime()
@@ -99,30 +97,30 @@ def wait_until_cool(
     waited_before = False
     while True:
         moment = clock.boottime()
-        found = read()
-        if found is None:
+        temperatures = read()
+        if temperatures is None:
             reason = "the device has no temperature sensor"
             return ConditionRecord("thermal_gate", "unavailable", reason)
-        reading = {zone: value for zone, value in found.items() if _counts(zone, gate.zones)}
+        reading = {zone: value for zone, value in temperatures.items() if _counts(zone, gate.zones)}
         history.times.append(moment)
         history.readings.append(reading)
         frozen = frozen_zones(history.times, history.readings)
         alive = {zone: value for zone, value in reading.items() if zone not in frozen}
         hottest = max(alive.values(), default=None)
         first = hottest if first is None else first
-        waited = round(clock.boottime() - began, 3)
-        opened = _opens(history, alive, gate)
-        if opened is not None:
-            reason = opened + _ignored(frozen)
-            return ConditionRecord("thermal_gate", "met", reason, waited, first, hottest)
-        if waited >= gate.max_wait_s or history.is_blind():
-            reason = _why_not(alive, gate, waited) + _ignored(frozen)
+        waited_s = round(clock.boottime() - began, 3)
+        cause = _opens(history, alive, gate)
+        if cause is not None:
+            reason = cause + _ignored(frozen)
+            return ConditionRecord("thermal_gate", "met", reason, waited_s, first, hottest)
+        if waited_s >= gate.max_wait_s or history.is_blind():
+            reason = _why_not(alive, gate, waited_s) + _ignored(frozen)
             outcome: Outcome = "not-met" if alive else "unavailable"
-            return ConditionRecord("thermal_gate", outcome, reason, waited, first, hottest)
+            return ConditionRecord("thermal_gate", outcome, reason, waited_s, first, hottest)
         if on_wait is not None and alive and not waited_before:
             on_wait(_waiting(alive, gate))
         waited_before = True
-        clock.sleep(min(POLL_S, gate.max_wait_s - waited))
+        clock.sleep(min(POLL_S, gate.max_wait_s - waited_s))
 
 
 def _waiting(alive: Mapping[str, float], gate: ThermalGate) -> str:

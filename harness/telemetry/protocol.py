@@ -1,4 +1,4 @@
-"""Strict reader of what `telemetry.sh` writes (device_scripts/README.md)."""
+"""Strict reader of the recordings of `telemetry.sh` (device_scripts/README.md)."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -29,7 +29,7 @@ Unreadable = Literal["denied", "silent"]
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """A sensor file: what it is called here, and in which unit it counts."""
+    """A sensor file: its name here, and the unit in which it counts."""
 
     name: str
     wire_unit: str
@@ -44,7 +44,7 @@ class TelemetryRecording:
         channels: names of all channels, also of those that gave nothing that can be.
         denied: sensor files that the device's shell user may not read.
         silent: sensor files that are there and say nothing.
-        battery: what the device says of its battery in words, as it came.
+        battery: the device's own words about its battery.
         forks: whether waiting took a process for each sample, which slows the sampling down.
         end: why it ended: `exited` with the run, `stopped`, `orphaned`, `deadline`, `full`,
             `once`; empty when the end is missing.
@@ -64,17 +64,17 @@ class TelemetryRecording:
 
     def latest(self, kind: str) -> dict[str, float]:
         """Return the last value of each channel of a kind, by its name behind the colon."""
-        found = {}
+        result = {}
         for series in self.series:
             name, _, rest = series.channel.partition(":")
             values = [value for value in series.values if value is not None]
             if name == kind and values:
-                found[rest] = values[-1]
-        return found
+                result[rest] = values[-1]
+        return result
 
 
 def parse_recording(text: str) -> TelemetryRecording:
-    """Read a recording, whole or cut short; what cannot be understood is dropped and counted."""
+    """Read a recording, whole or cut short; lines that cannot be read are dropped and counted."""
     reader = _Reader()
     for line in text[:MOST_BYTES].splitlines():
         reader.take(line)
@@ -125,9 +125,9 @@ class _Reader:
     def _add_channel(self, number: int, channel: Channel) -> bool:
         if number in self._channels or number >= MOST_CHANNELS or unit_of(channel.name) is None:
             return False
-        taken = {known.name for known in self._channels.values()}
+        names = {other.name for other in self._channels.values()}
         name, count = channel.name, 2
-        while name in taken:  # two zones of one type
+        while name in names:  # two zones of one type
             name = f"{channel.name}.{count}"
             count += 1
         self._channels[number] = Channel(name, channel.wire_unit)
@@ -139,24 +139,24 @@ class _Reader:
         _, time, *rest = line.split(" ")
         if not _TIME.fullmatch(time) or int(time) < self._latest:
             return False
-        found: dict[int, float | None] = {}
+        sample: dict[int, float | None] = {}
         for group in " ".join(rest).split(" / "):
             first, *values = group.split(" ")
             if not re.fullmatch("[0-9]{1,2}", first):
                 return False
             for number, text in enumerate(values, int(first)):
                 channel = self._channels.get(number)
-                if channel is None or number in found:
+                if channel is None or number in sample:
                     return False
                 page_bytes = self._settings["page_bytes"]
-                found[number] = parse_value(
+                sample[number] = parse_value(
                     text, channel.wire_unit, channel.name, page_bytes=page_bytes
                 )
         self._latest = int(time)
-        for number, value in found.items():
-            times, kept = self._samples[number]
+        for number, value in sample.items():
+            times, series = self._samples[number]
             times.append(self._latest / 100)
-            kept.append(value)
+            series.append(value)
         return True
 
     def finish(self) -> TelemetryRecording:

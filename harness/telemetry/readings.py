@@ -17,7 +17,7 @@ _CHARGING = {"Charging": True, "Full": False, "Discharging": False, "Not chargin
 
 @dataclass(frozen=True, slots=True)
 class BatteryReading:
-    """The battery; `None` for what the device does not tell.
+    """The battery; `None` for a value that the device does not tell.
 
     Attributes:
         health: as the kernel says it: `Good`, `Overheat`, `Dead`, ...
@@ -39,7 +39,7 @@ class Reading:
     """A device at one moment.
 
     Attributes:
-        temperatures: degrees Celsius by zone, of the zones that say what can be.
+        temperatures: degrees Celsius by zone, of the zones with a plausible one.
         has_sensors: whether it has any that might say a temperature, now or later.
     """
 
@@ -52,8 +52,7 @@ class Sensors:
     """Reads a device's sensors, each time anew.
 
     Args:
-        device: whose.
-        scripts_dir: our scripts on it.
+        scripts_dir: our scripts on the device.
         env: variables for the scripts, e.g. another root than `/sys`.
     """
 
@@ -65,17 +64,13 @@ class Sensors:
         self._env = env
 
     def read(self) -> Reading:
-        """Return values of the sensors now.
-
-        Raises:
-            DeviceError: the device failed, or cannot run the script.
-        """
+        """Return values of the sensors now."""
         recording = parse_recording(self._device.shell(self._command, env=self._env).stdout)
         battery = battery_of(recording)
         if not battery.present:
             # An unrooted phone may deny the files and tell by its service.
-            said = self._device.shell(["dumpsys", "battery"], check=False, env=self._env)
-            battery = battery_of_service(said.stdout)
+            output = self._device.shell(["dumpsys", "battery"], check=False, env=self._env)
+            battery = battery_of_service(output.stdout)
         temperatures = recording.latest("temp_c") or self._by_service()
         if not temperatures and battery.temperature_c is not None:
             temperatures = {"battery": battery.temperature_c}
@@ -85,13 +80,9 @@ class Sensors:
         return Reading(temperatures, battery, bool(temperatures) or has_sensors)
 
     def thermal_service(self) -> ThermalService:
-        """Read Android's thermal service; empty where there is none.
-
-        Raises:
-            DeviceError: the device failed.
-        """
-        said = self._device.shell(["dumpsys", "thermalservice"], check=False, env=self._env)
-        return parse_thermal_service(said.stdout if said.exit_status == 0 else "")
+        """Read Android's thermal service; empty where there is none."""
+        output = self._device.shell(["dumpsys", "thermalservice"], check=False, env=self._env)
+        return parse_thermal_service(output.stdout if output.exit_status == 0 else "")
 
     def _by_service(self) -> Mapping[str, float]:
         return self.thermal_service().temperatures
@@ -112,15 +103,15 @@ def battery_of(recording: TelemetryRecording) -> BatteryReading:
 
 def battery_of_service(output: str) -> BatteryReading:
     """Return the battery by `dumpsys battery`."""
-    known = parse_battery(output)
-    if known is None or known.level_percent is None or not 0 <= known.level_percent <= 100:
+    state = parse_battery(output)
+    if state is None or state.level_percent is None or not 0 <= state.level_percent <= 100:
         return BatteryReading()
     health = _number(parse_dumpsys(output).get("health"))
     return BatteryReading(
-        level_percent=known.level_percent,
-        charging=known.charging,
+        level_percent=state.level_percent,
+        charging=state.charging,
         health=None if health is None else _HEALTH.get(int(health)),
-        temperature_c=_plausible(known.temperature_c),
+        temperature_c=_plausible(state.temperature_c),
     )
 
 

@@ -1,7 +1,7 @@
 """Sampling a run: armed before it on the device, fetched after it.
 
 Nothing is sent while the run goes on: the samples gather in a file of the run folder. A stream
-would wake the device's adb daemon and its USB or Wi-Fi ten times a second, beside what is measured.
+would wake the device's adb daemon and its USB or Wi-Fi ten times a second, beside the runner.
 The price is that the samples of a device that goes away in the middle are lost, with the run.
 """
 
@@ -22,7 +22,7 @@ class Sampling:
     """The samples of one run; there once the block of `sampling` has ended.
 
     Attributes:
-        recording: with what the device denied and what the sampling cost.
+        recording: with the files that the device denied and the cost of sampling.
     """
 
     def __init__(self) -> None:
@@ -45,8 +45,8 @@ def sampling(
 ) -> Iterator[Sampling]:
     """Sample the command that `run.sh` starts in `run_dir` inside the block.
 
-    Of several, the last one's samples are kept. When the block fails, what was sampled until then
-    is fetched all the same, if the device still answers.
+    Of several, the last one's samples are kept. When the block fails, the samples until then are
+    fetched all the same, if the device still answers.
 
     Args:
         device: where the run is.

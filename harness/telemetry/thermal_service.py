@@ -35,10 +35,10 @@ class ThermalService:
 def parse_thermal_service(output: str) -> ThermalService:
     """Read the output of `dumpsys thermalservice`."""
     status = parse_dumpsys(output).get("Thermal Status", "")
-    found: dict[str, float] = {}
+    temperatures: dict[str, float] = {}
     for match in _TEMPERATURE.finditer(output):
         value = float(match[1])
         plausible = COLDEST_C <= value <= HOTTEST_C and value != 0
-        if plausible and int(match[2]) in _TYPES and len(found) < 64:
-            found[match[3]] = value  # the HAL's follow the cached ones
-    return ThermalService(_STATUSES.get(status), found)
+        if plausible and int(match[2]) in _TYPES and len(temperatures) < 64:
+            temperatures[match[3]] = value  # the HAL's follow the cached ones
+    return ThermalService(_STATUSES.get(status), temperatures)

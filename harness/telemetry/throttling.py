@@ -25,7 +25,7 @@ class Throttling:
 
     Attributes:
         throttled: `None` when nothing that was sampled can tell.
-        reasons: what it rests on.
+        reasons: in words.
     """
 
     throttled: bool | None
@@ -37,8 +37,8 @@ def judge_throttling(
 ) -> Throttling:
     """Judge a run.
 
-    Heat shows in three ways: the kernel lowers what it allows (`cpu_cap_hz`), the clocks
-    themselves no longer reach what they reached at the start while something is hot, or Android
+    Heat shows in three ways: the kernel lowers its limit (`cpu_cap_hz`), the clocks themselves no
+    longer reach their maximum of the start while something is hot, or Android
     says so. Low clocks alone prove nothing: a CPU that waits for the NPU is slow too.
 
     Args:
@@ -70,11 +70,11 @@ def _known(series: TelemetrySeries) -> list[tuple[float, float]]:
 
 def _lowered_cap(series: TelemetrySeries) -> str | None:
     """Return a cap of the kernel that fell below its value at the start."""
-    known = _known(series)
-    if kind_of(series.channel) != "cpu_cap_hz" or not known:
+    samples = _known(series)
+    if kind_of(series.channel) != "cpu_cap_hz" or not samples:
         return None
-    start = known[0][1]
-    lowest_at, lowest = min(known, key=lambda pair: pair[1])
+    start = samples[0][1]
+    lowest_at, lowest = min(samples, key=lambda pair: pair[1])
     if lowest > CAPPED_SHARE * start:
         return None
     return (
@@ -85,29 +85,29 @@ def _lowered_cap(series: TelemetrySeries) -> str | None:
 
 def _hot_times(series: Sequence[TelemetrySeries]) -> list[tuple[float, str, float]]:
     """Return times at which each zone was hot."""
-    found = []
+    times = []
     for one in series:
         if kind_of(one.channel) != "temp_c":
             continue
         zone = one.channel.partition(":")[2]
         surface = any(word in zone for word in _SURFACES)
         limit = HOT_SURFACE_C if surface else HOT_DIE_C
-        found += [(moment, zone, value) for moment, value in _known(one) if value >= limit]
-    return sorted(found)
+        times += [(moment, zone, value) for moment, value in _known(one) if value >= limit]
+    return sorted(times)
 
 
 def _capped_while_hot(
     series: TelemetrySeries, hot: Sequence[tuple[float, str, float]]
 ) -> str | None:
-    """Find clocks that over whole hot windows never reach what they did at the start."""
-    known = _known(series)
-    if kind_of(series.channel) not in {"cpu_hz", "ddr_hz", "gpu_hz"} or not hot or not known:
+    """Find clocks that over whole hot windows never reach their maximum of the start."""
+    samples = _known(series)
+    if kind_of(series.channel) not in {"cpu_hz", "ddr_hz", "gpu_hz"} or not hot or not samples:
         return None
-    begin = known[0][0]
-    start = max(value for moment, value in known if moment <= begin + _START_S)
+    begin = samples[0][0]
+    start = max(value for moment, value in samples if moment <= begin + _START_S)
     first_hot, zone, celsius = hot[0]
     since = max(first_hot, begin + _START_S)
-    window = [(moment, value) for moment, value in known if since <= moment <= hot[-1][0] + 1.0]
+    window = [(moment, value) for moment, value in samples if since <= moment <= hot[-1][0] + 1.0]
     if len(window) < _LEAST_SAMPLES or window[-1][0] - window[0][0] < _WINDOW_S:
         return None
     # Of the hot time, the last part: a cap comes after the heat.

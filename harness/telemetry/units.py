@@ -1,4 +1,4 @@
-"""From what a sensor file says to a number that can be true, in the unit of its channel."""
+"""Conversion of a sensor file's text to a plausible number, in the unit of its channel."""
 
 import re
 from typing import NamedTuple
@@ -47,7 +47,7 @@ def unit_of(channel: str) -> str | None:
 
 
 def parse_value(text: str, wire_unit: str, channel: str, *, page_bytes: int) -> float | None:
-    """Return a value of a channel; `None` for what is not a number or cannot be true.
+    """Return a value of a channel; `None` if it is not a plausible number.
 
     Args:
         text: as the file said it.

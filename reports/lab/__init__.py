@@ -1,1 +1,1 @@
-"""Page of a lab, live: `qnnfarm serve`. The extra `lab` has what it needs."""
+"""Page of a lab, live: `qnnfarm serve`. It needs the extra `lab`."""

@@ -51,7 +51,7 @@ class Access:
         return session
 
     def user(self, connection: HTTPConnection) -> str:
-        """Return who a request is from; empty for nobody who may act."""
+        """Return the user of a request; empty if it may not act."""
         if self._proxy_header:
             name = connection.headers.get(self._proxy_header, "")
             return name if _USER.fullmatch(name) else ""
@@ -103,5 +103,5 @@ def read_tokens(path: Path) -> Mapping[bytes, str]:
 
 
 def _digest(token: str) -> bytes:
-    """Return what a token is found by, so that the time that takes tells nothing of it."""
+    """Return a digest to look a token up by, so that the time of it tells nothing."""
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()

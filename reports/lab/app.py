@@ -99,7 +99,7 @@ def make_app(
 
 
 class Lab:
-    """Endpoints over one reader, which all who look share: a hundred pages cost one reading."""
+    """Endpoints over one reader, which all pages share: a hundred cost one reading."""
 
     def __init__(self, reader: BoardReader, access: Access, ends: Callable[[], bool]) -> None:
         self._reader = reader
@@ -118,11 +118,11 @@ class Lab:
         return HTMLResponse(html)
 
     async def events(self, request: Request) -> Response:
-        """Send what changes as server-sent events; first all, unless the page shows it already."""
+        """Send changes as server-sent events; first all, unless the page shows it already."""
         if self._listeners >= _MOST_LISTENERS:
             return PlainTextResponse("too many pages are open", 503)
-        shown = request.query_params.get("view", "")
-        return StreamingResponse(self._changes(shown), media_type="text/event-stream")
+        digest = request.query_params.get("view", "")
+        return StreamingResponse(self._changes(digest), media_type="text/event-stream")
 
     async def metrics(self, _: Request) -> Response:
         """Metrics for Prometheus."""
@@ -215,15 +215,15 @@ class Lab:
         try:
             _, view = await self._look()
             before = view if view.digest == shown else None
-            said = time.monotonic()
+            sent_at = time.monotonic()
             yield "retry: 2000\n\n"
             while not self._ends():
                 _, view = await self._look()
                 news = view.since(before) if view is not before else ""
                 before = view
-                if news or time.monotonic() - said > _KEEP_ALIVE_S:
+                if news or time.monotonic() - sent_at > _KEEP_ALIVE_S:
                     yield f"data: {news}\n\n" if news else ": still here\n\n"
-                    said = time.monotonic()
+                    sent_at = time.monotonic()
                 await asyncio.sleep(_INTERVAL_S)
         finally:
             self._listeners -= 1
@@ -237,8 +237,8 @@ Action = Callable[[BoardReader, str, Form, str], str]
 def _release(reader: BoardReader, name: str, form: Form, user: str) -> str:
     token = form.get("token", "")
     lease = int(token) if token.isdecimal() else None
-    done = reader.pool.admin.release(name, token=lease, by=user)
-    return f"released {name}" if done else f"{name} was not held by that lease any more"
+    is_released = reader.pool.admin.release(name, token=lease, by=user)
+    return f"released {name}" if is_released else f"{name} was not held by that lease any more"
 
 
 def _drain(reader: BoardReader, name: str, form: Form, user: str) -> str:
@@ -254,9 +254,9 @@ def _settle(state: AlertState) -> Action:
         note = " ".join(filter(None, (form.get("note", ""), f"({user})")))
         with ResultsStore.open_existing(reader.location) as store:
             review_new(store)  # the page shows alerts that nobody has reviewed yet
-            changed = set_state(store, [alert], state, note=note)
+            alerts = set_state(store, [alert], state, note=note)
         reader.compose_again()
-        return f"alert {changed[0].id} is {state}"
+        return f"alert {alerts[0].id} is {state}"
 
     return settle
 

@@ -147,15 +147,15 @@ class BoardReader(Closeable):
         """Read the lab as it is now. No device is asked."""
         trouble: list[str] = []
         devices: tuple[MemberStatus, ...] = ()
-        waiting: tuple[Waiting, ...] = ()
-        running: tuple[RunningRun, ...] = ()
+        queue: tuple[Waiting, ...] = ()
+        runs: tuple[RunningRun, ...] = ()
         lab = Overview()
         try:
-            devices, waiting = tuple(self.pool.overview()), tuple(self.pool.waiting())
+            devices, queue = tuple(self.pool.overview()), tuple(self.pool.waiting())
         except QnnfarmError as error:
             trouble.append(str(error))
         try:
-            running = self._read_results()
+            runs = self._read_results()
             if not self.store().database.is_file:
                 with self.store().database.reading() as connection:
                     lab = Overview.read(connection)
@@ -163,38 +163,36 @@ class BoardReader(Closeable):
             self._report = Report(_NO_RESULTS)
         except QnnfarmError as error:
             trouble.append(str(error))
-        known = {serial: value for serial, (_, value) in self._temperatures.items()}
-        known |= {
+        temperatures = {serial: value for serial, (_, value) in self._temperatures.items()}
+        temperatures |= {
             one.run.device.serial: one.temperature_c
-            for one in running
+            for one in runs
             if one.temperature_c is not None
         }
         return Board(
-            time.time(), self._report, devices, waiting, running, lab, known, tuple(trouble)
+            time.time(),
+            self._report,
+            devices,
+            queue,
+            runs,
+            lab,
+            temperatures,
+            tuple(trouble),
         )
 
     def store(self) -> ResultsStore:
-        """Return the results, opened for reading.
-
-        Raises:
-            StoreError: they are not there, or cannot be read.
-        """
+        """Return the results, opened for reading."""
         with self._lock:
             if self._opened is None:
                 self._opened = ResultsStore.open(self.location, create=False)
             return self._opened
 
     def compose_again(self) -> None:
-        """Compose the report at the next reading, whatever has changed."""
+        """Compose the report at the next reading, even without a change."""
         self._mark, self._due = None, 0.0
 
     def run_page(self, run_id: str) -> str:
-        """Render the page of a run of the report's site.
-
-        Raises:
-            NotStoredError: there is no such run.
-            StoreError: the results cannot be read.
-        """
+        """Render the page of a run of the report's site."""
         composed, store = self._report.composed, self.store()
         run = store.get_run(run_id)
         if composed is None:
@@ -212,8 +210,8 @@ class BoardReader(Closeable):
                 self._mark, self._due = mark, time.monotonic() + _COMPOSE_EVERY_S
                 self._composing = threading.Thread(target=self._compose, args=(store,), daemon=True)
                 self._composing.start()
-        running = store.list_runs(RunFilter(status="running"))
-        return tuple(_running(run, store.telemetry(run.id)) for run in reversed(running))
+        runs = store.list_runs(RunFilter(status="running"))
+        return tuple(_running(run, store.telemetry(run.id)) for run in reversed(runs))
 
     def _compose(self, store: ResultsStore) -> None:
         now = datetime.now(UTC)
@@ -234,8 +232,8 @@ class BoardReader(Closeable):
             if one.run.id in with_telemetry
         }
         for serial, run_id in newest.items():
-            known = self._temperatures.get(serial)
-            if known is None or known[0] != run_id:
+            last = self._temperatures.get(serial)
+            if last is None or last[0] != run_id:
                 value = _hottest(store.telemetry(run_id))
                 if value is not None:
                     self._temperatures[serial] = run_id, value
@@ -243,7 +241,7 @@ class BoardReader(Closeable):
 
 def _running(run: Run, telemetry: tuple[RepetitionTelemetry, ...]) -> RunningRun:
     speeds = ((key, run.values(key) or run.values(key, warmup=True)) for key in _SPEEDS)
-    metric, values = next(((key, found) for key, found in speeds if found), ("", ()))
+    metric, values = next(((key, series) for key, series in speeds if series), ("", ()))
     repetitions = len({m.repetition for m in run.measurements if not m.is_warmup})
     value = values[-1] if values else None
     return RunningRun(run, repetitions, metric, value, _hottest(telemetry))

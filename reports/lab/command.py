@@ -78,8 +78,8 @@ def serve(
         )
     access = Access(read_tokens(tokens) if tokens else {}, proxy_user)
     hosts = ["*"] if unix_socket else [*_LOOPBACK, host, socket.gethostname(), *(name or ())]
-    opened = _listen(host, port, unix_socket)
-    with opened:
+    listener = _listen(host, port, unix_socket)
+    with listener:
         reader = BoardReader(Pool.open(pool, probe=False, on_progress=print_remark), db)
         app = make_app(reader, access, hosts, lambda: server.should_exit)
         config = uvicorn.Config(
@@ -87,9 +87,9 @@ def serve(
             forwarded_allow_ips="*" if unix_socket else "127.0.0.1", timeout_graceful_shutdown=5,
         )  # fmt: skip
         server = uvicorn.Server(config)
-        print_remark(f"serving {_address(opened, unix_socket)}; Ctrl-C ends it")
+        print_remark(f"serving {_address(listener, unix_socket)}; Ctrl-C ends it")
         try:
-            server.run(sockets=[opened])
+            server.run(sockets=[listener])
         finally:
             if unix_socket:
                 unix_socket.unlink(missing_ok=True)
@@ -99,13 +99,13 @@ def _listen(host: str, port: int, unix_socket: Path | None) -> socket.socket:
     """Open the socket before anything else, so that a port in use is told in one line."""
     try:
         if unix_socket is not None:
-            opened = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             if unix_socket.is_socket() and not _answers(unix_socket):
                 unix_socket.unlink()
-            opened.bind(str(unix_socket))
+            listener.bind(str(unix_socket))
             unix_socket.chmod(0o660)
-            opened.listen(_BACKLOG)
-            return opened
+            listener.listen(_BACKLOG)
+            return listener
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:

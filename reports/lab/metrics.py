@@ -14,7 +14,7 @@ __all__ = ["CONTENT_TYPE", "render_metrics"]
 
 
 def render_metrics(board: Board) -> bytes:
-    """Render what a board says; a page and its metrics never disagree."""
+    """Render a board; a page and its metrics never disagree."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_BoardCollector(board))
     return generate_latest(registry)

@@ -1,4 +1,4 @@
-"""The page as fragments of HTML by their ids, so that a change sends only what it touches."""
+"""The page as fragments of HTML by their ids, so that a change sends only its own."""
 
 import functools
 import hashlib
@@ -47,14 +47,14 @@ class View:
         return hashlib.sha256(repr(self).encode()).hexdigest()[:16]
 
     def since(self, before: "View | None") -> str:
-        """Return what changed as JSON: HTML by id, and all rows where there are more or fewer."""
+        """Return the changes as JSON: HTML by id, and all rows where there are more or fewer."""
         if before is None or before.rows != self.rows:
             sections = {name: self.fragments[name] for name in SECTIONS}
             rows = "".join(self.fragments[row] for row in self.rows)
             return json.dumps({"html": sections, "rows": rows})
         old = before.fragments
-        changed = {key: html for key, html in self.fragments.items() if old[key] != html}
-        return json.dumps({"html": changed}) if changed else ""
+        news = {key: html for key, html in self.fragments.items() if old[key] != html}
+        return json.dumps({"html": news}) if news else ""
 
 
 def _render(macro: str, *values: object) -> str:
@@ -72,7 +72,7 @@ def render_page(view: View, *, user: str, acts: bool, signs_in: bool) -> str:
     """Render the whole page.
 
     Args:
-        user: who is signed in; empty for nobody.
+        user: empty if nobody is signed in.
         acts: whether that user may act.
         signs_in: whether a token can be given.
     """
@@ -89,7 +89,7 @@ def render_sign_in(reason: str) -> str:
 
 
 def read_style() -> str:
-    """Read the style of the page: that of a report, and what it adds."""
+    """Read the style of the page: that of a report, and its own."""
     return read_template("style.css") + read_template("lab.css")
 
 

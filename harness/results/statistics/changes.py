@@ -167,10 +167,10 @@ def judge_all(histories: Sequence[History]) -> tuple[SeriesJudgement, ...]:
     whole = [number for number, history in enumerate(histories) if len(history.values)]
     whole.sort(key=lambda number: len(set(histories[number].nights)))
     for first in range(0, len(whole), _BATCH):
-        chosen = whole[first : first + _BATCH]
-        several = [histories[number] for number in chosen]
+        numbers = whole[first : first + _BATCH]
+        several = [histories[number] for number in numbers]
         judged = _Watch(_Table.of(several), several).run()
-        for number, judgement in zip(chosen, judged, strict=True):
+        for number, judgement in zip(numbers, judged, strict=True):
             judgements[number] = judgement
     return tuple(judgements)
 
@@ -179,7 +179,7 @@ def judge_all(histories: Sequence[History]) -> tuple[SeriesJudgement, ...]:
 class _Table:
     """Logarithms of a batch's values by series, night and session; NaN where there is none.
 
-    Losses go down whatever the metric.
+    Losses go down for every metric.
     """
 
     logs: Floats
@@ -266,8 +266,8 @@ class _Forecast:
         """Return residuals of a night of each row, their number, and their forecast's variance."""
         present, devices = self.present[rows, nights], self.devices[rows, nights] + 1
         state = self.state[rows]
-        expected = state[:, :1] + np.take_along_axis(state, devices, 1)
-        residuals = np.where(present, self.logs[rows, nights] - expected, 0.0)
+        forecast = state[:, :1] + np.take_along_axis(state, devices, 1)
+        residuals = np.where(present, self.logs[rows, nights] - forecast, 0.0)
         sessions = present.sum(1).astype(float)
         weights = np.zeros_like(state)
         weights[:, 0] = 1
@@ -307,17 +307,17 @@ class _Forecast:
         scores[:, 0, 0], scores[:, 1, 0] = score, worth
         self.scores[rows] = scores
         sums = np.cumsum(scores, axis=2)
-        expected = sums[:, 1] * (1 + sums[:, 1] * variance[:, None])
+        variation = sums[:, 1] * (1 + sums[:, 1] * variance[:, None])
         full = scores[:, 1] > 0  # so many nights have been
-        squares = np.stack([np.where(full, sums[:, 0] ** 2 / expected, 0), full], axis=1)
+        squares = np.stack([np.where(full, sums[:, 0] ** 2 / variation, 0), full], axis=1)
         self.wandered[rows] = _KEPT * self.wandered[rows] + squares
 
     def correlation(self, rows: Ints) -> Floats:
         """Return by how much sums of nights vary more than of independent ones [series, window]."""
         shared = np.clip(self.shared[rows] / self.squares[rows] - _CHANCE, 0, 1)
-        expected = 1 + (shared * self.sessions[rows])[:, None] * _SHARED_WANDERS
-        seen, nights = self.wandered[rows, 0], self.wandered[rows, 1]
-        ratio = (seen + _PRIOR_NIGHTS * expected) / (nights + _PRIOR_NIGHTS)
+        variation = 1 + (shared * self.sessions[rows])[:, None] * _SHARED_WANDERS
+        squares, nights = self.wandered[rows, 0], self.wandered[rows, 1]
+        ratio = (squares + _PRIOR_NIGHTS * variation) / (nights + _PRIOR_NIGHTS)
         factor: Floats = np.maximum.accumulate(np.maximum(ratio - _CHANCE, 1), axis=1)
         return factor
 
@@ -346,10 +346,10 @@ class _Forecast:
             here = rows[present[:, slot]]
             self.residuals[here, self.count[here] % _MEMORY] = residuals[present[:, slot], slot]
             self.count[here] += 1
-        known = rows[self.count[rows] >= _FEWEST]
-        if len(known):
-            spread = np.maximum(_spread(self.residuals[known]), self.floors[known])
-            self.noise[known] = spread * (1 + 2 / np.minimum(self.count[known], _MEMORY))
+        ready = rows[self.count[rows] >= _FEWEST]
+        if len(ready):
+            spread = np.maximum(_spread(self.residuals[ready]), self.floors[ready])
+            self.noise[ready] = spread * (1 + 2 / np.minimum(self.count[ready], _MEMORY))
 
     def log_ratios(self, rows: Ints, night: int, changes: Floats) -> tuple[Floats, Floats, Floats]:
         """Compute log-likelihood ratios of each change of level against none, from a night a row.
@@ -395,10 +395,10 @@ def _find_start(early: Floats) -> tuple[Ints, Floats]:
 
 def _median(values: Floats) -> Floats:
     """Compute the median of each row, NaN left out; far faster than `numpy.nanmedian`."""
-    ordered = np.sort(values, axis=1)  # NaN last
+    in_order = np.sort(values, axis=1)  # NaN last
     count = np.count_nonzero(~np.isnan(values), axis=1)
     middle = np.stack([np.maximum(count - 1, 0) // 2, count // 2], axis=1)
-    median: Floats = np.take_along_axis(ordered, middle, 1).mean(1)
+    median: Floats = np.take_along_axis(in_order, middle, 1).mean(1)
     return median
 
 
@@ -411,9 +411,9 @@ def _spread(values: Floats) -> Floats:
 def _kernel_estimate(points: Floats) -> Floats:
     """Estimate densities, not normalised, in bins, of points [series, n] in units of noise."""
     shape = (len(points), _BINS + 2 * _REACH)
-    kept = np.abs(points) <= _FARTHEST  # what is farther off, or NaN, is without weight
-    rows, _ = np.nonzero(kept)
-    bins = np.rint((points[kept] + _FARTHEST) / _STEP).astype(np.int64) + _REACH
+    near = np.abs(points) <= _FARTHEST  # what is farther off, or NaN, is without weight
+    rows, _ = np.nonzero(near)
+    bins = np.rint((points[near] + _FARTHEST) / _STEP).astype(np.int64) + _REACH
     counts = np.bincount(rows * shape[1] + bins, minlength=shape[0] * shape[1]).reshape(shape)
     density = np.zeros((len(points), _BINS))
     for place, weight in enumerate(_KERNEL):
@@ -531,10 +531,10 @@ class _Watch:
     def _smallest_losses(self) -> Floats:
         """Find the smallest loss of each series that is told in time, by halving."""
         forecast, rows = self.forecast, np.arange(len(self.lengths))
-        noise, known = forecast.noise[:, None], ~np.isnan(forecast.residuals)
-        known[:, 0] |= ~known.any(1)
+        noise, present = forecast.noise[:, None], ~np.isnan(forecast.residuals)
+        present[:, 0] |= ~present.any(1)
         z = np.nan_to_num(forecast.residuals) / noise
-        kernels = _kernel_estimate(np.where(known, z, np.nan) / _WIDENING)
+        kernels = _kernel_estimate(np.where(present, z, np.nan) / _WIDENING)
         sizes = np.maximum(self.sizes, _SIZES_OF_NOISE * noise) / noise
         worth = VISIBLE_IN * forecast.worth(rows, forecast.sessions)
         level = 1 + worth * forecast.compare(rows, self.lengths - 1)[2] / forecast.noise**2
@@ -548,7 +548,7 @@ class _Watch:
             before, sums = _log_density(lost, kernels), np.empty(sizes.shape)
             for number, size in enumerate(sizes.T):
                 ratios = _log_density(lost + size[:, None], kernels) - before
-                mean, sd = (f(ratios, axis=1, where=known) for f in (np.mean, np.std))
+                mean, sd = (f(ratios, axis=1, where=present) for f in (np.mean, np.std))
                 sums[:, number] = (worth * mean - spread * sd) / level / wandering
             statistic = np.log(np.exp(np.minimum(sums, VISIBLE_IN * _NIGHT_BOUND)).mean(1))
             visible = statistic > THRESHOLDS[VISIBLE_IN - 1] + self.margins

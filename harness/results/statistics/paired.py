@@ -33,18 +33,18 @@ def interval(differences: Sequence[float], share: float) -> tuple[float, float, 
     """
     means = _subset_means(np.asarray(differences))
     pieces = len(means) + 1
-    cut = max(int(share * pieces), 1)
-    ordered = np.sort(means)
-    return float(ordered[cut - 1]), float(ordered[-cut]), 1 - 2 * cut / pieces
+    tail = max(int(share * pieces), 1)
+    in_order = np.sort(means)
+    return float(in_order[tail - 1]), float(in_order[-tail]), 1 - 2 * tail / pieces
 
 
 def _subset_means(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     size = len(values)
     if size <= _MOST_EXHAUSTED:
         numbers = np.arange(1, 2**size)[:, np.newaxis]
-        chosen = (numbers >> np.arange(size)) & 1
+        subsets = (numbers >> np.arange(size)) & 1
     else:
-        chosen = np.random.default_rng(_SEED).integers(0, 2, (2**_MOST_EXHAUSTED - 1, size))
-        chosen = chosen[chosen.any(axis=1)]
-    means: npt.NDArray[np.float64] = (chosen @ values) / chosen.sum(axis=1)
+        subsets = np.random.default_rng(_SEED).integers(0, 2, (2**_MOST_EXHAUSTED - 1, size))
+        subsets = subsets[subsets.any(axis=1)]
+    means: npt.NDArray[np.float64] = (subsets @ values) / subsets.sum(axis=1)
     return means
