@@ -60,40 +60,10 @@ _COUNT_CHANGE = (
     " ON CONFLICT (name) DO UPDATE SET value = value + 1"
 )
 
+_COUNTERS = MappingProxyType({"format": FORMAT, "token": 0, "facts": 0})
+_OLDEST = 8
+"""The oldest format that is read: it lacks tables, and nothing else."""
 T = TypeVar("T")
-
-_MIGRATIONS = MappingProxyType(
-    {
-        6: """
-        ALTER TABLE leases ADD COLUMN host TEXT NOT NULL DEFAULT '';
-        """,
-        7: """
-        DROP TABLE tickets;
-        ALTER TABLE counters RENAME TO pool_counters;
-        ALTER TABLE devices RENAME TO pool_devices;
-        ALTER TABLE pool_devices ADD COLUMN returns INTEGER NOT NULL DEFAULT 0;
-        UPDATE pool_devices SET good = 0;
-        ALTER TABLE addresses RENAME TO pool_addresses;
-        ALTER TABLE leases RENAME TO pool_leases;
-        ALTER TABLE evidence RENAME TO pool_evidence;
-        ALTER TABLE pool_evidence ADD COLUMN began REAL NOT NULL DEFAULT 0;
-        ALTER TABLE pool_evidence ADD COLUMN subject TEXT NOT NULL DEFAULT '';
-        ALTER TABLE pool_evidence ADD COLUMN is_device INTEGER NOT NULL DEFAULT 0;
-        ALTER TABLE pool_evidence ADD COLUMN counts INTEGER NOT NULL DEFAULT 1;
-        UPDATE pool_evidence SET began = at, counts = excuse = '',
-            subject = substr(work, 1, instr(work || '/', '/') - 1);
-        DROP INDEX evidence_by_key;
-        DROP INDEX evidence_by_work;
-        ALTER TABLE pool_evidence DROP COLUMN excuse;
-        ALTER TABLE history RENAME TO pool_history;
-        DROP INDEX history_by_key;
-        ALTER TABLE totals RENAME TO pool_totals;
-        ALTER TABLE pool_totals RENAME COLUMN count TO number;
-        """,
-        8: "",
-    }
-)
-"""Statements that bring a file from a format to the next one; tables that it lacks follow."""
 
 
 class _LostServerError(Exception):
@@ -329,7 +299,7 @@ class Database:
             raise _damaged(path, "it is some other database")
         if version > FORMAT:
             raise LedgerError(path, f"a newer qnnfarm wrote it (format {version})")
-        if version and version < min(_MIGRATIONS):
+        if version and version < _OLDEST:
             raise _damaged(path, f"an older qnnfarm wrote it (format {version})")
         driver: Any = connection.connection.dbapi_connection
         enter_wal(driver.cursor(), _BUSY_S)
@@ -386,20 +356,11 @@ def _set_format(connection: Connection) -> None:
     connection.execute(counters.update().where(counters.c.name == "format").values(value=FORMAT))
 
 
-_COUNTERS = MappingProxyType({"format": FORMAT, "token": 0, "facts": 0})
-
-
 def _migrate(connection: Connection) -> None:
     version = int(connection.exec_driver_sql("PRAGMA user_version").scalar_one())
     if version == FORMAT:  # another process was faster
         return
-    scripts = [_MIGRATIONS[number] for number in range(version, FORMAT)] if version else []
-    for statement in filter(str.strip, "".join(scripts).split(";")):
-        connection.exec_driver_sql(statement)
     schema.METADATA.create_all(connection)
-    for table in schema.METADATA.tables.values():
-        for index in table.indexes:  # of tables that were there
-            index.create(connection, checkfirst=True)
     for counter in _COUNTERS.items():
         connection.exec_driver_sql("INSERT OR IGNORE INTO pool_counters VALUES (?, ?)", counter)
     connection.exec_driver_sql(f"PRAGMA user_version = {FORMAT}")

@@ -436,100 +436,14 @@ def test_a_newer_ledger_is_left_alone(bench: Bench) -> None:
         bench.ledger.reconcile()
 
 
-_OLD = """
-CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT;
-INSERT INTO counters VALUES ('token', 41), ('facts', 3), ('id', 7);
-CREATE TABLE devices (
-    key TEXT PRIMARY KEY, name TEXT NOT NULL, spec TEXT NOT NULL,
-    state TEXT NOT NULL, reason TEXT NOT NULL, since REAL NOT NULL,
-    leases INTEGER NOT NULL DEFAULT 0,
-    attempts INTEGER NOT NULL DEFAULT 0, due REAL NOT NULL DEFAULT 0,
-    fence TEXT NOT NULL DEFAULT '', root TEXT NOT NULL DEFAULT '',
-    quiet INTEGER NOT NULL DEFAULT 0,
-    step TEXT NOT NULL DEFAULT '', probed INTEGER NOT NULL DEFAULT 1,
-    good INTEGER NOT NULL DEFAULT 0,
-    soc TEXT NOT NULL DEFAULT '', hexagon TEXT NOT NULL DEFAULT '', free_bytes INTEGER
-) STRICT;
-INSERT INTO devices (key, name, spec, state, reason, since, leases, fence, good) VALUES
-    ('a', 'a', 'spec:a', 'leased', 'held by ann', 5, 9, 'known', 7),
-    ('b', 'b', 'spec:b', 'ready', 'it answered', 5, 2, '', 0);
-CREATE TABLE addresses (spec TEXT PRIMARY KEY, key TEXT NOT NULL) STRICT;
-INSERT INTO addresses VALUES ('spec:a', 'a');
-CREATE TABLE leases (
-    key TEXT PRIMARY KEY, token INTEGER NOT NULL, purpose TEXT NOT NULL, granted REAL NOT NULL,
-    failure TEXT NOT NULL DEFAULT '',
-    pid INTEGER NOT NULL, started INTEGER NOT NULL, boot TEXT NOT NULL, namespace TEXT NOT NULL,
-    label TEXT NOT NULL, beat REAL NOT NULL, ttl REAL NOT NULL
-) STRICT;
-INSERT INTO leases VALUES ('a', 41, 'x', 5, '', 7, 1, 'boot', 'ns', 'ann', 999, 30);
-CREATE TABLE tickets (
-    id INTEGER PRIMARY KEY AUTOINCREMENT, candidates TEXT NOT NULL, count INTEGER NOT NULL,
-    token INTEGER,
-    pid INTEGER NOT NULL, started INTEGER NOT NULL, boot TEXT NOT NULL, namespace TEXT NOT NULL,
-    label TEXT NOT NULL, beat REAL NOT NULL, ttl REAL NOT NULL
-) STRICT;
-CREATE TABLE evidence (
-    id INTEGER PRIMARY KEY, key TEXT NOT NULL, at REAL NOT NULL, lease INTEGER NOT NULL,
-    kind TEXT NOT NULL, weight REAL NOT NULL, text TEXT NOT NULL,
-    settled INTEGER NOT NULL DEFAULT 0,
-    work TEXT NOT NULL DEFAULT '', excuse TEXT NOT NULL DEFAULT ''
-) STRICT;
-INSERT INTO evidence (key, at, lease, kind, weight, text, work, excuse) VALUES
-    ('b', 5, 1, 'RunnerError', 1, 'crashed', 'sha/bench', ''),
-    ('b', 5, 2, 'RunnerError', 1, 'crashed', 'other', 'it answered');
-CREATE INDEX evidence_by_key ON evidence (key, lease);
-CREATE INDEX evidence_by_work ON evidence (work);
-CREATE TABLE history (
-    id INTEGER PRIMARY KEY, key TEXT NOT NULL, at REAL NOT NULL, what TEXT NOT NULL,
-    text TEXT NOT NULL, token INTEGER
-) STRICT;
-INSERT INTO history (key, at, what, text) VALUES ('a', 5, 'added', 'ready: it answered');
-CREATE INDEX history_by_key ON history (key, id);
-CREATE TABLE totals (
-    key TEXT NOT NULL, period TEXT NOT NULL, what TEXT NOT NULL, count INTEGER NOT NULL,
-    PRIMARY KEY (key, period, what)
-) STRICT;
-INSERT INTO totals VALUES ('a', '2026-08', 'granted', 12);
-PRAGMA application_id = 1903060592;
-"""
-"""A ledger of format 6, the last one without hosts; format 7 had their columns."""
-_HOSTS = """
-ALTER TABLE leases ADD COLUMN host TEXT NOT NULL DEFAULT '';
-ALTER TABLE tickets ADD COLUMN host TEXT NOT NULL DEFAULT '';
-"""
-
-
-@pytest.mark.parametrize("version", [6, 7])
-def test_a_ledger_of_an_earlier_format_is_read(tmp_path: Path, version: int) -> None:
-    with closing(sqlite3.connect(tmp_path / "pool.db")) as old:
-        old.executescript(_OLD + (_HOSTS if version > 6 else ""))
-        old.execute(f"PRAGMA user_version = {version}")
-    bench = Bench(tmp_path / "pool.db")
-    assert bench.ledger.ledger_id() == f"{7:016x}"
-    assert bench.ledger.keys_of(["spec:a"]) == {"spec:a": "a"}
-    rows = bench.ledger.rows("ab")
-    assert rows["a"].lease is not None
-    assert (rows["a"].lease.token, rows["a"].leases) == (41, 9)
-    assert bench.ledger.fence_of("a").id == "known"
-    assert [failure.text for failure in rows["b"].failures] == ["crashed"]
-    assert [entry.text for entry in bench.ledger.history("a")] == [
-        "granted 12",
-        "ready: it answered",
-    ]
-    assert bench.ledger.release(41, ["a"], unused=["a"]) == {"a"}
-    ticket = bench.ledger.enqueue(process(1), ["a"], 1)
-    assert [row.token for row in bench.ledger.try_grant(ticket) or []] == [42]
-    bench.database.close()
-
-
-def test_a_ledger_that_is_too_old_is_left_alone(tmp_path: Path) -> None:
-    with closing(sqlite3.connect(tmp_path / "pool.db")) as old:
-        old.executescript(_OLD)
-        old.execute("PRAGMA user_version = 5")
-    before = (tmp_path / "pool.db").read_bytes()
-    with pytest.raises(LedgerError, match=r"an older qnnfarm wrote it \(format 5\); while"):
-        Database(tmp_path / "pool.db").version()
-    assert (tmp_path / "pool.db").read_bytes() == before
+def test_a_ledger_that_is_too_old_is_left_alone(file_bench: Bench) -> None:
+    file_bench.add("a")
+    file_bench.sql("PRAGMA user_version = 7")
+    file_bench.database.close()
+    before = file_bench.path.read_bytes()
+    with pytest.raises(LedgerError, match=r"an older qnnfarm wrote it \(format 7\); while"):
+        file_bench.ledger.reconcile()
+    assert file_bench.path.read_bytes() == before
 
 
 def test_a_recovery_step_is_stored_until_the_recovery_ends(bench: Bench) -> None:
