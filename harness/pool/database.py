@@ -41,6 +41,8 @@ from harness.results.database import (
 FORMAT = 9
 _APPLICATION_ID = 0x716E6670
 _BUSY_S = 30.0
+_LONGEST_TRY_S = 10.0
+"""A longer time between two tries is none of the server: this process was stopped, or slept."""
 _AWAY_S = 0.2
 _STOPPED_S = 5
 """So long may a process sleep in the middle of a transaction, which others wait for."""
@@ -102,7 +104,8 @@ class Database:
         self._changes = 0
         self._data_version = 0
         self._was_there = False
-        self._away_since = 0.0
+        self._away_s = 0.0
+        self._failed_at = 0.0
         if self.path is not None:
             self.location = str(self.path)
             self._engine = make_file_engine(self._connect_file)
@@ -209,9 +212,9 @@ class Database:
                     reason = f"other processes have written to it for {_BUSY_S:.0f} s"
                     raise LedgerError(self.location, reason) from None
             except _LostServerError as error:
-                now = time.monotonic()
-                self._away_since = self._away_since or now
-                if now - self._away_since > _BUSY_S:
+                before, self._failed_at = self._failed_at, time.monotonic()
+                self._away_s += min(self._failed_at - before, _LONGEST_TRY_S) if before else 0.0
+                if self._away_s > _BUSY_S:
                     raise LedgerError(self.location, str(error)) from None
                 time.sleep(_AWAY_S)
 
@@ -246,7 +249,7 @@ class Database:
             raise
         self._connection, self._pid = connection, os.getpid()
         self._data_version = 0
-        self._away_since = 0.0
+        self._away_s = self._failed_at = 0.0
         return connection
 
     def _drop(self) -> None:

@@ -1,3 +1,4 @@
+import itertools
 import sqlite3
 from collections.abc import Callable
 from contextlib import ExitStack, closing
@@ -10,7 +11,7 @@ import pytest
 from sqlalchemy import Connection
 
 from harness.errors import LeaseLostError, LedgerError
-from harness.pool.database import _LOCK, FORMAT, Database
+from harness.pool.database import _LOCK, FORMAT, Database, _LostServerError
 from harness.pool.failure_policy import FailureReport
 from harness.pool.records import Facts
 from harness.pool.schema import devices
@@ -628,6 +629,28 @@ def test_a_host_that_slept_while_it_waited_for_others_to_write_asks_again(
         monkeypatch.setattr(writer, "_transact", transact_late)
         assert writer.write(lambda _: "written") == "written"
         assert len(tries) == 2
+
+
+def test_a_process_that_was_stopped_waits_for_a_server_as_long_as_any_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, tries = ManualClock(), itertools.count(1)
+    time = SimpleNamespace(monotonic=clock.boottime, sleep=clock.sleep)
+    monkeypatch.setattr("harness.pool.database.time", time)
+
+    def transact(*_: object, **__: object) -> str:
+        number = next(tries)
+        if number == 2:
+            clock.time += 3600  # it was stopped
+        if number != 50:
+            raise _LostServerError("the server is starting")
+        return "read"
+
+    with closing(Database("postgresql+psycopg://ann@127.0.0.1:1/lab")) as database:
+        monkeypatch.setattr(database, "_transact", transact)
+        assert database.read(str) == "read"
+        with pytest.raises(LedgerError, match="the server is starting"):
+            database.read(str)
 
 
 @pytest.mark.slow
