@@ -180,12 +180,12 @@ class Database:
         return self.version()
 
     def _file_version(self, driver: sqlite3.Connection) -> int:
-        """Return how many changes were told; heartbeats of others wake nobody."""
+        """Return the number of changes by others that were told; their heartbeats wake nobody."""
         data_version = driver.execute("PRAGMA data_version").fetchone()[0]
         if data_version != self._data_version:
             self._data_version = data_version
             row = driver.execute(_CHANGES).fetchone()
-            self._changes = row[0] if row else 0
+            self._changes = (row[0] if row else 0) - self._own_changes
         return self._changes
 
     def times(self, db: Connection, clock: Clock, /) -> tuple[float, float]:

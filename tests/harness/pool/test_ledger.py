@@ -75,6 +75,18 @@ def test_releases_wake_those_who_wait_and_heartbeats_do_not(bench: Bench) -> Non
         wait_for(lambda: waiting.version() != before)
 
 
+def test_a_release_of_its_own_wakes_a_process_once(file_bench: Bench) -> None:
+    file_bench.add("a")
+    held = file_bench.lease(1, "a")
+    with closing(Database(file_bench.location)) as other:
+        for _ in range(2):  # the second heartbeat of another is a change of the file, too
+            version = file_bench.database.version()
+            other.write(lambda _: None, tell=False)
+            assert file_bench.database.version() == version
+            file_bench.ledger.release(held, ["a"])
+            assert file_bench.database.version() != version
+
+
 def test_first_come_first_served(bench: Bench) -> None:
     bench.add("a")
     held = bench.lease(1, "a")
