@@ -201,6 +201,7 @@ class LabJobs(Closeable):
         self._location = shown(location)
         self.worker = -1
         self._introduction = "", 0
+        self._unreadable: set[str] = set()
         self._taking = threading.Lock()
         self._held: set[tuple[int | None, int]] = set()  # jobs that this process has, and as whom
         self._heard_at = float("-inf")
@@ -431,18 +432,41 @@ class LabJobs(Closeable):
                     self._call(retry(row["id"], now()))
 
     def backlog(self) -> Sequence[Backlog]:
-        """Return what waits, by queue."""
-        return [
-            Backlog(
-                row["name"], row["waiting"], row["highest"], Cell.from_json(row["args"]["cell"])
-            )
-            for row in self._rows(_BACKLOG, task=TASK)
-        ]
+        """Return the waiting jobs by queue, without cells that this version cannot read."""
+        backlog = []
+        for row in self._rows(_BACKLOG, task=TASK):
+            try:
+                sample = Cell.from_json(row["args"]["cell"])
+            except (ValueError, KeyError) as error:
+                if row["name"] not in self._unreadable:
+                    self._unreadable.add(row["name"])
+                    reason = one_line(str(error), _LONGEST_REASON)
+                    log.warning("cells of another version wait for other hosts: %s", reason)
+                continue
+            backlog.append(Backlog(row["name"], row["waiting"], row["highest"], sample))
+        return backlog
 
     def fetch(self, queue: str) -> CellJob | None:
         """Take the first cell of a queue; see `take`."""
         taken = self.take(queue)
-        return None if taken is None else _cell_job(taken.job, taken.worker)
+        if taken is None:
+            return None
+        arguments = taken.job.task_kwargs
+        try:
+            return CellJob(
+                taken.job,
+                taken.worker,
+                str(arguments["plan_run"]),
+                str(arguments["origin"]),
+                Cell.from_json(str(arguments["cell"])),
+                CellFiles.model_validate(arguments["files"]),
+                PlanSettings.model_validate(arguments["settings"]),
+            )
+        except (ValueError, KeyError) as error:
+            reason = f"the qnnfarm of this host cannot read it: {error}"
+            self.record(taken, CellEnd("failed", self._introduction[0], reason=reason))
+            self.finish(taken, Status.FAILED)
+            return None
 
     def put_once(self, job: Job, name: str, timestamp: int) -> bool:
         """Put a periodic job into the queue; return whether it is the first for this time.
@@ -520,16 +544,3 @@ def queue_name(cell: Cell) -> str:
     """Return the queue of a cell: cells that any device of a kind can run with one container."""
     identity = f"{cell.requirement!r} {cell.runtime} {cell.affinity}"
     return hashlib.sha256(identity.encode("utf-8", "surrogatepass")).hexdigest()[:_QUEUE_DIGITS]
-
-
-def _cell_job(job: Job, worker: int) -> CellJob:
-    arguments = job.task_kwargs
-    return CellJob(
-        job,
-        worker,
-        str(arguments["plan_run"]),
-        str(arguments["origin"]),
-        Cell.from_json(str(arguments["cell"])),
-        CellFiles.model_validate(arguments["files"]),
-        PlanSettings.model_validate(arguments["settings"]),
-    )

@@ -269,6 +269,21 @@ def test_job_that_a_server_gave_to_nobody_waits_again(lab: Lab) -> None:
         run.jobs.unregister()
 
 
+def test_cell_of_another_version_fails_and_ends_no_worker(lab: Lab) -> None:
+    with open_lab_run(lab.plan("true", devices=[{"soc": "SM8650"}])) as run:
+        run.submit("nowhere.invalid")
+        other = "UPDATE procrastinate_jobs SET args = jsonb_set(args, '{cell}', '\"{}\"')"
+        lab.ask(f"{other} RETURNING true")
+        run.jobs.register("h9", 1)
+        assert run.jobs.backlog() == []
+        assert run.jobs.fetch(queue_name(run.cells[0])) is None
+        (end,) = run.jobs.ends(run.id).values()
+        assert (end.status, end.host) == ("failed", "h9")
+        assert "the qnnfarm of this host cannot read it" in end.reason
+        assert lab.statuses() == {"failed": 1}
+        run.jobs.unregister()
+
+
 def test_files_cannot_be_a_lab(tmp_path: Path) -> None:
     with pytest.raises(WrongUseError, match="PostgreSQL"):
         LabJobs(str(tmp_path / "results.db"))
