@@ -11,13 +11,14 @@ from rich.text import Text
 
 from harness.plans.cells import Cell
 from harness.plans.outcome import CellOutcome, Failure
+from harness.plans.protocols import Observer
 from harness.plans.wait_notices import NOTICE_AFTER_S
 
 _MOST_ROWS = 20
 _MOST_LABELS = 4
 
 
-class RunProgress:
+class RunProgress(Observer):
     """`Observer` that shows a plan run, live or as lines."""
 
     def __init__(self, console: Console, cells: Sequence[Cell], done_before: int) -> None:

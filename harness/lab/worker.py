@@ -40,7 +40,7 @@ from harness.plans.outcome import CellOutcome, CellResult, Failure
 from harness.plans.outcome_log import OutcomeLog
 from harness.plans.plan_file import load_plan
 from harness.plans.plan_run import find_database
-from harness.plans.protocols import NullObserver
+from harness.plans.protocols import Observer
 from harness.plans.scheduler import MatrixOptions, Scheduler
 from harness.pool.lease import LeasedDevice
 from harness.pool.pool import Pool
@@ -231,8 +231,8 @@ class LabRunner:
                 raise CellInterrupted from error
 
 
-class _Log(NullObserver):
-    """Tells people what a worker does, a line a cell."""
+class _Log(Observer):
+    """Tells people of the work of a worker, a line a cell."""
 
     def __init__(self, tell: OnProgress, forget: Callable[[Cell], None]) -> None:
         self._tell = tell
@@ -299,7 +299,7 @@ def work(
         on_progress(f"worker {jobs.worker} serves {pluralize(devices, 'device')}")
         queue = LabQueue(jobs)
         journal = LabJournal(jobs, queue, name)
-        outcomes = OutcomeLog({}, journal, NullObserver())
+        outcomes = OutcomeLog({}, journal, Observer())
         outcomes.observer = observer = _Log(on_progress, outcomes.forget)
         options = MatrixOptions(max_parallel, float("inf"), "qnnfarm worker")
         runner = LabRunner(queue, store, files, models)

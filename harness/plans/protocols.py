@@ -51,12 +51,7 @@ class DevicePool(Protocol):
     def acquire(
         self, requirement: Requirement, *, purpose: str = "", cancelled: Callable[[], bool]
     ) -> CellLease:
-        """Wait for a lease, until `cancelled` returns True; it is called several times a second.
-
-        Raises:
-            RequirementError: no device could ever do.
-            LeaseTimeoutError: it was cancelled.
-        """
+        """Wait for a lease, until `cancelled` returns True; it is called several times a second."""
         ...
 
 
@@ -113,66 +108,35 @@ class CellRunner(Protocol):
     """Runs one cell on one device."""
 
     def run(self, cell: Cell, device: LeasedDevice, cancel: CancelToken) -> CellResult:
-        """Run it, and leave nothing of it on the device, whatever happens.
+        """Run it, and always leave nothing of it on the device.
 
-        Another thread may cancel the cell, also while this waits for the device.
-
-        Raises:
-            HarnessError: it failed.
-            CellInterrupted: it was cancelled because the whole run ends.
+        Another thread may cancel the cell, also while this waits for the device; this raises
+        `CellInterrupted` then.
         """
         ...
 
 
-class Observer(Protocol):
-    """Gets the events of a run, in the threads in which they happen."""
+class Observer:
+    """Gets the events of a run, in the threads in which they happen; this one ignores them."""
 
     def on_cell_start(self, cell: Cell, device: str) -> None:
         """Tell that a device began with a cell."""
-        ...
 
     def on_cell_retry(self, cell: Cell, device: str, failure: Failure) -> None:
         """Tell that a try failed, and that the cell waits for another."""
-        ...
 
     def on_cell_end(self, outcome: CellOutcome) -> None:
         """Tell that a cell is done, failed or interrupted."""
-        ...
 
     def on_no_device(self, outcomes: Sequence[CellOutcome]) -> None:
         """Tell that cells failed, all for the same reason: they will get no device."""
-        ...
 
     def on_wait(self, requirement: str, reason: str) -> None:
         """Tell that cells wait for a device, or that the reason changed.
 
         Args:
-            reason: who holds the devices, or why they are out; empty: the wait is over.
+            reason: the holders of the devices, or why they are out; empty: the wait is over.
         """
-        ...
 
     def on_stop(self) -> None:
         """Tell that no more cells begin, and that those that run are being ended."""
-        ...
-
-
-class NullObserver:
-    """An observer that ignores all events."""
-
-    def on_cell_start(self, cell: Cell, device: str) -> None:
-        """See `Observer`."""
-
-    def on_cell_retry(self, cell: Cell, device: str, failure: Failure) -> None:
-        """See `Observer`."""
-
-    def on_cell_end(self, outcome: CellOutcome) -> None:
-        """See `Observer`."""
-
-    def on_no_device(self, outcomes: Sequence[CellOutcome]) -> None:
-        """See `Observer`."""
-
-    def on_wait(self, requirement: str, reason: str) -> None:
-        """See `Observer`."""
-
-    def on_stop(self) -> None:
-        """See `Observer`."""

@@ -25,7 +25,6 @@ from harness.plans.protocols import (
     CellLease,
     CellRunner,
     DevicePool,
-    NullObserver,
     Observer,
     Queue,
 )
@@ -88,7 +87,7 @@ def run_matrix(
             )
     durations = Durations(cells, lambda cell: journal.expected_s(cell.key, cell.group))
     queue = CellQueue(waiting, durations)
-    observer = observer or NullObserver()
+    observer = observer or Observer()
     log = OutcomeLog(outcomes, journal, observer)
     scheduler = Scheduler(queue, log, pool, runner, options or MatrixOptions(), observer)
     start = time.monotonic()

@@ -19,7 +19,7 @@ from harness.plans.cells import Cell
 from harness.plans.matrix import resolve_path
 from harness.plans.plan_file import Plan
 from harness.plans.plan_run import open_plan_run
-from harness.plans.protocols import NullObserver, Observer
+from harness.plans.protocols import Observer
 from harness.results.alerts import (
     Alert,
     group_alerts,
@@ -107,7 +107,7 @@ class PlanSteps:
     @contextmanager
     def _observer(self, cells: Sequence[Cell], done_before: int) -> Iterator[Observer]:
         if self.console is None:
-            yield NullObserver()
+            yield Observer()
             return
         observer = RunProgress(self.console, cells, done_before)
         with observer.live() or nullcontext():

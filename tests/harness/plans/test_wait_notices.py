@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from harness.devices.spec import DeviceSpec
-from harness.plans.protocols import NullObserver
+from harness.plans.protocols import Observer
 from harness.plans.wait_notices import WaitNotices
 from harness.pool.requirement import Requirement
 from harness.pool.states import MemberState
@@ -19,7 +19,7 @@ PHONE = MemberStatus(
 ANY, HOT = Requirement(), Requirement(tags=frozenset({"hot"}))
 
 
-class Told(NullObserver):
+class Told(Observer):
     def __init__(self) -> None:
         self.lines: list[tuple[str, str]] = []
 
