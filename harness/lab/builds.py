@@ -1,7 +1,7 @@
 """Builds of a lab: a worker runs `qnnfarm build` for somebody, in the memory that it has for them.
 
-A build is a job whose queue names the memory that it needs. How it ended stands in `lab_cells`, as
-the end of the cell `build` of a run whose id is the digest of what is built.
+A build is a job; its queue names the memory that it needs. Its end stands in `lab_cells`, as that
+of the cell `build` of a run that has the digest of the build as its id.
 """
 
 import contextlib
@@ -53,7 +53,7 @@ class BuildJob(BaseModel):
     """A container to build on a host of the lab.
 
     Attributes:
-        id: digest of what is built, with the builder's code.
+        id: digest of the request and its files, with the builder's code.
         name: of the container's folder.
         files: that the build reads on the host that asks for it.
         memory_bytes: its peak, as it is estimated, or as its user says.
@@ -112,7 +112,7 @@ class BuiltContainer(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class LabBuilds:
-    """Builds as those who ask for them see them.
+    """Builds, for the hosts that ask for them.
 
     Attributes:
         files: of other hosts, fetched here.
@@ -158,7 +158,6 @@ class LabBuilds:
 
         Raises:
             WrongUseError: it failed, or was cancelled.
-            HostFileError: its container cannot be fetched.
         """
         words = ""
         while True:
@@ -182,9 +181,9 @@ class LabBuilds:
             reason = end.reason if end else ""
             place = f"{end.host}: " if end and end.host else ""
             raise WrongUseError(f"{place}{reason or 'the build was cancelled'}")
-        with self._fetched(end) as (container, built):
-            hear(built.answer)
-            return container.save(folder, exist_ok=overwrite), built
+        with self._fetched(end) as (container, source):
+            hear(source.answer)
+            return container.save(folder, exist_ok=overwrite), source
 
     def build_all(
         self, plan: Plan, plan_file: Path, origin: str, tell: OnProgress
@@ -203,8 +202,8 @@ class LabBuilds:
 
         def build(request: BuildRequest, folder: Path, tell: OnProgress) -> tuple[str, int]:
             job, is_new = submitted.get(folder) or submit(_job(request, folder, origin), folder)
-            container, built = self.follow(job, folder, tell)
-            stages = built.answer["stages_run"] if is_new else 0
+            container, source = self.follow(job, folder, tell)
+            stages = source.answer["stages_run"] if is_new else 0
             return container.metadata.container_sha256, stages
 
         for job, folder in _jobs_of(plan, plan_file, origin):
@@ -221,9 +220,9 @@ class LabBuilds:
 
     @contextmanager
     def _fetched(self, end: CellEnd) -> Iterator[tuple[GenAIContainer, BuiltContainer]]:
-        built = BuiltContainer.model_validate_json(end.summary)
-        with self.files.root(built.files, built.host) as root:
-            yield GenAIContainer.load(path_below(root, built.folder)), built
+        source = BuiltContainer.model_validate_json(end.summary)
+        with self.files.root(source.files, source.host) as root:
+            yield GenAIContainer.load(path_below(root, source.folder)), source
 
 
 def _job(request: BuildRequest, folder: Path, origin: str) -> BuildJob:
@@ -245,10 +244,6 @@ def open_lab_builds(location: str) -> Iterator[LabBuilds]:
 
     Args:
         location: URL of its database.
-
-    Raises:
-        WrongUseError: it is a file.
-        StoreError: it cannot be used.
     """
     with (
         LabJobs(location) as jobs,
@@ -327,11 +322,11 @@ class Builder(Service):
     def _guard_memory(self) -> None:
         """End the build furthest beyond its need, if all take more than there is for them."""
         trees = {one: _tree(one.process) for one in self._running.values()}
-        taken = {one: sum(map(_memory, tree)) for one, tree in trees.items()}
-        if sum(taken.values()) <= self._memory_bytes:
+        sums = {one: sum(map(_memory, tree)) for one, tree in trees.items()}
+        if sum(sums.values()) <= self._memory_bytes:
             return
-        one = max(taken, key=lambda one: taken[one] - one.build.memory_bytes)
-        sizes = (taken[one], one.build.memory_bytes, self._memory_bytes)
+        one = max(sums, key=lambda one: sums[one] - one.build.memory_bytes)
+        sizes = (sums[one], one.build.memory_bytes, self._memory_bytes)
         took, need, all_have = (f"{size / 2**30:.2f} GiB" for size in sizes)
         one.excess = f"it took {took} of the {need} that it asked for, where builds have {all_have}"
         for process in trees[one]:
@@ -340,17 +335,17 @@ class Builder(Service):
 
     def _take(self) -> None:
         """Take the oldest build that could run here, once there is memory for it."""
-        used = sum(one.build.memory_bytes for one in self._running.values())
+        in_use = sum(one.build.memory_bytes for one in self._running.values())
         needs = (int(queue.removeprefix(_QUEUE)) for queue in self._jobs.queues(TASK))
         need = next((need for need in needs if need <= self._memory_bytes), None)
-        if need is None or used + need > self._memory_bytes:
+        if need is None or in_use + need > self._memory_bytes:
             return
-        taken = self._jobs.take(f"{_QUEUE}{need}")
-        if taken is not None:
+        job = self._jobs.take(f"{_QUEUE}{need}")
+        if job is not None:
             try:
-                one = _Running(taken, BuildJob.model_validate(taken.job.task_kwargs))
+                one = _Running(job, BuildJob.model_validate(job.job.task_kwargs))
             except ValueError as error:  # of another version, or of somebody who means harm
-                self._finish(taken, CellEnd("failed", self._host, reason=str(error)))
+                self._finish(job, CellEnd("failed", self._host, reason=str(error)))
                 return
             thread = threading.Thread(target=self._run, args=(one,), daemon=True)
             self._running[thread] = one
@@ -378,13 +373,7 @@ class Builder(Service):
         self._jobs.finish(taken, statuses.get(end.status, Status.ABORTED))
 
     def _build(self, one: _Running) -> CellEnd:
-        """Build a container, unless the cache has it.
-
-        Raises:
-            KeyboardInterrupt: it was ended.
-            HostFileError: files of it are not here and cannot be fetched.
-            WrongUseError: it failed, for the reason that it gives.
-        """
+        """Build a container, unless the cache has it; `KeyboardInterrupt` if it was ended."""
         build = one.build
 
         def make(folder: Path) -> None:
@@ -396,8 +385,8 @@ class Builder(Service):
             out = folder / _CONTAINER
             files = {str(p): d.sha256 for p, d in hash_files(folder_files(out)).items()}
             (summary,) = json.loads(Path(folder, _ANSWER).read_text(encoding="utf-8"))
-        built = BuiltContainer(host=self._host, folder=str(out), files=files, answer=summary)
-        return CellEnd("done", self._host, summary=built.model_dump_json())
+        source = BuiltContainer(host=self._host, folder=str(out), files=files, answer=summary)
+        return CellEnd("done", self._host, summary=source.model_dump_json())
 
     def _run_command(self, one: _Running, request: BuildRequest, folder: Path) -> None:
         """Run `qnnfarm build`, which fills a folder."""
@@ -424,7 +413,7 @@ class Builder(Service):
             raise WrongUseError(last.removeprefix(_LINE) or f"exit status {process.returncode}")
 
     def _follow(self, process: "subprocess.Popen[bytes]", one: _Running) -> str:
-        """Show what a build says, a line a second at most; return its last line."""
+        """Show the output of a build, a line a second at most; return its last line."""
         last, shown_at = "", float("-inf")
         for line in process.stderr or ():
             last = line.decode(errors="replace").strip() or last

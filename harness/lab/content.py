@@ -1,8 +1,8 @@
 """Files of other hosts by content: used where they are, or fetched over SSH, once for each host.
 
-Files that have the same paths and content here, as in a shared folder, are used there. What is
-missing is fetched into an entry of the stage cache, whose rules it follows: from a worker that has
-it, or from the host that named it. There they have the paths that they have on the other host.
+Files that have the same paths and content here, as in a shared folder, are used there. Missing ones
+are fetched into an entry of the stage cache and follow its rules: from a worker that has them, or
+from the host that named them. In the entry they have the paths that they have on the other host.
 """
 
 import getpass
@@ -60,7 +60,7 @@ class CellFiles(BaseModel):
     """Files that a cell reads on the host that submitted it.
 
     Attributes:
-        inputs: what its workload reads, and what is pushed with it.
+        inputs: files that its workload reads, and those that are pushed with it.
         push: files that are pushed with it, as `pushed_files` takes them.
     """
 
@@ -76,32 +76,28 @@ def find_files(cells: Sequence[Cell], push: tuple[str, ...]) -> Iterator[CellFil
 
     Args:
         push: files that are pushed with containers, as `pushed_files` takes them.
-
-    Raises:
-        HostFileError: one cannot be read.
-        WrongUseError: a pushed file is not there.
     """
     digests: dict[Path, str] = {}
 
     def hashed(paths: Iterable[Path]) -> dict[str, str]:
-        wanted = [plain_path(path) for path in paths]
-        new = [path for path in wanted if path not in digests]
+        plain = [plain_path(path) for path in paths]
+        new = [path for path in plain if path not in digests]
         digests.update({path: digest.sha256 for path, digest in hash_files(new).items()})
-        return {str(path): digests[path] for path in wanted}
+        return {str(path): digests[path] for path in plain}
 
     @cache
     def of_container(folder: Path) -> dict[str, str]:
         return hashed(folder_files(folder))
 
     for cell in cells:
-        named = (getattr(cell.workload, key) for key in cell.workload.input_keys)
-        inputs = [cell.folder / name for name in named if name is not None]
-        pushed = pushed_files(push if cell.workload.needs_container else (), cell.folder)
+        names = (getattr(cell.workload, key) for key in cell.workload.input_keys)
+        inputs = [cell.folder / name for name in names if name is not None]
+        pushes = pushed_files(push if cell.workload.needs_container else (), cell.folder)
         folder = cell.container if cell.container and cell.container.is_dir() else None
         yield CellFiles(
             container=of_container(folder) if folder else {},
-            inputs=hashed([*inputs, *(file.path for file in pushed.values())]),
-            push=tuple(f"{file.path.absolute()}:{name}" for name, file in pushed.items()),
+            inputs=hashed([*inputs, *(file.path for file in pushes.values())]),
+            push=tuple(f"{file.path.absolute()}:{name}" for name, file in pushes.items()),
         )
 
 
@@ -112,7 +108,7 @@ def folder_files(folder: Path) -> list[Path]:
 
 @dataclass(frozen=True, slots=True)
 class LocalCell:
-    """A cell whose files are on this host, and what is pushed with it."""
+    """A cell with its files on this host, and those that are pushed with it."""
 
     cell: Cell
     push: Mapping[str, DeployFile]
@@ -132,7 +128,7 @@ class HostFiles(Closeable):
 
         Args:
             devices: reaches other hosts; closed with it.
-            cache: the stage cache, whose folder `lab` takes what was fetched.
+            cache: the stage cache; its folder `lab` takes the files.
             holders: finds hosts beside the one that named the files.
         """
         self._models = models
@@ -151,21 +147,17 @@ class HostFiles(Closeable):
 
         Args:
             origin: host that submitted it, as SSH reaches it.
-
-        Raises:
-            HostFileError: a file is not here, and cannot be fetched.
-            CacheError: the cache cannot take it.
         """
         with (
             self._container(cell, files.container, origin) as container,
             self.root(files.inputs, origin) as root,
         ):
-            changed = {
+            inputs = {
                 key: str(path_below(root, cell.folder / name))
                 for key in cell.workload.input_keys
                 if (name := getattr(cell.workload, key)) is not None
             }
-            workload = cell.workload.model_copy(update=changed)
+            workload = cell.workload.model_copy(update=inputs)
             push = (text.rpartition(":") for text in files.push)
             yield LocalCell(
                 replace(cell, container=container, workload=workload),
@@ -214,14 +206,14 @@ class HostFiles(Closeable):
 
     def contents(self) -> dict[str, Path]:
         """Return the files that the cache has of other hosts, and of builds, by SHA-256."""
-        found: dict[str, Path] = {}
+        contents: dict[str, Path] = {}
         folder = self._root / _GROUP
         for entry in sorted(folder.iterdir()) if folder.is_dir() else ():
             if is_entry_name(entry.name) and entry.name.startswith((f"{_FILES}_", f"{BUILD}_")):
                 with suppress(CacheError):  # it is just being removed
-                    stored = read_files(entry).files
-                    found |= {file.sha256: entry / name for name, file in stored.items()}
-        return found
+                    files = read_files(entry).files
+                    contents |= {file.sha256: entry / name for name, file in files.items()}
+        return contents
 
     @contextmanager
     def _container(self, cell: Cell, files: Files, origin: str) -> Iterator[Path | None]:
@@ -244,7 +236,7 @@ class HostFiles(Closeable):
 
     def _fill(self, files: Files, origin: str, folder: Path) -> None:
         """Put files of another host into a folder, each from this host where it is here."""
-        failed: set[str] = set()
+        hosts_that_fail: set[str] = set()
         with ExitStack() as stack:
             for sha256 in sorted(set(files.values())):
                 stack.enter_context(self._locks[sha256])
@@ -256,7 +248,7 @@ class HostFiles(Closeable):
                 place.parent.mkdir(parents=True, exist_ok=True)
                 if not _link(here.get(sha256), place, sha256):
                     sources = [*others.get(sha256, ()), (origin, path)]
-                    self._fetch(path, sha256, place, sources, failed)
+                    self._fetch(path, sha256, place, sources, hosts_that_fail)
                 here[sha256] = place
 
     def _fetch(
@@ -265,20 +257,16 @@ class HostFiles(Closeable):
         sha256: str,
         place: Path,
         sources: Sequence[tuple[str, str]],
-        failed: set[str],
+        hosts_that_fail: set[str],
     ) -> None:
-        """Fetch a file from the first of its sources that sends it.
-
-        Args:
-            failed: hosts that are asked last.
-        """
+        """Fetch a file from the first of its sources that sends it, hosts that fail last."""
         reasons = []
-        for host, there in sorted(sources, key=lambda source: source[0] in failed):
+        for host, there in sorted(sources, key=lambda source: source[0] in hosts_that_fail):
             try:
                 device = self._devices.open(DeviceSpec("linux", host))
                 device.pull(there, place, timeout_s=_FETCH_S)
             except HarnessError as error:
-                failed.add(host)
+                hosts_that_fail.add(host)
                 reasons.append(f"{host} does not send it: {error}")
                 continue
             if _have({place: sha256}):

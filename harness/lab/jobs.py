@@ -1,8 +1,8 @@
-"""Jobs of a lab: cells in procrastinate's queue, and what became of them.
+"""Jobs of a lab: cells in procrastinate's queue, and their ends.
 
 procrastinate keeps its tables (`procrastinate_*`) in the database of the results, beside ours:
 `lab_plan_runs`, the runs of plans; `lab_cells`, how each of their cells ended and where;
-`lab_workers`, and `lab_files`, what each of them can send to others.
+`lab_workers`; and `lab_files`, the files that each of them can send to others.
 """
 
 import asyncio
@@ -70,6 +70,7 @@ _QUEUES = (
     " GROUP BY queue_name ORDER BY min(id)"
 )
 
+_WORKERS = select(text("id")).select_from(text("procrastinate_workers"))
 _metadata = MetaData()
 plan_runs = Table(
     "lab_plan_runs",
@@ -134,7 +135,7 @@ class CellJob(Taken):
     """A cell of a plan's run, as a job.
 
     Attributes:
-        origin: host whose files the cell names.
+        origin: host of the files that the cell names.
         files: that it reads there.
     """
 
@@ -188,10 +189,6 @@ class LabJobs(Closeable):
     Attributes:
         worker: id as which this process takes jobs; -1 before it is a worker. One that was taken
             for dead, as after a long outage, goes on with another.
-
-    Raises:
-        WrongUseError: the location is a file.
-        StoreError: the database cannot be used.
     """
 
     def __init__(self, location: str) -> None:
@@ -201,10 +198,10 @@ class LabJobs(Closeable):
         self._location = shown(location)
         self.worker = -1
         self._introduction = "", 0
-        self._unreadable: set[str] = set()
         self._taking = threading.Lock()
         self._held: set[tuple[int | None, int]] = set()  # jobs that this process has, and as whom
         self._heard_at = float("-inf")
+        self._unreadable: set[str] = set()
         self.store = ResultsStore.open(location)
         connector = procrastinate.PsycopgConnector(
             conninfo=connection_string(location), min_size=1, max_size=4
@@ -253,9 +250,9 @@ class LabJobs(Closeable):
             .limit(1)
         )
         with self.store.database.writing() as connection:
-            known: str | None = None if fresh else connection.scalar(newest)
-            if known is not None:
-                return known
+            run: str | None = None if fresh else connection.scalar(newest)
+            if run is not None:
+                return run
             row = {"id": new_run_id(), "plan": plan, "submitter": submitter, "created_at": now()}
             connection.execute(insert(plan_runs).values(row))
             return row["id"]  # type: ignore[return-value]
@@ -270,7 +267,7 @@ class LabJobs(Closeable):
         """Put cells that neither wait nor run into the queue; return their number.
 
         Args:
-            origin: host whose files the cells name.
+            origin: host of the files that the cells name.
             chosen: cells with their files and priorities; the highest run first.
         """
         live = self.live(plan_run)
@@ -298,18 +295,18 @@ class LabJobs(Closeable):
         return self.put(plan_run, jobs)
 
     def put(self, plan_run: str, jobs: list[Job]) -> int:
-        """Put jobs into the queue whose `queueing_lock` is the run and a key; return their number.
+        """Put jobs with `queueing_lock` `RUN:KEY` into the queue; return their number.
 
-        How they ended before is forgotten.
+        Their earlier ends are forgotten.
         """
         self._forget(plan_run, {str(job.queueing_lock).rpartition(":")[2] for job in jobs})
         return sum(self._defer(jobs[at : at + _BATCH]) for at in range(0, len(jobs), _BATCH))
 
     def _forget(self, plan_run: str, keys: Collection[str]) -> None:
-        """Forget how cells ended that are submitted again."""
-        ended = select(cells.c.key).where(cells.c.plan_run == plan_run)
+        """Forget the ends of cells that are submitted again."""
+        query = select(cells.c.key).where(cells.c.plan_run == plan_run)
         with self.store.database.writing() as connection:
-            for key in set(connection.scalars(ended)) & set(keys):
+            for key in set(connection.scalars(query)) & set(keys):
                 again = (cells.c.plan_run == plan_run) & (cells.c.key == key)
                 connection.execute(delete(cells).where(again))
 
@@ -333,7 +330,7 @@ class LabJobs(Closeable):
         return {lock.rpartition(":")[2]: number for lock, number in rows}
 
     def ends(self, plan_run: str) -> Mapping[str, CellEnd]:
-        """Return what became of the cells of a plan's run that have begun, by their keys."""
+        """Return the ends of the cells of a plan's run that have begun, by their keys."""
         query = select(cells).where(cells.c.plan_run == plan_run)
         with self.store.database.reading() as connection:
             rows = connection.execute(query).mappings().all()
@@ -341,7 +338,7 @@ class LabJobs(Closeable):
         return {row["key"]: CellEnd(*(row[name] for name in names)) for row in rows}
 
     def record(self, job: Taken, end: CellEnd) -> None:
-        """Record what became of a job, unless its job was given to another worker meanwhile."""
+        """Record the end of a job, unless it was given to another worker meanwhile."""
         values = {name: getattr(end, name) for name in CellEnd.__slots__} | {"changed_at": now()}
         values["reason"] = one_line(end.reason, _LONGEST_REASON)
         plan_run, _, key = str(job.job.queueing_lock).rpartition(":")
@@ -361,15 +358,14 @@ class LabJobs(Closeable):
         """Begin as a worker of a host that has so many devices."""
         self._introduction = host, devices
         self.worker = self._call(self._app.job_manager.register_worker())
-        known = select(text("id")).select_from(text("procrastinate_workers"))
         row = {"id": self.worker, "host": host, "devices": devices, "since": now()}
         with self.store.database.writing() as connection:
-            connection.execute(delete(workers).where(workers.c.id.not_in(known)))
-            connection.execute(delete(files).where(files.c.worker.not_in(known)))
+            connection.execute(delete(workers).where(workers.c.id.not_in(_WORKERS)))
+            connection.execute(delete(files).where(files.c.worker.not_in(_WORKERS)))
             connection.execute(insert(workers).values(row))
 
     def announce(self, host: str, contents: Mapping[str, Path]) -> None:
-        """Say what files this worker's host has for others; what it said before is forgotten.
+        """Name the files that this worker's host has for others, in place of earlier ones.
 
         Args:
             host: as SSH reaches it.
@@ -383,18 +379,17 @@ class LabJobs(Closeable):
                 connection.execute(insert(files), rows)
 
     def holders(self, contents: Collection[str]) -> Found:
-        """Find other hosts, whose workers live, that have files; with their paths, by SHA-256."""
-        known = select(text("id")).select_from(text("procrastinate_workers"))
+        """Find files on other hosts with a live worker: hosts and paths by SHA-256."""
         query = select(files.c.sha256, files.c.host, files.c.path).where(
             files.c.sha256.in_(contents)
-            & files.c.worker.in_(known)
+            & files.c.worker.in_(_WORKERS)
             & (files.c.worker != self.worker)
         )
-        found = defaultdict[str, list[tuple[str, str]]](list)
+        holders = defaultdict[str, list[tuple[str, str]]](list)
         with self.store.database.reading() as connection:
             for sha256, host, path in connection.execute(query):
-                found[sha256].append((host, path))
-        return found
+                holders[sha256].append((host, path))
+        return holders
 
     def unregister(self) -> None:
         """End as a worker."""
@@ -447,7 +442,7 @@ class LabJobs(Closeable):
         return backlog
 
     def fetch(self, queue: str) -> CellJob | None:
-        """Take the first cell of a queue; see `take`."""
+        """Take the first cell of a queue; see `take`. One that this version cannot read fails."""
         taken = self.take(queue)
         if taken is None:
             return None
@@ -472,15 +467,15 @@ class LabJobs(Closeable):
         """Put a periodic job into the queue; return whether it is the first for this time.
 
         Args:
-            name: of what is periodic.
+            name: of the periodic job.
             timestamp: its time in seconds since 1970, which the job's arguments have, too.
         """
         defer = self._app.job_manager.defer_periodic_job
         try:
-            put = self._call(defer(job=job, periodic_id=name, defer_timestamp=timestamp))
+            number = self._call(defer(job=job, periodic_id=name, defer_timestamp=timestamp))
         except exceptions.AlreadyEnqueued:  # the one before still waits
             return False
-        return put is not None
+        return number is not None
 
     def queues(self, task: str) -> Sequence[str]:
         """Return the queues of a task in which jobs wait, that of the oldest first."""
@@ -513,8 +508,8 @@ class LabJobs(Closeable):
             self._call(self._app.job_manager.retry_job(job.job))
 
     def _is_ours(self, job: Taken) -> bool:
-        found = self._call(self._app.job_manager.list_jobs_async(id=job.job.id, status="doing"))
-        return any(one.worker_id == job.worker for one in found)
+        jobs = self._call(self._app.job_manager.list_jobs_async(id=job.job.id, status="doing"))
+        return any(one.worker_id == job.worker for one in jobs)
 
     def _rows(self, query: str, **values: object) -> Sequence[Mapping[str, Any]]:
         """Read over the connections of procrastinate, which stay open: workers ask every second."""
@@ -531,7 +526,7 @@ class LabJobs(Closeable):
 
 
 def insist(ask: Callable[[], Result]) -> Result:
-    """Read or write, and again for as long as the server is away: what was measured is not lost."""
+    """Read or write, and again for as long as the server is away: no measurement is lost."""
     while True:
         try:
             return ask()

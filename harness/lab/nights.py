@@ -28,11 +28,7 @@ _LATE_S = 600.0
 
 
 def check_cron(cron: str) -> None:
-    """Check the times of nights.
-
-    Raises:
-        WrongUseError: they are none.
-    """
+    """Check the times of nights."""
     if not croniter.croniter.is_valid(cron):
         raise WrongUseError(f"--cron takes five fields such as '0 2 * * *', in UTC, not {cron!r}")
 
@@ -66,10 +62,10 @@ class Nights(Service):
         """End the night that runs here, and let another worker go on with it."""
         super().close()
         if self._running is not None:
-            taken, process = self._running
+            job, process = self._running
             process.terminate()
             process.wait()
-            insist(lambda: self._jobs.give_back(taken))
+            insist(lambda: self._jobs.give_back(job))
 
     def _work(self) -> None:
         with contextlib.suppress(StoreError):  # the worker tells of it
@@ -96,12 +92,12 @@ class Nights(Service):
         self._put_at = due
 
     def _take(self) -> None:
-        taken = self._jobs.take(self._queue)
-        if taken is not None:
+        job = self._jobs.take(self._queue)
+        if job is not None:
             words = ["nightly", str(self._plan_file), "--lab"]
             command = [sys.executable, "-m", "harness.cli", *words]
             process = subprocess.Popen(dying_with_parent(command), start_new_session=True)
-            self._running = taken, process
+            self._running = job, process
             self._tell(f"a night of {self._name} begins")
 
     def _end(self, taken: Taken, process: "subprocess.Popen[bytes]") -> None:

@@ -1,4 +1,4 @@
-"""A lab at one moment, for people: its hosts, and the plans whose cells wait or run."""
+"""A lab at one moment, for people: its hosts, and the plans with cells that wait or run."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -29,7 +29,7 @@ _HOSTS = text("""
 
 @dataclass(frozen=True, slots=True)
 class LivePlan:
-    """A run of a plan some of whose cells wait or run.
+    """A run of a plan with cells that wait or run.
 
     Attributes:
         id: of the run.

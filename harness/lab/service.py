@@ -25,7 +25,7 @@ class Service(Closeable):
         self._thread.start()
 
     def close(self) -> None:
-        """End, and wait until what is being done is done."""
+        """End, and wait for the work of this moment."""
         self._is_closing.set()
         self._thread.join()
 

@@ -22,6 +22,7 @@ from harness.results.store import LazyResultsStore
 
 _TICK_S = 1.0
 _PRIORITY_PER_S = 10
+"""The longest cells run first."""
 _LAST = 30_000
 """procrastinate keeps priorities in an INTEGER; an hour is more than enough for an order."""
 
@@ -31,7 +32,7 @@ class LabRun:
     """A run of a plan in a lab.
 
     Attributes:
-        id: of the run, which all who follow it share.
+        id: of the run, which all its followers share.
         submitted: keys of the cells that were not done then.
         location: of the results.
     """
@@ -51,46 +52,44 @@ class LabRun:
 
     def submit(self, origin: str) -> int:
         """Submit the cells that are not done, do not wait and do not run; return their number."""
-        waiting = [cell for cell in self.cells if cell.key in self.submitted]
-        durations = Durations(waiting)
-        files = find_files(waiting, tuple(self.plan.push))
-        chosen = (
-            (cell, its_files, _priority(durations.expected_s(cell)))
-            for cell, its_files in zip(waiting, files, strict=True)
+        cells = [cell for cell in self.cells if cell.key in self.submitted]
+        durations = Durations(cells)
+        files = find_files(cells, tuple(self.plan.push))
+        entries = (
+            (cell, its_files, min(round(durations.expected_s(cell) * _PRIORITY_PER_S), _LAST))
+            for cell, its_files in zip(cells, files, strict=True)
         )
-        return self.jobs.submit(self.id, PlanSettings.of(self.plan), origin, chosen)
+        return self.jobs.submit(self.id, PlanSettings.of(self.plan), origin, entries)
 
     def follow(self, observer: Observer) -> Summary:
         """Wait until no cell waits or runs, and say how each ended.
 
         A KeyboardInterrupt ends the waiting, and nothing else.
         """
-        began, told = time.monotonic(), dict[str, str]()
+        began, statuses = time.monotonic(), dict[str, str]()
         interrupted = False
         try:
-            while self._tell(observer, told):
+            while self._tell(observer, statuses):
                 time.sleep(_TICK_S)
         except KeyboardInterrupt:
             interrupted = True
         outcomes = insist(lambda: tuple(self._outcomes(self.cells, self.jobs.ends(self.id))))
         return Summary(outcomes, time.monotonic() - began, interrupted)
 
-    def _tell(self, observer: Observer, told: dict[str, str]) -> bool:
-        """Tell what changed; return whether anything waits or runs."""
+    def _tell(self, observer: Observer, statuses: dict[str, str]) -> bool:
+        """Tell the changes since those statuses; return whether anything waits or runs."""
         live = insist(lambda: self.jobs.live(self.id))  # first: what ends later is told next time
         ends = insist(lambda: self.jobs.ends(self.id))
-        changed = [
-            cell
-            for cell in self.cells
-            if cell.key in ends and told.get(cell.key) != ends[cell.key].status
-        ]
-        told |= {cell.key: ends[cell.key].status for cell in changed}
-        for cell in changed:
-            end = ends[cell.key]
+        news = []
+        for cell in self.cells:
+            end = ends.get(cell.key)
+            if end is None or statuses.get(cell.key) == end.status:
+                continue
+            statuses[cell.key] = end.status
             if end.status == "begun":
                 observer.on_cell_start(cell, f"{end.device} on {end.host}")
-        ended = [cell for cell in changed if ends[cell.key].status not in {"begun", "interrupted"}]
-        news = [cell for cell in ended if cell.key in self.submitted]
+            elif end.status != "interrupted" and cell.key in self.submitted:
+                news.append(cell)
         for outcome in insist(lambda: list(self._outcomes(news, ends))):
             observer.on_cell_end(outcome)
         return bool(live)
@@ -103,9 +102,7 @@ class LabRun:
             yield self._outcome(cell, ends.get(cell.key), results.get(cell.key))
 
     def _outcome(self, cell: Cell, end: CellEnd | None, result: CellResult | None) -> CellOutcome:
-        device = ""
-        if end is not None:
-            device = f"{end.device} on {end.host}"
+        device = f"{end.device} on {end.host}" if end else ""
         if result is not None:
             seconds, resumed = end.duration_s if end else 0.0, cell.key not in self.submitted
             return CellOutcome(cell, "done", resumed, device, result, duration_s=seconds)
@@ -117,11 +114,7 @@ class LabRun:
     def results(
         self, cells: Sequence[Cell], ends: Mapping[str, CellEnd]
     ) -> Mapping[str, CellResult]:
-        """Return results by the cells' keys: the store's, but for commands, which store none.
-
-        Args:
-            ends: what became of those that have begun.
-        """
+        """Return results by the cells' keys: the store's, but for commands, which store none."""
         commands = {
             cell.key: CellResult(summary=ends[cell.key].summary)
             for cell in cells
@@ -148,11 +141,6 @@ def open_lab_run(
         db: overrides the plan's.
         only: select cells by patterns of their labels.
         fresh: begin a new one in any case.
-
-    Raises:
-        ConfigFileError: the plan cannot be used.
-        WrongUseError: no cell matches `only`, or the database is a file.
-        StoreError: it cannot be used.
     """
     plan = plan or load_plan(plan_file)
     location = find_database(plan, plan_file, db)
@@ -177,11 +165,6 @@ def open_lab_run(
         store = stack.enter_context(LazyResultsStore(location))
         plan_run = jobs.begin(plan.name, own_address(), fresh=fresh)
         runner = DeviceCellRunner(store, models, plan_run)
-        run = LabRun(plan, cells, plan_run, jobs, runner, frozenset(), store.location)
-        done = run.results(cells, jobs.ends(plan_run))
-        yield replace(run, submitted=frozenset(c.key for c in cells if c.key not in done))
-
-
-def _priority(expected_s: float) -> int:
-    """Return a priority by which the longest cells run first."""
-    return min(round(expected_s * _PRIORITY_PER_S), _LAST)
+        lab_run = LabRun(plan, cells, plan_run, jobs, runner, frozenset(), store.location)
+        results = lab_run.results(cells, jobs.ends(plan_run))
+        yield replace(lab_run, submitted=frozenset(c.key for c in cells if c.key not in results))

@@ -62,7 +62,7 @@ class LabQueue:
 
     Attributes:
         taken: jobs of cells that this process has, by the keys that its cells have here.
-        scheduler: whose devices decide what is left to other hosts.
+        scheduler: its devices decide which cells are left to other hosts.
     """
 
     def __init__(self, jobs: LabJobs) -> None:
@@ -128,7 +128,7 @@ class LabQueue:
                 self._refused.add(cell.requirement)
 
     def learn(self, cell: Cell, seconds: float) -> None:
-        """Ignore how long a cell took: who submits a plan knows."""
+        """Ignore the duration of a cell: the priority of its job has it."""
 
     def _fetch(self, queue: str) -> CellJob | None:
         try:
@@ -157,9 +157,9 @@ class LabQueue:
 
 @dataclass
 class LabJournal:
-    """Tells the lab how cells end; a `Journal` of the scheduler.
+    """Tells the lab how cells end; a `Recorder` of the scheduler.
 
-    It waits for a server that is away: what was measured is not lost.
+    It waits for a server that is away: no measurement is lost.
     """
 
     jobs: LabJobs
@@ -180,20 +180,19 @@ class LabJournal:
                 insist(partial(self._end, job, outcome))
 
     def give_back_all(self) -> None:
-        """Give back what was taken when this host could not go on."""
+        """Give all jobs back, as this host cannot go on."""
         for key in list(self.queue.taken):
             job = self.queue.taken.pop(key)
             insist(partial(self.jobs.give_back, job))
 
     def _end(self, job: CellJob, outcome: CellOutcome) -> None:
-        failure = outcome.failures[-1][1] if outcome.failures else None
-        is_failed = outcome.status == "failed" and failure is not None
+        failure = outcome.failure
         end = CellEnd(
             outcome.status,
             self.host,
             outcome.device,
-            failure.error if is_failed and failure else "",
-            failure.reason if is_failed and failure else "",
+            failure.error if failure else "",
+            failure.reason if failure else "",
             outcome.result.summary,
             outcome.duration_s,
         )
@@ -215,14 +214,13 @@ class LabRunner:
     models: ModelCache
 
     def run(self, cell: Cell, device: LeasedDevice, cancel: CancelToken) -> CellResult:
-        """See `CellRunner`. A cell whose result is stored, by a worker that died, does not run."""
+        """See `CellRunner`. A cell with a result, stored by a worker that died, does not run."""
         job = self.queue.taken[cell.key]
         runner = job.settings.runner(self.store, self.models, job.plan_run)
-        stored = runner.stored_result(job.cell)
-        if stored is not None:
-            group = runner.group_id(job.cell)
-            self.store.open().interrupt_tries(group, job.cell.session)
-            return stored
+        result = runner.stored_result(job.cell)
+        if result is not None:
+            self.store.open().interrupt_tries(runner.group_id(job.cell), job.cell.session)
+            return result
         with self.files.localise(job.cell, job.files, job.origin) as here:
             try:
                 return replace(runner, push=here.push).run(here.cell, device, cancel)
@@ -274,14 +272,11 @@ def work(
         location: URL of the database with results and queue.
         max_parallel: most devices at once.
         dead_after_s: a worker that was not heard of for so long is dead; the same for all.
-        build_memory: bytes for builds; by default two thirds of what is available now.
+        build_memory: bytes for builds; by default two thirds of those available now.
         host: this one, as SSH of others reaches it; by default its own name.
-        nightly: plan whose nights it runs, if it is the worker that takes one.
+        nightly: plan with nights, of which it runs those that no other worker takes.
         cron: when they begin, in UTC.
         on_progress: called with a line for each cell.
-
-    Raises:
-        WrongUseError, StoreError, ConfigFileError, LedgerError: it cannot begin.
     """
     plan = None
     if nightly is not None:
@@ -349,9 +344,9 @@ class _Heartbeat(Service):
     def _work(self) -> None:
         journal, queue = self._journal, self._journal.queue
         aborted = journal.jobs.beat(self._dead_after_s)
-        taken = dict(queue.taken)
-        keys = [key for key, job in taken.items() if job.job.id in aborted]
-        journal.aborted |= aborted & {job.job.id for job in taken.values() if job.job.id}
+        jobs = dict(queue.taken)
+        keys = [key for key, job in jobs.items() if job.job.id in aborted]
+        journal.aborted |= aborted & {job.job.id for job in jobs.values() if job.job.id}
         if queue.scheduler is not None:
             queue.scheduler.interrupt(keys)
 

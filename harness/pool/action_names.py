@@ -29,7 +29,7 @@ _SCRIPT_ACTIONS = MappingProxyType(
 
 
 def describe_command(command: str, work_root: str) -> str:
-    """Return what a command of ours does; any other command as it is, in backticks."""
+    """Return the action of a command of ours; any other command as it is, in backticks."""
     if f"{work_root}/scripts/" not in command:
         return f"`{command}`"
     called = [name for name in _SCRIPT.findall(command) if name in _SCRIPT_ACTIONS]

@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from harness.devices.socket_owner import user_name
 from harness.errors import PoolError, WrongUseError, one_line
@@ -15,28 +16,25 @@ from harness.pool.status import OnProgress, ignore_progress
 from harness.pool.upkeep import Upkeep
 
 
+@dataclass(frozen=True, slots=True)
 class PoolAdmin:
     """Actions of people on the devices of a pool, which they name by their names in the pool.
 
     Each action returns the state of the device after it. All raise `UnknownMemberError` if the pool
-    has no such device, and `LedgerError` if the ledger cannot be used.
+    has no such device, `PoolError` if its state forbids the action, and `LedgerError` if the ledger
+    cannot be used.
     """
 
-    def __init__(self, ledger: Ledger, members: Members, upkeep: Upkeep) -> None:
-        self._ledger = ledger
-        self._members = members
-        self._upkeep = upkeep
+    ledger: Ledger
+    members: Members
+    upkeep: Upkeep
 
     def drain(self, name: str, reason: str, *, by: str = "") -> MemberState:
         """Grant a device to nobody any more; its current holder may finish."""
         return self._apply(name, Event.DRAIN, f"{one_line(reason) or 'drained'} ({by or _user()})")
 
     def undrain(self, name: str, *, by: str = "") -> MemberState:
-        """Take back a drain.
-
-        Raises:
-            PoolError: the device is not drained.
-        """
+        """Take back a drain."""
         state = self._row(name).state
         if state is not MemberState.DRAINING:
             raise PoolError(f"{name} is {state}: only what is drained can be undrained")
@@ -54,26 +52,19 @@ class PoolAdmin:
 
         Args:
             start: seconds since 1970; `None` is now. Leases of others that are out then end.
-
-        Raises:
-            PoolError: somebody else has a device for a part of that time.
         """
-        if start is not None and start + duration_s <= self._ledger.now():
+        if start is not None and start + duration_s <= self.ledger.now():
             raise WrongUseError("that time is over")
         keys = {self._key(name): name for name in names}
-        obstacles = self._ledger.reserve(keys, by or _user(), start, duration_s)
+        obstacles = self.ledger.reserve(keys, by or _user(), start, duration_s)
         if obstacles:
             name, other = keys[obstacles[0].key], obstacles[0].describe(time.time())
             reason = f"choose another time, or `qnnfarm pool unreserve {obstacles[0].number}`"
             raise PoolError(f"{name} is {other}: {reason}")
 
     def unreserve(self, number: int, *, by: str = "") -> Reservation:
-        """Cancel a reservation, and return it.
-
-        Raises:
-            WrongUseError: there is none of that number.
-        """
-        reservation = self._ledger.cancel_reservation(number, by or _user())
+        """Cancel a reservation, and return it."""
+        reservation = self.ledger.cancel_reservation(number, by or _user())
         if reservation is None:
             raise WrongUseError(f"there is no reservation {number}: `qnnfarm pool show` lists them")
         return reservation
@@ -87,17 +78,13 @@ class PoolAdmin:
         if lease is None:
             return False
         by = by or this_process().label
-        released = self._ledger.release(
+        released = self.ledger.release(
             token or lease.token, [lease.key], f"{by} took it from {lease.holder}", taken_by=by
         )
         return bool(released)
 
     def unquarantine(self, name: str, *, on_progress: OnProgress = ignore_progress) -> MemberState:
-        """Start the probation run of a quarantined device now; it is ready if it passes.
-
-        Raises:
-            PoolError: the device is not in quarantine.
-        """
+        """Start the probation run of a quarantined device now; it is ready if it passes."""
         state = self._row(name).state
         if state is not MemberState.QUARANTINED:
             stuck = state in {MemberState.RECOVERING, MemberState.ABSENT}
@@ -112,9 +99,6 @@ class PoolAdmin:
 
         Args:
             take: take the device even from a holder of another ledger.
-
-        Raises:
-            PoolError: the device is leased, drained or in quarantine.
         """
         row = self._row(name)
         if row.lease is not None or row.state in {MemberState.LEASED, MemberState.PROBATION}:
@@ -126,8 +110,8 @@ class PoolAdmin:
         return self._repair(name, on_progress, take=take)
 
     def _repair(self, name: str, on_progress: OnProgress, *, take: bool = False) -> MemberState:
-        self._upkeep.repair(
-            self._members.member(name),
+        self.upkeep.repair(
+            self.members.member(name),
             self._key(name),
             force=True,
             from_others=take,
@@ -136,22 +120,22 @@ class PoolAdmin:
         return self._row(name).state
 
     def _apply(self, name: str, event: Event, reason: str) -> MemberState:
-        return self._ledger.apply(self._key(name), event, reason)
+        return self.ledger.apply(self._key(name), event, reason)
 
     def _key(self, name: str) -> str:
         """Return the key of a member, after recording a member that was never probed as absent."""
-        return self._members.key_of(name) or self._record_unprobed(name)
+        return self.members.key_of(name) or self._record_unprobed(name)
 
     def _record_unprobed(self, name: str) -> str:
-        spec = str(self._members.member(name).spec)
-        key = self._ledger.record_absent(name, spec, NOT_PROBED, probed=False)
-        self._members.set_key(name, key)
+        spec = str(self.members.member(name).spec)
+        key = self.ledger.record_absent(name, spec, NOT_PROBED, probed=False)
+        self.members.set_key(name, key)
         return key
 
     def _row(self, name: str) -> DeviceRow:
         key = self._key(name)
-        self._ledger.reconcile()
-        return self._ledger.rows([key])[key]
+        self.ledger.reconcile()
+        return self.ledger.rows([key])[key]
 
 
 def _user() -> str:

@@ -62,10 +62,10 @@ class _Model(BaseModel):
 
 
 def _fillable(words: tuple[str, ...] | None) -> tuple[str, ...] | None:
-    allowed = [f"{{{name}}}" for name in PLACEHOLDERS]
+    names = [f"{{{name}}}" for name in PLACEHOLDERS]
     for word in words or ():
-        if wrong := next((p for p in _PLACEHOLDER.findall(word) if p not in allowed), None):
-            raise ValueError(f"there is no {wrong}, but {', '.join(allowed)}")
+        if wrong := next((p for p in _PLACEHOLDER.findall(word) if p not in names), None):
+            raise ValueError(f"there is no {wrong}, but {', '.join(names)}")
     return words
 
 
@@ -108,10 +108,11 @@ class DeviceEntry(_Model):
     @field_validator("soc")
     @classmethod
     def _in_the_catalog(cls, soc: str | None) -> str | None:
-        found = None if soc is None else soc_named(soc)
-        if soc is not None and found is None:
+        if soc is None:
+            return None
+        if (entry := soc_named(soc)) is None:
             raise ValueError(f"there is no SoC {soc!r}: {suggest_socs(soc)}")
-        return None if found is None else found.name
+        return entry.name
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
@@ -139,10 +140,10 @@ class DeviceEntry(_Model):
 
 
 class HostConfig(_Model):
-    """A host whose devices are reached through SSH.
+    """A host with devices, reached through SSH.
 
     Attributes:
-        adb_port: on which its adb server listens; by default what `~/.ssh/config` says by
+        adb_port: of its adb server; by default that of `~/.ssh/config`, by
             `SetEnv ANDROID_ADB_SERVER_PORT=...`, else 5037.
         adb_server_ours: whether that server may be restarted.
     """
@@ -156,8 +157,8 @@ class AdbServerConfig(_Model):
 
     Attributes:
         ours: whether it may be restarted, as nobody else's devices hang on it.
-        trusted_users: names or numbers of accounts whose server is used beside this user's and
-            root's. It sees all that goes to its devices, and can answer in their place.
+        trusted_users: names or numbers of accounts with a server that is used beside this user's
+            and root's. It sees all that goes to its devices, and can answer in their place.
     """
 
     ours: bool = False
@@ -219,7 +220,7 @@ class ReceiverConfig(_Model):
         command: program and arguments, run without a shell; the notification is on its stdin.
         webhook: URL that the notification is posted to.
         mail: addresses that it is mailed to.
-        mail_from: sender of the mail; by default what `sendmail` fills in.
+        mail_from: sender of the mail; by default that of `sendmail`.
         sendmail: program that takes the mail, as sendmail(8) does; the system's by default.
     """
 
@@ -298,36 +299,19 @@ def default_name(spec: DeviceSpec) -> str:
     return spec.identifier or spec.type
 
 
-def _unknown_soc(_: DeviceSpec) -> None:
-    """Return None: the SoC of no device is known."""
+SocOf = Callable[[DeviceSpec], str | None]
+"""Gives the SoC of a device that exists, if it is known."""
 
 
-def load_config(
-    path: Path, *, soc_of: Callable[[DeviceSpec], str | None] = _unknown_soc
-) -> PoolConfig:
-    """Read a `pool.yaml`.
-
-    Args:
-        soc_of: gives the SoC of a device that exists, if it is known.
-
-    Raises:
-        ConfigFileError: the file cannot be read or used; names the line and the key.
-    """
-    content = read_yaml(path)
-    return parse_config(content, str(path), soc_of=soc_of)
+def load_config(path: Path, *, soc_of: SocOf = lambda _: None) -> PoolConfig:
+    """Read a `pool.yaml`; errors name the line and the key."""
+    return parse_config(read_yaml(path), str(path), soc_of=soc_of)
 
 
 def parse_config(
-    text: str,
-    where: str = "pool.yaml",
-    *,
-    soc_of: Callable[[DeviceSpec], str | None] = _unknown_soc,
+    text: str, where: str = "pool.yaml", *, soc_of: SocOf = lambda _: None
 ) -> PoolConfig:
-    """Read the text of a `pool.yaml`; see `load_config`.
-
-    Raises:
-        ConfigFileError: the text cannot be used.
-    """
+    """Read the text of a `pool.yaml`; see `load_config`."""
     file = YamlFile(where, text, PoolConfig)
     config = file.content
     if duplicate := _find_duplicate(config.devices):
@@ -339,8 +323,8 @@ def parse_config(
             name = entry.identifier
             reason = (
                 f"virtual device {name} exists with SoC {soc}, not {entry.soc}: choose another "
+                f"name, or `qnnfarm device rm {name}` first"
             )
-            reason += f"name, or `qnnfarm device rm {name}` first"
             raise file.error(("devices", number, "soc"), reason)
     return config
 

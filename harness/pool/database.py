@@ -1,8 +1,7 @@
 """Database of a ledger: a SQLite file for a host or a group, or PostgreSQL for a lab.
 
 Transactions are short, and those that write come one after the other: SQLite has one writer, and
-on PostgreSQL each takes an advisory lock first. So what holds within one transaction of one process
-holds for all.
+on PostgreSQL each takes an advisory lock first. So a check in a transaction holds until its end.
 """
 
 import contextlib
@@ -41,9 +40,9 @@ from harness.results.database import (
 FORMAT = 9
 _APPLICATION_ID = 0x716E6670
 _BUSY_S = 30.0
+_AWAY_S = 0.2
 _LONGEST_TRY_S = 10.0
 """A longer time between two tries is none of the server: this process was stopped, or slept."""
-_AWAY_S = 0.2
 _STOPPED_S = 5
 """So long may a process sleep in the middle of a transaction, which others wait for."""
 _QUEUED_S = 1.0
@@ -61,10 +60,10 @@ _COUNT_CHANGE = (
     "INSERT INTO pool_counters VALUES ('changes', 1)"
     " ON CONFLICT (name) DO UPDATE SET value = value + 1"
 )
-
 _COUNTERS = MappingProxyType({"format": FORMAT, "token": 0, "facts": 0})
 _OLDEST = 8
 """The oldest format that is read: it lacks tables, and nothing else."""
+
 T = TypeVar("T")
 
 
@@ -79,8 +78,8 @@ class _BusyServerError(Exception):
 class Database:
     """Connection that the threads of this process share for one transaction at a time.
 
-    A forked child opens its own connection. Everything raises `LedgerError` when the database
-    cannot be used.
+    The first use opens it; a forked child opens its own connection. Everything raises `LedgerError`
+    when the database cannot be used.
 
     Attributes:
         path: the SQLite file; `None` for a server's database.
@@ -88,11 +87,6 @@ class Database:
     """
 
     def __init__(self, location: str | Path) -> None:
-        """Name a database, which its first use opens.
-
-        Raises:
-            LedgerError: the URL or its driver cannot be used.
-        """
         __tracebackhide__ = True  # pytest would show the location, and so its password
         self.path = database_file(location)
         self._lock = threading.RLock()
@@ -128,7 +122,7 @@ class Database:
         """Do work in a transaction that alone may write; all of it happens, or nothing.
 
         If a server goes away, the work is done again once it is back: its end may be unknown, so
-        done twice the work does what it does once.
+        a second time must change nothing.
 
         Args:
             tell: let requests know that wait for a change, of this process and of others.

@@ -28,7 +28,7 @@ def judge(db: Connection, key: str, report: FailureReport, *, at: float, began: 
     was_before = not excuse and _was_counted(db, key, report)
     work = report.work
     lease = select(devices.c.leases).where(devices.c.key == key).scalar_subquery()
-    added = evidence.insert().values(
+    failure = evidence.insert().values(
         key=key,
         at=at,
         began=began,
@@ -41,7 +41,7 @@ def judge(db: Connection, key: str, report: FailureReport, *, at: float, began: 
         is_device=int(report.is_device),
         counts=int(not excuse),
     )
-    db.execute(added)
+    db.execute(failure)
     if report.weight:
         if was_before:
             excuse = "it failed there before, which counts once"
@@ -52,10 +52,7 @@ def judge(db: Connection, key: str, report: FailureReport, *, at: float, began: 
 
 
 def _blame_for(db: Connection, key: str, report: FailureReport, began: float) -> str:
-    """Return why a failure of a device counts against its work; empty if it does not.
-
-    Work that began before it failed elsewhere may have failed for a common reason, such as a hub.
-    """
+    # Work that began before it failed elsewhere may have failed for a common reason, such as a hub.
     if report.work is None or not report.weight:
         return ""
     before = evidence.c.at <= began, evidence.c.weight > 0, evidence.c.key != key
@@ -96,8 +93,8 @@ def failures_of(db: Connection, keys: Collection[str]) -> dict[str, tuple[Failur
         record = FailureRecord(row.lease, row.weight, shown(row.kind), shown(row.text), subject)
         failures.setdefault(row.key, []).append(record)
     return {
-        key: _heaviest(_heaviest(found, lambda f: f.lease), lambda f: f.subject or f.lease)
-        for key, found in failures.items()
+        key: _heaviest(_heaviest(records, lambda f: f.lease), lambda f: f.subject or f.lease)
+        for key, records in failures.items()
     }
 
 

@@ -11,7 +11,7 @@ class Work:
     """Work that a holder does on a device, such as a cell of a plan or a test.
 
     Attributes:
-        id: digest of what it does: the same in all sessions, for all users and on all devices.
+        id: digest of its content: the same in all sessions, for all users and on all devices.
             Work with a container is `CONTAINER/DIGEST`, see `work_id`.
         label: for people.
         began: seconds since 1970 at which it began on the device.
@@ -40,7 +40,7 @@ class FailureReport:
         kind: name of the error's class.
         weight: how much it counts against the device; 0 says nothing about it.
         recover: whether the device must be reached again before its next use.
-        work: what failed; failures of unnamed work are not compared.
+        work: the work that failed; failures of unnamed work are not compared.
         answered: how the device answered a probe right after a time limit; empty if it did not.
         is_device: whether no work can cause it, such as a lost connection or a corrupt file.
     """
@@ -55,7 +55,7 @@ class FailureReport:
 
     @property
     def description(self) -> str:
-        """Description of what failed, and how."""
+        """The work, and its failure."""
         if self.work is None or self.work.label in self.text:
             return self.text
         return f"{self.work.label}: {self.text}"
@@ -92,7 +92,7 @@ class FailureRecord:
 
     Attributes:
         lease: number of the device's lease.
-        subject: what failed, if no other device is known to have run it; else empty.
+        subject: the work that failed, if no other device is known to have run it; else empty.
     """
 
     lease: int

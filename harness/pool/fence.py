@@ -6,8 +6,8 @@ ones, then kills the processes that former holders left. Commands of a holder ca
 (`device_scripts/marked.sh`) and first look whether the file is there. So a command either finds the
 fence raised, or carried its mark when the claim looked for marks.
 
-The file says who holds the device. A claim of another ledger leaves it alone until the holder has
-given the device back.
+The file names the holder. A claim of another ledger leaves the device alone until the holder has
+given it back.
 """
 
 import re
@@ -71,10 +71,7 @@ _Number = Annotated[int, Field(ge=0, lt=1 << 62)]
 
 
 class Holder(BaseModel):
-    """Holder of a device, as it introduces itself on the device.
-
-    What a device says is not trusted: texts are short and of one line.
-    """
+    """Holder of a device, as it introduces itself there; texts are short and of one line."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -93,7 +90,7 @@ class Holder(BaseModel):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read what is on a device; one that cannot be read is nobody known."""
+        """Read a file of a device; one that cannot be read is nobody known."""
         try:
             return cls.model_validate_json(text)
         except ValidationError:
@@ -121,7 +118,7 @@ class Fence:
         id: distinguishes this device's processes from those of others on the same kernel; empty
             until the fence is raised.
         ledger: id of the ledger that granted the lease.
-        holder: who holds it, as JSON.
+        holder: the `Holder`, as JSON.
     """
 
     root: str
@@ -136,10 +133,7 @@ class Fence:
         return scripts_folder(self.root)
 
     def guarded(self, command: str) -> str:
-        """Return a command line that runs `command` only if the fence still has our token.
-
-        Else it says who has the device now.
-        """
+        """Return a command that runs only if the fence has our token; else it names the holder."""
         fence = shlex.quote(f"{self.root}/fence")
         lost = (
             f"{{ echo {shlex.quote(self._lost_line)}; cat {fence}/[0-9]* 2>/dev/null |"
@@ -157,9 +151,9 @@ class Fence:
         return exit_status == LOST_STATUS and self._lost_line in stderr
 
     def describe_loss(self, stderr: str, now: float) -> str:
-        """Return who has the device, from what a guarded command said when it was refused."""
-        _, _, said = stderr.partition(self._lost_line)
-        ledger, _, record = said.strip().partition("\n")[0].partition(" ")
+        """Return the holder of the device, for people, from the output of a refused command."""
+        _, _, refusal = stderr.partition(self._lost_line)
+        ledger, _, record = refusal.strip().partition("\n")[0].partition(" ")
         if not ledger:
             return "its fence on the device is gone: somebody removed our work root there"
         if ledger == self.ledger:
@@ -174,12 +168,7 @@ class Fence:
             device.shell(command, timeout_s=_GIVE_BACK_S, check=False)
 
     def sweep(self, device: Device, deadline: Deadline) -> None:
-        """End the processes that the holder of this fence left on the device.
-
-        Raises:
-            LeaseLostError: the fence has another token.
-            DeviceCommandError: a process cannot be ended.
-        """
+        """End the processes that the holder of this fence left on the device."""
         try:
             _run(device, self._words("sweep"), deadline, ENDING)
         except HigherTokenError as error:
@@ -193,16 +182,12 @@ class Fence:
             record: the fence of a former claim. Its id shows that this is still the same device
                 with the same work root, and hashes, taken on the device before, that it still has
                 our scripts, which must have been brought there otherwise.
-            take: file in the fence of another ledger's holder, from whom the device is taken.
+            take: file in the fence of the holder, of another ledger, that loses the device.
 
         Raises:
-            OtherDeviceError: its fence has another id; nothing was touched.
-            HigherTokenError: the fence is higher.
-            OtherLedgerError: a holder of another ledger has the device.
-            DeviceFullError: the work root cannot be written.
+            OtherDeviceError, HigherTokenError, OtherLedgerError: nothing was touched.
             DeviceCommandError: a process of a former holder cannot be ended, or a script of a known
                 fence is missing or changed.
-            DeviceError: the device failed otherwise.
         """
         command = command_line(self._words("claim", record.id, str(record.quiet), take))
         if record.id:
@@ -251,7 +236,7 @@ def _run(
 
 @dataclass(frozen=True, slots=True)
 class ClaimedDevice:
-    """A device whose fence holds the token of a lease."""
+    """A device with the token of a lease in its fence."""
 
     member: str
     key: str
@@ -259,18 +244,18 @@ class ClaimedDevice:
     fence: Fence
 
 
+@dataclass(frozen=True, slots=True)
 class FenceClaims:
     """Claims granted devices, with one command if the ledger has the fence of the device.
 
     While its fence has the same id, a device is neither another nor wiped, and need not be asked
-    who it is.
+    for its identity.
     """
 
-    def __init__(self, ledger: Ledger, opener: Opener, clock: Clock, *, timeout_s: float) -> None:
-        self._ledger = ledger
-        self._opener = opener
-        self._clock = clock
-        self._timeout_s = timeout_s
+    ledger: Ledger
+    opener: Opener
+    clock: Clock
+    timeout_s: float
 
     def claim(
         self,
@@ -289,31 +274,29 @@ class FenceClaims:
         Raises:
             LeaseLostError: the device has a higher token.
             DeviceHeldError: a holder of another ledger has it.
-            DeviceFullError: less than `min_free_bytes` is free, or nothing can be written.
             NoDeviceError: another device answers at its address.
-            DeviceError: the device failed otherwise.
         """
-        device = self._opener.open(member)
-        deadline = Deadline.for_device(device.serial, CLAIMING, self._timeout_s)
-        holder = Holder.here(self._clock.now()).model_dump_json()
-        fence, take = Fence("", token, "", self._ledger.ledger_id(), holder), ""
+        device = self.opener.open(member)
+        deadline = Deadline.for_device(device.serial, CLAIMING, self.timeout_s)
+        holder = Holder.here(self.clock.now()).model_dump_json()
+        fence, take = Fence("", token, "", self.ledger.ledger_id(), holder), ""
         while not fence.id:
             try:
                 fence = self._raise(fence, take, key, member, device, deadline)
             except HigherTokenError as error:
                 higher, other = error.args
-                self._ledger.note_token(higher)
+                self.ledger.note_token(higher)
                 reason = f"the device has token {higher}, of {other}"
                 raise LeaseLostError(member.name, token, reason) from None
             except OtherLedgerError as error:
                 take, former = error.args
-                described = former.describe(self._clock.now())
+                described = former.describe(self.clock.now())
                 if not (from_others or former.has_ended()):
                     raise DeviceHeldError(member.name, described) from None
-                self._ledger.add_history(key, "taken", f"from {described}, of another ledger")
+                self.ledger.add_history(key, "taken", f"from {described}, of another ledger")
         if min_free_bytes:
             free = device.free_bytes(timeout_s=deadline.remaining())
-            self._ledger.set_free_bytes(key, free)
+            self.ledger.set_free_bytes(key, free)
             if free is not None and free < min_free_bytes:
                 fence.give_back(device)
                 raise DeviceFullError(device.serial, device.work_root, min_free_bytes, free)
@@ -322,15 +305,15 @@ class FenceClaims:
     def _raise(
         self, fence: Fence, take: str, key: str, member: Member, device: Device, deadline: Deadline
     ) -> Fence:
-        record = self._ledger.fence_of(key)
+        record = self.ledger.fence_of(key)
         if record.id and record.root:
             try:
                 return replace(fence, root=record.root).raise_on(device, deadline, record, take)
             except (OtherDeviceError, DeviceCommandError):
                 pass  # wiped, another device, or other scripts: claim it from scratch
-        reached = identify(member, device, self._ledger, timeout_s=deadline.remaining())
+        reached = identify(member, device, self.ledger, timeout_s=deadline.remaining())
         if reached.key != key:
-            self._ledger.record_found(reached.key, member.name, str(member.spec), reached.facts)
+            self.ledger.record_found(reached.key, member.name, str(member.spec), reached.facts)
             other = reached.key.removeprefix("hardware:")
             raise NoDeviceError(member.name, (f"{device.serial} is another device now: {other}",))
         with action_named(SCRIPTS):
@@ -338,5 +321,5 @@ class FenceClaims:
         raised = replace(fence, root=device.work_root).raise_on(
             device, deadline, FenceRecord(), take
         )
-        self._ledger.set_fence(key, FenceRecord(raised.id, raised.root))
+        self.ledger.set_fence(key, FenceRecord(raised.id, raised.root))
         return raised

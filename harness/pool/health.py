@@ -14,10 +14,6 @@ def read_device_health(config: Path | None = None) -> tuple[DeviceHealth, ...]:
     Args:
         config: the pool's file; by default that of `$QNNFARM_POOL` or `./pool.yaml`. Without one,
             there is no pool to tell of.
-
-    Raises:
-        ConfigFileError: the file cannot be used.
-        LedgerError: the ledger cannot be used.
     """
     path, _ = find_config(config)
     if path is None:

@@ -24,7 +24,7 @@ class Heartbeat:
         self._thread: threading.Thread | None = None
 
     def start(self, rows: Sequence[LeaseRow]) -> None:
-        """Renew a lease, whose devices were granted now, until `stop`."""
+        """Renew a lease until `stop`; its devices were granted now."""
         with self._changed:
             self._terms[rows[0].token] = len(rows), rows[0].until
             if self._thread is None or not self._thread.is_alive():

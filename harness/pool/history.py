@@ -28,7 +28,7 @@ class HistoryEntry:
 
     Attributes:
         at: seconds since 1970; the beginning of a day or month.
-        what: kind of event; `day` or `month` for a total.
+        what: kind of the event; `day` or `month` for a total.
         period: the day or month of a total, e.g. `2026-11`; empty for an event.
         counts: number of events by kind, in a total.
     """
@@ -49,8 +49,8 @@ def add_event(
         token: of the lease that was lost, if one was.
     """
     text = text[:_LONGEST_TEXT].replace("\0", " ")
-    added = history.insert().values(key=key, at=at, what=what, text=text, token=token)
-    number = db.execute(added.returning(history.c.id)).scalar_one()
+    event = history.insert().values(key=key, at=at, what=what, text=text, token=token)
+    number = db.execute(event.returning(history.c.id)).scalar_one()
     if number % _BATCH == 0 and _nth_newest(db, key, _EVENTS) is not None:
         _count_old_events(db, key)
         _count_old_days(db, key, datetime.fromtimestamp(at - _DAYS_S, UTC).strftime(_DAY))
@@ -60,7 +60,7 @@ def read_history(db: Connection, key: str, since: float) -> list[HistoryEntry]:
     """Return the totals and events of a device, oldest first.
 
     Args:
-        since: leaves out what ended before, in seconds since 1970.
+        since: seconds since 1970; events before are left out.
     """
     counts: dict[str, dict[str, int]] = {}
     columns = totals.c
@@ -91,7 +91,6 @@ def _total(period: str, counts: Mapping[str, int]) -> HistoryEntry:
 
 
 def _nth_newest(db: Connection, key: str, number: int) -> int | None:
-    """Return the id of the event after which there are `number` newer ones."""
     ids = select(history.c.id).where(history.c.key == key).order_by(history.c.id.desc())
     return db.scalar(ids.offset(number).limit(1))
 

@@ -43,7 +43,7 @@ class HubStatus:
 
 
 def parse_hubs(output: str) -> list[HubStatus]:
-    r"""Read what `uhubctl` lists.
+    r"""Read the output of `uhubctl`.
 
     >>> parse_hubs(
     ...     "Current status for hub 1-1 [2109:2813 VIA, USB 2.10, 4 ports, ppps]\n"
@@ -55,10 +55,10 @@ def parse_hubs(output: str) -> list[HubStatus]:
     for line in output[:_MOST_OUTPUT].splitlines():
         if hub := _HUB.fullmatch(line):
             hubs.append((hub[1], hub[2].rpartition(",")[2].strip(), []))
-        elif hubs and (found := _PORT.fullmatch(line)) and 1 <= int(found[1]) <= 255:
+        elif hubs and (match := _PORT.fullmatch(line)) and 1 <= int(match[1]) <= 255:
             location, _, ports = hubs[-1]
-            port = HubPort(hub=location, port=int(found[1]))
-            ports.append(PortStatus(port, "connect" in found[2].split(), found[3] or ""))
+            port = HubPort(hub=location, port=int(match[1]))
+            ports.append(PortStatus(port, "connect" in match[2].split(), match[3] or ""))
     return [HubStatus(location, kind, tuple(ports)) for location, kind, ports in hubs]
 
 
@@ -94,15 +94,12 @@ def cycle_power(port: HubPort, serial: str, others: Iterable[str], timeout_s: fl
 
     Args:
         others: serials of other devices, of which none may lose its power.
-
-    Raises:
-        PoolError: the port is not there, has another device, or cannot be switched.
     """
     uhubctl = Uhubctl()
-    found = [each for hub in uhubctl.list() for each in hub.ports if each.port == port]
-    if not found:
+    status = next((one for hub in uhubctl.list() for one in hub.ports if one.port == port), None)
+    if status is None:
         raise PoolError(f"there is no {port}: `python -m tools.map_hub` finds where it is now")
-    stranger = next((other for other in others if other in found[0].description.split()), None)
+    stranger = next((other for other in others if other in status.description.split()), None)
     if stranger is not None and stranger != serial:
         raise PoolError(f"{port} has {stranger} now: `python -m tools.map_hub` finds where it is")
     uhubctl.cycle(port, timeout_s)

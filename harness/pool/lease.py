@@ -58,9 +58,9 @@ class LeasedDevice(Device):
 
     Every method raises `LeaseLostError` before it touches the device if the lease is lost. Commands
     check the fence on the device itself, and transfers do so before and after: that stops a holder
-    that was suspended in the middle. Whatever fails, and each command that ends with a status other
-    than 0, asks the ledger and the fence first whether the lease still holds: the next holder's
-    claim kills what runs.
+    that was suspended in the middle. After each failure, and each command that ends with a status
+    other than 0, the ledger and the fence are asked whether the lease still holds: the next
+    holder's claim kills running commands.
 
     Attributes:
         member: its name in the pool.
@@ -93,9 +93,6 @@ class LeasedDevice(Device):
         """Check whether the lease still holds, by the ledger and by the fence on the device.
 
         A device that does not answer within 5 seconds takes nothing away.
-
-        Raises:
-            LeaseLostError: it does not.
         """
         self._lease.check_ledger(self.key)
         try:
@@ -169,7 +166,6 @@ class LeasedDevice(Device):
 
     @contextmanager
     def _using(self) -> Iterator[None]:
-        """See `Device`."""
         self._lease.check()
         self.used = True
         try:
@@ -188,27 +184,22 @@ class LeasedDevice(Device):
         self._lease.check_ledger(self.key)
 
     def _naming(self, text: str) -> action_named:
-        """Let an error of a command of ours say what that does; see `Device`."""
         return action_named(describe_command(text, self.fence.root), failures=False)
 
     def _ask(self) -> None:
-        """See `Device`."""
         self._lease.check()
         self.used = True
         self._lost_if_fenced(self._ask_fence(_CHECK_S))
 
     def _guarded(self, text: str) -> tuple[str, Mapping[str, str]]:
-        """Look first whether the fence is ours; see `Device`."""
         return self.fence.guarded(text), self.fence.env
 
     def _judge(self, result: CommandResult) -> None:
-        """See `Device`."""
         self._lost_if_fenced(result)
         if result.exit_status:
             self.verify()
 
     def _error(self, text: str, result: CommandResult) -> DeviceCommandError:
-        """See `Device`."""
         action = describe_command(text, self.fence.root).strip("`")
         failure = super()._error(action, result)
         self.name(failure)
@@ -226,7 +217,8 @@ class LeasedDevice(Device):
 class Lease:
     """Devices of a pool, held until `release` (or the end of a `with` block, or of the process).
 
-    A `HarnessError` that leaves the `with` block is reported to the pool.
+    A `HarnessError` that leaves the `with` block is reported to the pool. The checks raise
+    `LeaseLostError`.
 
     Attributes:
         token: fencing token, higher than that of any earlier lease.
@@ -273,21 +265,13 @@ class Lease:
 
     @property
     def device(self) -> LeasedDevice:
-        """The only leased device.
-
-        Raises:
-            WrongUseError: there are several.
-        """
+        """The only leased device; `WrongUseError` if there are several."""
         if len(self._devices) != 1:
             raise WrongUseError(f"the lease has {len(self._devices)} devices: use `devices`")
         return self._devices[0]
 
     def check(self) -> None:
-        """Check whether the lease still holds, by this process's own clock alone.
-
-        Raises:
-            LeaseLostError: it does not.
-        """
+        """Check whether the lease still holds, by this process's own clock alone."""
         if self._released:
             raise self._lost_error("it was released")
         if os.getpid() != self._process:
@@ -298,29 +282,22 @@ class Lease:
             raise self.lose("this process slept for longer than its heartbeat is good for")
 
     def check_ledger(self, key: str) -> None:
-        """Check whether the ledger says that the lease still has a device.
-
-        Raises:
-            LeaseLostError: it does not.
-        """
+        """Check whether the ledger says that the lease still has a device."""
         self.check()
         with suppress(LedgerError):  # then the lease is good for as long as its term
             if not self._ledger.holds(self.token, key):
                 raise self.lose("the ledger gave the device to another holder")
 
     def verify(self) -> None:
-        """Check whether the lease still holds, by the ledger and by the fences on its devices.
-
-        Raises:
-            LeaseLostError: it does not.
-        """
+        """Check whether the lease still holds, by the ledger and by the fences on its devices."""
         for device in self._devices:
             device.verify()
 
     def lose(self, reason: str) -> LeaseLostError:
         """Give the lease up as lost, and return the error to raise.
 
-        The error says who ended the lease if the ledger knows, else `reason`.
+        The error names the person or process that ended the lease if the ledger has it, else gives
+        `reason`.
         """
         if not self._lost:
             with suppress(LedgerError):
@@ -334,10 +311,10 @@ class Lease:
     def lose_device(self, device: LeasedDevice, refusal: str) -> LeaseLostError:
         """Give the lease up, as the fence on a device refuses it; see `lose`.
 
-        The ledger writes down who has the device now, which nobody told it.
+        The ledger records the holder, which nobody told it.
 
         Args:
-            refusal: what the device said.
+            refusal: output of the device.
         """
         reason = device.fence.describe_loss(refusal, self._context.clock.now())
         with suppress(LedgerError):
@@ -345,29 +322,29 @@ class Lease:
         return self.lose(reason)
 
     def report(self, failure: HarnessError, work: Work | None = None) -> str:
-        """Report a failure to the pool; what it says about the device decides what comes next.
+        """Report a failure to the pool.
 
         A device that must be reached again is recovered after the release; one with too many
         failures is quarantined. Failures that say nothing about the device change nothing. After a
         time limit the device is probed, for a device that answers did not cause it.
 
         Args:
-            work: what failed. With it the pool tells bad work, which fails alike on several
-                devices, from a bad device.
+            work: the work that failed. With it the pool tells bad work, which fails alike on
+                several devices, from a bad device.
 
         Returns:
             Why the failure counts against the work; empty if it does not.
         """
-        if self._lost or any(failure is reported for reported in self._reported):
-            return ""  # what happens on a device that others use is not its fault
+        if self._lost or any(failure is other for other in self._reported):
+            return ""  # a failure on a device that others use is not its fault
         self._reported.append(failure)
         self._failed_work = work
         blame = ""
         for device in self._devices:
             device.name(failure)
         for device in self._concerned(failure):
-            answered = device.probe() if isinstance(failure, DeviceTimeoutError) else ""
-            report = FailureReport.of(failure, work=work, answered=answered)
+            answer = device.probe() if isinstance(failure, DeviceTimeoutError) else ""
+            report = FailureReport.of(failure, work=work, answered=answer)
             if report.recover:
                 self._unreachable.add(device.key)
             if report.weight or report.recover:
@@ -375,7 +352,7 @@ class Lease:
         return blame
 
     def report_success(self, work: Work) -> None:
-        """Report that work ended well on the devices: what failed it before was not its fault."""
+        """Report that work ended well on the devices: its earlier failures were not its fault."""
         self._ledger.report_success(self.token, work)
 
     def release(self) -> None:
@@ -402,7 +379,7 @@ class Lease:
                 )
 
     def _give_back(self, device: LeasedDevice) -> None:
-        """End on the device what was cut off, and tell other ledgers there that it is free."""
+        """End commands that were cut off, and tell other ledgers on the device that it is free."""
         if device.dirty and not self._lost and not self._sweep(device):
             return
         if device.key not in self._unreachable:
@@ -410,7 +387,7 @@ class Lease:
             device.fence.give_back(device.unleased)
 
     def _sweep(self, device: LeasedDevice) -> bool:
-        """End what was cut off; return whether the device let us."""
+        """End commands that were cut off; return whether the device let us."""
         deadline = Deadline.for_device(device.serial, "cleaning up after a lease", _SWEEP_S)
         try:
             device.fence.sweep(device.unleased, deadline)

@@ -1,4 +1,4 @@
-"""The ledger: who holds which device, in short transactions over one database."""
+"""The ledger: the holders of devices, in short transactions over one database."""
 
 import json
 import os
@@ -78,11 +78,11 @@ def _within(transaction: Callable[..., Any]) -> Callable[[_Method[P, T]], _Publi
 _reads = _within(Database.read)
 _writes = _within(Database.write)
 _writes_quietly = _within(partial(Database.write, tell=False))
-"""For what lets nobody go on who waits, such as a heartbeat."""
+"""For changes that nobody waits for, such as a heartbeat."""
 
 
 class Ledger:
-    """The only record of who holds which device; no device is touched in a transaction.
+    """The only record of the holders of devices; no device is touched in a transaction.
 
     Devices are named by keys that stay when addresses change, leases by tokens, which only rise.
     Each method is one transaction, which is tried again if a server went away meanwhile, or a few.
@@ -112,13 +112,12 @@ class Ledger:
         shared = database.path is not None and is_shared(database.path.parent)
         self._user = user_name(os.geteuid()) if shared or database.path is None else ""
 
-    @_writes_quietly
-    def reconcile(self, db: Connection) -> None:
+    def reconcile(self) -> None:
         """End the leases and tickets of dead processes, and repair contradictions.
 
-        Who waits does so, too, at least once a second.
+        Waiting processes do so, too, at least once a second.
         """
-        self._expire_dead_owners(db)
+        self.database.write(self._expire_dead_owners, tell=False)
 
     # Devices
 
@@ -158,9 +157,9 @@ class Ledger:
     @_reads
     def keys_of(self, db: Connection, specs: Collection[str]) -> dict[str, str]:
         """Return the keys of the devices that were last reached under these addresses."""
-        wanted = {self.address(spec): spec for spec in specs}
+        by_address = {self.address(spec): spec for spec in specs}
         rows = db.execute(select(addresses))
-        return {wanted[row.spec]: row.key for row in rows if row.spec in wanted}
+        return {by_address[row.spec]: row.key for row in rows if row.spec in by_address}
 
     def facts_version(self) -> int:
         """Return a number that rises when an address or the facts of a device may have changed."""
@@ -194,8 +193,8 @@ class Ledger:
     ) -> str:
         """Record that no device answers under `spec`, or that none was `probed`; return its key."""
         spec = self.address(spec)
-        known = db.scalar(select(addresses.c.key).where(addresses.c.spec == spec))
-        key = spec if known is None else known
+        key = db.scalar(select(addresses.c.key).where(addresses.c.spec == spec))
+        key = spec if key is None else key
         self._set_address(db, spec, key)
         self._add_device(db, key, name, spec, MemberState.ABSENT, reason)
         _update(db, key, probed=int(probed))
@@ -222,21 +221,19 @@ class Ledger:
     @_reads
     def rows(self, db: Connection, keys: Collection[str]) -> dict[str, DeviceRow]:
         """Return the devices among `keys` that the ledger has, by key."""
-        wanted = tuple(keys)
-        held = {
-            row.key: lease_of(row)
-            for row in db.execute(select(leases).where(leases.c.key.in_(wanted)))
-        }
-        failures = failures_of(db, wanted)
-        booked = reservations.upcoming(db, self._now(db), wanted)
+        keys = tuple(keys)
+        rows = db.execute(select(leases).where(leases.c.key.in_(keys)))
+        lease_by_key = {row.key: lease_of(row) for row in rows}
+        failures = failures_of(db, keys)
+        upcoming = reservations.upcoming(db, self._now(db), keys)
         return {
             row.key: device_of(
                 row,
-                held.get(row.key),
+                lease_by_key.get(row.key),
                 failures.get(row.key, ()),
-                tuple(reservation for reservation in booked if reservation.key == row.key),
+                tuple(reservation for reservation in upcoming if reservation.key == row.key),
             )
-            for row in db.execute(select(devices).where(devices.c.key.in_(wanted)))
+            for row in db.execute(select(devices).where(devices.c.key.in_(keys)))
         }
 
     @_reads
@@ -248,7 +245,7 @@ class Ledger:
         """Return the keys of devices that became quarantined or absent, once for each subscriber.
 
         A device that stays absent is absent once, however often it is looked for. A subscriber
-        hears of what happens after its first call.
+        hears of losses after its first call.
         """
         cursor = f"notified:{subscriber}"
         return self._take_losses(cursor) if self._has_news(cursor) else []
@@ -260,12 +257,12 @@ class Ledger:
     @_writes_quietly
     def _take_losses(self, db: Connection, cursor: str) -> list[tuple[str, HistoryEntry]]:
         last = db.scalar(select(func.max(history.c.id))) or 0
-        seen = _counter(db, cursor)
+        before = _counter(db, cursor)
         _set_counter(db, cursor, last)
-        if seen is None:
+        if before is None:
             return []
         kinds = history.c.what.in_(_AWAY | {Event.DISTRUSTED})
-        news = select(history).where(history.c.id > seen, history.c.id <= last, kinds)
+        news = select(history).where(history.c.id > before, history.c.id <= last, kinds)
         return [
             (row.key, HistoryEntry(row.at, row.what, row.text))
             for row in db.execute(news.order_by(history.c.id)).all()
@@ -279,7 +276,7 @@ class Ledger:
 
     @_writes
     def apply(self, db: Connection, key: str, event: Event, reason: str) -> MemberState:
-        """Change the state of a device by an event, whoever holds it; return the state after it."""
+        """Change the state of a device by an event, and return it; any holder keeps its lease."""
         if event in {Event.FAILED, Event.RECOVER}:
             _reset_repairs(db, key)
         self._apply(db, key, event, reason)
@@ -354,11 +351,11 @@ class Ledger:
         nonce = secrets.token_hex(8)  # by which a transaction that is done again finds it
 
         def add(db: Connection) -> int:
-            known = db.scalar(select(tickets.c.id).where(tickets.c.nonce == nonce))
-            if known is not None:
-                return int(known)
+            number = db.scalar(select(tickets.c.id).where(tickets.c.nonce == nonce))
+            if number is not None:
+                return int(number)
             beat = self._beat(db)
-            added = tickets.insert().values(
+            ticket = tickets.insert().values(
                 nonce=nonce,
                 candidates=json.dumps(list(candidates)),
                 wanted=count,
@@ -369,7 +366,7 @@ class Ledger:
                 ttl=self.ttl_s,
                 **asdict(owner),
             )
-            return int(db.execute(added.returning(tickets.c.id)).scalar_one())
+            return int(db.execute(ticket.returning(tickets.c.id)).scalar_one())
 
         return self.database.write(add, tell=False)
 
@@ -377,8 +374,8 @@ class Ledger:
     def set_candidates(self, db: Connection, ticket: int, candidates: Sequence[str]) -> None:
         """Replace the devices that would do for a ticket, which keeps its place."""
         text = json.dumps(list(candidates))
-        changed = tickets.c.id == ticket, tickets.c.candidates != text
-        db.execute(tickets.update().where(*changed).values(candidates=text))
+        others = tickets.c.id == ticket, tickets.c.candidates != text
+        db.execute(tickets.update().where(*others).values(candidates=text))
 
     def try_grant(self, ticket: int) -> list[LeaseRow] | None:
         """Grant a ticket its devices under one token, if it is its turn; `None` if it is not.
@@ -402,12 +399,12 @@ class Ledger:
         row = db.execute(select(tickets).where(tickets.c.id == ticket)).one_or_none()
         if row is None or row.token is not None or beat - row.beat > self.ttl_s / 4:
             return True
-        kept = self._kept_devices(db)
-        if ticket in served(kept):
+        requests = self._kept_devices(db)
+        if ticket in served(requests):
             return True
         keys = _candidates(row.candidates)
         holders = select(leases).where(leases.c.key.in_(keys))
-        before = {kept[key].ticket for key in keys if key in kept} - {ticket}
+        before = {requests[key].ticket for key in keys if key in requests} - {ticket}
         blocking = (holders, select(tickets).where(tickets.c.id.in_(before)))
         return any(
             self._is_dead(other, beat) for query in blocking for other in db.execute(query)
@@ -429,13 +426,13 @@ class Ledger:
         until = self._clock.boottime() + self.ttl_s
         self._expire_dead_owners(db)
         beat = self._beat(db)
-        kept = tickets.update().where(tickets.c.id == ticket).values(beat=beat)
-        row = db.execute(kept.returning(tickets)).one_or_none()
+        renewal = tickets.update().where(tickets.c.id == ticket).values(beat=beat)
+        row = db.execute(renewal.returning(tickets)).one_or_none()
         if row is None:
             raise LeaseLostError(f"ticket {ticket}", 0, "its process slept for too long")
         if row.token is not None:  # granted, but a server went away before it could say so
-            granted = leases.update().where(leases.c.token == row.token).values(beat=beat)
-            return [lease_of(one, until) for one in db.execute(granted.returning(leases))] or None
+            grants = leases.update().where(leases.c.token == row.token).values(beat=beat)
+            return [lease_of(one, until) for one in db.execute(grants.returning(leases))] or None
         keys = served(self._kept_devices(db)).get(ticket)
         if keys is None:
             return None
@@ -485,8 +482,8 @@ class Ledger:
         beat = self._beat(db)
         valid = {}
         for token, count in counts.items():
-            held = leases.c.token == token, leases.c.beat + leases.c.ttl > beat
-            renewed = db.execute(leases.update().where(*held).values(beat=beat))
+            live = leases.c.token == token, leases.c.beat + leases.c.ttl > beat
+            renewed = db.execute(leases.update().where(*live).values(beat=beat))
             db.execute(tickets.update().where(tickets.c.token == token).values(beat=beat))
             valid[token] = until if renewed.rowcount == count else None
         return valid
@@ -571,7 +568,7 @@ class Ledger:
 
     @_reads
     def why_lost(self, db: Connection, token: int, keys: Collection[str]) -> str:
-        """Return who ended the lease of that token and when; empty if its holder did."""
+        """Return why the lease of that token was lost, and when; empty if its holder ended it."""
         for key in keys:
             if (row := _loss(db, token, key)) is not None:
                 return f"{shown(row.text)}, at {format_time(row.at, self._now(db))}"
@@ -697,10 +694,7 @@ class Ledger:
             self._add_event(db, key, "added", f"{state}: {reason}")
 
     def _apply(self, db: Connection, key: str, event: Event, reason: str) -> None:
-        """Change the state of a device by an event; one that its state does not allow is ignored.
-
-        A device that becomes ready is quarantined at once if its failures are over the limit.
-        """
+        """Change the state of a device by an event; ignore one that its state does not allow."""
         row = _device(db, key)
         if row is None:
             return
@@ -719,7 +713,6 @@ class Ledger:
     def _add_event(
         self, db: Connection, key: str, what: str, text: str, token: int | None = None
     ) -> None:
-        """Add an event to a device's history; see `add_event`."""
         add_event(db, key, self._now(db), what, text, token)
 
     def _end_lease(self, db: Connection, lease: Row[Any], event: Event, reason: str) -> None:
@@ -731,20 +724,16 @@ class Ledger:
             self._apply(db, lease.key, event, reason)
 
     def _quarantine_if_over_limit(self, db: Connection, key: str) -> None:
-        """Quarantine a ready device whose failures are over the limit.
-
-        A first probation run is due at once if all failures are of work that no other device has
-        run yet: it may itself be bad.
-        """
         device = _device(db, key)
         if device is None or _lease(db, key) is not None:
             return  # the release of its lease decides
-        counted = failures_of(db, (key,)).get(key, ())
-        total = sum(failure.weight for failure in counted)
-        if not counted or total < self._rule.limit:
+        failures = failures_of(db, (key,)).get(key, ())
+        total = sum(failure.weight for failure in failures)
+        if not failures or total < self._rule.limit:
             return
-        unsure = not device.returns and all(failure.subject for failure in counted)
-        kinds = ", ".join(dict.fromkeys(failure.kind for failure in counted))
+        # Work that no other device has run yet may itself be bad.
+        unsure = not device.returns and all(failure.subject for failure in failures)
+        kinds = ", ".join(dict.fromkeys(failure.kind for failure in failures))
         reason = f"failures weigh {total:g} since its last good lease ({kinds})"
         wait_s = 0.0 if unsure else self._rule.backoff(device.returns)
         _update(db, key, due=self._now(db) + wait_s, attempts=device.returns + 1)
@@ -752,12 +741,12 @@ class Ledger:
 
     def _kept_devices(self, db: Connection) -> Mapping[str, Request]:
         """Return the free devices that tickets get now or keep; see `keep`."""
-        held = frozenset(db.scalars(select(leases.c.key)))
+        leased = frozenset(db.scalars(select(leases.c.key)))
         present = select(devices.c.key, devices.c.state).where(
             devices.c.state.in_([MemberState.READY, MemberState.LEASED])
         )
         states = {row.key: row.state for row in db.execute(present)}
-        free = {key for key, state in states.items() if state == MemberState.READY} - held
+        free = {key for key, state in states.items() if state == MemberState.READY} - leased
         if not free:
             return {}
         reserved = reservations.current(db, self._now(db))
@@ -774,14 +763,13 @@ class Ledger:
     def _insert_lease(
         self, db: Connection, key: str, token: int, owner: Owner, purpose: str
     ) -> LeaseRow:
-        """Insert a lease that begins now."""
         until = self._clock.boottime() + self.ttl_s
-        granted, beat = self.database.times(db, self._clock)
-        added = leases.insert().values(
-            key=key, token=token, purpose=purpose, granted=granted, beat=beat, ttl=self.ttl_s,
+        now, beat = self.database.times(db, self._clock)
+        lease = leases.insert().values(
+            key=key, token=token, purpose=purpose, granted=now, beat=beat, ttl=self.ttl_s,
             **asdict(owner),
         )  # fmt: skip
-        return lease_of(db.execute(added.returning(leases)).one(), until)
+        return lease_of(db.execute(lease.returning(leases)).one(), until)
 
     def _expire_dead_owners(self, db: Connection) -> None:
         """End the leases and tickets of dead processes, and repair contradictions."""
@@ -793,10 +781,10 @@ class Ledger:
             if why := self._is_dead(row, beat):
                 self._take_lease(db, row, why)
         self._end_reserved(db)
-        held = select(leases.c.key)
+        leased = select(leases.c.key)
         states = devices.c.state.in_([MemberState.LEASED, MemberState.PROBATION])
         for key in db.scalars(
-            select(devices.c.key).where(states, devices.c.key.not_in(held))
+            select(devices.c.key).where(states, devices.c.key.not_in(leased))
         ).all():
             self._apply(db, key, Event.EXPIRED, "it was held by nobody")
         db.execute(leases.delete().where(leases.c.key.not_in(select(devices.c.key))))
@@ -815,7 +803,6 @@ class Ledger:
         ]
 
     def _end_reserved(self, db: Connection) -> None:
-        """End the leases of devices whose reservation by another user has begun."""
         for lease, reservation in self._reserved_from_holders(db):
             self._take_lease(db, lease, f"it is {reservation.describe(self._now(db))}")
 
@@ -860,7 +847,6 @@ def _next_token(db: Connection) -> int:
 
 
 def _facts_changed(db: Connection) -> None:
-    """Let all processes read the addresses and facts of devices again."""
     _set_counter(db, "facts", (_counter(db, "facts") or 0) + 1)
 
 
@@ -877,7 +863,6 @@ def _update(db: Connection, key: str, **values: object) -> None:
 
 
 def _reset_repairs(db: Connection, key: str) -> None:
-    """Make the next recovery due at once, from the first step."""
     _update(db, key, due=0, attempts=0, step="")
 
 

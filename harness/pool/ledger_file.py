@@ -1,7 +1,7 @@
 """File of the ledger: where it lies, and the modes by which the users of a group share it.
 
-SQLite gives its `-wal` and `-shm` files the mode of the ledger, whatever the umask, so only that
-file and its folder are seen to here.
+SQLite gives its `-wal` and `-shm` files the mode of the ledger under any umask, so only that file
+and its folder are seen to here.
 """
 
 import grp
@@ -36,7 +36,7 @@ def prepare(path: Path) -> None:
 
     Raises:
         LedgerError: the modes of the folder or the file make sharing impossible or unsafe.
-        OSError: they cannot be made or looked at.
+        OSError: they cannot be made or read.
     """
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     check_folder(path)
@@ -54,11 +54,7 @@ def prepare(path: Path) -> None:
 
 
 def check_folder(path: Path) -> None:
-    """Check that the folder of a ledger, if it exists, may have one of this user.
-
-    Raises:
-        LedgerError: it may not.
-    """
+    """Check that the folder of a ledger, if it exists, may have one of this user."""
     with suppress(FileNotFoundError):
         if obstacle := _folder_obstacle(path.parent, path.parent.stat()):
             raise LedgerError(str(path), obstacle)
@@ -77,7 +73,7 @@ def network_file_system(folder: Path, mounts: Path = Path("/proc/self/mountinfo"
 
 
 def users_of(path: Path) -> str:
-    """Return who has a ledger, for people: `ann`, or `the group qnnfarm`."""
+    """Return the owner of a ledger, for people: `ann`, or `the group qnnfarm`."""
     if is_shared(path.parent):
         return f"the group {_group_name(path.parent.stat().st_gid)}"
     return user_name(os.geteuid())
@@ -85,19 +81,19 @@ def users_of(path: Path) -> str:
 
 def _folder_obstacle(folder: Path, about: os.stat_result) -> str:
     """Return why a folder can have no ledger of this user; empty if it can."""
-    shown = shlex.quote(str(folder))
+    quoted = shlex.quote(str(folder))
     if about.st_mode & stat.S_IWOTH:
         mode = f"mode {stat.S_IMODE(about.st_mode):04o}"
         return (
             f"every user of this host may write its folder ({mode}): "
-            f"`chmod o-w {shown}`, or name another with QNNFARM_STATE_DIR"
+            f"`chmod o-w {quoted}`, or name another with QNNFARM_STATE_DIR"
         )
     if os.geteuid() in {0, about.st_uid}:
         return ""
     if not is_shared(folder):
         return (
             f"its folder belongs to {user_name(about.st_uid)} and is not set up for a group: "
-            f"`chgrp GROUP {shown} && chmod 2770 {shown}`, or name another with QNNFARM_STATE_DIR"
+            f"`chgrp GROUP {quoted} && chmod 2770 {quoted}`, or name another with QNNFARM_STATE_DIR"
         )
     if about.st_gid not in {os.getegid(), *os.getgroups()}:
         group, user = _group_name(about.st_gid), user_name(os.geteuid())
@@ -145,10 +141,10 @@ def _share_file(file: Path, number: int, group: int) -> str:
     if not plain or about.st_nlink > 1:  # our own file may be behind it
         return f"{file.name} is a link, or no file: in a group's folder it must be a plain file"
     if os.geteuid() not in {0, about.st_uid}:
-        shown, name = shlex.quote(str(file)), _group_name(group)
+        quoted, name = shlex.quote(str(file)), _group_name(group)
         return (
             f"{file.name} belongs to {user_name(about.st_uid)} and is not shared with the group: "
-            f"`sudo chgrp {shlex.quote(name)} {shown} && sudo chmod 660 {shown}`"
+            f"`sudo chgrp {shlex.quote(name)} {quoted} && sudo chmod 660 {quoted}`"
         )
     itself = f"/proc/self/fd/{number}"
     os.chown(itself, -1, group)

@@ -39,12 +39,8 @@ Discover = Callable[[DeviceEntry], Sequence[DeviceSpec]]
 
 
 def configured_members(config: PoolConfig, discover: Discover, where: str) -> list[Member]:
-    """Return the devices of a configuration, in its order; discovery skips those it names.
-
-    Raises:
-        ConfigFileError: a discovered device has the name of another device.
-    """
-    taken = {entry.spec for entry in config.devices}
+    """Return the devices of a configuration, in its order; discovery skips those it names."""
+    specs = {entry.spec for entry in config.devices}
     names = {entry.name or default_name(entry.spec) for entry in config.devices if entry.spec}
     members: list[Member] = []
     for number, entry in enumerate(config.devices):
@@ -54,13 +50,13 @@ def configured_members(config: PoolConfig, discover: Discover, where: str) -> li
             members.append(Member(name, entry.spec, entry.tags, entry.soc, entry.power_cycle, hub))
             continue
         for spec in discover(entry):
-            if spec in taken or spec.identifier in entry.exclude or spec.serial in entry.exclude:
+            if spec in specs or spec.identifier in entry.exclude or spec.serial in entry.exclude:
                 continue
             name = default_name(spec)
             if name in names:
                 reason = f"it finds {spec}, and another device is named {name}: give that another"
                 raise ConfigFileError(where, None, f"devices[{number}]", reason)
-            taken.add(spec)
+            specs.add(spec)
             names.add(name)
             hub = config.hubs.get(name)
             members.append(Member(name, spec, entry.tags, None, entry.power_cycle, hub))
@@ -68,11 +64,7 @@ def configured_members(config: PoolConfig, discover: Discover, where: str) -> li
 
 
 def members_of_specs(specs: Iterable[DeviceSpec]) -> list[Member]:
-    """Return just these devices.
-
-    Raises:
-        WrongUseError: a device is given twice.
-    """
+    """Return just these devices, of which none may be given twice."""
     members: list[Member] = []
     for spec in specs:
         if any(member.spec == spec for member in members):
@@ -102,15 +94,11 @@ class Members:
         return self._members
 
     def by_key(self) -> dict[str, Member]:
-        """Return the members whose devices the ledger has, by key."""
+        """Return the members with a device in the ledger, by its key."""
         return {key: self._members[name] for name, key in self._current_keys().items()}
 
     def member(self, name: str) -> Member:
-        """Return the member of that name.
-
-        Raises:
-            UnknownMemberError: there is none.
-        """
+        """Return the member of that name; `UnknownMemberError` if there is none."""
         try:
             return self._members[name]
         except KeyError:
@@ -144,11 +132,7 @@ class Members:
         ]
 
     def matching(self, requirement: Requirement) -> Mapping[str, Member]:
-        """Return the members that meet a requirement, by the keys of their devices, best first.
-
-        Raises:
-            RequirementError: no device could ever meet it.
-        """
+        """Return the members that meet a requirement, by the keys of their devices, best first."""
         self._current_keys()
         with self._lock:
             version, matches = self._version, self._matches.get(requirement)
@@ -207,12 +191,12 @@ def status_of(member: Member, row: DeviceRow, limit: float = 0.0) -> MemberStatu
 
 
 def describe_idle_recovery(name: str, row: DeviceRow) -> str:
-    """Describe a recovery that no process works on, and what to do; empty if it is not so."""
+    """Describe a recovery that no process works on, with advice; empty if it is not so."""
     if row.state is not MemberState.RECOVERING or row.lease is not None:
         return ""
-    begun = f" ({row.step} was begun)" if row.step else ""
+    step = f" ({row.step} was begun)" if row.step else ""
     recover = f"`qnnfarm pool recover {shlex.quote(name)}`"
-    return f"nobody works on it at the moment{begun}; who next waits for it does, or {recover}"
+    return f"nobody works on it at the moment{step}; who next waits for it does, or {recover}"
 
 
 def unprobed_status(member: Member, now: float) -> MemberStatus:

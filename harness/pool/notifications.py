@@ -25,8 +25,6 @@ from harness.pool.states import Event
 log = logging.getLogger(__name__)
 
 _POLL_S = 2.0
-
-
 _SENDMAIL_FOLDERS = ("/usr/sbin", "/usr/lib")
 """Folders of sendmail(8) that are not on the PATH of users or of cron."""
 
@@ -60,11 +58,7 @@ class Notification:
 
 
 def send(receiver: ReceiverConfig, notification: Notification) -> None:
-    """Send a notification to one receiver.
-
-    Raises:
-        NotificationError: it was not taken.
-    """
+    """Send a notification to one receiver."""
     body = json.dumps(notification.as_mapping()).encode()
     try:
         if receiver.mail:
@@ -87,11 +81,11 @@ def send(receiver: ReceiverConfig, notification: Notification) -> None:
 
 def _sendmail(receiver: ReceiverConfig) -> str:
     folders = os.pathsep.join((os.environ.get("PATH", os.defpath), *_SENDMAIL_FOLDERS))
-    found = receiver.sendmail or shutil.which("sendmail", path=folders)
-    if found is None:
+    program = receiver.sendmail or shutil.which("sendmail", path=folders)
+    if program is None:
         reason = "this host has no sendmail: install one, such as Debian's msmtp-mta, or name it"
         raise PoolError(f"{reason} by `sendmail`")
-    return found
+    return program
 
 
 def _mail(receiver: ReceiverConfig, notification: Notification) -> bytes:
@@ -109,8 +103,8 @@ def _mail(receiver: ReceiverConfig, notification: Notification) -> bytes:
 class Notifier:
     """Sends the notifications of a pool, in a thread if a receiver is told of devices.
 
-    The ledger remembers what was sent for each list of receivers, so that of all processes with one
-    pool.yaml one sends a notification. A process that is killed while it sends may lose it.
+    The ledger remembers the last event for each list of receivers, so that of all processes with
+    one pool.yaml one sends a notification. A process that is killed while it sends may lose it.
 
     Args:
         name_of: gives the name, in the pool, of a device by its key; empty for another pool's.
@@ -144,7 +138,7 @@ class Notifier:
                     log.warning("%s", error)
 
     def close(self) -> None:
-        """Send what has happened so far, and stop."""
+        """Send the notifications that are due, and stop."""
         self._stopped.set()
         if self._thread is not None:
             self._thread.join()

@@ -1,4 +1,4 @@
-"""Opener that discovers and opens the devices of a pool, and prober that asks who they are."""
+"""Opener that discovers and opens the devices of a pool, and prober that identifies them."""
 
 import re
 import threading
@@ -33,7 +33,7 @@ class ReachedDevice:
     """A device that answered.
 
     Attributes:
-        key: its key in the ledger, whatever its address.
+        key: its key in the ledger, which stays when its address changes.
     """
 
     key: str
@@ -67,11 +67,7 @@ class Opener:
         return device_types()[name].discover(self._devices, entry.host)
 
     def open(self, member: Member) -> Device:
-        """Open a device; it need not answer yet.
-
-        Raises:
-            HarnessError: it cannot be opened.
-        """
+        """Open a device; it need not answer yet."""
         return self._devices.open(member.spec, start=True, soc=member.soc)
 
     def forget(self, member: Member) -> None:
@@ -79,11 +75,7 @@ class Opener:
         self._devices.forget(member.spec)
 
     def restart_server(self, member: Member) -> None:
-        """Restart the adb server of a device's host, if it is ours.
-
-        Raises:
-            HarnessError: it is not ours, or there is none.
-        """
+        """Restart the adb server of a device's host, if it is ours."""
         name = member.spec.host if member.spec.type == "android" else None
         if name is None:
             raise PoolError("not taken: it hangs on no adb server")
@@ -101,7 +93,7 @@ class Opener:
 
 
 def identify(member: Member, device: Device, ledger: Ledger, *, timeout_s: float) -> ReachedDevice:
-    """Ask a device who it is, by what the ledger has it, and what its facts are."""
+    """Ask a device for its identity and its facts."""
     with action_named("asking it who it is"):
         properties = device.properties(timeout_s=timeout_s)
     serial = properties.hardware_serial
@@ -114,7 +106,7 @@ def identify(member: Member, device: Device, ledger: Ledger, *, timeout_s: float
 
 
 class Prober:
-    """Asks devices who they are, and records the answers.
+    """Identifies devices, and records their answers.
 
     Args:
         on_progress: called with the names of slow devices, once probing takes two seconds.
@@ -171,11 +163,7 @@ class Prober:
         return self._ledger.record_absent(member.name, spec, one_line(reason))
 
     def _twin_of(self, member: Member, reached: ReachedDevice) -> Member | None:
-        """Return another device of the pool that has the serial number of this one for its own.
-
-        One device may have several addresses; two have booted separately. The first to be found
-        keeps the number.
-        """
+        """Return another device of the pool with the same serial number; the first one keeps it."""
         with self._lock:
             self._keys[member.name] = reached.key
             keys = dict(self._keys)
@@ -183,12 +171,12 @@ class Prober:
             return None
         first = self._members.key_of(member.name) == reached.key
         for name, other in self._members.by_name.items():
-            recorded = self._members.key_of(name)
-            known = recorded if first else keys.get(name, recorded)
-            if name == member.name or known != reached.key:
+            key = self._members.key_of(name)
+            key = key if first else keys.get(name, key)
+            if name == member.name or key != reached.key:
                 continue
             with suppress(HarnessError):  # it is not there, so this may be the same one
-                device = self._opener.open(other)
+                device = self._opener.open(other)  # one with two addresses has booted once
                 same = identify(other, device, self._ledger, timeout_s=_ANSWER_S).key == reached.key
                 boots = {end.boot_id(timeout_s=_ANSWER_S) for end in (device, reached.device)}
                 if same and len(boots) > 1:

@@ -79,7 +79,7 @@ def this_process(environ: Mapping[str, str] = os.environ) -> Owner:
 
 
 def host_id() -> str:
-    """Return what names this host, also beside others whose home directory is the same."""
+    """Return the id of this host, also beside others with the same home directory."""
     machine = ""
     with suppress(OSError):
         machine = Path("/etc/machine-id").read_text().strip()[:32]
@@ -88,17 +88,12 @@ def host_id() -> str:
 
 @lru_cache(maxsize=1024)
 def _find_process(pid: int, started: int) -> psutil.Process | None:
-    """Return the process that has that pid and start; `None` says that it has ended, for ever.
-
-    Raises:
-        psutil.Error: `/proc` shows no process with that pid, or hides it.
-    """
+    """Return the process that has that pid and start; `None` says that it has ended, for ever."""
     process = psutil.Process(pid)
     return process if _started(pid) == started else None
 
 
 def _exists(pid: int) -> bool:
-    """Return whether any process has that pid, which nothing hides."""
     try:
         os.kill(pid, 0)
     except PermissionError:
@@ -109,11 +104,9 @@ def _exists(pid: int) -> bool:
 
 
 def _started(pid: int) -> int:
-    """Return the clock ticks between boot and the start of a process.
-
-    psutil adds the boot time as the wall clock has it, which moves when that clock is set: it is
-    taken off again, once it stood still meanwhile.
-    """
+    """Return the clock ticks between boot and the start of a process."""
+    # psutil adds the boot time as the wall clock has it, which moves when that clock is set: it is
+    # taken off again, once it stood still meanwhile.
     while True:
         boot = psutil.boot_time()
         created = psutil.Process(pid).create_time()

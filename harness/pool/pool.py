@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -61,13 +61,9 @@ _MAX_PARALLEL_CLAIMS = 16
 
 
 def find_config(config: Path | None) -> tuple[Path | None, PoolConfig]:
-    """Return the file that `Pool.open` reads (`None` if there is none), and its content.
-
-    Raises:
-        ConfigFileError: the file cannot be used.
-    """
-    named = os.environ.get(VARIABLE)
-    path = config or (Path(named) if named else None)
+    """Return the file that `Pool.open` reads (`None` if there is none), and its content."""
+    variable = os.environ.get(VARIABLE)
+    path = config or (Path(variable) if variable else None)
     if path is None and Path(FILE_NAME).is_file():
         path = Path(FILE_NAME)
     if path is None:
@@ -81,20 +77,12 @@ def find_ledger(config: PoolConfig) -> str | Path:
 
 
 def host_devices() -> Devices:
-    """Make the connections to adb servers and hosts that the file of `find_config` describes.
-
-    Raises:
-        ConfigFileError: the file cannot be used.
-    """
+    """Make the connections to adb servers and hosts that the file of `find_config` describes."""
     return devices_of(find_config(None)[1])
 
 
 def trusted_users() -> tuple[str, ...]:
-    """Return whose adb server on this host is used by the file of `find_config`.
-
-    Raises:
-        ConfigFileError: the file cannot be used.
-    """
+    """Return the users whose adb server on this host the file of `find_config` trusts."""
     return find_config(None)[1].adb_server.trusted_users
 
 
@@ -171,16 +159,15 @@ class Pool(Closeable):
         Raises:
             ConfigFileError: the file cannot be used.
             AdbServerError: the adb server cannot be reached or started.
-            LedgerError: the ledger cannot be used.
         """
-        path, loaded = find_config(config)
-        opener = Opener(loaded)
+        path, content = find_config(config)
+        opener = Opener(content)
         try:
-            members = configured_members(loaded, opener.discover, str(path or "the adb server"))
+            members = configured_members(content, opener.discover, str(path or "the adb server"))
         except BaseException:
             opener.close()
             raise
-        return cls(members, loaded, opener, probe=probe, on_progress=on_progress)
+        return cls(members, content, opener, probe=probe, on_progress=on_progress)
 
     @classmethod
     def of(
@@ -198,11 +185,6 @@ class Pool(Closeable):
         Args:
             devices: connections to use as well; closed with the pool.
             probe, on_progress: see `open`.
-
-        Raises:
-            WrongUseError: a device is given twice.
-            ConfigFileError: the file cannot be used.
-            LedgerError: the ledger cannot be used.
         """
         config = PoolConfig(adb_server=AdbServerConfig(trusted_users=trusted_users()))
         opener = Opener(config, devices)
@@ -230,24 +212,24 @@ class Pool(Closeable):
             return []
         members = {status.name: status for status in self.members()}
         by_key = self._members.by_key()
-        found = []
+        waiting = []
         for ticket in tickets:
             names = [by_key[key].name for key in ticket.candidates if key in by_key]
             reason = describe_wait([members[name] for name in names if name in members])
-            found.append(Waiting(ticket.holder, ticket.asked, reason))
-        return found
+            waiting.append(Waiting(ticket.holder, ticket.asked, reason))
+        return waiting
 
     def overview(self) -> list[MemberStatus]:
-        """Return the same, with what is known of stopped devices, of which none is started."""
+        """Return `members`, with hints on stopped devices, of which none is started."""
         statuses, rows = self.members(), self._members.rows()
         return [self._with_hints(status, rows.get(status.name)) for status in statuses]
 
     def probe_absent(self) -> None:
-        """Ask the devices that are not known to be there who they are."""
+        """Look for the devices that are not known to be there."""
         self._probe(lambda row: row.state is MemberState.ABSENT)
 
     def probe(self) -> list[MemberStatus]:
-        """Ask every device that nobody holds who it is, then return all as `members` does."""
+        """Look for every device without a holder, then return all as `members` does."""
         self._probe(lambda row: row.lease is None)
         return self.members()
 
@@ -270,7 +252,6 @@ class Pool(Closeable):
         Raises:
             RequirementError: no device of the pool could ever meet the requirement.
             LeaseTimeoutError: none was free in time, or before it was cancelled.
-            LedgerError: the ledger cannot be used.
         """
         acquisition = Acquisition(
             self._context,
@@ -288,10 +269,7 @@ class Pool(Closeable):
         """Return the history of a device, oldest first.
 
         Args:
-            since: leaves out what ended before, in seconds since 1970.
-
-        Raises:
-            UnknownMemberError: the pool has no such device.
+            since: seconds since 1970; events before are left out.
         """
         self._members.member(name)
         key = self._members.key_of(name)
@@ -302,10 +280,10 @@ class Pool(Closeable):
         if self._notifier is not None:
             self._notifier.send(notification)
 
-    def _probe(self, wanted: Callable[[DeviceRow], bool]) -> None:
-        """Probe the devices that are wanted, and those that the ledger does not know."""
+    def _probe(self, should: Callable[[DeviceRow], bool]) -> None:
+        """Probe the devices that should be, and those that the ledger does not know."""
         rows, members = self._members.rows(), self._members.by_name.items()
-        self._prober.probe([m for name, m in members if name not in rows or wanted(rows[name])])
+        self._prober.probe([m for name, m in members if name not in rows or should(rows[name])])
 
     def _name_of(self, key: str) -> str:
         member = self._members.by_key().get(key)
@@ -315,43 +293,31 @@ class Pool(Closeable):
         if idle := describe_idle_recovery(status.name, row) if row else "":
             status = replace(status, reason=f"{status.reason}; {idle}")
         member = self._members.member(status.name)
-        seen = device_types()[member.spec.type].preview(member.spec).obstacle
-        if not seen or status.state is not MemberState.READY:
-            return replace(status, seen=seen or status.seen)
-        can_start = seen == "stopped" or member.soc is not None
-        reason = f"{'started' if seen == 'stopped' else 'made'} for its next lease"
-        return replace(
-            status,
-            seen=seen,
-            reason=reason if can_start else f"no {member.spec.type} device has that name",
-        )
+        obstacle = device_types()[member.spec.type].preview(member.spec).obstacle
+        if obstacle and status.state is MemberState.READY:
+            reason = f"no {member.spec.type} device has that name"
+            if obstacle == "stopped" or member.soc is not None:
+                reason = f"{'started' if obstacle == 'stopped' else 'made'} for its next lease"
+            status = replace(status, reason=reason)
+        return replace(status, seen=obstacle or status.seen)
 
     def _start_repairs(self) -> None:
         self.upkeep.start(self._members.by_key())
 
 
+@dataclass(frozen=True, slots=True)
 class Acquisition:
     """One request for a lease, from its place in the queue to the lease.
 
-    Args:
+    Attributes:
         match: gives the members that meet the requirement by their keys, best first.
     """
 
-    def __init__(
-        self,
-        context: PoolContext,
-        owner: Owner,
-        requirement: Requirement,
-        match: Callable[[], Mapping[str, Member]],
-        *,
-        purpose: str = "",
-    ) -> None:
-        self._context = context
-        self._ledger = context.ledger
-        self._owner = owner
-        self._requirement = requirement
-        self._match = match
-        self._purpose = purpose
+    context: PoolContext
+    owner: Owner
+    requirement: Requirement
+    match: Callable[[], Mapping[str, Member]]
+    purpose: str = ""
 
     def run(
         self,
@@ -368,7 +334,7 @@ class Acquisition:
         """
         began = time.monotonic()
         deadline = None if timeout_s is None else began + timeout_s
-        members = self._match()
+        members = self.match()
         ticket = self._enqueue(members)
         rows: Sequence[LeaseRow] | None = None
         refreshed = began
@@ -376,56 +342,56 @@ class Acquisition:
         try:
             while True:
                 # It is read before the ledger is asked: what happens meanwhile is a change.
-                version = self._ledger.database.version()
+                version = self.context.ledger.database.version()
                 try:
-                    rows = self._ledger.try_grant(ticket)
+                    rows = self.context.ledger.try_grant(ticket)
                 except LeaseLostError:  # suspended for so long that the queue went on without us
                     ticket = self._enqueue(members)
                     continue
                 if rows:
                     lease = self._fence(rows, members)
                     if lease is not None:
-                        self._ledger.settle(ticket)
+                        self.context.ledger.settle(ticket)
                         return lease
-                    self._ledger.put_back(ticket)
+                    self.context.ledger.put_back(ticket)
                     time.sleep(backoff(_AFTER_FAILURE_S, self._refresh_s, failures))
                     failures += 1
                 now = time.monotonic()
                 if rows or now - refreshed > _REFRESH_S:
                     while_waiting()
-                    members, before = self._match(), members
+                    members, before = self.match(), members
                     if list(members) != list(before):
-                        self._ledger.set_candidates(ticket, list(members))
+                        self.context.ledger.set_candidates(ticket, list(members))
                     refreshed = now
                 if cancelled() or (deadline is not None and now >= deadline):
                     waited_s = round(now - began, 1)
                     reason = self._wait_reason(members)
-                    raise LeaseTimeoutError(str(self._requirement), waited_s, reason)
+                    raise LeaseTimeoutError(str(self.requirement), waited_s, reason)
                 self._pause(ticket, version, deadline, cancelled)
         except BaseException:
             if rows:
                 self._give_up(rows, "its grant was interrupted")
             with suppress(LedgerError):  # the first error says more
-                self._ledger.withdraw(ticket)
+                self.context.ledger.withdraw(ticket)
             raise
 
     def _enqueue(self, members: Mapping[str, Member]) -> int:
-        return self._ledger.enqueue(
-            self._owner,
+        return self.context.ledger.enqueue(
+            self.owner,
             list(members),
-            self._requirement.count,
-            priority=self._context.config.lease.priority,
-            purpose=self._purpose,
+            self.requirement.count,
+            priority=self.context.config.lease.priority,
+            purpose=self.purpose,
         )
 
     def _wait_reason(self, members: Mapping[str, Member]) -> str:
-        rows = self._ledger.rows(list(members))
+        rows = self.context.ledger.rows(list(members))
         return describe_wait([status_of(members[key], rows[key]) for key in members if key in rows])
 
     @property
     def _refresh_s(self) -> float:
         """Often enough to keep the place in the queue."""
-        return min(_REFRESH_S, self._ledger.ttl_s / 4)
+        return min(_REFRESH_S, self.context.ledger.ttl_s / 4)
 
     def _pause(
         self,
@@ -434,31 +400,26 @@ class Acquisition:
         deadline: float | None,
         cancelled: Callable[[], bool],
     ) -> None:
-        """Wait until the ledger has changed since that version, and then for those before it.
+        """Wait until the ledger has changed since that version, and then for the tickets before it.
 
-        So a device that becomes free is first looked at by the two whose turn it is: the first of
-        them may have been served since.
+        So only two look at once at a device that becomes free: the first may have been served.
         """
-        turn_s = _TURN_S * max(0, self._ledger.turns_before(ticket) - 1)
+        turn_s = _TURN_S * max(0, self.context.ledger.turns_before(ticket) - 1)
         end = time.monotonic() + self._refresh_s
         if deadline is not None:
             end = min(end, deadline)
         while (left_s := end - time.monotonic()) > 0:
             poll_s = random.uniform(*_POLL_S)  # noqa: S311 - spreads the load, no secret
-            latest = self._ledger.database.wait(version, min(poll_s, left_s))
+            latest = self.context.ledger.database.wait(version, min(poll_s, left_s))
             if cancelled():
                 return
             if latest != version:
                 version, end = latest, min(end, time.monotonic() + turn_s)
 
     def _fence(self, rows: Sequence[LeaseRow], members: Mapping[str, Member]) -> Lease | None:
-        """Raise the fences of all devices that were granted.
-
-        If one fails, the failures are reported, all devices are given back and the result is
-        `None`.
-        """
-        token, claims = rows[0].token, self._context.claims
-        min_free_bytes = self._requirement.min_free_bytes
+        """Raise the fences of all devices; if one fails, report it and give all devices back."""
+        token, claims = rows[0].token, self.context.claims
+        min_free_bytes = self.requirement.min_free_bytes
 
         def claim(row: LeaseRow) -> ClaimedDevice | HarnessError:
             try:
@@ -467,15 +428,15 @@ class Acquisition:
             except HarnessError as error:
                 return error
 
-        self._context.heartbeat.start(rows)
+        self.context.heartbeat.start(rows)
         if len(rows) == 1:
             outcomes = [claim(rows[0])]
         else:
             with ThreadPoolExecutor(min(len(rows), _MAX_PARALLEL_CLAIMS)) as threads:
                 outcomes = list(threads.map(claim, rows))
-        claimed = [outcome for outcome in outcomes if isinstance(outcome, ClaimedDevice)]
-        if len(claimed) == len(rows):
-            return Lease(self._context, token, claimed)
+        devices = [outcome for outcome in outcomes if isinstance(outcome, ClaimedDevice)]
+        if len(devices) == len(rows):
+            return Lease(self.context, token, devices)
         for row, outcome in zip(rows, outcomes, strict=True):
             if isinstance(outcome, ClaimedDevice):
                 outcome.fence.give_back(outcome.device)
@@ -487,12 +448,12 @@ class Acquisition:
     def _give_up(self, rows: Sequence[LeaseRow], reason: str) -> None:
         """Give the devices back. Where the ledger cannot be used, they are free after the TTL."""
         token = rows[0].token
-        self._context.heartbeat.stop(token)
+        self.context.heartbeat.stop(token)
         with suppress(LedgerError):
-            self._ledger.release(token, [row.key for row in rows], reason)
+            self.context.ledger.release(token, [row.key for row in rows], reason)
 
     def _report(self, row: LeaseRow, error: HarnessError) -> None:
-        least = self._requirement.min_free_bytes
+        least = self.requirement.min_free_bytes
         if isinstance(error, DeviceFullError) and error.needed_bytes == least > 0:
             return  # the device is sound, and the ledger now knows its free space
         if isinstance(error, LeaseLostError):
@@ -501,4 +462,4 @@ class Acquisition:
         is_full = isinstance(error, DeviceFullError)
         least_weight = 1.0 if isinstance(error, DeviceError) and not is_full else 0.0
         report = FailureReport.of(error, recover=True, least_weight=least_weight)
-        self._ledger.report(row.key, row.token, report)
+        self.context.ledger.report(row.key, row.token, report)

@@ -12,14 +12,14 @@ def run_program(words: Sequence[str], timeout_s: float, stdin: bytes = b"") -> s
     """Run a program without a shell.
 
     Returns:
-        The first MiB of what it wrote to stdout and stderr.
+        The first MiB of its stdout and stderr.
 
     Raises:
         PoolError: it cannot be run, ended with a status other than 0, or took too long.
     """
     program = one_line(words[0], 80)
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             list(words),
             input=stdin,
             stdout=subprocess.PIPE,
@@ -32,7 +32,7 @@ def run_program(words: Sequence[str], timeout_s: float, stdin: bytes = b"") -> s
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise PoolError(f"{program} cannot be run: {reason}") from None
-    if done.returncode:
-        output = one_line(done.stdout[-2000:].decode("utf-8", "replace")) or "(silent)"
-        raise PoolError(f"{program} ended with status {done.returncode}: {output}")
-    return done.stdout[:_MOST_OUTPUT].decode("utf-8", "replace")
+    if process.returncode:
+        output = one_line(process.stdout[-2000:].decode("utf-8", "replace")) or "(silent)"
+        raise PoolError(f"{program} ended with status {process.returncode}: {output}")
+    return process.stdout[:_MOST_OUTPUT].decode("utf-8", "replace")

@@ -2,9 +2,9 @@
 
 Tickets are matched to free devices in the order in which they came. A ticket that cannot be
 served whole keeps the devices it got (they wait for it until the rest are free), so a later ticket
-gets only what no earlier one can use. Which of its devices a ticket gets is chosen so that as
-many tickets as possible are served: an earlier one that can do with another device makes
-room, but never loses one (augmenting paths of a bipartite matching).
+gets only devices that no earlier one can use. As many tickets as possible are served: an earlier
+one that can do with another device makes room, but never loses one (augmenting paths of a bipartite
+matching).
 """
 
 from collections import deque
@@ -35,33 +35,33 @@ def keep(
     Args:
         requests: by age, oldest first.
         free: devices that can be granted.
-        in_use: devices that will be free again. What is in neither (absent, quarantined) may
+        in_use: devices that will be free again. A device in neither (absent, quarantined) may
             stay so for long: a ticket that needs it keeps its place, but no devices.
     """
-    taken: dict[str, Request] = {}
+    holders: dict[str, Request] = {}
     present = free | in_use
     for request in requests:
-        if len(taken) == len(free):
+        if len(holders) == len(free):
             break
         if sum(key in present for key in request.candidates) < request.count:
             continue
         for _ in range(request.count):
-            if not _augment(request, free, taken):
+            if not _augment(request, free, holders):
                 break
-    return taken
+    return holders
 
 
-def served(taken: Mapping[str, Request]) -> Mapping[int, Sequence[str]]:
+def served(holders: Mapping[str, Request]) -> Mapping[int, Sequence[str]]:
     """Return the tickets that have all of their devices among those that requests keep."""
     tickets: dict[int, Sequence[str]] = {}
-    for request in set(taken.values()):
-        keys = [key for key in request.candidates if taken.get(key) is request]
+    for request in set(holders.values()):
+        keys = [key for key in request.candidates if holders.get(key) is request]
         if len(keys) == request.count:
             tickets[request.ticket] = keys
     return tickets
 
 
-def _augment(request: Request, free: AbstractSet[str], taken: dict[str, Request]) -> bool:
+def _augment(request: Request, free: AbstractSet[str], holders: dict[str, Request]) -> bool:
     """Give `request` one more device, moving others to devices that serve them as well."""
     wanted_by: dict[str, tuple[Request, str | None]] = {}
     """By device: the request that would take it, and the device that it would give up."""
@@ -72,11 +72,11 @@ def _augment(request: Request, free: AbstractSet[str], taken: dict[str, Request]
             if key not in free or key in wanted_by:
                 continue
             wanted_by[key] = taker, given_up
-            if key in taken:
-                frontier.append((taken[key], key))
+            if key in holders:
+                frontier.append((holders[key], key))
                 continue
-            moved: str | None = key
-            while moved is not None:
-                taken[moved], moved = wanted_by[moved]
+            place: str | None = key
+            while place is not None:
+                holders[place], place = wanted_by[place]
             return True
     return False

@@ -69,7 +69,7 @@ class TicketRow:
     """A request that waits.
 
     Attributes:
-        holder: who waits, for people.
+        holder: for people.
         asked: seconds since 1970.
         candidates: keys of the devices that would do.
     """
@@ -86,7 +86,7 @@ class Reservation:
     Attributes:
         number: unique in the ledger.
         key: of the device.
-        user: account whose processes get the device, on any host.
+        user: account of the processes that get the device, on any host.
         start, end: seconds since 1970.
     """
 
@@ -112,7 +112,7 @@ class DeviceRow:
         attempts: recoveries or probation runs since it was last ready; in quarantine also the
             returns to it.
         step: the recovery step that was begun last; empty if none was since it failed.
-        probed: whether it has ever been asked who it is.
+        probed: whether it was ever looked for.
         failures: the failures that count against it, one of each lease, the newest last.
         reservations: those that have not ended, by their start.
     """
@@ -132,7 +132,7 @@ class DeviceRow:
 
 
 def shown(text: str) -> str:
-    """Return a text of the ledger for people, whoever wrote it there: one line without controls."""
+    """Return a text of the ledger, of any user, for people: one line without controls."""
     return one_line(text, _LONGEST_TEXT)
 
 
@@ -142,7 +142,7 @@ def owner_of(row: Row[Any]) -> Owner:
 
 
 def holder_of(row: Row[Any]) -> str:
-    """Return who has a lease or waits for one, for people, from a row of leases or tickets."""
+    """Return the holder in a row of leases or tickets, for people."""
     owner, purpose = owner_of(row), shown(row.purpose)
     return f"{owner}: {purpose}" if purpose else str(owner)
 
@@ -158,7 +158,7 @@ def device_of(
     failures: tuple[FailureRecord, ...],
     reservations: tuple[Reservation, ...],
 ) -> DeviceRow:
-    """Return a row of the table of devices, with what belongs to it."""
+    """Return a row of the table of devices, with its rows of other tables."""
     return DeviceRow(
         row.key,
         MemberState(row.state),

@@ -33,8 +33,8 @@ class Requirement:
             raise ValueError("at least one device")
 
     def __str__(self) -> str:
-        given = [(key, getattr(self, key)) for key in ("soc", "hexagon", "type", "name")]
-        words = [f"{key}={value}" for key, value in given if value is not None]
+        facts = [(key, getattr(self, key)) for key in ("soc", "hexagon", "type", "name")]
+        words = [f"{key}={value}" for key, value in facts if value is not None]
         words += [f"tag={tag}" for tag in sorted(self.tags)]
         if self.min_free_bytes:
             words.append(f"free>={self.min_free_bytes}")
@@ -50,36 +50,44 @@ def candidates(requirement: Requirement, members: Sequence[MemberStatus]) -> lis
     ones to others.
 
     Raises:
-        RequirementError: fewer than `requirement.count` could ever meet it; says which part is at
+        RequirementError: fewer than `requirement.count` could ever meet it; names the part at
             fault.
     """
-    left = list(members)
+    fits = list(members)
     for part, meets, describe in _parts(requirement):
-        fits = [member for member in left if meets(member)]
+        others, fits = fits, [member for member in fits if meets(member)]
         if len(fits) < requirement.count:
-            raise RequirementError(str(requirement), _why(part, requirement, left, fits, describe))
-        left = fits
-    return sorted(left, key=lambda member: len(member.tags))
+            raise RequirementError(
+                str(requirement), _why(part, requirement, others, fits, describe)
+            )
+    return sorted(fits, key=lambda member: len(member.tags))
 
 
-_Meets = Callable[[MemberStatus], bool]
 _Describe = Callable[[MemberStatus], str]
 
 
-def _parts(wanted: Requirement) -> Iterable[tuple[str, _Meets, _Describe]]:
+def _parts(
+    wanted: Requirement,
+) -> Iterable[tuple[str, Callable[[MemberStatus], bool], _Describe]]:
     if wanted.name is not None:
         yield f"the name {wanted.name}", lambda m: m.name == wanted.name, lambda m: m.name
     if wanted.type is not None:
-        yield f"the type {wanted.type}", lambda m: m.spec.type == wanted.type, _type
+        yield (
+            f"the type {wanted.type}",
+            lambda m: m.spec.type == wanted.type,
+            lambda m: m.spec.type,
+        )
     # A device that never answered may meet it: its facts are unknown.
     if wanted.soc is not None:
-        soc = wanted.soc
-        yield f"the SoC {soc}", lambda m: not _has_facts(m) or m.soc == soc, _soc
-    if wanted.hexagon is not None:
-        arch = wanted.hexagon
         yield (
-            f"the Hexagon architecture {arch}",
-            lambda m: not _has_facts(m) or m.hexagon == arch,
+            f"the SoC {wanted.soc}",
+            lambda m: not _has_facts(m) or m.soc == wanted.soc,
+            lambda m: m.soc or "unknown",
+        )
+    if wanted.hexagon is not None:
+        yield (
+            f"the Hexagon architecture {wanted.hexagon}",
+            lambda m: not _has_facts(m) or m.hexagon == wanted.hexagon,
             lambda m: m.hexagon or "unknown",
         )
     for tag in sorted(wanted.tags):
@@ -97,14 +105,6 @@ def _parts(wanted: Requirement) -> Iterable[tuple[str, _Meets, _Describe]]:
     yield f"a count of {wanted.count}", lambda _: True, lambda m: m.name
 
 
-def _type(member: MemberStatus) -> str:
-    return member.spec.type
-
-
-def _soc(member: MemberStatus) -> str:
-    return member.soc or "unknown"
-
-
 def _has_facts(member: MemberStatus) -> bool:
     return bool(member.soc or member.hexagon or member.free_bytes is not None)
 
@@ -112,15 +112,15 @@ def _has_facts(member: MemberStatus) -> bool:
 def _why(
     part: str,
     requirement: Requirement,
-    left: Sequence[MemberStatus],
+    members: Sequence[MemberStatus],
     fits: Sequence[MemberStatus],
     describe: _Describe,
 ) -> str:
-    if not left:
+    if not members:
         return "the pool has no devices"
     if fits:
         names = ", ".join(member.name for member in fits)
         return f"{requirement.count} with {part} are wanted, there are {len(fits)} ({names})"
-    others = ", ".join(f"{member.name}: {describe(member)}" for member in left[:8])
-    more = f" and {len(left) - 8} more" if len(left) > 8 else ""
+    others = ", ".join(f"{member.name}: {describe(member)}" for member in members[:8])
+    more = f" and {len(members) - 8} more" if len(members) > 8 else ""
     return f"none has {part} ({others}{more})"

@@ -11,13 +11,13 @@ from harness.pool.schema import reservations
 
 def upcoming(db: Connection, now: float, keys: Collection[str]) -> list[Reservation]:
     """Return the reservations of devices that have not ended, by their start."""
-    wanted = reservations.c.end > now, reservations.c.key.in_(tuple(keys))
-    query = select(reservations).where(*wanted).order_by(reservations.c.start, reservations.c.id)
+    of_keys = reservations.c.end > now, reservations.c.key.in_(tuple(keys))
+    query = select(reservations).where(*of_keys).order_by(reservations.c.start, reservations.c.id)
     return [_reservation_of(row) for row in db.execute(query)]
 
 
 def current(db: Connection, now: float) -> Mapping[str, Reservation]:
-    """Return the reservations whose time it is, by the keys of their devices."""
+    """Return the reservations of this moment, by the keys of their devices."""
     is_now = reservations.c.start <= now, reservations.c.end > now
     rows = db.execute(select(reservations).where(*is_now).order_by(reservations.c.id.desc()))
     return {row.key: _reservation_of(row) for row in rows}
@@ -48,9 +48,8 @@ def add(
 
 def cancel(db: Connection, number: int, now: float) -> Reservation | None:
     """Remove a reservation and return it; `None` if there is none of that number."""
-    wanted = reservations.c.id == number, reservations.c.end > now
-    row = db.execute(select(reservations).where(*wanted)).one_or_none()
-    db.execute(reservations.delete().where(reservations.c.id == number))
+    live = reservations.c.id == number, reservations.c.end > now
+    row = db.execute(reservations.delete().where(*live).returning(reservations)).one_or_none()
     return None if row is None else _reservation_of(row)
 
 

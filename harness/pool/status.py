@@ -69,9 +69,9 @@ class Waiting:
     """A request that waits for devices.
 
     Attributes:
-        holder: who asked, for people.
+        holder: for people.
         since: seconds since 1970.
-        reason: who holds the devices that would do, or why they are out.
+        reason: the holders of the devices that would do, or why they are out.
     """
 
     holder: str
@@ -91,7 +91,7 @@ WaitReasons = frozenset[tuple[str, str]]
 
 
 def describe_wait(members: Sequence[MemberStatus], *, own: str = "") -> str:
-    """Describe who holds each device since when, or why it is out.
+    """Describe the holder of each device, or why it is out, and since when.
 
     Args:
         own: the holder that waits: its own devices are being claimed.

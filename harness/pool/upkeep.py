@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
@@ -84,70 +85,59 @@ _TIMEOUT_S = 120.0
 
 
 def standard_probation(device: Device) -> None:
-    """Check that files survive the way there and back, that commands answer, and the boot lasts.
-
-    Raises:
-        DeploymentCorruptError: a file came back changed.
-        RuntimeOutputError: a command gave a wrong answer.
-        DeviceError: the device failed otherwise.
-    """
+    """Check that files survive the way there and back, that commands answer, and the boot lasts."""
     with action_named(PROBATION):
-        _check_device(device)
-
-
-def _check_device(device: Device) -> None:
-    deadline = Deadline.for_device(device.serial, PROBATION, _TIMEOUT_S)
-    ensure_scripts(device, deadline)
-    boot = device.boot_id(timeout_s=deadline.remaining())
-    incoming = f"{device.work_root}/incoming"  # leftovers of interruptions in it are cleared
-    device.shell(["mkdir", "-p", incoming], timeout_s=deadline.remaining())
-    remote = f"{incoming}/probation.{secrets.token_hex(8)}"
-    try:
+        deadline = Deadline.for_device(device.serial, PROBATION, _TIMEOUT_S)
+        ensure_scripts(device, deadline)
+        boot = device.boot_id(timeout_s=deadline.remaining())
+        incoming = f"{device.work_root}/incoming"  # leftovers of interruptions in it are cleared
+        device.shell(["mkdir", "-p", incoming], timeout_s=deadline.remaining())
+        remote = f"{incoming}/probation.{secrets.token_hex(8)}"
+        try:
+            for _ in range(_ROUNDS):
+                _round_trip(device, remote, deadline)
+        finally:
+            device.shell(["rm", "-f", remote], timeout_s=30.0, check=False)
         for _ in range(_ROUNDS):
-            _round_trip(device, remote, deadline)
-    finally:
-        device.shell(["rm", "-f", remote], timeout_s=30.0, check=False)
-    for _ in range(_ROUNDS):
-        word = secrets.token_hex(16)
-        answer = device.shell(["echo", word], timeout_s=deadline.remaining()).stdout
-        if answer != f"{word}\n":
-            raise RuntimeOutputError(device.serial, f"it answered {answer!r} to `echo {word}`")
-    if device.boot_id(timeout_s=deadline.remaining()) != boot:
-        raise DeviceLostError(device.serial, PROBATION, "it rebooted")
+            word = secrets.token_hex(16)
+            answer = device.shell(["echo", word], timeout_s=deadline.remaining()).stdout
+            if answer != f"{word}\n":
+                raise RuntimeOutputError(device.serial, f"it answered {answer!r} to `echo {word}`")
+        if device.boot_id(timeout_s=deadline.remaining()) != boot:
+            raise DeviceLostError(device.serial, PROBATION, "it rebooted")
 
 
 def _round_trip(device: Device, remote: str, deadline: Deadline) -> None:
     content = os.urandom(_BYTES)
-    expected = hashlib.sha256(content).hexdigest()
+    sha256, rest = hashlib.sha256(content).hexdigest(), len(content)
+
+    def check(digest: str) -> None:
+        if digest != sha256:
+            raise DeploymentCorruptError(device.serial, "a probation file", sha256, digest)
+
+    def count(received: int) -> None:
+        nonlocal rest
+        rest -= received
+        if rest < 0:  # a device may send without end
+            check("")
+
     with tempfile.TemporaryDirectory(prefix="qnnfarm-") as folder:
         local = Path(folder) / "sent"
         local.write_bytes(content)
         device.push(local, remote, timeout_s=deadline.remaining(), mode=0o644)
         incoming, name = posixpath.split(remote)
         hashes = hashes_on(device, incoming, [name], timeout_s=deadline.remaining())
-        digest = hashes.get(name, "")
-        if digest != expected:
-            raise DeploymentCorruptError(device.serial, "a probation file", expected, digest)
+        check(hashes.get(name, ""))
         back = Path(folder) / "back"
-        left = len(content)
-
-        def count(received: int) -> None:
-            nonlocal left
-            left -= received
-            if left < 0:  # a device may send without end
-                raise DeploymentCorruptError(device.serial, "a probation file", expected, "")
-
         device.pull(remote, back, timeout_s=deadline.remaining(), on_progress=count)
-        digest = hashlib.sha256(back.read_bytes()).hexdigest()
-        if digest != expected:
-            raise DeploymentCorruptError(device.serial, "a probation file", expected, digest)
+        check(hashlib.sha256(back.read_bytes()).hexdigest())
 
 
 class Upkeep:
     """Repairs devices of one pool that are not ready, each under a lease of its own.
 
     So no two processes work on one device, and the next process that waits for a device goes on
-    with what a process that ended left undone.
+    where one that ended stopped.
     """
 
     def __init__(self, context: PoolContext, *, probation: Probation = standard_probation) -> None:
@@ -206,12 +196,7 @@ class Upkeep:
                 self._run_probation(member, device, lease.token)
             else:
                 recovery = Recovery(
-                    self._context,
-                    member,
-                    lease,
-                    self._stop.is_set,
-                    on_progress,
-                    from_others=from_others,
+                    self._context, member, lease, self._stop.is_set, on_progress, from_others
                 )
                 self._recover(recovery, member, device, lease)
         except BaseException as error:
@@ -254,8 +239,9 @@ class Upkeep:
 
     def _run_probation(self, member: Member, device: DeviceRow, token: int) -> None:
         try:
-            claimed = self._context.claims.claim(token, device.key, member)
-            lease = Lease(self._context, token, [claimed])
+            lease = Lease(
+                self._context, token, [self._context.claims.claim(token, device.key, member)]
+            )
             self.probation(lease.device)
             lease.device.fence.give_back(lease.device.unleased)
         except HarnessError as error:
@@ -285,63 +271,47 @@ class Upkeep:
         self._ledger.end_repair(device.key, token, event, reason, retry_in_s=retry_in_s)
 
 
+@dataclass(frozen=True, slots=True)
 class Recovery:
     """One recovery of a device, step by step, under a lease of its own.
 
-    Args:
+    Attributes:
         lease: the repair's.
         stopped: whether to give up early.
         on_progress: called with each step before it is taken, and with its result.
         from_others: whether to take the device from a holder of another ledger.
     """
 
-    def __init__(
-        self,
-        context: PoolContext,
-        member: Member,
-        lease: LeaseRow,
-        stopped: Callable[[], bool],
-        on_progress: OnProgress,
-        *,
-        from_others: bool = False,
-    ) -> None:
-        self._context = context
-        self._config = context.config.recovery
-        self._opener = context.opener
-        self._trusted_users = context.config.adb_server.trusted_users
-        self._ledger = context.ledger
-        self._member = member
-        self._lease = lease
-        self._stopped = stopped
-        self._on_progress = on_progress
-        self._from_others = from_others
+    context: PoolContext
+    member: Member
+    lease: LeaseRow
+    stopped: Callable[[], bool]
+    on_progress: OnProgress
+    from_others: bool
 
     def run(self, device: DeviceRow) -> ReachedDevice:
         """Take the steps until the device answers.
 
         A recovery that was cut off goes on with the step that it had begun. For a device that was
-        never reached, the only step is `reconnect`.
-
-        Raises:
-            DeviceHeldError: another ledger's holder has it, so no step is taken.
-            DeviceFullError: it cannot be claimed, so no step is taken.
-            PoolError: no step helped; says why the last did not.
+        never reached, the only step is `reconnect`; for one that answers, but cannot be claimed
+        (`NO_STEP_HELPS`), none is taken.
         """
-        self._on_progress("asking whether it answers")
+        self.on_progress("asking whether it answers")
         try:
             return self._wait_for_answer("look", 0.0)
         except NO_STEP_HELPS:
             raise
         except HarnessError as error:
             last = f"look: {one_line(str(error))}"
-        steps, patience_s = self._config.steps, self._config.return_timeout_s
+        config = self.context.config.recovery
+        steps, patience_s = config.steps, config.return_timeout_s
         if not (device.leases or device.facts.soc):
             steps, patience_s = ("reconnect",) if "reconnect" in steps else steps, 0.0
         first = steps.index(device.step) if device.step in steps else 0
         for step in steps[first:]:
             self._check_stopped()
-            self._ledger.record_step(self._lease.key, self._lease.token, step)
-            self._on_progress(self._announcement(step, patience_s))
+            self.context.ledger.record_step(self.lease.key, self.lease.token, step)
+            self.on_progress(self._announcement(step, patience_s))
             try:
                 self._take(step)
                 return self._wait_for_answer(step, patience_s)
@@ -355,37 +325,35 @@ class Recovery:
         raise PoolError(last)
 
     def _check_stopped(self) -> None:
-        if self._stopped():
+        if self.stopped():
             raise PoolError("recovery was interrupted")
 
     def _record(self, step: str, text: str) -> None:
-        self._ledger.add_history(self._lease.key, f"recovery: {step}", text)
-        self._on_progress(f"{step}: {text}")
+        self.context.ledger.add_history(self.lease.key, f"recovery: {step}", text)
+        self.on_progress(f"{step}: {text}")
 
     def _announcement(self, step: StepName, patience_s: float) -> str:
-        text = f"{step}: {_DESCRIPTIONS[step]}"
-        if step in ("reboot", "power_cycle"):
-            reboot = step == "reboot"
-            config = self._config
-            limit_s = config.reboot_timeout_s if reboot else config.power_cycle_timeout_s
-            text += f", {limit_s:g} s at most"
+        text, config = f"{step}: {_DESCRIPTIONS[step]}", self.context.config.recovery
+        limits = {"reboot": config.reboot_timeout_s, "power_cycle": config.power_cycle_timeout_s}
+        if step in limits:
+            text += f", {limits[step]:g} s at most"
         return f"{text}; then it has {patience_s:g} s to answer" if patience_s else text
 
     def _wait_for_answer(self, step: str, patience_s: float) -> ReachedDevice:
-        """Ask the device who it is until it answers and can be claimed."""
+        """Wait until the device answers and can be claimed."""
         deadline = time.monotonic() + patience_s
         while True:
-            self._opener.forget(self._member)
+            self.context.opener.forget(self.member)
             try:
-                device = self._opener.open(self._member)
-                reached = identify(self._member, device, self._ledger, timeout_s=_ANSWER_S)
-                if reached.key == self._lease.key:
+                device = self.context.opener.open(self.member)
+                reached = identify(self.member, device, self.context.ledger, timeout_s=_ANSWER_S)
+                if reached.key == self.lease.key:
                     self._try_claim()
             except HarnessError as error:
                 if (
                     isinstance(error, NO_STEP_HELPS)
                     or time.monotonic() >= deadline
-                    or self._stopped()
+                    or self.stopped()
                 ):
                     raise
                 time.sleep(_POLL_S)
@@ -395,10 +363,10 @@ class Recovery:
 
     def _try_claim(self) -> None:
         with suppress(LeaseLostError):
-            claimed = self._context.claims.claim(
-                self._lease.token, self._lease.key, self._member, from_others=self._from_others
+            device = self.context.claims.claim(
+                self.lease.token, self.lease.key, self.member, from_others=self.from_others
             )
-            claimed.fence.give_back(claimed.device)
+            device.fence.give_back(device.device)
 
     def _take(self, step: StepName) -> None:
         match step:
@@ -407,8 +375,8 @@ class Recovery:
             case "adb_server":
                 self._restart_server()
             case "reboot":
-                device = self._opener.open(self._member)
-                device.reboot(timeout_s=self._config.reboot_timeout_s)
+                device = self.context.opener.open(self.member)
+                device.reboot(timeout_s=self.context.config.recovery.reboot_timeout_s)
             case "power_cycle":
                 self._power_cycle()
 
@@ -416,7 +384,7 @@ class Recovery:
         serial = self._adb_serial
         if not serial:
             return
-        server = ensure_server(trusted_users=self._trusted_users)
+        server = ensure_server(trusted_users=self.context.config.adb_server.trusted_users)
         if TCP_SERIAL.fullmatch(serial):
             server.disconnect(serial)
             # A failure is not the end of the step: a device that boots gets the time for it, as
@@ -427,20 +395,20 @@ class Recovery:
             _ask(server.address, f"host-serial:{serial}:reconnect")
 
     def _restart_server(self) -> None:
-        own = self._adb_serial
+        own, config = self._adb_serial, self.context.config.adb_server
         if own is None:
-            self._opener.restart_server(self._member)
+            self.context.opener.restart_server(self.member)
             return
         others: list[str] = []
         address = server_address()
         if is_taken(address):
-            if not self._context.config.adb_server.ours:
+            if not config.ours:
                 raise PoolError("not taken: the configuration does not say that it is ours")
-            if self._ledger.in_use(besides=self._lease.key):
+            if self.context.ledger.in_use(besides=self.lease.key):
                 raise PoolError("not taken: it serves devices that are in use")
-            others = _tcp_devices(self._trusted_users)
+            others = _tcp_devices(config.trusted_users)
             _kill(address)
-        server = ensure_server(address, trusted_users=self._trusted_users)
+        server = ensure_server(address, trusted_users=config.trusted_users)
         for serial in others:  # a new server finds devices on USB by itself, but not these
             if serial != own:
                 with suppress(DeviceConnectError, DeviceTimeoutError, DeviceUnauthorizedError):
@@ -449,14 +417,15 @@ class Recovery:
             server.connect(own)
 
     def _power_cycle(self) -> None:
-        member, timeout_s = self._member, self._config.power_cycle_timeout_s
+        member, config = self.member, self.context.config
+        timeout_s = config.recovery.power_cycle_timeout_s
         if member.hub is not None and not member.power_cycle:
-            others = _other_serials(member, self._trusted_users)
+            others = _other_serials(member, config.adb_server.trusted_users)
             cycle_power(member.hub, member.spec.serial, others, timeout_s)
             return
-        command = member.power_cycle or self._config.power_cycle
+        command = member.power_cycle or config.recovery.power_cycle
         if command:
-            run_program(fill_placeholders(command, member, self._lease.key), timeout_s)
+            run_program(fill_placeholders(command, member, self.lease.key), timeout_s)
             return
         spec = member.spec
         try:
@@ -467,7 +436,7 @@ class Recovery:
     @property
     def _adb_serial(self) -> str | None:
         """Its serial at this host's adb server; `None` if it is not reached through it."""
-        return device_types()[self._member.spec.type].preview(self._member.spec).adb_serial
+        return device_types()[self.member.spec.type].preview(self.member.spec).adb_serial
 
 
 def fill_placeholders(command: Sequence[str], member: Member, key: str) -> list[str]:
