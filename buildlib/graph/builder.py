@@ -61,6 +61,14 @@ class GraphBuilder:
         """Add a small initializer inside the model file, or return the one of that name."""
         return self._initializer(name, ir.tensor(array, name=name))
 
+    def ints(self, *numbers: int) -> list[ir.Value]:
+        """Add int64 initializers of one number each, such as the bounds of a Slice."""
+        return [self.constant(f"int_{n}", np.array([n], dtype=np.int64)) for n in numbers]
+
+    def factor(self, number: float) -> ir.Value:
+        """Add a float32 initializer of one number."""
+        return self.constant(f"factor_{number:.9g}", np.array(number, dtype=np.float32))
+
     def shape(self, *dims: int) -> ir.Value:
         """Add a target shape for Reshape; -1 stands for the one dimension that follows AR."""
         name = "shape_" + "_".join("ar" if dim < 0 else str(dim) for dim in dims)

@@ -92,23 +92,15 @@ def window_mask(builder: GraphBuilder, mask: ir.Value, window: int) -> ir.Value:
     Genie feeds no such mask, but slots stand in the order of positions. So a slot is in the window
     of a token if the token sees fewer than `window` slots after it, which a running sum counts.
     """
-
-    def number(value: float) -> ir.Value:
-        return builder.constant(f"factor_{value:.9g}", np.array(value, dtype=np.float32))
-
-    seen = builder.op("Mul", [mask, number(-1.0 / interface.MASKED)], "window_hidden")
-    seen = builder.op("Add", [seen, number(1.0)], "window_seen")
-    axis = builder.constant("int_3", np.array([3], dtype=np.int64))
-    counts = builder.op("CumSum", [seen, axis], "window_counts")
-    bounds = [
-        builder.constant(f"int_{bound}", np.array([bound], dtype=np.int64))
-        for bound in (-1, _END, 3)
-    ]
-    total = builder.op("Slice", [counts, *bounds], "window_total")
-    later = builder.op("Sub", [total, counts], "window_later")
-    near = builder.op("Less", [later, number(window - 0.5)], "window_near")
+    op, factor = builder.op, builder.factor
+    hidden = op("Mul", [mask, factor(-1.0 / interface.MASKED)], "window_hidden")
+    visible = op("Add", [hidden, factor(1.0)], "window_seen")
+    counts = op("CumSum", [visible, *builder.ints(3)], "window_counts")
+    total = op("Slice", [counts, *builder.ints(-1, _END, 3)], "window_total")
+    later = op("Sub", [total, counts], "window_later")
+    near = op("Less", [later, factor(window - 0.5)], "window_near")
     near.dtype = ir.DataType.BOOL
-    return builder.op("Where", [near, mask, number(interface.MASKED)], interface.WINDOW_MASK)
+    return op("Where", [near, mask, factor(interface.MASKED)], interface.WINDOW_MASK)
 
 
 def _head(builder: GraphBuilder, checkpoint: Checkpoint, norm: ir.Value) -> ir.Value:
@@ -144,8 +136,7 @@ def _row_factors(head: TensorRef) -> npt.NDArray[np.float32]:
 def _scaled(builder: GraphBuilder, value: ir.Value, factor: float, name: str) -> ir.Value:
     if factor == 1.0:
         return value
-    constant = builder.constant(f"factor_{factor:.9g}", np.array(factor, dtype=np.float32))
-    return builder.op("Mul", [value, constant], name)
+    return builder.op("Mul", [value, builder.factor(factor)], name)
 
 
 def _norm(
@@ -338,8 +329,10 @@ class _Layer:
             pieces = {"first": (0, turned, 2), "second": (1, turned, 2)}
             pieces |= {"passed": (turned, dim, 1)} if turned < dim else {}
             return tuple(
-                self.builder.op("Slice", [heads, *self._bounds(*piece)], f"{prefix}_{name}")
-                for name, piece in pieces.items()
+                self.builder.op(
+                    "Slice", [heads, *self.builder.ints(start, stop, -1, step)], f"{prefix}_{name}"
+                )
+                for name, (start, stop, step) in pieces.items()
             )
         names = (f"{prefix}_first", f"{prefix}_second", f"{prefix}_passed")
         if turned == dim:
@@ -347,13 +340,6 @@ class _Layer:
         sizes = np.array([turned // 2, turned // 2, dim - turned], dtype=np.int64)
         sizes_value = self.builder.constant(f"split_{turned}_of_{dim}", sizes)
         return self.builder.ops("Split", [heads, sizes_value], names, axis=-1)
-
-    def _bounds(self, start: int, stop: int, step: int) -> list[ir.Value]:
-        """Return start, end, axis and step of a Slice along the last axis."""
-        return [
-            self.builder.constant(f"int_{number}", np.array([number], dtype=np.int64))
-            for number in (start, stop, -1, step)
-        ]
 
     def _mlp(self, flat: ir.Value) -> ir.Value:
         """Build a gated MLP: down(activation(gate(x)) * up(x))."""

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,17 +28,13 @@ LAYOUT = frozenset({
 LAST_AXIS_SAFE = frozenset({"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Expand"})
 
 
-def array_function(
-    node: ir.Node, rank: int, parameters: Sequence[Array | None], opset: int
-) -> ArrayFunction:
-    """Return the effect of `node` on its first input, as a function of arrays.
+def array_function(node: ir.Node, rank: int, parameters: Sequence[Array | None]) -> ArrayFunction:
+    """Return the effect of `node` on its first input, of a rank, as a function of arrays.
 
     Args:
-        parameters: other inputs, as numbers.
-        rank: rank of the first input.
-        opset: decides which parameters are attributes.
+        parameters: other inputs, as numbers; in old opsets they are attributes.
     """
-    return _MOVERS[node.op_type](_Call(node, rank, tuple(parameters), opset))
+    return _MOVERS[node.op_type](_Call(node, rank, parameters))
 
 
 def split(node: ir.Node, array: Array, sizes: Array | None) -> list[Array]:
@@ -66,22 +63,19 @@ def axis_of(node: ir.Node, default: int = 0) -> int:
     return node.attributes.get_int("axis", default)
 
 
+@dataclass(frozen=True)
 class _Call:
     """A node with its parameters, wherever its opset puts them."""
 
-    def __init__(
-        self, node: ir.Node, rank: int, parameters: tuple[Array | None, ...], opset: int
-    ) -> None:
-        self.node = node
-        self.rank = rank
-        self.parameters = parameters
-        self.opset = opset
+    node: ir.Node
+    rank: int
+    parameters: Sequence[Array | None]
 
     def ints(self, index: int, name: str) -> list[int] | None:
         """Return integers given as input `index` after the first, or as attribute `name`."""
-        given = self.parameters[index] if index < len(self.parameters) else None
-        if given is not None:
-            return [int(number) for number in given.reshape(-1)]
+        numbers = self.parameters[index] if index < len(self.parameters) else None
+        if numbers is not None:
+            return [int(number) for number in numbers.reshape(-1)]
         if name in self.node.attributes:
             return list(self.node.attributes[name].as_ints())
         return None

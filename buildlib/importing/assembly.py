@@ -62,18 +62,18 @@ def _dims(value: ir.Value, width: int, shape: GraphShape) -> tuple[int, ...]:
 
 def _logits(model: ir.Model, interpreter: Interpreter) -> ir.Value:
     """Return the canonical logits; the source's other outputs must be keys and values."""
-    found: list[tuple[ir.Value, LinearForm]] = []
+    candidates: list[tuple[ir.Value, LinearForm]] = []
     for output in model.graph.outputs:
         form = interpreter.values.get(output)
         if not isinstance(form, LinearForm):
             raise Refusal(f"output {output.name} does not depend on the text")
         if not _is_cache(interpreter, form):
-            found.append((output, form))
-    named = [pair for pair in found if "logit" in str(pair[0].name).lower()] or found
-    if len(named) != 1:
-        names = [str(output.name) for output, _ in found]
+            candidates.append((output, form))
+    names = [str(output.name) for output, _ in candidates]
+    pairs = [pair for pair in candidates if "logit" in str(pair[0].name).lower()] or candidates
+    if len(pairs) != 1:
         raise Refusal(f"no single output holds logits; besides keys and values there are {names}")
-    output, form = named[0]
+    ((output, form),) = pairs
     placed = interpreter.resolver.resolve(form, output)
     if not _is_by_token(placed):
         reason = "does not hold the scores of the vocabulary in order, token by token"

@@ -5,7 +5,7 @@ columns are the slots of one key/value head. Both are read from the ids, so repe
 and single heads are one case.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
@@ -36,18 +36,14 @@ class Source:
     start: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Head:
     """One query head with the keys and values that it reads.
 
     Attributes:
-        query_scale: factor of the query, including that of joined keys.
-        key_scale: factor of keys before they enter the cache.
-        score_scale: factor of scores, after their bound if they have one.
-        bounded: factor of scores before the hyperbolic tangent that bounds them; None: none does.
-        query_stretch, key_stretch: factor of the elements that turn, besides.
-        width: width of the rotary embedding.
-        window: slots that a token looks back, if its mask hides those before.
+        query_rotation, key_rotation: of the query, and of new keys before they enter the cache.
+        joined_scale: factor of past and new keys after they were joined.
+        weights: its probabilities, among those of other heads.
         origins: values of the source by role.
     """
 
@@ -57,16 +53,10 @@ class Head:
     query: Source
     key: Source
     value: Source
-    query_scale: float
-    key_scale: float
+    query_rotation: RotaryEmbedding
+    key_rotation: RotaryEmbedding
     joined_scale: float
-    score_scale: float
-    bounded: float | None
-    query_stretch: float
-    key_stretch: float
-    width: int
-    masked: bool
-    window: int | None
+    weights: AttentionScores
     origins: tuple[tuple[str, ir.Value], ...]
 
 
@@ -120,66 +110,61 @@ class Attention:
         batch = np.broadcast_to(
             np.arange(n_keys).reshape(*keys.shape[:-2], 1), (*lead, queries.shape[-2])
         )
-        flat = _reshaped(queries, (*lead, *queries.shape[-2:]), (-1, dim))
+        whole = (*lead, *queries.shape[-2:])
+        flat = queries.moved(lambda part: np.broadcast_to(part, whole).reshape(-1, dim))
         query_rows = head_rows(self.roots, flat)
         self._check_tables(query_rows.rotation, query_rows.token)
-        turned = _transposed(keys, n_keys)
-        key_rows = cache_rows(self.roots, turned, self.probe.past)
+        by_slot = keys.moved(lambda part: part.reshape(n_keys, dim, length).swapaxes(1, 2))
+        key_rows = cache_rows(self.roots, by_slot, self.probe.past)
         self._check_tables(key_rows.new.rotation, key_rows.new.token)
         product = _Product(self._end, query_rows, key_rows, batch.reshape(-1), dim)
         self._products.append(product)
         self._offsets.append(self._end)
         self._end += batch.size
         rows = np.arange(product.offset, self._end).reshape(batch.shape)
-        left, right = node.inputs[0], node.inputs[1]
-        assert left is not None and right is not None  # noqa: S101, PT018
-        origins = (("query", left), ("keys", right), ("scores", node.outputs[0]))
+        query, key = node.inputs[0], node.inputs[1]
+        assert query is not None and key is not None  # noqa: S101, PT018
+        origins = (("query", query), ("keys", key), ("scores", node.outputs[0]))
         return AttentionScores(rows, length, origins=origins)
 
     def add_mask(self, node: ir.Node, scores: AttentionScores, mask: Concrete) -> AttentionScores:
         """Add a mask, which must be the causal one or a sliding window's, to scores."""
         if not mask.varies and mask.array.size == 1 and float(mask.array.reshape(())) == 0.0:
             return scores
-        seen, tokens, numbers = self._visible_and_mask(scores, mask.array)
+        visible, tokens, numbers = self._visible_and_mask(scores, mask.array)
         window = self._window(tokens, numbers > _HIDDEN)
-        seen = self._within(seen, tokens, window)
-        ok = np.where(seen, np.abs(numbers) < _SEEN, numbers <= _HIDDEN)
+        visible = self._within(visible, tokens, window)
+        ok = np.where(visible, np.abs(numbers) < _SEEN, numbers <= _HIDDEN)
         if scores.masked or not ok.all():
             raise Refusal("adds a mask that is not the causal one, nor a sliding window's", node)
-        return self._masked(scores, window, node)
+        return scores.after("masked", node.outputs[0], masked=True, window=window)
 
     def select(
         self, node: ir.Node, scores: AttentionScores, keep: Concrete, other: Concrete
     ) -> AttentionScores:
-        """Select scores by `keep`, else `other`, which must hide what the causal mask hides."""
-        seen, tokens, kept = self._visible_and_mask(scores, keep.array.astype(bool))
-        window = self._window(tokens, kept)
-        same = np.array_equal(kept, self._within(seen, tokens, window))
+        """Select scores by `keep`, else `other`, which must hide as the causal mask does."""
+        visible, tokens, mask = self._visible_and_mask(scores, keep.array.astype(bool))
+        window = self._window(tokens, mask)
+        same = np.array_equal(mask, self._within(visible, tokens, window))
         if not same or float(other.array.max()) > _HIDDEN:
             raise Refusal("selects scores by a mask that is not the causal one", node)
-        return self._masked(scores, window, node)
+        return scores.after("masked", node.outputs[0], masked=True, window=window)
 
-    def _masked(
-        self, scores: AttentionScores, window: int | None, node: ir.Node
-    ) -> AttentionScores:
-        origins = (*scores.origins, ("masked", node.outputs[0]))
-        return replace(scores, masked=True, window=window, origins=origins)
-
-    def _window(self, tokens: Ids, seen: Numbers) -> int | None:
+    def _window(self, tokens: Ids, visible: Numbers) -> int | None:
         """Return how far back the last token sees; None if to the first slot, or to none."""
         last = self.probe.past + self.probe.ar - 1
-        rows = seen.reshape(-1, seen.shape[-1])[tokens.reshape(-1) == self.probe.ar - 1]
+        rows = visible.reshape(-1, visible.shape[-1])[tokens.reshape(-1) == self.probe.ar - 1]
         slots = np.flatnonzero(rows[0]) if len(rows) else np.empty(0, np.int64)
         if not len(slots) or slots[0] <= self.probe.first_visible:
             return None
         return int(last - slots[0] + 1)
 
-    def _within(self, seen: Numbers, tokens: Ids, window: int | None) -> Numbers:
+    def _within(self, visible: Numbers, tokens: Ids, window: int | None) -> Numbers:
         """Return visibility within a sliding window."""
         if window is None:
-            return seen
+            return visible
         oldest = self.probe.past + tokens - window + 1
-        return np.asarray(seen & (np.arange(seen.shape[-1]) >= oldest[..., None]))
+        return np.asarray(visible & (np.arange(visible.shape[-1]) >= oldest[..., None]))
 
     def attend_values(
         self, node: ir.Node, weights: AttentionScores, values: LinearForm
@@ -194,11 +179,10 @@ class Attention:
         batch = np.broadcast_to(
             np.arange(n_values).reshape(*values.shape[:-2], 1), rows.shape
         ).reshape(-1)
-        flat = _reshaped(values, values.shape, (n_values, length, dim))
+        flat = values.moved(lambda part: part.reshape(n_values, length, dim))
         value_rows = cache_rows(self.roots, flat, self.probe.past)
-        if value_rows.new.rotation.width or _differs_from_one(
-            value_rows.new.rotation.scale * value_rows.scale
-        ):
+        rotation = value_rows.new.rotation
+        if rotation.width or abs(rotation.scale * value_rows.scale - 1.0) > 1e-5:
             raise Refusal("rotates or scales values", node)
         heads, head, token = self._heads(node, weights, rows.reshape(-1), batch, value_rows)
         if any(spec.dim != dim for spec in heads):
@@ -207,16 +191,10 @@ class Attention:
         if not np.array_equal(np.sort(head * n_tokens + token), np.arange(len(heads) * n_tokens)):
             raise Refusal("does not have each head of each token once", node)
         features = len(heads) * dim
-        base = self.roots.add(
-            AttentionOutput(
-                self.roots.end,
-                n_tokens * features,
-                node.outputs[0],
-                features,
-                _unwritten,
-                heads=heads,
-            )
+        output = AttentionOutput(
+            n_tokens * features, node.outputs[0], features, _unwritten, heads=heads
         )
+        base = self.roots.add(output)
         first = base.offset + token * features + head * dim
         return LinearForm(((first[:, None] + np.arange(dim)).reshape(*rows.shape, dim),))
 
@@ -345,16 +323,10 @@ def _head(
         query=query,
         key=_new(keys.new, key_batch, len(keys.caches)),
         value=_new(values.new, value_batch, len(values.caches)),
-        query_scale=product.queries.rotation.scale,
-        key_scale=keys.new.rotation.scale,
+        query_rotation=product.queries.rotation,
+        key_rotation=keys.new.rotation,
         joined_scale=keys.scale,
-        score_scale=weights.scale,
-        bounded=weights.bounded,
-        query_stretch=product.queries.rotation.stretch,
-        key_stretch=keys.new.rotation.stretch,
-        width=keys.new.rotation.width,
-        masked=weights.masked,
-        window=weights.window,
+        weights=weights,
         origins=tuple((name, value) for name, value in (*origins, *extra) if value is not None),
     )
 
@@ -362,25 +334,6 @@ def _head(
 def _new(rows: HeadRows, batch: int, n_batch: int) -> Source:
     row = batch * (len(rows.start) // n_batch)
     return Source(rows.owners[int(rows.owner[row])], int(rows.start[row]))
-
-
-def _reshaped(form: LinearForm, full: tuple[int, ...], dims: tuple[int, ...]) -> LinearForm:
-    ids = tuple(np.broadcast_to(part, full).reshape(dims) for part in form.ids)
-    coefs = tuple(
-        coef if isinstance(coef, float) else np.broadcast_to(coef, full).reshape(dims)
-        for coef in form.coefs
-    )
-    return LinearForm(ids, coefs, form.varies)
-
-
-def _transposed(form: LinearForm, n_batch: int) -> LinearForm:
-    dim, length = form.shape[-2:]
-    ids = tuple(np.swapaxes(part.reshape(n_batch, dim, length), 1, 2) for part in form.ids)
-    return LinearForm(ids, form.coefs, form.varies)
-
-
-def _differs_from_one(scale: float) -> bool:
-    return abs(scale - 1.0) > 1e-5
 
 
 def _unwritten() -> ir.Value:

@@ -14,6 +14,7 @@ from buildlib.importing.refusal import Refusal
 from buildlib.importing.resolver import ActivationResolver, Piece
 from buildlib.importing.root_tensors import Activation, AttentionOutput, NormedActivation
 from buildlib.importing.rotation_encodings import WHOLE, RotationSteps, Step
+from buildlib.importing.values import AttentionScores
 from buildlib.importing.writer import Writer
 
 
@@ -23,7 +24,7 @@ class AttentionWriter:
     Attributes:
         caches: canonical inputs of past keys and values by name, without lengths.
         outputs: new entries by name.
-        turned: the rotations of queries and of keys.
+        rotations_written: of queries and of keys, still without encodings.
         value_ranges: ids of the activations that values are projected to.
     """
 
@@ -55,20 +56,20 @@ class AttentionWriter:
             raise Refusal(f"layer {first.layer}: its caches are read twice")
         if len({_settings(head) for head in heads}) > 1:
             raise Refusal(f"layer {first.layer}: heads differ in scale or rotation")
-        if not first.masked and self.writer.roots.ar > 1:
+        if not first.weights.masked and self.writer.roots.ar > 1:
             raise Refusal(f"layer {first.layer}: no causal mask between scores and Softmax")
         return self._write(heads, group, len(kvs), parts[-1].origin)
 
     def _write(self, heads: list[Head], group: int, n_kv: int, origin: ir.Value) -> Activation:
         head, builder, op = heads[0], self.writer.builder, self._op
         layer, dim = head.layer, head.dim
-        query_scale = self._snapped(head.query_scale * head.joined_scale, dim)
+        query_scale = self._snapped(head.query_rotation.scale * head.joined_scale, dim)
         query = self._heads([h.query for h in heads], (n_kv, group, dim), layer, "q")
         query = self._scaled(query, query_scale, layer, "q")
         query = self._rotated(query, heads, "q", query_scale)
         transfer_encoding(query, _origins(heads, "query"), head.joined_scale)
         own = heads[::group]
-        key_scale = self._snapped(head.key_scale, dim)
+        key_scale = self._snapped(head.key_rotation.scale, dim)
         key = self._heads([h.key for h in own], (n_kv, 1, dim), layer, "k")
         key = self._scaled(key, key_scale, layer, "k")
         key = self._rotated(key, own, "k", key_scale)
@@ -85,26 +86,26 @@ class AttentionWriter:
             transfer_encoding(new, [past])
         keys = inherit(op(layer, "Concat", [past_key, new_key], "keys", axis=3), past_key)
         values = inherit(op(layer, "Concat", [past_value, new_value], "values", axis=2), past_value)
-        scores = transfer_encoding(
-            op(layer, "MatMul", [query, keys], "scores"), _origins(heads, "scores")
-        )
-        if head.bounded is not None:
-            bounded = self._snapped(head.bounded, dim)
+
+        def step(
+            kind: str, inputs: list[ir.Value], name: str, role: str, **attributes: object
+        ) -> ir.Value:
+            result = op(layer, kind, inputs, name, **attributes)
+            return transfer_encoding(result, _origins(heads, role))
+
+        scores = step("MatMul", [query, keys], "scores", "scores")
+        if head.weights.bounded is not None:
+            bounded = self._snapped(head.weights.bounded, dim)
             scores = self._scaled(scores, bounded, layer, "scores_to_bound")
             transfer_encoding(scores, _origins(heads, "to_bound"))
-            scores = op(layer, "Tanh", [scores], "scores_tanh")
-            transfer_encoding(scores, _origins(heads, "bounded"))
-        scale = self._snapped(head.score_scale, dim)
+            scores = step("Tanh", [scores], "scores_tanh", "bounded")
+        scale = self._snapped(head.weights.scale, dim)
         if scale != 1.0:
-            factor = self.writer.constant(f"factor_{scale:.9g}", np.array(scale))
-            scores = op(layer, "Mul", [scores, factor], "scaled_scores")
-            transfer_encoding(scores, _origins(heads, "scaled"))
-        scores = op(layer, "Add", [scores, self._mask_of(head)], "masked_scores")
-        transfer_encoding(scores, _origins(heads, "masked"))
-        weights = op(layer, "Softmax", [scores], "attention_weights", axis=-1)
-        transfer_encoding(weights, _origins(heads, "weights"))
-        attended = op(layer, "MatMul", [weights, values], "attended")
-        transfer_encoding(attended, _origins(heads, "attended"))
+            factor = self.writer.factor(scale)
+            scores = step("Mul", [scores, factor], "scaled_scores", "scaled")
+        scores = step("Add", [scores, self._mask_of(head.weights)], "masked_scores", "masked")
+        weights = step("Softmax", [scores], "attention_weights", "weights", axis=-1)
+        attended = step("MatMul", [weights, values], "attended", "attended")
         by_token = op(layer, "Transpose", [attended], "attended_by_token", perm=[2, 0, 1, 3])
         inherit(by_token, attended)
         width = len(heads) * dim
@@ -114,15 +115,16 @@ class AttentionWriter:
         inherit(flat, attended)
         return rows
 
-    def _mask_of(self, head: Head) -> ir.Value:
+    def _mask_of(self, scores: AttentionScores) -> ir.Value:
         """Return the mask that a host feeds, or that of a sliding window, written once."""
-        if head.window is None:
+        if scores.window is None:
             return self.mask
         if self._windowed is None:
-            self._windowed = (head.window, window_mask(self.writer.builder, self.mask, head.window))
+            mask = window_mask(self.writer.builder, self.mask, scores.window)
+            self._windowed = (scores.window, mask)
         window, mask = self._windowed
-        if window != head.window:
-            raise Refusal(f"has sliding windows of {window} and of {head.window} tokens")
+        if window != scores.window:
+            raise Refusal(f"has sliding windows of {window} and of {scores.window} tokens")
         return mask
 
     def _heads(
@@ -141,18 +143,10 @@ class AttentionWriter:
             if isinstance(source.rows, NormedActivation) and source.rows.group == dim
         ]
         flat = self._flat([_below(source, dim) for source in sources], dim)
-        split = self._op(
-            layer,
-            "Reshape",
-            [flat, self.writer.builder.shape(-1, n_kv, group, dim)],
-            f"{which}_split",
-        )
-        inherit(split, flat)
-        perm = {"perm": [1, 2, 0, 3]}
-        if name is not None:
-            heads = self.writer.builder.op("Transpose", [split], name, **perm)
-        else:
-            heads = self._op(layer, "Transpose", [split], f"{which}_heads", **perm)
+        shape = self.writer.builder.shape(-1, n_kv, group, dim)
+        split = inherit(self._op(layer, "Reshape", [flat, shape], f"{which}_split"), flat)
+        name = name or self.writer.name(f"layer_{layer}_{which}_heads")
+        heads = self.writer.builder.op("Transpose", [split], name, perm=[1, 2, 0, 3])
         inherit(heads, flat)
         if not norms:
             return heads
@@ -178,27 +172,23 @@ class AttentionWriter:
         self, heads: ir.Value, specs: Sequence[Head], which: str, scale: float
     ) -> ir.Value:
         """Apply the rotary embedding to the first elements of each head."""
-        head = specs[0]
-        if not head.width:
+        layer, dim, name = specs[0].layer, specs[0].dim, f"layer_{specs[0].layer}_{which}"
+        rotation = specs[0].query_rotation if which == "q" else specs[0].key_rotation
+        width, unturned = rotation.width, []
+        if not width:
             return heads
-        layer, name = head.layer, f"layer_{head.layer}_{which}"
-        passed = None
-        if head.width < head.dim:
-            sizes = self.writer.builder.constant(
-                f"split_{head.width}_{head.dim}",
-                np.array([head.width, head.dim - head.width], dtype=np.int64),
-            )
+        turning = heads
+        if width < dim:
+            sizes = np.array([width, dim - width], dtype=np.int64)
+            split = self.writer.builder.constant(f"split_{width}_{dim}", sizes)
             names = (self.writer.name(f"{name}_to_rotate"), self.writer.name(f"{name}_passed"))
-            rotated, passed = self.writer.builder.ops("Split", [heads, sizes], names, axis=-1)
-            inherit(rotated, heads)
-            inherit(passed, heads)
-            stretch = head.query_stretch if which == "q" else head.key_stretch
-            rotated = self._scaled(rotated, stretch, layer, f"{which}_to_rotate")
-            scale *= stretch
-        else:
-            rotated = heads
+            turning, *unturned = self.writer.builder.ops("Split", [heads, split], names, axis=-1)
+            for value in (turning, *unturned):
+                inherit(value, heads)
+            turning = self._scaled(turning, rotation.stretch, layer, f"{which}_to_rotate")
+            scale *= rotation.stretch
         names = (self.writer.name(f"{name}_first"), self.writer.name(f"{name}_second"))
-        first, second = self.writer.builder.ops("Split", [rotated], names, axis=-1, num_outputs=2)
+        first, second = self.writer.builder.ops("Split", [turning], names, axis=-1, num_outputs=2)
         inherit(first, heads)
         inherit(second, heads)
         steps: dict[Step, ir.Value] = {
@@ -213,21 +203,18 @@ class AttentionWriter:
         for half, (kind, terms) in sums.items():
             steps[half, "rotated"] = self._op(layer, kind, terms, f"{which}_{half}_rotated")
         halves = [steps[half, "rotated"] for half in sums]
-        if passed is not None:
-            halves.append(passed)
-        result = self._op(layer, "Concat", halves, f"{which}_rotated", axis=-1)
+        result = self._op(layer, "Concat", [*halves, *unturned], f"{which}_rotated", axis=-1)
         steps[WHOLE] = result
         sources = [spec.query if which == "q" else spec.key for spec in specs]
         below = [(source.rows, source.start) for source in sources]
-        self.rotations_written.append(RotationSteps(below, head.width, head.dim, scale, steps))
+        self.rotations_written.append(RotationSteps(below, width, dim, scale, steps))
         return result
 
     def _scaled(self, heads: ir.Value, scale: float, layer: int, which: str) -> ir.Value:
         if scale == 1.0:
             return heads
-        factor = self.writer.constant(f"factor_{scale:.9g}", np.array(scale))
-        scaled = self._op(layer, "Mul", [heads, factor], f"{which}_scaled")
-        return transfer_encoding(scaled, [heads], scale)
+        product = self._op(layer, "Mul", [heads, self.writer.factor(scale)], f"{which}_scaled")
+        return transfer_encoding(product, [heads], scale)
 
     def _snapped(self, scale: float, dim: int) -> float:
         """Return the exact number that a measured scale stands for."""
@@ -257,7 +244,6 @@ def _below(source: Source, dim: int) -> Source:
     """Return the input of a normalisation by head; other sources unchanged."""
     rows = source.rows
     if isinstance(rows, NormedActivation) and rows.group == dim:
-        assert rows.parent is not None  # noqa: S101  (always given)
         if source.start % dim:
             raise Refusal("normalises features across heads")
         return Source(rows.parent, source.start)
@@ -269,18 +255,12 @@ def _origins(heads: Sequence[Head], name: str) -> list[ir.Value]:
     return [value for head in heads for which, value in head.origins if which == name]
 
 
-def _settings(head: Head) -> tuple[float, ...]:
-    scales = (
-        *(head.query_scale, head.key_scale, head.joined_scale, head.score_scale),
-        *(head.query_stretch, head.key_stretch, head.bounded or 0.0),
-    )
-    return (
-        *(float(f"{scale:.4g}") for scale in scales),
-        head.width,
-        head.masked,
-        head.dim,
-        head.window or 0,
-    )
+def _settings(head: Head) -> tuple[object, ...]:
+    """Return all that heads of one product of queries and keys must have in common."""
+    query, key, scores = head.query_rotation, head.key_rotation, head.weights
+    scales = (query.scale, query.stretch, key.scale, key.stretch, head.joined_scale, scores.scale)
+    rounded = (f"{scale:.4g}" for scale in (*scales, scores.bounded or 0.0))
+    return (*rounded, key.width, head.dim, scores.masked, scores.window)
 
 
 def _input(name: str) -> ir.Value:

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from buildlib.error_base import one_line
 from buildlib.importing import array_layout as layout
 from buildlib.importing.refusal import Refusal
-from buildlib.importing.values import AbstractValue, Concrete, Numbers, Weight
+from buildlib.importing.values import AbstractValue, Concrete, Numbers, Weight, dims_in_file
 
 _LARGE_RANK = 2
 _LAZY = layout.PASS_THROUGH | {"Transpose", "Reshape", "Squeeze", "Unsqueeze"}
@@ -23,51 +23,44 @@ _LARGEST = 1 << 26
 _DIRECT = {"Add": np.add, "Sub": np.subtract, "Mul": np.multiply}
 
 
-class Constants:
-    """Folds numbers, and looks through operators on weights."""
+def compute(node: ir.Node, inputs: list[AbstractValue | None], opset: int) -> list[AbstractValue]:
+    """Return the outputs of a node that reads numbers and weights alone."""
+    first = inputs[0] if inputs else None
+    if isinstance(first, Weight) and node.op_type in _LAZY:
+        view = _weight_view(node, first, inputs[1:])
+        if view is not None:
+            return [view]
+    numbers = [part.concrete if isinstance(part, Weight) else part for part in inputs]
+    varies = node.op_type in _ANGLES or any(
+        isinstance(part, Concrete) and part.varies for part in numbers
+    )
+    source = None
+    if node.op_type in _LAZY - {"Transpose"} and isinstance(numbers[0], Concrete):
+        source = numbers[0].source
+    arrays = arrays_of(numbers)
+    if node.op_type in layout.LAYOUT and arrays[0] is not None:
+        move = layout.array_function(node, arrays[0].ndim, arrays[1:])
+        return [Concrete(np.asarray(move(arrays[0])), varies, source)]
+    return [Concrete(array, varies, source) for array in fold(node, arrays, opset)]
 
-    def __init__(self, opset: int) -> None:
-        self.opset = opset
 
-    def computed(self, node: ir.Node, inputs: list[AbstractValue | None]) -> list[AbstractValue]:
-        """Compute the outputs of a node whose inputs are all numbers or weights."""
-        first = inputs[0] if inputs else None
-        if isinstance(first, Weight) and node.op_type in _LAZY:
-            lazy = self._lazy(node, first, inputs[1:])
-            if lazy is not None:
-                return [lazy]
-        known = [part.concrete if isinstance(part, Weight) else part for part in inputs]
-        varies = node.op_type in _ANGLES or any(
-            isinstance(part, Concrete) and part.varies for part in known
-        )
-        source = None
-        if node.op_type in _LAZY and isinstance(known[0], Concrete):
-            source = known[0].source if node.op_type != "Transpose" else None
-        arrays = [part.array if isinstance(part, Concrete) else None for part in known]
-        if node.op_type in layout.LAYOUT and arrays[0] is not None:
-            move = layout.array_function(node, arrays[0].ndim, arrays[1:], self.opset)
-            return [Concrete(np.asarray(move(arrays[0])), varies, source)]
-        return [Concrete(array, varies, source) for array in fold(node, arrays, self.opset)]
-
-    def _lazy(
-        self, node: ir.Node, weight: Weight, parameters: list[AbstractValue | None]
-    ) -> Weight | None:
-        """Return a weight seen through an operator that keeps its two dimensions apart."""
-        if node.op_type in layout.PASS_THROUGH:
-            to = node.attributes.get_int("to", None)
-            floating = to is None or ir.DataType(to).is_floating_point()
-            return weight if floating else None
-        shape = arrays_of(parameters)
-        move = layout.array_function(node, len(weight.dims), shape, self.opset)
-        seen = move(np.broadcast_to(np.int8(0), weight.dims))
-        dims = tuple(int(dim) for dim in seen.shape)
-        if node.op_type == "Transpose":
-            if len(weight.dims) != 2:
-                return None
-            swapped = tuple(node.attributes.get_ints("perm", (1, 0))) == (1, 0)
-            return Weight(weight.source, dims, weight.transposed != swapped)
-        true, was = ([dim for dim in some if dim != 1] for some in (dims, weight.dims))
-        return Weight(weight.source, dims, weight.transposed) if true == was else None
+def _weight_view(
+    node: ir.Node, weight: Weight, parameters: list[AbstractValue | None]
+) -> Weight | None:
+    """Return a weight seen through an operator that keeps its two dimensions apart."""
+    if node.op_type in layout.PASS_THROUGH:
+        to = node.attributes.get_int("to", None)
+        floating = to is None or ir.DataType(to).is_floating_point()
+        return weight if floating else None
+    move = layout.array_function(node, len(weight.dims), arrays_of(parameters))
+    dims = move(np.broadcast_to(np.int8(0), weight.dims)).shape
+    if node.op_type == "Transpose":
+        if len(weight.dims) != 2:
+            return None
+        swapped = tuple(node.attributes.get_ints("perm", (1, 0))) == (1, 0)
+        return Weight(weight.source, dims, weight.transposed != swapped)
+    new, old = ([dim for dim in some if dim != 1] for some in (dims, weight.dims))
+    return Weight(weight.source, dims, weight.transposed) if new == old else None
 
 
 def initializer(value: ir.Value) -> AbstractValue:
@@ -75,9 +68,8 @@ def initializer(value: ir.Value) -> AbstractValue:
     tensor = value.const_value
     if tensor is None:
         raise Refusal(f"initializer {value.name} has no numbers")
-    dims = tuple(int(dim) for dim in tensor.shape.numpy())
-    weight = Weight(value, dims)
-    if len(dims) >= _LARGE_RANK and tensor.dtype.is_floating_point():
+    weight = Weight(value, dims_in_file(value))
+    if len(weight.dims) >= _LARGE_RANK and tensor.dtype.is_floating_point():
         return weight
     return weight.concrete
 
@@ -87,13 +79,13 @@ def constant(node: ir.Node) -> AbstractValue:
     for name in ("value", "value_float", "value_int", "value_floats", "value_ints"):
         if name not in node.attributes:
             continue
-        given = node.attributes[name]
+        attribute = node.attributes[name]
         if name == "value":
             value = node.outputs[0]
-            value.const_value = given.as_tensor()
+            value.const_value = attribute.as_tensor()
             return initializer(value)
         kind = np.float32 if "float" in name else np.int64
-        return Concrete(np.array(given.value, dtype=kind))
+        return Concrete(np.array(attribute.value, dtype=kind))
     raise Refusal("has a constant of an unknown kind", node)
 
 
@@ -104,24 +96,24 @@ def shape_of(node: ir.Node, value: AbstractValue) -> Concrete:
     return Concrete(np.array(value.shape[start:end], dtype=np.int64))
 
 
-def arrays_of(values: list[AbstractValue | None]) -> list[Numbers | None]:
+def arrays_of(values: Sequence[AbstractValue | None]) -> list[Numbers | None]:
     """Return the numbers of parameters such as shapes and axes; None for an absent one."""
-    known = [part.concrete if isinstance(part, Weight) else part for part in values]
-    return [part.array if isinstance(part, Concrete) else None for part in known]
+    numbers = [part.concrete if isinstance(part, Weight) else part for part in values]
+    return [part.array if isinstance(part, Concrete) else None for part in numbers]
 
 
 def fold(
     node: ir.Node, inputs: Sequence[npt.NDArray[Any] | None], opset: int
 ) -> list[npt.NDArray[Any]]:
     """Compute the outputs of `node`."""
-    largest = max((array.size for array in inputs if array is not None), default=0)
+    arrays = [array for array in inputs if array is not None]
+    largest = max((array.size for array in arrays), default=0)
     if largest > _LARGEST:
         raise Refusal(f"would be computed while importing, on {largest:,} elements", node)
-    _check_made(node, [array for array in inputs if array is not None])
+    _check_output_size(node, arrays)
     direct = _DIRECT.get(node.op_type)
-    given = [array for array in inputs if array is not None]
-    if direct is not None and len(given) == 2:
-        return [np.asarray(direct(given[0], given[1]))]
+    if direct is not None and len(arrays) == 2:
+        return [np.asarray(direct(*arrays))]
     names = [f"in{index}" if array is not None else "" for index, array in enumerate(inputs)]
     outputs = [f"out{index}" for index in range(len(node.outputs))]
     proto = ir.to_proto(node)
@@ -129,17 +121,13 @@ def fold(
     proto.output[:] = outputs
     feeds = {name: array for name, array in zip(names, inputs, strict=True) if name}
     try:
-        evaluator = onnx.reference.ReferenceEvaluator(
-            onnx.helper.make_model(
-                onnx.helper.make_graph(
-                    [proto],
-                    "fold",
-                    [onnx.ValueInfoProto(name=name) for name in feeds],
-                    [onnx.ValueInfoProto(name=name) for name in outputs],
-                ),
-                opset_imports=[onnx.helper.make_opsetid(node.domain, opset)],
-            )
+        graph = onnx.helper.make_graph(
+            [proto],
+            "fold",
+            [onnx.ValueInfoProto(name=name) for name in feeds],
+            [onnx.ValueInfoProto(name=name) for name in outputs],
         )
+        evaluator = onnx.reference.ReferenceEvaluator(graph, opsets={node.domain: opset})
         with np.errstate(all="ignore"):
             results = evaluator.run(None, feeds)
     except Exception as error:  # the reference raises any exception of numpy
@@ -149,8 +137,8 @@ def fold(
     return [np.asarray(result) for result in results]
 
 
-def _check_made(node: ir.Node, inputs: Sequence[npt.NDArray[Any]]) -> None:
-    """Refuse operators whose few inputs ask for a large output."""
+def _check_output_size(node: ir.Node, inputs: Sequence[npt.NDArray[Any]]) -> None:
+    """Refuse operators of small inputs and a large output."""
     size = 0.0
     if node.op_type == "ConstantOfShape" and inputs:
         size = float(np.prod(inputs[0].astype(np.float64)))

@@ -75,14 +75,13 @@ class Elementwise:
             return _bounded(node, first)
         if node.op_type in _UNARY and isinstance(first, LinearForm):
             placed = self.resolver.resolve(first, operand(node, 0))
-            given = {name: attribute.value for name, attribute in node.attributes.items()}
-            return placed.move_to(
-                self.writer.elementwise([placed.rows], node.op_type, node.outputs[0], **given), node
-            )
+            values = {name: attribute.value for name, attribute in node.attributes.items()}
+            rows = self.writer.elementwise([placed.rows], node.op_type, node.outputs[0], **values)
+            return placed.move_to(rows, node)
         raise Refusal("is not supported", node)
 
     def of_op_package(self, node: ir.Node, inputs: list[AbstractValue | None]) -> LinearForm:
-        """Keep an operation of an op package, whose function in the model stays with it."""
+        """Keep an operation of an op package, with its function in the model."""
         first = inputs[0] if len(inputs) == 1 else None
         if not isinstance(first, LinearForm) or len(node.outputs) != 1 or node.attributes:
             raise Refusal(
@@ -100,16 +99,17 @@ class Elementwise:
         index = 0
         if isinstance(first, Concrete):
             first, second, index = second, first, 1
-        if isinstance(first, LinearForm) and isinstance(second, LinearForm):
-            return self._sum(node, first, second, "Add")
-        if isinstance(first, AttentionScores) and isinstance(second, Concrete):
-            return self.attention.add_mask(node, first, second)
-        if isinstance(first, NormStep) and isinstance(second, Concrete) and first.stage == "mean":
-            if second.array.size != 1:
-                raise Refusal("adds several numbers to a mean square", node)
-            return first.at("mean", epsilon=first.epsilon + float(second.array.reshape(())))
-        if isinstance(first, LinearForm) and isinstance(second, Concrete):
-            return self._plus(node, first, second, index)
+        match first, second:
+            case LinearForm() as form, LinearForm() as other:
+                return self._sum(node, form, other, "Add")
+            case AttentionScores() as scores, Concrete() as mask:
+                return self.attention.add_mask(node, scores, mask)
+            case NormStep(stage="mean") as mean, Concrete() as epsilon:
+                if epsilon.array.size != 1:
+                    raise Refusal("adds several numbers to a mean square", node)
+                return replace(mean, epsilon=mean.epsilon + float(epsilon.array.reshape(())))
+            case LinearForm() as form, Concrete() as bias:
+                return self._plus(node, form, bias, index)
         raise Refusal("is not supported on these inputs", node)
 
     def _plus(
@@ -161,31 +161,25 @@ class Elementwise:
         index = 0
         if isinstance(first, Concrete | NormStep) and not isinstance(second, Concrete):
             first, second, index = second, first, 1
-        if isinstance(first, LinearForm) and isinstance(second, Concrete):
-            return self._times(node, first, second, index)
-        if (
-            isinstance(first, LinearForm)
-            and isinstance(second, NormStep)
-            and second.stage == "inverse"
-        ):
-            return self.norms.normed(node, first, second, index)
-        if isinstance(first, LinearForm) and isinstance(second, LinearForm):
-            if not first.varies and same_form(first, second):
-                return NormStep(first, first.shape, "square")
-            return self._joined(node, first, second, "Mul")
-        if isinstance(first, LinearForm) and isinstance(second, NormStep):
-            return self._cube(node, first, second)
-        if isinstance(first, AttentionScores) and isinstance(second, Concrete):
-            return self._scaled_scores(node, first, second.array)
+        match first, second:
+            case LinearForm() as form, Concrete() as factor:
+                return self._times(node, form, factor, index)
+            case LinearForm() as form, NormStep(stage="inverse") as step:
+                return self.norms.normed(node, form, step, index)
+            case LinearForm() as form, NormStep(stage="square", source=source) if same_form(
+                form, source
+            ):
+                return self._cubed(node, form)
+            case LinearForm() as form, LinearForm() as other:
+                if not form.varies and same_form(form, other):
+                    return NormStep(form, form.shape, "square")
+                return self._joined(node, form, other, "Mul")
+            case AttentionScores() as scores, Concrete() as factor:
+                return self._scaled_scores(node, scores, factor.array)
         raise Refusal("is not supported on these inputs", node)
 
-    def _cube(self, node: ir.Node, form: LinearForm, square: NormStep) -> LinearForm:
-        """Write x * x * x, of which x * x is no step of a normalisation."""
-        if square.stage != "square" or not same_form(form, square.source):
-            raise Refusal("is not supported on these inputs", node)
-        return self._cubed(node, form)
-
     def _cubed(self, node: ir.Node, form: LinearForm) -> LinearForm:
+        """Write x * x * x, of which x * x is no step of a normalisation."""
         placed = self.resolver.resolve(form, node.outputs[0])
         rows, name = placed.rows, f"{node.outputs[0].name}_square"
         squares = self.writer.elementwise([rows, rows], "Mul", ir.Value(name=name))
@@ -203,21 +197,17 @@ class Elementwise:
         return form.scaled(concrete.array, varies=varies)
 
     def _div(self, node: ir.Node, inputs: list[AbstractValue | None]) -> AbstractValue:
-        first, second = inputs
-        if isinstance(first, LinearForm) and isinstance(second, Concrete):
-            return self._times(node, first, Concrete(_inverse(node, second), second.varies))
-        if (
-            isinstance(first, LinearForm)
-            and isinstance(second, NormStep)
-            and second.stage == "root"
-        ):
-            return self.norms.normed(node, first, second, 0)
-        if isinstance(first, Concrete) and isinstance(second, NormStep) and _is_one(first):
-            return self.norms.root(node, second, "Reciprocal")
-        if isinstance(first, AttentionScores) and isinstance(second, Concrete):
-            return self._scaled_scores(node, first, _inverse(node, second))
-        if isinstance(first, LinearForm) and isinstance(second, LinearForm):
-            return self._joined(node, first, second, "Div")
+        match inputs:
+            case LinearForm() as form, Concrete() as divisor:
+                return self._times(node, form, Concrete(_inverse(node, divisor), divisor.varies))
+            case LinearForm() as form, NormStep(stage="root") as root:
+                return self.norms.normed(node, form, root, 0)
+            case Concrete() as numerator, NormStep() as step if _is_one(numerator):
+                return self.norms.root(node, step, "Reciprocal")
+            case AttentionScores() as scores, Concrete() as divisor:
+                return self._scaled_scores(node, scores, _inverse(node, divisor))
+            case LinearForm() as form, LinearForm() as other:
+                return self._joined(node, form, other, "Div")
         raise Refusal("is not supported on these inputs", node)
 
     def _neg(self, node: ir.Node, inputs: list[AbstractValue | None]) -> AbstractValue:
@@ -235,7 +225,7 @@ class Elementwise:
             if power == 0.5:
                 return self.norms.root(node, first, "Sqrt")
             if power == -0.5 and first.stage == "mean":
-                return first.at("inverse")
+                return replace(first, stage="inverse")
             raise Refusal("is not supported in a normalisation", node)
         if not isinstance(first, LinearForm):
             raise Refusal("is not supported on these inputs", node)
@@ -244,7 +234,7 @@ class Elementwise:
         if power == 3.0 and not first.varies:
             return self._cubed(node, first)
         placed = self.resolver.resolve(first, operand(node, 0))
-        exponent = self.writer.constant(f"factor_{power:.9g}", np.array(power))
+        exponent = self.writer.factor(power)
         rows = self.writer.elementwise([placed.rows], "Pow", node.outputs[0], constants=[exponent])
         return placed.move_to(rows, node)
 
@@ -255,30 +245,17 @@ class Elementwise:
         axis = node.attributes.get_int("axis", -1)
         if axis not in {-1, len(scores.shape) - 1}:
             raise Refusal(f"is over axis {axis} of attention scores", node)
-        origins = (*scores.origins, ("weights", node.outputs[0]))
-        return replace(scores, stage="probabilities", origins=origins)
+        return scores.after("weights", node.outputs[0], stage="probabilities")
 
     def _where(self, node: ir.Node, inputs: list[AbstractValue | None]) -> AbstractValue:
-        keep, first, second = inputs
-        if (
-            isinstance(keep, AttentionScores)
-            and keep.stage == "nan"
-            and isinstance(second, AttentionScores)
-        ):
-            return second
-        if (
-            isinstance(keep, Concrete)
-            and isinstance(first, AttentionScores)
-            and isinstance(second, Concrete)
-        ):
-            return self.attention.select(node, first, keep, second)
-        if (
-            isinstance(keep, Concrete)
-            and isinstance(first, Concrete)
-            and isinstance(second, AttentionScores)
-        ):
-            shown = Concrete(~keep.array.astype(bool), keep.varies)
-            return self.attention.select(node, second, shown, first)
+        match inputs:
+            case AttentionScores(stage="nan"), _, AttentionScores() as scores:
+                return scores
+            case Concrete() as keep, AttentionScores() as scores, Concrete() as other:
+                return self.attention.select(node, scores, keep, other)
+            case Concrete() as hide, Concrete() as other, AttentionScores() as scores:
+                keep = Concrete(~hide.array.astype(bool), hide.varies)
+                return self.attention.select(node, scores, keep, other)
         raise Refusal("selects by something that depends on the text", node)
 
     def _is_nan(self, node: ir.Node, inputs: list[AbstractValue | None]) -> AbstractValue:
@@ -304,9 +281,8 @@ class Elementwise:
     ) -> AttentionScores:
         if factor.size != 1 or scores.stage != "scores" or scores.masked:
             raise Refusal("scales masked attention scores, or each by another number", node)
-        origins = (*scores.origins, ("scaled", node.outputs[0]))
         scale = scores.scale * float(factor.reshape(()))
-        return replace(scores, scale=scale, origins=origins)
+        return scores.after("scaled", node.outputs[0], scale=scale)
 
     def _vector(self, node: ir.Node, placed: Placement, concrete: Concrete, period: int) -> Numbers:
         shape = placed.feature.shape
@@ -323,13 +299,9 @@ def _bounded(node: ir.Node, scores: AttentionScores) -> AttentionScores:
     if scores.stage != "scores" or scores.masked or scores.bounded is not None:
         raise Refusal("bounds masked attention scores, or bounds them twice", node)
     roles = {"scaled": "to_bound"}
-    origins = [(roles.get(role, role), value) for role, value in scores.origins]
-    return replace(
-        scores,
-        scale=1.0,
-        bounded=scores.scale,
-        origins=(*origins, ("bounded", node.outputs[0])),
-    )
+    origins = tuple((roles.get(role, role), value) for role, value in scores.origins)
+    to_bound = replace(scores, scale=1.0, bounded=scores.scale, origins=origins)
+    return to_bound.after("bounded", node.outputs[0])
 
 
 def _inverse(node: ir.Node, concrete: Concrete) -> Numbers:

@@ -20,29 +20,27 @@ def transfer_encoding(
 
     `value` keeps its own if a source has none, or if theirs cannot be united.
     """
-    found = [encoding_of(source) for source in {id(source): source for source in sources}.values()]
-    known = [encoding for encoding in found if encoding is not None]
-    if known and len(known) == len(found):
-        joined = union_encoding([scale_encoding(encoding, factor) for encoding in known])
-        if joined is not None:
-            set_encoding(value, joined)
+    encodings = [encoding_of(source) for source in dict.fromkeys(sources)]
+    scaled = [scale_encoding(one, factor) for one in encodings if one is not None]
+    if scaled and len(scaled) == len(encodings):
+        union = union_encoding(scaled)
+        if union is not None:
+            set_encoding(value, union)
     return value
 
 
 def transfer_from_view(weight: Weight, view: ir.Value) -> None:
     """Give a weight without an encoding that of its cast, transpose or reshape `view`."""
-    given = encoding_of(view)
-    if given is None or weight.source is view or encoding_of(weight.source) is not None:
+    encoding = encoding_of(view)
+    if encoding is None or weight.source is view or encoding_of(weight.source) is not None:
         return
-    in_file = dims_in_file(weight.source)
-    kept = in_file[::-1] if weight.transposed else in_file
-    moved = reshape_encoding(given, weight.dims, kept)
+    dims = dims_in_file(weight.source)
+    encoding = reshape_encoding(encoding, weight.dims, dims[::-1] if weight.transposed else dims)
     if weight.transposed:
-        last = len(kept) - 1
-        axes = {"axis": moved.axis, "block_axis": moved.block_axis}
-        turned = {key: last - axis for key, axis in axes.items() if axis is not None}
-        moved = moved.model_copy(update=turned)
-    set_encoding(weight.source, moved)
+        axes = {"axis": encoding.axis, "block_axis": encoding.block_axis}
+        update = {key: len(dims) - 1 - axis for key, axis in axes.items() if axis is not None}
+        encoding = encoding.model_copy(update=update)
+    set_encoding(weight.source, encoding)
 
 
 def reshape_encoding(
@@ -69,14 +67,14 @@ def check_caches(model: ir.Model, roles: Iterable[Role]) -> None:
         if role.kind not in {"key", "value"}:
             continue
         output = outputs.get((role.kind, role.layer, role.head))
-        given = encoding_of(role.value)
-        made = None if output is None else encoding_of(output)
-        if given is not None and made is not None and not _agree(given, made):
+        past = encoding_of(role.value)
+        new = None if output is None else encoding_of(output)
+        if past is not None and new is not None and not _agree(past, new):
             reason = (
-                f"it lies on another grid than {made.name}, which is fed to it: "
-                f"{_in_words(given)} and {_in_words(made)}"
+                f"it lies on another grid than {new.name}, which is fed to it: "
+                f"{_in_words(past)} and {_in_words(new)}"
             )
-            raise EncodingsError(given.name, reason)
+            raise EncodingsError(past.name, reason)
 
 
 def _agree(one: Encoding, other: Encoding) -> bool:

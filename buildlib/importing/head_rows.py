@@ -1,5 +1,6 @@
 """Composition of single heads: their features, activation and rotation."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,20 +66,14 @@ class CacheRows:
 def head_rows(roots: RootTensors, form: LinearForm) -> HeadRows:
     """Interpret a form [rows, head_dim] as rows of heads."""
     n_rows, dim = form.shape
-    present = [part != NO_TERM for part in form.ids]
-    low = np.min(
-        [
-            np.where(here, part, np.iinfo(np.int64).max)
-            for part, here in zip(form.ids, present, strict=True)
-        ],
-        axis=(0, 2),
-    )
+    largest = np.iinfo(np.int64).max
+    low = np.min([np.where(ids == NO_TERM, largest, ids) for ids in form.ids], axis=(0, 2))
     own = np.zeros((n_rows, dim))
-    turned = np.zeros((n_rows, dim))
+    crossed = np.zeros((n_rows, dim))
     partner = np.full((n_rows, dim), -1)
     where = np.arange(dim)
-    for term, (part, here) in enumerate(zip(form.ids, present, strict=True)):
-        relative = part - low[:, None]
+    for term, part in enumerate(form.ids):
+        here, relative = part != NO_TERM, part - low[:, None]
         if (here & (relative >= dim)).any():
             raise Refusal("a head mixes features that lie apart")
         coef = form.dense(term)
@@ -87,16 +82,16 @@ def head_rows(roots: RootTensors, form: LinearForm) -> HeadRows:
         other = here & ~same
         if (other & (partner >= 0) & (partner != relative)).any():
             raise Refusal("a head's elements mix more than two features each")
-        turned += np.where(other, coef, 0.0)
+        crossed += np.where(other, coef, 0.0)
         partner = np.where(other, relative, partner)
-    found, owner = roots.owners(low)
-    owners = tuple(_rows(base) for base in found)
+    bases, owner = roots.owners(low)
+    owners = tuple(_rows(base) for base in bases)
     features = np.array([rows.features for rows in owners])[owner]
     local = low - np.array([rows.offset for rows in owners])[owner]
     start = local % features
     if (start + dim > features).any():
         raise Refusal("a head crosses from one token to the next")
-    rotation = _rotation(own, turned, partner, roots.precision.tolerance)
+    rotation = _rotation(own, crossed, partner, roots.precision.tolerance)
     return HeadRows(owners, owner, local // features, start, rotation)
 
 
@@ -108,25 +103,22 @@ def cache_rows(roots: RootTensors, form: LinearForm, past: int) -> CacheRows:
     n_batch, length, dim = ids.shape
     if length <= past:
         raise Refusal(f"attends to {length} tokens, with a past of {past}")
-    found, owner = roots.owners(np.ascontiguousarray(ids[:, 0, 0]))
-    caches = tuple(base for base in found if isinstance(base, PastCache))
-    if len(caches) != len(found):
+    bases, owner = roots.owners(np.ascontiguousarray(ids[:, 0, 0]))
+    caches = tuple(base for base in bases if isinstance(base, PastCache))
+    if len(caches) != len(bases):
         raise Refusal("attends to keys or values that do not begin with a cache")
     heads = np.zeros(n_batch, dtype=np.int64)
     for index, cache in enumerate(caches):
         mine = owner == index
         heads[mine] = _cache_heads(cache, ids[mine][:, :past])
-    new = LinearForm((ids[:, past:].reshape(-1, dim),))
-    new = _expand_joined(roots, new)
-    rows = head_rows(roots, new)
-    expected = np.tile(np.arange(length - past), n_batch)
-    if not np.array_equal(rows.token, expected):
+    rows = head_rows(roots, _expand_joined(roots, LinearForm((ids[:, past:].reshape(-1, dim),))))
+    if not np.array_equal(rows.token, np.tile(np.arange(length - past), n_batch)):
         raise Refusal("new keys or values do not follow the cache in the order of tokens")
     by_batch = rows.start.reshape(n_batch, -1), rows.owner.reshape(n_batch, -1)
     if any((part != part[:, :1]).any() for part in by_batch):
         raise Refusal("new keys or values of a head come from different features")
-    ordered = tuple(caches[int(index)] for index in owner)
-    return CacheRows(ordered, heads, rows, form.coefs[0])
+    by_batch_caches = tuple(caches[int(index)] for index in owner)
+    return CacheRows(by_batch_caches, heads, rows, form.coefs[0])
 
 
 def _cache_heads(cache: PastCache, ids: Ids) -> Ids:
@@ -138,7 +130,7 @@ def _cache_heads(cache: PastCache, ids: Ids) -> Ids:
     steps = np.arange(past)[:, None] * along[0] + np.arange(dim) * along[1]
     if not np.array_equal(ids - ids[:, :1, :1], np.broadcast_to(steps, ids.shape)):
         raise Refusal(f"{cache.role.value.name} is read in an unusual order")
-    strides = _strides(cache.dims)
+    strides = [math.prod(cache.dims[axis + 1 :]) for axis in range(len(cache.dims))]
     pairs = zip(strides, cache.dims, strict=True)
     sizes = {stride: size for stride, size in pairs if size > 1}
     for step, size in zip(along, (past, dim), strict=True):
@@ -170,51 +162,47 @@ def _expand_joined(roots: RootTensors, form: LinearForm) -> LinearForm:
         if not isinstance(base, JoinedForm):
             raise Refusal("joins keys that are rotated with others that are not")
         mine = owner == index
-        taken = _elements(base.form, ids[mine] - base.offset)
-        for term, part in enumerate(taken.ids):
+        elements = _elements(base.form, ids[mine] - base.offset)
+        for term, part in enumerate(elements.ids):
             parts[term][mine] = part
-            coefs[term][mine] = taken.dense(term)
+            coefs[term][mine] = elements.dense(term)
     return LinearForm(tuple(parts), tuple(coefs), varies=True)
 
 
 def _elements(form: LinearForm, where: Ids) -> LinearForm:
-    ids = tuple(part.reshape(-1)[where] for part in form.ids)
-    coefs = tuple(
-        coef if isinstance(coef, float) else coef.reshape(-1)[where] for coef in form.coefs
-    )
-    return LinearForm(ids, coefs, form.varies)
+    return form.moved(lambda part: part.reshape(-1)[where])
 
 
 def _rotation(
-    own: Floats, turned: Floats, partner: npt.NDArray[Any], tolerance: float
+    own: Floats, crossed: Floats, partner: npt.NDArray[Any], tolerance: float
 ) -> RotaryEmbedding:
     dim = own.shape[1]
     if (partner != partner[:1]).any():
         raise Refusal("heads are rotated in different ways")
-    paired = partner[0] >= 0
-    width = int(paired.sum())
+    has_partner = partner[0] >= 0
+    width = int(has_partner.sum())
     if not width:
         empty = np.zeros((len(own), 0))
         return RotaryEmbedding(0, _constant(own, tolerance), 1.0, empty, empty)
     half = width // 2
     where = np.arange(width)
-    if width % 2 or not paired[:width].all():
+    if width % 2 or not has_partner[:width].all():
         raise Refusal(f"rotates {width} of {dim} elements of a head, and not the first ones")
     if np.array_equal(partner[0, :width], where ^ 1):
         raise Refusal("has an interleaved rotary embedding, which Genie graphs do not have")
     if not np.array_equal(partner[0, :width], (where + half) % width):
         raise Refusal("has a rotary embedding of unknown pairing")
-    cos, sin = own[:, :half], -turned[:, :half]
+    cos, sin = own[:, :half], -crossed[:, :half]
     if not (
         np.allclose(cos, own[:, half:width], atol=tolerance)
-        and np.allclose(sin, turned[:, half:width], atol=tolerance)
+        and np.allclose(sin, crossed[:, half:width], atol=tolerance)
     ):
         raise UnequalHalvesRefusal
     length = scale = _constant(np.hypot(cos, sin), tolerance)
     if width < dim:
-        passed = _constant(own[:, width:], tolerance)
-        if abs(passed - length) > tolerance * abs(length):
-            scale = passed
+        scale_of_rest = _constant(own[:, width:], tolerance)
+        if abs(scale_of_rest - length) > tolerance * abs(length):
+            scale = scale_of_rest
     return RotaryEmbedding(width, scale, length / scale, cos / length, sin / length)
 
 
@@ -230,13 +218,6 @@ def _constant(numbers: Floats, tolerance: float) -> float:
     if not np.allclose(numbers, value, rtol=tolerance, atol=0.0):
         raise Refusal("scales the elements of a head differently")
     return value
-
-
-def _strides(dims: tuple[int, ...]) -> list[int]:
-    strides = [1]
-    for size in reversed(dims[1:]):
-        strides.append(strides[-1] * size)
-    return strides[::-1]
 
 
 def _rows(base: object) -> Activation:

@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 
 import numpy as np
 import onnx_ir as ir
@@ -24,44 +23,30 @@ from buildlib.importing.head_rows import UnequalHalvesRefusal
 from buildlib.importing.interpreter import Interpreter
 from buildlib.importing.probe import Probe, find_probe
 from buildlib.importing.refusal import Refusal
-from buildlib.importing.roles import Role, find_roles
+from buildlib.importing.roles import find_roles
 from buildlib.importing.values import Floats
 from buildlib.passes.arcl import ArClConversion
 from buildlib.passes.base import SORTED, STATIC, Pass
 
 _OLDEST_OPSET = 7  # the first with today's broadcasting
 _SOFTMAX_OPSET = 13  # over its last axis unless it says otherwise
-_OPERATORS: Mapping[str, Mapping[str, frozenset[object]]] = MappingProxyType(
-    {
-        **{
-            name: {}
-            for name in (
-                "Add",
-                "MatMul",
-                "Mul",
-                "Reshape",
-                "Sigmoid",
-                "Slice",
-                "Sub",
-                "Tanh",
-            )
-        },
-        "Cast": {"to": frozenset()},
-        "Concat": {"axis": frozenset({-1, 2, 3})},
-        "CumSum": {},
-        "Less": {},
-        "Where": {},
-        "Gather": {"axis": frozenset({0})},
-        "Gelu": {"approximate": frozenset({"none", "tanh"})},
-        "Gemm": {"transB": frozenset({0, 1})},
-        "LayerNormalization": {"axis": frozenset({-1}), "epsilon": frozenset()},
-        "RMSNormalization": {"axis": frozenset({-1}), "epsilon": frozenset()},
-        "Softmax": {"axis": frozenset({-1})},
-        "Split": {"axis": frozenset({-1}), "num_outputs": frozenset()},
-        "Transpose": {"perm": frozenset({(0, 1, 3, 2), (1, 2, 0, 3), (2, 0, 1, 3)})},
-    }
-)
-"""Operators and attributes of a canonical model; an empty set allows any value."""
+_PLAIN = (
+    "Add", "CumSum", "Less", "MatMul", "Mul", "Reshape", "Sigmoid", "Slice", "Sub", "Tanh", "Where",
+)  # fmt: skip
+_OPERATORS: Mapping[str, Mapping[str, tuple[object, ...]]] = {
+    **{name: {} for name in _PLAIN},
+    "Cast": {"to": ()},
+    "Concat": {"axis": (-1, 2, 3)},
+    "Gather": {"axis": (0,)},
+    "Gelu": {"approximate": ("none", "tanh")},
+    "Gemm": {"transB": (0, 1)},
+    "LayerNormalization": {"axis": (-1,), "epsilon": ()},
+    "RMSNormalization": {"axis": (-1,), "epsilon": ()},
+    "Softmax": {"axis": (-1,)},
+    "Split": {"axis": (-1,), "num_outputs": ()},
+    "Transpose": {"perm": ((0, 1, 3, 2), (1, 2, 0, 3), (2, 0, 1, 3))},
+}
+"""Operators and attributes of a canonical model; an empty tuple allows any value."""
 
 _TOLERANCE = 2e-3  # precision of a float16 cosine; coarser types have their own tolerance
 
@@ -83,13 +68,13 @@ class RopeTables:
 
 
 class ImportModel(Pass):
-    """Rewrites an export to the canonical graph, by interpreting what it computes.
+    """Rewrites an export to the canonical graph, by interpreting its computation.
 
     A model in canonical form is only brought to the shape.
 
     Attributes:
         shape: target shape; None keeps the export's own.
-        operations: of op packages, as `my.package::Scale`; nodes of them stay what they are.
+        operations: of op packages, as `my.package::Scale`; nodes of them are kept.
         fixed_keep_theirs: the shape applies to exports with symbolic sizes only.
         rope: after a run, the rotary embedding that the source computes itself.
         takes_rotations: after a run, whether a source in another form takes it from its host.
@@ -115,7 +100,7 @@ class ImportModel(Pass):
         self._path = Path()
 
     def run(self, source: Path, target: Path) -> Path:
-        """Run the pass; errors name `source`."""
+        """See `Pass.run`."""
         self._path = source
         return super().run(source, target)
 
@@ -133,16 +118,20 @@ class ImportModel(Pass):
 
     def _imported(self, model: ir.Model) -> ir.Model:
         _check_opset(model)
-        _inline_functions(model, self.operations)
+        if model.functions:
+            names = self.operations
+            InlinePass(lambda one: f"{one.domain}::{one.name}" not in names)(model)
         roles = find_roles(model)
         check_caches(model, roles)
         probe = find_probe(roles)
         try:
-            interpreter = _interpret(model, roles, probe)
+            interpreter = Interpreter(model, roles, probe)
+            interpreter.run()
         except UnequalHalvesRefusal:
-            interpreter = _interpret(model, roles, replace(probe, full_tables=True))
-        keep = self.shape is None or (self.fixed_keep_theirs and probe.is_fixed)
-        shape = _own_shape(probe) if self.shape is None or keep else self.shape
+            interpreter = Interpreter(model, roles, replace(probe, full_tables=True))
+            interpreter.run()
+        own = self.shape is None or (self.fixed_keep_theirs and probe.is_fixed)
+        shape = _own_shape(probe) if self.shape is None or own else self.shape
         tables = interpreter.attention.tables
         self.takes_rotations = any(role.kind == "cos" for role in roles)
         if tables is not None and not self.takes_rotations:
@@ -165,18 +154,18 @@ def is_canonical(model: ir.Model) -> bool:
 
 
 def _is_canonical(node: ir.Node) -> bool:
-    allowed = _OPERATORS.get(node.op_type)
-    if allowed is None or not set(node.attributes) <= set(allowed):
+    attributes = _OPERATORS.get(node.op_type)
+    if attributes is None or not set(node.attributes) <= set(attributes):
         return False
-    for name, values in allowed.items():
+    for name, values in attributes.items():
         attribute = node.attributes.get(name)
         if attribute is not None and values and attribute.value not in values:
             return False
     match node.op_type:
         case "Add":  # masked scores go through a softmax, else the mask hides nothing
-            masked = any(v is not None and v.name == interface.ATTENTION_MASK for v in node.inputs)
+            is_mask = any(v is not None and v.name == interface.ATTENTION_MASK for v in node.inputs)
             users = node.outputs[0].consumers()
-            return not masked or all(user.op_type == "Softmax" for user in users)
+            return not is_mask or all(user.op_type == "Softmax" for user in users)
         case "Cast":  # of weights that are kept in another type
             return all(value is not None and value.is_initializer() for value in node.inputs)
         case "MatMul":
@@ -204,12 +193,6 @@ def _is_weight(value: ir.Value | None) -> bool:
     return value is not None and value.is_initializer()
 
 
-def _interpret(model: ir.Model, roles: list[Role], probe: Probe) -> Interpreter:
-    interpreter = Interpreter(model, roles, probe)
-    interpreter.run()
-    return interpreter
-
-
 def _check_opset(model: ir.Model) -> None:
     """Refuse operators that meant something else in their opset."""
     opset = model.opset_imports.get("", 0)
@@ -218,11 +201,6 @@ def _check_opset(model: ir.Model) -> None:
     for node in model.graph:
         if node.op_type == "Softmax" and "axis" not in node.attributes and opset < _SOFTMAX_OPSET:
             raise Refusal(f"is over axis 1 and all behind it in opset {opset}", node)
-
-
-def _inline_functions(model: ir.Model, kept: Collection[str]) -> None:
-    if model.functions:
-        InlinePass(lambda function: f"{function.domain}::{function.name}" not in kept)(model)
 
 
 def _own_shape(probe: Probe) -> GraphShape:

@@ -11,7 +11,7 @@ from buildlib.graph import interface
 from buildlib.importing import array_layout as layout
 from buildlib.importing.attention import Attention
 from buildlib.importing.attention_writer import AttentionWriter
-from buildlib.importing.constants import Constants, constant, initializer, shape_of
+from buildlib.importing.constants import compute, constant, initializer, shape_of
 from buildlib.importing.elementwise import Elementwise
 from buildlib.importing.encoding_transfer import transfer_from_view
 from buildlib.importing.precision import precision_of
@@ -57,21 +57,19 @@ class Interpreter:
         self.values: dict[ir.Value, AbstractValue] = {}
         self.marks: list[tuple[LinearForm, ir.Value]] = []
         self.tokens: ir.Value | None = None
-        opset = model.opset_imports.get("", 0)
-        self._constants = Constants(opset)
-        self._symbolic_layout = SymbolicLayout(self.roots, opset)
-        for value in model.graph.initializers.values():
-            self.values[value] = initializer(value)
+        self._symbolic_layout = SymbolicLayout(self.roots)
+        for parameter in model.graph.initializers.values():
+            self.values[parameter] = initializer(parameter)
         self._caches: dict[ir.Value, PastCache] = {}
         for role in roles:
-            known = self._input(role)
-            if known is not None:
-                self.values[role.value] = known
+            value = self._input(role)
+            if value is not None:
+                self.values[role.value] = value
 
     def run(self) -> None:
         """Interpret all nodes."""
         outputs = set(self.model.graph.outputs)
-        left = Counter(value for node in self.model.graph for value in node.inputs)
+        uses = Counter(value for node in self.model.graph for value in node.inputs)
         for node in self.model.graph:
             inputs = [self._value(value) if value is not None else None for value in node.inputs]
             results = self._results(node, inputs)
@@ -79,10 +77,10 @@ class Interpreter:
                 self.values[value] = result
                 self._inherit(result, value)
             self._follow_rotations()
-            for used in set(node.inputs):
-                left[used] -= sum(other is used for other in node.inputs)
-                if used is not None and not left[used] and used not in outputs:
-                    del self.values[used]
+            uses.subtract(node.inputs)
+            for operand in set(node.inputs):
+                if operand is not None and not uses[operand] and operand not in outputs:
+                    del self.values[operand]
 
     def _results(self, node: ir.Node, inputs: list[AbstractValue | None]) -> list[AbstractValue]:
         """Return the abstract values of a node's outputs; refusals name the node."""
@@ -107,7 +105,7 @@ class Interpreter:
         if node.op_identifier() in self.model.functions:  # all others are inlined
             return [self.elementwise.of_op_package(node, inputs)]
         if all(part is None or isinstance(part, Concrete | Weight) for part in inputs):
-            return self._constants.computed(node, inputs)
+            return compute(node, inputs, self.model.opset_imports.get("", 0))
         if node.domain not in {"", "ai.onnx"} and kind != "SimplifiedLayerNormalization":
             raise Refusal(
                 f"is an operator of {node.domain}; one of an op package needs the package for "
@@ -132,7 +130,7 @@ class Interpreter:
         return self._computed(node, inputs)
 
     def _check_cast(self, node: ir.Node, value: AbstractValue) -> None:
-        """Check that a cast keeps its numbers: the type must hold them."""
+        """Check that the type of a cast holds its numbers."""
         if node.op_type == "Cast":
             to = ir.DataType(node.attributes["to"].as_int())
         elif node.op_type == "CastLike" and (like := node.inputs[1]) is not None and like.dtype:
@@ -142,8 +140,7 @@ class Interpreter:
         if to in _HOLD_ALL:
             return
         base = self.roots.single_owner(value.ids[0]) if isinstance(value, LinearForm) else None
-        held = _HOLD_TOKENS if isinstance(base, TokenIds) else _HOLD_ACTIVATIONS
-        if to not in held:
+        if to not in (_HOLD_TOKENS if isinstance(base, TokenIds) else _HOLD_ACTIVATIONS):
             raise Refusal(f"turns {describe(value)} into {to.name}", node)
 
     def _value(self, value: ir.Value) -> AbstractValue:
@@ -157,13 +154,11 @@ class Interpreter:
         dims = self.probe.dims(role)
         size = int(np.prod(dims))
         if role.kind in {"key", "value"}:
-            cache = self.roots.add(PastCache(self.roots.end, size, role.value, role, dims))
-            self._caches[role.value] = cache
+            self._caches[role.value] = self.roots.add(PastCache(size, role.value, role, dims))
             return None
         if role.kind == "ids":
             self.tokens = ir.Value(name=interface.INPUT_IDS, type=ir.TensorType(ir.DataType.INT32))
-            ids = self.roots.add(TokenIds(self.roots.end, size, role.value))
-            return self.roots.form_of(ids, dims)
+            return self.roots.form_of(self.roots.add(TokenIds(size, role.value)), dims)
         if role.kind == "embeds":
             real = ir.TensorType(ir.DataType.FLOAT)
             self.tokens = ir.Value(name=interface.INPUTS_EMBEDS, type=real)
@@ -189,40 +184,29 @@ class Interpreter:
         return LinearForm((rows.offset + token[..., None] * width + np.arange(width),))
 
     def _computed(self, node: ir.Node, inputs: list[AbstractValue | None]) -> AbstractValue:
-        kind = node.op_type
-        first = inputs[0]
-        second = inputs[1] if len(inputs) > 1 else None
-        third = inputs[2] if len(inputs) > 2 else None
-        if kind == "MatMul":
-            return self._matmul(node, first, second)
-        if kind in {"Gemm", "Conv"} and isinstance(first, LinearForm):
-            weight = _weight(second)
-            if weight is not None and kind == "Gemm":
-                return self.projections.gemm(node, first, weight, third)
-            if weight is not None:
-                return self.projections.conv(node, first, weight, third)
+        match node.op_type, inputs:
+            case "MatMul", [LinearForm() as queries, LinearForm() as keys]:
+                return self.attention.score(node, queries, keys)
+            case "MatMul", [AttentionScores() as weights, LinearForm() as values]:
+                return self.attention.attend_values(node, weights, values)
+            case "MatMul", [LinearForm() as form, Weight() as weight]:
+                return self.projections.matmul(node, form, weight)
+            case "MatMul", [first, second]:
+                raise Refusal(f"multiplies {describe(first)} with {describe(second)}", node)
+            case "Gemm", [LinearForm() as form, Weight() as weight, *bias]:
+                return self.projections.gemm(node, form, weight, bias[0] if bias else None)
+            case "Conv", [LinearForm() as form, Weight() as weight, *bias]:
+                return self.projections.conv(node, form, weight, bias[0] if bias else None)
         return self.elementwise.apply(node, inputs)
-
-    def _matmul(
-        self, node: ir.Node, first: AbstractValue | None, second: AbstractValue | None
-    ) -> AbstractValue:
-        if isinstance(first, LinearForm) and isinstance(second, LinearForm):
-            return self.attention.score(node, first, second)
-        if isinstance(first, AttentionScores) and isinstance(second, LinearForm):
-            return self.attention.attend_values(node, first, second)
-        weight = _weight(second)
-        if isinstance(first, LinearForm) and weight is not None:
-            return self.projections.matmul(node, first, weight)
-        raise Refusal(f"multiplies {describe(first)} with {describe(second)}", node)
 
     def _follow_rotations(self) -> None:
         """Transfer encodings marked since the last attention to its rotations."""
         if not self.layers.rotations_written:
             return
         tables = self.attention.tables
-        for turned in self.layers.rotations_written:
+        for rotation in self.layers.rotations_written:
             if tables is not None:
-                transfer_rotation_encodings(self.roots, turned, tables, self.marks)
+                transfer_rotation_encodings(self.roots, rotation, tables, self.marks)
         self.layers.rotations_written.clear()
         self.marks.clear()
 
@@ -242,7 +226,3 @@ class Interpreter:
         base = self.roots.owner(int(ids.reshape(-1)[0]))
         if base.origin is not value and encoding_of(base.origin) is None and base.size == ids.size:
             inherit(base.origin, value)
-
-
-def _weight(value: AbstractValue | None) -> Weight | None:
-    return value if isinstance(value, Weight) else None

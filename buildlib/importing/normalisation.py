@@ -1,5 +1,7 @@
 """RMSNorm, as one operator or step by step: x / sqrt(mean(x^2) + eps), times a gain."""
 
+from dataclasses import replace
+
 import numpy as np
 import onnx_ir as ir
 
@@ -34,7 +36,7 @@ class Normalisations:
         axis = axes[0] if axes[0] < 0 else axes[0] - len(stat.dims)
         dims = list(stat.dims)
         dims[axis] = 1
-        return NormStep(stat.source, tuple(dims), "mean", axis)
+        return replace(stat, dims=tuple(dims), stage="mean", axis=axis)
 
     def root(self, node: ir.Node, stat: NormStep, kind: str | None = None) -> NormStep:
         """Take the root of the mean, or its inverse."""
@@ -42,7 +44,7 @@ class Normalisations:
         stage = following.get((kind or node.op_type, stat.stage))
         if stage is None:
             raise Refusal("is not supported in a normalisation", node)
-        return stat.at(stage)
+        return replace(stat, stage=stage)
 
     def normed(self, node: ir.Node, form: LinearForm, stat: NormStep, index: int) -> LinearForm:
         """Divide x by sqrt(mean(x^2) + eps), with a gain of one until it is multiplied."""
@@ -78,7 +80,7 @@ class Normalisations:
         placed = self.resolver.resolve(form, operand(node, index))
         numbers = np.broadcast_to(concrete.array, form.shape)
         vector = feature_vector(placed, numbers, base.group)
-        if vector is None or placed.rows is not base or base.parent is None:
+        if vector is None or placed.rows is not base:
             return form.scaled(concrete.array, varies=False)
         origin = node.outputs[0]
         gain = vector_value(self.writer, vector, concrete, f"{origin.name}_gain")

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import onnx_ir as ir
 
@@ -23,21 +22,15 @@ class Precision:
 
 
 SINGLE = Precision(1e-4, 1e-5)
-_COARSER: Mapping[ir.DataType, Precision] = MappingProxyType(
-    {
-        ir.DataType.FLOAT16: Precision(2e-3, 1e-3),
-        ir.DataType.BFLOAT16: Precision(1.6e-2, 8e-3),
-    }
-)
-"""Of the types that are coarser than float32."""
+_COARSER: Mapping[ir.DataType, Precision] = {
+    ir.DataType.BFLOAT16: Precision(1.6e-2, 8e-3),
+    ir.DataType.FLOAT16: Precision(2e-3, 1e-3),
+}
+"""Of the types that are coarser than float32, the coarsest first."""
 
 
 def precision_of(model: ir.Model) -> Precision:
-    """Return the precision of the coarsest type computed with, casts of weights aside.
-
-    Raises:
-        Refusal: a cast is to no type.
-    """
+    """Return the precision of the coarsest type computed with, casts of weights aside."""
     kinds = {value.dtype for value in model.graph.inputs}
     for node in model.graph:
         if node.op_type == "Cast" and "to" in node.attributes:
@@ -47,7 +40,4 @@ def precision_of(model: ir.Model) -> Precision:
                 raise Refusal("casts to a type that ONNX does not have", node) from error
         else:
             kinds |= {v.dtype for v in node.inputs if v is not None and v.is_initializer()}
-    for kind in (ir.DataType.BFLOAT16, ir.DataType.FLOAT16):
-        if kind in kinds:
-            return _COARSER[kind]
-    return SINGLE
+    return next((precision for kind, precision in _COARSER.items() if kind in kinds), SINGLE)

@@ -43,13 +43,12 @@ class Probe:
 
     def dims(self, role: Role) -> tuple[int, ...]:
         """Return the shape of an input, with symbols bound."""
-        shape = role.value.shape
-        assert shape is not None  # noqa: S101  (a role needs a rank)
-        wanted = _required_sizes(role, len(shape), self)
+        sizes = _required_sizes(role, self)
         dims = tuple(
-            dim if isinstance(dim, int) else wanted.get(axis, 1) for axis, dim in enumerate(shape)
+            dim if isinstance(dim, int) else sizes.get(axis, 1)
+            for axis, dim in enumerate(role.shape)
         )
-        for axis, size in wanted.items():
+        for axis, size in sizes.items():
             if dims[axis] != size:
                 reason = f"its dimension {axis} is {dims[axis]}, not {size}"
                 raise Refusal(f"input {role.value.name} {list(dims)}: {reason}")
@@ -58,10 +57,8 @@ class Probe:
         return dims
 
     def numbers(self, role: Role) -> npt.NDArray[Any]:
-        """Return what a host feeds with all slots full: mask, positions, cosines, sines."""
-        dims = self.dims(role)
-        assert role.value.dtype is not None  # noqa: S101  (a role needs a type)
-        dtype = role.value.dtype.numpy()
+        """Return mask, positions, cosines or sines, as a host feeds them with all slots full."""
+        dims, dtype = self.dims(role), role.dtype
         if role.kind == "mask":
             return self._mask(dims, dtype)
         where = np.arange(self.past, self.cl)
@@ -77,21 +74,21 @@ class Probe:
         self, roles: Iterable[Role]
     ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]] | None:
         """Return cosines and sines [AR, width/2] from the host, or None."""
-        found: dict[str, npt.NDArray[np.float64]] = {}
+        tables: dict[str, npt.NDArray[np.float64]] = {}
         for role in roles:
             if role.kind in {"cos", "sin"}:
                 numbers = self.numbers(role).astype(np.float64)
                 width = numbers.shape[-1] // 2 if self.full_tables else numbers.shape[-1]
-                found[role.kind] = numbers.reshape(-1, *numbers.shape[-2:])[0, :, :width]
-        return (found["cos"], found["sin"]) if len(found) == 2 else None
+                tables[role.kind] = numbers.reshape(-1, *numbers.shape[-2:])[0, :, :width]
+        return (tables["cos"], tables["sin"]) if len(tables) == 2 else None
 
     def visible(self) -> npt.NDArray[np.bool_]:
         """Return the slots [AR, CL] each token may see, with holes if a host can hide slots."""
         slots = np.arange(self.cl)
-        seen = slots[None] <= self.past + np.arange(self.ar)[:, None]
+        visible = slots[None] <= self.past + np.arange(self.ar)[:, None]
         if self.holes:
-            seen &= (slots >= self.past) | (slots % _HIDDEN_STEP != 0)
-        return seen
+            visible &= (slots >= self.past) | (slots % _HIDDEN_STEP != 0)
+        return visible
 
     @property
     def first_visible(self) -> int:
@@ -101,27 +98,26 @@ class Probe:
     def _mask(self, dims: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         if len(dims) <= 2:
             return np.ones(dims, dtype)
-        seen = np.broadcast_to(self.visible(), dims)
+        visible = np.broadcast_to(self.visible(), dims)
         if dtype == np.bool_:
-            return seen.copy()
-        return np.where(seen, 0.0, MASKED).astype(dtype)
+            return visible.copy()
+        return np.where(visible, 0.0, MASKED).astype(dtype)
 
 
 def find_probe(roles: list[Role]) -> Probe:
     """Return the sizes that the inputs agree on."""
     tokens = next(role for role in roles if role.kind in {"ids", "embeds"})
     mask = next((role for role in roles if role.kind == "mask"), None)
-    ar = _size(tokens, 1) if tokens.kind == "embeds" or _rank(tokens) > 1 else _size(tokens, 0)
-    total = _size(mask, _rank(mask) - 1) if mask is not None else None
-    holes = mask is not None and _rank(mask) > 2
+    ar = _size(tokens, 1 if tokens.kind == "embeds" else -1)
+    total = _size(mask, -1) if mask is not None else None
+    holes = mask is not None and len(mask.shape) > 2
     key = next(role for role in roles if role.kind == "key")
-    free = [axis for axis in range(1, _rank(key)) if _size(key, axis) is None]
+    free = [axis for axis in range(1, len(key.shape)) if _size(key, axis) is None]
     if (ar is None) != (total is None) and mask is not None:
         raise Refusal(f"{tokens.value.name} and {mask.value.name}: one is fixed, one symbolic")
-    if ar is not None and total is not None:
+    if mask is not None and ar is not None and total is not None:
         if total <= ar:
-            reason = f"{total} slots in {mask.value.name}" if mask is not None else ""
-            raise Refusal(f"{reason} leave no past before {ar} tokens")
+            raise Refusal(f"{total} slots in {mask.value.name} leave no past before {ar} tokens")
         return Probe(ar, total - ar, is_fixed=True, holes=holes)
     if not free:
         raise Refusal(
@@ -133,17 +129,15 @@ def find_probe(roles: list[Role]) -> Probe:
 
 def cache_axis(role: Role, past: int) -> int | None:
     """Return the axis of a cache that counts tokens, if its shape tells."""
-    shape = role.value.shape
-    assert shape is not None  # noqa: S101  (a role needs a rank)
-    free = [a for a in range(1, len(shape)) if not isinstance(shape[a], int)]
-    if free:
-        return free[-1] if len(free) == 1 else None
-    same = [a for a in range(len(shape)) if shape[a] == past]
-    return same[0] if len(same) == 1 else None
+    free = [axis for axis in range(1, len(role.shape)) if _size(role, axis) is None]
+    same = [axis for axis, dim in enumerate(role.shape) if dim == past]
+    axes = free or same
+    return axes[0] if len(axes) == 1 else None
 
 
-def _required_sizes(role: Role, rank: int, probe: Probe) -> dict[int, int]:
+def _required_sizes(role: Role, probe: Probe) -> dict[int, int]:
     """Return the sizes that some axes must have."""
+    rank = len(role.shape)
     if role.kind == "mask":
         return {0: 1, rank - 1: probe.cl} | ({rank - 2: probe.ar} if rank > 3 else {})
     if role.kind == "embeds":
@@ -154,19 +148,13 @@ def _required_sizes(role: Role, rank: int, probe: Probe) -> dict[int, int]:
         return {rank - 2: probe.ar}
     axis = cache_axis(role, probe.past)
     if axis is None:
-        shape = role.value.shape
-        if shape is not None and probe.past not in shape.dims:
-            raise Refusal(f"input {role.value.name} {shape}: no dimension is the past {probe.past}")
+        if probe.past not in role.shape.dims:
+            shape = f"{role.value.name} {role.shape}"
+            raise Refusal(f"input {shape}: no dimension is the past {probe.past}")
         return {}
     return {axis: probe.past}
 
 
-def _rank(role: Role) -> int:
-    assert role.value.shape is not None  # noqa: S101  (a role needs a rank)
-    return len(role.value.shape)
-
-
 def _size(role: Role, axis: int) -> int | None:
-    assert role.value.shape is not None  # noqa: S101  (a role needs a rank)
-    dim = role.value.shape[axis]
+    dim = role.shape[axis]
     return dim if isinstance(dim, int) else None

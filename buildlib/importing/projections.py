@@ -47,19 +47,17 @@ class Projections:
         group = node.attributes.get_int("group", 1)
         if set(dims[2:]) - {1} or not plain or group != 1:
             raise Refusal(f"is a convolution with kernel {list(dims)}, not a Linear", node)
-        moved = LinearForm(
-            tuple(np.moveaxis(part, 1, -1) for part in form.ids), form.coefs, form.varies
-        )
+        rows = form.moved(lambda part: np.moveaxis(part, 1, -1))
         flat = Weight(weight.source, dims[:2], weight.transposed)
-        result = self._project(node, moved, flat, transposed=not weight.transposed, bias=bias)
-        return LinearForm((np.moveaxis(result.ids[0], -1, 1),))
+        result = self._project(node, rows, flat, transposed=not weight.transposed, bias=bias)
+        return result.moved(lambda part: np.moveaxis(part, -1, 1))
 
     def bias(
         self, rows: Activation, numbers: Numbers, source: Concrete, origin: ir.Value
     ) -> Activation | None:
         """Add a bias [out] to a projection; return None if `rows` is not one without a bias."""
         projected = unbiased_projection(rows)
-        if projected is None or projected.parent is None or projected.weight is None:
+        if projected is None:
             return None
         value = vector_value(self.writer, numbers, source, f"{origin.name}_bias")
         return self.writer.projection(

@@ -87,8 +87,8 @@ class ActivationResolver:
         if form.is_plain:
             return placed
         factor = self._factor(form, placed)
-        scaled = self.writer.elementwise([rows], "Mul", origin, constants=[factor])
-        return Placement(scaled, token, feature)
+        product = self.writer.elementwise([rows], "Mul", origin, constants=[factor])
+        return Placement(product, token, feature)
 
     def differs_by_token(self, form: LinearForm, numbers: Numbers) -> bool:
         """Return whether `numbers`, which broadcast with `form`, are others for other tokens."""
@@ -116,10 +116,10 @@ class ActivationResolver:
             rows = self._cut(pieces[0])
         else:
             values = [self.writer.value(self._cut(piece), stacked=False) for piece in pieces]
-            joined = self.writer.op("Concat", values, f"{origin.name}_joined", axis=-1)
+            value = self.writer.op("Concat", values, f"{origin.name}_joined", axis=-1)
             features = sum(piece.stop - piece.start for piece in pieces)
-            rows = self.writer.activation(joined, origin, features)
-            transfer_encoding(joined, [piece.rows.origin for piece in pieces])
+            rows = self.writer.activation(value, origin, features)
+            transfer_encoding(value, [piece.rows.origin for piece in pieces])
         self._joined[key] = rows
         return rows
 
@@ -128,16 +128,12 @@ class ActivationResolver:
             return piece.rows
         key = ((piece.rows.offset, piece.start, piece.stop),)
         if key not in self._joined:
-            builder = self.writer.builder
-            bounds = [
-                builder.constant(f"int_{number}", np.array([number], dtype=np.int64))
-                for number in (piece.start, piece.stop, -1)
-            ]
+            bounds = self.writer.builder.ints(piece.start, piece.stop, -1)
             flat = self.writer.value(piece.rows, stacked=False)
             name = f"{flat.name}_{piece.start}_to_{piece.stop}"
-            cut = self.writer.op("Slice", [flat, *bounds], name)
+            value = self.writer.op("Slice", [flat, *bounds], name)
             width = piece.stop - piece.start
-            self._joined[key] = self.writer.activation(cut, piece.rows.origin, width)
+            self._joined[key] = self.writer.activation(value, piece.rows.origin, width)
         return self._joined[key]
 
     def _trace(self, ids: Ids) -> tuple[list[Piece], Ids, Ids]:
@@ -189,8 +185,8 @@ class ActivationResolver:
         return np.broadcast_to(token, ids.shape), np.broadcast_to(feature, ids.shape)
 
     def _owners(self, ids: Ids) -> tuple[list[Activation], Ids, Ids, Ids]:
-        found, owner = self.roots.owners(ids)
-        owners = [_rows(one) for one in found]
+        roots, owner = self.roots.owners(ids)
+        owners = [_rows(root) for root in roots]
         offsets = np.array([rows.offset for rows in owners])[owner]
         features = np.array([rows.features for rows in owners])[owner]
         local = ids - offsets
@@ -199,7 +195,7 @@ class ActivationResolver:
     def _factor(self, form: LinearForm, placed: Placement) -> ir.Value:
         coef = form.coefs[0]
         if isinstance(coef, float):
-            return self.writer.constant(f"factor_{coef:.9g}", np.array(coef))
+            return self.writer.factor(coef)
         vector = np.zeros(placed.rows.features)
         vector[placed.feature.reshape(-1)] = coef.reshape(-1)
         if not np.array_equal(vector[placed.feature], coef):

@@ -2,8 +2,9 @@
 
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import onnx_ir as ir
 
 from buildlib.importing.refusal import Refusal
@@ -29,19 +30,30 @@ class Role:
     layer: int = -1
     head: int | None = None
 
+    @property
+    def shape(self) -> ir.Shape:
+        """Shape of the input."""
+        assert self.value.shape is not None  # noqa: S101  (`find_roles` refuses those without)
+        return self.value.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of the input."""
+        assert self.value.dtype is not None  # noqa: S101  (`find_roles` refuses those without)
+        return self.value.dtype.numpy()
+
 
 def find_roles(model: ir.Model) -> list[Role]:
     """Return the role of every used input."""
-    held = set(model.graph.initializers.values())
-    inputs = [value for value in model.graph.inputs if value not in held]
+    initializers = set(model.graph.initializers.values())
+    inputs = [value for value in model.graph.inputs if value not in initializers]
     roles = [_role(value) for value in inputs]
-    seen: dict[tuple[Kind, int, int | None], Role] = {}
+    by_key: dict[tuple[Kind, int, int | None], Role] = {}
     for role in roles:
-        key = (role.kind, role.layer, role.head)
-        if key in seen:
-            first, second = seen[key].value.name, role.value.name
-            raise Refusal(f"inputs {first} and {second} look like the same thing ({role.kind})")
-        seen[key] = role
+        twin = by_key.setdefault((role.kind, role.layer, role.head), role)
+        if twin is not role:
+            names = f"{twin.value.name} and {role.value.name}"
+            raise Refusal(f"inputs {names} look like the same thing ({role.kind})")
     kinds = {role.kind for role in roles}
     if not kinds & {"ids", "embeds"}:
         raise Refusal(f"no input holds token ids; inputs are {_names(inputs)}")
@@ -56,8 +68,8 @@ def find_roles(model: ir.Model) -> list[Role]:
 
 def cache_name(name: str) -> tuple[Literal["key", "value"], int, int | None] | None:
     """Return kind, layer and head from the name of a cache input or output, or None."""
-    rest = re.sub(r"^past_?key_?values?(?=\W|_|$)", "kv", name.lower())
-    tokens = re.findall(r"[a-z]+|\d+", rest)
+    stem = re.sub(r"^past_?key_?values?(?=\W|_|$)", "kv", name.lower())
+    tokens = re.findall(r"[a-z]+|\d+", stem)
     numbers: list[int] = []
     head = None
     for before, token in zip(["", *tokens], tokens, strict=False):
@@ -67,15 +79,12 @@ def cache_name(name: str) -> tuple[Literal["key", "value"], int, int | None] | N
             numbers.append(int(token))
     if not numbers:
         return None
-    describe = set(tokens)
-    if describe & _KEY:
+    words = set(tokens)
+    if words & _KEY:
         return "key", numbers[0], head
-    if describe & _VALUE:
+    if words & _VALUE:
         return "value", numbers[0], head
-    if "kv" in describe or describe & {
-        "past",
-        "present",
-    }:  # a flat tuple: key, value, key, value ...
+    if words & {"kv", "past", "present"}:  # a flat tuple: key, value, key, value ...
         return ("value" if numbers[0] % 2 else "key"), numbers[0] // 2, head
     return None
 
@@ -87,17 +96,17 @@ def _role(value: ir.Value) -> Role:
     if dtype is None or not rank:
         raise Refusal(f"input {value.name} has no type or no rank")
     integral = dtype in {ir.DataType.INT32, ir.DataType.INT64}
-    describe = set(re.findall(r"[a-z]+", name))
+    words = set(re.findall(r"[a-z]+", name))
     cache = cache_name(name) if rank >= 3 and not integral else None
-    if "mask" in describe or "bias" in describe:
+    if words & {"mask", "bias"}:
         return Role("mask", value)
     if cache is not None:
         return Role(cache[0], value, cache[1], cache[2])
-    if describe & {"cos", "cosine"}:
+    if words & {"cos", "cosine"}:
         return Role("cos", value)
-    if describe & {"sin", "sine"}:
+    if words & {"sin", "sine"}:
         return Role("sin", value)
-    if describe & {"position", "positions", "pos"} and integral:
+    if words & {"position", "positions", "pos"} and integral:
         return Role("positions", value)
     if integral and rank <= 2:
         return Role("ids", value)

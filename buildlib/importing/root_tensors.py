@@ -26,11 +26,12 @@ class RootTensor:
 
     Attributes:
         origin: the value of the source that has these numbers.
+        offset: the id of its first element, which `RootTensors.add` gives it.
     """
 
-    offset: int
     size: int
     origin: ir.Value
+    offset: int = field(init=False)
 
 
 @dataclass(eq=False)
@@ -39,7 +40,7 @@ class Activation(RootTensor):
 
     Attributes:
         write: makes the canonical value [AR, features] or [1, AR, features] when first needed.
-        stacked: whether that has the leading 1.
+        stacked: whether it has the leading 1.
         value: result of `write`.
         twin: the same with, or without, the leading 1.
     """
@@ -51,7 +52,7 @@ class Activation(RootTensor):
     twin: ir.Value | None = None
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class NormedActivation(Activation):
     """x / sqrt(mean(x^2) + eps), by groups of features; written once its gain is known.
 
@@ -61,13 +62,13 @@ class NormedActivation(Activation):
         gain: factor of each feature of a group, [group].
     """
 
-    parent: Activation | None = None
-    group: int = 0
-    epsilon: float = 0.0
-    gain: ir.Value | None = None
+    parent: Activation
+    group: int
+    epsilon: float
+    gain: ir.Value | None
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class ProjectedActivation(Activation):
     """X times a weight; a bias may follow.
 
@@ -76,10 +77,10 @@ class ProjectedActivation(Activation):
         weight: canonical value, [out, in] if `transposed`, else [in, out].
     """
 
-    parent: Activation | None = None
-    weight: ir.Value | None = None
-    transposed: bool = False
-    bias: ir.Value | None = None
+    parent: Activation
+    weight: ir.Value
+    transposed: bool
+    bias: ir.Value | None
 
 
 @dataclass(eq=False)
@@ -131,16 +132,12 @@ class RootTensors:
     _end: int = 0
 
     def add(self, base: AnyRoot) -> AnyRoot:
-        """Register a root tensor made with `offset=end`."""
+        """Register a root tensor."""
+        base.offset = self._end
         self._all.append(base)
         self._offsets.append(base.offset)
-        self._end = base.offset + base.size
+        self._end += base.size
         return base
-
-    @property
-    def end(self) -> int:
-        """Start of the next base."""
-        return self._end
 
     def owner(self, number: int) -> RootTensor:
         """Return the root tensor that an id belongs to."""
@@ -158,8 +155,8 @@ class RootTensors:
         """Return the root tensors that ids belong to, and for each id the index of its own."""
         owners: list[RootTensor] = []
         owner = np.full_like(ids, -1)
-        while (left := ids[owner < 0]).size:
-            base = self.owner(int(left.min()))
+        while (rest := ids[owner < 0]).size:
+            base = self.owner(int(rest.min()))
             if len(owners) >= _MOST_OWNERS:
                 raise Refusal("joins too many tensors")
             owner[(ids >= base.offset) & (ids < base.offset + base.size)] = len(owners)

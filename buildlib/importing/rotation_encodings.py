@@ -9,7 +9,7 @@ import onnx_ir as ir
 from buildlib.encodings.attachment import encoding_of
 from buildlib.importing.encoding_transfer import transfer_encoding
 from buildlib.importing.refusal import Refusal
-from buildlib.importing.root_tensors import Activation, RootTensors
+from buildlib.importing.root_tensors import Activation, RootTensors, token_and_feature
 from buildlib.importing.values import NO_TERM, Floats, Ids, LinearForm
 
 Step = tuple[str, str]
@@ -37,7 +37,7 @@ class RotationSteps:
 
 def transfer_rotation_encodings(
     roots: RootTensors,
-    turned: RotationSteps,
+    rotation: RotationSteps,
     tables: tuple[Floats, Floats],
     marks: Sequence[tuple[LinearForm, ir.Value]],
 ) -> None:
@@ -47,16 +47,16 @@ def transfer_rotation_encodings(
         tables: cosines and sines [AR, width/2].
         marks: values of the source that depend on positions and have an encoding.
     """
-    found: dict[Step, list[tuple[ir.Value, float]]] = {}
+    by_step: dict[Step, list[tuple[ir.Value, float]]] = {}
     for form, value in marks:
-        for step, scale in _steps(roots, turned, tables, form).items():
-            found.setdefault(step, []).append((value, turned.scale / scale))
-    for step, sources in found.items():
+        for step, scale in _steps(roots, rotation, tables, form).items():
+            by_step.setdefault(step, []).append((value, rotation.scale / scale))
+    for step, sources in by_step.items():
         factors = {round(factor, 6) for _, factor in sources}
-        if len(factors) == 1 and step in turned.values:
-            transfer_encoding(turned.values[step], [value for value, _ in sources], sources[0][1])
-    whole = turned.values[WHOLE]
-    halves = [turned.values[half, "rotated"] for half in ("first", "second")]
+        if len(factors) == 1 and step in rotation.values:
+            transfer_encoding(rotation.values[step], [value for value, _ in sources], sources[0][1])
+    whole = rotation.values[WHOLE]
+    halves = [rotation.values[half, "rotated"] for half in ("first", "second")]
     if encoding_of(whole) is None:
         transfer_encoding(whole, halves)
     for half in halves:
@@ -65,17 +65,17 @@ def transfer_rotation_encodings(
 
 
 def _steps(
-    roots: RootTensors, turned: RotationSteps, tables: tuple[Floats, Floats], form: LinearForm
+    roots: RootTensors, rotation: RotationSteps, tables: tuple[Floats, Floats], form: LinearForm
 ) -> dict[Step, float]:
-    """Return which steps a form is, and by what scale; none if it is of other heads."""
-    half = turned.width // 2
+    """Return the steps that a form is, with its scale of each; none if it is of other heads."""
+    half = rotation.width // 2
     parts: dict[Step, float] = {}
     for term, ids in enumerate(form.ids):
         here = ids != NO_TERM
-        placed = _relative(roots, turned, ids[here])
-        if placed is None:
+        places = _relative(roots, rotation, ids[here])
+        if places is None:
             return {}
-        token, relative = placed
+        token, relative = places
         coef = form.dense(term)[here]
         for name, begin in (("first", 0), ("second", half)):
             inside = (relative >= begin) & (relative < begin + half)
@@ -97,7 +97,7 @@ def _steps(
     return {(half, "rotated"): scale for half in whole}
 
 
-def _relative(roots: RootTensors, turned: RotationSteps, ids: Ids) -> tuple[Ids, Ids] | None:
+def _relative(roots: RootTensors, rotation: RotationSteps, ids: Ids) -> tuple[Ids, Ids] | None:
     """Return the token of each id and its place in its head, or None outside these heads."""
     try:
         owners, owner = roots.owners(ids)
@@ -105,18 +105,15 @@ def _relative(roots: RootTensors, turned: RotationSteps, ids: Ids) -> tuple[Ids,
         return None
     token, relative = np.full_like(ids, -1), np.full_like(ids, -1)
     for index, rows in enumerate(owners):
-        starts = [start for head, start in turned.heads if head is rows]
+        starts = [start for head, start in rotation.heads if head is rows]
         if not isinstance(rows, Activation) or not starts:
             return None
-        token_and_feature = np.full(rows.features, -1)
+        places = np.full(rows.features, -1)
         for start in starts:
-            token_and_feature[start : start + turned.dim] = np.arange(turned.dim)
+            places[start : start + rotation.dim] = np.arange(rotation.dim)
         mine = owner == index
-        local = ids[mine] - rows.offset
-        token[mine], relative[mine] = (
-            local // rows.features,
-            token_and_feature[local % rows.features],
-        )
+        token[mine], feature = token_and_feature(rows, ids[mine])
+        relative[mine] = places[feature]
     return (token, relative) if (relative >= 0).all() else None
 
 

@@ -7,7 +7,6 @@ inputs hold all of that.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -95,9 +94,9 @@ class SourceRunner:
         kinds = {role.kind for role in self._others}
         self._counts_slots = not kinds & {"positions", "cos"}
         self._past = [
-            _cache(path, role.value, (role.kind, role.layer, role.head), sizes)
+            _cache(path, role, "key" if role.kind == "key" else "value", sizes)
             for role in roles
-            if role.kind == "key" or role.kind == "value"
+            if role.kind in {"key", "value"}
         ]
         layouts = {(one.kind, one.layer): (one.layout, one.dtype) for one in self._past}
         self._new = []
@@ -105,10 +104,9 @@ class SourceRunner:
             cache_key = cache_name(str(value.name))
             if cache_key is not None and cache_key[:2] in layouts:
                 self._new.append(_Cache(str(value.name), *cache_key, *layouts[cache_key[:2]]))
-        names = [str(value.name) for value in model.graph.outputs]
-        rest = [name for name in names if name not in {one.name for one in self._new}]
-        named = [name for name in rest if "logit" in name.lower()] or rest
-        self._logits = named[0] if named else ""
+        caches = {cache.name for cache in self._new}
+        others = [n for value in model.graph.outputs if (n := str(value.name)) not in caches]
+        self._logits = next((n for n in others if "logit" in n.lower()), (others or [""])[0])
         self._logits_dims = (1, shape.ar, config.vocab_size)
         self.ports = _ports(config, shape, {role.kind for role in roles})
         self._session = open_session(path)
@@ -116,15 +114,13 @@ class SourceRunner:
     def run(self, feeds: Arrays) -> Arrays:
         """Return all outputs of the canonical model."""
         feeds = self._aligned(feeds)
-        given: dict[str, Array] = {
+        inputs: dict[str, Array] = {
             str(role.value.name): self._array_for(role, feeds) for role in self._others
         }
         for cache in self._past:
-            given[cache.name] = cache.from_canonical(feeds[cache.canonical("in")])
-        wanted = [self._logits, *(cache.name for cache in self._new)]
-        results = run_session(self._path, self._session, wanted, given)
-        found = dict(zip(wanted, results, strict=True))
-        logits = found[self._logits]
+            inputs[cache.name] = cache.from_canonical(feeds[cache.canonical("in")])
+        names = [self._logits, *(cache.name for cache in self._new)]
+        logits, *arrays = run_session(self._path, self._session, names, inputs)
         dims = tuple(size for size in logits.shape if size != 1)
         if dims != tuple(size for size in self._logits_dims if size != 1):
             reason = f"output {self._logits} is {list(logits.shape)}, not {list(self._logits_dims)}"
@@ -133,8 +129,8 @@ class SourceRunner:
             interface.LOGITS: logits.reshape(self._logits_dims).astype(np.float32)
         }
         heads: dict[str, dict[int, Array]] = {}
-        for cache in self._new:
-            part = cache.to_canonical(found[cache.name], self._shape.ar)
+        for cache, array in zip(self._new, arrays, strict=True):
+            part = cache.to_canonical(array, self._shape.ar)
             heads.setdefault(cache.canonical("out"), {})[cache.head or 0] = part
         for name, parts in heads.items():
             outputs[name] = np.concatenate([parts[head] for head in sorted(parts)])
@@ -151,19 +147,19 @@ class SourceRunner:
         """
         past, mask = self._shape.past, feeds[interface.ATTENTION_MASK]
         empty = past - int(np.count_nonzero(mask[0, 0, 0, :past] == 0))
-        moved = {
+        caches = {
             name: np.roll(array, empty, interface.token_axis(name))
             for name, array in feeds.items()
             if interface.is_kv(name)
         }
-        seen = np.concatenate([np.roll(mask[..., :past], empty, -1), mask[..., past:]], axis=-1)
+        mask = np.concatenate([np.roll(mask[..., :past], empty, -1), mask[..., past:]], axis=-1)
         if self._counts_slots:
-            moved = {
+            caches = {
                 name: np.take(array, range(empty, past), interface.token_axis(name))
-                for name, array in moved.items()
+                for name, array in caches.items()
             }
-            seen = seen[..., empty:]
-        return {**feeds, **moved, interface.ATTENTION_MASK: seen}
+            mask = mask[..., empty:]
+        return {**feeds, **caches, interface.ATTENTION_MASK: mask}
 
     def _array_for(self, role: Role, feeds: Arrays) -> Array:
         """Return the array for an input that is no cache."""
@@ -176,19 +172,16 @@ class SourceRunner:
             "sin": lambda: self._table(role, feeds[interface.SIN]),
         }
         array = make[role.kind]()
-        rank = _rank(role.value)
-        while array.ndim > rank and 1 in array.shape:
+        while array.ndim > len(role.shape) and 1 in array.shape:
             array = array.squeeze(array.shape.index(1))
-        assert role.value.dtype is not None  # noqa: S101  (a role needs a type)
-        return np.ascontiguousarray(array.astype(role.value.dtype.numpy()))
+        return np.ascontiguousarray(array.astype(role.dtype))
 
     def _mask(self, role: Role, mask: Array) -> Array:
         """Return the mask as the export takes it: additive, boolean, or used slots."""
-        seen: Array = mask == 0
-        if _rank(role.value) <= 2:
-            used: Array = seen[0].any(axis=1)
-            return used
-        return seen if role.value.dtype == ir.DataType.BOOL else mask
+        visible = np.asarray(mask == 0)
+        if len(role.shape) <= 2:
+            return np.asarray(visible[0].any(axis=1))
+        return visible if role.value.dtype == ir.DataType.BOOL else mask
 
     def _positions(self, mask: Array) -> Array:
         n_past = int(np.count_nonzero(mask[0, 0, 0, : self._shape.past] == 0))
@@ -197,30 +190,23 @@ class SourceRunner:
     @staticmethod
     def _table(role: Role, table: Array) -> Array:
         """Return cosines of half a head, or twice, for exports that multiply whole heads."""
-        assert role.value.shape is not None  # noqa: S101  (a role needs a rank)
-        return np.tile(table, 2) if role.value.shape[-1] == 2 * table.shape[-1] else table
+        return np.tile(table, 2) if role.shape[-1] == 2 * table.shape[-1] else table
 
 
 def _cache(
-    path: Path,
-    value: ir.Value,
-    cache_key: tuple[Literal["key", "value"], int, int | None],
-    sizes: Mapping[str, int],
+    path: Path, role: Role, kind: Literal["key", "value"], sizes: Mapping[str, int]
 ) -> _Cache:
-    kind, layer, head = cache_key
-    assert value.shape is not None  # noqa: S101  (a role needs a rank)
-    own_heads = sizes if head is None else {**sizes, "head": 1}
+    name = str(role.value.name)
+    own_heads = sizes if role.head is None else {**sizes, "head": 1}
     canonical = _KEY if kind == "key" else _VALUE
-    first = (canonical, *_OTHERS) if str(value.name).endswith("_in") else _OTHERS
-    for layout in first:
+    for layout in (canonical, *_OTHERS) if name.endswith("_in") else _OTHERS:
         fits = (
             dim == own_heads[axis] if isinstance(dim, int) else axis in {"batch", "slot"}
-            for axis, dim in zip(layout, value.shape, strict=False)
+            for axis, dim in zip(layout, role.shape, strict=False)
         )
-        if len(value.shape) == len(layout) and all(fits):
-            assert value.dtype is not None  # noqa: S101  (a role needs a type)
-            return _Cache(str(value.name), kind, layer, head, layout, value.dtype.numpy())
-    reason = f"cache {value.name} {list(value.shape)} is not one of {dict(own_heads)}"
+        if len(role.shape) == len(layout) and all(fits):
+            return _Cache(name, kind, role.layer, role.head, layout, role.dtype)
+    reason = f"cache {name} {list(role.shape)} is not one of {dict(own_heads)}"
     raise ModelFileError(path, reason)
 
 
@@ -237,13 +223,12 @@ def _ports(config: DecoderConfig, shape: GraphShape, kinds: set[str]) -> Ports:
         if interface.is_kv(name):
             new = interface.kv_output(name)
             outputs[new] = interface.dims_at(new, dims, shape)
-    ids, real = np.dtype(np.int32), np.dtype(np.float32)
-    made = {
-        name: Port(name, ids if name == interface.INPUT_IDS else real, dims)
-        for name, dims in chain(inputs.items(), outputs.items())
-    }
-    return Ports({name: made[name] for name in inputs}, {name: made[name] for name in outputs})
 
+    def ports(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Port]:
+        ids, real = np.dtype(np.int32), np.dtype(np.float32)
+        return {
+            name: Port(name, ids if name == interface.INPUT_IDS else real, dims)
+            for name, dims in shapes.items()
+        }
 
-def _rank(value: ir.Value) -> int:
-    return len(value.shape) if value.shape is not None else 0
+    return Ports(ports(inputs), ports(outputs))

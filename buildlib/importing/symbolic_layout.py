@@ -24,9 +24,8 @@ from buildlib.importing.values import (
 class SymbolicLayout:
     """Moves ids and coefficients as the source moves numbers."""
 
-    def __init__(self, roots: RootTensors, opset: int) -> None:
+    def __init__(self, roots: RootTensors) -> None:
         self.roots = roots
-        self.opset = opset
 
     def rearranged(
         self, node: ir.Node, value: AbstractValue, parameters: list[AbstractValue | None]
@@ -38,36 +37,25 @@ class SymbolicLayout:
             return self._moved_scores(node, value, parameters)
         if not isinstance(value, LinearForm):
             raise Refusal(f"moves {describe(value)}", node)
-        move = layout.array_function(node, len(value.shape), arrays_of(parameters), self.opset)
-        ids = tuple(move(part) for part in value.ids)
-        coefs = tuple(coef if isinstance(coef, float) else move(coef) for coef in value.coefs)
-        return LinearForm(ids, coefs, value.varies)
+        move = layout.array_function(node, len(value.shape), arrays_of(parameters))
+        return value.moved(move)
 
     def split(self, node: ir.Node, inputs: list[AbstractValue | None]) -> list[AbstractValue]:
         """Return the pieces of a Split."""
         value = inputs[0]
-        sizes = arrays_of(inputs[1:])
-        given = sizes[0] if sizes else None
-        if isinstance(value, AttentionScores) and layout.axis_of(node) not in {
-            -1,
-            len(value.shape) - 1,
-        }:
-            if layout.axis_of(node) < 0:
+        sizes = next(iter(arrays_of(inputs[1:])), None)
+        axis = layout.axis_of(node)
+        if isinstance(value, AttentionScores) and axis not in {-1, len(value.shape) - 1}:
+            if axis < 0:
                 raise Refusal("splits attention scores from behind", node)
-            return [_with_rows(value, part) for part in layout.split(node, value.rows, given)]
+            return [replace(value, rows=part) for part in layout.split(node, value.rows, sizes)]
         if not isinstance(value, LinearForm):
             raise Refusal(f"splits {describe(value)}", node)
-        ids = [layout.split(node, part, given) for part in value.ids]
-        coefs = [
-            [coef] * len(ids[0]) if isinstance(coef, float) else layout.split(node, coef, given)
-            for coef in value.coefs
-        ]
-        return [
-            LinearForm(
-                tuple(part[i] for part in ids), tuple(part[i] for part in coefs), value.varies
-            )
-            for i in range(len(ids[0]))
-        ]
+
+        def piece(index: int) -> AbstractValue:
+            return value.moved(lambda array: layout.split(node, array, sizes)[index])
+
+        return [piece(index) for index in range(len(layout.split(node, value.ids[0], sizes)))]
 
     def concatenated(self, node: ir.Node, inputs: list[AbstractValue | None]) -> AbstractValue:
         """Return the result of a Concat."""
@@ -104,11 +92,11 @@ class SymbolicLayout:
         last = axis in {-1, len(scores.shape) - 1}
         if node.op_type not in layout.LAST_AXIS_SAFE and (node.op_type != "Gather" or last):
             raise Refusal("rearranges attention scores", node)
-        move = layout.array_function(node, len(scores.shape), arrays_of(parameters), self.opset)
+        move = layout.array_function(node, len(scores.shape), arrays_of(parameters))
         rows = move(np.broadcast_to(scores.rows[..., None], scores.shape))
         if rows.shape[-1] != scores.width or (rows != rows[..., :1]).any():
             raise Refusal("rearranges attention scores", node)
-        return _with_rows(scores, rows[..., 0])
+        return replace(scores, rows=rows[..., 0])
 
     def _is_cached(self, form: LinearForm) -> bool:
         first = int(form.ids[0].reshape(-1)[0]) if form.ids[0].size else NO_TERM
@@ -119,7 +107,7 @@ class SymbolicLayout:
         if form.is_plain:
             return form
         size = form.ids[0].size
-        base = self.roots.add(JoinedForm(self.roots.end, size, node.outputs[0], form))
+        base = self.roots.add(JoinedForm(size, node.outputs[0], form))
         return self.roots.form_of(base, form.shape)
 
 
@@ -138,10 +126,6 @@ def _joined_scores(node: ir.Node, scores: list[AttentionScores], axis: int) -> A
     origins = tuple(dict.fromkeys(origin for part in scores for origin in part.origins))
     rows = np.concatenate([part.rows for part in scores], axis)
     return replace(scores[0], rows=rows, origins=origins)
-
-
-def _with_rows(scores: AttentionScores, rows: layout.Array) -> AttentionScores:
-    return replace(scores, rows=rows)
 
 
 def _term_ids(form: LinearForm, term: int) -> layout.Array:

@@ -1,11 +1,12 @@
 """Abstract values of the source graph, at one (AR, CL).
 
 The importer runs the source on symbols instead of numbers. A token-dependent tensor is a
-`LinearForm`: an array that tells, for each of its elements, which elements of root tensors it is
-made of. Reshape, Transpose, Slice, Expand and the like only move these, in any spelling, so the
-result shows what the graph computes, not how it lays it out.
+`LinearForm`: for each of its elements, the elements of root tensors that it is made of. Reshape,
+Transpose, Slice, Expand and the like only move these, in any spelling, so the result shows the
+computation of the graph and not its layout.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -103,6 +104,12 @@ class LinearForm:
         """True if each element is an element of another tensor, unchanged."""
         return len(self.ids) == 1 and isinstance(self.coefs[0], float) and self.coefs[0] == 1.0
 
+    def moved(self, move: Callable[[Numbers], Numbers]) -> "LinearForm":
+        """Return the form with its elements rearranged by `move`, a function of arrays."""
+        ids = tuple(move(part) for part in self.ids)
+        coefs = tuple(coef if isinstance(coef, float) else move(coef) for coef in self.coefs)
+        return LinearForm(ids, coefs, self.varies)
+
     def dense(self, term: int) -> Floats:
         """Return the coefficients of a term as an array."""
         return np.broadcast_to(np.asarray(self.coefs[term], dtype=np.float64), self.shape)
@@ -137,7 +144,7 @@ class NormStep:
 
     Attributes:
         stage: `square`, `mean`, `root` or `inverse`, the last step taken.
-        axis: the one that the mean is over, counted from the end.
+        axis: of the mean, counted from the end.
     """
 
     source: LinearForm
@@ -151,17 +158,13 @@ class NormStep:
         """Its dimensions in the source."""
         return self.dims
 
-    def at(self, stage: str, *, epsilon: float | None = None) -> "NormStep":
-        """Return the next step."""
-        return replace(self, stage=stage, epsilon=self.epsilon if epsilon is None else epsilon)
-
 
 @dataclass(frozen=True, eq=False)
 class AttentionScores:
     """Products of queries and keys, at a stage from scores to probabilities.
 
     Attributes:
-        rows: for each row of CL scores, which query it is of; all dimensions but the last.
+        rows: the query of each row of CL scores; all dimensions but the last.
         width: CL, the last dimension.
         stage: `scores`, `probabilities`, or `nan` for the answer to whether these are NaN.
         scale: factor of scores, after their bound if they have one.
@@ -184,6 +187,10 @@ class AttentionScores:
     def shape(self) -> tuple[int, ...]:
         """Its dimensions in the source."""
         return (*self.rows.shape, self.width)
+
+    def after(self, role: str, value: ir.Value, **changes: Any) -> "AttentionScores":  # noqa: ANN401
+        """Return the scores after a step that made `value` of the source."""
+        return replace(self, origins=(*self.origins, (role, value)), **changes)
 
 
 AbstractValue = Concrete | Weight | LinearForm | NormStep | AttentionScores

@@ -10,6 +10,7 @@ import onnx_ir as ir
 from buildlib.encodings.attachment import encoding_of, inherit, set_encoding
 from buildlib.graph import interface
 from buildlib.graph.builder import GraphBuilder
+from buildlib.graph.values import static_shape
 from buildlib.importing.encoding_transfer import reshape_encoding
 from buildlib.importing.refusal import Refusal
 from buildlib.importing.root_tensors import (
@@ -40,12 +41,12 @@ class Writer:
         self.roots = roots
         self._names: set[str] = set()
 
-    def name(self, wanted: str) -> str:
-        """Return `wanted`, with a number if it is taken."""
-        name, count = wanted, 1
+    def name(self, stem: str) -> str:
+        """Return `stem`, with a number if it is taken."""
+        name, count = stem, 1
         while name in self._names or name in _RESERVED or interface.is_kv(name):
             count += 1
-            name = f"{wanted}_{count}"
+            name = f"{stem}_{count}"
         self._names.add(name)
         return name
 
@@ -88,13 +89,7 @@ class Writer:
         inherit(value, origin)
         return self.roots.add(
             Activation(
-                self.roots.end,
-                self.roots.ar * features,
-                origin,
-                features,
-                lambda: value,
-                stacked=stacked,
-                value=value,
+                self.roots.ar * features, origin, features, lambda: value, stacked, value=value
             )
         )
 
@@ -108,10 +103,9 @@ class Writer:
         bias: ir.Value | None = None,
     ) -> ProjectedActivation:
         """Register x times a weight; it is written once no bias can follow."""
-        dims = _dims(weight)
-        features = dims[0] if transposed else dims[1]
+        rows, columns = static_shape(weight) or (0, 0)
+        features = rows if transposed else columns
         base = ProjectedActivation(
-            self.roots.end,
             self.roots.ar * features,
             origin,
             features,
@@ -134,7 +128,6 @@ class Writer:
     ) -> NormedActivation:
         """Register x normalised by groups of features; it is written once its gain is known."""
         base = NormedActivation(
-            self.roots.end,
             parent.size,
             origin,
             parent.features,
@@ -156,55 +149,56 @@ class Writer:
     def constant(self, name: str, array: npt.NDArray[Any]) -> ir.Value:
         """Return a small float32 initializer; equal ones are shared."""
         array = np.asarray(array, dtype=np.float32)
-        known = self.builder.initializers.get(name)
-        if known is not None:
-            tensor = known.const_value
+        twin = self.builder.initializers.get(name)
+        if twin is not None:
+            tensor = twin.const_value
             assert tensor is not None  # noqa: S101  (initializers have numbers)
             if np.array_equal(tensor.numpy(), array):
-                return known
+                return twin
             name = self.name(name)
         self._names.add(name)
         return self.builder.constant(name, array)
 
+    def factor(self, number: float) -> ir.Value:
+        """Return a float32 initializer of one number."""
+        return self.constant(f"factor_{number:.9g}", np.array(number))
+
     def parameter(self, source: ir.Value, dims: tuple[int, ...]) -> ir.Value:
         """Return an initializer of the source as float32 of shape `dims`, on the same bytes."""
         name = str(source.name)
-        held = self.builder.initializers.get(name)
-        if held is None:
+        parameter = self.builder.initializers.get(name)
+        if parameter is None:
             tensor = source.const_value
             assert tensor is not None  # noqa: S101  (initializers have numbers)
             if not source.is_initializer() and not np.isfinite(tensor.numpy()).all():
                 raise Refusal(f"constant {name} holds what is not finite")
-            held = ir.Value(
+            parameter = ir.Value(
                 name=name,
                 type=ir.TensorType(tensor.dtype),
                 shape=ir.Shape(dims),
                 const_value=_reshaped(tensor, dims),
             )
             self._names.add(name)
-            self.builder.initializers[name] = held
+            self.builder.initializers[name] = parameter
         encoding = encoding_of(source)
         if encoding is not None:  # at a later use the source may have one that it had not before
-            set_encoding(held, reshape_encoding(encoding, dims_in_file(source), dims))
-        assert held.const_value is not None  # noqa: S101  (initializers have numbers)
-        dtype = held.const_value.dtype
-        if dtype == ir.DataType.FLOAT:
-            return held
-        cast = next((use.outputs[0] for use in held.consumers() if use.op_type == "Cast"), None)
+            set_encoding(parameter, reshape_encoding(encoding, dims_in_file(source), dims))
+        if parameter.dtype == ir.DataType.FLOAT:
+            return parameter
+        users = parameter.consumers()
+        cast = next((user.outputs[0] for user in users if user.op_type == "Cast"), None)
         if cast is None:
-            cast = self.op("Cast", [held], f"{name}_f32", to=ir.DataType.FLOAT.value)
+            cast = self.op("Cast", [parameter], f"{name}_f32", to=ir.DataType.FLOAT.value)
             cast.shape = ir.Shape(dims)
         return cast
 
     def _write_projected(self, base: ProjectedActivation) -> ir.Value:
-        assert base.parent is not None and base.weight is not None  # noqa: S101, PT018
         inputs = [self.value(base.parent, stacked=False), base.weight]
         if base.bias is not None:
             inputs.append(base.bias)
         return self.op("Gemm", inputs, str(base.origin.name), transB=int(base.transposed))
 
     def _write_normed(self, base: NormedActivation) -> ir.Value:
-        assert base.parent is not None  # noqa: S101  (always given)
         name = str(base.origin.name)
         if base.group == base.features:
             value = self.value(base.parent, stacked=base.stacked)
@@ -231,8 +225,3 @@ def _reshaped(tensor: ir.TensorProtocol, dims: tuple[int, ...]) -> ir.TensorProt
             base_dir=tensor.base_dir,
         )
     return ir.tensor(tensor.numpy().reshape(dims), dtype=tensor.dtype, name=tensor.name)
-
-
-def _dims(value: ir.Value) -> tuple[int, ...]:
-    assert value.shape is not None  # noqa: S101  (weights have shapes)
-    return tuple(int(dim) for dim in value.shape.numpy())

@@ -88,7 +88,7 @@ def test_layout_functions_follow_onnx(
     case: tuple[ir.Node, npt.NDArray[Any], list[npt.NDArray[Any]]],
 ) -> None:
     node, array, parameters = case
-    moved = array_function(node, array.ndim, parameters, OPSET)(array)
+    moved = array_function(node, array.ndim, parameters)(array)
     (wanted,) = fold(node, [array, *parameters], OPSET)
     np.testing.assert_array_equal(moved, wanted)
 
@@ -125,7 +125,7 @@ def test_grids_of_other_widths_have_no_union() -> None:
 def test_pairs_of_a_rotary_embedding(half: int) -> None:
     """Halves are what Genie has tables for; neighbours as pairs are refused by name."""
     roots, dim = RootTensors(2), 8
-    rows = roots.add(Activation(0, 2 * dim, ir.Value(name="q"), dim, lambda: ir.Value(name="q")))
+    rows = roots.add(Activation(2 * dim, ir.Value(name="q"), dim, lambda: ir.Value(name="q")))
     own = np.arange(rows.size).reshape(2, dim)
     token_and_feature = np.arange(dim)
     partner = token_and_feature ^ 1 if half == 1 else (token_and_feature + half) % dim
@@ -148,7 +148,7 @@ def test_scores_that_were_treated_differently_are_not_joined() -> None:
     node = ir.node("Concat", values, {"axis": 0})
     plain = AttentionScores(np.arange(4), 16, origins=(("scores", values[0]),))
     other = AttentionScores(np.arange(4, 8), 16, origins=(("scores", values[1]),))
-    moving = SymbolicLayout(RootTensors(4), 18)
+    moving = SymbolicLayout(RootTensors(4))
     joined = moving.concatenated(node, [plain, other])
     assert isinstance(joined, AttentionScores)
     assert [value for _, value in joined.origins] == values
