@@ -22,20 +22,42 @@ def convert_arcl(model_path: Path, shape: GraphShape, out_path: Path) -> Path:
     return ArClConversion(shape).run(model_path, out_path)
 
 
+def _missing_mask(model: ir.Model) -> str | None:
+    names = [value.name for value in model.graph.inputs]
+    return None if interface.ATTENTION_MASK in names else f"inputs are {names[:5]}"
+
+
+def _shape_conflict(model: ir.Model) -> str | None:
+    """Describe a mask or cache whose sizes do not belong to one (AR, CL)."""
+    try:
+        shape = interface.model_shape(model)
+    except BuildError as error:
+        return str(error)
+    if shape is None:
+        return f"{interface.ATTENTION_MASK} is not [1, 1, AR, CL]"
+    for value in (*model.graph.inputs, *model.graph.outputs):
+        name, dims = str(value.name), static_shape(value) or ()
+        if interface.is_kv(name) and (
+            len(dims) != 4 or interface.dims_at(name, dims, shape) != dims
+        ):
+            return f"{name} is {list(dims)}, the mask says AR {shape.ar} and CL {shape.cl}"
+    return None
+
+
 class ArClConversion(Pass):
     """Rewrites input shapes and infers all others."""
 
     name = "arcl"
+    requires = (
+        SORTED,
+        STATIC,
+        Condition("there is an attention mask", _missing_mask),
+        Condition("caches fit the attention mask", _shape_conflict),
+    )
+    ensures = (STATIC,)
 
     def __init__(self, shape: GraphShape) -> None:
         self.shape = shape
-        self.requires = (
-            SORTED,
-            STATIC,
-            Condition("there is an attention mask", _missing_mask),
-            Condition("caches fit the attention mask", _shape_conflict),
-        )
-        self.ensures = (STATIC,)
 
     def transform(self, model: ir.Model) -> ir.Model:
         """Change `model` in place."""
@@ -64,25 +86,3 @@ def _reshaped(value: ir.Value, source: GraphShape, shape: GraphShape) -> tuple[i
     if len(dims) < 2 or interface.dims_at(name, dims, source) != dims:
         return dims
     return interface.dims_at(name, dims, shape)
-
-
-def _missing_mask(model: ir.Model) -> str | None:
-    names = [value.name for value in model.graph.inputs]
-    return None if interface.ATTENTION_MASK in names else f"inputs are {names[:5]}"
-
-
-def _shape_conflict(model: ir.Model) -> str | None:
-    """Describe a mask or cache whose sizes do not belong to one (AR, CL)."""
-    try:
-        shape = interface.model_shape(model)
-    except BuildError as error:
-        return str(error)
-    if shape is None:
-        return f"{interface.ATTENTION_MASK} is not [1, 1, AR, CL]"
-    for value in (*model.graph.inputs, *model.graph.outputs):
-        name, dims = str(value.name), static_shape(value) or ()
-        if interface.is_kv(name) and (
-            len(dims) != 4 or interface.dims_at(name, dims, shape) != dims
-        ):
-            return f"{name} is {list(dims)}, the mask says AR {shape.ar} and CL {shape.cl}"
-    return None

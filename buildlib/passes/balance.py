@@ -87,8 +87,8 @@ def check_part_count(n_parts: int, n_layers: int, n_apart: int) -> None:
     """Check that each part other than a separate embedding or head gets a layer."""
     if not 1 <= n_parts - n_apart <= n_layers:
         extra = f" besides {n_apart} without layers" if n_apart else ""
-        made = f"{n_parts} parts cannot be made of {n_layers} layers{extra}"
-        reason = f"{made} (num_hidden_layers of config.json)"
+        counts = f"{n_parts} parts cannot be made of {n_layers} layers{extra}"
+        reason = f"{counts} (num_hidden_layers of config.json)"
         raise InvalidOptionError("split_model.num_splits", reason, ())
 
 
@@ -166,8 +166,8 @@ class _RunSizes:
                 for stop in range(start + 1, self._n + 1):
                     if self.size(start, stop) > limit:
                         break
-                    found = (cost + (sums[stop] - sums[start]) ** 2, (*starts, start))
-                    after[stop] = min(after.get(stop, found), found)
+                    parts = (cost + (sums[stop] - sums[start]) ** 2, (*starts, start))
+                    after[stop] = min(after.get(stop, parts), parts)
             best = after
         _, starts = best[self._n]
         return [range(a, b) for a, b in zip(starts, (*starts[1:], self._n), strict=True)]

@@ -56,17 +56,11 @@ class Pass(ABC):
         """Return the transformed model: `model` itself, changed in place, or a new one.
 
         Raises:
-            PreconditionError: the model has something that cannot be transformed.
+            PreconditionError: something in the model cannot be transformed.
         """
 
     def run(self, source: Path, target: Path) -> Path:
-        """Transform the file `source` into `target`.
-
-        Raises:
-            ModelFileError: `source` is not a sound model; or a condition does not hold; nothing is
-                written then.
-            EncodingsError: the encodings beside it are not those of this model.
-        """
+        """Transform the file `source` into `target`; write nothing where a condition fails."""
         model = load_with_encodings(source, carries_encodings=self.carries_encodings)
         if self.sorts_nodes:
             _sort_nodes(model)
@@ -115,18 +109,17 @@ def _sort_nodes(model: ir.Model) -> None:
 
 
 def _unsorted(model: ir.Model) -> str | None:
-    known = {value.name for value in (*model.graph.inputs, *model.graph.initializers.values())}
+    names = {value.name for value in (*model.graph.inputs, *model.graph.initializers.values())}
     for node in model.graph:
         for value in node.inputs:
-            if value is not None and value.name not in known:
+            if value is not None and value.name not in names:
                 return f"{node.name} uses {value.name} before it is made"
-        names = [value.name for value in node.outputs if value.name]
-        twice = next((name for name in names if name in known), None)
-        if twice is not None:
-            return f"{node.name} makes {twice} a second time"
-        known.update(names)
-    missing = [value.name for value in model.graph.outputs if value.name not in known]
-    return f"output {missing[0]} is never made" if missing else None
+        for value in node.outputs:
+            if value.name and value.name in names:
+                return f"{node.name} makes {value.name} a second time"
+            names.update([value.name] if value.name else [])
+    absent = [value.name for value in model.graph.outputs if value.name not in names]
+    return f"output {absent[0]} is never made" if absent else None
 
 
 def _dynamic_shape(model: ir.Model) -> str | None:

@@ -11,10 +11,9 @@ rotations may stand anywhere.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import onnx_ir as ir
@@ -40,13 +39,9 @@ _ELEMENTWISE = (
     "Where",
 )  # fmt: skip
 
-_ALONG_ONE_AXIS = ("Concat", "Softmax", "Split")
-_TO_THE_LAST_AXIS = ("LayerNormalization", "RMSNormalization")
-_REDUCTIONS = ("ReduceMax", "ReduceMean", "ReduceSum")
-
 
 def whole_name(name: str) -> tuple[str, int | None]:
-    """Return of which value of the model a piece is, and where it begins: at a head or a column.
+    """Return the value of the model that has a piece, and the head or column where it begins.
 
     The pass calls pieces `layer_0_scores_head_2` and `layer_0_q_proj_columns_24_48`. All other
     values are whole, and begin nowhere.
@@ -61,25 +56,26 @@ def convert_mha2sha(model_path: Path, out_path: Path) -> Path:
     A part without attention, or with one head only, is written unchanged.
 
     Raises:
-        ModelFileError: it is not a sound model; or an operator of the attention mixes heads, or
-            head counts do not divide.
+        ModelFileError: an operator of the attention mixes heads, or head counts do not divide.
         EncodingsError: a weight's encoding does not fit its channels.
     """
     return Mha2Sha().run(model_path, out_path)
+
+
+def _many_headed(model: ir.Model) -> str | None:
+    for node in model.graph:
+        dims = static_shape(node.outputs[0]) if node.op_type == "Softmax" else None
+        if dims is not None and any(dim != 1 for dim in dims[:-2]):
+            return f"{node.name} is over {list(dims)}"
+    return None
 
 
 class Mha2Sha(Pass):
     """Repeats the operators between projections and their reunion for each head."""
 
     name = "mha2sha"
-
-    def __init__(self) -> None:
-        self.requires = (SORTED, STATIC, FLOAT)
-        self.ensures = (
-            SORTED,
-            STATIC,
-            Condition("every attention is of one head", _many_headed),
-        )
+    requires = (SORTED, STATIC, FLOAT)
+    ensures = (SORTED, STATIC, Condition("every attention is of one head", _many_headed))
 
     def transform(self, model: ir.Model) -> ir.Model:
         """Change `model` in place."""
@@ -92,21 +88,15 @@ class Mha2Sha(Pass):
         return model
 
 
-def _many_headed(model: ir.Model) -> str | None:
-    for node in model.graph:
-        dims = static_shape(node.outputs[0]) if node.op_type == "Softmax" else None
-        if dims is not None and any(dim != 1 for dim in dims[:-2]):
-            return f"{node.name} is over {list(dims)}"
-    return None
-
-
 @dataclass
 class Heads:
     """The heads of one value.
 
     Attributes:
-        whole: the value they are of.
-        grid: [n_kv][group] replicas; in each the head axes have size 1.
+        whole: the value.
+        replicas: one for each head, those that share keys and values side by side; in each the head
+            axes have size 1.
+        group: query heads for each key/value head; 1 for keys and values themselves.
         axes: the head axes of `whole`.
         stored: the head axes of the replicas, which have the other axes in the same order. None for
             replicas [AR, x] that have no head axes yet. Moving an axis of size 1 moves no numbers:
@@ -114,74 +104,53 @@ class Heads:
     """
 
     whole: ir.Value
-    grid: list[list[ir.Value]]
+    replicas: list[ir.Value]
+    group: int
     axes: Axes
     stored: Axes | None
 
     @property
     def n_kv(self) -> int:
         """Key/value heads."""
-        return len(self.grid)
-
-    @property
-    def group(self) -> int:
-        """Query heads for each of them; 1 for keys and values themselves."""
-        return len(self.grid[0])
-
-    @property
-    def replicas(self) -> list[ir.Value]:
-        """All replicas, query heads that share keys and values side by side."""
-        return [value for row in self.grid for value in row]
+        return len(self.replicas) // self.group
 
     def at(self, kv: int, query: int) -> ir.Value:
         """Return the replica for query head `query` of key/value head `kv`."""
-        return self.grid[kv][query if self.group > 1 else 0]
+        return self.replicas[kv * self.group + query if self.group > 1 else kv]
 
     def materialize(self, maker: "HeadSplitter") -> "Heads":
         """Give the replicas the axes of `whole`."""
         if self.stored != self.axes:
-            replicas = ReplicaFactory(self.whole, self.axes)
-            moved = [
-                self._rearranged(value, replicas.make(head), maker)
-                for head, value in enumerate(self.replicas)
-            ]
-            starts = range(0, len(moved), self.group)
-            self.grid = [moved[start : start + self.group] for start in starts]
-            self.stored = self.axes
+            outputs = _new_replicas(self.whole, self.axes, len(self.replicas))
+            for value, output in zip(self.replicas, outputs, strict=True):
+                self._rearrange(value, output, maker)
+            self.replicas, self.stored = outputs, self.axes
         return self
 
-    def _rearranged(self, value: ir.Value, output: ir.Value, maker: "HeadSplitter") -> ir.Value:
+    def _rearrange(self, value: ir.Value, output: ir.Value, maker: "HeadSplitter") -> None:
         if self.stored is None:
             target = [1 if axis in self.axes else -1 for axis in range(4)]
             target[-1] = (static_shape(value) or (0,))[-1]
             maker.make("Reshape", [value, maker.constant(target)], [output])
         else:
             others = iter(axis for axis in range(4) if axis not in self.stored)
-            moved = dict(zip(self.axes, self.stored, strict=True))
-            perm = [moved[axis] if axis in moved else next(others) for axis in range(4)]
+            sources = dict(zip(self.axes, self.stored, strict=True))
+            perm = [sources[axis] if axis in sources else next(others) for axis in range(4)]
             maker.make("Transpose", [value], [output], perm=perm)
-        return output
 
 
-class ReplicaFactory:
-    """Makes values for the heads of `whole`, equal except for their names, with its encoding."""
-
-    def __init__(self, whole: ir.Value, axes: Axes) -> None:
-        self._whole = whole
-        self._encoding = encoding_of(whole)
-        self._shape: ir.Shape | None = None
-        dims = static_shape(whole)
-        if dims is not None:
-            self._shape = ir.Shape(1 if axis in axes else dim for axis, dim in enumerate(dims))
-            self._shape.freeze()  # one object for all
-
-    def make(self, head: int) -> ir.Value:
-        """Make the value of one head."""
-        whole = self._whole
-        value = ir.Value(name=f"{whole.name}_head_{head}", type=whole.type, shape=self._shape)
-        if self._encoding is not None:
-            set_encoding(value, self._encoding)
-        return value
+def _new_replicas(whole: ir.Value, axes: Axes, count: int) -> list[ir.Value]:
+    """Make values for the heads of `whole`, equal except for their names, with its encoding."""
+    dims, encoding = static_shape(whole), encoding_of(whole)
+    shape = None
+    if dims is not None:
+        shape = ir.Shape(1 if axis in axes else dim for axis, dim in enumerate(dims))
+        shape.freeze()  # one object for all
+    names = (f"{whole.name}_head_{head}" for head in range(count))
+    values = [ir.Value(name=name, type=whole.type, shape=shape) for name in names]
+    for value in values:
+        set_encoding(value, encoding)
+    return values
 
 
 class HeadSplitter:
@@ -208,11 +177,16 @@ class HeadSplitter:
             self._node = node
             if self._splits_heads(node):
                 self._split_projection(node)
-            elif any(value is not None and self._has_heads(value) for value in node.inputs):
-                rule = self._RULES.get(node.op_type)
-                if rule is None or node.domain:
-                    raise PreconditionError(f"{_label(node)} cannot be split by head")
-                rule(self, node)
+            elif not any(value is not None and self._has_heads(value) for value in node.inputs):
+                continue
+            elif node.op_type == "Reshape":
+                self._merge_heads(node)
+            elif node.op_type == "Transpose":
+                self._transpose(node)
+            elif node.op_type in _AXES and not node.domain:
+                self._repeat_for_heads(node, _AXES[node.op_type](node))
+            else:
+                raise PreconditionError(f"{_label(node)} cannot be split by head")
         for index, value in enumerate(self.graph.outputs):
             if value in self.heads:
                 self.graph.outputs[index] = self._merged_output(self.heads[value].materialize(self))
@@ -258,8 +232,7 @@ class HeadSplitter:
         assert flat is not None  # noqa: S101  (an entrance)
         _, n_kv, group, _ = constant_integers(node.inputs[1])
         pieces = self._projections.slice_columns(flat, n_kv * group, node)
-        grid = [pieces[kv * group : (kv + 1) * group] for kv in range(n_kv)]
-        self.heads[whole] = Heads(whole, grid, TOKENS_FIRST, stored=None)
+        self.heads[whole] = Heads(whole, pieces, group, TOKENS_FIRST, stored=None)
 
     def _has_heads(self, value: ir.Value) -> bool:
         return value in self.heads or (value.is_graph_input() and interface.is_kv(str(value.name)))
@@ -272,28 +245,29 @@ class HeadSplitter:
                 raise PreconditionError(
                     f"cache {value.name} is {list(dims or ())}, not [n_kv, 1, .., ..]"
                 )
-            maker = ReplicaFactory(value, HEADS_FIRST)
-            replicas = [maker.make(head) for head in range(dims[0])]
-            if len(replicas) > 1:
-                self.make("Split", [value], replicas, axis=0, num_outputs=len(replicas))
-            else:
-                replicas = [value]
-            grid = [[one] for one in replicas]
-            self.heads[value] = Heads(value, grid, HEADS_FIRST, stored=HEADS_FIRST)
+            replicas = [value]
+            if dims[0] > 1:
+                replicas = _new_replicas(value, HEADS_FIRST, dims[0])
+                self.make("Split", [value], replicas, axis=0, num_outputs=dims[0])
+            self.heads[value] = Heads(value, replicas, 1, HEADS_FIRST, stored=HEADS_FIRST)
         return self.heads[value].materialize(self)
 
     # --- between ---
 
-    def _repeat_for_heads(self, node: ir.Node) -> Axes:
-        """Repeat a node for each head; return the axes that it must not work across."""
-        taken = {
+    def _repeat_for_heads(self, node: ir.Node, axes: Iterable[int] = ()) -> None:
+        """Repeat a node for each head; the `axes` that it works across must not count heads."""
+        operands = {
             value: self._materialized(value)
             for value in node.inputs
             if value is not None and self._has_heads(value)
         }
-        first = next(iter(taken.values()))
-        group = max(heads.group for heads in taken.values())
-        for heads in taken.values():
+        loose = [value for value in node.inputs if value is not None and value not in operands]
+        if node.op_type == "Concat" and loose:
+            reason = f"joins heads with {loose[0].name}, which has none"
+            raise PreconditionError(f"{_label(node)} {reason}")
+        first = next(iter(operands.values()))
+        group = max(heads.group for heads in operands.values())
+        for heads in operands.values():
             if heads.n_kv != first.n_kv or heads.group not in {1, group}:
                 raise PreconditionError(
                     f"{_label(node)} joins {heads.n_kv * heads.group} heads with "
@@ -303,28 +277,24 @@ class HeadSplitter:
                 raise PreconditionError(
                     f"{_label(node)} joins values whose heads lie on other axes"
                 )
-        makers = [ReplicaFactory(value, first.axes) for value in node.outputs]
-        made: list[list[list[ir.Value]]] = [[] for _ in makers]
-        for kv in range(first.n_kv):
-            for grid in made:
-                grid.append([])
-            for query in range(group):
-                outputs = [maker.make(kv * group + query) for maker in makers]
-                inputs = [
-                    taken[value].at(kv, query)
-                    if value in taken
-                    else self._operand_of_head(value, first, kv, query)
-                    for value in node.inputs
-                ]
-                again = ir.Node(
-                    "", node.op_type, inputs, node.attributes, outputs=outputs, name=outputs[0].name
-                )
-                self.graph.insert_before(node, again)
-                for grid, output in zip(made, outputs, strict=True):
-                    grid[-1].append(output)
-        for value, grid in zip(node.outputs, made, strict=True):
-            self.heads[value] = Heads(value, grid, first.axes, stored=first.axes)
-        return first.axes
+        if any(axis % 4 in first.axes for axis in axes):
+            raise PreconditionError(f"{_label(node)} works across heads")
+        for value in node.outputs:
+            replicas = _new_replicas(value, first.axes, first.n_kv * group)
+            self.heads[value] = Heads(value, replicas, group, first.axes, stored=first.axes)
+        for head in range(first.n_kv * group):
+            kv, query = divmod(head, group)
+            inputs = [
+                operands[value].at(kv, query)
+                if value in operands
+                else self._operand_of_head(value, first, kv, query)
+                for value in node.inputs
+            ]
+            outputs = [self.heads[value].replicas[head] for value in node.outputs]
+            again = ir.Node(
+                "", node.op_type, inputs, node.attributes, outputs=outputs, name=outputs[0].name
+            )
+            self.graph.insert_before(node, again)
 
     def _operand_of_head(
         self, value: ir.Value | None, heads: Heads, kv: int, query: int
@@ -336,54 +306,22 @@ class HeadSplitter:
         if dims is None:
             raise PreconditionError(f"{value.name} has no static shape")
         places = [axis - 4 + len(dims) for axis in heads.axes]
-        wanted = [(place, at) for place, at in zip(places, (kv, query), strict=True) if place >= 0]
-        wanted = [(place, at) for place, at in wanted if dims[place] != 1]
-        if not wanted or len(dims) > 4:
+        indices = {
+            place: index
+            for place, index in zip(places, (kv, query), strict=True)
+            if place >= 0 and dims[place] != 1
+        }
+        if not indices or len(dims) > 4:
             return value
         if value.const_value is None:
             raise PreconditionError(f"{value.name} {list(dims)} differs from head to head")
         name = f"{value.name}_head_{kv}_{query}"
         if name not in self.graph.initializers:
             array = tensor_array(value.const_value)
-            for place, at in wanted:
-                array = array.take([at], axis=place)
+            for place, index in indices.items():
+                array = array.take([index], axis=place)
             inherit(self._register(ir.tensor(array, name=name), name), value)
         return self.graph.initializers[name]
-
-    def _elementwise(self, node: ir.Node) -> None:
-        self._repeat_for_heads(node)
-
-    def _along_axis(self, node: ir.Node) -> None:
-        """Repeat Softmax, Concat or Split, whose axis must not count heads."""
-        axis = node.attributes.get_int("axis", -1 if node.op_type == "Softmax" else 0)
-        if node.op_type == "Concat":
-            loose = [v for v in node.inputs if v is not None and not self._has_heads(v)]
-            if loose:
-                raise PreconditionError(
-                    f"{_label(node)} joins heads with {loose[0].name}, which has none"
-                )
-        self._reject_head_axes(node, self._repeat_for_heads(node), [axis])
-
-    def _normalization(self, node: ir.Node) -> None:
-        axis = node.attributes.get_int("axis", -1)
-        self._reject_head_axes(node, self._repeat_for_heads(node), list(range(axis % 4, 4)))
-
-    def _reduce(self, node: ir.Node) -> None:
-        axes = constant_integers(node.inputs[1] if len(node.inputs) > 1 else None)
-        if not axes or node.attributes.get_int("keepdims", 1) != 1:
-            raise PreconditionError(f"{_label(node)} does away with the heads")
-        self._reject_head_axes(node, self._repeat_for_heads(node), axes)
-
-    def _slice(self, node: ir.Node) -> None:
-        axes = constant_integers(node.inputs[3] if len(node.inputs) > 3 else None)
-        self._reject_head_axes(node, self._repeat_for_heads(node), axes or [0])
-
-    def _matmul(self, node: ir.Node) -> None:
-        self._reject_head_axes(node, self._repeat_for_heads(node), [2, 3])
-
-    def _reject_head_axes(self, node: ir.Node, heads: Axes, touched: list[int]) -> None:
-        if any(axis % 4 in heads for axis in touched):
-            raise PreconditionError(f"{_label(node)} works across heads")
 
     def _transpose(self, node: ir.Node) -> None:
         value, whole = node.inputs[0], node.outputs[0]
@@ -395,7 +333,7 @@ class HeadSplitter:
         axes = (perm.index(source.axes[0]), perm.index(source.axes[1]))
         others = [axis for axis in perm if axis not in source.axes]
         if others == sorted(others) and axes in {HEADS_FIRST, TOKENS_FIRST}:
-            self.heads[whole] = Heads(whole, source.grid, axes, source.stored)
+            self.heads[whole] = Heads(whole, source.replicas, source.group, axes, source.stored)
             return
         self._repeat_for_heads(node)
         self.heads[whole].axes = self.heads[whole].stored = axes
@@ -438,16 +376,32 @@ class HeadSplitter:
         self.graph.append(node)
         return output
 
-    _RULES: ClassVar[dict[str, Callable[["HeadSplitter", ir.Node], None]]] = {
-        **dict.fromkeys(_ELEMENTWISE, _elementwise),
-        **dict.fromkeys(_ALONG_ONE_AXIS, _along_axis),
-        **dict.fromkeys(_TO_THE_LAST_AXIS, _normalization),
-        **dict.fromkeys(_REDUCTIONS, _reduce),
-        "MatMul": _matmul,
-        "Reshape": _merge_heads,
-        "Slice": _slice,
-        "Transpose": _transpose,
-    }
+
+def _to_the_last_axis(node: ir.Node) -> Iterable[int]:
+    return range(node.attributes.get_int("axis", -1) % 4, 4)
+
+
+def _reduced_axes(node: ir.Node) -> Iterable[int]:
+    axes = constant_integers(node.inputs[1] if len(node.inputs) > 1 else None)
+    if not axes or node.attributes.get_int("keepdims", 1) != 1:
+        raise PreconditionError(f"{_label(node)} does away with the heads")
+    return axes
+
+
+def _sliced_axes(node: ir.Node) -> Iterable[int]:
+    return constant_integers(node.inputs[3] if len(node.inputs) > 3 else None) or [0]
+
+
+_AXES: dict[str, Callable[[ir.Node], Iterable[int]]] = {
+    **dict.fromkeys(_ELEMENTWISE, lambda _: ()),
+    **dict.fromkeys(("Concat", "Split"), lambda node: [node.attributes.get_int("axis", 0)]),
+    **dict.fromkeys(("LayerNormalization", "RMSNormalization"), _to_the_last_axis),
+    **dict.fromkeys(("ReduceMax", "ReduceMean", "ReduceSum"), _reduced_axes),
+    "MatMul": lambda _: (2, 3),
+    "Slice": _sliced_axes,
+    "Softmax": lambda node: [node.attributes.get_int("axis", -1)],
+}
+"""Axes that an operator on four axes works across."""
 
 
 def _label(node: ir.Node) -> str:

@@ -8,7 +8,7 @@ head_dim]; out come `logits` [1, 1, AR, vocab], all `present_key_{i}`, all `pres
 """
 
 import re
-from collections.abc import MutableSequence, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,7 @@ Floats = npt.NDArray[np.float32]
 MLLM_CONTRACT = "mllm"
 """Its name; see `buildlib.toolchains.qnn.contracts`."""
 POSITION_IDS = "position_ids"
-_TAKEN = frozenset({interface.INPUT_IDS, interface.ATTENTION_MASK, interface.COS, interface.SIN})
+_INPUTS = frozenset({interface.INPUT_IDS, interface.ATTENTION_MASK, interface.COS, interface.SIN})
 
 _FIRST = (interface.INPUT_IDS, POSITION_IDS, interface.ATTENTION_MASK, interface.LOGITS)
 _UNKNOWN = (3, 0)
@@ -38,7 +38,7 @@ def graph_name(ar: int) -> str:
 
 
 def place(name: str) -> tuple[int, int]:
-    """Return what sorts the inputs or the outputs of a graph as mllm hands them over."""
+    """Return the sort key of an input or output in mllm's order."""
     cache = _CACHE.fullmatch(name)
     if cache is None:
         return (0, _FIRST.index(name)) if name in _FIRST else _UNKNOWN
@@ -52,27 +52,29 @@ def find_fault(graphs: Sequence[GraphInfo], ar_len: int) -> str | None:
         graphs: of one context binary.
         ar_len: of its prefill calls.
     """
-    named = {graph.name: graph for graph in graphs}
+    names = {graph.name for graph in graphs}
     for name in (graph_name(1), graph_name(ar_len)):
-        if name not in named:
-            return f"it has no graph {name}, but {', '.join(sorted(named))}"
+        if name not in names:
+            return f"it has no graph {name}, but {', '.join(sorted(names))}"
     for graph in graphs:
-        names = [tensor.name for tensor in graph.inputs], [tensor.name for tensor in graph.outputs]
-        known = all(place(name) < _UNKNOWN for ports in names for name in ports)
-        if not known or any(ports != sorted(ports, key=place) for ports in names):
-            return f"graph {graph.name} does not have mllm's inputs and outputs in mllm's order"
+        for ports in (graph.inputs, graph.outputs):
+            places = [place(tensor.name) for tensor in ports]
+            if _UNKNOWN in places or places != sorted(places):
+                return f"graph {graph.name} does not have mllm's inputs and outputs in mllm's order"
     return None
 
 
 def _unknown_input(model: ir.Model) -> str | None:
     names = {str(value.name) for value in model.graph.inputs}
-    other = next((name for name in names - _TAKEN if not interface.is_kv(name)), None)
-    missing = next((name for name in _TAKEN if name not in names), None)
-    outputs = [str(value.name) for value in model.graph.outputs]
-    extra = next((n for n in outputs if n != interface.LOGITS and not interface.is_kv(n)), None)
-    if other or missing:
-        return f"it takes {other}" if other else f"it does not take {missing}"
-    return f"it gives {extra}" if extra else None
+    outputs = {str(value.name) for value in model.graph.outputs} - {interface.LOGITS}
+    for phrase, candidates in (
+        ("takes", (name for name in names - _INPUTS if not interface.is_kv(name))),
+        ("does not take", _INPUTS - names),
+        ("gives", (name for name in outputs if not interface.is_kv(name))),
+    ):
+        if (name := min(candidates, default=None)) is not None:
+            return f"it {phrase} {name}"
+    return None
 
 
 class MllmContract(Pass):
@@ -116,15 +118,15 @@ class MllmContract(Pass):
                 head.append(_reshape(graph, outer, _replaced(value)))
             elif name not in self._tables:
                 ends.append(value)
-        made: list[ir.Value] = []
+        results: list[ir.Value] = []
         for value in outputs:
             name = str(value.name).replace("past", "present").removesuffix("_out")
             if name == interface.LOGITS:
                 value.name = f"{name}_by_token"
-            made.append(_renamed(value, name))
-        tail = [_reshape(graph, *pair) for pair in zip(outputs, made, strict=True)]
-        _replace(graph.inputs, ends)
-        _replace(graph.outputs, made)
+            results.append(_renamed(value, name))
+        tail = [_reshape(graph, *pair) for pair in zip(outputs, results, strict=True)]
+        for ports, values in ((graph.inputs, ends), (graph.outputs, results)):
+            ports[:] = sorted(values, key=lambda value: place(str(value.name)))
         graph.insert_before(graph[0], head)
         graph.extend(tail)
         infer_shapes(model)
@@ -163,17 +165,16 @@ def _look_up(graph: ir.Graph, value: ir.Value, table: Floats, positions: ir.Valu
     rows = _constant(graph, f"{name}_table", table)
     set_encoding(rows, encoding)
     dims = static_shape(value) or ()
-    found = inherit(_value(f"{name}_rows", dims[2:], ir.DataType.FLOAT), value)
-    gather = ir.node("Gather", [rows, positions], {"axis": 0}, outputs=[found], name=found.name)
-    return [gather, _reshape(graph, found, _replaced(value))]
+    result = inherit(_value(f"{name}_rows", dims[2:], ir.DataType.FLOAT), value)
+    gather = ir.node("Gather", [rows, positions], {"axis": 0}, outputs=[result], name=result.name)
+    return [gather, _reshape(graph, result, _replaced(value))]
 
 
 def _rounded_down(values: Floats, encoding: Encoding) -> Floats:
     scale, offset = encoding.scale[0], encoding.offset[0]
-    stored = np.floor(values.astype(np.float64) / scale) - offset
-    clipped = np.clip(stored, 0, (1 << encoding.bw) - 1)
-    rounded: Floats = ((clipped + offset) * scale).astype(np.float32)
-    return rounded
+    integers = np.floor(values.astype(np.float64) / scale) - offset
+    integers = np.clip(integers, 0, (1 << encoding.bw) - 1)
+    return np.asarray((integers + offset) * scale, np.float32)
 
 
 def _constant(graph: ir.Graph, name: str, array: npt.NDArray[np.int64] | Floats) -> ir.Value:
@@ -182,8 +183,3 @@ def _constant(graph: ir.Graph, name: str, array: npt.NDArray[np.int64] | Floats)
     value.const_value = tensor
     graph.initializers[name] = value
     return value
-
-
-def _replace(ports: MutableSequence[ir.Value], values: list[ir.Value]) -> None:
-    ports.clear()
-    ports.extend(sorted(values, key=lambda value: place(str(value.name))))

@@ -78,11 +78,11 @@ class ProjectionSlicer:
         name = f"{value.name}_rows_{piece[0]}_{piece[1]}"
         if name in self._made:
             return self._made[name]
-        stored = self._rows(_input(node, 0), piece, before, axis)
+        rows = self._rows(_input(node, 0), piece, before, axis)
         dims[axis] = piece[1] - piece[0]
         output = ir.Value(name=name, type=value.type, shape=ir.Shape(dims))
-        inherit_rows(output, value, *piece, axis % len(dims))
-        return self._add(node, [stored], output, before)
+        _inherit_rows(output, value, *piece, axis % len(dims))
+        return self._add(node, [rows], output, before)
 
     def _add(
         self, node: ir.Node, inputs: list[ir.Value], output: ir.Value, before: ir.Node
@@ -107,9 +107,9 @@ def _is_sliceable(value: ir.Value) -> bool:
     if len(others) != 1 or not constants or node.domain:
         return False
     if node.op_type == "Gemm":
-        transposed = [node.attributes.get_int(name, 0) for name in ("transA", "transB")]
+        flags = [node.attributes.get_int(name, 0) for name in ("transA", "transB")]
         biases = (_is_row(bias, _width(value)) for bias in constants[1:])
-        return transposed == [0, 1] and others[0] is node.inputs[0] and all(biases)
+        return flags == [0, 1] and others[0] is node.inputs[0] and all(biases)
     return (
         node.op_type in _ELEMENTWISE
         and _is_row(constants[0], _width(value))
@@ -183,14 +183,14 @@ def slice_rows(value: ir.Value, start: int, stop: int, axis: int = 0) -> ir.Valu
     name = f"{value.name}_rows_{start}_{stop}"
     if name in graph.initializers:
         return graph.initializers[name]
-    cut = _slice_tensor(tensor, dims, axis, start, stop, name)
-    kept = ir.Shape(cut.shape.numpy())
-    rows = ir.Value(name=name, type=value.type, shape=kept, const_value=cut)
+    part = _slice_tensor(tensor, dims, axis, start, stop, name)
+    shape = ir.Shape(part.shape.numpy())
+    rows = ir.Value(name=name, type=value.type, shape=shape, const_value=part)
     graph.register_initializer(rows)
-    return inherit_rows(rows, value, start, stop, axis)
+    return _inherit_rows(rows, value, start, stop, axis)
 
 
-def inherit_rows(rows: ir.Value, value: ir.Value, start: int, stop: int, axis: int) -> ir.Value:
+def _inherit_rows(rows: ir.Value, value: ir.Value, start: int, stop: int, axis: int) -> ir.Value:
     """Give `rows` the encoding of entries [start, stop) of `value` along `axis`."""
     encoding, dims = encoding_of(value), static_shape(value)
     if encoding is not None and dims is not None:
@@ -202,17 +202,17 @@ def inherit_rows(rows: ir.Value, value: ir.Value, start: int, stop: int, axis: i
 def _slice_tensor(
     tensor: ir.TensorProtocol, dims: tuple[int, ...], axis: int, start: int, stop: int, name: str
 ) -> ir.TensorProtocol:
-    kept = (*dims[:axis], stop - start, *dims[axis + 1 :])
+    shape = ir.Shape((*dims[:axis], stop - start, *dims[axis + 1 :]))
     if not isinstance(tensor, ir.ExternalTensor):
         index = (*(slice(None) for _ in range(axis)), slice(start, stop))
-        return ir.Tensor(tensor.numpy()[index], dtype=tensor.dtype, shape=ir.Shape(kept), name=name)
+        return ir.Tensor(tensor.numpy()[index], dtype=tensor.dtype, shape=shape, name=name)
     n_bytes = tensor.nbytes // dims[axis]
     return ir.ExternalTensor(
         location=tensor.location,
         offset=(tensor.offset or 0) + start * n_bytes,
         length=(stop - start) * n_bytes,
         dtype=tensor.dtype,
-        shape=ir.Shape(kept),
+        shape=shape,
         name=name,
         base_dir=tensor.base_dir,
     )

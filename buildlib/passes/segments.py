@@ -53,12 +53,7 @@ class Segments:
 
 
 def find_segments(model: ir.Model) -> Segments:
-    """Return the segments of a whole model.
-
-    Raises:
-        PreconditionError: it is not a whole decoder, or more than one value connects two of its
-            layers.
-    """
+    """Return the segments of a whole model."""
     graph = model.graph
     layers = _layers(graph)
     borders = _borders(graph, layers)
@@ -70,23 +65,23 @@ def find_segments(model: ir.Model) -> Segments:
     entry = {value: index + 1 for index, value in enumerate(borders)}
     place |= {value: entry[value] for value in graph.inputs if value in entry}
     members: list[list[ir.Node]] = [[] for _ in range(len(layers) + 2)]
-    made: dict[ir.Value, int] = {}
+    origin: dict[ir.Value, int] = {}
     for node in graph:
         places = {place[value]: value for value in node.inputs if value in place}
         if not places:
             continue
-        here = max(places)
-        if min(places) != here:
-            ends = _segment_name(min(places), layers), _segment_name(here, layers)
-            reason = f"more than one value connects {ends[0]} and {ends[1]}"
-            raise PreconditionError(f"{reason}: {places[min(places)].name}")
+        first, here = min(places), max(places)
+        if first != here:
+            ends = f"{_segment_name(first, layers)} and {_segment_name(here, layers)}"
+            reason = f"more than one value connects {ends}: {places[first].name}"
+            raise PreconditionError(reason)
         members[here].append(node)
         for value in node.outputs:
-            made[value] = here
+            origin[value] = here
             place[value] = entry.get(value, here)
     outputs: list[list[ir.Value]] = [[] for _ in members]
     for value in graph.outputs:
-        outputs[made.get(value, 0)].append(value)
+        outputs[origin.get(value, 0)].append(value)
     return Segments(borders, tuple(map(tuple, members)), tuple(map(tuple, outputs)))
 
 
@@ -97,11 +92,10 @@ def _segment_name(segment: int, layers: list[int]) -> str:
 
 
 def _layers(graph: ir.Graph) -> list[int]:
-    layers = {interface.kv_layer(str(value.name)) for value in graph.inputs}
-    numbers = sorted(layer for layer in layers if layer is not None)
-    if not numbers:
+    layers = {interface.kv_layer(str(value.name)) for value in graph.inputs} - {None}
+    if not layers:
         raise PreconditionError("no layer has a key/value cache")
-    return numbers
+    return sorted(layer for layer in layers if layer is not None)
 
 
 def _borders(graph: ir.Graph, layers: list[int]) -> tuple[ir.Value, ...]:
@@ -112,11 +106,15 @@ def _borders(graph: ir.Graph, layers: list[int]) -> tuple[ir.Value, ...]:
     chain = dominator_chain(source, sink)
     if not chain:
         raise PreconditionError(f"{sink.name} does not depend on {source.name}")
-    reached = _last_layers(graph)
-    ends = {reached.get(value, -1): value for value in chain if not _is_dequantized(value)}
+    last_layers = _last_layers(graph)
+    ends = {
+        last_layers.get(value, -1): value
+        for value in chain
+        if _maker_type(value) != "DequantizeLinear"
+    }
     ends[layers[-1]] = _last_sum(chain, static_shape(ends[-1])) or ends.get(layers[-1], sink)
     for index, before in enumerate((-1, *layers)):
-        if reached.get(ends.get(before, source), -1) != before:
+        if last_layers.get(ends.get(before, source), -1) != before:
             here, there = _segment_name(index, layers), _segment_name(index + 1, layers)
             raise PreconditionError(f"no single value connects {here} and {there}")
     return tuple(ends[layer] for layer in (-1, *layers))
@@ -146,8 +144,9 @@ def _last_sum(chain: list[ir.Value], dims: tuple[int, ...] | None) -> ir.Value |
             continue
         if not any(value is None or _stored(value).is_initializer() for value in node.inputs):
             following = chain[index + 1 : index + 2]
-            quantized = following and _made_by(following[0]) == "QuantizeLinear"
-            return following[0] if quantized else chain[index]
+            if following and _maker_type(following[0]) == "QuantizeLinear":
+                return following[0]
+            return chain[index]
     return None
 
 
@@ -160,13 +159,9 @@ def _stored(value: ir.Value) -> ir.Value:
     return value
 
 
-def _made_by(value: ir.Value) -> str | None:
+def _maker_type(value: ir.Value) -> str | None:
     node = value.producer()
     return node.op_type if node is not None else None
-
-
-def _is_dequantized(value: ir.Value) -> bool:
-    return _made_by(value) == "DequantizeLinear"
 
 
 def _n_bytes(weight: ir.Value) -> int:
@@ -188,12 +183,11 @@ def dominator_chain(source: ir.Value, sink: ir.Value) -> list[ir.Value]:
     graph = source.graph
     assert graph is not None  # noqa: S101  (a value of a graph)
     for node in graph:
-        reached = [value for value in node.inputs if value in parent]
-        if not reached:
+        operands = [value for value in node.inputs if value is not None and value in parent]
+        if not operands:
             continue
-        meeting = reached[0]
-        assert meeting is not None  # noqa: S101  (membership was tested)
-        for other in reached[1:]:
+        meeting = operands[0]
+        for other in operands[1:]:
             meeting = _meet(meeting, other, parent, depth)
         for output in node.outputs:
             parent[output] = meeting
@@ -208,11 +202,10 @@ def dominator_chain(source: ir.Value, sink: ir.Value) -> list[ir.Value]:
 
 def _meet(
     first: ir.Value,
-    second: ir.Value | None,
+    second: ir.Value,
     parent: dict[ir.Value, ir.Value],
     depth: dict[ir.Value, int],
 ) -> ir.Value:
-    assert second is not None  # noqa: S101  (membership was tested)
     while first is not second:
         if depth[first] < depth[second]:
             first, second = second, first

@@ -4,12 +4,11 @@ Parts are balanced by the time that they take to compile. A separate embedding o
 counts as a part.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import onnx_ir as ir
 
-from buildlib.encodings.attachment import inherit
 from buildlib.errors import ModelFileError
 from buildlib.graph import interface
 from buildlib.passes.balance import ModelWeights, SplitEnds, balance_layers
@@ -45,18 +44,17 @@ def split_model(
         split_lm_head: whether the last part is only the final norm and the output projection.
 
     Raises:
-        ModelFileError: it is not a sound model; or it is not a whole model, or more than one value
-            connects two layers.
+        ModelFileError: it is not a whole model, or more than one value connects two layers.
         InvalidOptionError: more parts than layers.
     """
     model, segments = load_segments(model_path)
     apart = SplitEnds(embedding=split_embedding, head=split_lm_head)
-    if split_embedding and not segments.members[0]:
-        reason = "there is no embedding to split off: it takes embeddings"
-        raise ModelFileError(model_path, f"pass {_NAME}, precondition: {reason}")
-    if split_lm_head and not segments.members[-1]:
-        reason = "there is no output projection to split off: no sum ends the last layer"
-        raise ModelFileError(model_path, f"pass {_NAME}, precondition: {reason}")
+    for splits_off, segment, reason in (
+        (split_embedding, 0, "embedding to split off: it takes embeddings"),
+        (split_lm_head, -1, "output projection to split off: no sum ends the last layer"),
+    ):
+        if splits_off and not segments.members[segment]:
+            raise ModelFileError(model_path, f"pass {_NAME}, precondition: there is no {reason}")
     layers = balance_layers(segments.weights(), n_splits, apart)
     shape = interface.model_shape(model)
     paths = []
@@ -121,15 +119,15 @@ def extract_segments(model: ir.Model, segments: Segments, part: range) -> ir.Mod
     if part.stop < len(segments.members):
         outputs.insert(0, segments.borders[part.stop - 1])
     nodes = _with_constants(model.graph, members, first)
-    used = {value for node in nodes for value in node.inputs if value is not None}
+    operands = {value for node in nodes for value in node.inputs}
     inputs = [] if first is None else [first]
-    inputs += [value for value in model.graph.inputs if value in used - {first}]
+    inputs += [value for value in model.graph.inputs if value in operands - {first}]
     return extract_nodes(model, nodes, inputs, outputs)
 
 
 def extract_nodes(
     model: ir.Model,
-    nodes: Collection[ir.Node],
+    nodes: Sequence[ir.Node],
     inputs: Sequence[ir.Value],
     outputs: Sequence[ir.Value],
 ) -> ir.Model:
@@ -138,35 +136,20 @@ def extract_nodes(
     Args:
         model: that has the nodes; its constants come along by reference.
         nodes: in order.
-        inputs: all values that the nodes read and none makes, but constants.
-        outputs: made by the nodes.
+        inputs: all values that the nodes read and do not make, but constants.
+        outputs: of the nodes.
     """
-    copied_values: dict[ir.Value, ir.Value] = {}
-    used = {value for node in nodes for value in node.inputs if value is not None}
-    constants = [value for value in model.graph.initializers.values() if value in used]
-    copies = [
-        ir.Node(
-            node.domain,
-            node.op_type,
-            [
-                None if value is None else _copied_value(value, copied_values)
-                for value in node.inputs
-            ],
-            node.attributes,
-            outputs=[_copied_value(value, copied_values) for value in node.outputs],
-            name=node.name,
-        )
-        for node in nodes
-    ]
-    graph = ir.Graph(
-        [_copied_value(value, copied_values) for value in inputs],
-        [_copied_value(value, copied_values) for value in outputs],
-        nodes=copies,
-        initializers=[_copied_value(value, copied_values) for value in constants],
+    operands = {value for node in nodes for value in node.inputs if value is not None}
+    constants = [value for value in model.graph.initializers.values() if value in operands]
+    view = ir.GraphView(
+        inputs,
+        outputs,
+        nodes=nodes,
+        initializers=constants,
         opset_imports=model.graph.opset_imports,
     )
     result = ir.Model(
-        graph,
+        view.clone(),
         ir_version=model.ir_version,
         producer_name=model.producer_name,
         functions=list(model.functions.values()),
@@ -191,19 +174,8 @@ def _with_constants(
     return [node for node in graph if node in nodes]
 
 
-def _copied_value(value: ir.Value, copied_values: dict[ir.Value, ir.Value]) -> ir.Value:
-    if value not in copied_values:
-        twin = ir.Value(
-            name=value.name, type=value.type, shape=value.shape, const_value=value.const_value
-        )
-        copied_values[value] = inherit(twin, value)
-    return copied_values[value]
-
-
 def _missing_mask(model: ir.Model) -> str | None:
-    return (
-        None if interface.model_shape(model) is not None else "it has none to tell AR and CL from"
-    )
+    return "it has none to tell AR and CL from" if interface.model_shape(model) is None else None
 
 
 _HAS_MASK = Condition("it has an attention mask", _missing_mask)

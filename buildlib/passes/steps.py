@@ -1,4 +1,4 @@
-"""Cut of a model, such as one decoder layer, into steps that end where given values are known."""
+"""Cut of a model, such as one decoder layer, into steps that end with values of given names."""
 
 from collections.abc import Sequence
 
@@ -10,9 +10,9 @@ from buildlib.passes.split import extract_nodes
 def cut_into_steps(model: ir.Model, names: Sequence[str]) -> list[ir.Model]:
     """Return models that compute a model one after the other, one more than names.
 
-    Each computes what the next name needs and no step before has computed, the last one the rest.
-    Its outputs are that value, those that a later step reads, and the outputs of the model among
-    what it computes. A step that has nothing to compute has no nodes.
+    Each computes the value of the next name, the last one the rest. Its outputs are that value,
+    those that a later step reads, and its share of the outputs of the model. A step that has
+    nothing to compute has no nodes.
 
     Args:
         model: stays as it is; constants are copied by reference.
@@ -22,12 +22,11 @@ def cut_into_steps(model: ir.Model, names: Sequence[str]) -> list[ir.Model]:
     values = {str(value.name): value for node in graph for value in node.outputs}
     varying = _varying(graph)
     members: list[set[ir.Node]] = []
-    done: set[ir.Node] = set()
+    rest = set(varying)
     for name in names:
-        found = _ancestors(values[name], varying) - done if name in values else set()
-        members.append(found)
-        done |= found
-    members.append({node for node in graph if node in varying} - done)
+        members.append(_ancestors(values[name], rest) if name in values else set())
+        rest -= members[-1]
+    members.append(rest)
     return [
         _step(model, own, members[number + 1 :], set(names), _constant_nodes(own, varying))
         for number, own in enumerate(members)
@@ -48,8 +47,8 @@ def _step(
     outputs = [value for value in own_values if value in read_later or value.name in names]
     nodes = [node for node in graph if node in own | constants]
     inside = {value for node in nodes for value in node.outputs} | set(graph.initializers.values())
-    read = [value for node in nodes for value in node.inputs if value is not None]
-    inputs = dict.fromkeys(value for value in read if value not in inside)
+    operands = [value for node in nodes for value in node.inputs if value is not None]
+    inputs = dict.fromkeys(value for value in operands if value not in inside)
     return extract_nodes(model, nodes, list(inputs), outputs)
 
 
@@ -77,11 +76,11 @@ def _ancestors(value: ir.Value, among: set[ir.Node]) -> set[ir.Node]:
 
 def _constant_nodes(nodes: set[ir.Node], varying: set[ir.Node]) -> set[ir.Node]:
     """Return the nodes that need no input and that others need, such as casts of weights."""
-    found: set[ir.Node] = set()
+    makers: set[ir.Node] = set()
     todo = [value for node in nodes for value in node.inputs if value is not None]
     while todo:
         maker = todo.pop().producer()
-        if maker is not None and maker not in varying and maker not in found:
-            found.add(maker)
+        if maker is not None and maker not in varying and maker not in makers:
+            makers.add(maker)
             todo += [value for value in maker.inputs if value is not None]
-    return found
+    return makers
