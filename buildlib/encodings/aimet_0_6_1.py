@@ -16,6 +16,7 @@ from buildlib.encodings.json_fields import (
     MalformedError,
     boolean,
     field,
+    flat,
     floats,
     integers,
     make_encoding,
@@ -28,18 +29,14 @@ _GROUPS = ("activation_encodings", "param_encodings")
 
 
 def read(data: Json) -> Encodings:
-    """Read the encodings of a parsed file.
-
-    Raises:
-        MalformedError: it says which tensor.
-    """
-    groups = {
-        group: tuple(_read_tensor(name, cells) for name, cells in field(data, group, dict).items())
+    """Read the encodings of a parsed file."""
+    activations, params = (
+        tuple(_read_tensor(name, cells) for name, cells in field(data, group, dict).items())
         for group in _GROUPS
-    }
+    )
     return Encodings(
-        activation_encodings=groups["activation_encodings"],
-        param_encodings=groups["param_encodings"],
+        activation_encodings=activations,
+        param_encodings=params,
         quantizer_args=optional(data, "quantizer_args", dict),
     )
 
@@ -69,10 +66,8 @@ def _grid(cells: list[Json]) -> Json:
     grid: dict[str, Any] = {"dtype": dtype, "enc_type": enc_type, "bw": bits}
     if dtype == "FLOAT":
         return grid
-    scale, offset = (
-        floats(_column(cells, "scale"), "scale"),
-        integers(_column(cells, "offset"), "offset"),
-    )
+    scale = floats(_column(cells, "scale"), "scale")
+    offset = integers(_column(cells, "offset"), "offset")
     if scale.ndim != 1 or offset.ndim != 1:
         raise MalformedError("scale and offset must be numbers")
     if scale.min() > 0.0:
@@ -80,8 +75,8 @@ def _grid(cells: list[Json]) -> Json:
             _check_limits(cells, scale, offset, bits)
     return grid | {
         "is_sym": boolean(first, "is_symmetric"),
-        "scale": tuple(scale.tolist()),
-        "offset": tuple(offset.tolist()),
+        "scale": flat(scale),
+        "offset": flat(offset),
     }
 
 
@@ -92,29 +87,23 @@ def _column(cells: list[Json], key: str) -> Json:
 def _check_limits(
     cells: list[Json], scale: npt.NDArray[np.float64], offset: npt.NDArray[np.int64], bits: int
 ) -> None:
-    """Check that the ends of the grid, if given, follow from scale and offset.
-
-    A strictly symmetric grid ends a step early, and files are written from float32.
-    """
+    """Check that the ends of the grid, if given, follow from scale and offset."""
     steps = (1 << min(max(bits, 1), 32)) - 1
-    for key, expected in (("min", scale * offset), ("max", scale * (offset + steps))):
+    for key, ends in (("min", scale * offset), ("max", scale * (offset + steps))):
         column = _column(cells, key)
         if None in column[key]:
             continue
-        given = floats(column, key)
-        if given.ndim != 1:
+        stated_ends = floats(column, key)
+        if stated_ends.ndim != 1:
             raise MalformedError(f"{key} must be a number")
-        tolerance = 2.0 * scale + 1e-3 * np.abs(expected)
-        if not (np.abs(given - expected) <= tolerance).all():
+        # A strictly symmetric grid ends a step early, and files are written from float32.
+        tolerance = 2.0 * scale + 1e-3 * np.abs(ends)
+        if not (np.abs(stated_ends - ends) <= tolerance).all():
             raise MalformedError(f"its {key} is not what its scale and offset say")
 
 
 def write(encodings: Encodings) -> Iterator[bytes]:
-    """Yield a file in pieces, a tensor on each line.
-
-    Raises:
-        MalformedError: an encoding has blocks.
-    """
+    """Yield a file in pieces, a tensor on each line."""
     yield b'{"version": "0.6.1"'
     for group in _GROUPS:
         yield f',\n"{group}": {{'.encode()

@@ -16,8 +16,10 @@ from buildlib.encodings.json_fields import (
     MalformedError,
     boolean,
     field,
-    flat_floats,
-    flat_integers,
+    flat,
+    floats,
+    integers,
+    lines,
     optional,
     read_entry,
     shown,
@@ -30,18 +32,13 @@ _BLOCK_TYPES = {"PER_BLOCK", "LPBQ"}
 
 
 def read(data: Json) -> Encodings:
-    """Read the encodings of a parsed file.
-
-    Raises:
-        MalformedError: it says which tensor.
-    """
-    groups = {
-        group: tuple(read_entry(entry, _grid) for entry in field(data, group, list))
-        for group in _GROUPS
-    }
+    """Read the encodings of a parsed file."""
+    activations, params = (
+        tuple(read_entry(entry, _grid) for entry in field(data, group, list)) for group in _GROUPS
+    )
     return Encodings(
-        activation_encodings=groups["activation_encodings"],
-        param_encodings=groups["param_encodings"],
+        activation_encodings=activations,
+        param_encodings=params,
         excluded_layers=tuple(map(str, optional(data, "excluded_layers", list) or ())),
         quantizer_args=optional(data, "quantizer_args", dict),
     )
@@ -52,16 +49,16 @@ def _grid(entry: Json) -> Json:
     if dtype not in {"INT", "FLOAT"}:
         raise MalformedError(f"dtype is {shown(dtype)}; known are INT, FLOAT")
     if enc_type not in get_args(EncType):
-        known = ", ".join(get_args(EncType))
-        raise MalformedError(f"enc_type is {shown(enc_type)}; known are {known}")
+        names = ", ".join(get_args(EncType))
+        raise MalformedError(f"enc_type is {shown(enc_type)}; known are {names}")
     grid: dict[str, Any] = {"dtype": dtype, "enc_type": enc_type, "bw": field(entry, "bw", int)}
     if dtype == "FLOAT":
         return grid
     if any(entry.get("zero_point_shift") or ()):
         raise MalformedError("it has a zero_point_shift, which cannot be built")
     grid["is_sym"] = boolean(entry, "is_sym")
-    grid["scale"] = flat_floats(entry, "scale")
-    grid["offset"] = flat_integers(entry, "offset")
+    grid["scale"] = flat(floats(entry, "scale"))
+    grid["offset"] = flat(integers(entry, "offset"))
     if enc_type != "PER_TENSOR":
         grid["axis"] = optional(entry, "axis", int)
     if enc_type in _BLOCK_TYPES:
@@ -80,9 +77,7 @@ def write(encodings: Encodings) -> Iterator[bytes]:
     yield b'{"version": "1.0.0"'
     for group in _GROUPS:
         yield f',\n"{group}": ['.encode()
-        for number, encoding in enumerate(getattr(encodings, group)):
-            yield b",\n" if number else b"\n"
-            yield to_json(_entry(encoding))
+        yield from lines(map(_entry, getattr(encodings, group)))
         yield b"\n]"
     if encodings.excluded_layers:
         yield b',\n"excluded_layers": ' + to_json(encodings.excluded_layers)

@@ -1,7 +1,7 @@
 """AIMET's encodings format 2.0.0, after ONNX's QuantizeLinear: arrays in the shape of the weight.
 
 Format: https://quic.github.io/aimet-pages, encoding format specification 2.0.0 and, for reading,
-2.1.0, whose `y_scale` may be an object {x, x_scale, axis} that LPBQ is written as. `axis` is that
+2.1.0, where LPBQ has an object {x, x_scale, axis} as its `y_scale`. `axis` is that
 of the channels, or with `block_size` that of the blocks; the channels' is then told by the shapes.
 """
 
@@ -11,14 +11,15 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from pydantic_core import to_json
 
 from buildlib.encodings.json_fields import (
     Json,
     MalformedError,
     field,
+    flat,
     floats,
     integers,
+    lines,
     optional,
     read_entry,
     shown,
@@ -32,15 +33,11 @@ _WRITABLE_BITS = {2, 4, 8, 16, 32}
 
 
 def read(data: Json) -> Encodings:
-    """Read the encodings of a parsed file; those with channels or blocks count as parameters.
-
-    Raises:
-        MalformedError: it says which tensor.
-    """
-    found = [read_entry(entry, _grid) for entry in field(data, "encodings", list)]
+    """Read the encodings of a parsed file; those with channels or blocks count as parameters."""
+    tensors = [read_entry(entry, _grid) for entry in field(data, "encodings", list)]
     return Encodings(
-        activation_encodings=tuple(e for e in found if e.enc_type == "PER_TENSOR"),
-        param_encodings=tuple(e for e in found if e.enc_type != "PER_TENSOR"),
+        activation_encodings=tuple(e for e in tensors if e.enc_type == "PER_TENSOR"),
+        param_encodings=tuple(e for e in tensors if e.enc_type != "PER_TENSOR"),
     )
 
 
@@ -55,8 +52,9 @@ def _grid(entry: Json) -> Json:
     if "per_block_int_scale" in entry or isinstance(entry.get("y_scale"), dict):
         return _lpbq(entry, bits, unsigned=unsigned)
     scale = floats(entry, "y_scale")
-    given = entry.get("y_zero_point") is not None
-    zero = integers(entry, "y_zero_point") if given else np.zeros(scale.shape, np.int64)
+    zero = np.zeros(scale.shape, np.int64)
+    if entry.get("y_zero_point") is not None:
+        zero = integers(entry, "y_zero_point")
     if zero.shape != scale.shape:
         raise MalformedError(f"y_zero_point of shape {zero.shape}, y_scale {scale.shape}")
     grid: dict[str, Any] = {"dtype": "INT", "enc_type": "PER_TENSOR", "bw": bits}
@@ -72,8 +70,8 @@ def _grid(entry: Json) -> Json:
     half = 0 if unsigned else 1 << (bits - 1)
     return grid | {
         "is_sym": not unsigned and not zero.any(),
-        "scale": tuple(scale.reshape(-1).tolist()),
-        "offset": tuple((-zero - half).reshape(-1).tolist()),
+        "scale": flat(scale),
+        "offset": flat(-zero - half),
     }
 
 
@@ -99,7 +97,7 @@ def _lpbq(entry: Json, bits: int, *, unsigned: bool) -> Json:
         "bw": 2 * bits,
         "compressed_bw": bits,
         "is_sym": True,
-        "scale": tuple(scale.reshape(-1).tolist()),
+        "scale": flat(scale),
         "offset": (-(1 << (2 * bits - 1)),) * scale.size,
         "block_size": field(entry, "block_size", int),
         "per_block_int_scale": blocks.tobytes(),
@@ -120,10 +118,7 @@ def _axis(axis: int | None, rank: int) -> int:
 
 
 def _channel_axis(shape: tuple[int, ...], block_axis: int) -> int:
-    """Return the only axis longer than 1 besides that of the blocks, or its neighbour.
-
-    Channels come before inputs, as in Conv, or where blocks lie along the first axis after them.
-    """
+    """Return the only axis longer than 1 besides that of the blocks, or its neighbour."""
     longer = [axis for axis, size in enumerate(shape) if size > 1 and axis != block_axis]
     if len(longer) > 1:
         raise MalformedError(f"scales of shape {shape} have more than one channel axis")
@@ -140,15 +135,9 @@ def _by_channel(array: npt.NDArray[Any], channel_axis: int, block_axis: int) -> 
 
 
 def write(encodings: Encodings) -> Iterator[bytes]:
-    """Yield a file in pieces, an encoding on each line; an unknown axis counts as 0.
-
-    Raises:
-        MalformedError: the format cannot say an encoding.
-    """
+    """Yield a file in pieces, an encoding on each line; an unknown axis counts as 0."""
     yield b'{"version": "2.0.0",\n"encodings": ['
-    for number, encoding in enumerate(encodings.by_name().values()):
-        yield b",\n" if number else b"\n"
-        yield to_json(_entry(encoding))
+    yield from lines(map(_entry, encodings.by_name().values()))
     yield b"\n]}\n"
 
 
@@ -217,6 +206,6 @@ def _nested(values: npt.NDArray[Any], n_channels: int, encoding: Encoding) -> li
     channel_axis = encoding.axis if encoding.axis is not None else 1 - min(block_axis, 1)
     shape = [1] * (max(channel_axis, block_axis) + 1)
     shape[channel_axis], shape[block_axis] = array.shape
-    ordered = array if channel_axis < block_axis else array.T
-    nested: list[Any] = ordered.reshape(shape).tolist()
+    weight_order = array if channel_axis < block_axis else array.T
+    nested: list[Any] = weight_order.reshape(shape).tolist()
     return nested

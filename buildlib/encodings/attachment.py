@@ -25,9 +25,9 @@ def attach(model: ir.Model, encodings: Encodings) -> None:
         if encoding.name not in values:
             raise EncodingsError(encoding.name, "the model has no such tensor")
         value = values[encoding.name]
-        moved = _from_the_front(encoding, value)
-        _check_channels(moved, value)
-        set_encoding(value, moved)
+        from_the_front = _from_the_front(encoding, value)
+        _check_channels(from_the_front, value)
+        set_encoding(value, from_the_front)
 
 
 def collect(model: ir.Model) -> Encodings:
@@ -53,7 +53,7 @@ def encoding_of(value: ir.Value) -> Encoding | None:
 
 
 def set_encoding(value: ir.Value, encoding: Encoding | None) -> None:
-    """Set the encoding of a value, whatever its name; None removes it."""
+    """Set the encoding of a value, under any name; None removes it."""
     if encoding is None:
         value.meta.pop(_KEY, None)
     else:
@@ -96,9 +96,5 @@ def _check_channels(encoding: Encoding, value: ir.Value) -> None:
 
 
 def _values(graph: ir.Graph) -> Iterator[ir.Value]:
-    seen: set[ir.Value] = set()
-    made = (output for node in graph for output in node.outputs)
-    for value in (*graph.inputs, *graph.initializers.values(), *made):
-        if value not in seen:
-            seen.add(value)
-            yield value
+    outputs = (output for node in graph for output in node.outputs)
+    yield from dict.fromkeys((*graph.inputs, *graph.initializers.values(), *outputs))

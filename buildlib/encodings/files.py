@@ -1,7 +1,7 @@
 """Encodings files: load and save any known format, with one-line errors for broken files."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from pydantic_core import from_json
 from buildlib.encodings import aimet_0_6_1, aimet_1_0_0, aimet_2_0_0
 from buildlib.encodings.json_fields import Json, MalformedError, shown
 from buildlib.encodings.model import Encodings
+from buildlib.error_base import one_line
 from buildlib.errors import EncodingsError
 from buildlib.files import atomic_write_bytes, check_file
 from buildlib.validation import first_fault
@@ -31,17 +32,14 @@ class AimetFormat:
     write: Callable[[Encodings], Iterator[bytes]] | None
 
 
-def formats() -> dict[str, AimetFormat]:
-    """Return all formats, by their version."""
-    legacy = AimetFormat(aimet_0_6_1.read, aimet_0_6_1.write)
-    latest = AimetFormat(aimet_2_0_0.read, aimet_2_0_0.write)
-    return {
-        "0.5.0": AimetFormat(legacy.read, None),
-        "0.6.1": legacy,
-        "1.0.0": AimetFormat(aimet_1_0_0.read, aimet_1_0_0.write),
-        "2.0.0": latest,
-        "2.1.0": AimetFormat(latest.read, None),
-    }
+FORMATS: Mapping[str, AimetFormat] = {
+    "0.5.0": AimetFormat(aimet_0_6_1.read, None),
+    "0.6.1": AimetFormat(aimet_0_6_1.read, aimet_0_6_1.write),
+    "1.0.0": AimetFormat(aimet_1_0_0.read, aimet_1_0_0.write),
+    "2.0.0": AimetFormat(aimet_2_0_0.read, aimet_2_0_0.write),
+    "2.1.0": AimetFormat(aimet_2_0_0.read, None),
+}
+"""All formats, by their version."""
 
 
 def load_encodings(path: Path) -> Encodings:
@@ -52,26 +50,25 @@ def load_encodings(path: Path) -> Encodings:
             sense; names the tensor.
     """
     data = _parse(path)
-    by_version = formats()
     version = data.get("version") if isinstance(data, dict) else None
-    if not isinstance(data, dict) or not isinstance(version, str) or version not in by_version:
-        reason = f"its version is {shown(version)}; known are {', '.join(by_version)}"
+    if not isinstance(data, dict) or not isinstance(version, str) or version not in FORMATS:
+        reason = f"its version is {shown(version)}; known are {', '.join(FORMATS)}"
         raise EncodingsError(str(path), reason)
     try:
-        return by_version[version].read(data)
+        return FORMATS[version].read(data)
     except MalformedError as error:
         raise EncodingsError(str(path), str(error)) from error
     except ValidationError as error:
-        raise EncodingsError(str(path), shown_line(str(first_fault(error)))) from error
+        raise EncodingsError(str(path), one_line(str(first_fault(error)))) from error
 
 
 def save_encodings(encodings: Encodings, path: Path, version: str = "1.0.0") -> Path:
     """Write an encodings file; the same encodings give the same bytes.
 
     Raises:
-        EncodingsError: the format cannot say what the encodings hold.
+        EncodingsError: the format has no place for one of them.
     """
-    writers = {name: form.write for name, form in formats().items() if form.write is not None}
+    writers = {name: form.write for name, form in FORMATS.items() if form.write is not None}
     if version not in writers:
         reason = f"version {shown(version)} cannot be written; {', '.join(writers)} can"
         raise EncodingsError(str(path), reason)
@@ -81,11 +78,6 @@ def save_encodings(encodings: Encodings, path: Path, version: str = "1.0.0") -> 
         raise EncodingsError(str(path), str(error)) from error
     atomic_write_bytes(path, data)
     return path
-
-
-def shown_line(text: str) -> str:
-    """Return a message as one line, bounded in length."""
-    return " ".join(text.split())[:300]
 
 
 def _parse(path: Path) -> object:
@@ -119,7 +111,7 @@ def _check_names(path: Path, text: bytes, data: Json) -> None:
         try:
             json.loads(text, object_pairs_hook=_unique)
         except (ValueError, RecursionError) as error:
-            raise EncodingsError(str(path), shown_line(str(error))) from error
+            raise EncodingsError(str(path), one_line(str(error))) from error
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:

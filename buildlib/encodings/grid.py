@@ -55,6 +55,12 @@ class Grid:
         low = -(1 << (self.bits - 1)) if signed else 0
         return low, low + (1 << self.bits) - 1
 
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The lowest and the highest value of a grid of the whole tensor."""
+        low, high = ((limit - self.zero_point[0]) * self.scale[0] for limit in self.limits)
+        return low, high
+
     @cached_property
     def digest(self) -> str:
         """Identifies the grid; the same on every machine."""
@@ -68,8 +74,8 @@ class Grid:
         """Round to even and saturate, as QuantizeLinear does; `axis` is that of the channels."""
         array = np.asarray(values, dtype=np.float32)
         layout = self.layout(array.shape, axis)
-        stored: npt.NDArray[Any] = layout.quantize(array, 0).astype(self.dtype)
-        return stored
+        integers: npt.NDArray[Any] = layout.quantize(array, 0).astype(self.dtype)
+        return integers
 
     def dequantize(self, integers: npt.NDArray[Any], axis: int = 0) -> npt.NDArray[np.float32]:
         """Return the values that the integers stand for, computed as DequantizeLinear does."""
@@ -90,8 +96,7 @@ class Grid:
             dims = [1] * len(shape)
             if self.per_channel:
                 if not shape or shape[axis] != len(scale):
-                    msg = f"{len(scale)} channels for a weight of shape {list(shape)}"
-                    raise ValueError(msg)
+                    raise ValueError(f"{len(scale)} channels for a weight of shape {list(shape)}")
                 dims[axis] = -1
             view = shape or (1,)
             dims = dims or [1]
@@ -103,13 +108,11 @@ class Grid:
     ) -> "Layout":
         size = self.block_size or 1
         if len(shape) != 2 or axis not in {0, 1} or shape[1 - axis] % size:
-            msg = f"blocks of {size} for a weight of shape {list(shape)}"
-            raise ValueError(msg)
+            raise ValueError(f"blocks of {size} for a weight of shape {list(shape)}")
         n_channels, n_blocks = shape[axis], shape[1 - axis] // size
         if len(scale) != n_channels or len(self.block_scale) != n_channels * n_blocks:
-            given = f"{len(scale)} channels, {len(self.block_scale)} blocks of {size}"
-            msg = f"{given} for a weight of shape {list(shape)}"
-            raise ValueError(msg)
+            sizes = f"{len(scale)} channels, {len(self.block_scale)} blocks of {size}"
+            raise ValueError(f"{sizes} for a weight of shape {list(shape)}")
         factors = np.frombuffer(self.block_scale, np.uint8).reshape(n_channels, n_blocks)
         scale, zero = factors.astype(np.float32) * scale[:, None], zero[:, None]
         if axis == 0:
@@ -157,11 +160,7 @@ class Layout:
 
 
 def activation_grid(encoding: Encoding) -> Grid:
-    """Return the unsigned grid of an activation; its zero point is the negated offset.
-
-    Raises:
-        EncodingsError: no 8 or 16 bit integer grid of the whole tensor.
-    """
+    """Return the unsigned grid of an activation; its zero point is the negated offset."""
     if encoding.dtype != "INT" or encoding.enc_type != "PER_TENSOR":
         raise EncodingsError(encoding.name, "an activation must be INT and PER_TENSOR")
     if encoding.bw not in ACTIVATION_BITS:
@@ -193,10 +192,9 @@ def weight_grid(encoding: Encoding) -> Grid:
     if bits not in _UNSIGNED:
         raise EncodingsError(encoding.name, f"{bits} bits; weights have 4, 8 or 16")
     half = 1 << (bits - 1)
-    if encoding.is_sym:
-        dtype = _SIGNED[bits].numpy()
-        strict = set(encoding.offset) <= {-half, 1 - half}
-        shifted = (0 if strict else -offset - half for offset in encoding.offset)
-        return Grid(dtype, encoding.scale, tuple(shifted))
     zero_point = tuple(-offset for offset in encoding.offset)
-    return Grid(_UNSIGNED[bits].numpy(), encoding.scale, zero_point)
+    if not encoding.is_sym:
+        return Grid(_UNSIGNED[bits].numpy(), encoding.scale, zero_point)
+    strict = set(zero_point) <= {half, half - 1}
+    zero_point = tuple(0 if strict else zero - half for zero in zero_point)
+    return Grid(_SIGNED[bits].numpy(), encoding.scale, zero_point)

@@ -3,12 +3,13 @@
 Arrays are checked as arrays, so a million scales cost no more than reading them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import ValidationError
+from pydantic_core import to_json
 
 from buildlib.encodings.model import Encoding
 from buildlib.validation import first_fault
@@ -47,10 +48,10 @@ def optional(entry: Json, key: str, kind: type[Plain]) -> Plain | None:
 def boolean(entry: Json, key: str) -> bool:
     """Return a boolean, which format 0.6.1 writes as a string; missing is False."""
     value = entry.get(key, False)
-    known = {True: True, False: False, "True": True, "False": False, "true": True, "false": False}
-    if not isinstance(value, bool | str) or value not in known:
+    values = {True: True, False: False, "True": True, "False": False, "true": True, "false": False}
+    if not isinstance(value, bool | str) or value not in values:
         raise MalformedError(f"{key} is {shown(value)}")
-    return known[value]
+    return values[value]
 
 
 def floats(entry: Json, key: str) -> npt.NDArray[np.float64]:
@@ -69,32 +70,9 @@ def integers(entry: Json, key: str) -> npt.NDArray[np.int64]:
     return whole
 
 
-def flat_floats(entry: Json, key: str) -> tuple[float, ...]:
-    """Return `floats`, flat; a single number avoids the cost of an array."""
-    value = _single(entry, key)
-    if value is not None:
-        return (float(value),)
-    found: tuple[float, ...] = tuple(floats(entry, key).reshape(-1).tolist())
-    return found
-
-
-def flat_integers(entry: Json, key: str) -> tuple[int, ...]:
-    """Return `integers`, flat; a single number avoids the cost of an array."""
-    value = _single(entry, key)
-    if isinstance(value, int) and abs(value) < _LARGEST_INT:
-        return (value,)
-    found: tuple[int, ...] = tuple(integers(entry, key).reshape(-1).tolist())
-    return found
-
-
-def _single(entry: Json, key: str) -> int | float | None:
-    """Return the only number of a field, or None if there are several or it is huge."""
-    value: object = entry.get(key)
-    if isinstance(value, list) and len(value) == 1:
-        value = value[0]
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return value if abs(value) < _LARGEST_INT else None
+def flat(array: npt.NDArray[Any]) -> tuple[Any, ...]:
+    """Return the numbers of an array in their order."""
+    return tuple(array.reshape(-1).tolist())
 
 
 def small_integers(entry: Json, key: str) -> npt.NDArray[np.uint8]:
@@ -118,6 +96,12 @@ def _numbers(entry: Json, key: str) -> npt.NDArray[Any]:
     return array
 
 
+def lines(values: Iterable[Any]) -> Iterator[bytes]:
+    """Yield the values of a JSON array, each on a line of its own."""
+    for number, value in enumerate(values):
+        yield (b",\n" if number else b"\n") + to_json(value)
+
+
 def read_entry(entry: object, grid: Callable[[Json], Json]) -> Encoding:
     """Read one encoding of a list; `grid` reads everything except the name."""
     if not isinstance(entry, dict):
@@ -131,7 +115,7 @@ def make_encoding(name: str, grid: Callable[[], Json]) -> Encoding:
         return Encoding(name=name, **grid())
     except ValidationError as error:
         fault = first_fault(error)
-        said = f"{fault.key}: {fault.reason}" if fault.key else fault.reason
-        raise MalformedError(f"{shown(name)}: {said}") from error
+        where = f"{fault.key}: " if fault.key else ""
+        raise MalformedError(f"{shown(name)}: {where}{fault.reason}") from error
     except MalformedError as error:
         raise MalformedError(f"{shown(name)}: {error}") from error

@@ -60,17 +60,12 @@ class Encoding(BaseModel):
         """Return the encoding of channels [start, stop) alone.
 
         Args:
-            start: the first channel.
-            stop: one past the last channel.
             count: number of channels of the tensor, which PER_BLOCK may not know.
-
-        Raises:
-            EncodingsError: the channels are not there, or are not known.
         """
         if self.enc_type == "PER_TENSOR" or self.dtype == "FLOAT":
             return self
-        known = self.channels if self.enc_type == "PER_BLOCK" else len(self.scale)
-        rows = count if known is None else known
+        own = self.channels if self.enc_type == "PER_BLOCK" else len(self.scale)
+        rows = count if own is None else own
         if rows is None:
             raise EncodingsError(self.name, "its blocks do not tell how many channels it has")
         if count not in {None, rows} or len(self.scale) % rows or not 0 <= start < stop <= rows:
@@ -146,8 +141,7 @@ class Encodings(BaseModel):
         counts = Counter(e.name for e in (*self.activation_encodings, *self.param_encodings))
         name, count = counts.most_common(1)[0] if counts else ("", 1)
         if count > 1:
-            msg = f"{name[:80]} has {count} encodings"
-            raise ValueError(msg)
+            raise ValueError(f"{name[:80]} has {count} encodings")
         return self
 
     def by_name(self) -> dict[str, Encoding]:

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from buildlib.encodings.files import load_encodings, save_encodings
-from buildlib.encodings.model import Encoding, Encodings, EncType, asymmetric_encoding
+from buildlib.encodings.model import Encoding, Encodings, EncType
 from buildlib.errors import EncodingsError
 
 LEGACY: dict[str, Any] = {
@@ -119,6 +119,10 @@ def test_lpbq_is_the_same_in_every_format_that_has_it(tmp_path: Path) -> None:
     ("example", "changes", "said"),
     [
         (LEGACY, {"version": "0.4.0"}, "version is 0.4.0; known are 0.5.0"),
+        (LISTS, {"version": None}, "version is None"),
+        (LISTS, {"activation_encodings": {}}, "activation_encodings is {}"),
+        (LISTS, {"activation_encodings.0.offset": [1]}, "x: an offset lies outside"),
+        (LISTS, {"activation_encodings.0.offset": [-70000]}, "x: an offset lies outside"),
         (LEGACY, {"param_encodings": []}, "param_encodings"),
         (LEGACY, {"activation_encodings.x": []}, "x: its encodings are"),
         (LEGACY, {"activation_encodings.x.0.scale": 0}, "x: a scale is not greater than 0"),
@@ -157,8 +161,6 @@ def test_a_contradiction_names_file_and_tensor(
     for path, value in changes.items():
         *parents, last = (int(key) if key.isdigit() else key for key in path.split("."))
         place: Any = data
-        if path == "version":
-            parents, last = [], path
         for key in parents:
             place = place[key]
         place[last] = value
@@ -177,16 +179,21 @@ def test_a_repeated_key_is_refused(tmp_path: Path) -> None:
         load_encodings(tmp_path / "e")
 
 
-def test_invalid_and_huge_numbers_are_refused(tmp_path: Path) -> None:
+def test_invalid_and_huge_numbers_and_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "e"
     for number in ("NaN", "Infinity", "1e999"):
         path.write_text(json.dumps(LISTS).replace("0.5", number))
         with pytest.raises(EncodingsError):
             load_encodings(path)
+    path.write_bytes(b"\x80{")
+    with pytest.raises(EncodingsError, match="not valid JSON"):
+        load_encodings(path)
     with path.open("wb") as file:
         file.truncate((1 << 30) + 1)
     with pytest.raises(EncodingsError, match="larger than any"):
         load_encodings(path)
+    with pytest.raises(EncodingsError, match="No such file"):
+        load_encodings(tmp_path / "none")
 
 
 SCALES = st.floats(1e-9, 1e6, allow_nan=False)
@@ -238,11 +245,11 @@ def test_nothing_is_lost_between_1_0_0_and_2_0_0(
     tmp_path: Path, given_encodings: Encodings
 ) -> None:
     first = save_encodings(given_encodings, tmp_path / "1")
-    second = save_encodings(load_encodings(first), tmp_path / "2", version="2.0.0")
-    assert load_encodings(second) == given_encodings
-    assert save_encodings(load_encodings(second), tmp_path / "3").read_bytes() == first.read_bytes()
-    assert pickle.loads(pickle.dumps(given_encodings)) == given_encodings  # noqa: S301
-    assert hash(given_encodings.param_encodings) == hash(load_encodings(first).param_encodings)
+    loaded = load_encodings(first)
+    assert hash(given_encodings.param_encodings) == hash(loaded.param_encodings)
+    again = load_encodings(save_encodings(loaded, tmp_path / "2", version="2.0.0"))
+    assert again == given_encodings == pickle.loads(pickle.dumps(given_encodings))  # noqa: S301
+    assert save_encodings(again, tmp_path / "3").read_bytes() == first.read_bytes()
 
 
 @IN_FOLDER
@@ -326,17 +333,16 @@ def test_rows_of_channels_and_blocks(tmp_path: Path) -> None:
             found[name].rows(*arguments)
 
 
-def test_half_a_million_channels_cost_no_call_each(tmp_path: Path) -> None:
+def test_channels_cost_no_call_each(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     params = tuple(
         Encoding(
             name=f"w{number}", dtype="INT", enc_type="PER_CHANNEL", bw=8, is_sym=True,
             scale=tuple(rng.uniform(1e-4, 1e-2, 4096).tolist()), offset=(-128,) * 4096,
         )
-        for number in range(122)
+        for number in range(12)
     )  # fmt: skip
-    activations = tuple(asymmetric_encoding(f"x{number}", -1, number, 16) for number in range(2000))
-    whole = Encodings(activation_encodings=activations, param_encodings=params)
+    whole = Encodings(param_encodings=params)
     for version in ("1.0.0", "2.0.0"):
         calls = 0
 
@@ -350,5 +356,5 @@ def test_half_a_million_channels_cost_no_call_each(tmp_path: Path) -> None:
             loaded = load_encodings(path)
         finally:
             sys.setprofile(None)
-        assert calls < 122 * 4096 / 2
+        assert calls < 12 * 4096 / 4
         assert [e.scale for e in loaded.param_encodings] == [e.scale for e in params]

@@ -1,73 +1,14 @@
-"""Encodings files, and the grids they describe."""
-
-import json
-from pathlib import Path
-from typing import Any
+"""Grids of encodings: the integers of values, and the values of integers."""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from buildlib.encodings.files import load_encodings, save_encodings
 from buildlib.encodings.grid import activation_grid, weight_grid
 from buildlib.encodings.model import asymmetric_encoding, symmetric_encoding
 from buildlib.errors import EncodingsError
 from buildlib.quantize.weight_grids import per_channel_encoding
-
-ONE: dict[str, Any] = {
-    "name": "x", "dtype": "INT", "enc_type": "PER_TENSOR", "bw": 16, "is_sym": False,
-    "scale": [0.5], "offset": [-3],
-}  # fmt: skip
-
-
-def write(path: Path, **changes: object) -> Path:
-    data = {
-        "version": "1.0.0",
-        "activation_encodings": [ONE],
-        "param_encodings": [],
-        "producer": "some tool",
-    }
-    path.write_text(json.dumps(data | changes))
-    return path
-
-
-def test_a_file_survives_load_and_save(tmp_path: Path) -> None:
-    loaded = load_encodings(write(tmp_path / "a"))
-    again = load_encodings(save_encodings(loaded, tmp_path / "b"))
-    assert again == loaded
-    assert save_encodings(loaded, tmp_path / "c").read_bytes() == (tmp_path / "b").read_bytes()
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"version": "0.3.0"}, "version is 0.3.0"),
-        ({"version": None}, "version is None"),
-        ({"activation_encodings": [ONE, ONE]}, "2 encodings"),
-        ({"activation_encodings": [ONE | {"scale": [0.0]}]}, "greater than 0"),
-        ({"activation_encodings": [ONE | {"scale": [0.1, 0.2]}]}, "2 scales for 1"),
-        ({"activation_encodings": [ONE | {"offset": [1]}]}, "offset"),
-        ({"activation_encodings": [ONE | {"offset": [-70000]}]}, "offset"),
-        ({"activation_encodings": [ONE | {"bw": 99}]}, "bw"),
-        ({"activation_encodings": {"x": ONE}}, "activation_encodings"),
-        ({"param_encodings": None}, "param_encodings"),
-    ],
-)
-def test_a_bad_file_is_one_line(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(EncodingsError) as caught:
-        load_encodings(write(tmp_path / "e", **changes))
-    assert said in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_file_that_is_no_json(tmp_path: Path) -> None:
-    (tmp_path / "e").write_bytes(b"\x80{")
-    with pytest.raises(EncodingsError, match="not valid JSON"):
-        load_encodings(tmp_path / "e")
-    with pytest.raises(EncodingsError, match="No such file"):
-        load_encodings(tmp_path / "none")
-
 
 FINITE = st.floats(-1e6, 1e6, allow_nan=False, width=32)
 
