@@ -10,7 +10,7 @@ from buildlib.graph import interface
 from buildlib.graph.files import load_model
 from buildlib.graph.values import is_parameter, is_real, source_of
 from buildlib.passes.base import ENCODINGS_SUFFIX
-from buildlib.quantize.structure import shared_grids
+from buildlib.quantize.grids import shared_grids
 
 _RANGES = {"Softmax": (0.0, 1.0), "Sigmoid": (0.0, 1.0)}
 _INPUTS = {

@@ -10,10 +10,9 @@ from buildlib.checkpoint.tokenizer import text_windows
 from buildlib.files import atomic_write_bytes
 from buildlib.graph import interface
 from buildlib.graph.files import link_into, load_model
-from buildlib.quantize.calibration import window_count, window_length
+from buildlib.quantize.calibration import Range, window_count, window_length
 from buildlib.quantize.optimization import technique_windows
 from buildlib.quantize.options import QuantizationOptions
-from buildlib.quantize.ranges import Range
 
 _RANGES_FILE = "ranges.json"
 

@@ -22,8 +22,8 @@ from buildlib.graph.shape import GraphShape
 from buildlib.lora.config import LoraBuilderInputConfig
 from buildlib.passes.balance import HEAD_COST, TABLE_COST, check_part_count
 from buildlib.quantize.bitwidths import Bitwidths
+from buildlib.quantize.grids import head_weights
 from buildlib.quantize.options import check_arguments
-from buildlib.quantize.structure import head_weights
 from buildlib.speculative.config import (
     EagletBuilderConfig,
     SpeculativeConfig,

@@ -27,7 +27,7 @@ from buildlib.graph.values import infer_shapes, remove_unused
 from buildlib.importing.constants import fold
 from buildlib.importing.refusal import Refusal
 from buildlib.numerics.runners import OnnxRunner
-from buildlib.quantize.structure import LAYOUT_OPS
+from buildlib.quantize.grids import LAYOUT_OPS
 
 _MINUS_INFINITY = -1e4
 _TYPES = 2

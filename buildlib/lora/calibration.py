@@ -19,9 +19,8 @@ from buildlib.graph import interface
 from buildlib.graph.files import load_model
 from buildlib.lora.adapters import Adapters
 from buildlib.passes.base import ENCODINGS_SUFFIX
-from buildlib.quantize.calibration import RangeChoice, observe_ranges
-from buildlib.quantize.ranges import Range
-from buildlib.quantize.structure import shared_grids
+from buildlib.quantize.calibration import Range, RangeChoice, observe_ranges
+from buildlib.quantize.grids import shared_grids
 
 UpdatableMode = Literal["adapter_only", "all"]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from buildlib.encodings.model import Encoding, asymmetric_encoding, symmetric_encoding
 from buildlib.graph import interface
 from buildlib.mllm.config import Family, ModelConfig
-from buildlib.quantize.ranges import Range
+from buildlib.quantize.calibration import Range
 
 SUFFIX = ".fake_quant"
 """Between the name of an activation and its `.scale` and `.zero_point`."""

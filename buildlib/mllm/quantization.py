@@ -26,9 +26,8 @@ from buildlib.mllm.config import AotConfig, ModelConfig
 from buildlib.mllm.contents import EMBEDDING, ROTATIONS, Linear, head_bits, linears, norms
 from buildlib.mllm.tensors import Tensor, write_safetensors
 from buildlib.quantize.bitwidths import Bitwidths, WeightFormat
-from buildlib.quantize.calibration import observe_ranges
+from buildlib.quantize.calibration import Range, observe_ranges
 from buildlib.quantize.optimization import optimize_weights
-from buildlib.quantize.ranges import Range
 from buildlib.quantize.recipe import value_range
 from buildlib.quantize.techniques.base import FloatModel
 from buildlib.quantize.weight_grids import chunks, encode_steps, full_steps

@@ -1,7 +1,7 @@
 """Bits of values without an encoding: of activations, and of weights by their names."""
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
 from typing import Self
 
@@ -32,8 +32,8 @@ class Bitwidths:
     """Bits of values without an encoding.
 
     Keys and values have 8; tables and norms have those of activations. Biases have 32: the QNN
-    provider of ONNX Runtime compiles no others. The output projection has 8, whatever the other
-    weights have: its errors go straight into the logits.
+    provider of ONNX Runtime compiles no others. The output projection always has 8: its errors go
+    straight into the logits.
 
     Attributes:
         lpbq_block_size: weights of 4 bits get a scale for each block of this many inputs; None: one
@@ -43,9 +43,6 @@ class Bitwidths:
         activation_precision: the same of activations; values that share a grid have the bits of the
             first of them, by name, that a pattern matches.
         input_step: must divide the inputs of weights in blocks, as the compiler from PyPI needs it.
-
-    Raises:
-        InvalidOptionError: a number that cannot be built.
     """
 
     act_bitwidth: int = 16
@@ -59,20 +56,14 @@ class Bitwidths:
     @classmethod
     def from_options(cls, options: QuantizationOptions) -> Self:
         """Take the bits from a builder's options."""
-        return cls(
-            options.act_bitwidth,
-            options.bias_bitwidth,
-            options.param_bitwidth,
-            options.lpbq_block_size,
-            options.mixed_precision,
-            options.activation_precision,
-        )
+        names = (field.name for field in fields(cls))
+        return cls(**{name: getattr(options, name) for name in names if hasattr(options, name)})
 
     def __post_init__(self) -> None:
-        for key, known in _ALLOWED_BITS.items():
-            if getattr(self, key) not in known:
+        for key, allowed_bits in _ALLOWED_BITS.items():
+            if getattr(self, key) not in allowed_bits:
                 reason = f"{getattr(self, key)} bits cannot be built"
-                raise InvalidOptionError(_PREFIX + key, reason, tuple(map(str, known)))
+                raise InvalidOptionError(_PREFIX + key, reason, tuple(map(str, allowed_bits)))
         patterns = self._patterns()
         self._activation_patterns()
         four = _LPBQ_BITS in {self.param_bitwidth, *(bits for _, bits in patterns)}
@@ -81,23 +72,18 @@ class Bitwidths:
             raise InvalidOptionError(BLOCK_KEY, reason, ())
 
     def weight_format(self, name: str, *, head: bool = False) -> WeightFormat:
-        """Return the format of the weight of a matrix.
-
-        Args:
-            name: of the constant.
-            head: whether it is the output projection.
-        """
+        """Return the format of the weight of a matrix."""
         bits = _HEAD_BITS if head else self.param_bitwidth
-        for pattern, wanted in self._patterns():
+        for pattern, pattern_bits in self._patterns():
             if fnmatchcase(name, pattern):
-                bits = wanted
+                bits = pattern_bits
         return WeightFormat(bits, self.lpbq_block_size if bits == _LPBQ_BITS else None)
 
     def activation_bits(self, names: Collection[str]) -> int:
         """Return the bits of activations that share a grid, by their names."""
         bits = {
-            name: wanted
-            for pattern, wanted in self._activation_patterns()
+            name: pattern_bits
+            for pattern, pattern_bits in self._activation_patterns()
             for name in names
             if fnmatchcase(name, pattern)
         }
@@ -106,14 +92,11 @@ class Bitwidths:
     def check_patterns(
         self, weights: Collection[str], activations: Collection[str] | None = None
     ) -> None:
-        """Refuse a pattern that matches nothing.
+        """Refuse a pattern that matches nothing, with some names that a pattern can match.
 
         Args:
             weights: names of all weights of matrices.
             activations: names of all activations but keys and values; None checks weights alone.
-
-        Raises:
-            InvalidOptionError: a pattern matches no name; the message lists some.
         """
         checked: tuple[tuple[str, str, list[tuple[str, int]], Collection[str] | None], ...] = (
             (_MIXED_KEY, "weight", self._patterns(), weights),
@@ -147,6 +130,6 @@ def _parse(
 
 
 def _some_kinds(names: Iterable[str]) -> tuple[str, ...]:
-    """Return weights whose names differ in more than the number of their layer, at most eight."""
+    """Return names that differ in more than the number of their layer, at most eight."""
     kinds = {"".join(c for c in name if not c.isdigit()): name for name in sorted(names)}
     return tuple(sorted(kinds.values())[:8])

@@ -1,17 +1,19 @@
-"""Calibration: the smallest and largest value of every activation.
+"""Calibration: the range of every activation.
 
 Text runs through copies of the float model's segments with a ReduceMin and a ReduceMax on each
 activation, so a call returns two numbers for each, and memory holds one layer, however large the
-model.
-Ranges of fixed inputs and of bounded functions need no text.
+model. Narrower ranges than the whole ones are estimated from histograms, in a second run of each
+segment. Ranges of fixed inputs and of bounded functions need no text.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from buildlib.checkpoint.config import DecoderConfig
@@ -23,8 +25,12 @@ from buildlib.graph.values import is_parameter, is_real, static_shape
 from buildlib.numerics.runners import Arrays
 from buildlib.numerics.segment_loop import Hidden, SegmentLoop
 from buildlib.quantize.options import RangeName
-from buildlib.quantize.ranges import ESTIMATORS, Histogram, Range, RangeEstimator
 
+Range = tuple[float, float]
+_BINS = 2048
+_KV_BITS = 8
+_SATURATING = 1e-4
+_PARTS = np.linspace(1.0, 0.1, 46)
 _WINDOW_TOKENS, _TOKENS, _MOST_WINDOWS = 2048, 2048, 8
 _LOW, _HIGH = "__low", "__high"
 _INPUTS: dict[str, Range] = {
@@ -41,18 +47,77 @@ _WINDOW: dict[str, Range] = {
 }
 
 
+@dataclass
+class Histogram:
+    """Counts of an activation's values over all text, in bins from the lowest to the highest."""
+
+    low: float
+    high: float
+    counts: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(_BINS, np.int64))
+
+    def add(self, values: npt.NDArray[Any]) -> None:
+        """Count values."""
+        if self.low < self.high:
+            clipped = np.clip(values, self.low, self.high)
+            self.counts += np.histogram(clipped, _BINS, (self.low, self.high))[0]
+
+
+RangeEstimator = Callable[[Histogram, int], Range]
+"""Chooses the range that a grid of some bits covers; values outside it saturate."""
+
+
+def percentile(histogram: Histogram, bits: int) -> Range:
+    """Return the range of nearly all values, at the edges of bins.
+
+    One in ten thousand saturates at each end.
+    """
+    del bits
+    total = np.cumsum(histogram.counts)
+    if not total[-1]:
+        return histogram.low, histogram.high
+    first = int(np.searchsorted(total, _SATURATING * total[-1], side="right"))
+    last = int(np.searchsorted(total, (1 - _SATURATING) * total[-1]))
+    step = (histogram.high - histogram.low) / _BINS
+    return histogram.low + first * step, histogram.low + (last + 1) * step
+
+
+def mse(histogram: Histogram, bits: int) -> Range:
+    """Return the range of the least square error: of rounding inside, of saturation outside.
+
+    One end after the other shrinks while the error over the histogram falls.
+    """
+    low, high = min(histogram.low, 0.0), max(histogram.high, 0.0)
+    if not histogram.counts.any():
+        return low, high
+    edges = np.linspace(histogram.low, histogram.high, _BINS + 1)
+    centers, counts = (edges[1:] + edges[:-1]) / 2, histogram.counts.astype(np.float64)
+
+    def error(low: float, high: float) -> float:
+        step = (high - low) / ((1 << bits) - 1)
+        if step <= 0:
+            return np.inf
+        rounded = np.rint((np.clip(centers, low, high) - low) / step) * step + low
+        return float((counts * (rounded - centers) ** 2).sum())
+
+    high = min((high * part for part in _PARTS), key=lambda one: error(low, one))
+    low = min((low * part for part in _PARTS), key=lambda one: error(one, high))
+    return low, high
+
+
+ESTIMATORS: Mapping[RangeName, RangeEstimator] = {"percentile": percentile, "mse": mse}
+
+
 @dataclass(frozen=True)
 class RangeChoice:
     """Estimator of ranges, and the bits of the grids that cover them."""
 
     estimate: RangeEstimator
     bits: int
-    kv_bits: int = 8
 
 
 def range_choice(name: RangeName, bits: int) -> RangeChoice | None:
     """Return how to estimate ranges of activations of some bits; None for whole ranges."""
-    return None if name == "minmax" else RangeChoice(ESTIMATORS[name], bits)
+    return RangeChoice(ESTIMATORS[name], bits) if name in ESTIMATORS else None
 
 
 @dataclass
@@ -93,13 +158,8 @@ def add_range_outputs(model: ir.Model) -> None:
         if not is_real(value) or is_parameter(value):
             continue
         for op_type, suffix in (("ReduceMin", _LOW), ("ReduceMax", _HIGH)):
-            output = ir.Value(
-                name=f"{value.name}{suffix}",
-                type=ir.TensorType(ir.DataType.FLOAT),
-                shape=ir.Shape(()),
-            )
-            node = ir.node(op_type, [value], attributes={"keepdims": 0}, outputs=[output])
-            graph.append(node)
+            output = ir.val(f"{value.name}{suffix}", ir.DataType.FLOAT, ())
+            graph.append(ir.node(op_type, [value], {"keepdims": 0}, outputs=[output]))
             graph.outputs.append(output)
 
 
@@ -132,15 +192,10 @@ def rotated_ranges(graph: ir.Graph, grids: Mapping[str, Grid]) -> dict[str, Rang
         if node.op_type == "Mul" and interface.ROTATIONS & set(names):
             data = next((name for name in names if name not in interface.ROTATIONS), None)
             if data is not None and data in grids:
-                products[output] = _magnitude(grids[data])
+                products[output] = max(map(abs, grids[data].ends))
         elif node.op_type in {"Add", "Sub"} and names and all(name in products for name in names):
             sums[output] = math.sqrt(2.0) * max(products[name] for name in names)
     return {name: (-largest, largest) for name, largest in (products | sums).items()}
-
-
-def _magnitude(grid: Grid) -> float:
-    ends = [(limit - grid.zero_point[0]) * grid.scale[0] for limit in grid.limits]
-    return max(abs(end) for end in ends)
 
 
 def window_length(shape: GraphShape) -> int:
@@ -177,21 +232,19 @@ def observe_ranges(
 
     Args:
         model_path: whole, in canonical form, at a prefill shape.
-        config: configuration of the model.
         token_windows: text in tokens, each window at most the context length.
         progress: called with (windows that went through a segment, such in all).
-        constants: inputs that are the same at every call, such as LoRA weights.
         choice: takes narrower ranges than the whole ones; each segment runs twice for it.
     """
     ranges = RangeObserver()
     with SegmentLoop(model_path, config, token_windows, constants=constants) as loop:
-        done, total = 0, loop.n_segments * len(loop.windows)
+        n_done, total = 0, loop.n_segments * len(loop.windows)
 
         def count() -> None:
-            nonlocal done
-            done += 1
+            nonlocal n_done
+            n_done += 1
             if progress is not None:
-                progress(done, total)
+                progress(n_done, total)
 
         hidden = None
         for index in range(loop.n_segments):
@@ -220,12 +273,12 @@ def _narrow(
 
     def add_outputs(model: ir.Model) -> None:
         graph = model.graph
-        shown = set(graph.outputs)
+        outputs_before = set(graph.outputs)
         for value in (value for node in graph for value in node.outputs):
             name = str(value.name)
             if name in ranges.low:
-                counts[name] = Histogram.empty(ranges.low[name], ranges.high[name])
-                if value not in shown:
+                counts[name] = Histogram(ranges.low[name], ranges.high[name])
+                if value not in outputs_before:
                     graph.outputs.append(value)
 
     def count(outputs: Arrays, n_tokens: int) -> None:
@@ -235,5 +288,5 @@ def _narrow(
 
     loop.run(index, before, on_outputs=count, change=add_outputs)
     for name, histogram in counts.items():
-        bits = choice.kv_bits if interface.is_kv(name) else choice.bits
+        bits = _KV_BITS if interface.is_kv(name) else choice.bits
         ranges.low[name], ranges.high[name] = choice.estimate(histogram, bits)

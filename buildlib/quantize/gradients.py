@@ -16,9 +16,10 @@ from buildlib.errors import InvalidOptionError
 from buildlib.graph.files import tensor_array
 
 Array = npt.NDArray[Any]
+Arrays = Sequence[Array]
 Grads = Sequence[Array | None]
-_Forward = Callable[[ir.Node, Sequence[Array]], Sequence[Array]]
-_Backward = Callable[[ir.Node, Sequence[Array], Sequence[Array], Sequence[Array]], Grads]
+_Forward = Callable[[ir.Node, Arrays], Arrays]
+_Backward = Callable[[ir.Node, Arrays, Arrays, Arrays], Grads]
 
 
 class Differentiable:
@@ -26,10 +27,7 @@ class Differentiable:
 
     Args:
         graph: of float values; its constants are read once.
-        learned: names of the constants whose gradients are wanted.
-
-    Raises:
-        InvalidOptionError: the gradient of an operator is not known.
+        learned: names of the constants to return gradients of.
     """
 
     def __init__(self, graph: ir.Graph, learned: Collection[str]) -> None:
@@ -50,12 +48,7 @@ class Differentiable:
                 self._active |= {str(value.name) for value in node.outputs}
 
     def forward(self, feeds: Mapping[str, Array], weights: Mapping[str, Array]) -> dict[str, Array]:
-        """Return all values by name.
-
-        Args:
-            feeds: inputs of the graph.
-            weights: the learned constants.
-        """
+        """Return all values by name."""
         values: dict[str, Array] = {**self._constants, **feeds, **weights}
         for node in self._nodes:
             results = _FORWARD[node.op_type](node, [values[name] for name in _inputs(node)])
@@ -83,9 +76,9 @@ class Differentiable:
             ]
             inputs = [values[each] for each in names]
             below = _BACKWARD[node.op_type](node, inputs, results, above)
-            for each, found in zip(names, below, strict=False):  # shapes and the like have none
-                if found is not None and each in self._active:
-                    grads[each] = grads[each] + found if each in grads else found
+            for each, gradient in zip(names, below, strict=False):  # shapes and the like have none
+                if gradient is not None and each in self._active:
+                    grads[each] = grads[each] + gradient if each in grads else gradient
         return grads
 
 
@@ -112,15 +105,13 @@ def _turned(array: Array) -> Array:
     return array.swapaxes(-1, -2)
 
 
-def _gemm(node: ir.Node, inputs: Sequence[Array]) -> Sequence[Array]:
+def _gemm(node: ir.Node, inputs: Arrays) -> Arrays:
     data, weight = inputs[0], inputs[1]
     product = data @ (weight.T if node.attributes.get_int("transB", 0) else weight)
     return [product + inputs[2] if len(inputs) == 3 else product]
 
 
-def _gemm_back(
-    node: ir.Node, inputs: Sequence[Array], _: Sequence[Array], grads: Sequence[Array]
-) -> Grads:
+def _gemm_back(node: ir.Node, inputs: Arrays, _: Arrays, grads: Arrays) -> Grads:
     data, weight, grad = inputs[0], inputs[1], grads[0]
     bias = [_summed(grad, inputs[2].shape)] if len(inputs) == 3 else []
     if node.attributes.get_int("transB", 0):
@@ -128,7 +119,7 @@ def _gemm_back(
     return [grad @ weight.T, data.T @ grad, *bias]
 
 
-def _rms_norm(node: ir.Node, inputs: Sequence[Array]) -> Sequence[Array]:
+def _rms_norm(node: ir.Node, inputs: Arrays) -> Arrays:
     return [inputs[0] * _inverse_rms(node, inputs[0]) * inputs[1]]
 
 
@@ -138,15 +129,13 @@ def _inverse_rms(node: ir.Node, data: Array) -> Array:
     return inverse
 
 
-def _rms_norm_back(
-    node: ir.Node, inputs: Sequence[Array], _: Sequence[Array], grads: Sequence[Array]
-) -> Grads:
+def _rms_norm_back(node: ir.Node, inputs: Arrays, _: Arrays, grads: Arrays) -> Grads:
     inverse = _inverse_rms(node, inputs[0])
     unit, grad = inputs[0] * inverse, grads[0] * inputs[1]
     return [(grad - unit * (grad * unit).mean(axis=-1, keepdims=True)) * inverse, None]
 
 
-def _layer_norm(node: ir.Node, inputs: Sequence[Array]) -> Sequence[Array]:
+def _layer_norm(node: ir.Node, inputs: Arrays) -> Arrays:
     scaled = _unit(node, inputs[0])[0] * inputs[1]
     return [scaled + inputs[2] if len(inputs) == 3 else scaled]
 
@@ -158,24 +147,20 @@ def _unit(node: ir.Node, data: Array) -> tuple[Array, Array]:
     return centered * inverse, inverse
 
 
-def _layer_norm_back(
-    node: ir.Node, inputs: Sequence[Array], _: Sequence[Array], grads: Sequence[Array]
-) -> Grads:
+def _layer_norm_back(node: ir.Node, inputs: Arrays, _: Arrays, grads: Arrays) -> Grads:
     unit, inverse = _unit(node, inputs[0])
     grad = grads[0] * inputs[1]
     along = unit * (grad * unit).mean(axis=-1, keepdims=True)
     return [(grad - grad.mean(axis=-1, keepdims=True) - along) * inverse, None, None]
 
 
-def _softmax(node: ir.Node, inputs: Sequence[Array]) -> Sequence[Array]:
+def _softmax(node: ir.Node, inputs: Arrays) -> Arrays:
     axis = _axis(node)
     powers = np.exp(inputs[0] - inputs[0].max(axis=axis, keepdims=True))
     return [powers / powers.sum(axis=axis, keepdims=True)]
 
 
-def _softmax_back(
-    node: ir.Node, _: Sequence[Array], outputs: Sequence[Array], grads: Sequence[Array]
-) -> Grads:
+def _softmax_back(node: ir.Node, _: Arrays, outputs: Arrays, grads: Arrays) -> Grads:
     axis, weights = _axis(node), outputs[0]
     return [weights * (grads[0] - (grads[0] * weights).sum(axis=axis, keepdims=True))]
 
@@ -186,27 +171,25 @@ def _cuts(node: ir.Node, data: Array, count: int, sizes: Sequence[int] | None) -
     return list(np.cumsum(each)[:-1])
 
 
-def _split(node: ir.Node, inputs: Sequence[Array]) -> Sequence[Array]:
+def _split(node: ir.Node, inputs: Arrays) -> Arrays:
     sizes = inputs[1].tolist() if len(inputs) == 2 else None
     cuts = _cuts(node, inputs[0], len(node.outputs), sizes)
     return np.split(inputs[0], cuts, axis=_axis(node))
 
 
-def _concat_back(
-    node: ir.Node, inputs: Sequence[Array], _: Sequence[Array], grads: Sequence[Array]
-) -> Grads:
+def _concat_back(node: ir.Node, inputs: Arrays, _: Arrays, grads: Arrays) -> Grads:
     axis = _axis(node)
     return np.split(grads[0], np.cumsum([one.shape[axis] for one in inputs])[:-1], axis=axis)
 
 
-def _reshape(node: ir.Node, inputs: Sequence[Array]) -> Sequence[Array]:
+def _reshape(node: ir.Node, inputs: Arrays) -> Arrays:
     data, shape = inputs[0], inputs[1].tolist()
     if not node.attributes.get_int("allowzero", 0):
         shape = [data.shape[axis] if size == 0 else size for axis, size in enumerate(shape)]
     return [data.reshape(shape)]
 
 
-def _slices(inputs: Sequence[Array]) -> tuple[slice, ...]:
+def _slices(inputs: Arrays) -> tuple[slice, ...]:
     data, starts, ends = inputs[0], inputs[1].tolist(), inputs[2].tolist()
     axes = inputs[3].tolist() if len(inputs) > 3 else list(range(len(starts)))
     steps = inputs[4].tolist() if len(inputs) > 4 else [1] * len(starts)
@@ -216,15 +199,13 @@ def _slices(inputs: Sequence[Array]) -> tuple[slice, ...]:
     return tuple(slices)
 
 
-def _slice_back(
-    _node: ir.Node, inputs: Sequence[Array], _: Sequence[Array], grads: Sequence[Array]
-) -> Grads:
+def _slice_back(_node: ir.Node, inputs: Arrays, _: Arrays, grads: Arrays) -> Grads:
     grad = np.zeros_like(inputs[0])
     grad[_slices(inputs)] = grads[0]
     return [grad]
 
 
-def _gelu(node: ir.Node, inputs: Sequence[Array]) -> Sequence[Array]:
+def _gelu(node: ir.Node, inputs: Arrays) -> Arrays:
     return [inputs[0] * _gelu_parts(node, inputs[0])[0]]
 
 
@@ -240,21 +221,17 @@ def _gelu_parts(node: ir.Node, data: Array) -> tuple[Array, Array]:
     return ndtr(data), np.exp(-(data**2) / 2) / math.sqrt(2 * math.pi)
 
 
-def _gelu_back(
-    node: ir.Node, inputs: Sequence[Array], _: Sequence[Array], grads: Sequence[Array]
-) -> Grads:
+def _gelu_back(node: ir.Node, inputs: Arrays, _: Arrays, grads: Arrays) -> Grads:
     factor, slope = _gelu_parts(node, inputs[0])
     return [grads[0] * (factor + inputs[0] * slope)]
 
 
-def _cast(node: ir.Node, inputs: Sequence[Array]) -> Sequence[Array]:
+def _cast(node: ir.Node, inputs: Arrays) -> Arrays:
     kind = ir.DataType(node.attributes.get_int("to")).numpy()
     return [inputs[0].astype(np.float32 if kind.kind in "fV" else kind, copy=False)]
 
 
-def _same_shape(
-    _node: ir.Node, inputs: Sequence[Array], _: Sequence[Array], grads: Sequence[Array]
-) -> Grads:
+def _same_shape(_node: ir.Node, inputs: Arrays, _: Arrays, grads: Arrays) -> Grads:
     return [grads[0].reshape(inputs[0].shape)]
 
 

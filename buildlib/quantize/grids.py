@@ -1,4 +1,4 @@
-"""The grid that every activation and every use of a constant lies on."""
+"""The grid of every activation and of every use of a constant in a graph."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -12,19 +12,108 @@ from buildlib.errors import EncodingsError
 from buildlib.graph import interface
 from buildlib.graph.values import is_parameter, is_real, source_of, static_shape
 from buildlib.quantize.bitwidths import INPUT_STEP
-from buildlib.quantize.structure import channel_axis, moved_inputs
 
+LAYOUT_OPS = frozenset(
+    {
+        "Concat", "Expand", "Flatten", "Gather", "Identity", "Reshape",
+        "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze",
+    }
+)  # fmt: skip
+_PRODUCTS = frozenset({"Conv", "Gemm", "MatMul"})
 _SHOWN = 5
 _BIASED = {"Gemm", "Conv"}
 _SKIPPED = {"Cast", "DequantizeLinear", "QuantizeLinear"}
 
 
+def moved_inputs(node: ir.Node) -> list[ir.Value]:
+    """Return the inputs that a layout operator moves to its outputs."""
+    if node.op_type not in LAYOUT_OPS:
+        return []
+    inputs = node.inputs if node.op_type == "Concat" else node.inputs[:1]
+    return [value for value in inputs if value is not None]
+
+
+def shared_grids(graph: ir.Graph) -> list[set[str]]:
+    """Return groups of names of values that must share one grid; every float value is in one.
+
+    A cache's input and output belong together. A value that flows into a cache's output does not
+    belong to them: it is requantized there, from the activations' bits to the cache's.
+    """
+    parent: dict[str, str] = {}
+
+    def root(name: str) -> str:
+        parent.setdefault(name, name)
+        while parent[name] != name:
+            name = parent[name]
+        return name
+
+    for value in graph.inputs:
+        if is_real(value):
+            name = str(value.name)
+            twin = interface.kv_output(name) if interface.is_kv(name) else name
+            parent[root(name)] = root(twin)
+    for node in graph:
+        for output in node.outputs:
+            if not is_real(output) or is_parameter(output):
+                continue
+            name = str(output.name)
+            end = root(name)
+            for value in moved_inputs(node):
+                source = str(source_of(value).name)
+                if interface.is_kv(name) and not interface.is_kv(source):
+                    continue
+                parent[root(source)] = end
+    groups: dict[str, set[str]] = {}
+    for name in parent:
+        groups.setdefault(root(name), set()).add(name)
+    return list(groups.values())
+
+
+def channel_axis(node: ir.Node, index: int) -> int | None:
+    """Return the axis of output channels if input `index` is a matrix's weight, else None."""
+    if index != 1:
+        return None
+    if node.op_type == "Gemm":
+        return 0 if node.attributes.get_int("transB", 0) else 1
+    if node.op_type == "MatMul":
+        weight = node.inputs[1]
+        rank = len(weight.shape) if weight is not None and weight.shape is not None else 2
+        return rank - 1
+    return 0 if node.op_type == "Conv" else None
+
+
+def head_products(graph: ir.Graph) -> set[ir.Node]:
+    """Return the last products before the logits; empty for a part without logits.
+
+    There are several if adapters are added to the projection, or if it is cut.
+    """
+    open_values = [value for value in graph.outputs if value.name == interface.LOGITS]
+    visited: set[ir.Node] = set()
+    products: set[ir.Node] = set()
+    while open_values:
+        node = open_values.pop().producer()
+        if node is None or node in visited:
+            continue
+        visited.add(node)
+        if node.op_type in _PRODUCTS:
+            products.add(node)
+        else:
+            open_values.extend(value for value in node.inputs if value is not None)
+    return products
+
+
+def head_weights(graph: ir.Graph) -> set[str]:
+    """Return the names of the constants in the output projection of a float model."""
+    weights = (node.inputs[1] for node in head_products(graph) if len(node.inputs) > 1)
+    return {str(source_of(weight).name) for weight in weights if weight is not None}
+
+
 def activation_grids(graph: ir.Graph, encodings: Mapping[str, Encoding]) -> dict[str, Grid]:
     """Return a grid for every float activation; layout operators pass grids on."""
     grids = available_grids(graph, encodings)
-    missing = [name for name in activation_names(graph) if name not in grids]
-    if missing:
-        raise missing_encodings_error(missing)
+    names = [name for name in activation_names(graph) if name not in grids]
+    if names:
+        raise missing_encodings_error(names)
     return grids
 
 
@@ -81,8 +170,8 @@ def _share_caches(graph: ir.Graph, grids: dict[str, Grid]) -> None:
         elif one is not None and other is None:
             grids[twin] = one
         elif one is not None and other is not None and not same_grid(one, other):
-            said = describe_grids(one, other)
-            reason = f"it lies on another grid than {twin}, which is fed to it: {said}"
+            grids_text = describe_grids(one, other)
+            reason = f"it lies on another grid than {twin}, which is fed to it: {grids_text}"
             raise EncodingsError(name, reason)
 
 
@@ -135,13 +224,12 @@ def parameter_uses(
     """Return all uses of float constants, with their grids.
 
     A bias lies on the int32 grid of the product it is added to (the scale of the input times that
-    of each channel's weights), whatever its encoding says: the QNN provider takes no other.
+    of each channel's weights), even with an encoding: the QNN provider takes no other.
 
     Args:
-        graph: float graph.
         encodings: encodings by name.
         activations: grids of computed values and inputs.
-        transposed: nodes whose weight is the transpose of what they need.
+        transposed: nodes that need the transpose of their weight.
     """
     grids: dict[str, Grid] = {}
 
@@ -152,7 +240,7 @@ def parameter_uses(
             grids[name] = weight_grid(encodings[name])
         return grids.get(name)
 
-    found: list[ParameterUse] = []
+    uses: list[ParameterUse] = []
     axes: dict[str, int] = {}
     for node in graph:
         if node.op_type in _SKIPPED:
@@ -162,8 +250,8 @@ def parameter_uses(
                 continue
             source = source_of(value)
             encoding = encodings.get(str(source.name))
-            turned = index == 1 and node in transposed
-            axis = _axis(node, 0 if turned else channel_axis(node, index), encoding)
+            is_transposed = index == 1 and node in transposed
+            axis = _axis(node, 0 if is_transposed else channel_axis(node, index), encoding)
             if is_bias(node, index):
                 weight = node.inputs[1]
                 weights = None if weight is None else grid_of(str(source_of(weight).name))
@@ -173,8 +261,8 @@ def parameter_uses(
             _check_blocks(grid, source, axis)
             if grid is not None and grid.per_channel:
                 _check_axis(axes.setdefault(str(source.name), axis), axis, str(source.name))
-            found.append(ParameterUse(node, index, source, grid, axis, turned))
-    return found
+            uses.append(ParameterUse(node, index, source, grid, axis, is_transposed))
+    return uses
 
 
 def is_bias(node: ir.Node, index: int) -> bool:
@@ -211,13 +299,10 @@ def _check_axis(first: int, axis: int, name: str) -> None:
 def _lookup_grid(
     node: ir.Node, value: ir.Value, grid: Grid | None, activations: Mapping[str, Grid]
 ) -> Grid | None:
-    """Return the grid on which `node` looks values up in a table.
-
-    QNN cannot look up values in a table with channels or of few bits, such as that of tied
-    embeddings. It takes a table on the grid of its result.
-    """
     if grid is None or value not in moved_inputs(node):
         return grid
+    # QNN looks up no values in a table with channels or of few bits, such as that of tied
+    # embeddings. It takes a table on the grid of its result.
     plain = not grid.per_channel and grid.bits in ACTIVATION_BITS
     return grid if plain else activations.get(str(node.outputs[0].name))
 
@@ -238,19 +323,19 @@ def _product_grid(
 def check_shared_caches(models: Mapping[str, Encodings]) -> None:
     """Check that all models give the integers of their caches the same meaning.
 
-    Genie gives every graph the same key and value buffers: the decode graph reads what the prefill
-    graph writes, even if they come from different models.
+    Genie gives every graph the same key and value buffers: the decode graph reads those that the
+    prefill graph writes, even if they come from different models.
 
     Args:
         models: complete encodings, by the name of the model in messages.
     """
     (first, reference), *others = models.items()
-    known = reference.by_name()
+    reference_encodings = reference.by_name()
     for name, encodings in others:
         for cache, encoding in encodings.by_name().items():
-            if not interface.is_kv(cache) or cache not in known:
+            if not interface.is_kv(cache) or cache not in reference_encodings:
                 continue
-            ours, theirs = activation_grid(known[cache]), activation_grid(encoding)
+            ours, theirs = activation_grid(reference_encodings[cache]), activation_grid(encoding)
             if not same_grid(ours, theirs):
                 reason = (
                     f"{name} has it on another grid than {first}, and both feed one cache: "

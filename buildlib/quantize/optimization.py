@@ -10,7 +10,7 @@ from pathlib import Path
 from buildlib.checkpoint.layout import MODEL_FILE
 from buildlib.graph.files import load_model, save_model
 from buildlib.quantize.options import TechniqueName
-from buildlib.quantize.techniques import gptaq, gptq, seqmse
+from buildlib.quantize.techniques import gptq, seqmse
 from buildlib.quantize.techniques.adascale import AdaScale
 from buildlib.quantize.techniques.arguments import TechniqueArguments
 from buildlib.quantize.techniques.base import FloatModel, WeightTechnique
@@ -26,7 +26,7 @@ def techniques(arguments: TechniqueArguments) -> Mapping[TechniqueName, WeightTe
     """Return all techniques by name."""
     seq, first, second = arguments.seqmse, arguments.gptq, arguments.gptaq
     solve_gptq = partial(gptq.solve, arguments=first)
-    solve_gptaq = partial(gptaq.solve, arguments=second)
+    solve_gptaq = partial(gptq.solve, arguments=second, to_float=True)
     return {
         "spinquant": Rotation("spinquant", arguments.spinquant.seed),
         "seqmse": LayerwiseTechnique("seqmse", partial(seqmse.solve, arguments=seq)),
@@ -49,11 +49,8 @@ def optimize_weights(
     have them, and quantize them to the same integers.
 
     Args:
-        model: stays as it is.
-        names: of the techniques.
-        folder: on the file system of the model, whose unchanged weights are linked.
+        folder: on the file system of the model, so that unchanged weights are linked.
         progress: told (layers done, layers in all) of each technique.
-        arguments: of the techniques.
     """
     arguments = arguments or TechniqueArguments()
     by_name, windows = techniques(arguments), model.token_windows
@@ -65,9 +62,11 @@ def optimize_weights(
         for number, name in enumerate(names):
             step = Path(scratch) / str(number)
             step.mkdir()
-            shown = _shown(windows, arguments.num_batches(name))
-            last = number == len(names) - 1 and len(shown) == len(windows)
-            text = replace(model, token_windows=shown, n_calibrating=n_calibrating if last else 0)
+            token_windows = _shown(windows, arguments.num_batches(name))
+            last = number == len(names) - 1 and len(token_windows) == len(windows)
+            text = replace(
+                model, token_windows=token_windows, n_calibrating=n_calibrating if last else 0
+            )
             model = by_name[name].optimize(text, step, progress)
         path = save_model(load_model(model.path), folder / MODEL_FILE)
     return replace(model, path=path)
@@ -85,8 +84,8 @@ def _shown(windows: Sequence[Sequence[int]], num_batches: int | None) -> Sequenc
 def calibration_tokens(hidden_size: int) -> int:
     """Return the tokens of text that techniques see by default.
 
-    4096 for models from 2048 hidden states on, whose layers take a second for some hundred tokens
-    and are damped for the few (`default_damping`), 8192 for others.
+    4096 for models from 2048 hidden states on: their layers take a second for some hundred tokens,
+    and are damped for the few (`default_damping`). 8192 for others.
     """
     return _TOKENS_OF_WIDE_MODELS if hidden_size >= _WIDE else _TOKENS
 
@@ -98,12 +97,6 @@ def technique_windows(
 
     Windows are as long as those of calibration, which can be among them then. Those of AdaScale,
     which takes a step for each, have up to 512 tokens.
-
-    Args:
-        length: of the windows of calibration.
-        names: of the techniques.
-        arguments: of the techniques.
-        hidden_size: of the model.
     """
     batch = min(length, _BATCH_TOKENS)
     each = batch if "adascale" in names else length

@@ -29,12 +29,10 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
 
 
 def _as_in_table(name: str) -> str:
-    """Return the name of a recipe as its table has it, for any case and `_` for `-`.
-
-    The vendor's documents have `lpbq_seqmse` beside `LPBQ_SeqMSE` and its class
-    `LPBQ_SeqMSE_Recipe`, and `spinquant`, which does not say what rounds the weights.
-    """
-    plain = {_plain(known): known for known in RECIPES} | {"spinquant": "w4a16-spinquant"}
+    """Return the name of a recipe as its table has it, for any case and `_` for `-`."""
+    # The vendor's documents have `lpbq_seqmse` beside `LPBQ_SeqMSE` and its class
+    # `LPBQ_SeqMSE_Recipe`, and `spinquant`, without a technique that rounds the weights.
+    plain = {_plain(recipe): recipe for recipe in RECIPES} | {"spinquant": "w4a16-spinquant"}
     return plain.get(_plain(name).removesuffix("_recipe"), name)
 
 
@@ -110,11 +108,7 @@ class QuantizationOptions(BaseModel):
 
 
 def check_arguments(options: QuantizationOptions) -> None:
-    """Refuse arguments of techniques that are not applied.
-
-    Raises:
-        InvalidOptionError: names the technique, and those that are applied.
-    """
+    """Refuse arguments of techniques that are not applied."""
     applied = options.weight_techniques
     for name in options.technique_kwargs.model_fields_set - {"lpbq", *applied}:
         reason = f"{name} is not applied; the techniques are {', '.join(applied) or 'none'}"

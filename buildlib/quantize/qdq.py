@@ -1,38 +1,39 @@
-"""QDQ models, whose inputs and outputs are the integers that Genie feeds.
+"""QDQ models: their inputs and outputs are the integers that Genie feeds.
 
 Each activation `t` becomes `t_real` -> QuantizeLinear -> `t` -> DequantizeLinear -> `t_dq`, so the
 integers carry the name that the float value had. Weights become integers in a file beside the
 model.
-
-The operators of QNN HTP take activations of one width (its FullyConnected of 8 and 16 bits fails to
-compile with error 1002). An operator computes with 16 bits if one of its activations has them;
-those of 8 bits are converted before it, and results of 8 bits after it, each on the same range. The
-QNN provider of ONNX Runtime makes each pair of DequantizeLinear and QuantizeLinear that stands
-between two operators a Convert (onnxruntime pull requests 19511 and 22205).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import onnx_ir as ir
 
 from buildlib.encodings.files import load_encodings
-from buildlib.encodings.grid import Grid, activation_grid
-from buildlib.encodings.model import Encoding, Encodings, asymmetric_encoding
-from buildlib.graph.files import load_model, tensor_array
-from buildlib.graph.values import infer_shapes, is_parameter, is_real, remove_unused, source_of
+from buildlib.encodings.grid import Grid
+from buildlib.encodings.model import Encodings
+from buildlib.graph.files import load_model
+from buildlib.graph.values import infer_shapes, is_real, remove_unused, static_shape
 from buildlib.passes.base import ENCODINGS_SUFFIX, FLOAT, SORTED, STATIC, Condition, Pass
-from buildlib.quantize.grids import activation_grids, parameter_uses
-from buildlib.quantize.recipe import value_range
-from buildlib.quantize.rewriter import QdqRewriter
-from buildlib.quantize.structure import LAYOUT_OPS
+from buildlib.quantize.grids import (
+    LAYOUT_OPS,
+    ParameterUse,
+    activation_grids,
+    missing_encodings_error,
+    moved_inputs,
+    parameter_uses,
+)
+from buildlib.quantize.htp_operands import convert_widths, rewrite_block_gemms
 from buildlib.quantize.weight_file import SharedWeights, WeightFile, WeightStore
 
-_WIDE = 16
-_NARROW = 8
-_FLOAT = ir.DataType.FLOAT
-_MATRICES = {"Gemm", "MatMul", "Conv"}
+SIGNAL, NOISE = "__signal", "__noise"
 _OPSET = 21  # the first with 16-bit QuantizeLinear in the standard domain
+_FLOAT = ir.DataType.FLOAT
+Uses = Sequence[tuple[ir.Node, int]]
+"""Nodes, and their inputs that are a certain value."""
 
 
 def apply_encodings(
@@ -41,9 +42,6 @@ def apply_encodings(
     """Write a float model, or part of one, as QDQ.
 
     Args:
-        model_path: the float model.
-        encodings: encodings of its values.
-        out_path: destination of the QDQ model.
         weights: file written by `quantize_weights`, linked beside the model; without it the
             weights go to `{out stem}.weights`.
 
@@ -71,8 +69,7 @@ def quantize_weights(model_path: Path, file: Path, encodings: Encodings | None =
         encodings = load_encodings(model_path.with_suffix(ENCODINGS_SUFFIX))
     model = load_model(model_path)
     with WeightFile(file) as weights:
-        quantization = QdqPass(encodings, weights, lambda: weights.finish(index=True))
-        quantization.transform(model)
+        QdqPass(encodings, weights, lambda: weights.finish(index=True)).transform(model)
     return file
 
 
@@ -80,7 +77,6 @@ class QdqPass(Pass):
     """Pass that puts every float value of a model on the grid of its encoding.
 
     Args:
-        encodings: encodings of the model's values.
         weights: source or destination of the integer weights.
         finish: called after all weights, before the model is written.
     """
@@ -94,17 +90,10 @@ class QdqPass(Pass):
         weights: WeightStore,
         finish: Callable[[], None] = lambda: None,
     ) -> None:
-        self.requires = (
-            SORTED,
-            STATIC,
-            FLOAT,
-            Condition(f"its opset is {_OPSET} or later", _too_old),
-        )
-        self.ensures = (
-            SORTED,
-            STATIC,
-            Condition("every value computed is stored as integers", _still_real),
-        )
+        opset = Condition(f"its opset is {_OPSET} or later", _too_old)
+        has_integers = Condition("every value computed is stored as integers", _still_real)
+        self.requires = (SORTED, STATIC, FLOAT, opset)
+        self.ensures = (SORTED, STATIC, has_integers)
         self.encodings = encodings.by_name()
         self.weights = weights
         self.finish = finish
@@ -116,9 +105,9 @@ class QdqPass(Pass):
         transposed = rewrite_block_gemms(model.graph, encodings, grids)
         convert_widths(model.graph, encodings, grids)
         uses = parameter_uses(model.graph, encodings, grids, transposed)
-        work = QdqRewriter(model.graph, grids, self.weights)
-        work.quantize_parameters(uses)
-        work.quantize_activations()
+        rewriter = QdqRewriter(model.graph, grids, self.weights)
+        rewriter.quantize_parameters(uses)
+        rewriter.quantize_activations()
         remove_unused(model.graph)
         self.finish()
         infer_shapes(model)
@@ -143,155 +132,203 @@ def _still_real(model: ir.Model) -> str | None:
     return None
 
 
-def rewrite_block_gemms(
-    graph: ir.Graph, encodings: dict[str, Encoding], grids: dict[str, Grid]
-) -> set[ir.Node]:
-    """Replace each Gemm with weights in blocks by a MatMul, and an Add if it has a bias.
+@dataclass
+class QdqRewriter:
+    """Puts QuantizeLinear and DequantizeLinear into a graph, in place.
 
-    The QNN provider fuses a MatMul with LPBQ weights of shape [in, out]. It does not fuse a Gemm,
-    and compiles one with a bias to other numbers (seen with QNN 2.51).
-
-    Args:
-        graph: float graph; changed in place.
-        encodings: encodings by name; biases without one of 8 or 16 bits get one.
-        grids: grids of activations; new products get one.
-
-    Returns:
-        The MatMuls whose weight is still [out, in], to be stored transposed.
+    Attributes:
+        grids: grid of every float activation, by name.
+        converted: values made so far, by source and grid, so that each is made once.
     """
-    transposed: set[ir.Node] = set()
-    for node in list(graph):
-        if node.op_type == "Gemm" and _has_block_weights(node, encodings):
-            product = _gemm_to_matmul(graph, node, encodings, grids)
-            if node.attributes.get_int("transB", 0):
-                transposed.add(product)
-    return transposed
 
+    graph: ir.Graph
+    grids: dict[str, Grid]
+    weights: WeightStore
+    converted: dict[tuple[str, Grid], ir.Value] = field(default_factory=dict)
 
-def _has_block_weights(node: ir.Node, encodings: Mapping[str, Encoding]) -> bool:
-    weight = node.inputs[1]
-    encoding = None if weight is None else encodings.get(str(source_of(weight).name))
-    scaled = any(node.attributes.get_float(key, 1.0) != 1.0 for key in ("alpha", "beta"))
-    plain = not scaled and not node.attributes.get_int("transA", 0)
-    return plain and encoding is not None and encoding.block_size is not None
+    def quantize_parameters(self, uses: list[ParameterUse]) -> None:
+        """Replace every float constant by its integers."""
+        names = sorted({use.name for use in uses if use.grid is None})
+        if names:
+            raise missing_encodings_error(names)
+        for use in uses:
+            if use.grid is not None:
+                use.node.replace_input_with(use.index, self._parameter(use, use.grid))
 
+    def quantize_activations(self) -> None:
+        """Store every computed value and every input on its grid."""
+        values = list(self._activations())
+        for node in list(self.graph):
+            if node.op_type in LAYOUT_OPS:
+                self._requantize_inputs(node)
+        for value, name, grid in values:
+            uses, new = tuple(value.uses()), []
+            if value.producer() is None:
+                value.dtype = ir.DataType.from_numpy(grid.dtype)
+                integers = value
+            else:
+                value.name = f"{name}_real"
+                integers = self._quantize(value, grid, name)
+                self._replace_output(value, integers)
+                new = [integers]
+            if uses:
+                new.append(self._dequantize(integers, grid, f"{name}_dq"))
+            self._insert_after(value, uses, new)
 
-def _gemm_to_matmul(
-    graph: ir.Graph, node: ir.Node, encodings: dict[str, Encoding], grids: dict[str, Grid]
-) -> ir.Node:
-    data, weight = node.inputs[:2]
-    bias = node.inputs[2] if len(node.inputs) > 2 else None
-    end = node.outputs[0]
-    name = str(end.name)
-    output = ir.Value(name=name, type=end.type, shape=end.shape)
-    made = output
-    if bias is not None:
-        made = ir.Value(name=f"{name}_product", type=end.type, shape=end.shape)
-    nodes = [ir.node("MatMul", [data, weight], outputs=[made], name=f"{node.name}_product")]
-    if bias is not None:
-        nodes.append(ir.node("Add", [made, bias], outputs=[output], name=f"{node.name}_bias"))
-        low, high = _bias_range(bias, encodings)
-        grids[f"{name}_product"] = _product_grid_of(f"{name}_product", grids[name], low, high)
-    end.replace_all_uses_with(output, replace_graph_outputs=True)
-    for index in range(len(node.inputs)):
-        node.replace_input_with(index, None)
-    end.name = f"{name}_replaced"
-    graph.insert_before(node, nodes)
-    graph.remove(node)
-    return nodes[0]
+    def round_activations(self) -> None:
+        """Round every value that has a grid to it, and keep it in float32 by its own name."""
+        for value, name, grid in list(self._activations()):
+            uses, real_name = tuple(value.uses()), f"{name}_dq"
+            if value.producer() is not None:
+                value.name, real_name = f"{name}_real", name
+            integers = self._quantize(value, grid, f"{name}_q")
+            real = self._dequantize(integers, grid, real_name)
+            _producer(real).name = f"{name}_round"  # a node may have the value's name
+            self._replace_output(value, real)
+            self._insert_after(value, uses, [integers, real])
 
+    def add_noise_outputs(self) -> None:
+        """Add the sums of squares of every value with a grid, and of its rounding errors.
 
-def _bias_range(bias: ir.Value, encodings: dict[str, Encoding]) -> tuple[float, float]:
-    source = source_of(bias)
-    name = str(source.name)
-    assert source.const_value is not None  # noqa: S101  (an initializer)
-    low, high = value_range(name, tensor_array(source.const_value))
-    encoding = encodings.get(name)
-    if encoding is None or encoding.dtype != "INT" or encoding.bw > 16:
-        encodings[name] = asymmetric_encoding(name, low, high, 16)
-    return low, high
+        They are outputs `{name}__signal` and `{name}__noise` for each; nothing else changes.
+        """
+        for value, name, grid in list(self._activations()):
+            integers = self._quantize(value, grid, f"{name}__q")
+            real = self._dequantize(integers, grid, f"{name}__dq")
+            error = ir.node("Sub", [value, real])
+            error.outputs[0].name = f"{name}__error"
+            self.graph.extend([_producer(integers), _producer(real), error])
+            for squared, suffix in ((value, SIGNAL), (error.outputs[0], NOISE)):
+                output = ir.val(f"{name}{suffix}", _FLOAT, ())
+                self.graph.append(
+                    ir.node("ReduceSumSquare", [squared], {"keepdims": 0}, outputs=[output])
+                )
+                self.graph.outputs.append(output)
 
-
-def _product_grid_of(name: str, grid: Grid, low: float, high: float) -> Grid:
-    """Return the grid of values that lie on `grid` once [low, high] is added."""
-    bottom, top = ((limit - grid.zero_point[0]) * grid.scale[0] for limit in grid.limits)
-    return activation_grid(asymmetric_encoding(name, bottom - high, top - low, grid.bits))
-
-
-def convert_widths(graph: ir.Graph, encodings: dict[str, Encoding], grids: dict[str, Grid]) -> None:
-    """Insert an Identity, in place, where a value changes to a grid of other bits.
-
-    Args:
-        graph: float graph.
-        encodings: by name; small constants of operators that compute with 16 bits get 16.
-        grids: of activations; converted values are added.
-    """
-    converted: dict[str, ir.Value] = {}
-    for node in list(graph):
-        if node.op_type in LAYOUT_OPS or not _is_wide(node, grids):
-            continue
-        for index, value in enumerate(node.inputs):
-            if value is None or not is_real(value) or (node.op_type == "MatMul" and index == 1):
-                continue  # of keys and values, which have 8 bits
+    def _activations(self) -> Iterator[tuple[ir.Value, str, Grid]]:
+        """Yield inputs and computed values that have a grid, each with its name and its grid."""
+        nodes = (node for node in self.graph if node.op_type != "DequantizeLinear")
+        for value in (*self.graph.inputs, *(output for node in nodes for output in node.outputs)):
             name = str(value.name)
-            if is_parameter(value):
-                source = str(source_of(value).name)
-                if _is_narrow_constant(encodings.get(source)) and node.op_type not in _MATRICES:
-                    encodings[source] = _widened_encoding(encodings[source])
+            if name in self.grids:
+                yield value, name, self.grids[name]
+
+    def _insert_after(self, value: ir.Value, uses: Uses, new: Sequence[ir.Value]) -> None:
+        """Insert the makers of new values after a value; its users read the last of them."""
+        for node, index in uses:
+            node.replace_input_with(index, new[-1])
+        nodes = [_producer(one) for one in new]
+        if (producer := value.producer()) is None:
+            self.graph.insert_before(next(iter(self.graph)), nodes)
+        else:
+            self.graph.insert_after(producer, nodes)
+
+    def _replace_output(self, value: ir.Value, new: ir.Value) -> None:
+        for index, output in enumerate(self.graph.outputs):
+            if output is value:
+                self.graph.outputs[index] = new
+
+    def _parameter(self, use: ParameterUse, grid: Grid) -> ir.Value:
+        """Return the dequantized value of an initializer, made once for each grid."""
+        name, tensor = use.name, use.source.const_value
+        key = (f"{name} transposed" if use.transposed else name, grid)
+        if key in self.converted:
+            return self.converted[key]
+        assert tensor is not None  # noqa: S101  (an initializer)
+        axis = 1 - use.axis if use.transposed else use.axis
+        label = name
+        if f"{name}_q" in self.graph.initializers:  # on another grid
+            label = f"{name}_{len(self.converted)}"
+        tensor_q = self.weights.weight(name, tensor, grid, axis, transposed=use.transposed)
+        integers = self._initializer(f"{label}_q", tensor_q)
+        if grid.block_size is None:
+            real = self._dequantize(integers, grid, f"{label}_dq", axis)
+        else:
+            shape = static_shape(integers) or ()
+            factors = np.frombuffer(grid.block_scale, np.uint8).reshape(shape[axis], -1)
+            laid = np.ascontiguousarray(factors if axis == 0 else factors.T)
+            scales = self.weights.block_scale(name, laid, grid)
+            real = self._dequantize_blocks(integers, scales, grid, label, axis)
+        makers = [
+            value.producer() for value in (*_producer(real).inputs, real) if value is not None
+        ]
+        first = next(iter(self.graph))
+        self.graph.insert_before(first, [maker for maker in makers if maker is not None])
+        self.converted[key] = real
+        return real
+
+    def _dequantize_blocks(
+        self, stored: ir.Value, scales: ir.TensorProtocol, grid: Grid, label: str, axis: int
+    ) -> ir.Value:
+        """Write the pattern by which the QNN provider recognises LPBQ."""
+        # The integer scales of the blocks, dequantized along the channels, are the scale of the
+        # weight, and its blocks lie along its input axis.
+        integers = self._initializer(f"{label}_block_scale", scales)
+        channels = Grid(np.dtype(np.uint8), grid.scale, (0,) * len(grid.scale))
+        scale = self._dequantize(integers, channels, f"{label}_scale", axis)
+        zeros = ir.tensor(np.zeros(scales.shape.numpy(), grid.dtype), name=f"{label}_zero_point")
+        zero = self._initializer(f"{label}_zero_point", zeros)
+        output = ir.val(f"{label}_dq", _FLOAT, stored.shape)
+        attributes = {"axis": 1 - axis, "block_size": grid.block_size or 1}
+        inputs = [stored, scale, zero]
+        ir.node("DequantizeLinear", inputs, attributes, outputs=[output], name=f"{label}_dq")
+        return output
+
+    def _requantize_inputs(self, node: ir.Node) -> None:
+        """Insert a conversion before a layout operator that moves values between two grids."""
+        target = self.grids.get(str(node.outputs[0].name))
+        if target is None:
+            return
+        for index, value in enumerate(node.inputs):
+            if value is None or value not in moved_inputs(node):
                 continue
-            if name in grids and grids[name].bits == _NARROW:
-                if name not in converted:
-                    converted[name] = _convert(graph, node, value, grids)
-                node.replace_input_with(index, converted[name])
-        for output in node.outputs:
-            name = str(output.name)
-            if name in grids and grids[name].bits == _NARROW:
-                _convert_output(graph, node, output, grids)
+            source = self.grids.get(str(value.name))
+            if source is None or source == target:
+                continue
+            key = (str(value.name), target)
+            if key not in self.converted:
+                name = f"{value.name}_as_{target.dtype}_for_{node.outputs[0].name}"
+                integers = self._quantize(value, target, name)
+                real = self._dequantize(integers, target, f"{name}_dq")
+                self.graph.insert_before(node, [_producer(integers), _producer(real)])
+                self.converted[key] = real
+            node.replace_input_with(index, self.converted[key])
+
+    def _quantize(self, value: ir.Value, grid: Grid, name: str) -> ir.Value:
+        output = ir.val(name, ir.DataType.from_numpy(grid.dtype), value.shape)
+        inputs = [value, *self._grid_values(grid)]
+        ir.node("QuantizeLinear", inputs, outputs=[output], name=f"{name}_quantize")
+        return output
+
+    def _dequantize(self, value: ir.Value, grid: Grid, name: str, axis: int = 0) -> ir.Value:
+        output = ir.val(name, _FLOAT, value.shape)
+        inputs = [value, *self._grid_values(grid)]
+        attributes = {"axis": axis} if grid.per_channel else {}
+        ir.node("DequantizeLinear", inputs, attributes, outputs=[output], name=name)
+        return output
+
+    def _grid_values(self, grid: Grid) -> list[ir.Value]:
+        """Return scale and zero point as initializers, shared by all users of a grid."""
+        key = ("", grid)
+        if key not in self.converted:
+            shape = () if not grid.per_channel else (-1,)
+            number = len(self.converted)
+            scale = np.array(grid.scale, np.float32).reshape(shape)
+            zero = np.array(grid.zero_point).astype(grid.dtype).reshape(shape)
+            scale_name, zero_name = f"grid_{number}_scale", f"grid_{number}_zero_point"
+            self.converted[key] = self._initializer(scale_name, ir.tensor(scale, name=scale_name))
+            self._initializer(zero_name, ir.tensor(zero, name=zero_name))
+        scale_value = self.converted[key]
+        zero_name = str(scale_value.name).removesuffix("scale") + "zero_point"
+        return [scale_value, self.graph.initializers[zero_name]]
+
+    def _initializer(self, name: str, tensor: ir.TensorProtocol) -> ir.Value:
+        value = ir.val(name, const_value=tensor)
+        self.graph.register_initializer(value)
+        return value
 
 
-def _is_wide(node: ir.Node, grids: Mapping[str, Grid]) -> bool:
-    names = [str(v.name) for v in (*node.inputs, *node.outputs) if v is not None]
-    bits = {grids[name].bits for name in names if name in grids}
-    return bits == {_NARROW, _WIDE}
-
-
-def _is_narrow_constant(encoding: Encoding | None) -> bool:
-    return encoding is not None and (encoding.dtype, encoding.enc_type, encoding.bw) == (
-        "INT", "PER_TENSOR", _NARROW,
-    )  # fmt: skip
-
-
-def _widened_encoding(encoding: Encoding) -> Encoding:
-    low, high = _range(activation_grid(encoding))
-    return asymmetric_encoding(encoding.name, low, high, _WIDE)
-
-
-def _range(grid: Grid) -> tuple[float, float]:
-    low, high = ((limit - grid.zero_point[0]) * grid.scale[0] for limit in grid.limits)
-    return low, high
-
-
-def _wide_grid(name: str, grid: Grid) -> Grid:
-    return activation_grid(asymmetric_encoding(name, *_range(grid), _WIDE))
-
-
-def _convert(graph: ir.Graph, node: ir.Node, value: ir.Value, grids: dict[str, Grid]) -> ir.Value:
-    name = f"{value.name}_as_uint16"
-    output = ir.Value(name=name, type=ir.TensorType(_FLOAT), shape=value.shape)
-    graph.insert_before(node, ir.node("Identity", [value], outputs=[output], name=name))
-    grids[name] = _wide_grid(name, grids[str(value.name)])
-    return output
-
-
-def _convert_output(
-    graph: ir.Graph, node: ir.Node, value: ir.Value, grids: dict[str, Grid]
-) -> None:
-    name = str(value.name)
-    wide = f"{name}_wide"
-    output = ir.Value(name=name, type=ir.TensorType(_FLOAT), shape=value.shape)
-    value.replace_all_uses_with(output, replace_graph_outputs=True)
-    value.name = wide
-    graph.insert_after(
-        node, ir.node("Identity", [value], outputs=[output], name=f"{name}_as_uint8")
-    )
-    grids[wide] = _wide_grid(wide, grids[name])
+def _producer(value: ir.Value) -> ir.Node:
+    node = value.producer()
+    assert node is not None  # noqa: S101  (made by a node of this pass)
+    return node

@@ -25,6 +25,7 @@ from buildlib.graph.files import load_model, tensor_array
 from buildlib.graph.values import static_shape
 from buildlib.quantize.bitwidths import BLOCK_KEY, Bitwidths
 from buildlib.quantize.calibration import (
+    Range,
     fixed_ranges,
     observe_ranges,
     range_choice,
@@ -34,13 +35,14 @@ from buildlib.quantize.grids import (
     ParameterUse,
     activation_names,
     available_grids,
+    channel_axis,
+    head_weights,
     is_bias,
     missing_encodings_error,
     parameter_uses,
+    shared_grids,
 )
 from buildlib.quantize.options import RangeName
-from buildlib.quantize.ranges import Range
-from buildlib.quantize.structure import channel_axis, head_weights, shared_grids
 from buildlib.quantize.weight_grids import chunks, lpbq_encoding, per_channel_encoding
 
 _KV_BITS = 8
@@ -62,14 +64,11 @@ def complete_encodings(
     Args:
         model_path: the whole float model, at a prefill shape if there is text.
         encodings: given ones, which stay unchanged.
-        config: configuration of the model.
-        token_windows: text to observe ranges on. Without it only values are encoded whose ranges
-            follow from the model: masks, rotations, probabilities, small constants.
-        bitwidths: bits of new encodings.
+        token_windows: text to observe ranges on. Without text, new encodings are only for ranges
+            that follow from the model: masks, rotations, probabilities, small constants.
         progress: as `observe_ranges` calls it.
-        ranges: estimator of the ranges of activations.
         observed: whole ranges of the activations over the text, if they are known; estimators of
-            narrower ones run the text all the same.
+            narrower ranges run the text all the same.
 
     Raises:
         EncodingsError: encodings of values that the model has not, or that contradict each other;
@@ -79,21 +78,18 @@ def complete_encodings(
         BuildError: the text cannot calibrate this model.
         ModelFileError: the model cannot be read, or tells no AR and CL.
     """
-    if bitwidths is not None:
-        graph = load_model(model_path).graph
-        names = {name for name in activation_names(graph) if not interface.is_kv(name)}
-        bitwidths.check_patterns({use.name for use in matrix_uses(graph)}, names)
-
-    choice = range_choice(ranges, (bitwidths or Bitwidths()).act_bitwidth)
+    bits = bitwidths or Bitwidths()
+    graph = load_model(model_path).graph
+    names = {name for name in activation_names(graph) if not interface.is_kv(name)}
+    bits.check_patterns({use.name for use in matrix_uses(graph)}, names)
+    choice = range_choice(ranges, bits.act_bitwidth)
 
     def observe() -> Mapping[str, Range]:
         if observed is not None and choice is None:
             return observed
         return observe_ranges(model_path, config, token_windows, progress, choice=choice).ranges()
 
-    return encodings_from_ranges(
-        model_path, encodings, observe if token_windows else None, bitwidths
-    )
+    return encodings_from_ranges(model_path, encodings, observe if token_windows else None, bits)
 
 
 def encodings_from_ranges(
@@ -105,62 +101,58 @@ def encodings_from_ranges(
     """Return encodings for every float value of any model, as `complete_encodings` does.
 
     Args:
-        model_path: the whole float model.
         encodings: given ones, which stay unchanged.
         observe: runs the model and returns the ranges of its activations by name; called only if
             one is needed. Without it only ranges that follow from the model are used.
-        bitwidths: bits of new encodings.
     """
     bits = bitwidths or Bitwidths()
     model = load_model(model_path)
     attach(model, encodings)
-    graph, given = model.graph, encodings.by_name()
-    grids = available_grids(graph, given)
+    graph, by_name = model.graph, encodings.by_name()
+    grids = available_grids(graph, by_name)
     names = activation_names(graph)
-    uses = _unencoded(parameter_uses(graph, given, grids), given)
+    uses = _unencoded(parameter_uses(graph, by_name, grids), by_name)
     heads = head_weights(graph)
     check_blocks(uses.values(), heads, bits)
     ranges = fixed_ranges(graph)
-    unknown = [name for name in names if name not in grids and name not in ranges]
+    open_names = [name for name in names if name not in grids and name not in ranges]
     if observe is None:
         ranges = rotated_ranges(graph, grids) | ranges
-    elif unknown or uses:
+    elif open_names or uses:
         ranges = {**observe(), **ranges}
-    work = _EncodingBuilder(grids, ranges, bits, heads)
-    work.add_parameter_ranges(uses)
-    work.share_encodings(shared_grids(graph))
-    missing = [name for name in unknown if name not in work.shared]
+    builder = _EncodingBuilder(grids, ranges, bits, heads)
+    builder.add_parameter_ranges(uses)
+    builder.share_encodings(shared_grids(graph))
+    no_encoding = [name for name in open_names if name not in builder.shared]
     if observe is None:
-        missing += [name for name, use in uses.items() if _is_matrix(use)]
-    if missing:
-        raise missing_encodings_error(missing)
-    activations = [
-        given[name] if name in given and given[name].dtype == "INT" else work.activation(name)
+        no_encoding += [name for name, use in uses.items() if _is_matrix(use)]
+    if no_encoding:
+        raise missing_encodings_error(no_encoding)
+    activations = {
+        name: by_name[name] if _has_integers(name, by_name) else builder.activation(name)
         for name in names
-    ]
-    done = {encoding.name for encoding in activations}
-    others = [encoding for name, encoding in given.items() if name not in done]
-    params = [work.parameter(use) for use in uses.values()]
-    replaced = {encoding.name for encoding in params}
+    }
+    params = {name: builder.parameter(use) for name, use in uses.items()}
+    others = (by_name[name] for name in by_name if name not in activations.keys() | params.keys())
     return encodings.model_copy(
         update={
-            "activation_encodings": tuple(activations),
-            "param_encodings": (*(e for e in others if e.name not in replaced), *params),
+            "activation_encodings": tuple(activations.values()),
+            "param_encodings": (*others, *params.values()),
         }
     )
 
 
-def _unencoded(
-    uses: Sequence[ParameterUse], given: Mapping[str, Encoding]
-) -> dict[str, ParameterUse]:
-    """Return the first use of each constant that needs an encoding, preferring a matrix's.
+def _has_integers(name: str, encodings: Mapping[str, Encoding]) -> bool:
+    return name in encodings and encodings[name].dtype == "INT"
 
-    A bias needs no encoding.
-    """
+
+def _unencoded(
+    uses: Sequence[ParameterUse], encodings: Mapping[str, Encoding]
+) -> dict[str, ParameterUse]:
+    """Return the first use of each constant but biases without an encoding; a matrix's if any."""
     first_uses: dict[str, ParameterUse] = {}
     for use in uses:
-        has_integers = use.name in given and given[use.name].dtype == "INT"
-        if has_integers or is_bias(use.node, use.index):
+        if _has_integers(use.name, encodings) or is_bias(use.node, use.index):
             continue
         if use.name not in first_uses or _is_matrix(use):
             first_uses[use.name] = use
@@ -274,10 +266,6 @@ def value_range(name: str, weights: npt.NDArray[Any]) -> tuple[float, float]:
     low, high = np.inf, -np.inf
     for rows in chunks(weights):
         low, high = min(low, float(rows.min())), max(high, float(rows.max()))
-    _check_finite(name, np.array([low, high]))
-    return low, high
-
-
-def _check_finite(name: str, values: npt.NDArray[Any]) -> None:
-    if not np.isfinite(values).all():
+    if not np.isfinite([low, high]).all():
         raise EncodingsError(name, "its values are not finite")
+    return low, high

@@ -12,8 +12,8 @@ from buildlib.encodings.files import load_encodings
 from buildlib.graph import interface
 from buildlib.graph.files import load_model
 from buildlib.graph.values import is_parameter, source_of, static_shape
+from buildlib.quantize.grids import channel_axis, head_products
 from buildlib.quantize.options import QuantizationOptions
-from buildlib.quantize.structure import channel_axis, head_products
 
 
 def summarize_quantization(parts: Sequence[Path]) -> dict[str, str]:
@@ -26,10 +26,10 @@ def summarize_quantization(parts: Sequence[Path]) -> dict[str, str]:
     Args:
         parts: QDQ models, each at one (AR, CL).
     """
-    found = _StorageCounts()
+    counts = _StorageCounts()
     for part in parts:
-        found.add_part(load_model(part).graph)
-    return found.as_text()
+        counts.add_part(load_model(part).graph)
+    return counts.as_text()
 
 
 class _StorageCounts:
@@ -51,24 +51,24 @@ class _StorageCounts:
             if node.op_type in {"DequantizeLinear", "QuantizeLinear"}:
                 continue
             for index, value in enumerate(node.inputs):
-                stored = None if value is None else _stored(value)
-                if value is None or stored is None:
+                integers = None if value is None else _stored(value)
+                if value is None or integers is None:
                     continue
-                if not stored.is_initializer():
-                    activations[stored] = _type(stored)
+                if not integers.is_initializer():
+                    activations[integers] = _type(integers)
                     continue
                 use = _use(node, index, head=node in heads)
-                if stored not in constants or use != "constants":
-                    constants[stored] = (use, f"{_type(stored)} {_kind(value)}")
+                if integers not in constants or use != "constants":
+                    constants[integers] = (use, f"{_type(integers)} {_kind(value)}")
                 if use == "weights":
-                    self._weight_bits.add(_bits(stored))
+                    self._weight_bits.add(_bits(integers))
                     data = None if node.inputs[0] is None else _stored(node.inputs[0])
                     if data is not None:
                         self._data_bits.add(_bits(data))
         for use, text in constants.values():
             self._count(use, text)
-        for stored, text in activations.items():
-            cache = interface.is_kv(str(stored.name))
+        for integers, text in activations.items():
+            cache = interface.is_kv(str(integers.name))
             self._count("kv_cache" if cache else "activations", text)
 
     def as_text(self) -> dict[str, str]:
@@ -130,16 +130,16 @@ def ignored_options(folder: Path, options: QuantizationOptions, file: str) -> li
         options: only those that were set count, not defaults.
         file: name of the given encodings file, for the lines.
     """
-    asked = options.model_fields_set & {"act_bitwidth", "param_bitwidth", "lpbq_block_size"}
-    if not asked:
+    set_options = options.model_fields_set & {"act_bitwidth", "param_bitwidth", "lpbq_block_size"}
+    if not set_options:
         return []
-    found: dict[str, Counter[str]] = {}
+    counts: dict[str, Counter[str]] = {}
     for key, what in _layers(folder, options):
-        found.setdefault(key, Counter())[what] += 1
+        counts.setdefault(key, Counter())[what] += 1
     lines = []
-    for key in sorted(asked & found.keys()):
+    for key in sorted(set_options & counts.keys()):
         value = getattr(options, key)
-        others = ", ".join(f"{count} {what}" for what, count in found[key].most_common())
+        others = ", ".join(f"{count} {what}" for what, count in counts[key].most_common())
         lines.append(
             f"quantization.{key}={value} is for what has no encodings: {file} gives {others} in "
             "linear layers, which stay so"
@@ -160,16 +160,16 @@ def _layers(folder: Path, options: QuantizationOptions) -> Iterator[tuple[str, s
             continue
         if not is_parameter(weight):
             continue
-        given = encodings.get(str(source_of(weight).name))
-        if given is not None:
-            if given.stored_bits != options.param_bitwidth:
-                yield "param_bitwidth", f"weights of {given.stored_bits} bits"
-            if given.block_size != options.lpbq_block_size:
-                blocks = given.block_size
+        weight_encoding = encodings.get(str(source_of(weight).name))
+        if weight_encoding is not None:
+            if weight_encoding.stored_bits != options.param_bitwidth:
+                yield "param_bitwidth", f"weights of {weight_encoding.stored_bits} bits"
+            if weight_encoding.block_size != options.lpbq_block_size:
+                blocks = weight_encoding.block_size
                 yield (
                     "lpbq_block_size",
                     f"weights in blocks of {blocks}" if blocks else "weights without blocks",
                 )
-        made = encodings.get(str(data.name))
-        if made is not None and made.bw != options.act_bitwidth:
-            yield "act_bitwidth", f"activations of {made.bw} bits"
+        data_encoding = encodings.get(str(data.name))
+        if data_encoding is not None and data_encoding.bw != options.act_bitwidth:
+            yield "act_bitwidth", f"activations of {data_encoding.bw} bits"

@@ -18,7 +18,7 @@ _ALIGNMENT = 64
 
 
 class TensorWriter(Closeable):
-    """A safetensors file whose tensors can be written and read in any order.
+    """A safetensors file with tensors that are written and read in any order.
 
     Args:
         path: made at once, in its full size; it is on disk when the block ends.
@@ -70,15 +70,7 @@ class TensorWriter(Closeable):
 def replace_constant(graph: ir.Graph, name: str, tensor: ir.TensorProtocol) -> None:
     """Give the constant `name` float32 values of its shape; casts of the old ones go, in place."""
     old = graph.initializers.pop(name)
-    new = inherit(
-        ir.Value(
-            name=name,
-            type=ir.TensorType(ir.DataType.FLOAT),
-            shape=ir.Shape(tensor.shape.numpy()),
-            const_value=tensor,
-        ),
-        old,
-    )
+    new = inherit(ir.val(name, const_value=tensor), old)
     for node, index in tuple(old.uses()):
         if node.op_type != "Cast":
             node.replace_input_with(index, new)

@@ -5,10 +5,9 @@ them, and every model of the part refers to that file.
 """
 
 import json
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -42,7 +41,7 @@ class WeightStore(Protocol):
         *,
         transposed: bool = False,
     ) -> ir.ExternalTensor:
-        """Return the integers of `source` on `grid`, whose channels lie along `axis`.
+        """Return the integers of `source` on `grid`, with channels along `axis`.
 
         With `transposed` they are stored with both axes exchanged; `axis` is that of the stored
         tensor.
@@ -83,29 +82,21 @@ class StoredTensor:
         )
 
 
-class WeightFile(AbstractContextManager["WeightFile"]):
+class WeightFile(ExitStack):
     """`WeightStore` that writes a new file, some megabytes at a time.
 
     The file takes its name at `finish`; an exception before that leaves nothing.
     """
 
     def __init__(self, path: Path) -> None:
+        super().__init__()
         self.path = path
         self.stored: list[StoredTensor] = []
         self._size = 0
 
     def __enter__(self) -> Self:
-        self._writing = ExitStack()
-        self._file = self._writing.enter_context(atomic_write(self.path))
+        self._file = self.enter_context(atomic_write(self.path))
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._writing.__exit__(kind, error, trace)
 
     def weight(
         self,
@@ -126,18 +117,18 @@ class WeightFile(AbstractContextManager["WeightFile"]):
         rows = values.reshape(1) if values.ndim == 0 else values
         width = max(1, rows[:1].size) * layout.rows
         step = max(1, _CHUNK_VALUES // width) * layout.rows
-        left, largest = np.empty(0, np.uint8), 0.0
+        rest, largest = np.empty(0, np.uint8), 0.0
         for start in range(0, len(rows), step):
             chunk = np.asarray(rows[start : start + step])
             largest = max(largest, float(chunk.max(initial=0.0)), -float(chunk.min(initial=0.0)))
             integers = layout.quantize(chunk, start)
             if grid.bits == _PACKED_BITS:
-                flat = np.concatenate([left, integers.reshape(-1).view(np.uint8)])
+                flat = np.concatenate([rest, integers.reshape(-1).view(np.uint8)])
                 even = len(flat) // 2 * 2
-                left, integers = flat[even:], pack_int4(flat[:even])
+                rest, integers = flat[even:], pack_int4(flat[:even])
             self._write(np.ascontiguousarray(integers))
-        if len(left):
-            self._write(pack_int4(np.append(left, np.uint8(0))))
+        if len(rest):
+            self._write(pack_int4(np.append(rest, np.uint8(0))))
         _check_fit(name, grid, largest)
         dtype = ir.DataType.from_numpy(grid.dtype)
         return self._finish_tensor(name, grid.digest, dtype, values.shape, offset)
@@ -151,7 +142,7 @@ class WeightFile(AbstractContextManager["WeightFile"]):
 
     def finish(self, *, index: bool = False) -> None:
         """Give the file its name; with `index`, write its index too."""
-        self._writing.close()
+        self.close()
         if index:
             data = {
                 "version": _INDEX_VERSION,
@@ -173,9 +164,9 @@ class WeightFile(AbstractContextManager["WeightFile"]):
     def _finish_tensor(
         self, name: str, digest: str, dtype: ir.DataType, shape: tuple[int, ...], offset: int
     ) -> ir.ExternalTensor:
-        stored = StoredTensor(name, digest, dtype.name, tuple(shape), offset, self._size - offset)
-        self.stored.append(stored)
-        return stored.tensor(self.path)
+        entry = StoredTensor(name, digest, dtype.name, tuple(shape), offset, self._size - offset)
+        self.stored.append(entry)
+        return entry.tensor(self.path)
 
 
 class SharedWeights:
@@ -224,11 +215,11 @@ class SharedWeights:
         return self._find(f"{name}{BLOCK_SCALE}", grid, array.shape)
 
     def _find(self, name: str, grid: Grid, shape: tuple[int, ...]) -> ir.ExternalTensor:
-        stored = self._tensors.get((name, grid.digest, shape))
-        if stored is None:
+        entry = self._tensors.get((name, grid.digest, shape))
+        if entry is None:
             how = "on another grid, or in another shape" if name in self._names else "not at all"
             raise EncodingsError(name, f"{self.path.name} has this weight {how}")
-        return stored.tensor(self.path)
+        return entry.tensor(self.path)
 
 
 def index_path(weights: Path) -> Path:
@@ -254,6 +245,6 @@ def _check_fit(name: str, grid: Grid, largest: float) -> None:
 def pack_int4(integers: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     """Pack an even number of 4-bit integers, two in a byte, the first in the low half."""
     pairs = integers.reshape(-1, 2)
-    packed = np.left_shift(pairs[:, 1], 4)
-    packed |= np.bitwise_and(pairs[:, 0], 0x0F)
-    return packed
+    data = np.left_shift(pairs[:, 1], 4)
+    data |= np.bitwise_and(pairs[:, 0], 0x0F)
+    return data

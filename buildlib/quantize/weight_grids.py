@@ -40,7 +40,6 @@ def fit_steps(
 
     Args:
         weights: to round to the nearest.
-        fmt: bits and blocks.
         importance: factor of the error of each input, such as its mean square.
     """
     blocks = _in_blocks(weights, fmt)
@@ -50,8 +49,8 @@ def fit_steps(
     rows = max(1, _CACHED_VALUES // weights.shape[1])
     for start in range(0, len(weights), rows):
         one = slice(start, start + rows)
-        scaled = np.divide(blocks[one], full[one, :, None], dtype=np.float32, casting="same_kind")
-        parts[one] = _best_parts(scaled, factor, fmt.bits)
+        in_steps = np.divide(blocks[one], full[one, :, None], dtype=np.float32, casting="same_kind")
+        parts[one] = _best_parts(in_steps, factor, fmt.bits)
     return full * parts
 
 
@@ -79,8 +78,8 @@ def stored_steps(steps: npt.NDArray[Any], fmt: WeightFormat, width: int) -> Weig
     if fmt.block_size is None:
         return steps.astype(np.float32)
     scales, factors = _lpbq_factors(steps)
-    stored = factors.astype(np.float32) * scales.astype(np.float32)[:, None]
-    return np.repeat(stored, width // stored.shape[1], axis=1)
+    block_steps = factors.astype(np.float32) * scales.astype(np.float32)[:, None]
+    return np.repeat(block_steps, width // block_steps.shape[1], axis=1)
 
 
 def round_to(weights: Weights, steps: Weights, bits: int) -> Weights:
@@ -94,9 +93,7 @@ def encode_steps(name: str, steps: npt.NDArray[Any], fmt: WeightFormat, axis: in
     """Return the encoding of a weight by its steps [out, blocks].
 
     Args:
-        name: of the tensor.
         steps: for LPBQ those of each block, which its encoding rounds to multiples of a channel's.
-        fmt: bits and blocks.
         axis: axis of the channels in the stored tensor.
     """
     if not np.isfinite(steps).all():
@@ -146,9 +143,7 @@ def lpbq_encoding(name: str, weights: npt.NDArray[Any], axis: int, block_size: i
     one float scale: the largest block scale of a channel is 16 of its steps.
 
     Args:
-        name: name of the tensor.
         weights: [out, in] if `axis` is 0, [in, out] if it is 1.
-        axis: axis of the channels.
         block_size: divides the number of inputs.
     """
     if weights.ndim != 2 or weights.shape[1 - axis] % block_size:

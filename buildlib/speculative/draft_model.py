@@ -1,6 +1,6 @@
 """Eaglet's draft head: its form as ONNX, its encodings, and the hidden states that it reads.
 
-The head has the inputs and outputs of a model part whose tokens are looked up on the host
+The head has the inputs and outputs of a model part that looks no tokens up
 (`buildlib.graph.interface`), with a few layers of its own caches, and besides
 
     hidden_states       [1, AR, hidden]     in: of the target after the token before each token
@@ -26,7 +26,7 @@ from buildlib.checkpoint.config import DecoderConfig
 from buildlib.checkpoint.family_keys import family_keys, stated_major
 from buildlib.checkpoint.tensor_file import TensorRef, read_header
 from buildlib.embedding.extraction import find_lookup, table_of
-from buildlib.encodings.model import Encoding, Encodings
+from buildlib.encodings.model import Encodings
 from buildlib.errors import BuildError, ModelFileError
 from buildlib.files import atomic_write_bytes
 from buildlib.graph import interface
@@ -39,8 +39,7 @@ from buildlib.numerics.feeds import CallInputs, KvCache
 from buildlib.numerics.host_loop import HostLoop
 from buildlib.numerics.runners import Arrays, OnnxRunner
 from buildlib.passes.base import SORTED, STATIC, Condition, Pass
-from buildlib.quantize.calibration import RangeObserver, instrument_ranges
-from buildlib.quantize.ranges import Range
+from buildlib.quantize.calibration import Range, RangeObserver, instrument_ranges
 
 DRAFT_FILE = "draft_model.onnx"
 FC_FILE = "fc.safetensors"
@@ -60,7 +59,6 @@ def export_draft(head: Path, shape: GraphShape) -> Path:
         head: a checkpoint folder of the target's family with the head's layers, tied to the
             target's output projection in place of an embedding; and `fc.safetensors` with the two
             matrices `fc.*`, which take rows of the target's embedding table, and hidden states.
-        shape: of the ONNX.
     """
     checkpoint, matrices = Checkpoint.load(head), read_header(head / FC_FILE)
     config, builder = checkpoint.config, GraphBuilder()
@@ -141,7 +139,7 @@ def _no_norm(model: ir.Model) -> str | None:
 
 
 class HiddenStatesOutput(Pass):
-    """Adds the output `last_hidden_states`: what the output projection reads."""
+    """Adds the output `last_hidden_states`, which the output projection reads."""
 
     name = "hidden states"
     requires = (SORTED, STATIC, Condition("there are hidden states before the head", _no_norm))
@@ -171,30 +169,26 @@ class DraftHead:
     def load(cls, path: Path, config: DecoderConfig) -> "DraftHead":
         """Read the form of a head."""
         graph = load_model(path).graph
-        given = {str(v.name): static_shape(v) for v in (*graph.inputs, *graph.outputs)}
+        dims_by_name = {str(v.name): static_shape(v) for v in (*graph.inputs, *graph.outputs)}
         shape = interface.require_shape(path)
-        layers = {interface.kv_layer(name) for name in given} - {None}
+        layers = {interface.kv_layer(name) for name in dims_by_name} - {None}
         row = (1, shape.ar, config.hidden_size)
         half = (1, 1, shape.ar, config.rotary_dim // 2)
-        wanted: dict[str, tuple[int, ...]] = {
+        past = (config.num_key_value_heads, 1, config.head_dim, shape.past)
+        expected: dict[str, tuple[int, ...]] = {
             interface.INPUTS_EMBEDS: row,
             interface.HIDDEN_STATES: row,
             interface.COS: half,
             interface.SIN: half,
             interface.LAST_HIDDEN_STATES: row,
-            interface.past_key(0, "in"): (
-                config.num_key_value_heads,
-                1,
-                config.head_dim,
-                shape.past,
-            ),
+            interface.past_key(0, "in"): past,
         }
-        for name, dims in wanted.items():
-            if given.get(name) != dims:
-                found = "is missing" if given.get(name) is None else f"is {list(given[name] or ())}"
-                reason = f"{name} {found}; a draft head of this model has it as {list(dims)}"
+        for name, dims in expected.items():
+            if (own := dims_by_name.get(name)) != dims:
+                state = "is missing" if own is None else f"is {list(own)}"
+                reason = f"{name} {state}; a draft head of this model has it as {list(dims)}"
                 raise ModelFileError(path, reason)
-        logits = given.get(interface.LOGITS)
+        logits = dims_by_name.get(interface.LOGITS)
         if logits is None or len(logits) != 3:
             raise ModelFileError(path, f"{interface.LOGITS} are not [1, AR, vocabulary]")
         return cls(path, len(layers), logits[2])
@@ -211,19 +205,10 @@ def shared_encodings(target: Encodings) -> Encodings:
     Args:
         target: of the model with its hidden states as output, its table on the host.
     """
-    known = target.by_name()
-    states = known[interface.LAST_HIDDEN_STATES]
-
-    def named(encoding: Encoding, name: str) -> Encoding:
-        return encoding.model_copy(update={"name": name})
-
-    return Encodings(
-        activation_encodings=(
-            named(states, interface.LAST_HIDDEN_STATES),
-            named(states, interface.HIDDEN_STATES),
-            known[interface.INPUTS_EMBEDS],
-        )
-    )
+    by_name = target.by_name()
+    states = by_name[interface.LAST_HIDDEN_STATES]
+    inputs = states.model_copy(update={"name": interface.HIDDEN_STATES})
+    return Encodings(activation_encodings=(states, inputs, by_name[interface.INPUTS_EMBEDS]))
 
 
 def observe_draft(
@@ -233,12 +218,11 @@ def observe_draft(
     windows: Sequence[Sequence[int]],
     scratch: Path,
 ) -> Mapping[str, Range]:
-    """Observe ranges of a draft head on what its float target makes of a text.
+    """Observe ranges of a draft head behind its float target on a text.
 
     Args:
         draft: the head, at a prefill shape.
         target: the float model with its embedding table and the output `last_hidden_states`.
-        config: of the target.
         windows: text in tokens.
         scratch: folder for a copy of the head.
     """
@@ -247,12 +231,12 @@ def observe_draft(
     lookup = find_lookup(load_model(target))
     if lookup is None or table_of(lookup).const_value is None:
         raise ModelFileError(target, "it looks token ids up in no table")
-    stored = table_of(lookup).const_value
-    assert stored is not None  # noqa: S101  (just checked)
-    table = tensor_array(stored)
+    tensor = table_of(lookup).const_value
+    assert tensor is not None  # noqa: S101  (just checked)
+    table = tensor_array(tensor)
     runner = OnnxRunner(instrument_ranges(draft, scratch / "model.onnx"))
     inputs = CallInputs(config, shape.cl)
-    seen = False
+    has_calls = False
     for tokens, states in _hidden_states(target, config, windows):
         for begin in range(0, len(tokens) - shape.ar, shape.ar):
             ids = tokens[begin + 1 : begin + shape.ar + 1]
@@ -261,9 +245,9 @@ def observe_draft(
             feeds[interface.INPUTS_EMBEDS] = np.asarray(table[ids], np.float32)[None]
             feeds[interface.HIDDEN_STATES] = states[begin : begin + shape.ar][None]
             ranges.observe(runner.run(feeds), shape.ar)
-            seen = True
+            has_calls = True
     runner.close()
-    if not seen:
+    if not has_calls:
         raise BuildError(
             f"cannot calibrate: no text of at least {shape.ar + 1} tokens for the draft head"
         )
@@ -273,18 +257,15 @@ def observe_draft(
 def _hidden_states(
     target: Path, config: DecoderConfig, windows: Sequence[Sequence[int]]
 ) -> Iterator[tuple[Sequence[int], Array]]:
-    """Yield each window with the target's hidden states `[n, hidden]` after its tokens.
-
-    Adapters are off: their inputs are zero.
-    """
-    kept: list[Array] = []
+    """Yield each window with the target's hidden states `[n, hidden]` after its tokens."""
+    states: list[Array] = []
 
     def keep(outputs: Arrays, n_tokens: int) -> None:
-        kept.append(outputs[interface.LAST_HIDDEN_STATES][0, :n_tokens])
+        states.append(outputs[interface.LAST_HIDDEN_STATES][0, :n_tokens])
 
     shape = interface.require_shape(target)
     runner = OnnxRunner(target)
-    off = {
+    off = {  # adapters, whose inputs are zero
         name: np.zeros(port.shape, np.float32)
         for name, port in runner.ports.inputs.items()
         if interface.LORA in name
@@ -294,7 +275,7 @@ def _hidden_states(
             tokens = list(window[: len(window) // shape.ar * shape.ar])
             if not tokens:
                 continue
-            kept.clear()
+            states.clear()
             loop.reset()
             loop.feed(tokens)
-            yield tokens, np.concatenate(kept)
+            yield tokens, np.concatenate(states)

@@ -30,11 +30,7 @@ class QualityBound:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read `2%` (of float), `20` (a perplexity) or `kl=0.01` (nats).
-
-        Raises:
-            InvalidOptionError: it is none of these.
-        """
+        """Read `2%` (of float), `20` (a perplexity) or `kl=0.01` (nats)."""
         match = _BOUND.fullmatch(text.strip().lower())
         if match is None or (match[1] and match[3]):
             raise InvalidOptionError(
@@ -54,7 +50,7 @@ class QualityBound:
         return f"{'KL divergence' if self.measure == 'kl' else 'perplexity'} at most {self.limit:g}"
 
     def value(self, found: Divergence) -> float:
-        """Return what is held against the limit."""
+        """Return the figure that the limit bounds."""
         if self.measure == "kl":
             return found.kl
         if self.measure == "perplexity":
@@ -62,7 +58,7 @@ class QualityBound:
         return math.expm1(found.loss - found.loss_float)
 
     def show(self, found: Divergence) -> str:
-        """Format what is held against the limit."""
+        """Format the figure that the limit bounds."""
         value = self.value(found)
         if self.measure == "relative":
             return f"{value:+.2%} from float"
@@ -89,7 +85,7 @@ Measure = Callable[[Sequence[Unit]], Divergence]
 
 @dataclass(frozen=True)
 class Proposal:
-    """Tensors that get more bits, and what that gives, as measured.
+    """Tensors that get more bits, and the measured result.
 
     Attributes:
         raised: units with twice the bits, in the order of their gain.
@@ -124,14 +120,12 @@ class Proposal:
 class PrecisionSearch:
     """Search for few bytes of additional bits with which a model is within a bound.
 
-    Units are ordered by what they cost alone, in nats per byte that their higher bits add.
+    Units are ordered by their cost alone, in nats per byte that their higher bits add.
     Mixtures are measured, each once, not estimated: the sum of single costs tells little about the
     whole.
 
     Args:
-        costs: by tensor or by layer.
-        bound: to get within.
-        measure: `measure_sweep`, or what builds the model.
+        measure: `measure_sweep`, or one that builds the model.
         kinds: kinds of units that may get more bits.
     """
 
@@ -163,12 +157,12 @@ class PrecisionSearch:
             return self._proposal(())
         if not order or not self._holds(order):
             return self._proposal(order)
-        kept = list(order[: self._shortest(lambda n: self._holds(order[:n]), len(order))])
-        for unit in sorted(kept, key=lambda unit: -unit.bytes_more)[:attempts]:
-            others = [one for one in kept if one is not unit]
+        raised = list(order[: self._shortest(lambda n: self._holds(order[:n]), len(order))])
+        for unit in sorted(raised, key=lambda unit: -unit.bytes_more)[:attempts]:
+            others = [one for one in raised if one is not unit]
             if self._holds(others):
-                kept = others
-        return self._proposal(kept)
+                raised = others
+        return self._proposal(raised)
 
     def extend(self, proposal: Proposal, margin: float) -> Proposal | None:
         """Raise the next units of the order, for a model that turned out to be worse than measured.
@@ -177,25 +171,24 @@ class PrecisionSearch:
         the proposal has.
 
         Args:
-            proposal: of this search.
             margin: how much worse the model is than the proposal says, in the bound's measure.
 
         Returns:
             None if the proposal has all that can be raised.
         """
-        there = {unit.name for unit in proposal.raised}
-        left = [unit for unit in self._order if unit.name not in there]
-        if not left:
+        names = {unit.name for unit in proposal.raised}
+        candidates = [unit for unit in self._order if unit.name not in names]
+        if not candidates:
             return None
         limit = self._bound.limit - max(margin, 0.0)
 
         def suffices(count: int) -> bool:
-            return self._bound.value(self._find((*proposal.raised, *left[:count]))) <= limit
+            return self._bound.value(self._find((*proposal.raised, *candidates[:count]))) <= limit
 
-        count = min(len(left), max(1, len(proposal.raised)))
-        if limit > 0 and suffices(len(left)):
-            count = self._shortest(suffices, len(left))
-        return self._proposal((*proposal.raised, *left[:count]))
+        count = min(len(candidates), max(1, len(proposal.raised)))
+        if limit > 0 and suffices(len(candidates)):
+            count = self._shortest(suffices, len(candidates))
+        return self._proposal((*proposal.raised, *candidates[:count]))
 
     @staticmethod
     def _shortest(holds: Callable[[int], bool], most: int) -> int:
@@ -228,7 +221,7 @@ def mixed_encodings(encodings: Quantized, raised: Sequence[Unit]) -> dict[str, E
 
 
 def measure_sweep(model: SensitivityModel, encodings: Quantized) -> Measure:
-    """Return what measures mixtures by rounding the float model, on the windows of `model`.
+    """Return a measure of mixtures that rounds the float model, on the windows of `model`.
 
     Args:
         model: which has recorded its logits in float.
@@ -237,7 +230,7 @@ def measure_sweep(model: SensitivityModel, encodings: Quantized) -> Measure:
 
     def measure(raised: Sequence[Unit]) -> Divergence:
         mixed = mixed_encodings(encodings, raised)
-        [measured] = model.measure([mixed], mixed)
-        return measured.divergence
+        [variant] = model.measure([mixed], mixed)
+        return variant.divergence
 
     return measure

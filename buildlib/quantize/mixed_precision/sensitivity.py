@@ -1,4 +1,4 @@
-"""Ranking of tensors and layers by what their quantization costs."""
+"""Ranking of tensors and layers by the cost of their quantization."""
 
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -7,27 +7,25 @@ from typing import Literal
 
 import onnx_ir as ir
 
-from buildlib.encodings.grid import weight_grid
+from buildlib.encodings.grid import activation_grid, weight_grid
 from buildlib.encodings.model import Encoding, asymmetric_encoding
 from buildlib.errors import EncodingsError
 from buildlib.graph import interface
 from buildlib.graph.files import tensor_array
 from buildlib.graph.values import is_parameter, source_of, static_shape
 from buildlib.numerics.divergence import Divergence, sqnr_db
-from buildlib.quantize.grids import activation_names
+from buildlib.quantize.grids import activation_names, channel_axis, shared_grids
 from buildlib.quantize.mixed_precision.sweep import (
     MeasuredVariant,
     Quantized,
     SensitivityModel,
     constant_names,
 )
-from buildlib.quantize.structure import channel_axis, shared_grids
 from buildlib.quantize.weight_grids import per_channel_encoding
 
 Granularity = Literal["tensor", "layer"]
 UnitKind = Literal["weight", "activation", "constant"]
 UNIT_KINDS: tuple[UnitKind, ...] = ("weight", "activation", "constant")
-_RAISED = {4: 8, 8: 16}
 _TENSOR_LIMIT = 200_000_000
 """Weights above which a model is ranked by layer unless asked: a tensor takes a pass."""
 
@@ -43,7 +41,7 @@ class Unit:
         low: encodings of its tensors.
         high: encodings with twice the bits; empty where there are none: caches have 8 bits, and
             weights of 8 and activations of 16 get no more.
-        bytes_more: what a decode step reads more with `high`: for a weight the bytes that the
+        bytes_more: bytes that a decode step reads more with `high`: for a weight those that the
             container grows by; for an activation those of one token.
     """
 
@@ -108,34 +106,28 @@ def rank_tensors(
     both_ways: bool = False,
     progress: Progress | None = None,
 ) -> Sensitivity:
-    """Measure what the quantization of each tensor, or of each layer, costs.
+    """Measure the cost of quantizing each tensor, or each layer.
 
     Each is quantized alone, with all else in float; logits and the layer's output are compared
     with those of the model in float.
 
     Args:
         model: float model and windows of text.
-        encodings: of the whole model, by name.
         granularity: by default tensors, and layers for models of more than 200 million weights.
-        kinds: kinds of tensors to rank.
-        both_ways: measure too what the model gains if only one is left in float.
+        both_ways: measure too the gain if only one is left in float.
         progress: called with (segments run, such in all).
-
-    Raises:
-        EncodingsError: an encoding does not fit its value.
-        ModelFileError: the model cannot be run.
     """
     graphs = [model.graph(index) for index in range(len(model.names))]
-    chosen = granularity or ("tensor" if _weights_of(graphs) <= _TENSOR_LIMIT else "layer")
+    unit_size = granularity or ("tensor" if _weights_of(graphs) <= _TENSOR_LIMIT else "layer")
     units = [unit for unit in find_units(graphs, encodings, model.ar) if unit.kind in kinds]
-    if chosen == "layer":
+    if unit_size == "layer":
         units = _by_layer(units, len(graphs))
     noise = model.record(encodings) | _weight_noise(model, graphs, encodings)
-    measured = model.measure([unit.low for unit in units] + [encodings], progress=progress)
+    variants = model.measure([unit.low for unit in units] + [encodings], progress=progress)
     without: Sequence[MeasuredVariant | None] = [None] * len(units)
     if both_ways:
-        left = [{n: e for n, e in encodings.items() if n not in u.low} for u in units]
-        without = model.measure(left, encodings, progress)
+        partly_float = [{n: e for n, e in encodings.items() if n not in u.low} for u in units]
+        without = model.measure(partly_float, encodings, progress)
     costs = [
         UnitCost(
             unit,
@@ -144,53 +136,51 @@ def rank_tensors(
             one.divergence,
             None if rest is None else rest.divergence,
         )
-        for unit, one, rest in zip(units, measured, without, strict=False)
+        for unit, one, rest in zip(units, variants, without, strict=False)
     ]
     costs.sort(key=lambda cost: -cost.alone.kl)
-    return Sensitivity(tuple(costs), measured[-1].divergence, chosen, encodings)
+    return Sensitivity(tuple(costs), variants[-1].divergence, unit_size, encodings)
 
 
 def find_units(graphs: Sequence[ir.Graph], encodings: Quantized, ar: int) -> list[Unit]:
     """Return the units of a model: each weight, and each group of values that share a grid.
 
     Args:
-        graphs: segments in order.
         encodings: by name; values without one are in no unit.
-        ar: tokens of a call.
     """
-    found: dict[str, Unit] = {}
+    units: dict[str, Unit] = {}
     for index, graph in enumerate(graphs):
         for unit in (
             *_weights(graph, index, encodings),
             *_activations(graph, index, encodings, ar),
         ):
-            found.setdefault(unit.name, unit)
-    return list(found.values())
+            units.setdefault(unit.name, unit)
+    return list(units.values())
 
 
 def _matrices(graph: ir.Graph) -> dict[str, tuple[ir.Value, int]]:
     """Return the weights of matrices, each with the axis of its channels."""
-    found = {}
+    matrices = {}
     for node in graph:
         axis = channel_axis(node, 1) if len(node.inputs) > 1 else None
         value = node.inputs[1] if axis is not None else None
         if axis is not None and value is not None and is_parameter(value):
-            found[str(source_of(value).name)] = (source_of(value), axis)
-    return found
+            matrices[str(source_of(value).name)] = (source_of(value), axis)
+    return matrices
 
 
 def _weights(graph: ir.Graph, segment: int, encodings: Quantized) -> Iterator[Unit]:
     for name, (value, axis) in _matrices(graph).items():
-        given = encodings.get(name)
-        if given is None or given.dtype != "INT" or value.const_value is None:
+        encoding = encodings.get(name)
+        if encoding is None or encoding.dtype != "INT" or value.const_value is None:
             continue
         high: dict[str, Encoding] = {}
-        bits = given.stored_bits
+        bits = encoding.stored_bits
         if bits == 4:
             array = tensor_array(value.const_value)
-            high = {name: per_channel_encoding(name, array, axis, _RAISED[bits])}
+            high = {name: per_channel_encoding(name, array, axis, 8)}
         more = math.prod(static_shape(value) or ()) * bits // 8 if high else 0
-        yield Unit(name, "weight", segment, {name: given}, high, more)
+        yield Unit(name, "weight", segment, {name: encoding}, high, more)
 
 
 def _activations(graph: ir.Graph, segment: int, encodings: Quantized, ar: int) -> Iterator[Unit]:
@@ -200,25 +190,27 @@ def _activations(graph: ir.Graph, segment: int, encodings: Quantized, ar: int) -
         str(value.name): math.prod(static_shape(value) or ())
         for value in (*graph.inputs, *(output for node in graph for output in node.outputs))
     }
-    computed = set(activation_names(graph))
+    computed_names = set(activation_names(graph))
     matrices = _matrices(graph)
-    grouped: set[str] = set(matrices)
+    grouped_names: set[str] = set(matrices)
     for names in shared_grids(graph):
         low = {
             name: encodings[name]
             for name in sorted(names - {border} - set(matrices))
             if name in encodings and encodings[name].dtype == "INT"
         }
-        grouped |= set(low)
+        grouped_names |= set(low)
         if not low:
             continue
-        kind: UnitKind = "activation" if computed & low.keys() else "constant"
+        kind: UnitKind = "activation" if computed_names & low.keys() else "constant"
         cache = any(map(interface.is_kv, low))
         high = {} if cache else {n: e for n, one in low.items() if (e := _raised(one)) is not None}
-        first = min(computed & low.keys() or low, key=lambda name: (-sizes.get(name, 0), name))
+        first = min(
+            computed_names & low.keys() or low, key=lambda name: (-sizes.get(name, 0), name)
+        )
         more = sizes.get(first, 0) // ar if high else 0
         yield Unit(first, kind, segment, low, high, more)
-    for name in sorted(constant_names(graph) - grouped):
+    for name in sorted(constant_names(graph) - grouped_names):
         if name in encodings and encodings[name].dtype == "INT" and encodings[name].bw <= 16:
             high_one = _raised(encodings[name])
             high = {} if high_one is None else {name: high_one}
@@ -229,18 +221,15 @@ def _raised(encoding: Encoding) -> Encoding | None:
     """Return an 8-bit grid's range on 16 bits."""
     if encoding.enc_type != "PER_TENSOR" or encoding.bw != 8:
         return None
-    scale, offset = encoding.scale[0], encoding.offset[0]
-    steps = (1 << encoding.bw) - 1
-    low, high = offset * scale, (steps + offset) * scale
-    return asymmetric_encoding(encoding.name, low, high, _RAISED[encoding.bw])
+    return asymmetric_encoding(encoding.name, *activation_grid(encoding).ends, 16)
 
 
 def _by_layer(units: Sequence[Unit], n_segments: int) -> list[Unit]:
     """Join units: all weights of a segment, and all its other values."""
-    joined: dict[tuple[int, str], list[Unit]] = {}
+    groups: dict[tuple[int, str], list[Unit]] = {}
     for unit in units:
         kind = "weights" if unit.kind == "weight" else "activations"
-        joined.setdefault((unit.segment, kind), []).append(unit)
+        groups.setdefault((unit.segment, kind), []).append(unit)
     return [
         Unit(
             f"{segment_name(segment, n_segments)} {kind}",
@@ -250,7 +239,7 @@ def _by_layer(units: Sequence[Unit], n_segments: int) -> list[Unit]:
             {name: encoding for unit in members for name, encoding in unit.high.items()},
             sum(unit.bytes_more for unit in members),
         )
-        for (segment, kind), members in joined.items()
+        for (segment, kind), members in groups.items()
     ]
 
 
@@ -273,17 +262,17 @@ def _weight_noise(
     model: SensitivityModel, graphs: Sequence[ir.Graph], encodings: Quantized
 ) -> dict[str, float]:
     """Return the SQNR in dB of each weight of a matrix, against that of the float model."""
-    found = {}
+    noise = {}
     for graph in graphs:
         for name, (value, axis) in _matrices(graph).items():
             if name not in encodings or encodings[name].dtype != "INT" or value.const_value is None:
                 continue
             array, grid = tensor_array(value.const_value), weight_grid(encodings[name])
-            changed = model.weight(name, encodings)
-            stored = array if changed is None else tensor_array(changed)
+            new_tensor = model.weight(name, encodings)
+            reference = array if new_tensor is None else tensor_array(new_tensor)
             try:
-                rounded = grid.dequantize(grid.quantize(stored, axis), axis)
+                quantized_values = grid.dequantize(grid.quantize(reference, axis), axis)
             except ValueError as error:
                 raise EncodingsError(name, str(error)) from error
-            found[name] = sqnr_db(array, rounded)
-    return found
+            noise[name] = sqnr_db(array, quantized_values)
+    return noise

@@ -28,9 +28,8 @@ from buildlib.numerics.divergence import Divergence, DivergenceSums, decibels, s
 from buildlib.numerics.evaluation import FloatLogits
 from buildlib.numerics.runners import Arrays
 from buildlib.numerics.segment_loop import Hidden, SegmentLoop, SegmentRunner
-from buildlib.quantize.grids import activation_names, parameter_uses
-from buildlib.quantize.rewriter import NOISE, SIGNAL, QdqRewriter
-from buildlib.quantize.structure import channel_axis
+from buildlib.quantize.grids import activation_names, channel_axis, parameter_uses
+from buildlib.quantize.qdq import NOISE, SIGNAL, QdqRewriter
 from buildlib.quantize.tensor_writer import replace_constant
 from buildlib.quantize.weight_file import WeightFile
 
@@ -57,7 +56,6 @@ class SensitivityModel(Closeable):
 
     Args:
         model_path: in canonical form, at a prefill shape.
-        config: configuration of the model.
         windows: token ids without bos; each is cut to whole calls.
         changed: weights that the quantized model has in place of the float ones, by
             `changed_weights`; a variant has them where it has the encodings that go with them.
@@ -65,11 +63,6 @@ class SensitivityModel(Closeable):
     Attributes:
         names: the values of each segment that can be quantized. The border into a segment belongs
             to the one before.
-
-    Raises:
-        BuildError: no window holds a whole call, or a token lies outside the vocabulary.
-        ModelFileError: the model cannot be read or run; or it is not a whole model, or more than
-            one value connects two layers.
     """
 
     def __init__(
@@ -108,9 +101,6 @@ class SensitivityModel(Closeable):
     def record(self, encodings: Quantized) -> dict[str, float]:
         """Run the model in float, and keep its logits as the reference of all variants.
 
-        Args:
-            encodings: of the quantized model.
-
         Returns:
             SQNR in dB of each activation with an encoding: 10 log10(sum(x^2) / sum((x - q(x))^2)).
         """
@@ -127,10 +117,10 @@ class SensitivityModel(Closeable):
         self.reference.restart()
         hidden: Hidden | None = None
         for index in range(self._loop.n_segments):
-            chosen = self._at(index, encodings)
+            own_encodings = self._at(index, encodings)
 
-            def observe(model: ir.Model, chosen: Quantized = chosen) -> None:
-                grids = _activation_grids(model.graph, chosen)
+            def observe(model: ir.Model, own_encodings: Quantized = own_encodings) -> None:
+                grids = _activation_grids(model.graph, own_encodings)
                 QdqRewriter(model.graph, grids, WeightFile(self._weights)).add_noise_outputs()
 
             hidden = self._loop.run(index, hidden, on_outputs=see, change=observe)
@@ -150,7 +140,7 @@ class SensitivityModel(Closeable):
 
         Args:
             variants: each is run from the first segment in which it differs from `base`.
-            base: variant whose segments most of them share; by default the model in float.
+            base: variant that shares most segments with them; by default the model in float.
             progress: called with (segments loaded, such in all).
         """
         shared = base or {}
@@ -158,13 +148,13 @@ class SensitivityModel(Closeable):
             _Run(self._changed(shared, variant), self.reference, variant) for variant in variants
         ]
         total = self._loop.n_segments + sum(len(run.changes) for run in runs)
-        done = 0
+        n_done = 0
 
         def count() -> None:
-            nonlocal done
-            done += 1
+            nonlocal n_done
+            n_done += 1
             if progress is not None:
-                progress(done, total)
+                progress(n_done, total)
 
         hidden: Hidden | None = None
         for index in range(self._loop.n_segments):
@@ -195,21 +185,21 @@ class SensitivityModel(Closeable):
 
     def _changed(self, base: Quantized, variant: Quantized) -> frozenset[int]:
         """Return the segments in which a variant differs; the last if in none."""
-        found = {
+        segments = {
             index
             for index in range(self._loop.n_segments)
             if self._at(index, base) != self._at(index, variant)
         }
-        return frozenset(found or {self._loop.n_segments - 1})
+        return frozenset(segments or {self._loop.n_segments - 1})
 
     def _open(self, index: int, encodings: Quantized) -> AbstractContextManager[SegmentRunner]:
-        chosen = self._at(index, encodings)
+        own_encodings = self._at(index, encodings)
 
         def change(model: ir.Model) -> None:
             for name, tensor in self._changed_weights.items():
-                if name in chosen and chosen[name] is self._own.get(name):
+                if name in own_encodings and own_encodings[name] is self._own.get(name):
                     replace_constant(model.graph, name, tensor)
-            round_values(model, chosen, self._weights)
+            round_values(model, own_encodings, self._weights)
 
         return self._loop.open_segment(index, change=change)
 
@@ -255,20 +245,20 @@ def changed_weights(float_model: Path, quantized: Path) -> dict[str, ir.TensorPr
         for node in ours
         if channel_axis(node, 1) is not None and node.inputs[1] is not None
     }
-    found = {}
+    weights = {}
     for name, value in theirs.initializers.items():
-        stored = ours.initializers.get(name)
-        if stored is None or stored.const_value is None or value.const_value is None:
+        own = ours.initializers.get(name)
+        if own is None or own.const_value is None or value.const_value is None:
             continue
-        if _same(stored.const_value, value.const_value):
+        if _same(own.const_value, value.const_value):
             continue
         if name not in matrices:
             raise BuildError(
                 f"{name} is not that of the model in float: its quantization rotated the model, "
                 "and costs of single weights mean nothing then; leave spinquant out"
             )
-        found[name] = value.const_value
-    return found
+        weights[name] = value.const_value
+    return weights
 
 
 def _same(one: ir.TensorProtocol, other: ir.TensorProtocol) -> bool:
@@ -280,13 +270,7 @@ def _same(one: ir.TensorProtocol, other: ir.TensorProtocol) -> bool:
 
 
 def round_values(model: ir.Model, encodings: Quantized, weights: Path) -> None:
-    """Put the values that have an encoding on their grids, in place; all are computed in float32.
-
-    Args:
-        model: float model, or a part of one.
-        encodings: by name.
-        weights: destination of the integer weights.
-    """
+    """Put values with an encoding on their grids, in place; all are computed in float32."""
     graph = model.graph
     grids = _activation_grids(graph, encodings)
     uses = parameter_uses(graph, encodings, grids)
@@ -313,5 +297,5 @@ def _names(graph: ir.Graph, *, first: bool) -> frozenset[str]:
 
 def constant_names(graph: ir.Graph) -> set[str]:
     """Return the names of the constants that a graph reads."""
-    used = (value for node in graph for value in node.inputs if value is not None)
-    return {str(source_of(value).name) for value in used if is_parameter(value)}
+    values = (value for node in graph for value in node.inputs if value is not None)
+    return {str(source_of(value).name) for value in values if is_parameter(value)}

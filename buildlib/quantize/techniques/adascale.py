@@ -1,11 +1,11 @@
-"""AdaScale: scales of weights, learned so that each decoder layer computes what it did in float.
+"""AdaScale: scales of weights, learned so that each decoder layer computes the same as in float.
 
 AIMET's technique: a weight is divided by learned scales before it is rounded, one for each weight
 (`s2`) and one for each output channel (`s3`), as in FlexRound (Lee et al. 2023), and the steps of
 its grid are learned as well, in place of the clipping of OmniQuant (Shao et al. 2023), which comes
 to the same for symmetric grids. Rounding passes gradients on (straight-through estimator). The loss
-is the squared error of the layer's output, given what the quantized layers before it make, against
-that of the float model; Adam takes a step for each window of text.
+is the squared error of the layer's output, behind the quantized layers before it, against that of
+the float model; Adam takes a step for each window of text.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,9 +29,8 @@ from buildlib.numerics.runners import Port
 from buildlib.numerics.segment_loop import Hidden, SegmentLoop
 from buildlib.quantize.bitwidths import WeightFormat
 from buildlib.quantize.gradients import Differentiable
-from buildlib.quantize.grids import ParameterUse
+from buildlib.quantize.grids import ParameterUse, channel_axis
 from buildlib.quantize.recipe import check_blocks
-from buildlib.quantize.structure import channel_axis
 from buildlib.quantize.techniques.arguments import AdaScaleArguments
 from buildlib.quantize.techniques.base import FloatModel
 from buildlib.quantize.techniques.layerwise import open_uses, with_weights
@@ -127,15 +126,15 @@ class _LearnedWeight:
     def gradients(self, grad: Array) -> dict[str, Array]:
         """Return the gradients of the parameters, by that of the weight as the model has it."""
         grad = grad if self._axis == 0 else grad.T
-        scaled, steps = self._scaled()
+        values, steps = self._scaled()
         half = 1 << (self._fmt.bits - 1)
-        kept = np.where(np.abs(scaled / steps + 0.5) < half, scaled, 0)  # the rest saturates
-        by_scale = -grad * kept
-        found = {"s2": by_scale, "s3": by_scale.sum(axis=1, keepdims=True)}
+        unsaturated = np.where(np.abs(values / steps + 0.5) < half, values, 0)  # the rest saturates
+        by_scale = -grad * unsaturated
+        gradients = {"s2": by_scale, "s3": by_scale.sum(axis=1, keepdims=True)}
         if self._fmt.block_size is None:
-            error = grad * (round_to(scaled, steps, self._fmt.bits) - kept)
-            found["step"] = error.sum(axis=1, keepdims=True)
-        return found
+            error = grad * (round_to(values, steps, self._fmt.bits) - unsaturated)
+            gradients["step"] = error.sum(axis=1, keepdims=True)
+        return gradients
 
     def _current_steps(self) -> npt.NDArray[np.float64]:
         steps: npt.NDArray[np.float64] = self._steps * np.exp(self.parameters["step"])
@@ -143,12 +142,12 @@ class _LearnedWeight:
 
     def _scaled(self) -> tuple[Weights, Weights]:
         """Return the weight divided by its scales, and the step of each of its values."""
-        scaled = self._weights * np.exp(-(self.parameters["s2"] + self.parameters["s3"]))
-        return scaled, stored_steps(self._current_steps(), self._fmt, self._weights.shape[1])
+        values = self._weights * np.exp(-(self.parameters["s2"] + self.parameters["s3"]))
+        return values, stored_steps(self._current_steps(), self._fmt, self._weights.shape[1])
 
 
 class _Layer:
-    """A decoder layer whose scales are learned."""
+    """A decoder layer with learned scales."""
 
     def __init__(
         self, loop: SegmentLoop, index: int, uses: Mapping[str, ParameterUse], model: FloatModel
@@ -192,7 +191,6 @@ class _Layer:
         Args:
             seen: border before the layer, as the quantized layers before it make it.
             after: border after the layer, of the float model.
-            arguments: of the technique.
         """
         random = np.random.default_rng(arguments.seed)
         optimizers = {
@@ -219,7 +217,7 @@ class _Layer:
         weights = {name: weight.stored(weight.rounded()) for name, weight in self.weights.items()}
         cache = KvCache(self._ports, self._loop.shape.cl)
         ar = self._loop.shape.ar
-        found: dict[str, Array] = {}
+        gradients: dict[str, Array] = {}
         for call, start in enumerate(range(0, len(window), ar)):
             tokens = window[start : start + ar]
             feeds = self._loop.inputs_at(cache.n_past, tokens) | cache.past(self._loop.shape.past)
@@ -228,8 +226,8 @@ class _Layer:
             cache.append(values, len(tokens))
             error = values[self._after] - after[call]
             for name, grad in self._graph.backward(values, self._after, error).items():
-                found[name] = found[name] + grad if name in found else grad
-        return found
+                gradients[name] = gradients[name] + grad if name in gradients else grad
+        return gradients
 
 
 class _Adam:

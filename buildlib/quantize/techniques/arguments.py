@@ -31,8 +31,8 @@ class TextArguments(Arguments):
     """Arguments of a technique that runs text.
 
     Attributes:
-        num_batches: of up to 512 tokens of text each, that it sees in whole windows; `None` is
-            what `buildlib.quantize.optimization.calibration_tokens` says.
+        num_batches: of up to 512 tokens of text each, that it sees in whole windows; `None` follows
+            `buildlib.quantize.optimization.calibration_tokens`.
     """
 
     num_batches: Count | None = None

@@ -1,4 +1,4 @@
-"""`WeightTechnique`: the Protocol of techniques that change weights, and what they work on."""
+"""`WeightTechnique`, the Protocol of techniques that change weights, and their model."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -8,7 +8,7 @@ from typing import Protocol
 from buildlib.checkpoint.config import DecoderConfig
 from buildlib.encodings.model import Encodings
 from buildlib.quantize.bitwidths import Bitwidths
-from buildlib.quantize.ranges import Range
+from buildlib.quantize.calibration import Range
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,6 @@ class FloatModel:
     Attributes:
         path: in canonical form, weights beside it.
         encodings: of some of its values. A weight that has one stays as it is.
-        config: configuration of the model.
         token_windows: text in tokens.
         bits: of the weights to quantize.
         n_calibrating: of the windows, so many from the first on are those that calibrate the
@@ -56,8 +55,7 @@ class WeightTechnique(Protocol):
         Memory holds the weights and inputs of one layer.
 
         Args:
-            model: stays as it is.
-            folder: empty, on the file system of the model, whose unchanged weights are linked.
+            folder: empty, on the file system of the model, so that unchanged weights are linked.
             progress: told (layers done, layers in all).
 
         Raises:

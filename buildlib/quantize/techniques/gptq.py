@@ -1,9 +1,17 @@
-"""GPTQ: weights are rounded input by input, and those that follow make up for the error.
+"""GPTQ and GPTAQ: weights are rounded input by input, and those that follow make up for the error.
 
 Frantar, Ashkboos, Hoefler, Alistarh, "GPTQ: Accurate Post-Training Quantization for Generative
 Pre-trained Transformers", 2022. Inputs are taken by falling diagonal of the Hessian (`act_order` of
 the authors' code), and each channel's step, or block's, is that of the least error of its weights,
 weighted with the mean squares of their inputs.
+
+GPTAQ rounds towards the outputs of the float model, with the inputs that a device will see: Li,
+Yin, Lee, Xiao, Panda, "GPTAQ: Efficient Finetuning-Free Quantization for Asymmetric Calibration",
+2025. Its objective `|Q x - W x_real|^2` is GPTQ's about the weights that solve it without rounding:
+`|(Q - W') x|^2 + const` with `W' = W + W E[(x_real - x) x^T] E[x x^T]^-1`, drawn to W by the
+damping of the Hessian. With the Cholesky factor `L L^T` of the Hessian its errors are `(Q - W') L =
+(Q - W) L - W E[(x_real - x) x^T] L^-T`: GPTQ's, but for a product that is known before the first
+weight is rounded. The steps are those of W.
 """
 
 import os
@@ -27,29 +35,28 @@ def solve(
     fmt: WeightFormat,
     inputs: LayerInputs,
     arguments: GptqArguments = _DEFAULTS,
-    missed: Matrix | None = None,
+    *,
+    to_float: bool = False,
 ) -> Solution:
-    """Return weights of small output error on the inputs as seen.
+    """Return weights [out, in] of small output error on the inputs as seen.
 
-    Args:
-        weights: [out, in].
-        fmt: of the grid.
-        inputs: of the layer.
-        arguments: of the technique.
-        missed: as `LayerInputs.missed` returns it, to make up for that as well.
+    With `to_float` (GPTAQ) the error is that from the outputs of the float model on its own inputs.
     """
+    float_errors = None
+    if to_float and inputs.real is not inputs.seen:
+        float_errors = inputs.missed(weights, by_size=arguments.act_order)
     factor = inputs.factor(by_size=arguments.act_order)
     importance = inputs.sizes + inputs.damping
     values = np.empty(weights.shape, np.float32)
 
     def solve_channels(some: slice) -> npt.NDArray[np.float64]:
         steps = fit_steps(weights[some], fmt, importance)
-        stored = stored_steps(steps, fmt, weights.shape[1])
-        added = None if missed is None else missed[some]
-        rounded = round_in_order(
-            weights[some], stored, fmt.bits, factor, arguments.block_size, added
+        weight_steps = stored_steps(steps, fmt, weights.shape[1])
+        channel_errors = None if float_errors is None else float_errors[some]
+        result = round_in_order(
+            weights[some], weight_steps, fmt.bits, factor, arguments.block_size, channel_errors
         )
-        values[some] = rounded
+        values[some] = result
         return steps
 
     return Solution(values, np.concatenate(_by_channels(solve_channels, len(weights))))
@@ -78,15 +85,14 @@ def round_in_order(
 
     With the Cholesky factor `L` of the Hessian the squared output error is the sum over inputs of
     `(e L)^2`, and input `j` of `e L` depends on the errors of `j` and of the inputs behind it:
-    rounded from the last to the first, each weight can make up for those behind it, and what that
-    leaves is the least that rounding alone allows. These are the roundings of GPTQ, without the
+    rounded from the last to the first, each weight can make up for those behind it, and the rest is
+    the least error that rounding alone allows. These are the roundings of GPTQ, without the
     inverse of the Hessian (Chen et al., "The Geometry of LLM Quantization: GPTQ as Babai's Nearest
     Plane Algorithm", 2025).
 
     Args:
         weights: [out, in].
         steps: [out, in] or [out, 1].
-        bits: of the integers.
         factor: of the damped Hessian.
         block_size: inputs that are done one by one; blocks correct others by matrix products.
         missed: [out, in] in order, added to `e L`: errors from before, to be made up for.

@@ -2,8 +2,8 @@
 
 Text runs through each decoder layer twice: in float, and as a device will compute it so far, with
 the weights that are quantized already. Of each weight a solver sees its inputs in both, and chooses
-integers. Linear layers that read the same input (queries, keys, values) share what follows from it,
-and those after them see what they now compute: the second run goes from one such input to the next.
+integers. Linear layers that read the same input (queries, keys, values) share all that follows from
+it, and those after them see its new outputs: the second run goes from one such input to the next.
 """
 
 import itertools
@@ -26,11 +26,9 @@ from buildlib.numerics.runners import Arrays
 from buildlib.numerics.segment_loop import Hidden, SegmentLoop
 from buildlib.passes.steps import cut_into_steps
 from buildlib.quantize.bitwidths import WeightFormat
-from buildlib.quantize.calibration import RangeObserver, add_range_outputs
-from buildlib.quantize.grids import ParameterUse
-from buildlib.quantize.ranges import Range
+from buildlib.quantize.calibration import Range, RangeObserver, add_range_outputs
+from buildlib.quantize.grids import ParameterUse, channel_axis, head_weights
 from buildlib.quantize.recipe import check_blocks, matrix_uses
-from buildlib.quantize.structure import channel_axis, head_weights
 from buildlib.quantize.techniques.base import FloatModel
 from buildlib.quantize.tensor_writer import TensorWriter, replace_constant
 from buildlib.quantize.weight_grids import Weights, encode_steps
@@ -48,14 +46,14 @@ class Factor:
 
     Attributes:
         order: of the inputs.
-        lower: `L` with `L L^T` the Hessian, [in, in]; what is above its diagonal means nothing.
+        lower: `L` with `L L^T` the Hessian, [in, in]; values above its diagonal mean nothing.
     """
 
     order: npt.NDArray[np.intp]
     lower: Matrix
 
     def solve(self, rows: Matrix) -> Matrix:
-        """Return `rows L^-T` for rows [any, in] in order, whose memory it may use."""
+        """Return `rows L^-T` for rows [any, in] in order; it may use their memory."""
         from scipy.linalg import blas  # lazily: it takes its time
 
         trsm = blas.strsm if self.lower.dtype == np.float32 else blas.dtrsm
@@ -70,8 +68,8 @@ class LayerInputs:
     Attributes:
         real: of the float model.
         seen: with the weights before quantized.
-        damping_part: of the mean diagonal of the Hessian, which is added to it; by default what
-            `default_damping` says.
+        damping_part: of the mean diagonal of the Hessian, which is added to it; by default that of
+            `default_damping`.
         n_outputs: of all the layers that read them; decides time alone.
     """
 
@@ -139,15 +137,15 @@ class LayerInputs:
     def missed(self, weights: Weights, *, by_size: bool) -> Matrix:
         """Return the mean of `y x^T` times `L^-T`, [out, in] in the order of the factor.
 
-        `y` is what outputs with the inputs as seen miss to those of the float model.
+        `y` is the difference of the float outputs from those on the inputs as seen.
         """
         factor, behind = self.factor(by_size=by_size), self.real - self.seen
         if self.n_outputs < len(factor.order):  # fewer products by way of the tokens
             return self._correlated(behind @ weights.T, factor)
         if by_size not in self._drifts:
             self._drifts[by_size] = self._correlated(behind, factor)
-        missed: Matrix = weights @ self._drifts[by_size]
-        return missed
+        product: Matrix = weights @ self._drifts[by_size]
+        return product
 
     def _correlated(self, values: Matrix, factor: Factor) -> Matrix:
         """Return the mean of `v x^T` times `L^-T`, for values `v` of [tokens, any]."""
@@ -226,8 +224,8 @@ class LayerwiseTechnique:
                 if progress is not None:
                     progress(index, n_layers)
             ranges = work.ranges(seen) if model.n_calibrating else None
-        changed = with_weights(model, whole, file, work.encodings, folder)
-        return replace(changed, ranges=ranges)
+        new_model = with_weights(model, whole, file, work.encodings, folder)
+        return replace(new_model, ranges=ranges)
 
 
 def with_weights(
@@ -237,31 +235,28 @@ def with_weights(
     encodings: "Sequence[Encoding]",
     folder: Path,
 ) -> FloatModel:
-    """Write a model whose encoded weights are those of a file; all others stay as they are.
+    """Write a model with new weights from a file; all others stay as they are.
 
     Args:
-        model: that a technique was given.
         whole: its graph, changed in place.
         file: of the new weights, in `folder`.
-        encodings: of these.
-        folder: gets `model.onnx`.
     """
     for encoding in encodings:
         replace_constant(whole.graph, encoding.name, file.tensor(encoding.name))
     params = (*model.encodings.param_encodings, *encodings)
-    changed = model.encodings.model_copy(update={"param_encodings": params})
-    return model.changed(save_model(whole, folder / MODEL_FILE), changed)
+    new_encodings = model.encodings.model_copy(update={"param_encodings": params})
+    return model.changed(save_model(whole, folder / MODEL_FILE), new_encodings)
 
 
 def open_uses(graph: ir.Graph, model: FloatModel) -> dict[str, ParameterUse]:
     """Return the weights of matrices to quantize: without an encoding, and of one matrix only."""
     uses = matrix_uses(graph)
     model.bits.check_patterns({use.name for use in uses})
-    given, heads = model.encodings.by_name(), head_weights(graph)
+    encodings, heads = model.encodings.by_name(), head_weights(graph)
     return {
         use.name: use
         for use in uses
-        if use.name not in given
+        if use.name not in encodings
         and use.name not in heads
         and len(static_shape(use.source) or ()) == 2
         and use.node.op_type != "Conv"
@@ -304,7 +299,7 @@ class _LayerWork:
         self._n_observed = sum(map(len, calibrating)) // loop.shape.ar
 
     def embed(self) -> Hidden:
-        """Return what the embedding makes of all windows."""
+        """Return the outputs of the embedding for all windows."""
         hidden = self._loop.run(0, None, **self._observing())
         assert hidden is not None  # noqa: S101  (only the head has no border after it)
         return hidden
@@ -341,11 +336,11 @@ class _LayerWork:
         values = {str(before): seen}
         for number, (name, uses) in enumerate(groups.items()):
             values = self._advance(steps[number:], values)
-            shown = _rows(values[name])
+            rows = _rows(values[name])
             same = not self._runs_in_float or (seen is real and number == 0)
-            inputs = shown if same else _rows(in_float.pop(name))
+            inputs = rows if same else _rows(in_float.pop(name))
             n_outputs = sum(_n_channels(use) for use in uses)
-            layer = LayerInputs(inputs, shown, self._technique.damping, n_outputs)
+            layer = LayerInputs(inputs, rows, self._technique.damping, n_outputs)
             for use in uses:
                 self._solve(use, layer)
         if index == self._loop.n_segments - 2 and not self._n_observed:
@@ -364,28 +359,30 @@ class _LayerWork:
         return groups
 
     def _in_float(
-        self, index: int, names: Sequence[str], given: Mapping[str, Hidden]
+        self, index: int, names: Sequence[str], hidden: Mapping[str, Hidden]
     ) -> dict[str, Hidden]:
         """Return the given values, those of the names, and the border after the segment."""
         model = self._loop.segment(index)
         values = {str(value.name): value for node in model.graph for value in node.outputs}
-        shown = {str(value.name) for value in model.graph.outputs}
-        added = [values[name] for name in names if name in values and name not in shown]
-        model.graph.outputs.extend(added)
-        return {**given, **self._loop.run_step(model, given)}
+        output_names = {str(value.name) for value in model.graph.outputs}
+        new_outputs = [
+            values[name] for name in names if name in values and name not in output_names
+        ]
+        model.graph.outputs.extend(new_outputs)
+        return {**hidden, **self._loop.run_step(model, hidden)}
 
     def _advance(
         self, steps: Sequence[ir.Model], values: Mapping[str, Hidden]
     ) -> dict[str, Hidden]:
-        """Run the first step with the weights so far; return what it makes and others read."""
+        """Run the first step with the weights so far; return the values that later ones read."""
         first, *rest = steps
         for name in self._done & set(first.graph.initializers):
             replace_constant(first.graph, name, self._file.tensor(name))
-        made = {}
+        outputs = {}
         if len(first.graph):
-            made = self._loop.run_step(first, values, **self._observing())
-        read = {str(value.name) for step in rest for value in step.graph.inputs}
-        return {name: value for name, value in values.items() if name in read} | made
+            outputs = self._loop.run_step(first, values, **self._observing())
+        needed_names = {str(value.name) for step in rest for value in step.graph.inputs}
+        return {name: value for name, value in values.items() if name in needed_names} | outputs
 
     def _solve(self, use: ParameterUse, inputs: LayerInputs) -> None:
         assert use.source.const_value is not None  # noqa: S101  (an initializer)

@@ -23,7 +23,7 @@ from buildlib.errors import InvalidOptionError
 from buildlib.graph import interface
 from buildlib.graph.files import load_model, save_model, tensor_array
 from buildlib.graph.values import is_parameter, source_of, static_shape
-from buildlib.quantize.structure import channel_axis, head_weights
+from buildlib.quantize.grids import channel_axis, head_weights
 from buildlib.quantize.techniques.base import FloatModel
 from buildlib.quantize.tensor_writer import TensorWriter, replace_constant
 
@@ -60,12 +60,12 @@ class Rotation:
         for part, names in (("ends", ends), ("layers", plan.keys() - ends)):
             shapes = {name: change.shape for name, change in plan.items() if name in names}
             with TensorWriter(folder / f"{self.name}_{part}.safetensors", shapes) as file:
-                for done, name in enumerate(shapes, 1):
+                for n_done, name in enumerate(shapes, 1):
                     check_cancelled()
                     for start, rows in plan[name].rows():
                         file.write(name, rows, start)
                     if progress is not None:
-                        progress(done, len(shapes))
+                        progress(n_done, len(shapes))
                 for name in shapes:
                     replace_constant(whole.graph, name, file.tensor(name))
         whole.metadata_props[ROTATED] = self.name
@@ -104,14 +104,14 @@ class _Change:
         if self.ones:
             yield 0, np.ones(self.shape)
             return
-        stored = tensor_array(self.source.const_value)
-        if self.transposed or self.left is not None or stored.ndim == 1:
-            whole = stored.T if self.transposed else stored
+        values = tensor_array(self.source.const_value)
+        if self.transposed or self.left is not None or values.ndim == 1:
+            whole = values.T if self.transposed else values
             new = self._turned(whole.astype(np.float64))
             yield 0, new.T if self.transposed else new
             return
-        for start in range(0, len(stored), _CHUNK_ROWS):
-            yield start, self._turned(stored[start : start + _CHUNK_ROWS].astype(np.float64))
+        for start in range(0, len(values), _CHUNK_ROWS):
+            yield start, self._turned(values[start : start + _CHUNK_ROWS].astype(np.float64))
 
     def _turned(self, values: Matrix) -> Matrix:
         if self.gain is not None:
@@ -122,7 +122,7 @@ class _Change:
 
 
 class _Search:
-    """Finds what turns with the residual stream, and with the values of each head."""
+    """Search for all that turns with the residual stream, and with the values of each head."""
 
     def __init__(self, graph: ir.Graph, seed: int) -> None:
         self._graph = graph
@@ -243,8 +243,10 @@ def _product_before(value: ir.Value) -> ir.Node:
     """Return the product that makes a value, but for its layout and a factor."""
     node = value.producer()
     while node is not None and node.op_type not in _PRODUCTS:
-        scaled = node.op_type == "Mul" and any(v is not None and _is_scalar(v) for v in node.inputs)
-        if not (scaled or node.op_type in _LAYOUT or node.op_type == "Transpose"):
+        is_scaling = node.op_type == "Mul" and any(
+            v is not None and _is_scalar(v) for v in node.inputs
+        )
+        if not (is_scaling or node.op_type in _LAYOUT or node.op_type == "Transpose"):
             break
         data = next((v for v in node.inputs if v is not None and not is_parameter(v)), None)
         node = None if data is None else data.producer()
@@ -267,7 +269,7 @@ def _products_after(value: ir.Value) -> list[ir.Node]:
 
 
 def _product_behind_attention(past: ir.Value) -> ir.Node | None:
-    """Return the product with a weight that first reads what attention makes of the values."""
+    """Return the first product with a weight behind the attention to these values."""
     value = past
     while True:
         users = [node for node, _ in value.uses()]

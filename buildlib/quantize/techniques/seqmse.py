@@ -31,9 +31,9 @@ def solve(
     best = np.full(len(weights), np.inf)
     steps, values = full.copy(), weights.copy()
     for part in np.linspace(1.0, 0.4, arguments.num_candidates):
-        rounded = round_to(weights, stored_steps(full * part, fmt, weights.shape[1]), fmt.bits)
-        error = (rounded * (rounded @ inputs.hessian - 2 * aim)).sum(axis=1)
+        candidate = round_to(weights, stored_steps(full * part, fmt, weights.shape[1]), fmt.bits)
+        error = (candidate * (candidate @ inputs.hessian - 2 * aim)).sum(axis=1)
         better = error < best
         best[better], steps[better] = error[better], full[better] * part
-        values[better] = rounded[better]
+        values[better] = candidate[better]
     return Solution(values, steps)

@@ -110,7 +110,7 @@ def test_text_fills_in_only_missing_encodings(
     assert all(found[name] == encoding for name, encoding in less.by_name().items())
 
 
-@pytest.mark.parametrize("bits", [Bitwidths(), Bitwidths(8, 32, 4), Bitwidths(16, 32, 4)])
+@pytest.mark.parametrize("bits", [Bitwidths(), Bitwidths(8, 32, 4)])
 def test_requested_bits_are_used(
     model: Path, config: DecoderConfig, bits: Bitwidths, tmp_path: Path
 ) -> None:

@@ -1,7 +1,7 @@
 """Costs of tensors, and the mixed precision proposed from them."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +30,7 @@ from buildlib.quantize.mixed_precision.sensitivity import (
     Granularity,
     Sensitivity,
     Unit,
+    UnitKind,
     rank_tensors,
 )
 from buildlib.quantize.mixed_precision.sweep import SensitivityModel, changed_weights
@@ -40,6 +41,7 @@ from buildlib.quantize.techniques.base import FloatModel
 
 WINDOWS = [[int(t) for t in np.random.default_rng(n).integers(2, 300, 32)] for n in range(2)]
 BAD = "model.layers.1.mlp.up_proj.weight"
+KINDS: tuple[UnitKind, ...] = ("weight", "activation")
 
 
 @pytest.fixture(scope="module")
@@ -60,16 +62,16 @@ def model(tiny_export: Path, config: DecoderConfig) -> Iterator[SensitivityModel
         yield opened
 
 
-def quantized(
-    folder: Path, config: DecoderConfig, encodings: Encodings, scratch: Path
-) -> Divergence:
-    """The QDQ model on the CPU, as a build makes it."""
-    path = apply_encodings(folder / "model.onnx", encodings, scratch / "qdq.onnx")
-    with (
-        record_float(folder / "model.onnx", config, WINDOWS) as reference,
-        HostLoop({16: [OnnxRunner(path)]}, config) as loop,
-    ):
-        return evaluate_model(loop, reference)
+@pytest.fixture(scope="module")
+def kl(tiny_export: Path, config: DecoderConfig) -> Iterator[Callable[[Path], float]]:
+    """The divergence of a model on the CPU from float."""
+    with record_float(tiny_export / "model.onnx", config, WINDOWS) as reference:
+
+        def measure(path: Path) -> float:
+            with HostLoop({16: [OnnxRunner(path)]}, config) as loop:
+                return evaluate_model(loop, reference).kl
+
+        yield measure
 
 
 def round_weight(model: ir.Model, encoding: Encoding) -> npt.NDArray[np.float32]:
@@ -88,7 +90,7 @@ def replaced(encodings: Encodings, by: Mapping[str, Encoding]) -> Encodings:
 def test_variants_are_those_of_models_made_another_way(
     model: SensitivityModel,
     tiny_export: Path,
-    config: DecoderConfig,
+    kl: Callable[[Path], float],
     four_bits: Encodings,
     tmp_path: Path,
 ) -> None:
@@ -96,8 +98,8 @@ def test_variants_are_those_of_models_made_another_way(
     model.record(encodings)
     nothing, all_of_them, one = model.measure([{}, encodings, {BAD: encodings[BAD]}])
     assert nothing.divergence.kl == 0.0
-    wanted = quantized(tiny_export, config, four_bits, tmp_path)
-    assert all_of_them.divergence.kl == pytest.approx(wanted.kl, rel=0.02)
+    wanted = kl(apply_encodings(tiny_export / "model.onnx", four_bits, tmp_path / "q.onnx"))
+    assert all_of_them.divergence.kl == pytest.approx(wanted, rel=0.02)
     changed = load_model(tiny_export / "model.onnx")
     value = changed.graph.initializers[BAD]
     rounded = round_weight(changed, encodings[BAD])
@@ -105,35 +107,25 @@ def test_variants_are_those_of_models_made_another_way(
     value.dtype = ir.DataType.FLOAT
     for use in list(value.uses()):  # a cast from float16
         use.node.replace_input_with(use.idx, value)
-    save_model(changed, tmp_path / "one.onnx")
-    with (
-        record_float(tiny_export / "model.onnx", config, WINDOWS) as reference,
-        HostLoop({16: [OnnxRunner(tmp_path / "one.onnx")]}, config) as loop,
-    ):
-        alone = evaluate_model(loop, reference)
-    assert one.divergence.kl == pytest.approx(alone.kl, rel=0.02)
-    assert 0 < one.divergence.kl < wanted.kl
+    alone = kl(save_model(changed, tmp_path / "one.onnx"))
+    assert one.divergence.kl == pytest.approx(alone, rel=0.02)
+    assert 0 < one.divergence.kl < wanted
 
 
 def test_weights_that_a_technique_changed_count_as_changed(
-    tiny_export: Path, config: DecoderConfig, tmp_path: Path
+    tiny_export: Path, config: DecoderConfig, kl: Callable[[Path], float], tmp_path: Path
 ) -> None:
     path, bits = tiny_export / "model.onnx", Bitwidths(param_bitwidth=4)
     given = FloatModel(path, Encodings(), config, WINDOWS, bits)
     made = optimize_weights(given, ["gptq"], tmp_path)
     encodings = complete_encodings(made.path, made.encodings, config, WINDOWS, bits)
-    qdq = apply_encodings(made.path, encodings, tmp_path / "changed_qdq.onnx")
-    with (
-        record_float(path, config, WINDOWS) as reference,
-        HostLoop({16: [OnnxRunner(qdq)]}, config) as loop,
-    ):
-        wanted = evaluate_model(loop, reference)
+    wanted = kl(apply_encodings(made.path, encodings, tmp_path / "q.onnx"))
     changed = changed_weights(path, made.path)
     assert len(changed) == 14
     with SensitivityModel(path, config, WINDOWS, changed) as model:
         model.record(encodings.by_name())
         [found] = model.measure([encodings.by_name()])
-    assert found.divergence.kl == pytest.approx(wanted.kl, rel=0.02)
+    assert found.divergence.kl == pytest.approx(wanted, rel=0.02)
     (tmp_path / "rotated").mkdir()
     rotated = optimize_weights(given, ["spinquant"], tmp_path / "rotated")
     with pytest.raises(BuildError, match="leave spinquant out"):
@@ -171,7 +163,11 @@ def test_a_bad_tensor_ranks_first(
 
 @pytest.fixture(scope="module")
 def ranked(model: SensitivityModel, four_bits: Encodings) -> Sensitivity:
-    return rank_tensors(model, four_bits.by_name(), granularity="tensor")
+    return rank_tensors(model, four_bits.by_name(), granularity="tensor", kinds=KINDS)
+
+
+def n_raisable(ranked: Sensitivity) -> int:
+    return sum(cost.unit.kind == "weight" and bool(cost.unit.high) for cost in ranked.costs)
 
 
 def test_the_sqnr_is_that_of_the_rounded_values(
@@ -192,21 +188,20 @@ def test_the_sqnr_is_that_of_the_rounded_values(
 def test_a_proposal_meets_its_bound_and_is_small(
     model: SensitivityModel,
     ranked: Sensitivity,
+    kl: Callable[[Path], float],
     tiny_export: Path,
-    config: DecoderConfig,
     four_bits: Encodings,
     tmp_path: Path,
 ) -> None:
-    before = quantized(tiny_export, config, four_bits, tmp_path).kl
+    before = kl(apply_encodings(tiny_export / "model.onnx", four_bits, tmp_path / "q.onnx"))
     bound = QualityBound("kl", before / 3)
     found = PrecisionSearch(ranked.costs, bound, measure_sweep(model, ranked.encodings)).propose()
     assert found.met
-    n_weights = sum(cost.unit.kind == "weight" and bool(cost.unit.high) for cost in ranked.costs)
-    assert 0 < len(found.raised) < n_weights
+    assert 0 < len(found.raised) < n_raisable(ranked)
     assert set(found.bits.values()) == {8}
     assert found.bytes_more == sum(unit.bytes_more for unit in found.raised)
     mixed = replaced(four_bits, mixed_encodings(ranked.encodings, found.raised))
-    after = quantized(tiny_export, config, mixed, tmp_path).kl
+    after = kl(apply_encodings(tiny_export / "model.onnx", mixed, tmp_path / "q.onnx"))
     assert after < before / 3 * 1.03
     assert after == pytest.approx(found.after.kl, rel=0.03)
 
@@ -217,13 +212,10 @@ def test_bounds_that_hold_already_or_never(model: SensitivityModel, ranked: Sens
     assert nothing.met
     assert not nothing.raised
     assert nothing.measurements == 1
-    everything = PrecisionSearch(
-        ranked.costs, QualityBound.parse("kl=0.0000001"), measure
-    ).propose()
+    bound = QualityBound.parse("kl=0.0000001")
+    everything = PrecisionSearch(ranked.costs, bound, measure).propose()
     assert not everything.met
-    assert len(everything.raised) == sum(
-        c.unit.kind == "weight" and bool(c.unit.high) for c in ranked.costs
-    )
+    assert len(everything.raised) == n_raisable(ranked)
     assert everything.after.kl < everything.before.kl
 
 
@@ -245,7 +237,7 @@ def test_a_mixture_that_turns_out_worse_gets_the_next_weights(ranked: Sensitivit
     assert second.after.kl == pytest.approx(0.23)
     far = search.extend(second, margin=10.0)  # no mixture is so much better: twice as many
     assert far is not None
-    n_all = sum(cost.unit.kind == "weight" and bool(cost.unit.high) for cost in ranked.costs)
+    n_all = n_raisable(ranked)
     assert len(far.raised) == min(14, n_all)
     while far is not None:
         last, far = far, search.extend(far, margin=10.0)
@@ -253,20 +245,16 @@ def test_a_mixture_that_turns_out_worse_gets_the_next_weights(ranked: Sensitivit
     assert len(seen) == len(set(seen))
 
 
-def test_a_perplexity_becomes_its_distance_from_float_on_other_text() -> None:
+def test_bounds_are_read_and_a_perplexity_is_relative_on_other_text() -> None:
+    assert QualityBound.parse("2%") == QualityBound("relative", 0.02)
+    assert QualityBound.parse(" kl = 0.01") == QualityBound("kl", 0.01)
+    assert QualityBound.parse("20.5") == QualityBound("perplexity", 20.5)
     found = Divergence(kl=0.3, top1=0.9, loss=math.log(11), loss_float=math.log(10), steps=1)
     bound = QualityBound.parse("12").beside(found)
     assert bound.measure == "relative"
     assert bound.limit == pytest.approx(0.2)
     for text in ("2%", "kl=0.1"):
         assert QualityBound.parse(text).beside(found) == QualityBound.parse(text)
-
-
-def test_bounds_are_read() -> None:
-    assert QualityBound.parse("2%") == QualityBound("relative", 0.02)
-    assert QualityBound.parse(" kl = 0.01") == QualityBound("kl", 0.01)
-    assert QualityBound.parse("20.5") == QualityBound("perplexity", 20.5)
-    found = Divergence(kl=0.3, top1=0.9, loss=math.log(11), loss_float=math.log(10), steps=1)
     assert QualityBound("relative", 0.1001).holds(found)
     assert not QualityBound("relative", 0.0999).holds(found)
     for text in ("", "x", "kl=2%", "-1", "kl"):

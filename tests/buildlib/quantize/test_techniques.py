@@ -5,6 +5,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,7 @@ from buildlib.quantize.optimization import optimize_weights
 from buildlib.quantize.options import QuantizationOptions, TechniqueName
 from buildlib.quantize.qdq import quantize_weights
 from buildlib.quantize.recipe import complete_encodings
-from buildlib.quantize.techniques import gptaq, gptq, seqmse
+from buildlib.quantize.techniques import gptq, seqmse
 from buildlib.quantize.techniques.arguments import (
     AdaScaleArguments,
     GptaqArguments,
@@ -45,15 +46,23 @@ from suites.models import tiny_llama
 
 Floats = npt.NDArray[np.float32]
 SHAPE = GraphShape(16, 48)
-FORMATS = [WeightFormat(4), WeightFormat(4, 16), WeightFormat(8)]
+FOUR, WIDTH = WeightFormat(4), 160
+FORMATS = [FOUR, WeightFormat(4, 16), WeightFormat(8)]
 QUICK = TechniqueArguments(adascale=AdaScaleArguments(num_iterations=48, learning_rate=0.005))
-SOLVERS: dict[str, Solver] = {"gptq": gptq.solve, "gptaq": gptaq.solve, "seqmse": seqmse.solve}
+GPTAQ = partial(gptq.solve, to_float=True)
+SOLVERS: dict[str, Solver] = {"gptq": gptq.solve, "gptaq": GPTAQ, "seqmse": seqmse.solve}
 
 
 @pytest.fixture(scope="module")
 def tiny(make_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny checkpoint of this module's own: `float_model` exports it into its folder."""
     return make_checkpoint(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def four_bits(tiny: Path) -> FloatModel:
+    """The tiny model, with 4 bits for its weights."""
+    return float_model(tiny, Bitwidths(param_bitwidth=4))
 
 
 def float_model(folder: Path, bits: Bitwidths | None = None, n_windows: int = 3) -> FloatModel:
@@ -107,11 +116,19 @@ def test_rotations_are_orthogonal(width: int) -> None:
     assert np.abs(matrix @ matrix.T - np.eye(width)).max() < 1e-12
 
 
-def layer_inputs(rng: np.random.Generator, tokens: int, width: int) -> LayerInputs:
-    """Inputs with a few strong directions, and what the layers before made of them."""
-    real = rng.normal(size=(tokens, width)) @ rng.normal(size=(width, width)) ** 3
+def layer(n_channels: int = 24, tokens: int = 512) -> tuple[Floats, LayerInputs]:
+    """A weight, and inputs with a few strong directions, as they were and as seen now."""
+    rng = np.random.default_rng(3)
+    weights = rng.standard_t(4, size=(n_channels, WIDTH)).astype(np.float32)
+    real = rng.normal(size=(tokens, WIDTH)) @ rng.normal(size=(WIDTH, WIDTH)) ** 3
     seen = real + 0.3 * rng.normal(size=real.shape) * np.abs(real).mean() + 0.2
-    return LayerInputs(real.astype(np.float32), seen.astype(np.float32))
+    return weights, LayerInputs(real.astype(np.float32), seen.astype(np.float32))
+
+
+def to_nearest(weights: Floats, fmt: WeightFormat, inputs: LayerInputs | None = None) -> Solution:
+    del inputs
+    steps = full_steps(weights, fmt)
+    return Solution(round_to(weights, stored_steps(steps, fmt, weights.shape[1]), fmt.bits), steps)
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
@@ -119,20 +136,16 @@ def layer_inputs(rng: np.random.Generator, tokens: int, width: int) -> LayerInpu
 def test_the_output_error_is_lower_than_with_rounding_to_the_nearest(
     name: str, fmt: WeightFormat
 ) -> None:
-    rng = np.random.default_rng(3)
-    weights = rng.standard_t(4, size=(24, 160)).astype(np.float32)
-    inputs = layer_inputs(rng, 512, 160)
+    weights, inputs = layer()
     found = SOLVERS[name](weights, fmt, inputs)
-    steps = stored_steps(full_steps(weights, fmt), fmt, 160)
-    nearest = round_to(weights, steps, fmt.bits)
     aim = inputs.seen if name == "gptq" else inputs.real
 
     def error(values: Floats) -> float:
         return float(np.square(inputs.seen @ values.T - aim @ weights.T).mean())
 
-    assert error(found.values) < (0.9 if fmt.bits == 4 else 1.0) * error(nearest)
-    stored = stored_steps(found.steps, fmt, 160)
-    integers = found.values / stored
+    nearest = error(to_nearest(weights, fmt).values)
+    assert error(found.values) < (0.9 if fmt.bits == 4 else 1.0) * nearest
+    integers = found.values / stored_steps(found.steps, fmt, WIDTH)
     assert np.abs(integers - np.rint(integers)).max() < 1e-4
     assert np.abs(np.rint(integers)).max() <= 1 << (fmt.bits - 1)
 
@@ -155,14 +168,11 @@ def gptq_by_the_paper(
     return found.T
 
 
-@pytest.mark.parametrize("block_size", [1, 7, 64, 300])
+@pytest.mark.parametrize("block_size", [7, 64, 300])
 def test_blocks_in_float32_round_as_gptq_of_the_paper_does_in_float64(block_size: int) -> None:
-    rng = np.random.default_rng(3)
-    weights = rng.standard_t(4, size=(24, 160)).astype(np.float32)
-    inputs = layer_inputs(rng, 512, 160)
-    fmt = WeightFormat(4)
-    found = gptq.solve(weights, fmt, inputs, GptqArguments(block_size=block_size))
-    steps = stored_steps(found.steps, fmt, 160)
+    weights, inputs = layer()
+    found = gptq.solve(weights, FOUR, inputs, GptqArguments(block_size=block_size))
+    steps = stored_steps(found.steps, FOUR, WIDTH)
     order = inputs.factor(by_size=True).order[::-1]
     by_paper = gptq_by_the_paper(weights, steps, inputs, order)
 
@@ -176,14 +186,12 @@ def test_blocks_in_float32_round_as_gptq_of_the_paper_does_in_float64(block_size
 @pytest.mark.parametrize("n_outputs", [24, 1100])
 def test_gptaq_rounds_as_gptq_does_the_weights_that_meet_the_float_model(n_outputs: int) -> None:
     """With channels for two threads, by either order of products."""
-    rng = np.random.default_rng(3)
-    weights = rng.standard_t(4, size=(1100, 160)).astype(np.float32)
-    drawn = layer_inputs(rng, 512, 160)
-    inputs = LayerInputs(drawn.real, drawn.seen, n_outputs=n_outputs)
-    found = gptaq.solve(weights, WeightFormat(4), inputs)
-    steps = stored_steps(found.steps, WeightFormat(4), 160)
+    weights, drawn = layer(1100)
+    inputs = replace(drawn, n_outputs=n_outputs)
+    found = GPTAQ(weights, FOUR, inputs)
+    steps = stored_steps(found.steps, FOUR, WIDTH)
     real, seen = inputs.real.astype(np.float64), inputs.seen.astype(np.float64)
-    damped = seen.T @ seen / 512 + inputs.damping * np.eye(160)
+    damped = seen.T @ seen / 512 + inputs.damping * np.eye(WIDTH)
     moved = weights + np.linalg.solve(damped, seen.T @ ((real - seen) @ weights.T) / 512).T
     order = inputs.factor(by_size=True).order[::-1]
     by_paper = gptq_by_the_paper(moved.astype(np.float32), steps, inputs, order)
@@ -194,38 +202,49 @@ def test_gptaq_rounds_as_gptq_does_the_weights_that_meet_the_float_model(n_outpu
 @pytest.mark.parametrize("name", ["gptq", "gptaq"])
 def test_text_of_fewer_tokens_than_inputs_does_no_harm(name: str) -> None:
     """Errors on other text, with the default damping and with GPTQ's."""
-    rng = np.random.default_rng(3)
-    weights = rng.standard_t(4, size=(24, 160)).astype(np.float32)
-    inputs = layer_inputs(rng, 2048, 160)
-    fmt = WeightFormat(4)
+    weights, inputs = layer(tokens=2048)
 
     def error(values: Floats) -> float:
         return float(np.square(inputs.seen @ values.T - inputs.real @ weights.T).mean())
 
     def solved(damping: float | None) -> float:
         shown = LayerInputs(inputs.real[:64], inputs.seen[:64], damping)
-        return error(SOLVERS[name](weights, fmt, shown).values)
+        return error(SOLVERS[name](weights, FOUR, shown).values)
 
-    nearest = error(round_to(weights, stored_steps(full_steps(weights, fmt), fmt, 160), 4))
-    assert solved(None) < nearest
+    assert solved(None) < error(to_nearest(weights, FOUR).values)
     assert solved(None) < 0.95 * solved(0.01)
 
 
-def test_inputs_that_are_not_finite_are_refused() -> None:
-    inputs = np.full((8, 6), np.nan, np.float32)
+def test_inputs_may_be_zero_and_must_be_finite() -> None:
+    weights, zeros = np.ones((3, 6), np.float32), np.zeros((8, 6), np.float32)
+    for solver in SOLVERS.values():
+        assert np.isfinite(solver(weights, FOUR, LayerInputs(zeros, zeros.copy())).values).all()
     with pytest.raises(BuildError, match="not finite"):
-        gptq.solve(np.ones((3, 6), np.float32), WeightFormat(4), LayerInputs(inputs, inputs))
+        gptq.solve(weights, FOUR, LayerInputs(zeros * np.nan, zeros * np.nan))
 
 
-def test_nothing_is_put_beside_the_model_meanwhile(tiny: Path, tmp_path: Path) -> None:
+def test_nothing_is_put_beside_the_model_meanwhile(four_bits: FloatModel, tmp_path: Path) -> None:
     """It may be in an entry of the stage cache, which other builds remove if a file is too many."""
-    model = float_model(tiny, Bitwidths(param_bitwidth=4))
-    before, seen = sorted(model.path.parent.iterdir()), []
-    optimize_weights(
-        model, ["gptq"], tmp_path, lambda *_: seen.append(sorted(model.path.parent.iterdir()))
-    )
-    assert seen
-    assert all(found == before for found in seen)
+    folder = four_bits.path.parent
+    seen = [sorted(folder.iterdir())]
+
+    def see(*_: object) -> None:
+        seen.append(sorted(folder.iterdir()))
+
+    optimize_weights(four_bits, ["gptq"], tmp_path, see)
+    assert len(seen) > 1
+    assert all(files == seen[0] for files in seen)
+
+
+def optimized_weight(
+    model: FloatModel, scratch: Path, weight: str, name: TechniqueName, **arguments: object
+) -> Floats:
+    """A weight of a model after one technique with these arguments."""
+    given = TechniqueArguments.model_validate({name: arguments})
+    with tempfile.TemporaryDirectory(dir=scratch) as folder:
+        done = optimize_weights(model, [name], Path(folder), arguments=given)
+        found = load_model(done.path).graph.initializers
+        return constant(found[f"model.layers.{weight}.weight"]).copy()
 
 
 def test_arguments_reach_the_techniques(
@@ -233,15 +252,8 @@ def test_arguments_reach_the_techniques(
 ) -> None:
     folder = make_checkpoint(tmp_path / "model", num_hidden_layers=1)
     model = float_model(folder, Bitwidths(param_bitwidth=4))
-
-    def weights(name: TechniqueName, **arguments: object) -> Floats:
-        quick = {"adascale": {"num_iterations": 3, "learning_rate": 0.05}}
-        given = TechniqueArguments.model_validate({**quick, name: quick.get(name, {}) | arguments})
-        with tempfile.TemporaryDirectory(dir=tmp_path) as folder:
-            done = optimize_weights(model, [name], Path(folder), arguments=given)
-            found = load_model(done.path).graph.initializers
-            return constant(found["model.layers.0.self_attn.v_proj.weight"]).copy()
-
+    weights = partial(optimized_weight, model, tmp_path, "0.self_attn.v_proj")
+    quick: dict[str, object] = {"num_iterations": 3, "learning_rate": 0.05}
     changes: list[tuple[TechniqueName, dict[str, object]]] = [
         ("spinquant", {"seed": 1}),
         ("seqmse", {"num_candidates": 2}),
@@ -249,43 +261,33 @@ def test_arguments_reach_the_techniques(
         ("gptaq", {"damping": 0.5}),
         ("gptaq", {"act_order": False}),
         ("gptaq", {"num_batches": 1}),
-        ("adascale", {"num_iterations": 4}),
-        ("adascale", {"num_iterations": 3, "learning_rate": 0.1}),
-        ("adascale", {"num_iterations": 3, "seed": 5}),
+        ("adascale", quick | {"num_iterations": 4}),
+        ("adascale", quick | {"learning_rate": 0.1}),
+        ("adascale", quick | {"seed": 5}),
     ]
-    default = {name: weights(name) for name in dict(changes)}
+    plain = {"adascale": quick}
+    default = {name: weights(name, **plain.get(name, {})) for name in dict(changes)}
     for name, arguments in changes:
         assert np.abs(weights(name, **arguments) - default[name]).max() > 0, arguments
     same = weights("gptq", block_size=5) - default["gptq"]
     assert np.abs(same).max() < 1e-6
 
 
-def test_gptaq_rounds_as_gptq_where_text_is_short(tiny: Path, tmp_path: Path) -> None:
-    model = float_model(tiny, Bitwidths(param_bitwidth=4))
+def test_gptaq_rounds_as_gptq_where_text_is_short(four_bits: FloatModel, tmp_path: Path) -> None:
+    model = four_bits
     n_tokens = sum(map(len, model.token_windows))
     widest = max(int(model.config.intermediate_size), int(model.config.hidden_size))
-
-    def weights(name: TechniqueName, **arguments: float) -> Floats:
-        given = TechniqueArguments.model_validate({name: arguments})
-        with tempfile.TemporaryDirectory(dir=tmp_path) as folder:
-            done = optimize_weights(model, [name], Path(folder), arguments=given)
-            found = load_model(done.path).graph.initializers
-            return constant(found["model.layers.1.mlp.down_proj.weight"]).copy()
-
+    weights = partial(optimized_weight, model, tmp_path, "1.mlp.down_proj")
     plain = weights("gptq")
     assert np.array_equal(weights("gptaq", float_text=(n_tokens + 1) / widest), plain)
     assert not np.array_equal(weights("gptaq", float_text=n_tokens / widest), plain)
 
 
-@pytest.mark.parametrize(
-    "names", [("gptq",), ("gptaq",), ("seqmse",), ("spinquant", "gptaq")], ids="-".join
-)
+@pytest.mark.parametrize("names", [("gptq",), ("gptaq",), ("spinquant", "gptaq")], ids="-".join)
 def test_ranges_observed_on_the_way_are_those_of_the_model_made(
-    names: tuple[TechniqueName, ...], tiny: Path, tmp_path: Path
+    names: tuple[TechniqueName, ...], four_bits: FloatModel, tmp_path: Path
 ) -> None:
-    given = float_model(tiny, Bitwidths(param_bitwidth=4))
-    assert optimized(given, tmp_path / "plain", *names).ranges is None
-    model = replace(given, n_calibrating=2)
+    model = replace(four_bits, n_calibrating=2)
     (tmp_path / "done").mkdir()
     arguments = TechniqueArguments(gptaq=GptaqArguments(float_text=0))
     done = optimize_weights(model, names, tmp_path / "done", arguments=arguments)
@@ -296,14 +298,6 @@ def test_ranges_observed_on_the_way_are_those_of_the_model_made(
     for name, limits in expected.items():
         assert done.ranges[name] == pytest.approx(limits, rel=1e-4, abs=1e-5), name
     assert any(longer[name] != pytest.approx(expected[name], rel=1e-2) for name in expected)
-
-
-def test_inputs_that_are_always_zero_do_no_harm() -> None:
-    zeros = np.zeros((8, 6), np.float32)
-    weights = np.ones((3, 6), np.float32)
-    for solver in SOLVERS.values():
-        found = solver(weights, WeightFormat(4), LayerInputs(zeros, zeros.copy()))
-        assert np.isfinite(found.values).all()
 
 
 @pytest.mark.parametrize("technique", ["seqmse", "gptaq", "adascale"])
@@ -368,10 +362,10 @@ def test_patterns_choose_the_bits_of_weights(tiny: Path, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("technique", ["gptq", "adascale"])
 def test_a_weight_outside_the_layers_stays_as_it_is(
-    technique: TechniqueName, tiny: Path, tmp_path: Path
+    technique: TechniqueName, four_bits: FloatModel, tmp_path: Path
 ) -> None:
     """Such as the projection of a factorized embedding."""
-    model = float_model(tiny)
+    model = replace(four_bits, bits=Bitwidths())
     whole = load_model(model.path)
     embedding = next(node for node in whole.graph if node.op_type == "Gather")
     width = constant(whole.graph.initializers["model.norm.weight"]).size
@@ -394,25 +388,23 @@ def test_patterns_that_say_no_bits_are_refused(text: str) -> None:
         Bitwidths(mixed_precision=(text,))
 
 
-def test_models_with_encodings_are_not_rotated(tiny: Path, tmp_path: Path) -> None:
-    model = float_model(tiny)
+def test_models_with_encodings_are_not_rotated(four_bits: FloatModel, tmp_path: Path) -> None:
     given = Encodings(activation_encodings=(asymmetric_encoding("logits", -1.0, 1.0, 16),))
     with pytest.raises(InvalidOptionError, match="spinquant cannot be used: it changes weights"):
-        optimized(replace(model, encodings=given), tmp_path / "out", "spinquant")
+        optimized(replace(four_bits, encodings=given), tmp_path / "out", "spinquant")
 
 
-def round_to_nearest(weights: Floats, fmt: WeightFormat, inputs: LayerInputs) -> Solution:
-    del inputs
-    steps = full_steps(weights, fmt)
-    return Solution(round_to(weights, stored_steps(steps, fmt, weights.shape[1]), fmt.bits), steps)
+def nearest_model(model: FloatModel, folder: Path) -> FloatModel:
+    folder.mkdir()
+    return LayerwiseTechnique("nearest", to_nearest).optimize(model, folder)
 
 
-def test_learned_scales_bring_the_logits_near_those_in_float(tiny: Path, tmp_path: Path) -> None:
-    model = float_model(tiny, Bitwidths(param_bitwidth=4))
-    found = optimized(model, tmp_path / "learned", "adascale")
-    (tmp_path / "nearest").mkdir()
-    nearest = LayerwiseTechnique("nearest", round_to_nearest).optimize(model, tmp_path / "nearest")
-    errors = [np.square(logits(one) - logits(model)).mean() for one in (found, nearest)]
+def test_learned_scales_bring_the_logits_near_those_in_float(
+    four_bits: FloatModel, tmp_path: Path
+) -> None:
+    found = optimized(four_bits, tmp_path / "learned", "adascale")
+    nearest = nearest_model(four_bits, tmp_path / "nearest")
+    errors = [np.square(logits(one) - logits(four_bits)).mean() for one in (found, nearest)]
     assert errors[0] < 0.6 * errors[1]
 
 
@@ -426,9 +418,7 @@ def test_four_bits_close_half_of_the_gap_to_float(trained: Path, tmp_path: Path)
     model = FloatModel(path, Encodings(), checkpoint.config, windows, bits)
     (default,) = QuantizationOptions(param_bitwidth=4).weight_techniques
     best = optimized(model, tmp_path / "best", default)
-    (tmp_path / "nearest").mkdir()
-    few = replace(model, token_windows=windows[:1])
-    worst = LayerwiseTechnique("nearest", round_to_nearest).optimize(few, tmp_path / "nearest")
+    worst = nearest_model(replace(model, token_windows=windows[:1]), tmp_path / "nearest")
     tokens = load_tokenizer(checkpoint.tokenizer_path).encode(tiny_llama.heldout_text()).ids
     scored = [tokens[start : start + 127] for start in range(0, len(tokens) - 127, 127 * 8)]
     in_float, gap, rest = (
