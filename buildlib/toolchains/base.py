@@ -85,11 +85,7 @@ class GraphInfo:
         return self.vtcm_bytes >> 20
 
     def tensor(self, name: str) -> TensorInfo:
-        """Return the input or output of that name.
-
-        Raises:
-            KeyError: there is none.
-        """
+        """Return the input or output of that name."""
         return {tensor.name: tensor for tensor in (*self.inputs, *self.outputs)}[name]
 
 
@@ -114,11 +110,7 @@ class BinaryInfo:
     size_bytes: int
 
     def graph(self, name: str) -> GraphInfo:
-        """Return the graph of that name.
-
-        Raises:
-            KeyError: there is none.
-        """
+        """Return the graph of that name."""
         return {graph.name: graph for graph in self.graphs}[name]
 
 
@@ -169,15 +161,11 @@ class Toolchain(Protocol):
         op_packages: Sequence[OpPackageLibrary] = (),
         ports: Mapping[str, GraphPorts] | None = None,
     ) -> None:
-        """Compile DLCs to one context binary, whose graphs are named by the stems of the DLCs.
+        """Compile DLCs to one context binary; the stems of the DLCs name its graphs.
 
         Args:
-            dlcs: of one graph each.
-            binary: the file to write.
-            config: how graphs are compiled.
-            op_packages: those for this host, whose operations the graphs may have.
-            ports: of graphs whose inputs and outputs must stand in a certain order; without it
-                the order is the converter's.
+            op_packages: those for this host, with operations of the graphs.
+            ports: order of the inputs and outputs of graphs; by default the converter's.
 
         Raises:
             InvalidOptionError: as `check`.
@@ -198,9 +186,6 @@ def compile_memory_bytes(weight_bytes: int, n_graphs: int, *, weight_sharing: bo
     Measured with QNN 2.51 on decoder layers and output heads of Llama-3.2-1B's shape, W8A16: the
     compiler keeps about twice the weights of every graph, and nearly four copies of the binary
     while it writes it.
-
-    Args:
-        weight_bytes: weights of one graph.
     """
     copies = _GRAPH_COPIES * n_graphs + _BINARY_COPIES * (1 if weight_sharing else n_graphs)
     return 2 * _BASE + int(copies * weight_bytes)

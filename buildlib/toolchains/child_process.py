@@ -49,7 +49,7 @@ class Step:
     """One call of the worker.
 
     Attributes:
-        module: what `python -m` runs: reads the request on stdin, and writes its answer as JSON
+        module: for `python -m`: reads the request on stdin, and writes its answer as JSON
             into the file named by its last argument: `{"ok": ...}` or `{"error": "one line"}`.
         command: the worker's first argument, and the name of the step in errors.
         subject: the file that errors speak of.
@@ -87,10 +87,9 @@ def dying_with_parent(arguments: Sequence[str]) -> list[str]:
 
 
 def run_program(program: Program, log_dir: Path | None = None) -> Path:
-    """Run a program and return its log, whose first line is the command line.
+    """Run a program and return its log; the first line is the command line.
 
     Args:
-        program: to run.
         log_dir: where its log is kept; by default the temporary folder, where the caller removes
             that of a program that ended well.
     """
@@ -108,7 +107,6 @@ def run_step(step: Step, request: bytes, log_dir: Path | None = None) -> Any:  #
     """Run a step and return its answer as parsed JSON.
 
     Args:
-        step: the step to run.
         request: as the worker of the step reads it.
         log_dir: where logs are kept, one file a step; by default the temporary folder, and then
             only the logs of failed steps are kept.
@@ -224,10 +222,7 @@ def _signal_name(number: int) -> str:
 
 
 def _log_tail(path: Path) -> tuple[str, ...]:
-    """Return the last meaningful lines, without colours and control characters.
-
-    Warnings count only if there is nothing else: the compiler warns about every graph.
-    """
+    """Return the last meaningful lines, without colours and control characters."""
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
         text = file.read().decode(errors="replace")
@@ -235,9 +230,10 @@ def _log_tail(path: Path) -> tuple[str, ...]:
         "".join(c if c.isprintable() else " " for c in _ESCAPES.sub("", line)).strip()
         for line in text.splitlines()
     )
-    said = [line[:_LINE_CHARS] for line in lines if line and not line.startswith(_NOISE)]
-    telling = [line for line in said if not _WARNING.search(line)]
-    return tuple((telling or said)[-_TAIL_LINES:])
+    texts = [line[:_LINE_CHARS] for line in lines if line and not line.startswith(_NOISE)]
+    # Warnings count only if there is nothing else: the compiler warns about every graph.
+    telling = [line for line in texts if not _WARNING.search(line)]
+    return tuple((telling or texts)[-_TAIL_LINES:])
 
 
 def serve(commands: Mapping[str, Command], arguments: list[str]) -> None:
@@ -272,5 +268,5 @@ def _die_with_parent() -> None:
 
 
 def _one_line(error: Exception) -> str:
-    said = one_line(str(error)) or "no message"
-    return said if isinstance(error, RefusedError) else f"{type(error).__name__}: {said}"
+    text = one_line(str(error)) or "no message"
+    return text if isinstance(error, RefusedError) else f"{type(error).__name__}: {text}"

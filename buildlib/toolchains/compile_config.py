@@ -119,8 +119,8 @@ class CompileConfig(BaseModel):
                 context or device, or the device is another SoC than the target.
         """
         base = cls.for_target(target)
-        read = HtpConfigHelper.from_backend_extension_dict(extensions)
-        contexts, graphs, devices, memory, group, extras = read
+        sections = HtpConfigHelper.from_backend_extension_dict(extensions)
+        contexts, graphs, devices, memory, group, extras = sections
         for section, objects in (("context", contexts), ("devices", devices)):
             if len(objects) > 1:
                 reason = f"a binary is compiled for one, and here are {len(objects)}"
@@ -151,37 +151,28 @@ class CompileConfig(BaseModel):
         )
 
     def with_options(self, options: Mapping[str, object]) -> "CompileConfig":
-        """Return a copy with dotted keys set, such as `graphs.vtcm_size_in_mb` for all graphs.
-
-        Raises:
-            InvalidOptionError: a key that does not exist, or a value that it cannot take.
-        """
-        changed = self
+        """Return a copy with dotted keys set, such as `graphs.vtcm_size_in_mb` for all graphs."""
+        config = self
         for key, value in options.items():
-            changed = changed._with_option(key, value)
-        return changed
+            config = config._with_option(key, value)
+        return config
 
     def with_graph_options(
         self, names: Sequence[str], options: Mapping[str, object]
     ) -> "CompileConfig":
-        """Return a copy with `graphs.*` keys set for the graphs of these names alone.
-
-        Raises:
-            InvalidOptionError: a key that is not of graphs, does not exist, or a value that it
-                cannot take.
-        """
+        """Return a copy with `graphs.*` keys set for the graphs of these names alone."""
         values = {_field(HtpGraphConfig, key): value for key, value in options.items()}
-        named = tuple(validated(HtpGraphConfig, {**values, "name": name}) for name in names)
-        return self.model_copy(update={"graphs": _merged(self.graphs, named)})
+        entries = tuple(validated(HtpGraphConfig, {**values, "name": name}) for name in names)
+        return self.model_copy(update={"graphs": _merged(self.graphs, entries)})
 
     def graph(self, name: str) -> HtpGraphConfig:
         """Return the options of one graph."""
         entries = {entry.name: entry for entry in self.graphs}
-        merged = HtpGraphConfig(optimization_type=_DEFAULT_OPTIMIZATION)
+        options = HtpGraphConfig(optimization_type=_DEFAULT_OPTIMIZATION)
         for key in (None, name):
-            merged = entries[key].with_defaults_from(merged) if key in entries else merged
-        vtcm = merged.vtcm_size_in_mb or self.target.soc.vtcm_mb
-        return merged.model_copy(update={"name": name, "vtcm_size_in_mb": vtcm})
+            options = entries[key].with_defaults_from(options) if key in entries else options
+        vtcm = options.vtcm_size_in_mb or self.target.soc.vtcm_mb
+        return options.model_copy(update={"name": name, "vtcm_size_in_mb": vtcm})
 
     def compiled_part(self) -> "CompileConfig":
         """Return the options that affect the binary; other changes need no compiling."""
@@ -263,8 +254,7 @@ class CompileConfig(BaseModel):
                 group = self.group_context or HtpGroupContextConfig()
                 update = {"group_context": _set(group, key, value)}
             case _:
-                known = HtpConfigHelper.list_config_options()
-                raise UnknownOptionError(key, known)
+                raise UnknownOptionError(key, HtpConfigHelper.list_config_options())
         return self.model_copy(update=update)
 
 
@@ -288,7 +278,7 @@ def _set(config: _Config, key: str, value: object) -> _Config:
 def _field(kind: type[HtpOptions], key: str) -> str:
     """Return the field that a dotted key names, in either spelling."""
     section, _, name = key.rpartition(".")
-    fields = {field.validation_alias: known for known, field in kind.model_fields.items()}
+    fields = {field.validation_alias: name_here for name_here, field in kind.model_fields.items()}
     name = fields.get(name, name)
     if section != kind.SECTION or name not in kind.model_fields or name == "name":
         raise UnknownOptionError(key, kind.known_options())
@@ -302,10 +292,10 @@ def _overridden(base: _Config, over: _Config) -> _Config:
 
 def _check_device(device: HtpDeviceConfig, target: Target) -> None:
     soc = target.soc
-    for name, given, real in (
+    for name, stated, own in (
         ("soc_model", device.soc_model, soc.soc_model),
         ("dsp_arch", device.dsp_arch, soc.dsp_arch),
     ):
-        if given is not None and given != real:
-            reason = f"it is {given}, and the target {target} has {real}; set the target instead"
+        if stated is not None and stated != own:
+            reason = f"it is {stated}, and the target {target} has {own}; set the target instead"
             raise InvalidOptionError(f"devices.{name}", reason, ())

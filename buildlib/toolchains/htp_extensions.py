@@ -249,11 +249,11 @@ def _is_array(value: object) -> TypeGuard[Sequence[Any]]:
 
 def _entries(graphs: Sequence[HtpGraphConfig]) -> list[dict[str, Any]]:
     entries = []
-    for is_named, run in groupby(graphs, lambda graph: graph.name is not None):
+    for is_named, neighbours in groupby(graphs, lambda graph: graph.name is not None):
         if not is_named:
-            entries += [graph.as_extension() for graph in run]
+            entries += [graph.as_extension() for graph in neighbours]
             continue
-        for shared, group in groupby(run, HtpGraphConfig.as_extension):
+        for shared, group in groupby(neighbours, HtpGraphConfig.as_extension):
             entries.append({"graph_names": [graph.name for graph in group], **shared})
     return entries
 

@@ -18,7 +18,6 @@ def open_toolchain(
     """Return a toolchain: the compiler of PyPI's wheel, or that of an unpacked QAIRT SDK.
 
     Args:
-        name: `pypi` or `qairt`.
         sdk: folder of the SDK; by default of `QAIRT_SDK_ROOT` or `QNN_SDK_ROOT`, else the newest
             that is installed.
         log_dir: keeps the log of every step.

@@ -1,7 +1,7 @@
 """Stand-ins for operations of op packages, which no DLC can hold.
 
 The backend that writes DLCs (`libQnnIr.so`) takes no op package. So an operation goes into the DLC
-as an operator of one input and one output of the same shape, whose node says what it stands for.
+as an operator of one input and one output of the same shape; its node has the operation's name.
 When the graph is composed, where the packages are registered, the node becomes the operation.
 """
 
@@ -19,9 +19,6 @@ def put_stand_ins(path: Path) -> bytes | None:
     """Return a model with stand-ins for the nodes that are calls of its functions; None for none.
 
     External weights stay where they are, relative to the working folder.
-
-    Raises:
-        RefusedError: a node takes or gives more than one tensor, or has attributes.
     """
     import onnx
 

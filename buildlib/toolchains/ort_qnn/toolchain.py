@@ -10,7 +10,7 @@ import re
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,17 +50,17 @@ _UNSUPPORTED = re.compile(r"Unsupported nodes in QNN EP: (.*)")
 _NODE = re.compile(r"\{ name: (.*?), type: (\S+) \}")
 _MAX_LOG_BYTES = 64 * 1024 * 1024
 _MAX_KINDS = 5
-
-
-@dataclass(frozen=True, slots=True)
-class StepTimeouts:
-    """Seconds that each step may take before it counts as hung."""
-
-    convert_s: float = 1800.0
-    compile_s: float = 7200.0
-    inspect_s: float = 60.0
-    execute_s: float = 600.0
-    versions_s: float = 60.0
+_TIMEOUTS_S = {
+    "convert": 1800.0,
+    "compile": 7200.0,
+    "operation": 7200.0,
+    "inspect": 60.0,
+    "op_package": 60.0,
+    "versions": 60.0,
+    "execute": 600.0,
+    "profile": 600.0,
+}
+"""Seconds that each step may take before it counts as hung."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,6 @@ class OrtQnnToolchain:
     """
 
     log_dir: Path | None = None
-    timeouts: StepTimeouts = field(default_factory=StepTimeouts)
 
     @property
     def name(self) -> str:
@@ -89,7 +88,7 @@ class OrtQnnToolchain:
             "toolchain": TOOLCHAIN,
             "onnxruntime": version("onnxruntime"),
             "onnxruntime_qnn": libraries.version,
-            **_reported_versions(libraries, self.timeouts.versions_s, self.log_dir),
+            **_reported_versions(libraries, self.log_dir),
         }
 
     def check(self, config: CompileConfig) -> None:
@@ -106,13 +105,13 @@ class OrtQnnToolchain:
                 target.soc.htp_arch,
             )
             try:
-                name = self._run("convert", onnx, request, self.timeouts.convert_s)
+                name = self._run("convert", onnx, request)
             except ToolchainError as error:
                 raise diagnose(error) from error
-            written = Path(scratch) / str(name)
-            written.chmod(0o644)
-            sync_file(written)
-            written.replace(dlc)
+            scratch_dlc = Path(scratch) / str(name)
+            scratch_dlc.chmod(0o644)
+            sync_file(scratch_dlc)
+            scratch_dlc.replace(dlc)
 
     def compile(
         self,
@@ -129,13 +128,13 @@ class OrtQnnToolchain:
         self.check(config)
         with atomic_path(binary.absolute()) as unfinished:
             request = _compile_request(dlcs, unfinished, config, op_packages, ports or {})
-            self._run("compile", binary, request, self.timeouts.compile_s)
+            self._run("compile", binary, request)
 
     def inspect(self, binary: Path) -> BinaryInfo:
         """Describe a context binary."""
         request = InspectRequest(binary.absolute())
         try:
-            described = self._run("inspect", binary, request, self.timeouts.inspect_s)
+            described = self._run("inspect", binary, request)
             return TypeAdapter(BinaryInfo).validate_python(described)
         except ToolchainTimeoutError:
             raise
@@ -161,10 +160,9 @@ class OrtQnnToolchain:
 
         Args:
             binary: built for an emulator target.
-            graph: its name.
             inputs: arrays as stored: integers of quantized tensors.
             soc_model: model of the emulated SoC; by default the library's choice.
-            op_packages: those for this host whose operations the graph has.
+            op_packages: those for this host, with operations of the graph.
 
         Raises:
             ToolchainMissingError: the wheel is not usable here.
@@ -177,7 +175,7 @@ class OrtQnnToolchain:
             request = ExecuteRequest(
                 binary.absolute(), graph, inputs_file, outputs_file, soc_model, packages
             )
-            self._run("execute", binary, request, self.timeouts.execute_s)
+            self._run("execute", binary, request)
             with np.load(outputs_file, allow_pickle=False) as outputs:
                 return dict(outputs)
 
@@ -194,22 +192,17 @@ class OrtQnnToolchain:
 
         The cycles are the host's, and other work on it makes them more: the least of several
         repetitions is taken. They say nothing about a DSP.
-
-        Raises:
-            ToolchainMissingError: the wheel is not usable here.
-            ToolchainError: the emulator refuses the binary, or died.
         """
         request = ProfileRequest(
             binary.absolute(), tuple(graphs), soc_model, repetitions, tuple(op_packages)
         )
-        timeout_s = self.timeouts.execute_s * max(1, repetitions) * max(1, len(graphs))
-        answer = self._run("profile", binary, request, timeout_s)
+        answer = self._run("profile", binary, request, max(1, repetitions) * max(1, len(graphs)))
         return TypeAdapter(dict[str, tuple[tuple[str, int], ...]]).validate_python(answer)
 
     def op_package(self, package: OpPackageLibrary) -> tuple[str, ...]:
         """Return the operations that an op package for this host adds, e.g. `my.package::Scale`."""
         request = OpPackageRequest(package)
-        return tuple(self._run("op_package", package.library, request, self.timeouts.inspect_s))
+        return tuple(self._run("op_package", package.library, request))
 
     def compile_operation(
         self,
@@ -223,33 +216,25 @@ class OrtQnnToolchain:
         """Compile a graph of one operation of an op package, which is named after the operation.
 
         Args:
-            package: for this host.
             operation: as `op_package` names it.
             inputs: of the node and of the graph.
-            outputs: of both.
-            binary: the context binary to write.
             soc_model: model of the SoC to compile for.
-
-        Raises:
-            ToolchainMissingError: the wheel is not usable here.
-            ToolchainError: the package or its operation is refused, or ended the process.
         """
         with atomic_path(binary.absolute()) as unfinished:
             request = OperationRequest(
                 package, operation, tuple(inputs), tuple(outputs), unfinished, soc_model
             )
-            self._run("operation", package.library, request, self.timeouts.compile_s)
+            self._run("operation", package.library, request)
 
-    def _run(self, command: str, subject: Path, request: object, timeout_s: float) -> Any:  # noqa: ANN401 - JSON
-        libraries = find_libraries()
-        step = Step(_WORKER, command, subject, timeout_s, libraries.search_path)
+    def _run(self, command: str, subject: Path, request: object, times: int = 1) -> Any:  # noqa: ANN401 - JSON
+        timeout_s = times * _TIMEOUTS_S[command]
+        step = Step(_WORKER, command, subject, timeout_s, find_libraries().search_path)
         return run_step(step, pickle.dumps(request), self.log_dir)
 
 
 @functools.cache  # every build asks, and the libraries of a process stay the same
-def _reported_versions(
-    libraries: WheelLibraries, timeout_s: float, log_dir: Path | None
-) -> dict[str, str]:
+def _reported_versions(libraries: WheelLibraries, log_dir: Path | None) -> dict[str, str]:
+    timeout_s = _TIMEOUTS_S["versions"]
     step = Step(_WORKER, "versions", libraries.folder, timeout_s, libraries.search_path)
     return TypeAdapter(dict[str, str]).validate_python(run_step(step, b"", log_dir))
 
@@ -306,7 +291,7 @@ def check_options(config: CompileConfig) -> None:
 
 
 def check_target(config: CompileConfig) -> None:
-    """Raise on the first option that the target cannot have, whatever compiles for it."""
+    """Raise on the first option that the target cannot have, by any compiler."""
     _check_context(config)
     for graph in config.graphs:
         _check_graph(config, graph)
@@ -349,7 +334,7 @@ def unsupported_nodes(log: Path) -> tuple[tuple[str, str], ...]:
     except OSError:
         return ()
     lists = _UNSUPPORTED.findall(text)
-    return tuple(dict.fromkeys(node for found in lists for node in _NODE.findall(found)))
+    return tuple(dict.fromkeys(node for nodes in lists for node in _NODE.findall(nodes)))
 
 
 def _summary(nodes: Sequence[tuple[str, str]]) -> str:

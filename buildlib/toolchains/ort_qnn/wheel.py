@@ -76,13 +76,13 @@ def find_libraries() -> WheelLibraries:
             TOOLCHAIN, f"{DISTRIBUTION} is not installed; pip install qnnfarm"
         )
     folder = Path(next(iter(spec.submodule_search_locations))).resolve()
-    missing = [
+    absent = [
         name for name in (*_COMPILER, *_RUNTIME, _EXTENSIONS) if not (folder / name).is_file()
     ]
     support = folder.parent / f"{_PACKAGE}.libs"
     if not support.is_dir():
-        missing.append(support.name)
-    if missing:
-        reason = f"{folder} lacks {', '.join(dict.fromkeys(missing))}; reinstall {DISTRIBUTION}"
+        absent.append(support.name)
+    if absent:
+        reason = f"{folder} lacks {', '.join(dict.fromkeys(absent))}; reinstall {DISTRIBUTION}"
         raise ToolchainMissingError(TOOLCHAIN, reason)
     return WheelLibraries(folder, support, importlib.metadata.version(DISTRIBUTION))

@@ -33,10 +33,8 @@ if TYPE_CHECKING:
 _PROVIDER = "QNNExecutionProvider"
 
 
-def write_dlc(
-    libraries: WheelLibraries, onnx: Path, folder: Path, *, soc_model: int, htp_arch: int
-) -> Path:
-    """Write the DLC of a QDQ model into an empty folder and return its path.
+def write_dlc(libraries: WheelLibraries, request: "ConvertRequest") -> Path:
+    """Write the DLC of a QDQ model and return its path.
 
     ONNX Runtime names the graph by a hash of the model's path as given, so the model is opened by
     its bare name from its own folder: the DLC then does not depend on the location.
@@ -57,41 +55,29 @@ def write_dlc(
         [device],
         {
             "backend_path": str(libraries.htp),
-            "soc_model": str(soc_model),
-            "htp_arch": str(htp_arch),
+            "soc_model": str(request.soc_model),
+            "htp_arch": str(request.htp_arch),
             "offload_graph_io_quantization": "0",
             "dump_qnn_ir_dlc": "1",
-            "dump_qnn_ir_dlc_dir": str(folder),
+            "dump_qnn_ir_dlc_dir": str(request.folder),
             "qnn_ir_backend_path": str(libraries.ir),
         },
     )
-    os.chdir(onnx.parent)
+    os.chdir(request.onnx.parent)
     try:
-        ort.InferenceSession(put_stand_ins(onnx) or onnx.name, options)
+        ort.InferenceSession(put_stand_ins(request.onnx) or request.onnx.name, options)
     except Exception as error:
-        raise RefusedError(_reason(error)) from error
-    written = sorted(folder.glob("*.dlc"))
-    if len(written) != 1:
-        raise RefusedError(f"ONNX Runtime cut the model into {len(written)} graphs instead of one")
-    return written[0]
-
-
-def _reason(error: Exception) -> str:
-    """Return ONNX Runtime's message without its source positions."""
-    return one_line(str(error), 500)
+        raise RefusedError(one_line(str(error), 500)) from error
+    dlcs = sorted(request.folder.glob("*.dlc"))
+    if len(dlcs) != 1:
+        raise RefusedError(f"ONNX Runtime cut the model into {len(dlcs)} graphs instead of one")
+    return dlcs[0]
 
 
 def convert(body: bytes) -> object:
     """Convert ONNX to a DLC."""
     request: ConvertRequest = pickle.loads(body)  # noqa: S301 - of the parent
-    written = write_dlc(
-        find_libraries(),
-        request.onnx,
-        request.folder,
-        soc_model=request.soc_model,
-        htp_arch=request.htp_arch,
-    )
-    return written.name
+    return write_dlc(find_libraries(), request).name
 
 
 def compile_(body: bytes) -> object:

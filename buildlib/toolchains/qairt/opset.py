@@ -1,8 +1,8 @@
 """ONNX in an opset that the SDK's converter reads.
 
 "Qairt Converter" (docs.qualcomm.com 80-63442-2, revision BL) has opset 21 as the last, later
-documents 22 and 24. The graphs here are of 23, for RMSNormalization alone: written out, it is what
-exports of older opsets have, and what converters are documented to infer QNN's operation from.
+documents 22 and 24. The graphs here are of 23, for RMSNormalization alone: written out, it has the
+form of exports of older opsets, from which converters are documented to infer QNN's operation.
 """
 
 import tempfile
@@ -76,10 +76,10 @@ def _check(path: Path, node: "onnx.NodeProto") -> None:
         reason = f"{node.domain}::{node.op_type} is no operator of ONNX: build with pypi"
         raise InputFileError(str(path), reason)
     try:
-        known = defs.get_schema(node.op_type, OPSET).attributes
+        attributes = defs.get_schema(node.op_type, OPSET).attributes
     except defs.SchemaError as error:
         reason = f"opset {OPSET}, which the SDK reads, has no {node.op_type}"
         raise InputFileError(str(path), reason) from error
-    if more := [one.name for one in node.attribute if one.name not in known]:
+    if more := [one.name for one in node.attribute if one.name not in attributes]:
         reason = f"{node.op_type} has no {', '.join(more)} in opset {OPSET}, which the SDK reads"
         raise InputFileError(str(path), reason)

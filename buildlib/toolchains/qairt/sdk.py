@@ -1,4 +1,4 @@
-"""An unpacked QAIRT SDK: where it is, what it holds, and which release it is.
+"""An unpacked QAIRT SDK: its folder, its files, and its release.
 
 Sources, all public: the layout and the variable from "Linux setup" (docs.qualcomm.com 80-63442-10)
 and ExecuTorch's `backends/qualcomm/README.md`; the programs from "Tools" (80-63442-2, 80-63442-10);
@@ -71,9 +71,9 @@ class QairtSdk:
         if not folder.is_dir():
             raise ToolchainMissingError(TOOLCHAIN, f"{folder} is no folder; {WHERE}")
         sdk = cls(folder.resolve(), _version(folder.resolve()))
-        if missing := sdk.missing():
-            more = f" and {len(missing) - 2} more files" if len(missing) > 2 else ""
-            lacks = f"{folder} lacks {', '.join(missing[:2])}{more}"
+        if absent := sdk.missing():
+            more = f" and {len(absent) - 2} more files" if len(absent) > 2 else ""
+            lacks = f"{folder} lacks {', '.join(absent[:2])}{more}"
             raise ToolchainMissingError(TOOLCHAIN, f"{lacks}; unpack the SDK again")
         if not sdk.version:
             reason = f"{folder} has no sdk.yaml with a version, and its name is none"
@@ -125,11 +125,11 @@ class QairtSdk:
 
 def sdk_root(environment: Mapping[str, str] = os.environ) -> Path | None:
     """Return the folder of the SDK: of a variable, else the newest that is installed, if any."""
-    named = next((environment[name] for name in ROOT_VARIABLES if environment.get(name)), None)
-    if named is not None:
-        return Path(named)
-    installed = INSTALL_FOLDER.iterdir() if INSTALL_FOLDER.is_dir() else ()
-    versions = [path for path in installed if _VERSION.fullmatch(path.name) and path.is_dir()]
+    root = next((environment[name] for name in ROOT_VARIABLES if environment.get(name)), None)
+    if root is not None:
+        return Path(root)
+    folders = INSTALL_FOLDER.iterdir() if INSTALL_FOLDER.is_dir() else ()
+    versions = [path for path in folders if _VERSION.fullmatch(path.name) and path.is_dir()]
     return max(versions, key=lambda path: [int(n) for n in path.name.split(".")], default=None)
 
 
@@ -137,8 +137,8 @@ def _version(root: Path) -> str:
     """Return the version in `sdk.yaml`, else that of the folder's name, else nothing."""
     try:
         with (root / "sdk.yaml").open(encoding="utf-8", errors="replace") as file:
-            found = _YAML_VERSION.search(file.read(_MAX_YAML_BYTES))
+            match = _YAML_VERSION.search(file.read(_MAX_YAML_BYTES))
     except OSError:
-        found = None
-    version = found[1] if found else root.name
+        match = None
+    version = match[1] if match else root.name
     return version if _VERSION.fullmatch(version) else ""

@@ -5,7 +5,7 @@ Sources of the command lines, all public: "Tools" and "Qairt Converter" (docs.qu
 github.com/quic/aimet) for the three steps, quantizer and `qnn-context-binary-generator`;
 ai-hub-apps, `tutorials/llm_on_genie`, for the backend extensions; ExecuTorch's
 `examples/qualcomm/README.md` for `qnn-context-binary-utility`. No machine of the project has the
-SDK: `qnnfarm conformance` is what proves this module, on one that has.
+SDK: `qnnfarm conformance` proves this module, on one that has.
 """
 
 import json
@@ -14,7 +14,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,9 @@ from buildlib.toolchains.qairt.sdk import (
 _GRAPH_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _CONVERTS_QDQ = (2, 35)
 """From the first release on whose documents convert QDQ in a single step; older ones quantize."""
+_HELP_TIMEOUT_S = 120.0
+_TIMEOUTS_S = {CONVERTER: 7200.0, QUANTIZER: 7200.0, GENERATOR: 14400.0, UTILITY: 600.0}
+"""Seconds that each program may take before it counts as hung."""
 _NO_OP_PACKAGES = (
     "the SDK's converter wants its own description of them (--op_package_config), which is not "
     "written here; build with `--toolchain pypi`"
@@ -47,16 +50,6 @@ _NO_PORTS = (
     "the SDK's converter chooses the order of a graph's inputs and outputs, and this contract has "
     "its own; build with `--toolchain pypi`"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class ProgramTimeouts:
-    """Seconds that each program may take before it counts as hung."""
-
-    help_s: float = 120.0
-    convert_s: float = 7200.0
-    compile_s: float = 14400.0
-    inspect_s: float = 600.0
 
 
 @dataclass(frozen=True)
@@ -72,7 +65,6 @@ class QairtToolchain:
 
     sdk: QairtSdk
     log_dir: Path | None = None
-    timeouts: ProgramTimeouts = field(default_factory=ProgramTimeouts)
 
     @property
     def name(self) -> str:
@@ -99,16 +91,16 @@ class QairtToolchain:
             reason = "its stem becomes the name of its graph, and may have letters, digits and _"
             raise InputFileError(str(dlc), reason)
         with lowered_opset(onnx.absolute()) as lowered, _scratch(dlc) as scratch:
-            written, backend = scratch / dlc.name, ("HTP", "--target_soc_model", target.soc.name)
-            arguments = ["--input_network", str(lowered), "--output_path", str(written)]
+            new_dlc, backend = scratch / dlc.name, ("HTP", "--target_soc_model", target.soc.name)
+            arguments = ["--input_network", str(lowered), "--output_path", str(new_dlc)]
             arguments += ["--preserve_io_datatype", "--target_backend", *backend]
-            self._run(CONVERTER, dlc, written, arguments)
+            self._run(CONVERTER, dlc, new_dlc, arguments)
             if self.sdk.release < _CONVERTS_QDQ:
-                converted = written.rename(scratch / f"converted-{dlc.name}")
-                arguments = ["--input_dlc", str(converted), "--output_dlc", str(written)]
-                self._run(QUANTIZER, dlc, written, [*arguments, "--float_fallback"])
-            sync_file(written)
-            written.replace(dlc)
+                converted = new_dlc.rename(scratch / f"converted-{dlc.name}")
+                arguments = ["--input_dlc", str(converted), "--output_dlc", str(new_dlc)]
+                self._run(QUANTIZER, dlc, new_dlc, [*arguments, "--float_fallback"])
+            sync_file(new_dlc)
+            new_dlc.replace(dlc)
 
     def op_package(self, package: OpPackageLibrary) -> tuple[str, ...]:
         """Refuse: graphs with operations of op packages are not converted."""
@@ -145,29 +137,28 @@ class QairtToolchain:
             arguments += ["--dlc_path", ",".join(dlc.name for dlc in dlcs)]
             arguments += ["--output_dir", str(outputs), "--binary_file", "context"]
             arguments += ["--config_file", str(self._write_config(config, stems, scratch))]
-            written = outputs / "context.bin"
+            result = outputs / "context.bin"
             self._run(
-                GENERATOR, binary, written, arguments, lambda: self._fault(written, config, stems)
+                GENERATOR,
+                binary,
+                result,
+                arguments,
+                lambda: self._fault(result, config, stems),
             )
-            written.replace(unfinished)
+            result.replace(unfinished)
 
     def inspect(self, binary: Path) -> BinaryInfo:
         """Describe a context binary, by PyPI's reader."""
         return OrtQnnToolchain(self.log_dir).inspect(binary)
 
     def description(self, binary: Path) -> Mapping[str, Any]:
-        """Return the description of a context binary by the SDK's `qnn-context-binary-utility`.
-
-        Raises:
-            InputFileError: it writes none.
-            ToolchainError: it refuses the binary.
-        """
+        """Return the description of a context binary by the SDK's `qnn-context-binary-utility`."""
         with tempfile.TemporaryDirectory(prefix="qnnfarm-describe-") as folder:
-            written = Path(folder) / "binary.json"
-            arguments = ["--context_binary", str(binary.absolute()), "--json_file", str(written)]
-            self._run(UTILITY, binary, written, arguments)
+            json_file = Path(folder) / "binary.json"
+            arguments = ["--context_binary", str(binary.absolute()), "--json_file", str(json_file)]
+            self._run(UTILITY, binary, json_file, arguments)
             try:
-                described = json.loads(written.read_bytes())
+                described = json.loads(json_file.read_bytes())
             except (OSError, ValueError) as error:
                 raise InputFileError(str(binary), f"{UTILITY} wrote no JSON of it") from error
         if not isinstance(described, dict):
@@ -191,36 +182,32 @@ class QairtToolchain:
         inner, outer = folder / "extensions.json", folder / "config.json"
         inner.write_text(json.dumps(extensions, indent=2), encoding="utf-8")
         library = str(self.sdk.library("libQnnHtpNetRunExtensions.so"))
-        named = {"shared_library_path": library, "config_file_path": str(inner)}
-        outer.write_text(json.dumps({"backend_extensions": named}, indent=2), encoding="utf-8")
+        values = {"shared_library_path": library, "config_file_path": str(inner)}
+        outer.write_text(json.dumps({"backend_extensions": values}, indent=2), encoding="utf-8")
         return outer
 
-    def _fault(self, written: Path, config: CompileConfig, names: Sequence[str]) -> str:
-        """Return what is wrong with a context binary; empty if it is what was asked for."""
+    def _fault(self, path: Path, config: CompileConfig, names: Sequence[str]) -> str:
+        """Return the fault of a context binary; empty if it is as `config` says."""
         try:
-            info = self.inspect(written)
+            info = self.inspect(path)
         except InputFileError as error:
             return f"what release {self.sdk.version} wrote is not read here: {error.reason}"
-        made = sorted(graph.name for graph in info.graphs)
-        if made != sorted(names):
-            return f"its graphs are {', '.join(made)}, and not {', '.join(sorted(names))}"
+        graph_names = sorted(graph.name for graph in info.graphs)
+        if graph_names != sorted(names):
+            return f"its graphs are {', '.join(graph_names)}, and not {', '.join(sorted(names))}"
         if info.soc_model != config.target.soc.soc_model:
             return f"it is for soc_model {info.soc_model}, and not {config.target.soc.soc_model}"
         for graph in info.graphs:
-            asked = config.graph(graph.name).vtcm_size_in_mb
-            if graph.vtcm_mb != asked:
-                return f"{graph.name} has {graph.vtcm_mb} MiB of VTCM, and not {asked}"
+            vtcm_mb = config.graph(graph.name).vtcm_size_in_mb
+            if graph.vtcm_mb != vtcm_mb:
+                return f"{graph.name} has {graph.vtcm_mb} MiB of VTCM, and not {vtcm_mb}"
         return ""
 
     def help(self, name: str) -> str:
-        """Return what a program says to `--help`, which proves that it starts here.
-
-        Raises:
-            ToolchainError: it does not start, such as under a Python without its packages.
-        """
+        """Return the `--help` of a program, which proves that it starts here."""
         with tempfile.TemporaryDirectory(prefix="qnnfarm-help-") as folder:
-            path, timeout_s = Path(folder), self.timeouts.help_s
-            call = self._program(name, self.sdk.program(name), path, ("--help",), timeout_s)
+            path = Path(folder)
+            call = self._program(name, self.sdk.program(name), path, ("--help",), _HELP_TIMEOUT_S)
             return run_program(call, path).read_text(encoding="utf-8", errors="replace")
 
     def _run(
@@ -232,9 +219,7 @@ class QairtToolchain:
         find_fault: Callable[[], str] | None = None,
     ) -> None:
         """Run a program, which must make a file without a fault, and keep its log."""
-        timeouts = {GENERATOR: self.timeouts.compile_s, UTILITY: self.timeouts.inspect_s}
-        timeout_s = timeouts.get(name, self.timeouts.convert_s)
-        program = self._program(name, subject, made.parent, arguments, timeout_s)
+        program = self._program(name, subject, made.parent, arguments, _TIMEOUTS_S[name])
         log = run_program(program, self.log_dir)
         fault = f"it ended well and did not write {made.name}"
         if made.is_file():
@@ -256,7 +241,7 @@ class QairtToolchain:
 
 @contextmanager
 def _scratch(output: Path) -> Iterator[Path]:
-    """Make a folder beside an output, so that what is written there can be renamed into place."""
+    """Make a folder beside an output, so that its files can be renamed into place."""
     with tempfile.TemporaryDirectory(
         prefix=f".{output.name}.", dir=output.absolute().parent
     ) as name:

@@ -108,18 +108,14 @@ class FunctionTable:
     """A table of function pointers and a way to call them.
 
     Args:
-        interface: the structure whose `fn` field is the table. It must outlive this object.
+        interface: a structure with the table as its field `fn`. It must outlive this object.
     """
 
     def __init__(self, interface: Any) -> None:  # noqa: ANN401 - made at run time, see below
         self.interface = interface
 
     def call(self, function: BackendFunction | SystemFunction, *arguments: Any) -> None:  # noqa: ANN401
-        """Call a function with ctypes values, each in its own type.
-
-        Raises:
-            QnnCallError: it returned an error.
-        """
+        """Call a function with ctypes values, each in its own type."""
         code = self.function(function, *(type(a) for a in arguments))(*arguments)
         if code:
             raise QnnCallError(function.name, code)
@@ -134,7 +130,7 @@ def load_backend(library: Path, *, whole: bool = True) -> FunctionTable:
 
     Args:
         whole: know the length of its table, so that it can be passed by value; without it any
-            version 2 of the core API serves, whose tables begin alike.
+            version 2 of the core API serves: their tables begin alike.
     """
     address = _first_provider(library, "QnnInterface_getProviders")
     header = BackendInterfaceHeader.from_address(address)
@@ -143,9 +139,9 @@ def load_backend(library: Path, *, whole: bool = True) -> FunctionTable:
     if not whole and header.core_api.major == CORE_API_MAJOR:
         entries = max(BackendFunction) + 1
     if entries is None:
-        known = ", ".join(f"{major}.{minor}" for major, minor in BACKEND_TABLE_ENTRIES)
+        versions = ", ".join(f"{major}.{minor}" for major, minor in BACKEND_TABLE_ENTRIES)
         raise RefusedError(
-            f"{library.name} has QNN core API {header.core_api}, this project knows {known}"
+            f"{library.name} has QNN core API {header.core_api}, this project knows {versions}"
         )
     return FunctionTable(_interface_type(BackendInterfaceHeader, entries).from_address(address))
 
@@ -155,8 +151,10 @@ def load_system(library: Path) -> FunctionTable:
     address = _first_provider(library, "QnnSystemInterface_getProviders")
     api: QnnVersion = SystemInterfaceHeader.from_address(address).api
     if api.major != SYSTEM_API_MAJOR or api.minor not in SYSTEM_API_MINORS:
-        known = f"{SYSTEM_API_MAJOR}.{SYSTEM_API_MINORS[0]} to .{SYSTEM_API_MINORS[-1]}"
-        raise RefusedError(f"{library.name} has QNN system API {api}, this project knows {known}")
+        range_text = f"{SYSTEM_API_MAJOR}.{SYSTEM_API_MINORS[0]} to .{SYSTEM_API_MINORS[-1]}"
+        raise RefusedError(
+            f"{library.name} has QNN system API {api}, this project knows {range_text}"
+        )
     entries = max(SystemFunction) + 1
     return FunctionTable(_interface_type(SystemInterfaceHeader, entries).from_address(address))
 
@@ -182,11 +180,7 @@ def _interface_type(header: type[c.Structure], entries: int) -> type[c.Structure
 
 
 def raw_binary_info(system: FunctionTable, binary: Binary) -> tuple[BinaryInfoV3, c.c_void_p]:
-    """Return the library's own structure, and the handle that owns it.
-
-    Raises:
-        RefusedError: the bytes are not a context binary, or one of an unknown format.
-    """
+    """Return the library's own structure, and the handle that owns it."""
     handle, info, size = c.c_void_p(), c.c_void_p(), c.c_uint64()
     system.call(SystemFunction.CONTEXT_CREATE, c.pointer(handle))
     try:
@@ -260,7 +254,7 @@ class HtpBackend:
         """Make the operations of an op package known to the backend, before it has contexts.
 
         Args:
-            target: what the kernels of this library run on: `CPU`, or `HTP` for those on a DSP.
+            target: of the kernels of this library: `CPU`, or `HTP` for those on a DSP.
         """
         try:
             self.qnn.call(
@@ -289,10 +283,10 @@ class HtpBackend:
         return (build.value or b"").decode(errors="replace")
 
     def _created(self, function: BackendFunction, *arguments: Any) -> c.c_void_p:  # noqa: ANN401
-        """Call a function whose last parameter receives a new handle."""
+        """Call a function with a last parameter that receives a new handle."""
         handle = c.c_void_p()
-        given = (c.c_void_p(None) if a is None else a for a in arguments)
-        self.qnn.call(function, *given, c.pointer(handle))
+        values = (c.c_void_p(None) if a is None else a for a in arguments)
+        self.qnn.call(function, *values, c.pointer(handle))
         return handle
 
 
@@ -369,7 +363,7 @@ class HtpSession(HtpBackend):
         )  # fmt: skip
 
     def node_cycles(self, run: Callable[[c.c_void_p], object]) -> list[tuple[str, int]]:
-        """Return the cycles of each node, by its name, in what `run` executes with a profile."""
+        """Return the cycles of each node, by its name, while `run` executes with a profile."""
         profile = self._created(
             BackendFunction.PROFILE_CREATE, self.backend, c.c_uint32(PROFILE_DETAILED)
         )

@@ -40,14 +40,10 @@ def compose_binary(
     Args:
         session: where op packages are registered.
         system: reads the DLCs.
-        request: what to compile.
-        operations: of the op packages, whose stand-ins in the DLCs become them.
+        operations: of the op packages, in place of their stand-ins in the DLCs.
 
     Returns:
         Bytes of the binary.
-
-    Raises:
-        RefusedError: a DLC is not readable, holds more than one graph, or does not compile.
     """
     context = session.new_context(_context_configs(request))
     for graph in request.graphs:
@@ -192,10 +188,10 @@ class _GraphComposer:
 
     def _graph_tensor(self, graph: Any, tensor: Any) -> int:  # noqa: ANN401
         """Create a tensor, or give out the port of its name; called by the system library."""
-        known = self._port_ids.get(tensor.contents.name)
-        if known is None:
+        port_id = self._port_ids.get(tensor.contents.name)
+        if port_id is None:
             return int(self._create_tensor(graph, tensor))
-        tensor.contents.id = known
+        tensor.contents.id = port_id
         return 0
 
     def _graph_add_node(self, graph: Any, node: qnn_types.OperationConfig) -> int:  # noqa: ANN401
@@ -209,11 +205,7 @@ class _GraphComposer:
 
 
 def compile_operation(session: HtpSession, request: OperationRequest) -> int:
-    """Compile a graph of one node of an op package, write its binary, and return its size.
-
-    Raises:
-        RefusedError: the node or the graph is refused.
-    """
+    """Compile a graph of one node of an op package, write its binary, and return its size."""
     session.register_op_package(request.package.library, request.package.provider)
     context, graph = session.new_context(HtpConfigs()), c.c_void_p()
     package, _, operation = request.operation.rpartition("::")
@@ -267,20 +259,18 @@ def _new_tensor(info: TensorInfo, kind: int) -> qnn_types.QnnTensor:
 
 
 def _write_binary(qnn: FunctionTable, context: c.c_void_p, path: Path) -> int:
-    """Let the backend write into the mapped file: a large binary is never copied in memory.
-
-    The backend records the size that it is given, so the file gets the size that the backend tells.
-    """
-    size, written = c.c_uint64(), c.c_uint64()
+    """Let the backend write into the mapped file: a large binary is never copied in memory."""
+    # The backend records the size that it is given, so the file gets the size that it tells.
+    size, end = c.c_uint64(), c.c_uint64()
     qnn.call(BackendFunction.CONTEXT_GET_BINARY_SIZE, context, c.pointer(size))
     with path.open("w+b") as file:
         os.posix_fallocate(file.fileno(), 0, size.value)  # a full disk is an error, not a signal
-        with mmap.mmap(file.fileno(), size.value) as mapped:
-            address = c.addressof(c.c_char.from_buffer(mapped))
+        with mmap.mmap(file.fileno(), size.value) as memory:
+            address = c.addressof(c.c_char.from_buffer(memory))
             qnn.call(
                 BackendFunction.CONTEXT_GET_BINARY,
-                context, c.c_void_p(address), size, c.pointer(written),
+                context, c.c_void_p(address), size, c.pointer(end),
             )  # fmt: skip
-        file.truncate(written.value)
+        file.truncate(end.value)
         os.fsync(file.fileno())
-    return written.value
+    return end.value

@@ -24,8 +24,8 @@ class Contract(NamedTuple):
         new: replacement that turns the name of a past tensor into that of its new columns; None
             where names do not tell, but encodings and the order of outputs do.
         logits: output; all others are new columns, or inputs of later parts.
-        flow: one input and one output that hand values from each part to the next, whose names are
-            the same in all; empty where names tell.
+        flow: one input and one output that hand values from each part to the next, of the same
+            names in all; empty where names tell.
         keys_by_token: whether new columns of keys are rows, `[AR, head_dim]`.
     """
 
@@ -119,9 +119,9 @@ def find_contract(names: Iterable[str]) -> Contract:
     Raises:
         ValueError: none does.
     """
-    known = tuple(names)
+    inputs = tuple(names)
     for contract in CONTRACTS:
-        if contract.caches(known):
+        if contract.caches(inputs):
             return contract
-    listed = ", ".join(contract.name for contract in CONTRACTS)
-    raise ValueError(f"no input is a key/value cache by the names of {listed}")
+    contract_names = ", ".join(contract.name for contract in CONTRACTS)
+    raise ValueError(f"no input is a key/value cache by the names of {contract_names}")

@@ -20,7 +20,7 @@ def keep_to_one_cpu() -> None:
     """Keep this process to the CPU that it is on, before it starts threads.
 
     The emulator computes in one thread, while ten others wait in `sched_yield`: on a CPU of their
-    own they would be busy with that, and slow down what else runs on the host.
+    own they would be busy with that, and slow down other programs of the host.
     """
     with contextlib.suppress(OSError):
         os.sched_setaffinity(0, {c.CDLL(None).sched_getcpu()})
@@ -46,33 +46,25 @@ class EmulatedGraph:
         self._outputs = (qnn.QnnTensor * raw.output_count)(*raw.outputs[: raw.output_count])
 
     def run(self, inputs: Arrays) -> dict[str, npt.NDArray[np.generic]]:
-        """Run the graph once.
-
-        Raises:
-            RefusedError: an input is missing, of another shape or type, or the emulator fails.
-        """
+        """Run the graph once."""
         return self._run(inputs, None)
 
     def node_cycles(self) -> list[tuple[str, int]]:
-        """Run the graph once on real zeros, and return the emulator's cycles of each node.
-
-        Raises:
-            RefusedError: the emulator fails.
-        """
+        """Run the graph once on real zeros, and return the emulator's cycles of each node."""
         zeros = {tensor.name.decode(): _zeros(tensor) for tensor in self._inputs}
         return self._session.node_cycles(lambda profile: self._run(zeros, profile))
 
     def _run(
         self, inputs: Arrays, profile: c.c_void_p | None
     ) -> dict[str, npt.NDArray[np.generic]]:
-        held = [_bind(tensor, inputs) for tensor in self._inputs]
+        arrays = [_bind(tensor, inputs) for tensor in self._inputs]
         outputs = {}
         for tensor in self._outputs:
             array = np.empty(_shape(tensor), _dtype(tensor))
             _point(tensor, array)
             outputs[tensor.name.decode()] = array
         self._session.execute(self._graph, self._inputs, self._outputs, profile)
-        del held
+        del arrays
         return outputs
 
 
@@ -98,8 +90,8 @@ def _point(tensor: qnn.QnnTensor, array: npt.NDArray[np.generic]) -> None:
 
 def _zeros(tensor: qnn.QnnTensor) -> npt.NDArray[np.generic]:
     grid = tensor.quantize
-    scaled = (grid.definition, grid.encoding) == (qnn.ENCODING_DEFINED, qnn.ENCODING_SCALE_OFFSET)
-    return np.full(_shape(tensor), -grid.offset if scaled else 0, _dtype(tensor))
+    has_grid = (grid.definition, grid.encoding) == (qnn.ENCODING_DEFINED, qnn.ENCODING_SCALE_OFFSET)
+    return np.full(_shape(tensor), -grid.offset if has_grid else 0, _dtype(tensor))
 
 
 def _shape(tensor: qnn.QnnTensor) -> tuple[int, ...]:

@@ -104,7 +104,7 @@ class ProfileEvent(c.Structure):
 
 
 class QnnConfig(c.Structure):
-    """A device, context or graph configuration whose content is the backend's own."""
+    """A device, context or graph configuration with content of the backend's own."""
 
     _fields_ = (("option", c.c_uint32), ("custom", c.c_void_p), ("_rest", c.c_uint64 * 4))
 

@@ -11,15 +11,12 @@ import onnx
 import pytest
 from onnx import helper
 
-from buildlib.errors import (
-    InputFileError,
-    ToolchainError,
-    ToolchainTimeoutError,
-)
+from buildlib.errors import InputFileError, ToolchainError, ToolchainTimeoutError
 from buildlib.targets import parse_target
-from buildlib.toolchains.base import GraphPorts, ScaleOffset, Toolchain
+from buildlib.toolchains.base import GraphPorts, ScaleOffset, TensorInfo, Toolchain
 from buildlib.toolchains.compile_config import CompileConfig
-from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain, StepTimeouts
+from buildlib.toolchains.ort_qnn import toolchain as toolchain_module
+from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from buildlib.toolchains.requests import CompileRequest, GraphRequest
 from tests.buildlib.onnx_models import model_of
 
@@ -37,7 +34,7 @@ def test_versions_name_everything_that_compiles(toolchain: OrtQnnToolchain) -> N
 
 
 @pytest.mark.needs("libatomic1")
-@pytest.mark.parametrize("target", ["SM8550", "SM8750", "SM8850:emulator"])
+@pytest.mark.parametrize("target", ["SM8750", "SM8850:emulator"])
 def test_binary_says_what_it_was_compiled_for(
     target: str, binary_for: Callable[[str], Path], toolchain: OrtQnnToolchain
 ) -> None:
@@ -49,18 +46,10 @@ def test_binary_says_what_it_was_compiled_for(
     assert [graph.name for graph in info.graphs] == ["ar1_cl64_1_of_1", "ar32_cl64_1_of_1"]
     for graph in info.graphs:
         assert (graph.vtcm_mb, graph.optimization_level) == (soc.vtcm_mb, 3)
-
-
-@pytest.mark.needs("libatomic1")
-def test_inspect_reads_tensors_and_encodings(
-    binary_for: Callable[[str], Path], toolchain: OrtQnnToolchain
-) -> None:
-    graph = toolchain.inspect(binary_for("SM8750")).graph("ar32_cl64_1_of_1")
-    taken, given = graph.tensor("x"), graph.tensor("y")
-    assert (taken.shape, taken.dtype) == ((1, 32, 256), "uint16")
-    assert (given.shape, given.dtype) == ((1, 32, 512), "uint16")
-    assert taken.encoding == ScaleOffset(float(np.float32(1e-4)), -32768)
-    assert given.encoding == ScaleOffset(float(np.float32(1e-3)), -32768)
+    graph = info.graph("ar32_cl64_1_of_1")
+    for name, width, scale in (("x", 256, 1e-4), ("y", 512, 1e-3)):
+        encoding = ScaleOffset(float(np.float32(scale)), -32768)
+        assert graph.tensor(name) == TensorInfo(name, (1, 32, width), "uint16", encoding)
 
 
 @pytest.mark.needs("libatomic1")
@@ -88,28 +77,18 @@ def test_ports_stand_in_the_order_that_is_asked_for(
     config = CompileConfig.for_target(target)
     toolchain.compile([dlc], tmp_path / "plain.bin", config)
     [plain] = toolchain.inspect(tmp_path / "plain.bin").graphs
-    for order in (names[::-1], ["b", "d", "a", "c"]):
-        ports = GraphPorts(
-            tuple(plain.tensor(name) for name in order),
-            tuple(plain.tensor(f"{name}_out") for name in order),
-        )
-        binary = tmp_path / "ordered.bin"
-        toolchain.compile([dlc], binary, config, ports={dlc.stem: ports})
-        [graph_info] = toolchain.inspect(binary).graphs
-        assert (graph_info.inputs, graph_info.outputs) == (ports.inputs, ports.outputs)
+    order, binary = ["b", "d", "a", "c"], tmp_path / "ordered.bin"
+    ports = GraphPorts(
+        tuple(plain.tensor(name) for name in order),
+        tuple(plain.tensor(f"{name}_out") for name in order),
+    )
+    toolchain.compile([dlc], binary, config, ports={dlc.stem: ports})
+    [graph_info] = toolchain.inspect(binary).graphs
+    assert (graph_info.inputs, graph_info.outputs) == (ports.inputs, ports.outputs)
     inputs = {name: np.full(dims, 20_000 * number, np.uint16) for number, name in enumerate(names)}
     outputs = toolchain.execute(binary, dlc.stem, inputs)
     for name, values in inputs.items():
         np.testing.assert_array_equal(outputs[f"{name}_out"], np.maximum(values, 30000))
-
-
-@pytest.mark.needs("libatomic1")
-def test_shared_weights_make_the_phone_binary_smaller(
-    binary_for: Callable[[str], Path],
-) -> None:
-    shared, unshared = binary_for("SM8750"), binary_for("SM8750:emulator")
-    one_copy = 256 * 512
-    assert unshared.stat().st_size - shared.stat().st_size > one_copy * 0.9
 
 
 @pytest.mark.needs("libatomic1")
@@ -126,12 +105,15 @@ def test_emulator_computes_what_the_model_means(
 
 
 @pytest.mark.needs("libatomic1")
-def test_emulator_refuses_shared_weights(
+def test_shared_weights_make_the_phone_binary_smaller_and_no_emulator_runs_them(
     binary_for: Callable[[str], Path], toolchain: OrtQnnToolchain
 ) -> None:
+    shared, unshared = binary_for("SM8750"), binary_for("SM8750:emulator")
+    one_copy = 256 * 512
+    assert unshared.stat().st_size - shared.stat().st_size > one_copy * 0.9
     stored = np.zeros((1, 1, 256), np.uint16)
     with pytest.raises(ToolchainError) as caught:
-        toolchain.execute(binary_for("SM8750"), "ar1_cl64_1_of_1", {"x": stored})
+        toolchain.execute(shared, "ar1_cl64_1_of_1", {"x": stored})
     assert "Shared weights" in Path(caught.value.log_path).read_text()
 
 
@@ -173,19 +155,7 @@ def test_equal_models_give_equal_binaries_wherever_they_lie(
     assert (tmp_path / "again.bin").read_bytes() == binary_for("SM8750").read_bytes()
 
 
-@pytest.mark.needs("libatomic1")
-def test_effort_and_memory_reach_the_compiler(
-    dlcs: list[Path], toolchain: OrtQnnToolchain, tmp_path: Path
-) -> None:
-    config = CompileConfig.for_target(PHONE).with_options(
-        {"graphs.vtcm_size_in_mb": 2, "graphs.optimization_type": 1}
-    )
-    toolchain.compile(dlcs[:1], tmp_path / "small.bin", config)
-    (graph,) = toolchain.inspect(tmp_path / "small.bin").graphs
-    assert (graph.vtcm_mb, graph.optimization_level) == (2, 1)
-
-
-@pytest.mark.parametrize("damage", ["random", "truncated", "empty", "absent"])
+@pytest.mark.parametrize("damage", ["random", "truncated", "absent"])
 def test_damaged_dlc_is_an_error_and_leaves_nothing(
     damage: str, dlcs: list[Path], tmp_path: Path
 ) -> None:
@@ -193,7 +163,7 @@ def test_damaged_dlc_is_an_error_and_leaves_nothing(
     whole = dlcs[0].read_bytes()
     content = {"random": np.random.default_rng(3).bytes(5000), "truncated": whole[:9000]}
     if damage != "absent":
-        dlc.write_bytes(content.get(damage, b""))
+        dlc.write_bytes(content[damage])
     toolchain = OrtQnnToolchain(log_dir=tmp_path / "logs")
     with pytest.raises(ToolchainError) as caught:
         toolchain.compile([dlc], tmp_path / "out.bin", CompileConfig.for_target(PHONE))
@@ -202,12 +172,9 @@ def test_damaged_dlc_is_an_error_and_leaves_nothing(
 
 
 def test_graphs_need_names_of_their_own(toolchain: OrtQnnToolchain, tmp_path: Path) -> None:
+    dlcs = [tmp_path / folder / "x.dlc" for folder in "ab"]
     with pytest.raises(ValueError, match="stems"):
-        toolchain.compile(
-            [tmp_path / "a" / "x.dlc", tmp_path / "b" / "x.dlc"],
-            tmp_path / "out.bin",
-            CompileConfig.for_target(PHONE),
-        )
+        toolchain.compile(dlcs, tmp_path / "out.bin", CompileConfig.for_target(PHONE))
 
 
 @pytest.mark.parametrize("damage", ["random", "absent", "unsupported"])
@@ -230,7 +197,7 @@ def test_bad_model_is_an_error_and_leaves_nothing(
 
 
 @pytest.mark.needs("libatomic1")
-@pytest.mark.parametrize("damage", ["random", "truncated", "flipped", "empty", "absent"])
+@pytest.mark.parametrize("damage", ["random", "truncated", "flipped", "absent"])
 def test_damaged_binary_is_an_error(
     damage: str, binary_for: Callable[[str], Path], toolchain: OrtQnnToolchain, tmp_path: Path
 ) -> None:
@@ -240,13 +207,10 @@ def test_damaged_binary_is_an_error(
     if damage == "flipped":
         for place in random.integers(0, 512, 200):
             whole[place] ^= 0xFF
-    content = {
-        "random": random.bytes(5000),
-        "truncated": bytes(whole[:3000]),
-        "flipped": bytes(whole),
-    }
+    content: dict[str, bytes | bytearray]
+    content = {"random": random.bytes(5000), "truncated": whole[:3000], "flipped": whole}
     if damage != "absent":
-        bad.write_bytes(content.get(damage, b""))
+        bad.write_bytes(content[damage])
     with pytest.raises(InputFileError) as caught:
         toolchain.inspect(bad)
     assert "\n" not in str(caught.value)
@@ -255,10 +219,12 @@ def test_damaged_binary_is_an_error(
         assert "what can be read are containers, context binaries, DLCs" in str(caught.value)
 
 
-def test_a_step_that_takes_too_long_is_killed(models: dict[int, Path], tmp_path: Path) -> None:
-    hasty = OrtQnnToolchain(log_dir=tmp_path / "logs", timeouts=StepTimeouts(convert_s=0.05))
+def test_a_step_that_takes_too_long_is_killed(
+    models: dict[int, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(toolchain_module._TIMEOUTS_S, "convert", 0.05)
     with pytest.raises(ToolchainTimeoutError, match=r"no end after 0\.05 s"):
-        hasty.convert(models[1], tmp_path / "out.dlc", PHONE)
+        OrtQnnToolchain(tmp_path / "logs").convert(models[1], tmp_path / "out.dlc", PHONE)
     assert [p.name for p in tmp_path.iterdir()] == ["logs"]
 
 
@@ -337,5 +303,5 @@ def test_a_graph_that_does_not_compile_is_named(
         extended_udma=True,
     )
     with pytest.raises(ToolchainError, match=f"graph {dlcs[0].stem} does not compile"):
-        toolchain._run("compile", out, for_v81, 60)
+        toolchain._run("compile", out, for_v81)
     assert not out.exists()

@@ -48,13 +48,10 @@ def test_any_log_can_be_read(before: str, after: str) -> None:
     assert all(kind for _name, kind in nodes)
 
 
-def test_estimates_grow_with_what_is_compiled() -> None:
+def test_estimates_grow_with_what_is_compiled_and_come_near_what_was_measured() -> None:
+    """Embedding, one layer and head of Llama-3.2-1B: 849 MB, 6.9 GB at the peak."""
     one = compile_memory_bytes(1 << 30, 1, weight_sharing=True)
     both = compile_memory_bytes(1 << 30, 2, weight_sharing=True)
     assert one < both < compile_memory_bytes(1 << 30, 2, weight_sharing=False)
-
-
-def test_estimates_come_near_what_was_measured() -> None:
-    """Embedding, one layer and head of Llama-3.2-1B: 849 MB, 6.9 GB at the peak."""
     estimate = compile_memory_bytes(849 << 20, 2, weight_sharing=True)
     assert 6.9 < estimate / (1 << 30) < 8.5
