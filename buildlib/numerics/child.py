@@ -40,9 +40,7 @@ class ChildProcess(Closeable):
     """A Python module in a process of its own, which `serve`s requests one at a time.
 
     Args:
-        module: to run.
-        subject: what it runs, for errors.
-        timeout_s: for each request.
+        subject: its work, for errors.
         environment: variables beside those of this process.
     """
 
@@ -99,7 +97,7 @@ class ChildProcess(Closeable):
 def serve(answer: "Callable[[dict[str, Any], Arrays], tuple[dict[str, Any], Arrays]]") -> NoReturn:
     """Answer the requests of a `ChildProcess` until it is gone.
 
-    Frames arrive on stdin, and answers leave on what was stdout; output of the libraries goes to
+    Frames arrive on stdin, and answers leave on the former stdout; output of the libraries goes to
     stderr.
     """
     answers = os.dup(1)
@@ -111,12 +109,12 @@ def serve(answer: "Callable[[dict[str, Any], Arrays], tuple[dict[str, Any], Arra
             break
         results: Arrays = {}
         try:
-            said, results = answer(header, arrays)
+            reply, results = answer(header, arrays)
         except Exception as error:  # noqa: BLE001  (the parent must learn of any error)
             reason = one_line(str(error)) or type(error).__name__
-            said = {"error": reason if isinstance(error, RefusedError) else f"{error!r}"[:300]}
+            reply = {"error": reason if isinstance(error, RefusedError) else f"{error!r}"[:300]}
         try:
-            write_frame(answers, said, results)
+            write_frame(answers, reply, results)
         except OSError:
             break
     os._exit(0)
@@ -128,8 +126,8 @@ class BrokenFrameError(Exception):
 
 def write_frame(fd: int, header: dict[str, Any], arrays: "Arrays") -> None:
     """Send a frame; blocks until the other side has taken it."""
-    listed = [[name, str(array.dtype), list(array.shape)] for name, array in arrays.items()]
-    text = json.dumps(header | {"arrays": listed}).encode()
+    forms = [[name, str(array.dtype), list(array.shape)] for name, array in arrays.items()]
+    text = json.dumps(header | {"arrays": forms}).encode()
     _write(fd, struct.pack("<I", len(text)) + text)
     for array in arrays.values():
         _write(fd, np.ascontiguousarray(array).tobytes())
@@ -149,11 +147,11 @@ def read_frame(
         raise BrokenFrameError(f"a header of {length} bytes")
     try:
         header = json.loads(_read(fd, length, deadline))
-        listed = [(str(n), str(d), tuple(int(s) for s in dims)) for n, d, dims in header["arrays"]]
+        forms = [(str(n), str(d), tuple(int(s) for s in dims)) for n, d, dims in header["arrays"]]
     except (ValueError, KeyError, TypeError) as error:
         raise BrokenFrameError("an unreadable header") from error
     arrays: dict[str, npt.NDArray[Any]] = {}
-    for name, dtype, shape in listed:
+    for name, dtype, shape in forms:
         if dtype not in _DTYPES or any(dim < 0 for dim in shape):
             raise BrokenFrameError(f"an array of type {dtype[:20]}")
         n_bytes = int(np.prod(shape, dtype=object)) * np.dtype(dtype).itemsize
@@ -173,8 +171,8 @@ def _read(fd: int, size: int, deadline: float | None) -> bytes:
     parts: list[bytes] = []
     while size:
         if deadline is not None:
-            left = deadline - time.monotonic()
-            if left <= 0 or not select.select([fd], [], [], left)[0]:
+            rest_s = deadline - time.monotonic()
+            if rest_s <= 0 or not select.select([fd], [], [], rest_s)[0]:
                 raise BrokenFrameError("no answer in time")
         part = os.read(fd, min(size, 1 << 20))
         if not part:

@@ -23,7 +23,7 @@ class Bound:
 
     Attributes:
         measure: `bit-exact`, a largest relative difference, a least SQNR of the logits in dB, or
-            nothing but finite values (the difference is then what quantization costs).
+            nothing but finite values (the difference is then the cost of quantization).
         limit: limit of the measure; 0 if it has none.
     """
 
@@ -65,7 +65,7 @@ class StageComparison:
         max_rel_diff: largest max|a - b| / max|a| of a tensor.
         sqnr_db: 10 log10(sum(a^2) / sum((a - b)^2)) over the logits; infinite when they are equal.
         kl_divergence: mean of D(before || after) of the next-token distributions, in nats.
-        greedy_agreement: share of positions, 0 to 1, whose likeliest token is the same. The sample
+        greedy_agreement: share of positions, 0 to 1, with the same likeliest token. The sample
             ends in the source's own greedy continuation: 1 means that the text is the same.
         positions: how many tokens of the sample this graph computed.
         bound: the bound in words.
@@ -115,10 +115,10 @@ class VerificationReport:
         """Return the report that `to_json` wrote; a null is an infinite SQNR, or no number."""
         comparisons = []
         for row in answer["comparisons"]:
-            known = {name: value for name, value in row.items() if value is not None}
-            if known.keys() >= {"max_abs_diff"}:  # logits were compared
-                known.setdefault("sqnr_db", math.inf)
-            comparisons.append(StageComparison(**known))
+            fields = {name: value for name, value in row.items() if value is not None}
+            if fields.keys() >= {"max_abs_diff"}:  # logits were compared
+                fields.setdefault("sqnr_db", math.inf)
+            comparisons.append(StageComparison(**fields))
         return cls(tuple(comparisons))
 
 
@@ -142,27 +142,27 @@ def compare(
     caches = before.caches.keys() if before.caches else after.caches.keys()  # or logits alone
     differing = sorted(caches ^ after.caches.keys())
     differing += [name for name, (a, b) in tensors.items() if a.shape != b.shape]
-    compared = StageComparison(stage, subject, bound=str(bound))
+    comparison = StageComparison(stage, subject, bound=str(bound))
     if not positions.size:
-        return replace(compared, note="no position of the sample ran in this graph")
+        return replace(comparison, note="no position of the sample ran in this graph")
     if differing:
-        return replace(compared, note=f"{differing[0]} is not the same tensor on both")
+        return replace(comparison, note=f"{differing[0]} is not the same tensor on both")
     relative = {name: relative_difference(a, b) for name, (a, b) in sorted(tensors.items())}
     worst = max(relative, key=lambda name: _rank(relative[name]))
-    compared = replace(
-        compared,
+    comparison = replace(
+        comparison,
         max_abs_diff=max((float(np.abs(a - b).max()) for a, b in tensors.values()), key=_rank),
         max_rel_diff=relative[worst],
         positions=int(positions.size),
         note=f"largest in {worst}" if relative[worst] else "",
     )
     if not all(np.isfinite(x).all() for pair in tensors.values() for x in pair):
-        return replace(compared, note="values that are not finite")
+        return replace(comparison, note="values that are not finite")
     likeliest, sums = tensors[interface.LOGITS][0].argmax(axis=1), DivergenceSums()
     sums.add(after.logits[positions], before.logits[positions], likeliest)
     logits = sums.mean()
     return replace(
-        compared,
+        comparison,
         sqnr_db=logits.sqnr_db,
         kl_divergence=logits.kl,
         greedy_agreement=logits.top1,

@@ -17,9 +17,9 @@ class Divergence:
 
     Attributes:
         kl: mean over the steps of `D(float || device) = sum_v p_v * (ln p_v - ln q_v)` in nats, p
-            being the distribution of the model in float and q that of the device: what it costs to
-            take q for p. 0 where they are equal, and never below.
-        top1: part of the steps whose most probable token is the same.
+            being the distribution of the model in float and q that of the device: the cost of
+            taking q for p. 0 where they are equal, and never below.
+        top1: part of the steps with the same most probable token.
         loss, loss_float: mean negative log-likelihood of the tokens that followed, in nats.
         steps: number of steps.
         error: standard error of `loss - loss_float`, with steps independent of each other.
@@ -164,7 +164,7 @@ def token_losses(logits: Logits, following: Sequence[int]) -> npt.NDArray[np.flo
 
 def log_softmax(logits: Logits) -> npt.NDArray[np.float64]:
     """Return the logarithms of the probabilities, in the same shape."""
-    scores = logits.astype(np.float64)
+    scores: npt.NDArray[np.float64] = logits.astype(np.float64)
     scores -= scores.max(axis=1, keepdims=True)
-    found: npt.NDArray[np.float64] = scores - np.log(np.exp(scores).sum(axis=1, keepdims=True))
-    return found
+    scores -= np.log(np.exp(scores).sum(axis=1, keepdims=True))
+    return scores

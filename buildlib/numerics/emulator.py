@@ -48,40 +48,38 @@ def emulator_chains(
 
     Args:
         binaries: one for each part, in the order of the parts.
-        toolchain: describes their graphs.
-        soc_model: the SoC to emulate; by default the library's choice.
         cl: context length of the graphs to take, if there are several.
         timeout_s: for loading, and for each call of a graph.
-        op_packages: for this host, whose operations the graphs have.
+        op_packages: for this host, with operations of the graphs.
 
     Raises:
         InputFileError: a file is no context binary.
         ModelFileError: a graph's inputs tell no AR.
         RunnerDiedError: the emulator cannot load them.
     """
-    found: list[tuple[int, Path, GraphInfo]] = []
+    graphs: list[tuple[int, Path, GraphInfo]] = []
     for binary in binaries:
-        found += [(ar, binary, graph) for ar, graph in _graphs(binary, toolchain, cl).items()]
+        graphs += [(ar, binary, graph) for ar, graph in _graphs(binary, toolchain, cl).items()]
     process = EmulatorProcess(
-        [(binary, graph.name) for _, binary, graph in found], soc_model, timeout_s, op_packages
+        [(binary, graph.name) for _, binary, graph in graphs], soc_model, timeout_s, op_packages
     )
     chains: dict[int, list[EmulatedPart]] = {}
-    for index, (ar, _, graph) in enumerate(found):
+    for index, (ar, _, graph) in enumerate(graphs):
         chains.setdefault(ar, []).append(EmulatedPart(process, index, graph))
     return chains
 
 
 def _graphs(binary: Path, toolchain: Toolchain, cl: int | None) -> dict[int, GraphInfo]:
     """Return the graphs of a binary by AR; a part without attention has one for all CLs."""
-    found: dict[int, GraphInfo] = {}
+    graphs: dict[int, GraphInfo] = {}
     for graph in toolchain.inspect(binary).graphs:
         try:
             ar, own_cl = part_sizes({tensor.name: tensor.shape for tensor in graph.inputs})
         except ValueError as error:
             raise ModelFileError(binary, f"graph {graph.name}: {error}") from error
         if cl is None or own_cl in {None, cl}:
-            found[ar] = graph
-    return found
+            graphs[ar] = graph
+    return graphs
 
 
 class EmulatorProcess(ChildProcess):
@@ -97,10 +95,12 @@ class EmulatorProcess(ChildProcess):
         subject = ", ".join(sorted({binary.name for binary, _ in graphs}))
         library_path = {"LD_LIBRARY_PATH": find_libraries().search_path}
         super().__init__(_WORKER, subject, timeout_s, library_path)
-        listed = [[str(binary.absolute()), name] for binary, name in graphs]
-        packages = [[str(one.library), one.provider] for one in op_packages]
+        header = {
+            "graphs": [[str(binary.absolute()), name] for binary, name in graphs],
+            "soc_model": soc_model,
+            "op_packages": [[str(one.library), one.provider] for one in op_packages],
+        }
         try:
-            header = {"graphs": listed, "soc_model": soc_model, "op_packages": packages}
             self.request(header, {})
         except BaseException:
             self.close()

@@ -29,7 +29,6 @@ class FloatLogits(Closeable):
 
     Args:
         windows: token ids without bos, all of which are predicted: the positions that Genie scores.
-        config: configuration of the model.
         folder: place of the file; by default the system's for temporary files.
 
     Attributes:
@@ -96,15 +95,8 @@ def record_float(
 
     Args:
         model_path: at a prefill shape, in canonical form.
-        config: configuration of the model.
         windows: token ids without bos, each shorter than the context length.
-        constants: inputs that are the same at every call, such as LoRA weights.
         n_threads: threads of ONNX Runtime; 0 for one per core.
-
-    Raises:
-        BuildError: there are no tokens, or one lies outside the vocabulary; or a window does not
-            fit into the context.
-        ModelFileError: the file is not a model that can run.
     """
     reference = FloatLogits(windows, config)
     try:
@@ -152,13 +144,9 @@ def text_perplexity(
 
     Args:
         model: as `evaluate_model` takes it.
-        config: configuration of the model.
         windows: token ids without bos, each shorter than the context length: the positions that
             Genie scores on a device.
         context: tokens at the start of each window that are left out of the mean.
-
-    Raises:
-        BuildError: a window does not fit into the context.
     """
     losses = [window_losses(model, config.bos_token_id, window)[context:] for window in windows]
     return math.exp(float(np.concatenate(losses).mean()))
@@ -171,12 +159,7 @@ def onnx_perplexity(
 
     Args:
         chains: parts of the model in order, by AR.
-        config: configuration of the model.
         windows: as `text_perplexity` takes them.
-
-    Raises:
-        BuildError: a window does not fit into the context.
-        ModelFileError: a file is not a model that can run.
     """
     runners = {ar: [OnnxRunner(path) for path in paths] for ar, paths in chains.items()}
     with HostLoop(runners, config) as loop:

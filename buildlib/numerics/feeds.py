@@ -20,11 +20,10 @@ class CallInputs:
 
     Args:
         config: gives rotary frequencies and the token for empty slots.
-        cl: context length of the graphs.
         embed: for models that take embeddings in place of token ids.
         constants: inputs that are the same at every call, such as LoRA weights.
-        rotations_cl: context length whose rotations are fed, for graphs that are run at a shorter
-            one than they are built for; by default `cl`.
+        rotations_cl: context length of the rotations, for graphs that are run at a shorter one than
+            they are built for; by default `cl`.
     """
 
     def __init__(
@@ -49,7 +48,7 @@ class CallInputs:
         self._constants: Mapping[str, npt.NDArray[Any]] = dict(constants or {})
 
     def at(self, ar: int, n_past: int, tokens: Sequence[int]) -> dict[str, npt.NDArray[Any]]:
-        """Return the inputs of an AR-`ar` graph whose slots `tokens` fill from the left.
+        """Return the inputs of an AR-`ar` graph; `tokens` fill its slots from the left.
 
         Padded slots attend to the slots before them, and no token that is kept attends to them.
         """
@@ -110,7 +109,6 @@ class CachedCalls:
     Args:
         chains: parts in order, by AR: float, QDQ, compiled, or another program's.
         inputs: makes all inputs but the caches.
-        cl: context length of all graphs.
     """
 
     def __init__(
@@ -134,7 +132,6 @@ class CachedCalls:
 
         Args:
             ar: slots of the graphs, which `tokens` fill from the left.
-            tokens: that come next.
             given: values of parts that are not in the chain.
         """
         values = self._inputs.at(ar, self._cache.n_past, tokens) | self._cache.past(self._cl - ar)

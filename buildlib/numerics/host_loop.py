@@ -65,15 +65,11 @@ def greedy_tokens(model: TokenModel, prompt: Sequence[int]) -> Iterator[int]:
 
 
 def window_losses(model: TokenModel, bos: int, window: Sequence[int]) -> npt.NDArray[np.float64]:
-    """Return the negative log-likelihood `[len(window)]` of each token, after bos alone.
-
-    Raises:
-        BuildError: bos and the window do not fit into the context.
-    """
-    losses, done = [], 0
+    """Return the negative log-likelihood `[len(window)]` of each token, after bos alone."""
+    losses, n_done = [], 0
     for tokens, logits in feed_window(model, [bos, *window[:-1]]):
-        losses.append(token_losses(logits, window[done : done + len(tokens)]))
-        done += len(tokens)
+        losses.append(token_losses(logits, window[n_done : n_done + len(tokens)]))
+        n_done += len(tokens)
     return np.concatenate(losses)
 
 
@@ -82,7 +78,6 @@ class HostLoop(Closeable):
 
     Args:
         chains: parts in order, by AR; decoding needs AR 1. The loop owns them.
-        config: configuration of the model.
         on_outputs: sees every part's outputs and the number of real tokens (calibration).
         embed: the embedding table, for a model that takes `inputs_embeds`.
         constants: inputs that are the same at every call, such as LoRA weights.
@@ -101,8 +96,7 @@ class HostLoop(Closeable):
         shapes = [_chain_shape(chain) for chain in self._chains.values()]
         self.cl = shapes[0].cl
         if {shape.ar for shape in shapes} != set(chains) or {s.cl for s in shapes} != {self.cl}:
-            msg = f"chains for AR {sorted(chains)} have the shapes {shapes}"
-            raise ValueError(msg)
+            raise ValueError(f"chains for AR {sorted(chains)} have the shapes {shapes}")
         self._inputs = CallInputs(config, self.cl, embed=embed, constants=constants)
         self._config = config
         self._on_outputs = on_outputs
@@ -132,15 +126,14 @@ class HostLoop(Closeable):
         Raises:
             BuildError: the context has no room for them.
         """
-        done: list[npt.NDArray[np.float32]] = []
+        logits = [np.zeros((0, self._config.vocab_size), np.float32)]
         position = 0
         while position < len(tokens):
-            left = len(tokens) - position
-            ar = self._choose(left)
+            ar = self._choose(len(tokens) - position)
             chunk = list(tokens[position : position + ar])
-            done.append(self._call(ar, chunk))
+            logits.append(self._call(ar, chunk))
             position += len(chunk)
-        return np.concatenate(done) if done else np.zeros((0, self._config.vocab_size), np.float32)
+        return np.concatenate(logits)
 
     def greedy(
         self, prompt: Sequence[int], n_tokens: int, stop: frozenset[int] = frozenset()
@@ -149,29 +142,23 @@ class HostLoop(Closeable):
 
         Args:
             prompt: with bos, if it is to have one.
-
-        Raises:
-            BuildError: prompt and continuation do not fit into the context.
         """
         n_all = len(prompt) + n_tokens
         if n_all > self.cl:
             raise self._too_long(n_all)
-        chosen = islice(greedy_tokens(self, prompt), n_tokens)
-        return list(takewhile(lambda token: token not in stop, chosen))
+        continuation = islice(greedy_tokens(self, prompt), n_tokens)
+        return list(takewhile(lambda token: token not in stop, continuation))
 
     def _too_long(self, n_tokens: int) -> BuildError:
         return BuildError(f"{n_tokens} tokens do not fit into a context of {self.cl}")
 
-    def _choose(self, left: int) -> int:
+    def _choose(self, n_tokens: int) -> int:
+        """Return the AR of the smallest graph that takes all tokens; else the largest that fits."""
         room = self.cl - self._calls.n_past
-        fitting = [ar for ar in self._chains if ar <= room]
-        if not fitting or left > room:
-            raise self._too_long(self._calls.n_past + left)
-        return (
-            fitting[-1]
-            if left <= fitting[-1]
-            else min((ar for ar in fitting if ar >= left), default=fitting[0])
-        )
+        ars = [ar for ar in self._chains if ar <= room]
+        if not ars or n_tokens > room:
+            raise self._too_long(self._calls.n_past + n_tokens)
+        return min((ar for ar in ars if ar >= n_tokens), default=ars[0])
 
     def _call(self, ar: int, tokens: list[int]) -> npt.NDArray[np.float32]:
         """Call one chain; `tokens` fill its slots from the left."""
@@ -192,18 +179,7 @@ def open_onnx(
     n_threads: int = 0,
     plain: bool = False,
 ) -> HostLoop:
-    """Open a whole ONNX model, float or QDQ, at its one shape.
-
-    Args:
-        path: in canonical form.
-        config: configuration of the model.
-        constants: as `HostLoop` takes them.
-        n_threads: as `OnnxRunner` takes it.
-        plain: as `OnnxRunner` takes it.
-
-    Raises:
-        ModelFileError: the file is not a model that can run.
-    """
+    """Open a whole ONNX model, float or QDQ, at its one shape."""
     shape = interface.require_shape(path)
     runner = OnnxRunner(path, n_threads=n_threads, plain=plain)
     return HostLoop({shape.ar: [runner]}, config, constants=constants)
@@ -215,6 +191,5 @@ def _chain_shape(chain: Sequence[PartRunner]) -> GraphShape:
     ars = {ar for ar, _ in sizes}
     cls = {cl for _, cl in sizes if cl is not None}
     if len(ars) != 1 or len(cls) != 1:
-        msg = f"the parts of a chain differ in (AR, CL): {sizes}"
-        raise ValueError(msg)
+        raise ValueError(f"the parts of a chain differ in (AR, CL): {sizes}")
     return GraphShape(ars.pop(), cls.pop())

@@ -47,12 +47,11 @@ def run_operation(
     """Compile a graph of one node, load its binary in another process, and run it.
 
     Args:
-        package: for this host.
         operation: as the backend lists it, e.g. `my.package::Scale`.
         inputs: real numbers by name; each is stored on the grid that its values span.
         formula: the outputs of real inputs.
         dtype: of all tensors as they are stored.
-        soc: whose emulator runs it.
+        soc: that the emulator stands in for.
         toolchain: the compiler and emulator; by default those from PyPI.
 
     Raises:
@@ -61,33 +60,33 @@ def run_operation(
     """
     tools = toolchain or OrtQnnToolchain()
     grids = {name: _Grid.over(values, dtype) for name, values in inputs.items()}
-    stored = {name: grids[name].store(values) for name, values in inputs.items()}
-    exact = {name: grids[name].real(values) for name, values in stored.items()}
-    expected = tuple(np.asarray(one, np.float64) for one in formula(exact))
-    outputs = {f"output_{i}": _Grid.over(one, dtype) for i, one in enumerate(expected)}
+    inputs_stored = {name: grids[name].store(values) for name, values in inputs.items()}
+    exact = {name: grids[name].real(values) for name, values in inputs_stored.items()}
+    formula_outputs = tuple(np.asarray(one, np.float64) for one in formula(exact))
+    outputs = {f"output_{i}": _Grid.over(one, dtype) for i, one in enumerate(formula_outputs)}
     with tempfile.TemporaryDirectory(prefix="qnnfarm-") as scratch:
         binary = Path(scratch) / "operation.bin"
         tools.compile_operation(
             package,
             operation,
-            [grids[name].tensor(name, values.shape) for name, values in stored.items()],
+            [grids[name].tensor(name, values.shape) for name, values in inputs_stored.items()],
             [
                 grid.tensor(name, one.shape)
-                for (name, grid), one in zip(outputs.items(), expected, strict=True)
+                for (name, grid), one in zip(outputs.items(), formula_outputs, strict=True)
             ],
             binary,
             soc.soc_model,
         )
         graph = operation.rpartition("::")[2]
         arrays = tools.execute(
-            binary, graph, stored, soc_model=soc.soc_model, op_packages=[package]
+            binary, graph, inputs_stored, soc_model=soc.soc_model, op_packages=[package]
         )
-    computed = tuple(grid.real(arrays[name]) for name, grid in outputs.items())
+    real_outputs = tuple(grid.real(arrays[name]) for name, grid in outputs.items())
     steps = tuple(
-        float(np.max(np.abs(got - want), initial=0.0)) / grid.step
-        for got, want, grid in zip(computed, expected, outputs.values(), strict=True)
+        float(np.max(np.abs(ours - theirs), initial=0.0)) / grid.step
+        for ours, theirs, grid in zip(real_outputs, formula_outputs, outputs.values(), strict=True)
     )
-    return OperationRun(computed, expected, steps)
+    return OperationRun(real_outputs, formula_outputs, steps)
 
 
 @dataclass(frozen=True)

@@ -54,11 +54,7 @@ class Ports:
     outputs: Mapping[str, Port]
 
     def feeds(self, values: Arrays) -> dict[str, npt.NDArray[Any]]:
-        """Select and convert the inputs of the part from all values.
-
-        Raises:
-            KeyError: an input is not among them.
-        """
+        """Select and convert the inputs of the part from all values."""
         return {name: port.quantize(values[name]) for name, port in self.inputs.items()}
 
 
@@ -92,8 +88,7 @@ def part_sizes(inputs: Mapping[str, Sequence[int]]) -> tuple[int, int | None]:
         return shape.ar, shape.cl
     lengths = {dims[1] for dims in inputs.values() if 2 <= len(dims) <= 3 and dims[0] == 1}
     if len(lengths) != 1:
-        msg = f"no AR can be told from inputs {dict(inputs)}"
-        raise ValueError(msg)
+        raise ValueError(f"no AR can be told from inputs {dict(inputs)}")
     return lengths.pop(), None
 
 
@@ -121,7 +116,7 @@ class OnnxRunner:
     Args:
         path: the model; float weights beside it are mapped if `plain`, else loaded.
         n_threads: 0 for one a core.
-        plain: compute node by node what the file says, nothing fused, folded or packed. Weights
+        plain: compute the file node by node, nothing fused, folded or packed. Weights
             then stay pages of their files, which the system can drop, and loading takes no time.
 
     Raises:
@@ -134,14 +129,10 @@ class OnnxRunner:
         self._session = open_session(path, n_threads, plain=plain)
 
     def run(self, feeds: Arrays) -> Arrays:
-        """Return all outputs, as fresh arrays.
-
-        Raises:
-            ModelFileError: the inputs do not fit it, or an operator fails.
-        """
+        """Return all outputs, as fresh arrays."""
         names = list(self.ports.outputs)
-        given = {name: feeds[name] for name in self.ports.inputs}
-        return dict(zip(names, run_session(self._path, self._session, names, given), strict=True))
+        inputs = {name: feeds[name] for name in self.ports.inputs}
+        return dict(zip(names, run_session(self._path, self._session, names, inputs), strict=True))
 
     def close(self) -> None:
         """Free the session."""
@@ -185,7 +176,7 @@ def _port(path: Path, value: onnx.ValueInfoProto, grid: Grid | None) -> Port:
 
 
 def _grid_of(node: onnx.NodeProto | None, constants: Mapping[str, onnx.TensorProto]) -> Grid | None:
-    """Return the grid of a QDQ node whose scale and zero point are constants."""
+    """Return the grid of a QDQ node with constant scale and zero point."""
     scale, zero = (constants.get(name) for name in node.input[1:3]) if node else (None, None)
     if scale is None or zero is None:
         return None

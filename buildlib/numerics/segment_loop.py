@@ -2,8 +2,8 @@
 
 `HostLoop` takes a call through the whole model before the next one. Here all calls of all windows
 go through the embedding, then all through the first layer, and so on to the head: memory holds the
-weights and caches of one segment, and the hidden states on its borders. What each segment computes
-is the same, up to the rounding of sums over the empty slots that are left out.
+weights and caches of one segment, and the hidden states on its borders. Each segment computes the
+same, up to the rounding of sums over the empty slots that are left out.
 """
 
 import itertools
@@ -53,9 +53,7 @@ class SegmentLoop(Closeable):
 
     Args:
         model_path: in canonical form.
-        config: configuration of the model.
         token_windows: each is cut to whole calls, and those shorter than a call are left out.
-        constants: inputs that are the same at every call, such as LoRA weights.
 
     Attributes:
         shape: that it runs at.
@@ -103,8 +101,8 @@ class SegmentLoop(Closeable):
     def segment(self, index: int) -> ir.Model:
         """Return a copy of a segment, weights by reference; it is the caller's to change.
 
-        Its inputs are the border before it, the caches of its layer, and what else its nodes read
-        (mask, rotations); its outputs the border after it, and the outputs of the model made in it.
+        Its inputs are the border before it, the caches of its layer, and all others that its nodes
+        read (mask, rotations); its outputs the border after it, and outputs of the model.
         """
         return extract_segments(self._model, self._segments, range(index, index + 1))
 
@@ -115,7 +113,6 @@ class SegmentLoop(Closeable):
         """Load one segment, for as many passes of all windows as are wanted.
 
         Args:
-            index: of the segment.
             change: changes the segment before it is loaded: adds outputs, or replaces weights.
         """
         model = self.segment(index)
@@ -154,8 +151,8 @@ class SegmentLoop(Closeable):
             change(model)
         with self._loaded(model) as runner:
             segment = SegmentRunner(self, runner, None, None)
-            kept = [name for name in names if not interface.is_kv(name)]
-            return segment.keep(given, kept, on_outputs=on_outputs)
+            names = [name for name in names if not interface.is_kv(name)]
+            return segment.keep(given, names, on_outputs=on_outputs)
 
     @contextmanager
     def _loaded(self, model: ir.Model) -> Iterator[OnnxRunner]:
@@ -179,15 +176,14 @@ class SegmentLoop(Closeable):
         """Run all calls of all windows through one segment, in the order of the text.
 
         Args:
-            index: of the segment.
-            hidden: what the segment before it returned; None for the embedding.
+            hidden: border that the segment before it returned; None for the embedding.
             on_outputs: sees all outputs of each call by name, and its number of tokens.
             change: as `open_segment` takes it.
             on_window: called after each window.
 
         Returns:
             The border after the segment; None after the head. Above 1 GiB it lies in a file that
-            goes with it, and whose pages the system can write out.
+            goes with it; the system can write out its pages.
         """
         with self.open_segment(index, change=change) as segment:
             return segment.run(hidden, on_outputs=on_outputs, on_window=on_window)
@@ -228,10 +224,10 @@ class SegmentRunner:
         on_window: Callable[[], None] | None = None,
     ) -> Hidden | None:
         """Run all calls of all windows, as `SegmentLoop.run` does."""
-        given = {} if hidden is None or self._before is None else {self._before: hidden}
+        values = {} if hidden is None or self._before is None else {self._before: hidden}
         names = [] if self._after is None else [self._after]
-        kept = self.keep(given, names, on_outputs=on_outputs, on_window=on_window)
-        return None if self._after is None else kept[self._after]
+        outputs = self.keep(values, names, on_outputs=on_outputs, on_window=on_window)
+        return None if self._after is None else outputs[self._after]
 
     def keep(
         self,
@@ -245,11 +241,8 @@ class SegmentRunner:
 
         Args:
             given: values of all calls by name, such as the border before.
-            names: of the outputs to keep.
-            on_outputs: as `SegmentLoop.run` takes it.
-            on_window: as `SegmentLoop.run` takes it.
         """
-        kept: dict[str, Hidden] = {}
+        all_outputs: dict[str, Hidden] = {}
         number = 0
         for window in self._loop.windows:
             calls = self._loop.calls(self._runner)
@@ -260,13 +253,13 @@ class SegmentRunner:
                 if on_outputs is not None:
                     on_outputs(outputs, len(tokens))
                 for name in names:
-                    if name not in kept:
-                        kept[name] = self._loop.room(outputs[name])
-                    kept[name][number] = outputs[name]
+                    if name not in all_outputs:
+                        all_outputs[name] = self._loop.room(outputs[name])
+                    all_outputs[name][number] = outputs[name]
                 number += 1
             if on_window is not None:
                 on_window()
-        return kept
+        return all_outputs
 
 
 def _in_calls(window: Sequence[int], ar: int) -> Iterator[list[int]]:
@@ -275,11 +268,9 @@ def _in_calls(window: Sequence[int], ar: int) -> Iterator[list[int]]:
 
 
 def _calling_shape(own: GraphShape, longest: int) -> GraphShape:
-    """Return the shape at which windows up to `longest` take the least time.
-
-    At least one slot stays empty where one does at the shape of the model, so that ranges have the
-    zeros and masked scores of empty slots all the same.
-    """
+    """Return the shape at which windows up to `longest` take the least time."""
+    # At least one slot stays empty where one does at the shape of the model, so that ranges have
+    # the zeros and masked scores of empty slots all the same.
     ar = own.ar
     if ar == 1:
         ar = next((each for each in _PREFILL_ARS if each <= longest and each < own.cl), 1)

@@ -1,4 +1,4 @@
-"""Traces: what a model computes over a sample, one part in memory at a time.
+"""Traces: all outputs of a model over a sample, one part in memory at a time.
 
 Tokens are given, not chosen by the model, so the calls of a part need the calls of the parts before
 it and its own caches, and nothing of the parts after it. Part 1 runs over the whole sample, is
@@ -78,9 +78,9 @@ class _ScheduleBuilder:
         """Add calls for up to `n_tokens`, while a call of the graph fits into the context."""
         end = min(self._done + n_tokens, self._n_tokens)
         while self._done < end and self._done + ar <= self._cl:
-            taken = min(ar, end - self._done)
-            self.calls.append(Call(ar, self._done, taken))
-            self._done += taken
+            count = min(ar, end - self._done)
+            self.calls.append(Call(ar, self._done, count))
+            self._done += count
 
 
 @dataclass(frozen=True)
@@ -133,5 +133,5 @@ def trace_model(
                         logits.append(dequantize(array[0, : call.n_tokens]))
                     else:
                         carried[number][name] = array
-    joined = {name: np.concatenate(rows) for name, rows in caches.items()}
-    return Trace(np.concatenate(logits), joined, schedule)
+    all_caches = {name: np.concatenate(rows) for name, rows in caches.items()}
+    return Trace(np.concatenate(logits), all_caches, schedule)

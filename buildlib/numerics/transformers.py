@@ -39,7 +39,6 @@ class TransformersModel(ChildProcess):
     """A `TokenModel` of a checkpoint in Hugging Face layout, in float32 on the CPU.
 
     Args:
-        folder: of the checkpoint.
         load: False looks for its family alone, and there is nothing to feed.
 
     Raises:
@@ -75,22 +74,14 @@ class TransformersModel(ChildProcess):
         self.request({"reset": True}, {})
 
     def feed(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
-        """Append `tokens` to the context and return logits [len(tokens), vocab] after each.
-
-        Raises:
-            BuildError: it cannot compute them.
-        """
+        """Append `tokens` to the context and return logits [len(tokens), vocab] after each."""
         _, answer = self.request({}, {"tokens": np.array(tokens, np.int32)})
         logits: npt.NDArray[np.float32] = answer["logits"]
         return logits
 
 
 def require_installed(folder: Path) -> None:
-    """Check that torch and transformers are installed, for the model in `folder`.
-
-    Raises:
-        BuildError: one is not.
-    """
+    """Check that torch and transformers are installed, for the model in `folder`."""
     for name in _LIBRARIES:
         if importlib.util.find_spec(name) is None:
             reason = f"{name} is not installed: pip install 'qnnfarm[reference]'"
@@ -99,11 +90,7 @@ def require_installed(folder: Path) -> None:
 
 @cache
 def require_family(folder: Path) -> None:
-    """Check that transformers has code for the model in `folder`, which takes seconds once.
-
-    Raises:
-        BuildError: transformers has no such code, or is not installed.
-    """
+    """Check that transformers has code for the model in `folder`, which takes seconds once."""
     TransformersModel(folder, load=False).close()
 
 
@@ -122,11 +109,7 @@ def _warn_of_other_reading(folder: Path) -> None:
 
 
 class TransformersPart(TransformersModel):
-    """`PartRunner` of the canonical model at `shape`, whose calls follow each other; logits alone.
-
-    Raises:
-        BuildError: as `TransformersModel`.
-    """
+    """`PartRunner` of the canonical model at `shape`, call after call; gives logits alone."""
 
     def __init__(self, folder: Path, config: DecoderConfig, shape: GraphShape) -> None:
         super().__init__(folder)

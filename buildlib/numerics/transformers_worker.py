@@ -30,17 +30,17 @@ def answer(header: dict[str, Any], arrays: "Arrays") -> "tuple[dict[str, Any], A
 
     with torch.inference_mode():
         tokens = torch.from_numpy(arrays["tokens"].astype("int64"))[None]
-        found = _loaded(input_ids=tokens, past_key_values=_cache, use_cache=True)
-    _cache = found.past_key_values
-    return {}, {"logits": found.logits[0].float().numpy()}
+        output = _loaded(input_ids=tokens, past_key_values=_cache, use_cache=True)
+    _cache = output.past_key_values
+    return {}, {"logits": output.logits[0].float().numpy()}
 
 
 def _check_family(folder: Path) -> None:
     import transformers
 
     name = json.loads((folder / "config.json").read_text("utf-8")).get("model_type")
-    known = transformers.CONFIG_MAPPING
-    if name not in known or known[name] not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+    families = transformers.CONFIG_MAPPING
+    if name not in families or families[name] not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
         raise RefusedError(
             f"transformers {transformers.__version__} has no family {name!r}, and code that comes "
             "with a model is never run"

@@ -4,14 +4,13 @@ Both sides of a comparison are fed the same tokens, so that one difference does 
 positions incomparable. A model runs over a sample once, one part in memory at a time, and its
 outputs serve as `after` of its stage and `before` of the next.
 
-What it costs: for each stage and context length, one pass over the sample, in which all ARs take
-turns. Memory is that of one part's activations and caches, its weights being mapped, plus the
-outputs of two stages (positions x vocabulary x 4 bytes each; 82 MB at 160 positions of 128,256
-tokens). Time is that of the arithmetic: a
-float model of 187 million parameters (two layers of Llama-3.2-1B's width, vocabulary 16,000) took
-1.2 s for a call of 128 tokens, 0.13 s for one of 1, and 26 s for source, AR/CL and split at the
-default sample, on two busy cores, with 160 MB of memory beside the mapped weights. The emulator is
-slower by far, which is what `max_positions` is for.
+Its cost: for each stage and context length, one pass over the sample, in which all ARs take turns.
+Memory is that of one part's activations and caches, its weights being mapped, plus the outputs of
+two stages (positions x vocabulary x 4 bytes each; 82 MB at 160 positions of 128,256 tokens). Time
+is that of the arithmetic: a float model of 187 million parameters (two layers of Llama-3.2-1B's
+width, vocabulary 16,000) took 1.2 s for a call of 128 tokens, 0.13 s for one of 1, and 26 s for
+source, AR/CL and split at the default sample, on two busy cores, with 160 MB of memory beside the
+mapped weights. The emulator is slower by far, so `max_positions` bounds the sample.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -82,8 +81,7 @@ class StageModels:
         qdq: the parts as QDQ ONNX.
         binaries: a context binary for each part, unshared, since the emulator loads no others.
         embed: the embedding table, of models that take `inputs_embeds`.
-        constants: inputs that are the same at every call, such as LoRA weights.
-        op_packages: for this host, whose operations the graphs have.
+        op_packages: for this host, with operations of the graphs.
     """
 
     config: DecoderConfig
@@ -112,7 +110,6 @@ class VerifyOptions:
             bounds it too.
         continuation: how many of them the source model chooses itself, greedily.
         n_threads: threads of ONNX Runtime; 0 for one per core.
-        soc_model: the SoC to emulate; by default the library's choice.
     """
 
     max_positions: int = 160
@@ -135,7 +132,6 @@ def verify_outputs(
         models: files of the stages.
         tokens: start of the sample; by default random ids (see `sample_tokens`).
         emulator: runs the binaries; without it they are not compared.
-        options: size of the sample.
         on_comparison: called with each comparison as it is made.
     """
     verification = _Verification(models, emulator, options or VerifyOptions(), on_comparison)
@@ -147,8 +143,8 @@ def sample_tokens(config: DecoderConfig, n_tokens: int) -> list[int]:
     """Return bos and random ids, the same at each call, without one that ends a text."""
     special = {config.bos_token_id, *config.eos_token_ids}
     rng = np.random.default_rng(0)
-    drawn = rng.integers(0, config.vocab_size, 4 * n_tokens + 64).tolist()
-    plain = [token for token in drawn if token not in special] or drawn
+    ids = rng.integers(0, config.vocab_size, 4 * n_tokens + 64).tolist()
+    plain = [token for token in ids if token not in special] or ids
     return [config.bos_token_id, *plain][:n_tokens]
 
 
@@ -200,8 +196,8 @@ class _Verification:
         shortest = min(self._lengths + [shape.cl for shape in self._imported.values()])
         length = min(options.max_positions, shortest)
         n_prompt = max(1, length - options.continuation)
-        drawn = tokens if tokens is not None else sample_tokens(models.config, n_prompt)
-        prompt = list(drawn)[:n_prompt]
+        start = tokens if tokens is not None else sample_tokens(models.config, n_prompt)
+        prompt = list(start)[:n_prompt]
         if not prompt or any(not 0 <= token < vocab_size for token in prompt):
             raise BuildError(
                 f"a sample needs tokens below {vocab_size}, the size of the vocabulary"
@@ -261,10 +257,8 @@ class _Verification:
         return after
 
     def _compiled_bound(self, shape: GraphShape) -> Bound:
-        """Return the bound of differences between the rounding of HTP and of the CPU.
-
-        They may differ by twice the noise that rounding to the same grids adds to float.
-        """
+        """Return the bound of differences between the rounding of HTP and of the CPU."""
+        # They may differ by twice the noise that rounding to the same grids adds to float.
         chains = self._models.qdq or {}
         if shape in chains:
             logits = read_ports(chains[shape][-1]).outputs[interface.LOGITS]

@@ -1,7 +1,7 @@
 """Agreement of dialogs that speculate with plain decoding: greedy, both say the same.
 
 A dialog and the plain dialog of its target answer the same prompts, and their texts are compared.
-What was found holds for one libGenie, and is kept by its hash.
+A result holds for one libGenie, and is kept by its hash.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ _WORKER = "buildlib.speculative.dialog_worker"
 
 
 def bound_turns(config: GenieConfig, new_tokens: int) -> GenieConfig:
-    """Bound what each turn generates: `eaglet` gives one token less than `max-num-tokens`."""
+    """Bound the tokens of each turn: `eaglet` gives one token less than `max-num-tokens`."""
     return config.with_dialog(max_num_tokens=new_tokens + (config.dialog.type == "eaglet"))
 
 
@@ -43,26 +43,26 @@ def compared_dialogs(config: GenieConfig) -> tuple[GenieConfig, GenieConfig, int
 def recall(
     about: object, cache_root: Path, compare: Callable[[], SpeculationRecord]
 ) -> SpeculationRecord:
-    """Return what the cache knows of a comparison, or compare and keep it there.
+    """Return a comparison from the cache, or compare and keep it there.
 
     Args:
         about: JSON value of all that decides the result.
     """
     key = hashlib.sha256(json.dumps(about).encode()).hexdigest()
-    known = cache_root / f"genie_{key[:32]}.json"
+    path = cache_root / f"genie_{key[:32]}.json"
     try:
-        return SpeculationRecord.model_validate_json(known.read_bytes())
+        return SpeculationRecord.model_validate_json(path.read_bytes())
     except (OSError, ValidationError):
-        found = compare()
-    atomic_write_bytes(known, found.model_dump_json().encode())
-    return found
+        record = compare()
+    atomic_write_bytes(path, record.model_dump_json().encode())
+    return record
 
 
 def count_differing(kind: str, plain: Sequence[str], speculated: Sequence[str]) -> int:
-    """Count the prompts whose texts differ; `lade` goes on behind the last token asked for."""
+    """Count the prompts with different texts; `lade` goes on behind the last token asked for."""
     pairs = zip(plain, speculated, strict=True)
-    return sum(not (said == base or (kind == "lade" and said.startswith(base)))
-               for base, said in pairs)  # fmt: skip
+    return sum(not (text == base or (kind == "lade" and text.startswith(base)))
+               for base, text in pairs)  # fmt: skip
 
 
 def check_on_emulator(
@@ -76,8 +76,6 @@ def check_on_emulator(
 
     Args:
         folder: with all files that the configuration names, for the emulator.
-        config: of the dialog that speculates.
-        prompts: that both answer.
     """
     libraries = find_libraries()
     basic, speculating, count = compared_dialogs(config)

@@ -1,7 +1,7 @@
 """`speculative_config`: dialogs that generate several tokens a step.
 
 Self-speculation (SSD) needs the tensors of a training, and Eaglet the ONNX of a trained draft head;
-the build makes of them what Genie reads. Lookahead (LADE) needs nothing but the model, and drafting
+the build makes Genie's files of them. Lookahead (LADE) needs nothing but the model, and drafting
 (SPD) a second container with the same tokens; `buildlib.builder.genie_check` tells whether a Genie
 gets them right.
 
@@ -47,7 +47,7 @@ class LadeBuilderConfig(_Config):
 
     Attributes:
         for_other_genie: build it though the installed Genie gives another text than plain decoding,
-            for a device whose own Genie may not; the first run there compares the two.
+            for a device with another Genie; the first run there compares the two.
     """
 
     window: Count = 8
@@ -75,7 +75,7 @@ class SsdBuilderConfig(_Config):
         forecast_token_count: tokens that are forecast behind each verified one.
         forecast_prefix: length of the trained prefix, in tokens.
         branches: candidates of the first forecast token, of the second, and so on.
-        ssd_tensor_file: what `buildlib.speculative.ssd_tensors` describes.
+        ssd_tensor_file: as `buildlib.speculative.ssd_tensors` describes it.
     """
 
     forecast_token_count: Count = 4
@@ -124,20 +124,16 @@ SPECULATIONS: Mapping[str, type[SpeculativeConfig]] = {
 
 
 def speculation_of(values: Mapping[str, object]) -> SpeculativeConfig:
-    """Return the configuration of speculative decoding that keys of `speculative_config` make.
-
-    Raises:
-        InvalidOptionError: a key that does not exist or is missing, or a value it cannot take.
-    """
-    key, given = f"{_OPTION}.type", dict(values)
-    kind = given.pop("type", None) or _kind_of(given)
+    """Return the configuration of speculative decoding that keys of `speculative_config` make."""
+    key, fields = f"{_OPTION}.type", dict(values)
+    kind = fields.pop("type", None) or _kind_of(fields)
     if kind is None:
         raise InvalidOptionError(key, "it is missing", tuple(SPECULATIONS))
     model = SPECULATIONS.get(str(kind))
     if model is None:
         raise InvalidOptionError(key, f"there is no {kind!r}", tuple(SPECULATIONS))
     try:
-        return model.model_validate(given)
+        return model.model_validate(fields)
     except ValidationError as error:
         fault = first_fault(error, model)
         reason = f"{fault.reason} (of {kind})"
@@ -180,17 +176,16 @@ class PlainDialog:
 
 
 def check_speculation(how: SpeculativeConfig, ars: Sequence[int], *, on_host: bool = False) -> None:
-    """Check what can be checked before anything is built.
+    """Check a configuration as far as possible before anything is built.
 
     Args:
-        how: the kind of speculation.
         ars: of the graphs; the largest bounds how many tokens can be verified at once.
         on_host: whether tokens are looked up on the host.
     """
     ar = max(ars)
     match how:
         case LadeBuilderConfig():
-            tokens = _lade(how).tokens_per_step or 0
+            tokens = _block(Lade, how).tokens_per_step or 0
             _require(tokens <= ar, "window", _too_long(tokens, ar))
         case SpdBuilderConfig():
             # A longer draft than the target can verify hangs Genie.
@@ -221,8 +216,6 @@ def speculate(
 
     Args:
         speaker: the model, with one graph for each AR of `ars`.
-        how: the kind of speculation.
-        ars: of the graphs.
         draft_bins: names in the container of an Eaglet draft's binaries.
         draft_vocab: tokens that it knows; None for those of the model.
 
@@ -233,9 +226,9 @@ def speculate(
     check_speculation(how, ars)
     match how:
         case LadeBuilderConfig():
-            return Speculation(speaker.config.with_type("lade", lade=_lade(how)))
+            return Speculation(speaker.config.with_type("lade", lade=_block(Lade, how)))
         case SpdBuilderConfig():
-            spd = _block(Spd, draft_len=how.draft_len)
+            spd = _block(Spd, how)
             return _drafted(speaker, how.draft_container, "spd", spd=spd)
         case SsdBuilderConfig():
             return Speculation(speaker.config.with_type("ssd-q1", ssd=_ssd(how)))
@@ -243,18 +236,8 @@ def speculate(
             return _eaglet(speaker.config, how, max(ars), draft_bins, draft_vocab)
 
 
-def _lade(how: LadeBuilderConfig) -> Lade:
-    return _block(Lade, window=how.window, ngram=how.ngram, gcap=how.gcap)
-
-
 def _ssd(how: SsdBuilderConfig) -> Ssd:
-    return _block(
-        Ssd,
-        forecast_token_count=how.forecast_token_count,
-        branches=how.branches,
-        forecast_prefix=how.forecast_prefix,
-        forecast_prefix_name=PREFIX_FOLDER,
-    )
+    return _block(Ssd, how, forecast_prefix_name=PREFIX_FOLDER)
 
 
 def _eaglet(
@@ -264,28 +247,22 @@ def _eaglet(
     draft_bins: Sequence[str],
     draft_vocab: int | None,
 ) -> Speculation:
-    block = _block(
-        Eaglet,
-        eaglet_version=how.eaglet_version,
-        draft_len=how.draft_len,
-        n_branches=how.n_branches,
-        max_tokens_target_can_evaluate=how.max_tokens_target_can_evaluate or ar,
-        draft_kv_cache=how.draft_kv_cache,
-    )
+    limit = how.max_tokens_target_can_evaluate or ar
+    block = _block(Eaglet, how, max_tokens_target_can_evaluate=limit)
     draft = _with_binaries(config.dialog.target_engine, tuple(draft_bins))
     context = config.dialog.context
-    known = draft_vocab or context.n_vocab
+    n_known = draft_vocab or context.n_vocab
     path, files = how.draft_token_map, {}
-    reason = f"the draft knows {known} tokens of {context.n_vocab}; name a file of their ids"
-    _require(path is not None or known == context.n_vocab, "draft_token_map", reason)
+    reason = f"the draft knows {n_known} tokens of {context.n_vocab}; name a file of their ids"
+    _require(path is not None or n_known == context.n_vocab, "draft_token_map", reason)
     if path is not None:
-        _check_token_map(path, known, context.n_vocab)
+        _check_token_map(path, n_known, context.n_vocab)
         files[_TOKEN_MAP] = path
         model = draft.model.model_copy(update={"draft_token_map": _TOKEN_MAP})
         draft = draft.model_copy(update={"model": model})
-        context = context.model_copy(update={"draft_n_vocab": known})
-    changed = config.with_type("eaglet", draft=draft, eaglet=block, context=context)
-    return Speculation(changed, files)
+        context = context.model_copy(update={"draft_n_vocab": n_known})
+    eaglet_config = config.with_type("eaglet", draft=draft, eaglet=block, context=context)
+    return Speculation(eaglet_config, files)
 
 
 def _check_token_map(path: Path, known: int, vocabulary: int) -> None:
@@ -311,7 +288,7 @@ def _check_draft_folder(folder: Path) -> None:
 
 
 def _drafted(speaker: PlainDialog, folder: Path, kind: str, **block: GenieBlock) -> Speculation:
-    """Add a second engine, whose binaries lie in a folder of their own."""
+    """Add a second engine, with its binaries in a folder of their own."""
     config = speaker.config
     draft = GenAIContainer.load(folder)
     ours, theirs = config.dialog.context, draft.genie_config.dialog.context
@@ -330,8 +307,8 @@ def _drafted(speaker: PlainDialog, folder: Path, kind: str, **block: GenieBlock)
     _require(draft.genie_config.dialog.embedding is None, "draft_container", reason)
     engine = draft.genie_config.dialog.target_engine
     files = {f"{DRAFT_FOLDER}/{name}": draft.files[name] for name in draft.genie_config.ctx_bins}
-    moved = _with_binaries(engine, tuple(files))
-    return Speculation(config.with_type(kind, draft=moved, **block), files)
+    draft_engine = _with_binaries(engine, tuple(files))
+    return Speculation(config.with_type(kind, draft=draft_engine, **block), files)
 
 
 def _tokens(tokenizer: Path) -> dict[str, int]:
@@ -345,10 +322,11 @@ def _with_binaries(engine: Engine, names: tuple[str, ...]) -> Engine:
     return engine.model_copy(update={"model": model})
 
 
-def _block(kind: type[_Block], **values: object) -> _Block:
-    """Validate a block of Genie's; errors name the option."""
+def _block(kind: type[_Block], how: SpeculativeConfig, **values: object) -> _Block:
+    """Make a block of Genie's of the fields of the same names; errors name the option."""
+    names = kind.model_fields.keys() & type(how).model_fields.keys()
     try:
-        return kind.model_validate(values)
+        return kind.model_validate({name: getattr(how, name) for name in names} | values)
     except ValidationError as error:
         fault = first_fault(error, kind)
         key = f"{_OPTION}.{fault.key}" if fault.key else _OPTION

@@ -18,16 +18,16 @@ _Callback = c.CFUNCTYPE(None, c.c_char_p, c.c_int, c.c_void_p)
 
 
 def answer(request: bytes) -> dict[str, Any]:
-    """Return what each dialog answers to each prompt; each answer is that of a new dialog.
+    """Return the answer of each dialog to each prompt; each answer is that of a new dialog.
 
     The request has `folder`, where Genie looks for files; `dialogs`, the texts of configurations;
     and `prompts`.
     """
-    asked = json.loads(request)
-    os.chdir(asked["folder"])
+    task = json.loads(request)
+    os.chdir(task["folder"])
     keep_to_one_cpu()
     genie = GenieLibrary()
-    texts = [[genie.ask(text, prompt) for prompt in asked["prompts"]] for text in asked["dialogs"]]
+    texts = [[genie.ask(text, prompt) for prompt in task["prompts"]] for text in task["dialogs"]]
     return {"genie": genie.version(), "answers": texts}
 
 
@@ -43,11 +43,7 @@ def trace(request: bytes) -> object:
 
 
 class GenieLibrary:
-    """The installed libGenie.
-
-    Raises:
-        RefusedError: it does not load, or a call fails.
-    """
+    """The installed libGenie."""
 
     def __init__(self) -> None:
         try:
@@ -61,9 +57,9 @@ class GenieLibrary:
         return ".".join(str(part()) for part in parts)
 
     def ask(self, config: str, prompt: str) -> str:
-        """Return what a new dialog answers."""
-        made = self._created("GenieDialogConfig_createFromJson", c.c_char_p(config.encode()))
-        dialog = self._created("GenieDialog_create", made)
+        """Return the answer of a new dialog."""
+        handle = self._created("GenieDialogConfig_createFromJson", c.c_char_p(config.encode()))
+        dialog = self._created("GenieDialog_create", handle)
         pieces: list[bytes] = []
         take = _Callback(lambda piece, _code, _user: pieces.append(piece or b""))
         text = c.c_char_p(prompt.encode())
@@ -71,7 +67,7 @@ class GenieLibrary:
         if status not in {0, _CONTEXT_EXCEEDED}:
             raise RefusedError(f"GenieDialog_query failed with status {status}")
         self._library.GenieDialog_free(dialog)
-        self._library.GenieDialogConfig_free(made)
+        self._library.GenieDialogConfig_free(handle)
         return b"".join(pieces).decode(errors="replace")
 
     def _created(self, function: str, given: Any) -> c.c_void_p:  # noqa: ANN401  (any C value)

@@ -33,7 +33,7 @@ _HEADER = struct.Struct("<IIHHHH")
 
 
 def add_forecast_rows(source: Path, target: Path, rows: Matrix) -> Path:
-    """Write a float model whose embedding table has more rows at its end.
+    """Write a float model with more rows at the end of its embedding table.
 
     Args:
         source: the model; its encodings lie beside it, and the table keeps its own.
@@ -55,9 +55,7 @@ def add_forecast_rows(source: Path, target: Path, rows: Matrix) -> Path:
             file.write(chunk.tobytes())
         file.write(np.ascontiguousarray(rows, np.float32).tobytes())
     dims = ir.Shape((shape[0] + len(rows), shape[1]))
-    longer = ir.Value(
-        name=f"{table.name}.forecast", type=ir.TensorType(ir.DataType.FLOAT), shape=dims
-    )
+    longer = ir.val(f"{table.name}.forecast", ir.DataType.FLOAT, dims)
     longer.const_value = ir.ExternalTensor(
         _TABLE_FILE,
         0,
@@ -76,7 +74,7 @@ def add_forecast_rows(source: Path, target: Path, rows: Matrix) -> Path:
 
 def write_prefix(tensors: SsdTensors, encodings: Encodings, path: Path) -> None:
     """Write the prefix as a cache file of Genie's, on the grids of the model's caches."""
-    known = encodings.by_name()
+    by_name = encodings.by_name()
     caches = [
         (interface.past_key(layer, "in"), keys.transpose(0, 2, 1))
         for layer, keys in enumerate(tensors.keys)
@@ -84,7 +82,7 @@ def write_prefix(tensors: SsdTensors, encodings: Encodings, path: Path) -> None:
     caches += [
         (interface.past_value(layer, "in"), values) for layer, values in enumerate(tensors.values)
     ]
-    scales = [_cache_scale(name, known) for name, _ in caches]
+    scales = [_cache_scale(name, by_name) for name, _ in caches]
     heads, tokens, dim = tensors.keys[0].shape
     with atomic_write(path) as file:
         file.write(_HEADER.pack(len(caches), _MAGIC, 0, heads, dim, tokens))
@@ -99,9 +97,9 @@ def _quantized(array: Matrix, scale: float) -> npt.NDArray[np.uint8]:
 
 
 def _cache_scale(name: str, encodings: Mapping[str, Encoding]) -> float:
-    found = encodings.get(name)
-    fits = found is not None and (found.dtype, found.enc_type, found.bw) == ("INT", "PER_TENSOR", 8)
-    if found is None or not fits or found.offset[0] != -_ZERO_POINT:
+    encoding = encodings.get(name)
+    kind = encoding and (encoding.dtype, encoding.enc_type, encoding.bw, encoding.offset)
+    if encoding is None or kind != ("INT", "PER_TENSOR", 8, (-_ZERO_POINT,)):
         reason = "forecast prefixes need caches of unsigned 8-bit integers around 128"
         raise EncodingsError(name, reason)
-    return found.scale[0]
+    return encoding.scale[0]

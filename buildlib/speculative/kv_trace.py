@@ -2,8 +2,8 @@
 
 Genie copies rows of a call's outputs into the columns of its caches, and a mask opens those that
 the next call may see. Here `QnnGraph_execute` of the backend is replaced, through its interface
-table, by a function that notes what each call is fed. No library is changed. Keys of the last layer
-of the first part with caches tell the columns apart: they depend on all tokens before.
+table, by a function that notes the inputs of each call. No library is changed. Keys of the last
+layer of the first part with caches tell the columns apart: they depend on all tokens before.
 """
 
 import ctypes as c
@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import TypeAdapter
 
 from buildlib.container.genie_config import GenieConfig
 from buildlib.graph import interface
@@ -54,7 +55,7 @@ class GraphCall:
         sees: rows of the same call that each row sees.
         drafts: whether it is of a draft head, which keeps branches of its tree while it drafts.
         columns: the open columns of the cache, each with the call and the row that it comes from;
-            None for what no call gave, as a prefix from a file.
+            None for those that no call gave, as a prefix from a file.
     """
 
     number: int
@@ -98,30 +99,14 @@ def trace_dialog(
     request = {"folder": str(folder), "dialogs": [config.to_json()], "prompts": [prompt]}
     step = Step(_WORKER, "trace", folder, timeout_s, find_libraries().search_path)
     answer = run_step(step, json.dumps(request).encode())
-    calls = tuple(
-        GraphCall(
-            call["number"],
-            call["engine"],
-            call["graph"],
-            None if call["ids"] is None else tuple(call["ids"]),
-            tuple(call["positions"]),
-            tuple(map(tuple, call["sees"])),
-            call["drafts"],
-            {column: origin and (origin[0], origin[1]) for column, origin in call["columns"]},
-        )
-        for call in answer["calls"]
-    )
+    calls = TypeAdapter(tuple[GraphCall, ...]).validate_python(answer["calls"])
     return answer["answers"][0][0], calls
 
 
 def find_commits(calls: Sequence[GraphCall], config: GenieConfig) -> Iterator[Commit]:
-    """Yield what Genie added to the cache of each engine after each of its calls.
+    """Yield the columns that Genie added to the cache of each engine after each of its calls.
 
     Caches of draft heads are left out, and columns of a forecast prefix, which come from a file.
-
-    Args:
-        calls: as `trace_dialog` returns them.
-        config: of the dialog.
     """
     ssd = config.dialog.ssd
     prefix = 0 if ssd is None else ssd.forecast_prefix
@@ -131,17 +116,17 @@ def find_commits(calls: Sequence[GraphCall], config: GenieConfig) -> Iterator[Co
         last[call.engine] = call
         if before is None or call.drafts:
             continue
-        added = {
+        new = {
             column: origin
             for column, origin in call.columns.items()
             if column >= prefix and before.columns.get(column, _CLOSED) != origin
         }
-        rows = [origin[1] for origin in added.values() if origin and origin[0] == before.number]
-        sound = len(rows) == len(added) and rows[:1] == [0][: len(rows)]
+        rows = [origin[1] for origin in new.values() if origin and origin[0] == before.number]
+        sound = len(rows) == len(new) and rows[:1] == [0][: len(rows)]
         sound = sound and all(
             before.sees[row] == tuple(rows[: index + 1]) for index, row in enumerate(rows)
         )
-        yield Commit(before, added, sound)
+        yield Commit(before, new, sound)
 
 
 class KvTracer:
@@ -172,23 +157,23 @@ class KvTracer:
             self._ids = _array(inputs[interface.INPUT_IDS]).ravel().tolist()
         elif interface.INPUTS_EMBEDS in inputs:
             self._ids = None
-        layers = sorted(int(found[1]) for name in inputs if (found := _KEY.fullmatch(name)))
+        layers = sorted(int(match[1]) for name in inputs if (match := _KEY.fullmatch(name)))
         note = self._note(graph, inputs, layers[-1]) if layers[:1] == [0] else None
         code = int(original(graph, *given))
         if note is not None:
             keys = _array(outputs[interface.past_key(layers[-1], "out")])
-            known = self._origins[note["engine"]]
-            known |= {keys[..., n].tobytes(): (note["number"], n) for n in range(keys.shape[-1])}
+            origins = self._origins[note["engine"]]
+            origins |= {keys[..., n].tobytes(): (note["number"], n) for n in range(keys.shape[-1])}
         return code
 
     def _note(self, graph: int, inputs: Tensors, layer: int) -> dict[str, Any]:
-        """Note what a call is fed, before it is computed."""
+        """Note the inputs of a call, before it is computed."""
         name, engine = self._graphs.get(graph, ("?", -1))
         keys = _array(inputs[interface.past_key(layer, "in")])
         mask = _array(inputs[interface.ATTENTION_MASK])
         is_open = (mask == mask.max()).reshape(-1, mask.shape[-1])
         past = keys.shape[-1]
-        known = self._origins.setdefault(engine, {})
+        origins = self._origins.setdefault(engine, {})
         columns = np.flatnonzero(is_open[:, :past].any(0))
         note = {
             "number": len(self.calls) + 1,
@@ -198,13 +183,13 @@ class KvTracer:
             "positions": self._positions(inputs),
             "sees": [np.flatnonzero(row[past:]).tolist() for row in is_open],
             "drafts": interface.HIDDEN_STATES in inputs,
-            "columns": [(int(n), known.get(keys[..., n].tobytes())) for n in columns],
+            "columns": {int(n): origins.get(keys[..., n].tobytes()) for n in columns},
         }
         self.calls.append(note)
         return note
 
     def _positions(self, inputs: Tensors) -> list[int | None]:
-        """Find the position whose cosines and sines are each row's."""
+        """Find the position of each row, by its cosines and sines."""
         if self._turns is None or interface.COS not in inputs:
             return []
         turns = [_floats(inputs[name]) for name in (interface.COS, interface.SIN)]
@@ -214,10 +199,7 @@ class KvTracer:
 
 
 def _turns(config: GenieConfig) -> npt.NDArray[np.float64] | None:
-    """Return cosines and sines of all positions, `[CL, 2 * rope_dim]`; None unless they are rope.
-
-    Scaled frequencies are not known here.
-    """
+    """Return cosines and sines of all positions, `[CL, 2 * rope_dim]`; None without rope."""
     encoding = config.dialog.target_engine.model.positional_encoding
     first = encoding[0] if isinstance(encoding, tuple) else encoding
     if first is None or first.rope_dim is None or first.rope_theta is None:
@@ -228,10 +210,11 @@ def _turns(config: GenieConfig) -> npt.NDArray[np.float64] | None:
 
 
 def _replace(table: FunctionTable, function: BackendFunction, kind: Any, ours: Any) -> object:  # noqa: ANN401
-    """Replace a function of a table by ours, which gets the original first; keep what it returns.
+    """Replace a function of a table by ours, which gets the original first.
 
-    The table lies in memory that is read-only once its library is loaded.
+    The caller keeps the result as long as the table is in use.
     """
+    # The table lies in memory that is read-only once its library is loaded.
     entries = table.interface.fn
     original = kind(entries[function])
     place = c.addressof(entries) + function * c.sizeof(c.c_void_p)

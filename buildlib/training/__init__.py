@@ -1,4 +1,4 @@
-"""Training of what speculation needs beside a model, which itself stays as it is.
+"""Training of heads and tokens for speculation; the model itself stays as it is.
 
 Modules here need torch and transformers (extra `train`).
 """

@@ -50,23 +50,21 @@ Batch = Callable[[torch.Generator], tuple[Tensor, str]]
 
 
 class Descent:
-    """Adam on named tensors, whose rates fall by a cosine, with its state in a file.
+    """Adam on named tensors with rates that fall by a cosine, and its state in a file.
 
     Each step draws from a generator of its own, so a training that goes on from its file takes the
     steps that it would have taken.
+
+    Args:
+        place: file of the state; a training there goes on.
+        settings: all that decides the result.
+        budget: limit of steps and time.
+
+    Raises:
+        InputFileError: `place` is damaged, or of a training with other settings.
     """
 
     def __init__(self, place: Path, settings: Mapping[str, object], budget: Budget) -> None:
-        """Take up the training in `place`, if there is one.
-
-        Args:
-            place: file of the state.
-            settings: all that decides what is trained.
-            budget: what it may take.
-
-        Raises:
-            InputFileError: `place` is damaged, or of a training with other settings.
-        """
         self._place, self._settings, self._budget = place, dict(settings), budget
         self._state = self._load()
         self._began = time.monotonic() - float(self._state.get("seconds", 0.0))
@@ -87,10 +85,8 @@ class Descent:
         """Return texts that the model writes by itself, once for a training.
 
         Args:
-            model: that writes.
             prompt_length: tokens of the given text with which each begins.
             length: in tokens, of each.
-            watcher: sees how many there are.
 
         Returns:
             Ids `[n, length]` to learn from, and such for figures alone.
@@ -99,10 +95,10 @@ class Descent:
         if "texts" not in self._state:
             generator = torch.Generator().manual_seed(self._budget.seed)
             prompts = model.windows(total, prompt_length, generator)
-            written = model.continued(
+            new_texts = model.continued(
                 prompts, length - prompt_length, lambda done: watcher.on_texts(done, total)
             )
-            self._state["texts"] = written.cpu()
+            self._state["texts"] = new_texts.cpu()
             self._save()
         texts: Tensor = self._state["texts"].to(model.device)
         apart = max(1, total // 16)
@@ -121,8 +117,7 @@ class Descent:
         Args:
             tensors: leaves that need gradients.
             rates: of learning at the beginning, by the names of `tensors`.
-            batch: the loss, which is told what to draw from.
-            watcher: sees each step.
+            batch: the loss, given a generator to draw from.
             after: is called after each step, to keep tensors within bounds.
         """
         groups = [{"params": [tensors[name]], "lr": rates[name]} for name in tensors]
@@ -132,7 +127,7 @@ class Descent:
             with torch.no_grad():
                 for name, tensor in tensors.items():
                     tensor.copy_(self._state["tensors"][name])
-        saved = time.monotonic()
+        last_save = time.monotonic()
         while (share := self._share) < 1.0:
             for group, rate in zip(optimizer.param_groups, rates.values(), strict=True):
                 cosine = (1 + math.cos(math.pi * share)) / 2
@@ -146,14 +141,14 @@ class Descent:
                 after()
             self._state["step"] = self.step + 1
             watcher.on_step(self._share, self.step, f"loss {loss.item():.3f}, {words}")
-            if time.monotonic() - saved > SAVE_EVERY_S:
+            if time.monotonic() - last_save > SAVE_EVERY_S:
                 self._state["optimizer"] = optimizer.state_dict()
                 self._state["tensors"] = {name: value.detach() for name, value in tensors.items()}
                 self._save()
-                saved = time.monotonic()
+                last_save = time.monotonic()
 
     def finish(self) -> None:
-        """Remove the state, once what was trained is written."""
+        """Remove the state, once the result is written."""
         self._place.unlink(missing_ok=True)
 
     @property
@@ -180,5 +175,4 @@ class Descent:
         if other:
             reason = f"it is of a training with another {', '.join(other)}: {advice}"
             raise InputFileError(str(self._place), reason)
-        found: dict[str, Any] = state
-        return found
+        return dict(state)

@@ -47,7 +47,7 @@ class DraftRecipe:
         windows: texts of a batch.
         passes: of the head, each on the states of the one before; the weight of each is half of
             that before.
-        rate: of learning, of the head's layer as of the two matrices before it, whose unit brings
+        rate: of learning, of the head's layer as of the two matrices before it; their unit brings
             embeddings and states to the size that the layer is used to.
         state_weight: of the distance between hidden states, in their standard deviations, against
             that of the tokens that follow from them.
@@ -69,8 +69,8 @@ class TrainableHead:
         network: of the model's class with one layer, and the model's own output projection.
         halves: matrices [hidden, hidden] on embeddings and on states, in their units.
         units: of `halves`.
-        table_factor: by what rows of the table are multiplied before the first layer.
-        layer_factor: by what the network itself multiplies what it is given.
+        table_factor: of rows of the table before the first layer.
+        layer_factor: of the inputs of the network, inside of it.
     """
 
     model: FrozenModel
@@ -85,7 +85,6 @@ class TrainableHead:
         """Start from the model's last layer, on the mean of embedding and state.
 
         Args:
-            model: frozen.
             some: text, `[batch, length]`, which shows how large its values are.
         """
         inside, outside = model.embedding_factors()
@@ -98,7 +97,7 @@ class TrainableHead:
         return cls(model, _head_network(model), halves, units, inside * outside, outside)
 
     def parameters(self) -> dict[str, Tensor]:
-        """Return what is trained, by the names of a checkpoint."""
+        """Return the trained tensors by their names in a checkpoint."""
         own = dict(self.network.named_parameters())
         layer = {name: own[name] for name in own if name.startswith((_LAYER, _NORM))}
         return {FC_EMBEDDING: self.halves[0], FC_HIDDEN: self.halves[1], **layer}
@@ -112,11 +111,10 @@ class TrainableHead:
         Args:
             ids: `[batch, length]`.
             states: of the model after `ids`, `[batch, length, hidden]`.
-            count: of passes.
         """
         embeddings = self.table_factor * F.embedding(ids[:, 1:], self.model.table)
         entering = F.linear(embeddings, self.halves[0] * self.units[0])
-        cache, found, before = cache_of(()), [], states[:, :-1]
+        cache, results, before = cache_of(()), [], states[:, :-1]
         positions = torch.arange(ids.shape[1] - 1, device=ids.device)
         for number in range(count):
             hidden = entering + F.linear(before, self.halves[1] * self.units[1])
@@ -131,9 +129,9 @@ class TrainableHead:
                 use_cache=True,
                 output_hidden_states=True,
             )
-            found.append((out.hidden_states[-1], out.logits))
+            results.append((out.hidden_states[-1], out.logits))
             before = torch.cat((states[:, :1], out.hidden_states[-1][:, :-1]), dim=1)
-        return found
+        return results
 
     def save(self, model_dir: Path, out: Path) -> None:
         """Write a checkpoint folder of the head with fp16 weights, and its ONNX beside them."""
@@ -160,7 +158,7 @@ def _halved(tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def _seen(positions: Tensor, number: int) -> Tensor:
-    """Return what tokens see in the pass `number`, from 0: `[n, (number + 1) * n]`."""
+    """Return which keys tokens see in the pass `number`, from 0: `[n, (number + 1) * n]`."""
     own, other = positions[:, None], positions[None]
     blocks = [other <= own - number]
     blocks += [other == own - (number - earlier) for earlier in range(1, number + 1)]
@@ -178,8 +176,8 @@ def _head_network(model: FrozenModel) -> Any:  # noqa: ANN401
     network.set_input_embeddings(model.network.get_input_embeddings())
     network.set_output_embeddings(model.network.get_output_embeddings())
     last = f"model.layers.{model.n_layers - 1}."
-    stored = model.network.state_dict()
-    own = {n.replace(last, _LAYER): v for n, v in stored.items() if n.startswith((last, _NORM))}
+    state = model.network.state_dict()
+    own = {n.replace(last, _LAYER): v for n, v in state.items() if n.startswith((last, _NORM))}
     network.load_state_dict(own, strict=False)
     for name, parameter in network.named_parameters():
         parameter.requires_grad_(requires_grad=name.startswith((_LAYER, _NORM)))
@@ -204,14 +202,14 @@ def train_draft(
         own_text = texts[torch.randint(len(texts), (half,), generator=drawn)]
         ids = torch.cat((model.windows(half, recipe.length, drawn), own_text))
         states, scores = model.states_and_scores(ids)
-        wanted, unit = scores.argmax(-1), states.std()
-        found = head.passes(ids, states, recipe.passes)
+        aim, unit = scores.argmax(-1), states.std()
+        results = head.passes(ids, states, recipe.passes)
         loss = torch.zeros((), device=ids.device)
-        for number, (own, drafted) in enumerate(found):
-            apart = F.cross_entropy(drafted.flatten(0, 1), wanted[:, 1:].flatten())
+        for number, (own, drafted) in enumerate(results):
+            apart = F.cross_entropy(drafted.flatten(0, 1), aim[:, 1:].flatten())
             distance = F.smooth_l1_loss(own / unit, states[:, 1:] / unit)
             loss = loss + 0.5**number * (recipe.state_weight * distance + apart)
-        return loss, f"{accepted([s for _, s in found], wanted):.2f} tokens a call"
+        return loss, f"{accepted([s for _, s in results], aim):.2f} tokens a call"
 
     parameters = head.parameters()
     descent.run(parameters, dict.fromkeys(parameters, recipe.rate), batch, watcher)
@@ -219,8 +217,8 @@ def train_draft(
     with torch.no_grad():
         for ids in judged.split(2 * half):
             states, scores = model.states_and_scores(ids)
-            found = head.passes(ids, states, recipe.passes)
-            figures.append(accepted([s for _, s in found], scores.argmax(-1)))
+            results = head.passes(ids, states, recipe.passes)
+            figures.append(accepted([s for _, s in results], scores.argmax(-1)))
     return head, sum(figures) / len(figures)
 
 

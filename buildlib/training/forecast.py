@@ -1,7 +1,7 @@
 """Forecast tokens and their prefix, for self-speculative decoding.
 
 Forecast tokens stand behind each token of a text. They see it, the trained prefix before it, and
-each other; forecast token i says what the model will say i + 1 tokens further. Trained are their
+each other; forecast token i says the model's token i + 1 tokens further. Trained are their
 embeddings, and the keys and values of the prefix.
 """
 
@@ -75,8 +75,6 @@ class Forecaster:
         """Start from the mean of all embeddings, and the caches of some text.
 
         Args:
-            model: frozen.
-            recipe: says how many there are.
             some: ids `[batch, length]`.
         """
         caches, _ = model.caches(some, torch.tensor([0], device=some.device))
@@ -99,7 +97,7 @@ class Forecaster:
         return cls(model, tensors, scales, bounds, inside)
 
     def keep_within_bounds(self) -> None:
-        """Move what lies outside of the model's own ranges to their ends, in place."""
+        """Move values outside of the model's own ranges to their ends, in place."""
         for name, tensor in self.tensors.items():
             tensor.clamp_(*self.bounds[name])
 
@@ -120,7 +118,7 @@ class Forecaster:
         rows, batch = self.value(_EMBEDDING), len(ids)
         count = len(rows)
         ahead = (places[:, None] + 1 + torch.arange(count)).flatten().to(ids.device)
-        caches, wanted = self.model.caches(ids, ahead)
+        caches, aim = self.model.caches(ids, ahead)
         layers = []
         for index, (keys, values) in enumerate(caches):
             own = [
@@ -136,10 +134,10 @@ class Forecaster:
             use_cache=True,
         )
         shape = (batch, len(places), count, -1)
-        return out.logits.view(shape), wanted.view(shape)
+        return out.logits.view(shape), aim.view(shape)
 
     def _seen(self, length: int, places: Tensor) -> Tensor:
-        """Return which forecast tokens see what, `[n, prefix + length + n]`."""
+        """Return which keys forecast tokens see, `[n, prefix + length + n]`."""
         count, prefix = len(self.tensors[_EMBEDDING]), self.tensors[prefix_key(0)].shape[1]
         whose = torch.arange(len(places)).repeat_interleave(count)
         order = torch.arange(len(whose))
@@ -149,12 +147,12 @@ class Forecaster:
 
     def stored(self) -> dict[str, Tensor]:
         """Return the tensors as the builder reads them."""
-        found = {FORECAST_EMBEDDING: self.value(_EMBEDDING)}
+        tensors = {FORECAST_EMBEDDING: self.value(_EMBEDDING)}
         for index in range(self.model.n_layers):
             key, value = prefix_key(index), prefix_value(index)
-            found[key] = graph_keys(self.model.config, index, self.value(key))
-            found[value] = self.value(value)
-        return {name: tensor.detach().cpu().contiguous() for name, tensor in found.items()}
+            tensors[key] = graph_keys(self.model.config, index, self.value(key))
+            tensors[value] = self.value(value)
+        return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
 
 def graph_keys(config: DecoderConfig, layer: int, keys: Tensor) -> Tensor:
@@ -165,17 +163,17 @@ def graph_keys(config: DecoderConfig, layer: int, keys: Tensor) -> Tensor:
     """
     if not config.has_rope(layer):
         return keys
-    turned, passed = keys[..., : config.rotary_dim], keys[..., config.rotary_dim :]
+    turned, rest = keys[..., : config.rotary_dim], keys[..., config.rotary_dim :]
     if config.family.interleaved:
         turned = torch.cat((turned[..., ::2], turned[..., 1::2]), -1)
     length = 1.0 if config.has_local_rope(layer) else rotation_length(config)
-    return torch.cat((turned / length, passed), -1)
+    return torch.cat((turned / length, rest), -1)
 
 
 def train_forecast(
     model: FrozenModel, recipe: ForecastRecipe, descent: Descent, watcher: Watcher, out: Path
 ) -> float:
-    """Learn to forecast what a model says, on text that it says itself, and write it.
+    """Learn to forecast a model on text that it says itself, and write the result.
 
     Returns:
         Tokens a call that a dialog would accept on texts that nothing was learned from.
@@ -189,11 +187,11 @@ def train_forecast(
     def batch(drawn: torch.Generator) -> tuple[Tensor, str]:
         ids = texts[torch.randint(len(texts), (windows,), generator=drawn)]
         places = first + torch.randperm(last - first, generator=drawn)[: recipe.places]
-        scores, wanted = forecaster.scores(ids, places)
+        scores, aim = forecaster.scores(ids, places)
         loss = F.kl_div(
-            scores.log_softmax(-1), wanted.log_softmax(-1), log_target=True, reduction="none"
+            scores.log_softmax(-1), aim.log_softmax(-1), log_target=True, reduction="none"
         )
-        return loss.sum(-1).mean(), f"{accepted(scores, wanted):.2f} tokens a call"
+        return loss.sum(-1).mean(), f"{accepted(scores, aim):.2f} tokens a call"
 
     rates = dict.fromkeys(forecaster.tensors, recipe.prefix_rate)
     rates[_EMBEDDING] = recipe.embedding_rate

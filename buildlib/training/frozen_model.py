@@ -27,7 +27,7 @@ _FEWEST_TOKENS = 1000
 
 @dataclass(frozen=True)
 class FrozenModel:
-    """A model in float32, none of whose parameters is trained.
+    """A model in float32, without trained parameters.
 
     Attributes:
         network: the class of transformers for the family.
@@ -57,8 +57,8 @@ class FrozenModel:
         try:
             content = text.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            said = "it is not UTF-8" if isinstance(error, UnicodeError) else error.strerror
-            raise InputFileError(str(text), said or "it cannot be read") from error
+            reason = "it is not UTF-8" if isinstance(error, UnicodeError) else error.strerror
+            raise InputFileError(str(text), reason or "it cannot be read") from error
         tokenizer = load_tokenizer(checkpoint.tokenizer_path)
         ids = tokenizer.encode(content, add_special_tokens=False).ids
         if len(ids) < _FEWEST_TOKENS:
@@ -97,21 +97,19 @@ class FrozenModel:
         """Continue prompts `[n, length]` by the most probable tokens.
 
         Args:
-            prompts: ids.
-            n_tokens: to add to each.
             report: takes the number of texts that are done.
         """
         texts: list[Tensor] = []
         for ids in prompts.split(_BATCH):
             with torch.no_grad():
-                written, cache, fresh = ids, None, ids
+                new_texts, cache, fresh = ids, None, ids
                 for _ in range(n_tokens):
                     out = self.network(
                         input_ids=fresh, past_key_values=cache, use_cache=True, logits_to_keep=1
                     )
                     cache, fresh = out.past_key_values, out.logits[:, -1:].argmax(-1)
-                    written = torch.cat((written, fresh), dim=1)
-            texts += [written]
+                    new_texts = torch.cat((new_texts, fresh), dim=1)
+            texts += [new_texts]
             report(sum(map(len, texts)))
         return torch.cat(texts)
 
@@ -138,7 +136,7 @@ class FrozenModel:
         return [(layer.keys, layer.values) for layer in cache.layers], out.logits
 
     def embedding_factors(self) -> tuple[float, float]:
-        """Return by what a row of the table is multiplied inside of its lookup, and after it."""
+        """Return the factors of a row of the table inside of its lookup, and after it."""
         ids = self.table.norm(dim=1).argmax().view(1, 1)  # a row of padding would be zero
         with torch.no_grad():
             row, looked_up = self.table[ids], self.network.get_input_embeddings()(ids)
@@ -147,7 +145,7 @@ class FrozenModel:
         return _ratio(looked_up, row), _ratio(first, looked_up)
 
     def masks(self, seen: Tensor) -> Tensor | dict[str, Tensor]:
-        """Return the attention mask of tokens, which says what each layer sees.
+        """Return the attention mask of tokens, of each kind of layer.
 
         Args:
             seen: true where a token sees a key, `[tokens, keys]`; keys stand in order, so that a

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from buildlib.numerics.divergence import measure_divergence, sqnr_db
+from buildlib.numerics.divergence import measure_divergence, sqnr_db, token_losses
 
 
 def logits(*rows: list[float]) -> np.ndarray:
@@ -30,6 +30,11 @@ def test_the_divergence_is_that_of_the_device_from_float() -> None:
     assert turned.kl != pytest.approx(found.kl, rel=1e-3)
     assert found.loss == pytest.approx(-math.log(0.75), rel=1e-5)
     assert found.loss_float == pytest.approx(-math.log(0.5), rel=1e-5)
+
+
+def test_losses_are_log_likelihoods() -> None:
+    found = token_losses(logits([0.5, 0.25, 0.25], [0.1, 0.1, 0.8]), [1, 2])
+    np.testing.assert_allclose(found, -np.log([0.25, 0.8]), rtol=1e-6)
 
 
 def test_every_step_of_every_text_weighs_the_same() -> None:

@@ -59,9 +59,8 @@ def test_greedy_is_argmax_after_bos(loop: HostLoop) -> None:
         loop.reset()
         assert int(loop.feed(tokens)[-1].argmax()) == token
         tokens.append(token)
-    assert (
-        loop.greedy([0, 7, 8], 4, stop=frozenset({chosen[2]})) == chosen[: chosen.index(chosen[2])]
-    )
+    stopped = loop.greedy([0, 7, 8], 4, stop=frozenset({chosen[2]}))
+    assert stopped == chosen[: chosen.index(chosen[2])]
 
 
 def test_the_embedding_table_can_lie_on_the_host(
@@ -119,8 +118,3 @@ def test_losses_are_of_each_token_after_bos(loop: HostLoop) -> None:
     assert losses.shape == (CL - 1,)
     with pytest.raises(BuildError, match="97 tokens"):
         window_losses(loop, 0, [5] * (CL + 1))
-
-
-def test_losses_are_log_likelihoods() -> None:
-    logits = np.log(np.array([[0.5, 0.25, 0.25], [0.1, 0.1, 0.8], [1, 1, 1]], np.float32))
-    np.testing.assert_allclose(token_losses(logits[:2], [1, 2]), -np.log([0.25, 0.8]), rtol=1e-6)

@@ -3,8 +3,8 @@
 import dataclasses
 import json
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -16,7 +16,7 @@ from buildlib.encodings.files import load_encodings
 from buildlib.errors import BuildError, ModelFileError
 from buildlib.graph.files import link_into
 from buildlib.graph.shape import GraphShape
-from buildlib.numerics.comparison import StageComparison
+from buildlib.numerics.comparison import StageComparison, VerificationReport
 from buildlib.numerics.runners import OnnxRunner, PartRunner
 from buildlib.numerics.verifier import (
     FINITE,
@@ -82,8 +82,14 @@ def spoiled(path: Path, folder: Path, name: str) -> Path:
     return changed(path, folder, change)
 
 
-def failed(comparisons: tuple[StageComparison, ...]) -> set[tuple[str, str]]:
-    return {(one.stage, one.subject) for one in comparisons if not one.passed}
+def verified(models: StageModels, **changes: Any) -> VerificationReport:  # noqa: ANN401
+    """The report of these models, without parts unless they are among the changes."""
+    changes = {"split": None, "qdq": None} | changes
+    return verify_outputs(dataclasses.replace(models, **changes), options=FEW)
+
+
+def failed(report: VerificationReport) -> set[tuple[str, str]]:
+    return {(one.stage, one.subject) for one in report.failures}
 
 
 def test_correct_stages_pass(models: StageModels) -> None:
@@ -116,16 +122,16 @@ def test_a_spoiled_stage_fails_there_and_not_after(models: StageModels, tmp_path
     assert models.split is not None
     bad = spoiled(models.split[OWN][1], tmp_path, "layer_1_mlp_norm")
     split = {**models.split, OWN: [models.split[OWN][0], bad]}
-    report = verify_outputs(dataclasses.replace(models, split=split), options=FEW)
-    assert {stage for stage, _ in failed(report.comparisons)} == {"split"}
-    assert ("split", str(OWN)) in failed(report.comparisons)
+    report = verified(models, split=split, qdq=models.qdq)
+    assert {stage for stage, _ in failed(report)} == {"split"}
+    assert ("split", str(OWN)) in failed(report)
     assert report.failures[0].max_rel_diff > 1e-6
     arcl = {**models.arcl, GraphShape(1, 48): spoiled(
         models.arcl[GraphShape(1, 48)], tmp_path, "layer_0_attention_norm"
     )}  # fmt: skip
-    report = verify_outputs(dataclasses.replace(models, arcl=arcl, qdq=None), options=FEW)
-    assert ("arcl", "ar1_cl48") in failed(report.comparisons)
-    assert all(subject.endswith("cl48") for _, subject in failed(report.comparisons))
+    subjects = failed(verified(models, arcl=arcl, split=models.split))
+    assert ("arcl", "ar1_cl48") in subjects
+    assert all(subject.endswith("cl48") for _, subject in subjects)
 
 
 def test_swapped_caches_are_found_though_each_call_is_right(
@@ -141,10 +147,7 @@ def test_swapped_caches_are_found_though_each_call_is_right(
 
     decode = GraphShape(1, 96)
     arcl = {decode: changed(models.arcl[decode], tmp_path, exchange), OWN: models.arcl[OWN]}
-    report = verify_outputs(
-        dataclasses.replace(models, arcl=arcl, split=None, qdq=None), options=FEW
-    )
-    assert failed(report.comparisons) == {("arcl", str(decode))}
+    assert failed(verified(models, arcl=arcl)) == {("arcl", str(decode))}
 
 
 def test_weights_that_are_no_numbers_fail_every_bound(models: StageModels, tmp_path: Path) -> None:
@@ -154,28 +157,9 @@ def test_weights_that_are_no_numbers_fail_every_bound(models: StageModels, tmp_p
         gain.CopyFrom(onnx.numpy_helper.from_array(values, gain.name))
 
     path = changed(models.imported[OWN], tmp_path, poison)
-    broken = dataclasses.replace(
-        models, imported={OWN: path}, arcl={OWN: path}, split=None, qdq=None
-    )
-    report = verify_outputs(broken, options=FEW)
+    report = verified(models, imported={OWN: path}, arcl={OWN: path})
     assert [one.passed for one in report.comparisons] == [False]
     assert "not finite" in report.comparisons[0].note
-
-
-def test_a_source_of_another_naming_is_compared_through_its_adapter(models: StageModels) -> None:
-    path = models.imported[OWN]
-    opened: list[PartRunner] = []
-
-    def open_source() -> PartRunner:
-        opened.append(OnnxRunner(path, n_threads=1, plain=True))
-        return opened[-1]
-
-    earlier = {path: [Version("import", SAME_FLOAT, open_source)]}
-    with_source = dataclasses.replace(models, earlier=earlier, split=None, qdq=None)
-    report = verify_outputs(with_source, options=FEW)
-    assert report.comparisons[0].stage == "import"
-    assert report.comparisons[0].max_abs_diff == 0
-    assert len(opened) == 1
 
 
 def test_each_version_is_compared_with_the_one_before_it(
@@ -185,21 +169,20 @@ def test_each_version_is_compared_with_the_one_before_it(
     before = models.imported[OWN]
     after = spoiled(before, tmp_path, "layer_0_mlp_norm")
     stages = {"import": SAME_FLOAT, "optimize": FINITE}
-    whole = partial(OnnxRunner, before)
-    one = dataclasses.replace(
-        models,
-        imported={OWN: after},
-        arcl={OWN: after},
-        earlier={after: [Version(stage, bound, whole) for stage, bound in stages.items()]},
-        split=None,
-        qdq=None,
-    )
-    report = verify_outputs(one, options=FEW)
+    opened: list[PartRunner] = []
+
+    def open_before() -> PartRunner:
+        opened.append(OnnxRunner(before, n_threads=1, plain=True))
+        return opened[-1]
+
+    files = {"imported": {OWN: after}, "arcl": {OWN: after}}
+    versions = [Version(stage, bound, open_before) for stage, bound in stages.items()]
+    report = verified(models, **files, earlier={after: versions})
+    assert len(opened) == 2
     assert report.passed, report.failures
     assert [row.stage for row in report.comparisons] == ["import", "optimize", "arcl"]
     assert report.comparisons[0].max_abs_diff == 0 < report.comparisons[1].max_abs_diff
-    wrong = {after: [Version("import", SAME_FLOAT, whole)]}
-    report = verify_outputs(dataclasses.replace(one, earlier=wrong), options=FEW)
+    report = verified(models, **files, earlier={after: versions[:1]})
     assert [row.stage for row in report.failures] == ["import"]
 
 
@@ -222,9 +205,8 @@ def test_a_model_without_a_mask_is_refused(models: StageModels, tmp_path: Path) 
             node.input[:] = [name.replace("attention_mask", "mask") for name in node.input]
 
     path = changed(models.imported[OWN], tmp_path, rename)
-    broken = dataclasses.replace(models, imported=dict.fromkeys(SHAPES, path))
     with pytest.raises(ModelFileError, match="attention mask"):
-        verify_outputs(broken, options=FEW)
+        verified(models, imported=dict.fromkeys(SHAPES, path))
 
 
 def test_the_emulator_computes_what_the_quantized_model_does(
@@ -259,9 +241,7 @@ def test_single_heads_and_parts_of_their_own_compute_the_same(
         shape: [convert_mha2sha(part, tmp_path / "sha" / part.name) for part in parts]
         for shape, parts in split.items()
     }
-    report = verify_outputs(
-        dataclasses.replace(models, split=split, sha=sha, qdq=None), options=FEW
-    )
+    report = verified(models, split=split, sha=sha)
     assert report.passed, report.failures
     assert {one.stage for one in report.comparisons} == {"arcl", "split", "mha2sha"}
     for one in report.comparisons:
