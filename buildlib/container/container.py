@@ -1,4 +1,4 @@
-"""`GenAIContainer`: a Genie bundle with a manifest, whose files are checked by their hashes."""
+"""`GenAIContainer`: a Genie bundle with a manifest that has the hash of every file."""
 
 import stat
 import zipfile
@@ -15,7 +15,6 @@ from buildlib.container.files import (
     copy_file,
     copy_into,
     file_error,
-    link_equal,
     place_file,
     place_folder,
     write_text,
@@ -135,11 +134,7 @@ class GenAIContainer(GenAIContainerable):
 
     @property
     def genie_config(self) -> GenieConfig:
-        """The dialog.
-
-        Raises:
-            ContainerError: it holds a text encoder.
-        """
+        """The dialog."""
         if not isinstance(self.configuration, GenieConfig):
             reason = "holds a text encoder, which answers no prompts: use `qnnfarm embed`"
             raise ContainerError(str(self.path), reason)
@@ -147,11 +142,7 @@ class GenAIContainer(GenAIContainerable):
 
     @property
     def embedding_config(self) -> TextEmbeddingConfig:
-        """The embedding.
-
-        Raises:
-            ContainerError: it holds a dialog.
-        """
+        """The embedding."""
         if not isinstance(self.configuration, TextEmbeddingConfig):
             reason = "holds a dialog, which embeds no texts: build a text encoder from its ONNX"
             raise ContainerError(str(self.path), reason)
@@ -160,8 +151,7 @@ class GenAIContainer(GenAIContainerable):
     def save(self, dest: str | PathLike[str], *, exist_ok: bool = False) -> "GenAIContainer":
         """Copy the container to another folder, checking every file on the way.
 
-        Nothing is written if the folder holds this very container. Of another container there,
-        files of the same content stay: they are linked, not copied.
+        Nothing is written if the folder holds this very container.
 
         Args:
             dest: a folder, which appears atomically.
@@ -178,7 +168,7 @@ class GenAIContainer(GenAIContainerable):
         if exist_ok and self._is_at(destination):
             return GenAIContainer(destination, self.metadata, self.configuration, self.htp_config)
         with place_folder(destination, exist_ok=exist_ok, may_replace=is_container) as scratch:
-            self._copy_to(scratch, there=destination)
+            self._copy_to(scratch)
             write_text(scratch / METADATA, self.metadata.to_json(), "configuration")
         return GenAIContainer(destination, self.metadata, self.configuration, self.htp_config)
 
@@ -190,9 +180,6 @@ class GenAIContainer(GenAIContainerable):
                 `<model>.genie.zip`.
             format: `genie_bundle` is a folder as AI Hub's export makes it, `zip` that in a file.
                 Equal containers give equal archives.
-
-        Returns:
-            What was written.
 
         Raises:
             InvalidOptionError: there is no such format.
@@ -219,27 +206,25 @@ class GenAIContainer(GenAIContainerable):
     def _is_at(self, folder: Path) -> bool:
         """Return whether a folder holds the files of this container and nothing else."""
         try:
-            found = {
+            names = {
                 path.relative_to(folder).as_posix()
                 for path in folder.rglob("*")
                 if not path.is_dir() or path.is_symlink()
             }
-            if found != {*self.metadata.files, METADATA}:
+            if names != {*self.metadata.files, METADATA}:
                 return False
             if (folder / METADATA).read_text(encoding="utf-8") != self.metadata.to_json():
                 return False
             _check_files(folder, self.metadata, verify=True)
         except (OSError, UnicodeDecodeError, ContainerError):
             return False
-        return not any((folder / name).is_symlink() for name in found)
+        return not any((folder / name).is_symlink() for name in names)
 
-    def _copy_to(self, folder: Path, there: Path | None = None) -> None:
-        """Copy all files into a folder; those that `there` has as well are linked from it."""
+    def _copy_to(self, folder: Path) -> None:
+        """Copy all files into a folder."""
         with HashMemo.at(None) as memo:
             for name, record in self.metadata.files.items():
                 check_file(self.path, name, record)
-                if there is not None and link_equal(there, folder, name, record, memo):
-                    continue
                 if copy_file(self.path / name, folder / name, record.kind) != record:
                     raise file_error(self.path, name, "has changed since it was written")
                 memo.remember(folder / name, record.sha256)
@@ -250,8 +235,8 @@ class GenAIContainer(GenAIContainerable):
 
         Embedding and output projection do not count. None for containers of older versions.
         """
-        told = self.metadata.model.quantization.get(PRECISION)
-        return told if isinstance(told, str) else None
+        text = self.metadata.model.quantization.get(PRECISION)
+        return text if isinstance(text, str) else None
 
     @property
     def files(self) -> dict[str, Path]:
@@ -304,6 +289,6 @@ def write_archive(folder: Path, files: Mapping[str, FileRecord], destination: Pa
             header.external_attr = (stat.S_IFREG | 0o644) << 16
             header.file_size = record.size_bytes  # decides between 32 and 64 bits
             with archive.open(header, "w") as member:
-                written = copy_into(folder / name, member, record.kind)
-            if written != record:
+                copy = copy_into(folder / name, member, record.kind)
+            if copy != record:
                 raise file_error(folder, name, "has changed since it was written")

@@ -17,11 +17,7 @@ _CHUNK = 4 * 1024 * 1024
 
 
 def copy_file(source: Path, destination: Path, kind: PartKind) -> FileRecord:
-    """Copy to a new file, durably, and describe what was copied; makes the folder for it.
-
-    Raises:
-        OSError: as reading and writing do, with the file's name.
-    """
+    """Copy to a new file, durably, and describe it; makes the folder for it."""
     destination.parent.mkdir(parents=True, exist_ok=True)
     with destination.open("xb") as writer:
         record = copy_into(source, writer, kind)
@@ -31,11 +27,7 @@ def copy_file(source: Path, destination: Path, kind: PartKind) -> FileRecord:
 
 
 def copy_into(source: Path, sink: IO[bytes], kind: PartKind) -> FileRecord:
-    """Write a file's bytes into `sink`, and describe what was written.
-
-    Raises:
-        OSError: as reading and writing do.
-    """
+    """Write a file's bytes into `sink`, and describe them."""
     digest = hashlib.sha256()
     size = 0
     with source.open("rb") as reader:
@@ -82,23 +74,6 @@ def check_file(folder: Path, name: str, record: FileRecord, memo: HashMemo | Non
         raise file_error(folder, name, "has changed since it was written")
 
 
-def link_equal(source: Path, folder: Path, name: str, record: FileRecord, memo: HashMemo) -> bool:
-    """Link a file into another folder if it is as its record says; return whether it is.
-
-    The folder it comes from must be one that goes, or a later write would change both.
-    """
-    target = folder / name
-    try:
-        if (source / name).is_symlink():
-            return False
-        check_file(source, name, record, memo)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.hardlink_to(source / name)
-    except (OSError, ContainerError):
-        return False
-    return True
-
-
 @contextmanager
 def place_folder(
     destination: Path, *, exist_ok: bool, may_replace: Callable[[Path], bool]
@@ -142,11 +117,7 @@ def place_file(destination: Path) -> Iterator[BinaryIO]:
 def check_replaceable(
     destination: Path, *, exist_ok: bool, may_replace: Callable[[Path], bool]
 ) -> None:
-    """Refuse a destination where placing a folder would lose something.
-
-    Raises:
-        ContainerError: there is something that may not be replaced.
-    """
+    """Refuse a destination where placing a folder would lose something."""
     destination = user_path(destination)
     if not destination.exists() and not destination.is_symlink():
         return

@@ -4,12 +4,13 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from buildlib.container.container import GenAIContainer
 from buildlib.container.genie_config import GenieConfig
-from buildlib.container.manifest import FORMAT_VERSION, content_digest
+from buildlib.container.manifest import FORMAT_VERSION
 from buildlib.container.writer import ContainerContents, write_container
 from buildlib.errors import (
     ContainerError,
@@ -71,39 +72,41 @@ def test_equal_builds_are_equal_byte_for_byte(
     assert snapshot(tmp_path / "a") == snapshot(tmp_path / "b")
 
 
-def test_save_copies(container: GenAIContainer, tmp_path: Path) -> None:
-    saved = container.save(tmp_path / "copy")
-    assert snapshot(saved.path) == snapshot(container.path)
-    assert GenAIContainer.load(saved.path).metadata == container.metadata
+def test_save_copies(
+    container: GenAIContainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "empty").mkdir()
+    for dest, place in (("~/copy", tmp_path / "home/copy"), (tmp_path / "empty",) * 2):
+        saved = container.save(dest)
+        assert saved.path == place
+        assert snapshot(place) == snapshot(container.path)
+        assert GenAIContainer.load(dest).metadata == container.metadata
     assert container.save(container.path) is container
+    assert container.export("~/bundle.zip", format="zip").is_relative_to(tmp_path / "home")
 
 
 def test_save_never_overwrites_silently(container: GenAIContainer, tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "thesis.txt").write_text("precious")
-    with pytest.raises(ContainerError, match="is there already") as caught:
-        container.save(mine)
-    assert caught.value.exit_code == 2
-    with pytest.raises(ContainerError, match="something else"):
-        container.save(mine, exist_ok=True)
     (tmp_path / "link").symlink_to(mine)
-    with pytest.raises(ContainerError, match="is not a folder"):
-        container.save(tmp_path / "link", exist_ok=True)
-    with pytest.raises(ContainerError, match="is not a folder"):
-        container.save(mine / "thesis.txt", exist_ok=True)
+    copy = container.save(tmp_path / "copy").path
+    (copy / "notes").mkdir()
+    (copy / "notes" / "thesis.txt").write_text("precious")
+    for dest, exist_ok, reason in (
+        (mine, False, "is there already"),
+        (mine, True, "something else"),
+        (copy, True, "something else"),
+        (tmp_path / "link", True, "is not a folder"),
+        (mine / "thesis.txt", True, "is not a folder"),
+        (mine / "thesis.txt" / "below", False, "cannot be written"),
+    ):
+        with pytest.raises(ContainerError, match=reason) as caught:
+            container.save(dest, exist_ok=exist_ok)
+        assert caught.value.exit_code == 2
     assert snapshot(mine) == {"thesis.txt": b"precious"}
-
-
-def test_what_lies_beside_a_container_is_never_lost(
-    container: GenAIContainer, tmp_path: Path
-) -> None:
-    target = container.save(tmp_path / "copy").path
-    (target / "notes").mkdir()
-    (target / "notes" / "thesis.txt").write_text("precious")
-    with pytest.raises(ContainerError, match="something else"):
-        container.save(target, exist_ok=True)
-    assert (target / "notes" / "thesis.txt").read_text() == "precious"
+    assert (copy / "notes" / "thesis.txt").read_text() == "precious"
 
 
 def test_no_container_is_put_into_itself(container: GenAIContainer) -> None:
@@ -130,64 +133,34 @@ def test_a_format_that_there_is_not(container: GenAIContainer, tmp_path: Path) -
     assert not (tmp_path / "copy").exists()
 
 
-def test_a_home_folder_is_one(
-    container: GenAIContainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert container.save("~/copy").path == tmp_path / "home" / "copy"
-    assert GenAIContainer.load("~/copy").metadata == container.metadata
-    assert container.export("~/bundle.zip", format="zip").is_relative_to(tmp_path / "home")
-    with pytest.raises(ContainerError, match="is there already"):
-        container.save("~/copy")
-
-
 def test_a_manifest_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "metadata.json")
     with pytest.raises(ContainerError, match="is not a file"):
         GenAIContainer.load(tmp_path)
 
 
-def test_save_replaces_a_container_when_told(
+def test_save_replaces_another_container_and_leaves_an_equal_one(
     container: GenAIContainer, draft: ContainerContents, tmp_path: Path
 ) -> None:
-    other = dataclasses.replace(draft, options={})
-    target = write(other, tmp_path / "other").path
+    def inodes() -> dict[str, int]:
+        return {path.name: path.stat().st_ino for path in target.iterdir()}
+
+    target = write(dataclasses.replace(draft, options={}), tmp_path / "other").path
     with pytest.raises(ContainerError, match="is there already"):
         container.save(target)
     container.save(target, exist_ok=True)
     assert snapshot(target) == snapshot(container.path)
     assert {p.name for p in tmp_path.iterdir()} == {"parts", "container", "other"}
-
-
-def test_what_is_there_is_not_copied(
-    container: GenAIContainer, draft: ContainerContents, tmp_path: Path
-) -> None:
-    def inodes(folder: Path) -> dict[str, int]:
-        return {path.name: path.stat().st_ino for path in folder.iterdir()}
-
-    target = container.save(tmp_path / "target").path
-    before = inodes(target)
+    before = inodes()
     container.save(target, exist_ok=True)
-    assert inodes(target) == before
-    other = write(dataclasses.replace(draft, options={}), tmp_path / "other")
-    other.save(target, exist_ok=True)
-    after = inodes(target)
-    assert {name for name in after if after[name] != before[name]} == {"metadata.json"}
-    assert GenAIContainer.load(target).metadata == other.metadata
+    assert inodes() == before  # nothing was copied
     (target / "tiny_part_1_of_2.bin").write_bytes(b"other")
     container.save(target, exist_ok=True)
     assert snapshot(target) == snapshot(container.path)
-    assert inodes(target)["tiny_part_1_of_2.bin"] != after["tiny_part_1_of_2.bin"]
     (target / "tokenizer.json").unlink()
     (target / "tokenizer.json").symlink_to(container.path / "tokenizer.json")
     container.save(target, exist_ok=True)
     assert not (target / "tokenizer.json").is_symlink()
-
-
-def test_save_into_an_empty_folder(container: GenAIContainer, tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    container.save(tmp_path / "empty")
-    assert GenAIContainer.load(tmp_path / "empty").metadata == container.metadata
 
 
 @pytest.mark.parametrize("name", ["tiny_part_1_of_2.bin", "tokenizer.json", "genie_config.json"])
@@ -241,26 +214,20 @@ def test_a_folder_that_is_missing_is_told_as_one(tmp_path: Path) -> None:
         GenAIContainer.load(tmp_path / "none")
 
 
-def edit(container: GenAIContainer, change: Callable[[dict[str, object]], None]) -> None:
+def edit(container: GenAIContainer, change: Callable[[dict[str, Any]], None]) -> None:
     path = container.path / "metadata.json"
     values = json.loads(path.read_text())
     change(values)
     path.write_text(json.dumps(values))
 
 
-def test_a_container_of_an_older_version_tells_no_precision(container: GenAIContainer) -> None:
-    assert GenAIContainer.load(container.path).precision is None
-
-    older = {"format_version": 2, "container_sha256": content_digest(container.metadata.files)}
-
-    def tell(text: object) -> str | None:
-        model = container.metadata.model.model_dump(mode="json")
-        model["quantization"] |= {"precision": text}
-        edit(container, lambda values: values.update(older | {"model": model}))
-        return GenAIContainer.load(container.path).precision
-
-    assert tell("W4/8A16") == "W4/8A16"
-    assert tell(4) is None
+@pytest.mark.parametrize(("text", "precision"), [(None, None), ("W4/8A16", "W4/8A16"), (4, None)])
+def test_precision_is_a_text(container: GenAIContainer, text: object, precision: object) -> None:
+    model = container.metadata.model
+    stored = {**model.quantization, "precision": text}
+    model = model.model_copy(update={"quantization": stored})
+    metadata = container.metadata.model_copy(update={"model": model})
+    assert dataclasses.replace(container, metadata=metadata).precision == precision
 
 
 def test_later_format_is_refused(container: GenAIContainer) -> None:
@@ -269,21 +236,12 @@ def test_later_format_is_refused(container: GenAIContainer) -> None:
         GenAIContainer.load(container.path)
 
 
-@pytest.mark.parametrize("name", ["../evil", "a/b", "", ".", "..", "metadata.json", "-rf", "a\nb"])
-def test_hostile_file_names_are_refused(name: str, container: GenAIContainer) -> None:
-    def rename(values: dict[str, object]) -> None:
-        files = values["files"]
-        assert isinstance(files, dict)
-        files[name] = files.pop("tokenizer.json")
+def test_hostile_file_names_are_refused(container: GenAIContainer) -> None:
+    def rename(values: dict[str, Any]) -> None:
+        values["files"]["../evil"] = values["files"].pop("tokenizer.json")
 
     edit(container, rename)
-    with pytest.raises(ContainerError):
-        GenAIContainer.load(container.path)
-
-
-def test_digest_binds_the_list_of_files(container: GenAIContainer) -> None:
-    edit(container, lambda values: values.update(container_sha256="0" * 64))
-    with pytest.raises(ContainerError, match="container_sha256"):
+    with pytest.raises(ContainerError, match="no name for a file"):
         GenAIContainer.load(container.path)
 
 
@@ -299,12 +257,6 @@ def test_parts_must_fit_together(
     with pytest.raises(ContainerError, match="cannot be written"):
         write(dataclasses.replace(draft, tokenizer=tmp_path / "absent"), tmp_path / "c")
     assert not (tmp_path / "c").exists()
-
-
-def test_unwritable_destination_is_an_error(container: GenAIContainer, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ContainerError, match="cannot be written"):
-        container.save(tmp_path / "file" / "below")
 
 
 def test_a_killed_save_leaves_no_half_container(
