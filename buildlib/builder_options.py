@@ -55,7 +55,7 @@ class AttachedModel(BaseModel):
 
 
 class _Properties(BaseModel):
-    """Properties of the builder that stand for several options, and what is attached to it."""
+    """Properties of the builder that stand for several options, and its attached models."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -67,7 +67,7 @@ class _Properties(BaseModel):
 
 
 def flatten_options(values: Mapping[str, object], folder: Path) -> dict[str, object]:
-    """Return options under dotted keys, whose values may stand in nested mappings.
+    """Return options under dotted keys; values may stand in nested mappings.
 
     Args:
         values: by dotted keys, or by sections.
@@ -99,10 +99,6 @@ def apply_options(builder: GenAIBuilderHTP, options: Mapping[str, object]) -> No
 
     `speculative_config.type` is Genie's name of the dialog: `lade`, `spd`, `ssd-q1`, `eaglet`; it
     can be left out where a key tells.
-
-    Raises:
-        InvalidOptionError: a key that does not exist, or a value that it cannot take.
-        ModelFileError: there is no model to attach.
     """
     try:
         properties = _Properties.model_validate(
@@ -116,8 +112,8 @@ def apply_options(builder: GenAIBuilderHTP, options: Mapping[str, object]) -> No
             {key: value for key, value in options.items() if key not in _Properties.model_fields}
         )
     except UnknownOptionError as error:
-        known = (*error.options, *_Properties.model_fields)
-        raise UnknownOptionError(error.key, known) from error
+        keys = (*error.options, *_Properties.model_fields)
+        raise UnknownOptionError(error.key, keys) from error
     for name in properties.model_fields_set - {_ATTACHED}:
         setattr(builder, name, getattr(properties, name))
     for one in properties.attached_builders:

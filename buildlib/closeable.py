@@ -6,7 +6,7 @@ from typing import Self
 
 
 class Closeable(ABC):
-    """Base class of what owns connections, threads or files; a `with` statement closes it."""
+    """Base class of owners of connections, threads or files; a `with` statement closes them."""
 
     @abstractmethod
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""ELF files: the machine that one is for, what it needs, and what it exports.
+"""ELF files: the machine that one is for, its libraries, and its exports.
 
 Sources: the generic System V ABI (https://gabi.xinuos.com) for headers, dynamic section and symbol
 tables; LLVM's `BinaryFormat/ELF.h` (Apache-2.0 with LLVM exceptions) for Hexagon's flags; the NDK's
@@ -55,11 +55,7 @@ class ElfInfo:
 
 
 def is_elf(path: Path) -> bool:
-    """Return whether a file begins as an ELF file.
-
-    Raises:
-        InputFileError: it cannot be read.
-    """
+    """Return whether a file begins as an ELF file."""
     try:
         with path.open("rb") as file:
             return file.read(len(_MAGIC)) == _MAGIC
@@ -97,7 +93,7 @@ class _Segment:
 
 
 class _Reader:
-    """Reads one file, whose places may lie anywhere: `struct` refuses those outside."""
+    """Reads one file; its offsets may lie anywhere: `struct` refuses those outside."""
 
     def __init__(self, data: mmap.mmap) -> None:
         if data[:4] != _MAGIC:

@@ -12,7 +12,7 @@ _MOST_ITEMS = 50
 def one_line(text: str, limit: int = 300) -> str:
     """Put text from outside on one line, with control characters as spaces.
 
-    Longer text loses its middle: the beginning says what was done, the end what came of it.
+    Longer text loses its middle: the beginning names the step, the end the result.
     """
     if len(text) > 2 * _MOST_READ:
         text = f"{text[:_MOST_READ]} … {text[-_MOST_READ:]}"

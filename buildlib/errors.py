@@ -1,4 +1,4 @@
-"""Errors of `buildlib`: one root, each with the data of what went wrong.
+"""Errors of `buildlib`: one root, each with the data of the fault.
 
     BuildError
       InvalidOptionError
@@ -14,7 +14,7 @@
       CacheError
       VerificationFailedError
 
-`str(error)` is one line for the user: what is wrong, where, and what to do. A `ModelWarning` is
+`str(error)` is one line for the user: the fault, its place, and the way out. A `ModelWarning` is
 such a line about a model that is built or run all the same.
 """
 
@@ -25,11 +25,11 @@ from buildlib.error_base import QnnfarmError, one_line
 
 
 class ModelWarning(UserWarning):
-    """A model is built or run, but may not do what its files or its options say."""
+    """A model is built or run, but may not behave as its files or its options say."""
 
 
 class BuildError(QnnfarmError):
-    """Root of what `buildlib` raises on purpose, and the error of what no subclass means."""
+    """Root of the errors that `buildlib` raises on purpose; the error where no subclass fits."""
 
     __match_args__ = ("reason",)
     template = "{reason}"
@@ -89,9 +89,9 @@ class RunnerDiedError(BuildError):
     log_tail: str
 
     def __str__(self) -> str:
-        failed = self._fill("the runner of {subject} failed: {reason}")
+        message = self._fill("the runner of {subject} failed: {reason}")
         tail = self.log_tail.strip().splitlines()
-        return f"{failed}; its last words: {one_line(tail[-1], 200)}" if tail else failed
+        return f"{message}; its last words: {one_line(tail[-1], 200)}" if tail else message
 
 
 class ToolchainMissingError(BuildError):
@@ -109,7 +109,7 @@ class ToolchainError(BuildError):
         step: convert, compile, inspect, ...
         subject: the file that the step worked on.
         exit_status: of the child process; negative is the signal that ended it, `None` a time-out.
-        log_tail: last lines of what the libraries printed.
+        log_tail: last lines of the libraries' output.
         log_path: the whole log, which is kept.
     """
 
@@ -154,7 +154,7 @@ class CacheError(BuildError):
 
 
 class VerificationFailedError(BuildError):
-    """A stage of a build changed what the model computes by more than it may."""
+    """A stage of a build changed the model's results by more than it may."""
 
     exit_code = 1
     target: str

@@ -80,9 +80,6 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     """Make an empty folder to fill, which takes the place of `path` when the block ends.
 
     The files in it must have been synced. A folder at `path` is replaced.
-
-    Raises:
-        OSError: as writing does.
     """
     with scratch_folder(path) as scratch:
         yield scratch

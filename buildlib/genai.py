@@ -129,9 +129,9 @@ class GenAIBuilderFactory:
         source = find_source(folder.absolute(), calibration_text, files)
         embeds = architecture_of(source) is None and encodes_text(source)
         if architecture_of(source) is None and not embeds:
-            known = ", ".join(SupportedLLMs)
+            families = ", ".join(SupportedLLMs)
             warnings.warn(
-                f"{source.name} is of no known family ({known}); it is built as its graph and its "
+                f"{source.name} is of no known family ({families}); it is built as its graph and its "
                 "config.json say",
                 ModelWarning,
                 stacklevel=2,
@@ -159,7 +159,7 @@ class _Option(Generic[_T]):
 class GenAIBuilderHTP:
     """Builds a model for the Hexagon tensor processor of one target.
 
-    Set targets and options, then `build()`. `BuildOptions` says what the attributes mean.
+    Set targets and options, then `build()`. `BuildOptions` explains the attributes.
     """
 
     # A misspelled attribute must not be an option that is silently ignored.
@@ -209,30 +209,19 @@ class GenAIBuilderHTP:
         return self
 
     def set_transformation_options(self, options: Mapping[str, object]) -> Self:
-        """Set options by dotted keys: `arn_cl_options.context_length`, `split_model.num_splits`.
-
-        Raises:
-            InvalidOptionError: a key that does not exist, or a value it cannot take.
-        """
+        """Set options by dotted keys: `arn_cl_options.context_length`, `split_model.num_splits`."""
         self.options = self.options.with_options(options, TRANSFORMATION)
         return self
 
     def set_conversion_options(self, options: Mapping[str, object]) -> Self:
-        """Set options by dotted keys: `quantization.act_bitwidth`.
-
-        Raises:
-            InvalidOptionError: a key that does not exist, or a value it cannot take.
-        """
+        """Set options by dotted keys: `quantization.act_bitwidth`."""
         self.options = self.options.with_options(options, CONVERSION)
         return self
 
     def set_compilation_options(self, options: Mapping[str, object]) -> Self:
         """Set options by dotted keys: `graphs.vtcm_size_in_mb`, `context.weight_sharing_enabled`.
 
-        What fits neither target nor toolchain is refused by `plan()`.
-
-        Raises:
-            InvalidOptionError: a key that does not exist.
+        `plan()` refuses options that target or toolchain cannot have.
         """
         self.options = self.options.with_options(options, COMPILATION)
         return self
@@ -314,7 +303,7 @@ class GenAIBuilderHTP:
         """Use another export of the same model for the graphs of one AR.
 
         Args:
-            arn: the AR whose graphs come from it; it joins the ARs to build.
+            arn: the AR of its graphs; it joins the ARs to build.
             model_path: the ONNX, or its folder; configuration and tokenizer are those of this
                 builder.
             encodings_path: in place of the encodings beside the ONNX.
@@ -333,9 +322,9 @@ class GenAIBuilderHTP:
         if arn in self._attached:
             raise InvalidOptionError("arn", f"AR {arn} has a model attached already", ())
         name = name or f"attached_ar{arn}"
-        taken = {self._source.name, *(child.name for child in self._attached.values())}
-        if not is_model_name(name) or name in taken:
-            reason = f"{name!r} is another model's" if name in taken else f"no folder: {name!r}"
+        names = {self._source.name, *(child.name for child in self._attached.values())}
+        if not is_model_name(name) or name in names:
+            reason = f"{name!r} is another model's" if name in names else f"no folder: {name!r}"
             raise InvalidOptionError("name", reason, ())
         source = attached_source(
             absolute_user_path(model_path), self._source, _path(encodings_path)
@@ -348,17 +337,12 @@ class GenAIBuilderHTP:
         return child
 
     def sync_attached_builder_options(self) -> None:
-        """Check that the attached builders have this one's options; `build()` does it too.
-
-        Raises:
-            InvalidOptionError: an attached builder has set something else than `graphs.*` and
-                `mha2sha.*`, or its AR is not among those to build any more.
-        """
-        wanted = self.options.arn_cl_options
-        own = self.skip_ar_conversion or wanted.skip_ar_cl_conversion
+        """Check that the attached builders have this one's options; `build()` does it too."""
+        shapes = self.options.arn_cl_options
+        own = self.skip_ar_conversion or shapes.skip_ar_cl_conversion
         for arn, child in self._attached.items():
-            if arn not in wanted.auto_regression_number and not own:
-                ars = list(wanted.auto_regression_number)
+            if arn not in shapes.auto_regression_number and not own:
+                ars = list(shapes.auto_regression_number)
                 raise InvalidOptionError(_ARS, f"{child.name} is attached for AR {arn}: {ars}", ())
             child.check(self.options, self._targets)
 
@@ -416,7 +400,7 @@ class GenAIBuilderHTP:
         return Build(sources, plan, self._cache_root, self._toolchain, workers)
 
     def _refuse_what_encoders_lack(self) -> None:
-        for key, asked in (
+        for key, value in (
             ("lora_config", self.lora_config),
             ("speculative_config", self.speculative_config),
             ("prepare_embedding_lut", self.prepare_embedding_lut),
@@ -424,7 +408,7 @@ class GenAIBuilderHTP:
             ("attach_model_for_arn", self._attached),
             ("op_packages", self.op_packages),
         ):
-            if asked:
+            if value:
                 raise InvalidOptionError(key, "a text encoder has none; leave it out", ())
 
     def _warn_of_length(self) -> None:
@@ -440,13 +424,10 @@ class GenAIBuilderHTP:
         )
 
     def build(self, on_stage: OnStage | None = None) -> GenAIContainer:
-        """Run all stages; those whose inputs and options have not changed are taken from the cache.
+        """Run all stages; those with unchanged inputs and options are taken from the cache.
 
         Args:
             on_stage: called after each stage with its record.
-
-        Raises:
-            BuildError: any of its kinds; what was built before stays cached.
 
         Warns:
             ModelWarning: options ask for other bits than the encodings of the ONNX have.
@@ -471,9 +452,6 @@ class GenAIBuilderHTP:
             reference_with: `transformers` compares the first stage with transformers too.
             on_stage: as `build` takes it.
             on_comparison: called after each comparison.
-
-        Raises:
-            BuildError: any of its kinds; that a comparison fails is in the report.
         """
         return verify_build(
             self.plan(),
@@ -549,11 +527,9 @@ class AttachedBuilder:
             targets: the parent's, which decide the defaults.
         """
         if self._targets and self._targets != tuple(targets):
-            named = ", ".join(map(str, self._targets))
-            wanted = ", ".join(map(str, targets))
-            reason = (
-                f"the attached builder {self.name} has {named}; its parent has {wanted or 'none'}"
-            )
+            own_names = ", ".join(map(str, self._targets))
+            parent_names = ", ".join(map(str, targets))
+            reason = f"the attached builder {self.name} has {own_names}; its parent has {parent_names or 'none'}"
             raise InvalidOptionError("targets", reason, ())
         inherited: dict[str, object] = {}
         for target in targets:
@@ -571,7 +547,7 @@ class AttachedBuilder:
 
 
 def _check_lora(given: LoraBuilderInputConfig) -> LoraBuilderInputConfig:
-    """Check what the documented constructor does not, and that the configuration names adapters."""
+    """Check the fields that the documented constructor does not, and that adapters are named."""
     path = user_path(given.lora_config_path)
     config = LoraBuilderInputConfig.create(**(dict(given) | {"lora_config_path": path}))
     if not config.create_lora_graph:

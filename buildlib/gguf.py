@@ -110,10 +110,10 @@ class GgufHeader:
         if not 0 < step <= _MOST:
             raise ValueError(f"it aligns tensors to {step} bytes")
         begin = -(-file.tell() // step) * step
-        found = {name: replace(one, offset=begin + one.offset) for name, one in places.items()}
+        by_name = {name: replace(one, offset=begin + one.offset) for name, one in places.items()}
         most = weights.most_common(1)
         precision = _TYPES.get(most[0][0], "") if most else ""
-        return cls(keys, weights.total(), precision, found)
+        return cls(keys, weights.total(), precision, by_name)
 
     @property
     def name(self) -> str:

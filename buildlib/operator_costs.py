@@ -1,7 +1,7 @@
 """Cost of each operator of a container: cycles, bytes of weights, loss of quantization.
 
-The compiler cuts an operator of the model into heads, columns and conversions, whose names begin
-with its own: they count together. Cycles are those of a device, or else of the emulator on this
+The compiler cuts an operator of the model into heads, columns and conversions; their names begin
+with its own, and they count together. Cycles are those of a device, or else of the emulator on this
 host, which say nothing about a DSP; the number of compiled nodes, the bytes and the loss are the
 container's.
 """
@@ -43,7 +43,7 @@ class OperatorCost:
         nodes: that it was compiled into.
         cycles: of all of them.
         weight_bytes: as stored in the DLC; 0 where it has none.
-        signal, noise: sums of squares, of its float weights and of what quantization changes.
+        signal, noise: sums of squares, of its float weights and of their change by quantization.
     """
 
     nodes: int = 0
@@ -92,7 +92,7 @@ def operator_costs(
         The costs, and why weights are not counted; empty if they are.
 
     """
-    costs, missing = dict[str, dict[str, OperatorCost]](), ""
+    costs, problem = dict[str, dict[str, OperatorCost]](), ""
     for graph, nodes in cycles.items():
         table = costs.setdefault(_PART.sub("", graph), {})
         for node, count in nodes:
@@ -102,23 +102,18 @@ def operator_costs(
         try:
             weights = list(_weights(cache_root, name, container.metadata.files[name].sha256))
         except CacheError as error:
-            missing = str(error)
+            problem = str(error)
             continue
         for graph, node, cost in weights:
             table = costs[_PART.sub("", graph)]
             table.setdefault(operator_name(node), OperatorCost()).add(cost)
-    return dict(costs), missing
+    return dict(costs), problem
 
 
 def emulator_cycles(
     container: GenAIContainer, *, cache_root: Path, repetitions: int = 3
 ) -> NodeCycles:
-    """Return the emulator's cycles of all graphs of a container, or of a phone's made again for it.
-
-    Raises:
-        CacheError: the container is for a phone, and the cache cannot make its twin.
-        ToolchainError: the emulator fails.
-    """
+    """Return the emulator's cycles of all graphs; a phone's container is made again for it."""
     soc_model = parse_target(container.metadata.target.name).soc.soc_model
     toolchain, cycles = OrtQnnToolchain(), dict[str, Sequence[tuple[str, int]]]()
     with tempfile.TemporaryDirectory(prefix="qnnfarm-profile-") as scratch:
@@ -163,36 +158,38 @@ def _weights(root: Path, name: str, sha256: str) -> Iterator[tuple[str, str, Ope
     """Yield graph, node and cost of each quantized weight that a binary was compiled from."""
     for folder in compiled_from(root, name, sha256):
         floats = _float_weights(folder)
-        for quantized in sorted(folder.glob("*.qdq.onnx")):
-            seen = set()
-            for node in load_model(quantized).graph:
+        for part in sorted(folder.glob("*.qdq.onnx")):
+            names = set()
+            for node in load_model(part).graph:
                 for value in node.inputs:
-                    stored = _stored(value)
-                    if value is None or stored is None or stored.name in seen:
+                    integers = _stored(value)
+                    if value is None or integers is None or integers.name in names:
                         continue
-                    seen.add(stored.name)
-                    cost = OperatorCost(weight_bytes=_bytes(stored))
-                    exact = floats(str(stored.name))
+                    names.add(integers.name)
+                    cost = OperatorCost(weight_bytes=_bytes(integers))
+                    exact = floats(str(integers.name))
                     if exact is not None:
                         real = _dequantized(value)
                         cost.signal = float(np.square(exact, dtype=np.float64).sum())
                         cost.noise = float(np.square(exact - real, dtype=np.float64).sum())
-                    yield quantized.name.removesuffix(".qdq.onnx"), node.name or "", cost
+                    yield part.name.removesuffix(".qdq.onnx"), node.name or "", cost
 
 
 def _float_weights(converted: Path) -> Callable[[str], npt.NDArray[np.float32] | None]:
-    """Return what gives the float weight of quantized integers, by their name.
+    """Return a function that gives the float weight of quantized integers by their name.
 
     It is that of the model before its weights were optimized for quantization, unless they were
     rotated.
     """
-    made = entry_beside(converted, read_files(converted).sources[0]).folder
-    while not (made.name.startswith("optimize_") and "spinquant" in str(read_info(made).config)):
+    folder = entry_beside(converted, read_files(converted).sources[0]).folder
+    while not (
+        folder.name.startswith("optimize_") and "spinquant" in str(read_info(folder).config)
+    ):
         try:
-            made = entry_beside(made, read_files(made).sources[0]).folder
+            folder = entry_beside(folder, read_files(folder).sources[0]).folder
         except CacheError:  # the first stage read the user's files
             break
-    values = load_model(made / MODEL_FILE).graph.initializers
+    values = load_model(folder / MODEL_FILE).graph.initializers
 
     def find(name: str) -> npt.NDArray[np.float32] | None:
         parts = _WEIGHT.fullmatch(name)
@@ -215,8 +212,8 @@ def _stored(value: ir.Value | None) -> ir.Value | None:
     maker = None if value is None else value.producer()
     if maker is None or maker.op_type != "DequantizeLinear":
         return None
-    stored = maker.inputs[0]
-    return stored if stored is not None and stored.const_value is not None else None
+    integers = maker.inputs[0]
+    return integers if integers is not None and integers.const_value is not None else None
 
 
 def _numpy(value: ir.Value) -> npt.NDArray[np.float32]:
@@ -226,10 +223,10 @@ def _numpy(value: ir.Value) -> npt.NDArray[np.float32]:
     if not isinstance(tensor, ir.ExternalTensor) or tensor.dtype.bitwidth != _NIBBLE:
         return np.asarray(tensor_array(tensor), np.float32)
     # Two values a byte, the lower half first, as ONNX stores them.
-    packed = np.memmap(
+    data = np.memmap(
         tensor.path, np.uint8, mode="r", offset=tensor.offset or 0, shape=(tensor.size + 1) // 2
     )
-    values = np.stack((packed & 0xF, packed >> _NIBBLE), axis=1).reshape(-1)[: tensor.size]
+    values = np.stack((data & 0xF, data >> _NIBBLE), axis=1).reshape(-1)[: tensor.size]
     numbers = values.astype(np.int16)
     if tensor.dtype == ir.DataType.INT4:
         numbers = (numbers ^ 8) - 8
@@ -237,14 +234,14 @@ def _numpy(value: ir.Value) -> npt.NDArray[np.float32]:
 
 
 def _dequantized(value: ir.Value) -> npt.NDArray[np.float32]:
-    """Compute a constant behind `DequantizeLinear`, whose scales may be dequantized, too."""
+    """Compute a constant behind `DequantizeLinear`; its scales may be dequantized, too."""
     maker = value.producer()
     if maker is None:
         return _numpy(value)
-    stored, scale = maker.inputs[0], maker.inputs[1]
-    if stored is None or scale is None:
+    tensor, scale = maker.inputs[0], maker.inputs[1]
+    if tensor is None or scale is None:
         raise ValueError(f"{value.name} has no scale")
-    integers, scales = _numpy(stored), _dequantized(scale)
+    integers, scales = _numpy(tensor), _dequantized(scale)
     zero = maker.inputs[2] if len(maker.inputs) > 2 and maker.inputs[2] is not None else None
     zeros = np.zeros_like(scales) if zero is None else _numpy(zero)
     axis = maker.attributes.get_int("axis", 1) % max(1, integers.ndim)

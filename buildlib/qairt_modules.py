@@ -6,7 +6,7 @@
         from qairt.gen_ai_api.configs.lade_config import LadeBuilderConfig
 
 Names: the Gen AI Builder's pages, docs.qualcomm.com 80-87189-2. Packages add modules of theirs
-through the entry-point group `qnnfarm.qairt_names`, whose objects are mappings as the one here.
+through the entry-point group `qnnfarm.qairt_names`, which has mappings as the one here.
 """
 
 import importlib
@@ -73,21 +73,21 @@ def _is_ours(name: str) -> bool:
 
 
 def _modules() -> dict[str, ModuleType]:
-    made: dict[str, ModuleType] = {}
+    modules: dict[str, ModuleType] = {}
     for name, contents in _all_names().items():
         parts = name.split(".")
         for end in range(1, len(parts) + 1):
             package = ".".join(parts[:end])
-            if package not in made:
-                made[package] = ModuleType(package)
-                made[package].__path__ = []
+            if package not in modules:
+                modules[package] = ModuleType(package)
+                modules[package].__path__ = []
                 if end > 1:
-                    setattr(made[".".join(parts[: end - 1])], parts[end - 1], made[package])
+                    setattr(modules[".".join(parts[: end - 1])], parts[end - 1], modules[package])
         for attribute, home in contents.items():
             module, _, own = home.partition(":")
-            found = getattr(importlib.import_module(module), own or attribute)
-            setattr(made[name], attribute, found)
-    return made
+            value = getattr(importlib.import_module(module), own or attribute)
+            setattr(modules[name], attribute, value)
+    return modules
 
 
 def _all_names() -> dict[str, Mapping[str, str]]:

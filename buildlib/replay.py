@@ -98,13 +98,8 @@ class CompiledModel:
 
 
 def load(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> DlcModel:
-    """Load a DLC, or the DLCs of one part at its ARs in the order of the build.
-
-    Raises:
-        InputFileError: one is missing or no DLC, or two have the same name.
-    """
-    given = [path] if isinstance(path, str | os.PathLike) else list(path)
-    paths = tuple(user_path(one) for one in given)
+    """Load a DLC, or the DLCs of one part at its ARs in the order of the build."""
+    paths = tuple(map(user_path, [path] if isinstance(path, str | os.PathLike) else path))
     if not paths:
         raise InputFileError("", "no DLC is named")
     for one in paths:
@@ -152,22 +147,17 @@ def replay(entry: str | os.PathLike[str], dest: str | os.PathLike[str]) -> Path:
 
     Args:
         entry: folder of the entry.
-        dest: a new folder for what the stage makes.
-
-    Raises:
-        CacheError: it is no entry, of another stage, or its inputs are no longer there.
-        InputFileError: there is such a folder already.
-        BuildError: what the stage raises.
+        dest: a new folder for the stage's output.
     """
-    folder, made = user_path(entry), user_path(dest)
+    folder, target = user_path(entry), user_path(dest)
     info, described = read_info(folder), read_files(folder)
-    if made.exists():
-        raise InputFileError(str(made), "it exists already; name a new folder")
+    if target.exists():
+        raise InputFileError(str(target), "it exists already; name a new folder")
     inputs = [entry_beside(folder, digest) for digest in described.sources]
-    with scratch_folder(made) as scratch:
+    with scratch_folder(target) as scratch:
         _stage(folder, info, described.subject, inputs).run(scratch)
-        scratch.rename(made)
-    return made
+        scratch.rename(target)
+    return target
 
 
 def emulator_twin(
@@ -230,7 +220,7 @@ def expose_tensors(
     *,
     cache_root: str | os.PathLike[str] | None = None,
 ) -> GenAIContainer:
-    """Make a container again whose graphs have inner tensors among their outputs.
+    """Make a container again with inner tensors among the outputs of its graphs.
 
     The stages after `transform` run again for the parts that have any. Of a tensor that the graphs
     have in pieces, each piece is an output: `layer_0_scores_head_0`, `layer_0_scores_head_1`.
@@ -263,7 +253,7 @@ def expose_tensors(
             for entry in compiled_from(root, name, sha256):
                 folder = Path(scratch) / f"{number}_{len(graphs)}"
                 graphs += [_with_outputs(qdq, names, folder) for qdq in entry.glob("*.qdq.onnx")]
-            if not any(changed for _, changed in graphs):
+            if not any(has_inner for _, has_inner in graphs):
                 continue
             dlcs = []
             for qdq, _ in graphs:
@@ -280,13 +270,13 @@ def expose_tensors(
 def _with_outputs(qdq: Path, names: Sequence[str], folder: Path) -> tuple[Path, bool]:
     """Write a QDQ model with inner tensors among its outputs; tell whether it has any."""
     model = load_model(qdq)
-    known = set(model.graph.outputs)
+    outputs = set(model.graph.outputs)
     inner = [
         value
         for node in model.graph
         if node.op_type == "QuantizeLinear"
         for value in node.outputs
-        if value not in known and _matches(whole_name(str(value.name))[0], names)
+        if value not in outputs and _matches(whole_name(str(value.name))[0], names)
     ]
     model.graph.outputs.extend(inner)
     return save_model(model, folder / qdq.name), bool(inner)
@@ -364,18 +354,18 @@ def _config_of(root: Path, name: str, sha256: str) -> CompileConfig:
 
 
 def _stage(folder: Path, info: EntryInfo, subject: str, inputs: list[CacheEntry]) -> CachedStage:
-    found = _SUBJECT.match(subject)
-    if found is None or info.operation not in {"arcl", "transform", "convert"}:
+    match = _SUBJECT.match(subject)
+    if match is None or info.operation not in {"arcl", "transform", "convert"}:
         reason = f"it is of {info.operation}; arcl, transform and convert are run again here"
         raise CacheError(str(folder), reason)
-    ar, cl, number, count = (int(text or 1) for text in found.groups())
+    ar, cl, number, count = (int(text or 1) for text in match.groups())
     shape, config = GraphShape(ar, cl), info.config
     if info.operation == "arcl":
         return ConvertShape(inputs[0], shape)
     if info.operation == "transform":
-        split = SplitModelConfig.model_validate(config["split_model"])
+        options = SplitModelConfig.model_validate(config["split_model"])
         mha = MhaConfig.model_validate(config["mha2sha"])
-        return Transform(inputs[0], shape, split.num_splits or 1, split, mha)
+        return Transform(inputs[0], shape, options.num_splits or 1, options, mha)
     part, target = Part(number, count), parse_target(str(config["target"]))
     toolchain, bits = OrtQnnToolchain(), QuantizationOptions()
     return Convert(inputs[0], inputs[1], shape, part, target, toolchain, bits)
@@ -384,10 +374,10 @@ def _stage(folder: Path, info: EntryInfo, subject: str, inputs: list[CacheEntry]
 def entry_beside(beside: Path, digest: str) -> CacheEntry:
     """Return the entry of a hash, in any folder of the cache that another entry is in."""
     places = beside.absolute().parent.parent.glob(f"*/{entry_name('*', digest)}")
-    found = next(places, None)
-    if found is None:
+    folder = next(places, None)
+    if folder is None:
         raise CacheError(str(beside), f"its input {digest[:12]} is no longer in the cache")
-    return CacheEntry(found.name.partition("_")[0], found, digest, reused=True)
+    return CacheEntry(folder.name.partition("_")[0], folder, digest, reused=True)
 
 
 def _check_dlc(path: Path) -> None:

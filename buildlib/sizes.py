@@ -32,14 +32,10 @@ def parse_size(text: str, option: str) -> int:
 
 
 def parse_age(text: str, option: str) -> timedelta:
-    """Return the time span of `30d`, `12h`, `90m`, `45s` or `2w`.
-
-    Raises:
-        InvalidOptionError: it is none; names the option.
-    """
-    found = _AGE.fullmatch(text.strip())
+    """Return the time span of `30d`, `12h`, `90m`, `45s` or `2w`."""
+    match = _AGE.fullmatch(text.strip())
     try:
-        return timedelta(**{_UNITS[found[2].lower()]: float(found[1])}) if found else _no_age()
+        return timedelta(**{_UNITS[match[2].lower()]: float(match[1])}) if match else _no_age()
     except (OverflowError, ValueError):
         reason = f"{text!r} is not a time span such as 30d or 12h"
         raise InvalidOptionError(option, reason, ()) from None
@@ -51,11 +47,7 @@ def _size_type() -> TypeAdapter[ByteSize]:
 
 
 def default_limit() -> int | None:
-    """Return the limit of `QNNFARM_CACHE_LIMIT` in bytes; `None` is no limit.
-
-    Raises:
-        InvalidOptionError: it is not a size.
-    """
+    """Return the limit of `QNNFARM_CACHE_LIMIT` in bytes; `None` is no limit."""
     text = os.environ.get(LIMIT_VARIABLE)
     return parse_size(text, LIMIT_VARIABLE) if text else None
 

@@ -92,11 +92,7 @@ def catalog() -> tuple[Soc, ...]:
 
 
 def find_soc(name: str) -> Soc:
-    """Return the SoC of that part number, in upper or lower case.
-
-    Raises:
-        BuildError: the catalog has none of that name.
-    """
+    """Return the SoC of that part number, in upper or lower case."""
     soc = soc_named(name)
     if soc is None:
         raise _unknown(name)
@@ -105,12 +101,11 @@ def find_soc(name: str) -> Soc:
 
 def soc_named(name: str) -> Soc | None:
     """Return the SoC of that part number, in upper or lower case; `None` for an unknown one."""
-    wanted = name.strip().upper()
-    return next((soc for soc in _CATALOG if soc.name == wanted), None)
+    return next((soc for soc in _CATALOG if soc.name == name.strip().upper()), None)
 
 
 def suggest_socs(name: str) -> str:
-    """Return what to write in place of an unknown part number: the nearest, and all."""
+    """Return the part numbers to write in place of an unknown one: the nearest, and all."""
     names = [soc.name for soc in _CATALOG]
     near = difflib.get_close_matches(name.strip().upper(), names, n=1, cutoff=0.6)
     hint = f"did you mean {near[0]}? " if near else ""

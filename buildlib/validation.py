@@ -1,4 +1,4 @@
-"""Faults that pydantic finds, in our words: where, what is allowed, and the nearest known key."""
+"""Faults that pydantic finds, in our words: place, allowed values, and the nearest known key."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -95,7 +95,7 @@ class Fault:
     Attributes:
         location: keys and indices that lead to the value from the outermost one.
         kind: pydantic's name of it.
-        reason: what is wrong with the value.
+        reason: the fault of the value.
     """
 
     location: tuple[int | str, ...]
@@ -124,21 +124,21 @@ def first_fault(error: ValidationError, model: type[BaseModel] | None = None) ->
 
 def faults(error: ValidationError, model: type[BaseModel] | None = None) -> tuple[Fault, ...]:
     """Return all faults, as `first_fault` gives the first."""
-    return tuple(_fault(found, model) for found in error.errors(include_url=False))
+    return tuple(_fault(details, model) for details in error.errors(include_url=False))
 
 
-def _fault(found: ErrorDetails, model: type[BaseModel] | None) -> Fault:
-    reason, given = reason_for(found, model), found["input"]
-    if found["type"] in _WITH_VALUE and isinstance(given, str | int | float):
-        shown = repr(given)
-        reason += f", not {shown if len(shown) <= _SHOWN else f'{shown[:_SHOWN]}...'}"
-    location = tuple(step for step in found["loc"] if step not in {OBJECT, ARRAY})
-    return Fault(location, found["type"], reason)
+def _fault(details: ErrorDetails, model: type[BaseModel] | None) -> Fault:
+    reason, value = reason_for(details, model), details["input"]
+    if details["type"] in _WITH_VALUE and isinstance(value, str | int | float):
+        text = repr(value)
+        reason += f", not {text if len(text) <= _SHOWN else f'{text[:_SHOWN]}...'}"
+    location = tuple(step for step in details["loc"] if step not in {OBJECT, ARRAY})
+    return Fault(location, details["type"], reason)
 
 
-def reason_for(found: ErrorDetails, model: type[BaseModel] | None = None) -> str:
-    """Describe what is wrong with a value, without naming the value."""
-    kind, location, context = found["type"], found["loc"], found.get("ctx", {})
+def reason_for(details: ErrorDetails, model: type[BaseModel] | None = None) -> str:
+    """Describe the fault of a value, without naming the value."""
+    kind, location, context = details["type"], details["loc"], details.get("ctx", {})
     if kind in _LISTS:
         return f"must be a list{_of_what(model, location)}"
     if kind == _TAG:
@@ -152,12 +152,12 @@ def reason_for(found: ErrorDetails, model: type[BaseModel] | None = None) -> str
             _Context({name: f"{v:g}" if isinstance(v, float) else v for name, v in context.items()})
         )
     if kind not in _PYDANTICS:  # one of ours
-        return found["msg"]
-    return _SHOULD.sub("must ", found["msg"]) if " should be " in found["msg"] else _OTHERWISE
+        return details["msg"]
+    return _SHOULD.sub("must ", details["msg"]) if " should be " in details["msg"] else _OTHERWISE
 
 
 def nearest_key(given: str, hints: Mapping[str, str]) -> str | None:
-    """Return the key that an unknown one is nearest to, in whatever case it is written.
+    """Return the key that is nearest to an unknown one, in upper or lower case.
 
     Args:
         hints: each key, by the names that it has and had.
@@ -169,11 +169,11 @@ def nearest_key(given: str, hints: Mapping[str, str]) -> str | None:
 
 def _hints(models: Iterable[type[BaseModel]]) -> dict[str, str]:
     """Return the keys of models, each by the names that it has and had."""
-    found: dict[str, str] = {}
+    hints: dict[str, str] = {}
     for key, field in (pair for model in models for pair in _fields(model).items()):
-        found |= {former.name: key for former in field.metadata if isinstance(former, FormerKey)}
-        found[key] = key
-    return found
+        hints |= {former.name: key for former in field.metadata if isinstance(former, FormerKey)}
+        hints[key] = key
+    return hints
 
 
 class _Context(dict[str, object]):
@@ -188,7 +188,7 @@ def _models_at(model: type[BaseModel] | None, location: Location) -> list[type[B
         if len(models) > 1 and (of_kind := [each for each in models if _kind(each) == step]):
             models = of_kind
         elif fields := [f for each in models if (f := _fields(each).get(str(step)))]:
-            models = [found for field in fields for found in _models_in(field.annotation)]
+            models = [inner for field in fields for inner in _models_in(field.annotation)]
     return models
 
 

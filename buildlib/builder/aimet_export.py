@@ -33,9 +33,6 @@ def export_for_aimet(model_dir: Path, folder: Path, shape: GraphShape) -> Path:
         model_dir: a checkpoint, or an ONNX export; its own encodings are left out.
         folder: made if need be.
         shape: of the graph.
-
-    Raises:
-        BuildError: the model is no sound or no supported one.
     """
     source = find_source(model_dir, None, calibrates=False)
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""One build: its stages in order, each from the cache unless what it depends on has changed."""
+"""One build: its stages in order, each from the cache unless inputs, options or code changed."""
 
 import json
 import warnings
@@ -118,7 +118,7 @@ class Build:
     """A plan and its sources, ready to run.
 
     Attributes:
-        memory_limit: bytes for stages that run at once; by default two thirds of what is available.
+        memory_limit: bytes for stages that run at once; by default two thirds of the available.
         records: of the stages that ran or were reused.
         inputs: the user's files that decide the output, once it has run; None where it also depends
             on others.
@@ -134,24 +134,21 @@ class Build:
     inputs: frozenset[Path] | None = None
 
     def run(self, on_stage: OnStage | None = None) -> GenAIContainer:
-        """Run all stages, and open the container.
-
-        Raises:
-            BuildError: any of its kinds.
-        """
+        """Run all stages, and open the container."""
         return GenAIContainer.load(self.outputs(on_stage).container)
 
     def outputs(self, on_stage: OnStage | None = None) -> BuildOutputs:
-        """Run all stages, and return where the cache keeps their outputs.
-
-        Raises:
-            BuildError: any of its kinds.
-        """
+        """Run all stages, and return where the cache keeps their outputs."""
         with self._graph(on_stage) as graph:
             outputs = self._add_container(graph, *self._run_models(graph))
             graph.run(last=True)
-            added = self.plan.additions
-            others = added.lora or added.speculative or added.op_packages or self.sources.by_ar
+            additions = self.plan.additions
+            others = (
+                additions.lora
+                or additions.speculative
+                or additions.op_packages
+                or self.sources.by_ar
+            )
             if not others:
                 hashes = graph.runner.watch.hashes
                 self.inputs = frozenset((*hashes, *self.sources.main.text_files()))
@@ -160,11 +157,8 @@ class Build:
     def stages(self) -> tuple[StageNode, ...]:
         """Return the stages that a run would take through the cache, and run none.
 
-        The last is `package`, unless stages depend on what others have yet to make: a model is in
-        canonical form before its size decides on its parts.
-
-        Raises:
-            BuildError: what can be refused before a stage runs.
+        The last is `package`, unless outputs are missing on which the next stages depend: the size
+        of a canonical model decides the number of its parts.
         """
         with self._graph(None) as graph, suppress(UnmadeError):
             graph.dry = True
@@ -181,26 +175,22 @@ class Build:
             yield StageGraph(runner, self.sources.groups, self.max_workers, self.memory_limit)
 
     def files(self) -> frozenset[Path]:
-        """Return the user's files that a run reads.
-
-        Raises:
-            BuildError: a model among them is not sound.
-        """
-        sources, added = self.sources.distinct(), self.plan.additions
+        """Return the user's files that a run reads."""
+        sources, additions = self.sources.distinct(), self.plan.additions
         files = {path for source in sources for path in source.inputs().values()}
         files.update(path for source in sources for path in source.text_files())
         files.update(s.config_file for s in sources if isinstance(s, OnnxSource))
-        if added.lora is not None:
-            files.update(LoraSet.load(added.lora.lora_config_path).files().values())
-            files.add(added.lora.lora_config_path)
-        if added.speculative is not None:
-            files.update(path for _, path in added.speculative if isinstance(path, Path))
-        if isinstance(added.speculative, EagletBuilderConfig):
-            draft = load_model(added.speculative.draft_model_path)
+        if additions.lora is not None:
+            files.update(LoraSet.load(additions.lora.lora_config_path).files().values())
+            files.add(additions.lora.lora_config_path)
+        if additions.speculative is not None:
+            files.update(path for _, path in additions.speculative if isinstance(path, Path))
+        if isinstance(additions.speculative, EagletBuilderConfig):
+            draft = load_model(additions.speculative.draft_model_path)
             files.update(Path(tensor.path) for tensor in external_tensors(draft))
-        for package in added.op_packages:
+        for package in additions.op_packages:
             files.update(package.files().values())
-        files.update(Path(package.library) for package in added.host_packages)
+        files.update(Path(package.library) for package in additions.host_packages)
         folders = [path for path in files if path.is_dir()]  # of a container that drafts
         files.update(path for folder in folders for path in folder.rglob("*"))
         return frozenset(plain_path(path) for path in files if path.is_file())
@@ -214,7 +204,7 @@ class Build:
 
     @property
     def needed_bytes(self) -> int:
-        """Estimate of what the cache takes for a build from its first stage on.
+        """Estimate of the disk space that a build takes in the cache, from its first stage on.
 
         Each shape has a DLC that is copied once, and binary and container hold the weights too: 10
         GiB of 1.24e9 weights at two shapes.
@@ -261,15 +251,15 @@ class Build:
         self, graph: StageGraph, source: ModelSource, files: Mapping[str, str]
     ) -> tuple[CacheEntry, ...]:
         """Bring one source into canonical form, the last version with encodings for all of it."""
-        added, quantization = self.plan.additions, self.plan.options.quantization
+        additions, quantization = self.plan.additions, self.plan.options.quantization
         shape = self._shape_for(source)
         match source:
             case OnnxSource(canonical=CacheEntry() as made):
                 return (made,)
             case OnnxSource():
-                lora = added.lora  # checked before minutes of calibration
+                lora = additions.lora  # checked before minutes of calibration
                 check = None if lora is None else partial(_check_adapters, lora)
-                stage = ImportOnnx(source, files, shape, added.operations)
+                stage = ImportOnnx(source, files, shape, additions.operations)
                 versions = [graph.add(stage, source, check=check)]
             case CheckpointSource() if shape is None:
                 key = "arn_cl_options.skip_ar_cl_conversion"
@@ -291,26 +281,26 @@ class Build:
         files: Mapping[str, str],
     ) -> "BuiltModel":
         """Add adapters, and take the embedding table out, as the plan says."""
-        added, watch, versions = self.plan.additions, graph.runner.watch, list(canonical)
+        additions, watch, versions = self.plan.additions, graph.runner.watch, list(canonical)
 
         def add(stage: CachedStage) -> CacheEntry:
             versions.append(graph.add(stage, source))
             return versions[-1]
 
         lora, forecast, spoken, table = None, None, None, None
-        if added.lora is not None:
-            adapters = LoraSet.load(added.lora.lora_config_path)
+        if additions.lora is not None:
+            adapters = LoraSet.load(additions.lora.lora_config_path)
             hashes = watch.hash(adapters.files())
             text, quantization = source.calibration_text, self.plan.options.quantization
-            lora = add(AddLora(versions[-1], added.lora, adapters, hashes, text, quantization))
-        if isinstance(added.speculative, SsdBuilderConfig):
-            path = added.speculative.ssd_tensor_file
+            lora = add(AddLora(versions[-1], additions.lora, adapters, hashes, text, quantization))
+        if isinstance(additions.speculative, SsdBuilderConfig):
+            path = additions.speculative.ssd_tensor_file
             hashes = watch.hash({path.name: path})
-            forecast = add(AddForecast(versions[-1], added.speculative, hashes))
-        if isinstance(added.speculative, EagletBuilderConfig):
+            forecast = add(AddForecast(versions[-1], additions.speculative, hashes))
+        if isinstance(additions.speculative, EagletBuilderConfig):
             spoken = add(GiveHiddenStates(versions[-1]))
-        if added.embedding is not None:
-            table = add(ExtractEmbedding(versions[-1], added.embedding))
+        if additions.embedding is not None:
+            table = add(ExtractEmbedding(versions[-1], additions.embedding))
         prepared = PreparedModel(
             model=versions[-1].folder,
             lora=_folder(lora),
@@ -323,7 +313,7 @@ class Build:
     def _add_container(
         self, graph: StageGraph, plan: BuildPlan, models: "Mapping[ModelSource, BuiltModel]"
     ) -> BuildOutputs:
-        """Take canonical models to the container, whose number of parts their sizes decide."""
+        """Take canonical models to the container; their sizes decide the number of parts."""
         main, options = models[self.sources.main], plan.options.split_model
         n_parts = options.num_splits or _count_parts(main.entry, options)
         parts = all_parts(n_parts, plan.contract)
@@ -335,12 +325,12 @@ class Build:
         hashes = hash_files(extras.values(), self.cache_root / MEMO_FILE)
         sources = {shape: self.sources[shape] for shape in plan.shapes}
         entries = {shape: models[source].entry for shape, source in sources.items()}
-        built = self._add_binaries(graph, plan, sources, entries, names, options)
+        artifacts = self._add_binaries(graph, plan, sources, entries, names, options)
         draft = self._add_draft(graph, plan, main)
         if draft is not None:
             path = draft.folder / self._draft_binary
             composition = composition.with_binaries(dict.fromkeys(main.prepared.draft, path))
-        binaries = tuple(entry.folder / names[part] for part, entry in built.compiled.items())
+        binaries = tuple(entry.folder / names[part] for part, entry in artifacts.compiled.items())
         container = graph.add(
             Package(
                 plan=plan,
@@ -348,9 +338,11 @@ class Build:
                 prepared=main.prepared,
                 composition=composition,
                 quantized=[
-                    built.qdq(part, shape) for shape in _one_shape_each(sources) for part in parts
+                    artifacts.qdq(part, shape)
+                    for shape in _one_shape_each(sources)
+                    for part in parts
                 ],
-                compiled=[*built.compiled.values(), *([] if draft is None else [draft])],
+                compiled=[*artifacts.compiled.values(), *([] if draft is None else [draft])],
                 binaries=binaries,
                 files=self._inputs(models),
                 extra_files={name: hashes[path].sha256 for name, path in extras.items()},
@@ -366,11 +358,13 @@ class Build:
             export=main.prepared.model,
             prepared=main.prepared,
             versions={shape: models[source].versions for shape, source in sources.items()},
-            float_models={shape: built.arcl[shape].folder / MODEL_FILE for shape in plan.shapes},
-            multi_head_parts=files(built.multi_head),
-            float_parts=files(built.onnx),
-            qdq_parts=files(built.qdq),
-            dlcs=files(built.dlc),
+            float_models={
+                shape: artifacts.arcl[shape].folder / MODEL_FILE for shape in plan.shapes
+            },
+            multi_head_parts=files(artifacts.multi_head),
+            float_parts=files(artifacts.onnx),
+            qdq_parts=files(artifacts.qdq),
+            dlcs=files(artifacts.dlc),
             binaries=binaries,
             container=container.folder / CONTAINER,
         )
@@ -387,24 +381,24 @@ class Build:
         """Take the model of each shape to context binaries, of the given names."""
         bits, target = plan.options.quantization, plan.target
         arcl = {s: graph.add(ConvertShape(model, s), sources[s]) for s, model in models.items()}
-        split = {}
+        splits = {}
         for shape, model in arcl.items():
             mha = plan.mha_config(shape)
             transform = Transform(model, shape, len(names), split_model, mha)
-            split[shape] = graph.add(transform, sources[shape])
+            splits[shape] = graph.add(transform, sources[shape])
         packages = {
             one: graph.runner.watch.hash({one.provider: one.library})[one.provider]
             for one in plan.additions.host_packages
         }
-        adapted = dict(split)
+        adapted = dict(splits)
         if plan.contract == MLLM_CONTRACT:
             positions = plan.context_lengths[-1] + plan.ars[-1]
-            for shape, entry in split.items():
+            for shape, entry in splits.items():
                 contract = ApplyMllmContract(entry, models[shape], shape, positions)
                 adapted[shape] = graph.add(contract, sources[shape])
-        built = BuiltParts(plan, arcl, split, adapted)
+        artifacts = BuiltParts(plan, arcl, splits, adapted)
         for part, name in names.items():
-            load = cache(partial(built.load, part))
+            load = cache(partial(artifacts.load, part))
             weights = {}
             for shape in _one_shape_each(sources):
                 stage = QuantizeWeights(adapted[shape], shape, part)
@@ -413,12 +407,12 @@ class Build:
                 convert = Convert(
                     adapted[shape], weights[source], shape, part, target, self.toolchain, bits
                 )
-                built.converted[part, shape] = graph.add(convert, source, load=load)
-            dlcs = {shape: built.converted[part, shape] for shape in plan.shapes}
+                artifacts.converted[part, shape] = graph.add(convert, source, load=load)
+            dlcs = {shape: artifacts.converted[part, shape] for shape in plan.shapes}
             config = plan.compile_config(part)
             compile_part = CompilePart(dlcs, part, config, name, self.toolchain, packages)
-            built.compiled[part] = graph.add(compile_part, load=load)
-        return built
+            artifacts.compiled[part] = graph.add(compile_part, load=load)
+        return artifacts
 
     def _add_draft(
         self, graph: StageGraph, plan: BuildPlan, main: "BuiltModel"
@@ -433,9 +427,9 @@ class Build:
         text, quantization = source.calibration_text, plan.options.quantization
         draft = graph.add(PrepareDraft(path, hashes, main.spoken, main.entry, text, quantization))
         sources, models = dict.fromkeys(plan.shapes, source), dict.fromkeys(plan.shapes, draft)
-        part, split = Part(1, 1), SplitModelConfig()
-        names = {part: self._draft_binary}
-        return self._add_binaries(graph, plan, sources, models, names, split).compiled[part]
+        part = Part(1, 1)
+        names, whole = {part: self._draft_binary}, SplitModelConfig()
+        return self._add_binaries(graph, plan, sources, models, names, whole).compiled[part]
 
     @property
     def _draft_binary(self) -> str:
@@ -560,7 +554,7 @@ def _folder(entry: CacheEntry | None) -> Path | None:
 
 
 def _one_shape_each(sources: Mapping[GraphShape, ModelSource]) -> tuple[GraphShape, ...]:
-    """Return one shape of each source, whose weights all its shapes share."""
+    """Return one shape of each source: all shapes of a source share its weights."""
     return tuple({sources[shape]: shape for shape in reversed(list(sources))}.values())
 
 

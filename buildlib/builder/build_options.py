@@ -100,14 +100,14 @@ class BuildOptions(BaseModel):
                 it cannot take; names the key. A target can refuse more of `compilation`.
         """
         values: dict[str, Any] = {name: getattr(self, name) for name in self.model_fields_set}
-        known = known_options(sections)
+        keys = known_options(sections)
         for key, value in by_dotted_keys(options):
             if key in _NOT_HONOURED:
                 raise InvalidOptionError(key, _NOT_HONOURED[key], ())
             if key == _BIAS_BITS and value == _UNKNOWN_BIAS_BITS:
                 raise InvalidOptionError(key, _BIAS_REASON, ())
-            if key not in known:
-                raise UnknownOptionError(key, known)
+            if key not in keys:
+                raise UnknownOptionError(key, keys)
             if key.startswith(_COMPILATION_KEYS):
                 values["compilation"] = {**values.get("compilation", {}), key: value}
                 continue
@@ -137,11 +137,7 @@ class BuildOptions(BaseModel):
         return {key: one for key, one in self.as_options().items() if not key.startswith(others)}
 
     def compile_config(self, target: Target) -> CompileConfig:
-        """Return all compilation options for a target.
-
-        Raises:
-            InvalidOptionError: a value that the target cannot have.
-        """
+        """Return all compilation options for a target."""
         return CompileConfig.for_target(target).with_options(self.compilation)
 
 
@@ -156,12 +152,12 @@ def known_options(sections: Collection[str] | None = None) -> tuple[str, ...]:
         "speculative_config.type",
         *(f"speculative_config.{name}" for kind in _KINDS for name in kind.model_fields),
     )
-    wanted = (key for key in keys if sections is None or key.partition(".")[0] in sections)
-    return tuple(dict.fromkeys(wanted))
+    selection = (key for key in keys if sections is None or key.partition(".")[0] in sections)
+    return tuple(dict.fromkeys(selection))
 
 
 def by_dotted_keys(options: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield options under dotted keys, whose values may stand in nested mappings."""
+    """Yield options under dotted keys; values may stand in nested mappings."""
     for key, value in options.items():
         if isinstance(value, Mapping) and key not in _NOT_HONOURED:
             yield from by_dotted_keys({f"{key}.{name}": one for name, one in value.items()})

@@ -50,13 +50,13 @@ class CodeDigest:
         return self._source(module)[1]
 
     def _closure(self, modules: Iterable[str]) -> list[str]:
-        pending = [module for name in modules for module in self._with_parents(name)]
+        queue = [module for name in modules for module in self._with_parents(name)]
         reached: set[str] = set()
-        while pending:
-            module = pending.pop()
+        while queue:
+            module = queue.pop()
             if module not in reached:
                 reached.add(module)
-                pending.extend(self._source(module)[1])
+                queue.extend(self._source(module)[1])
         return sorted(reached)
 
     def _source(self, module: str) -> tuple[str, frozenset[str]]:
@@ -66,8 +66,8 @@ class CodeDigest:
             text = _TYPING_ONLY.sub("", data.decode())
             if path is not None and (table := path.with_suffix(".json")).is_file():
                 data += table.read_bytes()
-            found = frozenset(self._imports_in(text)) - {module}
-            self._sources[module] = hashlib.sha256(data).hexdigest(), found
+            imports = frozenset(self._imports_in(text)) - {module}
+            self._sources[module] = hashlib.sha256(data).hexdigest(), imports
         return self._sources[module]
 
     def _imports_in(self, text: str) -> Iterator[str]:
@@ -92,8 +92,8 @@ class CodeDigest:
     @functools.cached_property
     def _paths(self) -> dict[str, Path]:
         """Sources by module: one walk costs less than a look at the disk for each name."""
-        found = {}
+        paths = {}
         for path in self._package.rglob("*.py"):
             words = path.relative_to(self._package.parent).with_suffix("").parts
-            found[".".join(words[:-1] if words[-1] == "__init__" else words)] = path
-        return found
+            paths[".".join(words[:-1] if words[-1] == "__init__" else words)] = path
+        return paths

@@ -1,4 +1,4 @@
-"""Check of a Genie: do its dialogs of types `spd` and `lade` say what plain decoding says?
+"""Check of a Genie: do its dialogs of types `spd` and `lade` give the text of plain decoding?
 
 Genie 1.21 (QNN 2.51) keeps wrong rows in its KV cache where a draft is wrong, and says something
 else. No list of versions tells that of another Genie: a random model answers some prompts in both
@@ -79,17 +79,19 @@ def require_agreement(how: SpeculativeConfig | None, target: Target, cache_root:
     if how.for_other_genie and not target.emulator:
         return
     kind: CheckedType = "spd" if isinstance(how, SpdBuilderConfig) else "lade"
-    found = check_genie(kind, cache_root)
-    if not found.agrees:
-        reason = refusal(kind, found)
+    record = check_genie(kind, cache_root)
+    if not record.agrees:
+        reason = refusal(kind, record)
         if not target.emulator:
             reason += "; for_other_genie builds it for a device with another Genie"
         raise InvalidOptionError("speculative_config", reason, ())
 
 
-def refusal(kind: str, found: SpeculationRecord) -> str:
-    """Say why a type of dialog is refused, and what to use instead."""
-    return f"dialogs of type {kind} are wrong with Genie {found.genie}: {found}; use SSD or Eaglet"
+def refusal(kind: str, record: SpeculationRecord) -> str:
+    """Return the reason against a type of dialog, with the alternative."""
+    return (
+        f"dialogs of type {kind} are wrong with Genie {record.genie}: {record}; use SSD or Eaglet"
+    )
 
 
 def _check(kind: CheckedType, cache_root: Path) -> SpeculationRecord:
@@ -135,7 +137,7 @@ def random_text(seed: int, length: int) -> str:
 def _build(
     folder: Path, seed: int, target: Target, ars: tuple[int, ...], cache_root: Path
 ) -> GenAIContainer:
-    """Build a random model, whose tokens are letters."""
+    """Build a random model with a letter for each token."""
     folder.mkdir()
     config = {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "rms_norm_eps": 1e-5,

@@ -26,7 +26,7 @@ from buildlib.toolchains.compile_config import CompileConfig
 
 @dataclass(frozen=True)
 class MllmFiles:
-    """A `.mllm` file and what belongs to it.
+    """A `.mllm` file with its configurations and its tokenizer.
 
     Attributes:
         parameters: the file.
@@ -43,11 +43,7 @@ class MllmFiles:
     tokenizer: Path
 
     def target(self, *, emulator: bool = False) -> Target:
-        """Return the SoC of the target machine, or its emulator.
-
-        Raises:
-            BuildError: it is not in the catalog.
-        """
+        """Return the SoC of the target machine, or its emulator."""
         chipset = self.aot.target_machine.htp_chipset
         soc = next((soc for soc in catalog() if chipset_of(soc) == chipset), None)
         return Target(soc or find_soc(chipset), emulator=emulator)
@@ -75,10 +71,6 @@ def plan_context(
         toolchain: compiles.
         contract: of the graphs.
         on_stage: told of the import.
-
-    Raises:
-        InputFileError: the file is damaged, or does not hold the model of its configurations.
-        BuildError: the AR does not fit the context; or others of its kinds.
     """
     check_file(files.tokenizer)
     file = read_parameters(files.parameters)

@@ -50,7 +50,7 @@ def calibration_windows(
     Args:
         model_folder: with its tokenizer.
         text: none gives no windows.
-        quantization: whose techniques need as much; by default what calibration needs.
+        quantization: its techniques decide length and number; by default calibration does.
     """
     shape = interface.model_shape(load_model(model_folder / MODEL_FILE))
     if text is None or shape is None:

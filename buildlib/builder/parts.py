@@ -20,7 +20,7 @@ class Part:
 
     @property
     def stem(self) -> str:
-        """Name of what belongs to the part at any shape: `1_of_2`."""
+        """Name of files that the part has in common at all shapes: `1_of_2`."""
         return f"{self.number}_of_{self.count}"
 
     def split(self, shape: GraphShape) -> str:

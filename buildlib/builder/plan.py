@@ -99,30 +99,23 @@ class BuildPlan:
     contract: str = GENIE_CONTRACT
 
     def checked(self, *, n_layers: int | None = None, rotated: bool = False) -> "BuildPlan":
-        """Return a copy with its shapes, whose options fit each other.
+        """Return a copy with its shapes; refuse options that do not fit each other.
 
         Args:
             n_layers: of the model, if its configuration tells.
             rotated: whether `spinquant` has turned the model before.
-
-        Raises:
-            BuildError: an AR does not fit a context length.
-            InvalidOptionError: there is no decode graph, or an AR or a context length twice, or
-                more parts are asked for than there can be, or the graphs are too small to
-                speculate as asked, or LPBQ is asked for of other weights than those of 4 bits, or
-                for a rotated model what was trained on its hidden states.
         """
-        options, added = _split_off_ends(self.options, self.additions), self.additions
+        options, additions = _split_off_ends(self.options, self.additions), self.additions
         shapes = () if self.keeps_shape else graph_shapes(options.arn_cl_options, self.contract)
         Bitwidths.from_options(options.quantization)
         check_arguments(options.quantization)
         if rotated or "spinquant" in options.quantization.weight_techniques:
-            _check_rotated(added)
+            _check_rotated(additions)
         _check_splits(options.split_model, n_layers)
         ars = {shape.ar for shape in shapes}
-        if added.speculative is not None and ars:
-            on_host = added.embedding is not None
-            check_speculation(added.speculative, sorted(ars), on_host=on_host)
+        if additions.speculative is not None and ars:
+            on_host = additions.embedding is not None
+            check_speculation(additions.speculative, sorted(ars), on_host=on_host)
         return replace(self, options=options, shapes=shapes)
 
     @property
@@ -141,24 +134,19 @@ class BuildPlan:
         return options.skip_ar_conversion or options.arn_cl_options.skip_ar_cl_conversion
 
     def at(self, shapes: Iterable[GraphShape]) -> "BuildPlan":
-        """Return a copy for the shapes that the models have.
-
-        Raises:
-            InvalidOptionError: none of them decodes.
-            BuildError: one that keeps its AR does not fit a context length.
-        """
+        """Return a copy for the shapes that the models have."""
         options = self.options.arn_cl_options
         key = "arn_cl_options.skip_ar_cl_conversion"
         if not options.skip_ar_cl_conversion:
             key = "skip_ar_conversion"
             lengths = _sorted("arn_cl_options.context_length", options.context_length)
             shapes = [GraphShape(shape.ar, cl) for shape in shapes for cl in lengths]
-        found = tuple(sorted(set(shapes), key=lambda shape: (shape.cl, shape.ar)))
-        if all(shape.ar != 1 for shape in found):
-            names = ", ".join(map(str, found))
+        own_shapes = tuple(sorted(set(shapes), key=lambda shape: (shape.cl, shape.ar)))
+        if all(shape.ar != 1 for shape in own_shapes):
+            names = ", ".join(map(str, own_shapes))
             reason = f"the model is at {names} and none of it decodes; attach one of AR 1"
             raise InvalidOptionError(key, reason, ())
-        return replace(self, shapes=found)
+        return replace(self, shapes=own_shapes)
 
     def as_options(self) -> dict[str, OptionValue]:
         """Return all options under their dotted keys."""
@@ -181,21 +169,13 @@ class BuildPlan:
         }
 
     def compile_configs(self) -> Iterator[CompileConfig]:
-        """Compile options of all graphs, and of each AR that has its own.
-
-        Raises:
-            InvalidOptionError: an option that graphs do not have, or a value it cannot take.
-        """
+        """Compile options of all graphs, and of each AR that has its own."""
         yield self.compilation
         for ar, options in self.graph_options.items():
             yield self.compilation.with_graph_options([f"ar{ar}"], options)
 
     def compile_config(self, part: Part) -> CompileConfig:
-        """Compile options of one part; graphs of an AR with its own options get these.
-
-        Raises:
-            InvalidOptionError: an option that graphs do not have.
-        """
+        """Compile options of one part; graphs of an AR with its own options get these."""
         config = self.compilation
         for ar, options in self.graph_options.items():
             names = [part.graph(shape) for shape in self.shapes if shape.ar == ar]
@@ -239,25 +219,24 @@ def _sorted(key: str, numbers: Sequence[int]) -> list[int]:
     return sorted(numbers)
 
 
-def _split_off_ends(options: BuildOptions, added: Additions) -> BuildOptions:
+def _split_off_ends(options: BuildOptions, additions: Additions) -> BuildOptions:
     """Make embedding and head parts of their own where there are adapters, as documented."""
-    if added.lora is None:
+    if additions.lora is None:
         return options
-    apart = {"split_embedding": added.embedding is None, "split_lm_head": True}
-    split = options.split_model.model_copy(update=apart)
-    return options.model_copy(update={"split_model": split})
+    apart = {"split_embedding": additions.embedding is None, "split_lm_head": True}
+    return options.model_copy(update={"split_model": options.split_model.model_copy(update=apart)})
 
 
-def _check_rotated(added: Additions) -> None:
-    """Refuse what was trained on the hidden states of the model before it was rotated."""
-    trained = {
-        "adapters": added.lora is not None,
-        "forecast tokens": isinstance(added.speculative, SsdBuilderConfig),
-        "draft heads": isinstance(added.speculative, EagletBuilderConfig),
-    }
-    for what in (name for name, asked in trained.items() if asked):
-        reason = f"spinquant turns the hidden states that {what} are made for; leave one out"
-        raise InvalidOptionError("quantization.techniques", reason, ())
+def _check_rotated(additions: Additions) -> None:
+    """Refuse adapters and drafts that were trained before the model was rotated."""
+    for name, is_used in (
+        ("adapters", additions.lora is not None),
+        ("forecast tokens", isinstance(additions.speculative, SsdBuilderConfig)),
+        ("draft heads", isinstance(additions.speculative, EagletBuilderConfig)),
+    ):
+        if is_used:
+            reason = f"spinquant turns the hidden states that {name} are made for; leave one out"
+            raise InvalidOptionError("quantization.techniques", reason, ())
 
 
 def _check_splits(options: SplitModelConfig, n_layers: int | None) -> None:

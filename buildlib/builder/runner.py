@@ -24,8 +24,8 @@ _Stat = tuple[int, int]
 class SourceWatch:
     """The user's files as they were when they were hashed; threads share it.
 
-    Stages read them through links, so a file that is written over changes under a stage whose key
-    has the hash of its former content.
+    Stages read them through links: a file that is written over changes under a running stage, and
+    the key of the stage still has the hash of the former content.
     """
 
     def __init__(self, memo: Path) -> None:
@@ -52,18 +52,18 @@ class SourceWatch:
         A removed file is no change: its links stay.
 
         Args:
-            reread: trust size and mtime of none; the hash is known if the file is what it was.
+            reread: trust no size and mtime; the memo still knows the hash of an unchanged file.
         """
-        changed = {
+        stats = {
             path: now
             for path, before in list(self._stats.items())
             if (now := _stat_of(path)) and (now != before or reread)
         }
-        digests = hash_files(changed, self._memo)
+        digests = hash_files(stats, self._memo)
         for path, digest in digests.items():
             if digest.sha256 != self._hashes[path]:
                 raise InputFileError(str(path), "it changed while it was built from; build again")
-        self._stats |= changed  # merely a new date
+        self._stats |= stats  # merely a new date
 
 
 def _stat_of(path: Path) -> _Stat | None:
@@ -112,7 +112,7 @@ class StageRunner:
         total: stages of the build; `None` while the number of parts is not known.
         watch: refuses changes of the user's files during the build.
         versions: of the toolchain.
-        needed_bytes: estimate of what the cache will take, if the first stage is not in it.
+        needed_bytes: estimate of the disk space of the build, if its first stage is not cached.
     """
 
     def __init__(
@@ -145,10 +145,6 @@ class StageRunner:
         Args:
             stage: to run.
             group: folder of its entry below the cache's root; by default that of the model.
-
-        Raises:
-            BuildError: another stage of the build failed, or the user interrupted; or what the
-                stage raises.
         """
         began = time.monotonic()
         key = self._key(stage)

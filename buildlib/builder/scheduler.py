@@ -28,7 +28,7 @@ class ScheduledTask(Generic[T]):
     """One task.
 
     Attributes:
-        run: called with what the needed tasks returned.
+        run: called with the results of the needed tasks.
         memory_bytes: peak of the task and its child processes.
         cost: how long it takes with all that waits for it, in any unit.
         needs: tasks that end before it starts.
@@ -116,18 +116,18 @@ class _Run(Generic[T]):
 
     def _start_fitting(self) -> None:
         """Start every waiting task that can run and fits."""
-        used = sum(self._tasks[number].memory_bytes for number in self._running)
+        memory = sum(self._tasks[number].memory_bytes for number in self._running)
         for number in list(self._waiting):
             if len(self._running) >= self._max_workers:
                 return
             needed = self._tasks[number].memory_bytes
-            if self._running and used + needed > self._memory_bytes:
+            if self._running and memory + needed > self._memory_bytes:
                 continue
             if not self._results.keys() >= set(self._needs[number]):
                 continue
             self._waiting.remove(number)
             self._running.add(number)
-            used += needed
+            memory += needed
             name = self._tasks[number].name
             # A daemon: if a signal interrupts its start, it may wait for ever to begin.
             thread = threading.Thread(target=self._work, args=(number,), name=name, daemon=True)
@@ -145,10 +145,10 @@ class _Run(Generic[T]):
                 return self._ended.get(timeout=_LOOK_S)
 
     def _work(self, number: int) -> None:
-        given = [self._results[need] for need in self._needs[number]]
+        inputs = [self._results[need] for need in self._needs[number]]
         try:
             with self._scope.enter():
-                self._ended.put((number, self._tasks[number].run(*given), None))
+                self._ended.put((number, self._tasks[number].run(*inputs), None))
         except BaseException as error:  # noqa: BLE001 - it is raised by the caller's thread
             self._ended.put((number, None, error))
 
@@ -161,7 +161,7 @@ _UNKNOWN = 4 << 30
 def available_memory(proc: Path = _PROC, cgroup: Path = _CGROUP) -> int:
     """Return the bytes that this process and its children may still take.
 
-    The minimum of the machine's available memory and of what our control groups leave;
+    The minimum of the machine's available memory and of the rest that our control groups allow;
     4 GiB where neither gives a limit.
     """
     limits = [
@@ -189,7 +189,7 @@ def _machine_memory(meminfo: Path) -> list[int]:
 
 def _control_group_memory(membership: Path, root: Path) -> list[int]:
     """Yield the memory left in each control group, version 1 or 2, from ours to the root."""
-    left = []
+    limits = []
     for line in _text(membership).splitlines():
         _number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
@@ -201,10 +201,10 @@ def _control_group_memory(membership: Path, root: Path) -> list[int]:
             continue
         relative = Path(path.lstrip("/"))
         for group in (relative, *relative.parents):
-            most, used = (_text(base / group / name).strip() for name in (limit, usage))
-            if most.isdigit() and used.isdigit():
-                left.append(int(most) - int(used) + _reclaimable(base / group))
-    return left
+            most, current = (_text(base / group / name).strip() for name in (limit, usage))
+            if most.isdigit() and current.isdigit():
+                limits.append(int(most) - int(current) + _reclaimable(base / group))
+    return limits
 
 
 def _reclaimable(group: Path) -> int:

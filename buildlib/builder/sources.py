@@ -40,7 +40,7 @@ class OnnxSource:
     """An ONNX export with external data beside it.
 
     Attributes:
-        encodings: of its tensors; calibration fills in what is missing.
+        encodings: of its tensors; calibration adds the missing ones.
         config: text of its `config.json`.
         config_file: the path of that file, for messages.
         calibration_text: for tensors without encodings.
@@ -65,11 +65,7 @@ class OnnxSource:
         return self.model.parent
 
     def with_encodings(self, path: Path) -> "OnnxSource":
-        """Return a copy with other encodings.
-
-        Raises:
-            ModelFileError: there is no such file.
-        """
+        """Return a copy with other encodings."""
         return replace(self, encodings=_require_file(path, self.folder), canonical=None)
 
     def inputs(self) -> dict[str, Path]:
@@ -83,8 +79,10 @@ class OnnxSource:
 
     def weights(self) -> int:
         """Return the number of weights."""
-        held = (value.const_value for value in load_model(self.model).graph.initializers.values())
-        return sum(tensor.size for tensor in held if tensor is not None)
+        tensors = (
+            value.const_value for value in load_model(self.model).graph.initializers.values()
+        )
+        return sum(tensor.size for tensor in tensors if tensor is not None)
 
     def texts(self) -> dict[str, str]:
         """Return texts that decide the build, by the names of their files."""
@@ -95,8 +93,8 @@ class OnnxSource:
     def text_files(self) -> list[Path]:
         """Return files that the texts are read from where they are not given."""
         usual = (self.config_file, self.folder / CALIBRATION_TEXT)
-        found = [path for path in usual if path.is_file()]
-        return [*found, *template_files(self.tokenizer.parent)]
+        paths = [path for path in usual if path.is_file()]
+        return [*paths, *template_files(self.tokenizer.parent)]
 
 
 @dataclass(frozen=True)
@@ -205,16 +203,16 @@ def _configuration(source: ModelSource) -> dict[str, object]:
 
 def check_start_points(config: MhaConfig, source: ModelSource) -> None:
     """Check that the ONNX has the operators that `m2s_additional_start_points` names."""
-    wanted = [point.name for point in config.m2s_additional_start_points]
-    if not wanted:
+    names = [point.name for point in config.m2s_additional_start_points]
+    if not names:
         return
-    known = set()
+    operators = set()
     if isinstance(source, OnnxSource):
-        known = {str(node.name) for node in load_model(source.model).graph}
-    missing = next((name for name in wanted if name not in known), None)
-    if missing is not None:
-        key, where = "mha2sha.m2s_additional_start_points", source.name
-        raise InvalidOptionError(key, f"{where} has no operator {missing!r}", ())
+        operators = {str(node.name) for node in load_model(source.model).graph}
+    for name in names:
+        if name not in operators:
+            key = "mha2sha.m2s_additional_start_points"
+            raise InvalidOptionError(key, f"{source.name} has no operator {name!r}", ())
 
 
 def attached_source(path: Path, parent: ModelSource, encodings: Path | None) -> OnnxSource:
@@ -251,7 +249,7 @@ def find_source(
         ModelFileError: no folder, nothing in it that can be built, or a checkpoint without text.
         InputFileError: its calibration text is too large.
     """
-    given = files or SourceFiles()
+    places = files or SourceFiles()
     folder = path.parent if path.is_file() else path
     if not folder.is_dir():
         raise ModelFileError(Path(ascii(str(path))[1:-1]), "there is no such folder")
@@ -260,13 +258,13 @@ def find_source(
         raise ModelFileError(Path(ascii(str(path))[1:-1]), reason)
     model = path if path.is_file() else _onnx_in(folder)
     if model is not None:
-        tokenizer = _require_file(given.tokenizer or folder / TOKENIZER_FILE, folder)
+        tokenizer = _require_file(places.tokenizer or folder / TOKENIZER_FILE, folder)
         return OnnxSource(
             name=folder.resolve().name,
             model=model,
-            encodings=_encodings_of(model, given.encodings),
-            config=_config_text(folder, given),
-            config_file=given.config or (_NO_FILE if given.config_text else folder / CONFIG_FILE),
+            encodings=_encodings_of(model, places.encodings),
+            config=_config_text(folder, places),
+            config_file=places.config or (_NO_FILE if places.config_text else folder / CONFIG_FILE),
             tokenizer=tokenizer,
             calibration_text=calibration_text or _folder_text(folder),
             chat_template=ChatTemplate.find(tokenizer.parent),
@@ -297,12 +295,12 @@ def _is_utf8(path: Path) -> bool:
 def _onnx_in(folder: Path) -> Path | None:
     if (folder / MODEL_FILE).is_file():
         return folder / MODEL_FILE
-    found = sorted(folder.glob("*.onnx"))
-    if len(found) > 1:
-        names = ", ".join(path.name for path in found[:3])
-        reason = f"it holds {len(found)} ONNX models ({names}); name one of them"
+    models = sorted(folder.glob("*.onnx"))
+    if len(models) > 1:
+        names = ", ".join(path.name for path in models[:3])
+        reason = f"it holds {len(models)} ONNX models ({names}); name one of them"
         raise ModelFileError(folder, reason)
-    return found[0] if found else None
+    return models[0] if models else None
 
 
 def _encodings_of(model: Path, given: Path | None) -> Path | None:
@@ -317,10 +315,10 @@ def _encodings_of(model: Path, given: Path | None) -> Path | None:
     return next((path for path in usual if path.is_file()), None)
 
 
-def _config_text(folder: Path, given: SourceFiles) -> str:
-    if given.config_text is not None:
-        return given.config_text
-    return _text_of(_require_file(given.config or folder / CONFIG_FILE, folder), folder)
+def _config_text(folder: Path, places: SourceFiles) -> str:
+    if places.config_text is not None:
+        return places.config_text
+    return _text_of(_require_file(places.config or folder / CONFIG_FILE, folder), folder)
 
 
 def _text_of(path: Path, folder: Path) -> str:
@@ -331,13 +329,13 @@ def _text_of(path: Path, folder: Path) -> str:
 
 
 def _require_file(path: Path, folder: Path) -> Path:
-    shown = path.name if path.parent == folder else str(path)
+    label = path.name if path.parent == folder else str(path)
     try:
         check_file(path)
     except FileNotFoundError:
-        raise ModelFileError(folder, f"{shown} is missing") from None
+        raise ModelFileError(folder, f"{label} is missing") from None
     except OSError as error:
-        raise ModelFileError(folder, f"{shown}: {error.strerror}") from error
+        raise ModelFileError(folder, f"{label}: {error.strerror}") from error
     return path
 
 

@@ -1,4 +1,4 @@
-"""`CachedStage`: what every stage of a build declares of itself."""
+"""`CachedStage`: the declarations of every stage of a build."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -10,10 +10,10 @@ from buildlib.cache.layout import CacheEntry
 
 
 class CachedStage(ABC):
-    """One step from the model folder to the container, kept in the cache by what decides it.
+    """One step from the model folder to the container, kept in the cache under its key.
 
     A stage is a frozen dataclass in a module of its own in `buildlib.builder.stages`. Its key is
-    over everything that it declares here, and over the code of its module with all that it imports.
+    over all of its declarations, and over the code of its module with all that it imports.
     A field of `CacheEntry` is the output of another stage, and a field `files` maps the names of
     the user's files that it reads to their SHA-256.
 

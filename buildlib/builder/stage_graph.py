@@ -65,7 +65,7 @@ class StageGraph:
 
     Attributes:
         runner: takes each through the cache.
-        dry: run nothing: what was declared must be in the cache.
+        dry: run nothing; all outputs must be in the cache.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class StageGraph:
             runner: runs the stages.
             groups: folders in the cache of the stages of some models; others have the build's.
             max_workers: stages at once, of those with a load.
-            memory_bytes: for these; by default two thirds of what is available then.
+            memory_bytes: for these; by default two thirds of the available memory.
         """
         self.runner = runner
         self.dry = False
@@ -109,8 +109,8 @@ class StageGraph:
 
         Args:
             stage: reads outputs of stages that were declared before, and none while it is declared.
-            source: the model that it belongs to, whose files errors name.
-            load: what it takes. Neighbours that have one run at once, as workers and memory allow.
+            source: the model that it belongs to; errors name its files.
+            load: its memory and time. Neighbours with one run at once, as workers and memory allow.
             check: called with the folder of the output, before a stage that needs it runs.
         """
         entry = self.runner.entry(stage, self._group(source))
@@ -120,22 +120,21 @@ class StageGraph:
         return entry
 
     def run(self, *, last: bool = False) -> None:
-        """Run what was declared since the last call.
+        """Run the stages that were declared since the last call.
 
         Args:
             last: whether the graph is whole, so that records can tell its number of stages.
 
         Raises:
-            BuildError: what a stage or a check raises.
             UnmadeError: the graph is dry.
         """
         self.runner.total = len(self) if last else None
-        waiting, self._ran = list(self)[self._ran :], len(self)
+        batch, self._ran = list(self)[self._ran :], len(self)
         if self.dry:
-            if not all(node.is_made for node in waiting):
+            if not all(node.is_made for node in batch):
                 raise UnmadeError
             return
-        for bounded, nodes in groupby(waiting, key=lambda node: node.load is not None):
+        for bounded, nodes in groupby(batch, key=lambda node: node.load is not None):
             if bounded:
                 self._run_bounded(list(nodes))
             else:

@@ -71,22 +71,18 @@ def verify_build(
     on_stage: OnStage | None = None,
     on_comparison: OnComparison | None = None,
 ) -> VerificationReport:
-    """Run a build, and compare what each stage made with what it was made from.
+    """Run a build, and compare the output of each stage with its input.
 
     The sample is the calibration text, if the source has one.
 
     Args:
-        build: whose stages are compared.
         options: size of the sample.
         emulator: compare compiled graphs too; for a phone they are compiled a second time,
             without shared weights, as the emulator needs them.
-        reference_with: `transformers` compares the first stage with what transformers computes from
-            the model's folder; else a checkpoint has nothing before its first stage.
+        reference_with: `transformers` compares the first stage with transformers' own model of the
+            folder; else a checkpoint has nothing before its first stage.
         on_stage: called after each stage of the build.
         on_comparison: called after each comparison.
-
-    Raises:
-        BuildError: any of its kinds; that a comparison fails is in the report.
     """
     engines = get_args(ReferenceEngine)
     if reference_with not in engines:
@@ -95,7 +91,7 @@ def verify_build(
         require_family(build.sources.main.folder)  # before a long build
     outputs, sources, target = build.outputs(on_stage), build.sources, build.plan.target
     config = load_config(outputs.export / CONFIG_FILE)
-    wanted = options or VerifyOptions(soc_model=target.soc.soc_model)
+    options = options or VerifyOptions(soc_model=target.soc.soc_model)
     with tempfile.TemporaryDirectory(prefix="qnnfarm-verify-") as scratch:
         binaries: tuple[Path, ...] | None = None
         packages = build.plan.additions.host_packages
@@ -113,7 +109,7 @@ def verify_build(
                 shape: versions[-1].folder / MODEL_FILE
                 for shape, versions in outputs.versions.items()
             },
-            earlier=_earlier(outputs, sources, config, wanted.n_threads, reference_with),
+            earlier=_earlier(outputs, sources, config, options.n_threads, reference_with),
             arcl=outputs.float_models,
             split=outputs.multi_head_parts,
             sha=None if outputs.float_parts == outputs.multi_head_parts else outputs.float_parts,
@@ -123,12 +119,12 @@ def verify_build(
             constants=_no_adapters(outputs),
             op_packages=packages,
         )
-        tokens = _sample(sources.main.calibration_text, outputs.export, config, wanted)
+        tokens = _sample(sources.main.calibration_text, outputs.export, config, options)
         return verify_outputs(
             models,
             tokens,
             emulator=build.toolchain if emulator else None,
-            options=wanted,
+            options=options,
             on_comparison=on_comparison,
         )
 
@@ -144,10 +140,10 @@ def _compile_for_emulator(
 
     Args:
         dlcs: parts in order, by shape.
-        target: phone or emulator; the SoC is what counts.
+        target: its SoC counts; phone or emulator.
         toolchain: compiles them.
         folder: takes `part_{k}.bin`.
-        op_packages: for this host, whose operations the graphs have.
+        op_packages: libraries for this host with the graphs' own operations.
     """
     config = CompileConfig.for_target(Target(target.soc, emulator=True))
     binaries = []
@@ -189,17 +185,17 @@ def _earlier(
     n_threads: int,
     reference_with: ReferenceEngine,
 ) -> dict[Path, list[Version]]:
-    """Return what the model of each shape was made of.
+    """Return the origins of the model of each shape.
 
-    First what transformers makes of its folder, if that is asked for, then an export as it came,
-    then each version.
+    First transformers' model of its folder, if that is asked for, then an export as it came, then
+    each version.
     """
-    found: dict[Path, list[Version]] = {}
+    by_model: dict[Path, list[Version]] = {}
     for shape, versions in outputs.versions.items():
         source, stages = sources[shape], [entry.operation for entry in versions]
         paths = [entry.folder / MODEL_FILE for entry in versions]
-        own, made = require_shape(paths[-1]), found.setdefault(paths[-1], [])
-        if made:
+        own, chain = require_shape(paths[-1]), by_model.setdefault(paths[-1], [])
+        if chain:
             continue
         exact, bound = SAME_FLOAT, SAME_MODEL
         export = None
@@ -209,13 +205,13 @@ def _earlier(
             exact = bound = SAME_HALF
         if reference_with == "transformers":
             reference = partial(TransformersPart, source.folder, config, own)
-            made.append(Version("reference", bound, reference))
+            chain.append(Version("reference", bound, reference))
         if export is not None:
-            made.append(Version(stages[0], exact, partial(SourceRunner, export, config, own)))
+            chain.append(Version(stages[0], exact, partial(SourceRunner, export, config, own)))
         for stage, path in zip(stages[1:], paths, strict=False):
-            opened = partial(OnnxRunner, path, n_threads=n_threads, plain=True)
-            made.append(Version(stage, _MAY_CHANGE.get(stage, SAME_FLOAT), opened))
-    return found
+            runner = partial(OnnxRunner, path, n_threads=n_threads, plain=True)
+            chain.append(Version(stage, _MAY_CHANGE.get(stage, SAME_FLOAT), runner))
+    return by_model
 
 
 def _sample(
@@ -257,15 +253,10 @@ def verify_model(
     """Compare a checkpoint, or an export with its checkpoint beside it, with transformers.
 
     Args:
-        source: what a build would read.
+        source: as a build reads it.
         tokens: to prefill; by default bos and random ids.
         prefill: so many of them, or as many as the model has positions for.
         decode: tokens after them, one a call.
-
-    Raises:
-        BuildError: torch or transformers is not installed, or cannot compute the model; or a token
-            lies outside the vocabulary, or there is nothing to compare; or we cannot read the
-            model.
     """
     config = load_config(source.folder / CONFIG_FILE)
     prompt = list(tokens or sample_tokens(config, prefill))[:prefill]
@@ -292,22 +283,22 @@ def compare_models(
         prompt: goes in calls of many tokens.
         decode: tokens after it, one a call.
     """
-    prefilled, decoded = DivergenceSums(), DivergenceSums()
+    prefill_sums, decode_sums = DivergenceSums(), DivergenceSums()
     ours.reset()
-    done = 0
+    position = 0
     try:
-        for tokens, expected in feed_window(reference, prompt):
-            token = int(expected[-1].argmax())
-            following = [*prompt, token][done + 1 : done + 1 + len(tokens)]
-            prefilled.add(ours.feed(tokens), expected, following)
-            done += len(tokens)
+        for tokens, reference_logits in feed_window(reference, prompt):
+            token = int(reference_logits[-1].argmax())
+            following = [*prompt, token][position + 1 : position + 1 + len(tokens)]
+            prefill_sums.add(ours.feed(tokens), reference_logits, following)
+            position += len(tokens)
         for _ in range(decode):
-            expected, found = reference.feed([token]), ours.feed([token])
-            token = int(expected[-1].argmax())
-            decoded.add(found, expected, [token])
+            reference_logits, logits = reference.feed([token]), ours.feed([token])
+            token = int(reference_logits[-1].argmax())
+            decode_sums.add(logits, reference_logits, [token])
     except ValueError as error:
         raise BuildError(f"the models cannot be compared: {error}") from error
-    return prefilled.mean(), decoded.mean()
+    return prefill_sums.mean(), decode_sums.mean()
 
 
 @contextmanager

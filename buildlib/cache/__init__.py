@@ -2,11 +2,11 @@
 
     <cache_root>/<model>/<operation>_<first 32 hex of the hash>/
         builder_cache_info.json     operation, source, config, hash, created_at
-        .files.json                 what else the hash is over; size and hash of every file
-        ...                         what the stage made
+        .files.json                 the rest of the hash's input; size and hash of every file
+        ...                         the output
 
-A stage's hash is the SHA-256 of its operation, its options, the versions of what makes it, and the
-hashes of what it reads, so hashes form a chain: changing an option changes the hash of that stage
+A stage's hash is the SHA-256 of its operation, its options, the versions of its tools, and the
+hashes of its inputs, so hashes form a chain: changing an option changes the hash of that stage
 and of all after it, and of nothing else.
 
 Layout and the five fields: "Gen AI Builder Overview", docs.qualcomm.com 80-87189-2.

@@ -65,8 +65,8 @@ def hash_files(paths: Iterable[Path], memo: Path | None = None) -> dict[Path, Fi
         InputFileError: a file is missing, unreadable or not regular, or changed meanwhile.
     """
     paths = list(dict.fromkeys(paths))
-    with HashMemo.at(memo) as known, ThreadPoolExecutor(os.cpu_count()) as pool:
-        return dict(zip(paths, pool.map(known.digest, paths), strict=True))
+    with HashMemo.at(memo) as hashes, ThreadPoolExecutor(os.cpu_count()) as pool:
+        return dict(zip(paths, pool.map(hashes.digest, paths), strict=True))
 
 
 class _Row(NamedTuple):
@@ -130,9 +130,9 @@ class HashMemo(Closeable):
 
     def _digest(self, file: FileIO, path: Path, *, reread: bool) -> FileDigest:
         before = os.fstat(file.fileno())
-        known = None if reread else self._recall(file, before)
-        if known:
-            return FileDigest(known, before.st_size)
+        sha256 = None if reread else self._recall(file, before)
+        if sha256:
+            return FileDigest(sha256, before.st_size)
         began = time.time()
         file.seek(0)
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()

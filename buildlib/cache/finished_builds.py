@@ -1,4 +1,4 @@
-"""Finished builds: what a request read and made, so that it is answered again by looks at files.
+"""Finished builds: inputs and outputs of a request, so that looks at files answer it again.
 
 A build that has nothing to do still walks its stages, which needs all libraries of the builder and
 the graphs of the model. Here the answer is kept under the request (arguments, code, versions), with
@@ -58,18 +58,14 @@ class FinishedBuild:
         answer: list[Any],
         absent: Iterable[Path] = (),
     ) -> Self:
-        """Describe a build that has just ended.
-
-        Raises:
-            InputFileError: a file of it is gone or changes.
-        """
-        made = [path for folder in containers for path in sorted(folder.rglob("*"))]
+        """Describe a build that has just ended."""
+        products = [path for folder in containers for path in sorted(folder.rglob("*"))]
         with HashMemo.at(root / MEMO_FILE) as memo:
             return cls(
                 {str(path): memo.digest(path).sha256 for path in sorted(set(read))},
                 {str(folder): _names(folder) for folder in sorted(set(listed))},
                 sorted(set(map(str, absent))),
-                {str(path): memo.digest(path).sha256 for path in made if path.is_file()},
+                {str(path): memo.digest(path).sha256 for path in products if path.is_file()},
                 sorted(set(map(str, entries))),
                 answer,
             )
@@ -107,14 +103,14 @@ def find_finished(root: Path, request: Mapping[str, object]) -> FinishedBuild | 
     try:
         if path.stat().st_size > _MAX_BYTES:
             return None
-        found = FinishedBuild(**json.loads(path.read_text(encoding="utf-8")))
-        if not found.holds(root):
+        build = FinishedBuild(**json.loads(path.read_text(encoding="utf-8")))
+        if not build.holds(root):
             return None
     except (OSError, ValueError, TypeError, AttributeError):  # none, or not as we write them
         return None
     with contextlib.suppress(OSError):
         path.touch()
-    return found
+    return build
 
 
 def remember_finished(root: Path, request: Mapping[str, object], finished: FinishedBuild) -> None:
@@ -124,7 +120,7 @@ def remember_finished(root: Path, request: Mapping[str, object], finished: Finis
 
 
 def remove_stale(root: Path, older_than_s: float | None = None, *, everything: bool = False) -> int:
-    """Remove the records of builds whose entries are gone, which answer nothing any more.
+    """Remove the records of builds without their entries, which answer nothing any more.
 
     Args:
         root: the cache root.
@@ -134,14 +130,14 @@ def remove_stale(root: Path, older_than_s: float | None = None, *, everything: b
     Returns:
         The number of removed records.
     """
-    removed = 0
+    count = 0
     for path in (root / FINISHED).glob("*.json"):
         with contextlib.suppress(OSError):
             unused = older_than_s is not None and time.time() - path.stat().st_mtime > older_than_s
             if everything or unused or _is_stale(path):
                 path.unlink()
-                removed += 1
-    return removed
+                count += 1
+    return count
 
 
 def _is_stale(path: Path) -> bool:
@@ -165,13 +161,13 @@ def _record(root: Path, request: Mapping[str, object]) -> Path:
 
 def code_state(package: Path) -> list[tuple[str, int, int]]:
     """Return name, size and date of every source file of a package."""
-    found = []
+    files = []
     for parent, folders, names in os.walk(package):
         folders[:] = [name for name in folders if name != "__pycache__"]
         for name in names:
             status = Path(parent, name).stat()
-            found.append((f"{parent}/{name}", status.st_size, status.st_mtime_ns))
-    return sorted(found)
+            files.append((f"{parent}/{name}", status.st_size, status.st_mtime_ns))
+    return sorted(files)
 
 
 def _version(package: str) -> str:

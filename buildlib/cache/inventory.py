@@ -40,7 +40,7 @@ class EntryCheck:
     """Result of checking an entry.
 
     Attributes:
-        problem: what is wrong with it, or None.
+        problem: its fault, or None.
         removed: whether it was removed because of that.
     """
 
@@ -71,25 +71,21 @@ def summarize(usage: EntryUsage) -> EntrySummary:
 
 
 def find_entry(root: Path, text: str) -> Path:
-    """Find an entry by path, by name, or by the beginning of its hash.
-
-    Raises:
-        CacheError: there is none, or there are several.
-    """
+    """Find an entry by path, by name, or by the beginning of its hash."""
     folders = list(entry_folders(root))
     exact = [f for f in folders if text in {str(f), f.name, f"{f.parent.name}/{f.name}"}]
-    wanted = text.removesuffix("/").rpartition("/")[2].lower()
-    found = exact or [
+    prefix = text.removesuffix("/").rpartition("/")[2].lower()
+    matches = exact or [
         folder
         for folder in folders
-        if wanted and (folder.name.startswith(wanted) or _hash_of(folder).startswith(wanted))
+        if prefix and (folder.name.startswith(prefix) or _hash_of(folder).startswith(prefix))
     ]
-    if len(found) == 1:
-        return found[0]
-    if not found:
+    if len(matches) == 1:
+        return matches[0]
+    if not matches:
         raise CacheError(str(root), f"no entry {text!r}; see `qnnfarm cache ls`")
-    some = ", ".join(folder.name for folder in found[:3])
-    raise CacheError(str(root), f"{text!r} means {len(found)} entries: {some}; give more of it")
+    some = ", ".join(folder.name for folder in matches[:3])
+    raise CacheError(str(root), f"{text!r} means {len(matches)} entries: {some}; give more of it")
 
 
 def verify(root: Path, *, repair: bool = False) -> Iterator[EntryCheck]:
@@ -97,7 +93,7 @@ def verify(root: Path, *, repair: bool = False) -> Iterator[EntryCheck]:
 
     Args:
         root: the cache root.
-        repair: remove what is damaged and not in use, so that the next build makes it again.
+        repair: remove damaged entries that are not in use, so that the next build makes them again.
     """
     with HashMemo(root / MEMO_FILE) as memo:
         for folder in list(entry_folders(root)):
@@ -105,8 +101,8 @@ def verify(root: Path, *, repair: bool = False) -> Iterator[EntryCheck]:
             problem = find_problem(folder, memo, reread=True)
             if problem and not folder.exists():
                 continue  # it was removed meanwhile
-            removed = bool(problem) and repair and _remove_damaged(root, folder, memo)
-            yield EntryCheck(usage.name, usage.size_bytes, problem, removed)
+            is_gone = bool(problem) and repair and _remove_damaged(root, folder, memo)
+            yield EntryCheck(usage.name, usage.size_bytes, problem, is_gone)
 
 
 def _remove_damaged(root: Path, folder: Path, memo: HashMemo) -> bool:

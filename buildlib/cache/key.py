@@ -59,12 +59,7 @@ def text_sha256(text: str) -> str:
 
 
 def plain_config(config: Mapping[str, object]) -> dict[str, Any]:
-    """Return a configuration as JSON values, sorted by name.
-
-    Raises:
-        TypeError: a value is nothing that JSON can hold.
-        ValueError: a value is not a finite number.
-    """
+    """Return a configuration as JSON values, sorted by name."""
     text = json.dumps(config, sort_keys=True, allow_nan=False, default=_plain)
     values: dict[str, Any] = json.loads(text)
     return values

@@ -1,9 +1,9 @@
 """Layout of the cache root.
 
 <cache_root>/hashes.sqlite                      known hashes of files
-<cache_root>/genie_<32 hex>.json                what a Genie's dialogs were found to do
+<cache_root>/genie_<32 hex>.json                results of the check of a Genie's dialogs
 <cache_root>/.builds/<random>.lock, .used       a running build, and the entries it uses
-<cache_root>/.finished/<64 hex>.json            what a request to build read and made
+<cache_root>/.finished/<64 hex>.json            inputs and outputs of a request to build
 <cache_root>/.locks/<model>/<entry>.lock        held while an entry is made, checked or removed
 <cache_root>/<model>/<operation>_<32 hex>/      an entry
 <cache_root>/<model>/.<entry>.<random>/         an entry that is being made or removed
@@ -35,7 +35,7 @@ class CacheEntry:
     Attributes:
         hash: the whole hash; the folder's name has half of it.
         reused: whether it existed already, once the stage has run.
-        problem: what was wrong with the entry that this one replaces, or None.
+        problem: the fault of the entry that this one replaces, or None.
     """
 
     operation: str
@@ -77,12 +77,12 @@ def leftovers(model: Path) -> Iterator[tuple[Path, str]]:
     """Find folders of one model that are, or were when a build died, being made or removed.
 
     Yields:
-        The folder, and the name of the entry whose lock protects it.
+        The folder, and the name of the entry with the lock that protects it.
     """
     for path in sorted(model.iterdir()):
-        found = _LEFTOVER.fullmatch(path.name)
-        if found and path.is_dir():
-            yield path, found[1]
+        match = _LEFTOVER.fullmatch(path.name)
+        if match and path.is_dir():
+            yield path, match[1]
 
 
 def entry_lock(root: Path, model: str, entry: str) -> FileLock:

@@ -1,7 +1,7 @@
 """Records of an entry: the documented sidecar, and the list that proves the entry whole.
 
-`builder_cache_info.json` has the five documented fields. `.files.json` has the rest of what the
-hash is over, and size and hash of every file. Fields: "Gen AI Builder Overview", docs.qualcomm.com
+`builder_cache_info.json` has the five documented fields. `.files.json` has the rest of the hash's
+input, and size and hash of every file. Fields: "Gen AI Builder Overview", docs.qualcomm.com
 80-87189-2.
 """
 
@@ -54,11 +54,11 @@ class StoredFile(_Record):
 
 
 class EntryFiles(_Record):
-    """`.files.json`: what the hash is over beside the configuration, and every file.
+    """`.files.json`: the hash's input beside the configuration, and every file.
 
     Attributes:
         subject: which graph or part, for people to read.
-        sources: the hashes of what the stage read.
+        sources: the hashes of the stage's inputs.
     """
 
     subject: str = ""
@@ -76,12 +76,7 @@ class EntryFiles(_Record):
 def write_records(
     folder: Path, key: StageKey, source: Path, memo: HashMemo, *, subject: str = ""
 ) -> None:
-    """Write both records for the output in `folder`, durably, before others can see the folder.
-
-    Raises:
-        InputFileError: the stage made something that cannot be hashed.
-        OSError: as writing does.
-    """
+    """Write both records for the output in `folder`, durably, before others can see the folder."""
     files = {name: _stored(folder / name, memo) for name in walk(folder)}
     described = EntryFiles(
         subject=subject,
@@ -115,16 +110,12 @@ def read_info(folder: Path) -> EntryInfo:
 
 
 def read_files(folder: Path) -> EntryFiles:
-    """Read the list of an entry's files.
-
-    Raises:
-        CacheError: the record is missing, or not one.
-    """
+    """Read the list of an entry's files."""
     return _read(folder, FILES, EntryFiles)
 
 
 def find_problem(folder: Path, memo: HashMemo, *, reread: bool = False) -> str | None:
-    """Return what is wrong with an entry, or `None` if it is as written.
+    """Return the fault of an entry, or `None` if it is as written.
 
     Args:
         folder: the entry.
@@ -158,12 +149,12 @@ def _problem_of_files(
     folder: Path, files: Mapping[str, StoredFile], memo: HashMemo, *, reread: bool
 ) -> str | None:
     try:
-        found = walk(folder)
-        odd = sorted(set(found) ^ set(files))
+        sizes = walk(folder)
+        odd = sorted(set(sizes) ^ set(files))
         if odd:
             return f"{odd[0]} {'is missing' if odd[0] in files else 'does not belong to it'}"
         for name, file in files.items():
-            size = found[name]
+            size = sizes[name]
             if size != file.size_bytes:
                 return f"{name} has {size} bytes where {file.size_bytes} were written"
         for name, file in files.items():
@@ -177,23 +168,18 @@ def _problem_of_files(
 
 
 def walk(folder: Path) -> dict[str, int]:
-    """Return the size of every output file in a folder, by relative name.
-
-    Raises:
-        InputFileError: there is something else than files and folders, or a name that cannot be
-            shown.
-    """
+    """Return the size of every output file in a folder, by relative name."""
     sizes: dict[str, int] = {}
-    pending = [""]
-    while pending:
-        below = pending.pop()
-        with os.scandir(folder / below) as found:
-            for item in found:
+    queue = [""]
+    while queue:
+        below = queue.pop()
+        with os.scandir(folder / below) as entries:
+            for item in entries:
                 name = f"{below}{item.name}"
                 if name in {SIDECAR, FILES, LAST_USED}:
                     continue
                 if item.is_dir(follow_symlinks=False):
-                    pending.append(f"{name}/")
+                    queue.append(f"{name}/")
                 elif not item.is_file(follow_symlinks=False) or not name.isprintable():
                     raise InputFileError(item.path, "no entry of the cache can hold it")
                 else:

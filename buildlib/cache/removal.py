@@ -110,10 +110,7 @@ def prune(
         to_bytes: remove the least recently used until the cache holds no more than this.
         older_than: remove entries that were not used for this long.
         everything: remove all entries.
-        dry_run: remove nothing, and return what would be removed.
-
-    Raises:
-        OSError: something cannot be removed.
+        dry_run: remove nothing; the result is that of a removal.
     """
     swept = [
         path
@@ -128,24 +125,24 @@ def prune(
     )
     shares = Counter(inode for usage in usages for inode in usage.inodes)
     oldest = (datetime.now(UTC) - older_than).timestamp() if older_than is not None else None
-    before = left = disk_usage(usages)
-    removed, busy = [], []
-    used = entries_in_use(root)
+    before = remainder = disk_usage(usages)
+    victims, busy = [], []
+    in_use = entries_in_use(root)
     for usage in usages:
         too_old = oldest is not None and usage.used_at < oldest
-        too_much = to_bytes is not None and left > to_bytes
+        too_much = to_bytes is not None and remainder > to_bytes
         if not (everything or too_old or too_much):
             continue
-        if usage.name in used or not (dry_run or _remove_unused(root, usage)):
+        if usage.name in in_use or not (dry_run or _remove_unused(root, usage)):
             busy.append(usage)
             continue
-        removed.append(usage)
+        victims.append(usage)
         shares.subtract(usage.inodes.keys())
-        left -= sum(size for inode, size in usage.inodes.items() if not shares[inode])
-    if not dry_run and (removed or older_than is not None or everything):
+        remainder -= sum(size for inode, size in usage.inodes.items() if not shares[inode])
+    if not dry_run and (victims or older_than is not None or everything):
         age_s = None if older_than is None else older_than.total_seconds()
         remove_stale(root, age_s, everything=everything)
-    return PruneResult(tuple(removed), tuple(busy), tuple(swept), before - left, left)
+    return PruneResult(tuple(victims), tuple(busy), tuple(swept), before - remainder, remainder)
 
 
 def _clamp_last_used(folder: Path) -> None:
@@ -158,24 +155,20 @@ def _clamp_last_used(folder: Path) -> None:
 
 def remove_leftovers(root: Path, model: Path, *, dry_run: bool = False) -> list[Path]:
     """Remove and return the leftovers of dead builds of one model."""
-    found = []
+    folders = []
     for folder, entry in leftovers(model):
         try:
             with entry_lock(root, model.name, entry).acquire(timeout=0):
-                found.append(folder)
+                folders.append(folder)
                 if not dry_run:
                     shutil.rmtree(folder, ignore_errors=True)
         except Timeout:
             continue  # it is being filled
-    return found
+    return folders
 
 
 def remove_entry(folder: Path) -> None:
-    """Remove an entry whose lock is held.
-
-    Raises:
-        OSError: it cannot be removed.
-    """
+    """Remove an entry; the caller holds its lock."""
     aside = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
     try:
         folder.replace(aside)

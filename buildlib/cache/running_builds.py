@@ -1,7 +1,7 @@
 """Running builds and the entries they use, which must not be removed.
 
 A build holds a lock for as long as it runs and lists the entries that it uses. The lock dies with
-its process, whatever ends that: a list whose lock is free is of a build that is over.
+its process, however that ends: a list without a held lock is of a build that is over.
 """
 
 import contextlib
@@ -46,22 +46,22 @@ class RunningBuild:
 
 def entries_in_use(root: Path) -> set[str]:
     """Return `<model>/<entry>` of all running builds; delete the lists of ended builds."""
-    used: set[str] = set()
+    entries: set[str] = set()
     folder = root / BUILDS
     for path in sorted(folder.glob("*.lock")) if folder.is_dir() else []:
-        listed = path.with_suffix(".used")
+        list_file = path.with_suffix(".used")
         try:
             with FileLock(path, timeout=0, thread_local=False):
-                listed.unlink(missing_ok=True)
+                list_file.unlink(missing_ok=True)
                 path.unlink(missing_ok=True)
         except Timeout:
             with contextlib.suppress(FileNotFoundError):
-                used.update(_entries_of(listed))
-    return used
+                entries.update(_entries_of(list_file))
+    return entries
 
 
-def _entries_of(listed: Path) -> Iterator[str]:
+def _entries_of(list_file: Path) -> Iterator[str]:
     """Read the entries of a list, without a line that is still being written."""
-    for line in listed.read_text(encoding="utf-8").split("\n")[:-1]:
+    for line in list_file.read_text(encoding="utf-8").split("\n")[:-1]:
         with contextlib.suppress(ValueError):
             yield str(json.loads(line))

@@ -33,7 +33,7 @@ class StageCache(Closeable):
 
     An entry appears whole or not at all: it is made in a temporary folder beside its place and
     renamed. Builds and threads that want the same entry at once wait for each other, and the second
-    reuses what the first made. No entry that this build has got is removed by another until
+    reuses the entry of the first. No entry that this build has got is removed by another until
     `close()`, or until the object or the process is gone.
     """
 
@@ -46,11 +46,7 @@ class StageCache(Closeable):
             cache_root: shared by the builds of all models.
             model_name: a folder's name.
             limit_bytes: when the cache holds more, the least recently used entries go; by default
-                what `QNNFARM_CACHE_LIMIT` says.
-
-        Raises:
-            CacheError: the model's name cannot be a folder's.
-            InvalidOptionError: `QNNFARM_CACHE_LIMIT` is not a size.
+                `QNNFARM_CACHE_LIMIT`.
         """
         if not is_model_name(model_name):
             raise CacheError(str(cache_root), f"no folder can have the model's name {model_name!r}")
@@ -180,8 +176,8 @@ def _as_stage_error(path: Path, stage: str) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno not in _NO_SPACE:
-            used = str(error.filename or path)
-            raise BuildError(f"stage {stage}: {used}: {error.strerror or error}") from error
+            name = str(error.filename or path)
+            raise BuildError(f"stage {stage}: {name}: {error.strerror or error}") from error
         reason = f"does not fit on the disk ({error.strerror}); see `qnnfarm cache prune`"
         raise CacheError(str(path), reason) from error
     except ToolchainError as error:  # whose libraries do not say why they cannot write

@@ -87,8 +87,8 @@ class ChatTemplate:
         """Render conversations, in a child process with bounded time and memory.
 
         Args:
-            container: what errors name.
-            add_generation_prompt: end with what comes before an answer.
+            container: the folder that errors name.
+            add_generation_prompt: end with the text that precedes an answer.
 
         Raises:
             ContainerError: the template is wrong, refuses a conversation, or takes too much.
@@ -143,10 +143,10 @@ def _template_beside(folder: Path) -> str | None:
 def _read_object(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
-    found = read_json(path, _MAX_BYTES)
-    if not isinstance(found, dict):
+    values = read_json(path, _MAX_BYTES)
+    if not isinstance(values, dict):
         raise ModelFileError(path, "it holds no JSON object")
-    return found
+    return values
 
 
 def _default_of(value: object, path: Path) -> str | None:

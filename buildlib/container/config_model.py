@@ -103,7 +103,7 @@ def refuse(reason: str, *location: str | int, kind: str = RULE) -> ValidationErr
 class ConfigModel(BaseModel):
     """Immutable, and refuses keys that it does not know.
 
-    What a file does not say stays unsaid: `to_json` gives back what `from_json` read.
+    Keys that a file does not have stay unset: `to_json` writes the text that `from_json` read.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
@@ -127,7 +127,7 @@ class ConfigModel(BaseModel):
 
     @classmethod
     def from_json(cls, text: str | bytes, path: str = "configuration") -> Self:
-        """Read a configuration; `path` is what errors call it."""
+        """Read a configuration; errors call it `path`."""
         try:
             return cls._read(text)
         except ValidationError as error:
@@ -159,17 +159,17 @@ class ConfigModel(BaseModel):
 
 def _repeated_key(text: bytes) -> str | None:
     """Return the first key that an object has twice: one of its values would be lost."""
-    found: list[str] = []
+    repeats: list[str] = []
 
     def note(pairs: list[tuple[str, object]]) -> None:
         names = [name for name, _ in pairs]
-        found.extend(name for name in dict.fromkeys(names) if names.count(name) > 1)
+        repeats.extend(name for name in dict.fromkeys(names) if names.count(name) > 1)
 
     try:
         json.loads(text, object_pairs_hook=note)
     except (ValueError, RecursionError):  # the model says what is wrong
         return None
-    return found[0] if found else None
+    return repeats[0] if repeats else None
 
 
 def read_config(path: Path) -> bytes:

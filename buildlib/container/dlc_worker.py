@@ -1,7 +1,7 @@
 """The child that reads DLCs: `python -m buildlib.container.dlc_worker describe ANSWER_FILE`.
 
-The system library hands a DLC's graphs to a backend only. Ours here is none: an interface whose
-functions take note of what they are given, so that nothing is compiled and no weights are copied.
+The system library hands a DLC's graphs to a backend only. Ours is an interface of functions that
+record their arguments, so that nothing is compiled and no weights are copied.
 """
 
 import ctypes as c
@@ -150,7 +150,7 @@ class _Recorder:
 
 
 def describe(request: bytes) -> object:
-    """Return the graphs of the DLC whose path is the request."""
+    """Return the graphs of the DLC at the path in the request."""
     graph = _Recorder().read(
         load_system(find_libraries().system), os.fsencode(os.fsdecode(request))
     )
@@ -169,7 +169,7 @@ def _describe(tensor: QnnTensor) -> TensorInfo:
 
 
 def _weight_type(tensor: QnnTensor, described: TensorInfo) -> str:
-    """Return a weight's type; a DLC has a byte for each integer, whose encoding tells its bits."""
+    """Return a weight's type; a DLC has a byte for each integer, its encoding tells the bits."""
     params = tensor.quantize
     if params.definition != ENCODING_DEFINED or described.dtype not in _BYTES:
         return described.dtype

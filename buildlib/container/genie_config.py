@@ -1,7 +1,7 @@
 """`genie_config.json`: the dialog that Genie creates, as typed models.
 
-Keys: "Genie Dialog JSON configuration", docs.qualcomm.com 80-63442-10. What is required, and what
-excludes what, is what the parser of libGenie 1.21 enforces (`buildlib.container.genie_validator`).
+Keys: "Genie Dialog JSON configuration", docs.qualcomm.com 80-63442-10. Required keys, and keys that
+exclude each other, are those of the parser of libGenie 1.21 (`buildlib.container.genie_validator`).
 A key that is `None` is not written, and Genie takes its own default.
 """
 
@@ -166,7 +166,7 @@ _ROLES: Mapping[str, tuple[str, str]] = {
 class DialogBlock(GenieBlock):
     """A conversation with one model, or with two of which one works for the other.
 
-    `max_num_tokens` bounds what one query generates; without it only the context length does.
+    `max_num_tokens` bounds the answer to one query; without it only the context length does.
     """
 
     version: Version = 1
@@ -225,7 +225,7 @@ class DialogBlock(GenieBlock):
 
     @property
     def target_engine(self) -> Engine:
-        """The engine whose tokens are generated; of a dialog that shares a KV cache, the first."""
+        """The engine that generates the text; of a dialog that shares a KV cache, the first."""
         return next(e for e in self.engines if e.role not in {"draft", "secondary"})
 
 
@@ -272,15 +272,15 @@ class GenieConfig(GenieBlock):
         stop_sequence: tuple[str, ...] | None = None,
         context_size: int | None = None,
     ) -> "GenieConfig":
-        """Return a copy for one run, with other bounds on what is generated, or another sampler."""
-        given: dict[str, object | None] = {
+        """Return a copy for one run, with other bounds on the answer, or another sampler."""
+        changes: dict[str, object | None] = {
             "sampler": sampler,
             "max_num_tokens": max_num_tokens,
             "stop_sequence": stop_sequence,
         }
         if context_size is not None:
-            given["context"] = self.dialog.context.model_copy(update={"size": context_size})
-        return self._changed({key: value for key, value in given.items() if value is not None})
+            changes["context"] = self.dialog.context.model_copy(update={"size": context_size})
+        return self._changed({key: value for key, value in changes.items() if value is not None})
 
     def with_special_tokens(self, bos_token: int, eos_token: tuple[int, ...]) -> "GenieConfig":
         """Return a copy with other tokens before a dialog (-1 for none) and after answers."""
@@ -288,7 +288,7 @@ class GenieConfig(GenieBlock):
         return self._changed({"context": self.dialog.context.model_copy(update=tokens)})
 
     def as_basic(self) -> "GenieConfig":
-        """Return a plain dialog with the model whose tokens are generated."""
+        """Return a plain dialog with the model that generates the text."""
         blocks = ("lade", "spd", "ssd", "multistream", "eaglet", "kv_share")
         engine = self.dialog.target_engine.model_copy(update={"role": None})
         return self._changed({"type": "basic", "engine": engine, **dict.fromkeys(blocks)})
@@ -298,7 +298,7 @@ class GenieConfig(GenieBlock):
         return self._changed({"embedding": embedding})
 
     def with_lora(self, lora: Lora) -> "GenieConfig":
-        """Return a copy whose (target) engine has adapters."""
+        """Return a copy with adapters in the (target) engine."""
 
         def adapted(engine: Engine) -> Engine:
             return engine.model_copy(update={"model": engine.model.with_lora(lora)})
@@ -330,7 +330,7 @@ class GenieConfig(GenieBlock):
         return self._changed(changes)
 
     def for_emulator(self) -> "GenieConfig":
-        """Return a copy for the emulator, whose threads must not spin."""
+        """Return a copy for the emulator, where threads must not spin."""
 
         def resting(engine: Engine) -> Engine:
             htp = engine.backend.qnn_htp
@@ -364,8 +364,7 @@ def basic_dialog(
     """Return the configuration of a plain dialog with a Llama-like model.
 
     Args:
-        local_rope_theta: base of a second set of rotations, whose inputs have the prefix `local_`.
-
+        local_rope_theta: base of a second set of rotations, with the prefix `local_` of its inputs.
     """
     resting = _RESTING if emulator else {}
     htp = QnnHtp.model_validate({"kv_dim": head_dim, "allow_async_init": False, **resting})

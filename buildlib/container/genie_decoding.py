@@ -36,7 +36,7 @@ class Sampler(GenieBlock):
     """Choice of the next token.
 
     Genie reads `greedy` and ignores it, so it may only be true where `top_k` 1 or `temp` 0 make it
-    so. A dialog that was created with `top_k` 1 keeps choosing so, whatever sampler is applied to
+    so. A dialog that was created with `top_k` 1 keeps choosing so, even if a sampler is applied to
     it later.
 
     Attributes:
@@ -165,4 +165,4 @@ class Eaglet(GenieBlock):
 
 
 class KvShare(GenieBlock):
-    """Block of a dialog whose first engine reads the prompt and whose second one answers."""
+    """Block of a dialog with one engine that reads the prompt and a second one that answers."""

@@ -1,7 +1,7 @@
 """The engine of a dialog: backend, model files, adapters, long contexts.
 
-Keys: "Genie Dialog JSON configuration", docs.qualcomm.com 80-63442-10, and what the parser of
-libGenie 1.21 asks for. A key that is `None` is not written, and Genie takes its own default.
+Keys: "Genie Dialog JSON configuration", docs.qualcomm.com 80-63442-10, and those that the parser of
+libGenie 1.21 requires. A key that is `None` is not written, and Genie takes its own default.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -143,11 +143,7 @@ class Backend(GenieBlock):
 def check_blocks(
     kind: str, blocks: Mapping[str, object | None], *, optional: Iterable[str] = (), what: str
 ) -> None:
-    """Require the block that is called as the type of its object, and refuse all others.
-
-    Raises:
-        ValidationError: for a validator to pass on.
-    """
+    """Require the block that is called as the type of its object, and refuse all others."""
     for name, block in blocks.items():
         if name == kind and block is None and name not in optional:
             reason = f"it is missing: a {what} of type {kind} needs it"
@@ -246,7 +242,7 @@ class Library(GenieBlock):
 
 
 class ModelBlock(GenieBlock):
-    """The files of the model, and what Genie computes for them.
+    """The files of the model, and the inputs that Genie computes for them.
 
     Attributes:
         draft_token_map: JSON that maps the tokens of a draft model to those of the target.
@@ -285,12 +281,12 @@ class ModelBlock(GenieBlock):
 
     def with_lora(self, lora: Lora | None) -> Self:
         """Return a copy with these adapters, or with none."""
-        changed = {
+        blocks = {
             name: block.model_copy(update={"lora": lora})
             for name, block in (("binary", self.binary), ("library", self.library))
             if block is not None
         }
-        return self.model_copy(update=changed)
+        return self.model_copy(update=blocks)
 
     def with_ctx_bins(self, names: tuple[str, ...]) -> Self:
         """Return a copy of a model of context binaries that lie elsewhere."""
@@ -373,8 +369,8 @@ class Engine(GenieBlock):
     @model_validator(mode="after")
     def _positions_are_given_once(self) -> Self:
         htp = self.backend.qnn_htp
-        given = {"pos-id-dim": htp.pos_id_dim, "rope-theta": htp.rope_theta} if htp else {}
-        for key, value in given.items():
+        options = {"pos-id-dim": htp.pos_id_dim, "rope-theta": htp.rope_theta} if htp else {}
+        for key, value in options.items():
             if self.model.positional_encoding is not None and value is not None:
                 reason = "positional-encoding of the model replaces it: keep one of them"
                 raise refuse(reason, "backend", "QnnHtp", key)
@@ -399,11 +395,7 @@ class Engine(GenieBlock):
 
 
 def check_model_type(backend: BackendType, model: str) -> None:
-    """Require a library for Genie's own transformer library, and context binaries for QNN.
-
-    Raises:
-        ValidationError: for a validator to pass on.
-    """
-    wanted = "library" if backend == "QnnGenAiTransformer" else "binary"
-    if model != wanted:
-        raise refuse(f"the backend {backend} runs models of type {wanted}", "model", "type")
+    """Require a library for Genie's own transformer library, and context binaries for QNN."""
+    kind = "library" if backend == "QnnGenAiTransformer" else "binary"
+    if model != kind:
+        raise refuse(f"the backend {backend} runs models of type {kind}", "model", "type")

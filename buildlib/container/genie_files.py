@@ -1,4 +1,4 @@
-"""Configuration files of Genie and its tools: which file is of which kind, and who judges it.
+"""Configuration files of Genie and its tools: the kind of each, and the parser that judges it.
 
 Keys: the JSON pages of GenieEngine, GenieSampler, GenieProfile and GenieAccuracy, docs.qualcomm.com
 80-63442-10.
@@ -107,7 +107,7 @@ class ConfigKind:
         name: in words.
         keys: of the outermost object; one of them tells the kind.
         model: ours.
-        genie: the function whose parser judges it; `None` if Genie has none.
+        genie: the function that parses it; `None` if Genie has none.
     """
 
     name: str
@@ -180,11 +180,7 @@ class Judgement:
 
 
 def kind_of(text: bytes, path: str) -> ConfigKind:
-    """Tell the kind of a configuration by its outermost keys.
-
-    Raises:
-        InputFileError: it is no JSON object, or of no kind.
-    """
+    """Tell the kind of a configuration by its outermost keys."""
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -194,9 +190,9 @@ def kind_of(text: bytes, path: str) -> ConfigKind:
     for kind in KINDS:
         if not values.keys().isdisjoint(kind.keys):
             return kind
-    known = {key: key for kind in KINDS for key in kind.keys}
-    near = next(filter(None, (nearest_key(key, known) for key in values)), None)
-    hint = f": did you mean {near}?" if near else f" (one of {', '.join(known)} tells it)"
+    keys = {key: key for kind in KINDS for key in kind.keys}
+    near = next(filter(None, (nearest_key(key, keys) for key in values)), None)
+    hint = f": did you mean {near}?" if near else f" (one of {', '.join(keys)} tells it)"
     raise InputFileError(path, f"its kind cannot be told{hint}")
 
 
@@ -214,13 +210,13 @@ def judge_files(paths: Sequence[Path], *, ask: bool = True) -> list[Judgement]:
     """
     texts = [read_config(path) for path in paths]
     kinds = [kind_of(text, str(path)) for text, path in zip(texts, paths, strict=True)]
-    asked = [index for index, kind in enumerate(kinds) if ask and kind.genie is not None]
+    questions = [index for index, kind in enumerate(kinds) if ask and kind.genie is not None]
     verdicts = (
-        ask_genie([(function, texts[i]) for i in asked if (function := kinds[i].genie)])
-        if asked
+        ask_genie([(function, texts[i]) for i in questions if (function := kinds[i].genie)])
+        if questions
         else []
     )
-    by_index = dict(zip(asked, verdicts, strict=True))
+    by_index = dict(zip(questions, verdicts, strict=True))
     return [
         Judgement(path, kind, kind.model.faults_of(text), by_index.get(index))
         for index, (path, kind, text) in enumerate(zip(paths, kinds, texts, strict=True))

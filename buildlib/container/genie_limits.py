@@ -1,4 +1,4 @@
-"""Limits of where a Genie configuration can run: what asks for hardware, or for other libraries.
+"""Limits of where a Genie configuration can run: parts that need hardware, or other libraries.
 
 Genie's parser takes all of it. Found by running each on the HTP emulator of QNN 2.51.
 """
@@ -113,15 +113,15 @@ def find_limits(config: Configuration, *, emulator: bool) -> list[Limit]:
     """
     if isinstance(config, TextEmbeddingConfig):
         return list(_of_encoder(config, emulator=emulator))
-    found = [_KV_SHARE] if emulator and config.dialog.type == "kv-share" else []
+    limits = [_KV_SHARE] if emulator and config.dialog.type == "kv-share" else []
     several = isinstance(config.dialog.engine, tuple)
     for index, engine in enumerate(config.dialog.engines):
         place = f"/dialog/engine/{index}" if several else "/dialog/engine"
         for rule in _RULES:
             if (emulator or rule.everywhere) and rule.is_used(engine):
                 limit = rule.limit
-                found.append(Limit(place + limit.pointer, limit.feature, limit.reason))
-    return found
+                limits.append(Limit(place + limit.pointer, limit.feature, limit.reason))
+    return limits
 
 
 def _of_encoder(config: TextEmbeddingConfig, *, emulator: bool) -> Iterator[Limit]:

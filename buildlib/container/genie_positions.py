@@ -1,7 +1,7 @@
 """Positions of tokens: rotary with their scalings, and the other encodings.
 
-Keys: "Genie Dialog JSON configuration", docs.qualcomm.com 80-63442-10, and what libGenie 1.21 asks
-for when it creates a dialog.
+Keys: "Genie Dialog JSON configuration", docs.qualcomm.com 80-63442-10, and those that libGenie 1.21
+requires when it creates a dialog.
 """
 
 from collections.abc import Mapping
@@ -72,23 +72,23 @@ class RopeScaling(GenieBlock):
             if getattr(self, key.replace("-", "_")) is None:
                 raise refuse(f"it is missing: {self.rope_type} needs it", key, kind="missing")
         for key, types in _SCALINGS_OF.items():
-            given = getattr(self, key.replace("-", "_")) is not None
-            if given and self.rope_type not in types:
+            is_set = getattr(self, key.replace("-", "_")) is not None
+            if is_set and self.rope_type not in types:
                 raise refuse(f"it belongs to {' and '.join(types)}, not to {self.rope_type}", key)
         return self
 
     def dimensions(self) -> dict[str, int]:
         """Return the rotary dimensions that its lists are made for, by key."""
-        found = {}
+        lengths = {}
         for key, factors in (
             ("short-factor", self.short_factor),
             ("long-factor", self.long_factor),
         ):
             if factors is not None:
-                found[key] = len(factors)
+                lengths[key] = len(factors)
         if self.mrope_section is not None:
-            found["mrope-section"] = sum(self.mrope_section)
-        return found
+            lengths["mrope-section"] = sum(self.mrope_section)
+        return lengths
 
 
 class PositionalEncoding(GenieBlock):

@@ -44,7 +44,7 @@ class GenieFunction:
     """Function of the Genie C API that creates a configuration from JSON.
 
     Attributes:
-        root: JSON pointer of what the messages of its parser call `/`.
+        root: JSON pointer of the place that its messages call `/`.
     """
 
     name: str
@@ -71,12 +71,7 @@ class GenieVerdict:
 def ask_genie(
     questions: Sequence[tuple[GenieFunction, bytes]], *, timeout_s: float = _TIMEOUT_S
 ) -> list[GenieVerdict]:
-    """Let Genie judge any number of texts, in one child process.
-
-    Raises:
-        ToolchainMissingError: there is no Genie on this machine.
-        ToolchainError: Genie cannot be asked.
-    """
+    """Let Genie judge any number of texts, in one child process."""
     step = Step(_WORKER, "judge", Path("genie"), timeout_s, find_libraries().search_path)
     request = [[function.name, text.decode("latin-1")] for function, text in questions]
     answers = run_step(step, json.dumps(request).encode())
@@ -100,24 +95,24 @@ def check_genie_text(text: bytes, path: str, *, timeout_s: float = _TIMEOUT_S) -
     """Let Genie validate the text of a dialog, or of an embedding; errors call it `path`."""
     function = EMBEDDING if _EMBEDS.match(text) else DIALOG
     verdict = ask_genie([(function, text)], timeout_s=timeout_s)[0]
-    said = "; ".join(map(str, verdict.faults))[:1000]
+    answer = "; ".join(map(str, verdict.faults))[:1000]
     if verdict.faults:
-        raise InputFileError(path, f"Genie refuses it: {said}")
+        raise InputFileError(path, f"Genie refuses it: {answer}")
 
 
-def _faults(function: GenieFunction, status: int, said: str) -> tuple[Fault, ...]:
+def _faults(function: GenieFunction, status: int, output: str) -> tuple[Fault, ...]:
     """Return Genie's messages as faults with JSON pointers of the whole document."""
     if status == 0:
         return ()
     if status > 0:
         name = signal.Signals(status).name
         return (Fault((), "died", f"Genie was ended by {name}"),)
-    found = dict.fromkeys(_fault(function, line) for line in _lines(said))
-    return tuple(found) or (Fault((), "status", f"status {status}"),)
+    faults = dict.fromkeys(_fault(function, line) for line in _lines(output))
+    return tuple(faults) or (Fault((), "status", f"status {status}"),)
 
 
-def _lines(said: str) -> Iterator[str]:
-    for line in said.splitlines():
+def _lines(output: str) -> Iterator[str]:
+    for line in output.splitlines():
         words = _SAYS_NOTHING.sub("", line).strip().removeprefix("- ")
         if words and not words.startswith(_HEADINGS):
             yield words
@@ -130,6 +125,6 @@ def _fault(function: GenieFunction, line: str) -> Fault:
     steps = [step for step in (function.root + located["pointer"]).split("/") if step]
     reason = _WORDS.get(located["reason"], located["reason"])
     for wording, plain in _OF_A_KEY:
-        if named := wording.fullmatch(reason):
-            steps, reason = [*steps, named[1]], plain
+        if key := wording.fullmatch(reason):
+            steps, reason = [*steps, key[1]], plain
     return Fault(tuple(int(s) if s.isdecimal() else s for s in steps), "genie", reason)

@@ -29,14 +29,14 @@ def judge(request: bytes) -> object:
     except OSError as error:
         raise RefusedError(f"Genie does not load: {error}") from error
     questions = json.loads(request)
-    missing = {function for function, _ in questions if not hasattr(genie, function)}
-    if missing:
-        raise RefusedError(f"this Genie has no {min(missing)}")
+    strangers = {function for function, _ in questions if not hasattr(genie, function)}
+    if strangers:
+        raise RefusedError(f"this Genie has no {min(strangers)}")
     texts = [(function, text.encode("latin-1")) for function, text in questions]
     answers: list[dict[str, object]] = []
     while len(answers) < len(texts):
-        found, status = _ask(genie, texts[len(answers) :])
-        answers += found
+        batch, status = _ask(genie, texts[len(answers) :])
+        answers += batch
         if status != 0:
             answers.append({"status": status, "said": ""})
     return answers
@@ -56,10 +56,10 @@ def _ask(
     os.close(writing)
     with os.fdopen(reading, encoding="utf-8") as lines:
         answers = [json.loads(line) for line in lines if line.endswith("\n")]
-    ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    if ended > 0:
-        raise RefusedError(f"Genie ended with status {ended}")
-    return answers, -ended
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if status > 0:
+        raise RefusedError(f"Genie ended with status {status}")
+    return answers, -status
 
 
 def _answer(genie: ctypes.CDLL, questions: list[tuple[str, bytes]], writing: int) -> None:
@@ -67,20 +67,20 @@ def _answer(genie: ctypes.CDLL, questions: list[tuple[str, bytes]], writing: int
 
     Genie prints messages to both streams: they are taken from a file between two questions.
     """
-    said = os.memfd_create("said")
-    os.dup2(said, 1)
-    os.dup2(said, 2)
+    output = os.memfd_create("said")
+    os.dup2(output, 1)
+    os.dup2(output, 2)
     libc = ctypes.CDLL(None)
     for function, text in questions:
         answer: dict[str, object] = {"status": -1, "said": "a null byte in the text"}
         if b"\0" not in text:
-            os.ftruncate(said, 0)
-            os.lseek(said, 0, os.SEEK_SET)
+            os.ftruncate(output, 0)
+            os.lseek(output, 0, os.SEEK_SET)
             signal.alarm(_LIMIT_S)
             handle = ctypes.c_void_p()
             status = int(getattr(genie, function)(ctypes.c_char_p(text), ctypes.byref(handle)))
             libc.fflush(None)
-            words = os.pread(said, _LONGEST, 0).decode(errors="replace")
+            words = os.pread(output, _LONGEST, 0).decode(errors="replace")
             answer = {"status": status, "said": words}
         os.write(writing, json.dumps(answer).encode() + b"\n")
     os._exit(0)

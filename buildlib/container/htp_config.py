@@ -113,7 +113,7 @@ class HtpConfig(ConfigModel):
         return self.context if isinstance(self.context, tuple) else (self.context,)
 
     def without_sharing(self) -> "HtpConfig":
-        """Return a copy whose contexts share no weights."""
+        """Return a copy with contexts that share no weights."""
         off = {"weight_sharing_enabled": False, "lora_weight_sharing": None}
         contexts = tuple(context.model_copy(update=off) for context in self.contexts)
         several = isinstance(self.context, tuple)
@@ -125,10 +125,7 @@ class HtpConfig(ConfigModel):
 def htp_config(compiled: CompileConfig | Target) -> HtpConfig:
     """Return the extensions that Genie runs binaries with, or those that suit a target.
 
-    What the compiler alone reads is left out: all options of graphs, and most of contexts.
-
-    Raises:
-        InputFileError: an option that is not known.
+    Options of the compiler alone are left out: all those of graphs, and most of contexts.
     """
     config = CompileConfig.for_target(compiled) if isinstance(compiled, Target) else compiled
     values: dict[str, Any] = config.to_backend_extensions()

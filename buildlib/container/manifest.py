@@ -57,8 +57,8 @@ def plain_name(text: str) -> str:
 
 
 def _check_controls(text: str) -> str:
-    if found := _CONTROLS.search(text):
-        raise ValueError(f"has the control character U+{ord(found[0]):04X}")
+    if control := _CONTROLS.search(text):
+        raise ValueError(f"has the control character U+{ord(control[0]):04X}")
     return text
 
 
@@ -87,7 +87,7 @@ class ModelRecord(_Part):
     """The model before it was compiled.
 
     Attributes:
-        inputs: SHA-256 of what the container was built from, by name.
+        inputs: SHA-256 of the files that the container was built from, by name.
         quantization: how its tensors are stored, in words and numbers; under `PRECISION` the short
             form. Older containers have other keys.
     """
@@ -143,7 +143,7 @@ class SpeculationRecord(_Part):
         genie_sha256: of its library.
         prompts: number of prompts.
         tokens: of each answer.
-        differing: number of prompts whose texts differ.
+        differing: number of prompts with different texts.
     """
 
     genie: Name
@@ -233,7 +233,7 @@ def container_digest(
     op_packages: Sequence[OpPackage] = (),
     contract: str = GENIE_CONTRACT,
 ) -> str:
-    """Compute the SHA-256 over what identifies a container."""
+    """Compute the SHA-256 over the identity of a container."""
     about = {"model": model, "graphs": graphs, "target": target}
     values: dict[str, object] = {name: part.model_dump(mode="json") for name, part in about.items()}
     if op_packages:
@@ -269,11 +269,11 @@ def read_metadata(folder: Path) -> ContainerMetadata:
 def is_container(folder: Path) -> bool:
     """Return whether a folder holds a container, whole or damaged, and nothing beside it."""
     try:
-        known = {METADATA, *read_metadata(folder).files}
+        names = {METADATA, *read_metadata(folder).files}
     except ContainerError:
         return False
-    found = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
-    return all(path.relative_to(folder).as_posix() in known for path in found)
+    paths = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
+    return all(path.relative_to(folder).as_posix() in names for path in paths)
 
 
 def parse_metadata(text: bytes, folder: str) -> ContainerMetadata:

@@ -79,11 +79,7 @@ class OpPackage(BaseModel):
         return self.model_copy(update={"targets": paths})
 
     def for_target(self, target: Target) -> "OpPackage":
-        """Return the package with the libraries alone that a target needs.
-
-        Raises:
-            InvalidOptionError: it lacks one, or two are for the same processor.
-        """
+        """Return the package with the libraries alone that a target needs."""
         sides: list[tuple[str, ...]] = [(EMULATOR,)]
         if not target.emulator:
             sides = [(ANDROID, LINUX), (f"{_HEXAGON}{target.soc.dsp_arch}",)]
@@ -99,11 +95,7 @@ class OpPackage(BaseModel):
         return self.model_copy(update={"targets": libraries})
 
     def check(self) -> None:
-        """Check that each library is for its target, and has the function that provides it.
-
-        Raises:
-            InvalidOptionError: names the library that is not, and why.
-        """
+        """Check that each library is for its target, and has the function that provides it."""
         for key, path in self.targets.items():
             try:
                 library = read_elf(Path(path))
@@ -124,7 +116,7 @@ class OpPackage(BaseModel):
         return {_file_name(self.name, key): Path(path) for key, path in self.targets.items()}
 
     def in_container(self) -> "OpPackage":
-        """Return what the manifest says of the package."""
+        """Return the package as the manifest has it."""
         names = {key: _file_name(self.name, key) for key in sorted(self.targets)}
         return self.model_copy(update={"targets": names})
 
@@ -147,11 +139,7 @@ def select_packages(packages: Iterable[OpPackage], target: Target) -> tuple[OpPa
 
 
 def host_libraries(packages: Iterable[OpPackage]) -> tuple[OpPackageLibrary, ...]:
-    """Return the libraries for this host, with which graphs are compiled for any target.
-
-    Raises:
-        InvalidOptionError: a package has none, or one that is not for this host.
-    """
+    """Return the libraries for this host, with which graphs are compiled for any target."""
     libraries = []
     for package in packages:
         path = package.targets.get(EMULATOR)
@@ -166,11 +154,7 @@ def host_libraries(packages: Iterable[OpPackage]) -> tuple[OpPackageLibrary, ...
 def added_operations(
     libraries: Iterable[OpPackageLibrary], toolchain: Toolchain
 ) -> tuple[str, ...]:
-    """Return the operations that libraries for this host add to the compiler's.
-
-    Raises:
-        ToolchainError: one does not register.
-    """
+    """Return the operations that libraries for this host add to the compiler's."""
     return tuple(sorted(name for one in libraries for name in toolchain.op_package(one)))
 
 

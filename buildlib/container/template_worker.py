@@ -1,8 +1,8 @@
 """Worker of `ChatTemplate.render`: `python -m buildlib.container.template_worker render ANSWER`.
 
-A template is code of whoever published the model: it runs in jinja2's sandbox, and in a process
-with little memory. It gets what transformers gives it (`utils/chat_template_utils.py` of
-transformers 5.24, Apache-2.0, says what that is).
+A template is code of the model's publisher: it runs in jinja2's sandbox, and in a process with
+little memory. Its variables and functions are those of transformers
+(`utils/chat_template_utils.py` of transformers 5.24, Apache-2.0).
 """
 
 import json
@@ -37,24 +37,20 @@ class _GenerationBlocks(Extension):
 
 
 def render(request: bytes) -> list[str]:
-    """Render the conversations of a request.
-
-    Raises:
-        RefusedError: says why the template cannot be rendered.
-    """
+    """Render the conversations of a request."""
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
-    asked = json.loads(request)
+    arguments = json.loads(request)
     try:
-        template = _environment().from_string(asked["template"])
+        template = _environment().from_string(arguments["template"])
         texts = [
             template.render(
                 messages=messages,
                 tools=None,
                 documents=None,
-                add_generation_prompt=asked["add_generation_prompt"],
-                **asked["special_tokens"],
+                add_generation_prompt=arguments["add_generation_prompt"],
+                **arguments["special_tokens"],
             )
-            for messages in asked["conversations"]
+            for messages in arguments["conversations"]
         ]
     except MemoryError as error:
         raise RefusedError("it takes too much memory") from error

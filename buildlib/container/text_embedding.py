@@ -1,7 +1,7 @@
 """`genie_config.json` of a text encoder: the embedding that Genie creates, as typed models.
 
-Keys: "Genie Embedding JSON configuration string", docs.qualcomm.com 80-63442-10, and what the
-parser of libGenie 1.21 asks for. A key that is `None` is not written, and Genie takes its own
+Keys: "Genie Embedding JSON configuration string", docs.qualcomm.com 80-63442-10, and those that the
+parser of libGenie 1.21 requires. A key that is `None` is not written, and Genie takes its own
 default.
 """
 
@@ -184,10 +184,10 @@ Configuration = GenieConfig | TextEmbeddingConfig
 def read_configuration(path: Path) -> Configuration:
     """Read the configuration of a container, of whichever kind it is."""
     try:
-        found = json.loads(path.read_bytes())
+        values = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
-        found = None  # what is wrong is said by the class below
-    embeds = isinstance(found, dict) and "embedding" in found
+        values = None  # what is wrong is said by the class below
+    embeds = isinstance(values, dict) and "embedding" in values
     return (TextEmbeddingConfig if embeds else GenieConfig).from_file(path)
 
 

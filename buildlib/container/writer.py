@@ -92,7 +92,7 @@ def write_container(
     """Write a container; before it appears, Genie validates a configuration that it is to run.
 
     Args:
-        draft: what it contains.
+        draft: its contents.
         dest: its folder.
         exist_ok: whether a container there is replaced.
         validate: judges the configuration in a folder.
@@ -119,11 +119,11 @@ def write_container(
 
 
 def _write_files(draft: ContainerContents, folder: Path) -> dict[str, FileRecord]:
-    given = {name: ContainerFile(source, "binary") for name, source in draft.binaries.items()}
-    given |= {TOKENIZER: ContainerFile(draft.tokenizer, "tokenizer"), **draft.further_files}
+    sources = {name: ContainerFile(source, "binary") for name, source in draft.binaries.items()}
+    sources |= {TOKENIZER: ContainerFile(draft.tokenizer, "tokenizer"), **draft.further_files}
     files = {}
     with HashMemo.at(None) as memo:
-        for name, file in given.items():
+        for name, file in sources.items():
             files[name] = copy_file(file.path, folder / name, file.kind)
             memo.remember(folder / name, files[name].sha256)
     for name, text in (
@@ -138,15 +138,15 @@ def _check_fit(draft: ContainerContents, dest: Path) -> None:
     """Check that configuration and files agree."""
     configured = set(draft.genie_config.referenced_files)
     needed = [*draft.binaries, TOKENIZER, HTP_CONFIG]
-    given = {*needed, GENIE_CONFIG, *draft.further_files}
-    odd = {name for name in configured if not has_file(given, name)} | set(needed) - configured
+    files = {*needed, GENIE_CONFIG, *draft.further_files}
+    odd = {name for name in configured if not has_file(files, name)} | set(needed) - configured
     if odd:
         names = ", ".join(sorted(odd))
         raise ContainerError(str(dest), f"configuration and files differ in {names}")
     twice = draft.further_files.keys() & {*needed, GENIE_CONFIG}
     if twice:
         raise ContainerError(str(dest), f"{min(twice)} is given twice")
-    problem = file_name_problem(given)
+    problem = file_name_problem(files)
     if problem:
         raise ContainerError(str(dest), problem)
     if draft.genie_config.context_length != draft.graphs.context_length:

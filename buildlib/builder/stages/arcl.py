@@ -36,7 +36,7 @@ class ConvertShape(CachedStage):
 
     def run(self, folder: Path) -> None:
         config = load_config(self.model.folder / CONFIG_FILE)
-        made = {name for node in load_proto(self.source).graph.node for name in node.output}
-        windowed = interface.WINDOW_MASK in made
+        outputs = {name for node in load_proto(self.source).graph.node for name in node.output}
+        windowed = interface.WINDOW_MASK in outputs
         check_context(self.shape, config.context_limit(windowed=windowed))
         convert_arcl(self.source, self.shape, folder / MODEL_FILE)

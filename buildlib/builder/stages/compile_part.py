@@ -1,7 +1,7 @@
 """`compile`: the DLCs of one part as one context binary.
 
 Beside `<stem>.bin` stands `<stem>_cache_info.json`, the binary's own description: its graphs with
-their tensors, and what it was compiled for.
+their tensors, and its target.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ class CompilePart(CachedStage):
         converted: the part at each shape.
         config: how its graphs are compiled.
         binary: name of the file.
-        op_packages: whose operations the graphs may have, and their SHA-256.
+        op_packages: libraries of the graphs' own operations, and their SHA-256.
     """
 
     operation = "compile"

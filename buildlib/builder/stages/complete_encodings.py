@@ -1,4 +1,4 @@
-"""`quantize encodings`: encodings for what has none, by calibration."""
+"""`quantize encodings`: the missing encodings, by calibration."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class CompleteEncodings(CachedStage):
 
     Attributes:
         export: that it was made of; errors name its files.
-        quantization: bits of what has no encodings.
+        quantization: bits of tensors without encodings.
     """
 
     operation = "quantize"

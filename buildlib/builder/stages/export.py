@@ -84,7 +84,7 @@ def export_checkpoint(
         shape: of the ONNX; a prefill shape, as calibration runs at it.
         bitwidths: of weights and activations; by default W8A16.
         n_windows: windows of text, spread over all of it, that calibrate activations; by default
-            what `window_count` says.
+            `window_count`.
         ranges: estimator of the ranges of activations.
         progress: as `observe_ranges` calls it.
     """

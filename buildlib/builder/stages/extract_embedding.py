@@ -40,6 +40,6 @@ class ExtractEmbedding(CachedStage):
     def run(self, folder: Path) -> None:
         table = write_table(self.source, folder / TABLE_FILE, self.datatype)
         EmbeddingExtraction().run(self.source, folder / MODEL_FILE)
-        named = table.model_copy(update={"embed_path": Path(TABLE_FILE)})
-        atomic_write_bytes(folder / EMBEDDING_FILE, named.model_dump_json(indent=2).encode())
+        relative = table.model_copy(update={"embed_path": Path(TABLE_FILE)})
+        atomic_write_bytes(folder / EMBEDDING_FILE, relative.model_dump_json(indent=2).encode())
         link_configuration(self.model.folder, folder)

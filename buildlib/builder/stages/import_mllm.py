@@ -22,7 +22,7 @@ class ImportMllm(CachedStage):
     """The model of a `.mllm` file, by the integers and grids of the file.
 
     Attributes:
-        file: whose tensors `check_contents` has passed.
+        file: `check_contents` has passed its tensors.
         files: SHA-256 of it, of its configurations and of the tokenizer, by name.
         shape: of the ONNX.
     """
@@ -54,6 +54,6 @@ class ImportMllm(CachedStage):
         checkpoint = Checkpoint.load(folder)
         checkpoint.check_content()
         onnx = export_onnx(checkpoint, self.shape, folder)
-        given = restore_encodings(tensors, self.model, self.aot)
-        encodings = complete_encodings(onnx, given, checkpoint.config)
+        grids = restore_encodings(tensors, self.model, self.aot)
+        encodings = complete_encodings(onnx, grids, checkpoint.config)
         save_encodings(encodings, folder / ENCODINGS_FILE)

@@ -72,8 +72,8 @@ class ImportOnnx(CachedStage):
                 link_into(path, Path(scratch))
             copies[placed] = source.model
             if source.encodings is not None:
-                given = Path(scratch) / ENCODINGS_FILE
-                copies[save_encodings(load_encodings(source.encodings), given)] = source.encodings
+                copy = Path(scratch) / ENCODINGS_FILE
+                copies[save_encodings(load_encodings(source.encodings), copy)] = source.encodings
             importing = ImportModel(self.shape, fixed_keep_theirs=True, operations=self.operations)
             with original_paths(source, copies):
                 importing.run(placed, folder / MODEL_FILE)

@@ -80,13 +80,13 @@ class OptimizeWeights(CachedStage):
             len(calibrating),
         )
         with original_paths(self.export):
-            changed = optimize_weights(
+            result = optimize_weights(
                 model,
                 self.quantization.weight_techniques,
                 folder,
                 arguments=self.quantization.technique_kwargs,
             )
         link_configuration(source, folder)
-        save_encodings(changed.encodings, folder / ENCODINGS_FILE)
-        if changed.ranges is not None:
-            save_ranges(folder, calibrating, changed.ranges)
+        save_encodings(result.encodings, folder / ENCODINGS_FILE)
+        if result.ranges is not None:
+            save_ranges(folder, calibrating, result.ranges)

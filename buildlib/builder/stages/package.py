@@ -47,7 +47,7 @@ CONTAINER = "container"
 
 @dataclass(frozen=True)
 class PreparedModel:
-    """The model as its shapes are made of it, and what stands beside it in the container.
+    """The model of all shapes, and the files beside it in the container.
 
     Attributes:
         model: folder with `model.onnx`, `model.encodings`, `config.json`, `tokenizer.json`.
@@ -87,7 +87,7 @@ class Package(CachedStage):
             weights are stored.
         compiled: parts in the order of data flow, and a draft head.
         binaries: their context binaries.
-        files: SHA-256 of what the build read, by name.
+        files: SHA-256 of the build's inputs, by name.
         extra_files: SHA-256 of the files beside binaries and tokenizer, by name.
         toolchain_versions: name and versions of everything that compiled.
         chat_template: that of the model; `files` covers it.

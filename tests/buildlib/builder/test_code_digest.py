@@ -64,10 +64,17 @@ def reached_by_parsing(module: str) -> set[str]:
     return reached
 
 
-@pytest.fixture
-def copy(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package, for edits, which the tests see as changes of what was before."""
     compiled = shutil.ignore_patterns("__pycache__")
-    return Path(shutil.copytree(PACKAGE, tmp_path / "buildlib", ignore=compiled))
+    folder = tmp_path_factory.mktemp("copy") / "buildlib"
+    return Path(shutil.copytree(PACKAGE, folder, ignore=compiled))
+
+
+def digests(package: Path) -> dict[str, str]:
+    code = CodeDigest(package)
+    return {stage: code.of(f"buildlib.builder.stages.{stage}") for stage in STAGES}
 
 
 def test_imports_are_those_that_python_parses() -> None:
@@ -77,45 +84,34 @@ def test_imports_are_those_that_python_parses() -> None:
     }
 
 
-@pytest.mark.parametrize("stage", STAGES)
 def test_an_edit_changes_the_digest_of_the_stages_that_import_it_and_of_no_other(
-    stage: str, copy: Path
+    copy: Path,
 ) -> None:
-    module = f"buildlib.builder.stages.{stage}"
-    reached = reached_by_parsing(module)
-
-    def edit(name: str) -> None:
+    reached = {stage: reached_by_parsing(f"buildlib.builder.stages.{stage}") for stage in STAGES}
+    before = digests(copy)
+    for name in sorted(MODULES)[::12]:  # a sample: reading all sources so often takes a minute
         with (copy / MODULES[name].relative_to(PACKAGE)).open("a") as file:
             file.write("EDITED = 1\n")
-
-    before = CodeDigest(copy).of(module)
-    for name in MODULES.keys() - reached:
-        edit(name)
-    assert CodeDigest(copy).of(module) == before
-    for name in sorted(reached)[::12]:  # a sample: reading all sources so often takes a minute
-        edit(name)
-        after = CodeDigest(copy).of(module)
-        assert after != before, name
+        after = digests(copy)
+        changed = {stage for stage in STAGES if after[stage] != before[stage]}
+        assert changed == {stage for stage in STAGES if name in reached[stage]}, name
         before = after
 
 
 @pytest.mark.parametrize(
-    ("stage", "module"),
+    ("stage", "toolchain", "file"),
     [
-        ("export", "buildlib.checkpoint.architectures"),
-        ("import_onnx", "buildlib.checkpoint.architectures"),
-        ("package", "buildlib.container.manifest"),
+        ("compile_part", OrtQnnToolchain.__module__, "toolchains/ort_qnn/worker.py"),
+        ("export", "", "checkpoint/family_keys.json"),
     ],
+    ids=["child process", "table beside a module"],
 )
-def test_a_stage_depends_on(stage: str, module: str) -> None:
-    assert module in reached_by_parsing(f"buildlib.builder.stages.{stage}")
-
-
-def test_compiling_depends_on_the_toolchain_and_its_child_process(copy: Path) -> None:
-    modules = ("buildlib.builder.stages.compile_part", OrtQnnToolchain.__module__)
+def test_files_that_no_import_names_belong_to_the_code(
+    stage: str, toolchain: str, file: str, copy: Path
+) -> None:
+    modules = (f"buildlib.builder.stages.{stage}", toolchain)
     before = CodeDigest(copy).of(*modules)
-    worker = copy / "toolchains" / "ort_qnn" / "worker.py"
-    worker.write_text(worker.read_text() + "EDITED = 1\n")
+    (copy / file).write_bytes((copy / file).read_bytes() + b"\n")
     assert CodeDigest(copy).of(*modules) != before
 
 
@@ -142,10 +138,3 @@ def test_an_edited_architecture_runs_the_export_again(
     architectures = copy / "checkpoint" / "architectures.py"
     architectures.write_text(architectures.read_text() + "EDITED = 1\n")
     assert run() is False
-
-
-def test_tables_beside_a_module_are_part_of_its_code(copy: Path) -> None:
-    before = CodeDigest(copy).of("buildlib.builder.stages.export")
-    table = copy / "checkpoint" / "family_keys.json"
-    table.write_bytes(table.read_bytes() + b"\n")
-    assert CodeDigest(copy).of("buildlib.builder.stages.export") != before
