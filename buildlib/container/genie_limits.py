@@ -3,11 +3,23 @@
 Genie's parser takes all of it. Found by running each on the HTP emulator of QNN 2.51.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from buildlib.container.genie_engine import Engine, QnnHtp
-from buildlib.container.text_embedding import Configuration, TextEmbeddingConfig
+from buildlib.container.genie_engine import Backend, Engine
+from buildlib.container.text_embedding import Configuration, EncoderBackend, TextEmbeddingConfig
+
+_HTP_OPTIONS = (
+    ("spill-fill-bufsize", "spill-fill-bufsize above 0", "fails on the emulator (5010)"),
+    ("enable-graph-switching", "graph switching", "fails on the emulator (1000)"),
+    ("direct-io", "direct-io", "fails on the emulator, which has no UDMA"),
+    ("skip-lora-validation", "skip-lora-validation", "fails on the emulator (5010)"),
+    ("shared-engine", "shared-engine", "ends the emulator (SIGSEGV)"),
+)
+"""Options of `QnnHtp` that the emulator does not run, with the feature and the reason."""
+_KEYDIFF = "keydiff", "needs a scoring network, which nothing here builds"
+_SECTIONS = "LoRA of bin-sections", "needs sections, which nothing here builds"
+_KV_SHARE = "kv-share", "hands its KV cache to QnnGenAiTransformer; the emulator refuses it (-6)"
 
 
 @dataclass(frozen=True)
@@ -28,82 +40,6 @@ class Limit:
         return f"{self.pointer}: {self.feature} {self.reason}"
 
 
-@dataclass(frozen=True)
-class _Rule:
-    """A limit, and how to find it in an engine; `everywhere` holds on devices, too."""
-
-    limit: Limit
-    is_used: Callable[[Engine], bool]
-    everywhere: bool = False
-
-
-def _backend(name: str) -> _Rule:
-    limit = Limit("/backend/type", name, "needs a library that is not put on devices")
-    return _Rule(limit, lambda engine: engine.backend.type == name, everywhere=True)
-
-
-def _htp(key: str, feature: str, reason: str, is_used: Callable[[QnnHtp], object]) -> _Rule:
-    def found(engine: Engine) -> bool:
-        return engine.backend.qnn_htp is not None and bool(is_used(engine.backend.qnn_htp))
-
-    return _Rule(Limit(f"/backend/QnnHtp/{key}", feature, reason), found)
-
-
-def _scores_groups(engine: Engine) -> bool:
-    contexts = (group.longcontext for group in engine.cache_groups or ())
-    return any(context is not None and context.type == "keydiff" for context in contexts)
-
-
-def _scores(engine: Engine) -> bool:
-    return engine.longcontext is not None and engine.longcontext.type == "keydiff"
-
-
-def _updates_binaries(engine: Engine) -> bool:
-    lora = engine.model.binary.lora if engine.model.binary else None
-    return lora is not None and lora.lora_version != 1
-
-
-_SPILL = "spill-fill-bufsize above 0", "fails on the emulator (5010)"
-_DIRECT = "direct-io", "fails on the emulator, which has no UDMA"
-_KEYDIFF = "keydiff", "needs a scoring network, which nothing here builds"
-_RULES = (
-    _backend("QnnGpu"),
-    _backend("QnnGenAiTransformer"),
-    _htp("spill-fill-bufsize", *_SPILL, lambda htp: htp.spill_fill_bufsize),
-    _htp(
-        "enable-graph-switching",
-        "graph switching",
-        "fails on the emulator (1000)",
-        lambda htp: htp.enable_graph_switching,
-    ),
-    _htp("direct-io", *_DIRECT, lambda htp: htp.direct_io),
-    _htp(
-        "skip-lora-validation",
-        "skip-lora-validation",
-        "fails on the emulator (5010)",
-        lambda htp: htp.skip_lora_validation,
-    ),
-    _htp(
-        "shared-engine", "shared-engine", "ends the emulator (SIGSEGV)", lambda h: h.shared_engine
-    ),
-    _Rule(Limit("/longcontext", *_KEYDIFF), _scores),
-    _Rule(Limit("/cache-groups", *_KEYDIFF), _scores_groups),
-    _Rule(
-        Limit(
-            "/model/binary/lora",
-            "LoRA of bin-sections",
-            "needs sections, which nothing here builds",
-        ),
-        _updates_binaries,
-    ),
-)
-_KV_SHARE = Limit(
-    "/dialog/type",
-    "kv-share",
-    "hands its KV cache to QnnGenAiTransformer; the emulator refuses it (-6)",
-)
-
-
 def find_limits(config: Configuration, *, emulator: bool) -> list[Limit]:
     """Return the parts of a configuration that cannot run; none if it can.
 
@@ -112,24 +48,35 @@ def find_limits(config: Configuration, *, emulator: bool) -> list[Limit]:
         emulator: on the HTP emulator, which lacks more than a device.
     """
     if isinstance(config, TextEmbeddingConfig):
-        return list(_of_encoder(config, emulator=emulator))
-    limits = [_KV_SHARE] if emulator and config.dialog.type == "kv-share" else []
+        backend = config.embedding.engine.backend
+        return list(_of_backend(backend, "/embedding/engine/backend", emulator=emulator))
+    limits = []
+    if emulator and config.dialog.type == "kv-share":
+        limits.append(Limit("/dialog/type", *_KV_SHARE))
     several = isinstance(config.dialog.engine, tuple)
     for index, engine in enumerate(config.dialog.engines):
         place = f"/dialog/engine/{index}" if several else "/dialog/engine"
-        for rule in _RULES:
-            if (emulator or rule.everywhere) and rule.is_used(engine):
-                limit = rule.limit
-                limits.append(Limit(place + limit.pointer, limit.feature, limit.reason))
+        limits += _of_backend(engine.backend, f"{place}/backend", emulator=emulator)
+        limits += _of_engine(engine, place) if emulator else ()
     return limits
 
 
-def _of_encoder(config: TextEmbeddingConfig, *, emulator: bool) -> Iterator[Limit]:
-    backend, place = config.embedding.engine.backend, "/embedding/engine/backend"
+def _of_backend(
+    backend: Backend | EncoderBackend, place: str, *, emulator: bool
+) -> Iterator[Limit]:
     if backend.type != "QnnHtp":
-        yield Limit(f"{place}/type", backend.type, _backend(backend.type).limit.reason)
-    if emulator and backend.qnn_htp is not None:
-        if backend.qnn_htp.spill_fill_bufsize > 0:
-            yield Limit(f"{place}/QnnHtp/spill-fill-bufsize", *_SPILL)
-        if backend.qnn_htp.direct_io:
-            yield Limit(f"{place}/QnnHtp/direct-io", *_DIRECT)
+        yield Limit(f"{place}/type", backend.type, "needs a library that is not put on devices")
+    for key, feature, reason in _HTP_OPTIONS if emulator else ():
+        if getattr(backend.qnn_htp, key.replace("-", "_"), None):
+            yield Limit(f"{place}/QnnHtp/{key}", feature, reason)
+
+
+def _of_engine(engine: Engine, place: str) -> Iterator[Limit]:
+    if engine.longcontext is not None and engine.longcontext.type == "keydiff":
+        yield Limit(f"{place}/longcontext", *_KEYDIFF)
+    contexts = (group.longcontext for group in engine.cache_groups or ())
+    if any(context is not None and context.type == "keydiff" for context in contexts):
+        yield Limit(f"{place}/cache-groups", *_KEYDIFF)
+    lora = engine.model.binary.lora if engine.model.binary else None
+    if lora is not None and lora.lora_version != 1:
+        yield Limit(f"{place}/model/binary/lora", *_SECTIONS)
