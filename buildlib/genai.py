@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
+from typing import Any, Generic, Self, TypeVar, cast
 
 from buildlib.builder.build import Build, Sources
 from buildlib.builder.build_options import (
@@ -55,16 +55,14 @@ from buildlib.encoder.builder import encodes_text, plan_encoder
 from buildlib.errors import InvalidOptionError, ModelWarning
 from buildlib.lora.config import LoraBuilderInputConfig, LoraSet
 from buildlib.lora.peft import read_adapter
+from buildlib.numerics.comparison import VerificationReport
+from buildlib.numerics.transformers import ReferenceEngine
+from buildlib.numerics.verifier import OnComparison, VerifyOptions
 from buildlib.paths import absolute_user_path, default_cache_root, user_path
 from buildlib.speculative.config import EagletBuilderConfig, SpeculativeConfig
 from buildlib.targets import Target, parse_target
 from buildlib.toolchains.base import Toolchain
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
-
-if TYPE_CHECKING:
-    from buildlib.numerics.comparison import VerificationReport
-    from buildlib.numerics.transformers import ReferenceEngine
-    from buildlib.numerics.verifier import OnComparison, VerifyOptions
 
 BACKEND_HTP = "HTP"
 
@@ -131,8 +129,8 @@ class GenAIBuilderFactory:
         if architecture_of(source) is None and not embeds:
             families = ", ".join(SupportedLLMs)
             warnings.warn(
-                f"{source.name} is of no known family ({families}); it is built as its graph and its "
-                "config.json say",
+                f"{source.name} is of no known family ({families}); it is built as its graph and "
+                "its config.json say",
                 ModelWarning,
                 stacklevel=2,
             )
@@ -436,13 +434,13 @@ class GenAIBuilderHTP:
 
     def verify(
         self,
-        options: "VerifyOptions | None" = None,
+        options: VerifyOptions | None = None,
         *,
         emulator: bool = False,
-        reference_with: "ReferenceEngine" = "onnx",
+        reference_with: ReferenceEngine = "onnx",
         on_stage: OnStage | None = None,
-        on_comparison: "OnComparison | None" = None,
-    ) -> "VerificationReport":
+        on_comparison: OnComparison | None = None,
+    ) -> VerificationReport:
         """Build, and run the model before and after each stage on sample input.
 
         Args:
@@ -529,7 +527,8 @@ class AttachedBuilder:
         if self._targets and self._targets != tuple(targets):
             own_names = ", ".join(map(str, self._targets))
             parent_names = ", ".join(map(str, targets))
-            reason = f"the attached builder {self.name} has {own_names}; its parent has {parent_names or 'none'}"
+            reason = f"the attached builder {self.name} has {own_names}; its parent has "
+            reason += parent_names or "none"
             raise InvalidOptionError("targets", reason, ())
         inherited: dict[str, object] = {}
         for target in targets:

@@ -17,7 +17,6 @@ import re
 import shutil
 import tempfile
 import weakref
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -33,6 +32,7 @@ from buildlib.builder.stages.transform import Transform
 from buildlib.cache.layout import CacheEntry, entry_folders, entry_name
 from buildlib.cache.records import EntryInfo, read_files, read_info
 from buildlib.container.container import GenAIContainer
+from buildlib.container.dlc import is_dlc
 from buildlib.container.layout import GENIE_CONFIG, HTP_CONFIG, TOKENIZER
 from buildlib.container.manifest import GENIE_CONTRACT
 from buildlib.container.op_packages import registrations
@@ -49,7 +49,6 @@ from buildlib.toolchains.base import BinaryInfo, GraphPorts, OpPackageLibrary, T
 from buildlib.toolchains.compile_config import CompileConfig
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 
-_STRUCTURE = "model"
 _SUBJECT = re.compile(r"ar(\d+)_cl(\d+)(?:_(\d+)_of_(\d+))?$")
 
 
@@ -103,7 +102,10 @@ def load(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> Dlc
     if not paths:
         raise InputFileError("", "no DLC is named")
     for one in paths:
-        _check_dlc(one)
+        if not one.is_file():
+            raise InputFileError(str(one), "there is no such file")
+        if not is_dlc(one):
+            raise InputFileError(str(one), "it is no DLC: it holds no model")
     names = [one.stem for one in paths]
     for one in paths:
         if names.count(one.stem) > 1:
@@ -378,15 +380,3 @@ def entry_beside(beside: Path, digest: str) -> CacheEntry:
     if folder is None:
         raise CacheError(str(beside), f"its input {digest[:12]} is no longer in the cache")
     return CacheEntry(folder.name.partition("_")[0], folder, digest, reused=True)
-
-
-def _check_dlc(path: Path) -> None:
-    if not path.is_file():
-        raise InputFileError(str(path), "there is no such file")
-    try:
-        with zipfile.ZipFile(path) as archive:
-            is_dlc = _STRUCTURE in archive.namelist()
-    except (OSError, zipfile.BadZipFile, ValueError) as error:
-        raise InputFileError(str(path), f"it is no DLC ({error})") from error
-    if not is_dlc:
-        raise InputFileError(str(path), "it is no DLC: it holds no model")

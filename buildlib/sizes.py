@@ -35,10 +35,11 @@ def parse_age(text: str, option: str) -> timedelta:
     """Return the time span of `30d`, `12h`, `90m`, `45s` or `2w`."""
     match = _AGE.fullmatch(text.strip())
     try:
-        return timedelta(**{_UNITS[match[2].lower()]: float(match[1])}) if match else _no_age()
-    except (OverflowError, ValueError):
-        reason = f"{text!r} is not a time span such as 30d or 12h"
-        raise InvalidOptionError(option, reason, ()) from None
+        if match:
+            return timedelta(**{_UNITS[match[2].lower()]: float(match[1])})
+    except OverflowError:
+        pass
+    raise InvalidOptionError(option, f"{text!r} is not a time span such as 30d or 12h", ())
 
 
 @cache
@@ -68,7 +69,3 @@ def age_text(seconds: float) -> str:
         if seconds >= size:
             return f"{int(seconds // size)} {unit}"
     return f"{max(0, int(seconds))} s"
-
-
-def _no_age() -> timedelta:
-    raise ValueError

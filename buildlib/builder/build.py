@@ -475,10 +475,7 @@ class Build:
         return hashes
 
     def _shape_for(self, source: ModelSource) -> GraphShape | None:
-        """Return the largest shape of a source, at which calibration takes the fewest calls.
-
-        None where the source keeps its own shape.
-        """
+        """Return the largest shape of a source, where calibration takes the fewest calls."""
         fitting = [shape for shape in self.plan.shapes if self.sources[shape] == source]
         return fitting[-1] if fitting else None
 

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from buildlib.cache.key import combined_sha256
 from buildlib.cache.layout import CacheEntry
+from buildlib.checkpoint.layout import MODEL_FILE
 
 
 class CachedStage(ABC):
@@ -32,9 +33,12 @@ class CachedStage(ABC):
         """Graph or part that it handles, such as `ar32_cl192_1_of_2`."""
 
     @property
-    @abstractmethod
     def source(self) -> Path:
-        """The file or folder it starts from, named in the sidecar for people to read."""
+        """The file or folder it starts from, named in the sidecar for people to read.
+
+        By default the model that the first of its inputs made.
+        """
+        return next(self.entries()).folder / MODEL_FILE
 
     @property
     @abstractmethod

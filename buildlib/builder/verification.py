@@ -136,15 +136,7 @@ def _compile_for_emulator(
     folder: Path,
     op_packages: Sequence[OpPackageLibrary],
 ) -> tuple[Path, ...]:
-    """Compile the DLCs of a phone target for the emulator: unshared, one binary a part.
-
-    Args:
-        dlcs: parts in order, by shape.
-        target: its SoC counts; phone or emulator.
-        toolchain: compiles them.
-        folder: takes `part_{k}.bin`.
-        op_packages: libraries for this host with the graphs' own operations.
-    """
+    """Compile a phone's DLCs for the emulator of its SoC: unshared, one binary a part."""
     config = CompileConfig.for_target(Target(target.soc, emulator=True))
     binaries = []
     for number, part in enumerate(zip(*dlcs.values(), strict=True), start=1):
@@ -185,11 +177,7 @@ def _earlier(
     n_threads: int,
     reference_with: ReferenceEngine,
 ) -> dict[Path, list[Version]]:
-    """Return the origins of the model of each shape.
-
-    First transformers' model of its folder, if that is asked for, then an export as it came, then
-    each version.
-    """
+    """Return the origins of each shape's model: transformers' one, the export, each version."""
     by_model: dict[Path, list[Version]] = {}
     for shape, versions in outputs.versions.items():
         source, stages = sources[shape], [entry.operation for entry in versions]

@@ -53,7 +53,7 @@ def is_dlc(path: Path) -> bool:
     try:
         with zipfile.ZipFile(path) as archive:
             return "model" in archive.namelist()
-    except (OSError, zipfile.BadZipFile):
+    except (OSError, ValueError, zipfile.BadZipFile):
         return False
 
 

@@ -5,7 +5,7 @@ exclude each other, are those of the parser of libGenie 1.21 (`buildlib.containe
 A key that is `None` is not written, and Genie takes its own default.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, PlainSerializer, model_validator
@@ -42,6 +42,7 @@ from buildlib.container.genie_engine import (
     Lora,
     ModelBlock,
     QnnHtp,
+    check_blocks,
 )
 from buildlib.container.genie_positions import PositionalEncoding, RopeScaling
 from buildlib.container.layout import HTP_CONFIG, TOKENIZER
@@ -77,20 +78,12 @@ class Context(GenieBlock):
 
     @model_validator(mode="after")
     def _tokens_are_in_vocabulary(self) -> Self:
-        given: dict[tuple[str | int, ...], int | None] = {
-            ("bos-token",): self.bos_token,
-            ("eot-token",): self.eot_token,
-            ("pad-token",): self.pad_token,
-        }
-        if isinstance(self.eos_token, tuple):
-            given |= {("eos-token", index): token for index, token in enumerate(self.eos_token)}
-        else:
-            given["eos-token",] = self.eos_token
-        for location, token in given.items():
-            if token is not None and token >= self.n_vocab:
-                raise refuse(
-                    f"token {token} is outside the vocabulary of {self.n_vocab}", *location
-                )
+        for key in ("bos-token", "eot-token", "pad-token", "eos-token"):
+            value = getattr(self, key.replace("-", "_"))
+            for index, token in enumerate(value if isinstance(value, tuple) else (value,)):
+                if token is not None and token >= self.n_vocab:
+                    reason = f"token {token} is outside the vocabulary of {self.n_vocab}"
+                    raise refuse(reason, key, *([index] if isinstance(value, tuple) else []))
         return self
 
 
@@ -155,7 +148,7 @@ class Embedding(GenieBlock):
 
 
 DialogType = Literal["basic", "ssd-q1", "lade", "spd", "multistream", "eaglet", "kv-share"]
-_NEEDED_BLOCKS = ("ssd-q1", "spd", "multistream", "eaglet")
+_OPTIONAL_BLOCKS = ("lade", "kv-share")
 _ROLES: Mapping[str, tuple[str, str]] = {
     "spd": ("target", "draft"),
     "eaglet": ("target", "draft"),
@@ -197,12 +190,7 @@ class DialogBlock(GenieBlock):
             "eaglet": self.eaglet,
             "kv-share": self.kv_share,
         }
-        for name, block in blocks.items():
-            if block is not None and self.type != name:
-                raise refuse(f"a dialog of type {self.type} has no {name}", name)
-        if self.type in _NEEDED_BLOCKS and blocks[self.type] is None:
-            reason = f"it is missing: a dialog of type {self.type} needs it"
-            raise refuse(reason, self.type, kind="missing")
+        check_blocks(self.type, blocks, optional=_OPTIONAL_BLOCKS, what="dialog")
         return self
 
     @model_validator(mode="after")
@@ -299,16 +287,14 @@ class GenieConfig(GenieBlock):
 
     def with_lora(self, lora: Lora) -> "GenieConfig":
         """Return a copy with adapters in the (target) engine."""
+        target = self.dialog.target_engine
 
         def adapted(engine: Engine) -> Engine:
+            if engine is not target:
+                return engine
             return engine.model_copy(update={"model": engine.model.with_lora(lora)})
 
-        engine = self.dialog.engine
-        if isinstance(engine, tuple):
-            target = self.dialog.target_engine
-            first, second = (adapted(e) if e is target else e for e in engine)
-            return self._changed({"engine": (first, second)})
-        return self._changed({"engine": adapted(engine)})
+        return self._with_engines(adapted)
 
     def with_type(
         self, kind: str, *, draft: Engine | None = None, **block: GenieBlock
@@ -339,10 +325,12 @@ class GenieConfig(GenieBlock):
             backend = {"qnn_htp": htp.model_copy(update=_RESTING)}
             return engine.model_copy(update={"backend": engine.backend.model_copy(update=backend)})
 
-        if isinstance(self.dialog.engine, tuple):
-            first, second = map(resting, self.dialog.engine)
-            return self._changed({"engine": (first, second)})
-        return self._changed({"engine": resting(self.dialog.engine)})
+        return self._with_engines(resting)
+
+    def _with_engines(self, change: Callable[[Engine], Engine]) -> "GenieConfig":
+        engine = self.dialog.engine
+        engines = tuple(map(change, engine)) if isinstance(engine, tuple) else change(engine)
+        return self._changed({"engine": engines})
 
     def _changed(self, changes: dict[str, object]) -> "GenieConfig":
         dialog = self.dialog.model_copy(update=changes)

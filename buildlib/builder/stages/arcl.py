@@ -27,10 +27,6 @@ class ConvertShape(CachedStage):
         return str(self.shape)
 
     @property
-    def source(self) -> Path:
-        return self.model.folder / MODEL_FILE
-
-    @property
     def options(self) -> Mapping[str, object]:
         return {"ar": self.shape.ar, "cl": self.shape.cl}
 

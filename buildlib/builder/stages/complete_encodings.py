@@ -43,10 +43,6 @@ class CompleteEncodings(CachedStage):
         return "encodings"
 
     @property
-    def source(self) -> Path:
-        return self.imported.folder
-
-    @property
     def options(self) -> Mapping[str, object]:
         text = self.export.calibration_text
         return {

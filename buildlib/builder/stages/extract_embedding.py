@@ -30,10 +30,6 @@ class ExtractEmbedding(CachedStage):
         return "table"
 
     @property
-    def source(self) -> Path:
-        return self.model.folder / MODEL_FILE
-
-    @property
     def options(self) -> Mapping[str, object]:
         return {"embed_datatype": self.datatype}
 

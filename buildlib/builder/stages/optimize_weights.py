@@ -44,10 +44,6 @@ class OptimizeWeights(CachedStage):
         return "weights"
 
     @property
-    def source(self) -> Path:
-        return self.model.folder
-
-    @property
     def options(self) -> Mapping[str, object]:
         bits, text = Bitwidths.from_options(self.quantization), self.export.calibration_text
         return {

@@ -38,10 +38,6 @@ class GiveHiddenStates(CachedStage):
         return "states"
 
     @property
-    def source(self) -> Path:
-        return self.model.folder / MODEL_FILE
-
-    @property
     def options(self) -> Mapping[str, object]:
         return {}
 

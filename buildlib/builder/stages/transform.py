@@ -8,7 +8,6 @@ from buildlib.builder.options import MhaConfig, SplitModelConfig
 from buildlib.builder.original_paths import original_paths
 from buildlib.builder.stage import CachedStage
 from buildlib.cache.layout import CacheEntry
-from buildlib.checkpoint.layout import MODEL_FILE
 from buildlib.graph.shape import GraphShape
 from buildlib.passes.mha2sha import convert_mha2sha
 from buildlib.passes.split import split_model
@@ -35,10 +34,6 @@ class Transform(CachedStage):
     @property
     def subject(self) -> str:
         return str(self.shape)
-
-    @property
-    def source(self) -> Path:
-        return self.model.folder / MODEL_FILE
 
     @property
     def options(self) -> Mapping[str, object]:
