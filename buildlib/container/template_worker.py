@@ -8,7 +8,6 @@ little memory. Its variables and functions are those of transformers
 import json
 import resource
 import sys
-from collections.abc import Callable
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -38,7 +37,6 @@ class _GenerationBlocks(Extension):
 
 def render(request: bytes) -> list[str]:
     """Render the conversations of a request."""
-    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     arguments = json.loads(request)
     try:
         template = _environment().from_string(arguments["template"])
@@ -99,7 +97,6 @@ def _raise(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
 
 
-_COMMANDS: dict[str, Callable[[bytes], object]] = {"render": render}
-
 if __name__ == "__main__":
-    serve(_COMMANDS, sys.argv[1:])
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+    serve({"render": render}, sys.argv[1:])

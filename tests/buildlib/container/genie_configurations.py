@@ -2,7 +2,7 @@
 
 import copy
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,6 +80,9 @@ LIBRARY = {"version": 1, "type": "library", "library": {"version": 1, "model-bin
 HTP = "dialog/engine/backend/QnnHtp"
 POSITIONS = "dialog/engine/model/positional-encoding"
 LORA = "dialog/engine/model/binary/lora"
+TYPE, SAMPLER, CONTEXT = "dialog/type", "dialog/sampler", "dialog/context"
+Changes = dict[str, object]
+"""Values at paths of a configuration; `...` removes one."""
 
 
 @dataclass(frozen=True)
@@ -107,46 +110,55 @@ def changed(values: Values, **changes: object) -> Values:
         if value is ...:
             del place[last]
         else:
-            place[last] = copy.deepcopy(value)
+            place[int(last) if isinstance(place, list) else last] = copy.deepcopy(value)
     return found
 
 
-def _two_engines(first: str, second: str, **changes: object) -> Values:
-    engine = DIALOG["dialog"]["engine"]
-    engines = [{**copy.deepcopy(engine), "role": first}, {**copy.deepcopy(engine), "role": second}]
-    return changed(DIALOG, **{"dialog/engine": engines, **changes})
+def _two_engines(first: str, second: str) -> Changes:
+    engines = [{**copy.deepcopy(DIALOG["dialog"]["engine"]), "role": r} for r in (first, second)]
+    return {"dialog/engine": engines}
 
 
-def _scaled(**scaling: object) -> Values:
-    keys = {key.replace("_", "-"): value for key, value in scaling.items()}
-    return changed(DIALOG, **{f"{POSITIONS}/rope-scaling": keys})
+def _kebab(block: Mapping[str, object]) -> Values:
+    return {key.replace("_", "-"): value for key, value in block.items()}
 
 
-def _lora(**block: object) -> Values:
-    keys = {key.replace("_", "-"): value for key, value in block.items()}
-    return changed(DIALOG, **{LORA: {"version": 1, "alpha-tensor-name": "alpha", **keys}})
+def _scaled(**scaling: object) -> Changes:
+    return {f"{POSITIONS}/rope-scaling": _kebab(scaling)}
 
 
-def _table(datatype: str) -> Values:
+def _lora(**block: object) -> Changes:
+    return {LORA: {"version": 1, "alpha-tensor-name": "alpha", **_kebab(block)}}
+
+
+def _table(datatype: str) -> Changes:
     table = {"version": 1, "type": "lut", "lut-path": "t", "size": 64, "datatype": datatype}
     grid = {"quant-param": {"scale": 0.25, "offset": -3}} if "fixed" in datatype else {}
-    return changed(DIALOG, **{"dialog/embedding": table | grid})
+    return {"dialog/embedding": table | grid}
 
 
-def _vectors(**block: object) -> Values:
-    return changed(DIALOG, **{"dialog/embedding": {"version": 1, "size": 64, **block}})
+def _vectors(**block: object) -> Changes:
+    return {"dialog/embedding": {"version": 1, "size": 64, **block}}
 
 
-_SSD = {
-    "version": 1, "ssd-version": 1, "forecast-token-count": 4, "branches": [3, 2],
-    "forecast-prefix": 16, "forecast-prefix-name": "forecast-prefix",
-}  # fmt: skip
-_EAGLET = {
-    "version": 1, "eaglet-version": 2, "draft-len": 5, "n-branches": 8,
-    "max-tokens-target-can-evaluate": 32, "draft-kv-cache": True,
-}  # fmt: skip
+def _block(kind: str, **block: object) -> Changes:
+    return {TYPE: kind, f"dialog/{kind}": {"version": 1, **_kebab(block)}}
+
+
+_SSD = _block(
+    "ssd-q1", ssd_version=1, forecast_token_count=4, branches=[3, 2], forecast_prefix=16,
+    forecast_prefix_name="forecast-prefix",
+)  # fmt: skip
+_STREAMED = {"dialog/ssd-q1/n-streams": 2, "dialog/ssd-q1/p-threshold": 0.1}
+_SPD = _block("spd", draft_len=7)
+_EAGLET = _block(
+    "eaglet", eaglet_version=2, draft_len=5, n_branches=8, max_tokens_target_can_evaluate=32,
+    draft_kv_cache=True,
+)  # fmt: skip
+_MAPPED = {"dialog/engine/1/model/draft-token-map": "map.json", f"{CONTEXT}/draft-n-vocab": 8000}
 _ADAPTER = {"version": 1, "name": "first", "path": "lora/first"}
 _SECTIONS = {"version": 1, "name": "first", "bin-sections": ["1.bin", "2.bin"]}
+_ALPHAS = _SECTIONS | {"alphas": ["first_alpha"]}
 _GROUP = {"version": 1, "name": "g", "members": ["first"], "quant-bin-sections": ["q.bin"]}
 _WINDOW = {
     "version": 1, "type": "sliding-window", "reserved-tokens": 4,
@@ -156,6 +168,10 @@ _KEYDIFF = {
     "version": 1, "type": "keydiff", "reserved-tokens": 4,
     "keydiff": {"version": 1, "scoring-network": "scores.bin", "update-frequency": 64},
 }  # fmt: skip
+_CACHES = {
+    "version": 1, "prefix": "past_", "attention-mask-tensor-name": "attention_mask",
+    "cache-index-tensor-name": "cache_index", "longcontext": _WINDOW,
+}  # fmt: skip
 _TRANSFORMER = {
     "version": 1, "type": "QnnGenAiTransformer",
     "QnnGenAiTransformer": {
@@ -163,197 +179,144 @@ _TRANSFORMER = {
         "n-kv-heads": 8, "kv-quantization": True, "use-mmap": True,
     },
 }  # fmt: skip
-_TRANSFORMED = changed(
-    DIALOG, **{"dialog/engine/backend": _TRANSFORMER, "dialog/engine/model": LIBRARY}
-)
+_TRANSFORMED: Changes = {
+    "dialog/engine/backend": _TRANSFORMER, "dialog/engine/model": LIBRARY,
+}  # fmt: skip
 _SECONDARY = {
     "version": 1, "role": "secondary", "n-threads": 4, "backend": _TRANSFORMER, "model": LIBRARY,
 }  # fmt: skip
+_PENALTY = {
+    "version": 1, "penalize-last-n": 64, "repetition-penalty": 1.1, "presence-penalty": 0.1,
+    "frequency-penalty": -0.1,
+}  # fmt: skip
+_CUSTOM = {"version": 1, "type": "custom", "callback-name": "choose"}
+_FACTORS = {"short_factor": [1.0] * 64, "long_factor": [2.5] * 64}
+_SEEN = {"mrope_section": [16, 24, 24], "time_step": 50, "spatial_merge_size": 2}
+_SWITCHING = {f"{HTP}/enable-graph-switching": True}
+_INTEGERS = ("ufixed8", "ufixed16", "sfixed8", "sfixed16")
+
+_DIALOGS: dict[str, Changes] = {
+    "dialog basic": {},
+    "dialog ssd-q1": _SSD,
+    "dialog ssd-q1 with n-streams": _SSD | _STREAMED,
+    "dialog lade": _block("lade", update_mode="FWD_MAX_HIT", window=8, ngram=5, gcap=8),
+    "dialog lade without options": {TYPE: "lade"},
+    "dialog spd": _two_engines("target", "draft") | _SPD,
+    "dialog multistream": _block("multistream", n_streams=8, p_threshold=0.5),
+    "dialog eaglet": _two_engines("draft", "target") | _EAGLET,
+    "dialog eaglet with draft-token-map": _two_engines("target", "draft") | _EAGLET | _MAPPED,
+    "dialog kv-share": {
+        **_two_engines("primary", "secondary"), TYPE: "kv-share", "dialog/engine/1": _SECONDARY,
+    },
+    "context with eot, pad, n-embd, several eos": {
+        f"{CONTEXT}/eos-token": [2, 3],
+        f"{CONTEXT}/eot-token": 4,
+        f"{CONTEXT}/pad-token": 0,
+        f"{CONTEXT}/n-embd": 4096,
+    },
+    "sampler with token-penalty": {f"{SAMPLER}/token-penalty": _PENALTY},
+    "sampler basic": {SAMPLER: {"version": 1, "type": "basic", "greedy": False}},
+    "sampler greedy": {SAMPLER: {"version": 1, "greedy": True, "top-k": 1}},
+    "sampler custom": {SAMPLER: _CUSTOM},
+    "sampler of Genie's own defaults": {SAMPLER: {"version": 1}},
+    **{f"embedding lut {kind}": _table(kind) for kind in ("float32", *_INTEGERS)},
+    **{
+        f"embedding callback {kind}": _vectors(type="callback", datatype=kind)
+        for kind in ("float32", "native", *_INTEGERS)
+    },
+    "embedding without type": _vectors(),
+    "rope-scaling default": _scaled(rope_type="default"),
+    "rope-scaling linear": _scaled(rope_type="linear", factor=4.0),
+    "rope-scaling llama3": _scaled(
+        rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+        original_max_position_embeddings=8192,
+    ),
+    "rope-scaling longrope": _scaled(
+        rope_type="longrope", factor=1.0, original_max_position_embeddings=4096, **_FACTORS
+    ),
+    **{
+        f"rope-scaling {name}": _scaled(rope_type=name, **_SEEN)
+        for name in ("qwen2vl-mrope", "qwen3vl-mrope")
+    },
+    "rope-scaling proportional": _scaled(
+        rope_type="proportional", factor=1.0, partial_rotary_factor=0.25
+    ),
+    **{
+        f"positional-encoding {kind}": {POSITIONS: {"type": kind}}
+        for kind in ("alibi", "absolute", "none")
+    },
+    "positions of QnnHtp": {
+        POSITIONS: ..., f"{HTP}/pos-id-dim": 64, f"{HTP}/rope-theta": 10000.0,
+    },
+    "QnnHtp data-alignment-size": {f"{HTP}/data-alignment-size": 64},
+    "QnnHtp spill-fill-bufsize": {f"{HTP}/spill-fill-bufsize": 320000000},
+    "QnnHtp direct-io": {f"{HTP}/direct-io": True},
+    "QnnHtp shared-engine": {f"{HTP}/shared-engine": True, f"{HTP}/allow-async-init": True},
+    "QnnHtp enable-graph-switching": _SWITCHING,
+    **{
+        f"QnnHtp graph-switching-lora-policy {policy}": {
+            **_SWITCHING, f"{HTP}/graph-switching-lora-policy": policy,
+        }
+        for policy in ("lazy", "eager")
+    },
+    **{
+        f"QnnHtp kv-update-method {method}": {f"{HTP}/kv-update-method": method}
+        for method in ("POINTER_SHIFT", "SHIFT_CONCAT", "SMART_MASK", "NATIVE_KV")
+    },
+    "longcontext sliding-window": {"dialog/engine/longcontext": _WINDOW},
+    "longcontext keydiff": {"dialog/engine/longcontext": _KEYDIFF},
+    "cache-groups": {"dialog/engine/cache-groups": [_CACHES, {"version": 1, "prefix": "global_"}]},
+    "QnnGpu": {"dialog/engine/backend": {"version": 1, "type": "QnnGpu"}},
+    "QnnGenAiTransformer": _TRANSFORMED,
+    "LoRA v1": _lora(lora_version=1, adapters=[_ADAPTER]),
+    "LoRA bin-sections": _lora(adapters=[_SECTIONS]),
+    "LoRA v2 with groups": _lora(lora_version=2, adapters=[_ALPHAS], groups=[_GROUP]),
+    "LoRA v3": _lora(lora_version=3, adapters=[_SECTIONS]),
+    "QnnHtp skip-lora-validation": {f"{HTP}/skip-lora-validation": True},
+    "LoRA QnnGenAiTransformer": {
+        **_TRANSFORMED,
+        "dialog/engine/model/library/lora": {
+            "version": 1, "alpha-tensor-name": "alpha", "adapters": [_SECTIONS],
+        },
+    },
+}  # fmt: skip
+_ENCODER_HTP = "embedding/engine/backend/QnnHtp"
+_ENCODER_TRANSFORMER = {"version": 1, "n-layer": 24, "n-embd": 1024, "n-heads": 16}
+_ENCODERS: dict[str, Changes] = {
+    "text-to-embedding QnnHtp": {},
+    "text-to-embedding per token": {
+        f"{_ENCODER_HTP}/data-alignment-size": 64, f"{_ENCODER_HTP}/pooled-output": False,
+    },
+    "text-to-embedding direct-io": {f"{_ENCODER_HTP}/direct-io": True},
+    "text-to-embedding with rope": {
+        "embedding/engine/model/positional-encoding": {"type": "rope", "rope-dim": 64}
+    },
+    "text-to-embedding QnnGenAiTransformer": {
+        "embedding/engine/backend": {
+            "version": 1,
+            "type": "QnnGenAiTransformer",
+            "QnnGenAiTransformer": _ENCODER_TRANSFORMER,
+        },
+        "embedding/engine/model": LIBRARY,
+    },
+}  # fmt: skip
 
 
-def _dialogs() -> Iterator[tuple[str, Values]]:
-    yield "dialog basic", DIALOG
-    yield (
-        "dialog ssd-q1",
-        changed(DIALOG, **{"dialog/type": "ssd-q1", "dialog/ssd-q1": _SSD}),
-    )
-    streams = _SSD | {"n-streams": 2, "p-threshold": 0.1}
-    yield (
-        "dialog ssd-q1 with n-streams",
-        changed(DIALOG, **{"dialog/type": "ssd-q1", "dialog/ssd-q1": streams}),
-    )
-    lade = {"version": 1, "update-mode": "FWD_MAX_HIT", "window": 8, "ngram": 5, "gcap": 8}
-    yield "dialog lade", changed(DIALOG, **{"dialog/type": "lade", "dialog/lade": lade})
-    yield "dialog lade without options", changed(DIALOG, **{"dialog/type": "lade"})
-    spd = {"dialog/type": "spd", "dialog/spd": {"version": 1, "draft-len": 7}}
-    yield "dialog spd", _two_engines("target", "draft", **spd)
-    streams = {"version": 1, "n-streams": 8, "p-threshold": 0.5}
-    yield (
-        "dialog multistream",
-        changed(DIALOG, **{"dialog/type": "multistream", "dialog/multistream": streams}),
-    )
-    eaglet = {"dialog/type": "eaglet", "dialog/eaglet": _EAGLET}
-    yield "dialog eaglet", _two_engines("draft", "target", **eaglet)
-    mapped = eaglet | {
-        "dialog/engine/1/model/draft-token-map": "map.json",
-        "dialog/context/draft-n-vocab": 8000,
-    }
-    yield "dialog eaglet with draft-token-map", _two_engines("target", "draft", **mapped)
-    shared = _two_engines("primary", "secondary", **{"dialog/type": "kv-share"})
-    shared["dialog"]["engine"][1] = copy.deepcopy(_SECONDARY)
-    yield "dialog kv-share", shared
-    yield (
-        "context with eot, pad, n-embd, several eos",
-        changed(
-            DIALOG,
-            **{
-                "dialog/context/eos-token": [2, 3],
-                "dialog/context/eot-token": 4,
-                "dialog/context/pad-token": 0,
-                "dialog/context/n-embd": 4096,
-            },
-        ),
-    )
-
-
-def _samplers() -> Iterator[tuple[str, Values]]:
-    penalty = {
-        "version": 1, "penalize-last-n": 64, "repetition-penalty": 1.1, "presence-penalty": 0.1,
-        "frequency-penalty": -0.1,
-    }  # fmt: skip
-    sampler = "dialog/sampler"
-    yield "sampler with token-penalty", changed(DIALOG, **{f"{sampler}/token-penalty": penalty})
-    yield (
-        "sampler basic",
-        changed(DIALOG, **{sampler: {"version": 1, "type": "basic", "greedy": False}}),
-    )
-    yield (
-        "sampler greedy",
-        changed(DIALOG, **{sampler: {"version": 1, "greedy": True, "top-k": 1}}),
-    )
-    yield (
-        "sampler custom",
-        changed(DIALOG, **{sampler: {"version": 1, "type": "custom", "callback-name": "choose"}}),
-    )
-    yield "sampler of Genie's own defaults", changed(DIALOG, **{sampler: {"version": 1}})
-
-
-def _embeddings() -> Iterator[tuple[str, Values]]:
-    for datatype in ("float32", "ufixed8", "ufixed16", "sfixed8", "sfixed16"):
-        yield f"embedding lut {datatype}", _table(datatype)
-    for datatype in ("float32", "native", "ufixed8", "ufixed16", "sfixed8", "sfixed16"):
-        yield f"embedding callback {datatype}", _vectors(type="callback", datatype=datatype)
-    yield "embedding without type", _vectors()
-
-
-def _positions() -> Iterator[tuple[str, Values]]:
-    yield "rope-scaling default", _scaled(rope_type="default")
-    yield "rope-scaling linear", _scaled(rope_type="linear", factor=4.0)
-    llama = {
-        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-    }  # fmt: skip
-    yield "rope-scaling llama3", _scaled(**llama)
-    factors = {"short_factor": [1.0] * 64, "long_factor": [2.5] * 64}
-    yield (
-        "rope-scaling longrope",
-        _scaled(rope_type="longrope", factor=1.0, original_max_position_embeddings=4096, **factors),
-    )
-    for name in ("qwen2vl-mrope", "qwen3vl-mrope"):
-        seen = {"mrope_section": [16, 24, 24], "time_step": 50, "spatial_merge_size": 2}
-        yield f"rope-scaling {name}", _scaled(rope_type=name, **seen)
-    yield (
-        "rope-scaling proportional",
-        _scaled(rope_type="proportional", factor=1.0, partial_rotary_factor=0.25),
-    )
-    for kind in ("alibi", "absolute", "none"):
-        yield f"positional-encoding {kind}", changed(DIALOG, **{POSITIONS: {"type": kind}})
-    yield (
-        "positions of QnnHtp",
-        changed(DIALOG, **{POSITIONS: ..., f"{HTP}/pos-id-dim": 64, f"{HTP}/rope-theta": 10000.0}),
-    )
-
-
-def _engines() -> Iterator[tuple[str, Values]]:
-    yield "QnnHtp data-alignment-size", changed(DIALOG, **{f"{HTP}/data-alignment-size": 64})
-    yield "QnnHtp spill-fill-bufsize", changed(DIALOG, **{f"{HTP}/spill-fill-bufsize": 320000000})
-    yield "QnnHtp direct-io", changed(DIALOG, **{f"{HTP}/direct-io": True})
-    yield (
-        "QnnHtp shared-engine",
-        changed(DIALOG, **{f"{HTP}/shared-engine": True, f"{HTP}/allow-async-init": True}),
-    )
-    switching = {f"{HTP}/enable-graph-switching": True}
-    yield "QnnHtp enable-graph-switching", changed(DIALOG, **switching)
-    for policy in ("lazy", "eager"):
-        yield (
-            f"QnnHtp graph-switching-lora-policy {policy}",
-            changed(DIALOG, **switching, **{f"{HTP}/graph-switching-lora-policy": policy}),
-        )
-    for method in ("POINTER_SHIFT", "SHIFT_CONCAT", "SMART_MASK", "NATIVE_KV"):
-        yield (
-            f"QnnHtp kv-update-method {method}",
-            changed(DIALOG, **{f"{HTP}/kv-update-method": method}),
-        )
-    yield "longcontext sliding-window", changed(DIALOG, **{"dialog/engine/longcontext": _WINDOW})
-    yield "longcontext keydiff", changed(DIALOG, **{"dialog/engine/longcontext": _KEYDIFF})
-    group = {
-        "version": 1, "prefix": "past_", "attention-mask-tensor-name": "attention_mask",
-        "cache-index-tensor-name": "cache_index", "longcontext": _WINDOW,
-    }  # fmt: skip
-    groups = [group, {"version": 1, "prefix": "global_"}]
-    yield "cache-groups", changed(DIALOG, **{"dialog/engine/cache-groups": groups})
-    gpu = {"version": 1, "type": "QnnGpu"}
-    yield "QnnGpu", changed(DIALOG, **{"dialog/engine/backend": gpu})
-    yield "QnnGenAiTransformer", _TRANSFORMED
-
-
-def _adapters() -> Iterator[tuple[str, Values]]:
-    yield "LoRA v1", _lora(lora_version=1, adapters=[_ADAPTER])
-    yield "LoRA bin-sections", _lora(adapters=[_SECTIONS])
-    alphas = _SECTIONS | {"alphas": ["first_alpha"]}
-    yield "LoRA v2 with groups", _lora(lora_version=2, adapters=[alphas], groups=[_GROUP])
-    yield "LoRA v3", _lora(lora_version=3, adapters=[_SECTIONS])
-    yield (
-        "QnnHtp skip-lora-validation",
-        changed(DIALOG, **{f"{HTP}/skip-lora-validation": True}),
-    )
-    block = {"version": 1, "alpha-tensor-name": "alpha", "adapters": [_SECTIONS]}
-    yield (
-        "LoRA QnnGenAiTransformer",
-        changed(_TRANSFORMED, **{"dialog/engine/model/library/lora": block}),
-    )
-
-
-def _encoders() -> Iterator[tuple[str, Values]]:
-    yield "text-to-embedding QnnHtp", ENCODER
-    htp = "embedding/engine/backend/QnnHtp"
-    options = {f"{htp}/data-alignment-size": 64, f"{htp}/pooled-output": False}
-    yield "text-to-embedding per token", changed(ENCODER, **options)
-    yield "text-to-embedding direct-io", changed(ENCODER, **{f"{htp}/direct-io": True})
-    positions = {"embedding/engine/model/positional-encoding": {"type": "rope", "rope-dim": 64}}
-    yield "text-to-embedding with rope", changed(ENCODER, **positions)
-    block = {"version": 1, "n-layer": 24, "n-embd": 1024, "n-heads": 16}
-    backend = {"version": 1, "type": "QnnGenAiTransformer", "QnnGenAiTransformer": block}
-    yield (
-        "text-to-embedding QnnGenAiTransformer",
-        changed(
-            ENCODER, **{"embedding/engine/backend": backend, "embedding/engine/model": LIBRARY}
-        ),
-    )
-
-
-def _others() -> Iterator[tuple[str, Values]]:
-    dialog = _table("ufixed16")["dialog"]
+def _others() -> dict[str, Values]:
+    dialog = changed(DIALOG, **_table("ufixed16"))["dialog"]
     engine = {key: dialog[key] for key in ("version", "context", "embedding", "engine")}
-    yield "standalone engine", {"standalone-engine": engine}
-    yield "standalone sampler", {"sampler": dialog["sampler"]}
-    custom = {"version": 1, "type": "custom", "callback-name": "choose"}
-    yield "standalone sampler custom", {"sampler": custom}
-    yield "profile", {"profile": {"version": 1}}
-    yield "profile with trace", {"profile": {"version": 1, "trace": {"version": 1, "enable": True}}}
-    yield "accuracy", {"dataset": "text.txt", "type": "perplexity"}
-    engine = {"convert-to-basic": True, "role": "target"}
-    yield "accuracy of a role", {"dataset": "t.txt", "type": "perplexity", "engine": engine}
+    scored = {"convert-to-basic": True, "role": "target"}
+    return {
+        "standalone engine": {"standalone-engine": engine},
+        "standalone sampler": {"sampler": dialog["sampler"]},
+        "standalone sampler custom": {"sampler": _CUSTOM},
+        "profile": {"profile": {"version": 1}},
+        "profile with trace": {
+            "profile": {"version": 1, "trace": {"version": 1, "enable": True}}
+        },
+        "accuracy": {"dataset": "text.txt", "type": "perplexity"},
+        "accuracy of a role": {"dataset": "t.txt", "type": "perplexity", "engine": scored},
+    }  # fmt: skip
 
 
 EXTENSIONS = Configuration(
@@ -375,19 +338,19 @@ EXTENSIONS = Configuration(
 
 def configurations() -> list[Configuration]:
     """All that Genie's parsers judge."""
-    of_dialogs: tuple[Callable[[], Iterator[tuple[str, Values]]], ...] = (
-        _dialogs, _samplers, _embeddings, _positions, _engines, _adapters,
-    )  # fmt: skip
-    found = [
-        Configuration(name, values, None if values is DIALOG else _like(values))
-        for part in of_dialogs
-        for name, values in part()
+    dialogs = {name: changed(DIALOG, **changes) for name, changes in _DIALOGS.items()}
+    encoders = {name: changed(ENCODER, **changes) for name, changes in _ENCODERS.items()}
+    return [
+        *(
+            Configuration(n, each, _like(each) if _DIALOGS[n] else None)
+            for n, each in dialogs.items()
+        ),
+        *(
+            Configuration(n, each, ENCODER if _ENCODERS[n] else None)
+            for n, each in encoders.items()
+        ),
+        *(Configuration(name, each, _like(each)) for name, each in _others().items()),
     ]
-    found += [
-        Configuration(name, values, None if values is ENCODER else ENCODER)
-        for name, values in _encoders()
-    ]
-    return found + [Configuration(name, values, _like(values)) for name, values in _others()]
 
 
 def _like(values: Values) -> Values:
@@ -398,47 +361,42 @@ def _like(values: Values) -> Values:
     return {**DIALOG, "standalone-engine": DIALOG["dialog"], "sampler": DIALOG["dialog"]["sampler"]}
 
 
+_BLOCKS: dict[str, Changes] = {
+    "ssd-q1": _SSD,
+    "spd": _SPD,
+    "eaglet": _EAGLET,
+    "lade": {"dialog/lade": {"version": 1}},
+    "kv-share": {"dialog/kv-share": {}},
+    "multistream": _block("multistream", n_streams=2),
+}
+_MISFITS: dict[str, Changes] = {
+    **{f"basic with {name}": block | {TYPE: "basic"} for name, block in _BLOCKS.items()},
+    **{
+        f"{name} without its block": {TYPE: name}
+        for name in ("ssd-q1", "spd", "eaglet", "multistream")
+    },
+    "spd with one engine": _SPD,
+    "basic with two engines": _two_engines("target", "draft"),
+    "basic with a role": {"dialog/engine/role": "target"},
+    "spd with the roles of kv-share": _two_engines("primary", "secondary") | _SPD,
+    "spd with one role twice": _two_engines("target", "target") | _SPD,
+    "kv-share with the roles of spd": _two_engines("target", "draft") | {TYPE: "kv-share"},
+    "positions twice": {f"{HTP}/pos-id-dim": 64},
+    "lazy without switching": {f"{HTP}/graph-switching-lora-policy": "lazy"},
+    "shared without async": {f"{HTP}/shared-engine": True},
+    "two backends": {"dialog/engine/backend/QnnGenAiTransformer": {"version": 1}},
+    "two models": {"dialog/engine/model/library": {"version": 1, "model-bin": "m"}},
+    "inputs as sections": _lora(lora_version=1, adapters=[_SECTIONS]),
+    "sections as inputs": _lora(lora_version=2, adapters=[_ADAPTER]),
+    "a vector with a table": _vectors(type="callback", **{"lut-path": "t"}),
+    "custom with a temperature": {SAMPLER: _CUSTOM | {"temp": 0.5}},
+    "more branches than forecasts": _SSD | {"dialog/ssd-q1/branches": [1, 1, 1, 1, 1]},
+}
+
+
 def misfits() -> Iterator[tuple[str, Values]]:
     """Dialogs whose parts are valid, and do not fit together."""
-    spd = {"version": 1, "draft-len": 7}
-    blocks = {"ssd-q1": _SSD, "spd": spd, "eaglet": _EAGLET, "lade": {"version": 1}, "kv-share": {}}
-    blocks["multistream"] = {"version": 1, "n-streams": 2}
-    for name, block in blocks.items():
-        yield f"basic with {name}", changed(DIALOG, **{f"dialog/{name}": block})
-    for name in ("ssd-q1", "spd", "eaglet", "multistream"):
-        yield f"{name} without its block", changed(DIALOG, **{"dialog/type": name})
-    yield "spd with one engine", changed(DIALOG, **{"dialog/type": "spd", "dialog/spd": spd})
-    yield "basic with two engines", _two_engines("target", "draft")
-    yield "basic with a role", changed(DIALOG, **{"dialog/engine/role": "target"})
-    drafted = {"dialog/type": "spd", "dialog/spd": spd}
-    yield "spd with the roles of kv-share", _two_engines("primary", "secondary", **drafted)
-    yield "spd with one role twice", _two_engines("target", "target", **drafted)
-    shared = {"dialog/type": "kv-share"}
-    yield "kv-share with the roles of spd", _two_engines("target", "draft", **shared)
-    yield "positions twice", changed(DIALOG, **{f"{HTP}/pos-id-dim": 64})
-    yield (
-        "lazy without switching",
-        changed(DIALOG, **{f"{HTP}/graph-switching-lora-policy": "lazy"}),
-    )
-    yield "shared without async", changed(DIALOG, **{f"{HTP}/shared-engine": True})
-    yield (
-        "two backends",
-        changed(DIALOG, **{"dialog/engine/backend/QnnGenAiTransformer": {"version": 1}}),
-    )
-    yield (
-        "two models",
-        changed(DIALOG, **{"dialog/engine/model/library": {"version": 1, "model-bin": "m"}}),
-    )
-    yield "inputs as sections", _lora(lora_version=1, adapters=[_SECTIONS])
-    yield "sections as inputs", _lora(lora_version=2, adapters=[_ADAPTER])
-    yield "a vector with a table", _vectors(type="callback", **{"lut-path": "t"})
-    custom = {"version": 1, "type": "custom", "callback-name": "choose", "temp": 0.5}
-    yield "custom with a temperature", changed(DIALOG, **{"dialog/sampler": custom})
-    more = _SSD | {"branches": [1, 1, 1, 1, 1]}
-    yield (
-        "more branches than forecasts",
-        changed(DIALOG, **{"dialog/type": "ssd-q1", "dialog/ssd-q1": more}),
-    )
+    return ((name, changed(DIALOG, **changes)) for name, changes in _MISFITS.items())
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from buildlib.container import template_worker
 from buildlib.container.chat_template import TOKENIZER_CONFIG, ChatTemplate, template_files
 from buildlib.errors import ContainerError, ModelFileError
+from buildlib.toolchains.qnn.refusal import RefusedError
 
 CHATML = (
     "{{ bos_token }}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
@@ -65,14 +67,18 @@ def test_a_template_of_tokenizer_config_with_its_special_tokens(tmp_path: Path) 
     _write(tmp_path, chat_template=CHATML, bos_token="<s>", eos_token=eos, pad_token=None)
     template = ChatTemplate.find(tmp_path)
     assert template == ChatTemplate(CHATML, TOKENS)
-    (text,) = template.render([MESSAGES], tmp_path)
+    hostile = [{"role": "user", "content": "{{ 7 * 7 }}{% raw %}"}]
+    text, never_a_template = template.render([MESSAGES, hostile], tmp_path)
     assert text == (
         "<s><|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
         "<|im_start|>assistant\n"
     )
+    assert "{{ 7 * 7 }}{% raw %}<|im_end|>" in never_a_template
 
 
 def test_the_default_of_named_templates(tmp_path: Path) -> None:
+    assert ChatTemplate.find(tmp_path) is None
+    assert ChatTemplate.find(_write(tmp_path, eos_token="</s>")) is None
     named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
     found = ChatTemplate.find(_write(tmp_path, chat_template=named))
     assert found is not None
@@ -98,11 +104,6 @@ def test_special_tokens_of_older_files(tmp_path: Path) -> None:
     )
     _write(tmp_path, chat_template="", added_tokens_decoder={})
     assert ChatTemplate.find(tmp_path) == ChatTemplate("", ())
-
-
-def test_a_folder_without_any(tmp_path: Path) -> None:
-    assert ChatTemplate.find(tmp_path) is None
-    assert ChatTemplate.find(_write(tmp_path, eos_token="</s>")) is None
 
 
 @pytest.mark.parametrize(
@@ -131,14 +132,26 @@ def test_a_container_gives_the_same_template(tmp_path: Path) -> None:
         ("{{ x.y }}", "'x' is undefined"),
         ("{% if %}", "line 1"),
         ("{% include '/etc/passwd' %}", "no loader"),
-        ("{{ 'a' * 10**10 }}", "memory"),
         ("{{ 'a' * 30000000 }}", "more than"),
         ("{% for i in range(10**9) %}{% endfor %}", "Range too big"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "nested"),
+    ],
+)
+def test_hostile_templates_are_refused(text: str, reason: str) -> None:
+    request = {"template": text, "special_tokens": {}, "conversations": [MESSAGES]}
+    with pytest.raises(RefusedError, match=reason):
+        template_worker.render(json.dumps(request | {"add_generation_prompt": True}).encode())
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{{ x.y }}", "'x' is undefined"),
+        ("{{ 'a' * 10**10 }}", "memory"),
         ("{{ '\ud800' }}", "UTF-8"),
     ],
 )
-def test_hostile_templates_are_refused_in_one_line(text: str, reason: str) -> None:
+def test_a_refusal_is_one_line(text: str, reason: str) -> None:
     with pytest.raises(ContainerError) as caught:
         ChatTemplate(text, ()).render([MESSAGES], FOLDER)
     said = str(caught.value)
@@ -152,12 +165,6 @@ def test_a_template_without_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> No
     loop = "{% for i in range(99999) %}" * 3 + "{% endfor %}" * 3
     with pytest.raises(ContainerError, match="no end after 1 s"):
         ChatTemplate(loop, ()).render([MESSAGES], FOLDER)
-
-
-def test_text_of_messages_is_never_a_template() -> None:
-    template = ChatTemplate(CHATML, TOKENS)
-    (text,) = template.render([[{"role": "user", "content": "{{ 7 * 7 }}{% raw %}"}]], FOLDER)
-    assert "{{ 7 * 7 }}{% raw %}<|im_end|>" in text
 
 
 CONTENTS = st.text(max_size=20).filter(lambda text: text.isprintable()) | st.sampled_from(

@@ -15,9 +15,8 @@ from buildlib.container.genie_decoding import Sampler, TokenPenalty
 from buildlib.container.genie_engine import LoraAdapter
 from buildlib.container.genie_positions import RopeScaling
 from buildlib.container.genie_validator import check_genie_config, check_genie_text
-from buildlib.container.htp_config import HtpConfig, HtpContext, htp_config
+from buildlib.container.htp_config import HtpConfig, HtpContext
 from buildlib.errors import InputFileError
-from buildlib.targets import parse_target
 
 LLAMA3 = RopeScaling(
     rope_type="llama3",
@@ -34,12 +33,15 @@ AI_HUB_HTP = """{
 }"""
 
 
-def judged(config: GenieConfig) -> None:
-    check_genie_text(config.to_json().encode(), "genie_config.json")
+def judged(config: GenieConfig, folder: Path) -> None:
+    with pytest.raises(InputFileError, match="No such file"):
+        check_genie_config(folder)
+    (folder / "genie_config.json").write_text(config.to_json())
+    check_genie_config(folder)
 
 
 @pytest.mark.parametrize("emulator", [True, False])
-def test_genie_accepts_everything_we_can_say(emulator: bool) -> None:
+def test_genie_accepts_everything_we_can_say(emulator: bool, tmp_path: Path) -> None:
     config = basic_dialog(
         context=Context(
             size=4096, n_vocab=128256, bos_token=1, eos_token=(2, 3), pad_token=0, n_embd=2048
@@ -54,10 +56,12 @@ def test_genie_accepts_everything_we_can_say(emulator: bool) -> None:
     penalty = TokenPenalty(penalize_last_n=64, repetition_penalty=1.1)
     sampler = Sampler(seed=7, temp=0.8, top_k=40, top_p=0.9, greedy=False, token_penalty=penalty)
     full = config.with_dialog(sampler=sampler, max_num_tokens=16)
-    judged(full)
+    judged(full, tmp_path)
     assert GenieConfig.from_json(full.to_json()) == full
     assert full.dialog.max_num_tokens == 16
     assert config.dialog.max_num_tokens is None
+    files = ("m_part_1_of_1.bin", "tokenizer.json", "htp_backend_ext_config.json")
+    assert config.referenced_files == files
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"\0", b"null", b"\xff\xfe", b"[" * 5000])
@@ -109,26 +113,10 @@ def test_a_key_of_older_documents_is_hinted_at_what_it_became() -> None:
         LoraAdapter.from_json(text)
 
 
-def test_the_validator_reads_the_folder(genie_config: GenieConfig, tmp_path: Path) -> None:
-    with pytest.raises(InputFileError, match="No such file"):
-        check_genie_config(tmp_path)
-    (tmp_path / "genie_config.json").write_text(genie_config.to_json())
-    check_genie_config(tmp_path)
-
-
 @pytest.mark.parametrize("token", [-1, 1280])
 def test_tokens_lie_in_the_vocabulary(token: int) -> None:
     with pytest.raises(ValidationError):
         Context(size=192, n_vocab=1280, bos_token=0, eos_token=(1, token))
-
-
-def test_files_that_genie_opens(genie_config: GenieConfig) -> None:
-    assert genie_config.referenced_files == (
-        "tiny_part_1_of_2.bin",
-        "tiny_part_2_of_2.bin",
-        "tokenizer.json",
-        "htp_backend_ext_config.json",
-    )
 
 
 @pytest.mark.parametrize(
@@ -149,17 +137,6 @@ def test_htp_graphs_section_keeps_the_vendors_keys() -> None:
     assert json.loads(HtpConfig.from_json(json.dumps(values)).to_json()) == values
 
 
-def test_htp_config_follows_the_target() -> None:
-    phone, emulator = (htp_config(parse_target(t)) for t in ("SM8650", "SM8650:emulator"))
-    assert [device.soc_model for device in phone.devices or ()] == [57]
-    assert [c.weight_sharing_enabled for c in phone.contexts + emulator.contexts] == [True, False]
-
-
-def test_unknown_htp_key_is_refused() -> None:
-    with pytest.raises(InputFileError, match="surprise"):
-        HtpConfig.from_json('{"devices": [], "surprise": 1}')
-
-
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
@@ -174,17 +151,10 @@ def test_foreign_json_is_one_typed_line(value: object) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_an_interrupt_while_a_configuration_is_written_is_not_lost() -> None:
+def test_an_interrupt_while_a_configuration_is_written_is_not_lost(
+    genie_config: GenieConfig,
+) -> None:
     """Pydantic drops what is raised in a discriminator that it calls, as by Ctrl-C."""
-    config = basic_dialog(
-        context=Context(size=4096, n_vocab=100, bos_token=1, eos_token=2, n_embd=64),
-        head_dim=64,
-        rotary_dim=64,
-        rope_theta=1e4,
-        rope_scaling=None,
-        ctx_bins=("model.bin",),
-        emulator=False,
-    )
     called: list[str] = []
 
     def record(frame: FrameType, event: str, _: object) -> None:
@@ -193,7 +163,7 @@ def test_an_interrupt_while_a_configuration_is_written_is_not_lost() -> None:
 
     sys.setprofile(record)
     try:
-        config.model_dump(mode="json")
+        genie_config.model_dump(mode="json")
     finally:
         sys.setprofile(None)
     assert called == ["model_dump"]

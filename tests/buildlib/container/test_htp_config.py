@@ -35,6 +35,10 @@ def test_options_of_the_run_reach_the_file_and_those_of_the_compiler_do_not() ->
 
 def test_a_target_alone_gives_the_defaults() -> None:
     assert htp_config(PHONE) == htp_config(CompileConfig.for_target(PHONE))
+    both = [htp_config(parse_target(text)) for text in ("SM8650", "SM8650:emulator")]
+    assert [device.soc_model for device in both[0].devices or ()] == [57]
+    sharing = [c.weight_sharing_enabled for each in both for c in each.contexts]
+    assert sharing == [True, False]
 
 
 def test_unknown_options_do_not_reach_genie() -> None:

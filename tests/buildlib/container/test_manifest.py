@@ -106,64 +106,49 @@ def test_a_damaged_manifest_is_one_typed_line(
     assert "\n" not in str(caught.value)
 
 
-@given(manifests)
-def test_the_first_format_is_read(manifest: ContainerMetadata) -> None:
+@given(manifests, st.sampled_from([1, 2]))
+def test_older_formats_are_read_and_keep_their_digest(
+    manifest: ContainerMetadata, version: int
+) -> None:
     digest = content_digest(manifest.files)
-    values = json.loads(manifest.to_json())
-    values |= {"format_version": 1, "container_sha256": digest}
-    values["created_at"] = "2026-05-31T12:00:00Z"
-    del values["container_type"], values["graphs"]["context_lengths"]
-    read = parse_metadata(json.dumps(values).encode(), "folder")
-    lengths = (manifest.graphs.context_length,)
-    graphs = manifest.graphs.model_copy(update={"context_lengths": lengths})
-    changed = {"graphs": graphs, "format_version": 2, "container_sha256": digest}
-    assert read == manifest.model_copy(update=changed)
-
-
-@given(manifests)
-def test_the_second_format_keeps_its_digest(manifest: ContainerMetadata) -> None:
-    digest = content_digest(manifest.files)
-    values = json.loads(manifest.to_json()) | {"format_version": 2}
+    values = json.loads(manifest.to_json()) | {"format_version": version}
     with pytest.raises(ContainerError, match="container_sha256"):
         parse_metadata(json.dumps(values).encode(), "folder")
     values["container_sha256"] = digest
+    lengths = manifest.graphs.context_lengths
+    if version == 1:
+        lengths = (manifest.graphs.context_length,)
+        values["created_at"] = "2026-05-31T12:00:00Z"
+        del values["container_type"], values["graphs"]["context_lengths"]
+    graphs = manifest.graphs.model_copy(update={"context_lengths": lengths})
+    changed = {"graphs": graphs, "format_version": 2, "container_sha256": digest}
     read = parse_metadata(json.dumps(values).encode(), "folder")
-    assert read.container_sha256 == digest
-    assert json.loads(read.to_json()) == values
+    assert read == manifest.model_copy(update=changed)
 
 
 @pytest.mark.parametrize(
-    ("part", "key", "value"),
-    [("model", "name", "other"), ("model", "architecture", "qwen2"), ("model", "parameters", 7),
-     ("graphs", "splits", 2), ("graphs", "auto_regression_numbers", [1, 32]),
-     ("target", "name", "SM8650"), ("target", "emulator", True)],
+    ("place", "value"),
+    [("model.name", "other"), ("model.architecture", "qwen2"), ("model.parameters", 7),
+     ("graphs.splits", 2), ("graphs.auto_regression_numbers", [1, 32]),
+     ("target.name", "SM8650"), ("target.emulator", True), ("contract", "executorch"),
+     ("container_sha256", "0" * 64)],
 )  # fmt: skip
 def test_the_digest_covers_what_identifies_a_container(
-    manifest_text: dict[str, Any], part: str, key: str, value: object
+    manifest_text: dict[str, Any], place: str, value: object
 ) -> None:
-    parse_metadata(json.dumps(manifest_text).encode(), "folder")
-    manifest_text[part][key] = value
-    with pytest.raises(ContainerError, match="container_sha256"):
-        parse_metadata(json.dumps(manifest_text).encode(), "folder")
-
-
-def test_the_digest_covers_the_contract_of_graphs(manifest_text: dict[str, Any]) -> None:
     assert parse_metadata(json.dumps(manifest_text).encode(), "folder").contract == "genie"
-    manifest_text["contract"] = "executorch"
+    part, _, key = place.rpartition(".")
+    (manifest_text[part] if part else manifest_text)[key] = value
     with pytest.raises(ContainerError, match="container_sha256"):
         parse_metadata(json.dumps(manifest_text).encode(), "folder")
 
 
 @pytest.mark.parametrize("control", ["\x1b[31m", "\n", "\x9b", "\u202e", "\u2028"])
-@pytest.mark.parametrize("version", [2, 3])
 def test_names_that_a_terminal_would_obey_are_refused(
-    manifest_text: dict[str, Any], control: str, version: int
+    manifest_text: dict[str, Any], control: str
 ) -> None:
-    manifest_text["format_version"] = version
     manifest_text["model"]["name"] = f"llama{control}"
-    with pytest.raises(
-        ContainerError, match=r"/model/name: has the control character U\+"
-    ) as caught:
+    with pytest.raises(ContainerError, match=r"/model/name: has the control char") as caught:
         parse_metadata(json.dumps(manifest_text).encode(), "folder")
     assert str(caught.value).isprintable()
 
