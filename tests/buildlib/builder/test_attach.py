@@ -1,6 +1,7 @@
 """Exports of their own for single ARs: `attach_model_for_arn`."""
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,10 @@ from buildlib.graph.shape import GraphShape
 from buildlib.passes.arcl import convert_arcl
 from buildlib.toolchains.ort_qnn.toolchain import OrtQnnToolchain
 from tests.builders import builder_for
+
+ARS, LENGTHS = "arn_cl_options.auto_regression_number", "arn_cl_options.context_length"
+PARTS, SHARING = "split_model.num_splits", "context.weight_sharing_enabled"
+VTCM, STARTS = "graphs.vtcm_size_in_mb", "mha2sha.m2s_additional_start_points"
 
 
 @pytest.fixture(scope="session")
@@ -27,67 +32,83 @@ def decode_export(tiny_export: Path, tmp_path_factory: pytest.TempPathFactory) -
     return model
 
 
-def parent(folder: Path, cache: Path, target: str = "SM8750") -> GenAIBuilderHTP:
-    return builder_for(folder, cache, [1, 16], [96], target=target)
+@pytest.fixture
+def builder(tiny_export: Path, build_cache: Path) -> GenAIBuilderHTP:
+    return builder_for(tiny_export, build_cache, [1, 16], [96], target="SM8750")
 
 
 @pytest.mark.needs("libatomic1")
 def test_an_attached_model_shares_its_weights_with_its_parent(
-    tiny_export: Path, decode_export: Path, tmp_path: Path
+    builder: GenAIBuilderHTP, decode_export: Path
 ) -> None:
-    alone = parent(tiny_export, tmp_path / "cache").build()
-    builder = parent(tiny_export, tmp_path / "cache")
+    (without,) = builder.build().path.glob("*.bin")
     builder.attach_model_for_arn(1, decode_export)
-    both = builder.build()
-    (binary,) = both.path.glob("*.bin")
+    (binary,) = builder.build().path.glob("*.bin")
     graphs = OrtQnnToolchain().inspect(binary).graphs
     assert [graph.name for graph in graphs] == ["ar1_cl96_1_of_1", "ar16_cl96_1_of_1"]
-    (without,) = alone.path.glob("*.bin")
     assert binary.stat().st_size == without.stat().st_size
 
 
-def test_an_attached_builder_inherits_everything_and_sets_graph_options_alone(
-    tiny_export: Path, decode_export: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("own", "reason"),
+    [
+        ({VTCM: 4}, None),
+        ({PARTS: 1}, None),  # as its parent
+        ({SHARING: True}, None),  # as its parent by default
+        ({VTCM: 16}, r"vtcm_size_in_mb.*SM8750 has 8"),
+        ({VTCM: "much"}, r"graphs\.vtcm_size_in_mb"),
+        ({PARTS: 2}, r"split_model\.num_splits.*decode"),
+        ({SHARING: False}, r"context\.weight_sharing_enabled.*decode"),
+        ({STARTS: ["nowhere"]}, "no operator 'nowhere'"),
+    ],
+)
+def test_an_attached_builder_sets_options_of_its_graphs_alone(
+    builder: GenAIBuilderHTP, decode_export: Path, own: Mapping[str, object], reason: str | None
 ) -> None:
-    builder = parent(tiny_export, tmp_path)
-    child = builder.attach_model_for_arn(1, decode_export, name="decode")
-    builder.set_compilation_options({"graphs.vtcm_size_in_mb": 8})
-    child.set_compilation_options({"graphs.vtcm_size_in_mb": 4})
-    child.set_transformation_options({"split_model.num_splits": 2})
-    builder.set_transformation_options({"split_model.num_splits": 2})
-    builder.sync_attached_builder_options()
-    assert child.graph_options == {"graphs.vtcm_size_in_mb": 4}
-    child.set_compilation_options({"context.weight_sharing_enabled": False})
-    with pytest.raises(InvalidOptionError, match=r"context\.weight_sharing_enabled.*decode"):
+    child = builder.attach_model_for_arn(1, decode_export, name="decode").set_options(own)
+    if reason is None:
+        graph_options = builder.plan().plan.graph_options[1]
+        assert graph_options == {key: own[key] for key in own if key == VTCM}
+    else:
+        with pytest.raises(InvalidOptionError, match=reason):
+            builder.plan()
+    assert child.graph_options.keys() == own.keys() & {VTCM}
+
+
+def test_an_attached_builder_has_the_target_of_its_parent(
+    builder: GenAIBuilderHTP, decode_export: Path
+) -> None:
+    child = builder.attach_model_for_arn(1, decode_export, name="decode").set_targets(["SM8650"])
+    with pytest.raises(InvalidOptionError, match="decode has SM8650; its parent has SM8750"):
+        builder.sync_attached_builder_options()
+    child.set_targets(["SM8750:emulator"]).set_options({SHARING: True})
+    builder.set_targets(["SM8750:emulator"])
+    with pytest.raises(InvalidOptionError, match=r"weight_sharing_enabled.*decode"):
         builder.sync_attached_builder_options()
 
 
-def test_an_attached_builder_may_not_split_otherwise(
-    tiny_export: Path, decode_export: Path, tmp_path: Path
-) -> None:
-    builder = parent(tiny_export, tmp_path)
-    child = builder.attach_model_for_arn(1, decode_export)
-    child.set_transformation_options({"split_model.num_splits": 2})
-    with pytest.raises(InvalidOptionError, match=r"split_model\.num_splits.*attached_ar1"):
-        builder.plan()
-
-
 def test_invalid_attachments_are_refused(
-    tiny_export: Path, decode_export: Path, tmp_path: Path
+    builder: GenAIBuilderHTP, decode_export: Path, tmp_path: Path
 ) -> None:
-    builder = parent(tiny_export, tmp_path)
+    with pytest.raises(InvalidOptionError, match=ARS):
+        builder.attach_model_for_arn(0, decode_export)
+    builder.plan()  # a refusal leaves nothing attached
     builder.attach_model_for_arn(1, decode_export)
     with pytest.raises(InvalidOptionError, match="attached already"):
         builder.attach_model_for_arn(1, decode_export)
     with pytest.raises(ModelFileError, match="no such folder"):
         builder.attach_model_for_arn(8, tmp_path / "nothing.onnx")
+    builder.attach_model_for_arn(16, decode_export, name="prefill")
+    builder.set_transformation_options({ARS: [1, 32]})
+    with pytest.raises(InvalidOptionError, match=r"prefill is attached for AR 16: \[1, 32\]"):
+        builder.plan()
 
 
 @pytest.mark.needs("libatomic1")
 def test_models_can_keep_the_shapes_that_they_have(
-    tiny_export: Path, decode_export: Path, tmp_path: Path
+    tiny_export: Path, decode_export: Path, build_cache: Path
 ) -> None:
-    builder = GenAIBuilderFactory.create(tiny_export, cache_root=tmp_path)
+    builder = GenAIBuilderFactory.create(tiny_export, cache_root=build_cache)
     builder.set_targets(["SM8750:emulator"])
     builder.set_options({"arn_cl_options.skip_ar_cl_conversion": True})
     with pytest.raises(InvalidOptionError, match="ar16_cl96 and none of it decodes"):
@@ -98,28 +119,33 @@ def test_models_can_keep_the_shapes_that_they_have(
 
 
 @pytest.mark.needs("libatomic1")
-def test_a_checkpoint_has_no_shape_to_keep(tiny: Path, tiny_text: str, tmp_path: Path) -> None:
-    builder = GenAIBuilderFactory.create(tiny, cache_root=tmp_path, calibration_text=tiny_text)
-    builder.set_targets(["SM8750"]).skip_ar_conversion = True
+def test_shapes_that_a_model_does_not_have_cannot_be_kept(
+    builder: GenAIBuilderHTP, tiny: Path, tiny_export: Path, tiny_text: str, build_cache: Path
+) -> None:
+    of_checkpoint = builder_for(tiny, build_cache, text=tiny_text)
+    of_checkpoint.skip_ar_conversion = True
     with pytest.raises(InvalidOptionError, match="a checkpoint has no AR"):
+        of_checkpoint.build()
+    builder.attach_model_for_arn(1, tiny_export)
+    builder.set_options({"arn_cl_options.skip_ar_cl_conversion": True})
+    with pytest.raises(InvalidOptionError, match="attached for AR 1 is at ar16_cl96"):
         builder.build()
 
 
 @pytest.mark.needs("libatomic1")
 def test_models_can_keep_their_ar_at_another_context_length(
-    decode_export: Path, tiny_export: Path, tmp_path: Path
+    decode_export: Path, tiny_export: Path, build_cache: Path, tmp_path: Path
 ) -> None:
     shutil.copy(tiny_export / "tokenizer.json", tmp_path)
     shutil.copy(tiny_export / "config.json", tmp_path)
     builder = GenAIBuilderFactory.create(
         decode_export,
-        cache_root=tmp_path / "cache",
+        cache_root=build_cache,
         tokenizer_path=tmp_path / "tokenizer.json",
         config_path=tmp_path / "config.json",
     )
     builder.set_targets(["SM8750:emulator"]).skip_ar_conversion = True
-    builder.set_transformation_options({"arn_cl_options.context_length": [48]})
-    made = builder.build().metadata
+    made = builder.set_options({LENGTHS: [48]}).build().metadata
     assert made.graphs.auto_regression_numbers == (1,)
     assert made.graphs.context_lengths == (48,)
     assert made.options["skip_ar_conversion"] is True
@@ -127,7 +153,7 @@ def test_models_can_keep_their_ar_at_another_context_length(
 
 @pytest.mark.needs("libatomic1")
 def test_graphs_that_share_a_cache_must_mean_the_same_by_it(
-    tiny_export: Path, decode_export: Path, tmp_path: Path
+    builder: GenAIBuilderHTP, decode_export: Path, tmp_path: Path
 ) -> None:
     """Genie hands the prefill graph's keys to the decode graph as they are."""
     shutil.copytree(decode_export.parent, tmp_path / "other")
@@ -138,7 +164,6 @@ def test_graphs_that_share_a_cache_must_mean_the_same_by_it(
         for e in encodings.activation_encodings
     ]
     save_encodings(encodings.model_copy(update={"activation_encodings": tuple(changed)}), file)
-    builder = parent(tiny_export, tmp_path / "cache")
     builder.attach_model_for_arn(1, tmp_path / "other" / "model.onnx")
     with pytest.raises(EncodingsError, match=r"past_key_0_.*attached for AR 1 has it on another"):
         builder.build()

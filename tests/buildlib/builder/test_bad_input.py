@@ -1,6 +1,7 @@
 """What is wrong with a user's files is said in one line that names the file and the cause."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,25 +9,17 @@ from typing import Any
 import onnx
 import pytest
 
-from buildlib.errors import (
-    BuildError,
-    EncodingsError,
-    ModelFileError,
-)
+from buildlib.errors import BuildError, EncodingsError, ModelFileError
 from tests.builders import builder_for
 from tests.buildlib.model_folders import copy_of_export
 
 Change = Callable[[Path], object]
 
 
-def build(folder: Path, cache: Path, ar: tuple[int, ...] = (1, 8), cl: int = 24) -> None:
-    builder_for(folder, cache, ar, [cl]).build()
-
-
 def refused(folder: Path, cache: Path, kind: type[BuildError], message: str) -> str:
     """The error of a build that leaves nothing unfinished in the cache."""
     with pytest.raises(kind, match=message) as caught:
-        build(folder, cache)
+        builder_for(folder, cache, (1, 8), [24]).build()
     assert type(caught.value) is kind
     assert "\n" not in str(caught.value)
     left = [path for path in cache.glob(f"{folder.name}/.*") if path.is_dir()]
@@ -57,6 +50,16 @@ def in_encodings(change: Callable[[dict[str, Any]], object]) -> Change:
         data = json.loads(path.read_text())
         change({entry["name"]: entry for group in _GROUPS for entry in data[group]} | data)
         path.write_text(json.dumps(data))
+
+    return edit
+
+
+def without_text(change: Callable[[dict[str, Any]], object]) -> Change:
+    """The change of encodings where no calibration can replace them."""
+
+    def edit(folder: Path) -> None:
+        shutil.rmtree(folder / "text")
+        in_encodings(change)(folder)
 
     return edit
 
@@ -187,6 +190,24 @@ Q_PROJ = "model.model.layers.0.self_attn.q_proj_sha.0.weight"
             "hidden_size: must be a whole number",
         ),
         ("tokenizer.json", cut("tokenizer.json", 100), ModelFileError, "no tokenizer"),
+        (
+            "model.encodings",
+            without_text(lambda e: e[_GROUPS[1]].clear()),
+            EncodingsError,
+            "values of the model need one and have",
+        ),
+        (
+            "model.encodings",
+            without_text(scaled(Q_PROJ, 1e-6)),
+            EncodingsError,
+            f"{Q_PROJ}.*the values to",
+        ),
+        (
+            "model.encodings",
+            without_text(scaled(Q_PROJ, 1e6)),
+            EncodingsError,
+            f"{Q_PROJ}.*its steps are",
+        ),
     ],
 )
 def test_a_bad_file_is_named_with_its_cause(
@@ -198,38 +219,3 @@ def test_a_bad_file_is_named_with_its_cause(
     said = refused(folder, tmp_path / "cache", kind, message)
     assert str(folder / file) in said
     assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
-
-
-@pytest.mark.needs("libatomic1")
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (in_encodings(lambda e: e[_GROUPS[1]].clear()), "values of the model need one and have"),
-        (in_encodings(scaled(Q_PROJ, 1e-6)), f"{Q_PROJ}.*the values to"),
-        (in_encodings(scaled(Q_PROJ, 1e6)), f"{Q_PROJ}.*its steps are"),
-    ],
-)
-def test_encodings_that_do_not_serve_are_named(
-    tmp_path: Path, change: Change, message: str
-) -> None:
-    folder = copy_of_export("aihub-llama", tmp_path / "model", text=False)
-    change(folder)
-    said = refused(folder, tmp_path / "cache", EncodingsError, message)
-    assert str(folder / "model.encodings") in said
-
-
-@pytest.mark.parametrize(
-    ("ar", "cl", "message"),
-    [
-        ((1, 32), 24, "CL must be larger than AR"),
-        ((1, 7), 24, "AR must divide CL; divisors near 7: 6, 8"),
-        ((1, 8), (1 << 40), "CL can be 1048576 at most"),
-    ],
-)
-def test_shapes_that_cannot_be_are_refused_before_anything_is_read(
-    tmp_path: Path, ar: tuple[int, ...], cl: int, message: str
-) -> None:
-    folder = copy_of_export("aihub-llama", tmp_path / "model")
-    with pytest.raises(BuildError, match=message):
-        build(folder, tmp_path / "cache", ar, cl)
-    assert not (tmp_path / "cache").exists()

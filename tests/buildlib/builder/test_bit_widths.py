@@ -135,13 +135,6 @@ def test_lpbq_that_cannot_be_had_is_refused_by_name(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.dlc"))
 
 
-def test_lpbq_of_8_bits_is_refused_before_any_work(tmp_path: Path) -> None:
-    builder = of(tiny_llama.folder(), None, tmp_path / "cache", {BLOCK: 32}, ar=32)
-    with pytest.raises(InvalidOptionError, match=rf"{BLOCK}.*{PARAM} is 8"):
-        builder.plan()
-    assert not (tmp_path / "cache").exists()
-
-
 def onnx_folder(export: Path, folder: Path, keep: Callable[[str], bool]) -> Path:
     """The export with those of its encodings alone whose names are kept."""
     shutil.copytree(export, folder)

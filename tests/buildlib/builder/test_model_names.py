@@ -1,5 +1,6 @@
 """Models in folders with any name, and paths as people write them."""
 
+import json
 import os
 from pathlib import Path
 
@@ -8,18 +9,24 @@ import pytest
 from buildlib.container.container import GenAIContainer
 from buildlib.container.layout import binary_name, file_name_problem
 from buildlib.container.manifest import plain_name
-from buildlib.errors import InputFileError, ModelFileError
+from buildlib.errors import InputFileError, ModelFileError, ModelWarning
 from buildlib.genai import GenAIBuilderFactory
 from tests.builders import builder_for
 from tests.buildlib.model_folders import copy_of_export
 
 
 @pytest.mark.needs("libatomic1")
-def test_a_folder_may_have_any_name(tmp_path: Path) -> None:
+def test_a_folder_may_have_any_name_and_a_model_an_unknown_family(tmp_path: Path) -> None:
     name = f"Llama 3.2 (мой)\n[b]{'a' * 200}"
-    model = copy_of_export("torchscript-llama", tmp_path / name)
-    container = builder_for(model, tmp_path / "cache", [1], [32]).build()
-    assert GenAIContainer.load(container.path).metadata.model.name == plain_name(name)
+    model = copy_of_export("dynamo-llama", tmp_path / name)
+    config = json.loads((model / "config.json").read_text())
+    config |= {"model_type": "newcomer", "architectures": ["NewcomerForCausalLM"]}
+    (model / "config.json").write_text(json.dumps(config))
+    with pytest.warns(ModelWarning, match="no known family"):
+        builder = builder_for(model, tmp_path / "cache", [1], [32])
+    metadata = GenAIContainer.load(builder.build().path).metadata
+    assert metadata.model.name == plain_name(name)
+    assert metadata.model.architecture == "newcomer"
 
 
 @pytest.mark.parametrize("name", ["two words", "модель", "-dash", ".hidden", "a" * 255, "x\n"])
