@@ -171,12 +171,12 @@ def available_memory(proc: Path = _PROC, cgroup: Path = _CGROUP) -> int:
     return max(0, min(limits, default=_UNKNOWN))
 
 
-def usable_memory(proc: Path = _PROC, cgroup: Path = _CGROUP) -> int:
+def usable_memory() -> int:
     """Return the bytes that the tasks of a build may take at once: two thirds of the available.
 
     A third stays for the page cache, through which all weights are read, and for others.
     """
-    return available_memory(proc, cgroup) * 2 // 3
+    return available_memory() * 2 // 3
 
 
 def _machine_memory(meminfo: Path) -> list[int]:

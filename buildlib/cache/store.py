@@ -37,23 +37,20 @@ class StageCache(Closeable):
     `close()`, or until the object or the process is gone.
     """
 
-    def __init__(
-        self, cache_root: Path, model_name: str, *, limit_bytes: int | None = None
-    ) -> None:
+    def __init__(self, cache_root: Path, model_name: str) -> None:
         """Nothing is read or written yet.
 
         Args:
-            cache_root: shared by the builds of all models.
+            cache_root: shared by the builds of all models. When it holds more than
+                `QNNFARM_CACHE_LIMIT`, the least recently used entries go.
             model_name: a folder's name.
-            limit_bytes: when the cache holds more, the least recently used entries go; by default
-                `QNNFARM_CACHE_LIMIT`.
         """
         if not is_model_name(model_name):
             raise CacheError(str(cache_root), f"no folder can have the model's name {model_name!r}")
         self._root = cache_root
         self._model = model_name
         self._folder = cache_root / model_name
-        self._limit = default_limit() if limit_bytes is None else limit_bytes
+        self._limit = default_limit()
         self._opening = threading.Lock()
         self._open: _Resources | None = None
 

@@ -33,7 +33,6 @@ from buildlib.container.manifest import (
     PRECISION,
     ContainerMetadata,
     FileRecord,
-    is_container,
     read_metadata,
 )
 from buildlib.container.text_embedding import (
@@ -167,7 +166,7 @@ class GenAIContainer(GenAIContainerable):
         self._refuse_inside(destination)
         if exist_ok and self._is_at(destination):
             return GenAIContainer(destination, self.metadata, self.configuration, self.htp_config)
-        with place_folder(destination, exist_ok=exist_ok, may_replace=is_container) as scratch:
+        with place_folder(destination, exist_ok=exist_ok) as scratch:
             self._copy_to(scratch)
             write_text(scratch / METADATA, self.metadata.to_json(), "configuration")
         return GenAIContainer(destination, self.metadata, self.configuration, self.htp_config)
@@ -195,7 +194,7 @@ class GenAIContainer(GenAIContainerable):
                 destination /= archive_stem(self.metadata.model.name) + ARCHIVE_SUFFIX
             write_archive(self.path, self.metadata.files, destination)
         else:
-            with place_folder(destination, exist_ok=False, may_replace=is_container) as scratch:
+            with place_folder(destination, exist_ok=False) as scratch:
                 self._copy_to(scratch)
         return destination
 

@@ -57,7 +57,7 @@ def is_dlc(path: Path) -> bool:
         return False
 
 
-def inspect_dlc(path: Path, *, timeout_s: float = _TIMEOUT_S) -> DlcInfo:
+def inspect_dlc(path: Path) -> DlcInfo:
     """Describe a DLC.
 
     Raises:
@@ -73,7 +73,7 @@ def inspect_dlc(path: Path, *, timeout_s: float = _TIMEOUT_S) -> DlcInfo:
         raise InputFileError(str(path), error.strerror or str(error)) from error
     except zipfile.BadZipFile as error:
         raise InputFileError(str(path), "it is no DLC") from error
-    step = Step(_WORKER, "describe", path, timeout_s, find_libraries().search_path)
+    step = Step(_WORKER, "describe", path, _TIMEOUT_S, find_libraries().search_path)
     try:
         described = run_step(step, str(path.absolute()).encode())
         graphs = TypeAdapter(tuple[DlcGraph, ...]).validate_python(described)

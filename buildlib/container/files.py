@@ -2,13 +2,13 @@
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, BinaryIO
 
 from buildlib.cache.file_hashes import HashMemo
-from buildlib.container.manifest import FileRecord, PartKind
+from buildlib.container.manifest import FileRecord, PartKind, is_container
 from buildlib.errors import ContainerError, InputFileError
 from buildlib.files import atomic_folder, atomic_write, sync_folder
 from buildlib.paths import user_path
@@ -75,22 +75,19 @@ def check_file(folder: Path, name: str, record: FileRecord, memo: HashMemo | Non
 
 
 @contextmanager
-def place_folder(
-    destination: Path, *, exist_ok: bool, may_replace: Callable[[Path], bool]
-) -> Iterator[Path]:
+def place_folder(destination: Path, *, exist_ok: bool) -> Iterator[Path]:
     """Yield an empty folder that becomes `destination` when the block succeeds.
 
     Args:
         destination: an empty folder there is replaced in any case.
-        exist_ok: whether a folder with content may be replaced.
-        may_replace: whether the existing folder is one that we may replace.
+        exist_ok: whether a container there may be replaced.
     """
     destination = user_path(destination).absolute()
-    check_replaceable(destination, exist_ok=exist_ok, may_replace=may_replace)
+    check_replaceable(destination, exist_ok=exist_ok)
     try:
         with atomic_folder(destination) as scratch:
             yield scratch
-            check_replaceable(destination, exist_ok=exist_ok, may_replace=may_replace)
+            check_replaceable(destination, exist_ok=exist_ok)
     except OSError as error:
         reason = f"cannot be written ({error.strerror or error})"
         raise ContainerError(str(destination), reason) from error
@@ -114,9 +111,7 @@ def place_file(destination: Path) -> Iterator[BinaryIO]:
         raise ContainerError(str(destination), reason) from error
 
 
-def check_replaceable(
-    destination: Path, *, exist_ok: bool, may_replace: Callable[[Path], bool]
-) -> None:
+def check_replaceable(destination: Path, *, exist_ok: bool) -> None:
     """Refuse a destination where placing a folder would lose something."""
     destination = user_path(destination)
     if not destination.exists() and not destination.is_symlink():
@@ -130,5 +125,5 @@ def check_replaceable(
         raise ContainerError(
             path, "is there already; name another folder, or replace it (`--overwrite`)"
         )
-    if not may_replace(destination):
+    if not is_container(destination):
         raise ContainerError(path, "holds something else than a container; not replaced")

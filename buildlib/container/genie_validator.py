@@ -81,20 +81,20 @@ def ask_genie(
     ]
 
 
-def check_genie_config(folder: Path, *, timeout_s: float = _TIMEOUT_S) -> None:
+def check_genie_config(folder: Path) -> None:
     """Let Genie validate the `genie_config.json` in a folder."""
     path = folder / GENIE_CONFIG
     try:
         text = path.read_bytes()
     except OSError as error:
         raise InputFileError(str(path), error.strerror or str(error)) from error
-    check_genie_text(text, str(path), timeout_s=timeout_s)
+    check_genie_text(text, str(path))
 
 
-def check_genie_text(text: bytes, path: str, *, timeout_s: float = _TIMEOUT_S) -> None:
+def check_genie_text(text: bytes, path: str) -> None:
     """Let Genie validate the text of a dialog, or of an embedding; errors call it `path`."""
     function = EMBEDDING if _EMBEDS.match(text) else DIALOG
-    verdict = ask_genie([(function, text)], timeout_s=timeout_s)[0]
+    verdict = ask_genie([(function, text)])[0]
     answer = "; ".join(map(str, verdict.faults))[:1000]
     if verdict.faults:
         raise InputFileError(path, f"Genie refuses it: {answer}")

@@ -27,7 +27,6 @@ from buildlib.container.manifest import (
     SpeculationRecord,
     TargetRecord,
     build_metadata,
-    is_container,
 )
 from buildlib.container.op_packages import OpPackage
 from buildlib.container.text_embedding import Configuration
@@ -99,7 +98,7 @@ def write_container(
         speculation: compares the dialog in a folder with plain decoding, for the manifest.
     """
     _check_fit(draft, dest)
-    with place_folder(dest, exist_ok=exist_ok, may_replace=is_container) as scratch:
+    with place_folder(dest, exist_ok=exist_ok) as scratch:
         files = _write_files(draft, scratch)
         if draft.contract == GENIE_CONTRACT:
             validate(scratch)

@@ -239,7 +239,6 @@ def build(
         return
     from buildlib.builder_options import flatten_options
     from buildlib.container.files import check_replaceable
-    from buildlib.container.manifest import is_container
     from harness.plans.builds import BuildRequest
 
     settings: dict[str, object] = {
@@ -271,7 +270,7 @@ def build(
         job = one.plan()
         job.memory_limit = None if memory is None else int(memory * 2**30)
         if not cancel:  # before a long build
-            check_replaceable(folder, exist_ok=overwrite, may_replace=is_container)
+            check_replaceable(folder, exist_ok=overwrite)
             _refuse_unwritable(folder, job.weights)
         builds.append((one, job, folder))
     if dry_run:

@@ -12,7 +12,6 @@ from pydantic import BaseModel, ConfigDict
 
 from buildlib.container.container import GenAIContainer
 from buildlib.container.files import check_replaceable
-from buildlib.container.manifest import is_container
 from buildlib.error_base import QnnfarmError, one_line
 from buildlib.errors import BuildError, VerificationFailedError
 from buildlib.paths import path_below
@@ -221,7 +220,7 @@ def build_containers(
         try:
             before = _content(folder)
             request = BuildRequest.of(entry.build, plan_file)
-            check_replaceable(folder, exist_ok=True, may_replace=is_container)  # before a build
+            check_replaceable(folder, exist_ok=True)  # before a build
             sha256, stages = build(request, folder, partial(_tell_stage, on_progress, label))
             seconds, replaced = time.monotonic() - start, before != sha256
             made.append(ContainerBuild(label, sha256, True, replaced, stages, seconds))  # noqa: FBT003

@@ -1,6 +1,6 @@
 """`export`: a checkpoint as float ONNX, with encodings calibrated on text."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,7 +70,6 @@ def export_checkpoint(
     *,
     n_windows: int | None = None,
     ranges: RangeName = "minmax",
-    progress: Callable[[int, int], None] | None = None,
 ) -> Path:
     """Export a checkpoint without torch, into the folder that the Gen AI Builder takes.
 
@@ -86,7 +85,6 @@ def export_checkpoint(
         n_windows: windows of text, spread over all of it, that calibrate activations; by default
             `window_count`.
         ranges: estimator of the ranges of activations.
-        progress: as `observe_ranges` calls it.
     """
     checkpoint = Checkpoint.load(checkpoint_dir)
     checkpoint.check_content()
@@ -103,7 +101,7 @@ def export_checkpoint(
         atomic_write_bytes(out_dir / path.name, path.read_bytes())
     model = export_onnx(checkpoint, shape, out_dir)
     encodings = complete_encodings(
-        model, Encodings(), checkpoint.config, windows, bitwidths, progress=progress, ranges=ranges
+        model, Encodings(), checkpoint.config, windows, bitwidths, ranges=ranges
     )
     save_encodings(encodings, out_dir / ENCODINGS_FILE)
     return out_dir

@@ -28,33 +28,22 @@ def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _never_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hashlib, "file_digest", lambda *_: pytest.fail("read again"))
-
-
 @pytest.mark.usefixtures("old")
-def test_a_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "f"
-    file.write_bytes(b"one")
-    first = hash_files([file], tmp_path / "memo")
-    _never_read(monkeypatch)
-    assert hash_files([file], tmp_path / "memo") == first
-    assert (first[file].sha256, first[file].size) == (_sha256(b"one"), 3)
-
-
-@pytest.mark.usefixtures("old")
-def test_hard_links_of_a_large_file_are_read_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("size", [3, LARGE])
+def test_a_file_is_read_once_and_a_large_one_whatever_its_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     file, memo = tmp_path / "f", tmp_path / "memo"
-    file.write_bytes(os.urandom(LARGE))
+    file.write_bytes(os.urandom(size))
     first = hash_files([file], memo)[file]
-    _never_read(monkeypatch)
-    for number in range(3):
+    assert (first.sha256, first.size) == (_sha256(file.read_bytes()), size)
+    monkeypatch.setattr(hashlib, "file_digest", lambda *_: pytest.fail("read again"))
+    assert hash_files([file], memo)[file] == first
+    for number in range(3 if size == LARGE else 0):
         link = tmp_path / f"link{number}"
         link.hardlink_to(file)
         assert hash_files([link], memo)[link] == first
-    (tmp_path / "link1").unlink()
+    (tmp_path / "link1").unlink(missing_ok=True)
     assert hash_files([file], memo)[file] == first
 
 
@@ -89,24 +78,21 @@ def test_a_flipped_bit_is_seen_through_every_link(tmp_path: Path) -> None:
     assert {digest.sha256 for digest in hash_files([file, link], memo).values()} == {changed}
 
 
-def test_a_fresh_file_is_not_remembered_unless_its_writer_says_so(tmp_path: Path) -> None:
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_fresh_file_is_not_remembered_unless_its_only_writer_says_so(
+    tmp_path: Path, *, linked: bool
+) -> None:
     file, memo = tmp_path / "f", tmp_path / "memo"
     file.write_bytes(b"one")
     hash_files([file], memo)
     assert _sha256(b"one").encode() not in memo.read_bytes()
+    if linked:
+        (tmp_path / "link").hardlink_to(file)
     with HashMemo(memo) as known:
         known.remember(file, "word of its writer")
-        assert known.digest(file).sha256 == "word of its writer"
+        trusted = _sha256(b"one") if linked else "word of its writer"
+        assert known.digest(file).sha256 == trusted
         assert known.digest(file, reread=True).sha256 == _sha256(b"one")
-
-
-def test_the_word_of_a_writer_counts_not_for_a_file_with_links(tmp_path: Path) -> None:
-    file = tmp_path / "f"
-    file.write_bytes(b"one")
-    (tmp_path / "link").hardlink_to(file)
-    with HashMemo(tmp_path / "memo") as known:
-        known.remember(file, "word of its writer")
-        assert known.digest(file).sha256 == _sha256(b"one")
 
 
 @pytest.mark.usefixtures("old")
@@ -132,24 +118,14 @@ def test_threads_that_want_the_same_file_read_it_once(
 @pytest.mark.parametrize(
     "damage", [b"no database at all" * 100, b"SQLite format 3\0" + b"\xff" * 9]
 )
-def test_a_damaged_memo_is_replaced(tmp_path: Path, damage: bytes) -> None:
-    file, memo = tmp_path / "f", tmp_path / "memo"
+def test_a_damaged_memo_is_replaced_and_one_that_cannot_be_is_done_without(
+    tmp_path: Path, damage: bytes
+) -> None:
+    file, memo = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff")), tmp_path / "memo"
     file.write_bytes(b"one")
     memo.write_bytes(damage)
-    assert hash_files([file], memo)[file].sha256 == _sha256(b"one")
-    assert hash_files([file], memo)[file].sha256 == _sha256(b"one")
-
-
-def test_a_memo_that_cannot_be_written(tmp_path: Path) -> None:
-    file = tmp_path / "f"
-    file.write_bytes(b"one")
-    assert hash_files([file], file / "below-a-file")[file].sha256 == _sha256(b"one")
-
-
-def test_names_that_are_no_text(tmp_path: Path) -> None:
-    file = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
-    file.write_bytes(b"one")
-    assert hash_files([file], tmp_path / "memo")[file].size == 3
+    for place in (memo, memo, file / "below-a-file"):
+        assert hash_files([file], place)[file].sha256 == _sha256(b"one")
 
 
 def test_what_cannot_be_hashed(tmp_path: Path) -> None:
