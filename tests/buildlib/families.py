@@ -10,8 +10,8 @@ file: they follow from the name and shape of each tensor, so that tests make the
 
 import json
 import sys
-import zlib
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from safetensors.numpy import save_file
 
 from buildlib.checkpoint.checkpoint import expected_tensors
 from buildlib.checkpoint.config import CheckpointConfig
+from tests.buildlib.configurations import reference
 from tests.buildlib.model_folders import write_tokenizer
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "families"
@@ -146,20 +147,7 @@ BAICHUAN: dict[str, Any] = {
 """`config.json` of the family that transformers has no model of; it comes with code of its own."""
 
 
-def random_tensor(name: str, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
-    """Return the weights of one tensor.
-
-    They are larger than start values: with those attention is close to uniform and the residual
-    stream close to the embedding, so that many mistakes do not show.
-    """
-    values = np.random.default_rng(zlib.crc32(name.encode())).normal(size=shape)
-    if name.endswith("bias"):
-        values *= 0.3
-    elif len(shape) == 1:
-        values = 1.0 + 0.1 * values
-    else:
-        values *= 0.5 if "embed" in name else 1.2 / np.sqrt(shape[1])
-    return values.astype(np.float32)
+random_tensor = partial(reference.random_tensor, spread=0.1)
 
 
 def write_checkpoint(folder: Path, config: Mapping[str, Any]) -> Path:

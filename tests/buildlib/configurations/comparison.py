@@ -21,7 +21,7 @@ from buildlib.graph.shape import GraphShape
 from buildlib.numerics.host_loop import HostLoop
 from buildlib.numerics.runners import OnnxRunner
 from tests.buildlib.configurations import reference
-from tests.buildlib.configurations.drawing import CONTEXT, N_PREFILL, N_TOKENS, VOCABULARY
+from tests.buildlib.configurations.drawing import CONTEXT, N_TOKENS, VOCABULARY
 
 TOLERANCE = 1e-4
 TOKENS: list[int] = np.random.default_rng(5).integers(3, VOCABULARY, N_TOKENS).tolist()
@@ -84,7 +84,7 @@ class Transformers(Closeable):
         """Let transformers compute from a `config.json`, which is written into the folder."""
         assert self._child.stdin is not None
         (folder / CONFIG_FILE).write_text(json.dumps(config))
-        asked = {"folder": str(folder), "tokens": TOKENS, "n_prefill": N_PREFILL}
+        asked = {"folder": str(folder), "tokens": TOKENS}
         self._child.stdin.write(json.dumps(asked) + "\n")
         self._child.stdin.flush()
         told = self._read()

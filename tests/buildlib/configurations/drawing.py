@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from buildlib.checkpoint.family_keys import read_tables
 
 FAMILIES = tuple(read_tables()[5])
-N_TOKENS, N_PREFILL, CONTEXT, VOCABULARY = 24, 14, 32, 64
+N_TOKENS, CONTEXT, VOCABULARY = 24, 32, 64
 
 _FLAG = [True, False]
 _LAYERS = ("full_attention", "sliding_attention")

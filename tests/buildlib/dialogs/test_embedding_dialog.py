@@ -1,7 +1,6 @@
 """The embedding table on the host, looked up by the real Genie."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -11,15 +10,13 @@ from buildlib.container.genie_validator import check_genie_text
 from buildlib.embedding.config import TABLE_FILE
 from buildlib.embedding.extraction import EmbeddingExtraction
 from buildlib.embedding.table import write_table
-
-if TYPE_CHECKING:
-    from tests.buildlib.dialogs.conftest import GenieLab
+from tests.buildlib.dialogs.genie_lab import GenieLab
 
 Dialog = tuple[Path, GenieConfig]
 
 
 @pytest.fixture(scope="module")
-def embedded(genie_lab: "GenieLab", tmp_path_factory: pytest.TempPathFactory) -> Dialog:
+def embedded(genie_lab: GenieLab, tmp_path_factory: pytest.TempPathFactory) -> Dialog:
     folder = tmp_path_factory.mktemp("embedded")
     model = folder / "embedded.onnx"
     EmbeddingExtraction().run(genie_lab.export / "model.onnx", model)
@@ -28,7 +25,7 @@ def embedded(genie_lab: "GenieLab", tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.mark.genie_configuration("embedding lut ufixed16")
 def test_a_table_on_the_inputs_grid_gives_the_same_text(
-    genie_lab: "GenieLab", plain_answer: str, embedded: Dialog
+    genie_lab: GenieLab, plain_answer: str, embedded: Dialog
 ) -> None:
     folder, config = embedded
     table = write_table(genie_lab.export / "model.onnx", folder / TABLE_FILE, "uint16")
@@ -40,7 +37,7 @@ def test_a_table_on_the_inputs_grid_gives_the_same_text(
 
 @pytest.mark.slow
 @pytest.mark.genie_configuration("embedding lut ufixed8")
-def test_a_coarser_table_is_requantized(genie_lab: "GenieLab", embedded: Dialog) -> None:
+def test_a_coarser_table_is_requantized(genie_lab: GenieLab, embedded: Dialog) -> None:
     folder, config = embedded
     table = write_table(genie_lab.export / "model.onnx", folder / TABLE_FILE, "uint8")
     assert genie_lab.ask(folder, config.with_embedding(table.genie()))
@@ -48,7 +45,7 @@ def test_a_coarser_table_is_requantized(genie_lab: "GenieLab", embedded: Dialog)
 
 @pytest.mark.genie_configuration("embedding lut float32")
 def test_genie_rounds_a_float_table_down(
-    genie_lab: "GenieLab", plain_answer: str, embedded: Dialog
+    genie_lab: GenieLab, plain_answer: str, embedded: Dialog
 ) -> None:
     """So half a step on top of it is what the graph's own grid would hold."""
     folder, config = embedded

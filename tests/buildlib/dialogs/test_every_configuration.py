@@ -5,26 +5,19 @@ Those of other models run in the tests that make these models; all carry the mar
 """
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-import device_scripts
 from buildlib.container.container import GenAIContainer
 from buildlib.embedding.config import TABLE_FILE
 from buildlib.embedding.extraction import EmbeddingExtraction
 from buildlib.embedding.table import write_table
 from buildlib.graph.files import link_into
-from buildlib.toolchains.ort_qnn.wheel import find_libraries
 from tests.buildlib.container.genie_configurations import EXTENSIONS, changed
-
-if TYPE_CHECKING:
-    from tests.buildlib.dialogs.conftest import GenieLab
+from tests.buildlib.dialogs.genie_lab import RUNNER, GenieLab, ask, run_genie
 
 pytestmark = pytest.mark.slow
 
@@ -125,9 +118,7 @@ def test_it_runs(name: str, folder: Path, tiny_bundle: Path) -> None:
     values: dict[str, Any] = json.loads(GenAIContainer.load(tiny_bundle).genie_config.to_json())
     values = changed(values, **{"dialog/max-num-tokens": 4}, **RUNS[name])
     (folder / "query.json").write_text(json.dumps(values))
-    script = Path(device_scripts.__file__).parent / "genie_t2t_run.py"
-    query = ("-c", "query.json", "-p", "In the beginning God created")
-    assert run(folder, script, *query).partition("[BEGIN]: ")[2].rpartition("[END]")[0]
+    assert ask(folder, "-c", "query.json", "-p", "In the beginning God created")
 
 
 @pytest.mark.genie_configuration("HTP backend extensions")
@@ -139,9 +130,8 @@ def test_the_file_of_extensions_is_read(folder: Path, tiny_bundle: Path, *, brok
     (folder / "query.json").write_text(json.dumps(changed(values, **named)))
     content = json.dumps(EXTENSIONS.values)
     (folder / "extensions.json").write_text(content[: -5 if broken else None])
-    script = Path(device_scripts.__file__).parent / "genie_t2t_run.py"
     query = ("-c", "query.json", "-p", "In the beginning God created", "--log", "warn")
-    done = start(folder, script, *query)
+    done = run_genie(folder, RUNNER, *query)
     assert done.returncode == 0, done.stderr
     assert ("Failure in loading backend extensions" in done.stderr) == broken
 
@@ -153,15 +143,16 @@ def test_a_program_calls_for_it(name: str, folder: Path) -> None:
 
 def said(folder: Path, *part: str) -> str:
     """The text of a part, among what Genie prints."""
-    output = run(folder, FEATURES, *part)
-    (line,) = (line for line in output.splitlines() if line.startswith('{"text"'))
+    done = run_genie(folder, FEATURES, *part)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith('{"text"'))
     text: str = json.loads(line)["text"]
     assert text
     return text
 
 
 @pytest.fixture(scope="module")
-def embedded(genie_lab: "GenieLab", tmp_path_factory: pytest.TempPathFactory) -> Path:
+def embedded(genie_lab: GenieLab, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The trained model without its embedding, beside its table."""
     place = tmp_path_factory.mktemp("embedded")
     source = genie_lab.export / "model.onnx"
@@ -175,21 +166,3 @@ def embedded(genie_lab: "GenieLab", tmp_path_factory: pytest.TempPathFactory) ->
 @pytest.mark.parametrize("name", named(VECTORS))
 def test_vectors_give_the_text_of_the_table(name: str, embedded: Path) -> None:
     assert said(embedded, "vectors", *VECTORS[name]) == said(embedded, "plain")
-
-
-def run(folder: Path, script: Path, *arguments: str) -> str:
-    done = start(folder, script, *arguments)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def start(folder: Path, script: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, str(script), *arguments],
-        cwd=folder,
-        env={"LD_LIBRARY_PATH": find_libraries().search_path, "PATH": os.environ["PATH"]},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )

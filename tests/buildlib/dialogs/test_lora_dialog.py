@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -22,9 +21,7 @@ from buildlib.lora.config import LoraSet
 from buildlib.lora.projections import find_projections
 from buildlib.numerics.host_loop import HostLoop
 from buildlib.numerics.runners import OnnxRunner
-
-if TYPE_CHECKING:
-    from tests.buildlib.dialogs.conftest import GenieLab
+from tests.buildlib.dialogs.genie_lab import GenieLab
 
 RED = {
     "self_attn.q_proj": (144, 144),
@@ -63,7 +60,7 @@ def followed(
 
 @pytest.mark.genie_configuration("LoRA v1")
 def test_genie_speaks_as_the_adapted_float_model(
-    genie_lab: "GenieLab",
+    genie_lab: GenieLab,
     plain_dialog: tuple[Path, GenieConfig],
     make_adapter: Callable[..., Path],
     tmp_path: Path,

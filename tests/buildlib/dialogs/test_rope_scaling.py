@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx_ir as ir
 import pytest
@@ -11,13 +11,11 @@ from buildlib.container.genie_config import GenieConfig
 from buildlib.encodings.attachment import inherit
 from buildlib.graph import interface
 from buildlib.passes.base import load_with_encodings, save_with_encodings
-
-if TYPE_CHECKING:
-    from tests.buildlib.dialogs.conftest import GenieLab
+from tests.buildlib.dialogs.genie_lab import GenieLab
 
 
 def test_factors_of_each_frequency_are_the_scaling_that_they_stand_for(
-    genie_lab: "GenieLab", plain_dialog: tuple[Path, GenieConfig], plain_answer: str
+    genie_lab: GenieLab, plain_dialog: tuple[Path, GenieConfig], plain_answer: str
 ) -> None:
     folder, config = plain_dialog
 
@@ -50,7 +48,7 @@ def with_local_rotations(model: Path, folder: Path) -> Path:
 
 @pytest.mark.slow
 def test_a_second_set_of_rotations_has_a_base_of_its_own(
-    genie_lab: "GenieLab", plain_answer: str, tmp_path: Path
+    genie_lab: GenieLab, plain_answer: str, tmp_path: Path
 ) -> None:
     (tmp_path / "source").mkdir()
     model = with_local_rotations(genie_lab.export / "model.onnx", tmp_path / "source")
