@@ -62,10 +62,7 @@ def test_libraries_and_programs_read_as_by_readelf() -> None:
     assert len(paths) > 10
     for path in (*paths, Path(sys.executable).resolve()):
         assert read_elf(path, exports=False) == by_readelf(path), path
-
-
-def test_exports_of_a_library_of_the_wheel() -> None:
-    library = find_libraries().folder / "libGenie.so"
+    library = wheel.folder / "libGenie.so"
     assert read_elf(library).exports == exported(library)
 
 
@@ -102,17 +99,15 @@ def test_the_version_of_a_hexagon_library(tmp_path: Path, flags: int, version: s
     assert str(read_elf(library)) == f"hexagon {version}"
 
 
-@pytest.mark.parametrize("content", [b"", b"no ELF", b"\x7fELF", b"\x7fELF\x02\x02" + bytes(99)])
-def test_files_that_are_no_libraries(tmp_path: Path, content: bytes) -> None:
+@pytest.mark.parametrize(
+    "content", [None, b"", b"no ELF", b"\x7fELF", b"\x7fELF\x02\x02" + bytes(99)]
+)
+def test_files_that_are_no_libraries(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "libX.so"
-    path.write_bytes(content)
-    with pytest.raises(InputFileError, match="ELF"):
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InputFileError, match="No such file" if content is None else "ELF"):
         read_elf(path)
-
-
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(InputFileError, match="No such file"):
-        read_elf(tmp_path / "libX.so")
 
 
 @pytest.fixture(scope="module", params=[32, 64])

@@ -77,28 +77,22 @@ def test_saving_never_overwrites_silently(dlcs: list[Path], tmp_path: Path) -> N
     assert {path.name for path in tmp_path.iterdir()} == {"work", "there.bin"}
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [(None, "no such file"), (b"", "no DLC"), (b"PK\x05\x06" + bytes(18), "holds no model")],
-)
-def test_what_is_no_dlc_is_said(content: bytes | None, said: str, tmp_path: Path) -> None:
-    path = tmp_path / "bad.dlc"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(InputFileError, match=said):
-        load(path)
-
-
-def test_names_are_those_of_graphs(dlcs: list[Path], tmp_path: Path) -> None:
-    twin = tmp_path / dlcs[0].name
+def test_dlcs_and_options_that_cannot_be_compiled_are_refused_before_any_work(
+    dlcs: list[Path], tmp_path: Path
+) -> None:
+    twin, empty, archive = tmp_path / dlcs[0].name, tmp_path / "empty", tmp_path / "archive"
     twin.write_bytes(dlcs[0].read_bytes())
-    with pytest.raises(InputFileError, match="has its name"):
-        load([dlcs[0], twin])
-    with pytest.raises(InputFileError, match="no DLC is named"):
-        load([])
-
-
-def test_options_that_cannot_be_honoured_are_refused_before_any_work(dlcs: list[Path]) -> None:
+    empty.touch()
+    archive.write_bytes(b"PK\x05\x06" + bytes(18))
+    for paths, reason in (
+        ([], "no DLC is named"),
+        ([dlcs[0], twin], "has its name"),
+        ([tmp_path / "none"], "no such file"),
+        ([empty], "no DLC"),
+        ([archive], "holds no model"),
+    ):
+        with pytest.raises(InputFileError, match=reason):
+            load(paths)
     config = CompileConfig.for_target(PHONE).with_options({"graphs.vtcm_size_in_mb": 64})
     with pytest.raises(InvalidOptionError, match="vtcm_size_in_mb"):
         compile(load(dlcs), config)

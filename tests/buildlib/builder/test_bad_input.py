@@ -9,22 +9,11 @@ from typing import Any
 import onnx
 import pytest
 
-from buildlib.errors import BuildError, EncodingsError, ModelFileError
+from buildlib.errors import EncodingsError, ModelFileError
 from tests.builders import builder_for
 from tests.buildlib.model_folders import copy_of_export
 
 Change = Callable[[Path], object]
-
-
-def refused(folder: Path, cache: Path, kind: type[BuildError], message: str) -> str:
-    """The error of a build that leaves nothing unfinished in the cache."""
-    with pytest.raises(kind, match=message) as caught:
-        builder_for(folder, cache, (1, 8), [24]).build()
-    assert type(caught.value) is kind
-    assert "\n" not in str(caught.value)
-    left = [path for path in cache.glob(f"{folder.name}/.*") if path.is_dir()]
-    assert left == []
-    return str(caught.value)
 
 
 def cut(name: str, size: int) -> Change:
@@ -48,7 +37,8 @@ def in_encodings(change: Callable[[dict[str, Any]], object]) -> Change:
     def edit(folder: Path) -> None:
         path = folder / "model.encodings"
         data = json.loads(path.read_text())
-        change({entry["name"]: entry for group in _GROUPS for entry in data[group]} | data)
+        groups = data["activation_encodings"] + data["param_encodings"]
+        change({entry["name"]: entry for entry in groups} | data)
         path.write_text(json.dumps(data))
 
     return edit
@@ -70,9 +60,6 @@ def in_config(**changes: object) -> Change:
         path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
     return edit
-
-
-_GROUPS = ("activation_encodings", "param_encodings")
 
 
 def node_of(model: onnx.ModelProto, kind: str) -> onnx.NodeProto:
@@ -113,10 +100,14 @@ def text_weight(model: onnx.ModelProto) -> None:
     tensor.data_type = onnx.TensorProto.STRING
 
 
-def nameless_file(model: onnx.ModelProto) -> bytes:
-    """The bytes of a model whose weights file has a name that is no UTF-8."""
-    data: bytes = model.SerializeToString()
-    return data.replace(b"model.data", b"m\xffdel.data")
+def nameless_file(folder: Path) -> None:
+    """Give the weights file a name that is no UTF-8."""
+    data = (folder / "model.onnx").read_bytes()
+    (folder / "model.onnx").write_bytes(data.replace(b"model.data", b"m\xffdel.data"))
+
+
+def stranger(entries: dict[str, Any]) -> None:
+    entries["activation_encodings"].append(entries["past_key_0_in"] | {"name": "nothing"})
 
 
 def scaled(name: str, factor: float) -> Callable[[dict[str, Any]], object]:
@@ -129,93 +120,57 @@ def scaled(name: str, factor: float) -> Callable[[dict[str, Any]], object]:
 Q_PROJ = "model.model.layers.0.self_attn.q_proj_sha.0.weight"
 
 
+BAD: dict[str, list[tuple[Change, str]]] = {
+    "model.onnx": [
+        (cut("model.data", 30_000), "outside 'model.data'.*trunc"),
+        (without("model.data"), "'model.data' is missing"),
+        (cut("model.onnx", 0), "holds no graph"),
+        (cut("model.onnx", 20_001), "not a readable ONNX model"),
+        (in_graph(other_operator), r"Atanh '.*' \(2 of this operator\) is not supported"),
+        (in_graph(own_operator), "operator of my.ops"),
+        (in_graph(lambda m: own_opset(m, 99)), "opset 99; known"),
+        (in_graph(lambda m: own_opset(m, 1)), "opset 1"),
+        (in_graph(cycle), "before it is made"),
+        (in_graph(integer_mask), r"do not fit.*tensor\(int64\)"),
+        (in_graph(turned_weight), "does not fit its inputs"),
+        (in_graph(text_weight), "of type STRING"),
+        (nameless_file, "not a readable|no readable name"),
+    ],
+    "model.encodings": [
+        (in_encodings(stranger), "nothing: the model has no such tensor"),
+        (in_encodings(scaled("past_key_0_in", 2.0)), "key_0_in: .* another grid than past_key_0_o"),
+        (
+            in_encodings(scaled("past_value_1_out", 1.01)),
+            "value_1_in: .* another grid than past_va",
+        ),
+        (without_text(lambda e: e["param_encodings"].clear()), "values of the model need one and"),
+        (without_text(scaled(Q_PROJ, 1e-6)), f"{Q_PROJ}.*the values to"),
+        (without_text(scaled(Q_PROJ, 1e6)), f"{Q_PROJ}.*its steps are"),
+    ],
+    "config.json": [
+        (in_config(num_key_value_heads=3), "not a multiple of num_key"),
+        (in_config(num_hidden_layers=3), "3, the ONNX model has 2"),
+        (in_config(hidden_size="x"), "hidden_size: must be a whole number"),
+    ],
+    "tokenizer.json": [(cut("tokenizer.json", 100), "no tokenizer")],
+}
+
+
 @pytest.mark.needs("libatomic1")
 @pytest.mark.parametrize(
-    ("file", "change", "kind", "message"),
-    [
-        ("model.onnx", cut("model.data", 30_000), ModelFileError, "outside 'model.data'.*trunc"),
-        ("model.onnx", without("model.data"), ModelFileError, "'model.data' is missing"),
-        ("model.onnx", cut("model.onnx", 0), ModelFileError, "holds no graph"),
-        ("model.onnx", cut("model.onnx", 20_001), ModelFileError, "not a readable ONNX model"),
-        (
-            "model.onnx",
-            in_graph(other_operator),
-            ModelFileError,
-            r"Atanh '.*' \(2 of this operator\) is not supported",
-        ),
-        ("model.onnx", in_graph(own_operator), ModelFileError, "operator of my.ops"),
-        ("model.onnx", in_graph(lambda m: own_opset(m, 99)), ModelFileError, "opset 99; known"),
-        ("model.onnx", in_graph(lambda m: own_opset(m, 1)), ModelFileError, "opset 1"),
-        ("model.onnx", in_graph(cycle), ModelFileError, "before it is made"),
-        ("model.onnx", in_graph(integer_mask), ModelFileError, r"do not fit.*tensor\(int64\)"),
-        ("model.onnx", in_graph(turned_weight), ModelFileError, "does not fit its inputs"),
-        ("model.onnx", in_graph(text_weight), ModelFileError, "of type STRING"),
-        (
-            "model.onnx",
-            lambda folder: (folder / "model.onnx").write_bytes(
-                nameless_file(onnx.load(folder / "model.onnx", load_external_data=False))
-            ),
-            ModelFileError,
-            "not a readable|no readable name",
-        ),
-        (
-            "model.encodings",
-            in_encodings(lambda e: e[_GROUPS[0]].append(e["past_key_0_in"] | {"name": "nothing"})),
-            EncodingsError,
-            "nothing: the model has no such tensor",
-        ),
-        (
-            "model.encodings",
-            in_encodings(scaled("past_key_0_in", 2.0)),
-            EncodingsError,
-            "past_key_0_in: .* another grid than past_key_0_out",
-        ),
-        (
-            "model.encodings",
-            in_encodings(scaled("past_value_1_out", 1.01)),
-            EncodingsError,
-            "past_value_1_in: .* another grid than past_value_1_out",
-        ),
-        (
-            "config.json",
-            in_config(num_key_value_heads=3),
-            ModelFileError,
-            "not a multiple of num_key",
-        ),
-        ("config.json", in_config(num_hidden_layers=3), ModelFileError, "3, the ONNX model has 2"),
-        (
-            "config.json",
-            in_config(hidden_size="x"),
-            ModelFileError,
-            "hidden_size: must be a whole number",
-        ),
-        ("tokenizer.json", cut("tokenizer.json", 100), ModelFileError, "no tokenizer"),
-        (
-            "model.encodings",
-            without_text(lambda e: e[_GROUPS[1]].clear()),
-            EncodingsError,
-            "values of the model need one and have",
-        ),
-        (
-            "model.encodings",
-            without_text(scaled(Q_PROJ, 1e-6)),
-            EncodingsError,
-            f"{Q_PROJ}.*the values to",
-        ),
-        (
-            "model.encodings",
-            without_text(scaled(Q_PROJ, 1e6)),
-            EncodingsError,
-            f"{Q_PROJ}.*its steps are",
-        ),
-    ],
+    ("file", "change", "message"), [(file, *row) for file, rows in BAD.items() for row in rows]
 )
 def test_a_bad_file_is_named_with_its_cause(
-    tmp_path: Path, file: str, change: Change, kind: type[BuildError], message: str
+    tmp_path: Path, file: str, change: Change, message: str
 ) -> None:
-    folder = copy_of_export("aihub-llama", tmp_path / "model")
+    folder, cache = copy_of_export("aihub-llama", tmp_path / "model"), tmp_path / "cache"
     change(folder)
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
-    said = refused(folder, tmp_path / "cache", kind, message)
-    assert str(folder / file) in said
+    kind = EncodingsError if file == "model.encodings" else ModelFileError
+    with pytest.raises(kind, match=message) as caught:
+        builder_for(folder, cache, (1, 8), [24]).build()
+    assert type(caught.value) is kind
+    assert str(folder / file) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert [path for path in cache.glob(f"{folder.name}/.*") if path.is_dir()] == []
     assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("*")}

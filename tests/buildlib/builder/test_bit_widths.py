@@ -1,8 +1,9 @@
 """The bits that are asked for are those that are built, and the container tells which they are."""
 
+import re
 import shutil
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -57,30 +58,6 @@ def weights_in_dlcs(build: Build) -> dict[str, int]:
     return counts
 
 
-def check_bits(
-    builder: GenAIBuilderHTP, precision: str, linear: tuple[str, int], head: int
-) -> GenAIContainer:
-    """Build it, and compare the bits that are told with those in the graphs.
-
-    Args:
-        linear: type and number of the weights in linear layers.
-        head: number of the head's weights.
-    """
-    container = builder.build()
-    assert container.precision == precision
-    stored = container.metadata.model.quantization
-    activations = f"uint{precision.partition('A')[2]}"
-    kind, number = linear
-    assert str(stored["weights"]).startswith(f"{kind} per channel: ")
-    assert stored["head"] == "int8 per channel: 1"
-    assert stored["embedding"] == f"{activations} per tensor: 1"
-    assert str(stored["kv_cache"]).startswith("uint8: ")
-    counts = weights_in_dlcs(builder.plan())
-    assert counts["int8"] == head + (number if kind == "int8" else 0)
-    assert counts.get("int4", 0) == (number if kind == "int4" else 0)
-    return container
-
-
 @pytest.mark.needs("libatomic1")
 def test_a_checkpoint_has_the_bits_that_are_asked_for(
     wide: Path, tiny_text: str, tmp_path: Path
@@ -92,7 +69,18 @@ def test_a_checkpoint_has_the_bits_that_are_asked_for(
     heard = {one.stage: one.sqnr_db for one in report.comparisons}
     assert "quantize" in heard
     assert heard["compile"] > 10, report.to_json()
-    check_bits(builder, "W4A8", ("int4", LINEAR), 64 * 300)
+    container = builder.build()
+    assert container.precision == "W4A8"
+    stored = {
+        key: str(value).partition(": ")[0]
+        for key, value in container.metadata.model.quantization.items()
+    }
+    assert stored["weights"] == "int4 per channel"
+    assert stored["head"] == "int8 per channel"
+    assert stored["embedding"] == "uint8 per tensor"
+    assert stored["kv_cache"] == "uint8"
+    counts = weights_in_dlcs(builder.plan())
+    assert (counts["int8"], counts["int4"]) == (64 * 300, LINEAR)
 
 
 def test_the_default_is_w8a16(tiny_bundle: Path) -> None:
@@ -102,36 +90,30 @@ def test_the_default_is_w8a16(tiny_bundle: Path) -> None:
 
 
 @pytest.mark.needs("libatomic1")
-@pytest.mark.parametrize("block", [16, 64])
-def test_lpbq_is_built_where_the_width_allows(
-    block: int, make_checkpoint: Callable[..., Path], tiny_text: str, tmp_path: Path
-) -> None:
-    folder = make_checkpoint(tmp_path / "model", **SIZES | {"intermediate_size": 128})
-    builder = of(folder, tiny_text, tmp_path / "cache", {PARAM: 4, BLOCK: block})
+def test_lpbq_is_built_where_the_width_allows(wide: Path, tiny_text: str, tmp_path: Path) -> None:
+    builder = of(wide, tiny_text, tmp_path, {PARAM: 4, BLOCK: 16})
     report = builder.verify(FEW, emulator=True)
     assert report.passed, report.to_json()
     container = builder.build()
     assert container.precision == "W4A16"
     assert str(container.metadata.model.quantization["weights"]).startswith("int4 LPBQ: ")
-    assert weights_in_dlcs(builder.plan())["int4"] == LINEAR + 3 * 64 * 32
+    assert weights_in_dlcs(builder.plan())["int4"] == LINEAR
 
 
 @pytest.mark.needs("libatomic1")
-def test_blocks_that_do_not_divide_the_inputs_are_refused(
+def test_lpbq_that_cannot_be_had_is_refused_by_name(
     wide: Path, tiny_text: str, tmp_path: Path
 ) -> None:
-    builder = of(wide, tiny_text, tmp_path / "cache", {PARAM: 4, BLOCK: 64})
-    with pytest.raises(InvalidOptionError, match=r"down_proj.* 96 inputs, which 64 does not"):
-        builder.build()
-
-
-@pytest.mark.needs("libatomic1")
-def test_lpbq_that_cannot_be_had_is_refused_by_name(tmp_path: Path) -> None:
-    builder = of(tiny_llama.folder(), None, tmp_path, {PARAM: 4, BLOCK: 16}, ar=32)
-    with pytest.raises(InvalidOptionError, match=r"q_proj.weight has 144 inputs.* 32 ") as caught:
-        builder.build()
-    assert caught.value.key == BLOCK
-    assert "\n" not in str(caught.value)
+    narrow = of(tiny_llama.folder(), None, tmp_path, {PARAM: 4, BLOCK: 16}, ar=32)
+    other = of(wide, tiny_text, tmp_path, {PARAM: 4, BLOCK: 64})
+    for builder, reason in (
+        (narrow, r"q_proj.weight has 144 inputs.* 32 "),
+        (other, r"down_proj.* 96 inputs, which 64 does not"),
+    ):
+        with pytest.raises(InvalidOptionError, match=reason) as caught:
+            builder.build()
+        assert caught.value.key == BLOCK
+        assert "\n" not in str(caught.value)
     assert not list(tmp_path.rglob("*.dlc"))
 
 
@@ -149,47 +131,33 @@ def onnx_folder(export: Path, folder: Path, keep: Callable[[str], bool]) -> Path
     return folder
 
 
-def built(builder: GenAIBuilderHTP) -> tuple[str | None, list[str]]:
-    """Precision of the container, and the warnings on the way to it."""
+@pytest.mark.needs("libatomic1")
+@pytest.mark.parametrize(
+    ("keep", "options", "precision", "warned"),
+    [
+        ("", {PARAM: 4, ACT: 8}, "W4A8", {}),
+        (
+            ".",
+            {PARAM: 4, ACT: 8},
+            "W8A16",
+            {f"{ACT}=8": "14 activations of 16 bits", f"{PARAM}=4": "14 weights of 8 bits"},
+        ),
+        ("^(?!.*mlp)", {PARAM: 4}, "W4/8A16", {f"{PARAM}=4": "8 weights of 8 bits"}),
+    ],
+    ids=["none", "all", "some"],
+)
+def test_encodings_of_an_onnx_decide_and_other_bits_are_told(
+    tiny_export: Path, tiny_text: str, build_cache: Path, tmp_path: Path,
+    keep: str, options: dict[str, object], precision: str, warned: dict[str, str],
+) -> None:  # fmt: skip
+    folder = onnx_folder(
+        tiny_export, tmp_path / "model", lambda name: bool(keep and re.match(keep, name))
+    )
+    builder = of(folder, tiny_text, build_cache, options)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ModelWarning)
-        precision = builder.build().precision
-    return precision, [str(one.message) for one in given_only(caught)]
-
-
-def given_only(
-    caught: Iterable[warnings.WarningMessage],
-) -> list[warnings.WarningMessage]:
-    return [one for one in caught if issubclass(one.category, ModelWarning)]
-
-
-@pytest.mark.needs("libatomic1")
-def test_an_onnx_without_encodings(tiny_export: Path, tiny_text: str, tmp_path: Path) -> None:
-    folder = onnx_folder(tiny_export, tmp_path / "model", lambda _: False)
-    options: dict[str, object] = {PARAM: 4, ACT: 8}
-    assert built(of(folder, tiny_text, tmp_path / "cache", options)) == ("W4A8", [])
-
-
-@pytest.mark.needs("libatomic1")
-def test_encodings_decide_and_what_was_asked_is_told(tiny_export: Path, tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
-    assert built(of(tiny_export, None, cache, {PARAM: 8, ACT: 16})) == ("W8A16", [])
-    precision, told = built(of(tiny_export, None, cache, {PARAM: 4, ACT: 8}))
-    assert precision == "W8A16"
-    said = "is for what has no encodings: model.encodings gives 14"
-    end = "in linear layers, which stay so"
-    assert told == [
-        f"{ACT}=8 {said} activations of 16 bits {end}",
-        f"{PARAM}=4 {said} weights of 8 bits {end}",
-    ]
-    assert all("\n" not in line for line in told)
-
-
-@pytest.mark.needs("libatomic1")
-def test_some_encodings_make_a_mixed_model(
-    tiny_export: Path, tiny_text: str, tmp_path: Path
-) -> None:
-    folder = onnx_folder(tiny_export, tmp_path / "model", lambda name: ".mlp." not in name)
-    precision, (line,) = built(of(folder, tiny_text, tmp_path / "cache", {PARAM: 4}))
-    assert precision == "W4/8A16"
-    assert "model.encodings gives 8 weights of 8 bits" in line
+        assert builder.build().precision == precision
+    told = [one for one in caught if issubclass(one.category, ModelWarning)]
+    lines = [str(one.message) for one in told]
+    assert [line.partition(" ")[0] for line in lines] == list(warned)
+    assert all(warned[line.partition(" ")[0]] in line and "\n" not in line for line in lines)

@@ -11,7 +11,7 @@ from tests.builders import builder_for
 from tests.buildlib.model_folders import EXPORTS, copy_of_export
 
 NAMES = sorted(path.name for path in EXPORTS.iterdir() if path.is_dir())
-EVERYDAY = {"aihub-llama", "notebook-llama-mha"}
+EVERYDAY = {"aihub-llama"}
 """Beside these, `dynamo-llama` is built under another name; `make exports` builds all."""
 FOUR_BITS = {"dynamo-phi3"}
 

@@ -21,11 +21,10 @@ AR, CL = 20, 100
 
 
 @pytest.mark.needs("libatomic1")
-@pytest.mark.parametrize("tied", [True, False])
 def test_both_contracts_compute_the_same_bits(
-    tied: bool, make_checkpoint: MakeCheckpoint, tmp_path: Path
+    make_checkpoint: MakeCheckpoint, tmp_path: Path
 ) -> None:
-    files = write_files(make_checkpoint, tmp_path / "m", cl=CL, tie_word_embeddings=tied)
+    files = write_files(make_checkpoint, tmp_path / "m", cl=CL)
     toolchain, cache = OrtQnnToolchain(), tmp_path / "cache"
     target = files.target(emulator=True)
     outputs = {

@@ -54,7 +54,7 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def builder(
     export: Path, targets: dict[str, str], tiny_text: str, build_cache: Path
 ) -> GenAIBuilderHTP:
-    made = builder_for(export, build_cache, [1, 16], [96], text=tiny_text)
+    made = builder_for(export, build_cache, [1], [96], text=tiny_text)
     entry = {"name": "Scale", "interface_provider": PROVIDER, "targets": targets}
     apply_options(made, {"op_packages": [entry]})
     return made

@@ -15,12 +15,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from buildlib.builder.scheduler import ScheduledTask, default_workers, run_bounded
+from buildlib.builder.scheduler import (
+    ScheduledTask,
+    available_memory,
+    default_workers,
+    run_bounded,
+)
 from buildlib.cancellation import track_child
 from buildlib.errors import BuildError, InvalidOptionError
 from tests.waiting import is_alive, wait_for
 
 GB = 1 << 30
+MEMINFO = "MemTotal:       8000000 kB\nMemAvailable:   4000000 kB\n"
 _LONG_S = 120  # before a test gives up: no measure of speed
 
 
@@ -105,7 +111,9 @@ def test_bounds_hold_and_results_keep_their_order(
     results = run_bounded(tasks, max_workers=workers, memory_bytes=memory)
     assert results == [str(i) for i in range(len(sizes))]
     assert meter.most <= workers
-    assert meter.most_memory <= max(memory, *sizes, 0)
+    assert meter.most_memory <= max(memory, *sizes, 0)  # one task may be larger
+    with pytest.raises(ValueError, match="0 workers"):
+        run_bounded([], max_workers=0, memory_bytes=0)
 
 
 def test_tasks_run_at_once_where_there_is_room() -> None:
@@ -128,10 +136,6 @@ def test_what_fits_passes_what_does_not() -> None:
     tasks = [ScheduledTask("a", first, 3), ScheduledTask("large", lambda: order.append("large"), 3)]
     run_bounded([*tasks, ScheduledTask("small", small, 1)], max_workers=2, memory_bytes=4)
     assert order == ["small", "large"]
-
-
-def test_one_task_may_be_larger_than_the_memory() -> None:
-    assert run_bounded([Meter().task("a", 9)], max_workers=2, memory_bytes=1) == ["a"]
 
 
 def test_first_error_ends_the_others(tmp_path: Path) -> None:
@@ -249,12 +253,6 @@ def test_a_task_whose_start_is_interrupted_is_waited_for(monkeypatch: pytest.Mon
     assert cleaned
 
 
-def test_no_task_and_no_worker() -> None:
-    assert run_bounded([], max_workers=1, memory_bytes=0) == []
-    with pytest.raises(ValueError, match="0 workers"):
-        run_bounded([], max_workers=0, memory_bytes=0)
-
-
 def test_the_user_sets_how_many_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QAIRT_MAX_BUILD_WORKERS", "3")
     assert default_workers() == 3
@@ -264,3 +262,40 @@ def test_the_user_sets_how_many_run_at_once(monkeypatch: pytest.MonkeyPatch) -> 
             default_workers()
     monkeypatch.delenv("QAIRT_MAX_BUILD_WORKERS")
     assert default_workers() == len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize(
+    ("membership", "files", "expected"),
+    [
+        ("", {}, 4_000_000 * 1024),
+        ("0::/a/b\n", {"a/memory.max": "900", "a/memory.current": "400"}, 500),
+        (
+            "0::/a/b\n",
+            {
+                "a/memory.max": "900",
+                "a/memory.current": "400",
+                "a/memory.stat": "anon 300\ninactive_file 50\n",
+                "a/b/memory.max": "max",
+                "a/b/memory.current": "400",
+            },
+            550,
+        ),
+        (
+            "4:cpu,memory:/x\n1:name=systemd:/\n",
+            {"memory/x/memory.limit_in_bytes": "70", "memory/x/memory.usage_in_bytes": "90"},
+            0,
+        ),
+        ("garbage\n::\n0:memory\n", {}, 4_000_000 * 1024),
+    ],
+)
+def test_the_tightest_control_group_counts(
+    membership: str, files: dict[str, str], expected: int, tmp_path: Path
+) -> None:
+    assert 0 < available_memory() < 1 << 50  # of this machine
+    assert available_memory(tmp_path, tmp_path) == 4 << 30  # where nothing is known
+    system = {"proc/meminfo": MEMINFO, "proc/self/cgroup": membership}
+    system |= {f"cgroup/{name}": text + "\n" for name, text in files.items()}
+    for name, text in system.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert available_memory(tmp_path / "proc", tmp_path / "cgroup") == expected

@@ -68,7 +68,7 @@ def test_all_that_the_output_depends_on_changes_the_hash() -> None:
         "versions": {"qnn": "2.51"},
         "code_sha256": "c" * 64,
     }
-    others = [
+    others: list[dict[str, Any]] = [
         {},
         {"operation": "compile"},
         {"config": {"a": 2, "b": 2}},

@@ -192,7 +192,7 @@ _PENALTY = {
 _CUSTOM = {"version": 1, "type": "custom", "callback-name": "choose"}
 _FACTORS = {"short_factor": [1.0] * 64, "long_factor": [2.5] * 64}
 _SEEN = {"mrope_section": [16, 24, 24], "time_step": 50, "spatial_merge_size": 2}
-_SWITCHING = {f"{HTP}/enable-graph-switching": True}
+_SWITCHING: Changes = {f"{HTP}/enable-graph-switching": True}
 _INTEGERS = ("ufixed8", "ufixed16", "sfixed8", "sfixed16")
 
 _DIALOGS: dict[str, Changes] = {
